@@ -13,6 +13,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use http::Uri;
 use segue_coordination::pod::HookSettings;
 use segue_coordination::router::{DrainSettings, RouterSettings};
 use segue_protocol::handoff::router::OnStoreLoss;
@@ -21,6 +22,7 @@ use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
 use segue_proxy::sidecar::Checks;
+use segue_proxy::spans::Sampling;
 use segue_proxy::tls::{ClientFiles, ClientTls, ServerFiles, ServerTls};
 
 /// All settings of a file, with defaults filled in.
@@ -40,6 +42,8 @@ pub struct Config {
     pub admin: Option<Admin>,
     /// The log settings.
     pub log: Log,
+    /// This process exports traces.
+    pub tracing: Option<Tracing>,
 }
 
 /// The store of the cluster's state.
@@ -196,6 +200,15 @@ pub struct Admin {
     pub listen: SocketAddr,
     /// The address that others use for the endpoint: a host and a port; `None` if it is not announced.
     pub advertise: Option<String>,
+}
+
+/// The export of traces.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tracing {
+    /// The URL of the collector's OTLP receiver, without the path of the traces.
+    pub endpoint: Uri,
+    /// Which requests without a trace context are recorded.
+    pub sampling: Sampling,
 }
 
 /// The log settings.

@@ -113,6 +113,7 @@ fn the_defaults_are_those_that_users_were_told() {
         }),
         admin: Some(Admin { listen: "127.0.0.1:9090".parse().unwrap(), advertise: Some("127.0.0.1:9090".into()) }),
         log: Log { level: LogLevel::Info, format: LogFormat::Text },
+        tracing: None,
     };
     assert_eq!(accepted("example", EXAMPLE), told);
 }
@@ -143,6 +144,9 @@ fn each_commented_key_of_the_example_is_accepted() {
         if bare.starts_with("secret_file = ") {
             text = text.replace("\n# warm = ", "\nwarm = ");
         }
+        if bare.starts_with("sample = ") {
+            text = text.replace("\n# endpoint = ", "\nendpoint = ");
+        }
         if bare.starts_with("hot_restart_socket = ") {
             let (pod, admin) = (text.find("\n[pod]").unwrap(), text.find("\n[admin]").unwrap());
             text.replace_range(pod..admin, "");
@@ -152,7 +156,7 @@ fn each_commented_key_of_the_example_is_accepted() {
         }
         tried += 1;
     }
-    assert_eq!(tried, 35);
+    assert_eq!(tried, 37);
 }
 
 #[test]

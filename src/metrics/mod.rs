@@ -7,6 +7,7 @@ mod coordinator;
 mod pod;
 mod process;
 mod router;
+mod spans;
 mod store;
 
 use std::sync::atomic::AtomicU64;
@@ -26,6 +27,7 @@ pub use self::coordinator::CoordinatorMetrics;
 pub use self::pod::{MeteredHooks, PodMetrics};
 pub use self::process::process_registry;
 pub use self::router::RouterMetrics;
+pub use self::spans::SpanMetrics;
 pub use self::store::MeteredStore;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -9,6 +9,7 @@ use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, ru
 use segue_coordination::store::Store;
 use segue_grpc::{PodsServer, PodsSettings};
 use segue_protocol::keys::Keyspace;
+use segue_proxy::spans::Tracer;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -17,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use crate::admin::StatusSource;
+use crate::handoff_traces::HandoffTraces;
 use crate::metrics::{CoordinatorMetrics, ParticipantMetrics};
 
 /// A coordinator that does not run yet. The socket of its pods' service is bound, if it has one.
@@ -47,8 +49,12 @@ impl BoundCoordinator {
         keys: Keyspace,
         registry: &mut Registry,
         participants: ParticipantMetrics,
+        tracer: Option<&Tracer>,
     ) -> CoordinatorRole {
-        let mut role = CoordinatorRole::start(store.clone(), keys.clone(), &self.section, registry, participants);
+        let name = &self.section.name;
+        let traces = tracer.map(|tracer| HandoffTraces::new(tracer.clone(), keys.clone(), name.clone()));
+        let metrics = CoordinatorMetrics::new(registry, participants).with_traces(traces);
+        let mut role = CoordinatorRole::start(store.clone(), keys.clone(), &self.section, metrics);
         role.pods = self.listener.map(|listener| {
             let settings = PodsSettings {
                 keyspace: keyspace.to_owned(),
@@ -80,12 +86,11 @@ impl CoordinatorRole {
         store: Arc<dyn Store>,
         keys: Keyspace,
         section: &config::Coordinator,
-        registry: &mut Registry,
-        participants: ParticipantMetrics,
+        metrics: CoordinatorMetrics,
     ) -> Self {
         let (sender, status) = watch::channel(CoordinatorStatus::default());
         let shutdown = CancellationToken::new();
-        let metrics = Arc::new(CoordinatorMetrics::new(registry, participants));
+        let metrics = Arc::new(metrics);
         let settings = CoordinatorSettings {
             name: section.name.clone(),
             lease_ttl: section.lease_ttl,

@@ -12,6 +12,7 @@
 mod hooks;
 mod router;
 mod tls;
+mod tracing;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -31,7 +32,7 @@ use crate::validated::{Admin, Config, Coordinator, Credentials, Log, LogFormat, 
 
 /// Every key that a file may have. Each section's keys are listed where they are read.
 pub(crate) static KEYS: Keys =
-    Keys(&[&["keyspace"], STORE_KEYS, router::KEYS, COORDINATOR_KEYS, POD_KEYS, ADMIN_KEYS, LOG_KEYS]);
+    Keys(&[&["keyspace"], STORE_KEYS, router::KEYS, COORDINATOR_KEYS, POD_KEYS, ADMIN_KEYS, LOG_KEYS, tracing::KEYS]);
 
 /// Returns the configuration, which is valid only if there are no problems.
 pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
@@ -45,6 +46,7 @@ pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
         pod: r.has_section("pod").then(|| pod(r)),
         admin: r.anything_in("admin").map(|_| admin(r)),
         log: log(r),
+        tracing: tracing::read(r),
     };
     a_role_is_there(r);
     drain_fits_into_a_phase(r, &config);

@@ -155,7 +155,6 @@ impl InFlight {
     }
 
     /// Uncounts an exchange that has not taken place, and returns its permit.
-    #[expect(clippy::boxed_local, reason = "so that nobody takes it out of its box for this")]
     pub(crate) fn undo(mut self: Box<Self>) -> Permit {
         let permit = self.permit.take().expect("an exchange that was not undone");
         self.shared.metrics.ends();
