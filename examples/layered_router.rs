@@ -84,6 +84,7 @@ async fn main() -> anyhow::Result<()> {
         trust_forwarded: false,
         limits: ClientLimits::default(),
         upload_grace: UPLOAD_GRACE,
+        tracer: None,
         upstream,
     };
     let served_by = HeaderName::from_static("x-served-by");

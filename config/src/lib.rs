@@ -34,6 +34,7 @@ pub use error::{Errors, LoadError, Problem};
 pub use located::Located;
 pub use validated::{
     Admin, AdminWrite, Config, Coordinator, Credentials, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind,
+    Tracing,
 };
 
 use std::path::Path;

@@ -359,7 +359,7 @@ fn toml(value: &Value) -> Option<Value> {
 }
 
 /// Returns a value as a problem names it.
-fn show(value: &Value) -> String {
+pub(crate) fn show(value: &Value) -> String {
     match value {
         Value::Text(text) | Value::Variable(text) => quoted(text),
         Value::Integer(number) => number.to_string(),

@@ -13,6 +13,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use http::Uri;
 use segue_coordination::pod::HookSettings;
 use segue_coordination::router::{DrainSettings, RouterSettings};
 use segue_protocol::handoff::router::OnStoreLoss;
@@ -23,6 +24,7 @@ use segue_proxy::settings::{
     ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
 };
 use segue_proxy::sidecar::Checks;
+use segue_proxy::spans::Sampling;
 use segue_proxy::tls::{ClientFiles, ClientTls, ServerFiles, ServerTls};
 
 /// All settings of a file, with defaults filled in.
@@ -42,6 +44,8 @@ pub struct Config {
     pub admin: Option<Admin>,
     /// The log settings.
     pub log: Log,
+    /// This process exports traces.
+    pub tracing: Option<Tracing>,
 }
 
 /// The store of the cluster's state.
@@ -132,6 +136,7 @@ impl Router {
             trust_forwarded: self.trust_forwarded,
             limits: self.limits.clone(),
             upload_grace: UPLOAD_GRACE,
+            tracer: None,
             upstream: self.upstream.clone().with_tls(pods),
         }
     }
@@ -223,6 +228,15 @@ pub enum AdminWrite {
     Token(PathBuf),
     /// Those with a certificate of the authorities in `tls.client_ca`, which is given.
     ClientCert,
+}
+
+/// The export of traces.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tracing {
+    /// The URL of the collector's OTLP receiver, without the path of the traces.
+    pub endpoint: Uri,
+    /// Which requests without a trace context are recorded.
+    pub sampling: Sampling,
 }
 
 /// The log settings.

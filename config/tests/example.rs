@@ -126,6 +126,7 @@ fn the_defaults_are_those_that_users_were_told() {
             tls: None,
         }),
         log: Log { level: LogLevel::Info, format: LogFormat::Text },
+        tracing: None,
     };
     assert_eq!(accepted("example", EXAMPLE), told);
 }
@@ -159,6 +160,9 @@ fn each_commented_key_of_the_example_is_accepted() {
         if bare.starts_with("secret_file = ") {
             text = text.replace("\n# warm = ", "\nwarm = ");
         }
+        if bare.starts_with("sample = ") {
+            text = text.replace("\n# endpoint = ", "\nendpoint = ");
+        }
         if bare.starts_with("hot_restart_socket = ") {
             let (pod, admin) = (text.find("\n[pod]").unwrap(), text.find("\n[admin]").unwrap());
             text.replace_range(pod..admin, "");
@@ -168,7 +172,7 @@ fn each_commented_key_of_the_example_is_accepted() {
         }
         tried += 1;
     }
-    assert_eq!(tried, 39);
+    assert_eq!(tried, 41);
 }
 
 #[test]

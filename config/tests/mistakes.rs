@@ -32,7 +32,7 @@ fn an_unknown_section_names_the_nearest_known_one() {
         "[router]\n[cordinator]\n",
         &[
             "segue.toml:2:2: cordinator: unknown key; expected one of keyspace, store, router, coordinator, pod, admin, \
-           log; did you mean coordinator",
+           log, tracing; did you mean coordinator",
         ],
     );
 }
@@ -44,8 +44,8 @@ fn a_known_key_in_the_wrong_section_is_told_where_it_belongs() {
         &[
             "segue.toml:2:1: log.max_wait: unknown key; expected one of level, format; did you mean \
              router.stash.max_wait",
-            "segue.toml:3:2: stash: unknown key; expected one of keyspace, store, router, coordinator, pod, admin, log; \
-             did you mean router.stash",
+            "segue.toml:3:2: stash: unknown key; expected one of keyspace, store, router, coordinator, pod, admin, log, \
+             tracing; did you mean router.stash",
         ],
     );
 }
@@ -78,6 +78,54 @@ fn every_mistake_is_reported_at_once_in_the_order_of_the_file() {
             "segue.toml:12:9: log.level: true is not a string; expected one of error, warn, info, debug, trace",
         ],
     );
+}
+
+#[test]
+fn a_collector_is_named_by_the_url_that_spans_can_be_posted_below() {
+    let expected = "expected the URL of a collector's OTLP receiver for HTTP, such as \"http://127.0.0.1:4318\"";
+    for (endpoint, mistake) in [
+        ("http://c:4318/v1/traces", ": \"http://c:4318/v1/traces\" names the path of the traces, which Segue adds; "),
+        ("c:4318", ": \"c:4318\" is not a URL of this kind; "),
+        ("http://c:4318?a=b", ": \"http://c:4318?a=b\" has a query; "),
+        ("http://user:pw@c:4318", ": a URL contains a user or a password; "),
+    ] {
+        let text = refused(&format!("[router]\n[tracing]\nendpoint = \"{endpoint}\"\n"));
+        let start = format!("segue.toml:3:12: tracing.endpoint{mistake}{expected}");
+        assert!(text.starts_with(&start), "{text}");
+    }
+    assert_refused(
+        "[router]\n[tracing]\nendpoint = \"https://c:4318\"\n",
+        &[
+            "segue.toml:3:12: tracing.endpoint: \"https://c:4318\": spans are exported without TLS; expected the http:// URL \
+           of a collector on this host or in this pod",
+        ],
+    );
+    let alone = "[router]\n[tracing]\nsample = \"always\"\n";
+    assert_refused(
+        alone,
+        &["segue.toml:3:1: tracing.sample: given without tracing.endpoint; expected both or neither"],
+    );
+}
+
+#[test]
+fn a_sample_is_a_choice_or_a_share() {
+    let traced = |sample: &str| format!("[router]\n[tracing]\nendpoint = \"http://c:4318/otlp\"\nsample = {sample}\n");
+    for sample in ["\"parent\"", "\"always\"", "0.01", "0", "1", "1.0"] {
+        assert_accepted(&traced(sample));
+    }
+    let expected = "expected \"parent\", \"always\" or a share of the requests from 0 to 1, such as 0.01";
+    for (sample, mistake) in [
+        ("1.5", "1.5 is not a share; "),
+        ("2", "2 is not a share; "),
+        ("-0.1", "-0.1 is not a share; "),
+        ("nan", "NaN is not a share; "),
+        ("\"sometimes\"", "\"sometimes\" is not known; "),
+        ("true", "true is not a string; "),
+    ] {
+        assert_refused(&traced(sample), &[&format!("segue.toml:4:10: tracing.sample: {mistake}{expected}")]);
+    }
+    let text = refused(&traced("\"allways\""));
+    assert!(text.ends_with("did you mean \"always\""), "{text}");
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod runtime;
 pub mod server;
 pub mod settings;
 pub mod sidecar;
+pub mod spans;
 pub mod tls;
 mod upstream;
 

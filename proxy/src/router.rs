@@ -40,6 +40,7 @@
 //!     trust_forwarded: false,
 //!     limits: ClientLimits::default(),
 //!     upload_grace: UPLOAD_GRACE,
+//!     tracer: None,
 //!     upstream,
 //! };
 //!

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::routing::partition_key::PartitionSource;
+use crate::spans::Tracer;
 use crate::tls::{ClientTls, ServerTls};
 
 /// Settings of the path of a request (`[router]`).
@@ -23,6 +24,8 @@ pub struct ForwardSettings {
     pub upload_grace: Duration,
     /// Settings of the connections to pods.
     pub upstream: UpstreamSettings,
+    /// Records sampled requests. `None`: no request is recorded, and trace contexts pass unread.
+    pub tracer: Option<Tracer>,
 }
 
 /// The default time in which an upload may be as slow as it likes.

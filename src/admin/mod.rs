@@ -114,7 +114,7 @@ impl Admin {
 
     /// Serves, on a thread of its own, until `shutdown` or until this is dropped. The live page shows `board`.
     pub async fn serve(
-        self,
+        mut self,
         sources: Vec<Arc<dyn StatusSource>>,
         board: Arc<Board>,
         registry: Registry,

@@ -12,6 +12,7 @@ use segue_config::{AdminWrite, Config, LogFormat, LogLevel};
 use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 use tracing_subscriber::filter::LevelFilter;
@@ -30,6 +31,7 @@ use crate::hot_restart::{Exit, Server as HotRestart, Startup};
 use crate::keyspace::KeyspaceStatusSource;
 use crate::metrics::{HotRestartMetrics, MeteredStore, ParticipantMetrics, register_build_info};
 use crate::operator::Link;
+use crate::otlp::Exporter;
 use crate::roles::coordinator::{BoundCoordinator, CoordinatorRole};
 use crate::roles::pod::{BoundPod, PodRole};
 use crate::roles::router::{BoundRouterRole, JoiningRouterRole, Leaving, RouterRole};
@@ -129,6 +131,7 @@ async fn stop(
     pod: Option<PodRole>,
     router: Option<RouterRole>,
     coordinator: Option<CoordinatorRole>,
+    exporter: Option<Exporter>,
     service_ended: bool,
     leaving: Leaving,
 ) {
@@ -142,6 +145,10 @@ async fn stop(
     }
     if let Some(coordinator) = coordinator {
         coordinator.stop().await;
+    }
+    // The roles have recorded their last spans.
+    if let Some(exporter) = exporter {
+        exporter.stop().await;
     }
 }
 
@@ -168,12 +175,15 @@ async fn serve(
     let participants = ParticipantMetrics::new(&mut registry);
     let hot_restarts = HotRestartMetrics::new(&mut registry);
     let watching = certificates.watch(&mut registry);
+    let exporter = Exporter::start(&config, &mut registry);
+    let tracer = exporter.as_ref().map(Exporter::tracer);
     let keyspace = &config.keyspace;
     let coordinator = coordinator.map(|coordinator| {
-        coordinator.start(store.clone(), keyspace, keys.clone(), &mut registry, participants.clone())
+        coordinator.start(store.clone(), keyspace, keys.clone(), &mut registry, participants.clone(), tracer)
     });
     let hot_restart = startup.status();
     let router = router.map(|router| {
+        let router = router.traced(tracer);
         router.start(store.clone(), keyspace, keys.clone(), &mut registry, participants.clone(), hot_restart)
     });
     let router = match router {
@@ -213,14 +223,9 @@ async fn serve(
         }
     }
     let leaving = if exit.is_some() { Leaving::Replaced } else { Leaving::Ends };
-    stop(pod, router, coordinator, service.is_some(), leaving).await;
+    stop(pod, router, coordinator, exporter, service.is_some(), leaving).await;
     end_admin.cancel();
-    if let Some(admin) = admin {
-        // A client that stops in the middle of its request or response is not waited for.
-        if let Ok(ended) = tokio::time::timeout(ADMIN_END_TIMEOUT, admin).await {
-            ended.context("the admin endpoint failed")??;
-        }
-    }
+    ended(admin).await?;
     match exit {
         Some(Exit::Replaced(successor)) => successor.ended().await,
         Some(Exit::Withdrawn(reason)) => bail!("hot restart withdrawn; the old process keeps serving: {reason}"),
@@ -257,6 +262,16 @@ fn sources(
 
 /// How long the admin endpoint may take to end.
 const ADMIN_END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Waits for the end of the admin endpoint, but not for a client that stops in the middle of its request or response.
+async fn ended(admin: Option<JoinHandle<std::io::Result<()>>>) -> anyhow::Result<()> {
+    if let Some(admin) = admin
+        && let Ok(ended) = tokio::time::timeout(ADMIN_END_TIMEOUT, admin).await
+    {
+        ended.context("the admin endpoint failed")??;
+    }
+    Ok(())
+}
 
 /// Starts to accept clients. If another process still serves them, waits until this one could.
 async fn let_in(

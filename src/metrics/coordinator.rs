@@ -12,7 +12,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use segue_coordination::coordinator::{CoordinatorObserver, HandoffResult};
+use segue_coordination::coordinator::{CoordinatorObserver, EndedPhase, HandoffResult};
 use segue_coordination::store::StoreError;
 use segue_protocol::handoff::advance::{PendingOn, waiting_for};
 use segue_protocol::ids::PartitionId;
@@ -22,6 +22,7 @@ use segue_protocol::view::View;
 use tokio::time::Instant;
 
 use super::{CauseLabel, LeaseGauge, ParticipantMetrics};
+use crate::handoff_traces::HandoffTraces;
 
 /// Buckets of phases, which may last as long as a warm-up.
 const PHASE_BUCKETS: [f64; 14] =
@@ -104,6 +105,7 @@ pub struct CoordinatorMetrics {
     leader: Gauge,
     lease: LeaseGauge,
     participants: ParticipantMetrics,
+    traces: Option<HandoffTraces>,
 }
 
 impl CoordinatorMetrics {
@@ -122,6 +124,7 @@ impl CoordinatorMetrics {
             leader: Gauge::default(),
             lease: participants.lease("coordinator"),
             participants,
+            traces: None,
         };
         for result in MoveCause::ALL.map(HandoffResult::Completed) {
             drop(metrics.handoffs.get_or_create(&HandoffLabel::of(result)));
@@ -154,6 +157,11 @@ impl CoordinatorMetrics {
         metrics
     }
 
+    /// Records the handoffs' traces, too.
+    pub fn with_traces(self, traces: Option<HandoffTraces>) -> Self {
+        CoordinatorMetrics { traces, ..self }
+    }
+
     /// Sets until when the leader's lease may be trusted, on the clock of `lease_now`; `None` while it does not lead.
     pub fn set_trusted_until(&self, until: Option<Instant>) {
         self.lease.set(until);
@@ -184,6 +192,12 @@ impl CoordinatorObserver for CoordinatorMetrics {
 
     fn phase_ended(&self, phase: Phase, lasted: Duration) {
         self.phases.get_or_create(&PhaseLabel { phase: phase.as_str() }).observe(lasted.as_secs_f64());
+    }
+
+    fn traced_phase(&self, ended: &EndedPhase<'_>) {
+        if let Some(traces) = &self.traces {
+            traces.phase_ended(ended);
+        }
     }
 
     fn handoff_ended(&self, _partition: PartitionId, result: HandoffResult) {

@@ -8,6 +8,7 @@ mod pod;
 mod pods_service;
 mod process;
 mod router;
+mod spans;
 mod store;
 
 use std::sync::atomic::AtomicU64;
@@ -28,6 +29,7 @@ pub use self::pod::{MeteredHooks, PodMetrics};
 pub use self::pods_service::PodsServiceMetrics;
 pub use self::process::process_registry;
 pub use self::router::RouterMetrics;
+pub use self::spans::SpanMetrics;
 pub use self::store::MeteredStore;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

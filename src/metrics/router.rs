@@ -6,9 +6,13 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use segue_coordination::router::{Cutover, RouterObserver};
 use segue_coordination::store::StoreError;
+use segue_protocol::ids::PartitionId;
+use segue_protocol::records::Handoff;
+use segue_protocol::view::Versioned;
 use tokio::time::Instant;
 
 use super::{LeaseGauge, ParticipantMetrics, ResultLabel};
+use crate::handoff_traces::HandoffTraces;
 
 /// Buckets from an imperceptible pause to an obvious one; half of them below 50 ms, where cutovers are.
 const PAUSE_BUCKETS: [f64; 17] =
@@ -24,6 +28,7 @@ pub struct RouterMetrics {
     exchanges_severed: Counter,
     lease: LeaseGauge,
     participants: ParticipantMetrics,
+    traces: Option<HandoffTraces>,
 }
 
 impl RouterMetrics {
@@ -37,6 +42,7 @@ impl RouterMetrics {
             exchanges_severed: Counter::default(),
             lease: participants.lease("router"),
             participants,
+            traces: None,
         };
         for result in ["switched", "severed"] {
             drop(metrics.cutovers.get_or_create(&ResultLabel { result }));
@@ -61,6 +67,11 @@ impl RouterMetrics {
         metrics
     }
 
+    /// Records the cutovers as parts of their handoffs' traces, too.
+    pub fn with_traces(self, traces: Option<HandoffTraces>) -> Self {
+        RouterMetrics { traces, ..self }
+    }
+
     /// Sets until when the lease may be trusted, on the clock of `lease_now`; `None` before the first lease.
     pub fn set_trusted_until(&self, until: Option<Instant>) {
         self.lease.set(until);
@@ -68,6 +79,12 @@ impl RouterMetrics {
 }
 
 impl RouterObserver for RouterMetrics {
+    fn cuts_over(&self, partition: PartitionId, handoff: Option<&Versioned<Handoff>>) {
+        if let Some(traces) = &self.traces {
+            traces.cuts_over(partition, handoff);
+        }
+    }
+
     fn cutover(&self, cutover: &Cutover) {
         let result = if cutover.severed > 0 { "severed" } else { "switched" };
         self.cutovers.get_or_create(&ResultLabel { result }).inc();
@@ -75,6 +92,9 @@ impl RouterObserver for RouterMetrics {
         self.drain.observe(cutover.times.drain.as_secs_f64());
         self.flush.observe(cutover.times.flush.as_secs_f64());
         self.exchanges_severed.inc_by(cutover.severed);
+        if let Some(traces) = &self.traces {
+            traces.cut_over(cutover);
+        }
     }
 
     fn resync(&self, cause: &StoreError) {

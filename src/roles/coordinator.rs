@@ -9,6 +9,7 @@ use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, ru
 use segue_coordination::store::Store;
 use segue_grpc::{PodsServer, PodsSettings, PodsStatus, PodsTls};
 use segue_protocol::keys::Keyspace;
+use segue_proxy::spans::Tracer;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -18,6 +19,7 @@ use tracing::error;
 
 use crate::admin::StatusSource;
 use crate::certificates::Certificates;
+use crate::handoff_traces::HandoffTraces;
 use crate::metrics::{CoordinatorMetrics, ParticipantMetrics, PodsServiceMetrics};
 
 /// A coordinator that does not run yet. The socket of its pods' service is bound, if it has one.
@@ -50,6 +52,7 @@ impl BoundCoordinator {
         keys: Keyspace,
         registry: &mut Registry,
         participants: ParticipantMetrics,
+        tracer: Option<&Tracer>,
     ) -> CoordinatorRole {
         let pods = self.listener.map(|listener| {
             let settings = PodsSettings {
@@ -61,7 +64,9 @@ impl BoundCoordinator {
             (listener, PodsServer::new(store.clone(), keys.clone(), settings, metrics))
         });
         let status = pods.as_ref().map(|(_, server)| server.status());
-        let mut role = CoordinatorRole::start(store, keys, &self.section, status, registry, participants);
+        let traces = tracer.map(|tracer| HandoffTraces::new(tracer.clone(), keys.clone(), self.section.name.clone()));
+        let metrics = CoordinatorMetrics::new(registry, participants).with_traces(traces);
+        let mut role = CoordinatorRole::start(store, keys, &self.section, status, metrics);
         role.pods = pods.map(|(listener, server)| {
             let served = server.serve(listener, self.tls, role.shutdown.clone());
             tokio::spawn(async move {
@@ -89,12 +94,11 @@ impl CoordinatorRole {
         keys: Keyspace,
         section: &config::Coordinator,
         pods: Option<PodsStatus>,
-        registry: &mut Registry,
-        participants: ParticipantMetrics,
+        metrics: CoordinatorMetrics,
     ) -> Self {
         let (sender, status) = watch::channel(CoordinatorStatus::default());
         let shutdown = CancellationToken::new();
-        let metrics = Arc::new(CoordinatorMetrics::new(registry, participants));
+        let metrics = Arc::new(metrics);
         let settings = CoordinatorSettings {
             name: section.name.clone(),
             lease_ttl: section.lease_ttl,

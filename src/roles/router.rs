@@ -16,6 +16,7 @@ use segue_protocol::keys::Keyspace;
 use segue_proxy::router::{BoundRouter, JoiningRouter, Router, RouterState};
 use segue_proxy::routing::table::Table;
 use segue_proxy::settings::ForwardSettings;
+use segue_proxy::spans::Tracer;
 use segue_proxy::tls::ClientTls;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -23,6 +24,7 @@ use tokio::time::Instant;
 
 use crate::admin::StatusSource;
 use crate::certificates::Certificates;
+use crate::handoff_traces::HandoffTraces;
 use crate::metrics::{ParticipantMetrics, RouterMetrics};
 
 /// The role with bound sockets, before it runs.
@@ -32,6 +34,7 @@ pub struct BoundRouterRole {
     section: config::Router,
     admin: Option<String>,
     pods: Option<ClientTls>,
+    tracer: Option<Tracer>,
 }
 
 /// The role while it takes part in the protocol and has no clients yet.
@@ -66,7 +69,13 @@ impl BoundRouterRole {
             section: section.clone(),
             admin,
             pods: certificates.upstream.clone(),
+            tracer: None,
         })
+    }
+
+    /// Records requests and cutovers by this tracer.
+    pub fn traced(self, tracer: Option<&Tracer>) -> Self {
+        BoundRouterRole { tracer: tracer.cloned(), ..self }
     }
 
     /// Returns duplicates of the listeners, for a process that takes them over.
@@ -86,13 +95,15 @@ impl BoundRouterRole {
     ) -> JoiningRouterRole {
         let section = self.section;
         self.router.metrics().register(registry);
-        let metrics = Arc::new(RouterMetrics::new(registry, participants));
+        let name = &section.name;
+        let traces = self.tracer.clone().map(|tracer| HandoffTraces::new(tracer, keys.clone(), name.clone()));
+        let metrics = Arc::new(RouterMetrics::new(registry, participants).with_traces(traces));
         let (stash_requests, stash_bytes, outliers) = (Gauge::default(), Gauge::default(), Gauge::default());
         registry.register("stash_requests", "Requests that wait", stash_requests.clone());
         registry.register("stash_bytes", "Memory that waiting requests take", stash_bytes.clone());
         let help = "Pods that take nothing they are sent; /status names them";
         registry.register("outlier_pods", help, outliers.clone());
-        let forward = section.forward_settings(keyspace, self.pods);
+        let forward = ForwardSettings { tracer: self.tracer, ..section.forward_settings(keyspace, self.pods) };
         let settings = section.control_settings(self.admin);
         let router = self.router.join(store, keys, settings, metrics.clone());
         let source = Arc::new(RouterStatusSource {

@@ -42,6 +42,7 @@ pub(crate) fn serve(protocol: UpstreamProtocol, http1: Http1Server, pods: &[Sock
         trust_forwarded: false,
         limits: ClientLimits::default(),
         upload_grace: UPLOAD_GRACE,
+        tracer: None,
         upstream: UpstreamSettings { protocol, ..UpstreamSettings::default() },
     };
     // Closes its connections when it is dropped.

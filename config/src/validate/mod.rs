@@ -13,6 +13,7 @@ mod admin;
 mod hooks;
 mod router;
 mod tls;
+mod tracing;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -32,7 +33,7 @@ use crate::validated::{Config, Coordinator, Credentials, Log, LogFormat, LogLeve
 
 /// Every key that a file may have. Each section's keys are listed where they are read.
 pub(crate) static KEYS: Keys =
-    Keys(&[&["keyspace"], STORE_KEYS, router::KEYS, COORDINATOR_KEYS, POD_KEYS, admin::KEYS, LOG_KEYS]);
+    Keys(&[&["keyspace"], STORE_KEYS, router::KEYS, COORDINATOR_KEYS, POD_KEYS, admin::KEYS, LOG_KEYS, tracing::KEYS]);
 
 /// Returns the configuration, which is valid only if there are no problems.
 pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
@@ -46,6 +47,7 @@ pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
         pod: r.has_section("pod").then(|| pod(r)),
         admin: r.anything_in("admin").map(|_| admin::read(r)),
         log: log(r),
+        tracing: tracing::read(r),
     };
     a_role_is_there(r);
     drain_fits_into_a_phase(r, &config);

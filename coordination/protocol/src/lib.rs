@@ -21,6 +21,7 @@
 //! * [`view`]: the keyspace at one revision.
 //! * [`lease`], [`registration`], [`mapping`]: decisions of participants about themselves: how long a lease can be
 //!   trusted, what to do about their own key, whether a router maps requests as the keyspace does.
+//! * [`trace_context`]: the place of a request in a distributed trace, and the trace of a handoff.
 //! * [`handoff`]: when a handoff's phase moves on, and what each router and pod does in it.
 //! * [`planning`]: which partitions move where and when, and which moves are cancelled.
 //!
@@ -46,5 +47,6 @@ pub mod mapping;
 pub mod planning;
 pub mod records;
 pub mod registration;
+pub mod trace_context;
 pub mod txn;
 pub mod view;

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_protocol::handoff::advance::{advance, advance_past_bound};
-use segue_protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
+use segue_protocol::ids::{HandoffId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{Action, Assurance, Memory, MoveCause, Notice, Policy, in_force, plan, txn};
-use segue_protocol::records::Phase;
+use segue_protocol::records::{Handoff, Phase};
 use segue_protocol::txn::{Compare, Txn, TxnOutcome};
-use segue_protocol::view::{View, ViewDelta};
+use segue_protocol::view::{Versioned, View, ViewDelta};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::history::HistoryPruner;
-use super::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult};
+use super::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, EndedPhase, HandoffResult};
 use crate::session::{OwnKey, Registration, Update, Watcher, unix_millis};
 use crate::store::{Store, StoreError};
 
@@ -85,14 +85,28 @@ pub(super) struct Leadership<'a> {
 }
 
 /// A handoff as last observed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 struct SeenHandoff {
     id: HandoffId,
+    /// The record, as first observed.
+    record: Arc<Handoff>,
+    began: Instant,
     phase: Phase,
     since: Instant,
-    epoch: Epoch,
     /// Why it was planned, as of when it was first observed.
     cause: MoveCause,
+}
+
+impl SeenHandoff {
+    fn new(handoff: &Versioned<Handoff>, cause: MoveCause, now: Instant) -> Self {
+        let record = Arc::new(handoff.value.clone());
+        SeenHandoff { id: handoff.id(), began: now, phase: record.phase, since: now, record, cause }
+    }
+
+    fn in_phase(&self, phase: Phase, now: Instant) -> Self {
+        let since = if phase == self.phase { self.since } else { now };
+        SeenHandoff { phase, since, ..self.clone() }
+    }
 }
 
 impl<'a> Leadership<'a> {
@@ -240,44 +254,40 @@ impl<'a> Leadership<'a> {
         }
         let strategy = in_force(&self.view, &self.policy).strategy;
         for partition in std::mem::take(&mut self.changed) {
-            let known = self.handoffs.get(&partition).copied();
-            let seen = self.view.handoffs.get(&partition).map(|handoff| SeenHandoff {
-                id: handoff.id(),
-                phase: handoff.value.phase,
-                since: now,
-                epoch: handoff.value.epoch,
-                cause: match known {
-                    Some(known) if known.id == handoff.id() => known.cause,
-                    _ => MoveCause::of(&self.view, strategy, &handoff.value),
-                },
+            let known = self.handoffs.remove(&partition);
+            let seen = self.view.handoffs.get(&partition).map(|handoff| match &known {
+                Some(known) if known.id == handoff.id() => known.in_phase(handoff.value.phase, now),
+                _ => SeenHandoff::new(handoff, MoveCause::of(&self.view, strategy, &handoff.value), now),
             });
-            let same = seen.zip(known).is_some_and(|(seen, known)| seen.id == known.id);
-            if let Some(known) = known
-                && !(same && seen.is_some_and(|seen| seen.phase == known.phase))
-            {
-                self.observer.phase_ended(known.phase, now - known.since);
-            }
-            if let Some(known) = known
-                && !same
-            {
-                let moved = self.view.assignments.get(&partition).is_some_and(|at| at.value.epoch >= known.epoch);
-                let cancelled = self.cancels.remove(&partition).filter(|(id, _)| *id == known.id);
-                let result = match cancelled {
-                    _ if moved => HandoffResult::Completed(known.cause),
-                    Some((_, cause)) => HandoffResult::Cancelled(cause),
-                    None => HandoffResult::Cancelled(HandoffResult::NOT_HERE),
-                };
-                self.observer.handoff_ended(partition, result);
-                self.history.handoff_ended();
-            }
-            match seen {
-                Some(seen) if !known.is_some_and(|known| same && known.phase == seen.phase) => {
-                    self.handoffs.insert(partition, seen);
+            if let Some(known) = known {
+                let same = seen.as_ref().filter(|seen| seen.id == known.id);
+                let result = same.is_none().then(|| self.result(partition, &known));
+                if same.is_none_or(|seen| seen.phase != known.phase) {
+                    let SeenHandoff { id, phase, ref record, .. } = known;
+                    let (lasted, age) = (now - known.since, now - known.began);
+                    self.observer.phase_ended(phase, lasted);
+                    self.observer.traced_phase(&EndedPhase { handoff: id, record, phase, lasted, age, result });
                 }
-                Some(_) => {}
-                None => drop(self.handoffs.remove(&partition)),
+                if let Some(result) = result {
+                    self.observer.handoff_ended(partition, result);
+                    self.history.handoff_ended();
+                }
+            }
+            if let Some(seen) = seen {
+                self.handoffs.insert(partition, seen);
             }
             self.pending.insert(partition);
+        }
+    }
+
+    /// Returns how a handoff that is gone has ended.
+    fn result(&mut self, partition: PartitionId, ended: &SeenHandoff) -> HandoffResult {
+        let moved = self.view.assignments.get(&partition).is_some_and(|at| at.value.epoch >= ended.record.epoch);
+        let cancelled = self.cancels.remove(&partition).filter(|(id, _)| *id == ended.id);
+        match cancelled {
+            _ if moved => HandoffResult::Completed(ended.cause),
+            Some((_, cause)) => HandoffResult::Cancelled(cause),
+            None => HandoffResult::Cancelled(HandoffResult::NOT_HERE),
         }
     }
 

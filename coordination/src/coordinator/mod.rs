@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_protocol::handoff::advance::waiting_for;
-use segue_protocol::ids::PartitionId;
+use segue_protocol::ids::{HandoffId, PartitionId};
 use segue_protocol::keys::Keyspace;
 #[cfg(doc)]
 use segue_protocol::planning::CancelReason;
 use segue_protocol::planning::{MoveCause, Policy, RoundCause};
-use segue_protocol::records::{Leader, Phase, encode};
+use segue_protocol::records::{Handoff, Leader, Phase, encode};
 use segue_protocol::view::View;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -55,6 +55,23 @@ impl HandoffResult {
     pub const NOT_HERE: &str = "elsewhere";
 }
 
+/// A phase of a handoff that has ended.
+#[derive(Debug)]
+pub struct EndedPhase<'a> {
+    /// The handoff.
+    pub handoff: HandoffId,
+    /// Its record, as this leader first saw it.
+    pub record: &'a Handoff,
+    /// The phase.
+    pub phase: Phase,
+    /// How long this leader has seen the phase.
+    pub lasted: Duration,
+    /// How long this leader has seen the handoff.
+    pub age: Duration,
+    /// The end of the handoff, if it has ended with this phase.
+    pub result: Option<HandoffResult>,
+}
+
 /// An observer of a leader.
 pub trait CoordinatorObserver: Send + Sync + 'static {
     /// The coordinator now leads, or no longer does.
@@ -63,6 +80,8 @@ pub trait CoordinatorObserver: Send + Sync + 'static {
     fn round(&self, cause: RoundCause);
     /// A phase ended.
     fn phase_ended(&self, phase: Phase, lasted: Duration);
+    /// A phase ended, as the trace of its handoff records it.
+    fn traced_phase(&self, _ended: &EndedPhase<'_>) {}
     /// A handoff ended.
     fn handoff_ended(&self, partition: PartitionId, result: HandoffResult);
     /// The leader's view has changed.

@@ -337,6 +337,7 @@ impl Router {
                         Route::Hold(cause) => cause,
                         Route::To(_) => HoldCause::Handoff,
                     };
+                    self.observer.cuts_over(partition, self.view.handoffs.get(&partition));
                     plane.stop(partition, cause);
                     self.expect_new_owner(partition);
                 }
@@ -346,6 +347,10 @@ impl Router {
                     };
                     let without_lease = self.settings.on_store_loss.serves_without_lease(pod.capabilities);
                     self.capabilities.insert(partition, pod.capabilities);
+                    // A partition whose owner died was stopped before its handoff existed.
+                    if let Some(handoff) = self.view.handoffs.get(&partition) {
+                        self.observer.cuts_over(partition, Some(handoff));
+                    }
                     plane.switch(partition, &target, pod, without_lease);
                     self.stop_limiter.over(partition);
                 }

@@ -21,7 +21,8 @@ use std::time::Duration;
 use segue_protocol::handoff::router::{HoldCause, OnDrainTimeout, OnStoreLoss, Stage, Target};
 use segue_protocol::ids::{Incarnation, PartitionId};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::records::{Partitioner, PodRecord};
+use segue_protocol::records::{Handoff, Partitioner, PodRecord};
+use segue_protocol::view::Versioned;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -145,6 +146,8 @@ impl Default for RouterStatus {
 
 /// An observer of a router.
 pub trait RouterObserver: Send + Sync + 'static {
+    /// A partition is about to be stopped or switched, by this handoff if there is one.
+    fn cuts_over(&self, _partition: PartitionId, _handoff: Option<&Versioned<Handoff>>) {}
     /// A partition resumed after a stop.
     fn cutover(&self, cutover: &Cutover);
     /// The watch of the store was lost.

@@ -88,6 +88,7 @@ fn forward(name: &str, member: &Membership) -> ForwardSettings {
         // All clients share one address, and none may be refused.
         limits: ClientLimits { max_in_flight_per_client: 0, min_upload_rate: 0, ..ClientLimits::default() },
         upload_grace: UPLOAD_GRACE,
+        tracer: None,
         trust_forwarded: false,
         partition: PartitionSource::Number { header: names::PARTITION, order_by: Some(names::KEY) },
         upstream: UpstreamSettings { request_timeout: REQUEST_TIMEOUT, ..UpstreamSettings::default() },

@@ -94,6 +94,10 @@ pub(crate) async fn send(
     let by_http2 = request.switch.is_none() && shared.upstream.by_http2(request.head.version);
     let mut which = if request.was_rejected { Which::Exclusive } else { Which::Any };
     loop {
+        if let Some(trace) = &request.trace {
+            let attempt = trace.attempt(&mut request.head.headers, in_flight.pod(), in_flight.epoch());
+            in_flight.trace = Some(attempt);
+        }
         let wanted = if !by_http2 {
             Wanted::Http1
         } else if request.scan.expect {
@@ -279,7 +283,10 @@ fn responded(
             if !headers::take_misdirected(response.status(), response.headers_mut()) {
                 note_acceptance(shared, in_flight.pod());
                 body.settle();
-                return Ok(pass_on(shared, response, in_flight, body.clone()));
+                return Ok(pass_on(response, in_flight, body.clone()));
+            }
+            if let Some(trace) = &in_flight.trace {
+                trace.responded(response.status(), false);
             }
             // Reading the rest of a complete body lets its connection be used again.
             drop(response.body_mut().take_whole());
@@ -296,7 +303,7 @@ fn responded(
         PodResponse::Switched(response, stream, read) => match request.switch.take() {
             Some(client) => {
                 let seat = request.peer.seat.upgrade();
-                Ok(switched(shared, response, (client, seat), stream, read, in_flight))
+                Ok(switched(response, (client, seat), stream, read, in_flight))
             }
             None => Err(AttemptError::LocalReply(LocalReply::UpstreamFailed)),
         },
@@ -305,6 +312,7 @@ fn responded(
 
 fn failure(request: &ForwardRequest, why: NoResponse, in_flight: Box<InFlight>) -> AttemptError {
     let body = &request.body;
+    in_flight.failed(why.as_str());
     match why {
         NoResponse::Stale => {
             body.take_back();
@@ -340,26 +348,22 @@ fn failure(request: &ForwardRequest, why: NoResponse, in_flight: Box<InFlight>) 
 }
 
 fn pass_on(
-    shared: &WorkerContext,
     response: Response<ResponseStream>,
     mut in_flight: Box<InFlight>,
     request: RequestBody,
 ) -> Response<ResponseBody> {
-    in_flight.delivered();
-    shared.metrics.passed(response.status());
+    in_flight.passed(response.status());
     response.map(|stream| ResponseBody::from_pod(stream, in_flight, request))
 }
 
 fn switched(
-    shared: &WorkerContext,
     mut response: Response<()>,
     (client, seat): (OnUpgrade, Option<Rc<dyn Any>>),
     stream: Stream,
     read: BytesMut,
     mut in_flight: Box<InFlight>,
 ) -> Response<ResponseBody> {
-    in_flight.delivered();
-    shared.metrics.passed(response.status());
+    in_flight.passed(response.status());
     tunnel::join(client, seat, stream, read, in_flight, response.headers().get(UPGRADE));
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
     response.map(|()| ResponseBody::whole(bytes::Bytes::new()))

@@ -23,6 +23,7 @@ use crate::routing::permit::TableHandle;
 use crate::runtime::background::Background;
 use crate::runtime::coarse_timer::CoarseTimer;
 use crate::settings::ForwardSettings;
+use crate::spans::Tracer;
 use crate::upstream::Upstream;
 
 /// State that all requests of a worker share.
@@ -44,6 +45,7 @@ pub(crate) struct WorkerContext {
     /// Cancelled when the router shuts down, to close connections that would stay open for ever.
     pub(crate) ending: CancellationToken,
     pub(crate) metrics: Arc<WorkerMetrics>,
+    pub(super) tracer: Option<Rc<Tracer>>,
 }
 
 impl WorkerContext {
@@ -75,6 +77,7 @@ impl WorkerContext {
             background: Background::start(),
             ending: CancellationToken::new(),
             metrics,
+            tracer: settings.tracer.clone().map(Rc::new),
         })
     }
 }

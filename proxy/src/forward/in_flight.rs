@@ -12,11 +12,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::StatusCode;
 use segue_protocol::ids::{Epoch, PartitionId};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::context::WorkerContext;
+use super::trace::AttemptTrace;
 use crate::message::headers;
 use crate::routing::permit::Permit;
 use crate::routing::table::Pod;
@@ -39,6 +41,8 @@ pub(crate) struct InFlight {
     deadline: Option<Instant>,
     /// Whether its method promises to change nothing (RFC 9110, 9.2.1).
     is_safe: bool,
+    /// `None` unless the request is sampled.
+    pub(super) trace: Option<Box<AttemptTrace>>,
 }
 
 /// What a request states about its exchange.
@@ -65,6 +69,7 @@ impl InFlight {
             departed,
             deadline: terms.deadline,
             is_safe: terms.is_safe,
+            trace: None,
         }
     }
 
@@ -108,6 +113,9 @@ impl InFlight {
     /// Records that the request is being sent.
     pub(crate) fn sent(&self) {
         self.permit().sent();
+        if let Some(trace) = &self.trace {
+            trace.sent();
+        }
     }
 
     /// Gives the request's place in the flush to another key's request, because it waits.
@@ -130,8 +138,23 @@ impl InFlight {
         }
     }
 
+    /// Records that this response of the pod is passed on to the client.
+    pub(crate) fn passed(&mut self, status: StatusCode) {
+        self.delivered();
+        self.shared.metrics.passed(status);
+        if let Some(trace) = &self.trace {
+            trace.responded(status, true);
+        }
+    }
+
+    /// Records why the exchange ends early.
+    pub(crate) fn failed(&self, why: &'static str) {
+        if let Some(trace) = &self.trace {
+            trace.failed(why);
+        }
+    }
+
     /// Uncounts an exchange that has not taken place, and returns its permit.
-    #[expect(clippy::boxed_local, reason = "so that nobody takes it out of its box for this")]
     pub(crate) fn undo(mut self: Box<Self>) -> Permit {
         let permit = self.permit.take().expect("an exchange that was not undone");
         self.shared.metrics.ends();
@@ -197,6 +220,9 @@ pub(crate) fn see_through(mut exchange: Exchange, mut in_flight: Box<InFlight>) 
         drop(exchange);
         match response {
             Some(PodResponse::Response(mut response)) => {
+                if let Some(trace) = &in_flight.trace {
+                    trace.responded(response.status(), false);
+                }
                 if !headers::take_misdirected(response.status(), response.headers_mut()) {
                     in_flight.delivered();
                 }

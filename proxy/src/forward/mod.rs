@@ -23,6 +23,7 @@ pub mod response_body;
 mod response_head;
 mod retry_budget;
 pub mod service;
+mod trace;
 pub(crate) mod tunnel;
 
 use std::future::Future;
@@ -175,10 +176,16 @@ async fn route(shared: &Rc<WorkerContext>, request: &mut ForwardRequest) -> Resu
     let mut admission = admit(shared, request, partitions)?;
     loop {
         let waits = matches!(admission, Admission::Queued(_));
+        if waits && let Some(trace) = &request.trace {
+            trace.held();
+        }
         let turn = turn(admission, request);
         let permit = turn.await?;
         if waits {
             shared.metrics.waited(request.arrived.elapsed());
+            if let Some(trace) = &request.trace {
+                trace.admitted();
+            }
         }
         let in_flight = match depart(shared, request, permit) {
             Ok(in_flight) => in_flight,
@@ -208,6 +215,9 @@ fn turn(admission: Admission, request: &mut ForwardRequest) -> impl Future<Outpu
 fn admit(shared: &WorkerContext, request: &mut ForwardRequest, partitions: u32) -> Result<Admission, LocalReply> {
     let located = shared.partition.locate(&request.head, partitions)?;
     request.partition = Some(located.partition);
+    if let Some(trace) = &request.trace {
+        trace.located(located.partition);
+    }
     let claim = request.peer.usage.claim().ok_or(LocalReply::Overload)?;
     let mut admission = shared.worker.enter(located.partition, located.order, request.weight(), request.arrived)?;
     admission.keep(claim);

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::context::{ClientInfo, WorkerContext};
 use super::response_body::ResponseBody;
+use super::trace::RequestTrace;
 use crate::message::client_body::ClientBody;
 use crate::message::grpc_timeout;
 use crate::message::header_scan::HeaderScan;
@@ -37,6 +38,8 @@ pub(crate) struct ForwardRequest {
     pub(super) partition: Option<PartitionId>,
     /// Whether a pod has ended a connection with an error, possibly because of this request.
     pub(crate) was_rejected: bool,
+    /// `None` unless the request is sampled.
+    pub(super) trace: Option<Rc<RequestTrace>>,
 }
 
 impl ForwardRequest {
@@ -52,12 +55,24 @@ impl ForwardRequest {
         let scan = HeaderScan::of(request.headers());
         let upgrades = scan.upgrade && headers::wants_upgrade(request.version(), request.headers());
         let switch = upgrades.then(|| hyper::upgrade::on(&mut request));
-        let (head, incoming) = request.into_parts();
+        let (mut head, incoming) = request.into_parts();
+        let trace = shared.tracer.as_ref().and_then(|tracer| RequestTrace::begin(tracer, &mut head, &peer, arrived));
         let body =
             RequestBody::new(incoming, &head, shared.max_body_bytes, shared.pace, &shared.reserved, &shared.timer);
         let timeout = if scan.grpc_timeout { grpc_timeout::timeout(&head.headers) } else { None };
         let deadline = timeout.and_then(|timeout| arrived.checked_add(timeout));
-        ForwardRequest { head, scan, body, peer, arrived, deadline, switch, partition: None, was_rejected: false }
+        ForwardRequest {
+            head,
+            scan,
+            body,
+            peer,
+            arrived,
+            deadline,
+            switch,
+            partition: None,
+            was_rejected: false,
+            trace,
+        }
     }
 
     /// Returns the router's own response. First reads what has arrived of the body: if that is all of it, the
@@ -76,6 +91,9 @@ impl ForwardRequest {
             }
             shared.metrics.answered(own);
             shared.metrics.took(self.arrived.elapsed());
+            if let Some(trace) = &self.trace {
+                trace.answered(own);
+            }
             let mut response = own.response(self.partition, is_grpc(&self.head.headers)).map(ResponseBody::whole);
             self.announce_close(&mut response);
             response

@@ -45,6 +45,18 @@ pub enum ResponseError {
     Deadline,
 }
 
+impl ResponseError {
+    /// Returns the name of the cause in traces.
+    fn as_str(self) -> &'static str {
+        match self {
+            ResponseError::Broken => "broken",
+            ResponseError::Severed => "severed",
+            ResponseError::Idle => "idle",
+            ResponseError::Deadline => "deadline",
+        }
+    }
+}
+
 impl std::fmt::Display for ResponseError {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(match self {
@@ -145,6 +157,9 @@ impl Streaming {
     fn fail(&self, error: ResponseError) {
         let mut state = self.state.borrow_mut();
         let live = self.close(&mut state);
+        if let Some((_, in_flight)) = &live {
+            in_flight.failed(error.as_str());
+        }
         state.error = Some(error);
         let waker = state.waker.take();
         drop(state);
@@ -180,6 +195,7 @@ impl Streaming {
             if whole {
                 stream.finish(in_flight);
             } else {
+                in_flight.failed(ResponseError::Broken.as_str());
                 drop(stream);
                 drop(in_flight);
             }

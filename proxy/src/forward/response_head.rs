@@ -24,6 +24,19 @@ pub(crate) enum NoResponse {
     Ended(Ended),
 }
 
+impl NoResponse {
+    /// Returns the name of the cause in traces.
+    pub(crate) fn as_str(&self) -> &'static str {
+        match self {
+            NoResponse::Stale | NoResponse::Send(SendError::NotSent(_)) => "refused",
+            NoResponse::Send(SendError::Rejected(_)) => "rejected",
+            NoResponse::Send(SendError::Failed(_)) => "broken",
+            NoResponse::Ended(Ended::Severed) => "severed",
+            NoResponse::Ended(Ended::TimedOut) => "timeout",
+        }
+    }
+}
+
 /// An exchange until its response begins. If it is dropped because the client has left, the exchange goes on in the
 /// background.
 pub(crate) struct AwaitResponse<'request> {

@@ -87,6 +87,7 @@ impl Default for Settings {
                 // All clients of a test have one address, and some upload slowly.
                 limits: ClientLimits { max_in_flight_per_client: 0, min_upload_rate: 0, ..ClientLimits::default() },
                 upload_grace: UPLOAD_GRACE,
+                tracer: None,
                 upstream: UpstreamSettings::default(),
             },
             server: ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None, http1: http1_server() },

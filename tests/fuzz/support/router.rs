@@ -104,6 +104,7 @@ impl Router {
             trust_forwarded: false,
             limits: ClientLimits { min_upload_rate: 0, ..ClientLimits::default() },
             upload_grace: UPLOAD_GRACE,
+            tracer: None,
             upstream: UpstreamSettings { protocol, ..UpstreamSettings::default() },
         };
         let forward = Forward::new(&settings, table.worker(0), metrics.clone()).expect("names");
