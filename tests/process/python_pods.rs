@@ -71,6 +71,11 @@ fn a_pod_straight_on_etcd_derives_from_the_records_what_it_serves_and_does() {
     unit_tests("python-etcd-pod", "test_handoff");
 }
 
+#[test]
+fn a_pod_on_kafka_ignores_what_an_earlier_epoch_has_left_in_flight() {
+    unit_tests("kafka-pod", "test_pod");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_while_python_pods_and_their_coordinators_come_and_go() {
     let mut cluster = WriterCluster::start();
