@@ -113,6 +113,18 @@ class Lives(unittest.IsolatedAsyncioTestCase):
         # etcd looks for leases that have ended twice a second.
         self.assertLess(lease_now() - begun, 1.5 * TTL + 1)
 
+    async def test_a_handoff_that_has_moved_on_is_not_moved_back(self):
+        record = {"new_owner": "a", "new_incarnation": self.pod.incarnation, "phase": "Syncing", "epoch": 9}
+        # An old owner that cannot be read is waited for, so that nothing is due.
+        await self.etcd.commit([], [put(f"{PREFIX}pods/b", "unreadable")])
+        old = (await self.sees(lambda entries: f"{PREFIX}pods/b" in entries))[f"{PREFIX}pods/b"]
+        record |= {"old_owner": "b", "old_incarnation": old.create_revision}
+        handoff = await self.etcd.commit([], [put(f"{PREFIX}handoffs/7", record)])
+        await asyncio.wait_for(self.pod.until(lambda: "handoffs/7" in self.pod.view), 60)
+        self.assertFalse(await self.pod.report(7, Task("warm", 9, handoff)))
+        stored = await self.sees(lambda entries: True)
+        self.assertEqual(stored[f"{PREFIX}handoffs/7"].value, record)
+
     async def test_an_acknowledgement_of_a_handoff_that_is_over_is_not_written(self):
         self.assertFalse(await self.pod.report(7, Task("drain", 5, handoff=999)))
         _, entries = await self.etcd.snapshot(f"{PREFIX}pod_acks/")

@@ -10,6 +10,9 @@
 //! * The lease clock counts from when a confirmed heartbeat was *sent*, by a clock that counts suspended time.
 //! * The token stays in this process. A restarted process is a new incarnation.
 
+// Fields and kinds that a later version of the protocol adds have no effect here.
+#![allow(clippy::needless_update, unreachable_patterns)]
+
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -248,7 +251,11 @@ impl<S: Service> Membership<S> {
             lease_ttl: prost_types::Duration::try_from(identity.lease_ttl).ok(),
             capabilities: ["sync", "drained", "released", "fence"].map(str::to_owned).to_vec(),
             resume: state.resume.clone(),
-            holdings: state.held.iter().map(|(&partition, &epoch)| Holding { partition, epoch }).collect(),
+            holdings: state
+                .held
+                .iter()
+                .map(|(&partition, &epoch)| Holding { partition, epoch, ..Holding::default() })
+                .collect(),
             ..Hello::default()
         }
     }
@@ -283,7 +290,7 @@ impl<S: Service> Membership<S> {
             state.owned.retain(|partition, _| !assignment.gone.contains(partition));
             state.owned.extend(assignment.owned.iter().map(|owned| (owned.partition, owned.epoch)));
         }
-        for TaskId { partition, handoff } in event.dropped {
+        for TaskId { partition, handoff, .. } in event.dropped {
             state
                 .running
                 .get(&partition)
@@ -299,7 +306,7 @@ impl<S: Service> Membership<S> {
 
     /// Replaces the partition's task.
     fn begin(self: &Arc<Self>, state: &mut State, task: Task) {
-        let (Some(id), Some(kind)) = (task.id, task.kind.as_ref().map(report)) else {
+        let (Some(id), Some(kind)) = (task.id, task.kind.as_ref().and_then(report)) else {
             return; // a kind of a later version
         };
         if let Some(before) = state.running.get(&id.partition).filter(|before| !before.task.is_finished()) {
@@ -322,11 +329,11 @@ impl<S: Service> Membership<S> {
         let life = self.state().incarnation;
         while let Err(error) = self.call(id.partition, kind, epoch, life).await {
             tracing::warn!(id.partition, ?kind, %error, "task failed; trying again");
-            self.ack(Ack { id: Some(id), kind: kind.into(), failure: error.to_string() }, life);
+            self.ack(Ack { id: Some(id), kind: kind.into(), failure: error.to_string(), ..Ack::default() }, life);
             sleep(Duration::from_secs(1)).await;
         }
         tracing::info!(id.partition, id.handoff, ?kind, "task done");
-        self.ack(Ack { id: Some(id), kind: kind.into(), failure: String::new() }, life);
+        self.ack(Ack { id: Some(id), kind: kind.into(), ..Ack::default() }, life);
     }
 
     async fn call(&self, partition: u32, kind: AckKind, epoch: u64, life: u64) -> io::Result<()> {
@@ -346,7 +353,7 @@ impl<S: Service> Membership<S> {
                 self.state().held.remove(&partition);
                 self.service.release(partition);
             }
-            AckKind::Ready | AckKind::AckUnspecified => {}
+            _ => {}
         }
         Ok(())
     }
@@ -369,7 +376,11 @@ impl<S: Service> Membership<S> {
             };
             let Some(mut client) = client.filter(|_| !batch.is_empty()) else { continue };
             let (keys, acks): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-            let call = timeout(Duration::from_secs(5), client.ack(AckRequest { resume, acks: acks.clone() })).await;
+            let call = timeout(
+                Duration::from_secs(5),
+                client.ack(AckRequest { resume, acks: acks.clone(), ..AckRequest::default() }),
+            )
+            .await;
             let outcomes = call.ok().and_then(Result::ok).map(|response| response.into_inner().outcomes);
             let mut again = outcomes.is_none();
             for ((key, ack), outcome) in keys.into_iter().zip(acks).zip(outcomes.unwrap_or_default()) {
@@ -401,7 +412,7 @@ impl<S: Service> Membership<S> {
                     return self.state().owned.is_empty();
                 }
                 if let Some(mut client) = client {
-                    match client.leave(LeaveRequest { resume, now: false }).await {
+                    match client.leave(LeaveRequest { resume, ..LeaveRequest::default() }).await {
                         Ok(response) => return response.into_inner().empty,
                         Err(error) => tracing::info!(%error, "leaving"),
                     }
@@ -413,12 +424,13 @@ impl<S: Service> Membership<S> {
     }
 }
 
-fn report(kind: &Kind) -> AckKind {
+fn report(kind: &Kind) -> Option<AckKind> {
     match kind {
-        Kind::Warm(_) => AckKind::Ready,
-        Kind::Sync(_) => AckKind::Synced,
-        Kind::Drain(_) => AckKind::Drained,
-        Kind::Release(_) => AckKind::Released,
+        Kind::Warm(_) => Some(AckKind::Ready),
+        Kind::Sync(_) => Some(AckKind::Synced),
+        Kind::Drain(_) => Some(AckKind::Drained),
+        Kind::Release(_) => Some(AckKind::Released),
+        _ => None,
     }
 }
 
