@@ -76,6 +76,11 @@ pods: setup-build setup-etcd setup-pods ## Pods in every language under load whi
 	@examples/go-grpc-pod/build target/verify/go-grpc-pod
 	@PYTHONDONTWRITEBYTECODE=1 .tools/pods/bin/python tests/pods/run.py --binaries target/verify $(ARGS)
 
+.PHONY: kafka-pods
+kafka-pods: setup-build setup-etcd setup-python-pods ## The same with pods that keep their state in Kafka
+	@$(BUILD_VERIFY)
+	@PYTHONDONTWRITEBYTECODE=1 .tools/pods/bin/python tests/pods/run.py --binaries target/verify --kafka $(ARGS)
+
 .PHONY: page
 page: setup-build setup-etcd setup-browser ## The live page in a real Chromium, compared with /status (ARGS="--only keys", ARGS="--pictures FOLDER")
 	@$(BUILD_VERIFY)

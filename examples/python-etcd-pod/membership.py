@@ -48,6 +48,7 @@ class Membership:
         self.ttl = lease_ttl
         self.service = service
         self.incarnation = self.lease = 0
+        self.lease_ended = False
         self.status = "Ready"
         self.view = {}
         self.owned = {}  # partition: epoch
@@ -128,8 +129,12 @@ class Membership:
         """Ends this life: stops all requests and tasks, drops the state, and then gives the registration up."""
         if not self.incarnation:
             return
+        left = max(0.0, self.stands_until - lease_now())
         self.trusted_until = self.stands_until = 0.0
         self.owned.clear()
+        # A write that has begun may take effect for as long as the lease allows.
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.until(lambda: not any(self.in_flight.values())), left)
         tasks = [task for _, task in self.running.values()]
         for task in tasks:
             task.cancel()
@@ -204,6 +209,8 @@ class Membership:
     async def act(self):
         """Does what the view requires. Returns whether this life goes on."""
         own = self.view.get(f"pods/{self.name}")
+        if self.over.is_set():
+            return False
         if own is None or own.create_revision != self.incarnation or self.lease_ended:
             log.error("the registration has ended")
             return False
@@ -282,7 +289,7 @@ class Membership:
         key, record = f"{self.prefix}handoffs/{partition}", self.view.get(f"handoffs/{partition}")
         guards = [created_at(self.key, self.incarnation), created_at(key, task.handoff)]
         if task.kind == "warm":
-            if record is None or record.create_revision != task.handoff or record.value is None:
+            if record is None or record.create_revision != task.handoff or (record.value or {}).get("phase") != "Warming":
                 return False
             # Fields that this pod does not know are kept.
             ready = record.value | {"phase": "Ready", "phase_entered_at": unix_millis()}

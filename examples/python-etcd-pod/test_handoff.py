@@ -64,6 +64,9 @@ class Tasks(unittest.TestCase):
         self.assertEqual(task(world("Syncing", alive="b"), NEW, 9), Task("sync", 9, 30))
         self.assertEqual(task(world("Syncing", capabilities=["sync"]), NEW, 9), Task("sync", 9, 30))
 
+    def test_a_later_life_of_the_old_owner_is_another_pod(self):
+        self.assertEqual(task(world("Syncing") | {"pods/a": entry({"capabilities": ["drained"]}, 11)}, NEW, 9), Task("sync", 9, 30))
+
     def test_an_unreadable_old_owner_is_waited_for(self):
         self.assertIsNone(task(world("Syncing") | {"pods/a": entry(None, 10)}, NEW, 9))
 

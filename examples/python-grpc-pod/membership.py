@@ -12,6 +12,7 @@ Invariants:
 """
 
 import asyncio
+import collections
 import contextlib
 import importlib
 import itertools
@@ -80,6 +81,7 @@ class Membership:
         self.trusted_until = self.stands_until = 0.0
         self.trust, self.ttl = lease_ttl * 2 / 3, lease_ttl
         self.running = {}  # partition: (kind, handoff, task)
+        self.locks = collections.defaultdict(asyncio.Lock)  # partition: held while one of its tasks runs
         self.acks = {}
         self.acks_due = asyncio.Event()
         self.changed = asyncio.Condition()
@@ -226,29 +228,30 @@ class Membership:
         if kind is None:
             return  # a kind of a later version
         before = self.running.get(partition)
-        if before and before[:2] == (kind, handoff) and not before[2].done():
-            return  # repeated after a reconnect
-        self.running[partition] = (kind, handoff, asyncio.create_task(self.do(kind, task, before)))
-
-    def stop(self, partition, handoff):
-        running = self.running.get(partition)
-        if running and running[1] == handoff:
-            running[2].cancel()
-
-    async def do(self, kind, task, before):
-        partition, pb = task.id.partition, self.pb
-        if before:
+        if before and not before[2].done():
+            if before[:2] == (kind, handoff):
+                return  # repeated after a reconnect
             if before[0] != "release":
                 before[2].cancel()
-            await asyncio.wait([before[2]])
-        while True:
-            try:
-                await self.call(kind, task)
-                break
-            except Exception as error:  # noqa: BLE001: after any error the task is still due
-                log.exception("%s of partition %d failed", kind, partition)
-                self.ack(pb.Ack(id=task.id, kind=self.report(kind), failure=str(error) or "failed"))
-                await asyncio.sleep(1)
+        self.running[partition] = (kind, handoff, asyncio.create_task(self.do(kind, task)))
+
+    def stop(self, partition, handoff):
+        kind, running, task = self.running.get(partition, (None, None, None))
+        if running == handoff and kind != "release":
+            task.cancel()
+
+    async def do(self, kind, task):
+        partition, pb = task.id.partition, self.pb
+        # A release is never cancelled, so what follows it waits.
+        async with self.locks[partition]:
+            while True:
+                try:
+                    await self.call(kind, task)
+                    break
+                except Exception as error:  # noqa: BLE001: after any error the task is still due
+                    log.exception("%s of partition %d failed", kind, partition)
+                    self.ack(pb.Ack(id=task.id, kind=self.report(kind), failure=str(error) or "failed"))
+                    await asyncio.sleep(1)
         log.info("%s of partition %d done, handoff %d", kind, partition, task.id.handoff)
         self.ack(pb.Ack(id=task.id, kind=self.report(kind)))
 

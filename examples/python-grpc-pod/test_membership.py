@@ -1,5 +1,6 @@
 """Tests of `membership.py` without a coordinator: `python -m unittest`, as `cargo test --workspace --test python_pods` does."""
 
+import asyncio
 import types
 import unittest
 
@@ -7,8 +8,25 @@ from membership import Membership, lease_now
 
 
 class Service:
+    def __init__(self):
+        self.calls = []
+
+    async def warm(self, partition, epoch, from_address):
+        self.calls.append("warm")
+
     async def release(self, partition):
-        pass
+        self.calls.append("release")
+
+
+class Task:
+    """A task as `segue.v1.Task` has it."""
+
+    def __init__(self, kind, handoff):
+        self.id, self.epoch, self.kind = types.SimpleNamespace(partition=0, handoff=handoff), handoff, kind
+        self.warm = types.SimpleNamespace(from_address="")
+
+    def WhichOneof(self, name):
+        return self.kind
 
 
 def welcome(incarnation):
@@ -42,6 +60,17 @@ class Lives(unittest.IsolatedAsyncioTestCase):
             self.assertFalse(self.membership.may_write(life))
         async with self.membership.request(0, 1) as life:
             self.assertIsNone(life)
+
+    async def test_a_release_that_waits_for_a_request_is_finished_before_a_later_task_begins(self):
+        self.membership.pb = types.SimpleNamespace(READY=1, SYNCED=2, DRAINED=3, RELEASED=4, Ack=types.SimpleNamespace)
+        async with self.membership.request(0, 1):
+            for task in (Task("release", 1), Task("warm", 2), Task("warm", 3)):
+                self.membership.begin(task)
+                for _ in range(9):
+                    await asyncio.sleep(0)  # lets it go as far as it can
+            self.assertEqual(self.membership.service.calls, [])
+        await self.membership.running[0][2]
+        self.assertEqual(self.membership.service.calls, ["release", "warm"])
 
 
 if __name__ == "__main__":

@@ -59,20 +59,25 @@ class State:
 
     def apply(self, records, read_to):
         for record in records:
-            highest, _ = self.entries.get(record["key"], (0, ""))
-            self.entries[record["key"]] = (max(highest, record["sequence"]), record["value"])
-        self.read_to = read_to
+            self.put(record)
+        self.read_to = max(self.read_to, read_to)
+
+    def put(self, record):
+        highest, _ = self.entries.get(record["key"], (0, ""))
+        self.entries[record["key"]] = (max(highest, record["sequence"]), record["value"])
 
 
 class Writer:
     """The service: its state, and the callbacks of a handoff."""
+
+    state = State
 
     def __init__(self, shared_log, warm_time):
         self.log, self.warm_time = shared_log, warm_time
         self.states = {}
 
     async def warm(self, partition, epoch, from_address):
-        state = State()
+        state = self.state()
         state.apply(*await self.log.read(partition, 0))
         await asyncio.sleep(self.warm_time)
         self.states[partition] = state
@@ -80,6 +85,10 @@ class Writer:
     async def sync(self, partition):
         state = self.states[partition]
         state.apply(*await self.log.read(partition, state.read_to))
+
+    async def enter(self, partition, epoch):
+        """Returns the state for a request."""
+        return self.states[partition]
 
     async def drain(self, partition):
         """Nothing outlives a request here."""
@@ -148,19 +157,24 @@ class Http:
             if life is None or headers.get("segue-keyspace") != membership.keyspace:
                 # The promise that nothing was done: the router asks again.
                 return "421 Misdirected Request", {"segue-misdirected": "1"}, b""
-            return await self.work(method, path, headers, body, partition, epoch, life)
+            try:
+                return await self.work(method, path, headers, body, partition, epoch, life)
+            except Exception as error:  # noqa: BLE001: whatever fails, the router gets a response
+                log.warning("%s %s failed: %r", method, path, error)
+                return "500 Internal Server Error", {}, b"the request failed\n"
 
     async def work(self, method, path, headers, body, partition, epoch, life):
         accepted_at = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        state, key = self.writer.states[partition], path.removeprefix("/keys/")
+        state, key = await self.writer.enter(partition, epoch), path.removeprefix("/keys/")
         await self.pause()
         value = b""
         if method == "GET":
             sequence, text = state.entries.get(key, (0, ""))
             value = text.encode()
         else:
+            lease_ended = "500 Internal Server Error", {"segue-reason": "lease-lost"}, b"the lease ended\n"
             if not self.membership.may_write(life):
-                return "500 Internal Server Error", {"segue-reason": "lease-lost"}, b"the lease ended\n"
+                return lease_ended
             sequence = int(headers["x-sequence"])
             record = {
                 "partition": partition,
@@ -174,6 +188,9 @@ class Http:
                 "value": body.decode(),
             }
             state.apply([record], await self.writer.log.append(partition, record))
+            if not self.membership.may_write(life):
+                # The next owner may not have seen the record.
+                return lease_ended
             await self.pause()
         return "200 OK", {"x-writer": self.membership.name, "x-epoch": epoch, "x-sequence": sequence}, value
 

@@ -7,7 +7,7 @@ import contextlib
 class Breaker:
     def __init__(self, port, target):
         self.port, self.target = port, target
-        self.connections = set()
+        self.connections, self.tasks = set(), set()
 
     async def start(self):
         self.server = await asyncio.start_server(self.serve, "127.0.0.1", self.port)
@@ -21,9 +21,17 @@ class Breaker:
         for stream in self.connections:
             stream.transport.abort()
 
+    async def close(self):
+        self.server.close()
+        # Connections that have been accepted get their task now.
+        await asyncio.sleep(0)
+        self.break_all()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
     async def serve(self, reader, writer):
-        # A task of a server that is cancelled prints it.
-        with contextlib.suppress(OSError, asyncio.CancelledError):
+        self.tasks.add(asyncio.current_task())
+        asyncio.current_task().add_done_callback(self.tasks.discard)
+        with contextlib.suppress(OSError):
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
             await asyncio.gather(self.pump(reader, far_writer), self.pump(far_reader, writer))
         writer.transport.abort()

@@ -1,5 +1,5 @@
 """The example pods in Python with one fault each, to see that the checks notice: `broken.py EXAMPLE-FAULT`, then the example's
-arguments, where EXAMPLE is `etcd` or `grpc`.
+arguments, where EXAMPLE is `etcd`, `grpc` or `kafka`.
 """
 
 import asyncio
@@ -9,27 +9,30 @@ import sys
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 
 
-def no_tail(writer):
+def no_tail(writer, pod):
     """Confirms that it has read the old owner's last writes, but reads nothing."""
 
     async def sync(self, partition):
         pass
 
     writer.Writer.sync = sync
+    if hasattr(pod, "KafkaWriter"):
+        # A claim reads the tail as well.
+        pod.KafkaWriter.enter = writer.Writer.enter
 
 
-def no_warm(writer):
+def no_warm(writer, pod):
     """Takes a partition over without its state."""
 
     async def warm(self, partition, epoch, from_address):
         _, end = await self.log.read(partition, 0)
-        self.states[partition] = writer.State()
+        self.states[partition] = self.state()
         self.states[partition].apply([], end)
 
     writer.Writer.warm = warm
 
 
-def late_write(writer):
+def late_write(writer, pod):
     """Confirms each write before it is in the log."""
     append = writer.Log.append
 
@@ -50,11 +53,11 @@ FAULTS = {"no-tail": no_tail, "no-warm": no_warm, "late-write": late_write}
 
 def main():
     example, _, fault = sys.argv.pop(1).partition("-")
-    sys.path.insert(0, str(EXAMPLES / f"python-{example}-pod"))
+    sys.path.insert(0, str(EXAMPLES / ("kafka-pod" if example == "kafka" else f"python-{example}-pod")))
     import pod
     import writer
 
-    FAULTS[fault](writer)
+    FAULTS[fault](writer, pod)
     return asyncio.run(pod.main())
 
 

@@ -83,9 +83,10 @@ class Run:
                 await asyncio.sleep(0.1)
 
 
-async def load(site, seconds, seed):
+async def load(site, seconds, seed, kafka):
     """Sends load for this time. Returns the report."""
-    command = [site.segue, "bench", *site.routers, "--partitions", str(site.partitions), "--log-dir", site.logs]
+    command = [site.segue, "bench", *site.routers, "--partitions", str(site.partitions)]
+    command += [] if kafka else ["--log-dir", site.logs]
     command += ["--clients", "24", "--duration", f"{seconds}s", "--seed", str(seed), "--json"]
     bench = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await bench.communicate()
@@ -103,10 +104,10 @@ def written_by(site):
 
 
 async def play(site, arguments):
-    await site.start(arguments.each, arguments.sabotage)
+    await site.start(arguments.each, arguments.kafka, arguments.sabotage)
     run = Run(site, arguments.seed)
     counting = asyncio.create_task(run.count_handoffs())
-    loading = asyncio.create_task(load(site, arguments.seconds, arguments.seed))
+    loading = asyncio.create_task(load(site, arguments.seconds, arguments.seed, arguments.kafka))
     asyncio.get_running_loop().call_later(arguments.seconds - CALM, run.calm.set)
     await asyncio.gather(run.every_second(run.break_connections), run.every_second(run.kill_leader), run.restart_pods())
     report = await loading
@@ -114,6 +115,8 @@ async def play(site, arguments):
     if not arguments.sabotage:
         await site.settled()
 
+    if arguments.kafka:
+        await site.copy_topic()
     kinds = ["lost", "duplicated", "misrouted", "reordered", "dual_writer_overlaps", "unsettled"]
     harm = sum(report[kind] for kind in kinds)
     for kind in kinds:
@@ -135,12 +138,13 @@ async def play(site, arguments):
 
 async def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--binaries", required=True, help="the folder of segue, go-grpc-pod and examples/writer")
+    arguments.add_argument("--binaries", required=True, help="the folder of segue, go-grpc-pod, rust-grpc-pod and examples/writer")
     arguments.add_argument("--short", action="store_true", help="40 seconds and 100 handoffs")
     arguments.add_argument("--seconds", type=int, default=240, help="duration of the load")
     arguments.add_argument("--handoffs", type=int, default=1000, help="fail if there are fewer")
     arguments.add_argument("--partitions", type=int, default=96)
     arguments.add_argument("--each", type=int, default=1, help="number of pods of each kind")
+    arguments.add_argument("--kafka", action="store_true", help="pods that keep their state in Kafka, in place of all others")
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--sabotage", metavar="FAULT", help="adds a pod with a fault of broken.py")
     arguments = arguments.parse_args()
@@ -160,9 +164,11 @@ async def main():
                     if name.endswith(".log"):
                         with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as log:
                             print(f"--- {name}\n{''.join(log.readlines()[-40:])}", file=sys.stderr)
-            await site.store.close()
             for process in Process.started:
                 process.kill()
+            for breaker in site.breakers:
+                await breaker.close()
+            await site.store.close()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A site: etcd, coordinators, routers, and writer pods of every example, each a process."""
 
 import asyncio
+import json
 import os
 import sys
 import time
@@ -8,15 +9,19 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 EXAMPLES = os.path.join(ROOT, "examples")
-sys.path[:0] = [os.path.join(ROOT, "tests/interop"), os.path.join(EXAMPLES, "python-etcd-pod")]
+sys.path[:0] = [os.path.join(ROOT, "tests/interop")]
+sys.path[:0] = [os.path.join(EXAMPLES, example) for example in ("python-etcd-pod", "kafka-pod")]
 
 import etcd as store  # noqa: E402
+from kafka_log import KafkaLog  # noqa: E402
 from processes import PATIENCE, Etcd, Process, free_port, until  # noqa: E402
 
 from breaker import Breaker  # noqa: E402
 
 PREFIX = "/segue/default/"
 LEASE = 3
+TOPIC = "persons"
+PYTHON = os.path.join(ROOT, ".tools/pods/bin/python")
 COORDINATORS, ROUTERS = 3, 2
 
 
@@ -35,10 +40,10 @@ class Site:
         self.logs = os.path.join(folder, "partitions")
         self.etcd = Etcd(folder)
         self.store = store.Etcd([self.etcd.url], timeout=5)
-        self.pods, self.coordinators, self.routers = {}, {}, []
+        self.pods, self.coordinators, self.routers, self.breakers = {}, {}, [], []
         self.ports = {f"c-{number}": free_port() for number in range(COORDINATORS)}
 
-    async def start(self, each, sabotage):
+    async def start(self, each, kafka, sabotage):
         await until(self.etcd.is_up, "etcd")
         etcd_port = int(self.etcd.url.rsplit(":", 1)[1])
         self.etcd_breaker = await Breaker(free_port(), etcd_port).start()
@@ -47,13 +52,42 @@ class Site:
             self.breakers.append(await Breaker(free_port(), port).start())
             self.start_coordinator(name)
         self.routers = [self.start_router(f"r-{number}") for number in range(ROUTERS)]
-        pods = list(self.examples(each))
+        pods = list(self.with_kafka() if kafka else self.examples(each))
         if sabotage:
             pods.append(self.broken(sabotage, pods))
         for pod in pods:
             self.pods[pod.name] = pod
             self.start_pod(pod)
         await self.settled()
+
+    def with_kafka(self):
+        """Starts brokers, and returns pods that keep their state there."""
+        brokers = Process("kafka", self.folder, [PYTHON, os.path.join(HERE, "mock_broker.py"), TOPIC, str(self.partitions)])
+        self.kafka = None
+        deadline = time.monotonic() + PATIENCE
+        while not self.kafka and time.monotonic() < deadline:
+            time.sleep(0.05)
+            lines = [line for line in brokers.tail().splitlines() if line.startswith("127.0.0.1:")]
+            self.kafka = lines[0] if lines else None
+        pod = os.path.join(EXAMPLES, "kafka-pod/pod.py")
+        command = [PYTHON, pod, *self.known_coordinators(), "--kafka", self.kafka, "--topic", TOPIC, "--lease-ttl", str(LEASE)]
+        return [Pod(f"python-kafka-{number}", "python", command) for number in range(4)]
+
+    async def copy_topic(self):
+        """Copies the records that have an effect from Kafka to the folder of the logs."""
+        log = KafkaLog(self.kafka, TOPIC, LEASE)
+        os.makedirs(self.logs, exist_ok=True)
+        for partition in range(self.partitions):
+            records, _ = await log.read(partition, 0)
+            newest = 0
+            with open(os.path.join(self.logs, f"{partition}.log"), "w", encoding="utf-8") as out:
+                for record in records:
+                    newest = max(newest, record["epoch"])
+                    if record["epoch"] == newest and record["key"]:
+                        out.write(json.dumps(record) + "\n")
+
+    def known_coordinators(self):
+        return [word for breaker in self.breakers[1:] for word in ("--coordinator", breaker.address)]
 
     async def settled(self):
         """Waits until every pod owns partitions, every partition is owned, and none moves."""
@@ -76,16 +110,16 @@ class Site:
         """Returns the pods of every example. They reach etcd and the coordinators through the breakers."""
         etcd = f"http://{self.etcd_breaker.address}"
         grpc = [breaker.address for breaker in self.breakers[1:]]
-        python = os.path.join(ROOT, ".tools/pods/bin/python")
         logs = ["--log-dir", self.logs]
         times = [*logs, "--lease-ttl", str(LEASE), "--warm-time", "0.03", "--service-time", "0.002"]
         go_times = [*logs, "--lease-ttl", f"{LEASE}s", "--warm-time", "30ms", "--service-time", "2ms"]
         rust_times = [*logs, "--lease-ttl", str(LEASE), "--warm-time", "30", "--service-time", "2"]
-        known = [word for address in grpc for word in ("--coordinator", address)]
+        known = self.known_coordinators()
         kinds = {
-            "python-grpc": [python, os.path.join(EXAMPLES, "python-grpc-pod/pod.py"), *known, *times],
-            "python-etcd": [python, os.path.join(EXAMPLES, "python-etcd-pod/pod.py"), "--etcd", etcd, *times],
+            "python-grpc": [PYTHON, os.path.join(EXAMPLES, "python-grpc-pod/pod.py"), *known, *times],
+            "python-etcd": [PYTHON, os.path.join(EXAMPLES, "python-etcd-pod/pod.py"), "--etcd", etcd, *times],
             "go-grpc": [os.path.join(self.binaries, "go-grpc-pod"), "--coordinator", ",".join(grpc), *go_times],
+            "rust-grpc": [os.path.join(self.binaries, "rust-grpc-pod"), *known, *rust_times],
             "rust-linked": [os.path.join(self.binaries, "examples/writer"), "--etcd", etcd, *rust_times],
         }
         for kind, command in kinds.items():
@@ -95,8 +129,8 @@ class Site:
     def broken(self, fault, pods):
         """Returns one more pod of an example, with this fault."""
         example = next(pod for pod in pods if pod.name == f"python-{fault.split('-')[0]}-0")
-        python, _, *rest = example.command
-        return Pod("python-broken", "python", [python, os.path.join(HERE, "broken.py"), fault, *rest])
+        _, _, *rest = example.command
+        return Pod("python-broken", "python", [PYTHON, os.path.join(HERE, "broken.py"), fault, *rest])
 
     def run(self, name, sections):
         config = os.path.join(self.folder, f"{name}.toml")

@@ -22,31 +22,31 @@ use segue_tests::ports::free_address;
 use segue_tests::process::Process;
 use writers::{PARTITIONS, WriterCluster};
 
-/// Returns the folder of an example in Python, and a command that runs Python with what it needs.
-fn python(example: &str) -> (PathBuf, Command) {
+/// Returns a folder of the repository, and a command that runs Python with what the examples need.
+fn python(folder: &str) -> (PathBuf, Command) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python = root.join(".tools/pods/bin/python");
     assert!(python.exists(), "{} is missing: run scripts/setup python-pods", python.display());
     let mut command = Command::new(python);
     command.env("PYTHONDONTWRITEBYTECODE", "1");
-    (root.join("examples").join(example), command)
+    (root.join(folder), command)
 }
 
 /// Starts a pod that knows these coordinators.
 fn grpc_pod(cluster: &mut WriterCluster, name: &str, coordinators: &[SocketAddr]) {
     let coordinators: Vec<String> = coordinators.iter().map(ToString::to_string).collect();
     let known = coordinators.iter().flat_map(|at| ["--coordinator", at]);
-    pod(cluster, "python-grpc-pod", name, &known.collect::<Vec<_>>());
+    pod(cluster, "examples/python-grpc-pod", name, &known.collect::<Vec<_>>());
 }
 
 /// Starts a pod that talks to etcd.
 fn etcd_pod(cluster: &mut WriterCluster, name: &str) {
     let endpoint = cluster.etcd().endpoint();
-    pod(cluster, "python-etcd-pod", name, &["--etcd", &endpoint]);
+    pod(cluster, "examples/python-etcd-pod", name, &["--etcd", &endpoint]);
 }
 
-fn pod(cluster: &mut WriterCluster, example: &str, name: &str, whom: &[&str]) {
-    let (folder, mut command) = python(example);
+fn pod(cluster: &mut WriterCluster, folder: &str, name: &str, whom: &[&str]) {
+    let (folder, mut command) = python(folder);
     command.arg(folder.join("pod.py")).args(whom);
     command.args(["--name", name, "--listen", &free_address().to_string(), "--lease-ttl", "3"]);
     command.args(["--warm-time", "0.03", "--service-time", "0.002", "--log-dir"]).arg(cluster.logs());
@@ -54,21 +54,31 @@ fn pod(cluster: &mut WriterCluster, example: &str, name: &str, whom: &[&str]) {
     cluster.processes.insert(name.to_owned(), process);
 }
 
-/// Runs the unit tests of an example.
-fn unit_tests(example: &str, module: &str) {
-    let (folder, mut command) = python(example);
+/// Runs the unit tests of a module in this folder.
+fn unit_tests(folder: &str, module: &str) {
+    let (folder, mut command) = python(folder);
     let output = command.args(["-m", "unittest", module]).current_dir(folder).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
 fn a_python_pod_writes_nothing_that_an_earlier_life_has_accepted() {
-    unit_tests("python-grpc-pod", "test_membership");
+    unit_tests("examples/python-grpc-pod", "test_membership");
 }
 
 #[test]
 fn a_pod_straight_on_etcd_derives_from_the_records_what_it_serves_and_does() {
-    unit_tests("python-etcd-pod", "test_handoff");
+    unit_tests("examples/python-etcd-pod", "test_handoff");
+}
+
+#[test]
+fn a_pod_straight_on_etcd_keeps_and_loses_its_registration_as_the_protocol_has_it() {
+    unit_tests("tests/pods", "test_etcd_membership");
+}
+
+#[test]
+fn a_pod_on_kafka_ignores_what_an_earlier_epoch_has_left_in_flight() {
+    unit_tests("examples/kafka-pod", "test_pod");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

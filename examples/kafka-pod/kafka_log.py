@@ -1,0 +1,100 @@
+"""The log of each partition as a partition of a Kafka topic.
+
+Each record carries the epoch of its writer as a header. A reader ignores a record whose epoch is below one that it has read
+before, so a write that a dead or suspended owner left on its way to the broker has no effect once its successor has written.
+
+Invariants:
+
+* An owner's first record of an epoch (its *claim*, which changes no state) precedes its first response.
+* A record is confirmed only after all in-sync replicas have it.
+* Nothing waits in the producer for longer than a sixth of the lease, the time that a pod has left when it may write no more.
+"""
+
+import asyncio
+import json
+import threading
+import time
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+EPOCH = "segue-epoch"
+
+
+class KafkaLog:
+    def __init__(self, brokers, topic, lease_ttl):
+        self.topic = topic
+        self.consumer = {
+            "bootstrap.servers": brokers,
+            "group.id": f"{topic}-pods",  # required, though offsets are neither committed nor read
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+            # How long a broker may wait before it says that this is the end.
+            "fetch.wait.max.ms": 10,
+        }
+        self.producer = Producer({
+            "bootstrap.servers": brokers,
+            "enable.idempotence": True,
+            "linger.ms": 1,
+            "message.timeout.ms": int(lease_ttl * 1000 / 6),
+        })
+        self.loop = asyncio.get_running_loop()
+        # Calls the callbacks of `append`.
+        threading.Thread(target=self.poll, daemon=True).start()
+
+    def poll(self):
+        while True:
+            self.producer.poll(1.0)
+
+    async def append(self, partition, record):
+        """Appends a record. Returns the offset after it."""
+        done = self.loop.create_future()
+        record["appended_at"] = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+        def delivered(error, message):
+            self.loop.call_soon_threadsafe(finish, error, None if error else message.offset() + 1)
+
+        def finish(error, offset):
+            if done.cancelled():
+                return
+            if error:
+                done.set_exception(KafkaException(error))
+            else:
+                done.set_result(offset)
+
+        self.producer.produce(
+            self.topic,
+            partition=partition,
+            key=record["key"],
+            value=json.dumps(record),
+            headers={EPOCH: str(record["epoch"])},
+            on_delivery=delivered,
+        )
+        return await done
+
+    async def read(self, partition, begin):
+        """Returns the records from this offset up to the end, and the offset after them."""
+        return await asyncio.to_thread(self.read_to_end, partition, begin)
+
+    def read_to_end(self, partition, begin):
+        consumer = Consumer(self.consumer)
+        try:
+            consumer.assign([TopicPartition(self.topic, partition, begin or OFFSET_BEGINNING)])
+            records, end = [], begin
+            while True:
+                message = consumer.poll(10.0)
+                if message is None:
+                    raise TimeoutError(f"no broker responds for partition {partition}")
+                if message.error() is None:
+                    records.append(json.loads(message.value()) | {"epoch": epoch_of(message)})
+                    end = message.offset() + 1
+                elif message.error().code() == KafkaError._PARTITION_EOF:
+                    return records, max(end, message.offset())
+                else:
+                    raise KafkaException(message.error())
+        finally:
+            consumer.close()
+
+
+def epoch_of(message):
+    return next(int(value) for name, value in message.headers() if name == EPOCH)

@@ -1,0 +1,72 @@
+"""A writer pod with its state in Kafka: takes part by gRPC, warms up to the end of a partition, and fences by epochs."""
+
+import asyncio
+import logging
+import pathlib
+import sys
+
+from kafka_log import KafkaLog
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(EXAMPLES / "python-grpc-pod"), str(EXAMPLES / "python-writer")]
+
+from membership import Membership, load_stubs  # noqa: E402
+from writer import State, Writer, parser, serve  # noqa: E402
+
+
+class FencedState(State):
+    """The state of a partition, without the records of epochs that were over when they were appended."""
+
+    def __init__(self):
+        super().__init__()
+        self.newest = 0  # the highest epoch read
+        self.claimed = 0  # the epoch that this pod has claimed
+        self.claiming = asyncio.Lock()
+
+    def put(self, record):
+        if record["epoch"] >= self.newest:
+            self.newest = record["epoch"]
+            if record["key"]:  # a claim has none
+                super().put(record)
+
+
+class KafkaWriter(Writer):
+    """The service: the callbacks of a handoff are those of its base class, on a log in Kafka."""
+
+    state = FencedState
+
+    async def enter(self, partition, epoch):
+        """Returns the state for a request. The first request of an epoch shuts earlier epochs out of the log, and reads what they
+        wrote until then."""
+        state = self.states[partition]
+        async with state.claiming:
+            if state.claimed < epoch:
+                await self.log.append(partition, {"key": "", "epoch": epoch})
+                state.apply(*await self.log.read(partition, state.read_to))
+                state.claimed = epoch
+        return state
+
+
+async def main():
+    arguments = parser(__doc__)
+    arguments.add_argument("--coordinator", action="append", required=True, help="host:port; several are tried in turn")
+    arguments.add_argument("--kafka", required=True, help="brokers: host:port,host:port")
+    arguments.add_argument("--topic", required=True, help="has as many partitions as the keyspace")
+    arguments.add_argument("--proto", default=EXAMPLES.parent / "coordination/proto", help="folder of segue/v1/pods.proto")
+    arguments = arguments.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    writer = KafkaWriter(KafkaLog(arguments.kafka, arguments.topic, arguments.lease_ttl), arguments.warm_time)
+    membership = Membership(
+        load_stubs(arguments.proto),
+        arguments.coordinator,
+        arguments.keyspace,
+        arguments.name,
+        arguments.listen,
+        arguments.lease_ttl,
+        writer,
+    )
+    return await serve(membership, writer, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(asyncio.run(main()))

@@ -1,0 +1,439 @@
+//! Takes part in Segue's handoffs through the gRPC service of its coordinators.
+//!
+//! [`Membership`] keeps the stream open, runs the service's callbacks for tasks, and decides which requests may be
+//! accepted. It is independent of HTTP and of the service's state, so other services can copy it unchanged.
+//!
+//! # Invariants
+//!
+//! * A request is accepted only at the epoch that the pod owns, and only while the lease clock runs.
+//! * A request writes only in the life (the incarnation) that accepted it: others may have owned its partition in between.
+//! * The lease clock counts from when a confirmed heartbeat was *sent*, by a clock that counts suspended time.
+//! * The token stays in this process. A restarted process is a new incarnation.
+
+// Fields and kinds that a later version of the protocol adds have no effect here.
+#![allow(clippy::needless_update, unreachable_patterns)]
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use crate::clock::lease_now;
+use crate::proto::pods_client::PodsClient;
+use crate::proto::task::Kind;
+use crate::proto::{
+    Ack, AckKind, AckOutcome, AckRequest, Event, Heartbeat, Hello, Holding, LeaveRequest, Task, TaskId, Welcome,
+};
+
+const RETRY: Duration = Duration::from_millis(100);
+const CATCH_UP: Duration = Duration::from_millis(250);
+
+/// The callbacks of a handoff. A callback that fails is called again while it is due.
+pub(crate) trait Service: Send + Sync + 'static {
+    /// Copies the state while the old owner still serves.
+    fn warm(&self, partition: u32) -> impl Future<Output = io::Result<()>> + Send;
+    /// Reads what the old owner has written since.
+    fn sync(&self, partition: u32) -> impl Future<Output = io::Result<()>> + Send;
+    /// Frees the state.
+    fn release(&self, partition: u32);
+}
+
+/// What a pod registers.
+pub(crate) struct Identity {
+    pub(crate) keyspace: String,
+    pub(crate) name: String,
+    pub(crate) address: String,
+    pub(crate) lease_ttl: Duration,
+}
+
+/// A pod's part in the keyspace.
+pub(crate) struct Membership<S> {
+    identity: Identity,
+    service: Arc<S>,
+    state: Mutex<State>,
+    changed: watch::Sender<()>,
+    acks_due: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    incarnation: u64,
+    resume: Vec<u8>,
+    /// By partition: the epoch.
+    owned: HashMap<u32, u64>,
+    /// By partition: the epoch of the state that the pod has.
+    held: HashMap<u32, u64>,
+    in_flight: HashMap<u32, usize>,
+    trusted_until: Duration,
+    stands_until: Duration,
+    trust: Duration,
+    lease_ttl: Duration,
+    running: HashMap<u32, Running>,
+    /// By partition: locked while one of its tasks runs.
+    turns: HashMap<u32, Arc<tokio::sync::Mutex<()>>>,
+    acks: HashMap<(u32, u64, i32), Ack>,
+    client: Option<PodsClient<Channel>>,
+    leaving: bool,
+    left: bool,
+}
+
+struct Running {
+    kind: AckKind,
+    handoff: u64,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    /// Stops the task, unless it frees state.
+    fn stop(&self) {
+        if self.kind != AckKind::Released {
+            self.task.abort();
+        }
+    }
+}
+
+impl State {
+    /// Stops all requests: the registration is over.
+    fn fence(&mut self) {
+        self.owned.clear();
+        (self.trusted_until, self.stands_until) = (Duration::ZERO, Duration::ZERO);
+    }
+
+    fn accepts(&self, partition: u32, epoch: u64) -> bool {
+        self.owned.get(&partition) == Some(&epoch) && lease_now() < self.trusted_until
+    }
+
+    fn is_idle(&self, partition: u32) -> bool {
+        self.in_flight.get(&partition).is_none_or(|count| *count == 0)
+    }
+}
+
+/// A request that was accepted. It counts as in flight until it is dropped.
+pub(crate) struct Accepted<S: Service> {
+    membership: Arc<Membership<S>>,
+    partition: u32,
+    /// The incarnation that accepted it.
+    pub(crate) life: u64,
+}
+
+impl<S: Service> Accepted<S> {
+    /// Returns whether what this request writes now takes effect before its lease can have ended.
+    pub(crate) fn may_write(&self) -> bool {
+        let state = self.membership.state();
+        self.life == state.incarnation && lease_now() < state.stands_until
+    }
+}
+
+impl<S: Service> Drop for Accepted<S> {
+    fn drop(&mut self) {
+        if let Some(count) = self.membership.state().in_flight.get_mut(&self.partition) {
+            *count -= 1;
+        }
+        self.membership.changed.send_replace(());
+    }
+}
+
+impl<S: Service> Membership<S> {
+    pub(crate) fn new(identity: Identity, service: Arc<S>) -> Arc<Self> {
+        let lease_ttl = identity.lease_ttl;
+        let state = Mutex::new(State { lease_ttl, trust: lease_ttl * 2 / 3, ..State::default() });
+        Arc::new(Membership { identity, service, state, changed: watch::Sender::new(()), acks_due: Notify::new() })
+    }
+
+    pub(crate) fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Accepts a request of the keyspace, or returns `None`.
+    pub(crate) async fn accept(self: &Arc<Self>, partition: u32, epoch: u64) -> Option<Accepted<S>> {
+        // The router may learn of the ownership before the pod does.
+        let owns = |state: &State| state.owned.get(&partition).is_some_and(|owned| *owned >= epoch);
+        let _ = timeout(CATCH_UP, self.until(owns)).await;
+        let mut state = self.state();
+        if !state.accepts(partition, epoch) {
+            return None;
+        }
+        *state.in_flight.entry(partition).or_default() += 1;
+        Some(Accepted { membership: self.clone(), partition, life: state.incarnation })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn until(&self, holds: impl Fn(&State) -> bool) {
+        let mut changed = self.changed.subscribe();
+        while !holds(&self.state()) {
+            // The sender is as old as `self`.
+            let _ = changed.changed().await;
+        }
+    }
+
+    /// Keeps a stream open to one of the coordinators until the pod has left.
+    pub(crate) async fn run(self: Arc<Self>, coordinators: Vec<String>) {
+        let acks = tokio::spawn(self.clone().send_acks());
+        for coordinator in coordinators.iter().cycle() {
+            let Err(ended) = self.follow(coordinator).await;
+            tracing::info!(coordinator, %ended, "stream ended");
+            if ended.code() == Code::NotFound {
+                let mut state = self.state();
+                state.fence();
+                state.left = state.leaving;
+                if state.left {
+                    break;
+                }
+            }
+            sleep(RETRY).await;
+        }
+        acks.abort();
+    }
+
+    async fn follow(self: &Arc<Self>, coordinator: &str) -> Result<std::convert::Infallible, Status> {
+        let endpoint = Endpoint::from_shared(format!("http://{coordinator}"));
+        let endpoint = endpoint.map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let trust = self.state().trust;
+        let channel = endpoint.connect_timeout(trust / 2).connect().await;
+        let mut client = PodsClient::new(channel.map_err(|error| Status::unavailable(error.to_string()))?);
+        self.state().client = Some(client.clone());
+
+        let (outgoing, heartbeats) = mpsc::channel(4);
+        let mut sent = HashMap::from([(1, lease_now())]);
+        let gone = |_| Status::unavailable("the stream is closed");
+        outgoing.send(Heartbeat { seq: 1, hello: Some(self.hello()), ..Heartbeat::default() }).await.map_err(gone)?;
+        let mut events = client.register(ReceiverStream::new(heartbeats)).await?.into_inner();
+        let (mut seq, mut seen) = (1, 0);
+        // Set by the welcome.
+        let mut ticks = interval(trust);
+        let mut silent_at = Instant::now() + trust / 2;
+        loop {
+            tokio::select! {
+                event = events.message() => {
+                    let event = event?.ok_or_else(|| Status::unavailable("the stream ended"))?;
+                    silent_at = Instant::now() + self.state().trust / 2;
+                    if let Some(welcome) = &event.welcome {
+                        self.welcome(welcome);
+                        ticks = interval(span(welcome.heartbeat_every.as_ref()).max(RETRY));
+                    }
+                    seen = event.seq;
+                    let go_away = event.go_away.is_some();
+                    self.apply(event, &mut sent);
+                    if go_away {
+                        return Err(Status::unavailable("the coordinator shuts down"));
+                    }
+                }
+                _ = ticks.tick(), if seen > 0 => {
+                    seq += 1;
+                    sent.insert(seq, lease_now());
+                    outgoing.send(Heartbeat { seq, seen, ..Heartbeat::default() }).await.map_err(gone)?;
+                }
+                // A coordinator confirms every heartbeat. If it falls silent, the pod leaves it in time.
+                () = sleep_until(silent_at) => return Err(Status::deadline_exceeded("the coordinator is silent")),
+            }
+        }
+    }
+
+    fn hello(&self) -> Hello {
+        let state = self.state();
+        let identity = &self.identity;
+        Hello {
+            protocol_min: 1,
+            protocol_max: 1,
+            keyspace: identity.keyspace.clone(),
+            pod: identity.name.clone(),
+            address: identity.address.clone(),
+            lease_ttl: prost_types::Duration::try_from(identity.lease_ttl).ok(),
+            capabilities: ["sync", "drained", "released", "fence"].map(str::to_owned).to_vec(),
+            resume: state.resume.clone(),
+            holdings: state
+                .held
+                .iter()
+                .map(|(&partition, &epoch)| Holding { partition, epoch, ..Holding::default() })
+                .collect(),
+            ..Hello::default()
+        }
+    }
+
+    fn welcome(&self, welcome: &Welcome) {
+        let mut state = self.state();
+        if !welcome.resumed {
+            // Another life: nothing of the earlier one is owned, and its state is of no use.
+            state.fence();
+            state.acks.clear();
+            state.running.drain().for_each(|(_, running)| running.stop());
+            state.held.drain().for_each(|(partition, _)| self.service.release(partition));
+        }
+        state.resume.clone_from(&welcome.resume);
+        state.incarnation = welcome.incarnation;
+        (state.trust, state.lease_ttl) = (span(welcome.trust.as_ref()), span(welcome.lease_ttl.as_ref()));
+        tracing::info!(state.incarnation, welcome.resumed, "registered");
+    }
+
+    fn apply(self: &Arc<Self>, event: Event, sent: &mut HashMap<u64, Duration>) {
+        let mut state = self.state();
+        if let Some(begun) = sent.get(&event.confirmed) {
+            state.trusted_until = *begun + state.trust;
+            // Half-way between trust and the end of the lease, because clocks may differ in speed.
+            state.stands_until = *begun + (state.trust + state.lease_ttl) / 2;
+            sent.retain(|seq, _| *seq > event.confirmed);
+        }
+        if let Some(assignment) = event.assignment {
+            if assignment.full {
+                state.owned.clear();
+            }
+            state.owned.retain(|partition, _| !assignment.gone.contains(partition));
+            state.owned.extend(assignment.owned.iter().map(|owned| (owned.partition, owned.epoch)));
+        }
+        for TaskId { partition, handoff, .. } in event.dropped {
+            state
+                .running
+                .get(&partition)
+                .filter(|running| running.handoff == handoff)
+                .inspect(|running| running.stop());
+        }
+        for task in event.tasks {
+            self.begin(&mut state, task);
+        }
+        drop(state);
+        self.changed.send_replace(());
+    }
+
+    /// Replaces the partition's task.
+    fn begin(self: &Arc<Self>, state: &mut State, task: Task) {
+        let (Some(id), Some(kind)) = (task.id, task.kind.as_ref().and_then(report)) else {
+            return; // a kind of a later version
+        };
+        if let Some(before) = state.running.get(&id.partition).filter(|before| !before.task.is_finished()) {
+            if (before.kind, before.handoff) == (kind, id.handoff) {
+                return; // repeated after a reconnect
+            }
+            before.stop();
+        }
+        // What frees state is finished before the next task begins.
+        let turn = state.turns.entry(id.partition).or_default().clone();
+        let membership = self.clone();
+        let task = tokio::spawn(async move {
+            let _turn = turn.lock().await;
+            membership.carry_out(id, kind, task.epoch).await;
+        });
+        state.running.insert(id.partition, Running { kind, handoff: id.handoff, task });
+    }
+
+    async fn carry_out(&self, id: TaskId, kind: AckKind, epoch: u64) {
+        let life = self.state().incarnation;
+        while let Err(error) = self.call(id.partition, kind, epoch, life).await {
+            tracing::warn!(id.partition, ?kind, %error, "task failed; trying again");
+            self.ack(Ack { id: Some(id), kind: kind.into(), failure: error.to_string(), ..Ack::default() }, life);
+            sleep(Duration::from_secs(1)).await;
+        }
+        tracing::info!(id.partition, id.handoff, ?kind, "task done");
+        self.ack(Ack { id: Some(id), kind: kind.into(), ..Ack::default() }, life);
+    }
+
+    async fn call(&self, partition: u32, kind: AckKind, epoch: u64, life: u64) -> io::Result<()> {
+        match kind {
+            AckKind::Ready if self.state().held.get(&partition) != Some(&epoch) => {
+                self.service.warm(partition).await?;
+                let mut state = self.state();
+                if state.incarnation == life {
+                    state.held.insert(partition, epoch);
+                }
+            }
+            AckKind::Synced => self.service.sync(partition).await?,
+            // The service does no work beyond its requests.
+            AckKind::Drained => self.until(|state| state.is_idle(partition)).await,
+            AckKind::Released => {
+                self.until(|state| state.is_idle(partition)).await;
+                self.state().held.remove(&partition);
+                self.service.release(partition);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn ack(&self, ack: Ack, life: u64) {
+        let mut state = self.state();
+        if let Some(id) = ack.id.filter(|_| state.incarnation == life) {
+            state.acks.insert((id.partition, id.handoff, ack.kind), ack);
+            self.acks_due.notify_one();
+        }
+    }
+
+    /// Sends each acknowledgement, to any instance, until it gets a response.
+    async fn send_acks(self: Arc<Self>) {
+        loop {
+            self.acks_due.notified().await;
+            let (client, resume, batch) = {
+                let state = self.state();
+                (state.client.clone(), state.resume.clone(), state.acks.clone())
+            };
+            let Some(mut client) = client.filter(|_| !batch.is_empty()) else { continue };
+            let (keys, acks): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+            let call = timeout(
+                Duration::from_secs(5),
+                client.ack(AckRequest { resume, acks: acks.clone(), ..AckRequest::default() }),
+            )
+            .await;
+            let outcomes = call.ok().and_then(Result::ok).map(|response| response.into_inner().outcomes);
+            let mut again = outcomes.is_none();
+            for ((key, ack), outcome) in keys.into_iter().zip(acks).zip(outcomes.unwrap_or_default()) {
+                let mut state = self.state();
+                if outcome == i32::from(AckOutcome::Again) {
+                    again = true;
+                } else if state.acks.get(&key) == Some(&ack) {
+                    state.acks.remove(&key);
+                }
+            }
+            if again {
+                sleep(RETRY).await;
+                self.acks_due.notify_one();
+            }
+        }
+    }
+
+    /// Hands all partitions over while the pod serves requests. Returns whether none was left in time.
+    pub(crate) async fn leave(&self, within: Duration) -> bool {
+        self.state().leaving = true;
+        let handed_over = async {
+            loop {
+                let (client, resume, left) = {
+                    let state = self.state();
+                    (state.client.clone(), state.resume.clone(), state.left)
+                };
+                if left {
+                    // The stream learnt of the end before the response arrived.
+                    return self.state().owned.is_empty();
+                }
+                if let Some(mut client) = client {
+                    match client.leave(LeaveRequest { resume, ..LeaveRequest::default() }).await {
+                        Ok(response) => return response.into_inner().empty,
+                        Err(error) => tracing::info!(%error, "leaving"),
+                    }
+                }
+                sleep(RETRY).await;
+            }
+        };
+        timeout(within, handed_over).await.unwrap_or(false)
+    }
+}
+
+fn report(kind: &Kind) -> Option<AckKind> {
+    match kind {
+        Kind::Warm(_) => Some(AckKind::Ready),
+        Kind::Sync(_) => Some(AckKind::Synced),
+        Kind::Drain(_) => Some(AckKind::Drained),
+        Kind::Release(_) => Some(AckKind::Released),
+        _ => None,
+    }
+}
+
+fn span(duration: Option<&prost_types::Duration>) -> Duration {
+    duration.and_then(|duration| Duration::try_from(*duration).ok()).unwrap_or_default()
+}

@@ -1,0 +1,140 @@
+"""Tests of the example straight on etcd against a real etcd: `python -m unittest`, as `cargo test --workspace --test python_pods`
+does."""
+
+import asyncio
+import os
+import sys
+import tempfile
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path[:0] = [os.path.join(ROOT, "tests/interop"), os.path.join(ROOT, "examples/python-etcd-pod")]
+
+from etcd import Etcd, put  # noqa: E402
+from handoff import Task  # noqa: E402
+from membership import Membership, lease_now  # noqa: E402
+from processes import Etcd as EtcdProcess  # noqa: E402
+from processes import Process, until  # noqa: E402
+
+TTL = 2
+PREFIX = "/segue/default/"
+KEY = f"{PREFIX}pods/a"
+
+
+class Service:
+    def __init__(self):
+        self.calls = []
+
+    async def warm(self, partition, epoch, from_address):
+        self.calls.append(("warm", partition, epoch))
+
+    async def sync(self, partition):
+        self.calls.append(("sync", partition))
+
+    async def drain(self, partition):
+        self.calls.append(("drain", partition))
+
+    async def release(self, partition):
+        self.calls.append(("release", partition))
+
+
+class Lives(unittest.IsolatedAsyncioTestCase):
+    async def asyncSetUp(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="segue-pods-")
+        process = EtcdProcess(self.folder.name)
+        await until(process.is_up, "etcd")
+        self.etcd = Etcd([process.url], timeout=TTL)
+        self.running = []
+        self.pod = self.start()
+        await self.sees(lambda entries: KEY in entries)
+        await self.pod.until(lambda: self.pod.acted_at)
+
+    async def asyncTearDown(self):
+        for task in self.running:
+            task.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)
+        await self.etcd.close()
+        for process in Process.started:
+            process.kill()
+        self.folder.cleanup()
+
+    def start(self):
+        pod = Membership(self.etcd, "/segue/", "default", "a", "127.0.0.1:1", TTL, Service())
+        self.running.append(asyncio.create_task(pod.run()))
+        return pod
+
+    async def sees(self, holds):
+        """Waits until what is stored meets the condition. Returns it, by key."""
+        deadline = lease_now() + 60
+        while lease_now() < deadline:
+            _, entries = await self.etcd.snapshot(PREFIX)
+            stored = {entry.key: entry for entry in entries}
+            if holds(stored):
+                return stored
+            await asyncio.sleep(0.02)
+        self.fail(f"not within a minute; stored: {sorted(stored)}")
+
+    async def owns(self, partition, epoch):
+        """Assigns a partition to the pod by hand, and waits until the pod serves it."""
+        assignment = {"partition": partition, "owner": "a", "incarnation": self.pod.incarnation, "epoch": epoch}
+        await self.etcd.commit([], [put(f"{PREFIX}assignments/{partition}", assignment)])
+        await asyncio.wait_for(self.pod.until(lambda: self.pod.owned == {partition: epoch}), 60)
+
+    async def test_a_registration_that_was_detached_from_its_lease_is_put_back(self):
+        incarnation, lease = self.pod.incarnation, self.pod.lease
+        await self.etcd.commit([], [put(KEY, {"pod_name": "a", "status": "Ready"})])
+        stored = await self.sees(lambda entries: KEY in entries and entries[KEY].lease == lease)
+        self.assertEqual((stored[KEY].create_revision, stored[KEY].value["address"]), (incarnation, "127.0.0.1:1"))
+
+    async def test_a_pod_that_has_lost_its_lease_fences_and_begins_another_life(self):
+        await self.owns(7, 5)
+        async with self.pod.request(7, 5) as life:
+            self.assertEqual(life, self.pod.incarnation)
+            await self.etcd.revoke(self.pod.lease)
+            await self.sees(lambda entries: KEY in entries and entries[KEY].create_revision > life)
+            await asyncio.wait_for(self.pod.until(lambda: self.pod.incarnation > life), 60)
+            self.assertFalse(self.pod.may_write(life))
+        async with self.pod.request(7, 5) as accepted:
+            self.assertIsNone(accepted)
+        self.assertIn(("release", 7), self.pod.service.calls)
+
+    async def test_a_second_process_waits_until_the_first_life_is_over(self):
+        first, second = self.pod.incarnation, self.start()
+        self.running[0].cancel()
+        await self.sees(lambda entries: KEY in entries and entries[KEY].create_revision > first)
+        await asyncio.wait_for(second.until(lambda: second.incarnation > first), 60)
+
+    async def test_a_pod_that_does_not_follow_the_store_loses_its_lease(self):
+        never = asyncio.Event()
+        self.pod.act = never.wait
+        begun = lease_now()
+        await self.sees(lambda entries: KEY not in entries)
+        # etcd looks for leases that have ended twice a second.
+        self.assertLess(lease_now() - begun, 1.5 * TTL + 1)
+
+    async def test_a_handoff_that_has_moved_on_is_not_moved_back(self):
+        record = {"new_owner": "a", "new_incarnation": self.pod.incarnation, "phase": "Syncing", "epoch": 9}
+        # An old owner that cannot be read is waited for, so that nothing is due.
+        await self.etcd.commit([], [put(f"{PREFIX}pods/b", "unreadable")])
+        old = (await self.sees(lambda entries: f"{PREFIX}pods/b" in entries))[f"{PREFIX}pods/b"]
+        record |= {"old_owner": "b", "old_incarnation": old.create_revision}
+        handoff = await self.etcd.commit([], [put(f"{PREFIX}handoffs/7", record)])
+        await asyncio.wait_for(self.pod.until(lambda: "handoffs/7" in self.pod.view), 60)
+        self.assertFalse(await self.pod.report(7, Task("warm", 9, handoff)))
+        stored = await self.sees(lambda entries: True)
+        self.assertEqual(stored[f"{PREFIX}handoffs/7"].value, record)
+
+    async def test_an_acknowledgement_of_a_handoff_that_is_over_is_not_written(self):
+        self.assertFalse(await self.pod.report(7, Task("drain", 5, handoff=999)))
+        _, entries = await self.etcd.snapshot(f"{PREFIX}pod_acks/")
+        self.assertEqual(entries, [])
+
+    async def test_a_pod_that_leaves_is_no_longer_registered(self):
+        self.assertTrue(await self.pod.leave(within=60))
+        _, entries = await self.etcd.snapshot(PREFIX)
+        self.assertEqual([entry.key for entry in entries], [])
+
+
+if __name__ == "__main__":
+    unittest.main()
