@@ -126,6 +126,11 @@ enum Command {
     /// Reads in the store what the pod owns. The pod has to accept requests of its partition at its epoch, and to
     /// refuse every other request with 421. Exits 0 if it does, 1 otherwise. The accepted requests reach the service,
     /// so choose a path that changes nothing.
+    ///
+    /// With --handoffs the program takes the place of the coordinator, the routers and another pod in a keyspace of the
+    /// pod's own. It plays handoffs, cancels, older epochs and the loss of the lease, and with --listen, for a pod by
+    /// gRPC, the restart and the silence of the coordinators. It exits 0 if the pod did all that the protocol asks of
+    /// it, 1 otherwise.
     Conformance(conformance::Args),
     /// Enforce the deadline of a sidecar's service. Started by the sidecar.
     #[command(hide = true)]

@@ -19,3 +19,12 @@ pub trait PodsObserver: fmt::Debug + Send + Sync + 'static {
     /// A pod that sends heartbeats has not applied its events, and its lease is not renewed; or it now applies them.
     fn reader_stuck(&self, stuck: bool);
 }
+
+/// Counts nothing.
+impl PodsObserver for () {
+    fn stream_began(&self, _: bool) {}
+    fn stream_ended(&self) {}
+    fn polled(&self) {}
+    fn acknowledged(&self, _: Callback, _: bool, _: AckOutcome) {}
+    fn reader_stuck(&self, _: bool) {}
+}

@@ -1,6 +1,6 @@
 //! The requests of the conformance test, and the responses that conform to the protocol. Pure.
 //!
-//! Not here: handoffs. A single request shows whether a pod obeys the stamps, not whether its state is complete.
+//! Not here: handoffs (`scenes`). A request shows whether a pod obeys the stamps, not whether its state is complete.
 
 use std::fmt;
 
@@ -78,6 +78,16 @@ pub(super) fn cases(owned: &Owned) -> Vec<Case> {
         refused("a partition that is no number", stamped(&["all"], &[&now], keyspace)),
         refused("two epochs", stamped(&[&partition], &[&now, &before], keyspace)),
         accepted("the right partition and epoch, after the refusals"),
+    ]
+}
+
+/// Returns the stamps of a router for this partition and epoch.
+pub(super) fn stamps(keyspace: &str, partition: PartitionId, epoch: Epoch) -> Vec<(&'static str, String)> {
+    vec![
+        (SEGUE_PARTITION, partition.to_string()),
+        (SEGUE_EPOCH, epoch.to_string()),
+        (SEGUE_KEYSPACE, keyspace.to_owned()),
+        (SEGUE_ROUTER, "segue-conformance".to_owned()),
     ]
 }
 

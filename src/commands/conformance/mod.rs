@@ -1,12 +1,16 @@
-//! `segue conformance`: sends requests with right and wrong stamps to a running pod, and prints the responses that do
-//! not conform.
+//! `segue conformance`: sends requests with right and wrong stamps to a running pod, or plays handoffs with it, and
+//! prints what does not conform.
 //!
-//! The store shows what the pod owns. A result counts only if the pod owned the same before and after.
+//! The store shows what the pod owns. A result of stamps counts only if the pod owned the same before and after.
 
 mod cases;
+mod scenes;
+mod service;
+mod stage;
 
 use std::fmt;
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
@@ -24,6 +28,9 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use self::cases::{Case, Observed, Owned, cases, fault};
+use self::scenes::PodUnderTest;
+use self::service::Service;
+use self::stage::Stage;
 use super::store::StoreArgs;
 use super::{Failure, runtime};
 
@@ -44,6 +51,15 @@ pub(super) struct Args {
     /// Path of the requests, each a GET.
     #[arg(long, default_value = "/")]
     path: String,
+    /// Play handoffs, cancels and the loss of the lease with the pod, in a keyspace without a coordinator and routers.
+    #[arg(long)]
+    handoffs: bool,
+    /// With --handoffs: serve the gRPC service for pods here, and play its restart and its silence.
+    #[arg(long, value_name = "ADDRESS", requires = "handoffs")]
+    listen: Option<SocketAddr>,
+    /// With --handoffs: how long the pod may take for each step.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = segue_config::parse_duration)]
+    patience: Duration,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
@@ -70,16 +86,44 @@ struct Outcome {
 }
 
 pub(super) fn conformance(args: &Args) -> Result<(), Failure> {
-    let report = runtime()?.block_on(run(args))?;
-    let mut out = std::io::stdout().lock();
-    let text = if args.json { serde_json::to_string(&report) } else { Ok(report.to_string()) };
-    let text = text.map_err(anyhow::Error::new)?;
-    writeln!(out, "{}", text.trim_end()).map_err(anyhow::Error::new)?;
-    // The report has already been printed.
-    if report.conforms { Ok(()) } else { Err(Failure::AlreadyReported) }
+    let runtime = runtime()?;
+    if args.handoffs {
+        let report = runtime.block_on(play(args))?;
+        return print(&report, report.conforms, args.json);
+    }
+    let report = runtime.block_on(run(args))?;
+    print(&report, report.conforms, args.json)
 }
 
-async fn run(args: &Args) -> Result<Report, Failure> {
+fn print<T: Serialize + fmt::Display>(report: &T, conforms: bool, json: bool) -> Result<(), Failure> {
+    let text = if json { serde_json::to_string(report) } else { Ok(report.to_string()) };
+    let text = text.map_err(anyhow::Error::new)?;
+    writeln!(std::io::stdout().lock(), "{}", text.trim_end()).map_err(anyhow::Error::new)?;
+    // The report has already been printed.
+    if conforms { Ok(()) } else { Err(Failure::AlreadyReported) }
+}
+
+async fn play(args: &Args) -> Result<scenes::Report, Failure> {
+    let authority = authority(args)?;
+    let (store, keys) = args.store.connect().await?;
+    let stage = Stage::take(store, keys, args.patience).await?;
+    let service = match args.listen {
+        Some(listen) => Some(Service::start(&stage, listen).await),
+        None => None,
+    };
+    let played = match service.transpose() {
+        Ok(service) => {
+            let pod = PodUnderTest { authority, path: args.path.clone(), name: args.name.clone() };
+            scenes::play(&stage, service, pod).await
+        }
+        Err(error) => Err(error),
+    };
+    stage.clear().await?;
+    Ok(played?)
+}
+
+/// Returns host and port of the pod.
+fn authority(args: &Args) -> Result<String, Failure> {
     let authority = args.pod.authority().filter(|_| args.pod.scheme_str() == Some("http"));
     let Some(authority) = authority.filter(|authority| authority.port().is_some()) else {
         let text = format!("segue: --pod {}: expected http://HOST:PORT, the address that the pod registered", args.pod);
@@ -88,15 +132,20 @@ async fn run(args: &Args) -> Result<Report, Failure> {
     if !args.path.starts_with('/') {
         return Err(Failure::BadInput(format!("segue: --path {}: expected a path, such as /healthz", args.path)));
     }
+    Ok(authority.to_string())
+}
+
+async fn run(args: &Args) -> Result<Report, Failure> {
+    let authority = authority(args)?;
     let (store, keys) = args.store.connect().await?;
     for _ in 0..MAX_ATTEMPTS {
-        let (name, owned) = subject(&view(&*store, &keys).await?, authority.as_str(), args.name.as_deref())?;
+        let (name, owned) = subject(&view(&*store, &keys).await?, &authority, args.name.as_deref())?;
         let mut requests = Vec::new();
         for case in cases(&owned) {
-            let fault = fault(case.expected, &send(authority.as_str(), &args.path, &case).await);
+            let fault = fault(case.expected, &send(&authority, &args.path, &case).await);
             requests.push(Outcome { request: case.name, expected: case.expected.to_string(), fault });
         }
-        let after = subject(&view(&*store, &keys).await?, authority.as_str(), args.name.as_deref());
+        let after = subject(&view(&*store, &keys).await?, &authority, args.name.as_deref());
         if after.is_ok_and(|(_, after)| after == owned) {
             let conforms = requests.iter().all(|outcome| outcome.fault.is_none());
             return Ok(Report { pod: name, partition: owned.partition, requests, conforms });

@@ -1,0 +1,439 @@
+//! The scenes that are played with a pod, and what it must do in each.
+//!
+//! # Invariants
+//!
+//! * Each scene begins with a pod that owns what the scene needs, whatever it did in the scenes before.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use segue_protocol::handoff::advance::waiting_for;
+use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
+use segue_protocol::records::{Capabilities, Phase, PodAckKind};
+use segue_protocol::view::View;
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use super::cases::{Case, Expected, Observed, fault, stamps};
+use super::send;
+use super::service::Service;
+use super::stage::{OWN, Party, Play, Stage};
+
+const P0: PartitionId = PartitionId::new(0);
+const P1: PartitionId = PartitionId::new(1);
+const ASK_EVERY: Duration = Duration::from_millis(50);
+
+/// The pod under test.
+#[derive(Debug)]
+pub(super) struct PodUnderTest {
+    pub(super) authority: String,
+    pub(super) path: String,
+    /// `None`: the pod that registered `authority`.
+    pub(super) name: Option<String>,
+}
+
+/// A scene.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scene {
+    FirstPlacement,
+    Departure,
+    Return,
+    CancelledDeparture,
+    CancelledArrival,
+    Restart,
+    Silence,
+    LeaseLoss,
+}
+
+impl Scene {
+    const ALL: [Scene; 8] = [
+        Scene::FirstPlacement,
+        Scene::Departure,
+        Scene::Return,
+        Scene::CancelledDeparture,
+        Scene::CancelledArrival,
+        Scene::Restart,
+        Scene::Silence,
+        Scene::LeaseLoss,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Scene::FirstPlacement => "a partition is placed on the pod",
+            Scene::Departure => "a partition moves to another pod",
+            Scene::Return => "a partition comes from another pod",
+            Scene::CancelledDeparture => "a handoff from the pod is cancelled after it has drained",
+            Scene::CancelledArrival => "a handoff to the pod is cancelled, and planned again",
+            Scene::Restart => "the service is restarted",
+            Scene::Silence => "the service is gone for longer than the lease",
+            Scene::LeaseLoss => "the pod's lease is revoked",
+        }
+    }
+
+    fn needs_service(self) -> bool {
+        matches!(self, Scene::Restart | Scene::Silence)
+    }
+}
+
+/// The result.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pod: String,
+    scenes: Vec<Outcome>,
+    pub(super) conforms: bool,
+}
+
+/// The outcome of a scene.
+#[derive(Debug, Serialize)]
+struct Outcome {
+    scene: &'static str,
+    /// What the pod got wrong; `None` if it conforms.
+    fault: Option<String>,
+}
+
+/// Why a scene ended early.
+enum End {
+    /// The pod got something wrong.
+    Fault(String),
+    /// The program could not play it.
+    Failed(anyhow::Error),
+}
+
+impl From<anyhow::Error> for End {
+    fn from(error: anyhow::Error) -> Self {
+        End::Failed(error)
+    }
+}
+
+type Played<T = ()> = Result<T, End>;
+
+/// Plays all scenes, without `service` those that need none.
+pub(super) async fn play(stage: &Stage, service: Option<Service>, pod: PodUnderTest) -> anyhow::Result<Report> {
+    let is_meant = |view: &View| {
+        let mut pods = view.pods.iter();
+        let found = pods.find(|(name, record)| match &pod.name {
+            Some(meant) => meant == *name,
+            None => record.value.address == pod.authority,
+        });
+        found.map(|(name, record)| (name.clone(), record.value.capabilities))
+    };
+    let registered = stage.until(is_meant).await?;
+    let (name, capabilities) =
+        registered.with_context(|| format!("no pod registered at {} within {:?}", pod.authority, stage.patience))?;
+    let mut player = Player { stage, service, listen: None, pod, name, capabilities };
+    let mut scenes = Vec::new();
+    for scene in Scene::ALL {
+        if scene.needs_service() && player.service.is_none() {
+            continue;
+        }
+        let fault = match player.play(scene).await {
+            Ok(()) => None,
+            Err(End::Fault(fault)) => Some(fault),
+            Err(End::Failed(error)) => return Err(error.context(format!("cannot play: {}", scene.name()))),
+        };
+        if fault.is_some() {
+            stage.forget(P0).await?;
+            stage.forget(P1).await?;
+        }
+        scenes.push(Outcome { scene: scene.name(), fault });
+    }
+    if let Some(service) = player.service {
+        service.stop().await;
+    }
+    let conforms = scenes.iter().all(|outcome| outcome.fault.is_none());
+    Ok(Report { pod: player.name, scenes, conforms })
+}
+
+struct Player<'a> {
+    stage: &'a Stage,
+    service: Option<Service>,
+    /// The address of the service while it is stopped.
+    listen: Option<SocketAddr>,
+    pod: PodUnderTest,
+    name: String,
+    capabilities: Capabilities,
+}
+
+impl Player<'_> {
+    async fn play(&mut self, scene: Scene) -> Played {
+        match scene {
+            Scene::FirstPlacement => self.first_placement().await,
+            Scene::Departure => self.departure().await,
+            Scene::Return => self.comes_back().await,
+            Scene::CancelledDeparture => self.cancelled_departure().await,
+            Scene::CancelledArrival => self.cancelled_arrival().await,
+            Scene::Restart => self.restart().await,
+            Scene::Silence => self.silence().await,
+            Scene::LeaseLoss => self.lease_loss().await,
+        }
+    }
+
+    async fn first_placement(&self) -> Played {
+        self.stage.forget(P0).await?;
+        let play = self.stage.begin(P0, &self.registered().await?).await?;
+        self.refuses(P0, play.epoch, "before it owns the partition").await?;
+        self.is_ready(play).await?;
+        self.refuses(P0, play.epoch, "before the routers have drained").await?;
+        self.takes_over(play).await
+    }
+
+    async fn departure(&self) -> Played {
+        let epoch = self.owns().await?;
+        let play = self.gives_up(epoch).await?;
+        self.stage.own_pod(play, PodAckKind::Synced).await?;
+        self.stage.router(play, Phase::Switching).await?;
+        if self.capabilities.released {
+            self.says(play, PodAckKind::Released).await?;
+        }
+        self.stage.advance(P0).await?;
+        self.refuses(P0, epoch, "after the partition has moved").await?;
+        self.refuses(P0, play.epoch, "at the epoch of the next owner").await
+    }
+
+    async fn comes_back(&self) -> Played {
+        let before = self.owned_by_other(P0).await?;
+        let play = self.stage.begin(P0, &self.registered().await?).await?;
+        self.is_ready(play).await?;
+        self.stage.router(play, Phase::Ready).await?;
+        let view = self.stage.view().await?;
+        if view.pod_ack(P0, &self.name, PodAckKind::Synced, play.handoff).is_some() {
+            return Err(End::Fault("SYNCED before the old owner has drained: it may lack writes".to_owned()));
+        }
+        self.stage.own_pod(play, PodAckKind::Drained).await?;
+        if self.capabilities.sync {
+            self.says(play, PodAckKind::Synced).await?;
+        }
+        self.takes_over(play).await?;
+        self.refuses(P0, before, "at the epoch of the old owner").await
+    }
+
+    async fn cancelled_departure(&self) -> Played {
+        let epoch = self.owns().await?;
+        let play = self.gives_up(epoch).await?;
+        self.stage.cancel(play).await?;
+        self.accepts(P0, epoch, "after the handoff was cancelled").await?;
+        self.refuses(P0, play.epoch, "at the epoch of a cancelled handoff").await
+    }
+
+    async fn cancelled_arrival(&self) -> Played {
+        self.owned_by_other(P1).await?;
+        let pod = self.registered().await?;
+        for _ in 0..2 {
+            let play = self.stage.begin(P1, &pod).await?;
+            self.is_ready(play).await?;
+            self.stage.cancel(play).await?;
+            self.refuses(P1, play.epoch, "at the epoch of a cancelled handoff").await?;
+        }
+        Ok(())
+    }
+
+    async fn restart(&mut self) -> Played {
+        let epoch = self.owns().await?;
+        let pod = self.registered().await?;
+        let mark = self.stage.keys.pod_stream(&self.name);
+        let before = self.stage.modified(&mark).await?;
+        self.stop_service().await;
+        self.start_service().await?;
+        let deadline = Instant::now() + self.stage.patience;
+        while self.stage.modified(&mark).await? <= before {
+            if Instant::now() > deadline {
+                return Err(End::Fault(format!("does not come back within {:?}", self.stage.patience)));
+            }
+            sleep(ASK_EVERY).await;
+        }
+        if self.stage.party(&self.name).await? != pod {
+            let fault = "registers anew although its process lives: it loses its partitions; `resume` continues";
+            return Err(End::Fault(fault.to_owned()));
+        }
+        self.accepts(P0, epoch, "after the restart").await
+    }
+
+    async fn silence(&mut self) -> Played {
+        let epoch = self.owns().await?;
+        let pod = self.registered().await?;
+        self.stop_service().await;
+        let fault = loop {
+            let is_over = self.stage.party(&self.name).await? != pod;
+            let Some(fault) = fault(Expected::Refused, &self.ask(P0, epoch).await) else { break None };
+            if is_over {
+                break Some(format!("a request after its lease has ended: {fault}"));
+            }
+            sleep(ASK_EVERY).await;
+        };
+        self.start_service().await?;
+        self.registered().await?;
+        fault.map_or(Ok(()), |fault| Err(End::Fault(fault)))
+    }
+
+    async fn lease_loss(&self) -> Played {
+        let epoch = self.owns().await?;
+        let before = self.registered().await?;
+        let lease = self.stage.view().await?.pod_key(&self.name).and_then(|key| key.lease);
+        let lease = lease.context("the pod's registration has no lease")?;
+        self.stage.store.revoke(lease).await.context("cannot revoke the pod's lease")?;
+        self.stops(P0, epoch, "after its registration is gone").await?;
+        let again = self.stage.until(|view| registration(view, &self.name).filter(|now| *now != before)).await?;
+        let Some(again) = again else {
+            return Err(End::Fault(format!("does not register again within {:?}", self.stage.patience)));
+        };
+        self.refuses(P0, epoch, "at the epoch of its former life").await?;
+        let play = self.stage.begin(P0, &again).await?;
+        self.is_ready(play).await?;
+        self.takes_over(play).await
+    }
+
+    /// Makes the pod own the first partition, if it does not. Returns the epoch.
+    async fn owns(&self) -> Played<Epoch> {
+        let pod = self.registered().await?;
+        let view = self.stage.view().await?;
+        let own = view.live_owner(P0).filter(|(owned, _)| owned.owner == pod.name && view.handoffs.is_empty());
+        if let Some((owned, _)) = own {
+            return Ok(owned.epoch);
+        }
+        self.stage.forget(P0).await?;
+        let play = self.stage.begin(P0, &pod).await?;
+        self.is_ready(play).await?;
+        self.takes_over(play).await?;
+        Ok(play.epoch)
+    }
+
+    /// Makes this program's pod own a partition. Returns the epoch.
+    async fn owned_by_other(&self, partition: PartitionId) -> Played<Epoch> {
+        self.stage.forget(partition).await?;
+        let own = self.stage.party(OWN).await?;
+        let play = self.stage.begin(partition, &own).await?;
+        self.stage.own_pod_is_warm(play).await?;
+        self.stage.router(play, Phase::Ready).await?;
+        self.stage.router(play, Phase::Switching).await?;
+        Ok(play.epoch)
+    }
+
+    /// Plays a handoff of the first partition to the other pod until the pod has drained.
+    async fn gives_up(&self, epoch: Epoch) -> Played<Play> {
+        let other = self.stage.party(OWN).await?;
+        let play = self.stage.begin(P0, &other).await?;
+        self.stage.own_pod_is_warm(play).await?;
+        self.accepts(P0, epoch, "until the routers have drained").await?;
+        self.stage.router(play, Phase::Ready).await?;
+        if self.capabilities.drained {
+            self.says(play, PodAckKind::Drained).await?;
+            self.refuses(P0, epoch, "after it has said DRAINED").await?;
+        } else {
+            self.stops(P0, epoch, "after the routers have drained").await?;
+        }
+        self.refuses(P0, play.epoch, "at the epoch of the next owner").await?;
+        Ok(play)
+    }
+
+    /// Plays the rest of a handoff to the pod, which is ready.
+    async fn takes_over(&self, play: Play) -> Played {
+        let Play { partition, epoch, .. } = play;
+        self.stage.router(play, Phase::Ready).await?;
+        let flipped = |view: &View| view.assignments.get(&partition).filter(|it| it.value.epoch == epoch).map(drop);
+        self.sees(play, flipped).await?;
+        self.accepts(partition, epoch, "as the owner").await?;
+        self.stage.router(play, Phase::Switching).await?;
+        self.stage.own_pod(play, PodAckKind::Released).await?;
+        Ok(())
+    }
+
+    async fn registered(&self) -> Played<Party> {
+        let registered = self.stage.until(|view| registration(view, &self.name)).await?;
+        registered.ok_or_else(|| End::Fault(format!("is not registered for {:?}", self.stage.patience)))
+    }
+
+    async fn is_ready(&self, play: Play) -> Played {
+        let is_ready =
+            |view: &View| view.handoffs.get(&play.partition).is_none_or(|it| it.value.phase > Phase::Warming);
+        self.sees(play, |view| is_ready(view).then_some(())).await
+    }
+
+    async fn says(&self, play: Play, ack: PodAckKind) -> Played {
+        let Play { partition, handoff, .. } = play;
+        // The ack that completes a handoff goes with its record.
+        let is_over = |view: &View| !view.handoffs.contains_key(&partition);
+        let said = |view: &View| view.pod_ack(partition, &self.name, ack, handoff).is_some() || is_over(view);
+        self.sees(play, |view| said(view).then_some(())).await
+    }
+
+    async fn sees(&self, play: Play, found: impl Fn(&View) -> Option<()>) -> Played {
+        if self.stage.until(found).await?.is_some() {
+            return Ok(());
+        }
+        let waits = waiting_for(&self.stage.view().await?, play.partition);
+        let waits: Vec<_> = waits.iter().map(ToString::to_string).collect();
+        Err(End::Fault(format!("after {:?} the handoff still waits for {}", self.stage.patience, waits.join(", "))))
+    }
+
+    /// Checks that the pod accepts a request in time.
+    async fn accepts(&self, partition: PartitionId, epoch: Epoch, when: &str) -> Played {
+        self.conforms(Expected::Accepted, partition, epoch, when, self.stage.patience).await
+    }
+
+    /// Checks that the pod refuses requests in time.
+    async fn stops(&self, partition: PartitionId, epoch: Epoch, when: &str) -> Played {
+        self.conforms(Expected::Refused, partition, epoch, when, self.stage.patience).await
+    }
+
+    /// Checks that the pod refuses a request at once.
+    async fn refuses(&self, partition: PartitionId, epoch: Epoch, when: &str) -> Played {
+        self.conforms(Expected::Refused, partition, epoch, when, Duration::ZERO).await
+    }
+
+    async fn conforms(
+        &self,
+        expected: Expected,
+        partition: PartitionId,
+        epoch: Epoch,
+        when: &str,
+        within: Duration,
+    ) -> Played {
+        let deadline = Instant::now() + within;
+        loop {
+            let Some(fault) = fault(expected, &self.ask(partition, epoch).await) else { return Ok(()) };
+            if Instant::now() >= deadline {
+                return Err(End::Fault(format!("a request {when}: {fault}")));
+            }
+            sleep(ASK_EVERY).await;
+        }
+    }
+
+    async fn ask(&self, partition: PartitionId, epoch: Epoch) -> Observed {
+        let stamps = stamps(self.stage.keys.name(), partition, epoch);
+        let case = Case { name: "", stamps, expected: Expected::Accepted };
+        send(&self.pod.authority, &self.pod.path, &case).await
+    }
+
+    async fn stop_service(&mut self) {
+        if let Some(service) = self.service.take() {
+            self.listen = Some(service.stop().await);
+        }
+    }
+
+    async fn start_service(&mut self) -> anyhow::Result<()> {
+        if let Some(listen) = self.listen.take() {
+            self.service = Some(Service::start(self.stage, listen).await?);
+        }
+        Ok(())
+    }
+}
+
+fn registration(view: &View, pod: &str) -> Option<Party> {
+    let incarnation = view.incarnation_of(pod);
+    (incarnation != Incarnation::NONE).then(|| Party { name: pod.to_owned(), incarnation })
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Outcome { scene, fault } in &self.scenes {
+            match fault {
+                None => writeln!(out, "ok     {scene}")?,
+                Some(fault) => writeln!(out, "WRONG  {scene}: {fault}")?,
+            }
+        }
+        let wrong = self.scenes.iter().filter(|outcome| outcome.fault.is_some()).count();
+        writeln!(out, "conformance: pod={} scenes={} wrong={wrong}", self.pod, self.scenes.len())
+    }
+}

@@ -1,0 +1,282 @@
+//! `segue conformance --handoffs` against pods by gRPC that each break one rule on purpose, and against a correct one.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::process::{Command, Output};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use segue_grpc::proto::pods_client::PodsClient;
+use segue_grpc::proto::task::Kind;
+use segue_grpc::proto::{Ack, AckKind, AckOutcome, AckRequest, Event, Heartbeat, Hello, Holding, Task};
+use segue_tests::cluster::TestCluster;
+use segue_tests::ports::free_address;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, interval, sleep};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
+
+const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+
+const PLACED: &str = "a partition is placed on the pod";
+const LEAVES: &str = "a partition moves to another pod";
+const COMES: &str = "a partition comes from another pod";
+const LEAVING_CANCELLED: &str = "a handoff from the pod is cancelled after it has drained";
+const COMING_CANCELLED: &str = "a handoff to the pod is cancelled, and planned again";
+const RESTART: &str = "the service is restarted";
+const SILENCE: &str = "the service is gone for longer than the lease";
+const LEASE_LOST: &str = "the pod's lease is revoked";
+const ALL: [&str; 8] = [PLACED, LEAVES, COMES, LEAVING_CANCELLED, COMING_CANCELLED, RESTART, SILENCE, LEASE_LOST];
+
+/// What is wrong with a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flaw {
+    Nothing,
+    ServesWhatItWarms,
+    IsNeverReady,
+    NeverReadsTheTail,
+    NeverDrains,
+    NeverReleases,
+    ServesAfterItsDrain,
+    StaysClosedAfterACancel,
+    AcceptsAnyEpoch,
+    IgnoresTheLeaseClock,
+    ServesAfterItsRegistration,
+    ForgetsItsToken,
+    NeverRegistersAgain,
+}
+
+/// A pod that keeps no state.
+struct Pod {
+    flaw: Flaw,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    owned: BTreeMap<u32, u64>,
+    held: BTreeMap<u32, u64>,
+    /// Epochs that a drain has closed.
+    closed: BTreeMap<u32, u64>,
+    resume: Vec<u8>,
+    trusted_until: Option<Instant>,
+}
+
+impl Pod {
+    fn accepts(&self, headers: &HeaderMap) -> bool {
+        let number = |name| headers.get(name)?.to_str().ok()?.parse::<u64>().ok();
+        let (Some(partition), Some(epoch)) = (number("segue-partition"), number("segue-epoch")) else { return false };
+        let known = self.known.lock().unwrap();
+        let trusts = known.trusted_until.is_some_and(|until| Instant::now() < until);
+        let owned = known.owned.get(&(partition as u32));
+        let is_owner = owned.is_some_and(|own| *own == epoch || self.flaw == Flaw::AcceptsAnyEpoch);
+        is_owner && (trusts || matches!(self.flaw, Flaw::IgnoresTheLeaseClock | Flaw::ServesAfterItsRegistration))
+    }
+
+    fn apply(&self, event: &Event, sent: &BTreeMap<u64, Instant>) -> Vec<Ack> {
+        let mut known = self.known.lock().unwrap();
+        if let Some(welcome) = &event.welcome {
+            known.resume = welcome.resume.clone();
+            if !welcome.resumed && self.flaw != Flaw::ServesAfterItsRegistration {
+                (known.owned, known.held) = Default::default();
+            }
+        }
+        if let Some(begun) = sent.get(&event.confirmed) {
+            known.trusted_until = Some(*begun + Duration::from_secs(2));
+        }
+        if let Some(assignment) = &event.assignment {
+            if assignment.full && self.flaw != Flaw::ServesAfterItsRegistration {
+                known.owned.clear();
+            }
+            for gone in &assignment.gone {
+                if self.flaw != Flaw::ServesAfterItsDrain
+                    && let Some(epoch) = known.owned.remove(gone)
+                {
+                    known.closed.insert(*gone, epoch);
+                }
+            }
+            for owned in &assignment.owned {
+                let is_closed = known.closed.get(&owned.partition) == Some(&owned.epoch);
+                if !(is_closed && self.flaw == Flaw::StaysClosedAfterACancel) {
+                    known.owned.insert(owned.partition, owned.epoch);
+                }
+            }
+        }
+        event.tasks.iter().filter_map(|task| self.run(&mut known, task)).collect()
+    }
+
+    /// Does a task. Returns its acknowledgement.
+    fn run(&self, known: &mut Known, task: &Task) -> Option<Ack> {
+        let partition = task.id.unwrap().partition;
+        let (kind, flaw) = match task.kind.as_ref().unwrap() {
+            Kind::Warm(_) => {
+                known.held.insert(partition, task.epoch);
+                if self.flaw == Flaw::ServesWhatItWarms {
+                    known.owned.insert(partition, task.epoch);
+                }
+                (AckKind::Ready, Flaw::IsNeverReady)
+            }
+            Kind::Sync(_) => (AckKind::Synced, Flaw::NeverReadsTheTail),
+            Kind::Drain(_) => (AckKind::Drained, Flaw::NeverDrains),
+            Kind::Release(_) => {
+                known.held.remove(&partition);
+                (AckKind::Released, Flaw::NeverReleases)
+            }
+        };
+        (self.flaw != flaw).then(|| Ack { id: task.id, kind: kind.into(), ..Ack::default() })
+    }
+
+    fn hello(&self, keyspace: &str, address: SocketAddr) -> Hello {
+        let known = self.known.lock().unwrap();
+        let resume = if self.flaw == Flaw::ForgetsItsToken { Vec::new() } else { known.resume.clone() };
+        Hello {
+            protocol_min: 1,
+            protocol_max: 1,
+            keyspace: keyspace.to_owned(),
+            pod: "w".to_owned(),
+            address: address.to_string(),
+            lease_ttl: Some(Duration::from_secs(3).try_into().unwrap()),
+            capabilities: ["sync", "drained", "released", "fence"].map(str::to_owned).to_vec(),
+            resume,
+            holdings: known.held.iter().map(|(&partition, &epoch)| Holding { partition, epoch }).collect(),
+            ..Hello::default()
+        }
+    }
+
+    /// Takes part until the test ends.
+    async fn take_part(self: Arc<Self>, service: SocketAddr, keyspace: String, address: SocketAddr) {
+        loop {
+            let had_stream = !self.known.lock().unwrap().resume.is_empty();
+            if had_stream && self.flaw == Flaw::NeverRegistersAgain {
+                return;
+            }
+            let ended = self.stream(service, self.hello(&keyspace, address)).await;
+            if ended == Some(Code::NotFound) && self.flaw != Flaw::ServesAfterItsRegistration {
+                self.known.lock().unwrap().owned.clear();
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Serves one stream. Returns how it ended.
+    async fn stream(&self, service: SocketAddr, hello: Hello) -> Option<Code> {
+        let mut client = PodsClient::connect(format!("http://{service}")).await.ok()?;
+        let (beats, received) = mpsc::channel(16);
+        let mut sent = BTreeMap::from([(1, Instant::now())]);
+        beats.send(Heartbeat { seq: 1, hello: Some(hello), ..Heartbeat::default() }).await.unwrap();
+        let mut events = match client.register(ReceiverStream::new(received)).await {
+            Ok(events) => events.into_inner(),
+            Err(status) => return Some(status.code()),
+        };
+        let (mut ticks, mut seq, mut seen) = (interval(Duration::from_millis(300)), 1, 0);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {
+                    seq += 1;
+                    sent.insert(seq, Instant::now());
+                    let _ = beats.try_send(Heartbeat { seq, seen, ..Heartbeat::default() });
+                }
+                event = events.message() => {
+                    let event = match event {
+                        Ok(event) => event?,
+                        Err(status) => return Some(status.code()),
+                    };
+                    seen = event.seq;
+                    let acks = self.apply(&event, &sent);
+                    let resume = self.known.lock().unwrap().resume.clone();
+                    let mut client = client.clone();
+                    tokio::spawn(async move {
+                        let mut acks = acks;
+                        while !acks.is_empty() {
+                            let request = AckRequest { resume: resume.clone(), acks: acks.clone() };
+                            let Ok(answer) = client.ack(request).await else { return };
+                            let mut outcomes = answer.into_inner().outcomes.into_iter();
+                            acks.retain(|_| outcomes.next() == Some(AckOutcome::Again.into()));
+                        }
+                    });
+                }
+            }
+        }
+    }
+}
+
+async fn serve(State(pod): State<Arc<Pod>>, headers: HeaderMap) -> (StatusCode, [(&'static str, &'static str); 1]) {
+    if pod.accepts(&headers) {
+        (StatusCode::OK, [("x-served", "yes")])
+    } else {
+        (StatusCode::MISDIRECTED_REQUEST, [("segue-misdirected", "1")])
+    }
+}
+
+/// Starts a pod that takes part in a keyspace of its own as soon as the service listens.
+async fn start(flaw: Flaw) -> (SocketAddr, SocketAddr, String) {
+    let (listener, service) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), free_address());
+    let (address, keyspace) = (listener.local_addr().unwrap(), format!("{flaw:?}"));
+    let pod = Arc::new(Pod { flaw, known: Mutex::default() });
+    let routes = axum::Router::new().fallback(serve).with_state(pod.clone());
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    tokio::spawn(pod.take_part(service, keyspace.clone(), address));
+    (address, service, keyspace)
+}
+
+fn conformance(cluster: &TestCluster, pod: SocketAddr, service: SocketAddr, keyspace: &str) -> Output {
+    let (url, etcd, service) = (format!("http://{pod}"), cluster.etcd().endpoint(), service.to_string());
+    let mut command = Command::new(SEGUE);
+    command.args(["conformance", "--handoffs", "--patience", "4s", "--pod", &url, "--etcd", &etcd]);
+    command.args(["--keyspace", keyspace, "--listen", &service]).output().unwrap()
+}
+
+/// The scenes that a run of the program says the pod got wrong.
+fn wrong(output: &Output) -> Vec<String> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let wrong = text.lines().filter_map(|line| line.strip_prefix("WRONG  ")?.split_once(": "));
+    let wrong: Vec<String> = wrong.map(|(scene, _)| scene.to_owned()).collect();
+    let last = format!("scenes=8 wrong={}", wrong.len());
+    assert!(text.trim_end().ends_with(&last), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(i32::from(!wrong.is_empty())), "{text}");
+    wrong
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_flaw_of_a_pod_in_handoffs_is_found_and_nothing_else_is() {
+    let cluster = TestCluster::start(SEGUE);
+    let flaws: [(Flaw, &[&str]); 13] = [
+        (Flaw::Nothing, &[]),
+        (Flaw::ServesWhatItWarms, &[PLACED, COMING_CANCELLED]),
+        (Flaw::IsNeverReady, &ALL),
+        (Flaw::NeverReadsTheTail, &[COMES, LEASE_LOST]),
+        (Flaw::NeverDrains, &[LEAVES, LEAVING_CANCELLED]),
+        (Flaw::NeverReleases, &[LEAVES]),
+        (Flaw::ServesAfterItsDrain, &[LEAVES, LEAVING_CANCELLED]),
+        (Flaw::StaysClosedAfterACancel, &[LEAVING_CANCELLED]),
+        (Flaw::AcceptsAnyEpoch, &[COMES, LEAVING_CANCELLED]),
+        (Flaw::IgnoresTheLeaseClock, &[SILENCE]),
+        (Flaw::ServesAfterItsRegistration, &[SILENCE, LEASE_LOST]),
+        (Flaw::ForgetsItsToken, &[RESTART]),
+        (Flaw::NeverRegistersAgain, &[RESTART, SILENCE, LEASE_LOST]),
+    ];
+    let mut pods = Vec::new();
+    for (flaw, expected) in flaws {
+        pods.push((flaw, start(flaw).await, expected));
+    }
+    let results = tokio::task::block_in_place(|| {
+        std::thread::scope(|scope| {
+            let runs: Vec<_> = pods
+                .iter()
+                .map(|(flaw, (address, service, keyspace), expected)| {
+                    let cluster = &cluster;
+                    let run = scope.spawn(move || conformance(cluster, *address, *service, keyspace));
+                    (flaw, run, expected)
+                })
+                .collect();
+            runs.into_iter().map(|(flaw, run, expected)| (flaw, run.join().unwrap(), expected)).collect::<Vec<_>>()
+        })
+    });
+    for (flaw, output, expected) in results {
+        assert_eq!(wrong(&output), **expected, "{flaw:?}: {}", String::from_utf8_lossy(&output.stdout));
+    }
+}
