@@ -6,6 +6,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod admin;
+pub mod api;
 pub mod certificates;
 pub mod commands;
 mod exposition;
@@ -13,7 +14,9 @@ pub mod files;
 pub mod hot_restart;
 pub mod keyspace;
 pub mod metrics;
+mod operator;
 pub mod page;
 pub mod roles;
+mod socket_path;
 pub mod status;
 pub mod supervise;

@@ -6,14 +6,13 @@ use std::fmt;
 
 use segue_coordination::coordinator::describe_waits;
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
-use segue_protocol::keys::KeyName;
-use segue_protocol::planning::Assurance;
+use segue_protocol::planning::{Assurance, repair};
 use segue_protocol::records::{Mode, Phase, Pin, PodStatus};
 use segue_protocol::view::{Versioned, View};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The keyspace at one revision.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct KeyspaceStatus {
     /// The revision of the store.
     pub revision: Revision,
@@ -47,7 +46,7 @@ pub struct KeyspaceStatus {
 }
 
 /// A pod in an [`KeyspaceStatus`].
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PodLine {
     /// The pod's name.
     pub name: String,
@@ -64,7 +63,7 @@ pub struct PodLine {
 }
 
 /// A partition in a [`KeyspaceStatus`] that an operator has placed.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PinLine {
     /// The partition.
     pub partition: PartitionId,
@@ -88,7 +87,7 @@ impl PinLine {
 }
 
 /// A handoff in an [`KeyspaceStatus`].
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct HandoffLine {
     /// The partition.
     pub partition: PartitionId,
@@ -223,18 +222,6 @@ impl KeyspaceStatus {
             writeln!(out, "{word:11} {partition} to {to}, by {by}")?;
         }
         Ok(())
-    }
-}
-
-/// Returns the command that deletes this key.
-fn repair(view: &View, key: &str) -> Option<String> {
-    match view.keys().parse(key)? {
-        KeyName::Pod(name) => Some(format!("segue forget pod {name}")),
-        KeyName::Router(name) => Some(format!("segue forget router {name}")),
-        KeyName::Drain(pod) => Some(format!("segue undrain {pod}")),
-        KeyName::Pin(partition) => Some(format!("segue unpin {partition}")),
-        KeyName::Pause => Some("segue resume".to_owned()),
-        _ => None,
     }
 }
 

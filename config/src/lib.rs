@@ -32,7 +32,9 @@ mod validated;
 pub use deployment::{Findings, compare};
 pub use error::{Errors, LoadError, Problem};
 pub use located::Located;
-pub use validated::{Admin, Config, Coordinator, Credentials, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind};
+pub use validated::{
+    Admin, AdminWrite, Config, Coordinator, Credentials, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind,
+};
 
 use std::path::Path;
 

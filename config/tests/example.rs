@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
-use segue_config::{Admin, Config, Coordinator, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind, parse};
+use segue_config::{
+    Admin, AdminWrite, Config, Coordinator, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind, parse,
+};
 use segue_coordination::pod::HookSettings;
 use segue_coordination::router::DrainSettings as Drain;
 use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
@@ -12,7 +14,9 @@ use segue_protocol::planning::{Policy, Strategy};
 use segue_protocol::records::Mode;
 use segue_proxy::routing::partition_key::{KeySource, PartitionSource as Partition};
 use segue_proxy::routing::table::StashLimits as Stash;
-use segue_proxy::settings::{ClientLimits as Limits, UpstreamProtocol as Protocol, UpstreamSettings as Upstream};
+use segue_proxy::settings::{
+    ClientLimits as Limits, Http1Server, UpstreamProtocol as Protocol, UpstreamSettings as Upstream,
+};
 use segue_proxy::sidecar::Checks as HealthCheck;
 
 const EXAMPLE: &str = include_str!("../segue.example.toml");
@@ -45,6 +49,7 @@ fn the_defaults_are_those_that_users_were_told() {
             lease_ttl: seconds(15),
             on_store_loss: OnStoreLoss::Auto,
             workers: None,
+            http1_server: Http1Server::Hyper,
             hot_restart_socket: None,
             trust_forwarded: false,
             partition: Partition::Number { header: "x-partition".parse().unwrap(), order_by: None },
@@ -89,11 +94,13 @@ fn the_defaults_are_those_that_users_were_told() {
                 max_concurrent_handoffs: 64,
                 max_warming_per_pod: 8,
                 cool_down: seconds(10),
+                config_wins: false,
                 mode: Mode::Barrier,
                 warm_timeout: seconds(300),
                 phase_timeout: seconds(25),
             },
             listen: None,
+            tls: None,
         }),
         pod: Some(Pod {
             tls: None,
@@ -111,7 +118,13 @@ fn the_defaults_are_those_that_users_were_told() {
             health: HealthCheck { path: None, every: seconds(1), unhealthy_after: 3 },
             shutdown_timeout: seconds(60),
         }),
-        admin: Some(Admin { listen: "127.0.0.1:9090".parse().unwrap(), advertise: Some("127.0.0.1:9090".into()) }),
+        admin: Some(Admin {
+            listen: "127.0.0.1:9090".parse().unwrap(),
+            advertise: Some("127.0.0.1:9090".into()),
+            socket: None,
+            write: AdminWrite::None,
+            tls: None,
+        }),
         log: Log { level: LogLevel::Info, format: LogFormat::Text },
     };
     assert_eq!(accepted("example", EXAMPLE), told);
@@ -140,6 +153,9 @@ fn each_commented_key_of_the_example_is_accepted() {
         if bare.contains("/client.key") {
             text = text.replace("\nendpoints = [\"http:", "\nendpoints = [\"https:");
         }
+        if bare.starts_with("write = ") || bare.starts_with("token_file = ") {
+            text = text.replace("\n# write = ", "\nwrite = ").replace("\n# token_file = ", "\ntoken_file = ");
+        }
         if bare.starts_with("secret_file = ") {
             text = text.replace("\n# warm = ", "\nwarm = ");
         }
@@ -152,7 +168,7 @@ fn each_commented_key_of_the_example_is_accepted() {
         }
         tried += 1;
     }
-    assert_eq!(tried, 35);
+    assert_eq!(tried, 39);
 }
 
 #[test]

@@ -197,6 +197,31 @@ fn a_pod_needs_an_address_that_routers_can_connect_to() {
 }
 
 #[test]
+fn those_who_may_write_are_named_together_with_what_they_present() {
+    assert_refused(
+        "[router]\n[admin]\nwrite = \"token\"\n",
+        &["segue.toml:3:9: admin.write: \"token\" without admin.token_file; expected both"],
+    );
+    assert_refused(
+        "[router]\n[admin]\nwrite = \"client_cert\"\ntls = { cert = \"a\", key = \"b\" }\n",
+        &["segue.toml:3:9: admin.write: \"client_cert\" without admin.tls.client_ca; expected both"],
+    );
+    assert_refused(
+        "[router]\n[admin]\ntoken_file = \"a\"\n",
+        &["segue.toml:3:1: admin.token_file: given without admin.write = \"token\"; expected both or neither"],
+    );
+    assert_refused(
+        "[router]\n[admin]\ntls = { cert = \"a\", key = \"b\", client_ca = \"c\" }\n",
+        &[
+            "segue.toml:3:34: admin.tls.client_ca: given without admin.write = \"client_cert\"; expected both or neither",
+        ],
+    );
+    let files = "write = \"client_cert\"\ntls = { cert = \"a\", key = \"b\", client_ca = \"c\" }";
+    let config = parse("f", &format!("[router]\n[admin]\n{files}\n"), [], "host-1").unwrap();
+    assert!(config.admin.unwrap().tls.unwrap().client_cert_is_optional, "readers need no certificate");
+}
+
+#[test]
 fn an_admin_endpoint_is_advertised_where_it_can_be_reached() {
     for (section, advertised) in [
         ("listen = \"10.0.0.7:9090\"", Some("10.0.0.7:9090")),

@@ -4,9 +4,9 @@ mod bench;
 mod check;
 mod conformance;
 mod demo;
-mod forget;
 mod operator;
 mod run;
+mod server;
 mod status;
 mod store;
 
@@ -51,7 +51,7 @@ enum Command {
     /// that cannot be read may have. `segue status` names both. Run this command only if the process is gone and its
     /// work is over. Without --yes it deletes nothing and prints the consequences. Exits 0 if the registration was
     /// deleted, 1 if the deletion was refused, 2 on bad usage, 3 if the store is unreachable.
-    Forget(forget::Args),
+    Forget(operator::ForgetArgs),
     /// Empty a pod: it gives up its partitions and gets no more until `segue undrain`.
     ///
     /// The drain is a key in the store. It outlives this command, the coordinator and the pod: a pod that comes back
@@ -87,6 +87,11 @@ enum Command {
     /// Cancels the handoff in flight and no later one. The cancel is refused once the new owner may have been sent
     /// requests: from then on the move completes by itself.
     Cancel(operator::CancelArgs),
+    /// Write the owners that coordinators with strategy = "external" follow.
+    ///
+    /// The file contains all of them, as JSON: {"generation":41,"owners":{"0":"writer-1"}}. It replaces what is stored
+    /// only if its generation is later. Partitions that it does not name stay where they are.
+    Wanted(operator::WantedArgs),
     /// Show what the planner would do now, without doing it.
     ///
     /// Runs the planner on the current state of the keyspace, with the [coordinator] of --config or its defaults. Shows
@@ -139,7 +144,7 @@ pub enum Failure {
     BadInput(String),
     /// The work failed.
     Work(anyhow::Error),
-    /// The store is unreachable.
+    /// The store, or the admin endpoint in its place, is unreachable.
     Unreachable(anyhow::Error),
     /// The condition did not hold in time.
     Waiting(anyhow::Error),
@@ -162,7 +167,7 @@ impl Cli {
             Command::Run(args) => run::run(&args),
             Command::Check(args) => check::check(&args),
             Command::Status(args) => status::status(&args),
-            Command::Forget(args) => forget::forget(&args),
+            Command::Forget(args) => operator::forget(&args),
             Command::Drain(args) => operator::drain(&args),
             Command::Undrain(args) => operator::undrain(&args),
             Command::Pause(args) => operator::pause(&args),
@@ -171,6 +176,7 @@ impl Cli {
             Command::Pin(args) => operator::pin(&args),
             Command::Unpin(args) => operator::unpin(&args),
             Command::Cancel(args) => operator::cancel(&args),
+            Command::Wanted(args) => operator::wanted(&args),
             Command::Plan(args) => operator::plan(&args),
             Command::Explain(args) => operator::explain(&args),
             Command::Wait(args) => operator::wait(&args),

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use prometheus_client::registry::Registry;
-use segue_config::{Config, LogFormat, LogLevel};
+use segue_config::{AdminWrite, Config, LogFormat, LogLevel};
 use segue_coordination::store::Store;
+use segue_protocol::keys::Keyspace;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -21,11 +22,13 @@ use tracing_subscriber::{Layer as _, reload};
 use super::store::open;
 use super::{Failure, load_with_certificates, runtime};
 use crate::admin::{Admin, StatusSource};
+use crate::api::{Api, Write};
 use crate::certificates::{Certificates, Watching};
 use crate::files;
 use crate::hot_restart::{Exit, Server as HotRestart, Startup};
 use crate::keyspace::KeyspaceStatusSource;
 use crate::metrics::{HotRestartMetrics, MeteredStore, ParticipantMetrics, register_build_info};
+use crate::operator::Link;
 use crate::roles::coordinator::{BoundCoordinator, CoordinatorRole};
 use crate::roles::pod::{BoundPod, PodRole};
 use crate::roles::router::{BoundRouterRole, JoiningRouterRole, Leaving, RouterRole};
@@ -68,12 +71,18 @@ async fn bind(
     certificates: &Certificates,
 ) -> anyhow::Result<Bound> {
     let admin = match &config.admin {
-        Some(section) => Some(Admin::bind(section.listen, startup.admin_listener())?),
+        Some(section) => {
+            let admin = Admin::bind(section.listen, startup.admin_listener())?.with_tls(certificates.admin.clone());
+            Some(match &section.socket {
+                Some(path) => admin.with_socket(path)?,
+                None => admin,
+            })
+        }
         None => None,
     };
     let advertised = config.admin.as_ref().and_then(|section| section.advertise.clone());
     let coordinator = match &config.coordinator {
-        Some(section) => Some(BoundCoordinator::bind(section).await?),
+        Some(section) => Some(BoundCoordinator::bind(section, certificates).await?),
         None => None,
     };
     let listeners = startup.router_listeners();
@@ -181,11 +190,12 @@ async fn serve(
     let pod =
         pod.map(|pod| pod.start(store.clone(), keyspace, keys.clone(), &mut registry, &participants)).transpose()?;
 
+    let api = api(&config, store.clone(), keys.clone(), pod.as_ref());
     let followed = KeyspaceStatusSource::start(store, keys);
     let board = followed.board();
     let sources = sources(followed, router.as_ref(), coordinator.as_ref(), pod.as_ref());
     let end_admin = CancellationToken::new();
-    let admin = admin.map(|admin| tokio::spawn(admin.serve(sources, board, registry, end_admin.clone())));
+    let admin = admin.map(|admin| tokio::spawn(admin.serve(sources, board, registry, api, end_admin.clone())));
     let mut hot_restart = startup.serving(sockets, hot_restarts).await;
     info!(keyspace, "running");
 
@@ -216,6 +226,17 @@ async fn serve(
     }
     info!("ended");
     Ok(service.map_or(0, |ended| ended.code))
+}
+
+/// Returns what operators can do by the admin endpoint.
+fn api(config: &Config, store: Arc<dyn Store>, keys: Keyspace, pod: Option<&PodRole>) -> Api {
+    let policy = config.coordinator.as_ref().map(|coordinator| coordinator.policy.clone());
+    let write = match config.admin.as_ref().map(|section| &section.write) {
+        Some(AdminWrite::Token(file)) => Write::Token(file.clone()),
+        Some(AdminWrite::ClientCert) => Write::Certified,
+        Some(AdminWrite::None) | None => Write::Nobody,
+    };
+    Api::new(Link::new(store, keys, policy), pod.map(PodRole::own_pod), write)
 }
 
 /// Returns the sources of `/status`.

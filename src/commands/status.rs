@@ -3,20 +3,22 @@
 use std::io::Write as _;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use segue_coordination::session::{Update, Watcher, unix_millis};
-use segue_protocol::txn::Keys;
 use segue_protocol::view::View;
 
-use super::store::StoreArgs;
+use super::operator::Reach;
+use super::store::ReachArgs;
 use super::{Failure, runtime};
 use crate::status::KeyspaceStatus;
+
+/// Time between two looks at an admin endpoint. Its processes make a status at most that often.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The keyspace, and the form of the output.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    store: StoreArgs,
+    reach: ReachArgs,
     /// Keep running and print every change.
     #[arg(long)]
     watch: bool,
@@ -30,12 +32,36 @@ pub(super) fn status(args: &Args) -> Result<(), Failure> {
 }
 
 async fn show(args: &Args) -> Result<(), Failure> {
-    let (store, keys) = args.store.connect().await?;
     if !args.watch {
-        let snapshot =
-            store.snapshot(&Keys::Prefix(keys.root().to_owned())).await.context("cannot read the keyspace")?;
-        return Ok(print(&View::from_snapshot(keys, snapshot), args, false)?);
+        let reach = Reach::open(&args.reach).await?;
+        return Ok(print(&reach.status().await?, args, false)?);
     }
+    match args.reach.server {
+        Some(_) => look(args).await,
+        None => follow(args).await,
+    }
+}
+
+/// Prints the status of an admin endpoint whenever the revision has changed.
+async fn look(args: &Args) -> Result<(), Failure> {
+    let reach = Reach::open(&args.reach).await?;
+    let mut shown = None;
+    loop {
+        match reach.status().await {
+            Ok(status) if shown == Some(status.revision) => {}
+            Ok(status) => {
+                print(&status, args, true)?;
+                shown = Some(status.revision);
+            }
+            Err(Failure::Unreachable(error)) => eprintln!("segue: {error:#}; trying again"),
+            Err(failure) => return Err(failure),
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+async fn follow(args: &Args) -> Result<(), Failure> {
+    let (store, keys) = args.reach.store.connect().await?;
     let mut watcher = Watcher::start(store, keys.clone());
     let mut view = View::empty(keys);
     loop {
@@ -50,17 +76,16 @@ async fn show(args: &Args) -> Result<(), Failure> {
         while let Some(batch) = watcher.try_next_batch() {
             view.apply(batch);
         }
-        print(&view, args, true)?;
+        print(&KeyspaceStatus::of(&view, unix_millis()), args, true)?;
         // Faster changes could not be read.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
-fn print(view: &View, args: &Args, repaint: bool) -> anyhow::Result<()> {
-    let status = KeyspaceStatus::of(view, unix_millis());
+fn print(status: &KeyspaceStatus, args: &Args, repaint: bool) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     if args.json {
-        writeln!(out, "{}", serde_json::to_string(&status)?)?;
+        writeln!(out, "{}", serde_json::to_string(status)?)?;
     } else {
         // Clears the screen and moves the cursor to its top.
         let clear = if repaint { "\x1b[2J\x1b[H" } else { "" };

@@ -1,4 +1,5 @@
-//! The store that a command uses: given by a configuration file, or by `--etcd` and `--keyspace`.
+//! The keyspace that a command is for: a store, given by a configuration file or by `--etcd` and `--keyspace`, or the
+//! admin endpoint of a process that has one.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use segue_config::StoreKind;
 use segue_coordination::store::{ClientIdentity, EtcdOptions, EtcdStore, EtcdTls, MemoryStore, Store};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::Policy;
+use segue_proxy::tls::{ClientFiles, IdentityFiles};
 
 use super::{Failure, load};
 
@@ -23,9 +25,9 @@ pub(super) struct StoreArgs {
     #[arg(long, value_name = "URL")]
     etcd: Vec<String>,
     /// Certificate authorities to trust for https:// endpoints, as a PEM file.
-    #[arg(long, value_name = "FILE", requires = "etcd")]
+    #[arg(long, value_name = "FILE", conflicts_with = "config")]
     ca: Option<PathBuf>,
-    /// Client certificate, for an etcd that requires one, as a PEM file.
+    /// Client certificate, for an endpoint that requires one, as a PEM file.
     #[arg(long, value_name = "FILE", requires_all = ["ca", "key"])]
     cert: Option<PathBuf>,
     /// Private key of the client certificate, as a PEM file.
@@ -39,7 +41,39 @@ pub(super) struct StoreArgs {
     prefix: String,
 }
 
+/// Where the keyspace can be reached: at its store, or at an admin endpoint.
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+pub(super) struct ReachArgs {
+    /// Admin endpoint of any process of the keyspace, in place of the store: http://HOST:PORT, https://HOST:PORT or
+    /// unix:PATH. Needs no credentials of the store.
+    #[arg(long, value_name = "URL", group = "store", conflicts_with_all = ["config", "etcd", "keyspace", "prefix"])]
+    pub(super) server: Option<String>,
+    /// File with the token that the admin endpoint requires of those who change something.
+    #[arg(long, value_name = "FILE", requires = "server")]
+    pub(super) token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) store: StoreArgs,
+}
+
+impl ReachArgs {
+    /// Returns the files for TLS towards an admin endpoint, if any are given.
+    pub(super) fn tls(&self) -> Option<ClientFiles> {
+        let identity = self.store.cert.clone().zip(self.store.key.clone());
+        let identity = identity.map(|(cert, key)| IdentityFiles { cert, key });
+        Some(ClientFiles { ca: self.store.ca.clone()?, identity, server_name: None })
+    }
+}
+
 impl StoreArgs {
+    /// Returns the configuration, if it is given by a file.
+    pub(super) fn config(&self) -> Result<Option<segue_config::Config>, Failure> {
+        Ok(match &self.config {
+            Some(path) => Some(load(path)?.config),
+            None => None,
+        })
+    }
+
     /// Connects to the store. Returns it and the keyspace.
     pub(super) async fn connect(&self) -> Result<(Arc<dyn Store>, Keyspace), Failure> {
         if let Some(path) = &self.config {
@@ -65,8 +99,7 @@ impl StoreArgs {
 
     /// Returns the policy of the configuration file's coordinator, or `None` without a file or a coordinator in it.
     pub(super) fn policy(&self) -> Result<Option<Policy>, Failure> {
-        let Some(path) = &self.config else { return Ok(None) };
-        Ok(load(path)?.config.coordinator.map(|coordinator| coordinator.policy))
+        Ok(self.config()?.and_then(|config| config.coordinator).map(|coordinator| coordinator.policy))
     }
 
     fn identity(&self) -> Option<ClientIdentity> {

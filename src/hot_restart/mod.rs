@@ -23,7 +23,6 @@ mod adopt;
 mod channel;
 mod message;
 mod server;
-mod socket_path;
 #[cfg(test)]
 mod tests;
 
@@ -39,11 +38,13 @@ use tracing::info;
 use self::adopt::{AdoptedSockets, adopt};
 use self::channel::Channel;
 use self::message::Message;
-use self::socket_path::SocketPath;
 use crate::metrics::HotRestartMetrics;
+use crate::socket_path::{self, SocketPath};
 
 pub use self::server::{Exit, Server, Successor};
 
+/// The configuration key of the socket's path.
+const SOCKET_KEY: &str = "router.hot_restart_socket";
 /// Most attempts to reach a running process that vanishes just as it is asked.
 const MAX_ATTEMPTS: usize = 20;
 const RETRY_DELAY: Duration = Duration::from_millis(50);
@@ -118,7 +119,7 @@ impl Startup {
     /// addresses are bound: the process that has them also owns the path.
     pub fn open_socket(&mut self) -> anyhow::Result<()> {
         if let (Some(path), None) = (&self.path, &self.predecessor) {
-            self.socket = Some(SocketPath::claim(path)?);
+            self.socket = Some(SocketPath::claim(SOCKET_KEY, path)?);
         }
         Ok(())
     }
@@ -174,7 +175,8 @@ struct Offer {
 /// Asks the process at the path for its sockets. Returns `None` if there is no process.
 async fn request_sockets(path: &Path, patience: Duration) -> anyhow::Result<Option<Offer>> {
     for _ in 0..MAX_ATTEMPTS {
-        let Some(mut channel) = socket_path::connect(path).await? else { return Ok(None) };
+        let Some(stream) = socket_path::connect(SOCKET_KEY, path).await? else { return Ok(None) };
+        let mut channel = Channel::new(stream)?;
         let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
         // A process that does not read may still have sent its reason.
         let _ = channel.send(&Message::Hello { patience_ms }).await;

@@ -17,11 +17,11 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{error, info, warn};
 
-use super::Startup;
 use super::channel::{Channel, STEP_TIMEOUT};
 use super::message::Message;
-use super::socket_path::SocketPath;
+use super::{SOCKET_KEY, Startup};
 use crate::metrics::HotRestartMetrics;
+use crate::socket_path::SocketPath;
 
 /// The longest wait for a new process, whatever it asks for.
 const MAX_PATIENCE: Duration = Duration::from_secs(600);
@@ -176,7 +176,7 @@ impl Server {
 
     fn claim_path(&mut self) {
         if let (Some(path), None) = (&self.path, &self.socket) {
-            match SocketPath::claim(path) {
+            match SocketPath::claim(SOCKET_KEY, path) {
                 Ok(socket) => self.socket = Some(socket),
                 Err(error) => error!("hot restart is unavailable; end this process with SIGTERM instead: {error:#}"),
             }
@@ -193,7 +193,7 @@ async fn receive(predecessor: &mut Option<Channel>) -> anyhow::Result<Option<Mes
 
 async fn accept(socket: Option<&SocketPath>) -> anyhow::Result<Channel> {
     match socket {
-        Some(socket) => socket.accept().await,
+        Some(socket) => Channel::new(socket.accept().await?),
         None => std::future::pending().await,
     }
 }

@@ -280,7 +280,7 @@ fn a_command_that_needs_a_store_is_not_content_with_a_keyspace() {
 fn an_etcd_that_cannot_be_reached_is_named_by_commands_that_need_it() {
     let nowhere = free_address();
     let output = run(&["status", "--etcd", &format!("http://{nowhere}")]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(3));
     assert!(stderr(&output).contains(&nowhere.to_string()), "{}", stderr(&output));
 }
 

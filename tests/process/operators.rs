@@ -183,7 +183,9 @@ fn a_moved_partition_stays_and_a_pinned_one_comes_back() {
     assert!(said.contains(&format!("to {to} until that pod goes, by ann@")), "{said}");
     assert!(cluster.does(&["move", "3", "--to", to, "--id", "first"]).contains("is on"), "a repeated id");
     let (code, said) = cluster.says(&["move", "4", "--to", to, "--id", "first"]);
-    assert!(code == Some(1) && said.contains("choose another --id"), "{said}");
+    assert!(code == Some(1) && said.contains("choose another id"), "{said}");
+    let (code, said) = cluster.says(&["pause", "--for", "0s"]);
+    assert!(code == Some(2) && said.contains("expected a time above zero"), "{said}");
     for (words, why) in [
         (&["move", "3", "--to", "w-7"][..], "no pod w-7 is registered"),
         (&["move", "99", "--to", "w-0"], "there is no partition 99"),

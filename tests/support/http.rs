@@ -41,6 +41,15 @@ impl Request {
         post.header("content-length", body.len())
     }
 
+    /// Returns a request with this method and, unless it is empty, this body of JSON.
+    pub fn json(method: &str, path: &str, body: &str) -> Self {
+        let request = Request { line: format!("{method} {path}"), body: body.to_owned(), ..Self::get(path) };
+        match body {
+            "" => request,
+            _ => request.header("content-type", "application/json").header("content-length", body.len()),
+        }
+    }
+
     /// Adds a header.
     pub fn header(mut self, name: &str, value: impl std::fmt::Display) -> Self {
         self.headers += &format!("{name}: {value}\r\n");

@@ -9,6 +9,7 @@
 //! * A combination that cannot work is refused here, before any address is bound.
 //! * A setting that can be parsed but is not implemented yet is refused as well, with that reason.
 
+mod admin;
 mod hooks;
 mod router;
 mod tls;
@@ -27,11 +28,11 @@ use crate::keys::{self, Keys};
 use crate::raw::{Raw, Value};
 use crate::reader::{self, Reader, text};
 use crate::units::show_duration;
-use crate::validated::{Admin, Config, Coordinator, Credentials, Log, LogFormat, LogLevel, Pod, Store, StoreKind};
+use crate::validated::{Config, Coordinator, Credentials, Log, LogFormat, LogLevel, Pod, Store, StoreKind};
 
 /// Every key that a file may have. Each section's keys are listed where they are read.
 pub(crate) static KEYS: Keys =
-    Keys(&[&["keyspace"], STORE_KEYS, router::KEYS, COORDINATOR_KEYS, POD_KEYS, ADMIN_KEYS, LOG_KEYS]);
+    Keys(&[&["keyspace"], STORE_KEYS, router::KEYS, COORDINATOR_KEYS, POD_KEYS, admin::KEYS, LOG_KEYS]);
 
 /// Returns the configuration, which is valid only if there are no problems.
 pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
@@ -43,7 +44,7 @@ pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
         router: r.has_section("router").then(|| router::router(r)),
         coordinator: r.has_section("coordinator").then(|| coordinator(r)),
         pod: r.has_section("pod").then(|| pod(r)),
-        admin: r.anything_in("admin").map(|_| admin(r)),
+        admin: r.anything_in("admin").map(|_| admin::read(r)),
         log: log(r),
     };
     a_role_is_there(r);
@@ -193,20 +194,37 @@ const COORDINATOR_KEYS: &[&str] = &[
     "coordinator.max_concurrent_handoffs",
     "coordinator.max_warming_per_pod",
     "coordinator.cool_down",
+    "coordinator.config_wins",
     "coordinator.mode",
     "coordinator.warm_timeout",
     "coordinator.phase_timeout",
     "coordinator.listen",
+    "coordinator.tls.cert",
+    "coordinator.tls.key",
+    "coordinator.tls.client_ca",
 ];
 
 fn coordinator(r: &mut Reader<'_>) -> Coordinator {
+    let (listen, tls) = (r.listen_if_given("coordinator.listen"), tls::server(r, &PODS_TLS));
+    if tls.is_some() && !r.is_given("coordinator.listen") {
+        let wrong = Wrong::new("given without coordinator.listen", "expected both, because TLS is for that listener");
+        r.report_key(PODS_TLS.cert, wrong);
+    }
     Coordinator {
         name: r.role_name("coordinator.name"),
         lease_ttl: r.lease("coordinator.lease_ttl", seconds(10)),
         policy: policy(r),
-        listen: r.listen_if_given("coordinator.listen"),
+        listen,
+        tls,
     }
 }
+
+const PODS_TLS: tls::ServerKeys = tls::ServerKeys {
+    section: "coordinator.tls",
+    cert: "coordinator.tls.cert",
+    key: "coordinator.tls.key",
+    client_ca: "coordinator.tls.client_ca",
+};
 
 fn policy(r: &mut Reader<'_>) -> Policy {
     let default = Policy::default();
@@ -227,6 +245,7 @@ fn policy(r: &mut Reader<'_>) -> Policy {
         ),
         max_warming_per_pod: r.integer("coordinator.max_warming_per_pod", 1..=i64::MAX, default.max_warming_per_pod),
         cool_down: r.duration_or_zero("coordinator.cool_down", default.cool_down),
+        config_wins: r.boolean("coordinator.config_wins", default.config_wins),
     };
     let settle = ("coordinator.settle", policy.settle);
     r.ordered(settle, ("coordinator.settle_max", policy.settle_max), false, show_duration);
@@ -321,15 +340,6 @@ fn command(value: &Value) -> Result<Vec<String>, Wrong> {
         Some(_) if words.iter().any(|word| word.contains('\0')) => wrong("a word holds a zero byte"),
         Some(_) => Ok(words),
     }
-}
-
-const ADMIN_KEYS: &[&str] = &["admin.listen", "admin.advertise"];
-
-fn admin(r: &mut Reader<'_>) -> Admin {
-    let listen = r.listen("admin.listen", local(9090));
-    let advertise = r.read("admin.advertise", |value| reachable(value, "others"));
-    let is_an_address = !listen.ip().is_unspecified() && listen.port() != 0;
-    Admin { listen, advertise: advertise.or_else(|| is_an_address.then(|| listen.to_string())) }
 }
 
 const TLS: tls::ServerKeys =

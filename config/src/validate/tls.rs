@@ -48,7 +48,8 @@ pub(super) fn server(r: &mut Reader<'_>, keys: &ServerKeys) -> Option<ServerFile
         let remedy = "expected the files cert and key, and client_ca if clients must have certificates";
         r.report(Some(place.clone()), keys.section, Wrong::new(format!("given without {missing}"), remedy));
     }
-    Some(ServerFiles { cert: cert?.into(), key: key?.into(), client_ca: client_ca.map(Into::into) })
+    let client_ca = client_ca.map(Into::into);
+    Some(ServerFiles { cert: cert?.into(), key: key?.into(), client_ca, client_cert_is_optional: false })
 }
 
 /// Reads the authorities that a client trusts, and its own certificate.

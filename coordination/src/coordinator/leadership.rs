@@ -12,7 +12,7 @@ use std::time::Duration;
 use segue_protocol::handoff::advance::{advance, advance_past_bound};
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::planning::{Action, Assurance, Memory, MoveCause, Notice, Policy, plan, txn};
+use segue_protocol::planning::{Action, Assurance, Memory, MoveCause, Notice, Policy, in_force, plan, txn};
 use segue_protocol::records::Phase;
 use segue_protocol::txn::{Compare, Txn, TxnOutcome};
 use segue_protocol::view::{View, ViewDelta};
@@ -235,6 +235,7 @@ impl<'a> Leadership<'a> {
                 self.observer.view_changed(&self.view);
             }
         }
+        let strategy = in_force(&self.view, &self.policy).strategy;
         for partition in std::mem::take(&mut self.changed) {
             let known = self.handoffs.get(&partition).copied();
             let seen = self.view.handoffs.get(&partition).map(|handoff| SeenHandoff {
@@ -244,7 +245,7 @@ impl<'a> Leadership<'a> {
                 epoch: handoff.value.epoch,
                 cause: match known {
                     Some(known) if known.id == handoff.id() => known.cause,
-                    _ => MoveCause::of(&self.view, &handoff.value),
+                    _ => MoveCause::of(&self.view, strategy, &handoff.value),
                 },
             });
             let same = seen.zip(known).is_some_and(|(seen, known)| seen.id == known.id);

@@ -22,6 +22,7 @@ use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::ServerName;
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
@@ -49,6 +50,8 @@ pub struct ServerFiles {
     pub key: PathBuf,
     /// The authorities of clients. If set, clients must have certificates.
     pub client_ca: Option<PathBuf>,
+    /// Whether a client without a certificate is accepted nevertheless, for listeners that distinguish their clients.
+    pub client_cert_is_optional: bool,
 }
 
 impl Files for ServerFiles {
@@ -68,8 +71,10 @@ impl Files for ServerFiles {
         let builder = match self.client_ca.as_ref().zip(client_ca) {
             Some((path, text)) => {
                 let roots = Arc::new(authorities(File::ClientCa, path, text)?);
-                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
-                builder.with_client_cert_verifier(verifier.map_err(|error| identity.unusable(&error))?)
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
+                let verifier = if self.client_cert_is_optional { verifier.allow_unauthenticated() } else { verifier };
+                let verifier = verifier.build().map_err(|error| identity.unusable(&error))?;
+                builder.with_client_cert_verifier(verifier)
             }
             None => builder.with_no_client_auth(),
         };
@@ -91,6 +96,11 @@ impl ServerTls {
         self.0.clone()
     }
 
+    /// Returns the configuration in use, for a listener that is not one of this crate.
+    pub fn current(&self) -> Arc<ServerConfig> {
+        self.0.current()
+    }
+
     /// Shakes hands with a client. A client that does not speak TLS, or lacks a required certificate, gets an alert and
     /// is disconnected.
     pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<Stream> {
@@ -102,6 +112,21 @@ impl ServerTls {
                 Err(error)
             }
         }
+    }
+}
+
+impl ServerTls {
+    /// Shakes hands with a client of a server that speaks HTTP/1.1 only. Returns the connection, and whether the client
+    /// has a certificate of the authorities.
+    pub async fn accept_http1(
+        &self,
+        stream: TcpStream,
+    ) -> io::Result<(impl AsyncRead + AsyncWrite + Unpin + Send + 'static + use<>, bool)> {
+        let mut config = ServerConfig::clone(&self.0.current());
+        config.alpn_protocols = vec![HTTP1.to_vec()];
+        let stream = TlsAcceptor::from(Arc::new(config)).accept(stream).await?;
+        let has_certificate = stream.get_ref().1.peer_certificates().is_some();
+        Ok((stream, has_certificate))
     }
 }
 
@@ -218,7 +243,7 @@ impl ClientTls {
         address: &str,
         stream: TcpStream,
         http2: bool,
-    ) -> io::Result<impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static + use<>> {
+    ) -> io::Result<impl AsyncRead + AsyncWrite + Unpin + Send + 'static + use<>> {
         self.connect(address, stream, if http2 { Offer::Http2 } else { Offer::Http1 }).await
     }
 }

@@ -303,7 +303,13 @@ mod tests {
         let folder = tempfile::TempDir::new().unwrap();
         let authority = Authority::new(folder.path(), "ours");
         let own = authority.issue("pod");
-        let server = ServerTls::load(ServerFiles { cert: own.cert, key: own.key, client_ca: None }).unwrap();
+        let server = ServerTls::load(ServerFiles {
+            cert: own.cert,
+            key: own.key,
+            client_ca: None,
+            client_cert_is_optional: false,
+        })
+        .unwrap();
         let client = ClientFiles { ca: authority.file, identity: None, server_name: None };
         let client = ClientTls::load(client).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

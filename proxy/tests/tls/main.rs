@@ -57,7 +57,7 @@ impl Authorities {
 }
 
 fn server(own: Issued, client_ca: Option<PathBuf>) -> ServerTls {
-    ServerTls::load(ServerFiles { cert: own.cert, key: own.key, client_ca }).unwrap()
+    ServerTls::load(ServerFiles { cert: own.cert, key: own.key, client_ca, client_cert_is_optional: false }).unwrap()
 }
 
 fn fixture(front: Option<ServerTls>, behind: Option<ClientTls>, change: impl FnOnce(&mut Settings)) -> Fixture {

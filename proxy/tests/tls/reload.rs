@@ -113,6 +113,7 @@ async fn files_that_are_no_good_are_told_of_once_and_change_nothing() {
         cert: served.cert.clone(),
         key: served.key.clone(),
         client_ca: None,
+        client_cert_is_optional: false,
     })
     .unwrap();
     let fixture = fixture(Some(tls.clone()), None, |_| {});

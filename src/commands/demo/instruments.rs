@@ -15,8 +15,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::admin::{Admin, StatusSource};
+use crate::api::{Api, Write};
 use crate::keyspace::KeyspaceStatusSource;
 use crate::metrics::{CoordinatorMetrics, ParticipantMetrics, RouterMetrics};
+use crate::operator::Link;
 use crate::roles::router::table_summary;
 use segue_demo::instruments::{Instruments, Status};
 
@@ -62,13 +64,14 @@ impl Instruments for AdminInstruments {
     fn serve(&self, store: Arc<dyn Store>, keys: Keyspace, status: Status) -> anyhow::Result<AbortOnDropHandle<()>> {
         let admin = Admin::bind(self.address, None)?;
         let tables = std::mem::take(&mut *self.tables.lock().unwrap_or_else(PoisonError::into_inner));
+        let api = Api::new(Link::new(store.clone(), keys.clone(), None), None, Write::Nobody);
         let followed = KeyspaceStatusSource::start(store, keys);
         let board = followed.board();
         let sources: Vec<Arc<dyn StatusSource>> =
             vec![Arc::new(followed), Arc::new(DemoStatusSource { status, tables })];
         let registry = std::mem::take(&mut *self.registry());
         let serving = async move {
-            if let Err(error) = admin.serve(sources, board, registry, CancellationToken::new()).await {
+            if let Err(error) = admin.serve(sources, board, registry, api, CancellationToken::new()).await {
                 tracing::warn!(%error, "admin endpoint stopped");
             }
         };

@@ -1,25 +1,23 @@
-//! `segue drain` and `segue undrain`: an operator wants a pod empty, in this life and in later ones.
+//! `segue drain` and `segue undrain`: an operator wants a pod empty, in this life and in later ones. With `--self`, the
+//! pod of this host's sidecar ends its own life's work.
 
-use segue_protocol::ids::Revision;
-use segue_protocol::records::{Drain, encode};
-use segue_protocol::view::View;
-use serde_json::json;
-
-use super::standing::{drained, owned};
-use super::wait::{Patience, until};
-use super::{Failure, Link, Target, Why, block_on, changed, or_none, partitions, refused};
+use super::{Asked, Failure, Patience, Reach, act, act_and_wait, block_on, print};
+use crate::operator::{Action, Condition};
 
 /// The pod to drain.
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct DrainArgs {
     /// Name of the pod.
-    pod: String,
-    #[command(flatten)]
-    why: Why,
+    #[arg(required_unless_present = "itself", conflicts_with = "itself")]
+    pod: Option<String>,
+    /// Drain the pod of the sidecar that is asked, for the rest of its life: a preStop hook. Without --server and
+    /// --config, asks unix:/run/segue/admin.sock if it exists, otherwise http://127.0.0.1:9090.
+    #[arg(long = "self", conflicts_with_all = ["etcd", "why", "id"])]
+    itself: bool,
     #[command(flatten)]
     patience: Patience,
     #[command(flatten)]
-    target: Target,
+    asked: Asked,
 }
 
 /// The pod whose drain ends.
@@ -28,62 +26,24 @@ pub(in crate::commands) struct UndrainArgs {
     /// Name of the pod.
     pod: String,
     #[command(flatten)]
-    target: Target,
+    asked: Asked,
 }
 
 pub(in crate::commands) fn drain(args: &DrainArgs) -> Result<(), Failure> {
-    block_on(async {
-        let (link, pod) = (Link::open(&args.target).await?, args.pod.as_str());
-        let view = link.view().await?;
-        known(&view, pod)?;
-        match view.intentions.drains.get(pod) {
-            Some(drain) => eprintln!("pod {pod} is drained already, by {}", drain.value.origin),
-            None => {
-                let key = link.keys.drain(pod);
-                let drain = Drain { origin: args.why.origin() };
-                if !link.put(key.clone(), Revision::ZERO, encode(&drain)).await? {
-                    return Err(changed(&key));
-                }
-            }
-        }
-        let text = if args.patience.no_wait {
-            let left = partitions(owned(&view, pod));
-            format!("pod {pod} gives up its partitions ({left}) and gets no more until segue undrain {pod}")
-        } else {
-            let empty = until(&link, args.patience.timeout, |view| drained(view, pod, true)).await?;
-            format!("{empty}, and gets no partition until segue undrain {pod}")
-        };
-        link.print(json!({ "pod": pod, "waited": !args.patience.no_wait }), &text)
-    })
+    let (patience, target) = (&args.patience, &args.asked.target);
+    let Some(pod) = &args.pod else {
+        let timeout = if patience.no_wait { None } else { Some(patience.timeout) };
+        let outcome = block_on(async { Reach::sidecar(&target.reach)?.drain_itself(timeout).await })?;
+        return print(target, &outcome);
+    };
+    let condition = Condition::Drained { pod: pod.clone(), by_operator: true };
+    let mut outcome = act_and_wait(Action::Drain { pod: pod.clone() }, &condition, &args.asked, patience)?;
+    if !patience.no_wait {
+        outcome.text += &format!(", and gets no partition until segue undrain {pod}");
+    }
+    print(target, &outcome)
 }
 
 pub(in crate::commands) fn undrain(args: &UndrainArgs) -> Result<(), Failure> {
-    block_on(async {
-        let (link, pod) = (Link::open(&args.target).await?, args.pod.as_str());
-        let view = link.view().await?;
-        let Some(drain) = view.intentions.drains.get(pod) else {
-            known(&view, pod)?;
-            return link.print(json!({ "pod": pod, "undrained": false }), &format!("pod {pod} was not drained"));
-        };
-        let key = link.keys.drain(pod);
-        if !link.delete(key.clone(), drain.mod_revision).await? {
-            return Err(changed(&key));
-        }
-        let text = match view.leaves_by_itself(pod) {
-            true => format!("the drain of pod {pod} has ended, but the pod itself gives up its partitions"),
-            false => format!("pod {pod} may be given partitions again"),
-        };
-        link.print(json!({ "pod": pod, "undrained": true }), &text)
-    })
-}
-
-/// Refuses a pod that is not registered and owns no partition, because its name is probably a mistake.
-pub(super) fn known(view: &View, pod: &str) -> Result<(), Failure> {
-    let is_known = view.pod_key(pod).is_some() || owned(view, pod) > 0 || view.intentions.drains.contains_key(pod);
-    if is_known {
-        return Ok(());
-    }
-    let pods: Vec<&str> = view.pods.keys().map(String::as_str).collect();
-    let pods = pods.join(", ");
-    Err(refused(format!("no pod {pod} is registered or owns a partition; registered are: {}", or_none(&pods))))
+    act(Action::Undrain { pod: args.pod.clone() }, &args.asked)
 }

@@ -1,19 +1,7 @@
 //! `segue explain`: explains the state of a partition or a pod, and the next steps.
 
-use std::io::Write as _;
-
-use anyhow::Context as _;
-use segue_protocol::handoff::advance::waiting_for;
-use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
-use segue_protocol::planning::phase_timeouts::past_no_return;
-use segue_protocol::planning::{Plan, preview};
-use segue_protocol::records::Phase;
-use segue_protocol::view::{PodLife, View};
-use serde::Serialize;
-
-use super::plan::{Move, moves, policy};
-use super::standing::owned;
-use super::{Failure, Link, Target, block_on, or_none, refused};
+use super::{Failure, Reach, Target, block_on, print_text};
+use crate::operator::Explanation;
 
 /// What to explain.
 #[derive(Debug, clap::Args)]
@@ -25,284 +13,23 @@ pub(in crate::commands) struct ExplainArgs {
     target: Target,
 }
 
-/// A partition explained.
-#[derive(Debug, Serialize)]
-struct PartitionReport {
-    partition: PartitionId,
-    owner: Option<String>,
-    /// Whether the owner is registered in the life that owns the partition.
-    owner_lives: bool,
-    epoch: Option<Epoch>,
-    /// The partition's pin, in words.
-    pinned: Option<String>,
-    handoff: Option<HandoffReport>,
-    /// The move that the planner would make.
-    wanted: Option<Move>,
-    candidates: Vec<Candidate>,
-    next_steps: Vec<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct HandoffReport {
-    id: HandoffId,
-    from: Option<String>,
-    to: String,
-    phase: Phase,
-    epoch: Epoch,
-    reason: String,
-    waits_for: Vec<String>,
-    may_be_cancelled: bool,
-}
-
-/// A pod, and whether the partition goes to it.
-#[derive(Debug, Serialize)]
-struct Candidate {
-    pod: String,
-    /// `owner`, `chosen` or `no`.
-    verdict: &'static str,
-    reason: String,
-    owns: usize,
-}
-
-/// A pod explained.
-#[derive(Debug, Serialize)]
-struct PodReport {
-    pod: String,
-    state: String,
-    owns: Vec<PartitionId>,
-    arriving: Vec<PartitionId>,
-    leaving: Vec<PartitionId>,
-    /// Moves that the planner would make to the pod or away from it.
-    wanted: Vec<Move>,
-    next_steps: Vec<String>,
-}
-
 pub(in crate::commands) fn explain(args: &ExplainArgs) -> Result<(), Failure> {
     block_on(async {
-        let link = Link::open(&args.target).await?;
-        let view = link.view().await?;
-        let plan = preview(&view, &policy(&args.target, &view)?);
-        let is_partition = args.subject.parse().ok().filter(|_| !view.pods.contains_key(&args.subject));
-        let (value, text) = match is_partition {
-            Some(partition) => {
-                let report = partition_report(&view, &plan, partition).map_err(refused)?;
-                (serde_json::to_value(&report), report.in_words())
-            }
-            None => {
-                let report = pod_report(&view, &plan, &args.subject).map_err(refused)?;
-                (serde_json::to_value(&report), report.in_words())
-            }
-        };
-        let text = if link.json { format!("{}\n", value.map_err(anyhow::Error::from)?) } else { text };
-        std::io::stdout().lock().write_all(text.as_bytes()).context("cannot write to standard output")?;
-        Ok(())
+        let reach = Reach::open(&args.target.reach).await?;
+        // A pod may have a number for a name, and then is meant.
+        let pod = reach.explain_pod(&args.subject).await;
+        match (args.subject.parse(), pod) {
+            (_, Ok(pod)) => show(&args.target, &pod),
+            (Ok(partition), Err(Failure::Work(_))) => show(&args.target, &reach.explain_partition(partition).await?),
+            (_, Err(failure)) => Err(failure),
+        }
     })
 }
 
-fn partition_report(view: &View, plan: &Plan, partition: PartitionId) -> Result<PartitionReport, String> {
-    let count = view.partitions();
-    if partition.get() >= count {
-        return Err(format!("there is no partition {partition}: the keyspace has {count}"));
-    }
-    let assignment = view.assignments.get(&partition).map(|assignment| &assignment.value);
-    let handoff = view.handoffs.get(&partition).map(|handoff| HandoffReport {
-        id: handoff.id(),
-        from: handoff.value.old_owner.clone(),
-        to: handoff.value.new_owner.clone(),
-        phase: handoff.value.phase,
-        epoch: handoff.value.epoch,
-        reason: handoff.value.reason.clone(),
-        waits_for: waiting_for(view, partition).iter().map(ToString::to_string).collect(),
-        may_be_cancelled: !past_no_return(&handoff.value),
-    });
-    let wanted = moves(plan).into_iter().find(|wanted| wanted.partition == partition);
-    let pinned = view.intentions.pins.get(&partition).map(|pin| match pin {
-        Some(pin) if pin.value.ends_with_the_pod() => {
-            format!("to {} until that pod goes, by {}", pin.value.to, pin.value.origin)
-        }
-        Some(pin) => format!("to {}, by {}", pin.value.to, pin.value.origin),
-        None => "where it is: the pin cannot be read".to_owned(),
-    });
-    let mut report = PartitionReport {
-        partition,
-        owner: assignment.map(|assignment| assignment.owner.clone()),
-        owner_lives: view.live_owner(partition).is_some(),
-        epoch: assignment.map(|assignment| assignment.epoch),
-        pinned,
-        handoff,
-        wanted,
-        candidates: Vec::new(),
-        next_steps: Vec::new(),
+fn show(target: &Target, explanation: &impl Explanation) -> Result<(), Failure> {
+    let text = match target.json {
+        true => serde_json::to_string(explanation).map_err(anyhow::Error::from)? + "\n",
+        false => explanation.in_words(),
     };
-    report.candidates = view.pods.keys().map(|pod| candidate(view, &report, pod)).collect();
-    report.next_steps = partition_steps(view, &report);
-    Ok(report)
-}
-
-fn candidate(view: &View, report: &PartitionReport, pod: &str) -> Candidate {
-    let owns = owned(view, pod);
-    let pin = view.intentions.pin(report.partition).map(|pin| pin.value.to.as_str());
-    let of_handoff = report.handoff.as_ref().filter(|handoff| handoff.to == pod);
-    let of_plan = report.wanted.as_ref().filter(|wanted| wanted.to == pod);
-    let (verdict, reason) = if let Some(handoff) = of_handoff {
-        ("chosen", format!("the partition moves to it: {}", handoff.reason))
-    } else if let Some(wanted) = of_plan {
-        ("chosen", format!("the planner wants it there: {}", wanted.reason))
-    } else if report.owner_lives && report.owner.as_deref() == Some(pod) {
-        ("owner", "it has the partition".to_owned())
-    } else if let Some(obstacle) = obstacle(view, pod) {
-        ("no", obstacle)
-    } else if pin == Some(pod) {
-        ("chosen", "an operator wants the partition there, and its move has not begun".to_owned())
-    } else if let Some(to) = pin.filter(|to| *to != pod) {
-        ("no", format!("the partition is pinned to {to}"))
-    } else if report.handoff.is_some() {
-        ("no", "the partition moves to another pod".to_owned())
-    } else {
-        ("no", "the strategy places the partition elsewhere".to_owned())
-    };
-    Candidate { pod: pod.to_owned(), verdict, reason, owns }
-}
-
-/// Returns why a pod gets no partitions at all.
-fn obstacle(view: &View, pod: &str) -> Option<String> {
-    if let Some(drain) = view.intentions.drains.get(pod) {
-        return Some(format!("it is drained by {}", drain.value.origin));
-    }
-    if view.leaves_by_itself(pod) {
-        return Some("it gives up its partitions by itself".to_owned());
-    }
-    let life = view.pods.get(pod).map(|record| view.life(pod, record.incarnation()));
-    matches!(life, Some(PodLife::Leaseless(_))).then(|| "its registration has no lease".to_owned())
-}
-
-fn partition_steps(view: &View, report: &PartitionReport) -> Vec<String> {
-    let partition = report.partition;
-    let mut steps = keyspace_steps(view);
-    if view.is_malformed(partition) {
-        steps.push("repair the record of the partition that segue status names".to_owned());
-    }
-    if let Some(handoff) = &report.handoff {
-        for wait in &handoff.waits_for {
-            steps.push(format!("wait for {wait}, or look at its log and status"));
-        }
-        match handoff.may_be_cancelled {
-            true => steps.push(format!("segue cancel {partition}")),
-            false => steps.push("the move is past the point of no return and completes by itself".to_owned()),
-        }
-    } else if report.wanted.is_some() {
-        steps.push(format!("the coordinator moves it by itself: segue wait moved {partition}"));
-    }
-    if report.pinned.is_some() {
-        steps.push(format!("segue unpin {partition}"));
-    }
-    steps
-}
-
-/// Returns what is wrong with the keyspace as a whole.
-fn keyspace_steps(view: &View) -> Vec<String> {
-    let mut steps = Vec::new();
-    if view.leader.is_none() {
-        steps.push("start a coordinator: none leads".to_owned());
-    }
-    if view.pods.keys().all(|pod| view.is_draining(pod)) {
-        steps.push("start a pod, or undrain one: none accepts partitions".to_owned());
-    }
-    if let Some(pause) = &view.intentions.pause {
-        steps.push(format!("segue resume: planned moves are paused by {}", pause.value.origin));
-    }
-    steps
-}
-
-fn pod_report(view: &View, plan: &Plan, pod: &str) -> Result<PodReport, String> {
-    let owns: Vec<PartitionId> =
-        view.assignments.iter().filter(|(_, it)| it.value.owner == pod).map(|(partition, _)| *partition).collect();
-    let drain = view.intentions.drains.get(pod);
-    if view.pod_key(pod).is_none() && owns.is_empty() && drain.is_none() {
-        let pods: Vec<&str> = view.pods.keys().map(String::as_str).collect();
-        return Err(format!("no pod {pod} is registered; registered are: {}", or_none(&pods.join(", "))));
-    }
-    let life = match view.pod_key(pod) {
-        None if owns.is_empty() => "not registered".to_owned(),
-        None => "dead: its partitions move to other pods".to_owned(),
-        Some(_) if !view.pods.contains_key(pod) => "registered, but the registration cannot be read".to_owned(),
-        Some(_) => "registered".to_owned(),
-    };
-    let state = obstacle(view, pod).map_or(life.clone(), |obstacle| format!("{life}; {obstacle}"));
-    let moving = |is_it: &dyn Fn(&segue_protocol::records::Handoff) -> bool| -> Vec<PartitionId> {
-        view.handoffs.iter().filter(|(_, handoff)| is_it(&handoff.value)).map(|(partition, _)| *partition).collect()
-    };
-    let wanted = moves(plan).into_iter().filter(|wanted| wanted.to == pod || wanted.from.as_deref() == Some(pod));
-    let mut next_steps = keyspace_steps(view);
-    let key = view.keys().pod(pod);
-    if view.malformed.contains_key(&key) || view.leaseless().any(|leaseless| leaseless == key) {
-        next_steps.push(format!("if its process is gone: segue forget pod {pod}"));
-    }
-    if drain.is_some() {
-        if !owns.is_empty() {
-            next_steps.push(format!("segue wait drained {pod}"));
-        }
-        next_steps.push(format!("segue undrain {pod}"));
-    }
-    Ok(PodReport {
-        pod: pod.to_owned(),
-        state,
-        arriving: moving(&|handoff| handoff.new_owner == pod),
-        leaving: moving(&|handoff| handoff.old_owner.as_deref() == Some(pod)),
-        wanted: wanted.collect(),
-        owns,
-        next_steps,
-    })
-}
-
-fn list(partitions: &[PartitionId]) -> String {
-    let names: Vec<String> = partitions.iter().map(ToString::to_string).collect();
-    or_none(&names.join(", ")).to_owned()
-}
-
-fn steps_in_words(steps: &[String]) -> String {
-    match steps {
-        [] => "next steps  none: it is as it should be\n".to_owned(),
-        steps => steps.iter().map(|step| format!("next step   {step}\n")).collect(),
-    }
-}
-
-impl PartitionReport {
-    fn in_words(&self) -> String {
-        let owner = self.owner.as_deref().unwrap_or("nobody");
-        let dead = if self.owner.is_some() && !self.owner_lives { ", which is dead" } else { "" };
-        let epoch = self.epoch.map_or(String::new(), |epoch| format!(" at epoch {epoch}"));
-        let mut text = format!("partition   {}\nowner       {owner}{dead}{epoch}\n", self.partition);
-        if let Some(pinned) = &self.pinned {
-            text += &format!("pinned      {pinned}\n");
-        }
-        if let Some(handoff) = &self.handoff {
-            let from = handoff.from.as_deref().unwrap_or("nobody");
-            let (id, to, reason) = (handoff.id, &handoff.to, &handoff.reason);
-            text += &format!("handoff     {id}: {from} → {to}, {} ({reason})\n", handoff.phase.as_str());
-            for wait in &handoff.waits_for {
-                text += &format!("waits for   {wait}\n");
-            }
-        }
-        if let Some(wanted) = &self.wanted {
-            text += &format!("wanted      on {}: {}\n", wanted.to, wanted.reason);
-        }
-        for Candidate { pod, verdict, reason, owns } in &self.candidates {
-            text += &format!("candidate   {pod}: {verdict}, {reason} (owns {owns})\n");
-        }
-        text + &steps_in_words(&self.next_steps)
-    }
-}
-
-impl PodReport {
-    fn in_words(&self) -> String {
-        let mut text = format!("pod         {}\nstate       {}\n", self.pod, self.state);
-        text += &format!("owns        {}: {}\n", self.owns.len(), list(&self.owns));
-        text += &format!("arriving    {}\nleaving     {}\n", list(&self.arriving), list(&self.leaving));
-        for wanted in &self.wanted {
-            let from = wanted.from.as_deref().unwrap_or("nobody");
-            text += &format!("wanted      {}: {from} → {} ({})\n", wanted.partition, wanted.to, wanted.reason);
-        }
-        text + &steps_in_words(&self.next_steps)
-    }
+    print_text(&text)
 }

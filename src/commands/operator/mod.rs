@@ -1,38 +1,38 @@
-//! The operator's commands: each writes an intention that the coordinator acts on, and waits until it is done.
-//!
-//! An operator's intention is kept in the store, under keys that only these commands and the leader write, so it holds
-//! when the command is interrupted. [`standing`] decides from a view alone whether an intention is fulfilled.
+//! The operator's commands: their arguments, their progress and their output. What they do is in
+//! [`operator`](crate::operator), which they reach through a store or through an admin endpoint ([`Reach`]).
 
 mod drain;
 mod explain;
+mod forget;
 mod moves;
 mod pause;
 mod plan;
-mod standing;
+mod progress;
+mod reach;
 mod wait;
+mod wanted;
 
 use std::io::Write as _;
-use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use segue_coordination::session::unix_millis;
-use segue_coordination::store::{Store, StoreError};
-use segue_protocol::ids::Revision;
-use segue_protocol::keys::Keyspace;
 use segue_protocol::records::Origin;
-use segue_protocol::txn::{Compare, Keys, Op, Txn};
-use segue_protocol::view::View;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::store::StoreArgs;
+use super::store::ReachArgs;
 use super::{Failure, runtime};
+use crate::operator::{Action, Condition, Order, Outcome};
 
 pub(super) use self::drain::{DrainArgs, UndrainArgs, drain, undrain};
 pub(super) use self::explain::{ExplainArgs, explain};
+pub(super) use self::forget::{ForgetArgs, forget};
 pub(super) use self::moves::{CancelArgs, MoveArgs, PartitionArgs, cancel, move_partition, pin, unpin};
 pub(super) use self::pause::{PauseArgs, ResumeArgs, pause, resume};
 pub(super) use self::plan::{PlanArgs, plan};
+pub(super) use self::reach::Reach;
 pub(super) use self::wait::{WaitArgs, wait};
+pub(super) use self::wanted::{WantedArgs, wanted};
 
 /// The keyspace, and the format of the output.
 #[derive(Debug, clap::Args)]
@@ -41,20 +41,65 @@ pub(super) struct Target {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    store: StoreArgs,
+    reach: ReachArgs,
 }
 
-/// Why an operator wants something.
+/// What is kept with an action.
 #[derive(Debug, clap::Args)]
-pub(super) struct Why {
+pub(super) struct Asked {
     /// Reason, which is stored and shown to others.
     #[arg(long = "why", value_name = "TEXT", default_value = "")]
-    text: String,
+    why: String,
+    /// Name of this operation. A command with the id of an earlier one has no second effect.
+    #[arg(long, value_name = "ID")]
+    id: Option<String>,
+    #[command(flatten)]
+    target: Target,
 }
 
-impl Why {
-    fn origin(&self) -> Origin {
-        Origin { who: who(), why: self.text.clone(), at: unix_millis() }
+/// How long a command waits.
+#[derive(Debug, clap::Args)]
+pub(super) struct Patience {
+    /// Do not wait: exit as soon as the intention is stored and accepted.
+    #[arg(long)]
+    no_wait: bool,
+    /// How long to wait before exiting 4. The intention stays in the store.
+    #[arg(long, visible_alias = "wait", value_name = "TIME", default_value = "10m",
+        value_parser = segue_config::parse_duration)]
+    timeout: Duration,
+}
+
+/// Longest wait for the coordinator's answer by commands that wait for nothing else. An answer takes two writes.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Carries out an action whose outcome needs no further wait.
+fn act(action: Action, asked: &Asked) -> Result<(), Failure> {
+    block_on(async {
+        let reach = Reach::open(&asked.target.reach).await?;
+        let outcome = reach.perform(&asked.order(action), ANSWER_TIMEOUT).await?;
+        print(&asked.target, &outcome)
+    })
+}
+
+/// Carries out an action, and waits until the condition holds unless it is told not to.
+fn act_and_wait(action: Action, condition: &Condition, asked: &Asked, patience: &Patience) -> Result<Outcome, Failure> {
+    block_on(async {
+        let reach = Reach::open(&asked.target.reach).await?;
+        let for_answer = if patience.no_wait { ANSWER_TIMEOUT } else { patience.timeout };
+        let mut outcome = reach.perform(&asked.order(action), for_answer).await?;
+        if !patience.no_wait {
+            eprintln!("{}", outcome.text);
+            outcome.text = reach.until(condition, patience.timeout).await?;
+        }
+        outcome.facts.insert("waited".to_owned(), json!(!patience.no_wait));
+        Ok(outcome)
+    })
+}
+
+impl Asked {
+    fn order(&self, action: Action) -> Order {
+        let origin = Origin { who: who(), why: self.why.clone(), at: unix_millis() };
+        Order { action, id: self.id.clone(), origin }
     }
 }
 
@@ -70,84 +115,20 @@ fn who() -> String {
     }
 }
 
-/// The store of a keyspace.
-struct Link {
-    store: Arc<dyn Store>,
-    keys: Keyspace,
-    json: bool,
+/// Prints the result: a sentence, or a JSON object with the sentence and facts.
+fn print(target: &Target, outcome: &Outcome) -> Result<(), Failure> {
+    let line = match target.json {
+        true => serde_json::to_string(outcome).map_err(anyhow::Error::from)?,
+        false => outcome.text.clone(),
+    };
+    print_text(&(line + "\n"))
 }
 
-impl Link {
-    async fn open(target: &Target) -> Result<Self, Failure> {
-        let (store, keys) = target.store.connect().await?;
-        Ok(Link { store, keys, json: target.json })
-    }
-
-    /// Returns the keyspace as it is now.
-    async fn view(&self) -> Result<View, Failure> {
-        let everything = Keys::Prefix(self.keys.root().to_owned());
-        let snapshot = self.store.snapshot(&everything).await.map_err(unreachable)?;
-        Ok(View::from_snapshot(self.keys.clone(), snapshot))
-    }
-
-    /// Writes a key that was last put at `seen` (0 if it is absent). Returns `false` if it has changed meanwhile.
-    async fn put(&self, key: String, seen: Revision, value: Vec<u8>) -> Result<bool, Failure> {
-        let when = vec![Compare::unchanged_since(&key, seen)];
-        self.commit(Txn { when, then: vec![Op::Put { key, value, lease: None }], otherwise: None }).await
-    }
-
-    /// Deletes a key that was last put at `seen`. Returns `false` if it has changed meanwhile.
-    async fn delete(&self, key: String, seen: Revision) -> Result<bool, Failure> {
-        let when = vec![Compare::unchanged_since(&key, seen)];
-        self.commit(Txn { when, then: vec![Op::Delete(Keys::One(key))], otherwise: None }).await
-    }
-
-    async fn commit(&self, txn: Txn) -> Result<bool, Failure> {
-        Ok(self.store.commit(txn).await.map_err(unreachable)?.committed())
-    }
-
-    /// Prints the result: `text`, or a JSON object with the text and `facts`.
-    fn print(&self, facts: Value, text: &str) -> Result<(), Failure> {
-        let mut out = std::io::stdout().lock();
-        let line = if self.json {
-            let mut object = json!({ "text": text });
-            if let (Some(object), Value::Object(facts)) = (object.as_object_mut(), facts) {
-                object.extend(facts);
-            }
-            object.to_string()
-        } else {
-            text.to_owned()
-        };
-        writeln!(out, "{line}").context("cannot write to standard output")?;
-        Ok(())
-    }
-}
-
-fn unreachable(error: StoreError) -> Failure {
-    match error {
-        StoreError::Unavailable(_) => Failure::Unreachable(error.into()),
-        other => Failure::Work(other.into()),
-    }
-}
-
-fn refused(why: impl std::fmt::Display) -> Failure {
-    Failure::Work(anyhow!("{why}"))
-}
-
-/// Returns the failure that somebody else has written the key at the same time.
-fn changed(key: &str) -> Failure {
-    refused(format!("{key} was changed at the same time; nothing was done: run the command again"))
+fn print_text(text: &str) -> Result<(), Failure> {
+    std::io::stdout().lock().write_all(text.as_bytes()).context("cannot write to standard output")?;
+    Ok(())
 }
 
 fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     runtime()?.block_on(work)
-}
-
-fn or_none(text: &str) -> &str {
-    if text.is_empty() { "none" } else { text }
-}
-
-/// Returns `1 partition` or `3 partitions`.
-fn partitions(count: usize) -> String {
-    format!("{count} partition{}", if count == 1 { "" } else { "s" })
 }

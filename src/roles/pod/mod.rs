@@ -23,6 +23,7 @@ use tracing::{info, warn};
 
 use self::behind::Behind;
 use crate::admin::StatusSource;
+use crate::api::OwnPod;
 use crate::certificates::Certificates;
 use crate::metrics::{MeteredHooks, ParticipantMetrics, PodMetrics};
 use crate::supervise::Ended;
@@ -46,6 +47,7 @@ pub struct BoundPod {
 /// A running sidecar.
 #[derive(Debug)]
 pub struct PodRole {
+    name: String,
     handle: PodHandle,
     metrics: Arc<PodMetrics>,
     traffic: Arc<Traffic>,
@@ -98,6 +100,7 @@ impl BoundPod {
         let capabilities = section.hooks.capabilities(vouches.is_some());
         let hooks = Hooks::new(section.hooks);
         let reports = hooks.reports().clone();
+        let name = section.name.clone();
         let settings = PodSettings {
             name: section.name,
             address: section.advertise,
@@ -115,6 +118,7 @@ impl BoundPod {
         let shutdown = CancellationToken::new();
         let server = tokio::spawn(self.sidecar.serve(handle.layer(), upstream, shutdown.clone(), GRACE));
         Ok(PodRole {
+            name,
             handle,
             metrics,
             traffic,
@@ -135,6 +139,11 @@ impl PodRole {
         // Without the handle, which would keep the pod running.
         let (reports, vouches, state) = (self.reports.clone(), self.vouches, self.handle.status());
         Arc::new(PodStatusSource { metrics, traffic, behind, reports, vouches, state })
+    }
+
+    /// Returns the pod for the admin endpoint.
+    pub fn own_pod(&self) -> OwnPod {
+        OwnPod::new(self.name.clone(), self.handle.clone())
     }
 
     /// Returns once a supervised service has ended by itself.

@@ -7,6 +7,7 @@
 //! | [`pod`] | pods | what the pod has to do with a partition |
 //! | [`pod_reconcile`] | pods | which epoch to accept, and which callback or acknowledgement is next |
 //! | [`remote_pod`] | the gRPC service, for pods in other processes | what the pod is told; what its reports mean |
+//! | [`parties`] | the gRPC service | nothing: it finds a pod's partitions without a look at all of them |
 //! | [`epoch_fence`] | pods, for each request | whether the request is admitted, waits or is refused |
 //!
 //! # How it is driven
@@ -29,6 +30,7 @@
 
 pub mod advance;
 pub mod epoch_fence;
+pub mod parties;
 pub mod pod;
 pub mod pod_reconcile;
 pub mod remote_pod;

@@ -216,7 +216,7 @@ impl Action {
     pub fn partition(&self) -> Option<PartitionId> {
         match self {
             Action::WriteConfig { .. } | Action::ForgetOperations { .. } => None,
-            Action::Answer { answered, .. } => Some(answered.operation.request.partition()),
+            Action::Answer { answered, .. } => answered.operation.request.partition(),
             Action::DropPin { partition, .. } => Some(*partition),
             Action::Create { handoff, .. } => Some(handoff.partition),
             Action::Cancel { observed, .. } | Action::Abandon { observed } | Action::Delete { observed, .. } => {
@@ -230,7 +230,10 @@ impl Action {
 impl fmt::Display for Action {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Action::WriteConfig { config, .. } => write!(out, "set the keyspace to {} partitions", config.partitions),
+            Action::WriteConfig { config, .. } => {
+                write!(out, "set the keyspace to {} partitions", config.partitions)?;
+                config.planning.as_ref().map_or(Ok(()), |planning| write!(out, ", planned by {planning}"))
+            }
             Action::Create { handoff, .. } => {
                 let (partition, from, to) = (handoff.partition, &handoff.old_owner, &handoff.new_owner);
                 let from = from.as_deref().unwrap_or("nobody");

@@ -34,8 +34,8 @@ pub(super) fn answer(
     when: &mut Vec<Compare>,
 ) -> Vec<Op> {
     let (keys, mut then) = (view.keys(), vec![write(view, answered, now_ms, when)]);
-    if let Some((pin, seen)) = pin {
-        let key = keys.pin(answered.operation.request.partition());
+    if let (Some((pin, seen)), Some(partition)) = (pin, answered.operation.request.partition()) {
+        let key = keys.pin(partition);
         when.push(Compare::unchanged_since(&key, *seen));
         when.push(Compare::unchanged_since(keys.drain(&pin.to), Revision::ZERO));
         if pin.ends_with_the_pod() {
@@ -57,8 +57,8 @@ pub(super) fn cancel(
     then: &mut Vec<Op>,
 ) {
     then.push(write(view, answered, now_ms, when));
-    if let Some(seen) = wish {
-        let key = view.keys().pin(answered.operation.request.partition());
+    if let (Some(seen), Some(partition)) = (wish, answered.operation.request.partition()) {
+        let key = view.keys().pin(partition);
         when.push(Compare::unchanged_since(&key, seen));
         then.push(Op::Delete(Keys::One(key)));
     }

@@ -45,7 +45,7 @@ pub(super) fn answer(view: &View, memory: &mut Memory, now: Duration, actions: &
         match verdict {
             Verdict::Refused(why) => actions.push(Action::Answer { answered: answered(false, why), pin: None }),
             Verdict::Pinned(pin, text) => {
-                let seen = view.pin_revision(operation.value.request.partition());
+                let seen = operation.value.request.partition().map_or(Revision::ZERO, |at| view.pin_revision(at));
                 actions.push(Action::Answer { answered: answered(true, text), pin: Some((pin, seen)) });
             }
             Verdict::Cancelled(observed, text) => {
@@ -71,18 +71,23 @@ fn answered(id: &str, operation: &Versioned<Operation>, accepted: bool, text: St
 }
 
 fn judge(view: &View, partitions: u32, operation: &Operation) -> Verdict {
-    let partition = operation.request.partition();
-    if partition.get() >= partitions {
-        let last = partitions.saturating_sub(1);
-        return Verdict::Refused(format!("there is no partition {partition}: the keyspace has 0 to {last}"));
-    }
-    if view.is_malformed(partition) {
-        return Verdict::Refused(format!("a record of partition {partition} cannot be read: see segue status"));
-    }
+    let usable = |partition: PartitionId| {
+        if partition.get() >= partitions {
+            let last = partitions.saturating_sub(1);
+            return Err(format!("there is no partition {partition}: the keyspace has 0 to {last}"));
+        }
+        if view.is_malformed(partition) {
+            return Err(format!("a record of partition {partition} cannot be read: see segue status"));
+        }
+        Ok(partition)
+    };
     let judged = match &operation.request {
-        Request::Move { to, pin, .. } => judge_move(view, partition, to, *pin, operation),
-        Request::Pin { .. } => judge_pin(view, partition, operation),
-        Request::Cancel { handoff, .. } => judge_cancel(view, partition, *handoff),
+        Request::Move { partition, to, pin } => {
+            usable(*partition).and_then(|at| judge_move(view, at, to, *pin, operation))
+        }
+        Request::Pin { partition } => usable(*partition).and_then(|at| judge_pin(view, at, operation)),
+        Request::Cancel { partition, handoff } => usable(*partition).and_then(|at| judge_cancel(view, at, *handoff)),
+        Request::Change { .. } => Err("a change is written together with its answer".to_owned()),
     };
     judged.unwrap_or_else(Verdict::Refused)
 }

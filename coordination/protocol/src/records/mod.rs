@@ -25,6 +25,16 @@ pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {
     serde_json::to_vec(record).expect("a record serialises")
 }
 
+/// Most characters of a service's text that are kept for logs, status and the store.
+const MAX_TEXT: usize = 256;
+
+/// Returns the beginning of a service's text without line breaks and other control characters.
+pub fn one_line(text: &str) -> String {
+    let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    let kept: String = clean.take(MAX_TEXT).collect();
+    kept.trim().to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,6 +138,10 @@ mod tests {
                 r#"{"to":"w","incarnation":12,"who":"ann","why":"hot","at":5}"#,
             ),
             (encode(&Pause { origin, until: None }), r#"{"who":"ann","why":"hot","at":5,"until":null}"#),
+            (
+                encode(&Operation { request: Request::Change { what: "drain pod w".into() }, ..operation.clone() }),
+                r#"{"kind":"change","what":"drain pod w","who":"ann","why":"hot","at":5,"answer":null}"#,
+            ),
             (
                 encode(&operation),
                 r#"{"kind":"move","partition":7,"to":"w","pin":false,"who":"ann","why":"hot","at":5,"answer":null}"#,

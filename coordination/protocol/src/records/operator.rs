@@ -96,6 +96,12 @@ pub enum Request {
         /// The handoff that the operator saw. A later one is not cancelled.
         handoff: HandoffId,
     },
+    /// Change a standing intention, such as a drain. The transaction that changes it writes this operation with its
+    /// answer, and only for an operator who gave it an id.
+    Change {
+        /// The change, in words. A repeated id must repeat it.
+        what: String,
+    },
 }
 
 impl std::fmt::Display for Request {
@@ -105,17 +111,19 @@ impl std::fmt::Display for Request {
             Request::Move { partition, to, pin: true } => write!(out, "move partition {partition} to {to} and pin it"),
             Request::Pin { partition } => write!(out, "pin partition {partition}"),
             Request::Cancel { partition, handoff } => write!(out, "cancel handoff {handoff} of partition {partition}"),
+            Request::Change { what } => out.write_str(what),
         }
     }
 }
 
 impl Request {
-    /// Returns the partition.
-    pub fn partition(&self) -> PartitionId {
+    /// Returns the partition, if the request is for a single one.
+    pub fn partition(&self) -> Option<PartitionId> {
         match self {
             Request::Move { partition, .. } | Request::Pin { partition } | Request::Cancel { partition, .. } => {
-                *partition
+                Some(*partition)
             }
+            Request::Change { .. } => None,
         }
     }
 }

@@ -1,15 +1,18 @@
 //! Decides whether a condition that an operator waits for holds. Pure functions over a view.
 
+use std::collections::BTreeSet;
+
 use segue_coordination::coordinator::describe_waits;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::KeyName;
-use segue_protocol::view::View;
+use segue_protocol::records::Assignment;
+use segue_protocol::view::{Versioned, View};
 
 use super::partitions;
 
 /// Whether a condition holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(crate) enum Standing {
     /// The condition holds. The text describes the state.
     Done(String),
     /// The condition cannot hold any more. The text says why.
@@ -74,6 +77,10 @@ pub(super) fn moved(view: &View, partition: PartitionId, to: Option<&str>) -> St
         (_, Some(wanted)) if to.is_some() && pin != Some(wanted) => Standing::Failed(format!(
             "partition {partition} no longer moves to {wanted}: the move was cancelled or replaced, or the pod has gone"
         )),
+        (_, Some(wanted)) if to.is_some() && view.is_draining(wanted) => Standing::Failed(format!(
+            "partition {partition} does not move to {wanted}, which gives up its partitions meanwhile; it moves there once \
+             the pod accepts partitions again, unless the order is withdrawn: segue unpin {partition}"
+        )),
         (None, _) => Standing::Waiting(format!("partition {partition} has no living owner{}", obstacles(view))),
         (Some(owner), Some(wanted)) => Standing::Waiting(format!(
             "partition {partition} is on {owner} and waits for its move to {wanted}{}",
@@ -137,4 +144,32 @@ fn obstacles(view: &View) -> String {
         Some(pause) => format!("; planned moves are paused by {}: segue resume", pause.value.origin),
         None => String::new(),
     }
+}
+
+/// Returns whether a pod has what a coordinator gives it, as far as the store shows: it accepts partitions, takes part in
+/// no handoff, and owns a partition unless there are too few for all pods. A pod that an operator drains has its share
+/// once it is empty.
+pub(crate) fn has_its_share(view: &View, pod: &str) -> Standing {
+    if view.is_draining(pod) {
+        return drained(view, pod, false);
+    }
+    let Some(life) = view.pods.get(pod).map(|record| record.incarnation()) else {
+        return Standing::Waiting(format!("pod {pod} is not registered"));
+    };
+    let moving = view.handoffs.values().map(|handoff| &handoff.value);
+    let moving = moving.filter(|handoff| handoff.new_owner == pod || handoff.old_owner.as_deref() == Some(pod)).count();
+    let of_life = |at: &&Versioned<Assignment>| at.value.owner == pod && at.value.incarnation == life;
+    let owned = view.assignments.values().filter(of_life).count();
+    let others_own_one = || {
+        let owners: BTreeSet<&str> = view.assignments.values().map(|at| at.value.owner.as_str()).collect();
+        view.partitions() > 0 && owners.len() >= view.partitions() as usize
+    };
+    if moving > 0 || (owned == 0 && !others_own_one()) {
+        return Standing::Waiting(format!(
+            "pod {pod} owns {}, {moving} on the move{}",
+            partitions(owned),
+            obstacles(view)
+        ));
+    }
+    Standing::Done(format!("pod {pod} owns {}, and none moves to it or away from it", partitions(owned)))
 }

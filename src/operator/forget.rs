@@ -1,52 +1,23 @@
-//! `segue forget`: deletes a registration that does not end by itself.
+//! Forgetting: deletes a registration that does not end by itself.
 //!
 //! With it the operator declares that the process is gone and its work is over, which cannot be checked here. A
 //! registration with a lease needs no such declaration: it ends with the lease.
 
-use std::io::Write as _;
-
-use anyhow::{Context as _, anyhow};
-use segue_coordination::store::StoreError;
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
-use segue_protocol::registration;
-use segue_protocol::txn::Keys;
 use segue_protocol::view::{Versioned, View};
 use serde::Serialize;
 
-use super::store::StoreArgs;
-use super::{Failure, runtime};
-
-/// The registration to forget.
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    /// Kind of the registration.
-    #[arg(value_enum)]
-    kind: Kind,
-    /// Name of the pod or router.
-    name: String,
-    /// Delete the registration even if it is readable and has a lease.
-    #[arg(long)]
-    force: bool,
-    /// Confirm that the process is gone and its work is over. Without this option nothing is deleted.
-    #[arg(long)]
-    yes: bool,
-    /// Print the result as JSON.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    store: StoreArgs,
-}
-
+/// The kinds of registrations that can be forgotten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
+pub(crate) enum Kind {
     Pod,
     Router,
 }
 
 /// A deleted registration, and the partitions that its pod owned.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Forgotten {
+pub(super) struct Forgotten {
     kind: Kind,
     name: String,
     incarnation: Incarnation,
@@ -54,41 +25,8 @@ struct Forgotten {
     partitions: Vec<PartitionId>,
 }
 
-pub(super) fn forget(args: &Args) -> Result<(), Failure> {
-    runtime()?.block_on(run(args))
-}
-
-async fn run(args: &Args) -> Result<(), Failure> {
-    let (store, keys) = args.store.connect().await?;
-    let everything = Keys::Prefix(keys.root().to_owned());
-    let snapshot = store.snapshot(&everything).await.map_err(unreachable)?;
-    let view = View::from_snapshot(keys, snapshot);
-    let (key, seen, forgotten) = judge(&view, args.kind, &args.name, args.force).map_err(|why| anyhow!(why))?;
-    if !args.yes {
-        return Err(anyhow!("{}", forgotten.question()).into());
-    }
-    if !store.commit(registration::forget(&key, Revision::new(seen))).await.map_err(unreachable)?.committed() {
-        return Err(anyhow!("{key} has changed meanwhile, so its writer is alive; nothing was deleted").into());
-    }
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        let line = serde_json::to_string(&forgotten).map_err(anyhow::Error::from)?;
-        writeln!(out, "{line}").context("cannot write to standard output")?;
-    } else {
-        writeln!(out, "{}", forgotten.in_words()).context("cannot write to standard output")?;
-    }
-    Ok(())
-}
-
-fn unreachable(error: StoreError) -> Failure {
-    match error {
-        StoreError::Unavailable(_) => Failure::Unreachable(error.into()),
-        other => Failure::Work(other.into()),
-    }
-}
-
 /// Returns the key, when it was last written, and the consequence of its deletion; or why it is not deleted.
-fn judge(view: &View, kind: Kind, name: &str, force: bool) -> Result<(String, u64, Forgotten), String> {
+pub(super) fn judge(view: &View, kind: Kind, name: &str, force: bool) -> Result<(String, Revision, Forgotten), String> {
     let (key, standing) = match kind {
         Kind::Pod => (view.keys().pod(name), view.pod_key(name)),
         Kind::Router => (view.keys().router(name), view.routers.get(name).map(Versioned::key)),
@@ -108,11 +46,11 @@ fn judge(view: &View, kind: Kind, name: &str, force: bool) -> Result<(String, u6
         .filter(|(_, it)| kind == Kind::Pod && it.value.owner == name && it.value.incarnation == incarnation);
     let partitions = owned.map(|(partition, _)| *partition).collect();
     let forgotten = Forgotten { kind, name: name.to_owned(), incarnation, partitions };
-    Ok((key, standing.mod_revision.get(), forgotten))
+    Ok((key, standing.mod_revision, forgotten))
 }
 
 impl Kind {
-    fn word(self) -> &'static str {
+    pub(super) fn word(self) -> &'static str {
         match self {
             Kind::Pod => "pod",
             Kind::Router => "router",
@@ -122,7 +60,7 @@ impl Kind {
 
 impl Forgotten {
     /// Returns the consequences of the deletion, for an operator who has not confirmed it.
-    fn question(&self) -> String {
+    pub(super) fn question(&self) -> String {
         let (kind, name) = (self.kind.word(), &self.name);
         let consequence = match (self.kind, self.partitions.len()) {
             (Kind::Router, _) => {
@@ -138,11 +76,11 @@ impl Forgotten {
         };
         format!(
             "nothing was deleted: to forget {kind} {name} says that its process is gone and its work is over; {consequence}. \
-             If that is so, repeat the command with --yes"
+             If that is so, confirm it with --yes"
         )
     }
 
-    fn in_words(&self) -> String {
+    pub(super) fn in_words(&self) -> String {
         let name = &self.name;
         match (self.kind, self.partitions.len()) {
             (Kind::Router, _) => format!("router {name} is forgotten: handoffs no longer wait for it"),
@@ -196,7 +134,7 @@ mod tests {
     fn a_registration_without_a_lease_or_that_cannot_be_read_is_forgotten_as_it_was_last_written() {
         for (lease, value) in [(None, POD), (Some(1), "{"), (None, "{")] {
             let (key, seen, forgotten) = judge(&view(lease, value), Kind::Pod, "w", false).unwrap();
-            assert_eq!((key.as_str(), seen, forgotten.incarnation), ("/segue/default/pods/w", 8, I3));
+            assert_eq!((key.as_str(), seen, forgotten.incarnation), ("/segue/default/pods/w", Revision::new(8), I3));
             assert_eq!(forgotten.partitions, [0, 4].map(PartitionId::new));
             assert!(forgotten.in_words().contains("take over its partitions (2)"));
         }

@@ -1,15 +1,19 @@
-//! The admin endpoint: `/health`, `/ready`, `/metrics`, `/status`, and the live page with its stream.
+//! The admin endpoint: `/health`, `/ready`, `/metrics`, `/status`, the live page with its stream, and operators' `/v1`.
 //!
 //! The endpoint shows what the process's status sources report and decides nothing. It has a thread of its own, so that
-//! requests to it take nothing from the threads that renew leases.
+//! requests to it take nothing from the threads that renew leases. Elsewhere: its connections (`connections`), and who
+//! may change something ([`api`](crate::api)).
 //!
 //! # Invariants
 //!
 //! * The number of open connections is bounded, and idle or stuck ones are closed.
 //! * Readers share a page: frequent requests make no more pages, however many partitions these list.
 
+mod connections;
+
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,32 +24,21 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use prometheus_client::registry::Registry;
+use segue_proxy::tls::ServerTls;
 use serde_json::{Map, Value};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use tokio_util::task::AbortOnDropHandle;
 
+use crate::api::Api;
 use crate::exposition::Format;
 use crate::metrics::process_registry;
 use crate::page;
 use crate::page::board::Board;
 use crate::page::feed::Feed;
+use crate::socket_path::SocketPath;
 
-/// Most connections at a time. A few of those above the limit are told so; the others are closed without a response.
-const MAX_CONNECTIONS: usize = 64;
-const MAX_TURNED_AWAY: usize = 16;
-/// How long a request's head may take, and so the pause between two requests; also how long a client may read nothing.
-const IO_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest life of a connection, whatever it does.
-const MAX_LIFETIME: Duration = Duration::from_secs(60);
-/// Pause of the accept loop after an error, such as no file descriptors left.
-const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// Age, in multiples of the time it took to make, at which a page is made again, but at the latest after
 /// [`MAX_PAGE_AGE`]. Making pages takes at most a twentieth of the thread's time.
 const PAGE_AGE_FACTOR: u32 = 20;
@@ -79,6 +72,8 @@ struct Shared {
 #[derive(Debug)]
 pub struct Admin {
     listener: StdListener,
+    tls: Option<ServerTls>,
+    socket: Option<SocketPath>,
 }
 
 impl Admin {
@@ -88,7 +83,17 @@ impl Admin {
         let bind = || StdListener::bind(address).with_context(|| format!("admin.listen: cannot listen on {address}"));
         let listener = taken_over.map_or_else(bind, Ok)?;
         listener.set_nonblocking(true)?;
-        Ok(Admin { listener })
+        Ok(Admin { listener, tls: None, socket: None })
+    }
+
+    /// Serves by TLS.
+    pub fn with_tls(self, tls: Option<ServerTls>) -> Self {
+        Admin { tls, ..self }
+    }
+
+    /// Listens at a Unix socket as well, and replaces one that is there.
+    pub fn with_socket(self, path: &Path) -> anyhow::Result<Self> {
+        Ok(Admin { socket: Some(SocketPath::claim("admin.socket", path)?), ..self })
     }
 
     /// Returns a duplicate of the listener, for a process that takes it over.
@@ -107,6 +112,7 @@ impl Admin {
         sources: Vec<Arc<dyn StatusSource>>,
         board: Arc<Board>,
         registry: Registry,
+        api: Api,
         shutdown: CancellationToken,
     ) -> io::Result<()> {
         let end = shutdown.child_token();
@@ -124,80 +130,20 @@ impl Admin {
             .route("/metrics", get(metrics))
             .route("/status", get(status))
             .with_state(Arc::new(shared))
-            .merge(page::routes(feed.clone()));
+            .merge(page::routes(feed.clone()))
+            .merge(Arc::new(api).routes());
         let _end_when_dropped = end.clone().drop_guard();
         let (done, served) = oneshot::channel();
         std::thread::Builder::new().name("segue-admin".to_owned()).spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let _ = done.send(runtime.and_then(|runtime| runtime.block_on(accept(self.listener, routes, feed, end))));
+            let serving = async {
+                let _feeding = AbortOnDropHandle::new(tokio::spawn(async move { feed.run().await }));
+                connections::accept(self, routes, end).await
+            };
+            let _ = done.send(runtime.and_then(|runtime| runtime.block_on(serving)));
         })?;
         served.await.unwrap_or_else(|_| Err(io::Error::other("the admin endpoint's thread has panicked")))
     }
-}
-
-/// Accepts until the end, then waits for requests in progress.
-async fn accept(listener: StdListener, routes: Router, feed: Arc<Feed>, end: CancellationToken) -> io::Result<()> {
-    let _feeding = AbortOnDropHandle::new(tokio::spawn(async move { feed.run().await }));
-    let listener = TcpListener::from_std(listener)?;
-    let (places, turned_away) = (Arc::new(Semaphore::new(MAX_CONNECTIONS)), Arc::new(Semaphore::new(MAX_TURNED_AWAY)));
-    let clients = TaskTracker::new();
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = end.cancelled() => break,
-        };
-        let Ok((stream, _)) = accepted else {
-            tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
-            continue;
-        };
-        if let Ok(place) = places.clone().try_acquire_owned() {
-            let (routes, end) = (routes.clone(), end.clone());
-            clients.spawn(async move {
-                serve(stream, routes, end).await;
-                drop(place);
-            });
-        } else if let Ok(place) = turned_away.clone().try_acquire_owned() {
-            tokio::spawn(async move {
-                let _ = tokio::time::timeout(MAX_PAGE_AGE, turn_away(stream)).await;
-                drop(place);
-            });
-        }
-    }
-    drop(listener);
-    clients.close();
-    clients.wait().await;
-    Ok(())
-}
-
-async fn serve(stream: TcpStream, routes: Router, end: CancellationToken) {
-    // Only the kernel notices a client that reads nothing.
-    #[cfg(target_os = "linux")]
-    let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, IO_TIMEOUT.as_millis() as u32);
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(IO_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
-    let mut connection = std::pin::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = async { tokio::select! { () = end.cancelled() => {}, () = tokio::time::sleep(MAX_LIFETIME) => {} } } => {
-            connection.as_mut().graceful_shutdown();
-            tokio::time::timeout(IO_TIMEOUT, connection).await.unwrap_or(Ok(()))
-        }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a connection to the admin endpoint has ended");
-    }
-}
-
-/// Responds that there is no room, and waits until that can have been read.
-async fn turn_away(mut stream: TcpStream) -> io::Result<()> {
-    let answer = "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n";
-    stream.write_all(answer.as_bytes()).await?;
-    stream.shutdown().await?;
-    let mut unread = [0; 1024];
-    while stream.read(&mut unread).await? > 0 {}
-    Ok(())
 }
 
 /// A page that is made for one reader and serves the next ones while it is fresh.
@@ -271,10 +217,16 @@ fn summary(sources: Vec<Arc<dyn StatusSource>>) -> page::feed::Summary {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
+    use segue_coordination::store::MemoryStore;
     use segue_protocol::keys::Keyspace;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
     use tokio::task::JoinSet;
 
+    use super::connections::{IO_TIMEOUT, MAX_CONNECTIONS};
     use super::*;
+    use crate::api::Write;
+    use crate::operator::Link;
 
     /// A source whose status takes long to make.
     #[derive(Default)]
@@ -305,7 +257,10 @@ mod tests {
         let (address, source, end) = (admin.local_addr().unwrap(), Arc::<Slow>::default(), CancellationToken::new());
         let serving = {
             let board = Arc::new(Board::new(Keyspace::new("/segue/", "default")));
-            tokio::spawn(admin.serve(vec![source.clone()], board, Registry::default(), end.clone()))
+            let keys = Keyspace::new("/segue/", "default");
+            let link = Link::new(Arc::new(MemoryStore::new()), keys, None);
+            let api = Api::new(link, None, Write::Nobody);
+            tokio::spawn(admin.serve(vec![source.clone()], board, Registry::default(), api, end.clone()))
         };
         (address, source, serving, end)
     }

@@ -1,4 +1,4 @@
-//! The Unix socket through which a running process can be asked for a hot restart.
+//! A Unix socket at a path, which only the user of the process can connect to.
 //!
 //! # Invariants
 //!
@@ -17,26 +17,24 @@ use rustix::fs::{Mode, fchmod};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::channel::Channel;
-
 /// Most new processes that wait to be accepted.
 const BACKLOG: i32 = 16;
 
 /// This process's socket, at its path.
 #[derive(Debug)]
-pub(super) struct SocketPath {
+pub(crate) struct SocketPath {
     path: PathBuf,
     listener: UnixListener,
     identity: (u64, u64),
 }
 
 impl SocketPath {
-    /// Puts a socket of this process at the path and replaces any socket that is there.
-    pub(super) fn claim(path: &Path) -> anyhow::Result<Self> {
-        ensure_free_or_socket(path)?;
-        ensure_folder_is_trusted(path)?;
-        Self::replace(path)
-            .with_context(|| format!("router.hot_restart_socket: cannot put a socket at {}", path.display()))
+    /// Puts a socket of this process at the path and replaces any socket that is there. `key` is the configuration key
+    /// that names the path.
+    pub(crate) fn claim(key: &str, path: &Path) -> anyhow::Result<Self> {
+        ensure_free_or_socket(key, path)?;
+        ensure_folder_is_trusted(key, path)?;
+        Self::replace(path).with_context(|| format!("{key}: cannot put a socket at {}", path.display()))
     }
 
     fn replace(path: &Path) -> anyhow::Result<Self> {
@@ -62,58 +60,51 @@ impl SocketPath {
         placed().inspect_err(|_| drop(fs::remove_file(&temporary)))
     }
 
-    /// Accepts the next process that connects.
-    pub(super) async fn accept(&self) -> anyhow::Result<Channel> {
-        let (stream, _) = self.listener.accept().await?;
-        Channel::new(stream)
+    /// Accepts the next client.
+    pub(crate) async fn accept(&self) -> std::io::Result<UnixStream> {
+        Ok(self.listener.accept().await?.0)
     }
 
     /// Removes the file, unless another process has replaced it.
-    pub(super) fn release(self) {
+    pub(crate) fn release(self) {
         if identity(&self.path).is_ok_and(|there| there == self.identity) {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Connects to the running process, or returns `None` if no process listens: there is no file, or a crash left it
-/// behind.
-pub(super) async fn connect(path: &Path) -> anyhow::Result<Option<Channel>> {
-    ensure_free_or_socket(path)?;
+/// Connects to the process that listens at the path that `key` names, or returns `None` if no process listens: there is
+/// no file, or a crash left it behind.
+pub(crate) async fn connect(key: &str, path: &Path) -> anyhow::Result<Option<UnixStream>> {
+    ensure_free_or_socket(key, path)?;
     match UnixStream::connect(path).await {
-        Ok(stream) => Channel::new(stream).map(Some),
+        Ok(stream) => Ok(Some(stream)),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => Ok(None),
-        Err(error) => {
-            Err(error).with_context(|| format!("router.hot_restart_socket: cannot connect to {}", path.display()))
-        }
+        Err(error) => Err(error).with_context(|| format!("{key}: cannot connect to {}", path.display())),
     }
 }
 
-fn ensure_free_or_socket(path: &Path) -> anyhow::Result<()> {
+fn ensure_free_or_socket(key: &str, path: &Path) -> anyhow::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(there) if there.file_type().is_socket() => Ok(()),
         Ok(_) => {
-            bail!("router.hot_restart_socket: {} is not a socket; remove it, or name another path", path.display())
+            bail!("{key}: {} is not a socket; remove it, or name another path", path.display())
         }
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => {
-            Err(error).with_context(|| format!("router.hot_restart_socket: cannot look at {}", path.display()))
-        }
+        Err(error) => Err(error).with_context(|| format!("{key}: cannot look at {}", path.display())),
     }
 }
 
-/// Refuses a folder whose owner could replace the socket. Other users who may write to it can only interfere, because
-/// both sides of a hot restart ask the kernel for the identity of the other.
-fn ensure_folder_is_trusted(path: &Path) -> anyhow::Result<()> {
+/// Refuses a folder whose owner could replace the socket. Other users who may write to it can only interfere: they can
+/// hide the socket, but neither connect to it nor, in a hot restart, take its place, because both sides ask the kernel
+/// for the identity of the other.
+fn ensure_folder_is_trusted(key: &str, path: &Path) -> anyhow::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // A missing folder fails later, with an error of its own.
     let Ok(there) = fs::metadata(folder) else { return Ok(()) };
     let is_trusted = there.uid() == 0 || there.uid() == rustix::process::geteuid().as_raw();
     let (folder, uid) = (folder.display(), there.uid());
-    ensure!(
-        is_trusted,
-        "router.hot_restart_socket: {folder} belongs to user {uid}; expected a folder of this user or of root"
-    );
+    ensure!(is_trusted, "{key}: {folder} belongs to user {uid}; expected a folder of this user or of root");
     Ok(())
 }
 
@@ -138,17 +129,27 @@ mod tests {
 
     use super::*;
 
+    const KEY: &str = "router.hot_restart_socket";
+
+    fn claim(path: &Path) -> anyhow::Result<SocketPath> {
+        SocketPath::claim(KEY, path)
+    }
+
+    async fn reach(path: &Path) -> anyhow::Result<Option<UnixStream>> {
+        connect(KEY, path).await
+    }
+
     #[tokio::test]
     async fn only_its_user_can_connect_and_only_its_own_file_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("r.sock");
-        assert!(connect(&path).await.unwrap().is_none());
-        let first = SocketPath::claim(&path).unwrap();
+        assert!(reach(&path).await.unwrap().is_none());
+        let first = claim(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(connect(&path).await.unwrap().is_some());
-        let second = SocketPath::claim(&path).unwrap();
+        assert!(reach(&path).await.unwrap().is_some());
+        let second = claim(&path).unwrap();
         first.release();
-        assert!(connect(&path).await.unwrap().is_some());
+        assert!(reach(&path).await.unwrap().is_some());
         second.release();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
@@ -167,14 +168,14 @@ mod tests {
             } else {
                 fs::write(&temporary, "data").unwrap()
             }
-            let error = format!("{:#}", SocketPath::claim(&path).unwrap_err());
+            let error = format!("{:#}", claim(&path).unwrap_err());
             assert!(error.contains("is not a socket of this user"), "{error}");
             fs::remove_file(&temporary).unwrap();
         }
         assert_eq!(fs::metadata(&precious).unwrap().permissions().mode() & 0o777, 0o644);
         // As in a container: a process with the same pid has crashed before it renamed its socket.
         drop(StdListener::bind(&temporary).unwrap());
-        drop(SocketPath::claim(&path).unwrap());
+        drop(claim(&path).unwrap());
     }
 
     /// Only root can give a folder away.
@@ -184,7 +185,7 @@ mod tests {
         if std::os::unix::fs::chown(folder.path(), Some(12_345), None).is_err() {
             return;
         }
-        let error = format!("{:#}", SocketPath::claim(&folder.path().join("r.sock")).unwrap_err());
+        let error = format!("{:#}", claim(&folder.path().join("r.sock")).unwrap_err());
         assert!(error.contains("belongs to user 12345"), "{error}");
     }
 
@@ -193,16 +194,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("r.sock");
         drop(StdListener::bind(&path).unwrap());
-        assert!(connect(&path).await.unwrap().is_none());
-        drop(SocketPath::claim(&path).unwrap());
-        assert!(connect(&path).await.unwrap().is_none());
+        assert!(reach(&path).await.unwrap().is_none());
+        drop(claim(&path).unwrap());
+        assert!(reach(&path).await.unwrap().is_none());
         let file = folder.path().join("precious");
         fs::write(&file, "data").unwrap();
-        for error in [connect(&file).await.unwrap_err(), SocketPath::claim(&file).unwrap_err()] {
+        for error in [reach(&file).await.unwrap_err(), claim(&file).unwrap_err()] {
             assert!(error.to_string().contains("precious is not a socket"), "{error:#}");
         }
         assert_eq!(fs::read_to_string(&file).unwrap(), "data");
-        let nowhere = SocketPath::claim(&folder.path().join("no/r.sock")).unwrap_err();
+        let nowhere = claim(&folder.path().join("no/r.sock")).unwrap_err();
         assert!(format!("{nowhere:#}").contains("router.hot_restart_socket: cannot put a socket at"), "{nowhere:#}");
     }
 }

@@ -1,0 +1,62 @@
+//! The section `[admin]`.
+
+use super::{local, reachable, tls};
+use crate::error::Wrong;
+use crate::reader::Reader;
+use crate::validated::{Admin, AdminWrite};
+
+pub(super) const KEYS: &[&str] = &[
+    "admin.listen",
+    "admin.advertise",
+    "admin.socket",
+    WRITE,
+    TOKEN_FILE,
+    "admin.tls.cert",
+    "admin.tls.key",
+    CLIENT_CA,
+];
+
+const WRITE: &str = "admin.write";
+const TOKEN_FILE: &str = "admin.token_file";
+const CLIENT_CA: &str = "admin.tls.client_ca";
+const TLS: tls::ServerKeys =
+    tls::ServerKeys { section: "admin.tls", cert: "admin.tls.cert", key: "admin.tls.key", client_ca: CLIENT_CA };
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Write {
+    None,
+    Token,
+    ClientCert,
+}
+
+pub(super) fn read(r: &mut Reader<'_>) -> Admin {
+    let listen = r.listen("admin.listen", local(9090));
+    let advertise = r.read("admin.advertise", |value| reachable(value, "others"));
+    let is_an_address = !listen.ip().is_unspecified() && listen.port() != 0;
+    let choices = [("none", Write::None), ("token", Write::Token), ("client_cert", Write::ClientCert)];
+    let write = r.choice(WRITE, &choices, Write::None);
+    let token_file = r.text(TOKEN_FILE);
+    let tls = tls::server(r, &TLS);
+    // Each of the two needs its counterpart, which has no effect without it.
+    for (choice, name, needed) in [(Write::Token, "token", TOKEN_FILE), (Write::ClientCert, "client_cert", CLIENT_CA)] {
+        if write == choice && !r.is_given(needed) {
+            let fact = format!("\"{name}\" without {needed}");
+            r.report_value(WRITE, Wrong::new(fact, "expected both"));
+        }
+        if write != choice && r.is_given(needed) && !r.is_refused(WRITE) {
+            let fact = format!("given without {WRITE} = \"{name}\"");
+            r.report_key(needed, Wrong::new(fact, "expected both or neither"));
+        }
+    }
+    Admin {
+        listen,
+        advertise: advertise.or_else(|| is_an_address.then(|| listen.to_string())),
+        socket: r.text("admin.socket").map(Into::into),
+        write: match (write, token_file) {
+            (Write::Token, Some(file)) => AdminWrite::Token(file.into()),
+            (Write::ClientCert, _) => AdminWrite::ClientCert,
+            _ => AdminWrite::None,
+        },
+        tls: tls.map(|tls| segue_proxy::tls::ServerFiles { client_cert_is_optional: true, ..tls }),
+    }
+}

@@ -1,0 +1,134 @@
+//! Decides who may change something.
+//!
+//! # Invariants
+//!
+//! * By TCP nothing is changed unless `admin.write` allows it.
+//! * A page of another site changes nothing, whatever its reader's browser presents: it cannot set this content type, and
+//!   the browser names its origin.
+//! * The comparison of tokens takes the same time wherever they differ.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
+use subtle::ConstantTimeEq as _;
+
+use super::problem::Problem;
+
+/// Most bytes of a token's file.
+const MAX_TOKEN: u64 = 4096;
+
+/// Who may change something by TCP. By the Unix socket everybody may who can connect to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Write {
+    /// Nobody.
+    Nobody,
+    /// Those who present the token in this file. It is read for each request, so that it can be replaced.
+    Token(PathBuf),
+    /// Those whose certificate the endpoint's authorities have issued.
+    Certified,
+}
+
+/// The client of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// A client by TCP.
+    Tcp {
+        /// The client's address.
+        address: SocketAddr,
+        /// Whether the client has a certificate of the endpoint's authorities.
+        certified: bool,
+    },
+    /// A client by the Unix socket.
+    Unix {
+        /// The client's user.
+        uid: u32,
+    },
+}
+
+impl Peer {
+    /// Returns the operator behind a request, who calls himself `name`.
+    pub(super) fn who(&self, name: Option<String>) -> String {
+        match (self, name.filter(|name| !name.is_empty())) {
+            (Peer::Tcp { address, .. }, Some(name)) => format!("{name} from {}", address.ip()),
+            (Peer::Tcp { address, .. }, None) => format!("somebody from {}", address.ip()),
+            (Peer::Unix { .. }, Some(name)) => name,
+            (Peer::Unix { uid }, None) => format!("uid {uid}"),
+        }
+    }
+}
+
+/// Refuses a request that may not change anything.
+pub(super) fn admit(write: &Write, peer: Option<&Peer>, request: &Parts) -> Result<(), Problem> {
+    match (peer, write) {
+        (Some(Peer::Unix { .. }), _) | (Some(Peer::Tcp { certified: true, .. }), Write::Certified) => {}
+        (_, Write::Token(file)) => {
+            let token = bearer(&request.headers).ok_or_else(unauthorized)?;
+            if !is_token(file, token)? {
+                return Err(unauthorized());
+            }
+        }
+        (_, Write::Certified) => {
+            let text = "this endpoint requires a client certificate of those who change something";
+            return Err(Problem::new(StatusCode::FORBIDDEN, "no-certificate", text));
+        }
+        (_, Write::Nobody) => {
+            let text = "this endpoint is read-only: set admin.write to \"token\" or \"client_cert\", use its unix socket \
+                        (admin.socket), or run the command with --config or --etcd";
+            return Err(Problem::new(StatusCode::FORBIDDEN, "read-only", text));
+        }
+    }
+    same_origin(&request.headers)?;
+    let is_bodiless = request.method == Method::DELETE || request.method == Method::GET;
+    match request.headers.get(header::CONTENT_TYPE) {
+        None if is_bodiless => Ok(()),
+        Some(kind) if is_json(kind.as_bytes()) => Ok(()),
+        _ => {
+            let text = "expected content-type: application/json";
+            Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content-type", text))
+        }
+    }
+}
+
+fn unauthorized() -> Problem {
+    let text = "expected authorization: Bearer with the token of this endpoint";
+    Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", text)
+}
+
+/// Returns the token that a request presents.
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let (scheme, token) = headers.get(header::AUTHORIZATION)?.as_bytes().split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then_some(token)
+}
+
+fn is_token(file: &Path, presented: &[u8]) -> Result<bool, Problem> {
+    let unusable = |why: String| Problem::failed(format!("admin.token_file {}: {why}", file.display()));
+    let size = std::fs::metadata(file).map_err(|error| unusable(error.to_string()))?.len();
+    if size > MAX_TOKEN {
+        return Err(unusable(format!("{size} bytes are no token")));
+    }
+    let token = std::fs::read(file).map_err(|error| unusable(error.to_string()))?;
+    match token.trim_ascii() {
+        [] => Err(unusable("the file is empty".to_owned())),
+        token => Ok(token.ct_eq(presented.trim_ascii()).into()),
+    }
+}
+
+/// Refuses a request that a page of another origin makes. Clients that are no browsers send neither header.
+fn same_origin(headers: &HeaderMap) -> Result<(), Problem> {
+    const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+    let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+    let host = text(header::HOST).unwrap_or_default();
+    let is_own = text(header::ORIGIN).is_none_or(|origin| {
+        origin.split_once("://").is_some_and(|(_, authority)| !host.is_empty() && authority.eq_ignore_ascii_case(host))
+    });
+    let is_own = is_own && text(FETCH_SITE).is_none_or(|site| site == "same-origin" || site == "none");
+    let problem = || Problem::new(StatusCode::FORBIDDEN, "origin", "a page of another origin may change nothing here");
+    is_own.then_some(()).ok_or_else(problem)
+}
+
+fn is_json(kind: &[u8]) -> bool {
+    let kind = kind.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+    kind.eq_ignore_ascii_case(b"application/json")
+}

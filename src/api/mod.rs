@@ -1,0 +1,93 @@
+//! `/v1`: operators' actions and questions over HTTP, with JSON. A thin cover of [`operator`](crate::operator), which the
+//! commands use as well.
+//!
+//! Work on the store runs on the runtime of the roles, not on the admin endpoint's thread.
+//!
+//! # Invariants
+//!
+//! * Nothing is changed for a request that [`guard`] has not admitted.
+//! * Bodies, waits and the number of concurrent requests to the store are bounded.
+
+mod guard;
+mod own_pod;
+mod problem;
+mod read;
+mod write;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::{get, post, put};
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, watch};
+use tokio_util::task::AbortOnDropHandle;
+
+pub use self::guard::{Peer, Write};
+pub use self::own_pod::OwnPod;
+use self::problem::Problem;
+use crate::operator::{Link, OperatorError, Said};
+
+/// Most actions and questions at a time, and most waits. Together fewer than the endpoint's connections.
+const MAX_ACTIONS: usize = 16;
+const MAX_WAITS: usize = 32;
+/// How long a request waits unless it says so, and at most. The latter is shorter than the life of a connection.
+const DEFAULT_WAIT: Duration = Duration::from_secs(20);
+const MAX_WAIT: Duration = Duration::from_secs(50);
+
+/// What the endpoint's process can do for operators.
+#[derive(Debug)]
+pub struct Api {
+    link: Link,
+    pod: Option<OwnPod>,
+    write: Write,
+    actions: Semaphore,
+    waits: Semaphore,
+    runtime: Handle,
+}
+
+impl Api {
+    /// Returns the interface of a process that has this store and, if it is a sidecar, this pod. Must be called on the
+    /// runtime of the roles.
+    pub(crate) fn new(link: Link, pod: Option<OwnPod>, write: Write) -> Self {
+        let (actions, waits) = (Semaphore::new(MAX_ACTIONS), Semaphore::new(MAX_WAITS));
+        Api { link, pod, write, actions, waits, runtime: Handle::current() }
+    }
+
+    /// Returns the routes.
+    pub(crate) fn routes(self: Arc<Self>) -> Router {
+        Router::new()
+            .route("/v1/partitions/{partition}", get(read::partition))
+            .route("/v1/partitions/{partition}/pin", put(write::pin).delete(write::unpin))
+            .route("/v1/pods/{pod}", get(read::pod).delete(write::forget_pod))
+            .route("/v1/pods/{pod}/drain", post(write::drain).delete(write::undrain))
+            .route("/v1/routers/{router}", axum::routing::delete(write::forget_router))
+            .route("/v1/handoffs/{partition}/cancel", post(write::cancel))
+            .route("/v1/moves", post(write::moves))
+            .route("/v1/planner", post(write::planner))
+            .route("/v1/wanted", put(write::wanted))
+            .route("/v1/plan", get(read::plan))
+            .route("/v1/wait/settled", get(read::wait_settled))
+            .route("/v1/wait/moved/{partition}", get(read::wait_moved))
+            .route("/v1/wait/drained/{pod}", get(read::wait_drained))
+            .route("/v1/{*rest}", axum::routing::any(problem::unknown))
+            .route("/drain", get(own_pod::drain).post(own_pod::drain))
+            .route("/settled", get(own_pod::settled))
+            .method_not_allowed_fallback(problem::method_not_allowed)
+            .with_state(self)
+    }
+
+    /// Runs work that uses the store, in one of the places of `places`. The work ends early if its client does.
+    async fn run<T, F>(&self, places: &Semaphore, work: impl FnOnce(Link, Said) -> F) -> Result<T, Problem>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, OperatorError>> + Send + 'static,
+    {
+        let Ok(_place) = places.try_acquire() else { return Err(Problem::busy()) };
+        let running = self.runtime.spawn(work(self.link.clone(), watch::Sender::default()));
+        match AbortOnDropHandle::new(running).await {
+            Ok(done) => done.map_err(Problem::from),
+            Err(error) => Err(Problem::failed(format!("the request was not carried out: {error}"))),
+        }
+    }
+}

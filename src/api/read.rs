@@ -1,0 +1,122 @@
+//! Questions: explanations, dry runs, and waits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::response::{IntoResponse, Response};
+use segue_protocol::ids::PartitionId;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::problem::Problem;
+use super::{Api, DEFAULT_WAIT, MAX_WAIT};
+use crate::operator::{Condition, Explanation, until};
+
+type PathOf<T> = Result<Path<T>, PathRejection>;
+type QueryOf<T> = Result<Query<T>, QueryRejection>;
+type Answer = Result<Response, Problem>;
+
+/// Returns the value of a path, or the problem with it.
+pub(super) fn of_path<T>(path: PathOf<T>) -> Result<T, Problem> {
+    path.map(|Path(value)| value).map_err(|error| Problem::bad_request(error.body_text()))
+}
+
+fn of_query<T>(query: QueryOf<T>) -> Result<T, Problem> {
+    query.map(|Query(value)| value).map_err(|error| Problem::bad_request(error.body_text()))
+}
+
+/// How long a request may wait: `wait=20s`.
+#[derive(Debug, Deserialize)]
+pub(super) struct WaitQuery {
+    wait: Option<String>,
+}
+
+impl WaitQuery {
+    /// Returns the time, which is never longer than a connection may live.
+    pub(super) fn time(query: QueryOf<Self>) -> Result<Duration, Problem> {
+        time(of_query(query)?.wait.as_deref())
+    }
+}
+
+fn time(wait: Option<&str>) -> Result<Duration, Problem> {
+    match wait {
+        None => Ok(DEFAULT_WAIT),
+        Some(text) => match segue_config::parse_duration(text) {
+            Ok(time) => Ok(time.min(MAX_WAIT)),
+            Err(error) => Err(Problem::bad_request(format!("wait={text}: {error}"))),
+        },
+    }
+}
+
+fn explained(explanation: &impl Explanation) -> Answer {
+    serde_json::to_value(explanation)
+        .map(|value| Json(value).into_response())
+        .map_err(|error| Problem::failed(error.to_string()))
+}
+
+pub(super) async fn partition(State(api): State<Arc<Api>>, path: PathOf<PartitionId>) -> Answer {
+    let partition = of_path(path)?;
+    explained(&api.run(&api.actions, move |link, _| async move { link.explain_partition(partition).await }).await?)
+}
+
+pub(super) async fn pod(State(api): State<Arc<Api>>, path: PathOf<String>) -> Answer {
+    let pod = of_path(path)?;
+    explained(&api.run(&api.actions, |link, _| async move { link.explain_pod(&pod).await }).await?)
+}
+
+/// `without=POD`.
+#[derive(Debug, Deserialize)]
+pub(super) struct PlanQuery {
+    without: Option<String>,
+}
+
+pub(super) async fn plan(State(api): State<Arc<Api>>, query: QueryOf<PlanQuery>) -> Answer {
+    let without = of_query(query)?.without;
+    let preview = api.run(&api.actions, |link, _| async move { link.plan(without.as_deref()).await }).await?;
+    Ok(Json(preview).into_response())
+}
+
+/// `to=POD`, and how long to wait.
+#[derive(Debug, Deserialize)]
+pub(super) struct MovedQuery {
+    to: Option<String>,
+    wait: Option<String>,
+}
+
+/// `by_operator=true`: the wait ends if the drain does; and how long to wait.
+#[derive(Debug, Deserialize)]
+pub(super) struct DrainedQuery {
+    #[serde(default)]
+    by_operator: bool,
+    wait: Option<String>,
+}
+
+pub(super) async fn wait_settled(State(api): State<Arc<Api>>, query: QueryOf<WaitQuery>) -> Answer {
+    wait(&api, Condition::Settled, WaitQuery::time(query)?).await
+}
+
+pub(super) async fn wait_moved(
+    State(api): State<Arc<Api>>,
+    path: PathOf<PartitionId>,
+    query: QueryOf<MovedQuery>,
+) -> Answer {
+    let MovedQuery { to, wait: waits } = of_query(query)?;
+    wait(&api, Condition::Moved { partition: of_path(path)?, to }, time(waits.as_deref())?).await
+}
+
+pub(super) async fn wait_drained(
+    State(api): State<Arc<Api>>,
+    path: PathOf<String>,
+    query: QueryOf<DrainedQuery>,
+) -> Answer {
+    let DrainedQuery { by_operator, wait: waits } = of_query(query)?;
+    wait(&api, Condition::Drained { pod: of_path(path)?, by_operator }, time(waits.as_deref())?).await
+}
+
+async fn wait(api: &Api, condition: Condition, time: Duration) -> Answer {
+    let done = api.run(&api.waits, |link, said| async move { until(&link, &condition, time, &said).await }).await?;
+    Ok(Json(json!({ "text": done })).into_response())
+}

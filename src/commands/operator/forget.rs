@@ -1,0 +1,27 @@
+//! `segue forget`: deletes a registration that does not end by itself.
+
+use super::{Asked, Failure, act};
+use crate::operator::{Action, Kind};
+
+/// The registration to forget.
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct ForgetArgs {
+    /// Kind of the registration.
+    #[arg(value_enum)]
+    kind: Kind,
+    /// Name of the pod or router.
+    name: String,
+    /// Delete the registration even if it is readable and has a lease.
+    #[arg(long)]
+    force: bool,
+    /// Confirm that the process is gone and its work is over. Without this option nothing is deleted.
+    #[arg(long)]
+    yes: bool,
+    #[command(flatten)]
+    asked: Asked,
+}
+
+pub(in crate::commands) fn forget(args: &ForgetArgs) -> Result<(), Failure> {
+    let (kind, name) = (args.kind, args.name.clone());
+    act(Action::Forget { kind, name, force: args.force, confirmed: args.yes }, &args.asked)
+}

@@ -1,0 +1,259 @@
+//! How a command reaches the keyspace: by its store, or by an admin endpoint whose process has the store.
+
+use std::time::Duration;
+
+use anyhow::anyhow;
+use http::Method;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use segue_coordination::session::unix_millis;
+use segue_coordination::store::StoreError;
+use segue_protocol::ids::PartitionId;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+
+use super::progress::shown;
+use crate::commands::Failure;
+use crate::commands::server::Server;
+use crate::commands::store::ReachArgs;
+use crate::operator::{
+    Action, Condition, Kind, Link, OperatorError, Order, Outcome, PartitionReport, PodReport, Preview, Said, perform,
+    until,
+};
+use crate::status::KeyspaceStatus;
+
+/// How long one request waits for a condition. A longer wait asks again, which also shows the progress.
+const ONE_WAIT: Duration = Duration::from_secs(1);
+/// The sidecar that is asked without any other choice.
+const LOCAL_SOCKET: &str = "/run/segue/admin.sock";
+const LOCAL_URL: &str = "http://127.0.0.1:9090";
+
+/// What has to be encoded in a segment of a path and in a query.
+const SEGMENT: &AsciiSet =
+    &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'%').add(b'/').add(b'?').add(b'&').add(b'+').add(b'=').add(b'\\');
+
+/// A way to a keyspace.
+#[derive(Debug)]
+pub(in crate::commands) enum Reach {
+    Store(Box<Link>),
+    Server(Server),
+}
+
+impl Reach {
+    /// Opens the way that the arguments name.
+    pub(in crate::commands) async fn open(args: &ReachArgs) -> Result<Self, Failure> {
+        if let Some(server) = Server::given(args)? {
+            return Ok(Reach::Server(server));
+        }
+        let (store, keys) = args.store.connect().await?;
+        Ok(Reach::Store(Box::new(Link::new(store, keys, args.store.policy()?))))
+    }
+
+    /// Opens the way to the sidecar of this host: the one that the arguments or the configuration file name, otherwise
+    /// the usual one.
+    pub(super) fn sidecar(args: &ReachArgs) -> Result<Self, Failure> {
+        if let Some(server) = Server::given(args)? {
+            return Ok(Reach::Server(server));
+        }
+        let admin = args.store.config()?.map(|config| config.admin);
+        let name = match admin {
+            Some(None) => {
+                let text = "segue: the file has no [admin], so its process cannot be asked; expected admin.socket";
+                return Err(Failure::BadInput(text.to_owned()));
+            }
+            Some(Some(admin)) => match admin.socket {
+                Some(path) => format!("unix:{}", path.display()),
+                None => format!("http://{}", admin.listen),
+            },
+            None if std::path::Path::new(LOCAL_SOCKET).exists() => format!("unix:{LOCAL_SOCKET}"),
+            None => LOCAL_URL.to_owned(),
+        };
+        Ok(Reach::Server(Server::at(&name, None, args)?))
+    }
+
+    /// Carries out an order; at most `patience` is waited for the leader's answer.
+    pub(super) async fn perform(&self, order: &Order, patience: Duration) -> Result<Outcome, Failure> {
+        match self {
+            Reach::Store(link) => Ok(shown(async |said: &Said| perform(link, order, patience, said).await).await?),
+            Reach::Server(server) => {
+                // A request that gets no answer in time is repeated under its id, and takes effect once.
+                let id =
+                    order.id.clone().unwrap_or_else(|| format!("{:x}-{:08x}", unix_millis(), rand::random::<u32>()));
+                let (method, path, mut body) = request(&order.action);
+                body.extend([("id".to_owned(), json!(id)), ("who".to_owned(), json!(order.origin.who))]);
+                body.insert("why".to_owned(), json!(order.origin.why));
+                let body = Value::Object(body);
+                let ask = async |wait: Duration| {
+                    let path = format!("{path}?wait={}ms", wait.as_millis());
+                    server.send(method.clone(), &path, Some(&body), wait).await
+                };
+                read(server, asked_again(patience, ask).await?)
+            }
+        }
+    }
+
+    /// Waits until a condition holds.
+    pub(super) async fn until(&self, condition: &Condition, timeout: Duration) -> Result<String, Failure> {
+        match self {
+            Reach::Store(link) => Ok(shown(async |said: &Said| until(link, condition, timeout, said).await).await?),
+            Reach::Server(server) => {
+                let path = match condition {
+                    Condition::Settled => "/v1/wait/settled?".to_owned(),
+                    Condition::Moved { partition, to: None } => format!("/v1/wait/moved/{partition}?"),
+                    Condition::Moved { partition, to: Some(to) } => {
+                        format!("/v1/wait/moved/{partition}?to={}&", segment(to))
+                    }
+                    Condition::Drained { pod, by_operator } => {
+                        format!("/v1/wait/drained/{}?by_operator={by_operator}&", segment(pod))
+                    }
+                };
+                let ask = async |wait: Duration| server.get(&format!("{path}wait={}ms", wait.as_millis()), wait).await;
+                Ok(read::<Outcome>(server, asked_again(timeout, ask).await?)?.text)
+            }
+        }
+    }
+
+    /// Has the sidecar hand over what its pod owns. Without `timeout`, does not wait.
+    pub(super) async fn drain_itself(&self, timeout: Option<Duration>) -> Result<Outcome, Failure> {
+        let Reach::Server(server) = self else {
+            return Err(Failure::BadInput("segue: --self asks a sidecar, not a store".to_owned()));
+        };
+        let ask = async |wait: Duration| {
+            server.send(Method::POST, &format!("/drain?wait={}ms", wait.as_millis()), Some(&json!({})), wait).await
+        };
+        match timeout {
+            Some(timeout) => read(server, asked_again(timeout, ask).await?),
+            None => match ask(Duration::ZERO).await {
+                Err(Failure::Waiting(text)) => Ok(Outcome { text: text.to_string(), facts: Map::new() }),
+                other => read(server, other?),
+            },
+        }
+    }
+
+    pub(super) async fn plan(&self, without: Option<&str>) -> Result<Preview, Failure> {
+        match self {
+            Reach::Store(link) => Ok(link.plan(without).await?),
+            Reach::Server(server) => {
+                let query = without.map_or(String::new(), |pod| format!("?without={}", segment(pod)));
+                read(server, server.get(&format!("/v1/plan{query}"), Duration::ZERO).await?)
+            }
+        }
+    }
+
+    pub(super) async fn explain_partition(&self, partition: PartitionId) -> Result<PartitionReport, Failure> {
+        match self {
+            Reach::Store(link) => Ok(link.explain_partition(partition).await?),
+            Reach::Server(server) => {
+                read(server, server.get(&format!("/v1/partitions/{partition}"), Duration::ZERO).await?)
+            }
+        }
+    }
+
+    pub(super) async fn explain_pod(&self, pod: &str) -> Result<PodReport, Failure> {
+        match self {
+            Reach::Store(link) => Ok(link.explain_pod(pod).await?),
+            Reach::Server(server) => {
+                read(server, server.get(&format!("/v1/pods/{}", segment(pod)), Duration::ZERO).await?)
+            }
+        }
+    }
+
+    /// Returns the status of the keyspace as it is now.
+    pub(in crate::commands) async fn status(&self) -> Result<KeyspaceStatus, Failure> {
+        match self {
+            Reach::Store(link) => Ok(KeyspaceStatus::of(&link.view().await?, unix_millis())),
+            Reach::Server(server) => {
+                let mut status = server.get("/status", Duration::ZERO).await?;
+                read(server, status["keyspace"].take())
+            }
+        }
+    }
+
+    /// Returns where the settings of the coordinator can be had.
+    pub(super) fn where_the_policy_is(&self) -> &'static str {
+        match self {
+            Reach::Store(_) => "give the coordinator's file with --config to use its settings",
+            Reach::Server(_) => "ask a coordinator's admin endpoint to use its settings",
+        }
+    }
+}
+
+/// Asks until the answer is more than that it waits, and shows for what.
+async fn asked_again(
+    patience: Duration,
+    ask: impl AsyncFn(Duration) -> Result<Value, Failure>,
+) -> Result<Value, Failure> {
+    let deadline = Instant::now() + patience;
+    shown(async |said: &Said| {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match ask(left.min(ONE_WAIT)).await {
+                Err(Failure::Waiting(text)) if left <= ONE_WAIT => {
+                    return Err(Failure::Waiting(anyhow!("still waiting after {patience:?}: {text}")));
+                }
+                Err(Failure::Waiting(text)) => drop(said.send_replace(text.to_string())),
+                other => return other,
+            }
+        }
+    })
+    .await
+}
+
+fn read<T: DeserializeOwned>(server: &Server, value: Value) -> Result<T, Failure> {
+    let read = serde_json::from_value(value);
+    read.map_err(|error| {
+        let name = server.name();
+        Failure::Work(anyhow!("{name}: {error}: expected the admin endpoint of this version of segue"))
+    })
+}
+
+/// Returns the request that carries an action out.
+fn request(action: &Action) -> (Method, String, Map<String, Value>) {
+    let (method, path, body) = match action {
+        Action::Move { partition, to, pin } => {
+            (Method::POST, "/v1/moves".to_owned(), json!({ "partition": partition, "to": to, "pin": pin }))
+        }
+        Action::Pin { partition } => (Method::PUT, format!("/v1/partitions/{partition}/pin"), json!({})),
+        Action::Unpin { partition } => (Method::DELETE, format!("/v1/partitions/{partition}/pin"), json!({})),
+        Action::Cancel { partition, handoff } => {
+            (Method::POST, format!("/v1/handoffs/{partition}/cancel"), json!({ "handoff": handoff }))
+        }
+        Action::Drain { pod } => (Method::POST, format!("/v1/pods/{}/drain", segment(pod)), json!({})),
+        Action::Undrain { pod } => (Method::DELETE, format!("/v1/pods/{}/drain", segment(pod)), json!({})),
+        Action::Pause { span: time } => (
+            Method::POST,
+            "/v1/planner".to_owned(),
+            json!({ "paused": true, "for": time.map(|time| format!("{}ms", time.as_millis())) }),
+        ),
+        Action::Resume => (Method::POST, "/v1/planner".to_owned(), json!({ "paused": false })),
+        Action::Want(wanted) => (Method::PUT, "/v1/wanted".to_owned(), json!(wanted)),
+        Action::Forget { kind, name, force, confirmed } => {
+            let kind = match kind {
+                Kind::Pod => "pods",
+                Kind::Router => "routers",
+            };
+            (Method::DELETE, format!("/v1/{kind}/{}", segment(name)), json!({ "force": force, "yes": confirmed }))
+        }
+    };
+    let body = match body {
+        Value::Object(body) => body,
+        _ => Map::new(),
+    };
+    (method, path, body)
+}
+
+fn segment(name: &str) -> String {
+    utf8_percent_encode(name, SEGMENT).to_string()
+}
+
+impl From<OperatorError> for Failure {
+    fn from(error: OperatorError) -> Self {
+        match error {
+            OperatorError::BadInput(text) => Failure::BadInput(format!("segue: {text}")),
+            OperatorError::Refused(text) => Failure::Work(anyhow!(text)),
+            OperatorError::Waiting(text) => Failure::Waiting(anyhow!(text)),
+            OperatorError::Store(StoreError::Unavailable(_)) => Failure::Unreachable(error.into()),
+            OperatorError::Store(_) => Failure::Work(error.into()),
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! `segue wanted`: writes the owners that the strategy `external` follows.
+
+use std::io::Read as _;
+use std::path::PathBuf;
+
+use segue_protocol::records::Wanted;
+
+use super::{Asked, Failure, act};
+use crate::operator::Action;
+
+/// The wanted owners.
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct WantedArgs {
+    /// File with the wanted owners as JSON: {"generation":41,"owners":{"0":"writer-1"}}; - reads standard input.
+    file: PathBuf,
+    #[command(flatten)]
+    asked: Asked,
+}
+
+pub(in crate::commands) fn wanted(args: &WantedArgs) -> Result<(), Failure> {
+    let path = args.file.display();
+    let mut text = Vec::new();
+    let read = match args.file.as_os_str() == "-" {
+        true => std::io::stdin().read_to_end(&mut text).map(drop),
+        false => std::fs::read(&args.file).map(|read| text = read),
+    };
+    read.map_err(|error| Failure::BadInput(format!("segue: cannot read {path}: {error}")))?;
+    let wanted: Wanted = serde_json::from_slice(&text).map_err(|error| {
+        let expected = r#"{"generation":41,"owners":{"0":"writer-1"}}"#;
+        Failure::BadInput(format!("segue: {path}: {error}; expected wanted owners, such as {expected}"))
+    })?;
+    act(Action::Want(wanted), &args.asked)
+}

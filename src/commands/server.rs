@@ -1,0 +1,195 @@
+//! The client of an admin endpoint: what a command with `--server` does in place of using the store.
+//!
+//! # Invariants
+//!
+//! * The token goes to the endpoint that the operator named and appears in no message.
+//! * A response is bounded in size and in time.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use axum::body::{Body, to_bytes};
+use http::{Method, Request, StatusCode, Uri, header};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use segue_proxy::tls::ClientTls;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::Failure;
+use super::store::ReachArgs;
+
+/// How long connecting may take, the TLS handshake included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a response may take beyond the time that its request waits.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
+/// Most bytes of a response. The status of 65,536 pinned partitions is about half as long.
+const MAX_RESPONSE: usize = 32 << 20;
+/// Most bytes of a token.
+const MAX_TOKEN: usize = 4096;
+
+const EXPECTED: &str = "expected http://HOST:PORT, https://HOST:PORT or unix:PATH";
+
+/// An admin endpoint.
+#[derive(Debug)]
+pub(super) struct Server {
+    name: String,
+    address: Address,
+    token: Option<String>,
+}
+
+#[derive(Debug)]
+enum Address {
+    Unix(PathBuf),
+    Tcp { authority: String, tls: Option<ClientTls> },
+}
+
+impl Server {
+    /// Returns the admin endpoint that the arguments name, if they name one.
+    pub(super) fn given(args: &ReachArgs) -> Result<Option<Self>, Failure> {
+        let Some(name) = &args.server else { return Ok(None) };
+        let token = args.token_file.as_deref().map(read_token).transpose()?;
+        Self::at(name, token, args).map(Some)
+    }
+
+    /// Returns the admin endpoint of this name.
+    pub(super) fn at(name: &str, token: Option<String>, args: &ReachArgs) -> Result<Self, Failure> {
+        let bad = |why: &str| Failure::BadInput(format!("segue: --server {name}: {why}"));
+        let server = |address| Ok(Server { name: name.to_owned(), address, token: token.clone() });
+        if let Some(path) = name.strip_prefix("unix:") {
+            return if path.is_empty() { Err(bad(EXPECTED)) } else { server(Address::Unix(path.into())) };
+        }
+        let uri: Uri = name.parse().map_err(|_| bad(EXPECTED))?;
+        let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'));
+        let (Some(authority), "" | "/", None) = (authority, uri.path(), uri.query()) else { return Err(bad(EXPECTED)) };
+        let (port, tls) = match (uri.scheme_str(), args.tls()) {
+            (Some("http"), None) => (80, None),
+            (Some("http"), Some(_)) => return Err(bad("expected https:// with --ca")),
+            (Some("https"), Some(files)) => {
+                let tls = ClientTls::load(files)
+                    .map_err(|error| bad(&format!("{}: {}; {}", error.path.display(), error.fact, error.expected)))?;
+                (443, Some(tls))
+            }
+            (Some("https"), None) => return Err(bad("expected --ca with the authorities to trust")),
+            _ => return Err(bad(EXPECTED)),
+        };
+        let authority = match authority.port_u16() {
+            Some(_) => authority.to_string(),
+            None => format!("{authority}:{port}"),
+        };
+        server(Address::Tcp { authority, tls })
+    }
+
+    /// Returns the endpoint's name.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Asks a question.
+    pub(super) async fn get(&self, path: &str, waits: Duration) -> Result<Value, Failure> {
+        self.send(Method::GET, path, None, waits).await
+    }
+
+    /// Sends a request and returns the JSON of a successful response. `waits` is how long the endpoint was asked to wait.
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        waits: Duration,
+    ) -> Result<Value, Failure> {
+        let exchange = timeout(waits + RESPONSE_TIMEOUT, self.exchange(method, path, body));
+        let answer = exchange.await.unwrap_or_else(|_| Err(anyhow!("no response in time")));
+        let answer = answer.with_context(|| format!("{} does not answer", self.name));
+        let (status, bytes) = answer.map_err(Failure::Unreachable)?;
+        self.judge(path, status, &bytes)
+    }
+
+    fn judge(&self, path: &str, status: StatusCode, bytes: &[u8]) -> Result<Value, Failure> {
+        let value: Option<Value> = serde_json::from_slice(bytes).ok();
+        if status == StatusCode::OK
+            && let Some(value) = value
+        {
+            return Ok(value);
+        }
+        let said = |key: &str| Some(value.as_ref()?.get(key)?.as_str()?.to_owned());
+        let Some(text) = said("error") else {
+            let name = &self.name;
+            let text =
+                format!("{name} answers {path} with {status}: expected the admin endpoint of this version of segue");
+            return Err(Failure::Work(anyhow!(text)));
+        };
+        Err(match (status, said("reason").as_deref()) {
+            (_, Some("waiting")) => Failure::Waiting(anyhow!(text)),
+            (StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNSUPPORTED_MEDIA_TYPE, _) => {
+                Failure::BadInput(format!("segue: {text}"))
+            }
+            (StatusCode::SERVICE_UNAVAILABLE, _) => Failure::Unreachable(anyhow!(text)),
+            _ => Failure::Work(anyhow!(text)),
+        })
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> anyhow::Result<(StatusCode, axum::body::Bytes)> {
+        let host = match &self.address {
+            Address::Unix(_) => "localhost",
+            Address::Tcp { authority, .. } => authority,
+        };
+        let mut request = Request::builder().method(method).uri(path).header(header::HOST, host);
+        if let Some(token) = &self.token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let request = match body {
+            Some(body) => request.header(header::CONTENT_TYPE, "application/json").body(Body::from(body.to_string())),
+            None => request.body(Body::empty()),
+        }?;
+        match &self.address {
+            Address::Unix(path) => {
+                let stream = timeout(CONNECT_TIMEOUT, UnixStream::connect(path)).await;
+                respond(stream.context("cannot connect in time")??, request).await
+            }
+            Address::Tcp { authority, tls } => {
+                let connect = async {
+                    let stream = TcpStream::connect(authority).await?;
+                    Ok::<_, std::io::Error>(match tls {
+                        None => (Some(stream), None),
+                        Some(tls) => (None, Some(tls.dial(authority, stream, false).await?)),
+                    })
+                };
+                match timeout(CONNECT_TIMEOUT, connect).await.context("cannot connect in time")?? {
+                    (Some(plain), _) => respond(plain, request).await,
+                    (None, Some(secure)) => respond(secure, request).await,
+                    (None, None) => Err(anyhow!("no connection")),
+                }
+            }
+        }
+    }
+}
+
+async fn respond(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: Request<Body>,
+) -> anyhow::Result<(StatusCode, axum::body::Bytes)> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
+    let response = sender.send_request(request).await?;
+    let status = response.status();
+    Ok((status, to_bytes(Body::new(response.into_body()), MAX_RESPONSE).await?))
+}
+
+/// Returns the token in a file.
+fn read_token(path: &Path) -> Result<String, Failure> {
+    let bad = |why: &str| Failure::BadInput(format!("segue: --token-file {}: {why}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| bad(&error.to_string()))?;
+    let token = text.trim();
+    let is_usable = !token.is_empty() && token.len() <= MAX_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic());
+    is_usable.then(|| token.to_owned()).ok_or_else(|| bad("expected a token in printable ASCII, without spaces"))
+}

@@ -1,0 +1,122 @@
+//! The actions of operators: what each is called, and how it is carried out.
+
+use std::fmt;
+use std::time::Duration;
+
+use segue_protocol::ids::{HandoffId, PartitionId};
+use segue_protocol::records::{Origin, Wanted};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::wait::Said;
+use super::{Kind, Link, OperatorError, change, operation, span};
+
+/// An action.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Action {
+    Move {
+        partition: PartitionId,
+        to: String,
+        pin: bool,
+    },
+    Pin {
+        partition: PartitionId,
+    },
+    Unpin {
+        partition: PartitionId,
+    },
+    /// Without `handoff`, cancels the one that stands.
+    Cancel {
+        partition: PartitionId,
+        handoff: Option<HandoffId>,
+    },
+    Drain {
+        pod: String,
+    },
+    Undrain {
+        pod: String,
+    },
+    /// Without `span`, the pause lasts until it is ended.
+    Pause {
+        span: Option<Duration>,
+    },
+    Resume,
+    Want(Wanted),
+    Forget {
+        kind: Kind,
+        name: String,
+        force: bool,
+        confirmed: bool,
+    },
+}
+
+/// The name of an action as it is recorded with an id. Equal names mean equal actions.
+impl fmt::Display for Action {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::Move { partition, to, pin } => {
+                write!(out, "move partition {partition} to {to}{}", if *pin { " and pin it" } else { "" })
+            }
+            Action::Pin { partition } => write!(out, "pin partition {partition}"),
+            Action::Unpin { partition } => write!(out, "unpin partition {partition}"),
+            Action::Cancel { partition, .. } => write!(out, "cancel the handoff of partition {partition}"),
+            Action::Drain { pod } => write!(out, "drain pod {pod}"),
+            Action::Undrain { pod } => write!(out, "undrain pod {pod}"),
+            Action::Pause { span: Some(time) } => write!(out, "pause planned moves for {}", span(*time)),
+            Action::Pause { span: None } => out.write_str("pause planned moves"),
+            Action::Resume => out.write_str("resume planned moves"),
+            Action::Want(wanted) => write!(out, "write generation {} of the wanted owners", wanted.generation),
+            Action::Forget { kind, name, .. } => write!(out, "forget {} {name}", kind.word()),
+        }
+    }
+}
+
+/// An action, who wants it, and its id. An order with the id of an earlier one has no effect of its own.
+#[derive(Debug, Clone)]
+pub(crate) struct Order {
+    pub(crate) action: Action,
+    pub(crate) id: Option<String>,
+    pub(crate) origin: Origin,
+}
+
+/// The result of an order: a sentence, and facts for programs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Outcome {
+    pub(crate) text: String,
+    #[serde(flatten)]
+    pub(crate) facts: Map<String, Value>,
+}
+
+impl Outcome {
+    pub(super) fn new(facts: Value, text: impl Into<String>) -> Self {
+        let facts = match facts {
+            Value::Object(facts) => facts,
+            _ => Map::new(),
+        };
+        Outcome { text: text.into(), facts }
+    }
+}
+
+/// Carries an order out. A move, a pin and a cancel are carried out by the leader; its answer is waited for at most
+/// `patience`.
+pub(crate) async fn perform(
+    link: &Link,
+    order: &Order,
+    patience: Duration,
+    said: &Said,
+) -> Result<Outcome, OperatorError> {
+    // The id becomes part of a key.
+    if order.id.as_ref().is_some_and(|id| id.is_empty() || id.len() > MAX_ID || id.contains('/')) {
+        let text = format!("expected an id of 1 to {MAX_ID} bytes without a slash");
+        return Err(OperatorError::BadInput(text));
+    }
+    match &order.action {
+        Action::Move { .. } | Action::Pin { .. } | Action::Cancel { .. } => {
+            operation::ask(link, order, patience, said).await
+        }
+        _ => change::write(link, order).await,
+    }
+}
+
+/// Most bytes of an id.
+const MAX_ID: usize = 200;

@@ -1,0 +1,144 @@
+//! Operators' actions on a keyspace, and their questions about it. The commands that have a store and the admin
+//! endpoint's `/v1` call the same functions. Nothing here prints, or reads arguments.
+//!
+//! An intention is kept in the store, under keys that only this module and the leader write, so it holds when whoever
+//! wrote it is interrupted. [`standing`] decides from a view alone whether an intention is fulfilled.
+//!
+//! # Invariants
+//!
+//! * A write requires that the key is as the operator's view showed it.
+//! * A repeated id has no second effect: the operation's key is created by the transaction that acts, or by the one that
+//!   asks the leader to.
+
+mod actions;
+mod change;
+mod explain;
+mod forget;
+mod operation;
+mod plan;
+mod standing;
+mod wait;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use segue_coordination::store::{Store, StoreError};
+use segue_protocol::ids::PartitionId;
+use segue_protocol::keys::Keyspace;
+use segue_protocol::planning::Policy;
+use segue_protocol::txn::{Keys, Txn};
+use segue_protocol::view::View;
+
+pub(crate) use self::actions::{Action, Order, Outcome, perform};
+pub(crate) use self::explain::{Explanation, PartitionReport, PodReport};
+pub(crate) use self::forget::Kind;
+pub(crate) use self::plan::Preview;
+pub(crate) use self::standing::{Standing, has_its_share};
+pub(crate) use self::wait::{Condition, Said, until};
+
+/// Why an action or a question was not fulfilled.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OperatorError {
+    /// The operator's input cannot be used.
+    #[error("{0}")]
+    BadInput(String),
+    /// The keyspace does not allow it, or somebody else ended it.
+    #[error("{0}")]
+    Refused(String),
+    /// The condition did not hold in time. What was asked for stays in the store.
+    #[error("{0}")]
+    Waiting(String),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// The store of a keyspace, as an operator uses it.
+#[derive(Debug, Clone)]
+pub(crate) struct Link {
+    store: Arc<dyn Store>,
+    keys: Keyspace,
+    /// The settings of the coordinator, if they are known here.
+    policy: Option<Policy>,
+}
+
+impl Link {
+    /// Returns the link to a keyspace. Without `policy`, dry runs use the default one.
+    pub(crate) fn new(store: Arc<dyn Store>, keys: Keyspace, policy: Option<Policy>) -> Self {
+        Link { store, keys, policy }
+    }
+
+    /// Returns the keyspace as it is now.
+    pub(crate) async fn view(&self) -> Result<View, OperatorError> {
+        let everything = Keys::Prefix(self.keys.root().to_owned());
+        let snapshot = self.store.snapshot(&everything).await?;
+        Ok(View::from_snapshot(self.keys.clone(), snapshot))
+    }
+
+    /// Explains a partition.
+    pub(crate) async fn explain_partition(&self, partition: PartitionId) -> Result<PartitionReport, OperatorError> {
+        let view = self.view().await?;
+        explain::partition(&view, &self.policy(&view), partition).map_err(OperatorError::Refused)
+    }
+
+    /// Explains a pod.
+    pub(crate) async fn explain_pod(&self, pod: &str) -> Result<PodReport, OperatorError> {
+        let view = self.view().await?;
+        explain::pod(&view, &self.policy(&view), pod).map_err(OperatorError::Refused)
+    }
+
+    /// Runs the planner on the keyspace as it is now, and as if `without` were drained.
+    pub(crate) async fn plan(&self, without: Option<&str>) -> Result<Preview, OperatorError> {
+        let view = self.view().await?;
+        let policy = self.policy(&view);
+        let stored = view.settings().is_some_and(|settings| settings.planning.is_some());
+        plan::preview(view, &policy, without, stored || self.policy.is_some()).map_err(OperatorError::Refused)
+    }
+
+    /// Returns the policy of dry runs where the keyspace has no settings of its own.
+    pub(crate) fn policy(&self, view: &View) -> Policy {
+        Policy { partitions: view.partitions(), ..self.policy.clone().unwrap_or_default() }
+    }
+
+    async fn commit(&self, txn: Txn) -> Result<bool, OperatorError> {
+        Ok(self.store.commit(txn).await?.committed())
+    }
+}
+
+/// Refuses a keyspace that nobody has ever used, because its name is probably a mistake.
+fn ensure_exists(view: &View) -> Result<(), OperatorError> {
+    if view.settings().is_some() || view.leader.is_some() {
+        return Ok(());
+    }
+    let root = view.keys().root();
+    Err(OperatorError::Refused(format!("no keyspace has been at {root} in this store yet: is its name right?")))
+}
+
+/// Refuses a pod that is not registered and owns no partition, because its name is probably a mistake.
+fn ensure_known(view: &View, pod: &str) -> Result<(), OperatorError> {
+    let owns = standing::owned(view, pod) > 0;
+    if view.pod_key(pod).is_some() || owns || view.intentions.drains.contains_key(pod) {
+        return Ok(());
+    }
+    let pods = or_none(&view.pods.keys().map(String::as_str).collect::<Vec<_>>().join(", ")).to_owned();
+    Err(OperatorError::Refused(format!("no pod {pod} is registered or owns a partition; registered are: {pods}")))
+}
+
+fn or_none(text: &str) -> &str {
+    if text.is_empty() { "none" } else { text }
+}
+
+/// Returns `1 partition` or `3 partitions`.
+fn partitions(count: usize) -> String {
+    format!("{count} partition{}", if count == 1 { "" } else { "s" })
+}
+
+/// Formats a duration as command-line options take it.
+pub(crate) fn span(duration: Duration) -> String {
+    match duration.as_secs() {
+        _ if duration.subsec_nanos() > 0 => format!("{duration:?}"),
+        seconds if seconds % 3600 == 0 => format!("{}h", seconds / 3600),
+        seconds if seconds % 60 == 0 => format!("{}m", seconds / 60),
+        seconds => format!("{seconds}s"),
+    }
+}

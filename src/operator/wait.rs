@@ -1,0 +1,91 @@
+//! Waits until a condition holds.
+
+use std::time::Duration;
+
+use segue_coordination::session::{Update, Watcher};
+use segue_protocol::ids::PartitionId;
+use segue_protocol::view::View;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use super::standing::{Standing, drained, moved, settled};
+use super::{Link, OperatorError, ensure_known};
+
+/// What a wait waits for at present, in words.
+pub(crate) type Said = watch::Sender<String>;
+
+/// A condition that can be waited for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Condition {
+    /// The keyspace is at rest.
+    Settled,
+    /// The partition is on this pod or, without one, where it belongs.
+    Moved { partition: PartitionId, to: Option<String> },
+    /// The pod is empty. With `by_operator`, the drain of an operator has to stand meanwhile.
+    Drained { pod: String, by_operator: bool },
+}
+
+impl Condition {
+    fn judge(&self, view: &View) -> Standing {
+        match self {
+            Condition::Settled => settled(view),
+            Condition::Moved { partition, to } => moved(view, *partition, to.as_deref()),
+            Condition::Drained { pod, by_operator } => drained(view, pod, *by_operator),
+        }
+    }
+}
+
+/// Waits until a condition holds, and returns the state in words.
+pub(crate) async fn until(
+    link: &Link,
+    condition: &Condition,
+    timeout: Duration,
+    said: &Said,
+) -> Result<String, OperatorError> {
+    // A store that cannot be reached at all is reported, and not waited for.
+    let view = link.view().await?;
+    if let Condition::Drained { pod, by_operator: false } = condition {
+        ensure_known(&view, pod)?;
+    }
+    watch(link, timeout, |view| condition.judge(view), said).await
+}
+
+/// Waits until `judge` returns [`Standing::Done`], and returns its text. Fails if `judge` returns [`Standing::Failed`],
+/// or after `timeout`.
+pub(super) async fn watch(
+    link: &Link,
+    timeout: Duration,
+    mut judge: impl FnMut(&View) -> Standing,
+    said: &Said,
+) -> Result<String, OperatorError> {
+    let mut watcher = Watcher::start(link.store.clone(), link.keys.clone());
+    let deadline = Instant::now() + timeout;
+    let mut view: Option<View> = None;
+    loop {
+        let update = tokio::select! {
+            update = watcher.next() => update,
+            () = sleep_until(deadline) => {
+                let what = said.borrow().clone();
+                let what = if what.is_empty() { "nothing is known yet" } else { &what };
+                return Err(OperatorError::Waiting(format!("still waiting after {timeout:?}: {what}")));
+            }
+        };
+        match update {
+            Update::Snapshot(snapshot) => view = Some(*snapshot),
+            Update::Batch(batch) => view.iter_mut().for_each(|view| drop(view.apply(batch.clone()))),
+            Update::Lost(error) => {
+                said.send_replace(format!("{error}; trying again"));
+                continue;
+            }
+        }
+        while let Some(batch) = watcher.try_next_batch() {
+            view.iter_mut().for_each(|view| drop(view.apply(batch.clone())));
+        }
+        let Some(view) = &view else { continue };
+        match judge(view) {
+            Standing::Done(text) => return Ok(text),
+            Standing::Failed(why) => return Err(OperatorError::Refused(why)),
+            Standing::Waiting(text) => drop(said.send_replace(text)),
+        }
+    }
+}

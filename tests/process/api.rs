@@ -1,0 +1,368 @@
+//! Operators' actions over the admin endpoint: with a token, a client certificate or the Unix socket, by hand and by the
+//! commands with `--server`.
+#![allow(clippy::unwrap_used)]
+
+mod writers;
+
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Command, Output};
+
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::txn::Keys;
+use segue_tests::certificates::Authority;
+use segue_tests::config::Config;
+use segue_tests::http::{Request, Response, get, is_ready};
+use segue_tests::ports::free_address;
+use segue_tests::process::until;
+use serde_json::Value;
+use writers::{PARTITIONS, WriterCluster};
+
+const TOKEN: &str = "correct-horse-battery-staple";
+
+/// A cluster with one coordinator that has an admin endpoint, and writers.
+struct Site {
+    cluster: WriterCluster,
+    admin: SocketAddr,
+}
+
+impl Site {
+    /// Starts a coordinator whose endpoint admits those with the token.
+    fn with_token(pods: &[&str]) -> Self {
+        Self::start(pods, |site, config| {
+            let file = site.path().join("token");
+            std::fs::write(&file, format!("{TOKEN}\n")).unwrap();
+            config.set("admin.write", "token").set("admin.token_file", file.to_str().unwrap())
+        })
+    }
+
+    fn start(pods: &[&str], with: impl FnOnce(&WriterCluster, Config) -> Config) -> Self {
+        let (mut cluster, admin) = (WriterCluster::start(), free_address());
+        let config = Config::new([cluster.etcd().endpoint()]).coordinator("c-0", PARTITIONS).admin(admin).quick();
+        let config = with(&cluster, config);
+        let mut process = cluster.run("c-0", &config);
+        process.until("the admin endpoint", || is_ready(admin) || TcpProbe(admin).answers());
+        cluster.processes.insert("c-0".to_owned(), process);
+        for pod in pods {
+            cluster.writer(pod);
+        }
+        cluster.settles(pods);
+        Site { cluster, admin }
+    }
+
+    /// Sends a request with the token.
+    #[track_caller]
+    fn send(&self, method: &str, path: &str, body: &str) -> Response {
+        let request = Request::json(method, path, body).header("authorization", format!("Bearer {TOKEN}"));
+        let response = request.send(self.admin).unwrap();
+        eprintln!("{method} {path} {body}\n{} {}", response.status, response.body);
+        response
+    }
+
+    /// Sends a request with the token that has to succeed. Returns the text of the response.
+    #[track_caller]
+    fn does(&self, method: &str, path: &str, body: &str) -> String {
+        let response = self.send(method, path, body);
+        assert_eq!(response.status, 200, "{method} {path} {body}: {}", response.body);
+        text(&response, "text")
+    }
+
+    fn read(&self, path: &str) -> Value {
+        let (status, body) = get(self.admin, path).unwrap();
+        assert_eq!(status, 200, "{path}: {body}");
+        serde_json::from_str(&body).unwrap()
+    }
+
+    /// Returns the keys that operators write.
+    fn intentions(&self) -> Vec<String> {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let store = || EtcdStore::connect(EtcdOptions::new([self.cluster.etcd().endpoint()])).unwrap();
+        let root = Keyspace::new("/segue/", "default").root().to_owned();
+        let snapshot = runtime.block_on(async { store().snapshot(&Keys::Prefix(root)).await.unwrap() });
+        let keys = snapshot.entries.into_iter().map(|entry| entry.key);
+        keys.filter(|key| ["/operator/", "/operations/", "/wanted"].iter().any(|part| key.contains(part))).collect()
+    }
+
+    fn owner(&self, partition: u32) -> String {
+        self.read(&format!("/v1/partitions/{partition}"))["owner"].as_str().unwrap().to_owned()
+    }
+}
+
+/// An endpoint by TLS, which is only known to listen.
+struct TcpProbe(SocketAddr);
+
+impl TcpProbe {
+    fn answers(&self) -> bool {
+        std::net::TcpStream::connect(self.0).is_ok()
+    }
+}
+
+fn text(response: &Response, field: &str) -> String {
+    let value: Value = serde_json::from_str(&response.body).unwrap_or_default();
+    value[field].as_str().unwrap_or_default().to_owned()
+}
+
+fn segue(words: &[&str]) -> Output {
+    let output = Command::new(env!("CARGO_BIN_EXE_segue")).args(words).env("USER", "ann").output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    eprintln!("$ segue {}\n{err}{out}[{}]", words.join(" "), output.status);
+    output
+}
+
+/// Returns the exit code of a command, and what it printed.
+fn says(words: &[&str]) -> (Option<i32>, String) {
+    let output = segue(words);
+    (output.status.code(), String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap())
+}
+
+/// A request that changes something, each by its method, path and body.
+const WRITES: [(&str, &str, &str); 11] = [
+    ("POST", "/v1/moves", r#"{"partition":3,"to":"w-0"}"#),
+    ("PUT", "/v1/partitions/3/pin", "{}"),
+    ("DELETE", "/v1/partitions/3/pin", "{}"),
+    ("POST", "/v1/pods/w-1/drain", "{}"),
+    ("DELETE", "/v1/pods/w-1/drain", "{}"),
+    ("POST", "/v1/planner", r#"{"paused":true,"for":"1h"}"#),
+    ("POST", "/v1/handoffs/3/cancel", "{}"),
+    ("PUT", "/v1/wanted", r#"{"generation":1,"owners":{"0":"w-0"}}"#),
+    ("DELETE", "/v1/pods/w-1", r#"{"yes":true,"force":true}"#),
+    ("DELETE", "/v1/routers/r-0", r#"{"yes":true,"force":true}"#),
+    ("POST", "/drain", "{}"),
+];
+
+#[test]
+fn nothing_is_changed_without_the_token_or_for_another_site() {
+    let site = Site::with_token(&["w-0", "w-1"]);
+    let bearer = |token: &str| format!("Bearer {token}");
+    for (method, path, body) in WRITES {
+        let plain = || Request::json(method, path, body);
+        let authorized = || plain().header("authorization", bearer(TOKEN));
+        let (longer, prefix) = (format!("{TOKEN}x"), &TOKEN[..8]);
+        let foreign = format!("http://{}.example", site.admin);
+        for (request, status, reason) in [
+            (plain(), 401, "unauthorized"),
+            (plain().header("authorization", bearer(&longer)), 401, "unauthorized"),
+            (plain().header("authorization", bearer(prefix)), 401, "unauthorized"),
+            (plain().header("authorization", format!("Basic {TOKEN}")), 401, "unauthorized"),
+            (authorized().header("origin", foreign), 403, "origin"),
+            (authorized().header("origin", "null"), 403, "origin"),
+            (authorized().header("sec-fetch-site", "cross-site"), 403, "origin"),
+        ] {
+            let response = request.send(site.admin).unwrap();
+            let (given, why) = (response.status, text(&response, "reason"));
+            assert_eq!((given, why.as_str()), (status, reason), "{method} {path}: {}", response.body);
+        }
+        let typed = Request::json(method, path, "").header("content-type", "text/plain").header("content-length", 2);
+        let typed = typed.header("authorization", bearer(TOKEN)).send(site.admin).unwrap();
+        assert_eq!((typed.status, text(&typed, "reason").as_str()), (415, "content-type"), "{method} {path}");
+        if path.starts_with("/v1") {
+            let unknown = site.send(method, path, r#"{"news":1}"#);
+            assert_eq!(unknown.status, if path == "/v1/wanted" { 400 } else { unknown.status }, "{}", unknown.body);
+            assert!([400].contains(&unknown.status), "{method} {path}: {}", unknown.body);
+        }
+    }
+    let large = format!(r#"{{"partition":3,"to":"w-0","why":"{}"}}"#, "x".repeat(70_000));
+    assert_eq!(site.send("POST", "/v1/moves", &large).status, 413);
+    let long = format!(r#"{{"partition":3,"to":"w-0","why":"{}"}}"#, "x".repeat(2_000));
+    for (method, path, body) in [
+        ("POST", "/v1/moves", long.as_str()),
+        ("POST", "/v1/moves", "[]"),
+        ("POST", "/v1/moves", r#"{"partition":3,"to":"w-0","id":"a/b"}"#),
+        ("PUT", "/v1/partitions/x/pin", "{}"),
+        ("POST", "/v1/planner", r#"{"paused":true,"for":"0s"}"#),
+        ("POST", "/v1/planner", r#"{"paused":false,"for":"1h"}"#),
+        ("POST", "/v1/moves?wait=long", r#"{"partition":3,"to":"w-0"}"#),
+    ] {
+        let response = site.send(method, path, body);
+        assert_eq!(response.status, 400, "{method} {path}: {}", response.body);
+        assert_eq!(text(&response, "reason"), "bad-request");
+    }
+    assert_eq!(site.intentions(), [""; 0]);
+    assert_eq!(site.cluster.status().pods(), ["w-0", "w-1"]);
+    assert_eq!(get(site.admin, "/v1/nothing").unwrap().0, 404);
+    assert_eq!(site.send("PATCH", "/v1/moves", "{}").status, 405);
+
+    std::fs::write(site.cluster.path().join("token"), "replaced").unwrap();
+    assert_eq!(site.send("POST", "/v1/planner", r#"{"paused":true}"#).status, 401, "the old token");
+}
+
+#[test]
+fn every_action_of_an_operator_is_carried_out_over_http() {
+    let mut site = Site::with_token(&["w-0", "w-1"]);
+    let from = site.owner(3);
+    let to = if from == "w-0" { "w-1" } else { "w-0" };
+    assert!(site.does("POST", "/v1/moves", &format!(r#"{{"partition":3,"to":"{to}"}}"#)).contains("moves to"));
+    assert!(site.does("GET", &format!("/v1/wait/moved/3?to={to}"), "").contains(&format!("partition 3 is on {to}")));
+    assert_eq!(site.owner(3), to);
+    assert!(site.does("PUT", "/v1/partitions/3/pin", r#"{"why":"hot","who":"bea"}"#).contains("is pinned to"));
+    let explained = site.read("/v1/partitions/3");
+    assert!(explained["pinned"].as_str().unwrap().contains("bea from 127.0.0.1 (hot)"), "{explained}");
+    assert!(site.does("DELETE", "/v1/partitions/3/pin", "").contains("was pinned"));
+
+    assert!(site.does("POST", "/v1/pods/w-1/drain", r#"{"why":"kernel"}"#).contains("gives up its partitions"));
+    assert!(site.does("GET", "/v1/wait/drained/w-1?by_operator=true", "").contains("pod w-1 is empty"));
+    assert!(
+        site.read("/v1/pods/w-1")["state"].as_str().unwrap().contains("drained by somebody from 127.0.0.1 (kernel)")
+    );
+    let refused = site.send("POST", "/v1/moves", r#"{"partition":3,"to":"w-1"}"#);
+    assert_eq!((refused.status, text(&refused, "reason").as_str()), (409, "refused"));
+    assert!(text(&refused, "error").contains("pod w-1 is drained"), "{}", refused.body);
+    assert!(site.does("DELETE", "/v1/pods/w-1/drain", "").contains("may be given partitions again"));
+    site.does("GET", "/v1/wait/settled", "");
+
+    assert!(site.does("POST", "/v1/planner", r#"{"paused":true,"for":"1h"}"#).contains("paused for 1h"));
+    let planned = site.read("/v1/plan?without=w-0");
+    assert_eq!(planned["moves"], serde_json::json!([]), "while paused: {planned}");
+    assert!(site.does("POST", "/v1/planner", r#"{"paused":false}"#).contains("planned moves go on"));
+    let planned = site.read("/v1/plan?without=w-0");
+    assert!(!planned["moves"].as_array().unwrap().is_empty() && planned["policy_is_known"] == true, "{planned}");
+    assert_eq!(site.send("POST", "/v1/handoffs/3/cancel", "{}").status, 409, "nothing moves");
+    assert_eq!(site.send("GET", "/v1/pods/w-9", "").status, 409);
+
+    let asked = site.send("DELETE", "/v1/pods/w-1", r#"{"force":true}"#);
+    assert!(asked.status == 409 && text(&asked, "error").contains("nothing was deleted"), "{}", asked.body);
+    site.cluster.take("w-1").kill();
+    assert!(site.does("DELETE", "/v1/pods/w-1", r#"{"force":true,"yes":true}"#).contains("pod w-1 is forgotten"));
+    until("the failover", || site.read("/v1/pods/w-0")["owns"].as_array().unwrap().len() == PARTITIONS as usize);
+    assert_eq!(site.send("GET", "/settled", "").status, 404, "no pod here");
+}
+
+#[test]
+fn a_repeated_id_has_no_second_effect() {
+    let site = Site::with_token(&["w-0", "w-1"]);
+    let to = if site.owner(3) == "w-0" { "w-1" } else { "w-0" };
+    let body = format!(r#"{{"partition":3,"to":"{to}","id":"m-1"}}"#);
+    let first = site.does("POST", "/v1/moves", &body);
+    site.does("GET", &format!("/v1/wait/moved/3?to={to}"), "");
+    site.does("DELETE", "/v1/partitions/3/pin", "");
+    assert_eq!(site.does("POST", "/v1/moves", &body), first, "the first answer");
+    assert!(site.read("/v1/partitions/3")["pinned"].is_null(), "no second move");
+
+    let pause = |id: &str, body: &str| {
+        let request = Request::json("POST", "/v1/planner", body).header("idempotency-key", id);
+        request.header("authorization", format!("Bearer {TOKEN}")).send(site.admin).unwrap()
+    };
+    let first = pause("p-1", r#"{"paused":true}"#);
+    assert_eq!(first.status, 200, "{}", first.body);
+    site.does("POST", "/v1/planner", r#"{"paused":false}"#);
+    let again = pause("p-1", r#"{"paused":true}"#);
+    assert_eq!((again.status, text(&again, "text")), (200, text(&first, "text")));
+    assert!(site.read("/status")["keyspace"]["paused"].is_null(), "no second pause");
+    for (id, body) in
+        [("p-1", r#"{"paused":false}"#), ("m-1", r#"{"paused":true}"#), ("p-2", r#"{"paused":true,"id":"x"}"#)]
+    {
+        let other = pause(id, body);
+        assert!(other.status == 409 || other.status == 400, "{id} {body}: {} {}", other.status, other.body);
+    }
+    let operations = site.intentions();
+    assert!(operations.iter().any(|key| key.ends_with("/operations/p-1")), "{operations:?}");
+}
+
+#[test]
+fn commands_need_nothing_but_a_server() {
+    let site = Site::with_token(&["w-0", "w-1"]);
+    let (server, token) = (format!("http://{}", site.admin), site.cluster.path().join("token"));
+    let run = |words: &[&str]| {
+        let with = ["--server", &server, "--token-file", token.to_str().unwrap()];
+        says(&[words, &with].concat())
+    };
+    #[track_caller]
+    fn done((code, said): (Option<i32>, String), part: &str) {
+        assert!(code == Some(0) && said.contains(part), "{code:?} {said}");
+    }
+    let to = if site.owner(3) == "w-0" { "w-1" } else { "w-0" };
+    done(run(&["move", "3", "--to", to, "--pin"]), &format!("partition 3 is on {to}"));
+    done(run(&["explain", "3"]), &format!("pinned      to {to}, by ann@"));
+    done(run(&["explain", to]), "state       registered");
+    done(run(&["unpin", "3", "--why", "cooler"]), "was pinned");
+    done(run(&["pin", "4"]), "is pinned to");
+    done(run(&["drain", "w-1", "--why", "kernel"]), "pod w-1 is empty");
+    done(run(&["status"]), "drained     w-1, by ann@");
+    done(run(&["wait", "drained", "w-1"]), "pod w-1 is empty");
+    done(run(&["undrain", "w-1"]), "may be given partitions again");
+    done(run(&["wait", "settled"]), "at rest");
+    done(run(&["wait", "moved", "4"]), "partition 4 is on");
+    done(run(&["pause", "--for", "90s"]), "paused for 90s");
+    done(run(&["resume"]), "planned moves go on");
+    done(run(&["plan", "--without", "w-0"]), "would move");
+    let file = site.cluster.path().join("wanted.json");
+    for (generation, code) in [(2, Some(0)), (1, Some(1))] {
+        std::fs::write(&file, format!(r#"{{"generation":{generation},"owners":{{"0":"w-0"}}}}"#)).unwrap();
+        assert_eq!(run(&["wanted", file.to_str().unwrap()]).0, code, "generation {generation}");
+    }
+    let (code, said) = run(&["move", "3", "--to", "w-9"]);
+    assert!(code == Some(1) && said.contains("no pod w-9 is registered"), "{said}");
+    let (code, said) = run(&["forget", "pod", "w-0"]);
+    assert!(code == Some(1) && said.contains("ends with the lease"), "{said}");
+    let (code, said) = run(&["pause", "--for", "0s"]);
+    assert!(code == Some(2) && said.contains("above zero"), "{said}");
+    done(run(&["pause"]), "paused until segue resume");
+    let (code, said) = run(&["move", "3", "--to", "w-0", "--timeout", "1s"]);
+    let is_there = said.contains("partition 3 is on w-0\n");
+    assert!(is_there || (code == Some(4) && said.contains("segue resume")), "{code:?} {said}");
+
+    let (code, said) = says(&["drain", "w-0", "--server", &server]);
+    assert!(code == Some(1) && said.contains("Bearer"), "{said}");
+    let nowhere = format!("http://{}", free_address());
+    for words in [&["drain", "w-0"][..], &["status"], &["plan"], &["wait", "settled"], &["explain", "3"]] {
+        let (code, said) = says(&[words, &["--server", &nowhere]].concat());
+        assert!(code == Some(3) && said.contains(&nowhere), "{words:?}: {code:?} {said}");
+    }
+    for server in ["127.0.0.1:9090", "ftp://a", "http://a/b", "https://a", "unix:"] {
+        let (code, said) = says(&["status", "--server", server]);
+        assert!(code == Some(2) && said.contains("expected"), "{server}: {code:?} {said}");
+    }
+    assert_eq!(says(&["status", "--server", &server, "--etcd", "http://a:1"]).0, Some(2));
+}
+
+#[test]
+fn the_unix_socket_is_its_users_alone_and_may_always_write() {
+    let site = Site::start(&["w-0"], |site, config| {
+        config.set("admin.socket", site.path().join("admin.sock").to_str().unwrap())
+    });
+    let socket = site.cluster.path().join("admin.sock");
+    assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    let refused = site.send("POST", "/v1/planner", r#"{"paused":true}"#);
+    assert_eq!((refused.status, text(&refused, "reason").as_str()), (403, "read-only"), "by TCP");
+    assert!(text(&refused, "error").contains("admin.socket"), "{}", refused.body);
+    assert_eq!(site.read("/v1/partitions/3")["owner"], "w-0");
+    let server = format!("unix:{}", socket.display());
+    let (code, said) = says(&["pause", "--server", &server, "--why", "incident"]);
+    assert!(code == Some(0) && said.contains("paused until"), "{said}");
+    let paused = site.read("/status")["keyspace"]["paused"].as_str().unwrap().to_owned();
+    assert!(paused.starts_with("ann@") && paused.ends_with("(incident)"), "{paused}");
+    let mut site = site;
+    assert!(site.cluster.take("c-0").terminate().0.success());
+    assert!(!socket.exists(), "the socket goes with its process");
+}
+
+#[test]
+fn a_client_certificate_is_needed_to_write_and_not_to_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ours, others) = (Authority::new(folder.path(), "ours"), Authority::new(folder.path(), "others"));
+    let served = ours.issue("served");
+    let site = Site::start(&["w-0"], |_, config| {
+        let (cert, key, ca) = (served.cert.display(), served.key.display(), ours.file.display());
+        let tls = format!("cert = \"{cert}\"\nkey = \"{key}\"\nclient_ca = \"{ca}\"");
+        config.set("admin.write", "client_cert").with("admin.tls", &tls)
+    });
+    let server = format!("https://{}", site.admin);
+    let with = |words: &[&str], authority: Option<&Authority>| {
+        let own = authority.map(|authority| authority.issue("operator"));
+        let mut words = words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        words.extend(["--server".to_owned(), server.clone(), "--ca".to_owned(), ours.file.display().to_string()]);
+        if let Some(own) = own {
+            words.extend(["--cert".to_owned(), own.cert.display().to_string()]);
+            words.extend(["--key".to_owned(), own.key.display().to_string()]);
+        }
+        says(&words.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    assert_eq!(with(&["status"], None).0, Some(0));
+    let (code, said) = with(&["pause"], None);
+    assert!(code == Some(1) && said.contains("client certificate"), "{said}");
+    assert_eq!(with(&["pause"], Some(&others)).0, Some(3), "a certificate of others");
+    assert_eq!(site.intentions(), [""; 0]);
+    let (code, said) = with(&["pause"], Some(&ours));
+    assert!(code == Some(0) && said.contains("paused until"), "{said}");
+}
