@@ -11,6 +11,7 @@ Invariants:
 """
 
 import asyncio
+import functools
 import json
 import threading
 import time
@@ -32,19 +33,24 @@ class KafkaLog:
             # How long a broker may wait before it says that this is the end.
             "fetch.wait.max.ms": 10,
         }
-        self.producer = Producer({
-            "bootstrap.servers": brokers,
+        self.message_timeout = int(lease_ttl * 1000 / 6)
+        self.loop = asyncio.get_running_loop()
+
+    @functools.cached_property
+    def producer(self):
+        producer = Producer({
+            "bootstrap.servers": self.consumer["bootstrap.servers"],
             "enable.idempotence": True,
             "linger.ms": 1,
-            "message.timeout.ms": int(lease_ttl * 1000 / 6),
+            "message.timeout.ms": self.message_timeout,
         })
-        self.loop = asyncio.get_running_loop()
         # Calls the callbacks of `append`.
-        threading.Thread(target=self.poll, daemon=True).start()
+        threading.Thread(target=self.poll, args=[producer], daemon=True).start()
+        return producer
 
-    def poll(self):
+    def poll(self, producer):
         while True:
-            self.producer.poll(1.0)
+            producer.poll(1.0)
 
     async def append(self, partition, record):
         """Appends a record. Returns the offset after it."""

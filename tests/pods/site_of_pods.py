@@ -40,6 +40,7 @@ class Site:
         self.logs = os.path.join(folder, "partitions")
         self.etcd = Etcd(folder)
         self.store = store.Etcd([self.etcd.url], timeout=5)
+        self.kafka = None  # the brokers' addresses
         self.pods, self.coordinators, self.routers, self.breakers = {}, {}, [], []
         self.ports = {f"c-{number}": free_port() for number in range(COORDINATORS)}
 
@@ -63,7 +64,6 @@ class Site:
     def with_kafka(self):
         """Starts brokers, and returns pods that keep their state there."""
         brokers = Process("kafka", self.folder, [PYTHON, os.path.join(HERE, "mock_broker.py"), TOPIC, str(self.partitions)])
-        self.kafka = None
         deadline = time.monotonic() + PATIENCE
         while not self.kafka and time.monotonic() < deadline:
             time.sleep(0.05)
