@@ -13,7 +13,9 @@ use segue_grpc::proto::pods_client::PodsClient;
 use segue_grpc::proto::task::Kind;
 use segue_grpc::proto::{Ack, AckKind, AckOutcome, AckRequest, Event, Heartbeat, Hello, Holding, Task};
 use segue_tests::cluster::TestCluster;
+use segue_tests::examples::example;
 use segue_tests::ports::free_address;
+use segue_tests::process::{Process, until};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval, sleep};
@@ -235,7 +237,7 @@ fn wrong(output: &Output) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stdout);
     let wrong = text.lines().filter_map(|line| line.strip_prefix("WRONG  ")?.split_once(": "));
     let wrong: Vec<String> = wrong.map(|(scene, _)| scene.to_owned()).collect();
-    let last = format!("scenes=8 wrong={}", wrong.len());
+    let last = format!(" wrong={}", wrong.len());
     assert!(text.trim_end().ends_with(&last), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(i32::from(!wrong.is_empty())), "{text}");
     wrong
@@ -279,4 +281,38 @@ async fn each_flaw_of_a_pod_in_handoffs_is_found_and_nothing_else_is() {
     for (flaw, output, expected) in results {
         assert_eq!(wrong(&output), **expected, "{flaw:?}: {}", String::from_utf8_lossy(&output.stdout));
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sidecar_and_the_axum_example_conform_in_handoffs() {
+    let (cluster, service) = (TestCluster::start(SEGUE), TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let upstream = service.local_addr().unwrap();
+    let routes = axum::Router::new().fallback(|| async { "hello" });
+    tokio::spawn(async move { axum::serve(service, routes).await });
+    let (sidecar, direct) = (free_address(), free_address());
+    let _sidecar = cluster.run("sidecar", &cluster.config().pod("sidecar", sidecar, upstream).quick());
+    tokio::task::block_in_place(|| {
+        let mut command = Command::new(example("axum_pod"));
+        command.args([&*cluster.etcd().endpoint(), "axum", &direct.to_string()]).arg(cluster.path());
+        let _axum = Process::start("axum", cluster.path(), &mut command);
+        for (name, address) in [("sidecar", sidecar), ("axum", direct)] {
+            let (url, etcd) = (format!("http://{address}"), cluster.etcd().endpoint());
+            let mut command = Command::new(SEGUE);
+            command.args(["conformance", "--handoffs", "--pod", &url, "--name", name, "--etcd", &etcd]);
+            assert_eq!(wrong(&command.output().unwrap()), [""; 0], "{name}");
+        }
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_keyspace_in_use_is_left_alone() {
+    let cluster = TestCluster::start(SEGUE);
+    let config = cluster.config().router("r-0", free_address()).coordinator("c-0", 4).quick();
+    let _control = cluster.run("control", &config);
+    let says = |text: &str| {
+        let service = free_address();
+        let output = conformance(&cluster, free_address(), service, "default");
+        String::from_utf8_lossy(&output.stderr).contains(text)
+    };
+    tokio::task::block_in_place(|| until("it is in use", || says("in keyspace default; handoffs are played in")));
 }

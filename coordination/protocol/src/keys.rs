@@ -101,8 +101,8 @@ impl Keyspace {
         format!("{}coordinator/leader", self.root)
     }
 
-    /// Returns the key that an instance of the gRPC service puts when it resumes a pod's stream. Only its revision
-    /// matters: a view that shows it shows everything before it.
+    /// Returns the key that an instance of the gRPC service puts when a pod attaches to it. A view that shows its
+    /// revision shows everything before it. Only that service reads its value.
     pub fn pod_stream(&self, pod: &str) -> String {
         format!("{}pod_streams/{pod}", self.root)
     }

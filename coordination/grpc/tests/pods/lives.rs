@@ -8,6 +8,7 @@ use segue_grpc::proto::{Heartbeat, Hello, LeaveRequest, PollRequest};
 use segue_protocol::records::{Phase, PodRecord, encode};
 use segue_protocol::txn::Keys;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
@@ -132,7 +133,9 @@ async fn a_pod_that_applies_no_events_loses_its_lease_although_it_sends_heartbea
     });
     // It reads and never says that it has applied anything.
     let mut stuck = false;
+    let begun = Instant::now();
     let ended = loop {
+        assert!(begun.elapsed() < Duration::from_secs(60), "its lease is renewed");
         match events.message().await {
             Ok(Some(_)) => stuck |= site.instances[0].status.streams().iter().any(|stream| stream.behind > 0),
             ended => break ended,

@@ -1,10 +1,13 @@
 //! Partitions are placed and move.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use segue_grpc::StreamStatus;
 use segue_grpc::proto::task::Kind;
 use segue_grpc::proto::{Ack, AckKind, AckOutcome, Heartbeat, LeaveRequest, Load, Progress, TaskId};
+
+use tokio::time::timeout;
 
 use crate::client::{Pod, ack, connect, hello, name, register};
 use crate::site::Site;
@@ -114,7 +117,8 @@ async fn a_task_that_fails_for_good_leads_to_another_plan_at_once() {
     let (beats, mut events) = register(site.address(0), hello(&site.name, "b")).await.unwrap();
     let (mut failed, mut token, mut released) = (None, Vec::new(), false);
     while !released {
-        let event = events.message().await.unwrap().unwrap();
+        let event = timeout(Duration::from_secs(60), events.message()).await;
+        let event = event.expect("another plan").unwrap().unwrap();
         beats.send(Heartbeat { seq: event.seq + 1, seen: event.seq, ..Heartbeat::default() }).await.unwrap();
         token = event.welcome.map_or(token, |welcome| welcome.resume);
         for task in event.tasks {
