@@ -46,8 +46,13 @@ pub(crate) enum OperatorError {
     #[error("{0}")]
     Refused(String),
     /// The condition did not hold in time. What was asked for stays in the store.
-    #[error("{0}")]
-    Waiting(String),
+    #[error("still waiting after {after:?}: {what}")]
+    Waiting {
+        /// How long was waited.
+        after: Duration,
+        /// What is missing.
+        what: String,
+    },
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -94,8 +99,13 @@ impl Link {
         plan::preview(view, &policy, without, self.policy.is_some()).map_err(OperatorError::Refused)
     }
 
+    /// Returns whether dry runs use the settings of a coordinator, and not the defaults.
+    pub(crate) fn knows_policy(&self) -> bool {
+        self.policy.is_some()
+    }
+
     /// Returns the policy of dry runs.
-    pub(crate) fn policy(&self, view: &View) -> Policy {
+    fn policy(&self, view: &View) -> Policy {
         Policy { partitions: view.partitions(), ..self.policy.clone().unwrap_or_default() }
     }
 

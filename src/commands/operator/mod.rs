@@ -124,6 +124,11 @@ fn print(target: &Target, outcome: &Outcome) -> Result<(), Failure> {
     print_text(&(line + "\n"))
 }
 
+/// Notes on standard error that the planner ran with the defaults.
+fn note_defaults(reach: &Reach) {
+    eprintln!("planned with the defaults of [coordinator]: {}", reach.where_the_policy_is());
+}
+
 fn print_text(text: &str) -> Result<(), Failure> {
     std::io::stdout().lock().write_all(text.as_bytes()).context("cannot write to standard output")?;
     Ok(())
