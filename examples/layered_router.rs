@@ -30,7 +30,9 @@ use segue_protocol::keys::Keyspace;
 use segue_proxy::router::BoundRouter;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
-use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
+use segue_proxy::settings::{
+    ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
+};
 use tokio::signal::unix::{SignalKind, signal};
 use tower::{Layer, Service, ServiceBuilder};
 use tower_http::set_header::SetResponseHeaderLayer;
@@ -89,7 +91,7 @@ async fn main() -> anyhow::Result<()> {
         .layer(SetResponseHeaderLayer::overriding(served_by, HeaderValue::try_from(&arguments.name)?))
         .layer(RateLimit::new(arguments.requests_per_second));
 
-    let server = ServerSettings { listen: arguments.listen, workers: 0, tls: None };
+    let server = ServerSettings { listen: arguments.listen, workers: 0, tls: None, http1: Http1Server::Hyper };
     let router = BoundRouter::bind(server, StashLimits::default())?.join(store, keys, settings, Arc::new(()));
     router.state().ready().await;
     let router = router.accept_with_layer(&forward, layers).await?;

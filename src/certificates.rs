@@ -34,6 +34,8 @@ pub struct Certificates {
     pub upstream: Option<ClientTls>,
     /// `pod.tls`.
     pub pod: Option<ServerTls>,
+    /// `coordinator.tls`.
+    pub coordinator: Option<ServerTls>,
     /// `store.tls`.
     pub store: Option<ClientTls>,
     /// `admin.tls`.
@@ -43,6 +45,7 @@ pub struct Certificates {
 const ROUTER: &str = "router.tls";
 const UPSTREAM: &str = "router.upstream.tls";
 const POD: &str = "pod.tls";
+const COORDINATOR: &str = "coordinator.tls";
 const STORE: &str = "store.tls";
 const ADMIN: &str = "admin.tls";
 
@@ -53,7 +56,7 @@ impl Certificates {
     ///
     /// A problem for every unusable file, at the place in the configuration that names it.
     pub fn load(located: &Located) -> Result<Self, Vec<Problem>> {
-        let Config { store, router, pod, admin, .. } = &located.config;
+        let Config { store, router, pod, coordinator, admin, .. } = &located.config;
         let server = |files: &ServerFiles| ServerTls::load(files.clone());
         let client = |files: &ClientFiles| ClientTls::load(files.clone());
         let (upstream, router) = match router {
@@ -61,12 +64,14 @@ impl Certificates {
             None => (None, None),
         };
         let pod = pod.as_ref().and_then(|pod| pod.tls.as_ref());
+        let coordinator = coordinator.as_ref().and_then(|coordinator| coordinator.tls.as_ref());
         let admin = admin.as_ref().and_then(|admin| admin.tls.as_ref());
         let mut faults = Vec::new();
         let loaded = Certificates {
             router: keep(ROUTER, router.map(server), &mut faults),
             upstream: keep(UPSTREAM, upstream.map(client), &mut faults),
             pod: keep(POD, pod.map(server), &mut faults),
+            coordinator: keep(COORDINATOR, coordinator.map(server), &mut faults),
             store: keep(STORE, store.tls.as_ref().map(client), &mut faults),
             admin: keep(ADMIN, admin.map(server), &mut faults),
         };
@@ -95,6 +100,7 @@ impl Certificates {
             server(ROUTER, &self.router),
             client(UPSTREAM, &self.upstream),
             server(POD, &self.pod),
+            server(COORDINATOR, &self.coordinator),
             client(STORE, &self.store),
             server(ADMIN, &self.admin),
         ];

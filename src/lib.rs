@@ -11,6 +11,7 @@ pub mod certificates;
 pub mod commands;
 mod exposition;
 pub mod files;
+pub mod history;
 pub mod hot_restart;
 pub mod keyspace;
 pub mod metrics;

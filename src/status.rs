@@ -6,8 +6,7 @@ use std::fmt;
 
 use segue_coordination::coordinator::describe_waits;
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
-use segue_protocol::keys::KeyName;
-use segue_protocol::planning::Assurance;
+use segue_protocol::planning::{Assurance, repair};
 use segue_protocol::records::{Mode, Phase, Pin, PodStatus};
 use segue_protocol::view::{Versioned, View};
 use serde::{Deserialize, Serialize};
@@ -223,18 +222,6 @@ impl KeyspaceStatus {
             writeln!(out, "{word:11} {partition} to {to}, by {by}")?;
         }
         Ok(())
-    }
-}
-
-/// Returns the command that deletes this key.
-fn repair(view: &View, key: &str) -> Option<String> {
-    match view.keys().parse(key)? {
-        KeyName::Pod(name) => Some(format!("segue forget pod {name}")),
-        KeyName::Router(name) => Some(format!("segue forget router {name}")),
-        KeyName::Drain(pod) => Some(format!("segue undrain {pod}")),
-        KeyName::Pin(partition) => Some(format!("segue unpin {partition}")),
-        KeyName::Pause => Some("segue resume".to_owned()),
-        _ => None,
     }
 }
 

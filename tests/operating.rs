@@ -60,7 +60,9 @@ async fn the_page_lists_every_metric_with_its_labels_and_no_other() {
     let (cluster, admin) = (TestCluster::start(env!("CARGO_BIN_EXE_segue")), free_address());
     let served = Authority::new(cluster.path(), "ours").issue("router");
     let tls = format!("cert = {:?}\nkey = {:?}", served.cert, served.key);
-    let config = cluster.config().coordinator("c", 8).router("r", free_address()).admin(admin);
+    let pods = free_address().to_string();
+    let config =
+        cluster.config().coordinator("c", 8).set("coordinator.listen", pods).router("r", free_address()).admin(admin);
     let config = config.pod("p", free_address(), free_address()).set("pod.shutdown_timeout", "1s");
     let config = config.with("router.tls", &tls).quick();
     let store = EtcdStore::connect(EtcdOptions::new([cluster.etcd().endpoint()])).unwrap();

@@ -156,7 +156,7 @@ impl Findings {
         ];
         for (key, _) in differing.into_iter().filter(|(_, differs)| *differs) {
             let fact = format!(
-                "another value than coordinator {} has ({}): it changes with the leader",
+                "another value than coordinator {} has ({}): the keyspace keeps that of its first leader",
                 first.name,
                 one.file()
             );

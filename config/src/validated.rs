@@ -19,7 +19,9 @@ use segue_protocol::handoff::router::OnStoreLoss;
 use segue_protocol::planning::Policy;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
-use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
+use segue_proxy::settings::{
+    ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
+};
 use segue_proxy::sidecar::Checks;
 use segue_proxy::tls::{ClientFiles, ClientTls, ServerFiles, ServerTls};
 
@@ -90,6 +92,8 @@ pub struct Router {
     pub on_store_loss: OnStoreLoss,
     /// Number of threads that serve requests; `None` for one per core.
     pub workers: Option<NonZeroUsize>,
+    /// What serves HTTP/1.1 towards clients.
+    pub http1_server: Http1Server,
     /// The Unix socket of a hot restart, where a new process asks for the listening sockets; `None` for no hot restart.
     /// Never in a file with a pod.
     pub hot_restart_socket: Option<PathBuf>,
@@ -111,7 +115,12 @@ pub struct Router {
 impl Router {
     /// Returns the settings of the client side. `tls` was loaded from the files of the listener.
     pub fn server_settings(&self, tls: Option<ServerTls>) -> ServerSettings {
-        ServerSettings { listen: self.listen.to_string(), workers: self.workers.map_or(0, usize::from), tls }
+        ServerSettings {
+            listen: self.listen.to_string(),
+            workers: self.workers.map_or(0, usize::from),
+            tls,
+            http1: self.http1_server,
+        }
     }
 
     /// Returns the settings of the path of a request. `pods` was loaded from the files of the connections to pods.
@@ -153,6 +162,8 @@ pub struct Coordinator {
     pub policy: Policy,
     /// The address of the gRPC service for pods, or `None` without the service.
     pub listen: Option<SocketAddr>,
+    /// The TLS files of that listener; `None` for clear text.
+    pub tls: Option<ServerFiles>,
 }
 
 /// The role of a sidecar in front of a writer pod.

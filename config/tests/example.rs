@@ -14,7 +14,9 @@ use segue_protocol::planning::{Policy, Strategy};
 use segue_protocol::records::Mode;
 use segue_proxy::routing::partition_key::{KeySource, PartitionSource as Partition};
 use segue_proxy::routing::table::StashLimits as Stash;
-use segue_proxy::settings::{ClientLimits as Limits, UpstreamProtocol as Protocol, UpstreamSettings as Upstream};
+use segue_proxy::settings::{
+    ClientLimits as Limits, Http1Server, UpstreamProtocol as Protocol, UpstreamSettings as Upstream,
+};
 use segue_proxy::sidecar::Checks as HealthCheck;
 
 const EXAMPLE: &str = include_str!("../segue.example.toml");
@@ -47,6 +49,7 @@ fn the_defaults_are_those_that_users_were_told() {
             lease_ttl: seconds(15),
             on_store_loss: OnStoreLoss::Auto,
             workers: None,
+            http1_server: Http1Server::Hyper,
             hot_restart_socket: None,
             trust_forwarded: false,
             partition: Partition::Number { header: "x-partition".parse().unwrap(), order_by: None },
@@ -91,11 +94,13 @@ fn the_defaults_are_those_that_users_were_told() {
                 max_concurrent_handoffs: 64,
                 max_warming_per_pod: 8,
                 cool_down: seconds(10),
+                config_wins: false,
                 mode: Mode::Barrier,
                 warm_timeout: seconds(300),
                 phase_timeout: seconds(25),
             },
             listen: None,
+            tls: None,
         }),
         pod: Some(Pod {
             tls: None,

@@ -15,7 +15,8 @@ fn the_files_of_all_sections_are_understood() {
     let text = "[store]\nendpoints = [\"https://etcd:2379\"]\ntls = { ca = \"a\", cert = \"b\", key = \"c\" }\n\
                 [router]\ntls = { cert = \"d\", key = \"e\", client_ca = \"f\" }\n\
                 [router.upstream.tls]\nca = \"g\"\nserver_name = \"pods.example\"\n\
-                [pod]\ntls = { cert = \"h\", key = \"i\" }\n";
+                [pod]\ntls = { cert = \"h\", key = \"i\" }\n\
+                [coordinator]\nlisten = \"127.0.0.1:7070\"\ntls = { cert = \"j\", key = \"k\", client_ca = \"l\" }\n";
     let config = parse("f", text, [], "host-1").unwrap();
     let identity = Some(Identity { cert: "b".into(), key: "c".into() });
     assert_eq!(config.store.tls, Some(ClientTls { ca: "a".into(), identity, server_name: None }));
@@ -29,6 +30,9 @@ fn the_files_of_all_sections_are_understood() {
         config.pod.unwrap().tls,
         Some(ServerTls { cert: "h".into(), key: "i".into(), client_ca: None, client_cert_is_optional: false })
     );
+    let tls =
+        ServerTls { cert: "j".into(), key: "k".into(), client_ca: Some("l".into()), client_cert_is_optional: false };
+    assert_eq!(config.coordinator.unwrap().tls, Some(tls));
 }
 
 #[test]
@@ -40,6 +44,13 @@ fn half_a_section_is_refused_and_never_means_clear_text() {
             &format!("segue.toml:2:1: router.tls: given without router.tls.cert; {needs}"),
             &format!("segue.toml:2:1: router.tls: given without router.tls.key; {needs}"),
             &format!("segue.toml:3:6: pod.tls: given without pod.tls.key; {needs}"),
+        ],
+    );
+    assert_refused(
+        "[coordinator]\ntls = { cert = \"a\", key = \"b\" }\n",
+        &[
+            "segue.toml:2:9: coordinator.tls.cert: given without coordinator.listen; expected both, because TLS is for that \
+           listener",
         ],
     );
     assert_refused(

@@ -17,8 +17,8 @@ use segue_protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, R
 use segue_protocol::keys::Keyspace;
 use segue_protocol::mapping::{Agreement, agree, is_shown};
 use segue_protocol::records::{
-    Assignment, Capabilities, Handoff, KeyspaceConfig, Mode, Partitioner, Phase, PodAck, PodAckKind, PodRecord,
-    RouterCutoverAck, RouterDrainedAck, RouterRecord, encode,
+    Assignment, Capabilities, Handoff, HandoffEnd, HistoryEntry, KeyspaceConfig, Mode, Partitioner, Phase, PodAck,
+    PodAckKind, PodRecord, RouterCutoverAck, RouterDrainedAck, RouterPart, RouterRecord, encode,
 };
 use segue_protocol::txn::{Keys, Op, Txn};
 use segue_protocol::view::View;
@@ -114,6 +114,11 @@ impl Fixture {
         HandoffId::created_at(self.put(self.keys.handoff(P0), encode(&record)).await)
     }
 
+    async fn history(&self) -> Vec<HistoryEntry> {
+        let entries = self.store.snapshot(&self.keys.history()).await.unwrap().entries;
+        entries.iter().map(|entry| serde_json::from_slice(&entry.value).unwrap()).collect()
+    }
+
     async fn phase(&self) -> Option<Phase> {
         self.view().await.handoffs.get(&P0).map(|handoff| handoff.value.phase)
     }
@@ -200,9 +205,87 @@ async fn a_handoff_goes_through_its_phases_and_each_last_ack_carries_the_move() 
 
     assert_eq!(duty(&fixture.view().await, "a", a, P0), Duty::Release { handoff: id });
     assert!(fixture.ack(&says("a", PodAckKind::Released, id)).await);
-    assert!(fixture.advance_seen(&fixture.view().await).await);
     let view = fixture.view().await;
     assert!(view.handoffs.is_empty() && view.acks.is_empty(), "the record and all acks go together");
+}
+
+#[tokio::test]
+async fn a_release_that_its_pod_reports_by_an_outdated_view_is_kept_for_the_coordinator() {
+    let fixture = Fixture::new(Capabilities::ALL, Capabilities::ALL, &["r"]).await;
+    let id = fixture.handoff(Phase::Complete, Mode::Barrier).await;
+    let before = fixture.view().await;
+    fixture.router("late").await;
+    assert!(fixture.ack_seen(&before, &says("a", PodAckKind::Released, id)).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Complete));
+    assert_eq!(waiting_for(&fixture.view().await, P0), []);
+    assert!(fixture.history().await.is_empty());
+    assert!(fixture.advance_seen(&fixture.view().await).await);
+    assert_eq!((fixture.phase().await, fixture.history().await.len()), (None, 1));
+    assert!(!fixture.ack_seen(&before, &says("a", PodAckKind::Released, id)).await, "the handoff is over");
+}
+
+#[tokio::test]
+async fn a_handoff_leaves_its_phases_and_what_its_routers_did() {
+    let fixture = Fixture::new(NO_SYNC, NO_SYNC, &["r", "s"]).await;
+    let id = fixture.handoff(Phase::Warming, Mode::Barrier).await;
+    let (b, mut now) = (fixture.view().await.incarnation_of("b"), 100);
+    let warm = warmed(&fixture.view().await, "b", b, id, P0, now).unwrap();
+    fixture.commit(warm).await.unwrap();
+    let severed = |router: &str, severed| {
+        Ack::RouterDrained(RouterDrainedAck { severed, ..RouterDrainedAck::new(router, P0, id) })
+    };
+    let paused = |router: &str, stashed, pause_us| {
+        let (drain_us, flush_us) = (pause_us / 2, 7);
+        Ack::RouterCutover(RouterCutoverAck {
+            stashed,
+            pause_us,
+            drain_us,
+            flush_us,
+            ..RouterCutoverAck::new(router, P0, id)
+        })
+    };
+    for ack in [
+        severed("r", 0),
+        severed("s", 2),
+        says("a", PodAckKind::Drained, id),
+        paused("r", 3, 900),
+        paused("s", 4, 1200),
+        says("a", PodAckKind::Released, id),
+    ] {
+        now += 10;
+        let view = fixture.view().await;
+        let (key, incarnation) = match &ack {
+            Ack::RouterDrained(RouterDrainedAck { router_name, .. })
+            | Ack::RouterCutover(RouterCutoverAck { router_name, .. }) => {
+                (fixture.keys.router(router_name), view.routers[router_name].incarnation())
+            }
+            Ack::Pod(PodAck { pod_name, .. }) => (fixture.keys.pod(pod_name), view.incarnation_of(pod_name)),
+        };
+        fixture.commit(acknowledge(&view, &ack, key, incarnation, now)).await.unwrap();
+    }
+    let [entry] = &fixture.history().await[..] else { panic!("one handoff has ended") };
+    assert_eq!((entry.handoff, entry.partition, entry.epoch), (id, P0, E5));
+    assert_eq!((entry.from.as_deref(), entry.to.as_str(), entry.result), (Some("a"), "b", HandoffEnd::Completed));
+    assert_eq!((entry.begun_at, entry.ended_at, entry.reason.as_str()), (0, 160, "test"));
+    let phases: Vec<_> = entry.phases.iter().map(|past| (past.phase, past.ms)).collect();
+    let expected = [
+        (Phase::Warming, 100),
+        (Phase::Ready, 20),
+        (Phase::Syncing, 10),
+        (Phase::Switching, 20),
+        (Phase::Complete, 10),
+    ];
+    assert_eq!(phases, expected);
+    let part = |router: &str, held, pause_us, severed| RouterPart {
+        router: router.into(),
+        held,
+        pause_us: Some(pause_us),
+        drain_us: pause_us / 2,
+        flush_us: 7,
+        severed,
+    };
+    assert_eq!(entry.routers, [part("s", 4, 1200, 2), part("r", 3, 900, 0)]);
+    assert_eq!((entry.held, entry.severed, entry.more_routers), (7, 2, 0));
 }
 
 #[tokio::test]

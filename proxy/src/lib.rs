@@ -24,6 +24,6 @@ mod upstream;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing {
-    pub use crate::server::serve_client;
+    pub use crate::server::{compare_with_hyper, serve_client};
     pub use crate::upstream::fuzzing::{End, NoResponse, ParsedResponse, read_response};
 }

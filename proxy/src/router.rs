@@ -16,7 +16,7 @@
 //! use segue_proxy::router::BoundRouter;
 //! use segue_proxy::routing::partition_key::PartitionSource;
 //! use segue_proxy::routing::table::StashLimits;
-//! use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
+//! use segue_proxy::settings::{ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
 //! use tokio::time::Instant;
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,7 +43,7 @@
 //!     upstream,
 //! };
 //!
-//! let server = ServerSettings { listen: "127.0.0.1:8080".to_owned(), workers: 0, tls: None };
+//! let server = ServerSettings { listen: "127.0.0.1:8080".to_owned(), workers: 0, tls: None, http1: Http1Server::Hyper };
 //! let router = BoundRouter::bind(server, StashLimits::default())?.join(store, keys, settings, Arc::new(()));
 //! router.state().ready().await;
 //! let router = router.accept(&forward).await?;

@@ -13,7 +13,7 @@ use segue_proxy::server::Server;
 use segue_proxy::settings::{ServerSettings, UpstreamProtocol};
 use support::client::{empty, full};
 use support::pod::{Pod, Speaks};
-use support::{Fixture, GET, P0, Settings, TEST_TIMEOUT, soon, until};
+use support::{Fixture, GET, P0, Settings, TEST_TIMEOUT, http1_server, soon, until};
 use tokio::time::Instant;
 
 fn workers(workers: usize) -> Settings {
@@ -173,6 +173,6 @@ fn ask_once(address: std::net::SocketAddr) -> Result<(), String> {
 
 #[test]
 fn without_listeners_to_take_over_the_address_is_bound() {
-    let settings = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 2, tls: None };
+    let settings = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 2, tls: None, http1: http1_server() };
     assert_eq!(Server::adopt(settings, Vec::new()).unwrap().duplicates().unwrap().len(), 2);
 }

@@ -11,11 +11,11 @@ use segue_proxy::server::{Server, ServerError};
 use segue_proxy::settings::ServerSettings;
 use support::client::full;
 use support::pod::Speaks;
-use support::{Fixture, GET, OK, P0, POST, Settings, TEST_TIMEOUT, get_at, post, soon, until};
+use support::{Fixture, GET, OK, P0, POST, Settings, TEST_TIMEOUT, get_at, http1_server, post, soon, until};
 use tokio::time::Instant;
 
 fn server(listen: &str, workers: usize) -> ServerSettings {
-    ServerSettings { listen: listen.to_owned(), workers, tls: None }
+    ServerSettings { listen: listen.to_owned(), workers, tls: None, http1: http1_server() }
 }
 
 #[tokio::test]

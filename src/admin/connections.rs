@@ -50,7 +50,7 @@ enum Accepted {
 
 /// Accepts until the end, then waits for requests in progress.
 pub(super) async fn accept(admin: Admin, routes: Router, end: CancellationToken) -> io::Result<()> {
-    let Admin { listener, tls, socket } = admin;
+    let Admin { listener, tls, socket, more: _ } = admin;
     let listener = TcpListener::from_std(listener)?;
     let semaphore = |places| Arc::new(Semaphore::new(places));
     let (places, turned_away) = (semaphore(MAX_CONNECTIONS), semaphore(MAX_TURNED_AWAY));

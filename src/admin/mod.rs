@@ -74,6 +74,7 @@ pub struct Admin {
     listener: StdListener,
     tls: Option<ServerTls>,
     socket: Option<SocketPath>,
+    more: Router,
 }
 
 impl Admin {
@@ -83,12 +84,17 @@ impl Admin {
         let bind = || StdListener::bind(address).with_context(|| format!("admin.listen: cannot listen on {address}"));
         let listener = taken_over.map_or_else(bind, Ok)?;
         listener.set_nonblocking(true)?;
-        Ok(Admin { listener, tls: None, socket: None })
+        Ok(Admin { listener, tls: None, socket: None, more: Router::new() })
     }
 
     /// Serves by TLS.
     pub fn with_tls(self, tls: Option<ServerTls>) -> Self {
         Admin { tls, ..self }
+    }
+
+    /// Serves these routes as well.
+    pub fn with_routes(self, routes: Router) -> Self {
+        Admin { more: self.more.merge(routes), ..self }
     }
 
     /// Listens at a Unix socket as well, unless it does already. Replaces a socket that is there.
@@ -111,7 +117,7 @@ impl Admin {
 
     /// Serves, on a thread of its own, until `shutdown` or until this is dropped. The live page shows `board`.
     pub async fn serve(
-        self,
+        mut self,
         sources: Vec<Arc<dyn StatusSource>>,
         board: Arc<Board>,
         registry: Registry,
@@ -134,7 +140,8 @@ impl Admin {
             .route("/status", get(status))
             .with_state(Arc::new(shared))
             .merge(page::routes(feed.clone()))
-            .merge(Arc::new(api).routes());
+            .merge(Arc::new(api).routes())
+            .merge(std::mem::take(&mut self.more));
         let _end_when_dropped = end.clone().drop_guard();
         let (done, served) = oneshot::channel();
         std::thread::Builder::new().name("segue-admin".to_owned()).spawn(move || {

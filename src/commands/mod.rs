@@ -5,6 +5,7 @@ mod check;
 mod conformance;
 mod demo;
 mod operator;
+mod routers;
 mod run;
 mod server;
 mod status;
@@ -44,6 +45,9 @@ enum Command {
     /// 0; for several files it prints the guarantee that their pods allow. Warnings do not change the exit code.
     Check(check::Args),
     /// Show the state of a keyspace: leader, pods, routers, balance, handoffs and what they wait for.
+    ///
+    /// With --routers, asks every router at its admin endpoint and compares its table with the store. A partition that
+    /// moves is not compared. Exits 1 if a router differs or does not respond.
     Status(status::Args),
     /// Delete the registration of a pod or router that is gone, if it does not expire by itself.
     ///
@@ -102,6 +106,11 @@ enum Command {
     Plan(operator::PlanArgs),
     /// Explain the state of a partition or a pod: reasons, participants that it waits for, and next steps.
     Explain(operator::ExplainArgs),
+    /// Show the handoffs that have ended: result, duration of the phases, pauses, held and severed requests, reason.
+    ///
+    /// The store keeps the last 16 handoffs of each partition and 4096 in all. Durations are differences between the
+    /// clocks of the participants that moved the handoff on.
+    History(operator::HistoryArgs),
     /// Wait until the keyspace is settled, a partition moved, or a pod drained.
     ///
     /// Exits 0 when the condition holds, 1 if it cannot hold any more, 3 if the store is unreachable, 4 after
@@ -181,6 +190,7 @@ impl Cli {
             Command::Wanted(args) => operator::wanted(&args),
             Command::Plan(args) => operator::plan(&args),
             Command::Explain(args) => operator::explain(&args),
+            Command::History(args) => operator::history(&args),
             Command::Wait(args) => operator::wait(&args),
             Command::Demo(args) => demo::demo(&args),
             Command::Bench(args) => bench::run(&args),

@@ -25,6 +25,7 @@ use crate::admin::{Admin, StatusSource};
 use crate::api::{Api, Write};
 use crate::certificates::{Certificates, Watching};
 use crate::files;
+use crate::history;
 use crate::hot_restart::{Exit, Server as HotRestart, Startup};
 use crate::keyspace::KeyspaceStatusSource;
 use crate::metrics::{HotRestartMetrics, MeteredStore, ParticipantMetrics, register_build_info};
@@ -84,7 +85,7 @@ async fn bind(
     };
     let advertised = config.admin.as_ref().and_then(|section| section.advertise.clone());
     let coordinator = match &config.coordinator {
-        Some(section) => Some(BoundCoordinator::bind(section).await?),
+        Some(section) => Some(BoundCoordinator::bind(section, certificates).await?),
         None => None,
     };
     let listeners = startup.router_listeners();
@@ -194,6 +195,7 @@ async fn serve(
 
     let admin = admin.map(|admin| with_socket(admin, &config));
     let api = api(&config, store.clone(), keys.clone(), pod.as_ref());
+    let admin = admin.map(|admin| admin.with_routes(history::routes(store.clone(), keys.clone())));
     let followed = KeyspaceStatusSource::start(store, keys);
     let (board, sources) = sources(followed, router.as_ref(), coordinator.as_ref(), pod.as_ref());
     let end_admin = CancellationToken::new();

@@ -3,12 +3,15 @@
 use std::io::Write as _;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use segue_coordination::session::{Update, Watcher, unix_millis};
+use segue_coordination::store::Store;
+use segue_protocol::keys::Keyspace;
 use segue_protocol::view::View;
 
 use super::operator::Reach;
 use super::store::ReachArgs;
-use super::{Failure, runtime};
+use super::{Failure, routers, runtime};
 use crate::status::KeyspaceStatus;
 
 /// Time between two looks at an admin endpoint. Its processes make a status at most that often.
@@ -22,6 +25,9 @@ pub(super) struct Args {
     /// Keep running and print every change.
     #[arg(long)]
     watch: bool,
+    /// Compare every router's table with the store.
+    #[arg(long, conflicts_with_all = ["watch", "server"])]
+    routers: bool,
     /// Print JSON; with --watch one object per line.
     #[arg(long)]
     json: bool,
@@ -32,6 +38,10 @@ pub(super) fn status(args: &Args) -> Result<(), Failure> {
 }
 
 async fn show(args: &Args) -> Result<(), Failure> {
+    if args.routers {
+        let (store, keys) = args.reach.store.connect().await?;
+        return compare_routers(store.as_ref(), &keys, args.json).await;
+    }
     if !args.watch {
         let reach = Reach::open(&args.reach).await?;
         return Ok(print(&reach.status().await?, args, false)?);
@@ -80,6 +90,20 @@ async fn follow(args: &Args) -> Result<(), Failure> {
         // Faster changes could not be read.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+}
+
+async fn compare_routers(store: &dyn Store, keys: &Keyspace, json: bool) -> Result<(), Failure> {
+    let look = || async {
+        let snapshot = store.snapshot(&keys.followed()).await.context("cannot read the keyspace")?;
+        Ok(View::from_snapshot(keys.clone(), snapshot))
+    };
+    let comparison = routers::compare(look).await?;
+    let text = match json {
+        true => serde_json::to_string(&comparison).map_err(anyhow::Error::from)? + "\n",
+        false => comparison.to_string(),
+    };
+    std::io::stdout().lock().write_all(text.as_bytes()).context("cannot write to standard output")?;
+    if comparison.is_equal() { Ok(()) } else { Err(Failure::AlreadyReported) }
 }
 
 fn print(status: &KeyspaceStatus, args: &Args, repaint: bool) -> anyhow::Result<()> {

@@ -5,6 +5,7 @@
 
 mod coordinator;
 mod pod;
+mod pods_service;
 mod process;
 mod router;
 mod store;
@@ -24,6 +25,7 @@ use tokio::time::Instant;
 
 pub use self::coordinator::CoordinatorMetrics;
 pub use self::pod::{MeteredHooks, PodMetrics};
+pub use self::pods_service::PodsServiceMetrics;
 pub use self::process::process_registry;
 pub use self::router::RouterMetrics;
 pub use self::store::MeteredStore;

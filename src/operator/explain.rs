@@ -1,16 +1,21 @@
 //! Explanations: the state of a partition or a pod, the reasons, and the next steps.
 
+use segue_coordination::session::unix_millis;
 use segue_protocol::handoff::advance::waiting_for;
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
 use segue_protocol::planning::phase_timeouts::past_no_return;
 use segue_protocol::planning::{Plan, Policy, preview};
-use segue_protocol::records::Phase;
+use segue_protocol::records::{HistoryEntry, Phase};
 use segue_protocol::view::{PodLife, View};
 use serde::{Deserialize, Serialize};
 
 use super::or_none;
 use super::plan::{Move, moves};
 use super::standing::owned;
+use crate::history::in_words;
+
+/// Number of earlier handoffs that are shown.
+pub(super) const LAST_HANDOFFS: usize = 5;
 
 /// An explanation, as text or as JSON.
 pub(crate) trait Explanation: Serialize {
@@ -32,6 +37,8 @@ pub(crate) struct PartitionReport {
     /// The move that the planner would make.
     wanted: Option<Move>,
     candidates: Vec<Candidate>,
+    /// The last handoffs, the newest first.
+    pub(super) history: Vec<HistoryEntry>,
     next_steps: Vec<String>,
 }
 
@@ -131,6 +138,7 @@ fn partition_report(view: &View, plan: &Plan, partition: PartitionId) -> Result<
         handoff,
         wanted,
         candidates: Vec::new(),
+        history: Vec::new(),
         next_steps: Vec::new(),
     };
     report.candidates = view.pods.keys().map(|pod| candidate(view, &report, pod)).collect();
@@ -288,6 +296,10 @@ impl Explanation for PartitionReport {
         }
         for Candidate { pod, verdict, reason, owns } in &self.candidates {
             text += &format!("candidate   {pod}: {}, {reason} (owns {owns})\n", verdict.word());
+        }
+        let now = unix_millis();
+        for handoff in &self.history {
+            text += &format!("earlier     {}\n", in_words(handoff, now));
         }
         text + &steps_in_words(&self.next_steps)
     }

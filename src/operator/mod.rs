@@ -26,14 +26,16 @@ use segue_coordination::store::{Store, StoreError};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::Policy;
-use segue_protocol::txn::{Keys, Txn};
+use segue_protocol::txn::Txn;
 use segue_protocol::view::View;
+
+use crate::history::History;
 
 pub(crate) use self::actions::{Action, Order, Outcome, perform};
 pub(crate) use self::explain::{Explanation, PartitionReport, PodReport};
 pub(crate) use self::forget::Kind;
 pub(crate) use self::plan::Preview;
-pub(crate) use self::standing::{Standing, has_its_share};
+pub(crate) use self::standing::Standing;
 pub(crate) use self::wait::{Condition, Said, until};
 
 /// Why an action or a question was not fulfilled.
@@ -75,15 +77,21 @@ impl Link {
 
     /// Returns the keyspace as it is now.
     pub(crate) async fn view(&self) -> Result<View, OperatorError> {
-        let everything = Keys::Prefix(self.keys.root().to_owned());
-        let snapshot = self.store.snapshot(&everything).await?;
+        let snapshot = self.store.snapshot(&self.keys.followed()).await?;
         Ok(View::from_snapshot(self.keys.clone(), snapshot))
     }
 
     /// Explains a partition.
     pub(crate) async fn explain_partition(&self, partition: PartitionId) -> Result<PartitionReport, OperatorError> {
         let view = self.view().await?;
-        explain::partition(&view, &self.policy(&view), partition).map_err(OperatorError::Refused)
+        let mut report = explain::partition(&view, &self.policy(&view), partition).map_err(OperatorError::Refused)?;
+        report.history = self.history(Some(partition)).await?.newest(explain::LAST_HANDOFFS).handoffs;
+        Ok(report)
+    }
+
+    /// Returns the handoffs that have ended, the newest first.
+    pub(crate) async fn history(&self, partition: Option<PartitionId>) -> Result<History, OperatorError> {
+        Ok(History::read(self.store.as_ref(), &self.keys, partition).await?)
     }
 
     /// Explains a pod.
@@ -96,15 +104,23 @@ impl Link {
     pub(crate) async fn plan(&self, without: Option<&str>) -> Result<Preview, OperatorError> {
         let view = self.view().await?;
         let policy = self.policy(&view);
-        plan::preview(view, &policy, without, self.policy.is_some()).map_err(OperatorError::Refused)
+        let known = self.knows_policy(&view);
+        plan::preview(view, &policy, without, known).map_err(OperatorError::Refused)
     }
 
-    /// Returns whether dry runs use the settings of a coordinator, and not the defaults.
-    pub(crate) fn knows_policy(&self) -> bool {
-        self.policy.is_some()
+    /// Returns whether a pod has what a coordinator gives it.
+    pub(crate) async fn has_its_share(&self, pod: &str) -> Result<Standing, OperatorError> {
+        let view = self.view().await?;
+        let policy = self.knows_policy(&view).then(|| self.policy(&view));
+        Ok(standing::has_its_share(&view, policy.as_ref(), pod))
     }
 
-    /// Returns the policy of dry runs.
+    /// Returns whether dry runs use the settings of the keyspace or of a coordinator, and not the defaults.
+    fn knows_policy(&self, view: &View) -> bool {
+        self.policy.is_some() || view.settings().is_some_and(|settings| settings.planning.is_some())
+    }
+
+    /// Returns the policy of dry runs where the keyspace has no settings of its own.
     fn policy(&self, view: &View) -> Policy {
         Policy { partitions: view.partitions(), ..self.policy.clone().unwrap_or_default() }
     }

@@ -7,7 +7,7 @@ use prometheus_client::registry::Registry;
 use segue_config as config;
 use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, run_coordinator};
 use segue_coordination::store::Store;
-use segue_grpc::{PodsServer, PodsSettings};
+use segue_grpc::{PodsServer, PodsSettings, PodsStatus, PodsTls};
 use segue_protocol::keys::Keyspace;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -17,18 +17,20 @@ use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use crate::admin::StatusSource;
-use crate::metrics::{CoordinatorMetrics, ParticipantMetrics};
+use crate::certificates::Certificates;
+use crate::metrics::{CoordinatorMetrics, ParticipantMetrics, PodsServiceMetrics};
 
 /// A coordinator that does not run yet. The socket of its pods' service is bound, if it has one.
 #[derive(Debug)]
 pub struct BoundCoordinator {
     section: config::Coordinator,
     listener: Option<TcpListener>,
+    tls: Option<PodsTls>,
 }
 
 impl BoundCoordinator {
     /// Binds the address of the pods' service.
-    pub async fn bind(section: &config::Coordinator) -> anyhow::Result<Self> {
+    pub async fn bind(section: &config::Coordinator, certificates: &Certificates) -> anyhow::Result<Self> {
         let listener = match section.listen {
             Some(listen) => {
                 let bound = TcpListener::bind(listen).await;
@@ -36,7 +38,8 @@ impl BoundCoordinator {
             }
             None => None,
         };
-        Ok(BoundCoordinator { section: section.clone(), listener })
+        let tls = certificates.coordinator.clone().map(|tls| PodsTls::new(move || tls.current()));
+        Ok(BoundCoordinator { section: section.clone(), listener, tls })
     }
 
     /// Starts the coordinator, and the pods' service.
@@ -48,14 +51,19 @@ impl BoundCoordinator {
         registry: &mut Registry,
         participants: ParticipantMetrics,
     ) -> CoordinatorRole {
-        let mut role = CoordinatorRole::start(store.clone(), keys.clone(), &self.section, registry, participants);
-        role.pods = self.listener.map(|listener| {
+        let pods = self.listener.map(|listener| {
             let settings = PodsSettings {
                 keyspace: keyspace.to_owned(),
                 warm_timeout: self.section.policy.warm_timeout,
                 phase_timeout: self.section.policy.phase_timeout,
             };
-            let served = PodsServer::new(store, keys, settings).serve(listener, role.shutdown.clone());
+            let metrics = Arc::new(PodsServiceMetrics::new(registry));
+            (listener, PodsServer::new(store.clone(), keys.clone(), settings, metrics))
+        });
+        let status = pods.as_ref().map(|(_, server)| server.status());
+        let mut role = CoordinatorRole::start(store, keys, &self.section, status, registry, participants);
+        role.pods = pods.map(|(listener, server)| {
+            let served = server.serve(listener, self.tls, role.shutdown.clone());
             tokio::spawn(async move {
                 if let Err(error) = served.await {
                     error!(%error, "the pods' service failed");
@@ -80,6 +88,7 @@ impl CoordinatorRole {
         store: Arc<dyn Store>,
         keys: Keyspace,
         section: &config::Coordinator,
+        pods: Option<PodsStatus>,
         registry: &mut Registry,
         participants: ParticipantMetrics,
     ) -> Self {
@@ -92,7 +101,12 @@ impl CoordinatorRole {
             policy: section.policy.clone(),
         };
         let task = tokio::spawn(run_coordinator(store, keys, settings, metrics.clone(), sender, shutdown.clone()));
-        CoordinatorRole { source: Arc::new(CoordinatorStatusSource { status, metrics }), shutdown, task, pods: None }
+        CoordinatorRole {
+            source: Arc::new(CoordinatorStatusSource { status, pods, metrics }),
+            shutdown,
+            task,
+            pods: None,
+        }
     }
 
     /// Returns the coordinator's part of the admin endpoint.
@@ -114,6 +128,7 @@ impl CoordinatorRole {
 #[derive(Debug)]
 struct CoordinatorStatusSource {
     status: watch::Receiver<CoordinatorStatus>,
+    pods: Option<PodsStatus>,
     metrics: Arc<CoordinatorMetrics>,
 }
 
@@ -129,7 +144,10 @@ impl StatusSource for CoordinatorStatusSource {
 
     fn status(&self) -> Value {
         let status = self.status.borrow();
-        json!({ "leads": status.leads, "not_ready": status.not_ready, "notices": status.notices })
+        let streams = self.pods.as_ref().map(PodsStatus::streams);
+        json!({
+            "leads": status.leads, "not_ready": status.not_ready, "notices": status.notices, "pod_streams": streams,
+        })
     }
 
     fn summary(&self) -> Option<Value> {

@@ -3,12 +3,15 @@
 
 mod writers;
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
 use std::process::{Command, Output};
 use std::time::Duration;
 
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::{Op, Txn};
+use segue_tests::http::get;
 use segue_tests::ports::free_address;
 use segue_tests::process::until;
 use serde_json::Value;
@@ -223,4 +226,79 @@ fn a_move_is_cancelled_before_the_point_of_no_return() {
     let said = cluster.does(&["cancel", "3", "--why", "never mind"]);
     assert!(said.contains("partition 3 stays with w-0"), "{said}");
     assert!(!cluster.json(&["status"])["pins"].to_string().contains("w-9"));
+}
+
+#[test]
+fn every_process_tells_how_handoffs_ended() {
+    let mut cluster = Operated::start(&["w-0", "w-1"]);
+    let admin = free_address();
+    cluster.0.router("r-0", free_address(), admin);
+    let from = cluster.owner(3);
+    let to = if from == "w-0" { "w-1" } else { "w-0" };
+    cluster.does(&["move", "3", "--to", to]);
+    until("the end of the handoff", || cluster.json(&["history", "3"])["handoffs"].as_array().unwrap().len() == 2);
+    let last = cluster.json(&["history", "3", "--limit", "1"])["handoffs"][0].clone();
+    assert_eq!((&last["from"], &last["to"]), (&Value::from(from.as_str()), &Value::from(to)));
+    assert_eq!((&last["result"], &last["cause"]), (&Value::from("completed"), &Value::from("operator")), "{last}");
+    let phases = last["phases"].as_array().unwrap();
+    let names: Vec<&str> = phases.iter().map(|phase| phase["phase"].as_str().unwrap()).collect();
+    assert_eq!(names, ["Warming", "Ready", "Syncing", "Switching", "Complete"]);
+    let whole: u64 = phases.iter().map(|phase| phase["ms"].as_u64().unwrap()).sum();
+    assert_eq!(whole, last["ended_at"].as_u64().unwrap() - last["begun_at"].as_u64().unwrap(), "{last}");
+    assert!(phases[0]["ms"].as_u64().unwrap() >= 30, "the writer takes that long to warm: {last}");
+    assert!(last["routers"][0]["router"] == "r-0" && last["routers"][0]["pause_us"].is_u64(), "{last}");
+
+    let said = cluster.does(&["history"]);
+    assert!(said.contains(&format!("{from} → {to}")) && said.contains(" ms on r-0"), "{said}");
+    let said = cluster.does(&["explain", "3"]);
+    assert!(said.contains("earlier ") && said.contains(&format!("{from} → {to} completed in ")), "{said}");
+    let (status, body) = get(admin, "/v1/history?partition=3&limit=1").unwrap();
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &answer["handoffs"]), (200, &serde_json::json!([last])));
+    assert_eq!(get(admin, "/v1/history?partition=x").unwrap().0, 400);
+
+    // A pod that never gets warm.
+    cluster.put(|keys| keys.pod("w-9"), r#"{"pod_name":"w-9","address":"127.0.0.1:1"}"#, true);
+    cluster.says(&["move", "3", "--to", "w-9", "--timeout", "1s"]);
+    cluster.does(&["cancel", "3", "--why", "never mind"]);
+    let last = cluster.json(&["history", "3", "--limit", "1"])["handoffs"][0].clone();
+    assert_eq!((&last["result"], &last["end_cause"]), (&Value::from("cancelled"), &Value::from("operator")), "{last}");
+    assert!(last["end_reason"].as_str().unwrap().ends_with("(never mind)"), "{last}");
+}
+
+#[test]
+fn the_tables_of_routers_are_compared_with_the_store() {
+    let mut cluster = Operated::start(&["w-0", "w-1"]);
+    let (code, said) = cluster.says(&["status", "--routers"]);
+    assert!(code == Some(0) && said == "no router is registered\n", "{said}");
+    let admin = free_address();
+    cluster.0.router("r-0", free_address(), admin);
+    assert_eq!(cluster.does(&["status", "--routers"]), format!("same     r-0 at {admin}\n"));
+
+    // Routers that are not what they should be: one has an old table, one is silent, one cannot be asked.
+    let (stale, silent) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+    for (name, admin) in [("r-1", Some(&stale)), ("r-2", Some(&silent)), ("r-3", None)] {
+        let admin = admin.map(|listener| listener.local_addr().unwrap().to_string());
+        let record = serde_json::json!({ "router_name": name, "admin": admin }).to_string();
+        cluster.put(|keys| keys.router(name), &record, true);
+    }
+    std::thread::spawn(move || {
+        let table: Vec<Value> = (0..PARTITIONS)
+            .map(|partition| serde_json::json!({ "partition": partition, "stage": "open", "pod": "w-7", "epoch": 1 }))
+            .collect();
+        let body = serde_json::json!({ "router": { "name": "r-1", "partitions": table } }).to_string();
+        for stream in stale.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        }
+    });
+    let (code, said) = cluster.says(&["status", "--routers"]);
+    assert_eq!(code, Some(1));
+    assert!(said.contains(&format!("same     r-0 at {admin}")), "{said}");
+    assert!(said.contains("DIFFERS  r-1 at ") && said.contains(": 16 partitions"), "{said}");
+    assert!(said.contains(" at epoch ") && said.contains("; router: w-7 at epoch 1, open"), "{said}");
+    assert!(said.contains("UNKNOWN  r-2 at ") && said.contains("no response within 5s"), "{said}");
+    assert!(said.contains("UNKNOWN  r-3 at no address: ") && said.contains("[admin] advertise"), "{said}");
+    drop(silent);
 }

@@ -1,4 +1,5 @@
-//! Writer pods in Python that take part by gRPC alone (`examples/python-grpc-pod`), as processes under load.
+//! Writer pods in Python as processes under load: by gRPC alone (`examples/python-grpc-pod`), and straight on etcd
+//! (`examples/python-etcd-pod`).
 //!
 //! Pods join, leave, are killed, restart, and lose the coordinator that they talk to. Then clients' records are compared
 //! with the pods' logs.
@@ -21,34 +22,53 @@ use segue_tests::ports::free_address;
 use segue_tests::process::Process;
 use writers::{PARTITIONS, WriterCluster};
 
-/// Returns the folder of the Python pod, and a command that runs Python with what the pod needs.
-fn python() -> (PathBuf, Command) {
+/// Returns the folder of an example in Python, and a command that runs Python with what it needs.
+fn python(example: &str) -> (PathBuf, Command) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let python = root.join(".tools/pods/bin/python");
-    assert!(python.exists(), "{} is missing: run scripts/setup pods", python.display());
+    assert!(python.exists(), "{} is missing: run scripts/setup python-pods", python.display());
     let mut command = Command::new(python);
     command.env("PYTHONDONTWRITEBYTECODE", "1");
-    (root.join("examples/python-grpc-pod"), command)
+    (root.join("examples").join(example), command)
 }
 
 /// Starts a pod that knows these coordinators.
-fn pod(cluster: &mut WriterCluster, name: &str, coordinators: &[SocketAddr]) {
-    let (folder, mut command) = python();
-    command.arg(folder.join("pod.py"));
-    for coordinator in coordinators {
-        command.args(["--coordinator", &coordinator.to_string()]);
-    }
+fn grpc_pod(cluster: &mut WriterCluster, name: &str, coordinators: &[SocketAddr]) {
+    let coordinators: Vec<String> = coordinators.iter().map(ToString::to_string).collect();
+    let known = coordinators.iter().flat_map(|at| ["--coordinator", at]);
+    pod(cluster, "python-grpc-pod", name, &known.collect::<Vec<_>>());
+}
+
+/// Starts a pod that talks to etcd.
+fn etcd_pod(cluster: &mut WriterCluster, name: &str) {
+    let endpoint = cluster.etcd().endpoint();
+    pod(cluster, "python-etcd-pod", name, &["--etcd", &endpoint]);
+}
+
+fn pod(cluster: &mut WriterCluster, example: &str, name: &str, whom: &[&str]) {
+    let (folder, mut command) = python(example);
+    command.arg(folder.join("pod.py")).args(whom);
     command.args(["--name", name, "--listen", &free_address().to_string(), "--lease-ttl", "3"]);
     command.args(["--warm-time", "0.03", "--service-time", "0.002", "--log-dir"]).arg(cluster.logs());
     let process = Process::start(name, cluster.path(), &mut command);
     cluster.processes.insert(name.to_owned(), process);
 }
 
+/// Runs the unit tests of an example.
+fn unit_tests(example: &str, module: &str) {
+    let (folder, mut command) = python(example);
+    let output = command.args(["-m", "unittest", module]).current_dir(folder).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn a_python_pod_writes_nothing_that_an_earlier_life_has_accepted() {
-    let (folder, mut command) = python();
-    let output = command.args(["-m", "unittest", "test_membership"]).current_dir(folder).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    unit_tests("python-grpc-pod", "test_membership");
+}
+
+#[test]
+fn a_pod_straight_on_etcd_derives_from_the_records_what_it_serves_and_does() {
+    unit_tests("python-etcd-pod", "test_handoff");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -63,8 +83,8 @@ async fn nothing_is_lost_while_python_pods_and_their_coordinators_come_and_go() 
     let mut process = cluster.run("r-0", &config);
     process.until("/ready", || is_ready(admin));
     cluster.processes.insert("r-0".to_owned(), process);
-    pod(&mut cluster, "py-0", &listen);
-    pod(&mut cluster, "py-1", &[listen[1], listen[0]]);
+    grpc_pod(&mut cluster, "py-0", &listen);
+    grpc_pod(&mut cluster, "py-1", &[listen[1], listen[0]]);
     cluster.settles(&["py-0", "py-1"]);
 
     let load = Load::start(LoadSettings {
@@ -91,15 +111,16 @@ async fn nothing_is_lost_while_python_pods_and_their_coordinators_come_and_go() 
 
     tokio::task::block_in_place(|| {
         flows("at rest");
-        pod(&mut cluster, "py-2", &listen);
+        grpc_pod(&mut cluster, "py-2", &listen);
+        etcd_pod(&mut cluster, "et-0");
         // One that is linked with Segue, in the same keyspace and the same log.
         cluster.writer("w-0");
-        cluster.settles(&["py-0", "py-1", "py-2", "w-0"]);
-        flows("after two pods have joined");
+        cluster.settles(&["et-0", "py-0", "py-1", "py-2", "w-0"]);
+        flows("after three pods have joined");
 
         let (status, output) = cluster.take("py-0").terminate();
         assert!(status.success(), "py-0 did not leave gracefully:\n{output}");
-        cluster.settles(&["py-1", "py-2", "w-0"]);
+        cluster.settles(&["et-0", "py-1", "py-2", "w-0"]);
         flows("after a pod has left");
 
         for round in 0..3 {
@@ -109,29 +130,37 @@ async fn nothing_is_lost_while_python_pods_and_their_coordinators_come_and_go() 
             flows("after a coordinator was killed");
             cluster.coordinator_at(name, Some(listen));
         }
-        cluster.settles(&["py-1", "py-2", "w-0"]);
+        cluster.settles(&["et-0", "py-1", "py-2", "w-0"]);
         flows("after the coordinators were killed");
 
         cluster.take("py-1").kill();
-        pod(&mut cluster, "py-1", &listen);
-        cluster.settles(&["py-1", "py-2", "w-0"]);
+        grpc_pod(&mut cluster, "py-1", &listen);
+        cluster.settles(&["et-0", "py-1", "py-2", "w-0"]);
         flows("after a pod was killed and came back under its name");
 
-        let (status, output) = cluster.take("w-0").terminate();
-        assert!(status.success(), "w-0 did not leave gracefully:\n{output}");
-        cluster.settles(&["py-1", "py-2"]);
-        flows("after the pod in Rust has left");
+        cluster.take("et-0").kill();
+        etcd_pod(&mut cluster, "et-0");
+        cluster.settles(&["et-0", "py-1", "py-2", "w-0"]);
+        flows("after the pod on etcd was killed and came back under its name");
+
+        for (name, left) in [("w-0", &["et-0", "py-1", "py-2"][..]), ("et-0", &["py-1", "py-2"])] {
+            let (status, output) = cluster.take(name).terminate();
+            assert!(status.success(), "{name} did not leave gracefully:\n{output}");
+            cluster.settles(left);
+            flows("after a pod has left");
+        }
     });
 
     let exchanges = load.finish().await;
     let log = Log::in_directory(&cluster.logs()).unwrap().read_all().unwrap();
-    let by_python = log.iter().filter(|record| record.pod.starts_with("py-")).count();
+    let [by_grpc, by_etcd] = ["py-", "et-"].map(|pod| log.iter().filter(|record| record.pod.starts_with(pod)).count());
     let answered = exchanges.iter().filter(|exchange| matches!(exchange.outcome, Outcome::Ok)).count();
     let harm = check(&Evidence { exchanges, log: Some(log), owners: None });
     for (name, count) in harm.counts() {
         assert_eq!(count.count, 0, "{name}: {:?}", count.examples);
     }
-    eprintln!("{answered} answered, {by_python} records of Python, {} reads checked", harm.reads_checked);
-    assert!(answered > 2_000 && by_python > 500, "{answered} answered, {by_python} records: too little to tell");
+    let what = format!("{answered} answered, {by_grpc} records by gRPC, {by_etcd} straight on etcd");
+    eprintln!("{what}, {} reads checked", harm.reads_checked);
+    assert!(answered > 2_000 && by_grpc > 500 && by_etcd > 100, "{what}: too little to tell");
     assert!(harm.reads_checked > 100);
 }

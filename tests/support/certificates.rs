@@ -1,6 +1,6 @@
 //! Certificates for tests: an authority that lives as long as the test, and what it issues, as PEM files in a folder.
 //!
-//! Made out to `localhost` and 127.0.0.1, for servers and for clients.
+//! Made out to `localhost`, 127.0.0.1 and their own name, for servers and for clients.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -62,7 +62,8 @@ impl Authority {
 }
 
 fn params(name: &str) -> CertificateParams {
-    let mut params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+    let names = ["localhost", "127.0.0.1", name].map(str::to_owned);
+    let mut params = CertificateParams::new(names).unwrap();
     params.distinguished_name.push(DnType::CommonName, name);
     params
 }

@@ -1,5 +1,7 @@
 //! The loads: what the client sends, and by which protocol the router speaks to its pods.
 
+use segue_proxy::settings::Http1Server;
+
 /// Bytes of each body, in both directions.
 pub(crate) const BODY_BYTES: usize = 256;
 
@@ -13,14 +15,20 @@ pub(crate) struct Load {
     pub(crate) post: bool,
     /// Whether it is a unary call of gRPC. The router speaks HTTP/2 to pods then, and HTTP/1.1 otherwise.
     pub(crate) grpc: bool,
+    /// What serves HTTP/1.1 in the router.
+    pub(crate) http1: Http1Server,
 }
 
-pub(crate) const LOADS: [Load; 5] = [
-    Load { name: "h1_get", http2: false, post: false, grpc: false },
-    Load { name: "h1_post", http2: false, post: true, grpc: false },
-    Load { name: "h2_get", http2: true, post: false, grpc: false },
-    Load { name: "h2_post", http2: true, post: true, grpc: false },
-    Load { name: "grpc", http2: true, post: true, grpc: true },
+const GET: Load = Load { name: "h1_get", http2: false, post: false, grpc: false, http1: Http1Server::Hyper };
+
+pub(crate) const LOADS: [Load; 7] = [
+    GET,
+    Load { name: "h1_post", post: true, ..GET },
+    Load { name: "segue_h1_get", http1: Http1Server::Segue, ..GET },
+    Load { name: "segue_h1_post", post: true, http1: Http1Server::Segue, ..GET },
+    Load { name: "h2_get", http2: true, ..GET },
+    Load { name: "h2_post", http2: true, post: true, ..GET },
+    Load { name: "grpc", http2: true, post: true, grpc: true, ..GET },
 ];
 
 impl Load {

@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use segue_proxy::settings::UpstreamProtocol;
+use segue_proxy::settings::{Http1Server, UpstreamProtocol};
 
 use crate::accepted::Accepted;
 use crate::load::LOADS;
@@ -58,15 +58,19 @@ enum Command {
     Serve {
         #[arg(long)]
         http2: bool,
+        /// Serve HTTP/1.1 without hyper.
+        #[arg(long)]
+        without_hyper: bool,
         pods: Vec<SocketAddr>,
     },
 }
 
 fn main() -> anyhow::Result<ExitCode> {
     let arguments = Arguments::parse();
-    if let Some(Command::Serve { http2, pods }) = arguments.command {
+    if let Some(Command::Serve { http2, without_hyper, pods }) = arguments.command {
         let protocol = if http2 { UpstreamProtocol::Http2 } else { UpstreamProtocol::Http1 };
-        router::serve(protocol, &pods)?;
+        let http1 = if without_hyper { Http1Server::Segue } else { Http1Server::Hyper };
+        router::serve(protocol, http1, &pods)?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(folder) = &arguments.profiles {

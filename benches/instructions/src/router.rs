@@ -14,7 +14,7 @@ use segue_proxy::router::{BoundRouter, RouterParts};
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+    ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
 use tokio::time::Instant;
 
@@ -24,8 +24,8 @@ use crate::say;
 const PARTITIONS: u32 = 64;
 
 /// Serves clients until standard input ends. Writes the address for clients to standard output.
-pub(crate) fn serve(protocol: UpstreamProtocol, pods: &[SocketAddr]) -> anyhow::Result<()> {
-    let server = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None };
+pub(crate) fn serve(protocol: UpstreamProtocol, http1: Http1Server, pods: &[SocketAddr]) -> anyhow::Result<()> {
+    let server = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None, http1 };
     let RouterParts { server, table, metrics, .. } = BoundRouter::bind(server, StashLimits::default())?.into_parts();
     table.set_partitions(PARTITIONS);
     table.trust_until(Instant::now() + Duration::from_secs(86_400));

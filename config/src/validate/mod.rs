@@ -199,20 +199,37 @@ const COORDINATOR_KEYS: &[&str] = &[
     "coordinator.max_concurrent_handoffs",
     "coordinator.max_warming_per_pod",
     "coordinator.cool_down",
+    "coordinator.config_wins",
     "coordinator.mode",
     "coordinator.warm_timeout",
     "coordinator.phase_timeout",
     "coordinator.listen",
+    "coordinator.tls.cert",
+    "coordinator.tls.key",
+    "coordinator.tls.client_ca",
 ];
 
 fn coordinator(r: &mut Reader<'_>) -> Coordinator {
+    let (listen, tls) = (r.listen_if_given("coordinator.listen"), tls::server(r, &PODS_TLS));
+    if tls.is_some() && !r.is_given("coordinator.listen") {
+        let wrong = Wrong::new("given without coordinator.listen", "expected both, because TLS is for that listener");
+        r.report_key(PODS_TLS.cert, wrong);
+    }
     Coordinator {
         name: r.role_name("coordinator.name"),
         lease_ttl: r.lease("coordinator.lease_ttl", seconds(10)),
         policy: policy(r),
-        listen: r.listen_if_given("coordinator.listen"),
+        listen,
+        tls,
     }
 }
+
+const PODS_TLS: tls::ServerKeys = tls::ServerKeys {
+    section: "coordinator.tls",
+    cert: "coordinator.tls.cert",
+    key: "coordinator.tls.key",
+    client_ca: "coordinator.tls.client_ca",
+};
 
 fn policy(r: &mut Reader<'_>) -> Policy {
     let default = Policy::default();
@@ -233,6 +250,7 @@ fn policy(r: &mut Reader<'_>) -> Policy {
         ),
         max_warming_per_pod: r.integer("coordinator.max_warming_per_pod", 1..=i64::MAX, default.max_warming_per_pod),
         cool_down: r.duration_or_zero("coordinator.cool_down", default.cool_down),
+        config_wins: r.boolean("coordinator.config_wins", default.config_wins),
     };
     let settle = ("coordinator.settle", policy.settle);
     r.ordered(settle, ("coordinator.settle_max", policy.settle_max), false, show_duration);

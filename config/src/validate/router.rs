@@ -17,7 +17,7 @@ use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
 use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{AmbiguousPaths, KeySource, PartitionSource, PathTemplate};
 use segue_proxy::routing::table::StashLimits;
-use segue_proxy::settings::{ClientLimits, UpstreamProtocol, UpstreamSettings};
+use segue_proxy::settings::{ClientLimits, Http1Server, UpstreamProtocol, UpstreamSettings};
 use segue_proxy::tls::ClientFiles;
 
 use super::{local, seconds, tls};
@@ -32,6 +32,7 @@ pub(super) const KEYS: &[&str] = &[
     "router.lease_ttl",
     "router.on_store_loss",
     "router.workers",
+    "router.http1_server",
     "router.hot_restart_socket",
     "router.trust_forwarded",
     "router.tls.cert",
@@ -82,6 +83,7 @@ pub(super) fn router(r: &mut Reader<'_>) -> Router {
         on_store_loss: r.choice("router.on_store_loss", OnStoreLoss::NAMES, OnStoreLoss::default()),
         tls: tls::server(r, &TLS),
         workers: NonZeroUsize::new(r.integer("router.workers", 0..=1024, 0)),
+        http1_server: r.choice("router.http1_server", Http1Server::NAMES, Http1Server::default()),
         trust_forwarded: r.boolean("router.trust_forwarded", false),
         hot_restart_socket: r.read(HOT_RESTART_SOCKET, |value| socket_path(text(value, EXPECTED_SOCKET)?)),
         partition: partition(r),

@@ -10,6 +10,8 @@ use segue_protocol::records::{Capabilities, MAX_PARTITIONS, PodRecord, encode};
 use segue_protocol::registration::{Attachment, attachment, put_back};
 use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use segue_protocol::view::View;
+use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
 use tonic::Status;
 use tracing::info;
 
@@ -17,6 +19,9 @@ use crate::hold::Hold;
 use crate::proto::Hello;
 use crate::shared::{Shared, unavailable};
 use crate::token::{MAX_TTL, Secret, Token};
+
+/// How long the store may take to renew a lease or to restore a record.
+pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The version of this protocol.
 pub(crate) const PROTOCOL: u32 = 1;
@@ -31,8 +36,7 @@ pub(crate) struct Attached {
     pub(crate) token: Token,
     pub(crate) resumed: bool,
     pub(crate) seen: Revision,
-    /// `None` if this instance has not renewed the lease.
-    pub(crate) hold: Option<Arc<Hold>>,
+    pub(crate) hold: Arc<Hold>,
     record: PodRecord,
 }
 
@@ -51,14 +55,33 @@ impl Attached {
 
     /// Notes that the token is on its way to the pod.
     pub(crate) fn told(&self) {
-        if let Some(hold) = &self.hold {
-            hold.told();
+        self.hold.told();
+    }
+
+    /// Checks that the registration exists, and restores it if another writer has detached it from its lease.
+    pub(crate) async fn keep_registration(&mut self, shared: &Shared) -> Result<(), Status> {
+        let restore = match self.is_registered(&shared.hub.view()) {
+            Ok(true) => return Ok(()),
+            Ok(false) => return Err(self.is_over()),
+            Err(restore) => restore,
+        };
+        match timeout(STORE_TIMEOUT, shared.store.commit(restore)).await {
+            Ok(Ok(outcome)) if outcome.committed() => {
+                info!(pod = self.name(), "registration restored");
+                shared.hub.shows(outcome.revision).await
+            }
+            // Changed again, or the store does not answer. The next change, heartbeat or Poll leads back here.
+            _ => Ok(()),
         }
+    }
+
+    pub(crate) fn is_over(&self) -> Status {
+        Status::not_found(format!("the registration of pod {} is over; register again", self.name()))
     }
 
     /// Returns whether the registration is still there. `Err` with the transaction that restores it if another writer
     /// has detached it from its lease.
-    pub(crate) fn is_registered(&mut self, view: &View) -> Result<bool, Txn> {
+    fn is_registered(&mut self, view: &View) -> Result<bool, Txn> {
         let key = view.pod_key(self.name());
         match attachment(key.as_ref(), self.incarnation(), self.lease()) {
             Attachment::Gone => Ok(false),
@@ -78,7 +101,7 @@ impl Attached {
 }
 
 /// Registers the pod of `hello`, or goes on with its registration.
-pub(crate) async fn attach(shared: &Arc<Shared>, hello: &Hello) -> Result<Attached, Status> {
+pub(crate) async fn attach(shared: &Arc<Shared>, hello: &Hello, way: Way) -> Result<Attached, Status> {
     let (record, ttl) = read(shared, hello)?;
     let token =
         Some(&hello.resume).filter(|resume| !resume.is_empty()).map(|resume| Token::parse(resume)).transpose()?;
@@ -90,61 +113,108 @@ pub(crate) async fn attach(shared: &Arc<Shared>, hello: &Hello) -> Result<Attach
     // connection, which carries all leases and watches of this process.
     let attaching = tokio::spawn(async move {
         if let Some(token) = token
-            && let Some(attached) = resume(&shared, token).await?
+            && let Some(attached) = resume(&shared, token, &record, way).await?
         {
             return Ok(attached);
         }
-        register(&shared, record, ttl).await
+        register(&shared, record, ttl, way).await
     });
     attaching.await.unwrap_or_else(|_| Err(Status::internal("the registration failed; ask again")))
 }
 
+/// A registration in the store.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) token: Token,
+    /// The revision that last changed the record.
+    pub(crate) seen: Revision,
+    digest: String,
+    /// `None` if another writer has overwritten it.
+    record: Option<PodRecord>,
+}
+
+/// How a pod takes part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Way {
+    Stream,
+    Poll,
+}
+
+/// The value of `pod_streams/{pod}`, which has the lease of the registration.
+#[derive(Debug, Serialize, Deserialize)]
+struct Mark {
+    /// That of the record, in case another writer overwrites the record.
+    resume_digest: String,
+    way: Way,
+}
+
+impl Mark {
+    fn put(shared: &Shared, pod: &str, digest: &str, way: Way, lease: LeaseId) -> Op {
+        let mark = Mark { resume_digest: digest.to_owned(), way };
+        Op::Put { key: shared.keys.pod_stream(pod), value: encode(&mark), lease: Some(lease) }
+    }
+
+    async fn read(shared: &Shared, pod: &str) -> Result<Option<Self>, Status> {
+        let found = shared.store.snapshot(&Keys::One(shared.keys.pod_stream(pod))).await.map_err(unavailable)?;
+        Ok(found.entries.first().and_then(|entry| serde_json::from_slice(&entry.value).ok()))
+    }
+}
+
+/// Returns how a pod took part last. `None`: unknown.
+pub(crate) async fn way_of(shared: &Shared, pod: &str) -> Result<Option<Way>, Status> {
+    Ok(Mark::read(shared, pod).await?.map(|mark| mark.way))
+}
+
 /// Reads the registration of this token from the store. Returns `None` if it is over.
-pub(crate) async fn find(shared: &Shared, token: Token) -> Result<Option<Attached>, Status> {
+pub(crate) async fn find(shared: &Shared, token: Token) -> Result<Option<Found>, Status> {
     let found = shared.store.snapshot(&Keys::One(shared.keys.pod(&token.pod))).await.map_err(unavailable)?;
     let Some(entry) = found.entries.first() else { return Ok(None) };
     if Incarnation::registered_at(entry.create_revision) != token.incarnation() {
         return Ok(None);
     }
-    let stored = serde_json::from_slice::<PodRecord>(&entry.value).ok();
-    let Some(record) = stored.filter(|record| record.resume_digest.is_some()) else {
+    let record = serde_json::from_slice::<PodRecord>(&entry.value).ok().filter(|record| record.resume_digest.is_some());
+    let digest = match record.as_ref().and_then(|record| record.resume_digest.clone()) {
+        Some(digest) => Some(digest),
+        None => Mark::read(shared, &token.pod).await?.map(|mark| mark.resume_digest),
+    };
+    let Some(digest) = digest else {
         return Err(Status::failed_precondition(format!(
             "another writer has overwritten the registration of pod {0}; `segue forget pod {0}` ends it",
             token.pod
         )));
     };
-    token.proves(record.resume_digest.as_deref())?;
-    Ok(Some(Attached { token, resumed: true, seen: entry.mod_revision, hold: None, record }))
+    token.proves(&digest)?;
+    Ok(Some(Found { token, seen: entry.mod_revision, digest, record }))
 }
 
 /// Resumes the registration of this token and renews its lease. Returns `None` if it is over.
 ///
 /// Another instance may have told the pod more than this instance's view shows. A write marks the present: a view that
 /// shows it is new enough.
-async fn resume(shared: &Arc<Shared>, token: Token) -> Result<Option<Attached>, Status> {
-    let Some(mut attached) = find(shared, token).await? else { return Ok(None) };
-    attached.hold = Some(Hold::known(shared, &attached.token));
-    let (pod, lease) = (attached.name(), attached.lease());
+async fn resume(shared: &Arc<Shared>, token: Token, own: &PodRecord, way: Way) -> Result<Option<Attached>, Status> {
+    let Some(Found { token, digest, record, .. }) = find(shared, token).await? else { return Ok(None) };
+    let hold = Hold::known(shared, &token);
     let mark = Txn {
-        when: vec![Compare::created_at(shared.keys.pod(pod), attached.incarnation().revision())],
-        then: vec![Op::Put { key: shared.keys.pod_stream(pod), value: b"{}".to_vec(), lease: Some(lease) }],
+        when: vec![Compare::created_at(shared.keys.pod(&token.pod), token.incarnation().revision())],
+        then: vec![Mark::put(shared, &token.pod, &digest, way, token.lease())],
         otherwise: None,
     };
-    let marked = match shared.store.keep_alive(lease).await {
+    let marked = match shared.store.keep_alive(token.lease()).await {
         Ok(()) => shared.store.commit(mark).await,
         Err(error) => Err(error),
     };
     match marked {
         Ok(outcome) if outcome.committed() => {
-            attached.seen = outcome.revision;
-            Ok(Some(attached))
+            let record = record.unwrap_or_else(|| PodRecord { resume_digest: Some(digest), ..own.clone() });
+            Ok(Some(Attached { token, resumed: true, seen: outcome.revision, hold, record }))
         }
         Ok(_) | Err(StoreError::LeaseNotFound) => Ok(None),
         Err(error) => Err(unavailable(error)),
     }
 }
 
-async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration) -> Result<Attached, Status> {
+async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration, way: Way) -> Result<Attached, Status> {
     let key = shared.keys.pod(&record.pod_name);
     let taken = || {
         Status::already_exists(format!(
@@ -161,7 +231,10 @@ async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration) -> Res
     let record = PodRecord { resume_digest: Some(secret.digest.clone()), ..timed(record.clone()) };
     let create = Txn {
         when: vec![Compare::created_at(key.clone(), Revision::ZERO)],
-        then: vec![Op::Put { key, value: encode(&record), lease: Some(lease) }],
+        then: vec![
+            Op::Put { key, value: encode(&record), lease: Some(lease) },
+            Mark::put(shared, &record.pod_name, &secret.digest, way, lease),
+        ],
         otherwise: None,
     };
     let created = shared.store.commit(create).await;
@@ -170,7 +243,7 @@ async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration) -> Res
             let incarnation = Incarnation::registered_at(outcome.revision);
             info!(pod = record.pod_name, incarnation = incarnation.get(), "pod registered");
             let token = secret.token(&record.pod_name, incarnation);
-            let hold = Some(Hold::new(shared, &token));
+            let hold = Hold::new(shared, &token);
             Ok(Attached { token, resumed: false, seen: outcome.revision, hold, record })
         }
         refused => {

@@ -66,7 +66,7 @@ fn task(view: &View, settings: &PodsSettings, due: RemoteTask) -> Task {
             let from = record.and_then(|record| view.live_old_owner(record));
             let (from_pod, from_address) =
                 from.map_or_else(Default::default, |from| (from.pod_name.clone(), from.address.clone()));
-            (Some(settings.warm_timeout), Kind::Warm(Warm { from_pod, from_address }))
+            (Some(settings.warm_timeout), Kind::Warm(Warm { from_pod, from_address, checkpoint: Vec::new() }))
         }
         Callback::Sync => (Some(settings.phase_timeout), Kind::Sync(Sync {})),
         Callback::Drain => (Some(settings.phase_timeout), Kind::Drain(Drain {})),

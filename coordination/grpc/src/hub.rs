@@ -1,11 +1,17 @@
 //! The view of one instance, shared by all its pods, and notices of its changes.
+//!
+//! # Invariants
+//!
+//! * A change of the membership costs a pod's stream a look at its own partitions, not at those of all pods.
 
 use std::collections::BTreeSet;
+use std::ops::Deref;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use segue_coordination::session::{Update, Watcher};
 use segue_coordination::store::Store;
+use segue_protocol::handoff::parties::Parties;
 use segue_protocol::ids::{PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::view::{View, ViewDelta};
@@ -29,11 +35,26 @@ pub(crate) struct Hub {
 
 #[derive(Debug)]
 struct Shared {
-    view: RwLock<View>,
+    view: RwLock<IndexedView>,
     changes: broadcast::Sender<Change>,
     revision: watch::Sender<Revision>,
     /// The revision that last changed a partition or the membership.
     changed: watch::Sender<Revision>,
+}
+
+/// A view, and which of its partitions each pod has a part in.
+#[derive(Debug)]
+pub(crate) struct IndexedView {
+    view: View,
+    pub(crate) parties: Parties,
+}
+
+impl Deref for IndexedView {
+    type Target = View;
+
+    fn deref(&self) -> &View {
+        &self.view
+    }
 }
 
 /// The partitions that have changed; `None` means all.
@@ -51,7 +72,7 @@ impl Hub {
     /// Starts to follow a keyspace.
     pub(crate) fn start(store: Arc<dyn Store>, keys: Keyspace) -> Self {
         let shared = Arc::new(Shared {
-            view: RwLock::new(View::empty(keys.clone())),
+            view: RwLock::new(IndexedView { view: View::empty(keys.clone()), parties: Parties::default() }),
             changes: broadcast::Sender::new(NOTICES),
             revision: watch::Sender::new(Revision::ZERO),
             changed: watch::Sender::new(Revision::ZERO),
@@ -60,7 +81,7 @@ impl Hub {
         Hub { shared, _task: task }
     }
 
-    pub(crate) fn view(&self) -> RwLockReadGuard<'_, View> {
+    pub(crate) fn view(&self) -> RwLockReadGuard<'_, IndexedView> {
         self.shared.view.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -147,10 +168,12 @@ async fn follow(shared: Arc<Shared>, mut watcher: Watcher) {
     loop {
         let update = watcher.next().await;
         let (change, revision) = {
-            let mut view = shared.view.write().unwrap_or_else(PoisonError::into_inner);
+            let mut indexed = shared.view.write().unwrap_or_else(PoisonError::into_inner);
+            let IndexedView { view, parties } = &mut *indexed;
             let change = match update {
                 Update::Snapshot(fresh) => {
                     view.resync(*fresh);
+                    *parties = Parties::of(view);
                     None
                 }
                 Update::Batch(batch) => {
@@ -160,6 +183,7 @@ async fn follow(shared: Arc<Shared>, mut watcher: Watcher) {
                         delta.partitions.extend(partitions);
                         delta.membership |= membership;
                     }
+                    parties.update(view, delta.partitions.iter().copied());
                     (!delta.membership).then(|| Arc::new(delta.partitions))
                 }
                 Update::Lost(error) => {

@@ -15,11 +15,11 @@ use crate::token::Token;
 
 /// Ends the registration of this token: at once if `now` is set, otherwise once the pod has handed everything over.
 pub(crate) async fn leave(shared: &Shared, token: Token, now: bool) -> Result<LeaveResponse, Status> {
-    let Some(attached) = find(shared, token).await? else {
+    let Some(found) = find(shared, token).await? else {
         return Ok(LeaveResponse { empty: true, left: Vec::new() });
     };
-    let token = &attached.token;
-    shared.hub.shows(attached.seen).await?;
+    let token = &found.token;
+    shared.hub.shows(found.seen).await?;
     loop {
         // One view: a handoff that ends between two looks would show neither its partition nor itself.
         let (left, revision, drain, moves) = {

@@ -6,7 +6,7 @@
 //!
 //! # Invariants
 //!
-//! * Only a pod's heartbeats renew its lease. An open stream does not.
+//! * Only the heartbeats of a pod that applies its events renew its lease. An open stream does not.
 //! * An instance tells a pod nothing from a view that is older than the pod's registration, or than the store when the
 //!   stream began.
 //! * A slow or silent pod delays only itself: for each pod the server remembers which partitions have changed, not the
@@ -17,18 +17,24 @@
 
 mod ack;
 mod attach;
+mod connection;
 mod events;
 mod hold;
 mod hub;
 mod leave;
+mod observer;
 mod service;
 mod sessions;
 mod shared;
+mod status;
 mod stream;
 mod token;
 
-pub use service::PodsServer;
+pub use connection::PodsTls;
+pub use observer::PodsObserver;
+pub use service::{PodsServer, PodsStatus};
 pub use shared::PodsSettings;
+pub use status::{Load, Progress, StreamStatus, TaskStatus};
 
 /// The messages, the client and the server of `pods.proto`.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]

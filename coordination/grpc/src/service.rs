@@ -16,17 +16,20 @@ use tokio_stream::Stream as TokioStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::ack::{PATIENCE, acknowledge};
-use crate::attach::{attach, find};
+use crate::attach::{Way, attach, find};
+use crate::connection::{Peer, PodsTls, incoming};
 use crate::events::{event, welcome};
 use crate::hub::Hub;
 use crate::leave::leave;
+use crate::observer::PodsObserver;
 use crate::proto::pods_server::{Pods, PodsServer as GeneratedServer};
 use crate::proto::{AckRequest, AckResponse, Event, Heartbeat, LeaveRequest, LeaveResponse, PollRequest};
+use crate::sessions::Sessions;
 use crate::shared::{GO_AWAY_WITHIN, PodsSettings, Shared};
+use crate::status::StreamStatus;
 use crate::stream::{Stream, remote_pod};
 use crate::token::Token;
 
@@ -49,19 +52,37 @@ pub struct PodsServer {
     shared: Arc<Shared>,
 }
 
+/// The pods that have a stream at this instance.
+#[derive(Debug, Clone)]
+pub struct PodsStatus(Arc<Sessions>);
+
+impl PodsStatus {
+    /// Returns the state of each stream, by the pods' names.
+    pub fn streams(&self) -> Vec<StreamStatus> {
+        self.0.streams()
+    }
+}
+
 impl PodsServer {
     /// Creates the service and begins to follow the keyspace.
-    pub fn new(store: Arc<dyn Store>, keys: Keyspace, settings: PodsSettings) -> Self {
+    pub fn new(store: Arc<dyn Store>, keys: Keyspace, settings: PodsSettings, observer: Arc<dyn PodsObserver>) -> Self {
         let hub = Hub::start(store.clone(), keys.clone());
         let keyspace = settings.keyspace.clone();
         let (sessions, ending, streams) = (Arc::default(), CancellationToken::new(), TaskTracker::new());
-        PodsServer { shared: Arc::new(Shared { store, keys, keyspace, settings, hub, sessions, ending, streams }) }
+        let shared = Shared { store, keys, keyspace, settings, hub, observer, sessions, ending, streams };
+        PodsServer { shared: Arc::new(shared) }
     }
 
-    /// Serves pods until `shutdown`, and then tells them to connect to another instance.
+    /// Returns a handle to the state of the pods' streams, which outlives the service.
+    pub fn status(&self) -> PodsStatus {
+        PodsStatus(self.shared.sessions.clone())
+    }
+
+    /// Serves pods until `shutdown`, and then tells them to connect to another instance. Without `tls` in clear text.
     pub async fn serve(
         self,
         listener: TcpListener,
+        tls: Option<PodsTls>,
         shutdown: CancellationToken,
     ) -> Result<(), tonic::transport::Error> {
         let shared = self.shared.clone();
@@ -79,7 +100,7 @@ impl PodsServer {
             .http2_keepalive_timeout(Some(PING))
             .max_concurrent_streams(Some(MAX_CALLS))
             .add_service(GeneratedServer::new(Calls { shared: shared.clone() }))
-            .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), ended);
+            .serve_with_incoming_shutdown(incoming(listener, tls), ended);
         tokio::select! {
             served = served => served,
             // Aborts the calls that are still open.
@@ -112,13 +133,15 @@ impl Pods for Calls {
     type RegisterStream = EventStream;
 
     async fn register(&self, request: Request<Streaming<Heartbeat>>) -> Result<Response<EventStream>, Status> {
+        let peer = Peer::of(request.extensions());
         let mut heartbeats = request.into_inner();
         let first = timeout(HELLO_TIMEOUT, heartbeats.message())
             .await
             .map_err(|_| Status::deadline_exceeded("the first heartbeat, with `hello`, did not come"))??;
         let first = first.ok_or_else(no_hello)?;
         let hello = first.hello.as_ref().ok_or_else(no_hello)?;
-        let attached = attach(&self.shared, hello).await?;
+        peer.speaks_for(&hello.pod)?;
+        let attached = attach(&self.shared, hello, Way::Stream).await?;
         let stream = Stream::begin(self.shared.clone(), attached, &first).await?;
         // Capacity one: an event is built only when the previous one has been taken.
         let (sender, events) = mpsc::channel(1);
@@ -127,11 +150,14 @@ impl Pods for Calls {
     }
 
     async fn ack(&self, request: Request<AckRequest>) -> Result<Response<AckResponse>, Status> {
+        let peer = Peer::of(request.extensions());
         let AckRequest { resume: token, acks } = request.into_inner();
         if acks.len() > MAX_ACKS {
             return Err(Status::invalid_argument(format!("{} acks; expected {MAX_ACKS} at most", acks.len())));
         }
-        let token = self.proven(&token).await?;
+        let token = Token::parse(&token)?;
+        peer.speaks_for(&token.pod)?;
+        let token = self.proven(token).await?;
         // One for all: those that are too early must not keep the others from their turn.
         let deadline = Instant::now() + PATIENCE;
         let mut outcomes = Vec::with_capacity(acks.len());
@@ -143,19 +169,22 @@ impl Pods for Calls {
     }
 
     async fn poll(&self, request: Request<PollRequest>) -> Result<Response<Event>, Status> {
+        let peer = Peer::of(request.extensions());
         let PollRequest { heartbeat, after_revision, wait } = request.into_inner();
         let heartbeat = heartbeat.ok_or_else(no_hello)?;
         let hello = heartbeat.hello.as_ref().ok_or_else(no_hello)?;
+        peer.speaks_for(&hello.pod)?;
         let shared = &self.shared;
-        let attached = attach(shared, hello).await?;
+        let mut attached = attach(shared, hello, Way::Poll).await?;
         shared.hub.shows(attached.seen).await?;
+        attached.keep_registration(shared).await?;
         let ttl = u64::try_from(attached.token.ttl().as_micros()).unwrap_or(u64::MAX);
         let longest = Duration::from_micros(keepalive_interval(ttl));
         let wait = wait.and_then(|wait| Duration::try_from(wait).ok()).unwrap_or_default().min(longest);
         let _ = timeout(wait, shared.hub.changed_after(after_revision.into())).await;
         let mut pod = remote_pod(shared, &attached, Some(hello));
         let view = shared.hub.view();
-        let partitions = pod.concerned(&view);
+        let partitions = pod.concerned(&view.parties);
         let changes = pod.update(&view, partitions);
         let event = Event {
             seq: 1,
@@ -164,30 +193,33 @@ impl Pods for Calls {
             ..event(&view, &shared.settings, changes, true)
         };
         attached.told();
+        shared.observer.polled();
         Ok(Response::new(event))
     }
 
     async fn leave(&self, request: Request<LeaveRequest>) -> Result<Response<LeaveResponse>, Status> {
+        let peer = Peer::of(request.extensions());
         let LeaveRequest { resume: token, now } = request.into_inner();
-        let ending = self.shared.ending.clone();
-        let left = ending.run_until_cancelled(leave(&self.shared, Token::parse(&token)?, now)).await;
+        let (token, ending) = (Token::parse(&token)?, self.shared.ending.clone());
+        peer.speaks_for(&token.pod)?;
+        let left = ending.run_until_cancelled(leave(&self.shared, token, now)).await;
         left.unwrap_or_else(|| Err(Status::unavailable("this instance shuts down; use another one"))).map(Response::new)
     }
 }
 
 impl Calls {
     /// Returns the token if its registration exists.
-    async fn proven(&self, token: &[u8]) -> Result<Token, Status> {
-        let token = Token::parse(token)?;
+    async fn proven(&self, token: Token) -> Result<Token, Status> {
         let known = {
             let view = self.shared.hub.view();
-            view.live_pod(&token.pod, token.incarnation()).map(|record| token.proves(record.resume_digest.as_deref()))
+            let record = view.live_pod(&token.pod, token.incarnation());
+            record.and_then(|record| record.resume_digest.as_deref()).map(|digest| token.proves(digest))
         };
         match known {
             Some(proven) => proven.map(|()| token),
             // The view may be stale, or another writer may have overwritten the record.
             None => match find(&self.shared, token).await? {
-                Some(attached) => Ok(attached.token),
+                Some(found) => Ok(found.token),
                 None => Err(Status::not_found("the registration is over; register again")),
             },
         }

@@ -5,8 +5,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use segue_protocol::ids::{Incarnation, PartitionId};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
+
+use crate::status::StreamStatus;
 
 /// Most acknowledgements that wait for a stream's loop.
 const ACKS: usize = 64;
@@ -20,6 +22,7 @@ pub(crate) struct Sessions {
 struct Entry {
     replaced: CancellationToken,
     by_hand: mpsc::Sender<PartitionId>,
+    status: watch::Receiver<StreamStatus>,
 }
 
 /// A stream's entry among the sessions. Dropping it removes the entry.
@@ -31,24 +34,33 @@ pub(crate) struct Place {
     pub(crate) replaced: CancellationToken,
     /// Partitions that an operator assigned by hand and that the pod has warmed.
     pub(crate) by_hand: mpsc::Receiver<PartitionId>,
+    pub(crate) status: watch::Sender<StreamStatus>,
 }
 
 impl Sessions {
     /// Registers a stream for this registration. A previous stream is told to end.
-    pub(crate) fn take(self: &Arc<Self>, incarnation: Incarnation) -> Place {
+    pub(crate) fn take(self: &Arc<Self>, pod: &str, incarnation: Incarnation) -> Place {
         let (by_hand, received) = mpsc::channel(ACKS);
         let replaced = CancellationToken::new();
-        let entry = Entry { replaced: replaced.clone(), by_hand };
+        let (status, published) = watch::channel(StreamStatus::new(pod));
+        let entry = Entry { replaced: replaced.clone(), by_hand, status: published };
         if let Some(before) = self.lock().insert(incarnation, entry) {
             before.replaced.cancel();
         }
-        Place { sessions: self.clone(), incarnation, replaced, by_hand: received }
+        Place { sessions: self.clone(), incarnation, replaced, by_hand: received, status }
     }
 
     /// Tells the pod's stream that the pod has warmed a partition that an operator assigned to it by hand. Returns
     /// whether this instance has the stream.
     pub(crate) fn warmed_by_hand(&self, incarnation: Incarnation, partition: PartitionId) -> bool {
         self.lock().get(&incarnation).is_some_and(|entry| entry.by_hand.try_send(partition).is_ok())
+    }
+
+    /// Returns the state of each stream, by the pods' names.
+    pub(crate) fn streams(&self) -> Vec<StreamStatus> {
+        let mut streams: Vec<_> = self.lock().values().map(|entry| entry.status.borrow().clone()).collect();
+        streams.sort_by(|a, b| a.pod.cmp(&b.pod));
+        streams
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Incarnation, Entry>> {

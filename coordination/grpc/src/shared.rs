@@ -10,6 +10,7 @@ use tokio_util::task::TaskTracker;
 use tonic::Status;
 
 use crate::hub::Hub;
+use crate::observer::PodsObserver;
 use crate::sessions::Sessions;
 
 /// How long an instance that shuts down still responds.
@@ -34,6 +35,7 @@ pub(crate) struct Shared {
     pub(crate) keyspace: String,
     pub(crate) settings: PodsSettings,
     pub(crate) hub: Hub,
+    pub(crate) observer: Arc<dyn PodsObserver>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) ending: CancellationToken,
     pub(crate) streams: TaskTracker,

@@ -3,6 +3,7 @@
 //! # Invariants
 //!
 //! * An event is made when there is room for it, from the newest view: a slow pod skips intermediate states.
+//! * The lease is renewed only while the pod applies events: heartbeats alone may come from a pod whose reader is stuck.
 //! * A renewal that was begun is never dropped, whatever the pod does: the store takes that for the end of its
 //!   connection, which carries all leases and watches of this process.
 //! * `confirmed` names a heartbeat that had come in before the renewal was sent to the store.
@@ -11,23 +12,23 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use segue_coordination::session::boottime;
 use segue_coordination::store::StoreError;
 use segue_protocol::handoff::remote_pod::RemotePod;
 use segue_protocol::ids::{Epoch, PartitionId};
+use segue_protocol::lease::Reader;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::{Status, Streaming};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
-use crate::attach::Attached;
+use crate::attach::{Attached, STORE_TIMEOUT};
 use crate::events::{WINDOW, event, span, welcome};
 use crate::hub::Changes;
 use crate::proto::{Event, GoAway, Heartbeat, Hello};
 use crate::sessions::Place;
 use crate::shared::{GO_AWAY_WITHIN, Shared, unavailable};
-
-/// How long the store may take to renew a lease or to restore a record.
-const STORE_TIMEOUT: Duration = Duration::from_secs(2);
+use crate::status::{Load, Reports};
 
 /// The sender of a stream's events.
 pub(crate) type Events = mpsc::Sender<Result<Event, Status>>;
@@ -41,8 +42,10 @@ pub(crate) struct Stream {
     changes: Changes,
     /// The number of the last event.
     seq: u64,
-    /// The newest event that the pod has applied.
-    seen: u64,
+    reader: Reader,
+    /// Whether the lease is not renewed because the pod applies no events.
+    is_stuck: bool,
+    reports: Reports,
     /// The newest heartbeat.
     beat: u64,
     /// The newest heartbeat that was followed by a renewal of the lease.
@@ -59,7 +62,7 @@ impl Stream {
     pub(crate) async fn begin(shared: Arc<Shared>, attached: Attached, first: &Heartbeat) -> Result<Self, Status> {
         let changes = shared.hub.changes();
         shared.hub.shows(attached.seen).await?;
-        let place = shared.sessions.take(attached.incarnation());
+        let place = shared.sessions.take(attached.name(), attached.incarnation());
         let pod = remote_pod(&shared, &attached, first.hello.as_ref());
         Ok(Stream {
             shared,
@@ -68,7 +71,9 @@ impl Stream {
             place,
             changes,
             seq: 0,
-            seen: 0,
+            reader: Reader::default(),
+            is_stuck: false,
+            reports: Reports::default(),
             beat: first.seq,
             confirmed: first.seq,
             told: 0,
@@ -78,6 +83,7 @@ impl Stream {
     /// Serves the pod until its stream ends.
     pub(crate) async fn run(mut self, mut heartbeats: Streaming<Heartbeat>, events: Events) {
         let (pod, incarnation) = (self.attached.name().to_owned(), self.attached.incarnation().get());
+        self.shared.observer.stream_began(self.attached.resumed);
         match self.serve(&mut heartbeats, &events).await {
             Ok(why) => debug!(pod, incarnation, why, "pod's stream ended"),
             Err(status) => {
@@ -85,6 +91,10 @@ impl Stream {
                 // The timeout is for a pod that does not read.
                 let _ = timeout(Duration::from_secs(1), events.send(Err(status))).await;
             }
+        }
+        self.shared.observer.stream_ended();
+        if self.is_stuck {
+            self.shared.observer.reader_stuck(false);
         }
         if self.shared.hub.view().incarnation_of(&pod) != self.attached.incarnation() {
             // The registration is gone. Revoking its lease ends all renewals.
@@ -98,10 +108,10 @@ impl Stream {
         let (ending, shared) = (self.shared.ending.clone(), self.shared.clone());
         let mut renewal: Option<Renewal> = None;
         loop {
-            if renewal.is_none() && self.beat > self.confirmed {
+            if renewal.is_none() && self.beat > self.confirmed && self.is_reading() {
                 renewal = Some(self.renew());
             }
-            self.keep_registration(&shared).await?;
+            self.attached.keep_registration(&shared).await?;
             let has_news = self.confirmed > self.told || (self.changes.any() && self.has_room());
             tokio::select! {
                 biased;
@@ -117,7 +127,7 @@ impl Stream {
                     self.renewed(beat, renewed)?;
                 }
                 received = heartbeats.message() => match received {
-                    Ok(Some(heartbeat)) => self.heard(&heartbeat),
+                    Ok(Some(heartbeat)) => self.heard(&heartbeat)?,
                     Ok(None) | Err(_) => return Ok("the pod has closed it"),
                 },
                 Some(partition) = self.place.by_hand.recv() => {
@@ -137,9 +147,44 @@ impl Stream {
         }
     }
 
-    fn heard(&mut self, heartbeat: &Heartbeat) {
+    fn heard(&mut self, heartbeat: &Heartbeat) -> Result<(), Status> {
         self.beat = self.beat.max(heartbeat.seq);
-        self.seen = self.seen.max(heartbeat.seen).min(self.seq);
+        self.reader.applied(heartbeat.seen, micros(boottime()));
+        let load = heartbeat.load.as_ref().map(Load::read).transpose()?;
+        if load.is_some() || !heartbeat.progress.is_empty() {
+            let due: Vec<_> = self.pod.tasks().collect();
+            self.reports.take(&due, &heartbeat.progress);
+            self.place.status.send_modify(|status| status.load = load.or_else(|| status.load.take()));
+        }
+        self.publish();
+        Ok(())
+    }
+
+    /// Returns whether the pod applies its events.
+    fn is_reading(&mut self) -> bool {
+        let is_stuck = self.reader.is_stuck(micros(boottime()), micros(self.attached.token.ttl()));
+        if is_stuck != self.is_stuck {
+            let (pod, behind) = (self.attached.name(), self.reader.behind());
+            if is_stuck {
+                warn!(pod, behind, "pod sends heartbeats and applies no events; its lease is not renewed");
+            } else {
+                info!(pod, "pod applies events again");
+            }
+            self.is_stuck = is_stuck;
+            self.shared.observer.reader_stuck(is_stuck);
+            self.publish();
+        }
+        !is_stuck
+    }
+
+    /// Shows operators the state of the stream.
+    fn publish(&self) {
+        let due: Vec<_> = self.pod.tasks().collect();
+        self.place.status.send_modify(|status| {
+            status.behind = self.reader.behind();
+            status.is_stuck = self.is_stuck;
+            status.tasks = self.reports.of(&due);
+        });
     }
 
     fn renew(&self) -> Renewal {
@@ -161,37 +206,15 @@ impl Stream {
     fn renewed(&mut self, beat: u64, renewed: Result<(), StoreError>) -> Result<(), Status> {
         match renewed {
             Ok(()) => self.confirmed = beat,
-            Err(StoreError::LeaseNotFound) => return Err(self.is_over()),
+            Err(StoreError::LeaseNotFound) => return Err(self.attached.is_over()),
             // Another instance may reach the store.
             Err(error) => return Err(unavailable(error)),
         }
         Ok(())
     }
 
-    /// Checks that the registration exists, and restores it if another writer has detached it from its lease.
-    async fn keep_registration(&mut self, shared: &Shared) -> Result<(), Status> {
-        let restore = match self.attached.is_registered(&shared.hub.view()) {
-            Ok(true) => return Ok(()),
-            Ok(false) => return Err(self.is_over()),
-            Err(restore) => restore,
-        };
-        let pod = self.attached.name();
-        match timeout(STORE_TIMEOUT, shared.store.commit(restore)).await {
-            Ok(Ok(outcome)) if outcome.committed() => {
-                info!(pod, "registration restored");
-                shared.hub.shows(outcome.revision).await
-            }
-            // Changed again, or the store does not answer. The next change or heartbeat leads back here.
-            _ => Ok(()),
-        }
-    }
-
-    fn is_over(&self) -> Status {
-        Status::not_found(format!("the registration of pod {} is over; register again", self.attached.name()))
-    }
-
     fn has_room(&self) -> bool {
-        self.seq - self.seen < WINDOW
+        self.reader.behind() < WINDOW
     }
 
     /// Returns the next event, or `None` if nothing has changed.
@@ -200,7 +223,7 @@ impl Stream {
         let shared = self.shared.clone();
         let view = shared.hub.view();
         let mut event = if self.changes.any() && self.has_room() {
-            let partitions = self.changes.take().unwrap_or_else(|| self.pod.concerned(&view));
+            let partitions = self.changes.take().unwrap_or_else(|| self.pod.concerned(&view.parties));
             let changes = self.pod.update(&view, partitions);
             event(&view, &shared.settings, changes, is_first)
         } else {
@@ -215,17 +238,28 @@ impl Stream {
             event.confirmed = self.confirmed;
             self.told = self.confirmed;
         }
-        self.seq += 1;
-        event.seq = self.seq;
+        self.number(&mut event);
+        drop(view);
+        self.publish();
         Some(event)
     }
 
-    async fn go_away(&mut self, events: &Events) {
+    fn number(&mut self, event: &mut Event) {
         self.seq += 1;
+        event.seq = self.seq;
+        self.reader.sent(self.seq, micros(boottime()));
+    }
+
+    async fn go_away(&mut self, events: &Events) {
         let go_away = GoAway { why: "this instance shuts down".to_owned(), within: span(GO_AWAY_WITHIN) };
-        let event = Event { seq: self.seq, go_away: Some(go_away), ..Event::default() };
+        let mut event = Event { go_away: Some(go_away), ..Event::default() };
+        self.number(&mut event);
         let _ = timeout(GO_AWAY_WITHIN, events.send(Ok(event))).await;
     }
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Returns the pod with the state that it reports.

@@ -76,11 +76,11 @@ impl Token {
     }
 
     /// Checks the token against the digest of the record.
-    pub(crate) fn proves(&self, digest: Option<&str>) -> Result<(), Status> {
-        match digest {
-            Some(digest) if digest == digest_of(&self.secret, self.lease, self.ttl_s) => Ok(()),
-            _ => Err(Status::permission_denied(format!("`resume` is not the token of pod {}", self.pod))),
+    pub(crate) fn proves(&self, digest: &str) -> Result<(), Status> {
+        if digest == digest_of(&self.secret, self.lease, self.ttl_s) {
+            return Ok(());
         }
+        Err(Status::permission_denied(format!("`resume` is not the token of pod {}", self.pod)))
     }
 }
 

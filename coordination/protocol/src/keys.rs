@@ -1,7 +1,12 @@
 //! The keys of a keyspace, and their meaning. The layout is part of the protocol and fixed.
 
-use crate::ids::PartitionId;
+use crate::ids::{HandoffId, PartitionId, Revision};
 use crate::records::PodAckKind;
+use crate::txn::Keys;
+
+/// The folder of the history. It sorts after every other key, so that one range has everything else: participants do not
+/// watch the history.
+const HISTORY: &str = "~history/";
 
 /// Builds and reads the keys of one keyspace: everything below `{prefix}{keyspace}/`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -56,6 +61,34 @@ impl Keyspace {
     /// Returns the prefix of every key of the keyspace.
     pub fn root(&self) -> &str {
         &self.root
+    }
+
+    /// Returns the keys that participants follow: all but the history, which sorts after them.
+    pub fn followed(&self) -> Keys {
+        Keys::Between(self.root.clone(), format!("{}{HISTORY}", self.root))
+    }
+
+    /// Returns the keys of the history.
+    pub fn history(&self) -> Keys {
+        Keys::Prefix(format!("{}{HISTORY}", self.root))
+    }
+
+    /// Returns the keys of a partition's history.
+    pub fn history_of(&self, partition: PartitionId) -> Keys {
+        Keys::Prefix(format!("{}{HISTORY}{partition}/", self.root))
+    }
+
+    /// Returns the key of the history entry of a handoff.
+    pub fn history_entry(&self, partition: PartitionId, handoff: HandoffId) -> String {
+        format!("{}{HISTORY}{partition}/{handoff}", self.root)
+    }
+
+    /// Parses the key of a history entry: the inverse of [`history_entry`](Self::history_entry).
+    pub fn parse_history_entry(&self, key: &str) -> Option<(PartitionId, HandoffId)> {
+        let (partition, handoff) = key.strip_prefix(self.root.as_str())?.strip_prefix(HISTORY)?.split_once('/')?;
+        let handoff = HandoffId::created_at(Revision::new(handoff.parse().ok()?));
+        Some((number(partition)?, handoff))
+            .filter(|(partition, handoff)| self.history_entry(*partition, *handoff) == key)
     }
 
     /// Returns the key of the keyspace's settings.
@@ -216,6 +249,24 @@ mod tests {
         ] {
             assert_eq!(keys.parse(&key), Some(name), "{key}");
         }
+    }
+
+    #[test]
+    fn the_history_is_apart_from_what_participants_follow() {
+        let keys = Keyspace::new("/segue/", "default");
+        let handoff = HandoffId::created_at(Revision::new(70));
+        let entry = keys.history_entry(P7, handoff);
+        assert_eq!(entry, "/segue/default/~history/7/70");
+        assert_eq!(keys.parse_history_entry(&entry), Some((P7, handoff)));
+        assert!(keys.history().contains(&entry) && keys.history_of(P7).contains(&entry));
+        assert!(!keys.history_of(P0).contains(&entry) && !keys.followed().contains(&entry));
+        for key in [keys.config(), keys.wanted(), keys.router("~"), keys.pod_stream("~")] {
+            assert!(keys.followed().contains(&key) && keys.parse_history_entry(&key).is_none(), "{key}");
+        }
+        for key in ["~history/07/70", "~history/7/070", "~history/7/+70", "~history/7/70/1", "~history/7"] {
+            assert_eq!(keys.parse_history_entry(&format!("{}{key}", keys.root())), None, "{key}");
+        }
+        assert!(!keys.followed().contains("/segue/other/config"));
     }
 
     #[test]

@@ -36,6 +36,43 @@ pub fn has_made_progress(now: u64, last_progress: u64, ttl: u64) -> bool {
     now.saturating_sub(last_progress) <= ttl / 2
 }
 
+/// Whether a pod applies the events that a server sends it. Events are numbered from 1.
+///
+/// A pod whose reader is stuck may send heartbeats all the same. Its lease stands for the loop that applies events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Reader {
+    sent: u64,
+    applied: u64,
+    /// The event that the pod has to apply next, and since when.
+    awaited: Option<(u64, u64)>,
+}
+
+impl Reader {
+    /// Records that this event was sent.
+    pub fn sent(&mut self, seq: u64, now: u64) {
+        self.sent = seq;
+        self.awaited.get_or_insert((seq, now));
+    }
+
+    /// Records that the pod has applied all events up to this one.
+    pub fn applied(&mut self, seq: u64, now: u64) {
+        self.applied = self.applied.max(seq.min(self.sent));
+        if self.awaited.is_some_and(|(awaited, _)| awaited <= self.applied) {
+            self.awaited = (self.applied < self.sent).then_some((self.sent, now));
+        }
+    }
+
+    /// Returns how many events the pod has not applied.
+    pub fn behind(&self) -> u64 {
+        self.sent - self.applied
+    }
+
+    /// Returns whether the pod has had an event for so long that its lease must not be renewed.
+    pub fn is_stuck(&self, now: u64, ttl: u64) -> bool {
+        self.awaited.is_some_and(|(_, since)| !has_made_progress(now, since, ttl))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,6 +82,23 @@ mod tests {
         let times = LeaseTimes::confirmed(1_000_000, 15_000_000);
         assert_eq!(times.trusted_until, 11_000_000);
         assert_eq!(times.stands_until, 16_000_000);
+    }
+
+    #[test]
+    fn a_reader_is_stuck_once_it_has_not_applied_an_event_for_half_the_ttl() {
+        let ttl = 10;
+        let mut reader = Reader::default();
+        assert!(!reader.is_stuck(u64::MAX, ttl), "nothing to apply");
+        reader.sent(1, 100);
+        reader.sent(2, 104);
+        assert!(!reader.is_stuck(105, ttl) && reader.is_stuck(106, ttl));
+        reader.applied(1, 106);
+        assert!(!reader.is_stuck(111, ttl) && reader.is_stuck(112, ttl), "the second event counts from the progress");
+        reader.applied(9, 112);
+        assert_eq!((reader.behind(), reader.is_stuck(u64::MAX, ttl)), (0, false), "never ahead of what was sent");
+        reader.sent(3, 200);
+        reader.applied(2, 205);
+        assert!(reader.is_stuck(206, ttl), "an old number is no progress");
     }
 
     #[test]

@@ -31,6 +31,8 @@ pub enum Keys {
     One(String),
     /// Every key that starts with this.
     Prefix(String),
+    /// Every key from the first one up to, but not including, the second one.
+    Between(String, String),
 }
 
 impl Keys {
@@ -39,6 +41,7 @@ impl Keys {
         match self {
             Keys::One(one) => one == key,
             Keys::Prefix(prefix) => key.starts_with(prefix.as_str()),
+            Keys::Between(from, to) => from.as_str() <= key && key < to.as_str(),
         }
     }
 }
@@ -80,7 +83,7 @@ pub enum Field {
     Lease(LeaseId),
 }
 
-/// One guard of a transaction. Over a prefix it must hold for every key there. If there is none, it is evaluated for an
+/// One guard of a transaction. Over several keys it must hold for every key there. If there is none, it is evaluated for an
 /// absent key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Compare {

@@ -9,8 +9,8 @@ use segue_protocol::handoff::router::{Trust, route};
 use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{
-    Assignment, AssignmentStatus, Capabilities, Handoff, KeyspaceConfig, Leader, Mode, Partitioner, Phase, PodAck,
-    PodAckKind, PodRecord, PodStatus, RouterCutoverAck, RouterDrainedAck, RouterRecord, Thousandths, encode,
+    Assignment, AssignmentStatus, Capabilities, Handoff, KeyspaceConfig, Leader, Mode, Partitioner, PastPhase, Phase,
+    PodAck, PodAckKind, PodRecord, PodStatus, RouterCutoverAck, RouterDrainedAck, RouterRecord, Thousandths, encode,
 };
 use segue_protocol::txn::{KeyValue, Snapshot};
 use segue_protocol::view::View;
@@ -49,15 +49,22 @@ fn life(revision: u64) -> Incarnation {
 }
 
 prop_compose! {
+    fn past()(phase in prop::sample::select(&Phase::ALL[..]), ms: u64) -> PastPhase {
+        PastPhase { phase, ms }
+    }
+}
+
+prop_compose! {
     fn handoff()(
         partition: u32, old_owner in prop::option::of(name()), numbers: [u64; 5], new_owner in name(),
         phase in prop::sample::select(&Phase::ALL[..]), independent: bool, reason in "\\PC{0,20}",
+        cause in "[a-z_]{0,12}", past in prop::collection::vec(past(), 0..5),
     ) -> Handoff {
         Handoff {
             partition: partition.into(), old_owner, old_incarnation: life(numbers[0]), new_owner, new_incarnation: life(numbers[1]), phase,
             epoch: numbers[2].into(), mode: if independent { Mode::Independent } else { Mode::Barrier },
             started_at: numbers[3], phase_entered_at: numbers[4], reason,
-            work_has_ended: independent && numbers[0] % 2 == 0,
+            work_has_ended: independent && numbers[0] % 2 == 0, cause, past,
         }
     }
 }

@@ -1,8 +1,9 @@
 //! What a pod in another process is told along a handoff, for every choice of views that the instance skips.
 #![allow(clippy::unwrap_used)]
 
+use segue_protocol::handoff::parties::Parties;
 use segue_protocol::handoff::pod_reconcile::Callback;
-use segue_protocol::handoff::remote_pod::{Changes, RemotePod, RemoteTask, Verdict, judge};
+use segue_protocol::handoff::remote_pod::{Changes, RemotePod, RemoteTask, TaskReport, Verdict, judge};
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Assignment, Capabilities, Handoff, Phase, PodAck, PodAckKind, PodRecord, encode};
@@ -72,7 +73,7 @@ fn pod(view: &View, name: &str, holdings: &[(PartitionId, Epoch)]) -> RemotePod 
 }
 
 fn told(pod: &mut RemotePod, view: &View) -> Changes {
-    let concerned = pod.concerned(view);
+    let concerned = pod.concerned(&Parties::of(view));
     pod.update(view, concerned)
 }
 
@@ -206,7 +207,7 @@ fn a_report_is_written_only_when_it_is_due_and_known_or_stale_afterwards() {
     };
     let steps = steps();
     let judged = |pod: &str, callback| -> String {
-        steps.iter().map(|view| word(judge(view, pod, life(pod), P, H, callback, 0))).collect()
+        steps.iter().map(|view| word(judge(view, pod, life(pod), &report(callback, H, None), 0))).collect()
     };
     assert_eq!(judged("b", Callback::Warm), "swkkkkkks");
     assert_eq!(judged("b", Callback::Sync), "seeewkkks");
@@ -216,5 +217,58 @@ fn a_report_is_written_only_when_it_is_due_and_known_or_stale_afterwards() {
         assert_eq!(judged(pod, callback), "sssssssss", "{pod} {callback:?}");
     }
     let later = HandoffId::created_at(Revision::new(99));
-    assert_eq!(judge(&steps[1], "b", life("b"), P, later, Callback::Warm, 0), Verdict::TooEarly, "not seen yet");
+    let verdict = judge(&steps[1], "b", life("b"), &report(Callback::Warm, later, None), 0);
+    assert_eq!(verdict, Verdict::TooEarly, "not seen yet");
+    let failed = |pod: &str, callback| -> String {
+        let report = report(callback, H, Some("no disk"));
+        steps.iter().map(|view| word(judge(view, pod, life(pod), &report, 0))).collect()
+    };
+    assert_eq!(failed("b", Callback::Warm), "swsssssss");
+    assert_eq!(failed("b", Callback::Sync), "seeewssss");
+    for (pod, callback) in [("a", Callback::Warm), ("a", Callback::Drain), ("b", Callback::Release)] {
+        assert_eq!(failed(pod, callback), "sssssssss", "{pod} {callback:?}");
+    }
+}
+
+fn report(callback: Callback, handoff: HandoffId, failure: Option<&str>) -> TaskReport {
+    TaskReport { partition: P, handoff, callback, failure: failure.map(str::to_owned) }
+}
+
+#[test]
+fn a_failure_for_good_is_stored_with_its_reason_and_its_task_is_due_no_more() {
+    let owner = Some(("a", OLD));
+    let warming = view(owner, Some((H, NEW, Phase::Warming)), &[]);
+    let Verdict::Commit(txn) = judge(&warming, "b", life("b"), &report(Callback::Warm, H, Some("no disk")), 7) else {
+        panic!("it is due");
+    };
+    assert!(format!("{txn:?}").contains(&keys().pod_ack(P, "b", PodAckKind::Failed)), "{txn:?}");
+    let failed = view(owner, Some((H, NEW, Phase::Warming)), &[("b", PodAckKind::Failed)]);
+    let again = judge(&failed, "b", life("b"), &report(Callback::Warm, H, Some("no disk")), 7);
+    assert_eq!(again, Verdict::Known);
+    let mut b = pod(&warming, "b", &[]);
+    assert_eq!(told(&mut b, &warming).tasks, [task(Callback::Warm, H, NEW)]);
+    assert!(told(&mut b, &failed).is_empty());
+    assert!(told(&mut pod(&failed, "b", &[]), &failed).is_empty(), "nor after a reconnect");
+    let cancelled = told(&mut b, &view(owner, None, &[]));
+    assert_eq!(cancelled.tasks, [RemoteTask { cancelled: true, ..task(Callback::Release, H, NEW) }]);
+}
+
+#[test]
+fn a_pod_is_concerned_by_its_own_partitions_and_moves_and_by_what_it_was_told() {
+    let steps = steps();
+    let mut parties = Parties::of(&steps[0]);
+    let mut idle = pod(&steps[0], "c", &[]);
+    let (mut a, mut b) = (pod(&steps[0], "a", &[(P, OLD)]), pod(&steps[0], "b", &[]));
+    for view in &steps {
+        parties.update(view, [P]);
+        assert_eq!(parties, Parties::of(view), "kept up to date as if made anew");
+        assert!(idle.concerned(&parties).is_empty());
+        assert!(idle.update(view, [P]).is_empty(), "and nothing is missed");
+        for pod in [&mut a, &mut b] {
+            let concerned = pod.concerned(&parties);
+            let mut other = pod.clone();
+            assert_eq!(pod.update(view, concerned), other.update(view, [P]));
+        }
+    }
+    assert_eq!((parties.partitions("a").count(), parties.partitions("b").count()), (0, 1));
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use segue_protocol::handoff::advance::{advance, advance_past_bound};
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::planning::{Action, Assurance, Memory, MoveCause, Notice, Policy, plan, txn};
+use segue_protocol::planning::{Action, Assurance, Memory, MoveCause, Notice, Policy, in_force, plan, txn};
 use segue_protocol::records::Phase;
 use segue_protocol::txn::{Compare, Txn, TxnOutcome};
 use segue_protocol::view::{View, ViewDelta};
@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use super::history::HistoryPruner;
 use super::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult};
 use crate::session::{OwnKey, Registration, Update, Watcher, unix_millis};
 use crate::store::{Store, StoreError};
@@ -80,6 +81,7 @@ pub(super) struct Leadership<'a> {
     /// Why this leader has decided to cancel a handoff.
     cancels: BTreeMap<PartitionId, (HandoffId, &'static str)>,
     notices: Vec<Notice>,
+    history: HistoryPruner,
 }
 
 /// A handoff as last observed.
@@ -129,6 +131,7 @@ impl<'a> Leadership<'a> {
             handoffs: BTreeMap::new(),
             cancels: BTreeMap::new(),
             notices: Vec::new(),
+            history: HistoryPruner::start(store.clone(), keys.clone(), elected.incarnation.revision()),
         }
     }
 
@@ -235,6 +238,7 @@ impl<'a> Leadership<'a> {
                 self.observer.view_changed(&self.view);
             }
         }
+        let strategy = in_force(&self.view, &self.policy).strategy;
         for partition in std::mem::take(&mut self.changed) {
             let known = self.handoffs.get(&partition).copied();
             let seen = self.view.handoffs.get(&partition).map(|handoff| SeenHandoff {
@@ -244,7 +248,7 @@ impl<'a> Leadership<'a> {
                 epoch: handoff.value.epoch,
                 cause: match known {
                     Some(known) if known.id == handoff.id() => known.cause,
-                    _ => MoveCause::of(&self.view, &handoff.value),
+                    _ => MoveCause::of(&self.view, strategy, &handoff.value),
                 },
             });
             let same = seen.zip(known).is_some_and(|(seen, known)| seen.id == known.id);
@@ -264,6 +268,7 @@ impl<'a> Leadership<'a> {
                     None => HandoffResult::Cancelled(HandoffResult::NOT_HERE),
                 };
                 self.observer.handoff_ended(partition, result);
+                self.history.handoff_ended();
             }
             match seen {
                 Some(seen) if !known.is_some_and(|known| same && known.phase == seen.phase) => {

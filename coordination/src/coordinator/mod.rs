@@ -5,6 +5,7 @@
 //! Level-triggered: a new leader derives everything from its first snapshot, which is taken after its election. Every
 //! write is guarded by the leader's key, so a coordinator that lost its lease without knowing cannot write.
 
+mod history;
 mod leadership;
 
 use std::sync::Arc;

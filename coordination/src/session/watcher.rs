@@ -130,7 +130,7 @@ impl WatcherTask {
     /// Takes one snapshot and follows the watch after it. Returns `Ok` when a fresh snapshot is due, and `Err(None)`
     /// when the receiver is gone.
     async fn once(&mut self) -> Result<(), Option<StoreError>> {
-        let all = Keys::Prefix(self.keys.root().to_owned());
+        let all = self.keys.followed();
         let snapshot = self.store.snapshot(&all).await.map_err(Some)?;
         if let Some((seen, reached)) = self.doubt.take() {
             if snapshot.entries.iter().any(|entry| seen < entry.mod_revision && entry.mod_revision <= reached) {

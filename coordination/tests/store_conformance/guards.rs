@@ -92,6 +92,31 @@ pub(crate) async fn a_compare_means_the_same_to_both_stores(fixture: Fixture) {
     assert!(fixture.commit([holds.clone(), holds], []).await.unwrap().committed());
 }
 
+pub(crate) async fn keys_between_two_include_the_first_and_not_the_second(fixture: Fixture) {
+    let between = |from: &str, to: &str| Keys::Between(fixture.key(from), fixture.key(to));
+    let start = fixture.write(["a", "b", "c/1", "d", "da"].map(|name| fixture.put_op(name, "0"))).await;
+    let snapshot = fixture.store.snapshot(&between("b", "d")).await.unwrap();
+    let keys: Vec<&str> = snapshot.entries.iter().map(|entry| entry.key.as_str()).collect();
+    assert_eq!(keys, [fixture.key("b"), fixture.key("c/1")]);
+    for (from, to) in [("d", "d"), ("e", "b")] {
+        assert_eq!(fixture.store.snapshot(&between(from, to)).await.unwrap().entries, [], "{from} to {to}");
+    }
+    let newer = fixture.put("d", "1").await;
+    for (from, to, expected) in [("b", "d", true), ("b", "da", false), ("x", "z", true)] {
+        let compare = fixture.compare(between(from, to), Modified(newer), Less);
+        assert_eq!(fixture.commit([compare], []).await.unwrap().committed(), expected, "{from} to {to}");
+    }
+    let mut watch = fixture.watch(between("b", "d"), start).await;
+    fixture.delete(between("c", "da")).await;
+    let mut seen = Vec::new();
+    while seen.len() < 3 {
+        seen.extend(fixture.short(&watch.next().await.unwrap().events));
+    }
+    assert_eq!(seen, ["b=0", "c/1=0", "-c/1"]);
+    let left: Vec<String> = fixture.contents().await.into_iter().map(|(name, _)| name).collect();
+    assert_eq!(left, ["a", "b", "da"]);
+}
+
 pub(crate) async fn a_key_that_was_put_without_its_lease_can_be_told_apart(fixture: Fixture) {
     let lease = fixture.store.grant(TTL).await.unwrap();
     fixture.write([fixture.leased_op("leader", "", Some(lease))]).await;

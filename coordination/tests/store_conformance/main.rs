@@ -45,6 +45,7 @@ conformance! {
     shared revisions::a_large_keyspace_loads_in_one_snapshot,
 
     shared guards::a_compare_means_the_same_to_both_stores,
+    shared guards::keys_between_two_include_the_first_and_not_the_second,
     shared guards::a_key_that_was_put_without_its_lease_can_be_told_apart,
     shared guards::a_range_compare_tells_new_keys_from_old_ones,
     shared guards::the_branch_whose_guards_hold_first_is_the_only_one_carried_out,

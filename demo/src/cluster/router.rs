@@ -9,7 +9,9 @@ use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
 use segue_proxy::router::{self, BoundRouter};
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
-use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
+use segue_proxy::settings::{
+    ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
+};
 use tokio::time::Instant;
 
 use super::super::history::History;
@@ -32,7 +34,8 @@ impl Router {
         options: &Options,
     ) -> anyhow::Result<Self> {
         let name = format!("router-{number}");
-        let server = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None };
+        let server =
+            ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None, http1: Http1Server::default() };
         let router = BoundRouter::bind(server, limits(options))?;
         if let Some(instruments) = &options.instruments {
             instruments.add_router(&name, router.metrics(), router.table());

@@ -46,6 +46,7 @@ use self::held::{HeldRequest, table_is_there};
 use self::in_flight::{InFlight, Terms};
 use self::request::ForwardRequest;
 use self::response_body::ResponseBody;
+use crate::message::client_body::ClientBody;
 use crate::message::local_reply::LocalReply;
 use crate::metrics::{BounceCause, WorkerMetrics};
 use crate::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
@@ -118,6 +119,15 @@ impl Forward {
     pub fn call(
         &self,
         request: Request<Incoming>,
+        peer: Rc<ClientInfo>,
+    ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + use<> {
+        self.serve(request.map(ClientBody::from), peer)
+    }
+
+    /// Returns the response to one request of a client, however its body is delivered.
+    pub(crate) fn serve(
+        &self,
+        request: Request<ClientBody>,
         peer: Rc<ClientInfo>,
     ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + use<> {
         let shared = self.shared.clone();

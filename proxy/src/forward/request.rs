@@ -7,13 +7,13 @@ use std::rc::Rc;
 use http::header::{CONNECTION, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Version};
-use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use segue_protocol::ids::PartitionId;
 use tokio::time::Instant;
 
 use super::context::{ClientInfo, WorkerContext};
 use super::response_body::ResponseBody;
+use crate::message::client_body::ClientBody;
 use crate::message::grpc_timeout;
 use crate::message::header_scan::HeaderScan;
 use crate::message::headers;
@@ -47,7 +47,7 @@ impl ForwardRequest {
         }
     }
 
-    pub(super) fn new(shared: &WorkerContext, mut request: Request<Incoming>, peer: Rc<ClientInfo>) -> Self {
+    pub(super) fn new(shared: &WorkerContext, mut request: Request<ClientBody>, peer: Rc<ClientInfo>) -> Self {
         let arrived = Instant::now();
         let scan = HeaderScan::of(request.headers());
         let upgrades = scan.upgrade && headers::wants_upgrade(request.version(), request.headers());

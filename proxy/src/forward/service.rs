@@ -11,6 +11,7 @@ use tower::Service;
 
 use super::response_body::ResponseBody;
 use super::{ClientGone, ClientInfo, Forward};
+use crate::message::client_body::ClientBody;
 
 /// Forwards the requests of one client's connection. It is ready at all times: a request that cannot be sent yet is held,
 /// and one that cannot be held gets a local reply.
@@ -33,6 +34,14 @@ impl ClientService {
         request: Request<Incoming>,
     ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + use<> {
         self.forward.call(request, self.client.clone())
+    }
+
+    /// Does the same for a request whose body does not come through hyper.
+    pub(crate) fn forward_direct(
+        &self,
+        request: Request<ClientBody>,
+    ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + use<> {
+        self.forward.serve(request, self.client.clone())
     }
 }
 

@@ -13,13 +13,12 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Body, Frame};
-use hyper::body::Incoming;
 
 /// Returns the next frame that is not empty data.
-pub(crate) fn poll_telling_frame(
-    body: &mut Incoming,
+pub(crate) fn poll_telling_frame<B: Body<Data = Bytes> + Unpin>(
+    body: &mut B,
     context: &mut Context<'_>,
-) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
+) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
     loop {
         match ready!(Pin::new(&mut *body).poll_frame(context)) {
             Some(Ok(frame)) if frame.data_ref().is_some_and(Bytes::is_empty) => {}

@@ -9,7 +9,6 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use pin_project::pin_project;
 
 use super::client::Client;
@@ -23,10 +22,11 @@ pub(super) struct ActiveRequest {
 }
 
 impl ActiveRequest {
-    pub(super) fn begin(clients: &ConnectionRegistry, client: &Rc<Client>, body: &Incoming) -> Self {
+    /// `length`: that of its body, if hyper reads it and knows it. Other connections know by themselves where it ends.
+    pub(super) fn begin(clients: &ConnectionRegistry, client: &Rc<Client>, length: Option<u64>) -> Self {
         clients.forget_newcomer(client);
         client.serving.set(client.serving.get() + 1);
-        ActiveRequest { client: client.clone(), length: body.size_hint().exact().filter(|_| !body.is_end_stream()) }
+        ActiveRequest { client: client.clone(), length }
     }
 }
 

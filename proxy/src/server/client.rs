@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::io::Arrived;
 use crate::routing::client_share::Connection;
+use crate::settings::Http1Server;
 use crate::tls::ServerTls;
 
 /// How long a connection may be idle between requests. Most clients and load balancers keep theirs for 60 to 90 s, so they
@@ -33,6 +34,7 @@ pub(super) struct ClientTerms {
     /// How long a client may read nothing of what was sent to it.
     pub(super) unread_timeout: Duration,
     pub(super) tls: Option<ServerTls>,
+    pub(super) http1: Http1Server,
 }
 
 /// One client's connection.

@@ -16,6 +16,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::header::CONNECTION;
 use http::{HeaderValue, Request, Response, StatusCode};
+use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
@@ -26,7 +27,8 @@ use tokio::net::TcpStream;
 use super::active_request::{ActiveRequest, TrackedBody};
 use super::client::{Client, ConnectionCommand};
 use super::data_path::{DataPath, Layers, ServeRequest};
-use super::io::ClientIo;
+use super::http1::{End, Session};
+use super::io::{ClientIo, linger};
 use super::registry::{ConnectionGuard, ConnectionRegistry};
 use crate::forward::ClientInfo;
 use crate::forward::client_presence::Presence;
@@ -34,6 +36,7 @@ use crate::message::PREFACE;
 use crate::message::interim::Interim;
 use crate::message::local_reply::LocalReply;
 use crate::runtime::background::LocalExecutor;
+use crate::settings::Http1Server;
 use crate::tls::{ServerTls, Stream};
 
 /// Window of an HTTP/2 stream: 64 MB/s at a round trip of 1 ms. A connection's window is that of all its streams together, so
@@ -101,13 +104,23 @@ impl ConnectionGuard {
         if !is_http2 {
             client.arrived.await_head();
         }
-        let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone(), interim, presence, is_http2);
         client.http2.set(is_http2);
+        let requests = path.for_client(peer.clone());
+        let (mut stream, mut ahead) = (stream, ahead);
+        if let Some(service) = requests.bare().filter(|_| !is_http2 && this.clients.terms.http1 == Http1Server::Segue) {
+            let session = Session { clients: &this.clients, client, peer: &peer, service };
+            match session.serve(stream, ahead).await {
+                End::Closed => return,
+                End::Unread(stream) => return this.linger(linger(stream)).await,
+                End::NotPlain(rest, unread) => (stream, ahead) = (rest, unread.into()),
+            }
+        }
+        let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone(), interim, presence, is_http2);
         if is_http2 {
             // Boxed: otherwise every HTTP/1.1 connection would reserve room for it.
-            Box::pin(this.serve_http2(io, client, peer.clone(), path.for_client(peer))).await;
+            Box::pin(this.serve_http2(io, client, peer, requests)).await;
         } else {
-            this.serve_http1(io, client, peer.clone(), path.for_client(peer)).await;
+            this.serve_http1(io, client, peer, requests).await;
         }
     }
 
@@ -141,12 +154,7 @@ impl ConnectionGuard {
             Ok(Err(error)) => tracing::debug!(%error, "a client's connection has ended"),
             Ok(Ok(())) if client.unread.get() => {
                 if let Some(parts) = connection.into_parts() {
-                    // From here on only a server that stops, or one that needs the room, ends the wait.
-                    if client.command.get() == ConnectionCommand::DrainAndClose {
-                        client.command.set(ConnectionCommand::CloseAfterResponse);
-                    }
-                    // Boxed: otherwise every connection would reserve room for it.
-                    let _ = until_told(client, Box::pin(parts.io.into_inner().linger())).await;
+                    self.linger(parts.io.into_inner().linger()).await;
                 }
             }
             Ok(Ok(())) | Err(ConnectionCommand::CloseNow) => {}
@@ -156,6 +164,17 @@ impl ConnectionGuard {
                 }
             }
         }
+    }
+
+    /// Waits for the end of what the client sends behind its last response. Only a server that stops, or one that needs the
+    /// room, ends the wait.
+    async fn linger(&self, reading: impl Future<Output = ()>) {
+        let client = &self.client;
+        if client.command.get() == ConnectionCommand::DrainAndClose {
+            client.command.set(ConnectionCommand::CloseAfterResponse);
+        }
+        // Boxed: otherwise every connection would reserve room for it.
+        let _ = until_told(client, Box::pin(reading)).await;
     }
 
     async fn serve_http2(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, requests: impl ServeRequest) {
@@ -202,7 +221,8 @@ fn service<S: ServeRequest>(
 {
     let (clients, client) = (clients.clone(), client.clone());
     hyper::service::service_fn(move |request: Request<Incoming>| {
-        let serving = ActiveRequest::begin(&clients, &client, request.body());
+        let length = request.body().size_hint().exact().filter(|_| !request.body().is_end_stream());
+        let serving = ActiveRequest::begin(&clients, &client, length);
         let response = requests.serve(request);
         let (client, peer) = (client.clone(), peer.clone());
         async move {

@@ -52,6 +52,11 @@ pub(super) trait ServeRequest: 'static {
         &self,
         request: Request<Incoming>,
     ) -> impl Future<Output = Result<Response<Self::Body>, Self::Error>> + 'static + use<Self>;
+
+    /// Returns the data path itself, if nothing stands around it.
+    fn bare(&self) -> Option<&ClientService> {
+        None
+    }
 }
 
 /// No layers.
@@ -75,6 +80,10 @@ impl ServeRequest for ClientService {
         request: Request<Incoming>,
     ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + 'static + use<> {
         Box::pin(self.forward(request))
+    }
+
+    fn bare(&self) -> Option<&ClientService> {
+        Some(self)
     }
 }
 

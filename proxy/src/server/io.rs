@@ -145,19 +145,9 @@ impl ClientIo {
         self.arrived.note(bytes, matches!(self.last, [b'\n', b'\r', b'\n'] | [_, b'\n', b'\n']));
     }
 
-    /// Reads for a while what the client still sends on a connection that is shut down on this side. Closed with unread
-    /// bytes it would be reset, and the client might lose the response.
-    pub(super) async fn linger(mut self) {
-        let read_on = async {
-            let (mut unread, mut left) = ([0; 4 << 10], MAX_LINGER_BYTES);
-            while left > 0 {
-                match self.stream.read(&mut unread).await {
-                    Ok(0) | Err(_) => break,
-                    Ok(bytes) => left = left.saturating_sub(bytes),
-                }
-            }
-        };
-        let _ = tokio::time::timeout(LINGER_TIMEOUT, read_on).await;
+    /// Reads for a while what the client still sends, as [`linger`] does.
+    pub(super) async fn linger(self) {
+        linger(self.stream).await;
     }
 
     fn poll_write_between(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -172,6 +162,21 @@ impl ClientIo {
     pub(super) fn refuse(&mut self, own: LocalReply) {
         self.stream.write_now(&local_reply_bytes(own));
     }
+}
+
+/// Reads for a while what the client still sends on a connection that is shut down on this side. Closed with unread
+/// bytes it would be reset, and the client might lose the response.
+pub(super) async fn linger(mut stream: Stream) {
+    let read_on = async {
+        let (mut unread, mut left) = ([0; 4 << 10], MAX_LINGER_BYTES);
+        while left > 0 {
+            match stream.read(&mut unread).await {
+                Ok(0) | Err(_) => break,
+                Ok(bytes) => left = left.saturating_sub(bytes),
+            }
+        }
+    };
+    let _ = tokio::time::timeout(LINGER_TIMEOUT, read_on).await;
 }
 
 /// Returns a local reply as HTTP/1.1 writes it, for where hyper cannot send it. The connection closes behind it.

@@ -14,6 +14,7 @@ mod active_request;
 mod client;
 mod connection;
 mod data_path;
+mod http1;
 mod io;
 mod overload;
 mod registry;
@@ -39,7 +40,6 @@ use crate::forward::{self, InvalidName};
 use crate::metrics::Metrics;
 use crate::routing::table::Table;
 use crate::settings::{ClientLimits, ForwardSettings, ServerSettings};
-use crate::tls::ServerTls;
 use client::ClientTerms;
 use data_path::{Bare, BoxError, Layered, Layers};
 use registry::IdlePolicy;
@@ -206,7 +206,7 @@ impl Server {
                 metrics: metrics.worker(index),
                 max_connections: most,
                 max_requests: most_requests,
-                terms: terms(&forward.limits, self.settings.tls.clone(), forward.upstream.idle_timeout),
+                terms: terms(&forward.limits, &self.settings, forward.upstream.idle_timeout),
                 stop: stopped.clone(),
             };
             let runtime = move || {
@@ -227,13 +227,14 @@ impl Server {
     }
 }
 
-fn terms(limits: &ClientLimits, tls: Option<ServerTls>, unread_timeout: Duration) -> ClientTerms {
+fn terms(limits: &ClientLimits, settings: &ServerSettings, unread_timeout: Duration) -> ClientTerms {
     ClientTerms {
         header_read_timeout: limits.header_read_timeout,
         max_header_bytes: limits.max_header_bytes,
         max_streams: limits.max_streams_per_connection,
         unread_timeout,
-        tls,
+        tls: settings.tls.clone(),
+        http1: settings.http1,
     }
 }
 
@@ -323,6 +324,16 @@ impl Drop for ServerHandle {
     }
 }
 
+/// Checks that hyper reads these bytes as requests in the same way as this server, as far as this server reads them.
+///
+/// # Panics
+///
+/// If it does not.
+#[cfg(fuzzing)]
+pub fn compare_with_hyper(pieces: &[&[u8]]) {
+    http1::twin::compare(pieces, ClientLimits::default().max_header_bytes);
+}
+
 /// Serves one client on the caller's thread, without a listener. To be called inside a set of local tasks.
 #[cfg(fuzzing)]
 pub async fn serve_client(
@@ -331,8 +342,10 @@ pub async fn serve_client(
     forward: crate::forward::Forward,
     metrics: Arc<crate::metrics::WorkerMetrics>,
     limits: &ClientLimits,
+    http1: crate::settings::Http1Server,
 ) {
-    let terms = terms(limits, None, forward.idle_timeout());
+    let settings = ServerSettings { listen: String::new(), workers: 1, tls: None, http1 };
+    let terms = terms(limits, &settings, forward.idle_timeout());
     let clients = std::rc::Rc::new(registry::ConnectionRegistry::new(terms, 0, metrics));
     let path = data_path::DataPath { forward, layers: Bare };
     clients.seat(std::net::Ipv4Addr::UNSPECIFIED.into()).serve(stream, peer, path).await;

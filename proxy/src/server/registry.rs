@@ -21,6 +21,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::client::{Client, ClientTerms, ConnectionCommand};
+use super::http1::Scratch;
 use crate::metrics::WorkerMetrics;
 use crate::routing::client_share::Addresses;
 
@@ -51,6 +52,8 @@ pub(super) struct ConnectionRegistry {
     /// How many clients have not sent a request yet.
     silent: Cell<usize>,
     addresses: Addresses,
+    /// The buffers of connections that hyper does not serve.
+    pub(super) scratch: Scratch,
     /// Notified when a client disconnects.
     pub(super) left: Notify,
     pub(super) terms: ClientTerms,
@@ -73,6 +76,7 @@ impl ConnectionRegistry {
             newcomers: RefCell::default(),
             silent: Cell::new(0),
             addresses: Addresses::new(most_requests),
+            scratch: Scratch::default(),
             left: Notify::new(),
             terms,
             command: Cell::new(ConnectionCommand::Continue),

@@ -96,6 +96,11 @@ impl ServerTls {
         self.0.clone()
     }
 
+    /// Returns the configuration in use, for a listener that is not one of this crate.
+    pub fn current(&self) -> Arc<ServerConfig> {
+        self.0.current()
+    }
+
     /// Shakes hands with a client. A client that does not speak TLS, or lacks a required certificate, gets an alert and
     /// is disconnected.
     pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<Stream> {

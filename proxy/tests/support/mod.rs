@@ -26,7 +26,7 @@ use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{Server, ServerError, ServerHandle};
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+    ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -89,7 +89,7 @@ impl Default for Settings {
                 upload_grace: UPLOAD_GRACE,
                 upstream: UpstreamSettings::default(),
             },
-            server: ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None },
+            server: ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None, http1: http1_server() },
             stash: StashLimits {
                 max_requests: 100,
                 max_bytes: 1 << 20,
@@ -128,6 +128,16 @@ impl Settings {
     /// Speaks to pods by this protocol.
     pub fn with_protocol(protocol: UpstreamProtocol) -> Self {
         Settings::with_upstream(|upstream| upstream.protocol = protocol)
+    }
+}
+
+/// Returns what serves HTTP/1.1 in these tests. They hold for both choices, which the environment names as it does for the
+/// program.
+pub fn http1_server() -> Http1Server {
+    match std::env::var("SEGUE__ROUTER__HTTP1_SERVER").as_deref() {
+        Ok("segue") => Http1Server::Segue,
+        Ok("hyper") | Err(_) => Http1Server::Hyper,
+        Ok(other) => panic!("SEGUE__ROUTER__HTTP1_SERVER is {other:?}; expected \"hyper\" or \"segue\""),
     }
 }
 

@@ -18,7 +18,6 @@ use hyper_util::rt::TokioIo;
 use segue_coordination::store::Store;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
-use segue_protocol::txn::Keys;
 use segue_protocol::view::View;
 use serde::Serialize;
 use tokio::net::TcpStream;
@@ -107,7 +106,7 @@ async fn run(args: &Args) -> Result<Report, Failure> {
 }
 
 async fn view(store: &dyn Store, keys: &Keyspace) -> anyhow::Result<View> {
-    let snapshot = store.snapshot(&Keys::Prefix(keys.root().to_owned())).await.context("cannot read the keyspace")?;
+    let snapshot = store.snapshot(&keys.followed()).await.context("cannot read the keyspace")?;
     Ok(View::from_snapshot(keys.clone(), snapshot))
 }
 

@@ -16,6 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::admin::{Admin, StatusSource};
 use crate::api::{Api, Write};
+use crate::history;
 use crate::keyspace::KeyspaceStatusSource;
 use crate::metrics::{CoordinatorMetrics, ParticipantMetrics, RouterMetrics};
 use crate::operator::Link;
@@ -62,7 +63,7 @@ impl Instruments for AdminInstruments {
     }
 
     fn serve(&self, store: Arc<dyn Store>, keys: Keyspace, status: Status) -> anyhow::Result<AbortOnDropHandle<()>> {
-        let admin = Admin::bind(self.address, None)?;
+        let admin = Admin::bind(self.address, None)?.with_routes(history::routes(store.clone(), keys.clone()));
         let tables = std::mem::take(&mut *self.tables.lock().unwrap_or_else(PoisonError::into_inner));
         let api = Api::new(Link::new(store.clone(), keys.clone(), None), None, Write::Nobody);
         let followed = KeyspaceStatusSource::start(store, keys);

@@ -1,6 +1,6 @@
 //! `segue explain`: explains the state of a partition or a pod, and the next steps.
 
-use super::{Failure, Reach, Target, block_on, note_defaults, print_text};
+use super::{Failure, Reach, Target, block_on, print_text};
 use crate::operator::Explanation;
 
 /// What to explain.
@@ -16,9 +16,6 @@ pub(in crate::commands) struct ExplainArgs {
 pub(in crate::commands) fn explain(args: &ExplainArgs) -> Result<(), Failure> {
     block_on(async {
         let reach = Reach::open(&args.target.reach).await?;
-        if reach.lacks_policy() {
-            note_defaults(&reach);
-        }
         // A pod may have a number for a name, and then is meant.
         let pod = reach.explain_pod(&args.subject).await;
         match (args.subject.parse(), pod) {

@@ -4,6 +4,7 @@
 mod drain;
 mod explain;
 mod forget;
+mod history;
 mod moves;
 mod pause;
 mod plan;
@@ -27,6 +28,7 @@ use crate::operator::{Action, Condition, Order, Outcome};
 pub(super) use self::drain::{DrainArgs, UndrainArgs, drain, undrain};
 pub(super) use self::explain::{ExplainArgs, explain};
 pub(super) use self::forget::{ForgetArgs, forget};
+pub(super) use self::history::{HistoryArgs, history};
 pub(super) use self::moves::{CancelArgs, MoveArgs, PartitionArgs, cancel, move_partition, pin, unpin};
 pub(super) use self::pause::{PauseArgs, ResumeArgs, pause, resume};
 pub(super) use self::plan::{PlanArgs, plan};
@@ -122,11 +124,6 @@ fn print(target: &Target, outcome: &Outcome) -> Result<(), Failure> {
         false => outcome.text.clone(),
     };
     print_text(&(line + "\n"))
-}
-
-/// Notes on standard error that the planner ran with the defaults.
-fn note_defaults(reach: &Reach) {
-    eprintln!("planned with the defaults of [coordinator]: {}", reach.where_the_policy_is());
 }
 
 fn print_text(text: &str) -> Result<(), Failure> {

@@ -1,6 +1,6 @@
 //! `segue plan`: a dry run of the planner on the current view.
 
-use super::{Failure, Reach, Target, block_on, note_defaults, print_text};
+use super::{Failure, Reach, Target, block_on, print_text};
 
 /// Assumptions of the dry run.
 #[derive(Debug, clap::Args)]
@@ -17,7 +17,7 @@ pub(in crate::commands) fn plan(args: &PlanArgs) -> Result<(), Failure> {
         let reach = Reach::open(&args.target.reach).await?;
         let preview = reach.plan(args.without.as_deref()).await?;
         if !preview.knows_policy() {
-            note_defaults(&reach);
+            eprintln!("planned with the defaults of [coordinator]: {}", reach.where_the_policy_is());
         }
         let text = match args.target.json {
             true => serde_json::to_string(&preview).map_err(anyhow::Error::from)? + "\n",

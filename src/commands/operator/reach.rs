@@ -18,6 +18,7 @@ use super::progress::shown;
 use crate::commands::Failure;
 use crate::commands::server::{Server, read_token};
 use crate::commands::store::ReachArgs;
+use crate::history::History;
 use crate::operator::{
     Action, Condition, Kind, Link, OperatorError, Order, Outcome, PartitionReport, PodReport, Preview, Said, perform,
     until,
@@ -167,6 +168,17 @@ impl Reach {
         }
     }
 
+    /// Returns at most `limit` handoffs that have ended, the newest first.
+    pub(super) async fn history(&self, partition: Option<PartitionId>, limit: usize) -> Result<History, Failure> {
+        match self {
+            Reach::Store(link) => Ok(link.history(partition).await?.newest(limit)),
+            Reach::Server(server) => {
+                let of = partition.map_or(String::new(), |partition| format!("&partition={partition}"));
+                read(server, server.get(&format!("/v1/history?limit={limit}{of}"), Duration::ZERO).await?)
+            }
+        }
+    }
+
     /// Returns the status of the keyspace as it is now.
     pub(in crate::commands) async fn status(&self) -> Result<KeyspaceStatus, Failure> {
         match self {
@@ -176,11 +188,6 @@ impl Reach {
                 read(server, status["keyspace"].take())
             }
         }
-    }
-
-    /// Returns whether dry runs are known to use the default settings of a coordinator.
-    pub(super) fn lacks_policy(&self) -> bool {
-        matches!(self, Reach::Store(link) if !link.knows_policy())
     }
 
     /// Returns where the settings of the coordinator can be had.

@@ -3,7 +3,8 @@
 //! or its connection is closed.
 //!
 //! A client whose bytes are whole requests sends one more, which shows that both sides agree where the others ended.
-//! Any other client closes its side.
+//! Any other client closes its side. Each input is served by both of the router's servers of HTTP/1.1, and
+//! what Segue's own reads in it, hyper reads in the same way.
 
 #![no_main]
 
@@ -11,22 +12,31 @@ use libfuzzer_sys::{Corpus, fuzz_target};
 use segue_fuzz::pieces;
 use segue_fuzz::router::{Ending, Router};
 use segue_fuzz::wire::{self, Manner, Message, Stop};
-use segue_proxy::settings::UpstreamProtocol;
+use segue_proxy::fuzzing::compare_with_hyper;
+use segue_proxy::settings::{Http1Server, UpstreamProtocol};
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 
 const LAST: &[u8] = b"GET /last HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: close\r\n\r\n";
 
 thread_local! {
-    static ROUTER: (LocalRuntime, Router) = {
+    static ROUTERS: (LocalRuntime, [Router; 2]) = {
         let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default()).expect("a runtime");
-        let router = runtime.block_on(Router::new(UpstreamProtocol::Http1));
-        (runtime, router)
+        let routers = runtime.block_on(async {
+            let [hyper, segue] = [Http1Server::Hyper, Http1Server::Segue];
+            [Router::new(UpstreamProtocol::Http1, hyper).await, Router::new(UpstreamProtocol::Http1, segue).await]
+        });
+        (runtime, routers)
     };
 }
 
 fuzz_target!(|data: &[u8]| -> Corpus {
     let Some((_, pieces)) = pieces::cut(data) else { return Corpus::Reject };
-    ROUTER.with(|(runtime, router)| runtime.block_on(run(router, &data[1..], &pieces)));
+    compare_with_hyper(&pieces);
+    ROUTERS.with(|(runtime, routers)| {
+        for router in routers {
+            runtime.block_on(run(router, &data[1..], &pieces));
+        }
+    });
     Corpus::Keep
 });
 

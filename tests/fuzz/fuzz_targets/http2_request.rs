@@ -22,7 +22,7 @@ use segue_fuzz::frames::{self, ACK, DATA, END_HEADERS, END_STREAM, HEADERS, SETT
 use segue_fuzz::pieces;
 use segue_fuzz::router::{Ending, Router};
 use segue_fuzz::wire::Message;
-use segue_proxy::settings::UpstreamProtocol;
+use segue_proxy::settings::{Http1Server, UpstreamProtocol};
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 
 /// More turns than a request to the pod and its response take.
@@ -34,7 +34,8 @@ thread_local! {
     static ROUTERS: (LocalRuntime, [Router; 2]) = {
         let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default()).expect("a runtime");
         let routers = runtime.block_on(async {
-            [Router::new(UpstreamProtocol::Http1).await, Router::new(UpstreamProtocol::Http2).await]
+            let http1 = Http1Server::default();
+            [Router::new(UpstreamProtocol::Http1, http1).await, Router::new(UpstreamProtocol::Http2, http1).await]
         });
         (runtime, routers)
     };

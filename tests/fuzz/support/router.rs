@@ -25,7 +25,7 @@ use segue_proxy::fuzzing::serve_client;
 use segue_proxy::metrics::{Metrics, WorkerMetrics};
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+    ClientLimits, ForwardSettings, Http1Server, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
 use segue_proxy::routing::table::{StashLimits, Table};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -45,6 +45,7 @@ pub struct Router {
     table: Arc<Table>,
     metrics: Arc<WorkerMetrics>,
     limits: ClientLimits,
+    http1: Http1Server,
     front: TcpListener,
     seen: Seen,
 }
@@ -82,8 +83,9 @@ impl Heard {
 }
 
 impl Router {
-    /// Starts a router and a pod. `protocol` is the version between them, `Http1` or `Http2`.
-    pub async fn new(protocol: UpstreamProtocol) -> Self {
+    /// Starts a router and a pod. `protocol` is the version between them, `Http1` or `Http2`; `http1` serves HTTP/1.1
+    /// clients.
+    pub async fn new(protocol: UpstreamProtocol, http1: Http1Server) -> Self {
         let limits = StashLimits {
             max_requests: 100,
             max_bytes: 1 << 20,
@@ -111,7 +113,7 @@ impl Router {
         let is_http2 = protocol == UpstreamProtocol::Http2;
         tokio::task::spawn_local(serve_pod(pod, is_http2, seen.clone()));
         let front = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        Router { forward, table, metrics, limits: settings.limits, front, seen }
+        Router { forward, table, metrics, limits: settings.limits, http1, front, seen }
     }
 
     /// Sends the pieces and reads to the end. Returns the responses and the whole requests that the pod got.
@@ -134,7 +136,8 @@ impl Router {
         // There are thousands of connections a second. None may leave its port in TIME_WAIT.
         client.set_zero_linger().expect("an option");
         let peer = HeaderValue::from_static("192.0.2.1");
-        let served = serve_client(stream, peer, self.forward.clone(), self.metrics.clone(), &self.limits);
+        let served =
+            serve_client(stream, peer, self.forward.clone(), self.metrics.clone(), &self.limits, self.http1);
         let talk = async {
             let mut answers = Vec::new();
             for piece in pieces {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use segue_protocol::ids::{Epoch, LeaseId, PartitionId};
 use segue_protocol::keys::KeyName;
+use segue_protocol::planning::stored;
 use segue_protocol::records::{Assignment, KeyspaceConfig, Leader, PodStatus, RouterRecord, encode};
 use segue_protocol::txn::{Op, Txn};
 
@@ -19,7 +20,9 @@ impl Cluster {
         let mut at = self.store.empty();
         let mut put = |key: String, value: Vec<u8>| at = self.write_first(at, key, value);
         let keys = &self.store.keys;
-        put(keys.config(), encode(&KeyspaceConfig::new(u32::from(scenario.partitions))));
+        let planning = Some(stored(&self.policy()));
+        let config = KeyspaceConfig { planning, ..KeyspaceConfig::new(u32::from(scenario.partitions)) };
+        put(keys.config(), encode(&config));
         put(keys.leader(), encode(&Leader { holder: "coordinator".to_owned(), lease_id: LeaseId::NONE }));
         for pod in 0..scenario.pods_up as u8 {
             put(keys.pod(&self.pod_names[usize::from(pod)]), encode(&self.pod_record(pod, self.status(pod))));

@@ -19,7 +19,7 @@ use crate::store::TxnRef;
 const LONG: Duration = Duration::from_secs(1_000_000);
 
 impl Cluster {
-    fn policy(&self) -> Policy {
+    pub(crate) fn policy(&self) -> Policy {
         Policy {
             partitions: u32::from(self.scenario.partitions),
             mode: self.scenario.mode,

@@ -78,6 +78,7 @@ pub(crate) fn strike(txn: Txn, rule: Option<Rule>, view: &View, is_leaders: bool
         let name = match &compare.keys {
             Keys::One(key) => keys.parse(key),
             Keys::Prefix(prefix) => return rule == Rule::RangeCompare && *prefix == keys.routers(),
+            Keys::Between(..) => return false,
         };
         let creates = matches!(compare.field, Field::CreateRevision(_));
         let differs = compare.relation == Relation::NotEqual;

@@ -117,11 +117,19 @@ impl Store {
         &self.get(at).view
     }
 
-    pub(crate) fn txn(&self, txn: Txn) -> TxnRef {
+    pub(crate) fn txn(&self, mut txn: Txn) -> TxnRef {
+        self.strike_history(&mut txn);
         let hash = hash_of(&txn);
         let id = *self.known_txns.entry(hash).or_insert_with(|| self.txns.push(txn.clone()) as u32);
         debug_assert_eq!(self.txns[id as usize], txn, "two transactions of one hash");
         TxnRef { id, hash }
+    }
+
+    /// Takes the history out of a transaction: nobody decides by it.
+    fn strike_history(&self, txn: &mut Txn) {
+        let history = self.keys.history();
+        txn.then.retain(|op| !matches!(op, Op::Put { key, .. } if history.contains(key)));
+        txn.otherwise.iter_mut().for_each(|otherwise| self.strike_history(otherwise));
     }
 
     /// What the store holds after the transaction. `None`: it is refused, or changes nothing.
@@ -160,6 +168,7 @@ impl Store {
         let (created, modified) = match &compare.keys {
             Keys::One(key) => self.asked(key),
             Keys::Prefix(prefix) => (*prefix == self.keys.routers(), false),
+            Keys::Between(..) => (false, false),
         };
         let is_kept = match compare.field {
             Field::Value(_) => true,
@@ -289,7 +298,11 @@ fn as_asked(mut view: View) -> View {
     view.leader.iter_mut().for_each(|leader| leader.mod_revision = Revision::ZERO);
     view.routers.values_mut().for_each(|router| router.mod_revision = Revision::ZERO);
     view.assignments.values_mut().for_each(|assignment| assignment.create_revision = Revision::ZERO);
-    view.handoffs.values_mut().for_each(|handoff| handoff.value.reason.clear());
+    for handoff in view.handoffs.values_mut() {
+        handoff.value.reason.clear();
+        handoff.value.cause.clear();
+        handoff.value.past.clear();
+    }
     view
 }
 
@@ -303,6 +316,7 @@ impl StoreRef {
 fn holds(content: &Content, compare: &Compare) -> bool {
     match &compare.keys {
         Keys::One(key) => compare.holds_for(content.entries.get(key)),
+        Keys::Between(..) => unreachable!("no decision compares a range"),
         Keys::Prefix(prefix) => {
             let mut below = content.entries.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(prefix));
             match below.next() {

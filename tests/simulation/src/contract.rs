@@ -110,7 +110,13 @@ impl Contract {
             match after.handoffs.get(partition) {
                 Some(now) if now.create_revision == handoff.create_revision => self.moved(before, after, handoff, now),
                 Some(_) => self.trace.violation("handoff", format!("the record of partition {partition} was replaced")),
-                None => self.ended(after, handoff),
+                None => {
+                    self.ended(after, handoff);
+                    let entry = after.keys().history_entry(*partition, handoff.id());
+                    if !inner.known.contains_key(&entry) {
+                        self.trace.violation("history", format!("a handoff of partition {partition} left no {entry}"));
+                    }
+                }
             }
         }
         self.stale_acks(before, after);

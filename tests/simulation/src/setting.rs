@@ -131,6 +131,7 @@ impl Setting {
                 max_concurrent_handoffs: rng.among(1..=8) as usize,
                 max_warming_per_pod: 0,
                 cool_down: Duration::ZERO,
+                config_wins: false,
             },
             on_store_loss: rng.pick(&losses).copied().unwrap_or_default(),
             drain_timeout: if independent { Duration::from_secs(60) } else { rng.millis(500..=3_000) },

@@ -163,7 +163,7 @@ impl World {
 #[async_trait]
 impl Store for StoreLink {
     async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
-        let whole = matches!(keys, Keys::Prefix(_));
+        let whole = !matches!(keys, Keys::One(_));
         let keys = keys.clone();
         let snapshot = self.call(false, |world| async move { world.store.snapshot(&keys).await }).await?;
         if whole {

@@ -97,36 +97,84 @@ async fn a_token_with_another_lease_or_ttl_is_refused_and_ends_no_lease() {
     assert_eq!(site.view().await.pods.len(), 2);
 }
 
+/// A pod that polls the instances by turns, and does each task at once.
+struct Polling<'a> {
+    site: &'a Site,
+    hello: Hello,
+    seq: u64,
+    revision: u64,
+}
+
+impl<'a> Polling<'a> {
+    fn new(site: &'a Site) -> Self {
+        Polling { site, hello: hello(&site.name, "a"), seq: 0, revision: 0 }
+    }
+
+    async fn poll(&mut self) -> Event {
+        self.seq += 1;
+        let heartbeat = Some(Heartbeat { seq: self.seq, hello: Some(self.hello.clone()), ..Heartbeat::default() });
+        let wait = Duration::from_millis(100).try_into().ok();
+        let mut client = connect(self.site.address(self.seq as usize % 2)).await;
+        let request = PollRequest { heartbeat, after_revision: self.revision, wait };
+        let event = client.poll(request).await.unwrap().into_inner();
+        assert_eq!(event.confirmed, self.seq);
+        let welcome = event.welcome.clone().unwrap();
+        assert_eq!(welcome.resumed, self.seq > 1);
+        (self.hello.resume, self.revision) = (welcome.resume, event.revision);
+        event
+    }
+
+    /// Polls until the pod owns all partitions. Returns the handoffs of the tasks that it did.
+    async fn owns_all(&mut self) -> Vec<u64> {
+        let mut done = Vec::new();
+        loop {
+            let event = self.poll().await;
+            let mut acks = Vec::new();
+            for task in &event.tasks {
+                assert_eq!(crate::client::name(task), "warm");
+                let id = task.id.unwrap();
+                self.hello.holdings.retain(|held| held.partition != id.partition);
+                self.hello.holdings.push(Holding { partition: id.partition, epoch: task.epoch });
+                acks.push(Ack { id: task.id, kind: AckKind::Ready.into(), ..Ack::default() });
+                done.push(id.handoff);
+            }
+            let outcomes = ack(self.site.address(0), self.hello.resume.clone(), acks).await.unwrap();
+            assert!(outcomes.iter().all(|outcome| *outcome == AckOutcome::Accepted), "{outcomes:?}");
+            let assignment = event.assignment.unwrap();
+            assert!(assignment.full);
+            if assignment.owned.len() == 4 {
+                return done;
+            }
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_without_streams_takes_part_by_polling_any_instance() {
     let site = Site::start().await;
-    let mut hello = hello(&site.name, "a");
-    let (mut owned, mut seq, mut revision) = (0, 0, 0);
-    while owned < 4 {
-        seq += 1;
-        let heartbeat = Some(Heartbeat { seq, hello: Some(hello.clone()), seen: 0 });
-        let wait = Duration::from_millis(100).try_into().ok();
-        let mut client = connect(site.address(seq as usize % 2)).await;
-        let request = PollRequest { heartbeat, after_revision: revision, wait };
-        let event = client.poll(request).await.unwrap().into_inner();
-        assert_eq!(event.confirmed, seq);
-        let welcome = event.welcome.unwrap();
-        assert_eq!(welcome.resumed, seq > 1);
-        (hello.resume, revision) = (welcome.resume, event.revision);
-        let mut acks = Vec::new();
-        for task in &event.tasks {
-            assert_eq!(crate::client::name(task), "warm");
-            let partition = task.id.unwrap().partition;
-            hello.holdings.retain(|held| held.partition != partition);
-            hello.holdings.push(Holding { partition, epoch: task.epoch });
-            acks.push(Ack { id: task.id, kind: AckKind::Ready.into(), ..Ack::default() });
-        }
-        ack(site.address(0), hello.resume.clone(), acks).await.unwrap();
-        let assignment = event.assignment.unwrap();
-        assert!(assignment.full);
-        owned = assignment.owned.len();
-    }
+    let mut pod = Polling::new(&site);
+    pod.owns_all().await;
     assert_eq!(site.owners().await.len(), 4);
+    // It has lost the state of a partition, which no handoff brings back.
+    pod.hello.holdings.retain(|held| held.partition != 2);
+    assert_eq!(pod.owns_all().await, [0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registration_that_another_writer_detaches_is_restored_by_the_next_poll() {
+    let site = Site::start().await;
+    let mut pod = Polling::new(&site);
+    pod.owns_all().await;
+    let owners = site.owners().await;
+    for _ in 0..2 {
+        let record = PodRecord { version: Some("by hand".to_owned()), ..PodRecord::new("a", "127.0.0.1:9") };
+        site.put(site.keys.pod("a"), encode(&record)).await;
+        pod.poll().await;
+        let own = site.view().await.pods["a"].clone();
+        assert!(own.lease.is_some() && own.value.address == "127.0.0.1:1", "{own:?}");
+    }
+    pod.owns_all().await;
+    assert_eq!(site.owners().await, owners);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -138,7 +186,7 @@ async fn a_poll_waits_until_something_changes() {
     let (mut seq, mut revision) = (0, 0);
     let mut poll = async |wait: Duration| {
         seq += 1;
-        let heartbeat = Some(Heartbeat { seq, hello: Some(hello.clone()), seen: 0 });
+        let heartbeat = Some(Heartbeat { seq, hello: Some(hello.clone()), ..Heartbeat::default() });
         let begun = Instant::now();
         let request = PollRequest { heartbeat, after_revision: revision, wait: wait.try_into().ok() };
         let event = client.poll(request).await.unwrap().into_inner();

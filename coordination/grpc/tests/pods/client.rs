@@ -202,7 +202,7 @@ async fn serve(
         tokio::select! {
             _ = ticks.tick() => if *beating.borrow() {
                 seq += 1;
-                let _ = beats.send(Heartbeat { seq, hello: None, seen }).await;
+                let _ = beats.send(Heartbeat { seq, seen, ..Heartbeat::default() }).await;
             },
             event = events.message() => {
                 let event = match event {

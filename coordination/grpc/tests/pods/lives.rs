@@ -1,6 +1,7 @@
 //! Registrations, leases and reconnects.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use segue_grpc::proto::{Heartbeat, Hello, LeaveRequest, PollRequest};
@@ -106,7 +107,21 @@ async fn a_pod_that_reads_nothing_delays_only_its_own_partitions() {
     let site = Site::start().await;
     let a = Pod::start(site.address(0), hello(&site.name, "a")).await;
     a.owns(4).await;
-    let (beats, _unread) = register(site.address(0), hello(&site.name, "b")).await.unwrap();
+    let slow = Hello { lease_ttl: Duration::from_secs(120).try_into().ok(), ..hello(&site.name, "b") };
+    let (_beats, _unread) = register(site.address(0), slow).await.unwrap();
+    site.until("moves to b have begun", |view| view.handoffs.values().any(|it| it.value.new_owner == "b")).await;
+    // So heavy that what b does not get either goes to it.
+    let c = Pod::start(site.address(0), Hello { weight: 20.0, ..hello(&site.name, "c") }).await;
+    c.until("it owns some", |known| !known.owned.is_empty()).await;
+    let view = site.view().await;
+    assert!(view.handoffs.values().any(|it| it.value.new_owner == "b" && it.value.phase == Phase::Warming));
+    assert!(view.pods.contains_key("b"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_applies_no_events_loses_its_lease_although_it_sends_heartbeats() {
+    let site = Site::start().await;
+    let (beats, mut events) = register(site.address(0), hello(&site.name, "a")).await.unwrap();
     let beating = tokio::spawn(async move {
         for seq in 2.. {
             tokio::time::sleep(Duration::from_millis(200)).await;
@@ -115,13 +130,16 @@ async fn a_pod_that_reads_nothing_delays_only_its_own_partitions() {
             }
         }
     });
-    site.until("moves to b have begun", |view| view.handoffs.values().any(|it| it.value.new_owner == "b")).await;
-    // So heavy that what b does not get either goes to it.
-    let c = Pod::start(site.address(0), Hello { weight: 20.0, ..hello(&site.name, "c") }).await;
-    c.until("it owns some", |known| !known.owned.is_empty()).await;
-    let view = site.view().await;
-    assert!(view.handoffs.values().any(|it| it.value.new_owner == "b" && it.value.phase == Phase::Warming));
-    assert!(view.pods.contains_key("b"), "it beats");
+    // It reads and never says that it has applied anything.
+    let mut stuck = false;
+    let ended = loop {
+        match events.message().await {
+            Ok(Some(_)) => stuck |= site.instances[0].status.streams().iter().any(|stream| stream.behind > 0),
+            ended => break ended,
+        }
+    };
+    assert_eq!(ended.unwrap_err().code(), Code::NotFound);
+    assert!(stuck && site.counts.was_stuck.load(Relaxed) == 1 && site.counts.stuck.load(Relaxed) == 0);
     beating.abort();
 }
 
@@ -209,7 +227,7 @@ async fn a_registration_whose_token_nobody_got_frees_its_name_at_once() {
     let ttl = Some(prost_types::Duration { seconds: 3600, nanos: 0 });
     let hello = Hello { lease_ttl: ttl, ..hello(&site.name, "a") };
     // The answer comes late, because this Poll asks for changes after a revision that is far away.
-    let heartbeat = Some(Heartbeat { seq: 1, hello: Some(hello.clone()), seen: 0 });
+    let heartbeat = Some(Heartbeat { seq: 1, hello: Some(hello.clone()), ..Heartbeat::default() });
     let request = PollRequest { heartbeat, after_revision: u64::MAX, wait: Duration::from_secs(600).try_into().ok() };
     let mut client = connect(site.address(0)).await;
     let poll = tokio::spawn(async move { client.poll(request).await });

@@ -6,3 +6,4 @@ mod client;
 mod lives;
 mod moves;
 mod site;
+mod tls;

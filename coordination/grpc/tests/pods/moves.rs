@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use segue_grpc::StreamStatus;
 use segue_grpc::proto::task::Kind;
-use segue_grpc::proto::{Ack, AckKind, AckOutcome, LeaveRequest};
+use segue_grpc::proto::{Ack, AckKind, AckOutcome, Heartbeat, LeaveRequest, Load, Progress, TaskId};
 
 use crate::client::{Pod, ack, connect, hello, name, register};
 use crate::site::Site;
@@ -103,4 +104,85 @@ async fn due_tasks_are_told_again_after_a_reconnect_and_any_instance_takes_the_a
     let outcomes = ack(site.address(1), token, acks).await.unwrap();
     site.until("the moves are over", |view| view.handoffs.is_empty()).await;
     assert!(outcomes.iter().all(|outcome| matches!(outcome, AckOutcome::Accepted | AckOutcome::Stale)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_fails_for_good_leads_to_another_plan_at_once() {
+    let site = Site::start().await;
+    let a = Pod::start(site.address(0), hello(&site.name, "a")).await;
+    a.owns(4).await;
+    let (beats, mut events) = register(site.address(0), hello(&site.name, "b")).await.unwrap();
+    let (mut failed, mut token, mut released) = (None, Vec::new(), false);
+    while !released {
+        let event = events.message().await.unwrap().unwrap();
+        beats.send(Heartbeat { seq: event.seq + 1, seen: event.seq, ..Heartbeat::default() }).await.unwrap();
+        token = event.welcome.map_or(token, |welcome| welcome.resume);
+        for task in event.tasks {
+            let id = task.id.unwrap();
+            if name(&task) == "warm" && failed.is_none() {
+                failed = task.id;
+                let no = Ack { id: task.id, kind: AckKind::Ready.into(), ..Ack::default() };
+                let retried = Ack { failure: "busy".to_owned(), ..no.clone() };
+                let outcomes = ack(site.address(1), token.clone(), vec![retried]).await.unwrap();
+                assert_eq!(outcomes, [AckOutcome::Accepted]);
+                assert!(site.view().await.handoffs.values().any(|it| it.id().get() == id.handoff), "it stays due");
+                let for_good = Ack { failure: "no\ndisk".to_owned(), permanent: true, ..no };
+                let outcomes = ack(site.address(1), token.clone(), vec![for_good]).await.unwrap();
+                assert_eq!(outcomes, [AckOutcome::Accepted]);
+            } else if Some(id) == failed {
+                let Some(Kind::Release(release)) = task.kind else { panic!("{task:?}") };
+                released = release.cancelled;
+            }
+        }
+    }
+    let partition = failed.unwrap().partition;
+    assert_eq!(site.owners().await[&partition].0, "a");
+    let view = site.view().await;
+    assert!(view.handoffs.iter().all(|(at, it)| at.get() != partition || it.value.new_owner != "b"), "{view:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_see_the_progress_and_the_load_that_a_pod_reports() {
+    let site = Site::start().await;
+    let (beats, mut events) = register(site.address(0), hello(&site.name, "a")).await.unwrap();
+    let mut tasks = Vec::new();
+    let mut seen = 0;
+    while tasks.is_empty() {
+        let event = events.message().await.unwrap().unwrap();
+        (tasks, seen) = (event.tasks, event.seq);
+    }
+    let id = tasks[0].id.unwrap();
+    let unknown = Some(TaskId { partition: 1000, handoff: 1 });
+    let progress = |id, fraction| Progress { id, fraction, detail: "3 of 4\nfiles".to_owned() };
+    let heartbeat = Heartbeat {
+        seq: 2,
+        seen,
+        progress: vec![progress(Some(id), 0.75), progress(unknown, 0.5), progress(None, 0.5)],
+        load: Some(Load { total: 7.5, by_partition: [(id.partition, 7.0)].into() }),
+        ..Heartbeat::default()
+    };
+    beats.send(heartbeat).await.unwrap();
+    let mut streams = Vec::new();
+    while streams.first().is_none_or(|stream: &StreamStatus| stream.load.is_none()) {
+        events.message().await.unwrap().unwrap();
+        streams = site.instances[0].status.streams();
+    }
+    let stream = &streams[0];
+    assert_eq!((streams.len(), &*stream.pod, stream.load.as_ref().unwrap().total), (1, "a", 7.5));
+    let with_progress: Vec<_> = stream.tasks.iter().filter(|task| task.progress.is_some()).collect();
+    assert_eq!(with_progress.len(), 1);
+    let reported = with_progress[0].progress.as_ref().unwrap();
+    assert_eq!((with_progress[0].partition.get(), with_progress[0].task), (id.partition, "warm"));
+    assert_eq!((reported.fraction, &*reported.detail), (0.75, "3 of 4 files"));
+
+    let heartbeat =
+        Heartbeat { seq: 3, load: Some(Load { total: f64::NAN, ..Load::default() }), ..Heartbeat::default() };
+    beats.send(heartbeat).await.unwrap();
+    let ended = loop {
+        match events.message().await {
+            Ok(Some(_)) => {}
+            ended => break ended,
+        }
+    };
+    assert_eq!(ended.unwrap_err().code(), tonic::Code::InvalidArgument);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -10,7 +10,9 @@ use segue_coordination::coordinator::{
     CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
 };
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError};
-use segue_grpc::{PodsServer, PodsSettings};
+use segue_grpc::proto::AckOutcome;
+use segue_grpc::{PodsObserver, PodsServer, PodsSettings, PodsStatus, PodsTls};
+use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{Policy, RoundCause};
@@ -31,12 +33,14 @@ pub(crate) struct Site {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) keys: Keyspace,
     pub(crate) instances: Vec<Instance>,
+    pub(crate) counts: Arc<Counts>,
     _coordinator: DropGuard,
 }
 
 pub(crate) struct Instance {
     pub(crate) address: SocketAddr,
     pub(crate) store: Arc<dyn Store>,
+    pub(crate) status: PodsStatus,
     shutdown: CancellationToken,
     _guard: DropGuard,
 }
@@ -50,6 +54,24 @@ impl CoordinatorObserver for Quiet {
     fn handoff_ended(&self, _: PartitionId, _: HandoffResult) {}
     fn view_changed(&self, _: &View) {}
     fn resync(&self, _: &StoreError) {}
+}
+
+/// What the instances of a site counted.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) stuck: AtomicI64,
+    pub(crate) was_stuck: AtomicU32,
+}
+
+impl PodsObserver for Counts {
+    fn stream_began(&self, _: bool) {}
+    fn stream_ended(&self) {}
+    fn polled(&self) {}
+    fn acknowledged(&self, _: Callback, _: bool, _: AckOutcome) {}
+    fn reader_stuck(&self, stuck: bool) {
+        self.was_stuck.fetch_add(stuck.into(), Relaxed);
+        self.stuck.fetch_add(if stuck { 1 } else { -1 }, Relaxed);
+    }
 }
 
 fn store() -> Arc<dyn Store> {
@@ -76,14 +98,16 @@ impl Site {
         let (shutdown, (status, _)) = (CancellationToken::new(), watch::channel(CoordinatorStatus::default()));
         let ended = shutdown.clone();
         tokio::spawn(run_coordinator(store.clone(), keys.clone(), settings, Arc::new(Quiet), status, ended));
-        let mut site = Site { name, store, keys, instances: Vec::new(), _coordinator: shutdown.drop_guard() };
+        let (instances, counts) = (Vec::new(), Arc::default());
+        let mut site = Site { name, store, keys, instances, counts, _coordinator: shutdown.drop_guard() };
         for _ in 0..2 {
-            site.instance().await;
+            site.instance(None).await;
         }
         site
     }
 
-    async fn instance(&mut self) {
+    /// Starts an instance of the service. Returns its address.
+    pub(crate) async fn instance(&mut self, tls: Option<PodsTls>) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, shutdown) = (listener.local_addr().unwrap(), CancellationToken::new());
         let settings = PodsSettings {
@@ -92,9 +116,11 @@ impl Site {
             phase_timeout: Duration::from_secs(25),
         };
         let store = store();
-        let server = PodsServer::new(store.clone(), self.keys.clone(), settings);
-        tokio::spawn(server.serve(listener, shutdown.clone()));
-        self.instances.push(Instance { address, store, _guard: shutdown.clone().drop_guard(), shutdown });
+        let server = PodsServer::new(store.clone(), self.keys.clone(), settings, self.counts.clone());
+        let status = server.status();
+        tokio::spawn(server.serve(listener, tls, shutdown.clone()));
+        self.instances.push(Instance { address, store, status, _guard: shutdown.clone().drop_guard(), shutdown });
+        address
     }
 
     pub(crate) fn address(&self, instance: usize) -> SocketAddr {

@@ -12,6 +12,7 @@
 
 use std::time::Duration;
 
+use super::history::{Ending, end_handoff};
 use crate::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use crate::records::{
     Assignment, Handoff, Mode, Phase, PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck, encode,
@@ -142,7 +143,8 @@ pub fn pending_bound(view: &View, partition: PartitionId) -> Option<Duration> {
     pending(view, view.handoffs.get(&partition)?)
 }
 
-/// Returns the transaction that writes `ack`, together with the transition that the ack completes.
+/// Returns the transaction that writes `ack`, together with the transition that the ack completes. The ack that ends a
+/// handoff deletes its record and is not written itself.
 ///
 /// Routers acknowledge at about the same time, so the view often lacks acks that the store has by the time this one
 /// arrives. The transition is therefore also attempted when only acks of routers are missing, guarded by their
@@ -175,14 +177,14 @@ pub fn acknowledge(view: &View, ack: &Ack, writer: String, incarnation: Incarnat
         let assumed = stand(view, record, &waiting(view, record, Some(ack), false))?;
         Some((moved(view, record, now)?, assumed))
     });
-    match together {
-        // The move that ends a handoff deletes its acks, and a key cannot be put and deleted in one transaction.
-        Some((Advance { to: Some(_), txn, .. }, assumed)) => Txn {
-            when: alone.when.iter().cloned().chain(txn.when).chain(assumed).collect(),
-            then: alone.then.iter().cloned().chain(txn.then).collect(),
-            otherwise: Some(Box::new(alone)),
-        },
-        _ => alone,
+    let Some((Advance { to, txn, .. }, assumed)) = together else { return alone };
+    // The move that ends a handoff deletes its acks. The last one need not be put for that, and cannot be: etcd refuses
+    // to put and delete a key in one transaction.
+    let own = to.map_or(&[][..], |_| &alone.then);
+    Txn {
+        when: alone.when.iter().cloned().chain(txn.when).chain(assumed).collect(),
+        then: own.iter().cloned().chain(txn.then).collect(),
+        otherwise: Some(Box::new(alone)),
     }
 }
 
@@ -212,13 +214,6 @@ fn stand(view: &View, handoff: &Versioned<Handoff>, waits: &[PendingOn]) -> Opti
     (waits.len() <= MAX_ASSUMED_ACKS).then_some(guards)
 }
 
-/// Returns the writes that end a handoff: they delete its record and all of its acks together.
-pub(crate) fn delete_handoff(view: &View, partition: PartitionId) -> Vec<Op> {
-    let record = Op::Delete(Keys::One(view.keys().handoff(partition)));
-    let acks = view.keys().acks_of(partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
-    std::iter::once(record).chain(acks).collect()
-}
-
 /// Returns the next transition of a handoff that waits for nothing.
 fn moved(view: &View, handoff: &Versioned<Handoff>, now: u64) -> Option<Advance> {
     let record = &handoff.value;
@@ -241,10 +236,10 @@ fn moved(view: &View, handoff: &Versioned<Handoff>, now: u64) -> Option<Advance>
         return Some(Advance {
             from: record.phase,
             to: None,
-            txn: Txn { when, then: delete_handoff(view, record.partition), otherwise: None },
+            txn: Txn { when, then: end_handoff(view, handoff, Ending::COMPLETED, now), otherwise: None },
         });
     };
-    let moved = Handoff { phase: to, phase_entered_at: now, ..record.clone() };
+    let moved = record.clone().entering(to, now);
     let mut then = vec![Op::Put { key: keys.handoff(record.partition), value: encode(&moved), lease: None }];
     let flips = to == Phase::Switching
         || (to == Phase::Complete && record.mode == Mode::Independent && record.phase == Phase::Ready);

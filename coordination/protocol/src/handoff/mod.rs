@@ -3,10 +3,12 @@
 //! | module | called by | decides |
 //! | --- | --- | --- |
 //! | [`advance`] | coordinator, acknowledging participants | what is waited for; the transaction that moves the phase on |
+//! | [`history`] | whoever ends a handoff, the coordinator | what a handoff leaves behind, and for how long |
 //! | [`router`] | routers | where a partition's requests go; the next step towards that |
 //! | [`pod`] | pods | what the pod has to do with a partition |
 //! | [`pod_reconcile`] | pods | which epoch to accept, and which callback or acknowledgement is next |
 //! | [`remote_pod`] | the gRPC service, for pods in other processes | what the pod is told; what its reports mean |
+//! | [`parties`] | the gRPC service | nothing: it finds a pod's partitions without a look at all of them |
 //! | [`epoch_fence`] | pods, for each request | whether the request is admitted, waits or is refused |
 //!
 //! # How it is driven
@@ -29,6 +31,8 @@
 
 pub mod advance;
 pub mod epoch_fence;
+pub mod history;
+pub mod parties;
 pub mod pod;
 pub mod pod_reconcile;
 pub mod remote_pod;

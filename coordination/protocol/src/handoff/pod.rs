@@ -116,7 +116,7 @@ pub fn warmed(
     if record.value.phase != Phase::Warming || !in_need_of_repair(view, &record.value).is_empty() {
         return None;
     }
-    let ready = Handoff { phase: Phase::Ready, phase_entered_at: now, ..record.value.clone() };
+    let ready = record.value.clone().entering(Phase::Ready, now);
     let key = view.keys().handoff(partition);
     let mut when = vec![
         Compare::unchanged_since(key.clone(), record.mod_revision),

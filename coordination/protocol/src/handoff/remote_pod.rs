@@ -14,6 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::advance::{Ack, acknowledge};
+use super::parties::Parties;
 use super::pod::{Duty, duty, warmed};
 use super::pod_reconcile::{Callback, Completeness, LoadedState, LocalState, PodAction, PodReport, Task, decide};
 use crate::ids::{Epoch, HandoffId, Incarnation, PartitionId};
@@ -109,9 +110,14 @@ impl RemotePod {
         pod
     }
 
-    /// Returns the partitions that the pod may have to be told about.
-    pub fn concerned(&self, view: &View) -> BTreeSet<PartitionId> {
-        view.assignments.keys().chain(view.handoffs.keys()).chain(self.told.keys()).copied().collect()
+    /// Returns the partitions that the pod may have to be told about, whatever has changed.
+    pub fn concerned(&self, parties: &Parties) -> BTreeSet<PartitionId> {
+        parties.partitions(&self.name).chain(self.told.keys().copied()).collect()
+    }
+
+    /// Returns the tasks that the pod was told last and that are still due.
+    pub fn tasks(&self) -> impl Iterator<Item = RemoteTask> {
+        self.told.values().filter_map(|told| told.task)
     }
 
     /// Returns what the pod has to be told about these partitions, and records it as told.
@@ -123,7 +129,7 @@ impl RemotePod {
             match record {
                 Some(record) if !view.is_malformed(partition) => {
                     let duty = duty(view, &self.name, self.incarnation, partition);
-                    let said = |handoff| view.pod_ack(partition, &self.name, PodAckKind::Synced, handoff).is_some();
+                    let said = |kind, handoff| view.pod_ack(partition, &self.name, kind, handoff).is_some();
                     told.local.witness(duty, said);
                     let brings = view.handoffs.get(&partition).is_some_and(|record| record.value.old_owner.is_some());
                     told.tell(partition, duty, brings, record.capabilities.sync, &mut changes);
@@ -149,7 +155,12 @@ impl RemotePod {
 
 impl LocalState {
     /// Records what the view shows of this pod's work.
-    fn witness(&mut self, duty: Duty, has_synced: impl Fn(HandoffId) -> bool) {
+    fn witness(&mut self, duty: Duty, has_said: impl Fn(PodAckKind, HandoffId) -> bool) {
+        if let Duty::Warm { handoff, .. } | Duty::Sync { handoff, .. } = duty
+            && has_said(PodAckKind::Failed, handoff)
+        {
+            self.failed = Some(handoff);
+        }
         let Some(loaded) = &mut self.loaded else { return };
         if loaded.handoff == HandoffId::NONE {
             return;
@@ -158,7 +169,8 @@ impl LocalState {
             // The assignment flips only after this pod has reported ready and, if it has the capability, synced.
             Duty::Serve { epoch } if epoch == loaded.epoch => loaded.completeness = Completeness::Synced,
             Duty::Stand { handoff, .. } | Duty::Sync { handoff, .. } if handoff == loaded.handoff => {
-                loaded.completeness = if has_synced(handoff) { Completeness::Synced } else { Completeness::Warm };
+                loaded.completeness =
+                    if has_said(PodAckKind::Synced, handoff) { Completeness::Synced } else { Completeness::Warm };
             }
             _ => {}
         }
@@ -224,7 +236,7 @@ fn awaited(duty: Duty, report: PodReport) -> Option<Task> {
         PodReport::Synced => Callback::Sync,
         PodReport::Drained => Callback::Drain,
         PodReport::Released => Callback::Release,
-        // Only the process that runs the callback knows that it failed.
+        // The store has this report. The coordinator cancels the handoff.
         PodReport::Failed => return None,
     };
     match duty {
@@ -248,16 +260,29 @@ pub enum Verdict {
     TooEarly,
 }
 
-/// Judges a pod's report that it has completed this callback for this handoff.
-pub fn judge(
-    view: &View,
-    pod: &str,
-    incarnation: Incarnation,
-    partition: PartitionId,
-    handoff: HandoffId,
-    callback: Callback,
-    now: u64,
-) -> Verdict {
+/// A pod's report on a task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskReport {
+    /// The partition.
+    pub partition: PartitionId,
+    /// The handoff that the task belongs to.
+    pub handoff: HandoffId,
+    /// The task's callback.
+    pub callback: Callback,
+    /// Why the callback can never succeed on this pod. `None`: it has succeeded.
+    pub failure: Option<String>,
+}
+
+impl TaskReport {
+    /// Returns whether another pod can take over what the callback failed to do. Otherwise the pod has to try again.
+    pub fn can_fail(&self) -> bool {
+        matches!(self.callback, Callback::Warm | Callback::Sync) && self.handoff != HandoffId::NONE
+    }
+}
+
+/// Judges a report of a pod.
+pub fn judge(view: &View, pod: &str, incarnation: Incarnation, report: &TaskReport, now: u64) -> Verdict {
+    let TaskReport { partition, handoff, callback, .. } = *report;
     if view.revision < handoff.revision().max(incarnation.revision()) || view.is_malformed(partition) {
         return Verdict::TooEarly;
     }
@@ -269,10 +294,21 @@ pub fn judge(
     let is_old = value.old_owner.as_deref() == Some(pod) && value.old_incarnation == incarnation;
     let said = |kind| view.pod_ack(partition, pod, kind, handoff).is_some();
     let commit = |ack| {
-        let ack = Ack::Pod(PodAck { pod_name: pod.to_owned(), partition, handoff, ack, acked_at: now, reason: None });
+        let reason = report.failure.clone();
+        let ack = Ack::Pod(PodAck { acked_at: now, reason, ..PodAck::new(pod, partition, handoff, ack) });
         Verdict::Commit(Box::new(acknowledge(view, &ack, view.keys().pod(pod), incarnation, now)))
     };
     let duty = duty(view, pod, incarnation, partition);
+    if report.failure.is_some() {
+        return match (callback, duty) {
+            _ if !is_new || !report.can_fail() => Verdict::Stale,
+            _ if said(PodAckKind::Failed) => Verdict::Known,
+            (Callback::Warm, Duty::Warm { .. }) | (Callback::Sync, Duty::Sync { .. }) => commit(PodAckKind::Failed),
+            (Callback::Sync, _) if value.phase <= Phase::Syncing && !said(PodAckKind::Synced) => Verdict::TooEarly,
+            // Done already, or past the point of no return.
+            _ => Verdict::Stale,
+        };
+    }
     match (callback, duty) {
         (Callback::Warm, Duty::Warm { .. }) => warmed(view, pod, incarnation, handoff, partition, now)
             .map_or(Verdict::TooEarly, |txn| Verdict::Commit(Box::new(txn))),

@@ -14,9 +14,10 @@ use std::fmt;
 
 use super::answers::{self, Answered};
 use super::budget::MoveCause;
-use crate::handoff::advance::{PendingOn, delete_handoff, flip};
+use crate::handoff::advance::{PendingOn, flip};
+use crate::handoff::history::{Ending, end_handoff};
 use crate::ids::{PartitionId, Revision};
-use crate::records::{Handoff, KeyspaceConfig, Mode, Operation, Phase, Pin, encode};
+use crate::records::{Handoff, HandoffEnd, KeyspaceConfig, Mode, Operation, Phase, Pin, encode};
 use crate::txn::{Compare, Keys, Op, Txn};
 use crate::view::{Versioned, View};
 
@@ -230,7 +231,10 @@ impl Action {
 impl fmt::Display for Action {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Action::WriteConfig { config, .. } => write!(out, "set the keyspace to {} partitions", config.partitions),
+            Action::WriteConfig { config, .. } => {
+                write!(out, "set the keyspace to {} partitions", config.partitions)?;
+                config.planning.as_ref().map_or(Ok(()), |planning| write!(out, ", planned by {planning}"))
+            }
             Action::Create { handoff, .. } => {
                 let (partition, from, to) = (handoff.partition, &handoff.old_owner, &handoff.new_owner);
                 let from = from.as_deref().unwrap_or("nobody");
@@ -278,7 +282,7 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
             when.push(Compare::unchanged_since(keys.config(), *seen));
             vec![put(keys.config(), encode(config))]
         }
-        Action::Create { handoff, assignment, seen, .. } => {
+        Action::Create { handoff, cause, assignment, seen } => {
             // An existing record is never overwritten: the put would keep its identity and inherit its acks.
             when.push(Compare::unchanged_since(keys.handoff(handoff.partition), Revision::ZERO));
             when.push(Compare::unchanged_since(keys.assignment(handoff.partition), *assignment));
@@ -286,7 +290,8 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
             if handoff.mode == Mode::Independent {
                 when.push(Compare::none_created_after(keys.routers(), *seen));
             }
-            let record = Handoff { started_at: now_ms, phase_entered_at: now_ms, ..handoff.clone() };
+            let (started_at, phase_entered_at, cause) = (now_ms, now_ms, cause.as_str().to_owned());
+            let record = Handoff { started_at, phase_entered_at, cause, ..handoff.clone() };
             vec![put(keys.handoff(handoff.partition), encode(&record))]
         }
         Action::Cancel { observed, reason } => {
@@ -294,7 +299,9 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
             if *reason == CancelReason::NewOwnerDead {
                 when.push(new_owner_is_gone(view, observed));
             }
-            let mut then = delete_handoff(view, observed.partition());
+            let (result, cause) = (HandoffEnd::Cancelled, reason.as_str());
+            let ending = Ending { result, cause, reason: reason.to_string() };
+            let mut then = end_handoff(view, &observed.handoff, ending, now_ms);
             if let CancelReason::Operator { answered, wish } = reason {
                 answers::cancel(view, answered, *wish, now_ms, &mut when, &mut then);
             }
@@ -304,16 +311,20 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
             when.extend(still(view, observed));
             when.push(new_owner_is_gone(view, observed));
             let handoff = &observed.handoff.value;
-            let mut then = delete_handoff(view, handoff.partition);
+            let (result, cause) = (HandoffEnd::Abandoned, CancelReason::NewOwnerDead.as_str());
+            let ending = Ending { result, cause, reason: "the new owner died after it had taken over".to_owned() };
+            let mut then = end_handoff(view, &observed.handoff, ending, now_ms);
             // In `independent` mode the assignment flips last, and requests may have reached the new owner before.
             if handoff.phase < Phase::Switching {
                 then.push(flip(view, handoff).1);
             }
             then
         }
-        Action::Delete { observed, .. } => {
+        Action::Delete { observed, waiting } => {
             when.extend(still(view, observed));
-            delete_handoff(view, observed.partition())
+            let reason = format!("ended without waiting for {}", all(waiting));
+            let ending = Ending { result: HandoffEnd::Completed, cause: "not_released", reason };
+            end_handoff(view, &observed.handoff, ending, now_ms)
         }
         Action::Sweep { partition } => {
             when.push(Compare::unchanged_since(keys.handoff(*partition), Revision::ZERO));

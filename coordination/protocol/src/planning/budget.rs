@@ -3,8 +3,9 @@
 //! `max_concurrent_handoffs` limits all of them together. Planned moves, whose partitions are served meanwhile, take at
 //! most half of the places. A long rebalance therefore leaves room for partitions without a live owner, whose clients
 //! are waiting. `max_warming_per_pod` limits how many partitions one pod warms at a time, because the pod serves other
-//! partitions meanwhile. If urgent moves still find no place, `make_room` cancels planned moves that are warming: any
-//! of them if the limit on all moves is reached, or those to the same pod if the limit of that pod is reached.
+//! partitions meanwhile. Urgent moves may exceed it: a pod warms at least its even share of the places in all, so that a
+//! failover to few pods uses all places. If urgent moves still find no place, `make_room` cancels planned moves that are
+//! warming.
 //!
 //! # Invariants
 //!
@@ -12,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Policy, is_dead};
+use super::{Policy, Strategy, is_dead};
 use crate::ids::Incarnation;
 use crate::records::{Handoff, Phase};
 use crate::view::{Versioned, View};
@@ -47,13 +48,13 @@ impl MoveCause {
 
     /// Returns why a standing handoff was planned, as far as the view shows it. What has happened to the old owner
     /// since looks like the cause.
-    pub fn of(view: &View, handoff: &Handoff) -> Self {
+    pub fn of(view: &View, strategy: Strategy, handoff: &Handoff) -> Self {
         let Some(owner) = &handoff.old_owner else { return MoveCause::FirstPlacement };
         match view.live_pod(owner, handoff.old_incarnation) {
             None => MoveCause::DeadOwner,
             Some(_) if view.is_draining(owner) => MoveCause::DrainingOwner,
             Some(_) if view.is_pinned_to(handoff.partition, &handoff.new_owner) => MoveCause::Operator,
-            Some(_) if is_wanted(view, handoff) => MoveCause::Wanted,
+            Some(_) if strategy == Strategy::External => MoveCause::Wanted,
             Some(_) => MoveCause::Balance,
         }
     }
@@ -76,12 +77,6 @@ impl MoveCause {
     }
 }
 
-/// Returns whether the key `wanted` names the new owner, so that the strategy `external` may have planned the move.
-fn is_wanted(view: &View, handoff: &Handoff) -> bool {
-    let wanted = view.wanted.as_ref().and_then(|wanted| wanted.value.owners.get(&handoff.partition));
-    wanted.is_some_and(|pod| *pod == handoff.new_owner)
-}
-
 /// The free places.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Budget<'a> {
@@ -90,7 +85,9 @@ pub(super) struct Budget<'a> {
     planned: usize,
     /// Number of warming handoffs to each incarnation of a pod.
     warming: BTreeMap<(&'a str, Incarnation), usize>,
+    /// Most partitions that a pod warms at a time before a planned move waits, and before an urgent one does.
     most_warming: usize,
+    most_urgent: usize,
 }
 
 /// The limit that a move has reached.
@@ -103,8 +100,8 @@ pub(super) enum Full {
 }
 
 impl<'a> Budget<'a> {
-    /// Returns the places that the handoffs in flight leave free.
-    pub(super) fn left(view: &'a View, policy: &Policy) -> Self {
+    /// Returns the places that the handoffs in flight leave free. `takers` is the number of pods that accept partitions.
+    pub(super) fn left(view: &'a View, policy: &Policy, takers: usize) -> Self {
         let planned = view.handoffs.values().filter(|handoff| is_planned(view, handoff)).count();
         let limit = policy.max_concurrent_handoffs;
         let (free, half) = (limit.saturating_sub(view.handoffs.len()), (limit / 2).max(1));
@@ -115,17 +112,25 @@ impl<'a> Budget<'a> {
             }
         }
         let planned = half.saturating_sub(planned);
-        Budget { free, planned, warming, most_warming: policy.max_warming_per_pod }
+        let most_warming = policy.max_warming_per_pod;
+        let most_urgent = most_warming.max(limit.div_ceil(takers.max(1)));
+        Budget { free, planned, warming, most_warming, most_urgent }
+    }
+
+    /// Returns whether this incarnation of a pod may warm one more urgent partition.
+    pub(super) fn has_room(&self, pod: &'a str, life: Incarnation) -> bool {
+        self.warming.get(&(pod, life)).is_none_or(|warming| *warming < self.most_urgent)
     }
 
     /// Takes a place for a move to this incarnation of a pod.
     pub(super) fn take(&mut self, cause: MoveCause, to: &'a str, life: Incarnation) -> Result<(), Full> {
-        let warming = self.warming.entry((to, life)).or_default();
-        if *warming >= self.most_warming {
-            return Err(Full::NewOwner);
-        }
         if self.free == 0 || (!cause.is_urgent() && self.planned == 0) {
             return Err(Full::InAll);
+        }
+        let most_warming = if cause.is_urgent() { self.most_urgent } else { self.most_warming };
+        let warming = self.warming.entry((to, life)).or_default();
+        if *warming >= most_warming {
+            return Err(Full::NewOwner);
         }
         *warming += 1;
         self.free -= 1;
@@ -134,38 +139,13 @@ impl<'a> Budget<'a> {
     }
 }
 
-/// The urgent moves that found no place.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Needed<'a> {
-    in_all: usize,
-    by_pod: BTreeMap<&'a str, usize>,
-}
-
-impl<'a> Needed<'a> {
-    /// Counts an urgent move to this pod.
-    pub(super) fn add(&mut self, full: Full, to: &'a str) {
-        match full {
-            Full::InAll => self.in_all += 1,
-            Full::NewOwner => *self.by_pod.entry(to).or_default() += 1,
-        }
-    }
-
-    /// Assigns the place of a cancelled move to this pod to an urgent move. Returns `false` if no urgent move needs it.
-    fn meet(&mut self, to: &str) -> bool {
-        let here = self.by_pod.get_mut(to).filter(|needed| **needed > 0);
-        let needed = here.unwrap_or(&mut self.in_all);
-        let is_needed = *needed > 0;
-        *needed -= usize::from(is_needed);
-        is_needed
-    }
-}
-
-/// Returns the planned moves to cancel in favour of urgent ones: those that are still warming, the youngest first.
-pub(super) fn make_room<'a>(view: &'a View, mut needed: Needed<'_>) -> impl Iterator<Item = &'a Versioned<Handoff>> {
+/// Returns the planned moves to cancel in favour of `needed` urgent ones: those that are still warming, the youngest
+/// first.
+pub(super) fn make_room(view: &View, needed: usize) -> impl Iterator<Item = &Versioned<Handoff>> {
     let warms = |handoff: &&Versioned<Handoff>| handoff.value.phase == Phase::Warming && is_planned(view, handoff);
     let mut warming: Vec<_> = view.handoffs.values().filter(warms).collect();
     warming.sort_unstable_by_key(|handoff| std::cmp::Reverse(handoff.create_revision));
-    warming.into_iter().filter(move |handoff| needed.meet(&handoff.value.new_owner))
+    warming.into_iter().take(needed)
 }
 
 /// Returns whether a live pod serves the partition meanwhile.

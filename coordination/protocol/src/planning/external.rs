@@ -58,6 +58,18 @@ impl Placement for External {
     }
 }
 
+/// Leaves partitions where they are unless they have to move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Stay;
+
+impl Placement for Stay {
+    fn place(&self, layout: &Layout<'_>) -> Vec<Option<usize>> {
+        let mut layout = layout.clone();
+        layout.slots.iter_mut().for_each(|slot| slot.wanted = None);
+        External.place(&layout)
+    }
+}
+
 /// Why [`write()`] refuses wanted owners.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WriteError {

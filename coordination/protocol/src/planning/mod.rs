@@ -24,6 +24,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use crate::ids::{Incarnation, PartitionId, Revision};
 use crate::keys::KeyName;
 use crate::records::{KeyspaceConfig, Mode, Partitioner};
@@ -36,6 +38,7 @@ pub mod budget;
 mod cool_downs;
 mod departures;
 pub mod external;
+mod in_force;
 pub mod jump;
 mod moves;
 mod notice;
@@ -57,7 +60,8 @@ pub use self::answers::Answered;
 pub use self::backoff::{FIRST_BACK_OFF, MAX_BACK_OFF};
 pub use self::budget::MoveCause;
 pub use self::departures::REBIRTH_GRACE;
-pub use self::notice::{Assurance, Notice};
+pub use self::in_force::{in_force, stored};
+pub use self::notice::{Assurance, Notice, repair};
 pub use self::operations::KEPT_OPERATIONS;
 pub use self::preview::preview;
 pub use self::rolls::ROLL_PATIENCE;
@@ -66,7 +70,8 @@ pub use self::round::RoundCause;
 /// Shortest pause before an action that may have failed is retried.
 const MIN_RETRY: Duration = Duration::from_millis(100);
 
-/// The operator's policy: section `[coordinator]` of the configuration file.
+/// The operator's policy: section `[coordinator]` of the configuration file. All of it but `partitions` and `config_wins`
+/// is in force only until the keyspace has settings of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Policy {
     /// The wanted number of partitions. The keyspace grows to a larger number only if requests name their partition. A
@@ -94,6 +99,8 @@ pub struct Policy {
     pub max_warming_per_pod: usize,
     /// Shortest time between a partition's move and its next move for balance.
     pub cool_down: Duration,
+    /// Whether these settings replace those of the keyspace where they differ ([`in_force`](in_force())).
+    pub config_wins: bool,
 }
 
 /// The defaults of the configuration file.
@@ -112,6 +119,7 @@ impl Default for Policy {
             max_concurrent_handoffs: 64,
             max_warming_per_pod: 8,
             cool_down: Duration::from_secs(10),
+            config_wins: false,
         }
     }
 }
@@ -128,10 +136,15 @@ pub enum Strategy {
     Ring,
     /// [`external`]: the owners that the key `wanted` names.
     External,
+    /// A strategy of the program that runs the coordinator.
+    Custom(placement::Custom),
+    /// The keyspace has a strategy that this coordinator does not know. Partitions stay where they are unless they have
+    /// to move.
+    Unknown,
 }
 
 impl Strategy {
-    /// All strategies, by their names in the configuration file.
+    /// The strategies of the configuration file, by their names there.
     pub const NAMES: &[(&str, Self)] = &[
         ("sticky", Strategy::Sticky),
         ("jump", Strategy::Jump),
@@ -139,13 +152,23 @@ impl Strategy {
         ("external", Strategy::External),
     ];
 
-    /// Returns the strategy with this name.
+    /// Returns the function that places partitions.
     pub fn placement(self) -> &'static dyn placement::Placement {
         match self {
             Strategy::Sticky => &sticky::Sticky,
             Strategy::Jump => &jump::Jump,
             Strategy::Ring => &ring::Ring,
             Strategy::External => &external::External,
+            Strategy::Custom(custom) => custom.placement(),
+            Strategy::Unknown => &external::Stay,
+        }
+    }
+
+    /// Returns the strategy's name in the configuration file and in the keyspace's settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Strategy::Custom(custom) => custom.name(),
+            _ => Self::NAMES.iter().find(|(_, strategy)| *strategy == self).map_or("unknown", |(name, _)| name),
         }
     }
 }
@@ -189,9 +212,19 @@ pub struct Plan {
     pub notices: Vec<Notice>,
 }
 
-/// Decides what the leader does about this view. `now` is the time since a fixed moment of this process.
-pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) -> Plan {
-    let mut plan = Plan { notices: notice::about(view, policy), ..Plan::default() };
+/// Decides what a leader with the policy `own` does about this view. `now` is the time since a fixed moment of this
+/// process.
+pub fn plan(view: &View, own: &Policy, memory: &mut Memory, now: Duration) -> Plan {
+    let in_force::InForce { policy, write, notices } = in_force::of(view, own);
+    let (action, notice) = write_config(view, own, write);
+    let mut plan = Plan { notices, actions: action.into_iter().collect(), ..Plan::default() };
+    plan.notices.extend(notice);
+    decide(view, &policy, memory, now, plan)
+}
+
+/// Adds what a leader does about this view by the policy that is in force.
+fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration, mut plan: Plan) -> Plan {
+    plan.notices.extend(notice::about(view, policy));
     memory.rounds.observe(view, policy, now);
     memory.departures.observe(view, now);
     memory.rolls.observe(view, now);
@@ -208,10 +241,6 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
     memory.backoffs.forget_old(now);
     memory.cool_downs.forget_old(policy, now);
 
-    match write_config(view, policy) {
-        Ok(action) => plan.actions.extend(action),
-        Err(notice) => plan.notices.push(notice),
-    }
     operations::answer(view, memory, now, &mut plan.actions);
     let ending = end_handoffs(view, policy, memory, now, &mut plan);
 
@@ -254,6 +283,7 @@ pub fn plan(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) ->
         plan.actions.extend(phase_timeouts::sweep(view));
     }
     plan.waiting = memory.backlog.waiting();
+    plan.notices.extend(memory.backlog.notice());
     plan.notices.extend(memory.backoffs.notices(now));
     plan.notices.extend(
         memory.rolls.balance_waits_until(now).map(|_| Notice::Roll { newest: rolls::newest(view).map(str::to_owned) }),
@@ -268,31 +298,38 @@ fn partitions(view: &View) -> Option<u32> {
     Some(view.settings()?.partitions)
 }
 
-/// Returns the settings to write, or why those of the configuration file are refused.
-fn write_config(view: &View, policy: &Policy) -> Result<Option<Action>, Notice> {
-    let wanted = policy.partitions;
-    let write = |config, seen| Ok(Some(Action::WriteConfig { config, seen }));
+/// Returns the settings to write, and what the operator should know about those of the configuration file. `planning` is
+/// the value to write.
+fn write_config(view: &View, own: &Policy, planning: Option<Value>) -> (Option<Action>, Option<Notice>) {
+    let wanted = own.partitions;
+    let write = |config, seen| Some(Action::WriteConfig { config, seen });
     if view.malformed.contains_key(&view.keys().config()) {
-        return Ok(None);
+        return (None, None);
     }
     if let Some(observed) = &view.config {
         let kept = observed.value.partitions;
-        return match &observed.value.partitioner {
-            _ if kept == wanted => Ok(None),
-            _ if kept > wanted => Err(Notice::ShrinkRefused { wanted, kept }),
-            Some(Partitioner::Number { number: true }) => {
-                write(KeyspaceConfig { partitions: wanted, ..observed.value.clone() }, observed.mod_revision)
-            }
-            partitioner => Err(Notice::GrowthRefused { wanted, kept, partitioner: partitioner.clone() }),
+        let (partitions, notice) = match &observed.value.partitioner {
+            _ if kept == wanted => (kept, None),
+            _ if kept > wanted => (kept, Some(Notice::ShrinkRefused { wanted, kept })),
+            Some(Partitioner::Number { number: true }) => (wanted, None),
+            partitioner => (kept, Some(Notice::GrowthRefused { wanted, kept, partitioner: partitioner.clone() })),
         };
+        if partitions == kept && planning.is_none() {
+            return (None, notice);
+        }
+        let planning = planning.or_else(|| observed.value.planning.clone());
+        return (
+            write(KeyspaceConfig { partitions, planning, ..observed.value.clone() }, observed.mod_revision),
+            notice,
+        );
     }
     match (view.settings(), partitions_shown(view)) {
         // The settings were deleted by hand: they are restored as they were.
-        (Some(known), _) => write(known.clone(), Revision::ZERO),
+        (Some(known), _) => (write(known.clone(), Revision::ZERO), None),
         (None, Some(shown)) if shown != wanted => {
-            Err(Notice::ConfigMissing { wanted, shown, key: view.keys().config() })
+            (None, Some(Notice::ConfigMissing { wanted, shown, key: view.keys().config() }))
         }
-        (None, _) => write(KeyspaceConfig::new(wanted), Revision::ZERO),
+        (None, _) => (write(KeyspaceConfig { planning, ..KeyspaceConfig::new(wanted) }, Revision::ZERO), None),
     }
 }
 

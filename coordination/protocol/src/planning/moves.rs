@@ -5,16 +5,19 @@
 //! * A partition with a handoff, or with records that cannot be read, gets no handoff.
 //! * A draining pod is never a new owner, whether it drains by itself or an operator drains it.
 //! * A pod that is barred from a partition does not become its new owner, whatever the strategy wants.
+//! * A partition without a living owner waits for a busy pod only if no other pod may warm one more.
 //! * A move that has to wait for a place in the budget, a back-off or a cool-down is remembered as [`Backlog`]. It
 //!   begins when the wait ends, without another round.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::actions::{Action, CancelReason, ObservedHandoff};
 use super::backoff::BackOffs;
-use super::budget::{Budget, Full, MoveCause, Needed, is_planned, make_room};
+use super::budget::{Budget, Full, MoveCause, is_planned, make_room};
 use super::cool_downs::CoolDowns;
 use super::departures::Departures;
+use super::notice::Notice;
 use super::pins;
 use super::placement::{Eligibility, Layout, Member, Mobility, layout};
 use super::{Policy, Strategy};
@@ -32,6 +35,7 @@ pub(super) struct Backlog {
     retry_at: Option<Duration>,
     waiting: usize,
     dead_owners: bool,
+    absent: BTreeMap<String, usize>,
 }
 
 impl Backlog {
@@ -70,13 +74,32 @@ impl Backlog {
     pub(super) fn waiting(&self) -> usize {
         self.waiting
     }
+
+    /// Returns the notice about wanted owners that are not registered.
+    pub(super) fn notice(&self) -> Option<Notice> {
+        (!self.absent.is_empty()).then(|| Notice::WantedAbsent { pods: self.absent.clone() })
+    }
 }
 
 /// A move that the strategy wants.
+#[derive(Clone, Copy)]
 struct Wanted {
     cause: MoveCause,
     partition: PartitionId,
     to: usize,
+}
+
+/// The moves that begin now, and what is left for later.
+struct Draft<'a> {
+    /// How many partitions each member has.
+    counts: Vec<u32>,
+    /// How many each member will have.
+    planned: Vec<u32>,
+    budget: Budget<'a>,
+    /// Number of urgent moves that found no place.
+    needed: usize,
+    actions: &'a mut Vec<Action>,
+    backlog: Backlog,
 }
 
 /// Everything that the creation of moves depends on.
@@ -105,50 +128,36 @@ impl Context<'_> {
             until.or_else(|| cool_downs.ends(policy, partition, now)).is_some() || backoffs.is_barred(partition, now)
         };
         let layout = layout(view, partitions, shunned, rests);
-        let mut backlog = Backlog::default();
+        let mut backlog = Backlog { absent: self.absent(), ..Backlog::default() };
         let mut wanted = wanted(view, policy, &layout, &mut backlog);
         wanted.retain(|wanted| !self.only_dead_owners || wanted.cause == MoveCause::DeadOwner);
         wanted.retain(|wanted| !pins::is_paused(view, wanted.partition, wanted.cause));
         wanted.sort_unstable_by_key(|wanted| (wanted.cause, wanted.partition));
 
         let counts = layout.counts();
-        let mut budget = Budget::left(view, policy);
-        let mut needed = Needed::default();
-        let mut planned = counts.clone();
-        for Wanted { cause, partition, to } in wanted {
-            backlog.dead_owners |= cause == MoveCause::DeadOwner;
-            let (to, barred_until) = self.around_barred(&layout, &planned, cause, partition, to);
-            let backs_off = backoffs.partition_waits(partition, cause.is_urgent(), now).or(barred_until);
-            let waits_until = backs_off.or_else(|| self.grace_ends(&layout, cause, partition));
-            if let Some(until) = waits_until.or_else(|| self.rests_until(cause, partition)) {
-                backlog.try_again_at(until);
-                backlog.waiting += 1;
-                continue;
-            }
-            let member = &layout.members[to];
-            match budget.take(cause, member.name, member.incarnation) {
-                Ok(()) => {
-                    planned[to] += 1;
-                    let mut reason = reason(&layout, &counts, cause, partition, to, view);
-                    if let Some(wanted) = view.wanted.as_ref().filter(|_| policy.strategy == Strategy::External) {
-                        let names = layout.slots[partition.index()].wanted == Some(to);
-                        let verb = if names { "names" } else { "does not name" };
-                        let generation = wanted.value.generation;
-                        reason = format!("{reason} (generation {generation} of wanted {verb} {})", member.name);
-                    }
-                    actions.push(begin(view, policy, partition, member, cause, reason));
-                    backlog.try_again_at(self.retry_at);
-                }
-                Err(full) => {
-                    backlog.open = true;
-                    backlog.full_pod |= full == Full::NewOwner;
-                    backlog.waiting += 1;
-                    if cause.is_urgent() {
-                        needed.add(full, member.name);
-                    }
-                }
-            }
+        let takers = layout.members.iter().filter(|member| member.eligibility == Eligibility::Open).count();
+        let mut draft = Draft {
+            planned: counts.clone(),
+            counts,
+            budget: Budget::left(view, policy, takers),
+            needed: 0,
+            actions,
+            backlog,
+        };
+        let others = wanted.split_off(wanted.partition_point(|wanted| wanted.cause.is_urgent()));
+        let mut crowded = Vec::new();
+        for wanted in wanted {
+            crowded.extend(self.begin_or_wait(&layout, &mut draft, wanted));
         }
+        // A second choice takes only a place that is no urgent move's first choice.
+        for Wanted { cause, partition, to } in crowded {
+            let to = self.second_choice(&layout, &draft, cause, partition).unwrap_or(to);
+            self.begin_or_leave(&layout, &mut draft, Wanted { cause, partition, to });
+        }
+        for wanted in others {
+            self.begin_or_wait(&layout, &mut draft, wanted);
+        }
+        let Draft { needed, mut backlog, actions, .. } = draft;
         let ends = |action: &Action, partition| action.partition() == Some(partition);
         for handoff in make_room(view, needed) {
             let partition = handoff.value.partition;
@@ -165,6 +174,81 @@ impl Context<'_> {
             backlog.try_again_at(until);
         }
         backlog
+    }
+
+    /// Returns the pods that the strategy `external` follows and that are not registered, each with how many partitions
+    /// are wanted there.
+    fn absent(&self) -> BTreeMap<String, usize> {
+        let followed = self.view.wanted.iter().filter(|_| self.policy.strategy == Strategy::External);
+        let mut absent = BTreeMap::new();
+        for pod in followed.flat_map(|wanted| wanted.value.owners.values()) {
+            if self.view.pod_key(pod).is_none() {
+                *absent.entry(pod.clone()).or_default() += 1;
+            }
+        }
+        absent
+    }
+
+    /// Begins a move unless it has to wait for a back-off, a grace period or a cool-down. Returns an urgent move whose pod
+    /// warms too many partitions.
+    fn begin_or_wait<'a>(
+        &'a self,
+        layout: &Layout<'a>,
+        draft: &mut Draft<'a>,
+        Wanted { cause, partition, to }: Wanted,
+    ) -> Option<Wanted> {
+        draft.backlog.dead_owners |= cause == MoveCause::DeadOwner;
+        let (to, barred_until) = self.around_barred(layout, &draft.planned, cause, partition, to);
+        let backs_off = self.backoffs.partition_waits(partition, cause.is_urgent(), self.now).or(barred_until);
+        let waits_until = backs_off.or_else(|| self.grace_ends(layout, cause, partition));
+        if let Some(until) = waits_until.or_else(|| self.rests_until(cause, partition)) {
+            draft.backlog.try_again_at(until);
+            draft.backlog.waiting += 1;
+            return None;
+        }
+        let wanted = Wanted { cause, partition, to };
+        let member = &layout.members[to];
+        if cause.is_urgent() && !draft.budget.has_room(member.name, member.incarnation) {
+            return Some(wanted);
+        }
+        self.begin_or_leave(layout, draft, wanted);
+        None
+    }
+
+    /// Begins a move if the budget has a place for it.
+    fn begin_or_leave<'a>(&'a self, layout: &Layout<'a>, draft: &mut Draft<'a>, wanted: Wanted) {
+        let Wanted { cause, partition, to } = wanted;
+        let member = &layout.members[to];
+        match draft.budget.take(cause, member.name, member.incarnation) {
+            Ok(()) => {
+                draft.planned[to] += 1;
+                let reason = reason(self, layout, &draft.counts, &wanted);
+                draft.actions.push(begin(self.view, self.policy, partition, member, cause, reason));
+                draft.backlog.try_again_at(self.retry_at);
+            }
+            Err(full) => {
+                draft.backlog.open = true;
+                draft.backlog.full_pod |= full == Full::NewOwner;
+                draft.backlog.waiting += 1;
+                draft.needed += usize::from(full == Full::InAll && cause.is_urgent());
+            }
+        }
+    }
+
+    /// Returns the pod with the fewest partitions for its weight among those that may warm one more.
+    fn second_choice(
+        &self,
+        layout: &Layout<'_>,
+        draft: &Draft<'_>,
+        cause: MoveCause,
+        partition: PartitionId,
+    ) -> Option<usize> {
+        least_loaded(layout, &draft.planned, |other| {
+            let member = &layout.members[other];
+            member.eligibility == Eligibility::Open
+                && draft.budget.has_room(member.name, member.incarnation)
+                && self.backoffs.pair_waits(partition, member.name, cause.is_urgent(), self.now).is_none()
+        })
     }
 
     /// Returns until when a move for balance waits, because the partition has just moved or pods restart one by one.
@@ -191,13 +275,9 @@ impl Context<'_> {
         if matches!(cause, MoveCause::Balance | MoveCause::Operator | MoveCause::Wanted) {
             return (to, Some(until));
         }
-        // Compares counts / weights without dividing; a weight of 0 takes partitions last.
-        let load = |other: usize| (u64::from(counts[other]) + 1, u64::from(layout.members[other].weight.0));
         let least = |eligibility: Eligibility| {
-            let is_one = |other: &usize| layout.members[*other].eligibility == eligibility && waits(*other).is_none();
-            (0..layout.members.len()).filter(is_one).reduce(|best, other| {
-                let ((has, weight), (best_has, best_weight)) = (load(other), load(best));
-                if has.saturating_mul(best_weight) < best_has.saturating_mul(weight) { other } else { best }
+            least_loaded(layout, counts, |other| {
+                layout.members[other].eligibility == eligibility && waits(other).is_none()
             })
         };
         let shunned = || cause.is_urgent().then(|| least(Eligibility::Shunned)).flatten();
@@ -211,6 +291,16 @@ impl Context<'_> {
         let is_waited_for = cause == MoveCause::DeadOwner && !has_come_back;
         self.departures.grace_ends(&assignment.owner, assignment.incarnation, self.now).filter(|_| is_waited_for)
     }
+}
+
+/// Returns the member with the fewest partitions for its weight among those that `takes` names.
+fn least_loaded(layout: &Layout<'_>, counts: &[u32], takes: impl Fn(usize) -> bool) -> Option<usize> {
+    // Compares counts / weights without dividing; a weight of 0 takes partitions last.
+    let load = |other: usize| (u64::from(counts[other]) + 1, u64::from(layout.members[other].weight.0));
+    (0..layout.members.len()).filter(|other| takes(*other)).reduce(|best, other| {
+        let ((has, weight), (best_has, best_weight)) = (load(other), load(best));
+        if has.saturating_mul(best_weight) < best_has.saturating_mul(weight) { other } else { best }
+    })
 }
 
 fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, backlog: &mut Backlog) -> Vec<Wanted> {
@@ -289,18 +379,14 @@ fn next_epoch(last: Option<Epoch>, revision: Revision) -> Epoch {
     last.map_or(planned, |last| planned.max(last.next()))
 }
 
-fn reason(
-    layout: &Layout<'_>,
-    counts: &[u32],
-    cause: MoveCause,
-    partition: PartitionId,
-    to: usize,
-    view: &View,
-) -> String {
+/// Returns the reason for a move in words.
+fn reason(context: &Context<'_>, layout: &Layout<'_>, counts: &[u32], wanted: &Wanted) -> String {
+    let (view, Wanted { cause, partition, to }) = (context.view, *wanted);
     let slot = &layout.slots[partition.index()];
     let assignment = view.assignments.get(&partition);
     let owner = assignment.map_or("nobody", |assignment| assignment.value.owner.as_str());
-    match cause {
+    let name = layout.members[to].name;
+    let reason = match cause {
         MoveCause::FirstPlacement => "first placement".to_owned(),
         MoveCause::DeadOwner if slot.home == Some(to) => format!("its owner {owner} came back in a new life"),
         MoveCause::DeadOwner => format!("its owner {owner} is dead"),
@@ -312,8 +398,14 @@ fn reason(
         MoveCause::Wanted => format!("it is wanted elsewhere than on {owner}"),
         MoveCause::Balance => {
             let (from_has, to_has) = (slot.owner.map_or(0, |owner| counts[owner]), counts[to]);
-            let name = layout.members[to].name;
             format!("balance: {owner} has {from_has} partitions, {name} has {to_has}")
         }
+    };
+    match view.wanted.as_ref().filter(|_| context.policy.strategy == Strategy::External) {
+        Some(wanted) => {
+            let verb = if slot.wanted == Some(to) { "names" } else { "does not name" };
+            format!("{reason} (generation {} of wanted {verb} {name})", wanted.value.generation)
+        }
+        None => reason,
     }
 }

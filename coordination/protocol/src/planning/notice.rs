@@ -1,5 +1,6 @@
 //! Notices for the operator, in words. Nothing is decided here.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use super::Policy;
@@ -10,6 +11,9 @@ use crate::ids::PartitionId;
 use crate::keys::KeyName;
 use crate::records::{Capabilities, Mode, Origin, Partitioner, Phase};
 use crate::view::View;
+
+/// Most pods that one notice names.
+const NAMED_PODS: usize = 8;
 
 /// The guarantee that the registered pods allow; the weakest pod decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -83,6 +87,22 @@ pub enum Notice {
         /// How requests map to partitions, if a router has written it.
         partitioner: Option<Partitioner>,
     },
+    /// A planning setting of the keyspace differs from that of the configuration file.
+    PolicyDiffers {
+        /// The setting.
+        key: String,
+        /// The value of the configuration file.
+        own: String,
+        /// The value that is in force.
+        kept: String,
+    },
+    /// A planning setting of the keyspace cannot be read.
+    PolicyUnreadable {
+        /// The setting.
+        key: String,
+        /// Its value.
+        value: String,
+    },
     /// The settings are gone, and the configuration file does not match what is assigned.
     ConfigMissing {
         /// The number in the configuration file.
@@ -117,6 +137,11 @@ pub enum Notice {
         reason: String,
         /// The command that removes it once its writer is gone for good.
         repair: Option<String>,
+    },
+    /// Pods that the strategy `external` follows are not registered.
+    WantedAbsent {
+        /// The pods, each with how many partitions are wanted there.
+        pods: BTreeMap<String, usize>,
     },
     /// No pod accepts partitions.
     NoPod,
@@ -172,9 +197,11 @@ impl fmt::Display for Notice {
                  assigned. Set coordinator.partitions to the former number; if some of those had no owner yet, restore the \
                  settings with the former number N: etcdctl put {key} '{{\"partitions\":N}}'"
             ),
+            Notice::PolicyDiffers { key, own, kept } => policy_differs(out, key, own, kept),
+            Notice::PolicyUnreadable { key, value } => policy_unreadable(out, key, value),
             Notice::Leaseless { key, repair } => {
                 write!(out, "{key} was put without its lease; handoffs wait until its writer restores it")?;
-                or_forget(out, repair.as_deref())
+                or_repair(out, repair.as_deref())
             }
             Notice::IndependentImpossible { routers } => write!(
                 out,
@@ -188,7 +215,7 @@ impl fmt::Display for Notice {
             ),
             Notice::Malformed { key, reason, repair } => {
                 write!(out, "{key} cannot be read and is left unchanged: {reason}")?;
-                or_forget(out, repair.as_deref())
+                or_repair(out, repair.as_deref())
             }
             Notice::Paused { origin } => write!(
                 out,
@@ -196,6 +223,7 @@ impl fmt::Display for Notice {
                  shut down move; segue resume ends the pause"
             ),
             Notice::NoPod => out.write_str("no pod accepts partitions"),
+            Notice::WantedAbsent { pods } => wanted_absent(out, pods),
             Notice::Overdue { partition, phase, waiting } => write!(
                 out,
                 "partition {partition} has been in {} for too long, waiting for {}",
@@ -217,18 +245,60 @@ impl fmt::Display for Notice {
     }
 }
 
-fn or_forget(out: &mut fmt::Formatter<'_>, repair: Option<&str>) -> fmt::Result {
+fn policy_differs(out: &mut fmt::Formatter<'_>, key: &str, own: &str, kept: &str) -> fmt::Result {
+    write!(
+        out,
+        "{key} is {own} in this coordinator's file and {kept} in the keyspace, which stays; a leader with \
+         coordinator.config_wins = true writes its file's settings"
+    )
+}
+
+fn policy_unreadable(out: &mut fmt::Formatter<'_>, key: &str, value: &str) -> fmt::Result {
+    write!(
+        out,
+        "{key} of the keyspace's planning settings is {value}, which this coordinator cannot use; \
+         coordinator.config_wins = true replaces it"
+    )?;
+    match key {
+        "strategy" | "planning" => {
+            out.write_str("; until then partitions stay where they are unless they have to move")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn wanted_absent(out: &mut fmt::Formatter<'_>, pods: &BTreeMap<String, usize>) -> fmt::Result {
+    let named = pods.iter().take(NAMED_PODS).map(|(pod, count)| format!("{pod} (partitions: {count})"));
+    let named: Vec<String> = named.collect();
+    let others = match pods.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let named = named.join(", ");
+    write!(out, "wanted names pods that are not registered: {named}{others}; living owners keep these partitions")
+}
+
+fn or_repair(out: &mut fmt::Formatter<'_>, repair: Option<&str>) -> fmt::Result {
     match repair {
-        Some(command) => write!(out, "; if its writer is gone for good: {command}"),
+        Some(command) if command.starts_with(FORGET) => write!(out, "; if its writer is gone for good: {command}"),
+        Some(command) => write!(out, "; to remove it: {command}"),
         None => Ok(()),
     }
 }
 
-/// Returns the command with which an operator declares that the owner of a registration is gone.
-fn repair(view: &View, key: &str) -> Option<String> {
+/// The command with which an operator declares that the owner of a registration is gone.
+const FORGET: &str = "segue forget";
+
+/// Returns the command that deletes a key that cannot be read, or a registration without a lease. `None` for records
+/// that only their writers may replace.
+pub fn repair(view: &View, key: &str) -> Option<String> {
     match view.keys().parse(key)? {
-        KeyName::Pod(name) => Some(format!("segue forget pod {name}")),
-        KeyName::Router(name) => Some(format!("segue forget router {name}")),
+        KeyName::Pod(name) => Some(format!("{FORGET} pod {name}")),
+        KeyName::Router(name) => Some(format!("{FORGET} router {name}")),
+        KeyName::Drain(pod) => Some(format!("segue undrain {pod}")),
+        KeyName::Pin(partition) => Some(format!("segue unpin {partition}")),
+        KeyName::Pause => Some("segue resume".to_owned()),
+        KeyName::Operation(_) | KeyName::Wanted => Some(format!("etcdctl del {key}")),
         _ => None,
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! A pin applies while its pod accepts partitions. While that pod is gone, drains or is shunned, the strategy decides,
 //! so that a pin never leaves a partition without an owner. For the strategy, a pinned partition is already on its pod
-//! and cannot move; it balances the other partitions around it.
+//! and never moves; it balances the other partitions around it.
 
 use super::Strategy;
 use super::budget::MoveCause;
-use super::placement::{Eligibility, Layout, Mobility};
+use super::external::Stay;
+use super::placement::{Eligibility, Layout, Mobility, Placement as _, Slot};
 use crate::ids::PartitionId;
 use crate::records::Pin;
 use crate::view::{Versioned, View};
@@ -15,16 +16,31 @@ use crate::view::{Versioned, View};
 pub(super) fn place(view: &View, strategy: Strategy, layout: &Layout<'_>) -> Vec<Option<usize>> {
     let pinned = pinned(view, layout);
     if pinned.is_empty() {
-        return strategy.placement().place(layout);
+        return by_strategy(strategy, layout);
     }
     let mut as_pinned = layout.clone();
     for &(index, to) in &pinned {
         let slot = &mut as_pinned.slots[index];
-        (slot.owner, slot.mobility) = (Some(to), Mobility::Pinned);
+        (slot.owner, slot.mobility) = (Some(to), Mobility::Fixed);
     }
-    let mut places = strategy.placement().place(&as_pinned);
+    let mut places = by_strategy(strategy, &as_pinned);
     for (index, to) in pinned {
         places[index] = Some(to);
+    }
+    places
+}
+
+fn by_strategy(strategy: Strategy, layout: &Layout<'_>) -> Vec<Option<usize>> {
+    let mut places = strategy.placement().place(layout);
+    if matches!(strategy, Strategy::Custom(_)) {
+        places.resize(layout.slots.len(), None);
+        let allowed = |(slot, place): (&Slot, &Option<usize>)| place.is_some_and(|at| layout.may_be_on(slot, at));
+        if !layout.slots.iter().zip(&places).all(allowed) {
+            let stays = Stay.place(layout);
+            for (place, (slot, stays)) in places.iter_mut().zip(layout.slots.iter().zip(stays)) {
+                *place = place.filter(|at| layout.may_be_on(slot, *at)).or(stays);
+            }
+        }
     }
     places
 }

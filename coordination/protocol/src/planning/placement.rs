@@ -7,6 +7,9 @@
 //! * A strategy's result depends on the layout alone, not on the order of events.
 //! * Placing a layout that already matches the result changes nothing.
 
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
 use super::rolls;
 use crate::ids::{Incarnation, PartitionId};
 use crate::records::Thousandths;
@@ -43,6 +46,8 @@ pub struct Member<'a> {
 /// How readily a partition moves when one of its owner's partitions has to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Mobility {
+    /// An operator has placed the partition: it never moves.
+    Fixed,
     /// The partition cannot move now: its handoff is in flight, or its records cannot be read.
     Pinned,
     /// The partition's last move failed, or the partition has just moved. Other partitions move first.
@@ -83,17 +88,76 @@ impl Layout<'_> {
         counts
     }
 
+    /// Returns whether the partition may be placed on this member.
+    pub fn may_be_on(&self, slot: &Slot, member: usize) -> bool {
+        match self.members.get(member).map(|member| member.eligibility) {
+            Some(Eligibility::Open) => true,
+            Some(Eligibility::Shunned) => slot.owner == Some(member) || self.has_no_other_choice(),
+            Some(Eligibility::Leaving) | None => false,
+        }
+    }
+
     /// Returns whether shunned members have to be given partitions because there is no other.
     pub fn has_no_other_choice(&self) -> bool {
         !self.members.iter().any(|member| member.eligibility == Eligibility::Open)
     }
 }
 
-/// A placement strategy.
-pub trait Placement {
+/// A placement strategy. [`Custom`] makes one of a program's own available to its coordinator.
+pub trait Placement: Send + Sync {
     /// Returns the place of each partition, as an index of `layout.members`. `None` if no member accepts any. For a
     /// pinned partition it is the place that the partition would move to once it can.
     fn place(&self, layout: &Layout<'_>) -> Vec<Option<usize>>;
+}
+
+/// A strategy of the program that runs the coordinator. All coordinators of a keyspace have to know it: under a leader
+/// that does not, partitions stay where they are.
+///
+/// A place that [`Placement`] does not allow is ignored: one that is no member, a member that leaves, or a shunned member
+/// that does not have the partition. That partition stays where it is unless it has to move.
+#[derive(Clone, Copy)]
+pub struct Custom {
+    name: &'static str,
+    placement: &'static dyn Placement,
+}
+
+impl Custom {
+    /// Creates a strategy. The name is stored in the keyspace's settings and must differ from those of
+    /// [`Strategy::NAMES`](super::Strategy::NAMES).
+    pub const fn new(name: &'static str, placement: &'static dyn Placement) -> Self {
+        Custom { name, placement }
+    }
+
+    /// Returns the strategy's name.
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// Returns the function that places partitions.
+    pub fn placement(self) -> &'static dyn Placement {
+        self.placement
+    }
+}
+
+impl fmt::Debug for Custom {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_tuple("Custom").field(&self.name).finish()
+    }
+}
+
+/// Two strategies of one name are the same.
+impl PartialEq for Custom {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Custom {}
+
+impl Hash for Custom {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
 }
 
 /// Returns the layout of a view. `shunned` and `reluctant` come from earlier moves.

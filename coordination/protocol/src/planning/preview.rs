@@ -6,11 +6,12 @@
 
 use std::time::Duration;
 
-use super::{Memory, Plan, Policy, REBIRTH_GRACE, ROLL_PATIENCE, plan};
+use super::{Memory, Plan, Policy, REBIRTH_GRACE, ROLL_PATIENCE, decide, in_force};
 use crate::view::View;
 
-/// Returns everything that a leader wants to do about this view.
-pub fn preview(view: &View, policy: &Policy) -> Plan {
+/// Returns everything that a leader wants to do about this view by the policy that is in force. It leaves out what a
+/// leader with another configuration file writes.
+pub fn preview(view: &View, own: &Policy) -> Plan {
     let policy = Policy {
         settle: Duration::ZERO,
         settle_max: Duration::ZERO,
@@ -18,12 +19,12 @@ pub fn preview(view: &View, policy: &Policy) -> Plan {
         max_concurrent_handoffs: usize::MAX,
         max_warming_per_pod: usize::MAX,
         cool_down: Duration::ZERO,
-        ..policy.clone()
+        ..in_force(view, own)
     };
     let mut memory = Memory::default();
     // A rolling restart that began long ago holds no move back.
     memory.rolls.observe(view, Duration::ZERO);
     // The first call notices which owners are dead. Their partitions move once the grace period has passed.
-    plan(view, &policy, &mut memory, ROLL_PATIENCE);
-    plan(view, &policy, &mut memory, ROLL_PATIENCE + REBIRTH_GRACE)
+    decide(view, &policy, &mut memory, ROLL_PATIENCE, Plan::default());
+    decide(view, &policy, &mut memory, ROLL_PATIENCE + REBIRTH_GRACE, Plan::default())
 }

@@ -22,7 +22,7 @@ pub enum RoundCause {
     Election,
     /// A pod came, went, or changed its status, weight or zone.
     Membership,
-    /// The settings of the keyspace, the strategy or the owners that it follows changed.
+    /// The settings of the keyspace, or the owners that the strategy follows, changed.
     Config,
     /// An operator pinned, unpinned, paused or resumed.
     Operator,
@@ -53,7 +53,7 @@ struct Membership {
     /// Its life, whether it gives up its partitions, its weight and its zone.
     pods: BTreeMap<String, (Incarnation, bool, Thousandths, Option<String>)>,
     partitions: Option<u32>,
-    strategy: Strategy,
+    policy: Policy,
     pins: BTreeMap<PartitionId, Revision>,
     is_paused: bool,
     /// When the owners that the strategy follows were last written.
@@ -70,7 +70,7 @@ impl Membership {
         Membership {
             pods: view.pods.iter().map(member).collect(),
             partitions: super::partitions(view),
-            strategy: policy.strategy,
+            policy: policy.clone(),
             pins: view.intentions.pins.keys().map(|partition| (*partition, view.pin_revision(*partition))).collect(),
             is_paused: view.intentions.pause.is_some(),
             wanted: view.wanted.as_ref().filter(|_| policy.strategy == Strategy::External).map(|it| it.mod_revision),
@@ -102,9 +102,8 @@ impl Rounds {
             None => RoundCause::Election,
             Some(was) if *was == is => return,
             Some(was) if was.pods != is.pods => RoundCause::Membership,
-            Some(was) if (was.partitions, was.strategy, was.wanted) != (is.partitions, is.strategy, is.wanted) => {
-                RoundCause::Config
-            }
+            Some(was) if (was.partitions, was.wanted) != (is.partitions, is.wanted) => RoundCause::Config,
+            Some(was) if was.policy != is.policy => RoundCause::Config,
             Some(_) => RoundCause::Operator,
         };
         self.seen = Some(is);

@@ -10,8 +10,8 @@
 //! `have[i] - gets[i]` must leave it, and no more do. The sum is smallest when odd partitions go to pods with `have >
 //! floor`, each of which saves exactly one move, and those are served first.
 //!
-//! A shunned pod's share is limited to what it has, and the other pods share the rest by the same rule. If every weight
-//! is 0, all pods count the same.
+//! A shunned pod gets no more than it has, and a pod to which operators have pinned more than its share keeps that many.
+//! The other pods share the rest by the same rule. If every weight is 0, all pods count the same.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -27,7 +27,7 @@ impl Placement for Sticky {
         let mut room = quotas(layout);
         let mut placed: Vec<Option<usize>> = vec![None; layout.slots.len()];
         // The partitions that move least readily are the first to keep their place.
-        for mobility in [Mobility::Pinned, Mobility::Reluctant, Mobility::Free] {
+        for mobility in [Mobility::Fixed, Mobility::Pinned, Mobility::Reluctant, Mobility::Free] {
             for (slot, place) in layout.slots.iter().zip(&mut placed) {
                 if slot.mobility == mobility {
                     *place = slot.owner.filter(|owner| take(&mut room, *owner));
@@ -74,24 +74,34 @@ fn quotas(layout: &Layout<'_>) -> Vec<u32> {
     let counts = layout.counts();
     let mut gets = vec![0; layout.members.len()];
     let unbounded = layout.has_no_other_choice();
-    let limit = |member: usize| match layout.members[member].eligibility {
-        Eligibility::Shunned if !unbounded => u128::from(counts[member]),
-        _ => u128::MAX,
+    let fixed = layout.slots.iter().filter(|slot| slot.mobility == Mobility::Fixed);
+    let mut least = vec![0u32; layout.members.len()];
+    fixed.filter_map(|slot| slot.owner).for_each(|owner| least[owner] += 1);
+    let most = |member: usize| match layout.members[member].eligibility {
+        Eligibility::Shunned if !unbounded => counts[member],
+        _ => u32::MAX,
     };
     let mut sharing: Vec<usize> =
         (0..gets.len()).filter(|member| layout.members[*member].eligibility != Eligibility::Leaving).collect();
     let mut total = layout.slots.len() as u128;
-    // Each turn removes at least one member. That makes the shares of the others larger, never smaller.
+    // Members whose share is out of their bounds are set aside. Only those on the side that is off by more are set aside
+    // in one turn: that changes the shares of the others in the direction that keeps those set aside out of bounds.
     let shares = loop {
         let shares = Shares::of(layout, &sharing, total);
-        let (within, cut): (Vec<usize>, Vec<usize>) =
-            sharing.iter().partition(|member| shares.exact(**member) <= limit(**member).saturating_mul(shares.sum));
-        if cut.is_empty() {
+        let bound = |count: u32| u128::from(count).saturating_mul(shares.sum);
+        let below = |member: usize| bound(least[member]).saturating_sub(shares.exact(member));
+        let above = |member: usize| shares.exact(member).saturating_sub(bound(most(member)));
+        let off = |by: &dyn Fn(usize) -> u128| sharing.iter().map(|member| by(*member)).sum::<u128>();
+        let (is_below, is_above) = (off(&below), off(&above));
+        if is_below == 0 && is_above == 0 {
             break shares;
         }
-        for member in cut {
-            gets[member] = counts[member];
-            total -= u128::from(counts[member]);
+        let raises = is_below >= is_above;
+        let (aside, within): (Vec<usize>, Vec<usize>) =
+            sharing.iter().partition(|member| if raises { below(**member) > 0 } else { above(**member) > 0 });
+        for member in aside {
+            gets[member] = if raises { least[member] } else { most(member) };
+            total -= u128::from(gets[member]);
         }
         sharing = within;
     };

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::history::PastPhase;
 use crate::ids::{Epoch, Incarnation, PartitionId};
 
 /// The state of an assignment. There is only one; the field leaves room for more.
@@ -120,6 +121,12 @@ pub struct Handoff {
     /// A coordinator has waited out the bound on the work of the dead old owner: the log is at rest.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub work_has_ended: bool,
+    /// The kind of reason for which the move was planned. Informational.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub cause: String,
+    /// The phases that have ended. Informational.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub past: Vec<PastPhase>,
 }
 
 impl Handoff {
@@ -138,11 +145,20 @@ impl Handoff {
             phase_entered_at: 0,
             reason: String::new(),
             work_has_ended: false,
+            cause: String::new(),
+            past: Vec::new(),
         }
     }
 
     /// Returns the same handoff, from this life of the old owner.
     pub fn taken_from(self, owner: impl Into<String>, incarnation: Incarnation) -> Self {
         Handoff { old_owner: Some(owner.into()), old_incarnation: incarnation, ..self }
+    }
+
+    /// Returns the same handoff in another phase, which begins at `now`. The phase that ends joins those that have ended,
+    /// with the time between its beginning and `now`.
+    pub fn entering(mut self, phase: Phase, now: u64) -> Self {
+        self.past.push(PastPhase { phase: self.phase, ms: now.saturating_sub(self.phase_entered_at) });
+        Handoff { phase, phase_entered_at: now, ..self }
     }
 }

@@ -17,6 +17,10 @@ pub struct KeyspaceConfig {
     /// How requests map to partitions. The first router writes it.
     #[serde(default)]
     pub partitioner: Option<Partitioner>,
+    /// How the keyspace is planned, by the names of the settings in `[coordinator]`: strategy, mode, times and budget.
+    /// The first leader writes it. Only planning reads it, so any value leaves the rest of the settings readable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planning: Option<Value>,
     /// Fields that this version does not know. They are kept when the record is written again.
     #[serde(flatten)]
     pub unknown: Map<String, Value>,
@@ -25,7 +29,7 @@ pub struct KeyspaceConfig {
 impl KeyspaceConfig {
     /// Returns settings with this many partitions, before a router has written how requests map to them.
     pub fn new(partitions: u32) -> Self {
-        KeyspaceConfig { partitions, partitioner: None, unknown: Map::new() }
+        KeyspaceConfig { partitions, partitioner: None, planning: None, unknown: Map::new() }
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod acks;
 mod handoff;
+mod history;
 mod keyspace;
 mod operator;
 mod participants;
@@ -14,6 +15,7 @@ use serde::Serialize;
 
 pub use self::acks::{PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck};
 pub use self::handoff::{Assignment, AssignmentStatus, Handoff, Mode, Phase};
+pub use self::history::{HandoffEnd, HistoryEntry, PastPhase, RouterPart};
 pub use self::keyspace::{KeyspaceConfig, MAX_PARTITIONS, Partitioner};
 pub use self::operator::{Answer, Drain, Operation, Origin, Pause, Pin, Request};
 pub use self::participants::{Capabilities, Leader, PodRecord, PodStatus, RouterRecord, Thousandths};
@@ -23,6 +25,16 @@ pub use self::wanted::{Wanted, WantedDefault};
 pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {
     // Serialisation cannot fail: records are structs of numbers, strings and lists with string keys.
     serde_json::to_vec(record).expect("a record serialises")
+}
+
+/// Most characters of a service's text that are kept for logs, status and the store.
+const MAX_TEXT: usize = 256;
+
+/// Returns the beginning of a service's text without line breaks and other control characters.
+pub fn one_line(text: &str) -> String {
+    let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    let kept: String = clean.take(MAX_TEXT).collect();
+    kept.trim().to_owned()
 }
 
 #[cfg(test)]
@@ -83,6 +95,8 @@ mod tests {
             phase_entered_at: 2,
             reason: "first placement".into(),
             work_has_ended: false,
+            cause: String::new(),
+            past: Vec::new(),
         };
         assert_eq!(
             String::from_utf8(encode(&handoff)).unwrap(),

@@ -3,10 +3,8 @@
 use std::fmt;
 
 use http::StatusCode;
+use segue_protocol::records::one_line;
 use serde_json::Value;
-
-/// Most characters of a service's text that are kept for logs, status and the store.
-const MAX_TEXT: usize = 256;
 
 /// The meaning of a service's response.
 #[derive(Debug, Clone, PartialEq)]
@@ -88,13 +86,6 @@ fn at_work(body: &[u8]) -> Answer {
     }
 }
 
-/// Returns the beginning of a service's text without line breaks and other control characters.
-fn one_line(text: &str) -> String {
-    let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
-    let kept: String = clean.take(MAX_TEXT).collect();
-    kept.trim().to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,7 +131,7 @@ mod tests {
     #[test]
     fn a_long_text_is_cut_and_stays_on_its_line() {
         let Answer::Failed { detail } = of(503, &format!("one\r\ntwo {}", "ä".repeat(1000))) else { panic!() };
-        assert_eq!(detail.chars().count(), MAX_TEXT);
+        assert_eq!(detail.chars().count(), 256);
         assert!(detail.starts_with("one  two ää"), "{detail}");
     }
 }

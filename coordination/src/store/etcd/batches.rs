@@ -55,6 +55,7 @@ fn bytes(txn: &Txn) -> usize {
     let keys = |keys: &Keys| match keys {
         Keys::One(key) => key.len(),
         Keys::Prefix(prefix) => 2 * prefix.len(),
+        Keys::Between(from, to) => from.len() + to.len(),
     };
     let compared = txn.when.iter().map(|compare| match &compare.field {
         Field::Value(value) => keys(&compare.keys) + value.len(),

@@ -18,6 +18,7 @@ pub(super) fn range(keys: &Keys) -> (&str, GetOptions) {
     match keys {
         Keys::One(key) => (key, GetOptions::new()),
         Keys::Prefix(prefix) => (prefix, GetOptions::new().with_prefix()),
+        Keys::Between(from, to) => (from, GetOptions::new().with_range(to.as_str())),
     }
 }
 
@@ -28,6 +29,7 @@ pub(super) fn watch(keys: &Keys, from: Revision) -> (&str, WatchOptions) {
     match keys {
         Keys::One(key) => (key, options),
         Keys::Prefix(prefix) => (prefix, options.with_prefix()),
+        Keys::Between(from, to) => (from, options.with_range(to.as_str())),
     }
 }
 
@@ -95,13 +97,14 @@ pub(super) fn event(event: &EtcdEvent) -> Option<Event> {
 }
 
 fn compare(compare: Compare) -> EtcdCompare {
-    let (key, prefix) = match compare.keys {
-        Keys::One(key) => (key, false),
+    // The end of a range; an empty one stands for the end of the prefix.
+    let (key, end) = match compare.keys {
+        Keys::One(key) => (key, None),
         // Every key: etcd's name for that, which etcd-client writes for ranges but not for compares.
-        Keys::Prefix(prefix) if prefix.is_empty() => ("\0".to_owned(), true),
-        Keys::Prefix(prefix) => (prefix, true),
+        Keys::Prefix(prefix) if prefix.is_empty() => ("\0".to_owned(), Some("\0".to_owned())),
+        Keys::Prefix(prefix) => (prefix, Some(String::new())),
+        Keys::Between(from, to) => (from, Some(to)),
     };
-    let end_of_all = prefix && key == "\0";
     let relation = match compare.relation {
         Relation::Equal => CompareOp::Equal,
         Relation::NotEqual => CompareOp::NotEqual,
@@ -114,10 +117,10 @@ fn compare(compare: Compare) -> EtcdCompare {
         Field::ModRevision(revision) => EtcdCompare::mod_revision(key, relation, signed(revision)),
         Field::Lease(lease) => EtcdCompare::lease(key, relation, lease.get()),
     };
-    match (prefix, end_of_all) {
-        (true, true) => compare.with_range("\0"),
-        (true, false) => compare.with_prefix(),
-        (false, _) => compare,
+    match end {
+        None => compare,
+        Some(end) if end.is_empty() => compare.with_prefix(),
+        Some(end) => compare.with_range(end),
     }
 }
 
@@ -128,6 +131,7 @@ fn op(op: Op) -> TxnOp {
         }
         Op::Delete(Keys::One(key)) => TxnOp::delete(key, None),
         Op::Delete(Keys::Prefix(prefix)) => TxnOp::delete(prefix, Some(DeleteOptions::new().with_prefix())),
+        Op::Delete(Keys::Between(from, to)) => TxnOp::delete(from, Some(DeleteOptions::new().with_range(to))),
     }
 }
 

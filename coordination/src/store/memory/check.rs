@@ -75,6 +75,7 @@ fn keys_bytes(keys: &Keys) -> usize {
     match keys {
         Keys::One(key) => key.len(),
         Keys::Prefix(prefix) => 2 * prefix.len(),
+        Keys::Between(from, to) => from.len() + to.len(),
     }
 }
 

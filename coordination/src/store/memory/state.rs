@@ -208,6 +208,12 @@ impl State {
                     .take_while(move |(key, _)| key.starts_with(prefix.as_str()))
                     .map(|(_, entry)| entry),
             ),
+            Keys::Between(from, to) if from < to => Box::new(
+                self.keys
+                    .range::<str, _>((Bound::Included(from.as_str()), Bound::Excluded(to.as_str())))
+                    .map(|(_, entry)| entry),
+            ),
+            Keys::Between(..) => Box::new(std::iter::empty()),
         }
     }
 

@@ -26,13 +26,13 @@ use bytes::{Bytes, BytesMut};
 use http::Version;
 use http::request::Parts;
 use http_body::{Body as _, Frame};
-use hyper::body::Incoming;
 use tokio::time::Instant;
 
 pub(crate) use self::attempt::Attempt;
 pub(crate) use self::pace::{Pace, Upload};
 pub(crate) use self::source::{BodyError, KEPT_BYTES};
 use self::source::{Reading, Source};
+use crate::message::client_body::ClientBody;
 use crate::message::local_reply::is_grpc;
 use crate::message::reserved::Reserved;
 use crate::runtime::coarse_timer::CoarseTimer;
@@ -47,7 +47,7 @@ pub(crate) struct RequestBody {
 impl RequestBody {
     /// `most` bounds its size. Streams of gRPC may be as slow as they like, because they are not always uploads.
     pub(crate) fn new(
-        incoming: Incoming,
+        incoming: ClientBody,
         head: &Parts,
         most: u64,
         pace: Pace,

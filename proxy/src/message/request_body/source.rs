@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body::{Body as _, Frame};
-use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::pace::{Pace, Upload};
+use crate::message::client_body::ClientBody;
 use crate::message::frames::poll_telling_frame;
 use crate::message::reserved::Reserved;
 use crate::runtime::coarse_timer::CoarseTimer;
@@ -27,7 +27,7 @@ pub(crate) const KEPT_BYTES: usize = 64 << 10;
 const MIN_FRAME_BYTES: usize = 256;
 
 pub(super) struct Source {
-    pub(super) incoming: Incoming,
+    pub(super) incoming: ClientBody,
     pub(super) reserved: Rc<Reserved>,
     pub(super) http2: bool,
     pub(super) length: Option<u64>,

@@ -1,10 +1,11 @@
-//! Decodes the body of a response from the bytes that follow its head.
+//! Decodes the body of a message from the bytes that follow its head: of responses here, and of requests in the server's
+//! own half of HTTP/1.1.
 //!
 //! Pure.
 //!
 //! # Invariants
 //!
-//! * A response that ends early is an error, never a shorter response.
+//! * A message that ends early is an error, never a shorter message.
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
@@ -18,7 +19,7 @@ const MAX_TRAILER_LINES: usize = 64;
 
 /// The position in the body.
 #[derive(Debug)]
-pub(super) enum Decoder {
+pub(crate) enum Decoder {
     Length(u64),
     ChunkSize,
     Chunk(u64),
@@ -30,7 +31,7 @@ pub(super) enum Decoder {
 
 /// What was decoded.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Decoded {
+pub(crate) enum Decoded {
     Data(Bytes),
     Trailers(HeaderMap),
     /// More bytes are needed.
@@ -41,25 +42,32 @@ pub(super) enum Decoded {
 
 /// The body does not match its framing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the body of the pod's response is broken")]
-pub(super) struct Garbled;
+#[error("the body is broken")]
+pub(crate) struct Garbled;
 
 impl Decoder {
     pub(super) fn new(framing: ResponseFraming) -> Self {
         match framing {
-            ResponseFraming::Length(0) => Decoder::Done,
-            ResponseFraming::Length(bytes) => Decoder::Length(bytes),
-            ResponseFraming::Chunked => Decoder::ChunkSize,
+            ResponseFraming::Length(bytes) => Decoder::of_length(bytes),
+            ResponseFraming::Chunked => Decoder::of_chunks(),
             ResponseFraming::UntilClose => Decoder::UntilClose,
         }
     }
 
-    pub(super) fn is_done(&self) -> bool {
+    pub(crate) fn of_length(bytes: u64) -> Self {
+        if bytes == 0 { Decoder::Done } else { Decoder::Length(bytes) }
+    }
+
+    pub(crate) fn of_chunks() -> Self {
+        Decoder::ChunkSize
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
         matches!(self, Decoder::Done)
     }
 
     /// Returns what is left of a body whose length is known.
-    pub(super) fn left(&self) -> Option<u64> {
+    pub(crate) fn left(&self) -> Option<u64> {
         match self {
             Decoder::Length(left) => Some(*left),
             Decoder::Done => Some(0),
@@ -68,7 +76,7 @@ impl Decoder {
     }
 
     /// Returns the next piece of the body from the front of `buffer`.
-    pub(super) fn decode(&mut self, buffer: &mut BytesMut) -> Result<Decoded, Garbled> {
+    pub(crate) fn decode(&mut self, buffer: &mut BytesMut) -> Result<Decoded, Garbled> {
         loop {
             match self {
                 Decoder::Done => return Ok(Decoded::End),

@@ -34,11 +34,13 @@ use tokio::time::Sleep;
 pub(crate) use connection::Connection;
 pub(super) use connection::MAX_IDLE_AGE;
 use connection::READ_BYTES;
+pub(crate) use decoder::{Decoded, Decoder};
 pub(crate) use reader::Reader;
 use request_head::{Framing, encode_request};
 use response_head::parse_response_head;
 pub(crate) use response_head::{MAX_HEAD_BYTES, ResponseHead};
 use rest::RestOfRequest;
+pub(crate) use upload::chunk_size;
 use upload::{Upload, UploadError};
 
 use super::error::{Broken, SendError};

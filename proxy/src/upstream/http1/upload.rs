@@ -193,7 +193,7 @@ impl Upload {
 }
 
 /// Returns the size line of a chunk, such as `1f\r\n`.
-fn chunk_size(bytes: usize, text: &mut [u8; 18]) -> &[u8] {
+pub(crate) fn chunk_size(bytes: usize, text: &mut [u8; 18]) -> &[u8] {
     let digits = (usize::BITS - bytes.leading_zeros()).div_ceil(4).max(1) as usize;
     for (index, byte) in text[..digits].iter_mut().enumerate() {
         let nibble = (bytes >> (4 * (digits - 1 - index))) & 0xf;

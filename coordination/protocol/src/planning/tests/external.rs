@@ -6,7 +6,7 @@ use super::failed::fail;
 use super::world::{World, policy, secs};
 use crate::ids::PartitionId;
 use crate::planning::external::{WriteError, write};
-use crate::planning::{Action, MoveCause, Plan, Policy, RoundCause, Strategy};
+use crate::planning::{Action, MoveCause, Notice, Plan, Policy, RoundCause, Strategy};
 use crate::records::{Wanted, WantedDefault};
 
 fn world(pods: &[&str]) -> World {
@@ -82,9 +82,12 @@ fn a_partition_whose_wanted_pod_drains_or_is_not_there_stays() {
     world.drain_pod("w-2");
     want(&mut world, 1, &[(0, "w-2"), (1, "w-9")]);
     assert_eq!(world.run_until_quiet(), 0);
+    let absent = Notice::WantedAbsent { pods: BTreeMap::from([("w-9".to_owned(), 1)]) };
+    assert!(world.plan().notices.contains(&absent), "and the operator is told");
     world.join_pod("w-9");
     assert_eq!(world.run_until_quiet(), 1, "it moves once the pod is there");
     assert_eq!(world.owner(PartitionId::new(1)), "w-9");
+    assert!(!world.plan().notices.contains(&absent));
 }
 
 #[test]
@@ -109,6 +112,9 @@ fn wanted_owners_that_cannot_be_read_move_nothing_and_are_not_overwritten() {
     assert_eq!(world.run_until_quiet(), 0);
     let view = world.view();
     assert!(view.wanted.is_none() && view.malformed.contains_key(&world.keys.wanted()));
+    let notices: Vec<String> = world.plan().notices.iter().map(ToString::to_string).collect();
+    let repair = "; to remove it: etcdctl del /segue/default/wanted";
+    assert!(notices.iter().any(|notice| notice.ends_with(repair)), "{notices:?}");
     let refused = write(&view, &wanted(1, &[])).unwrap_err();
     assert_eq!(refused, WriteError::Unreadable { key: world.keys.wanted() });
 }
@@ -153,5 +159,19 @@ fn a_partition_stays_with_its_owner_while_the_wanted_pod_cannot_take_it() {
         // The planner retries that pod and no other.
         let again = begun(&world.wait(secs(15)));
         assert!(again.iter().all(|(_, to, ..)| to == elsewhere), "{again:?}");
+    }
+}
+
+#[test]
+fn a_wanted_owner_that_another_strategy_chooses_too_is_no_cause() {
+    let mut world = World::settled(policy(8), &["w-0"]);
+    let all: Vec<(u32, &str)> = (0..8).map(|partition| (partition, "w-1")).collect();
+    want(&mut world, 1, &all);
+    world.join_pod("w-1");
+    world.wait(secs(3));
+    let view = world.view();
+    assert_eq!(view.handoffs.len(), 4);
+    for handoff in view.handoffs.values() {
+        assert_eq!(MoveCause::of(&view, Strategy::Sticky, &handoff.value), MoveCause::Balance);
     }
 }

@@ -3,7 +3,7 @@
 use super::world::{World, policy, secs};
 use crate::ids::PartitionId;
 use crate::planning::{Action, Policy, txn};
-use crate::records::{Mode, Phase};
+use crate::records::{HandoffEnd, HistoryEntry, Mode, Phase};
 use crate::txn::Txn;
 
 const P0: PartitionId = PartitionId::new(0);
@@ -77,6 +77,27 @@ fn each_action_takes_effect_when_nothing_interferes() {
         let txn = txn_of(&world, &action);
         assert!(world.store.commit(&txn), "{name}");
         assert!(name == "sweep" || !world.store.commit(&txn), "{name}: twice");
+    }
+}
+
+#[test]
+fn whatever_ends_a_handoff_leaves_its_entry_with_the_reason() {
+    for (name, mut world, action) in due() {
+        let (result, cause, reason) = match name {
+            "cancel" => (HandoffEnd::Cancelled, "new_owner_dead", "the new owner is dead"),
+            "abandon" => (HandoffEnd::Abandoned, "new_owner_dead", "the new owner died after it had taken over"),
+            "delete" => (HandoffEnd::Completed, "not_released", "ended without waiting for pod w-0 to release"),
+            _ => continue,
+        };
+        let (record, now) = (world.view().handoffs[&P0].clone(), 1_000_000_000_000);
+        let txn = txn(&world.view(), &action, world.term, now).unwrap();
+        assert!(world.store.commit(&txn), "{name}");
+        let key = world.keys.history_entry(P0, record.id());
+        let entry: HistoryEntry = serde_json::from_slice(&world.store.entries[&key].value).unwrap();
+        assert_eq!((entry.result, entry.end_cause.as_str(), entry.end_reason.as_str()), (result, cause, reason));
+        assert_eq!((entry.cause.as_str(), entry.ended_at), ("draining_owner", now), "{name}");
+        assert_eq!(entry.phases.last().unwrap().phase, record.value.phase, "{name}");
+        assert_eq!(entry.phases.len(), record.value.past.len() + 1, "{name}");
     }
 }
 

@@ -4,6 +4,7 @@ mod chaos;
 mod external;
 mod failed;
 mod guards;
+mod in_force;
 mod operators;
 mod phase_timeouts;
 mod placement;

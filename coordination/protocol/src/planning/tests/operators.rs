@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use super::world::{World, policy, secs};
 use crate::ids::{Incarnation, PartitionId};
-use crate::planning::{Action, CancelReason, FIRST_BACK_OFF, KEPT_OPERATIONS, MoveCause, Notice, Plan, preview};
+use crate::planning::placement::{Eligibility, Mobility};
+use crate::planning::{
+    Action, CancelReason, FIRST_BACK_OFF, KEPT_OPERATIONS, MoveCause, Notice, Plan, Strategy, preview,
+};
 use crate::records::*;
 
 const P0: PartitionId = PartitionId::new(0);
@@ -390,4 +393,45 @@ fn a_preview_shows_at_once_all_moves_that_a_leader_makes_one_after_another() {
     assert_eq!(wanted.iter().filter(|(_, cause)| *cause == MoveCause::DrainingOwner).count(), 8);
     assert_eq!(world.run_until_quiet(), wanted.len());
     assert!(begun(&[preview(&world.view(), &world.policy)]).is_empty());
+}
+
+#[test]
+fn pins_beyond_a_pods_share_leave_the_other_pods_even() {
+    let mut world = World::settled(policy(24), &["w-0", "w-1", "w-2", "w-3"]);
+    for partition in PartitionId::all(15) {
+        world.pin(partition, "w-0", Incarnation::NONE);
+    }
+    world.run_until_quiet();
+    assert_eq!(Vec::from_iter(world.balance().into_values()), [15, 3, 3, 3]);
+    world.join_pod("w-4");
+    world.run_until_quiet();
+    assert_eq!(world.balance()["w-0"], 15);
+    assert!(world.balance().into_values().filter(|count| *count < 15).all(|count| (2..=3).contains(&count)));
+}
+
+#[test]
+fn pins_to_two_pods_and_a_shunned_pod_leave_the_rest_even() {
+    let mut layout = super::placement::even(5, 40);
+    // Twelve are pinned to the first pod and nine to the second; the third is shunned with one.
+    for (partition, slot) in layout.slots.iter_mut().enumerate() {
+        (slot.owner, slot.mobility) = match partition {
+            0..12 => (Some(0), Mobility::Fixed),
+            12..21 => (Some(1), Mobility::Fixed),
+            21 => (Some(2), Mobility::Free),
+            _ => (Some(4), Mobility::Free),
+        };
+    }
+    layout.members[2].eligibility = Eligibility::Shunned;
+    let mut counts = [0; 5];
+    Strategy::Sticky.placement().place(&layout).into_iter().flatten().for_each(|member| counts[member] += 1);
+    assert_eq!(counts, [12, 9, 1, 9, 9]);
+}
+
+#[test]
+fn an_operation_that_cannot_be_read_is_named_with_its_repair() {
+    let mut world = World::settled(policy(4), &["w-0"]);
+    world.store.put(world.keys.operation("a-1"), b"{".to_vec());
+    let notices: Vec<String> = world.plan().notices.iter().map(ToString::to_string).collect();
+    let repair = "; to remove it: etcdctl del /segue/default/operations/a-1";
+    assert!(notices.iter().any(|notice| notice.ends_with(repair)), "{notices:?}");
 }

@@ -347,7 +347,8 @@ proptest! {
     }
 }
 
-fn even(members: usize, slots: usize) -> Layout<'static> {
+/// Returns a layout of members that differ only in their name, and of slots that have no owner.
+pub(super) fn even(members: usize, slots: usize) -> Layout<'static> {
     let member = |index: usize| Member {
         name: NAMES[index],
         incarnation: Incarnation::registered_at(Revision::new(1)),

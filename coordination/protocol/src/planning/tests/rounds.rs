@@ -75,8 +75,7 @@ fn changes_that_never_end_are_planned_for_after_settle_max() {
 
 #[test]
 fn rounds_keep_their_distance() {
-    let mut world = World::settled(policy(12), &["w-0"]);
-    world.policy.min_interval = secs(20);
+    let mut world = World::settled(Policy { min_interval: secs(20), ..policy(12) }, &["w-0"]);
     world.wait(secs(25));
     world.join_pod("w-1");
     let plans = world.wait(secs(1));
@@ -304,20 +303,33 @@ fn a_pod_warms_no_more_partitions_at_a_time_than_it_may() {
 }
 
 #[test]
-fn a_planned_warm_up_gives_way_to_a_dead_owners_partition_for_the_same_pod() {
-    let mut world = World::settled(policy(24), &["w-0", "w-1", "w-2"]);
-    world.policy.max_warming_per_pod = 2;
-    world.drain_pod("w-2");
-    world.wait(secs(2));
-    let planned = world.view().handoffs.len();
-    assert_eq!(planned, 4, "two to each of the others");
+fn a_failover_to_the_only_pod_uses_all_places() {
+    let mut world = World::settled(policy(40), &["w-0", "w-1"]);
+    (world.policy.max_concurrent_handoffs, world.policy.max_warming_per_pod) = (12, 2);
     world.kill_pod("w-1");
-    world.silent.extend(["w-0".to_owned(), "w-2".to_owned()]);
+    let plans = world.wait(secs(3));
+    assert_eq!((all_begun(&plans).len(), plans.last().unwrap().waiting), (12, 8));
+    world.run_until_quiet();
+    assert_eq!(world.balance()["w-0"], 40);
+}
+
+#[test]
+fn a_failover_goes_around_a_pod_that_hangs_in_its_warm_ups() {
+    let mut world = World::settled(policy(48), &["w-0", "w-1", "w-2"]);
+    (world.policy.max_concurrent_handoffs, world.policy.max_warming_per_pod) = (12, 2);
+    world.kill_pod("w-2");
+    world.silent.insert("w-0".to_owned());
     let plans = world.wait(secs(3));
     let begun = all_begun(&plans);
-    assert!(begun.iter().all(|(handoff, cause)| handoff.new_owner == "w-0" && *cause == MoveCause::DeadOwner));
-    assert_eq!(begun.len(), 2);
-    assert_eq!(world.view().handoffs.len(), 2, "all to w-0: the planned ones there were cancelled, as those to w-1");
+    let to = |pod: &str| begun.iter().filter(|(handoff, _)| handoff.new_owner == pod).count();
+    assert_eq!((to("w-0"), to("w-1")), (6, 6), "the places are split evenly");
+    for _ in 0..20 {
+        world.lead();
+        while world.participate_all() {}
+    }
+    let view = world.view();
+    assert_eq!(view.handoffs.len(), 6, "those to w-0 hang");
+    assert_eq!(world.balance()["w-1"], 26, "all others went to w-1");
 }
 
 #[test]

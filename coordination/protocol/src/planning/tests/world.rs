@@ -10,7 +10,7 @@ use crate::handoff::advance::{Ack, acknowledge, advance};
 use crate::handoff::pod::warmed;
 use crate::ids::{HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use crate::keys::Keyspace;
-use crate::planning::{Action, Memory, Notice, Plan, Policy, RoundCause, plan, txn};
+use crate::planning::{Action, Memory, Notice, Plan, Policy, RoundCause, plan, stored, txn};
 use crate::records::*;
 use crate::txn::{Compare, Field, KeyValue, Keys, Op, Relation, Snapshot, Txn};
 use crate::view::View;
@@ -23,7 +23,7 @@ pub(super) const fn secs(seconds: u64) -> Duration {
 
 /// Returns the defaults of the configuration file, for few partitions and with longer phases.
 pub(super) fn policy(partitions: u32) -> Policy {
-    Policy { partitions, phase_timeout: secs(60), ..Policy::default() }
+    Policy { partitions, phase_timeout: secs(60), config_wins: true, ..Policy::default() }
 }
 
 /// A simple implementation of the store.
@@ -252,7 +252,17 @@ impl World {
         balance
     }
 
+    /// Puts the policy in force, as a leader whose file wins does.
+    fn write_policy(&mut self) {
+        let Some(config) = self.view().config.filter(|_| self.policy.config_wins) else { return };
+        let planning = Some(stored(&self.policy));
+        if config.value.planning != planning {
+            self.store.put(self.keys.config(), encode(&KeyspaceConfig { planning, ..config.value }));
+        }
+    }
+
     pub(super) fn plan(&mut self) -> Plan {
+        self.write_policy();
         let plan = plan(&self.view(), &self.policy, &mut self.memory, self.now);
         if let Some(wake) = plan.next_wake {
             assert!(wake > self.now, "a wake in the past");

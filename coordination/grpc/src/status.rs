@@ -1,0 +1,117 @@
+//! What operators see of the pods that have a stream at this instance.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use segue_protocol::handoff::remote_pod::RemoteTask;
+use segue_protocol::ids::{HandoffId, PartitionId};
+use segue_protocol::records::{MAX_PARTITIONS, one_line};
+use serde::Serialize;
+use tonic::Status;
+
+use crate::proto;
+
+/// A pod's stream.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StreamStatus {
+    /// The pod's name.
+    pub pod: String,
+    /// How many events the pod has not applied.
+    pub behind: u64,
+    /// Whether the pod's lease is not renewed because the pod applies no events.
+    pub is_stuck: bool,
+    /// The tasks that are due.
+    pub tasks: Vec<TaskStatus>,
+    /// The load that the pod reported last.
+    pub load: Option<Load>,
+}
+
+impl StreamStatus {
+    pub(crate) fn new(pod: &str) -> Self {
+        StreamStatus { pod: pod.to_owned(), behind: 0, is_stuck: false, tasks: Vec::new(), load: None }
+    }
+}
+
+/// A task that is due.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TaskStatus {
+    /// The partition.
+    pub partition: PartitionId,
+    /// The handoff; 0 without one.
+    pub handoff: HandoffId,
+    /// `warm`, `sync`, `drain` or `release`.
+    pub task: &'static str,
+    /// The progress that the pod reported last.
+    pub progress: Option<Progress>,
+}
+
+/// The progress of a task.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Progress {
+    /// From 0 to 1.
+    pub fraction: f32,
+    /// The pod's description.
+    pub detail: String,
+}
+
+/// A pod's load, in the unit of its keyspace.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct Load {
+    /// The whole load.
+    pub total: f64,
+    /// The shares of partitions.
+    pub by_partition: BTreeMap<PartitionId, f64>,
+}
+
+impl Load {
+    pub(crate) fn read(load: &proto::Load) -> Result<Self, Status> {
+        let shares = load.by_partition.iter();
+        let read = Load {
+            total: load.total,
+            by_partition: shares.map(|(&partition, &share)| (PartitionId::new(partition), share)).collect(),
+        };
+        let is_amount = |amount: &f64| amount.is_finite() && *amount >= 0.0;
+        if !is_amount(&read.total) || !read.by_partition.values().all(is_amount) {
+            return Err(Status::invalid_argument("`load`: expected finite numbers, not below 0"));
+        }
+        if let Some((partition, _)) = read.by_partition.range(PartitionId::new(MAX_PARTITIONS)..).next() {
+            let text = format!("`load`: partition {partition}; no keyspace has more than {MAX_PARTITIONS}");
+            return Err(Status::invalid_argument(text));
+        }
+        Ok(read)
+    }
+}
+
+/// What a pod has reported of its unfinished tasks.
+#[derive(Debug, Default)]
+pub(crate) struct Reports {
+    progress: BTreeMap<PartitionId, (HandoffId, Progress)>,
+}
+
+impl Reports {
+    /// Takes the progress of tasks that are due, and forgets that of all others.
+    pub(crate) fn take(&mut self, due: &[RemoteTask], reported: &[proto::Progress]) {
+        let due: BTreeSet<_> = due.iter().map(|task| (task.partition, task.handoff)).collect();
+        self.progress.retain(|partition, (handoff, _)| due.contains(&(*partition, *handoff)));
+        for proto::Progress { id, fraction, detail } in reported {
+            let Some(id) = id else { continue };
+            let (partition, handoff) = (PartitionId::new(id.partition), HandoffId::created_at(id.handoff.into()));
+            if due.contains(&(partition, handoff)) {
+                let fraction = if fraction.is_nan() { 0.0 } else { fraction.clamp(0.0, 1.0) };
+                self.progress.insert(partition, (handoff, Progress { fraction, detail: one_line(detail) }));
+            }
+        }
+    }
+
+    pub(crate) fn of(&self, due: &[RemoteTask]) -> Vec<TaskStatus> {
+        let status = |task: &RemoteTask| {
+            let reported = self.progress.get(&task.partition).filter(|(handoff, _)| *handoff == task.handoff);
+            TaskStatus {
+                partition: task.partition,
+                handoff: task.handoff,
+                task: task.callback.as_str(),
+                progress: reported.map(|(_, progress)| progress.clone()),
+            }
+        };
+        due.iter().map(status).collect()
+    }
+}

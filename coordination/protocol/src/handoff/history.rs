@@ -1,0 +1,164 @@
+//! The end of a handoff: the writes that delete its record, and the history entry that takes its place.
+//!
+//! Pure. An entry is written by the transaction that deletes the record, so there is one for every handoff that ended
+//! and none for any other. It has a key of its own, which nobody compares: it can neither fail the transaction nor
+//! collide with another entry. The leader deletes the oldest entries ([`surplus`]).
+//!
+//! # Invariants
+//!
+//! * An entry has at most [`MAX_ROUTERS`] routers and [`MAX_TEXT`] bytes in each text.
+//! * Once the leader has deleted the surplus there are at most [`MAX_PER_PARTITION`] entries of a partition and
+//!   [`MAX_ENTRIES`] in all, and they are the newest.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use crate::ids::{HandoffId, PartitionId};
+use crate::records::{Handoff, HandoffEnd, HistoryEntry, Phase, RouterPart, encode};
+use crate::txn::{Keys, Op};
+use crate::view::{Acks, Versioned, View};
+
+/// Most entries of a partition that are kept.
+pub const MAX_PER_PARTITION: usize = 16;
+/// Most entries that are kept.
+pub const MAX_ENTRIES: usize = 4096;
+/// Most routers in an entry.
+const MAX_ROUTERS: usize = 16;
+/// Most bytes of a text in an entry.
+const MAX_TEXT: usize = 256;
+
+/// How a handoff ends, and why.
+#[derive(Debug, Clone)]
+pub(crate) struct Ending {
+    pub(crate) result: HandoffEnd,
+    /// The kind of reason.
+    pub(crate) cause: &'static str,
+    /// The reason in words.
+    pub(crate) reason: String,
+}
+
+impl Ending {
+    /// A handoff that completes by itself.
+    pub(crate) const COMPLETED: Ending = Ending { result: HandoffEnd::Completed, cause: "", reason: String::new() };
+}
+
+/// Returns the writes that end a handoff: they delete its record and all of its acks, and put its history entry. `now`
+/// is informational.
+pub(crate) fn end_handoff(view: &View, handoff: &Versioned<Handoff>, ending: Ending, now: u64) -> Vec<Op> {
+    let (keys, partition) = (view.keys(), handoff.value.partition);
+    let key = keys.history_entry(partition, handoff.id());
+    let acks = keys.acks_of(partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
+    let put = Op::Put { key, value: encode(&entry(view, handoff, ending, now)), lease: None };
+    [Op::Delete(Keys::One(keys.handoff(partition)))].into_iter().chain(acks).chain([put]).collect()
+}
+
+fn entry(view: &View, handoff: &Versioned<Handoff>, ending: Ending, now: u64) -> HistoryEntry {
+    let (id, record) = (handoff.id(), &handoff.value);
+    let mut routers = view.acks.get(&record.partition).map_or_else(Vec::new, |acks| parts(acks, id));
+    let (held, severed) = routers.iter().fold((0u64, 0u64), |(held, severed), part| {
+        (held.saturating_add(part.held), severed.saturating_add(part.severed))
+    });
+    routers.sort_by_key(|part| Reverse(part.pause_us));
+    let more_routers = routers.len().saturating_sub(MAX_ROUTERS);
+    routers.truncate(MAX_ROUTERS);
+    let mut phases = record.clone().entering(record.phase, now).past;
+    phases.truncate(Phase::ALL.len());
+    HistoryEntry {
+        handoff: id,
+        partition: record.partition,
+        from: record.old_owner.as_deref().map(short),
+        to: short(&record.new_owner),
+        epoch: record.epoch,
+        mode: record.mode,
+        cause: short(&record.cause),
+        reason: short(&record.reason),
+        result: ending.result,
+        end_cause: ending.cause.to_owned(),
+        end_reason: short(&ending.reason),
+        begun_at: record.started_at,
+        ended_at: now,
+        phases,
+        routers,
+        more_routers,
+        held,
+        severed,
+    }
+}
+
+/// Returns what each router has acknowledged for this handoff.
+fn parts(acks: &Acks, id: HandoffId) -> Vec<RouterPart> {
+    let mut parts: BTreeMap<&str, RouterPart> = BTreeMap::new();
+    for (router, ack) in acks.drained.iter().filter(|(_, ack)| ack.handoff == id) {
+        parts.entry(router).or_default().severed = ack.severed;
+    }
+    for (router, ack) in acks.cutover.iter().filter(|(_, ack)| ack.handoff == id) {
+        let part = parts.entry(router).or_default();
+        (part.held, part.pause_us) = (ack.stashed, Some(ack.pause_us));
+        (part.drain_us, part.flush_us) = (ack.drain_us, ack.flush_us);
+    }
+    parts.into_iter().map(|(router, part)| RouterPart { router: short(router), ..part }).collect()
+}
+
+fn short(text: &str) -> String {
+    text[..text.floor_char_boundary(MAX_TEXT)].to_owned()
+}
+
+/// Returns the entries to delete, out of all that exist: the oldest of each partition that has too many, and then the
+/// oldest of all.
+pub fn surplus(entries: impl IntoIterator<Item = (PartitionId, HandoffId)>) -> Vec<(PartitionId, HandoffId)> {
+    let mut newest_first: Vec<(HandoffId, PartitionId)> = entries.into_iter().map(|(at, id)| (id, at)).collect();
+    newest_first.sort_unstable_by_key(|entry| Reverse(*entry));
+    let mut kept_of: BTreeMap<PartitionId, usize> = BTreeMap::new();
+    let mut kept = 0;
+    let mut is_kept = |partition: PartitionId| {
+        let of_partition = kept_of.entry(partition).or_default();
+        let has_room = *of_partition < MAX_PER_PARTITION && kept < MAX_ENTRIES;
+        *of_partition += usize::from(has_room);
+        kept += usize::from(has_room);
+        has_room
+    };
+    newest_first.into_iter().filter(|(_, partition)| !is_kept(*partition)).map(|(id, at)| (at, id)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Revision;
+
+    fn id(revision: u64) -> HandoffId {
+        HandoffId::created_at(Revision::new(revision))
+    }
+
+    fn kept(entries: &[(PartitionId, HandoffId)]) -> Vec<(PartitionId, HandoffId)> {
+        let gone = surplus(entries.iter().copied());
+        entries.iter().copied().filter(|entry| !gone.contains(entry)).collect()
+    }
+
+    #[test]
+    fn the_newest_of_each_partition_are_kept() {
+        let one = |revision| (PartitionId::new(1), id(revision));
+        let mut entries: Vec<_> = (1..=40).map(one).collect();
+        entries.push((PartitionId::new(2), id(1)));
+        let expected: Vec<_> = (25..=40).map(one).chain([(PartitionId::new(2), id(1))]).collect();
+        assert_eq!(kept(&entries), expected);
+        assert_eq!(surplus(expected), []);
+    }
+
+    #[test]
+    fn the_newest_of_all_are_kept_also_if_many_were_created_at_one_revision() {
+        // Handoffs that are created in one request have one revision.
+        let entries: Vec<_> = (0..MAX_ENTRIES as u32 + 100)
+            .map(|number| (PartitionId::new(number), id(u64::from(number / 64) + 1)))
+            .collect();
+        let left = kept(&entries);
+        assert_eq!(left.len(), MAX_ENTRIES);
+        assert_eq!(left, entries[100..]);
+    }
+
+    #[test]
+    fn a_long_text_is_cut_between_two_characters() {
+        assert_eq!(short("short"), "short");
+        assert_eq!(short(&"é".repeat(200)).len(), MAX_TEXT);
+        assert_eq!(short(&format!("x{}", "é".repeat(200))).len(), MAX_TEXT - 1);
+    }
+}

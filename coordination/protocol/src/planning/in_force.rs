@@ -1,0 +1,141 @@
+//! The planning settings of the keyspace, which every coordinator follows.
+//!
+//! The first leader writes those of its configuration file into the keyspace's `config`. From then on they are in force
+//! under every leader, so that a failover between coordinators with different files changes nothing. A leader whose file
+//! differs says so. With `config_wins` it writes the settings of its file, which starts a round.
+//!
+//! # Invariants
+//!
+//! * A setting that cannot be read is neither overwritten, unless the file wins, nor taken for absent: the file's value
+//!   applies, and under an unreadable strategy partitions stay where they are.
+//! * Settings that this version does not know are kept.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use super::notice::Notice;
+use super::{Policy, Strategy};
+use crate::records::Mode;
+use crate::view::View;
+
+type Field<T> = (&'static str, fn(&mut Policy) -> &mut T);
+
+const STRATEGY: &str = "strategy";
+const MODE: &str = "mode";
+/// Stored in milliseconds.
+const DURATIONS: [Field<Duration>; 7] = [
+    ("settle_ms", |policy| &mut policy.settle),
+    ("settle_max_ms", |policy| &mut policy.settle_max),
+    ("min_interval_ms", |policy| &mut policy.min_interval),
+    ("heartbeat_ms", |policy| &mut policy.heartbeat),
+    ("warm_timeout_ms", |policy| &mut policy.warm_timeout),
+    ("phase_timeout_ms", |policy| &mut policy.phase_timeout),
+    ("cool_down_ms", |policy| &mut policy.cool_down),
+];
+const MAY_BE_ZERO: [&str; 4] = ["settle_ms", "settle_max_ms", "min_interval_ms", "cool_down_ms"];
+/// Stored as numbers above zero.
+const COUNTS: [Field<usize>; 2] = [
+    ("max_concurrent_handoffs", |policy| &mut policy.max_concurrent_handoffs),
+    ("max_warming_per_pod", |policy| &mut policy.max_warming_per_pod),
+];
+
+/// The settings of a keyspace, compared with those of one coordinator's file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct InForce {
+    /// The policy to plan by.
+    pub(super) policy: Policy,
+    /// The value to write. `None` if the keyspace has all settings, and the file does not win.
+    pub(super) write: Option<Value>,
+    /// What differs.
+    pub(super) notices: Vec<Notice>,
+}
+
+/// Returns the policy by which a coordinator with the policy `own` plans.
+pub fn in_force(view: &View, own: &Policy) -> Policy {
+    of(view, own).policy
+}
+
+/// Returns the settings of this policy that belong to the keyspace, as they are stored.
+pub fn stored(policy: &Policy) -> Value {
+    Value::Object(fields(policy))
+}
+
+fn fields(policy: &Policy) -> Map<String, Value> {
+    let mut policy = policy.clone();
+    let mut fields = Map::new();
+    fields.insert(STRATEGY.to_owned(), policy.strategy.name().into());
+    fields.insert(MODE.to_owned(), mode_name(policy.mode).into());
+    for (key, field) in DURATIONS {
+        let millis = u64::try_from(field(&mut policy).as_millis()).unwrap_or(u64::MAX);
+        fields.insert(key.to_owned(), millis.into());
+    }
+    for (key, field) in COUNTS {
+        fields.insert(key.to_owned(), (*field(&mut policy)).into());
+    }
+    fields
+}
+
+pub(super) fn of(view: &View, own: &Policy) -> InForce {
+    let mut policy = own.clone();
+    let own_fields = fields(own);
+    let stored = view.settings().and_then(|settings| settings.planning.as_ref());
+    let mut kept = match stored {
+        None => Map::new(),
+        Some(Value::Object(kept)) => kept.clone(),
+        Some(unreadable) => {
+            policy.strategy = Strategy::Unknown;
+            let notice = Notice::PolicyUnreadable { key: "planning".to_owned(), value: unreadable.to_string() };
+            let write = own.config_wins.then_some(Value::Object(own_fields));
+            return InForce { policy, write, notices: vec![notice] };
+        }
+    };
+    let mut notices = Vec::new();
+    let mut differs = false;
+    for (key, own_value) in own_fields {
+        let Some(value) = kept.get(&key).filter(|value| **value != own_value) else {
+            differs |= kept.insert(key, own_value).is_none();
+            continue;
+        };
+        notices.push(match apply(&mut policy, &key, value) {
+            true => Notice::PolicyDiffers { key: key.clone(), own: own_value.to_string(), kept: value.to_string() },
+            false => Notice::PolicyUnreadable { key: key.clone(), value: value.to_string() },
+        });
+        if own.config_wins {
+            differs = true;
+            kept.insert(key, own_value);
+        }
+    }
+    InForce { policy, write: differs.then_some(Value::Object(kept)), notices }
+}
+
+/// Puts a stored setting into the policy. Returns `false` if it cannot be read.
+fn apply(policy: &mut Policy, key: &str, value: &Value) -> bool {
+    if key == STRATEGY {
+        let named = |name: &str| Strategy::NAMES.iter().find(|(known, _)| *known == name);
+        let known = value.as_str().and_then(named).map(|(_, strategy)| *strategy);
+        policy.strategy = known.unwrap_or(Strategy::Unknown);
+        return known.is_some();
+    }
+    if key == MODE {
+        let named = |name: &str| Mode::NAMES.iter().find(|(known, _)| *known == name);
+        let known = value.as_str().and_then(named);
+        known.inspect(|(_, mode)| policy.mode = *mode);
+        return known.is_some();
+    }
+    if let Some((_, field)) = DURATIONS.iter().find(|(known, _)| *known == key) {
+        let millis = value.as_u64().filter(|millis| *millis > 0 || MAY_BE_ZERO.contains(&key));
+        millis.inspect(|millis| *field(policy) = Duration::from_millis(*millis));
+        return millis.is_some();
+    }
+    if let Some((_, field)) = COUNTS.iter().find(|(known, _)| *known == key) {
+        let count = value.as_u64().and_then(|count| usize::try_from(count).ok()).filter(|count| *count > 0);
+        count.inspect(|count| *field(policy) = *count);
+        return count.is_some();
+    }
+    false
+}
+
+fn mode_name(mode: Mode) -> &'static str {
+    Mode::NAMES.iter().find(|(_, known)| *known == mode).map_or("barrier", |(name, _)| name)
+}

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Record is a line of a partition's log.
+type Record struct {
+	Partition   uint32 `json:"partition"`
+	Epoch       uint64 `json:"epoch"`
+	Pod         string `json:"pod"`
+	Incarnation uint64 `json:"incarnation"`
+	Request     uint64 `json:"request"`
+	Key         string `json:"key"`
+	Sequence    uint64 `json:"sequence"`
+	AcceptedAt  int64  `json:"accepted_at"`
+	AppendedAt  int64  `json:"appended_at"`
+	Value       string `json:"value"`
+}
+
+// Log has a file for each partition, a JSON object on each line, locked while it is written or read.
+type Log struct{ folder string }
+
+func (l Log) open(partition uint32, flags, lock int) (*os.File, error) {
+	file, err := os.OpenFile(filepath.Join(l.folder, fmt.Sprintf("%d.log", partition)), flags, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err = unix.Flock(int(file.Fd()), lock)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return file, nil
+}
+
+// Append appends a record. It returns the offset after it.
+func (l Log) Append(record *Record) (int64, error) {
+	file, err := l.open(record.Partition, os.O_WRONLY|os.O_APPEND|os.O_CREATE, unix.LOCK_EX)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	record.AppendedAt = int64(clock(unix.CLOCK_MONOTONIC))
+	line, err := json.Marshal(record)
+	if err != nil {
+		return 0, err
+	}
+	// A single write: a process that dies leaves the whole record or nothing.
+	if _, err := file.Write(append(line, '\n')); err != nil {
+		return 0, err
+	}
+	return file.Seek(0, io.SeekEnd)
+}
+
+// Read returns the records from this offset on, and the offset after them.
+func (l Log) Read(partition uint32, begin int64) ([]Record, int64, error) {
+	file, err := l.open(partition, os.O_RDONLY, unix.LOCK_SH)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, 0, nil
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	defer file.Close()
+	if _, err := file.Seek(begin, io.SeekStart); err != nil {
+		return nil, 0, err
+	}
+	data, err := io.ReadAll(file)
+	if err != nil {
+		return nil, 0, err
+	}
+	var records []Record
+	for _, line := range bytes.Split(bytes.TrimSuffix(data, []byte("\n")), []byte("\n")) {
+		if len(line) == 0 {
+			continue
+		}
+		var record Record
+		if err := json.Unmarshal(line, &record); err != nil {
+			return nil, 0, err
+		}
+		records = append(records, record)
+	}
+	return records, begin + int64(len(data)), nil
+}
+
+type entry struct {
+	highest uint64
+	value   string
+}
+
+// State is the state of a partition: the content of its log up to an offset.
+type State struct {
+	mu      sync.Mutex
+	entries map[string]entry
+	readTo  int64
+}
+
+func (s *State) apply(records []Record, readTo int64) {
+	for _, record := range records {
+		highest := s.entries[record.Key].highest
+		if record.Sequence > highest {
+			highest = record.Sequence
+		}
+		s.entries[record.Key] = entry{highest, record.Value}
+	}
+	s.readTo = readTo
+}
+
+// Writer is the service: the last value of each key, in a log that all pods of the keyspace share. Each accepted write is
+// appended without a comparison of epochs, so the log shows every mistake.
+type Writer struct {
+	log                   Log
+	warmTime, serviceTime time.Duration
+	mu                    sync.Mutex
+	states                map[uint32]*State
+}
+
+// Warm copies the state while the old owner still serves.
+func (w *Writer) Warm(ctx context.Context, partition uint32, _ uint64) error {
+	state := &State{entries: map[string]entry{}}
+	records, end, err := w.log.Read(partition, 0)
+	if err != nil {
+		return err
+	}
+	state.apply(records, end)
+	sleep(ctx, w.warmTime)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.states[partition] = state
+	return nil
+}
+
+// Sync reads what the old owner has written since.
+func (w *Writer) Sync(_ context.Context, partition uint32) error {
+	state := w.state(partition)
+	if state == nil {
+		return errors.New("no state of this partition")
+	}
+	state.mu.Lock()
+	defer state.mu.Unlock()
+	records, end, err := w.log.Read(partition, state.readTo)
+	if err == nil {
+		state.apply(records, end)
+	}
+	return err
+}
+
+// Drain does nothing: nothing outlives a request here.
+func (w *Writer) Drain(context.Context, uint32) error { return nil }
+
+// Release frees the state.
+func (w *Writer) Release(partition uint32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.states, partition)
+}
+
+func (w *Writer) state(partition uint32) *State {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.states[partition]
+}
+
+func (w *Writer) pause() {
+	if w.serviceTime > 0 {
+		time.Sleep(time.Duration(float64(w.serviceTime) / 2 * (0.5 + rand.Float64())))
+	}
+}
+
+// Handler serves PUT and GET of /keys/{key}, as a router sends them.
+func (w *Writer) Handler(membership *Membership) http.HandlerFunc {
+	return func(out http.ResponseWriter, request *http.Request) {
+		partition, err := strconv.ParseUint(request.Header.Get("segue-partition"), 10, 32)
+		epoch, err2 := strconv.ParseUint(request.Header.Get("segue-epoch"), 10, 64)
+		stamped := err == nil && err2 == nil && request.Header.Get("segue-keyspace") == membership.Keyspace
+		var life uint64
+		accepted := false
+		if stamped {
+			life, accepted = membership.Enter(request.Context(), uint32(partition), epoch)
+		}
+		if !accepted {
+			// The promise that nothing was done: the router asks again.
+			out.Header().Set("segue-misdirected", "1")
+			out.WriteHeader(http.StatusMisdirectedRequest)
+			return
+		}
+		defer membership.Exit(uint32(partition))
+		w.work(membership, out, request, uint32(partition), epoch, life)
+	}
+}
+
+func (w *Writer) work(m *Membership, out http.ResponseWriter, request *http.Request, partition uint32, epoch, life uint64) {
+	acceptedAt := int64(clock(unix.CLOCK_MONOTONIC))
+	state, key := w.state(partition), strings.TrimPrefix(request.URL.Path, "/keys/")
+	if state == nil {
+		http.Error(out, "no state of this partition", http.StatusInternalServerError)
+		return
+	}
+	body, err := io.ReadAll(request.Body)
+	if err != nil {
+		return // the router has broken the exchange
+	}
+	w.pause()
+	value, sequence := "", uint64(0)
+	if request.Method == http.MethodGet {
+		state.mu.Lock()
+		value, sequence = state.entries[key].value, state.entries[key].highest
+		state.mu.Unlock()
+	} else {
+		number, err := strconv.ParseUint(request.Header.Get("x-request-id"), 10, 64)
+		sent, err2 := strconv.ParseUint(request.Header.Get("x-sequence"), 10, 64)
+		if err != nil || err2 != nil {
+			http.Error(out, "a write has x-request-id and x-sequence", http.StatusBadRequest)
+			return
+		}
+		record := Record{
+			Partition: partition, Epoch: epoch, Pod: m.Name, Incarnation: life, Request: number, Key: key, Sequence: sent,
+			AcceptedAt: acceptedAt, Value: string(body),
+		}
+		if status, err := w.append(m, state, &record, life); err != nil {
+			out.Header().Set("segue-reason", "lease-lost")
+			http.Error(out, err.Error(), status)
+			return
+		}
+		sequence = sent
+		w.pause()
+	}
+	out.Header().Set("x-writer", m.Name)
+	out.Header().Set("x-epoch", strconv.FormatUint(epoch, 10))
+	out.Header().Set("x-sequence", strconv.FormatUint(sequence, 10))
+	io.WriteString(out, value)
+}
+
+// append appends a record, with the state locked so that it changes in the order of the log.
+func (w *Writer) append(m *Membership, state *State, record *Record, life uint64) (int, error) {
+	state.mu.Lock()
+	defer state.mu.Unlock()
+	if !m.MayWrite(life) {
+		return http.StatusInternalServerError, errors.New("the lease ended")
+	}
+	end, err := w.log.Append(record)
+	if err != nil {
+		return http.StatusInternalServerError, err
+	}
+	state.apply([]Record{*record}, end)
+	return 0, nil
+}

@@ -1,0 +1,314 @@
+"""Takes part in Segue's handoffs through the records in etcd alone.
+
+`Membership` registers the pod, watches the keyspace, runs the service's callbacks, and decides which requests may be accepted.
+What is due follows from the view alone (`handoff.py`), so a lost change or a repeated one costs only time.
+
+Invariants:
+
+* A request is accepted only at the epoch that the pod owns, and only while the lease clock runs.
+* A request writes only in the life (the incarnation) that accepted it: others may have owned its partition in between.
+* The lease clock counts from when a confirmed renewal was *sent*, by a clock that counts suspended time.
+* The lease is renewed only while the pod follows the store: a pod that is stuck loses it.
+* Every acknowledgement requires in its transaction that its handoff and this life still exist.
+"""
+
+import asyncio
+import collections
+import contextlib
+import logging
+import time
+
+from etcd import StoreError, created_at, delete, modified_at, put
+from handoff import Pod, due, partitions, serves
+
+log = logging.getLogger("pod")
+
+ACKS = {"sync": "synced", "drain": "drained", "release": "released"}
+
+
+def lease_now():
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def unix_millis():
+    return int(time.time() * 1000)
+
+
+class Membership:
+    """A pod's part in the keyspace.
+
+    `service` has the coroutines `warm(partition, epoch, from_address)`, `sync(partition)`, `drain(partition)` and
+    `release(partition)`.
+    """
+
+    def __init__(self, etcd, prefix, keyspace, name, address, lease_ttl, service):
+        self.etcd, self.keyspace, self.name, self.address = etcd, keyspace, name, address
+        self.prefix = f"{prefix}{keyspace}/"
+        self.key = f"{self.prefix}pods/{name}"
+        self.ttl = lease_ttl
+        self.service = service
+        self.incarnation = self.lease = 0
+        self.status = "Ready"
+        self.view = {}
+        self.owned = {}  # partition: epoch
+        self.held = {}  # partition: the epoch of the state that the pod has
+        self.in_flight = {}  # partition: number of requests in progress
+        self.running = {}  # partition: (what is due, the asyncio task that does it)
+        self.locks = collections.defaultdict(asyncio.Lock)  # partition: held while one of its tasks runs
+        self.gone_since, self.asked = {}, {}  # a dead pod with a bound on its work: since when its key is known to be gone
+        self.trusted_until = self.stands_until = self.acted_at = 0.0
+        self.changed = asyncio.Condition()
+        self.over = asyncio.Event()
+
+    # Requests.
+
+    @contextlib.asynccontextmanager
+    async def request(self, partition, epoch):
+        """Yields the life in which a request is accepted, otherwise None. It counts as in flight until the block ends."""
+        if self.owned.get(partition, 0) < epoch:
+            # The router may learn of the ownership before the pod does.
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.until(lambda: self.owned.get(partition, 0) >= epoch), 0.25)
+        if self.owned.get(partition) != epoch or lease_now() >= self.trusted_until:
+            yield None
+            return
+        self.in_flight[partition] = self.in_flight.get(partition, 0) + 1
+        try:
+            yield self.incarnation
+        finally:
+            self.in_flight[partition] -= 1
+            await self.notify()
+
+    def may_write(self, life):
+        """Says whether what a request that was accepted in this life writes now takes effect before its lease can have
+        ended."""
+        return life == self.incarnation and lease_now() < self.stands_until
+
+    async def until(self, holds):
+        async with self.changed:
+            await self.changed.wait_for(holds)
+
+    async def notify(self):
+        async with self.changed:
+            self.changed.notify_all()
+
+    # The registration.
+
+    async def run(self):
+        """Registers the pod, again after the loss of a lease, and takes part until the pod has left."""
+        while not self.over.is_set():
+            try:
+                await self.live()
+            except StoreError as error:
+                log.info("not registered: %s", error)
+                await asyncio.sleep(self.ttl / 12)
+
+    async def live(self):
+        """Lives one life, from its registration to its end."""
+        sent = lease_now()
+        self.lease = await self.etcd.grant(self.ttl)
+        self.incarnation = await self.etcd.commit([created_at(self.key, 0)], [put(self.key, self.record(), self.lease)]) or 0
+        if not self.incarnation:
+            log.info("another life of %s is registered; waiting for its end", self.name)
+            await self.etcd.revoke(self.lease)
+            await asyncio.sleep(self.ttl / 12)
+            return
+        log.info("registered: incarnation %d", self.incarnation)
+        self.confirmed(sent)
+        self.acted_at = lease_now()
+        self.lease_ended = False
+        renewals = asyncio.create_task(self.renew())
+        try:
+            await self.follow()
+        finally:
+            renewals.cancel()
+            await self.end()
+
+    async def end(self):
+        """Ends this life: stops all requests and tasks, drops the state, and then gives the registration up."""
+        if not self.incarnation:
+            return
+        self.trusted_until = self.stands_until = 0.0
+        self.owned.clear()
+        tasks = [task for _, task in self.running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.running.clear()
+        for partition in list(self.held):
+            await self.service.release(partition)
+        self.held.clear()
+        incarnation, self.incarnation = self.incarnation, 0
+        with contextlib.suppress(StoreError):
+            # The key of this life alone, which can exist without its lease.
+            await self.etcd.commit([created_at(self.key, incarnation)], [delete(self.key)])
+            await self.etcd.revoke(self.lease)
+
+    def record(self):
+        now = unix_millis()
+        return {
+            "pod_name": self.name,
+            "address": self.address,
+            "status": self.status,
+            "registered_at": now,
+            "last_heartbeat": now,
+            "weight": 1.0,
+            "zone": None,
+            "capabilities": ["sync", "drained", "released", "fence"],
+        }
+
+    def confirmed(self, sent):
+        """The lease existed after `sent`. Clocks may differ in speed, so the pod stops accepting requests at two thirds of
+        the lease, and writing at five sixths."""
+        self.trusted_until, self.stands_until = sent + self.ttl * 2 / 3, sent + self.ttl * 5 / 6
+
+    async def renew(self):
+        while True:
+            await asyncio.sleep(self.ttl / 6)
+            sent = lease_now()
+            if sent - self.acted_at > self.ttl / 2:
+                log.error("the pod does not follow the store; its lease is not renewed")
+                continue
+            with contextlib.suppress(StoreError):
+                if not await self.etcd.keep_alive(self.lease):
+                    self.lease_ended = True
+                    return
+                self.confirmed(sent)
+
+    # The view.
+
+    async def follow(self):
+        """Follows the store until this life has ended."""
+        while not self.over.is_set():
+            try:
+                revision, entries = await self.etcd.snapshot(self.prefix)
+                self.view = {entry.key.removeprefix(self.prefix): entry for entry in entries}
+                if not await self.act():
+                    return
+                # A watch can be silent because it is broken, so a snapshot follows soon.
+                async for changes in self.etcd.watch(self.prefix, revision + 1, self.ttl / 6):
+                    for key, entry in changes:
+                        self.see(key.removeprefix(self.prefix), entry)
+                    if not await self.act():
+                        return
+            except StoreError as error:
+                log.info("reading the keyspace again: %s", error)
+                await asyncio.sleep(0.1)
+
+    def see(self, key, entry):
+        if entry is None:
+            self.view.pop(key, None)
+        else:
+            self.view[key] = entry
+
+    async def act(self):
+        """Does what the view requires. Returns whether this life goes on."""
+        own = self.view.get(f"pods/{self.name}")
+        if own is None or own.create_revision != self.incarnation or self.lease_ended:
+            log.error("the registration has ended")
+            return False
+        if own.lease != self.lease or own.value is None or own.value.get("status") != self.status:
+            # A plain put by somebody else detaches the key from its lease.
+            guards = [created_at(self.key, self.incarnation), modified_at(self.key, own.mod_revision)]
+            await self.etcd.commit(guards, [put(self.key, self.record(), self.lease)])
+        pod, self.asked = Pod(self.name, self.incarnation), {}
+        concerned = partitions(self.view, pod) | set(self.held) | set(self.running)
+        epochs = {partition: serves(self.view, pod, partition, self.held.get(partition)) for partition in concerned}
+        self.owned = {partition: epoch for partition, epoch in epochs.items() if epoch is not None}
+        for partition in concerned:
+            self.begin(partition, due(self.view, pod, partition, self.held.get(partition), self.has_ended))
+        self.gone_since = self.asked
+        self.acted_at = lease_now()
+        await self.notify()
+        return True
+
+    def has_ended(self, pod, within_ms):
+        since = self.asked[pod] = self.gone_since.get(pod, lease_now())
+        return lease_now() - since >= within_ms / 1000
+
+    # Tasks.
+
+    def begin(self, partition, task):
+        """Replaces the partition's task by the one that is due."""
+        now, doing = self.running.get(partition, (None, None))
+        if doing is not None and doing.done():
+            now, doing = None, None
+            del self.running[partition]
+        if task == now:
+            return
+        if doing is not None and now.kind not in ("release", "forget"):
+            doing.cancel()
+        if task is not None:
+            self.running[partition] = (task, asyncio.create_task(self.do(partition, task)))
+
+    async def do(self, partition, task):
+        # A release is never cancelled, so what follows it waits.
+        async with self.locks[partition]:
+            while True:
+                try:
+                    await self.call(partition, task)
+                    if await self.report(partition, task):
+                        log.info("%s of partition %d done, handoff %d", task.kind, partition, task.handoff)
+                    return
+                except Exception as error:  # noqa: BLE001: after any error the task is still due
+                    log.info("%s of partition %d failed: %r", task.kind, partition, error)
+                    await asyncio.sleep(0.5)
+
+    async def call(self, partition, task):
+        service = self.service
+        if task.kind == "warm" and self.held.get(partition) != task.epoch:
+            old = (self.value(f"handoffs/{partition}") or {}).get("old_owner")
+            address = (self.value(f"pods/{old}") or {}).get("address", "")
+            await service.warm(partition, task.epoch, address)
+            self.held[partition] = task.epoch
+        elif task.kind == "sync":
+            await service.sync(partition)
+        elif task.kind == "drain":
+            await self.until(lambda: not self.in_flight.get(partition))
+            await service.drain(partition)
+        elif task.kind in ("release", "forget"):
+            await self.until(lambda: not self.in_flight.get(partition))
+            self.held.pop(partition, None)
+            await service.release(partition)
+
+    def value(self, key):
+        entry = self.view.get(key)
+        return entry and entry.value
+
+    async def report(self, partition, task):
+        """Records in the store that a handoff's task is done. Returns False if that handoff is over."""
+        if not task.handoff:
+            return True
+        key, record = f"{self.prefix}handoffs/{partition}", self.view.get(f"handoffs/{partition}")
+        guards = [created_at(self.key, self.incarnation), created_at(key, task.handoff)]
+        if task.kind == "warm":
+            if record is None or record.create_revision != task.handoff or record.value is None:
+                return False
+            # Fields that this pod does not know are kept.
+            ready = record.value | {"phase": "Ready", "phase_entered_at": unix_millis()}
+            return await self.etcd.commit([*guards, modified_at(key, record.mod_revision)], [put(key, ready)])
+        ack = ACKS[task.kind]
+        value = {
+            "pod_name": self.name,
+            "partition": partition,
+            "handoff": task.handoff,
+            "ack": ack,
+            "acked_at": unix_millis(),
+        }
+        return await self.etcd.commit(guards, [put(f"{self.prefix}pod_acks/{partition}/{self.name}/{ack}", value)])
+
+    async def leave(self, within):
+        """Hands all partitions over while it serves requests. Returns whether none was left in time."""
+        self.status = "Draining"
+        pod = Pod(self.name, self.incarnation)
+        with contextlib.suppress(StoreError):  # `act` tries again
+            await self.etcd.commit([created_at(self.key, self.incarnation)], [put(self.key, self.record(), self.lease)])
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.until(lambda: self.is_drained() and not partitions(self.view, pod)), within)
+        empty = not partitions(self.view, pod)
+        self.over.set()
+        await self.end()
+        return empty
+
+    def is_drained(self):
+        return (self.value(f"pods/{self.name}") or {}).get("status") == "Draining"

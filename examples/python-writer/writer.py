@@ -1,0 +1,214 @@
+"""The service of the pods in Python: keeps the last value of each key, in a log that all pods of the keyspace share.
+
+It is `examples/writer.rs` in Python, with the same log. Each accepted write is appended without a comparison of epochs, so the log
+shows every mistake. A pod adds a membership, which takes part in handoffs and decides which requests are accepted.
+"""
+
+import argparse
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import pathlib
+import random
+import signal
+import time
+
+log = logging.getLogger("pod")
+
+
+class Log:
+    """A file for each partition, a JSON object on each line, locked while it is written or read."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    async def append(self, partition, record):
+        """Appends a record. Returns the offset after it."""
+        with open(self.path(partition), "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            record["appended_at"] = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+            # A single write: a process that dies leaves the whole record or nothing.
+            os.write(file.fileno(), json.dumps(record).encode() + b"\n")
+            return os.fstat(file.fileno()).st_size
+
+    async def read(self, partition, begin):
+        """Returns the records from this offset on, and the offset after them."""
+        try:
+            file = open(self.path(partition), "rb")
+        except FileNotFoundError:
+            return [], 0
+        with file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            file.seek(begin)
+            data = file.read()
+        return [json.loads(line) for line in data.splitlines()], begin + len(data)
+
+    def path(self, partition):
+        return self.folder / f"{partition}.log"
+
+
+class State:
+    """The state of a partition."""
+
+    def __init__(self):
+        self.entries = {}  # key: (the highest sequence number, the last value)
+        self.read_to = 0
+
+    def apply(self, records, read_to):
+        for record in records:
+            highest, _ = self.entries.get(record["key"], (0, ""))
+            self.entries[record["key"]] = (max(highest, record["sequence"]), record["value"])
+        self.read_to = read_to
+
+
+class Writer:
+    """The service: its state, and the callbacks of a handoff."""
+
+    def __init__(self, shared_log, warm_time):
+        self.log, self.warm_time = shared_log, warm_time
+        self.states = {}
+
+    async def warm(self, partition, epoch, from_address):
+        state = State()
+        state.apply(*await self.log.read(partition, 0))
+        await asyncio.sleep(self.warm_time)
+        self.states[partition] = state
+
+    async def sync(self, partition):
+        state = self.states[partition]
+        state.apply(*await self.log.read(partition, state.read_to))
+
+    async def drain(self, partition):
+        """Nothing outlives a request here."""
+
+    async def release(self, partition):
+        self.states.pop(partition, None)
+
+
+class Http:
+    """HTTP/1.1: PUT and GET of /keys/{key}, as a router sends them."""
+
+    def __init__(self, membership, writer, service_time):
+        self.membership, self.writer, self.service_time = membership, writer, service_time
+
+    async def serve(self, reader, stream):
+        try:
+            while (head := await self.head(reader)) is not None:
+                method, path, headers = head
+                body = await self.body(reader, stream, headers)
+                status, extra, answer = await self.handle(method, path, headers, body)
+                lines = [f"HTTP/1.1 {status}", f"content-length: {len(answer)}"]
+                lines += [f"{name}: {value}" for name, value in extra.items()]
+                stream.write("\r\n".join(lines).encode() + b"\r\n\r\n" + answer)
+                await stream.drain()
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # neither a router that closes a connection nor the end of this process is an error
+        finally:
+            stream.close()
+
+    async def head(self, reader):
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            return None
+        if head.startswith(b"PRI * HTTP/2"):
+            log.error("a router speaks HTTP/2: set [router.upstream] protocol = \"http1\"")
+            return None
+        first, *lines = head[:-4].decode("latin-1").split("\r\n")
+        method, path, _ = first.split(" ")
+        headers = {}
+        for line in lines:
+            name, _, value = line.partition(":")
+            headers[name.lower()] = value.strip()
+        return method, path, headers
+
+    async def body(self, reader, stream, headers):
+        if headers.get("expect", "").lower() == "100-continue":
+            stream.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if headers.get("transfer-encoding", "").lower() != "chunked":
+            return await reader.readexactly(int(headers.get("content-length", 0)))
+        chunks = []
+        while size := int((await reader.readline()).split(b";")[0], 16):
+            chunks.append(await reader.readexactly(size))
+            await reader.readexactly(2)
+        while await reader.readline() not in (b"\r\n", b""):
+            pass
+        return b"".join(chunks)
+
+    async def handle(self, method, path, headers, body):
+        membership = self.membership
+        try:
+            partition, epoch = int(headers["segue-partition"]), int(headers["segue-epoch"])
+        except (KeyError, ValueError):
+            return "400 Bad Request", {}, b"not stamped with partition and epoch: it came by no router\n"
+        async with membership.request(partition, epoch) as life:
+            if life is None or headers.get("segue-keyspace") != membership.keyspace:
+                # The promise that nothing was done: the router asks again.
+                return "421 Misdirected Request", {"segue-misdirected": "1"}, b""
+            return await self.work(method, path, headers, body, partition, epoch, life)
+
+    async def work(self, method, path, headers, body, partition, epoch, life):
+        accepted_at = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        state, key = self.writer.states[partition], path.removeprefix("/keys/")
+        await self.pause()
+        value = b""
+        if method == "GET":
+            sequence, text = state.entries.get(key, (0, ""))
+            value = text.encode()
+        else:
+            if not self.membership.may_write(life):
+                return "500 Internal Server Error", {"segue-reason": "lease-lost"}, b"the lease ended\n"
+            sequence = int(headers["x-sequence"])
+            record = {
+                "partition": partition,
+                "epoch": epoch,
+                "pod": self.membership.name,
+                "incarnation": life,
+                "request": int(headers["x-request-id"]),
+                "key": key,
+                "sequence": sequence,
+                "accepted_at": accepted_at,
+                "value": body.decode(),
+            }
+            state.apply([record], await self.writer.log.append(partition, record))
+            await self.pause()
+        return "200 OK", {"x-writer": self.membership.name, "x-epoch": epoch, "x-sequence": sequence}, value
+
+    async def pause(self):
+        await asyncio.sleep(self.service_time / 2 * random.uniform(0.5, 1.5))
+
+
+def parser(description):
+    """Returns the arguments that all pods have."""
+    arguments = argparse.ArgumentParser(description=description)
+    arguments.add_argument("--keyspace", default="default")
+    arguments.add_argument("--name", required=True, help="unique in the keyspace")
+    arguments.add_argument("--listen", required=True, help="where routers reach it, host:port")
+    arguments.add_argument("--lease-ttl", type=int, default=15, help="whole seconds")
+    arguments.add_argument("--warm-time", type=float, default=0.0, help="seconds in addition to reading the log")
+    arguments.add_argument("--service-time", type=float, default=0.0, help="seconds for each request")
+    return arguments
+
+
+async def serve(membership, writer, arguments):
+    """Serves requests until a signal arrives, then hands all partitions over. Returns the exit code."""
+    host, port = arguments.listen.rsplit(":", 1)
+    http = Http(membership, writer, arguments.service_time)
+    server = await asyncio.start_server(http.serve, host, int(port))
+    asked_to_end = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, asked_to_end.set)
+    running = asyncio.create_task(membership.run())
+    running.add_done_callback(lambda _: asked_to_end.set())
+    await asked_to_end.wait()
+    if running.done():
+        running.result()
+    log.info("handing over")
+    empty = await membership.leave(within=60)
+    running.cancel()
+    server.close()
+    log.info("ended; everything handed over: %s", empty)
+    return 0 if empty else 1

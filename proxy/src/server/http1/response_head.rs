@@ -1,0 +1,239 @@
+//! Writes the head of an HTTP/1.1 response, and its trailers.
+//!
+//! Pure.
+//!
+//! # Invariants
+//!
+//! * The framing that is written is the framing of the body that follows.
+//! * The lines are those that hyper would write.
+
+use http::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, DATE,
+    HOST, HeaderName, HeaderValue, MAX_FORWARDS, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING,
+};
+use http::response::Parts;
+use http::{HeaderMap, StatusCode};
+use hyper::ext::ReasonPhrase;
+
+use super::request_head::{Framing, length};
+use crate::message::headers::options;
+
+/// What a response responds to, and what becomes of its connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Terms {
+    pub(super) to_head: bool,
+    /// Whether the connection closes after it.
+    pub(super) closes: bool,
+}
+
+/// The length that a response states is no number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the response states a length that is no number")]
+pub(super) struct BadLength;
+
+/// Writes a head whose body has this length, if that is known. `date` returns the value of `Date`, for a response that
+/// has none. Returns how the body is delimited.
+pub(super) fn write_head(
+    out: &mut Vec<u8>,
+    head: &Parts,
+    body: Option<u64>,
+    terms: Terms,
+    date: impl FnOnce() -> HeaderValue,
+) -> Result<Framing, BadLength> {
+    let bodiless = matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    let framing = match body {
+        _ if terms.to_head || bodiless => None,
+        Some(length) => Some(Framing::Length(length)),
+        None => match head.headers.get(CONTENT_LENGTH) {
+            Some(stated) => Some(Framing::Length(length(stated.as_bytes()).ok_or(BadLength)?)),
+            None => Some(Framing::Chunked),
+        },
+    };
+    out.reserve(128 + 48 * head.headers.len());
+    status_line(out, head);
+    let (mut has_length, mut has_close, mut has_date) = (false, false, false);
+    for (name, value) in &head.headers {
+        if *name == CONTENT_LENGTH {
+            if std::mem::replace(&mut has_length, true) {
+                continue;
+            }
+            match framing {
+                Some(Framing::Length(length)) => length_line(out, length),
+                // The length of the body that a GET would have got.
+                None if terms.to_head || body != Some(0) => line(out, name, value.as_bytes()),
+                _ => {}
+            }
+            continue;
+        }
+        if *name == TRANSFER_ENCODING || (*name == TRAILER && framing.is_none()) {
+            continue;
+        }
+        has_close |= *name == CONNECTION && options(value).any(|option| option.eq_ignore_ascii_case(b"close"));
+        has_date |= *name == DATE;
+        line(out, name, value.as_bytes());
+    }
+    match framing {
+        Some(Framing::Length(length)) if !has_length => length_line(out, length),
+        Some(Framing::Chunked) => out.extend_from_slice(b"transfer-encoding: chunked\r\n"),
+        _ => {}
+    }
+    if terms.closes && !has_close {
+        out.extend_from_slice(b"connection: close\r\n");
+    }
+    if !has_date {
+        line(out, &DATE, date().as_bytes());
+    }
+    out.extend_from_slice(b"\r\n");
+    Ok(framing.unwrap_or(Framing::Length(0)))
+}
+
+#[inline]
+fn status_line(out: &mut Vec<u8>, head: &Parts) {
+    let reason = head.extensions.get::<ReasonPhrase>();
+    if head.status == StatusCode::OK && reason.is_none() {
+        out.extend_from_slice(b"HTTP/1.1 200 OK\r\n");
+        return;
+    }
+    out.extend_from_slice(b"HTTP/1.1 ");
+    out.extend_from_slice(head.status.as_str().as_bytes());
+    out.push(b' ');
+    out.extend_from_slice(match reason {
+        Some(reason) => reason.as_bytes(),
+        None => head.status.canonical_reason().unwrap_or("<none>").as_bytes(),
+    });
+    out.extend_from_slice(b"\r\n");
+}
+
+#[inline]
+fn length_line(out: &mut Vec<u8>, length: u64) {
+    out.extend_from_slice(b"content-length: ");
+    out.extend_from_slice(itoa::Buffer::new().format(length).as_bytes());
+    out.extend_from_slice(b"\r\n");
+}
+
+#[inline]
+fn line(out: &mut Vec<u8>, name: &HeaderName, value: &[u8]) {
+    let name = name.as_str().as_bytes();
+    out.reserve(name.len() + value.len() + 4);
+    out.extend_from_slice(name);
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Writes the end of a chunked body. `trailers`: the headers of the response and its trailers. Those are written that the
+/// headers declare and that may stand there.
+pub(super) fn write_end_of_chunks(out: &mut Vec<u8>, trailers: Option<(&HeaderMap, &HeaderMap)>) {
+    out.extend_from_slice(b"0\r\n");
+    if let Some((headers, trailers)) = trailers {
+        let is_declared = |name: &HeaderName| {
+            let mut declared = headers.get_all(TRAILER).iter().flat_map(options);
+            declared.any(|other| other.eq_ignore_ascii_case(name.as_str().as_bytes()))
+        };
+        for (name, value) in trailers {
+            if is_declared(name) && may_trail(name) {
+                line(out, name, value.as_bytes());
+            }
+        }
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Returns whether a field may stand in trailers (RFC 9110, 6.5.1).
+fn may_trail(name: &HeaderName) -> bool {
+    ![
+        AUTHORIZATION,
+        CACHE_CONTROL,
+        CONTENT_ENCODING,
+        CONTENT_LENGTH,
+        CONTENT_RANGE,
+        CONTENT_TYPE,
+        HOST,
+        MAX_FORWARDS,
+        SET_COOKIE,
+        TE,
+        TRAILER,
+        TRANSFER_ENCODING,
+    ]
+    .contains(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Response;
+
+    use super::*;
+
+    fn written(response: http::response::Builder, body: Option<u64>, to_head: bool, closes: bool) -> (String, Framing) {
+        let (head, ()) = response.header("date", "today").body(()).unwrap().into_parts();
+        let mut out = Vec::new();
+        let date = || HeaderValue::from_static("never asked for");
+        let framing = write_head(&mut out, &head, body, Terms { to_head, closes }, date).unwrap();
+        (String::from_utf8(out).unwrap(), framing)
+    }
+
+    #[test]
+    fn a_body_of_known_length_is_announced_with_it() {
+        let (text, framing) = written(Response::builder().header("x-a", "1"), Some(5), false, false);
+        assert_eq!(text, "HTTP/1.1 200 OK\r\nx-a: 1\r\ndate: today\r\ncontent-length: 5\r\n\r\n");
+        assert_eq!(framing, Framing::Length(5));
+        let (text, _) = written(Response::builder().header("content-length", "5"), Some(5), false, true);
+        assert_eq!(text, "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ndate: today\r\nconnection: close\r\n\r\n");
+    }
+
+    #[test]
+    fn a_body_of_unknown_length_is_chunked_unless_the_head_states_one() {
+        let (text, framing) = written(Response::builder(), None, false, false);
+        assert_eq!(text, "HTTP/1.1 200 OK\r\ndate: today\r\ntransfer-encoding: chunked\r\n\r\n");
+        assert_eq!(framing, Framing::Chunked);
+        let (text, framing) = written(Response::builder().header("content-length", "7"), None, false, false);
+        assert_eq!(text, "HTTP/1.1 200 OK\r\ncontent-length: 7\r\ndate: today\r\n\r\n");
+        assert_eq!(framing, Framing::Length(7));
+    }
+
+    #[test]
+    fn no_body_follows_a_response_that_has_none() {
+        let length = || Response::builder().header("content-length", "5");
+        let (text, framing) = written(length(), Some(0), true, false);
+        assert_eq!(
+            (text.as_str(), framing),
+            ("HTTP/1.1 200 OK\r\ncontent-length: 5\r\ndate: today\r\n\r\n", Framing::Length(0))
+        );
+        for status in [204, 304] {
+            let (text, framing) = written(length().status(status), Some(0), false, false);
+            assert!(!text.contains("content-length") && framing == Framing::Length(0), "{text}");
+        }
+        let (text, framing) = written(Response::builder(), None, true, false);
+        assert_eq!((text.as_str(), framing), ("HTTP/1.1 200 OK\r\ndate: today\r\n\r\n", Framing::Length(0)));
+    }
+
+    #[test]
+    fn a_status_has_its_reason() {
+        let (text, _) = written(Response::builder().status(503), Some(0), false, false);
+        assert!(text.starts_with("HTTP/1.1 503 Service Unavailable\r\n"), "{text}");
+        let (text, _) = written(Response::builder().status(799), Some(0), false, false);
+        assert!(text.starts_with("HTTP/1.1 799 <none>\r\n"), "{text}");
+        let reason = ReasonPhrase::try_from(&b"Fine"[..]).unwrap();
+        let (text, _) = written(Response::builder().extension(reason), Some(0), false, false);
+        assert!(text.starts_with("HTTP/1.1 200 Fine\r\n"), "{text}");
+    }
+
+    #[test]
+    fn a_length_that_is_no_number_is_refused() {
+        let (head, ()) = Response::builder().header("content-length", "5x").body(()).unwrap().into_parts();
+        let terms = Terms { to_head: false, closes: false };
+        let result = write_head(&mut Vec::new(), &head, None, terms, || HeaderValue::from_static(""));
+        assert_eq!(result, Err(BadLength));
+    }
+
+    #[test]
+    fn only_declared_trailers_that_may_stand_there_are_written() {
+        let map = |lines: &[(&'static str, &'static str)]| -> HeaderMap {
+            lines.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+        };
+        let mut out = Vec::new();
+        let trailers = map(&[("x-sum", "7"), ("x-other", "8"), ("content-length", "9")]);
+        write_end_of_chunks(&mut out, Some((&map(&[("trailer", "X-Sum, content-length")]), &trailers)));
+        assert_eq!(&out[..], b"0\r\nx-sum: 7\r\n\r\n");
+    }
+}

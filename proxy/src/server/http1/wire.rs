@@ -1,0 +1,284 @@
+//! A plain HTTP/1.1 connection as bytes: its socket, what has been read from it, and the body of the current request.
+//!
+//! # Invariants
+//!
+//! * While a body is being read, only its reader reads from the socket. Otherwise only the connection's task does.
+//! * A body yields no bytes of another request.
+//! * A body that its connection has not delivered in full is cut off when the connection closes.
+
+use std::cell::RefCell;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker, ready};
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use http_body::Frame;
+use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
+
+use super::request_head::{Framing, Reading, RequestHead, read_head};
+use super::scratch::Scratch;
+use crate::message::client_body::{ClientBody, CutOff, ReadBody};
+use crate::tls::Stream;
+use crate::upstream::{Decoded, Decoder};
+
+/// What comes next on a connection.
+pub(super) enum Next {
+    Request(Box<RequestHead>),
+    /// Something that only hyper may judge.
+    Other,
+    /// The client has closed its side.
+    End,
+}
+
+/// A connection as bytes.
+pub(super) struct Wire {
+    scratch: Scratch,
+    state: RefCell<State>,
+}
+
+struct State {
+    /// `None` once closed.
+    stream: Option<Stream>,
+    /// Bytes that were read and belong to nothing yet.
+    input: BytesMut,
+    /// The number of the current request.
+    request: u64,
+    body: Decoder,
+    /// Whether the body can go on no further.
+    is_broken: bool,
+    /// Whether something still refers to the body.
+    is_held: bool,
+    /// Waits for more of the body.
+    reader: Option<Waker>,
+    /// Waits until the body is not read any further.
+    connection: Option<Waker>,
+}
+
+impl Wire {
+    /// `input`: what has been read from the stream already.
+    pub(super) fn new(stream: Stream, input: BytesMut, scratch: Scratch) -> Rc<Self> {
+        let state = RefCell::new(State {
+            stream: Some(stream),
+            input,
+            request: 0,
+            body: Decoder::of_length(0),
+            is_broken: false,
+            is_held: false,
+            reader: None,
+            connection: None,
+        });
+        Rc::new(Wire { scratch, state })
+    }
+
+    /// Reads the head of the next request. A head of more than `most` bytes is left to hyper.
+    pub(super) fn poll_head(&self, context: &mut Context<'_>, most: usize) -> Poll<Next> {
+        let state = &mut *self.state.borrow_mut();
+        loop {
+            // Some clients send an empty line behind a body.
+            while state.input.starts_with(b"\r\n") {
+                state.input.advance(2);
+            }
+            if state.input.is_empty() {
+                state.input = BytesMut::new();
+            } else {
+                match read_head(&state.input, most) {
+                    Reading::Plain(head, length) => {
+                        state.input.advance(length);
+                        return Poll::Ready(Next::Request(head));
+                    }
+                    Reading::Other => return Poll::Ready(Next::Other),
+                    Reading::Partial => {}
+                }
+            }
+            match ready!(state.poll_read(context, &self.scratch, most)) {
+                Ok(Arrived::Request(head)) => return Poll::Ready(Next::Request(head)),
+                Ok(Arrived::Bytes) => {}
+                Ok(Arrived::End) | Err(_) => return Poll::Ready(Next::End),
+            }
+        }
+    }
+
+    /// Returns whether nothing of a next request has arrived.
+    pub(super) fn is_between_requests(&self) -> bool {
+        self.state.borrow().input.is_empty()
+    }
+
+    /// Begins a request. Returns its body.
+    pub(super) fn begin(self: &Rc<Self>, framing: Framing) -> ClientBody {
+        let state = &mut *self.state.borrow_mut();
+        state.request += 1;
+        state.body = match framing {
+            Framing::Length(length) => Decoder::of_length(length),
+            Framing::Chunked => Decoder::of_chunks(),
+        };
+        state.is_held = !state.body.is_done();
+        if state.is_held { ClientBody::of_connection(self.clone(), state.request) } else { ClientBody::empty() }
+    }
+
+    /// Ready when the client has closed its side. Notices that only between the end of a body and the next request,
+    /// because bytes that wait to be interpreted stop the reading.
+    pub(super) fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
+        let state = &mut *self.state.borrow_mut();
+        if !state.body.is_done() {
+            // The end of the body may be read in another task.
+            state.connection = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        if !state.input.is_empty() {
+            return Poll::Pending;
+        }
+        match ready!(state.poll_bytes(context, &self.scratch)) {
+            Ok(1..) => Poll::Pending,
+            Ok(0) | Err(_) => Poll::Ready(()),
+        }
+    }
+
+    /// Ready when the body of the current request is not read any further. Returns whether all of it was read.
+    pub(super) fn poll_settled(&self, context: &mut Context<'_>) -> Poll<bool> {
+        let state = &mut *self.state.borrow_mut();
+        if state.is_held && !state.body.is_done() && !state.is_broken {
+            state.connection = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        Poll::Ready(state.body.is_done())
+    }
+
+    /// Returns whether the client has closed its side, as far as the kernel knows.
+    pub(super) fn is_closed_by_peer(&self) -> bool {
+        self.state.borrow().stream.as_ref().is_none_or(Stream::is_closed_by_peer)
+    }
+
+    /// Runs `work` on the stream.
+    pub(super) fn poll_stream<T>(
+        &self,
+        work: impl FnOnce(Pin<&mut Stream>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        match &mut self.state.borrow_mut().stream {
+            Some(stream) => work(Pin::new(stream)),
+            None => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+        }
+    }
+
+    /// Shuts this side of the connection down.
+    pub(super) fn poll_shutdown(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_stream(|stream| stream.poll_shutdown(context))
+    }
+
+    /// Ends the connection. Returns its stream, and the bytes that were read and belong to no request.
+    pub(super) fn close(&self) -> Option<(Stream, Bytes)> {
+        let (stream, input, reader) = {
+            let state = &mut *self.state.borrow_mut();
+            state.is_broken |= !state.body.is_done();
+            (state.stream.take(), std::mem::take(&mut state.input), state.reader.take())
+        };
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+        Some((stream?, input.freeze()))
+    }
+}
+
+/// What a read has brought.
+enum Arrived {
+    /// A plain request's head, and perhaps bytes behind it.
+    Request(Box<RequestHead>),
+    Bytes,
+    End,
+}
+
+impl State {
+    /// Reads once. What arrives where nothing waited before is usually one head, which is parsed in place.
+    fn poll_read(&mut self, context: &mut Context<'_>, scratch: &Scratch, most: usize) -> Poll<io::Result<Arrived>> {
+        let Some(stream) = &mut self.stream else { return Poll::Ready(Ok(Arrived::End)) };
+        let mut scratch = scratch.read();
+        let mut buffer = ReadBuf::new(&mut scratch);
+        ready!(Pin::new(stream).poll_read(context, &mut buffer))?;
+        let bytes = buffer.filled();
+        if bytes.is_empty() {
+            return Poll::Ready(Ok(Arrived::End));
+        }
+        if self.input.is_empty()
+            && let Reading::Plain(head, length) = read_head(bytes, most)
+        {
+            if length < bytes.len() {
+                self.input.extend_from_slice(&bytes[length..]);
+            }
+            return Poll::Ready(Ok(Arrived::Request(head)));
+        }
+        self.input.extend_from_slice(bytes);
+        Poll::Ready(Ok(Arrived::Bytes))
+    }
+
+    /// Reads once and appends. Returns how many bytes have arrived, 0 at the end.
+    fn poll_bytes(&mut self, context: &mut Context<'_>, scratch: &Scratch) -> Poll<io::Result<usize>> {
+        let Some(stream) = &mut self.stream else { return Poll::Ready(Ok(0)) };
+        let mut scratch = scratch.read();
+        let mut buffer = ReadBuf::new(&mut scratch);
+        ready!(Pin::new(stream).poll_read(context, &mut buffer))?;
+        self.input.extend_from_slice(buffer.filled());
+        Poll::Ready(Ok(buffer.filled().len()))
+    }
+
+    fn poll_body(
+        &mut self,
+        context: &mut Context<'_>,
+        scratch: &Scratch,
+    ) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+        loop {
+            if self.is_broken {
+                return Poll::Ready(Some(Err(CutOff)));
+            }
+            match self.body.decode(&mut self.input) {
+                Ok(Decoded::Data(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Ok(Decoded::Trailers(trailers)) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+                Ok(Decoded::End) => return Poll::Ready(None),
+                Ok(Decoded::Starved) => {
+                    let Poll::Ready(read) = self.poll_bytes(context, scratch) else {
+                        self.reader = Some(context.waker().clone());
+                        return Poll::Pending;
+                    };
+                    self.is_broken = !matches!(read, Ok(1..));
+                }
+                Err(_) => self.is_broken = true,
+            }
+        }
+    }
+}
+
+impl ReadBody for Wire {
+    fn poll_frame(&self, request: u64, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+        let state = &mut *self.state.borrow_mut();
+        if state.request != request {
+            // A next request begins only behind the end of this one.
+            return Poll::Ready(None);
+        }
+        let frame = state.poll_body(context, &self.scratch);
+        if (state.body.is_done() || state.is_broken)
+            && let Some(connection) = state.connection.take()
+        {
+            connection.wake();
+        }
+        frame
+    }
+
+    fn is_ended(&self, request: u64) -> bool {
+        let state = self.state.borrow();
+        state.request != request || state.body.is_done()
+    }
+
+    fn left(&self, request: u64) -> Option<u64> {
+        let state = self.state.borrow();
+        if state.request == request { state.body.left() } else { Some(0) }
+    }
+
+    fn release(&self, request: u64) {
+        let state = &mut *self.state.borrow_mut();
+        if state.request == request {
+            state.is_held = false;
+            if let Some(connection) = state.connection.take() {
+                connection.wake();
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Writes responses: heads and small frames are gathered, large frames are not copied.
+//!
+//! # Invariants
+//!
+//! * A response whose body breaks off, or is shorter than its head states, never ends as if it were complete.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf as _, Bytes};
+use http::HeaderMap;
+use http_body::{Body, Frame};
+use tokio::io::AsyncWrite as _;
+
+use super::request_head::Framing;
+use super::response_head::write_end_of_chunks;
+use super::wire::Wire;
+use crate::forward::ClientGone;
+use crate::forward::response_body::{ResponseBody, ResponseError};
+use crate::upstream::chunk_size;
+
+/// Frames up to this size are copied behind what waits to be written. Above it, a copy costs more than a second slice.
+const MAX_COPIED_BYTES: usize = 4 << 10;
+/// Bytes that are gathered before they are written.
+const MAX_GATHERED_BYTES: usize = 16 << 10;
+
+/// Bytes on their way to the client.
+pub(super) struct Writer {
+    pub(super) out: Vec<u8>,
+    /// How much of `out` has been written.
+    written: usize,
+    /// A large frame, written after `out`.
+    large: Bytes,
+    /// Whether the chunk in `large` still needs its line end.
+    line_end_due: bool,
+}
+
+/// Why a response cannot be written to its end.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WriteError {
+    #[error(transparent)]
+    Body(#[from] ResponseError),
+    #[error("the body is shorter than its head states")]
+    TooShort,
+    #[error(transparent)]
+    Client(#[from] ClientGone),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// What is left to be said of a response.
+pub(super) struct Rest<'response> {
+    pub(super) body: ResponseBody,
+    pub(super) framing: Framing,
+    /// The head of the response, if the client accepts trailers.
+    pub(super) declares: Option<&'response HeaderMap>,
+    pub(super) ended: bool,
+}
+
+impl Writer {
+    /// `out`: an empty buffer.
+    pub(super) fn new(out: Vec<u8>) -> Self {
+        Writer { out, written: 0, large: Bytes::new(), line_end_due: false }
+    }
+
+    /// Writes what is there. Ready when everything has been written.
+    pub(super) fn poll_write(&mut self, context: &mut Context<'_>, wire: &Wire) -> Poll<io::Result<()>> {
+        while self.written < self.out.len() || self.large.has_remaining() {
+            let out = &self.out[self.written..];
+            let bytes = if self.large.is_empty() {
+                ready!(wire.poll_stream(|stream| stream.poll_write(context, out)))?
+            } else {
+                let slices = [IoSlice::new(out), IoSlice::new(&self.large)];
+                ready!(wire.poll_stream(|stream| stream.poll_write_vectored(context, &slices)))?
+            };
+            if bytes == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            let of_out = bytes.min(out.len());
+            self.written += of_out;
+            self.large.advance(bytes - of_out);
+        }
+        self.out.clear();
+        self.written = 0;
+        // TLS may have taken the bytes without having sent them.
+        wire.poll_stream(|stream| stream.poll_flush(context))
+    }
+
+    /// Writes as much of a response as there is. Ready when everything has been written.
+    pub(super) fn poll_response(
+        &mut self,
+        context: &mut Context<'_>,
+        wire: &Wire,
+        rest: &mut Rest<'_>,
+    ) -> Poll<Result<(), WriteError>> {
+        loop {
+            let gathered = self.gather(context, rest);
+            // What came before an error still goes out.
+            let written = self.poll_write(context, wire)?;
+            let starved = gathered?;
+            ready!(written);
+            if rest.ended {
+                return Poll::Ready(Ok(()));
+            }
+            if starved {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Takes frames of the body until there is enough to write. Returns whether no further frame is available now.
+    fn gather(&mut self, context: &mut Context<'_>, rest: &mut Rest<'_>) -> Result<bool, WriteError> {
+        while !rest.ended && self.large.is_empty() && self.out.len() < MAX_GATHERED_BYTES {
+            if std::mem::take(&mut self.line_end_due) {
+                self.out.extend_from_slice(b"\r\n");
+            }
+            if rest.framing == Framing::Length(0) {
+                rest.ended = true;
+                break;
+            }
+            match Pin::new(&mut rest.body).poll_frame(context) {
+                Poll::Pending => return Ok(true),
+                Poll::Ready(Some(frame)) => self.push(frame?, rest),
+                Poll::Ready(None) if rest.framing == Framing::Chunked => self.end_chunks(rest, None),
+                Poll::Ready(None) => return Err(WriteError::TooShort),
+            }
+        }
+        Ok(false)
+    }
+
+    fn push(&mut self, frame: Frame<Bytes>, rest: &mut Rest<'_>) {
+        let mut data = match frame.into_data() {
+            Ok(data) => data,
+            Err(frame) => {
+                if let (Ok(trailers), Framing::Chunked) = (frame.into_trailers(), rest.framing) {
+                    self.end_chunks(rest, Some(&trailers));
+                }
+                return;
+            }
+        };
+        if data.is_empty() {
+            return;
+        }
+        let chunked = match &mut rest.framing {
+            Framing::Length(left) => {
+                data.truncate(usize::try_from(*left).unwrap_or(usize::MAX));
+                *left -= data.len() as u64;
+                false
+            }
+            Framing::Chunked => {
+                self.out.extend_from_slice(chunk_size(data.len(), &mut [0; 18]));
+                true
+            }
+        };
+        if data.len() > MAX_COPIED_BYTES {
+            self.large = data;
+            self.line_end_due = chunked;
+            return;
+        }
+        self.out.extend_from_slice(&data);
+        if chunked {
+            self.out.extend_from_slice(b"\r\n");
+            if rest.body.is_end_stream() {
+                self.end_chunks(rest, None);
+            }
+        }
+    }
+
+    fn end_chunks(&mut self, rest: &mut Rest<'_>, trailers: Option<&HeaderMap>) {
+        write_end_of_chunks(&mut self.out, rest.declares.zip(trailers));
+        rest.ended = true;
+    }
+}

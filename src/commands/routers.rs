@@ -1,0 +1,220 @@
+//! `segue status --routers`: compares every router's table with the store.
+//!
+//! A router's table is read at its admin endpoint and follows the store with a delay. A difference is therefore reported
+//! only if every look at that router shows it, while the partition rests.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use axum::body::{Body, to_bytes};
+use futures_util::future::join_all;
+use hyper::client::conn::http1;
+use hyper::header::HOST;
+use hyper::{Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use segue_protocol::handoff::router::{Route, Target, Trust, route};
+use segue_protocol::ids::{Epoch, PartitionId};
+use segue_protocol::view::View;
+use serde::{Deserialize, Serialize};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// How long a router may take to respond.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Most bytes of a router's status that are read.
+const MAX_STATUS: usize = 32 << 20;
+/// Number of looks at a router that differs.
+const LOOKS: usize = 3;
+/// Time between two looks. An admin endpoint may serve a status that is a second old.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1500);
+
+/// The comparison of all routers with the store.
+#[derive(Debug, Serialize)]
+pub(super) struct Comparison {
+    routers: Vec<RouterLine>,
+}
+
+/// A router, compared with the store.
+#[derive(Debug, Serialize)]
+struct RouterLine {
+    router: String,
+    /// The address of the router's admin endpoint.
+    admin: Option<String>,
+    /// Why the router's table is not known.
+    error: Option<String>,
+    differences: Vec<Difference>,
+}
+
+/// A partition that a router does not route as the store says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Difference {
+    partition: PartitionId,
+    /// The destination that the store says, in words.
+    store: String,
+    /// The destination that the router has, in words.
+    router: String,
+}
+
+/// The part of a process's status that is compared.
+#[derive(Debug, Deserialize)]
+struct ProcessStatus {
+    router: Option<RouterTable>,
+}
+
+#[derive(Debug, Deserialize)]
+struct RouterTable {
+    name: String,
+    partitions: Vec<TableLine>,
+}
+
+#[derive(Debug, Deserialize)]
+struct TableLine {
+    partition: PartitionId,
+    stage: String,
+    pod: Option<String>,
+    epoch: Option<Epoch>,
+}
+
+/// Compares the tables of all routers with the store. `look` reads the store.
+pub(super) async fn compare<F>(look: impl Fn() -> F) -> anyhow::Result<Comparison>
+where
+    F: Future<Output = anyhow::Result<View>>,
+{
+    let mut before = look().await?;
+    let mut lines: BTreeMap<String, RouterLine> = BTreeMap::new();
+    for number in 0..LOOKS {
+        let is_open =
+            |name: &&String| lines.get(*name).is_none_or(|line| line.error.is_none() && !line.differences.is_empty());
+        let open: Vec<String> = before.routers.keys().filter(is_open).cloned().collect();
+        let tables = join_all(open.iter().map(|name| table(&before, name))).await;
+        let after = look().await?;
+        for (name, table) in open.into_iter().zip(tables) {
+            let line = judge(&before, &after, &name, table);
+            match lines.get_mut(&name).filter(|_| line.error.is_none()) {
+                Some(known) => {
+                    known.differences.retain(|seen| line.differences.iter().any(|now| now == seen));
+                }
+                None => drop(lines.insert(name, line)),
+            }
+        }
+        before = after;
+        if number + 1 < LOOKS && lines.values().any(|line| !line.differences.is_empty()) {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            before = look().await?;
+        }
+    }
+    // A router that has gone meanwhile routes nothing.
+    lines.retain(|name, _| before.routers.contains_key(name));
+    Ok(Comparison { routers: lines.into_values().collect() })
+}
+
+/// Reads the table of a router.
+async fn table(view: &View, name: &str) -> anyhow::Result<RouterTable> {
+    let admin = view.routers.get(name).and_then(|router| router.value.admin.as_deref());
+    let admin = admin.context("its registration has no admin address: set [admin] advertise in its file")?;
+    let read = timeout(RESPONSE_TIMEOUT, status(admin)).await;
+    let status = read.map_err(|_| anyhow!("no response within {RESPONSE_TIMEOUT:?}"))??;
+    let table = status.router.context("the process at its admin address runs no router")?;
+    match table.name == name {
+        true => Ok(table),
+        false => Err(anyhow!("router {} responds at its admin address", table.name)),
+    }
+}
+
+async fn status(admin: &str) -> anyhow::Result<ProcessStatus> {
+    let stream = TcpStream::connect(admin).await.context("cannot connect")?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let connection = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(connection));
+    let request = Request::get("/status").header(HOST, admin).body(Body::empty())?;
+    let response = sender.send_request(request).await?;
+    if response.status() != StatusCode::OK {
+        return Err(anyhow!("/status responded {}", response.status()));
+    }
+    let body = to_bytes(Body::new(response.into_body()), MAX_STATUS).await?;
+    drop(connection);
+    serde_json::from_slice(&body).context("/status cannot be read")
+}
+
+/// Compares a table with the store as it was before and after the table was read.
+fn judge(before: &View, after: &View, name: &str, table: anyhow::Result<RouterTable>) -> RouterLine {
+    let admin = before.routers.get(name).and_then(|router| router.value.admin.clone());
+    let (error, differences) = match table {
+        Ok(table) => (None, differences(before, after, &table)),
+        Err(error) => (Some(format!("{error:#}")), Vec::new()),
+    };
+    RouterLine { router: name.to_owned(), admin, error, differences }
+}
+
+fn differences(before: &View, after: &View, table: &RouterTable) -> Vec<Difference> {
+    let lines: BTreeMap<PartitionId, &TableLine> = table.partitions.iter().map(|line| (line.partition, line)).collect();
+    let compared = PartitionId::all(after.partitions()).filter_map(|partition| {
+        let expected = route(after, partition, Trust::Held);
+        // A partition that moves, or has moved meanwhile, is routed one way or the other.
+        let is_at_rest = |view: &View| !view.handoffs.contains_key(&partition) && !view.is_malformed(partition);
+        if !is_at_rest(before) || !is_at_rest(after) || route(before, partition, Trust::Held) != expected {
+            return None;
+        }
+        let line = lines.get(&partition);
+        let agrees = match (&expected, line) {
+            (Route::To(target), Some(line)) => line.goes_to(target),
+            (Route::Hold(_), Some(line)) => line.stage == "held" || line.stage == "draining",
+            (_, None) => false,
+        };
+        let router = line.map_or("no such partition".to_owned(), ToString::to_string);
+        (!agrees).then(|| Difference { partition, store: in_words(&expected), router })
+    });
+    compared.collect()
+}
+
+fn in_words(route: &Route) -> String {
+    match route {
+        Route::To(target) => format!("{} at epoch {}", target.pod, target.epoch),
+        Route::Hold(_) => "nowhere".to_owned(),
+    }
+}
+
+impl TableLine {
+    /// Returns whether requests go to this target, or to it first once a refusal has been waited out.
+    fn goes_to(&self, target: &Target) -> bool {
+        let is_it = self.pod.as_ref() == Some(&target.pod) && self.epoch == Some(target.epoch);
+        is_it && matches!(self.stage.as_str(), "open" | "flushing" | "draining")
+    }
+}
+
+impl fmt::Display for TableLine {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.pod, self.epoch) {
+            (Some(pod), Some(epoch)) => write!(out, "{pod} at epoch {epoch}, {}", self.stage),
+            _ => out.write_str(&self.stage),
+        }
+    }
+}
+
+impl Comparison {
+    /// Returns whether every router responded and routes as the store says.
+    pub(super) fn is_equal(&self) -> bool {
+        self.routers.iter().all(|line| line.error.is_none() && line.differences.is_empty())
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.routers.is_empty() {
+            return writeln!(out, "no router is registered");
+        }
+        for RouterLine { router, admin, error, differences } in &self.routers {
+            let at = admin.as_deref().unwrap_or("no address");
+            match error {
+                Some(error) => writeln!(out, "UNKNOWN  {router} at {at}: {error}")?,
+                None if differences.is_empty() => writeln!(out, "same     {router} at {at}")?,
+                None => writeln!(out, "DIFFERS  {router} at {at}: {} partitions", differences.len())?,
+            }
+            for Difference { partition, store, router } in differences {
+                writeln!(out, "  {partition:>5}  store: {store}; router: {router}")?;
+            }
+        }
+        Ok(())
+    }
+}

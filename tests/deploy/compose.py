@@ -1,0 +1,136 @@
+"""deploy/compose.yaml, brought up by the real docker-compose: partitions move under load, and every request gets its answer.
+
+The images are made here from the programs of this machine, each with the libraries that it loads, because no registry may be
+within reach.
+"""
+
+import http.client
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+
+from site_processes import free_port, until
+
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+FILE = os.path.join(ROOT, "deploy/compose.yaml")
+
+
+def missing():
+    """Returns what keeps the test from running here, or None."""
+    for program in ("docker-compose", "docker", "etcd", "nginx"):
+        if not shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin"):
+            return f"there is no {program}"
+    engine = subprocess.run(["docker", "info"], capture_output=True, check=False)
+    return None if engine.returncode == 0 else "no Docker engine answers"
+
+
+def make_image(name, program, folder, *changes):
+    """Makes an image of a program and its libraries. It has no shell and no user but 65532."""
+    root = os.path.join(folder, name.replace(":", "-"))
+    binary = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin")
+    libraries = re.findall(r"/\S+", subprocess.run(["ldd", binary], capture_output=True, text=True, check=True).stdout)
+    for source, target in [(binary, f"/usr/bin/{os.path.basename(program)}")] + [(one, one) for one in libraries]:
+        os.makedirs(root + os.path.dirname(target), exist_ok=True)
+        shutil.copy(os.path.realpath(source), root + target)
+    for writable in ("/tmp", "/var/lib/etcd", "/var/lib/nginx", "/var/log/nginx"):
+        os.makedirs(root + writable)
+        os.chmod(root + writable, 0o777)
+    os.makedirs(f"{root}/etc")
+    with open(f"{root}/etc/passwd", "w", encoding="utf-8") as out:
+        out.write("nobody:x:65532:65532::/:/\n")
+    with open(f"{root}/etc/nsswitch.conf", "w", encoding="utf-8") as out:
+        out.write("hosts: files dns\n")
+    tar = subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE)
+    arguments = [argument for change in ("ENV PATH=/usr/bin", "USER 65532:65532", *changes) for argument in ("--change", change)]
+    subprocess.run(["docker", "import", *arguments, "-", name], stdin=tar.stdout, check=True, capture_output=True)
+    assert tar.wait() == 0, name
+    shutil.rmtree(root)
+
+
+class Compose:
+    def __init__(self, segue, folder):
+        self.name = f"segue-test-{os.getpid()}"
+        self.port, self.admin = free_port(), free_port()
+        self.images = {name: f"segue-compose-{name}:test" for name in ("segue", "etcd", "nginx")}
+        make_image(self.images["segue"], os.path.abspath(segue), folder, 'ENTRYPOINT ["segue"]')
+        make_image(self.images["etcd"], "etcd", folder)
+        make_image(self.images["nginx"], "nginx", folder)
+        self.environment = {
+            **os.environ, "SEGUE_IMAGE": self.images["segue"], "ETCD_IMAGE": self.images["etcd"],
+            "SERVICE_IMAGE": self.images["nginx"], "HTTP_PORT": str(self.port), "ADMIN_PORT": str(self.admin),
+        }
+
+    def run(self, *arguments, check=True):
+        command = ["docker-compose", "--project-name", self.name, "--file", FILE, *arguments]
+        output = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=self.environment)
+        assert not check or output.returncode == 0, f"{arguments}: {output.stdout}{output.stderr}"
+        return output.stdout
+
+    def operator(self, *arguments):
+        return self.run("exec", "-T", "coordinator-0", "segue", *arguments, "--config", "/etc/segue/segue.toml")
+
+    def remove(self):
+        self.run("down", "--volumes", "--timeout", "5", check=False)
+        subprocess.run(["docker", "rmi", "--force", *self.images.values()], capture_output=True, check=False)
+
+
+class Load:
+    """Clients that send a request after the other, each on one connection for as long as that lasts."""
+
+    def __init__(self, port, clients=8):
+        self.port, self.over = port, threading.Event()
+        self.answered, self.failures = [0] * clients, []
+        self.threads = [threading.Thread(target=self.send, args=(number,)) for number in range(clients)]
+        for thread in self.threads:
+            thread.start()
+
+    def send(self, number):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        while not self.over.is_set():
+            try:
+                connection.request("POST", "/", b"x", {"x-key": f"{number}-{self.answered[number] % 97}"})
+                response = connection.getresponse()
+                body = response.read()
+                if response.status != 200 or body != b"written\n":
+                    self.failures.append((response.status, body))
+                self.answered[number] += 1
+            except OSError as error:
+                self.failures.append(repr(error))
+                connection.close()
+            time.sleep(0.005)
+
+    def end(self):
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def moves_under_load(segue, folder):
+    """Returns the number of requests."""
+    compose = Compose(segue, folder)
+    try:
+        compose.run("up", "--detach")
+        settled = ("wait", "settled", "--timeout", "60s")
+        until(lambda: "writer-b" in compose.operator("status"), "the writers")
+        compose.operator(*settled)
+        load = Load(compose.port)
+        try:
+            until(lambda: sum(load.answered) > 200, "the first answers")
+            compose.operator("drain", "writer-a")
+            compose.operator("undrain", "writer-a")
+            compose.run("stop", "sidecar-b")
+            assert "writer-b" not in compose.operator("status")
+            compose.run("start", "sidecar-b")
+            until(lambda: "writer-b" in compose.operator("status"), "writer-b")
+            compose.operator(*settled)
+        finally:
+            load.end()
+        assert not load.failures, f"{len(load.failures)} of {sum(load.answered)} failed: {load.failures[:5]}"
+        return sum(load.answered)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{compose.run('logs', '--tail', '10', check=False)}") from None
+    finally:
+        compose.remove()

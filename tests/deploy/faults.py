@@ -1,0 +1,142 @@
+"""Faults for the site. Each sets off the alerts that it names, and is repaired afterwards."""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import threading
+
+from site_processes import is_up, read, until
+
+
+def router_partitions(port):
+    return json.loads(read(f"http://127.0.0.1:{port}/status"))["router"]["partitions"]
+
+
+@contextlib.contextmanager
+def nothing_at_all(_site):
+    """The certificate of the site expires in five days."""
+    yield
+
+
+@contextlib.contextmanager
+def a_client_that_bypasses_the_routers(site):
+    with open(site.configs["a"], encoding="utf-8") as config:
+        address = next(line for line in config if line.startswith("listen")).split('"')[1]
+    is_up(f"http://{address}/")
+    yield
+
+
+@contextlib.contextmanager
+def a_pod_that_cannot_take_a_partition(site):
+    pod = site.other_owner(0)
+    site.services[pod].refuses = True
+    site.move(0, pod)
+    yield
+    site.services[pod].refuses = False
+
+
+@contextlib.contextmanager
+def a_request_that_outlasts_the_drain(site):
+    slow = threading.Thread(target=lambda: site.post(1, "/slow"), daemon=True)
+    slow.start()
+    port = site.ports["router"]
+    until(lambda: any(one["in_flight"] for one in router_partitions(port) if one["partition"] == 1), "a slow request")
+    site.move(1, site.other_owner(1))
+    yield
+    slow.join()
+
+
+@contextlib.contextmanager
+def a_router_that_hangs(site):
+    site.signal("router-tls", signal.SIGSTOP)
+    site.move(2, site.other_owner(2))
+    yield
+    site.signal("router-tls", signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def a_key_that_cannot_be_read(site):
+    site.put("assignments/7x", "no JSON")
+    site.put("routers/broken", "no JSON")
+    yield
+    site.put("assignments/7x", None)
+    site.put("routers/broken", None)
+
+
+@contextlib.contextmanager
+def pods_that_are_killed(site):
+    for name in site.services:
+        site.signal(name, signal.SIGKILL)
+    yield
+    for name in site.services:
+        site.start(name)
+
+
+@contextlib.contextmanager
+def no_files_left(site):
+    pid = site.pid("router")
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), before[1]))
+    yield
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+@contextlib.contextmanager
+def no_coordinator(site):
+    coordinator = site.processes["coordinator"]
+    coordinator.end()
+    coordinator.process.wait(30)
+    yield
+    site.start("coordinator")
+
+
+@contextlib.contextmanager
+def a_slow_store(site):
+    """etcd runs for a tenth of the time."""
+    etcd, over = site.etcd.process.process, threading.Event()
+
+    def stutter():
+        while not over.wait(0.05):
+            etcd.send_signal(signal.SIGSTOP)
+            over.wait(0.45)
+            etcd.send_signal(signal.SIGCONT)
+
+    stuttering = threading.Thread(target=stutter, daemon=True)
+    stuttering.start()
+    for partition in range(3):
+        site.move(partition, site.other_owner(partition))
+    yield
+    over.set()
+    stuttering.join()
+
+
+@contextlib.contextmanager
+def no_store(site):
+    """A second process of the router, too, which cannot register and is killed."""
+    site.etcd.process.kill()
+    successor = site.run("router-tls")
+    until(lambda: "taking over from the running process" in successor.tail(), "a hot restart")
+    successor.kill()
+    yield
+    site.restart_etcd()
+
+
+# In an order in which none hides another.
+FAULTS = [
+    (nothing_at_all, {"SegueCertificateExpires"}),
+    (a_client_that_bypasses_the_routers, {"SeguePodBypassed"}),
+    (a_pod_that_cannot_take_a_partition, {"SeguePodHookFails", "SegueHandoffsCancelled"}),
+    (a_request_that_outlasts_the_drain, {"SeguePauseLong", "SegueExchangesSevered", "SegueRequestsRefused"}),
+    (a_router_that_hangs, {"SegueHandoffWaits", "SegueRequestsHeld"}),
+    (a_key_that_cannot_be_read, {"SegueUnusableKeys"}),
+    (pods_that_are_killed, {"SeguePartitionsUnowned", "SeguePodRefuses"}),
+    (no_files_left, {"SegueFilesShort"}),
+    (no_coordinator, {"SegueNoLeader"}),
+    (a_slow_store, {"SegueStoreSlow"}),
+    (no_store, {"SegueStoreUnreachable", "SegueLeaseNotTrusted", "SegueHotRestartFailed"}),
+]
+
+# What a live site cannot be brought to within seconds, or at all. rules.test.yaml tests these alerts.
+BY_RULE_TEST = {"SegueTwoLeaders", "SegueHandoffOld", "SegueStoreResyncs", "SegueVersionsMixed"}

@@ -1,0 +1,221 @@
+"""Tests what deploy/ offers: the manifests, the compose file, the dashboard and the alerts. Prints a line for each check.
+
+`make deploy-check`, or `make deploy-check ARGS="--only manifests"` for the checks whose name has this in it.
+"""
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+import yaml
+
+import compose
+import faults
+import manifests
+from site_processes import Demo, Process, Prometheus, Site, read, until
+
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+ALERTS = os.path.join(ROOT, "deploy/prometheus/alerts.yaml")
+DASHBOARD = os.path.join(ROOT, "deploy/grafana/segue.json")
+
+
+class Run:
+    """The state that the checks share. The site is started by the first check that needs it."""
+
+    def __init__(self, segue, folder):
+        self.segue, self.folder, self.notes = segue, folder, []
+        self.expressions = self.alerts = self.manifests = 0
+        self.site = self.prometheus = self.demo = None
+
+    def start(self):
+        if self.site is None:
+            self.site, self.demo = Site(self.segue, self.folder), Demo(self.segue, self.folder)
+            targets = {"site": self.site.ports, "demo": {"demo": self.demo.port}}
+            self.prometheus = Prometheus(self.folder, ALERTS, targets)
+        return self.site
+
+
+def rules():
+    with open(ALERTS, encoding="utf-8") as file:
+        return [rule for group in yaml.safe_load(file)["groups"] for rule in group["rules"]]
+
+
+def dashboard():
+    with open(DASHBOARD, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def promtool(*arguments, **options):
+    output = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, **options)
+    assert output.returncode == 0 and not output.stderr.strip(), output.stdout + output.stderr
+
+
+def the_alerts_are_sound_and_each_has_its_runbook(_run):
+    promtool("check", "rules", ALERTS)
+    promtool("test", "rules", os.path.join(ROOT, "tests/deploy/rules.test.yaml"))
+    with open(os.path.join(ROOT, "docs/operating.md"), encoding="utf-8") as file:
+        runbook = re.findall(r"^### (Segue\w+)$", file.read(), re.M)
+    names = [rule["alert"] for rule in rules()]
+    assert names == runbook, set(names) ^ set(runbook) or "another order"
+    for rule in rules():
+        assert rule["annotations"]["runbook_url"].endswith(f"docs/operating.md#{rule['alert'].lower()}"), rule
+    tested = faults.BY_RULE_TEST.union(*(alerts for _, alerts in faults.FAULTS))
+    assert tested == set(names), tested ^ set(names)
+
+
+def the_dashboard_fits_its_grid(_run):
+    places, ids = set(), set()
+    for panel in dashboard()["panels"]:
+        grid = panel["gridPos"]
+        cells = {(x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])}
+        assert grid["x"] + grid["w"] <= 24 and not cells & places and panel["id"] not in ids, panel["title"]
+        assert panel["type"] == "row" or panel["targets"], panel["title"]
+        places |= cells
+        ids.add(panel["id"])
+
+
+def every_role_serves_clean_metrics(run):
+    ports = {**run.start().ports, "demo": run.demo.port}
+    for name, port in ports.items():
+        metrics = until(lambda: read(f"http://127.0.0.1:{port}/metrics"), f"metrics of {name}")  # noqa: B023
+        promtool("check", "metrics", input=metrics)
+    run.notes.append(", ".join(ports))
+
+
+def each_alert_fires_for_a_real_fault(run):
+    site = run.start()
+    for fault, alerts in faults.FAULTS:
+        started, fired = time.monotonic(), set()
+        if fault is not faults.nothing_at_all:
+            until(lambda: not alerts & run.prometheus.firing(), f"an end of {alerts} before {fault.__name__}", 20)  # noqa: B023
+
+        def all_fired():
+            fired.update(run.prometheus.firing())  # noqa: B023
+            return alerts <= fired  # noqa: B023
+
+        with fault(site):
+            try:
+                until(all_fired, f"{alerts} by {fault.__name__}", 40)
+            except AssertionError as error:
+                raise AssertionError(f"{error}; fired: {fired}") from None
+        site.settle()
+        run.alerts += len(alerts)
+        print(f"    {fault.__name__}: {', '.join(sorted(alerts))} ({time.monotonic() - started:.1f}s)", flush=True)
+    run.alerts += len(faults.BY_RULE_TEST)
+    run.notes.append(f"by rule tests only: {', '.join(sorted(faults.BY_RULE_TEST))}")
+
+
+def expressions():
+    """Returns every query of the dashboard with its variables filled in, and every expression of the alerts."""
+    board = dashboard()
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    queries += [annotation["expr"] for annotation in board["annotations"]["list"]]
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            queries.append(re.fullmatch(r"label_values\((.*), \w+\)", variable["query"]["query"])[1])
+    queries = [query.replace("$__rate_interval", "10s").replace("$instance", ".*") for query in queries]
+    alerts = [rule["expr"] for rule in rules() if rule["alert"] not in faults.BY_RULE_TEST]
+    return queries + alerts
+
+
+def every_expression_has_numbers(run):
+    run.start()
+    queries = expressions()
+    empty = [query for query in queries if not run.prometheus.numbers(query)]
+    assert not empty, "no numbers for:\n" + "\n".join(empty)
+    run.expressions = len(queries)
+
+
+def the_manifests_fit_kubernetes(run):
+    foreign = set()
+    for name, documents in manifests.rendered().items():
+        for document in documents:
+            kind = document["kind"]
+            if kind == "PrometheusRule":
+                promtool("check", "rules", "/dev/stdin", input=yaml.safe_dump(document["spec"]))
+            if kind in manifests.FOREIGN:
+                foreign.add(kind)
+                continue
+            problems = manifests.fits_schemas(document)
+            assert not problems, f"{name}: {kind} {document['metadata']['name']}: {problems}"
+            run.manifests += 1
+        manifests.check_relations(name, documents)
+        for workload in manifests.workloads(documents):
+            manifests.check_life(name, workload, documents)
+    run.notes.append(f"schemas of Kubernetes {' and '.join(manifests.VERSIONS)}; without a schema: {', '.join(sorted(foreign))}")
+
+
+def the_manifests_hold_configurations_that_segue_accepts(run):
+    for name, documents in manifests.rendered().items():
+        if manifests.workloads(documents):
+            manifests.check_configurations(run.segue, run.folder, name, documents)
+
+
+def the_chart_with_the_manifests_is_whole_and_refuses_wrong_values(run):
+    manifests.check_chart(run.folder)
+
+
+def a_composed_site_moves_partitions_under_load(run):
+    missing = compose.missing()
+    if missing:
+        run.notes.append(f"SKIPPED: {missing}")
+        return
+    run.notes.append(f"{compose.moves_under_load(run.segue, run.folder)} requests, each answered by a service")
+
+
+CHECKS = [
+    the_manifests_fit_kubernetes,
+    the_manifests_hold_configurations_that_segue_accepts,
+    the_chart_with_the_manifests_is_whole_and_refuses_wrong_values,
+    a_composed_site_moves_partitions_under_load,
+    the_alerts_are_sound_and_each_has_its_runbook,
+    the_dashboard_fits_its_grid,
+    every_role_serves_clean_metrics,
+    each_alert_fires_for_a_real_fault,
+    # After the faults, because some series exist only while something is wrong.
+    every_expression_has_numbers,
+]
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--segue", required=True, help="the binary")
+    arguments.add_argument("--only", default="", help="run the checks whose name has this in it")
+    arguments = arguments.parse_args()
+    chosen = [check for check in CHECKS if arguments.only in check.__name__]
+    assert chosen, f"no check has {arguments.only!r} in its name"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="segue-deploy-", ignore_cleanup_errors=True) as folder:
+        run = Run(arguments.segue, folder)
+        try:
+            for check in chosen:
+                began, run.notes = time.monotonic(), []
+                try:
+                    check(run)
+                    result = f"passed {time.monotonic() - began:.1f}s"
+                except Exception:  # noqa: BLE001: whatever it is, the check has failed
+                    failed += 1
+                    result = f"FAILED\n{traceback.format_exc()}"
+                print(f"{check.__name__} | {'; '.join(run.notes)} | {result}", flush=True)
+            if failed:
+                for process in Process.started:
+                    print(f"--- {process.name}\n{process.tail()}")
+        finally:
+            if run.site:
+                run.site.end()
+            for process in Process.started:
+                process.kill()
+    print(f"deploy-check: expressions={run.expressions} alerts={run.alerts} manifests={run.manifests} failed={failed}")
+    return failed == 0
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main() else 1)

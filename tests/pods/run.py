@@ -1,0 +1,169 @@
+"""Writer pods in several languages take part in one keyspace under checked load, while pods crash and restart, all their
+connections break every second, and the leading coordinator is killed every second.
+
+`make pods`; a shorter run: `make pods ARGS=--short`; with a faulty pod, which the checks have to notice:
+`make pods ARGS="--short --sabotage etcd-no-tail"`.
+"""
+
+import argparse
+import asyncio
+import collections
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+
+from site_of_pods import PREFIX, Process, Site, store
+
+# At the end of the load nothing fails any more, so that all that is held gets its response.
+CALM = 10
+
+
+class Run:
+    def __init__(self, site, seed):
+        self.site, self.random = site, random.Random(seed)
+        self.faults = collections.Counter()
+        self.handoffs = 0
+        self.killed = 0  # the last leadership that was ended
+        self.calm = asyncio.Event()
+
+    async def every_second(self, act):
+        while not self.calm.is_set():
+            await act()
+            await asyncio.sleep(1)
+
+    async def break_connections(self):
+        for breaker in self.site.breakers:
+            breaker.break_all()
+        self.faults["breaks of all connections"] += 1
+
+    async def kill_leader(self):
+        leader = (await self.site.view()).get("coordinator/leader")
+        # The key of a leader that was killed stays until its lease ends.
+        if leader and leader.create_revision > self.killed:
+            name, self.killed = leader.value["holder"], leader.create_revision
+            self.site.coordinators[name].kill()
+            self.site.start_coordinator(name)
+            self.faults["leaders killed"] += 1
+
+    async def restart_pods(self):
+        """Crashes and ends pods in turn, each of them as often as the others."""
+        while not self.calm.is_set():
+            pods = list(self.site.pods.values())
+            self.random.shuffle(pods)
+            for number, pod in enumerate(pods):
+                if self.calm.is_set():
+                    return
+                if number % 2:
+                    pod.process.kill()
+                    self.faults["pods killed"] += 1
+                else:
+                    pod.process.end()
+                    code = await asyncio.to_thread(pod.process.process.wait)
+                    assert code == 0, f"{pod.name} ended with {code}:\n{pod.process.tail()}"
+                    self.faults["pods restarted"] += 1
+                self.site.start_pod(pod)
+                await asyncio.sleep(self.random.uniform(0.5, 1.5))
+
+    async def count_handoffs(self):
+        """Counts the flips of assignments: each is a handoff that took effect."""
+        prefix, epochs, revision = f"{PREFIX}assignments/", {}, 0
+        while True:
+            try:
+                revision, entries = await self.site.store.snapshot(prefix) if not revision else (revision, [])
+                epochs.update((entry.key, entry.value["epoch"]) for entry in entries)
+                async for changes in self.site.store.watch(prefix, revision + 1, 3600):
+                    for key, entry in changes:
+                        if entry is not None:
+                            self.handoffs += entry.value["epoch"] > epochs.get(key, 0)
+                            epochs[key], revision = entry.value["epoch"], entry.mod_revision
+            except store.StoreError:
+                await asyncio.sleep(0.1)
+
+
+async def load(site, seconds, seed):
+    """Sends load for this time. Returns the report."""
+    command = [site.segue, "bench", *site.routers, "--partitions", str(site.partitions), "--log-dir", site.logs]
+    command += ["--clients", "24", "--duration", f"{seconds}s", "--seed", str(seed), "--json"]
+    bench = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await bench.communicate()
+    return json.loads(output)
+
+
+def written_by(site):
+    """Returns the number of records that each pod has written."""
+    count = collections.Counter()
+    for name in os.listdir(site.logs):
+        if name.endswith(".log"):
+            with open(os.path.join(site.logs, name), encoding="utf-8") as log:
+                count.update(json.loads(line)["pod"] for line in log)
+    return count
+
+
+async def play(site, arguments):
+    await site.start(arguments.each, arguments.sabotage)
+    run = Run(site, arguments.seed)
+    counting = asyncio.create_task(run.count_handoffs())
+    loading = asyncio.create_task(load(site, arguments.seconds, arguments.seed))
+    asyncio.get_running_loop().call_later(arguments.seconds - CALM, run.calm.set)
+    await asyncio.gather(run.every_second(run.break_connections), run.every_second(run.kill_leader), run.restart_pods())
+    report = await loading
+    counting.cancel()
+    if not arguments.sabotage:
+        await site.settled()
+
+    kinds = ["lost", "duplicated", "misrouted", "reordered", "dual_writer_overlaps", "unsettled"]
+    harm = sum(report[kind] for kind in kinds)
+    for kind in kinds:
+        if report[kind]:
+            print(f"  {kind}: {report[kind]}: {report['harm'].get(kind, [])[:2]}")
+    print(f"  {report['requests']:,} requests, errors {json.dumps(report['errors'])}, seed {arguments.seed}")
+    print("  " + ", ".join(f"{count} {what}" for what, count in run.faults.items()))
+    written = written_by(site)
+    print("  records: " + ", ".join(f"{name} {written[name]:,}" for name in site.pods))
+    idle = [name for name in site.pods if not written[name]]
+    if idle:
+        print(f"  these pods wrote nothing: {', '.join(idle)}")
+    if run.handoffs < arguments.handoffs:
+        print(f"  fewer handoffs than {arguments.handoffs}")
+    languages = len({pod.language for pod in site.pods.values() if written[pod.name]})
+    print(f"pods: languages={languages} handoffs={run.handoffs} harm={harm}")
+    return report["sound"] and not harm and not idle and run.handoffs >= arguments.handoffs
+
+
+async def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--binaries", required=True, help="the folder of segue, go-grpc-pod and examples/writer")
+    arguments.add_argument("--short", action="store_true", help="40 seconds and 100 handoffs")
+    arguments.add_argument("--seconds", type=int, default=240, help="duration of the load")
+    arguments.add_argument("--handoffs", type=int, default=1000, help="fail if there are fewer")
+    arguments.add_argument("--partitions", type=int, default=96)
+    arguments.add_argument("--each", type=int, default=1, help="number of pods of each kind")
+    arguments.add_argument("--seed", type=int, default=1)
+    arguments.add_argument("--sabotage", metavar="FAULT", help="adds a pod with a fault of broken.py")
+    arguments = arguments.parse_args()
+    if arguments.short:
+        arguments.seconds, arguments.handoffs = 40, 100
+    # So that what was started is ended.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="segue-pods-") as folder:
+        site = Site(arguments.binaries, folder, arguments.partitions)
+        good = False
+        try:
+            good = await play(site, arguments)
+            return good
+        finally:
+            if not good and not arguments.sabotage:
+                for name in sorted(os.listdir(folder)):
+                    if name.endswith(".log"):
+                        with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as log:
+                            print(f"--- {name}\n{''.join(log.readlines()[-40:])}", file=sys.stderr)
+            await site.store.close()
+            for process in Process.started:
+                process.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(0 if asyncio.run(main()) else 1)
