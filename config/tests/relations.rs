@@ -213,12 +213,20 @@ fn those_who_may_write_are_named_together_with_what_they_present() {
     assert_refused(
         "[router]\n[admin]\ntls = { cert = \"a\", key = \"b\", client_ca = \"c\" }\n",
         &[
-            "segue.toml:3:34: admin.tls.client_ca: given without admin.write = \"client_cert\"; expected both or neither",
+            "segue.toml:3:32: admin.tls.client_ca: given without admin.write = \"client_cert\"; expected both or neither",
         ],
     );
     let files = "write = \"client_cert\"\ntls = { cert = \"a\", key = \"b\", client_ca = \"c\" }";
     let config = parse("f", &format!("[router]\n[admin]\n{files}\n"), [], "host-1").unwrap();
     assert!(config.admin.unwrap().tls.unwrap().client_cert_is_optional, "readers need no certificate");
+}
+
+#[test]
+fn two_sockets_have_two_paths() {
+    assert_refused(
+        "[router]\nhot_restart_socket = \"/run/s\"\n[admin]\nsocket = \"/run/s\"\n",
+        &["segue.toml:2:22: router.hot_restart_socket: the same path as admin.socket; expected a path of its own"],
+    );
 }
 
 #[test]

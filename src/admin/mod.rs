@@ -97,9 +97,12 @@ impl Admin {
         Admin { more: self.more.merge(routes), ..self }
     }
 
-    /// Listens at a Unix socket as well, and replaces one that is there.
-    pub fn with_socket(self, path: &Path) -> anyhow::Result<Self> {
-        Ok(Admin { socket: Some(SocketPath::claim("admin.socket", path)?), ..self })
+    /// Listens at a Unix socket as well, unless it does already. Replaces a socket that is there.
+    pub fn open_socket(&mut self, path: &Path) -> anyhow::Result<()> {
+        if self.socket.is_none() {
+            self.socket = Some(SocketPath::claim("admin.socket", path)?);
+        }
+        Ok(())
     }
 
     /// Returns a duplicate of the listener, for a process that takes it over.

@@ -92,7 +92,7 @@ pub(super) fn admit(write: &Write, peer: Option<&Peer>, request: &Parts) -> Resu
 }
 
 fn unauthorized() -> Problem {
-    let text = "expected authorization: Bearer with the token of this endpoint";
+    let text = "expected authorization: Bearer with the token of this endpoint (--token-file of the commands)";
     Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", text)
 }
 
@@ -103,7 +103,7 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
 }
 
 fn is_token(file: &Path, presented: &[u8]) -> Result<bool, Problem> {
-    let unusable = |why: String| Problem::failed(format!("admin.token_file {}: {why}", file.display()));
+    let unusable = |why: String| Problem::failed(format!("admin.token_file cannot be used: {why}"));
     let size = std::fs::metadata(file).map_err(|error| unusable(error.to_string()))?.len();
     if size > MAX_TOKEN {
         return Err(unusable(format!("{size} bytes are no token")));

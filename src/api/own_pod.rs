@@ -19,7 +19,7 @@ use tracing::info;
 use super::problem::Problem;
 use super::read::WaitQuery;
 use super::{Api, Peer, guard};
-use crate::operator::{Standing, has_its_share};
+use crate::operator::Standing;
 
 /// The pod of this process.
 #[derive(Debug, Clone)]
@@ -78,7 +78,7 @@ pub(super) async fn settled(State(api): State<Arc<Api>>) -> Result<Response, Pro
     if let Some(reason) = handle.status().borrow().not_ready.clone() {
         return Err(not_yet(format!("pod {name} is not ready: {reason}")));
     }
-    let standing = api.run(&api.actions, |link, _| async move { Ok(has_its_share(&link.view().await?, &name)) });
+    let standing = api.run(&api.actions, |link, _| async move { link.has_its_share(&name).await });
     match standing.await? {
         Standing::Done(text) => Ok(Json(json!({ "text": text })).into_response()),
         Standing::Failed(text) | Standing::Waiting(text) => Err(not_yet(text)),

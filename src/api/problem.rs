@@ -29,6 +29,14 @@ impl Problem {
         Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", error)
     }
 
+    /// Returns the problem of a question: what was refused is not there.
+    pub(super) fn of_question(self) -> Self {
+        match self.reason {
+            "refused" => Problem { status: StatusCode::NOT_FOUND, reason: "not-found", ..self },
+            _ => self,
+        }
+    }
+
     pub(super) fn busy() -> Self {
         let text = "too many requests of this kind are in progress here; try again, or ask another process";
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", text)
@@ -42,7 +50,7 @@ impl From<OperatorError> for Problem {
             OperatorError::BadInput(_) => Problem::bad_request(text),
             OperatorError::Refused(_) => Problem::new(StatusCode::CONFLICT, "refused", text),
             // What was asked for is stored and continues.
-            OperatorError::Waiting(_) => Problem::new(StatusCode::ACCEPTED, "waiting", text),
+            OperatorError::Waiting { what, .. } => Problem::new(StatusCode::ACCEPTED, "waiting", what),
             OperatorError::Store(StoreError::Unavailable(_)) => {
                 let text = format!("{text}; ask a process that reaches it");
                 Problem::new(StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", text)

@@ -51,20 +51,18 @@ fn time(wait: Option<&str>) -> Result<Duration, Problem> {
     }
 }
 
-fn explained(explanation: &impl Explanation) -> Answer {
-    serde_json::to_value(explanation)
-        .map(|value| Json(value).into_response())
-        .map_err(|error| Problem::failed(error.to_string()))
+fn explained(explanation: Result<impl Explanation, Problem>) -> Answer {
+    explanation.map(|explanation| Json(explanation).into_response()).map_err(Problem::of_question)
 }
 
 pub(super) async fn partition(State(api): State<Arc<Api>>, path: PathOf<PartitionId>) -> Answer {
     let partition = of_path(path)?;
-    explained(&api.run(&api.actions, move |link, _| async move { link.explain_partition(partition).await }).await?)
+    explained(api.run(&api.actions, move |link, _| async move { link.explain_partition(partition).await }).await)
 }
 
 pub(super) async fn pod(State(api): State<Arc<Api>>, path: PathOf<String>) -> Answer {
     let pod = of_path(path)?;
-    explained(&api.run(&api.actions, |link, _| async move { link.explain_pod(&pod).await }).await?)
+    explained(api.run(&api.actions, |link, _| async move { link.explain_pod(&pod).await }).await)
 }
 
 /// `without=POD`.

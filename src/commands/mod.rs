@@ -62,6 +62,8 @@ enum Command {
     /// under this name gets no partition. No request is lost; each partition moves by an ordinary handoff. Waits until
     /// the pod is empty. Exits 0 when it is, 1 if the drain was refused or ended by somebody else, 2 on bad usage, 3 if
     /// the store is unreachable, 4 if it still waits after --timeout; the drain then continues.
+    ///
+    /// With --self the drain is of this host's sidecar and ends with its process: segue drain --self --wait 50s.
     Drain(operator::DrainArgs),
     /// End the drain of a pod: it may be given partitions again.
     Undrain(operator::UndrainArgs),

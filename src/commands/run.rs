@@ -32,6 +32,7 @@ use crate::keyspace::KeyspaceStatusSource;
 use crate::metrics::{HotRestartMetrics, MeteredStore, ParticipantMetrics, register_build_info};
 use crate::operator::Link;
 use crate::otlp::Exporter;
+use crate::page::board::Board;
 use crate::roles::coordinator::{BoundCoordinator, CoordinatorRole};
 use crate::roles::pod::{BoundPod, PodRole};
 use crate::roles::router::{BoundRouterRole, JoiningRouterRole, Leaving, RouterRole};
@@ -75,11 +76,12 @@ async fn bind(
 ) -> anyhow::Result<Bound> {
     let admin = match &config.admin {
         Some(section) => {
-            let admin = Admin::bind(section.listen, startup.admin_listener())?.with_tls(certificates.admin.clone());
-            Some(match &section.socket {
-                Some(path) => admin.with_socket(path)?,
-                None => admin,
-            })
+            let mut admin = Admin::bind(section.listen, startup.admin_listener())?.with_tls(certificates.admin.clone());
+            // The socket of a process that still serves stays where it is.
+            if let Some(path) = section.socket.as_ref().filter(|_| !startup.takes_over()) {
+                admin.open_socket(path)?;
+            }
+            Some(admin)
         }
         None => None,
     };
@@ -201,11 +203,11 @@ async fn serve(
     let pod =
         pod.map(|pod| pod.start(store.clone(), keyspace, keys.clone(), &mut registry, &participants)).transpose()?;
 
+    let admin = admin.map(|admin| with_socket(admin, &config));
     let api = api(&config, store.clone(), keys.clone(), pod.as_ref());
     let admin = admin.map(|admin| admin.with_routes(history::routes(store.clone(), keys.clone())));
     let followed = KeyspaceStatusSource::start(store, keys);
-    let board = followed.board();
-    let sources = sources(followed, router.as_ref(), coordinator.as_ref(), pod.as_ref());
+    let (board, sources) = sources(followed, router.as_ref(), coordinator.as_ref(), pod.as_ref());
     let end_admin = CancellationToken::new();
     let admin = admin.map(|admin| tokio::spawn(admin.serve(sources, board, registry, api, end_admin.clone())));
     let mut hot_restart = startup.serving(sockets, hot_restarts).await;
@@ -235,6 +237,16 @@ async fn serve(
     Ok(service.map_or(0, |ended| ended.code))
 }
 
+/// Opens the Unix socket of the admin endpoint if another process has had it so far.
+fn with_socket(mut admin: Admin, config: &Config) -> Admin {
+    if let Some(path) = config.admin.as_ref().and_then(|section| section.socket.as_ref())
+        && let Err(error) = admin.open_socket(path)
+    {
+        error!("the unix socket of the admin endpoint is unavailable: {error:#}");
+    }
+    admin
+}
+
 /// Returns what operators can do by the admin endpoint.
 fn api(config: &Config, store: Arc<dyn Store>, keys: Keyspace, pod: Option<&PodRole>) -> Api {
     let policy = config.coordinator.as_ref().map(|coordinator| coordinator.policy.clone());
@@ -246,18 +258,19 @@ fn api(config: &Config, store: Arc<dyn Store>, keys: Keyspace, pod: Option<&PodR
     Api::new(Link::new(store, keys, policy), pod.map(PodRole::own_pod), write)
 }
 
-/// Returns the sources of `/status`.
+/// Returns the board of the live page, and the sources of `/status`.
 fn sources(
     keyspace: KeyspaceStatusSource,
     router: Option<&RouterRole>,
     coordinator: Option<&CoordinatorRole>,
     pod: Option<&PodRole>,
-) -> Vec<Arc<dyn StatusSource>> {
+) -> (Arc<Board>, Vec<Arc<dyn StatusSource>>) {
+    let board = keyspace.board();
     let mut sources: Vec<Arc<dyn StatusSource>> = vec![Arc::new(keyspace)];
     sources.extend(router.map(RouterRole::status_source));
     sources.extend(coordinator.map(CoordinatorRole::status_source));
     sources.extend(pod.map(PodRole::status_source));
-    sources
+    (board, sources)
 }
 
 /// How long the admin endpoint may take to end.

@@ -27,7 +27,7 @@ use super::store::ReachArgs;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a response may take beyond the time that its request waits.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
-/// Most bytes of a response. The status of 65,536 pinned partitions is about half as long.
+/// Most bytes of a response.
 const MAX_RESPONSE: usize = 32 << 20;
 /// Most bytes of a token.
 const MAX_TOKEN: usize = 4096;
@@ -186,8 +186,8 @@ async fn respond(
 }
 
 /// Returns the token in a file.
-fn read_token(path: &Path) -> Result<String, Failure> {
-    let bad = |why: &str| Failure::BadInput(format!("segue: --token-file {}: {why}", path.display()));
+pub(super) fn read_token(path: &Path) -> Result<String, Failure> {
+    let bad = |why: &str| Failure::BadInput(format!("segue: token file {}: {why}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| bad(&error.to_string()))?;
     let token = text.trim();
     let is_usable = !token.is_empty() && token.len() <= MAX_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic());

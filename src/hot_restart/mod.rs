@@ -115,6 +115,11 @@ impl Startup {
         self.listeners.admin.take()
     }
 
+    /// Returns whether this process takes over from a running one.
+    pub fn takes_over(&self) -> bool {
+        self.predecessor.is_some()
+    }
+
     /// Opens the socket for hot restarts of this process, unless its predecessor still has it. Must be called once the
     /// addresses are bound: the process that has them also owns the path.
     pub fn open_socket(&mut self) -> anyhow::Result<()> {

@@ -35,7 +35,7 @@ pub(crate) use self::actions::{Action, Order, Outcome, perform};
 pub(crate) use self::explain::{Explanation, PartitionReport, PodReport};
 pub(crate) use self::forget::Kind;
 pub(crate) use self::plan::Preview;
-pub(crate) use self::standing::{Standing, has_its_share};
+pub(crate) use self::standing::Standing;
 pub(crate) use self::wait::{Condition, Said, until};
 
 /// Why an action or a question was not fulfilled.
@@ -48,8 +48,13 @@ pub(crate) enum OperatorError {
     #[error("{0}")]
     Refused(String),
     /// The condition did not hold in time. What was asked for stays in the store.
-    #[error("{0}")]
-    Waiting(String),
+    #[error("still waiting after {after:?}: {what}")]
+    Waiting {
+        /// How long was waited.
+        after: Duration,
+        /// What is missing.
+        what: String,
+    },
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -99,12 +104,24 @@ impl Link {
     pub(crate) async fn plan(&self, without: Option<&str>) -> Result<Preview, OperatorError> {
         let view = self.view().await?;
         let policy = self.policy(&view);
-        let stored = view.settings().is_some_and(|settings| settings.planning.is_some());
-        plan::preview(view, &policy, without, stored || self.policy.is_some()).map_err(OperatorError::Refused)
+        let known = self.knows_policy(&view);
+        plan::preview(view, &policy, without, known).map_err(OperatorError::Refused)
+    }
+
+    /// Returns whether a pod has what a coordinator gives it.
+    pub(crate) async fn has_its_share(&self, pod: &str) -> Result<Standing, OperatorError> {
+        let view = self.view().await?;
+        let policy = self.knows_policy(&view).then(|| self.policy(&view));
+        Ok(standing::has_its_share(&view, policy.as_ref(), pod))
+    }
+
+    /// Returns whether dry runs use the settings of the keyspace or of a coordinator, and not the defaults.
+    fn knows_policy(&self, view: &View) -> bool {
+        self.policy.is_some() || view.settings().is_some_and(|settings| settings.planning.is_some())
     }
 
     /// Returns the policy of dry runs where the keyspace has no settings of its own.
-    pub(crate) fn policy(&self, view: &View) -> Policy {
+    fn policy(&self, view: &View) -> Policy {
         Policy { partitions: view.partitions(), ..self.policy.clone().unwrap_or_default() }
     }
 

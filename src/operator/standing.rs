@@ -5,10 +5,12 @@ use std::collections::BTreeSet;
 use segue_coordination::coordinator::describe_waits;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::KeyName;
+use segue_protocol::planning::{Policy, preview};
 use segue_protocol::records::Assignment;
 use segue_protocol::view::{Versioned, View};
 
 use super::partitions;
+use super::plan::moves;
 
 /// Whether a condition holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -146,10 +148,10 @@ fn obstacles(view: &View) -> String {
     }
 }
 
-/// Returns whether a pod has what a coordinator gives it, as far as the store shows: it accepts partitions, takes part in
-/// no handoff, and owns a partition unless there are too few for all pods. A pod that an operator drains has its share
-/// once it is empty.
-pub(crate) fn has_its_share(view: &View, pod: &str) -> Standing {
+/// Returns whether a pod has what a coordinator gives it: it accepts partitions, takes part in no handoff, and owns a
+/// partition unless there are too few for all pods. If `policy` is known, its planner also gives the pod nothing more. A
+/// pod that an operator drains has its share once it is empty.
+pub(super) fn has_its_share(view: &View, policy: Option<&Policy>, pod: &str) -> Standing {
     if view.is_draining(pod) {
         return drained(view, pod, false);
     }
@@ -171,5 +173,83 @@ pub(crate) fn has_its_share(view: &View, pod: &str) -> Standing {
             obstacles(view)
         ));
     }
+    let plan = policy.map(|policy| preview(view, policy));
+    let arriving = plan.map_or(0, |plan| moves(&plan).iter().filter(|planned| planned.to == pod).count());
+    if arriving > 0 {
+        return Standing::Waiting(format!(
+            "pod {pod} owns {}, and the planner gives it {arriving} more",
+            partitions(owned)
+        ));
+    }
     Standing::Done(format!("pod {pod} owns {}, and none moves to it or away from it", partitions(owned)))
+}
+
+#[cfg(test)]
+mod tests {
+    use segue_protocol::ids::{LeaseId, Revision};
+    use segue_protocol::keys::Keyspace;
+    use segue_protocol::txn::{KeyValue, Snapshot};
+
+    use super::*;
+
+    const P0: PartitionId = PartitionId::new(0);
+
+    /// A keyspace of two partitions. Pods were registered at revision 3.
+    fn view(entries: &[(&str, &str)]) -> View {
+        let entry = |(key, value): &(&str, &str)| KeyValue {
+            key: format!("/segue/default/{key}"),
+            value: value.as_bytes().to_vec(),
+            create_revision: Revision::new(3),
+            mod_revision: Revision::new(8),
+            lease: key.starts_with("pods/").then(|| LeaseId::new(1)),
+        };
+        let mut all = vec![("config", r#"{"partitions":2}"#)];
+        all.extend(entries);
+        let entries = all.iter().map(entry).collect();
+        View::from_snapshot(Keyspace::new("/segue/", "default"), Snapshot { revision: Revision::new(9), entries })
+    }
+
+    const A: (&str, &str) = ("pods/a", r#"{"pod_name":"a","address":"127.0.0.1:1"}"#);
+    const B: (&str, &str) = ("pods/b", r#"{"pod_name":"b","address":"127.0.0.1:2"}"#);
+    const LEADER: (&str, &str) = ("coordinator/leader", r#"{"holder":"c"}"#);
+    const A_HAS_0: (&str, &str) = ("assignments/0", r#"{"partition":0,"owner":"a","incarnation":3,"epoch":1}"#);
+    const A_HAS_1: (&str, &str) = ("assignments/1", r#"{"partition":1,"owner":"a","incarnation":3,"epoch":1}"#);
+    const B_HAS_1: (&str, &str) = ("assignments/1", r#"{"partition":1,"owner":"b","incarnation":3,"epoch":1}"#);
+    const B_HAD_1: (&str, &str) = ("assignments/1", r#"{"partition":1,"owner":"b","incarnation":2,"epoch":1}"#);
+    const MOVING: (&str, &str) = (
+        "handoffs/1",
+        r#"{"partition":1,"old_owner":"a","old_incarnation":3,"new_owner":"b","new_incarnation":3,"phase":"Warming","epoch":4,"mode":"barrier","started_at":1,"phase_entered_at":1,"reason":"r"}"#,
+    );
+
+    fn is_done(standing: Standing) -> bool {
+        matches!(standing, Standing::Done(_))
+    }
+
+    #[test]
+    fn a_pod_has_its_share_once_it_owns_a_partition_and_none_moves() {
+        assert!(!is_done(has_its_share(&view(&[A, A_HAS_0, A_HAS_1]), None, "b")), "not registered");
+        assert!(!is_done(has_its_share(&view(&[A, B, A_HAS_0, A_HAS_1]), None, "b")), "nothing yet");
+        assert!(!is_done(has_its_share(&view(&[A, B, A_HAS_0, A_HAS_1, MOVING]), None, "b")), "on the move");
+        assert!(!is_done(has_its_share(&view(&[A, B, A_HAS_0, B_HAD_1]), None, "b")), "of its earlier life");
+        let settled = view(&[A, B, A_HAS_0, B_HAS_1]);
+        assert!(is_done(has_its_share(&settled, None, "a")) && is_done(has_its_share(&settled, None, "b")));
+        let policy = Policy { partitions: 2, ..Policy::default() };
+        assert!(is_done(has_its_share(&settled, Some(&policy), "a")));
+        let moved_here = ("operator/pins/1", r#"{"to":"a","incarnation":3,"who":"ann"}"#);
+        let planned = view(&[A, B, LEADER, A_HAS_0, B_HAS_1, moved_here]);
+        assert!(!is_done(has_its_share(&planned, Some(&policy), "a")), "the planner gives it one more");
+        let more_pods_than_partitions = view(&[A, B, ("pods/c", A.1), A_HAS_0, B_HAS_1]);
+        assert!(is_done(has_its_share(&more_pods_than_partitions, None, "c")));
+    }
+
+    #[test]
+    fn a_move_fails_once_its_pod_gives_up_its_partitions() {
+        let pin = ("operator/pins/0", r#"{"to":"b","incarnation":3,"who":"ann"}"#);
+        let to_b = |entries: &[(&str, &str)]| moved(&view(entries), P0, Some("b"));
+        assert!(matches!(to_b(&[A, B, A_HAS_0, B_HAS_1, pin]), Standing::Waiting(_)));
+        let drain = ("operator/drains/b", r#"{"who":"bea"}"#);
+        assert!(
+            matches!(to_b(&[A, B, A_HAS_0, B_HAS_1, pin, drain]), Standing::Failed(why) if why.contains("unpin 0"))
+        );
+    }
 }

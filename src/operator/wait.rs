@@ -65,9 +65,9 @@ pub(super) async fn watch(
         let update = tokio::select! {
             update = watcher.next() => update,
             () = sleep_until(deadline) => {
-                let what = said.borrow().clone();
-                let what = if what.is_empty() { "nothing is known yet" } else { &what };
-                return Err(OperatorError::Waiting(format!("still waiting after {timeout:?}: {what}")));
+                let what = Some(said.borrow().clone()).filter(|what| !what.is_empty());
+                let what = what.unwrap_or_else(|| "nothing is known yet".to_owned());
+                return Err(OperatorError::Waiting { after: timeout, what });
             }
         };
         match update {

@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -49,12 +50,25 @@ impl Restarting {
         self.cluster.path().join("r.sock")
     }
 
+    fn admin_socket(&self) -> PathBuf {
+        self.cluster.path().join("admin.sock")
+    }
+
+    /// Checks that operators can use the admin endpoint's Unix socket.
+    #[track_caller]
+    fn assert_socket_answers(&self) {
+        let server = format!("unix:{}", self.admin_socket().display());
+        let output = Command::new(env!("CARGO_BIN_EXE_segue")).args(["status", "--server", &server]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
     /// One more process of the router.
     fn process(&mut self, workers: u32) -> Process {
         self.started += 1;
         let config = self.cluster.router_config("r", self.listen, self.admin).set("router.workers", workers);
         let config = config.set("router.drain.timeout", "10s");
         let config = config.set("router.hot_restart_socket", self.socket().to_str().unwrap());
+        let config = config.set("admin.socket", self.admin_socket().to_str().unwrap());
         self.cluster.run(&process_name(self.started), &config)
     }
 
@@ -314,12 +328,14 @@ async fn a_new_process_that_dies_before_it_is_ready_harms_nothing() {
             }
         });
         router.name_is_taken("r~next", false).await;
+        router.assert_socket_answers();
         askers.flow();
     }
     let metrics = get(router.admin, "/metrics").unwrap().1;
     assert!(metrics.contains("segue_hot_restarts_total{result=\"failed\"} 2"), "{metrics}");
     assert!(metrics.contains("segue_hot_restarts_total{result=\"refused\"} 2"), "{metrics}");
     let new = router.restart(old, 2);
+    router.assert_socket_answers();
     askers.flow();
     askers.finish();
     assert!(new.terminate().0.success());
@@ -345,6 +361,7 @@ async fn a_new_process_starts_alone_when_the_old_one_dies_in_the_middle() {
         assert_eq!(ask(address, &mut Some(BufReader::new(stream)), false, 0), Ok(()));
     }
     answered(address);
+    router.assert_socket_answers();
     let new = router.restart(new, 1);
     assert!(new.terminate().0.success());
 }

@@ -215,8 +215,8 @@ fn a_moved_partition_stays_and_a_pinned_one_comes_back() {
 #[test]
 fn a_move_is_cancelled_before_the_point_of_no_return() {
     let cluster = Operated::start(&["w-0"]);
-    // A pod that never gets warm.
-    cluster.put(|keys| keys.pod("w-9"), r#"{"pod_name":"w-9","address":"127.0.0.1:1"}"#, true);
+    // A pod that never gets warm, and whose share is no partition, so that the move does not wait for others to warm.
+    cluster.put(|keys| keys.pod("w-9"), r#"{"pod_name":"w-9","address":"127.0.0.1:1","weight":0.001}"#, true);
     cluster.does(&["pause"]);
     cluster.does(&["resume"]);
     let (code, said) = cluster.says(&["move", "3", "--to", "w-9", "--timeout", "3s"]);

@@ -158,6 +158,9 @@ async fn a_pre_stop_hook_empties_its_pod_under_load_and_the_next_life_gets_parti
     load.goes_on(200);
     let (code, said) = drain_itself(&["--config", a.file.to_str().unwrap(), "--wait", "1s"]);
     assert!(code == Some(4) && said.contains("it still has 8"), "nobody can take over: {said}");
+    for words in [&["a"][..], &["--etcd", "http://a:1"], &["--why", "because"]] {
+        assert_eq!(drain_itself(words).0, Some(2), "{words:?}");
+    }
 
     let (sent, failed) = load.end();
     assert_eq!(failed, [""; 0], "of {sent} requests");

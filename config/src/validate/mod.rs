@@ -90,6 +90,11 @@ fn hot_restart_is_possible(r: &mut Reader<'_>, config: &Config) {
             Wrong::new(fact, "expected the router and the coordinator in files of their own"),
         );
     }
+    let admin_socket = config.admin.as_ref().and_then(|admin| admin.socket.as_ref());
+    if admin_socket.is_some() && admin_socket == config.router.as_ref().and_then(|it| it.hot_restart_socket.as_ref()) {
+        let fact = "the same path as admin.socket";
+        r.report_value(router::HOT_RESTART_SOCKET, Wrong::new(fact, "expected a path of its own"));
+    }
     if config.store.kind == StoreKind::Memory {
         let fact = "given with store.kind = \"memory\", which another process cannot see";
         r.report_key(router::HOT_RESTART_SOCKET, Wrong::new(fact, "expected it only with etcd"));

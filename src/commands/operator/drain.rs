@@ -12,7 +12,7 @@ pub(in crate::commands) struct DrainArgs {
     pod: Option<String>,
     /// Drain the pod of the sidecar that is asked, for the rest of its life: a preStop hook. Without --server and
     /// --config, asks unix:/run/segue/admin.sock if it exists, otherwise http://127.0.0.1:9090.
-    #[arg(long = "self", conflicts_with_all = ["etcd", "why", "id"])]
+    #[arg(long = "self", group = "store", conflicts_with_all = ["etcd", "why", "id"])]
     itself: bool,
     #[command(flatten)]
     patience: Patience,

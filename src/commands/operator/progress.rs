@@ -1,6 +1,7 @@
 //! Progress on standard error: a single line that is rewritten on a terminal, occasional lines elsewhere. A short wait
 //! prints nothing.
 
+use std::convert::Infallible;
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ pub(super) async fn shown<T>(work: impl AsyncFnOnce(&Said) -> T) -> T {
     let (said, saying) = watch::channel(String::new());
     let done = tokio::select! {
         done = work(&said) => done,
-        () = show(saying) => std::future::pending().await,
+        never = show(saying) => match never {},
     };
     let mut out = std::io::stderr().lock();
     if out.is_terminal() {
@@ -29,9 +30,12 @@ pub(super) async fn shown<T>(work: impl AsyncFnOnce(&Said) -> T) -> T {
     done
 }
 
-async fn show(mut saying: watch::Receiver<String>) {
+async fn show(mut saying: watch::Receiver<String>) -> Infallible {
     let (mut due, mut last) = (Instant::now() + FIRST_LINE_AFTER, String::new());
-    while saying.changed().await.is_ok() {
+    loop {
+        if saying.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
         sleep_until(due).await;
         let text = saying.borrow_and_update().clone();
         if text != last {

@@ -1,10 +1,12 @@
 //! How a command reaches the keyspace: by its store, or by an admin endpoint whose process has the store.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::anyhow;
 use http::Method;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use segue_config::{Admin, AdminWrite};
 use segue_coordination::session::unix_millis;
 use segue_coordination::store::StoreError;
 use segue_protocol::ids::PartitionId;
@@ -14,7 +16,7 @@ use tokio::time::Instant;
 
 use super::progress::shown;
 use crate::commands::Failure;
-use crate::commands::server::Server;
+use crate::commands::server::{Server, read_token};
 use crate::commands::store::ReachArgs;
 use crate::history::History;
 use crate::operator::{
@@ -23,8 +25,10 @@ use crate::operator::{
 };
 use crate::status::KeyspaceStatus;
 
-/// How long one request waits for a condition. A longer wait asks again, which also shows the progress.
-const ONE_WAIT: Duration = Duration::from_secs(1);
+/// How long the first request waits for a condition, and how long any. A longer wait asks again, which also shows the
+/// progress. Each request costs a snapshot of the keyspace, so the time doubles.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(16);
 /// The sidecar that is asked without any other choice.
 const LOCAL_SOCKET: &str = "/run/segue/admin.sock";
 const LOCAL_URL: &str = "http://127.0.0.1:9090";
@@ -56,20 +60,25 @@ impl Reach {
         if let Some(server) = Server::given(args)? {
             return Ok(Reach::Server(server));
         }
-        let admin = args.store.config()?.map(|config| config.admin);
-        let name = match admin {
-            Some(None) => {
-                let text = "segue: the file has no [admin], so its process cannot be asked; expected admin.socket";
-                return Err(Failure::BadInput(text.to_owned()));
-            }
-            Some(Some(admin)) => match admin.socket {
-                Some(path) => format!("unix:{}", path.display()),
-                None => format!("http://{}", admin.listen),
-            },
-            None if std::path::Path::new(LOCAL_SOCKET).exists() => format!("unix:{LOCAL_SOCKET}"),
+        let mut token = None;
+        let name = match args.store.config()? {
+            None if Path::new(LOCAL_SOCKET).exists() => format!("unix:{LOCAL_SOCKET}"),
             None => LOCAL_URL.to_owned(),
+            Some(config) => match config.admin {
+                Some(Admin { socket: Some(path), .. }) => format!("unix:{}", path.display()),
+                Some(Admin { listen, tls: None, write, .. }) => {
+                    if let AdminWrite::Token(file) = &write {
+                        token = Some(read_token(file)?);
+                    }
+                    format!("http://{listen}")
+                }
+                Some(Admin { tls: Some(_), .. }) | None => {
+                    let text = "segue: the file names no way to ask its process; expected admin.socket";
+                    return Err(Failure::BadInput(text.to_owned()));
+                }
+            },
         };
-        Ok(Reach::Server(Server::at(&name, None, args)?))
+        Ok(Reach::Server(Server::at(&name, token, args)?))
     }
 
     /// Carries out an order; at most `patience` is waited for the leader's answer.
@@ -195,17 +204,18 @@ async fn asked_again(
     patience: Duration,
     ask: impl AsyncFn(Duration) -> Result<Value, Failure>,
 ) -> Result<Value, Failure> {
-    let deadline = Instant::now() + patience;
+    let (deadline, mut wait) = (Instant::now() + patience, FIRST_WAIT);
     shown(async |said: &Said| {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            match ask(left.min(ONE_WAIT)).await {
-                Err(Failure::Waiting(text)) if left <= ONE_WAIT => {
+            match ask(left.min(wait)).await {
+                Err(Failure::Waiting(text)) if left <= wait => {
                     return Err(Failure::Waiting(anyhow!("still waiting after {patience:?}: {text}")));
                 }
                 Err(Failure::Waiting(text)) => drop(said.send_replace(text.to_string())),
                 other => return other,
             }
+            wait = (2 * wait).min(LONGEST_WAIT);
         }
     })
     .await
@@ -263,7 +273,7 @@ impl From<OperatorError> for Failure {
         match error {
             OperatorError::BadInput(text) => Failure::BadInput(format!("segue: {text}")),
             OperatorError::Refused(text) => Failure::Work(anyhow!(text)),
-            OperatorError::Waiting(text) => Failure::Waiting(anyhow!(text)),
+            OperatorError::Waiting { .. } => Failure::Waiting(error.into()),
             OperatorError::Store(StoreError::Unavailable(_)) => Failure::Unreachable(error.into()),
             OperatorError::Store(_) => Failure::Work(error.into()),
         }

@@ -276,9 +276,9 @@ fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration, mut 
     let busy: BTreeSet<_> = plan.actions.iter().filter_map(Action::partition).collect();
     let is_free = |action: &Action| action.partition().is_none_or(|partition| !busy.contains(&partition));
     plan.actions.extend(operations::void_pins(view).filter(is_free));
-    if plan.round.is_some() {
-        plan.actions.extend(operations::old_operations(view));
-    }
+    // Operations may come faster than rounds.
+    let at_least = if plan.round.is_some() { 1 } else { operations::DELETED_TOGETHER };
+    plan.actions.extend(operations::old_operations(view, at_least));
     if plan.round == Some(RoundCause::Heartbeat) {
         plan.actions.extend(phase_timeouts::sweep(view));
     }

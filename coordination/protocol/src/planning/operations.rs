@@ -22,7 +22,7 @@ use crate::view::{Versioned, View};
 /// Number of answered operations that are kept, so that a repeated id gets the same answer.
 pub const KEPT_OPERATIONS: usize = 100;
 /// Most operations that one transaction deletes: etcd refuses transactions of more than 128 parts.
-const DELETED_TOGETHER: usize = 50;
+pub(super) const DELETED_TOGETHER: usize = 50;
 
 /// The outcome of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -183,12 +183,13 @@ pub(super) fn void_pins(view: &View) -> impl Iterator<Item = Action> {
     })
 }
 
-/// Returns the deletion of answered operations beyond those that are kept, the oldest first.
-pub(super) fn old_operations(view: &View) -> Option<Action> {
+/// Returns the deletion of answered operations beyond those that are kept, the oldest first, if there are `at_least` as
+/// many.
+pub(super) fn old_operations(view: &View, at_least: usize) -> Option<Action> {
     let is_answered = |(_, operation): &(&String, &Versioned<Operation>)| operation.value.answer.is_some();
     let mut answered: Vec<(&String, &Versioned<Operation>)> =
         view.intentions.operations.iter().filter(is_answered).collect();
-    let extra = answered.len().checked_sub(KEPT_OPERATIONS).filter(|extra| *extra > 0)?;
+    let extra = answered.len().checked_sub(KEPT_OPERATIONS).filter(|extra| *extra >= at_least)?;
     answered.sort_unstable_by_key(|(_, operation)| operation.create_revision);
     let oldest = answered.into_iter().take(extra.min(DELETED_TOGETHER));
     let operations: Vec<(String, Revision)> = oldest.map(|(id, it)| (id.clone(), it.mod_revision)).collect();

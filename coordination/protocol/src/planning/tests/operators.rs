@@ -357,6 +357,32 @@ fn only_the_last_answered_operations_are_kept() {
 }
 
 #[test]
+fn operations_that_come_faster_than_rounds_are_deleted_between_them() {
+    let mut world = World::settled(policy(4), &["w-0"]);
+    for number in 0..KEPT_OPERATIONS + 200 {
+        let answer = Some(Answer { accepted: true, text: "done".into(), at: 1 });
+        let request = Request::Change { what: "drain pod w-0".into() };
+        let operation = Operation { request, origin: ann(""), answer };
+        world.store.put(world.keys.operation(&format!("c-{number:04}")), encode(&operation));
+    }
+    for _ in 0..4 {
+        let plan = world.plan();
+        assert_eq!(plan.round, None);
+        assert!(plan.actions.iter().all(|action| world.carry_out(action)));
+    }
+    assert_eq!(world.view().intentions.operations.len(), KEPT_OPERATIONS);
+}
+
+#[test]
+fn a_change_without_an_answer_is_refused_because_no_leader_carries_it_out() {
+    let mut world = World::settled(policy(4), &["w-0"]);
+    world.ask("c-1", Request::Change { what: "drain pod w-0".into() });
+    world.lead();
+    let answer = world.view().intentions.operations["c-1"].value.answer.clone();
+    assert!(answer.is_some_and(|answer| !answer.accepted));
+}
+
+#[test]
 fn a_preview_shows_at_once_all_moves_that_a_leader_makes_one_after_another() {
     let mut world = World::settled(policy(24), &["w-0", "w-1", "w-2"]);
     world.policy.max_concurrent_handoffs = 2;
