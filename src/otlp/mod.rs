@@ -110,14 +110,19 @@ impl Export {
     async fn gather(&self, spans: &mut Receiver<Span>) -> Vec<Span> {
         let mut batch = Vec::new();
         tokio::select! {
-            _ = spans.recv_many(&mut batch, MAX_BATCH) => {}
-            () = self.ending.cancelled() => return batch,
+            received = spans.recv_many(&mut batch, MAX_BATCH) => if received == 0 {
+                // Nobody is left who records.
+                self.ending.cancel();
+            },
+            () = self.ending.cancelled() => {}
         }
         let due = tokio::time::Instant::now() + BATCH_DELAY;
         while batch.len() < MAX_BATCH {
             let room = MAX_BATCH - batch.len();
             tokio::select! {
-                _ = spans.recv_many(&mut batch, room) => {}
+                received = spans.recv_many(&mut batch, room) => if received == 0 {
+                    break;
+                },
                 () = tokio::time::sleep_until(due) => break,
                 () = self.ending.cancelled() => break,
             }

@@ -132,6 +132,6 @@ impl ForwardRequest {
         // Memory beside the text: the request's own bookkeeping.
         const REQUEST_BYTES: usize = 512;
         let uri = self.head.uri.path_and_query().map_or(1, |path| path.as_str().len());
-        REQUEST_BYTES + uri + self.scan.weight + self.body.weight()
+        REQUEST_BYTES + uri + self.scan.weight as usize + self.body.weight()
     }
 }

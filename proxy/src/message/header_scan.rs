@@ -32,15 +32,15 @@ pub(crate) struct HeaderScan {
     /// Whether a name has an underscore.
     pub(crate) underscore: bool,
     /// About how many bytes the headers take up in memory.
-    pub(crate) weight: usize,
+    pub(crate) weight: u32,
 }
 
 impl HeaderScan {
     pub(crate) fn of(headers: &HeaderMap) -> Self {
         let mut scan = HeaderScan::default();
-        let mut cookie = false;
+        let (mut cookie, mut weight) = (false, 0);
         for (name, value) in headers {
-            scan.weight += name.as_str().len() + value.len() + BYTES_PER_HEADER;
+            weight += name.as_str().len() + value.len() + BYTES_PER_HEADER;
             scan.connection |= *name == CONNECTION;
             scan.upgrade |= *name == UPGRADE;
             scan.expect |= *name == EXPECT;
@@ -54,6 +54,7 @@ impl HeaderScan {
             scan.cookies |= cookie && is_cookie;
             cookie |= is_cookie;
         }
+        scan.weight = u32::try_from(weight).unwrap_or(u32::MAX);
         scan
     }
 }
