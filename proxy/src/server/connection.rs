@@ -109,7 +109,8 @@ impl ConnectionGuard {
         let (mut stream, mut ahead) = (stream, ahead);
         if let Some(service) = requests.bare().filter(|_| !is_http2 && this.clients.terms.http1 == Http1Server::Segue) {
             let session = Session { clients: &this.clients, client, peer: &peer, service };
-            match session.serve(stream, ahead).await {
+            // Boxed: otherwise every other connection would reserve room for it.
+            match Box::pin(session.serve(stream, ahead)).await {
                 End::Closed => return,
                 End::Unread(stream) => return this.linger(linger(stream)).await,
                 End::NotPlain(rest, unread) => (stream, ahead) = (rest, unread.into()),

@@ -22,6 +22,10 @@ use crate::message::client_body::{ClientBody, CutOff, ReadBody};
 use crate::tls::Stream;
 use crate::upstream::{Decoded, Decoder};
 
+/// Chunks up to this size are copied. A request may be kept for another attempt, and each of its frames keeps alive what
+/// was read with it, such as the extensions of chunks.
+const MAX_COPIED_BYTES: usize = 4 << 10;
+
 /// What comes next on a connection.
 pub(super) enum Next {
     Request(Box<RequestHead>),
@@ -201,12 +205,10 @@ impl State {
         if self.input.is_empty()
             && let Reading::Plain(head, length) = read_head(bytes, most)
         {
-            if length < bytes.len() {
-                self.input.extend_from_slice(&bytes[length..]);
-            }
+            append(&mut self.input, &bytes[length..]);
             return Poll::Ready(Ok(Arrived::Request(head)));
         }
-        self.input.extend_from_slice(bytes);
+        append(&mut self.input, bytes);
         Poll::Ready(Ok(Arrived::Bytes))
     }
 
@@ -216,7 +218,7 @@ impl State {
         let mut scratch = scratch.read();
         let mut buffer = ReadBuf::new(&mut scratch);
         ready!(Pin::new(stream).poll_read(context, &mut buffer))?;
-        self.input.extend_from_slice(buffer.filled());
+        append(&mut self.input, buffer.filled());
         Poll::Ready(Ok(buffer.filled().len()))
     }
 
@@ -230,7 +232,11 @@ impl State {
                 return Poll::Ready(Some(Err(CutOff)));
             }
             match self.body.decode(&mut self.input) {
-                Ok(Decoded::Data(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Ok(Decoded::Data(data)) => {
+                    let is_small_chunk = self.body.left().is_none() && data.len() <= MAX_COPIED_BYTES;
+                    let data = if is_small_chunk { Bytes::copy_from_slice(&data) } else { data };
+                    return Poll::Ready(Some(Ok(Frame::data(data))));
+                }
                 Ok(Decoded::Trailers(trailers)) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
                 Ok(Decoded::End) => return Poll::Ready(None),
                 Ok(Decoded::Starved) => {
@@ -243,6 +249,15 @@ impl State {
                 Err(_) => self.is_broken = true,
             }
         }
+    }
+}
+
+/// Appends bytes. An empty buffer is replaced by one of their size: it would grow to the size that it once had.
+fn append(buffer: &mut BytesMut, bytes: &[u8]) {
+    if buffer.is_empty() {
+        *buffer = BytesMut::from(bytes);
+    } else {
+        buffer.extend_from_slice(bytes);
     }
 }
 
