@@ -1,7 +1,7 @@
 //! `segue status --routers`: compares every router's table with the store.
 //!
-//! A router's table is read at its admin endpoint and follows the store with a delay. A difference is therefore reported
-//! only if every look at that router shows it, while the partition rests.
+//! A router's table is read at its admin endpoint and follows the store with a delay. A difference is therefore
+//! reported only if every look at that router shows it, while the partition rests.
 
 use std::collections::BTreeMap;
 use std::fmt;

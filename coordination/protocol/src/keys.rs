@@ -4,8 +4,8 @@ use crate::ids::{HandoffId, PartitionId, Revision};
 use crate::records::PodAckKind;
 use crate::txn::Keys;
 
-/// The folder of the history. It sorts after every other key, so that one range has everything else: participants do not
-/// watch the history.
+/// The folder of the history. It sorts after every other key, so that one range has everything else: participants do
+/// not watch the history.
 const HISTORY: &str = "~history/";
 
 /// Builds and reads the keys of one keyspace: everything below `{prefix}{keyspace}/`.

@@ -83,8 +83,8 @@ pub enum Field {
     Lease(LeaseId),
 }
 
-/// One guard of a transaction. Over several keys it must hold for every key there. If there is none, it is evaluated for an
-/// absent key.
+/// One guard of a transaction. Over several keys it must hold for each that exists. If none does, it is evaluated for
+/// an absent key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Compare {
     /// The keys.

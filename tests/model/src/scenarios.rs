@@ -81,6 +81,14 @@ pub(crate) fn all() -> Vec<Scenario> {
             ..a_move("move", "a partition moves, nothing fails")
         },
         Scenario {
+            pods: of(Capabilities::ALL),
+            routers: 1,
+            routers_up: 1,
+            requests: requests(&[0]),
+            budget: Budget { pod_crashes: 1, delays: 1, ..NO_FAULT },
+            ..a_move("release", "the old owner's release ends the handoff; a pod crashes, a write is slow")
+        },
+        Scenario {
             is_placed: false,
             drains: false,
             size: Size::Quick,

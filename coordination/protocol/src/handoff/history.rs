@@ -1,8 +1,8 @@
 //! The end of a handoff: the writes that delete its record, and the history entry that takes its place.
 //!
-//! Pure. An entry is written by the transaction that deletes the record, so there is one for every handoff that ended
-//! and none for any other. It has a key of its own, which nobody compares: it can neither fail the transaction nor
-//! collide with another entry. The leader deletes the oldest entries ([`surplus`]).
+//! Pure. An entry is written by the transaction that deletes the record, so there is one for every handoff that a
+//! participant ended and none for any other. It has a key of its own, which nobody compares: it can neither fail the
+//! transaction nor collide with another entry. The leader deletes the oldest entries ([`surplus`]).
 //!
 //! # Invariants
 //!

@@ -117,10 +117,3 @@ pub struct HistoryEntry {
     #[serde(default)]
     pub severed: u64,
 }
-
-impl HistoryEntry {
-    /// Returns the longest pause of a router, in microseconds. `None` if no router has cut over.
-    pub fn longest_pause_us(&self) -> Option<u64> {
-        self.routers.iter().filter_map(|router| router.pause_us).max()
-    }
-}
