@@ -92,15 +92,21 @@ class Lives(unittest.IsolatedAsyncioTestCase):
         async with self.pod.request(7, 5) as life:
             self.assertEqual(life, self.pod.incarnation)
             await self.etcd.revoke(self.pod.lease)
+            await until(lambda: not self.pod.owned, "the end of the life")
+            self.assertFalse(self.pod.may_write(life))
             await self.sees(lambda entries: KEY in entries and entries[KEY].create_revision > life)
             await asyncio.wait_for(self.pod.until(lambda: self.pod.incarnation > life), 60)
-            self.assertFalse(self.pod.may_write(life))
         async with self.pod.request(7, 5) as accepted:
             self.assertIsNone(accepted)
         self.assertIn(("release", 7), self.pod.service.calls)
 
     async def test_a_second_process_waits_until_the_first_life_is_over(self):
         first, second = self.pod.incarnation, self.start()
+        leases = set()
+        # It asks for a new lease before each attempt.
+        await until(lambda: leases.add(second.lease) or len(leases - {0}) > 2, "attempts to register")
+        stored = await self.sees(lambda entries: KEY in entries)
+        self.assertEqual((stored[KEY].create_revision, stored[KEY].mod_revision), (first, first))
         self.running[0].cancel()
         await self.sees(lambda entries: KEY in entries and entries[KEY].create_revision > first)
         await asyncio.wait_for(second.until(lambda: second.incarnation > first), 60)
