@@ -6,8 +6,9 @@ mod support;
 
 use segue_proxy::settings::Http1Server;
 use support::pod::{Speaks, echo_body};
-use support::{Fixture, GET, Settings, post, soon};
+use support::{Fixture, GET, Settings, TEST_TIMEOUT, post, soon};
 use tokio::io::AsyncReadExt as _;
+use tokio::time::Instant;
 
 const SERVERS: [Http1Server; 2] = [Http1Server::Hyper, Http1Server::Segue];
 
@@ -159,5 +160,33 @@ async fn a_response_that_breaks_off_does_not_end_as_a_whole_one() {
         // The end of the connection, or a reset.
         let _ = soon(client.stream.read_to_end(&mut rest)).await;
         assert!(!rest.ends_with(b"0\r\n\r\n") && rest.len() < 10 + 8, "{rest:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_chunked_upload_that_its_client_cuts_off_does_not_end_as_a_whole_one() {
+    for server in SERVERS {
+        let fixture = fixture(server);
+        let pod = fixture.scripted_pod().await;
+        let upload = post("transfer-encoding: chunked", "5\r\nhello\r\n");
+        let (client, mut connection) = fixture.exchange(&pod, upload).await;
+        drop(client);
+        let rest = connection.rest().await;
+        assert!(!rest.contains("0\r\n"), "{server:?}: {rest:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_when_its_server_stops() {
+    for server in SERVERS {
+        let mut fixture = fixture(server);
+        let _pod = fixture.quick_pod().await;
+        let mut client = fixture.client().await;
+        assert_eq!(client.ask(GET).await.status, 200);
+        let begun = Instant::now();
+        let stopping = fixture.shut_down();
+        assert_eq!(client.rest().await, "", "{server:?}");
+        soon(stopping).await.unwrap();
+        assert!(begun.elapsed() < TEST_TIMEOUT / 2, "{server:?} waits for its deadline");
     }
 }

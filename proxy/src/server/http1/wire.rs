@@ -169,11 +169,10 @@ impl Wire {
         self.poll_stream(|stream| stream.poll_shutdown(context))
     }
 
-    /// Ends the connection. Returns its stream, and the bytes that were read and belong to no request.
+    /// Ends the connection, and cuts off a body that is still being read. Returns its stream, and the bytes that were read and belong to no request.
     pub(super) fn close(&self) -> Option<(Stream, Bytes)> {
         let (stream, input, reader) = {
             let state = &mut *self.state.borrow_mut();
-            state.is_broken |= !state.body.is_done();
             (state.stream.take(), std::mem::take(&mut state.input), state.reader.take())
         };
         if let Some(reader) = reader {
