@@ -4,7 +4,9 @@ mod bench;
 mod check;
 mod conformance;
 mod demo;
+mod generate;
 mod operator;
+mod restart;
 mod routers;
 mod run;
 mod server;
@@ -39,6 +41,12 @@ enum Command {
     /// new process is ready it takes over the sockets of the running one, which finishes its requests and exits 0. A
     /// new process that does not become ready exits 1, and the running one keeps serving.
     Run(run::Args),
+    /// Replace the running router by a new process, without losing a request.
+    ///
+    /// Starts `segue run` in the background and returns once that has taken over from the process at
+    /// router.hot_restart_socket. Exits 1 if the new process does not become ready; the running one then keeps serving.
+    /// As ExecReload= of a systemd unit it names the new process to systemd.
+    Restart(restart::Args),
     /// Validate configuration files, each by itself and against the others.
     ///
     /// Prints every mistake with its line, its column and the expected value, and exits 2. Without a mistake it exits
@@ -134,6 +142,11 @@ enum Command {
     /// gRPC, the restart and the silence of the coordinators. It exits 0 if the pod did all that the protocol asks of
     /// it, 1 otherwise.
     Conformance(conformance::Args),
+    /// Print completions of the command line for a shell.
+    Completions(generate::CompletionsArgs),
+    /// Write manual pages of all commands into a folder.
+    #[command(hide = true)]
+    Man(generate::ManArgs),
     /// Enforce the deadline of a sidecar's service. Started by the sidecar.
     #[command(hide = true)]
     Supervise {
@@ -181,6 +194,7 @@ impl Cli {
     pub fn run(self) -> Result<(), Failure> {
         match self.command {
             Command::Run(args) => run::run(&args),
+            Command::Restart(args) => restart::restart(&args),
             Command::Check(args) => check::check(&args),
             Command::Status(args) => status::status(&args),
             Command::Forget(args) => operator::forget(&args),
@@ -200,6 +214,8 @@ impl Cli {
             Command::Demo(args) => demo::demo(&args),
             Command::Bench(args) => bench::run(&args),
             Command::Conformance(args) => conformance::conformance(&args),
+            Command::Completions(args) => generate::completions(&args),
+            Command::Man(args) => generate::man(&args),
             Command::Supervise { files, command } => Err(Failure::Exit(supervise::supervise(&command, files)?)),
             Command::BecomeService { supervisor, files, command } => {
                 Err(Failure::Exit(supervise::become_service(supervisor, &command, files)?))

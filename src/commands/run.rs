@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use prometheus_client::registry::Registry;
+use sd_notify::NotifyState;
 use segue_config::{AdminWrite, Config, LogFormat, LogLevel};
 use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
@@ -212,6 +213,7 @@ async fn serve(
     let admin = admin.map(|admin| tokio::spawn(admin.serve(sources, board, registry, api, end_admin.clone())));
     let mut hot_restart = startup.serving(sockets, hot_restarts).await;
     info!(keyspace, "running");
+    notify_service_manager(&NotifyState::Ready);
 
     let ending = signals.ending(args, level, &watching);
     let (exit, service) = wait_for_end(ending, &mut hot_restart, pod.as_ref()).await;
@@ -235,6 +237,13 @@ async fn serve(
     }
     info!("ended");
     Ok(service.map_or(0, |ended| ended.code))
+}
+
+/// Tells systemd, or whoever has set `NOTIFY_SOCKET`.
+fn notify_service_manager(state: &NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(std::slice::from_ref(state)) {
+        info!(%error, "the service manager cannot be notified");
+    }
 }
 
 /// Opens the Unix socket of the admin endpoint if another process has had it so far.
@@ -356,6 +365,8 @@ impl Signals {
             }
         }
         info!("shutting down gracefully; a second signal exits at once");
+        // A process that is replaced does not say so: its unit goes on with the new one.
+        notify_service_manager(&NotifyState::Stopping);
         cut_off_at_signal(1);
     }
 }

@@ -83,8 +83,7 @@ impl Startup {
         let Some(router) = &mut config.router else { return Ok(startup) };
         let Some(path) = &router.hot_restart_socket else { return Ok(startup) };
         startup.path = Some(path.clone());
-        // The name to register may be taken until its lease ends, and so may one whose registration is lost meanwhile.
-        startup.patience = 2 * router.lease_ttl + STORE_MARGIN;
+        startup.patience = patience(router.lease_ttl);
         if let Some(Offer { channel, name, sockets }) = request_sockets(path, startup.patience).await? {
             router.name = adopt::name(&router.name, &name);
             let offered: std::io::Result<Vec<_>> =
@@ -168,6 +167,13 @@ impl Startup {
         }
         Server::new(self, sockets, metrics)
     }
+}
+
+/// Returns how long a new process may take to become ready.
+///
+/// The name to register may be taken until its lease ends, and so may one whose registration is lost meanwhile.
+pub fn patience(lease_ttl: Duration) -> Duration {
+    2 * lease_ttl + STORE_MARGIN
 }
 
 /// The offer of a running process.

@@ -1,0 +1,39 @@
+//! `segue completions` and `segue man`: what shells and `man` read about the command line.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::CommandFactory as _;
+use clap_complete::Shell;
+
+use super::{Cli, Failure};
+
+/// The shell.
+#[derive(Debug, clap::Args)]
+pub(super) struct CompletionsArgs {
+    /// Shell that reads the completions.
+    shell: Shell,
+}
+
+/// Prints the completions for a shell.
+pub(super) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "segue", &mut script);
+    std::io::stdout().write_all(&script).context("cannot write the completions")?;
+    Ok(())
+}
+
+/// Where the pages go.
+#[derive(Debug, clap::Args)]
+pub(super) struct ManArgs {
+    /// Folder that gets a page for `segue` and for each of its commands.
+    folder: PathBuf,
+}
+
+/// Writes the manual pages.
+pub(super) fn man(args: &ManArgs) -> Result<(), Failure> {
+    clap_mangen::generate_to(Cli::command(), &args.folder)
+        .with_context(|| format!("cannot write manual pages into {}", args.folder.display()))?;
+    Ok(())
+}
