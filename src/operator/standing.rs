@@ -163,7 +163,10 @@ pub(super) fn has_its_share(view: &View, policy: Option<&Policy>, pod: &str) -> 
     let of_life = |at: &&Versioned<Assignment>| at.value.owner == pod && at.value.incarnation == life;
     let owned = view.assignments.values().filter(of_life).count();
     let others_own_one = || {
-        let owners: BTreeSet<&str> = view.assignments.values().map(|at| at.value.owner.as_str()).collect();
+        let owners: BTreeSet<&str> = PartitionId::all(view.partitions())
+            .filter_map(|partition| view.live_owner(partition))
+            .map(|(owner, _)| owner.owner.as_str())
+            .collect();
         view.partitions() > 0 && owners.len() >= view.partitions() as usize
     };
     if moving > 0 || (owned == 0 && !others_own_one()) {
