@@ -40,6 +40,8 @@ pub enum KeyName {
     Operation(String),
     /// `wanted`
     Wanted,
+    /// `loads/{pod}`
+    Load(String),
 }
 
 impl Keyspace {
@@ -82,6 +84,11 @@ impl Keyspace {
     /// Returns the key of a pod's registration.
     pub fn pod(&self, pod: &str) -> String {
         format!("{}pods/{pod}", self.root)
+    }
+
+    /// Returns the key of a pod's heartbeats.
+    pub fn load(&self, pod: &str) -> String {
+        format!("{}loads/{pod}", self.root)
     }
 
     /// Returns the prefix of all routers' registrations.
@@ -153,6 +160,7 @@ impl Keyspace {
             "wanted" => KeyName::Wanted,
             "coordinator" => (parts.next()? == "leader").then_some(KeyName::Leader)?,
             "pods" => KeyName::Pod(name(parts.next()?)?),
+            "loads" => KeyName::Load(name(parts.next()?)?),
             "routers" => KeyName::Router(name(parts.next()?)?),
             "assignments" => KeyName::Assignment(number(parts.next()?)?),
             "handoffs" => KeyName::Handoff(number(parts.next()?)?),
@@ -203,6 +211,7 @@ mod tests {
             (keys.leader(), KeyName::Leader),
             (keys.wanted(), KeyName::Wanted),
             (keys.pod("w-0"), KeyName::Pod("w-0".into())),
+            (keys.load("w-0"), KeyName::Load("w-0".into())),
             (keys.router("r"), KeyName::Router("r".into())),
             (keys.assignment(P0), KeyName::Assignment(P0)),
             (keys.handoff(P1023), KeyName::Handoff(P1023)),

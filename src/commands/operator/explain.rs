@@ -3,6 +3,7 @@
 use std::io::Write as _;
 
 use anyhow::Context as _;
+use segue_coordination::session::unix_millis;
 use segue_protocol::handoff::advance::waiting_for;
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
 use segue_protocol::planning::phase_timeouts::past_no_return;
@@ -10,6 +11,8 @@ use segue_protocol::planning::{Plan, preview};
 use segue_protocol::records::Phase;
 use segue_protocol::view::{PodLife, View};
 use serde::Serialize;
+
+use crate::status::heartbeat_age;
 
 use super::plan::{Move, moves, policy};
 use super::standing::owned;
@@ -173,7 +176,11 @@ fn obstacle(view: &View, pod: &str) -> Option<String> {
         return Some("it gives up its partitions by itself".to_owned());
     }
     let life = view.pods.get(pod).map(|record| view.life(pod, record.incarnation()));
-    matches!(life, Some(PodLife::Leaseless(_))).then(|| "its registration has no lease".to_owned())
+    if matches!(life, Some(PodLife::Leaseless(_))) {
+        return Some("its registration has no lease".to_owned());
+    }
+    let (age, _) = heartbeat_age(view, pod, unix_millis()).filter(|(_, is_suspected)| *is_suspected)?;
+    Some(format!("it is suspected: its last heartbeat was {:.1} s ago", age as f64 / 1000.0))
 }
 
 fn partition_steps(view: &View, report: &PartitionReport) -> Vec<String> {

@@ -6,6 +6,7 @@
 mod acks;
 mod handoff;
 mod keyspace;
+mod load;
 mod operator;
 mod participants;
 mod wanted;
@@ -15,6 +16,7 @@ use serde::Serialize;
 pub use self::acks::{PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck};
 pub use self::handoff::{Assignment, AssignmentStatus, Handoff, Mode, Phase};
 pub use self::keyspace::{KeyspaceConfig, MAX_PARTITIONS, Partitioner};
+pub use self::load::{MAX_LISTED, PartitionLoad, PodLoad};
 pub use self::operator::{Answer, Drain, Operation, Origin, Pause, Pin, Request};
 pub use self::participants::{Capabilities, Leader, PodRecord, PodStatus, RouterRecord, Thousandths};
 pub use self::wanted::{Wanted, WantedDefault};
