@@ -23,7 +23,7 @@ async fn a_pods_heartbeats_count_its_requests_and_end_with_its_lease() {
     let fixture = Fixture::on(Arc::new(EtcdStore::connect(EtcdOptions::new([etcd.endpoint()])).unwrap()));
     let interval = Duration::from_millis(500);
     let settings = PodSettings { load_interval: interval, ..PodSettings::new("w", "127.0.0.1:1") };
-    let pod = Pod::start_with(&fixture, settings).await;
+    let mut pod = Pod::start_with(&fixture, settings).await;
     fixture.place(P0, &pod, 1).await;
     fixture.place(P1, &pod, 1).await;
     let load = |view: &View, partition| Some(view.load("w")?.partitions.get(&partition)?.load);
