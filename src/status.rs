@@ -6,7 +6,7 @@ use std::fmt;
 
 use segue_coordination::coordinator::describe_waits;
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
-use segue_protocol::planning::{Assurance, repair};
+use segue_protocol::planning::{Assurance, MISSED_BEFORE_SUSPECTED, repair};
 use segue_protocol::records::{Mode, Phase, Pin, PodStatus};
 use segue_protocol::view::{Versioned, View};
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,20 @@ pub struct PodLine {
     pub partitions: usize,
     /// The pod's capabilities in a handoff.
     pub capabilities: Vec<String>,
+    /// The load of the last heartbeat.
+    pub load: Option<f64>,
+    /// Age of the last heartbeat, by the clocks of two machines. Informational.
+    pub heartbeat_age_ms: Option<u64>,
+    /// Whether the pod has missed heartbeats, by that age. The leader measures by its own clock.
+    pub suspected: bool,
+}
+
+/// Returns the age of a pod's last heartbeat, and whether the pod has missed as many as make it suspected. `now` is in
+/// Unix milliseconds.
+pub fn heartbeat_age(view: &View, pod: &str, now: u64) -> Option<(u64, bool)> {
+    let load = view.load(pod)?;
+    let age = now.saturating_sub(load.at);
+    Some((age, age >= load.interval_ms.saturating_mul(u64::from(MISSED_BEFORE_SUSPECTED))))
 }
 
 /// A partition in a [`KeyspaceStatus`] that an operator has placed.
@@ -131,6 +145,9 @@ impl KeyspaceStatus {
                     status: if view.is_draining(name) { PodStatus::Draining } else { pod.value.status },
                     partitions: owned.get(&(name.as_str(), pod.incarnation())).copied().unwrap_or(0),
                     capabilities: pod.value.capabilities.into(),
+                    load: view.load(name).map(|load| load.total.into()),
+                    heartbeat_age_ms: heartbeat_age(view, name, now).map(|(age, _)| age),
+                    suspected: heartbeat_age(view, name, now).is_some_and(|(_, is_suspected)| is_suspected),
                 })
                 .collect(),
             routers: view.routers.keys().cloned().collect(),
@@ -178,7 +195,14 @@ impl fmt::Display for KeyspaceStatus {
         for pod in &self.pods {
             let (name, status, owns) = (&pod.name, pod.status, pod.partitions);
             let can = or_none(&pod.capabilities.join(", ")).to_owned();
-            writeln!(out, "  {name:width$}  {status:?}  owns {owns:>4}  at {}  can {can}", pod.address)?;
+            write!(out, "  {name:width$}  {status:?}  owns {owns:>4}  at {}  can {can}", pod.address)?;
+            if let Some(load) = pod.load {
+                write!(out, "  load {load:.1}")?;
+            }
+            if let Some(age) = pod.heartbeat_age_ms.filter(|_| pod.suspected) {
+                write!(out, "  suspected: last heartbeat {:.1} s ago", age as f64 / 1000.0)?;
+            }
+            writeln!(out)?;
         }
         writeln!(out, "handoffs    {}", if self.handoffs.is_empty() { "none" } else { "" })?;
         for handoff in &self.handoffs {

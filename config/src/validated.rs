@@ -188,6 +188,8 @@ pub struct Pod {
     pub lease_ttl: Duration,
     /// The pod's share of the partitions relative to the other pods' weights; above zero.
     pub weight: f64,
+    /// Time between two heartbeats; zero for none.
+    pub load_interval: Duration,
     /// The failure domain that the pod runs in.
     pub zone: Option<String>,
     /// The version of the pod's rollout. Informational.

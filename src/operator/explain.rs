@@ -13,6 +13,7 @@ use super::or_none;
 use super::plan::{Move, moves};
 use super::standing::owned;
 use crate::history::in_words;
+use crate::status::heartbeat_age;
 
 /// Number of earlier handoffs that are shown.
 pub(super) const LAST_HANDOFFS: usize = 5;
@@ -180,7 +181,11 @@ fn obstacle(view: &View, pod: &str) -> Option<String> {
         return Some("it gives up its partitions by itself".to_owned());
     }
     let life = view.pods.get(pod).map(|record| view.life(pod, record.incarnation()));
-    matches!(life, Some(PodLife::Leaseless(_))).then(|| "its registration has no lease".to_owned())
+    if matches!(life, Some(PodLife::Leaseless(_))) {
+        return Some("its registration has no lease".to_owned());
+    }
+    let (age, _) = heartbeat_age(view, pod, unix_millis()).filter(|(_, is_suspected)| *is_suspected)?;
+    Some(format!("it is suspected: its last heartbeat was {:.1} s ago", age as f64 / 1000.0))
 }
 
 fn partition_steps(view: &View, report: &PartitionReport) -> Vec<String> {

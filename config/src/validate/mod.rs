@@ -201,6 +201,8 @@ const COORDINATOR_KEYS: &[&str] = &[
     "coordinator.max_concurrent_handoffs",
     "coordinator.max_warming_per_pod",
     "coordinator.cool_down",
+    "coordinator.balance_load",
+    "coordinator.max_keys_per_partition",
     "coordinator.config_wins",
     "coordinator.mode",
     "coordinator.warm_timeout",
@@ -252,6 +254,12 @@ fn policy(r: &mut Reader<'_>) -> Policy {
         ),
         max_warming_per_pod: r.integer("coordinator.max_warming_per_pod", 1..=i64::MAX, default.max_warming_per_pod),
         cool_down: r.duration_or_zero("coordinator.cool_down", default.cool_down),
+        balance_load: r.boolean("coordinator.balance_load", default.balance_load),
+        max_keys_per_partition: r.integer(
+            "coordinator.max_keys_per_partition",
+            0..=i64::MAX,
+            default.max_keys_per_partition,
+        ),
         config_wins: r.boolean("coordinator.config_wins", default.config_wins),
     };
     let settle = ("coordinator.settle", policy.settle);
@@ -269,6 +277,7 @@ const POD_KEYS: &[&str] = &[
     "pod.upstream",
     "pod.lease_ttl",
     "pod.weight",
+    "pod.load_interval",
     "pod.zone",
     "pod.version",
     "pod.warm_url",
@@ -313,6 +322,7 @@ fn pod(r: &mut Reader<'_>) -> Pod {
         upstream,
         lease_ttl: r.lease("pod.lease_ttl", default.lease_ttl),
         weight: r.weight("pod.weight", default.weight),
+        load_interval: r.duration_or_zero("pod.load_interval", default.load_interval),
         zone: r.text("pod.zone"),
         version: r.text("pod.version"),
         hooks: hooks::read(r),

@@ -45,6 +45,8 @@ pub enum KeyName {
     Operation(String),
     /// `wanted`
     Wanted,
+    /// `loads/{pod}`
+    Load(String),
 }
 
 impl Keyspace {
@@ -117,6 +119,11 @@ impl Keyspace {
         format!("{}pods/{pod}", self.root)
     }
 
+    /// Returns the key of a pod's heartbeats.
+    pub fn load(&self, pod: &str) -> String {
+        format!("{}loads/{pod}", self.root)
+    }
+
     /// Returns the prefix of all routers' registrations.
     pub fn routers(&self) -> String {
         format!("{}routers/", self.root)
@@ -186,6 +193,7 @@ impl Keyspace {
             "wanted" => KeyName::Wanted,
             "coordinator" => (parts.next()? == "leader").then_some(KeyName::Leader)?,
             "pods" => KeyName::Pod(name(parts.next()?)?),
+            "loads" => KeyName::Load(name(parts.next()?)?),
             "routers" => KeyName::Router(name(parts.next()?)?),
             "assignments" => KeyName::Assignment(number(parts.next()?)?),
             "handoffs" => KeyName::Handoff(number(parts.next()?)?),
@@ -236,6 +244,7 @@ mod tests {
             (keys.leader(), KeyName::Leader),
             (keys.wanted(), KeyName::Wanted),
             (keys.pod("w-0"), KeyName::Pod("w-0".into())),
+            (keys.load("w-0"), KeyName::Load("w-0".into())),
             (keys.router("r"), KeyName::Router("r".into())),
             (keys.assignment(P0), KeyName::Assignment(P0)),
             (keys.handoff(P1023), KeyName::Handoff(P1023)),

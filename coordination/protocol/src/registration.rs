@@ -6,6 +6,8 @@
 //! others ([`View`](crate::view::View)).
 
 use crate::ids::{Incarnation, LeaseId, Revision};
+use crate::keys::Keyspace;
+use crate::records::{PodLoad, encode};
 use crate::txn::{Compare, Keys, Op, Txn};
 use crate::view::Versioned;
 
@@ -34,6 +36,15 @@ pub fn put_back(key: &str, incarnation: Incarnation, seen: Revision, value: Vec<
     Txn {
         when: vec![Compare::created_at(key, incarnation.revision()), Compare::unchanged_since(key, seen)],
         then: vec![Op::Put { key: key.to_owned(), value, lease: Some(lease) }],
+        otherwise: None,
+    }
+}
+
+/// Puts a pod's heartbeat under the lease of its registration, if that very life is registered.
+pub fn heartbeat(keys: &Keyspace, pod: &str, lease: LeaseId, record: &PodLoad) -> Txn {
+    Txn {
+        when: vec![Compare::created_at(keys.pod(pod), record.incarnation.revision())],
+        then: vec![Op::Put { key: keys.load(pod), value: encode(record), lease: Some(lease) }],
         otherwise: None,
     }
 }

@@ -73,6 +73,8 @@ pub(super) struct Leadership<'a> {
     planned: Option<Instant>,
     /// A pod, a router or the settings have changed since then.
     membership: bool,
+    /// More than heartbeats has changed since the view was shown to the observer.
+    unshown: bool,
     /// Partitions that have changed since they were last observed.
     changed: BTreeSet<PartitionId>,
     /// Partitions whose phase may be able to move on.
@@ -140,6 +142,7 @@ impl<'a> Leadership<'a> {
             show_at: None,
             planned: None,
             membership: false,
+            unshown: true,
             changed: BTreeSet::new(),
             pending: BTreeSet::new(),
             handoffs: BTreeMap::new(),
@@ -228,6 +231,7 @@ impl<'a> Leadership<'a> {
 
     /// Notes what batches have changed in the view.
     fn applied(&mut self, delta: ViewDelta) {
+        self.unshown |= delta.intentions || !delta.partitions.is_empty();
         for partition in delta.partitions {
             self.resting.remove(&partition);
             self.changed.insert(partition);
@@ -238,17 +242,18 @@ impl<'a> Leadership<'a> {
     }
 
     fn all_changed(&mut self) {
-        self.membership = true;
+        (self.membership, self.unshown) = (true, true);
         self.changed.extend(self.view.handoffs.keys().chain(self.handoffs.keys()));
     }
 
     fn observe(&mut self) {
         let now = Instant::now();
         let recently = self.shown.map(|shown| shown + MIN_REFRESH_INTERVAL).filter(|due| now < *due);
-        match recently.filter(|_| !self.membership && !self.changed.is_empty()) {
+        match recently.filter(|_| !self.membership) {
+            _ if !self.unshown => {}
             Some(due) => self.show_at = Some(due),
             None => {
-                (self.shown, self.show_at) = (Some(now), None);
+                (self.shown, self.show_at, self.unshown) = (Some(now), None, false);
                 self.observer.view_changed(&self.view);
             }
         }

@@ -20,6 +20,7 @@ use tokio::task::{self, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
+use super::heartbeat::Heartbeat;
 use super::lease_window::ends_at;
 use super::ownership::Ownership;
 use super::partition_work::{PartitionWork, PendingWrite, WRITE_RETRY_PAUSE};
@@ -163,6 +164,8 @@ impl Driver {
         (self.incarnation, self.lease) = (registration.incarnation, Some(registration.lease.id()));
         let mut watcher = Watcher::start(self.store.clone(), self.keys.clone());
         let mut own_key = OwnKey::of(self.store.clone(), registration);
+        let (store, keys, pod) = (self.store.clone(), self.keys.clone(), self.settings.name.clone());
+        let mut heartbeat = Heartbeat::of(store, keys, pod, self.settings.load_interval, registration);
         let mut sighted = true;
         let service = self.service.clone();
         let (mut watched, mut turn) = (Watched::Up, service.down());
@@ -185,6 +188,7 @@ impl Driver {
                 }
                 self.ownership.trust(state);
                 self.react(std::mem::take(&mut news));
+                heartbeat.send(&self.ownership, &*self.handler);
             }
             self.publish(Some(state));
             self.send_writes();
@@ -193,23 +197,11 @@ impl Driver {
             if ends_at.is_some_and(|until| until <= now) && watched != Watched::Parting {
                 (watched, turn) = (Watched::Parting, service.settle(self.ends_by()));
             }
-            let wake = self.wakes_at(now, ends_at, state);
+            let beat = heartbeat.due().filter(|_| self.synced);
+            let wake = beat.into_iter().fold(self.wakes_at(now, ends_at, state), Instant::min);
             tokio::select! {
                 biased;
-                update = watcher.next() => match update {
-                    Update::Snapshot(view) => {
-                        (self.view, self.synced, sighted) = (*view, true, true);
-                        news = News::Snapshot;
-                    }
-                    Update::Batch(batch) if self.synced => {
-                        news = News::Batch(watcher.apply(&mut self.view, batch));
-                    }
-                    Update::Batch(_) => {}
-                    Update::Lost(error) => {
-                        sighted = false;
-                        self.lost_sight(&error);
-                    }
-                },
+                update = watcher.next() => self.updated(update, &mut watcher, &mut sighted, &mut news),
                 Some(ended) = self.callbacks.join_next_with_id(), if !self.callbacks.is_empty() => self.ended(ended),
                 () = &mut turn => match self.service_turned(watched) {
                     Ok(Watched::Up) => (watched, turn) = (Watched::Up, service.down()),
@@ -219,6 +211,7 @@ impl Driver {
                 },
                 results = self.writes.next_results() => self.written(results),
                 () = own_key.written() => {}
+                () = heartbeat.written() => {}
                 changed = self.intent.changed() => match changed {
                     Ok(()) => self.keep_record(),
                     Err(_) => return End::Shutdown,
@@ -227,6 +220,22 @@ impl Driver {
                 changed = lease_state.changed() => if changed.is_err() {
                     return self.registration_gone("the lease is not kept any more");
                 },
+            }
+        }
+    }
+
+    /// Applies an update of the watch.
+    fn updated(&mut self, update: Update, watcher: &mut Watcher, sighted: &mut bool, news: &mut News) {
+        match update {
+            Update::Snapshot(view) => {
+                (self.view, self.synced, *sighted) = (*view, true, true);
+                *news = News::Snapshot;
+            }
+            Update::Batch(batch) if self.synced => *news = News::Batch(watcher.apply(&mut self.view, batch)),
+            Update::Batch(_) => {}
+            Update::Lost(error) => {
+                *sighted = false;
+                self.lost_sight(&error);
             }
         }
     }

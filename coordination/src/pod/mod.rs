@@ -16,6 +16,7 @@
 mod body;
 mod driver;
 mod handle;
+mod heartbeat;
 mod http_hooks;
 mod layer;
 mod lease_window;
@@ -114,6 +115,22 @@ pub trait HandoffHandler: Send + Sync + 'static {
     async fn release(&self, _context: &HandoffContext) -> Result<(), HandlerError> {
         Ok(())
     }
+
+    /// Returns the load of a partition that the pod owns, for its next heartbeat. Called in the pod's loop for each
+    /// partition, so it must not block.
+    fn load(&self, _partition: PartitionId) -> LoadReport {
+        LoadReport::default()
+    }
+}
+
+/// A service's report on one of its partitions.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct LoadReport {
+    /// The load, in a unit of the service's own that is the same in all pods. `None` if the pod measures it: requests per
+    /// second.
+    pub load: Option<f64>,
+    /// Number of keys, if it is known.
+    pub keys: Option<u64>,
 }
 
 /// The settings of a pod.
@@ -138,6 +155,8 @@ pub struct PodSettings {
     /// The bound on the work of a request, counted from the request's last byte. When the pod dies, its partitions wait
     /// that long for their next owner.
     pub work_ends_within: Option<Duration>,
+    /// Time between two heartbeats with the pod's load; zero for none.
+    pub load_interval: Duration,
 }
 
 impl PodSettings {
@@ -153,6 +172,7 @@ impl PodSettings {
             admin: None,
             version: None,
             work_ends_within: None,
+            load_interval: Duration::from_secs(5),
         }
     }
 }

@@ -78,6 +78,7 @@ impl Watcher {
             let more = view.apply(batch);
             delta.partitions.extend(more.partitions);
             delta.membership |= more.membership;
+            delta.intentions |= more.intentions;
         }
         delta
     }

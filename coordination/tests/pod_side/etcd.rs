@@ -6,8 +6,9 @@ use std::time::Duration;
 use segue_coordination::pod::PodSettings;
 use segue_coordination::store::{EtcdOptions, EtcdStore};
 use segue_protocol::ids::{Epoch, PartitionId};
-use segue_protocol::records::Phase;
+use segue_protocol::records::{Phase, Thousandths};
 use segue_protocol::txn::{Keys, Op};
+use segue_protocol::view::View;
 use segue_tests::etcd::Etcd;
 
 use crate::fixture::{Fixture, Pod};
@@ -15,6 +16,36 @@ use crate::fixture::{Fixture, Pod};
 const E2: Epoch = Epoch::new(2);
 const P0: PartitionId = PartitionId::new(0);
 const P1: PartitionId = PartitionId::new(1);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pods_heartbeats_count_its_requests_and_end_with_its_lease() {
+    let etcd = Etcd::start();
+    let fixture = Fixture::on(Arc::new(EtcdStore::connect(EtcdOptions::new([etcd.endpoint()])).unwrap()));
+    let interval = Duration::from_millis(500);
+    let settings = PodSettings { load_interval: interval, ..PodSettings::new("w", "127.0.0.1:1") };
+    let mut pod = Pod::start_with(&fixture, settings).await;
+    fixture.place(P0, &pod, 1).await;
+    fixture.place(P1, &pod, 1).await;
+    let load = |view: &View, partition| Some(view.load("w")?.partitions.get(&partition)?.load);
+    fixture.until("both are listed", |view| load(view, P0).is_some() && load(view, P1).is_some()).await;
+    let requests = async {
+        loop {
+            assert_eq!(pod.status_of(P0, 1).await, 200);
+        }
+    };
+    tokio::select! {
+        _ = fixture.until("a load", |view| load(view, P0) > Some(Thousandths(0))) => {}
+        () = requests => {}
+    }
+    fixture.until("it is over", |view| load(view, P0) == Some(Thousandths(0))).await;
+    let view = fixture.view().await;
+    let (record, registration) = (&view.loads["w"], &view.pods["w"]);
+    assert_eq!(record.lease, registration.lease, "a heartbeat ends with its pod");
+    assert_eq!(record.value.interval_ms, 500);
+    assert_eq!(load(&view, P1), Some(Thousandths(0)), "other partitions had no requests");
+    pod.handle.shutdown(Duration::from_millis(100)).await;
+    assert!(fixture.view().await.load("w").is_none());
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_moves_between_two_pods_on_etcd_and_a_pod_survives_the_loss_of_its_key() {

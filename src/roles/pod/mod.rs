@@ -111,6 +111,7 @@ impl BoundPod {
             admin: self.admin,
             version: section.version,
             work_ends_within: section.work_ends_within,
+            load_interval: section.load_interval,
         };
         let hooks = Arc::new(MeteredHooks::new(hooks, present, registry));
         let handle = PodHandle::start_before(store, keyspace, keys, settings, hooks, behind.clone());

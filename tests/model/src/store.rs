@@ -254,8 +254,10 @@ impl Store {
                 encode(&PodAck { handoff: handoff(ack.handoff), ..ack })
             }
             KeyName::Config | KeyName::Leader | KeyName::Wanted | KeyName::Pod(_) | KeyName::Router(_) => return None,
-            // The model has no operator.
-            KeyName::Drain(_) | KeyName::Pin(_) | KeyName::Pause | KeyName::Operation(_) => return None,
+            // The model has no operator, and its pods send no heartbeats.
+            KeyName::Load(_) | KeyName::Drain(_) | KeyName::Pin(_) | KeyName::Pause | KeyName::Operation(_) => {
+                return None;
+            }
         })
     }
 

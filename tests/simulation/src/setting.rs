@@ -131,6 +131,8 @@ impl Setting {
                 max_concurrent_handoffs: rng.among(1..=8) as usize,
                 max_warming_per_pod: 0,
                 cool_down: Duration::ZERO,
+                balance_load: false,
+                max_keys_per_partition: 0,
                 config_wins: false,
             },
             on_store_loss: rng.pick(&losses).copied().unwrap_or_default(),
@@ -161,6 +163,7 @@ impl Setting {
         setting.faults.extend(added.filter(|_| rng.percent(40)));
         setting.policy.max_warming_per_pod = rng.among(1..=4) as usize;
         setting.policy.cool_down = rng.millis(0..=2_000);
+        setting.policy.balance_load = rng.percent(30);
         setting
     }
 }

@@ -18,6 +18,9 @@ use crate::ids::Incarnation;
 use crate::records::{Handoff, Phase};
 use crate::view::{Versioned, View};
 
+/// The name of the cause, and the beginning of the reason, of a move for load.
+const LOAD: &str = "load";
+
 /// The cause of a move, most urgent first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MoveCause {
@@ -31,19 +34,22 @@ pub enum MoveCause {
     Operator,
     /// The key `wanted` names another owner.
     Wanted,
-    /// The owner has more than its share.
+    /// The owner has more partitions than its share.
     Balance,
+    /// The owner has more load than its share, or takes part in the exchange that relieves another pod.
+    Load,
 }
 
 impl MoveCause {
     /// All causes.
-    pub const ALL: [MoveCause; 6] = [
+    pub const ALL: [MoveCause; 7] = [
         MoveCause::DeadOwner,
         MoveCause::FirstPlacement,
         MoveCause::DrainingOwner,
         MoveCause::Operator,
         MoveCause::Wanted,
         MoveCause::Balance,
+        MoveCause::Load,
     ];
 
     /// Returns why a standing handoff was planned, as far as the view shows it. What has happened to the old owner
@@ -55,6 +61,7 @@ impl MoveCause {
             Some(_) if view.is_draining(owner) => MoveCause::DrainingOwner,
             Some(_) if view.is_pinned_to(handoff.partition, &handoff.new_owner) => MoveCause::Operator,
             Some(_) if strategy == Strategy::External => MoveCause::Wanted,
+            Some(_) if handoff.reason.starts_with(LOAD) => MoveCause::Load,
             Some(_) => MoveCause::Balance,
         }
     }
@@ -62,6 +69,11 @@ impl MoveCause {
     /// Returns whether no live pod serves the partition meanwhile.
     pub fn is_urgent(self) -> bool {
         matches!(self, MoveCause::DeadOwner | MoveCause::FirstPlacement)
+    }
+
+    /// Returns whether only the balance between pods improves, which can wait.
+    pub fn is_balance(self) -> bool {
+        matches!(self, MoveCause::Balance | MoveCause::Load)
     }
 
     /// Returns the cause's name in metrics and logs.
@@ -73,6 +85,7 @@ impl MoveCause {
             MoveCause::Operator => "operator",
             MoveCause::Wanted => "wanted",
             MoveCause::Balance => "balance",
+            MoveCause::Load => LOAD,
         }
     }
 }

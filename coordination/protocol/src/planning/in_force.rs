@@ -40,6 +40,9 @@ const COUNTS: [Field<usize>; 2] = [
     ("max_warming_per_pod", |policy| &mut policy.max_warming_per_pod),
 ];
 
+const BALANCE_LOAD: &str = "balance_load";
+const MAX_KEYS: &str = "max_keys_per_partition";
+
 /// The settings of a keyspace, compared with those of one coordinator's file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct InForce {
@@ -73,6 +76,8 @@ fn fields(policy: &Policy) -> Map<String, Value> {
     for (key, field) in COUNTS {
         fields.insert(key.to_owned(), (*field(&mut policy)).into());
     }
+    fields.insert(BALANCE_LOAD.to_owned(), policy.balance_load.into());
+    fields.insert(MAX_KEYS.to_owned(), policy.max_keys_per_partition.into());
     fields
 }
 
@@ -122,6 +127,14 @@ fn apply(policy: &mut Policy, key: &str, value: &Value) -> bool {
         let known = value.as_str().and_then(named);
         known.inspect(|(_, mode)| policy.mode = *mode);
         return known.is_some();
+    }
+    if key == BALANCE_LOAD {
+        value.as_bool().inspect(|value| policy.balance_load = *value);
+        return value.is_boolean();
+    }
+    if key == MAX_KEYS {
+        value.as_u64().inspect(|value| policy.max_keys_per_partition = *value);
+        return value.is_u64();
     }
     if let Some((_, field)) = DURATIONS.iter().find(|(known, _)| *known == key) {
         let millis = value.as_u64().filter(|millis| *millis > 0 || MAY_BE_ZERO.contains(&key));

@@ -38,6 +38,7 @@ pub mod budget;
 mod cool_downs;
 mod departures;
 pub mod external;
+mod heartbeats;
 mod in_force;
 pub mod jump;
 mod moves;
@@ -47,6 +48,7 @@ pub mod phase_timeouts;
 mod pins;
 pub mod placement;
 mod preview;
+mod relief;
 pub mod ring;
 mod rolls;
 pub mod round;
@@ -60,6 +62,7 @@ pub use self::answers::Answered;
 pub use self::backoff::{FIRST_BACK_OFF, MAX_BACK_OFF};
 pub use self::budget::MoveCause;
 pub use self::departures::REBIRTH_GRACE;
+pub use self::heartbeats::{MISSED_BEFORE_SUSPECTED, OVERLOADS_BEFORE_MOVE};
 pub use self::in_force::{in_force, stored};
 pub use self::notice::{Assurance, Notice, repair};
 pub use self::operations::KEPT_OPERATIONS;
@@ -99,6 +102,10 @@ pub struct Policy {
     pub max_warming_per_pod: usize,
     /// Shortest time between a partition's move and its next move for balance.
     pub cool_down: Duration,
+    /// Whether partitions move for load, too. Only the strategy [`sticky`] does so.
+    pub balance_load: bool,
+    /// Number of keys of a partition above which the operator is warned; 0 for no warning.
+    pub max_keys_per_partition: u64,
     /// Whether these settings replace those of the keyspace where they differ ([`in_force`](in_force())).
     pub config_wins: bool,
 }
@@ -119,6 +126,8 @@ impl Default for Policy {
             max_concurrent_handoffs: 64,
             max_warming_per_pod: 8,
             cool_down: Duration::from_secs(10),
+            balance_load: false,
+            max_keys_per_partition: 0,
             config_wins: false,
         }
     }
@@ -184,6 +193,7 @@ pub struct Memory {
     backoffs: backoff::BackOffs,
     cool_downs: cool_downs::CoolDowns,
     rolls: rolls::Rolls,
+    heartbeats: heartbeats::Heartbeats,
     backlog: moves::Backlog,
 }
 
@@ -228,6 +238,7 @@ fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration, mut 
     memory.rounds.observe(view, policy, now);
     memory.departures.observe(view, now);
     memory.rolls.observe(view, now);
+    memory.heartbeats.observe(view, now);
     let progress = memory.phase_timeouts.observe(view, &mut memory.backoffs, now);
     if progress.ended {
         memory.backlog.a_handoff_ended();
@@ -236,6 +247,7 @@ fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration, mut 
         memory.backlog.a_handoff_warmed();
     }
     for partition in progress.moved {
+        memory.heartbeats.count_anew();
         memory.cool_downs.moved(partition, now);
     }
     memory.backoffs.forget_old(now);
@@ -260,6 +272,7 @@ fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration, mut 
                     cool_downs: &memory.cool_downs,
                     roll_ends: memory.rolls.balance_waits_until(now),
                     departures: &memory.departures,
+                    heartbeats: &memory.heartbeats,
                     only_dead_owners: is_settling,
                     now,
                     retry_at,
@@ -268,6 +281,10 @@ fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration, mut 
             }
             None => moves::Backlog::default(),
         };
+        // An exchange may be over before it is seen in progress.
+        if plan.actions.iter().any(|action| matches!(action, Action::Create { cause: MoveCause::Load, .. })) {
+            memory.heartbeats.count_anew();
+        }
     }
     if ending {
         memory.backlog.try_again_at(retry_at);
@@ -285,6 +302,7 @@ fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration, mut 
     plan.waiting = memory.backlog.waiting();
     plan.notices.extend(memory.backlog.notice());
     plan.notices.extend(memory.backoffs.notices(now));
+    plan.notices.extend(memory.heartbeats.notices(policy, now));
     plan.notices.extend(
         memory.rolls.balance_waits_until(now).map(|_| Notice::Roll { newest: rolls::newest(view).map(str::to_owned) }),
     );
@@ -382,6 +400,7 @@ fn next_wake(policy: &Policy, memory: &Memory, now: Duration, acted: bool) -> Op
         // While changes settle only the partitions of dead owners move; the round of those changes comes first.
         memory.backlog.next_wake().filter(|_| !memory.rounds.is_settling() || memory.backlog.has_dead_owners()),
         memory.departures.next_wake(),
+        memory.heartbeats.next_wake(now),
         retry,
     ]
     .into_iter()

@@ -17,9 +17,11 @@ use super::backoff::BackOffs;
 use super::budget::{Budget, Full, MoveCause, is_planned, make_room};
 use super::cool_downs::CoolDowns;
 use super::departures::Departures;
+use super::heartbeats::Heartbeats;
 use super::notice::Notice;
 use super::pins;
 use super::placement::{Eligibility, Layout, Member, Mobility, layout};
+use super::relief;
 use super::{Policy, Strategy};
 use crate::ids::{Epoch, Incarnation, PartitionId, Revision};
 use crate::records::{Handoff, Mode, PodRecord};
@@ -111,6 +113,7 @@ pub(super) struct Context<'a> {
     /// Until when balance waits for a rolling restart.
     pub(super) roll_ends: Option<Duration>,
     pub(super) departures: &'a Departures,
+    pub(super) heartbeats: &'a Heartbeats,
     /// Moves only the partitions of dead owners.
     pub(super) only_dead_owners: bool,
     pub(super) now: Duration,
@@ -122,7 +125,7 @@ impl Context<'_> {
     /// Begins the moves that the budget has room for, and makes room for urgent ones.
     pub(super) fn create(&self, partitions: u32, actions: &mut Vec<Action>) -> Backlog {
         let Context { view, policy, backoffs, cool_downs, now, .. } = *self;
-        let shunned = |pod: &str| backoffs.is_shunned(pod, now);
+        let shunned = |pod: &str| backoffs.is_shunned(pod, now) || self.heartbeats.is_suspected(pod, now);
         let rests = |partition| {
             let until = backoffs.partition_waits(partition, false, now);
             until.or_else(|| cool_downs.ends(policy, partition, now)).is_some() || backoffs.is_barred(partition, now)
@@ -130,6 +133,10 @@ impl Context<'_> {
         let layout = layout(view, partitions, shunned, rests);
         let mut backlog = Backlog { absent: self.absent(), ..Backlog::default() };
         let mut wanted = wanted(view, policy, &layout, &mut backlog);
+        if wanted.is_empty() && view.handoffs.is_empty() && policy.balance_load && policy.strategy == Strategy::Sticky {
+            let moves = relief::exchange(view, &layout, self.heartbeats).into_iter().flatten();
+            wanted.extend(moves.map(|(partition, to)| Wanted { cause: MoveCause::Load, partition, to }));
+        }
         wanted.retain(|wanted| !self.only_dead_owners || wanted.cause == MoveCause::DeadOwner);
         wanted.retain(|wanted| !pins::is_paused(view, wanted.partition, wanted.cause));
         wanted.sort_unstable_by_key(|wanted| (wanted.cause, wanted.partition));
@@ -254,7 +261,7 @@ impl Context<'_> {
     /// Returns until when a move for balance waits, because the partition has just moved or pods restart one by one.
     fn rests_until(&self, cause: MoveCause, partition: PartitionId) -> Option<Duration> {
         let ends = self.cool_downs.ends(self.policy, partition, self.now).max(self.roll_ends);
-        ends.filter(|_| cause == MoveCause::Balance)
+        ends.filter(|_| cause.is_balance())
     }
 
     /// Returns the pod to move the partition to, and until when the move waits if no pod can take it. The pod is `to`
@@ -272,7 +279,7 @@ impl Context<'_> {
         let waits =
             |to: usize| self.backoffs.pair_waits(partition, layout.members[to].name, cause.is_urgent(), self.now);
         let Some(until) = waits(to) else { return (to, None) };
-        if matches!(cause, MoveCause::Balance | MoveCause::Operator | MoveCause::Wanted) {
+        if cause.is_balance() || matches!(cause, MoveCause::Operator | MoveCause::Wanted) {
             return (to, Some(until));
         }
         let least = |eligibility: Eligibility| {
@@ -399,6 +406,10 @@ fn reason(context: &Context<'_>, layout: &Layout<'_>, counts: &[u32], wanted: &W
         MoveCause::Balance => {
             let (from_has, to_has) = (slot.owner.map_or(0, |owner| counts[owner]), counts[to]);
             format!("balance: {owner} has {from_has} partitions, {name} has {to_has}")
+        }
+        MoveCause::Load => {
+            let load = |pod: &str| view.load(pod).map_or(0.0, |load| f64::from(load.total));
+            format!("load: {owner} has {:.1}, {name} has {:.1}", load(owner), load(name))
         }
     };
     match view.wanted.as_ref().filter(|_| context.policy.strategy == Strategy::External) {

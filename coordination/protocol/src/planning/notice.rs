@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::Policy;
 use super::actions::all;
+use super::heartbeats::MISSED_BEFORE_SUSPECTED;
 use super::rolls::ROLL_PATIENCE;
 use crate::handoff::advance::PendingOn;
 use crate::ids::PartitionId;
@@ -166,6 +167,22 @@ pub enum Notice {
         /// Failures in a row.
         failures: u32,
     },
+    /// A pod has missed heartbeats, and gets no more partitions until it sends one.
+    Suspected {
+        /// The pod.
+        pod: String,
+    },
+    /// A partition has more keys than one should have.
+    TooManyKeys {
+        /// The partition: the largest of its pod.
+        partition: PartitionId,
+        /// The pod.
+        pod: String,
+        /// Its number of keys.
+        keys: u64,
+        /// The largest number that one should have.
+        most: u64,
+    },
     /// A rolling restart is in progress, so moves for balance wait.
     Roll {
         /// The version of the pod that registered last.
@@ -234,6 +251,10 @@ impl fmt::Display for Notice {
                 out,
                 "pod {pod} gets no more partitions for now: it was not ready in time, {failures} times in a row"
             ),
+            Notice::Suspected { pod } => suspected(out, pod),
+            Notice::TooManyKeys { partition, pod, keys, most } => {
+                write!(out, "partition {partition} on {pod} has {keys} keys, above max_keys_per_partition = {most}")
+            }
             Notice::Roll { newest } => write!(
                 out,
                 "pods restart one by one with version {}: moves for balance wait, at most {} s for each pod",
@@ -243,6 +264,11 @@ impl fmt::Display for Notice {
             Notice::Assurance(assurance) => assurance.fmt(out),
         }
     }
+}
+
+fn suspected(out: &mut fmt::Formatter<'_>, pod: &str) -> fmt::Result {
+    let missed = MISSED_BEFORE_SUSPECTED;
+    write!(out, "pod {pod} is suspected: it has missed {missed} heartbeats; it keeps its partitions and gets no more")
 }
 
 fn policy_differs(out: &mut fmt::Formatter<'_>, key: &str, own: &str, kept: &str) -> fmt::Result {

@@ -12,6 +12,8 @@ pub struct ViewDelta {
     pub partitions: BTreeSet<PartitionId>,
     /// A pod, a router or the settings of the keyspace changed: every partition may be affected.
     pub membership: bool,
+    /// An operator's key, the wanted owners or the leader changed: only planning depends on them.
+    pub intentions: bool,
 }
 
 impl ViewDelta {
@@ -19,9 +21,10 @@ impl ViewDelta {
     pub(super) fn note(&mut self, name: &KeyName) {
         match name {
             KeyName::Config | KeyName::Pod(_) | KeyName::Router(_) => self.membership = true,
-            // Only planning depends on operators' keys and the wanted owners, and it examines the whole view.
-            KeyName::Drain(_) | KeyName::Pin(_) | KeyName::Pause | KeyName::Operation(_) => {}
-            KeyName::Leader | KeyName::Wanted => {}
+            KeyName::Drain(_) | KeyName::Pin(_) | KeyName::Pause | KeyName::Operation(_) => self.intentions = true,
+            KeyName::Leader | KeyName::Wanted => self.intentions = true,
+            // Heartbeats are frequent, and nobody has to respond to one.
+            KeyName::Load(_) => {}
             KeyName::Assignment(partition)
             | KeyName::Handoff(partition)
             | KeyName::RouterDrained(partition, _)

@@ -23,8 +23,8 @@ use self::reading::Reading;
 use crate::ids::{HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use crate::keys::{KeyName, Keyspace};
 use crate::records::{
-    Assignment, Handoff, KeyspaceConfig, Leader, PodAck, PodAckKind, PodRecord, RouterCutoverAck, RouterDrainedAck,
-    RouterRecord, Wanted,
+    Assignment, Handoff, KeyspaceConfig, Leader, PodAck, PodAckKind, PodLoad, PodRecord, RouterCutoverAck,
+    RouterDrainedAck, RouterRecord, Wanted,
 };
 use crate::txn::{Batch, Event, KeyValue, Snapshot};
 
@@ -103,6 +103,8 @@ pub struct View {
     pub wanted: Option<Versioned<Wanted>>,
     /// The registered pods.
     pub pods: BTreeMap<String, Versioned<PodRecord>>,
+    /// The last heartbeat of each pod, possibly of an earlier life. Decisions use [`load`](Self::load).
+    pub loads: BTreeMap<String, Versioned<PodLoad>>,
     /// The registered routers.
     pub routers: BTreeMap<String, Versioned<RouterRecord>>,
     /// The owner of each partition.
@@ -145,6 +147,7 @@ impl View {
             wanted: None,
             leader: None,
             pods: BTreeMap::new(),
+            loads: BTreeMap::new(),
             routers: BTreeMap::new(),
             assignments: BTreeMap::new(),
             handoffs: BTreeMap::new(),
@@ -228,6 +231,7 @@ impl View {
                 result.map(drop)
             }
             KeyName::Pod(pod) => read.put_into(&mut self.pods, pod),
+            KeyName::Load(pod) => read.put_into(&mut self.loads, pod),
             KeyName::Router(router) => {
                 let result = read.put_into(&mut self.routers, router.clone());
                 if result.is_err() {
@@ -275,6 +279,7 @@ impl View {
             KeyName::Leader => return self.leader = None,
             KeyName::Wanted => return self.wanted = None,
             KeyName::Pod(pod) => return drop(self.pods.remove(&pod)),
+            KeyName::Load(pod) => return drop(self.loads.remove(&pod)),
             KeyName::Router(router) => return drop(self.routers.remove(&router)),
             KeyName::Assignment(partition) => return drop(self.assignments.remove(&partition)),
             KeyName::Handoff(partition) => return drop(self.handoffs.remove(&partition)),
@@ -323,6 +328,12 @@ impl View {
             None if incarnation != Incarnation::NONE && self.incarnation_of(pod) == incarnation => PodLife::Unreadable,
             None => PodLife::Over,
         }
+    }
+
+    /// Returns the last heartbeat of a pod, if its present life has sent one.
+    pub fn load(&self, pod: &str) -> Option<&PodLoad> {
+        let load = &self.loads.get(pod)?.value;
+        self.live_pod(pod, load.incarnation).map(|_| load)
     }
 
     /// Returns the registration of this very life of a pod.

@@ -88,6 +88,8 @@ struct Slot {
 struct SlotState {
     fence: EpochFence,
     in_flight: u64,
+    /// Number of requests accepted so far.
+    admitted: u64,
 }
 
 /// The verdict on a request.
@@ -132,6 +134,16 @@ impl Ownership {
         table.slots.values().map(|slot| slot.lock().in_flight).sum()
     }
 
+    /// Returns the number of requests accepted so far of each partition that this pod accepts.
+    pub(super) fn admitted(&self) -> BTreeMap<PartitionId, u64> {
+        let table = self.read();
+        let count = |(partition, slot): (&PartitionId, &Arc<Slot>)| {
+            let state = slot.lock();
+            state.fence.accepted.map(|_| (*partition, state.admitted))
+        };
+        table.slots.iter().filter_map(count).collect()
+    }
+
     /// Returns the number of requests refused for this reason.
     pub fn refused(&self, why: Rejection) -> u64 {
         self.refused[why as usize].load(Relaxed)
@@ -160,6 +172,7 @@ impl Ownership {
         match state.fence.check(epoch) {
             EpochCheck::Accept => {
                 state.in_flight += 1;
+                state.admitted += 1;
                 drop(state);
                 Entry::In(InFlight { slot, window, epoch })
             }

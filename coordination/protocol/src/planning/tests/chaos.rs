@@ -30,6 +30,7 @@ enum Happening {
     Elect,
     Grow,
     DeleteHandoff(u8),
+    Beat(u8, u32),
 }
 
 fn happening() -> impl Strategy<Value = Happening> {
@@ -51,6 +52,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(Elect),
         1 => Just(Grow),
         1 => (0..12u8).prop_map(DeleteHandoff),
+        4 => (0..5u8, 0..50u32).prop_map(|(pod, load)| Beat(pod, load)),
     ]
 }
 
@@ -120,6 +122,8 @@ impl Watched {
             Happening::LoseWrites(which) => self.lose = *which,
             Happening::Elect => world.elect(),
             Happening::Grow => world.policy.partitions = (world.policy.partitions + 1).min(12),
+            // Partitions of one pod have different loads.
+            Happening::Beat(number, load) => drop(world.beat(&pod(*number), |partition| load * (1 + partition.get()))),
             Happening::DeleteHandoff(partition) => {
                 world.store.delete(world.keys.handoff(PartitionId::new(u32::from(*partition))))
             }
@@ -219,7 +223,8 @@ fn check_rest(world: &World) {
 }
 
 fn live(happenings: &[Happening], mode: Mode, strategy: Name, (in_all, per_pod): (usize, usize)) {
-    let budget = Policy { max_concurrent_handoffs: in_all, max_warming_per_pod: per_pod, ..policy(8) };
+    let budget =
+        Policy { max_concurrent_handoffs: in_all, max_warming_per_pod: per_pod, balance_load: true, ..policy(8) };
     let world = World::new(Policy { mode, strategy, ..budget });
     let mut watched = Watched { world, owned: BTreeMap::new(), lose: 0 };
     for happening in happenings {
@@ -228,6 +233,8 @@ fn live(happenings: &[Happening], mode: Mode, strategy: Name, (in_all, per_pod):
     let mut world = watched.world;
     world.silent.clear();
     world.stuck.clear();
+    // A pod that has missed heartbeats gets no partitions; one without any does.
+    world.view().loads.keys().for_each(|pod| world.store.delete(world.keys.load(pod)));
     world.join_pod("w-9");
     world.run_until_quiet();
     check_rest(&world);

@@ -5,6 +5,7 @@ mod external;
 mod failed;
 mod guards;
 mod in_force;
+mod load;
 mod operators;
 mod phase_timeouts;
 mod placement;

@@ -1,0 +1,137 @@
+//! Follows the pods' heartbeats: which pods are suspected, and which have been overloaded for several heartbeats.
+//!
+//! A suspected pod has missed heartbeats although its lease has not ended. It keeps its partitions and gets no more.
+//! Times are measured from the view in which a heartbeat was first seen, by this process's clock, so no clocks are
+//! compared.
+//!
+//! # Invariants
+//!
+//! * A pod that has never sent a heartbeat in its present life is not suspected.
+//! * No partition moves because its owner is suspected.
+//! * A pod counts as overloaded only after [`OVERLOADS_BEFORE_MOVE`] heartbeats in a row since partitions last moved.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::Policy;
+use super::notice::Notice;
+use crate::ids::{PartitionId, Revision};
+use crate::records::PodLoad;
+use crate::view::{Versioned, View};
+
+/// Number of heartbeats that a pod misses before it is suspected.
+pub const MISSED_BEFORE_SUSPECTED: u32 = 3;
+/// Number of heartbeats in a row that show an overload before a partition moves for it.
+pub const OVERLOADS_BEFORE_MOVE: u32 = 3;
+/// A pod is overloaded with more than this percentage of its share of the load.
+const OVERLOAD_PERCENT: u128 = 125;
+/// Bounds on the interval that a pod announces.
+const INTERVALS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// The last heartbeat of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Beat {
+    seen: Revision,
+    /// When the pod becomes suspected without another heartbeat.
+    suspected_at: Duration,
+    overloads: u32,
+    /// The partition with the most keys.
+    most_keys: Option<(PartitionId, u64)>,
+}
+
+/// The last heartbeats of all pods.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub(super) struct Heartbeats {
+    beats: BTreeMap<String, Beat>,
+}
+
+impl Heartbeats {
+    /// Records the heartbeats that this view shows for the first time.
+    pub(super) fn observe(&mut self, view: &View, now: Duration) {
+        self.beats.retain(|pod, _| view.load(pod).is_some());
+        let mut share = None;
+        for (pod, load) in view.loads.iter().filter(|(pod, _)| view.load(pod).is_some()) {
+            let known = self.beats.get(pod);
+            if known.is_some_and(|beat| beat.seen == load.mod_revision) {
+                continue;
+            }
+            let share = share.get_or_insert_with(|| Share::of(view));
+            let is_over = share.exceeded(view, pod, load);
+            let overloads = if is_over { known.map_or(0, |beat| beat.overloads).saturating_add(1) } else { 0 };
+            let interval = Duration::from_millis(load.value.interval_ms).clamp(INTERVALS.0, INTERVALS.1);
+            let keys = load.value.partitions.iter().filter_map(|(partition, it)| Some((*partition, it.keys?)));
+            let beat = Beat {
+                seen: load.mod_revision,
+                suspected_at: now + interval * MISSED_BEFORE_SUSPECTED,
+                overloads,
+                most_keys: keys.max_by_key(|(_, keys)| *keys),
+            };
+            self.beats.insert(pod.clone(), beat);
+        }
+    }
+
+    /// Counts overloads anew, because partitions move: earlier heartbeats do not show the load that follows.
+    pub(super) fn count_anew(&mut self) {
+        self.beats.values_mut().for_each(|beat| beat.overloads = 0);
+    }
+
+    /// Returns whether the pod has missed heartbeats.
+    pub(super) fn is_suspected(&self, pod: &str, now: Duration) -> bool {
+        self.beats.get(pod).is_some_and(|beat| beat.suspected_at <= now)
+    }
+
+    /// Returns whether the pod has been overloaded for long enough to give up load.
+    pub(super) fn is_overloaded(&self, pod: &str) -> bool {
+        self.beats.get(pod).is_some_and(|beat| beat.overloads >= OVERLOADS_BEFORE_MOVE)
+    }
+
+    /// Returns when the next pod becomes suspected.
+    pub(super) fn next_wake(&self, now: Duration) -> Option<Duration> {
+        self.beats.values().map(|beat| beat.suspected_at).filter(|at| *at > now).min()
+    }
+
+    /// Returns a notice for each suspected pod, and for each pod with a partition of too many keys.
+    pub(super) fn notices(&self, policy: &Policy, now: Duration) -> impl Iterator<Item = Notice> {
+        let most = policy.max_keys_per_partition;
+        self.beats.iter().flat_map(move |(pod, beat)| {
+            let suspected = (beat.suspected_at <= now).then(|| Notice::Suspected { pod: pod.clone() });
+            let (partition, keys) = beat.most_keys.filter(|(_, keys)| most > 0 && *keys > most).unzip();
+            let large = partition.zip(keys).map(|(partition, keys)| Notice::TooManyKeys {
+                partition,
+                pod: pod.clone(),
+                keys,
+                most,
+            });
+            suspected.into_iter().chain(large)
+        })
+    }
+}
+
+/// The load of all pods that accept partitions, and the sum of their weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Share {
+    load: u128,
+    weight: u128,
+}
+
+impl Share {
+    pub(super) fn of(view: &View) -> Self {
+        let mut share = Share { load: 0, weight: 0 };
+        for (pod, record) in view.pods.iter().filter(|(pod, _)| !view.is_draining(pod)) {
+            let Some(load) = view.load(pod) else { continue };
+            share.load += u128::from(load.total.0);
+            share.weight += u128::from(record.value.weight.0);
+        }
+        share
+    }
+
+    /// Returns a pod's share of the load, in thousandths, by its weight in thousandths.
+    pub(super) fn due(&self, weight: u32) -> u32 {
+        u32::try_from(self.load * u128::from(weight) / self.weight.max(1)).unwrap_or(u32::MAX)
+    }
+
+    fn exceeded(&self, view: &View, pod: &str, load: &Versioned<PodLoad>) -> bool {
+        let weight = view.pods.get(pod).map_or(0, |record| record.value.weight.0);
+        u128::from(load.value.total.0) * 100 > u128::from(self.due(weight)) * OVERLOAD_PERCENT
+    }
+}

@@ -1,0 +1,187 @@
+//! Heartbeats with load: suspected pods, and moves that relieve an overloaded pod.
+
+use super::world::{World, policy, secs};
+use crate::ids::{LeaseId, PartitionId};
+use crate::planning::{Action, MISSED_BEFORE_SUSPECTED, MoveCause, Notice, OVERLOADS_BEFORE_MOVE, Policy};
+use crate::records::{MAX_LISTED, PartitionLoad, PodLoad, Thousandths, encode};
+use crate::registration::heartbeat;
+use crate::txn::{Batch, Event, KeyValue};
+
+/// Time between two heartbeats, and between them and a suspicion.
+const INTERVAL: u64 = 5;
+const SUSPECTED_AFTER: u64 = INTERVAL * MISSED_BEFORE_SUSPECTED as u64;
+
+impl World {
+    /// Sends a heartbeat of a pod whose partitions have the load that `load` names.
+    pub(super) fn beat(&mut self, pod: &str, load: impl Fn(PartitionId) -> u32) -> bool {
+        let view = self.view();
+        let life = view.incarnation_of(pod);
+        let owned =
+            view.assignments.values().map(|it| &it.value).filter(|it| it.owner == pod && it.incarnation == life);
+        let load = |partition| PartitionLoad { load: Thousandths(1000 * load(partition)), keys: None };
+        let partitions = owned.map(|it| (it.partition, load(it.partition))).collect();
+        let record = PodLoad::new(life, INTERVAL * 1000, partitions);
+        self.store.commit(&heartbeat(&self.keys, pod, LeaseId::new(1), &record))
+    }
+
+    /// Lets all pods send `count` heartbeats.
+    fn beat_all(&mut self, count: u32, load: impl Fn(PartitionId) -> u32 + Copy) -> Vec<(PartitionId, String)> {
+        let mut begun = Vec::new();
+        for _ in 0..count {
+            let pods: Vec<String> = self.view().pods.keys().cloned().collect();
+            pods.iter().for_each(|pod| assert!(self.beat(pod, load)));
+            for plan in self.wait(secs(INTERVAL)) {
+                begun.extend(plan.actions.iter().filter_map(|action| match action {
+                    Action::Create { handoff, cause, .. } => {
+                        assert_eq!(*cause, MoveCause::Load, "{}", handoff.reason);
+                        assert_eq!(*cause, MoveCause::of(&self.view(), self.policy.strategy, handoff));
+                        Some((handoff.partition, handoff.new_owner.clone()))
+                    }
+                    _ => None,
+                }));
+            }
+            while self.participate_all() {}
+        }
+        begun
+    }
+
+    fn suspects(&mut self, pod: &str) -> bool {
+        self.plan().notices.contains(&Notice::Suspected { pod: pod.to_owned() })
+    }
+}
+
+fn balancing(partitions: u32, pods: &[&str]) -> World {
+    World::settled(Policy { balance_load: true, heartbeat: secs(INTERVAL), ..policy(partitions) }, pods)
+}
+
+/// The partitions of the first pod have four times the load of the others.
+fn hot(world: &World) -> impl Fn(PartitionId) -> u32 + Copy + use<> {
+    let first = world.owner(PartitionId::new(0));
+    let mut is_hot = [false; 24];
+    (0..).zip(&mut is_hot).take(world.view().assignments.len()).for_each(|(partition, is_hot)| {
+        *is_hot = world.owner(PartitionId::new(partition)) == first;
+    });
+    move |partition| if is_hot[partition.index()] { 40 } else { 10 }
+}
+
+#[test]
+fn a_pod_that_misses_heartbeats_is_suspected_until_it_sends_one() {
+    let mut world = World::settled(policy(4), &["w-0", "w-1"]);
+    world.wait(secs(SUSPECTED_AFTER));
+    assert!(!world.suspects("w-0"), "it may be a pod that sends none");
+    world.beat("w-0", |_| 1);
+    world.lead();
+    world.wait(secs(SUSPECTED_AFTER - 1));
+    assert!(!world.suspects("w-0"));
+    let plans = world.wait(secs(1));
+    assert!(plans.iter().any(|plan| plan.notices.contains(&Notice::Suspected { pod: "w-0".into() })), "{plans:?}");
+    world.beat("w-0", |_| 1);
+    assert!(!world.suspects("w-0"));
+    world.elect();
+    world.wait(secs(SUSPECTED_AFTER - 1));
+    assert!(!world.suspects("w-0"), "a new leader measures anew");
+}
+
+#[test]
+fn a_suspected_pod_keeps_its_partitions_and_gets_no_more() {
+    let rounds = Policy { heartbeat: secs(INTERVAL), ..policy(24) };
+    let mut world = World::settled(rounds, &["w-0", "w-1", "w-2"]);
+    world.beat("w-0", |_| 1);
+    world.lead();
+    world.wait(secs(SUSPECTED_AFTER));
+    assert!(world.suspects("w-0") && world.view().handoffs.is_empty());
+    assert_eq!(Vec::from_iter(world.balance().into_values()), [8, 8, 8], "nothing moves for a suspicion");
+    world.drain_pod("w-1");
+    world.run_until_quiet();
+    assert_eq!(Vec::from_iter(world.balance().into_values()), [8, 0, 16]);
+    world.beat("w-0", |_| 1);
+    world.lead();
+    world.wait(secs(SUSPECTED_AFTER - 1));
+    assert!(!world.view().handoffs.is_empty(), "it is given its share again in the next round");
+}
+
+#[test]
+fn a_heartbeat_of_an_earlier_life_says_nothing() {
+    let mut world = World::settled(policy(4), &["w-0", "w-1"]);
+    let early = world.view();
+    world.beat("w-0", |_| 1);
+    world.lead();
+    world.restart_pod("w-0");
+    assert!(world.view().load("w-0").is_none());
+    let record = PodLoad::new(early.incarnation_of("w-0"), 1000, Default::default());
+    assert!(!world.store.commit(&heartbeat(&world.keys, "w-0", LeaseId::new(1), &record)), "nor is it written");
+    world.lead();
+    world.wait(secs(SUSPECTED_AFTER));
+    assert!(!world.suspects("w-0"));
+}
+
+#[test]
+fn an_overloaded_pod_exchanges_a_partition_and_the_number_of_each_stays() {
+    let mut world = balancing(24, &["w-0", "w-1", "w-2"]);
+    let (load, owner) = (hot(&world), world.owner(PartitionId::new(0)));
+    assert_eq!(world.beat_all(OVERLOADS_BEFORE_MOVE - 1, load), [], "a short peak moves nothing");
+    let begun = (0..2).map(|_| world.beat_all(1, load)).find(|begun| !begun.is_empty()).unwrap();
+    assert_eq!(begun.len(), 2, "{begun:?}");
+    assert!(begun.iter().any(|(_, to)| *to == owner) && begun.iter().any(|(_, to)| *to != owner));
+    assert_eq!(Vec::from_iter(world.balance().into_values()), [8, 8, 8]);
+    assert_eq!(world.beat_all(OVERLOADS_BEFORE_MOVE - 1, load), [], "the next one needs heartbeats of its own");
+}
+
+#[test]
+fn moves_for_load_end_and_do_not_go_back_and_forth() {
+    let mut world = balancing(24, &["w-0", "w-1", "w-2"]);
+    let load = hot(&world);
+    let begun = world.beat_all(60, load);
+    let mut moved: Vec<PartitionId> = begun.iter().map(|(partition, _)| *partition).collect();
+    moved.sort_unstable();
+    moved.dedup();
+    assert_eq!(moved.len(), begun.len(), "no partition moves twice");
+    assert_eq!(world.beat_all(20, load), []);
+    let view = world.view();
+    let totals: Vec<u32> = view.loads.values().map(|it| it.value.total.0 / 1000).collect();
+    assert_eq!(totals.iter().sum::<u32>(), 8 * 40 + 16 * 10);
+    assert!(totals.iter().all(|total| *total <= 160 * 125 / 100), "{totals:?}");
+}
+
+#[test]
+fn load_moves_nothing_unless_told_to() {
+    let mut world = World::settled(policy(24), &["w-0", "w-1", "w-2"]);
+    let load = hot(&world);
+    assert_eq!(world.beat_all(30, load), []);
+}
+
+#[test]
+fn a_partition_with_too_many_keys_is_named() {
+    let mut world = World::settled(Policy { max_keys_per_partition: 2000, ..policy(2) }, &["w-0"]);
+    let record = |keys| {
+        let load = PartitionLoad { load: Thousandths(0), keys: Some(keys) };
+        let life = world.view().incarnation_of("w-0");
+        PodLoad::new(life, 1000, [(PartitionId::new(1), load)].into())
+    };
+    let (few, many) = (record(2000), record(2001));
+    let named = Notice::TooManyKeys { partition: PartitionId::new(1), pod: "w-0".into(), keys: 2001, most: 2000 };
+    for (record, is_named) in [(few, false), (many, true)] {
+        world.store.put_leased(world.keys.load("w-0"), encode(&record));
+        assert_eq!(world.plan().notices.contains(&named), is_named);
+    }
+}
+
+#[test]
+fn a_heartbeat_is_bounded_and_makes_nobody_reconsider_a_partition() {
+    let all = PartitionId::all(5000)
+        .map(|partition| (partition, PartitionLoad { load: Thousandths(partition.get()), keys: Some(u64::MAX) }));
+    let mut world = World::settled(policy(1), &["w-0"]);
+    let record = PodLoad::new(world.view().incarnation_of("w-0"), 5000, all.collect());
+    assert_eq!(record.total.0, (0..5000).sum::<u32>(), "the total counts all");
+    assert_eq!((record.partitions.len(), record.partitions.keys().next()), (MAX_LISTED, Some(&PartitionId::new(4000))));
+    let value = encode(&record);
+    assert!(value.len() < 64 * 1024, "{} bytes", value.len());
+    let mut view = world.view();
+    let revision = view.revision.next();
+    let entry =
+        KeyValue { key: world.keys.load("w-0"), value, create_revision: revision, mod_revision: revision, lease: None };
+    let delta = view.apply(Batch { revision, events: vec![Event::Put(entry)] });
+    assert_eq!(delta, Default::default());
+    assert_eq!(view.load("w-0"), Some(&record));
+    world.lead();
+}
