@@ -192,21 +192,16 @@ async fn serve(
     let router = match router {
         Some(router) => match let_in(router, &mut startup, signals.ending(args, level, &watching)).await {
             Ok(router) => Some(router),
-            Err(error) => {
-                if let Some(coordinator) = coordinator {
-                    coordinator.stop().await;
-                }
-                return Err(error);
-            }
+            Err(error) => return Err(given_up(coordinator, error).await),
         },
         None => None,
     };
     let pod =
         pod.map(|pod| pod.start(store.clone(), keyspace, keys.clone(), &mut registry, &participants)).transpose()?;
 
-    let admin = admin.map(|admin| with_socket(admin, &config));
     let api = api(&config, store.clone(), keys.clone(), pod.as_ref());
-    let admin = admin.map(|admin| admin.with_routes(history::routes(store.clone(), keys.clone())));
+    let admin =
+        admin.map(|admin| with_socket(admin, &config).with_routes(history::routes(store.clone(), keys.clone())));
     let followed = KeyspaceStatusSource::start(store, keys);
     let (board, sources) = sources(followed, router.as_ref(), coordinator.as_ref(), pod.as_ref());
     let end_admin = CancellationToken::new();
@@ -237,6 +232,14 @@ async fn serve(
     }
     info!("ended");
     Ok(service.map_or(0, |ended| ended.code))
+}
+
+/// Stops the coordinator because the router does not start. Returns why that does not.
+async fn given_up(coordinator: Option<CoordinatorRole>, error: anyhow::Error) -> anyhow::Error {
+    if let Some(coordinator) = coordinator {
+        coordinator.stop().await;
+    }
+    error
 }
 
 /// Tells systemd, or whoever has set `NOTIFY_SOCKET`.
