@@ -112,7 +112,7 @@ fn the_defaults_are_those_that_users_were_told() {
             upstream: "127.0.0.1:8182".to_owned(),
             lease_ttl: seconds(15),
             weight: 1.0,
-            load_interval: seconds(5),
+            load_interval: Duration::ZERO,
             zone: None,
             version: None,
             hooks: HookSettings { warm: None, sync: None, drain: None, release: None, lease: None, secret_file: None },

@@ -59,10 +59,19 @@ impl Peer {
     }
 }
 
+/// Only browsers send it.
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
 /// Refuses a request that may not change anything.
 pub(super) fn admit(write: &Write, peer: Option<&Peer>, request: &Parts) -> Result<(), Problem> {
     match (peer, write) {
-        (Some(Peer::Unix { .. }), _) | (Some(Peer::Tcp { certified: true, .. }), Write::Certified) => {}
+        (Some(Peer::Unix { .. }), _) => {}
+        (Some(Peer::Tcp { certified: true, .. }), Write::Certified) if request.method != Method::GET => {}
+        (Some(Peer::Tcp { certified: true, .. }), Write::Certified) => {
+            // A browser presents its certificate for any link that its user follows.
+            let text = "with a client certificate, POST is expected";
+            return Err(Problem::new(StatusCode::FORBIDDEN, "origin", text));
+        }
         (_, Write::Token(file)) => {
             let token = bearer(&request.headers).ok_or_else(unauthorized)?;
             if !is_token(file, token)? {
@@ -80,6 +89,10 @@ pub(super) fn admit(write: &Write, peer: Option<&Peer>, request: &Parts) -> Resu
         }
     }
     same_origin(&request.headers)?;
+    // A browser sends a GET for any link, and its certificate with it. Programs that may only GET are no browsers.
+    if request.method == Method::GET && request.headers.contains_key(FETCH_SITE) {
+        return Err(foreign_page());
+    }
     let is_bodiless = request.method == Method::DELETE || request.method == Method::GET;
     match request.headers.get(header::CONTENT_TYPE) {
         None if is_bodiless => Ok(()),
@@ -117,15 +130,17 @@ fn is_token(file: &Path, presented: &[u8]) -> Result<bool, Problem> {
 
 /// Refuses a request that a page of another origin makes. Clients that are no browsers send neither header.
 fn same_origin(headers: &HeaderMap) -> Result<(), Problem> {
-    const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
     let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let host = text(header::HOST).unwrap_or_default();
     let is_own = text(header::ORIGIN).is_none_or(|origin| {
         origin.split_once("://").is_some_and(|(_, authority)| !host.is_empty() && authority.eq_ignore_ascii_case(host))
     });
     let is_own = is_own && text(FETCH_SITE).is_none_or(|site| site == "same-origin" || site == "none");
-    let problem = || Problem::new(StatusCode::FORBIDDEN, "origin", "a page of another origin may change nothing here");
-    is_own.then_some(()).ok_or_else(problem)
+    is_own.then_some(()).ok_or_else(foreign_page)
+}
+
+fn foreign_page() -> Problem {
+    Problem::new(StatusCode::FORBIDDEN, "origin", "a page of another origin may change nothing here")
 }
 
 fn is_json(kind: &[u8]) -> bool {

@@ -1,11 +1,11 @@
-//! `/v1`: operators' actions and questions over HTTP, with JSON. A thin cover of [`operator`](crate::operator), which the
-//! commands use as well.
+//! `/v1`: operators' actions and questions over HTTP, with JSON. A thin cover of `operator`, which the commands use as
+//! well.
 //!
 //! Work on the store runs on the runtime of the roles, not on the admin endpoint's thread.
 //!
 //! # Invariants
 //!
-//! * Nothing is changed for a request that [`guard`] has not admitted.
+//! * Nothing is changed for a request that `guard` has not admitted.
 //! * Bodies, waits and the number of concurrent requests to the store are bounded.
 
 mod guard;
@@ -28,9 +28,12 @@ pub use self::own_pod::OwnPod;
 use self::problem::Problem;
 use crate::operator::{Link, OperatorError, Said};
 
-/// Most actions and questions at a time, and most waits. Together fewer than the endpoint's connections.
-const MAX_ACTIONS: usize = 16;
+/// Most questions, waits, actions and drains of the own pod at a time. Questions and waits need no right to write, so they
+/// have places of their own: those who ask cannot keep out those who act.
+const MAX_QUESTIONS: usize = 16;
 const MAX_WAITS: usize = 32;
+const MAX_ACTIONS: usize = 16;
+const MAX_DRAINS: usize = 8;
 /// How long a request waits unless it says so, and at most. The latter is shorter than the life of a connection.
 const DEFAULT_WAIT: Duration = Duration::from_secs(20);
 const MAX_WAIT: Duration = Duration::from_secs(50);
@@ -41,8 +44,10 @@ pub struct Api {
     link: Link,
     pod: Option<OwnPod>,
     write: Write,
-    actions: Semaphore,
+    questions: Semaphore,
     waits: Semaphore,
+    actions: Semaphore,
+    drains: Semaphore,
     runtime: Handle,
 }
 
@@ -50,8 +55,16 @@ impl Api {
     /// Returns the interface of a process that has this store and, if it is a sidecar, this pod. Must be called on the
     /// runtime of the roles.
     pub(crate) fn new(link: Link, pod: Option<OwnPod>, write: Write) -> Self {
-        let (actions, waits) = (Semaphore::new(MAX_ACTIONS), Semaphore::new(MAX_WAITS));
-        Api { link, pod, write, actions, waits, runtime: Handle::current() }
+        Api {
+            link,
+            pod,
+            write,
+            questions: Semaphore::new(MAX_QUESTIONS),
+            waits: Semaphore::new(MAX_WAITS),
+            actions: Semaphore::new(MAX_ACTIONS),
+            drains: Semaphore::new(MAX_DRAINS),
+            runtime: Handle::current(),
+        }
     }
 
     /// Returns the routes.

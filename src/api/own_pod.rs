@@ -55,16 +55,22 @@ pub(super) async fn drain(
     let (parts, _) = request.into_parts();
     guard::admit(&api.write, parts.extensions.get::<Peer>(), &parts)?;
     let (time, pod) = (WaitQuery::time(wait)?, own_pod(&api)?);
-    let Ok(_place) = api.waits.try_acquire() else { return Err(Problem::busy()) };
+    let Ok(_place) = api.drains.try_acquire() else { return Err(Problem::busy()) };
     let mut state = pod.handle.status();
     if !state.borrow().draining {
         info!(pod = pod.name, "told to drain");
     }
     pod.handle.set_draining();
-    // A pod whose record does not say so yet may still be given partitions. An error means that the pod has ended.
+    // A pod whose record does not say so yet may still be given partitions.
     let name = &pod.name;
-    match timeout(time, state.wait_for(|state| state.draining && state.emptied)).await {
-        Ok(_) => Ok(Json(json!({ "text": format!("pod {name} is empty"), "pod": name })).into_response()),
+    let emptied = timeout(time, async {
+        // An error means that the pod has ended; it may have been emptied before.
+        let ended = state.wait_for(|state| state.draining && state.emptied).await.is_err();
+        !ended || state.borrow().emptied
+    });
+    match emptied.await {
+        Ok(true) => Ok(Json(json!({ "text": format!("pod {name} is empty"), "pod": name })).into_response()),
+        Ok(false) => Err(Problem::failed(format!("pod {name} has ended before it was empty"))),
         Err(_) => {
             let owned = pod.handle.status().borrow().owned.len();
             Err(not_yet(format!("pod {name} gives up its partitions; it still has {owned}")))
@@ -78,7 +84,7 @@ pub(super) async fn settled(State(api): State<Arc<Api>>) -> Result<Response, Pro
     if let Some(reason) = handle.status().borrow().not_ready.clone() {
         return Err(not_yet(format!("pod {name} is not ready: {reason}")));
     }
-    let standing = api.run(&api.actions, |link, _| async move { link.has_its_share(&name).await });
+    let standing = api.run(&api.questions, |link, _| async move { link.has_its_share(&name).await });
     match standing.await? {
         Standing::Done(text) => Ok(Json(json!({ "text": text })).into_response()),
         Standing::Failed(text) | Standing::Waiting(text) => Err(not_yet(text)),

@@ -57,12 +57,12 @@ fn explained(explanation: Result<impl Explanation, Problem>) -> Answer {
 
 pub(super) async fn partition(State(api): State<Arc<Api>>, path: PathOf<PartitionId>) -> Answer {
     let partition = of_path(path)?;
-    explained(api.run(&api.actions, move |link, _| async move { link.explain_partition(partition).await }).await)
+    explained(api.run(&api.questions, move |link, _| async move { link.explain_partition(partition).await }).await)
 }
 
 pub(super) async fn pod(State(api): State<Arc<Api>>, path: PathOf<String>) -> Answer {
     let pod = of_path(path)?;
-    explained(api.run(&api.actions, |link, _| async move { link.explain_pod(&pod).await }).await)
+    explained(api.run(&api.questions, |link, _| async move { link.explain_pod(&pod).await }).await)
 }
 
 /// `without=POD`.
@@ -73,7 +73,7 @@ pub(super) struct PlanQuery {
 
 pub(super) async fn plan(State(api): State<Arc<Api>>, query: QueryOf<PlanQuery>) -> Answer {
     let without = of_query(query)?.without;
-    let preview = api.run(&api.actions, |link, _| async move { link.plan(without.as_deref()).await }).await?;
+    let preview = api.run(&api.questions, |link, _| async move { link.plan(without.as_deref()).await }).await?;
     Ok(Json(preview).into_response())
 }
 

@@ -9,7 +9,7 @@
 //! * A collector that is slow, hangs or is gone costs spans, never requests: the queue is bounded, and nobody waits for
 //!   room in it.
 //! * Each span is counted once, as exported or as dropped.
-//! * The end of the process waits for the export no longer than [`FLUSH_TIMEOUT`].
+//! * The end of the process waits for the export no longer than `FLUSH_TIMEOUT`.
 
 mod collector;
 mod message;

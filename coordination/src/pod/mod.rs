@@ -172,7 +172,7 @@ impl PodSettings {
             admin: None,
             version: None,
             work_ends_within: None,
-            load_interval: Duration::from_secs(5),
+            load_interval: Duration::ZERO,
         }
     }
 }

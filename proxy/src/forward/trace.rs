@@ -26,7 +26,8 @@ pub(crate) struct RequestTrace {
     context: SpanContext,
     parent: Option<SpanId>,
     arrived: Instant,
-    method: Method,
+    /// The method, if it is one of those that everybody knows: a client's own may be long.
+    method: Option<&'static str>,
     path: String,
     version: Version,
     scheme: &'static str,
@@ -70,7 +71,7 @@ impl RequestTrace {
             context,
             parent,
             arrived,
-            method: head.method.clone(),
+            method: known(&head.method),
             path: bounded(head.uri.path()),
             version: head.version,
             scheme: if peer.secure { "https" } else { "http" },
@@ -144,6 +145,12 @@ impl RequestTrace {
     }
 }
 
+/// Returns the method as a name with a bound, as HTTP's semantic conventions ask for.
+fn known(method: &Method) -> Option<&'static str> {
+    const KNOWN: [&str; 9] = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "CONNECT", "TRACE"];
+    KNOWN.into_iter().find(|known| method == known)
+}
+
 impl Drop for RequestTrace {
     fn drop(&mut self) {
         let reason = match self.outcome.get() {
@@ -152,9 +159,9 @@ impl Drop for RequestTrace {
             Outcome::Passed(_) => None,
         };
         self.end_hold(reason);
-        let name = self.method.as_str().to_owned();
+        let name = self.method.unwrap_or("HTTP");
         let mut span = Span::new(self.context, self.parent, SpanKind::Server, name, self.arrived);
-        span.set("http.request.method", self.method.as_str().to_owned());
+        span.set("http.request.method", self.method.unwrap_or("_OTHER"));
         span.set("url.path", std::mem::take(&mut self.path));
         span.set("url.scheme", self.scheme);
         span.set("network.protocol.version", protocol(self.version));
@@ -214,9 +221,9 @@ impl AttemptTrace {
 impl Drop for AttemptTrace {
     fn drop(&mut self) {
         let request = &self.request;
-        let name = request.method.as_str().to_owned();
+        let name = request.method.unwrap_or("HTTP");
         let mut span = Span::new(self.context, Some(request.context.span), SpanKind::Client, name, self.began);
-        span.set("http.request.method", request.method.as_str().to_owned());
+        span.set("http.request.method", request.method.unwrap_or("_OTHER"));
         if let Some((host, port)) = self.pod.address.rsplit_once(':') {
             span.set("server.address", host.trim_matches(['[', ']']).to_owned());
             if let Ok(port) = port.parse::<u16>() {

@@ -112,7 +112,7 @@ impl ConnectionGuard {
             // Boxed: otherwise every other connection would reserve room for it.
             match Box::pin(session.serve(stream, ahead)).await {
                 End::Closed => return,
-                End::Unread(stream) => return this.linger(linger(stream)).await,
+                End::Unread(stream) => return this.linger(Box::pin(linger(stream))).await,
                 End::NotPlain(rest, unread) => (stream, ahead) = (rest, unread.into()),
             }
         }
@@ -155,7 +155,7 @@ impl ConnectionGuard {
             Ok(Err(error)) => tracing::debug!(%error, "a client's connection has ended"),
             Ok(Ok(())) if client.unread.get() => {
                 if let Some(parts) = connection.into_parts() {
-                    self.linger(parts.io.into_inner().linger()).await;
+                    self.linger(Box::pin(parts.io.into_inner().linger())).await;
                 }
             }
             Ok(Ok(())) | Err(ConnectionCommand::CloseNow) => {}
@@ -168,14 +168,13 @@ impl ConnectionGuard {
     }
 
     /// Waits for the end of what the client sends behind its last response. Only a server that stops, or one that needs the
-    /// room, ends the wait.
-    async fn linger(&self, reading: impl Future<Output = ()>) {
+    /// room, ends the wait. `reading` is boxed: otherwise every connection would reserve room for it.
+    async fn linger(&self, reading: Pin<Box<impl Future<Output = ()>>>) {
         let client = &self.client;
         if client.command.get() == ConnectionCommand::DrainAndClose {
             client.command.set(ConnectionCommand::CloseAfterResponse);
         }
-        // Boxed: otherwise every connection would reserve room for it.
-        let _ = until_told(client, Box::pin(reading)).await;
+        let _ = until_told(client, reading).await;
     }
 
     async fn serve_http2(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, requests: impl ServeRequest) {

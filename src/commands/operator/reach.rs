@@ -185,7 +185,7 @@ impl Reach {
             Reach::Store(link) => Ok(KeyspaceStatus::of(&link.view().await?, unix_millis())),
             Reach::Server(server) => {
                 let mut status = server.get("/status", Duration::ZERO).await?;
-                read(server, status["keyspace"].take())
+                read(server, status.get_mut("keyspace").map(Value::take).unwrap_or_default())
             }
         }
     }

@@ -6,7 +6,7 @@
 //!
 //! # Invariants
 //!
-//! * An entry has at most [`MAX_ROUTERS`] routers and [`MAX_TEXT`] bytes in each text.
+//! * An entry has at most `MAX_ROUTERS` routers and `MAX_TEXT` bytes in each text.
 //! * Once the leader has deleted the surplus there are at most [`MAX_PER_PARTITION`] entries of a partition and
 //!   [`MAX_ENTRIES`] in all, and they are the newest.
 

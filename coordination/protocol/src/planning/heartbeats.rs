@@ -25,8 +25,8 @@ pub const MISSED_BEFORE_SUSPECTED: u32 = 3;
 pub const OVERLOADS_BEFORE_MOVE: u32 = 3;
 /// A pod is overloaded with more than this percentage of its share of the load.
 const OVERLOAD_PERCENT: u128 = 125;
-/// Bounds on the interval that a pod announces.
-const INTERVALS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// The interval of a pod that announces a shorter one.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The last heartbeat of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -58,11 +58,11 @@ impl Heartbeats {
             let share = share.get_or_insert_with(|| Share::of(view));
             let is_over = share.exceeded(view, pod, load);
             let overloads = if is_over { known.map_or(0, |beat| beat.overloads).saturating_add(1) } else { 0 };
-            let interval = Duration::from_millis(load.value.interval_ms).clamp(INTERVALS.0, INTERVALS.1);
+            let interval = Duration::from_millis(load.value.interval_ms).max(MIN_INTERVAL);
             let keys = load.value.partitions.iter().filter_map(|(partition, it)| Some((*partition, it.keys?)));
             let beat = Beat {
                 seen: load.mod_revision,
-                suspected_at: now + interval * MISSED_BEFORE_SUSPECTED,
+                suspected_at: now.saturating_add(interval.saturating_mul(MISSED_BEFORE_SUSPECTED)),
                 overloads,
                 most_keys: keys.max_by_key(|(_, keys)| *keys),
             };

@@ -133,7 +133,9 @@ impl Context<'_> {
         let layout = layout(view, partitions, shunned, rests);
         let mut backlog = Backlog { absent: self.absent(), ..Backlog::default() };
         let mut wanted = wanted(view, policy, &layout, &mut backlog);
-        if wanted.is_empty() && view.handoffs.is_empty() && policy.balance_load && policy.strategy == Strategy::Sticky {
+        // Both moves of an exchange begin at once, or none does.
+        let has_room = policy.max_concurrent_handoffs >= 4 && view.handoffs.is_empty();
+        if wanted.is_empty() && has_room && policy.balance_load && policy.strategy == Strategy::Sticky {
             let moves = relief::exchange(view, &layout, self.heartbeats).into_iter().flatten();
             wanted.extend(moves.map(|(partition, to)| Wanted { cause: MoveCause::Load, partition, to }));
         }
