@@ -19,6 +19,11 @@ def decode(text):
     return base64.b64decode(text or "").decode(errors="replace")
 
 
+def after(prefix):
+    """Returns the end of the range of all keys that begin with `prefix`."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)
+
+
 class Entry:
     """A key at a revision. `value` is a dict, or None if the value is not a JSON object."""
 
@@ -79,15 +84,15 @@ class Etcd:
         answer = await self.call("kv/txn", {"compare": compares, "success": operations})
         return int(answer["header"]["revision"]) if answer.get("succeeded") else None
 
-    async def snapshot(self, first, end):
-        """Returns the revision of the store, and the entries from `first` on and before `end` at that revision."""
-        answer = await self.call("kv/range", {"key": encode(first), "range_end": encode(end)})
+    async def snapshot(self, prefix, end=None):
+        """Returns the revision of the store, and the entries below `prefix`, and before `end`, at that revision."""
+        answer = await self.call("kv/range", {"key": encode(prefix), "range_end": encode(end or after(prefix))})
         return int(answer["header"]["revision"]), [Entry(pair) for pair in answer.get("kvs", [])]
 
-    async def watch(self, first, end, start, lasts):
+    async def watch(self, prefix, start, lasts, end=None):
         """Yields lists of changes from revision `start` on: pairs of a key and its entry, None for a deleted one. All changes
         of one revision arrive together. Ends after `lasts` seconds, and raises StoreError if the watch breaks."""
-        create = {"key": encode(first), "range_end": encode(end), "start_revision": str(start)}
+        create = {"key": encode(prefix), "range_end": encode(end or after(prefix)), "start_revision": str(start)}
         limit = aiohttp.ClientTimeout(total=lasts, sock_connect=self.timeout)
         try:
             async with self.session.post(self.url("watch"), json={"create_request": create}, timeout=limit) as stream:

@@ -193,7 +193,7 @@ class Membership:
                 if not await self.act():
                     return
                 # A watch can be silent because it is broken, so a snapshot follows soon.
-                async for changes in self.etcd.watch(self.prefix, end, revision + 1, self.ttl / 6):
+                async for changes in self.etcd.watch(self.prefix, revision + 1, self.ttl / 6, end):
                     for key, entry in changes:
                         self.see(key.removeprefix(self.prefix), entry)
                     if not await self.act():
