@@ -160,6 +160,9 @@ fn each_commented_key_of_the_example_is_accepted() {
         if bare.starts_with("write = ") || bare.starts_with("token_file = ") {
             text = text.replace("\n# write = ", "\nwrite = ").replace("\n# token_file = ", "\ntoken_file = ");
         }
+        if bare.contains("/admin.key") {
+            text = text.replace("\n# write = \"token\"", "\nwrite = \"client_cert\"");
+        }
         if bare.contains("/coordinator.key") {
             text = text.replace("\n# listen = \"127.0.0.1:7070\"", "\nlisten = \"127.0.0.1:7070\"");
         }

@@ -11,7 +11,8 @@ fn an_unknown_key_names_the_nearest_known_one() {
         &[
             "segue.toml:2:1: coordinator.min_intervall: unknown key; expected one of name, partitions, strategy, \
              lease_ttl, settle, settle_max, min_interval, heartbeat, max_concurrent_handoffs, max_warming_per_pod, cool_down, \
-             balance_load, max_keys_per_partition, config_wins, mode, warm_timeout, phase_timeout, listen; did you mean min_interval",
+             balance_load, max_keys_per_partition, config_wins, mode, warm_timeout, phase_timeout, listen, tls; did you mean \
+             min_interval",
             "segue.toml:4:1: admin.listen_at: unknown key; expected one of listen, advertise, socket, \
              write, token_file, tls; did you mean listen",
         ],

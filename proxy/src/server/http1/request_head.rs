@@ -114,8 +114,11 @@ impl Said {
         } else if *name == UPGRADE || *name == EXPECT {
             return None;
         } else if *name == CONNECTION {
+            // hyper takes such a value for none at all.
+            value.to_str().ok()?;
             self.close |= options(value).any(|option| option.eq_ignore_ascii_case(b"close"));
         } else if *name == TE {
+            value.to_str().ok()?;
             self.takes_trailers |= options(value).any(|option| option.eq_ignore_ascii_case(b"trailers"));
         }
         Some(())
