@@ -13,12 +13,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::future::{Either, select};
 use http::{Request, Response, StatusCode};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
-use http_body_util::channel::Channel;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::client::legacy::Client;
@@ -27,12 +25,13 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::body::{BoxError, ResponseBody, empty};
+use super::body::{ResponseBody, empty};
 use super::connection::Connector;
 use super::expect::{RequestBody, Upload};
 use super::heads::strip_hop_by_hop;
 use super::http2::{Failure, Http2};
 use super::local_reply::LocalReplies;
+use super::relayed_body::relayed_body;
 use super::service_side::{Side, within};
 use super::tunnel::join;
 use super::upstream::Upstream;
@@ -186,8 +185,8 @@ impl Responding {
             let _ = to_router.send(Response::from_parts(head, empty()));
             return service.has_all(upload, &upstream, until).await;
         }
-        let (mut sender, channel) = Channel::<Bytes, BoxError>::new(READ_AHEAD_FRAMES);
-        let mut read = to_router.send(Response::from_parts(head, channel.boxed_unsync())).is_ok();
+        let (sender, relayed) = relayed_body(READ_AHEAD_FRAMES);
+        let mut read = to_router.send(Response::from_parts(head, relayed.boxed_unsync())).is_ok();
         let (mut told, mut reset_at) = (false, None);
         loop {
             if !read && !std::mem::replace(&mut told, true) {
@@ -206,7 +205,7 @@ impl Responding {
             };
             match frame {
                 None => {
-                    drop(sender);
+                    sender.end();
                     return service.has_all(upload, &upstream, until).await;
                 }
                 Some(Err(error)) => {
@@ -214,7 +213,7 @@ impl Responding {
                     drop(body);
                     return service.closed(&upstream, until).await;
                 }
-                Some(Ok(frame)) if read => read = sender.send(frame).await.is_ok(),
+                Some(Ok(frame)) if read => read = sender.send(frame).await,
                 Some(Ok(_)) => {}
             }
         }

@@ -24,6 +24,7 @@ mod heads;
 mod health;
 mod http2;
 mod local_reply;
+mod relayed_body;
 mod router_connection;
 mod service_side;
 mod traffic;
