@@ -7,7 +7,7 @@
 # again only when they change.
 FROM rust:1.95-bookworm AS chef
 RUN apt-get update \
- && apt-get install -y --no-install-recommends libprotobuf-dev protobuf-compiler \
+ && apt-get install -y --no-install-recommends libprotobuf-dev protobuf-compiler python3 \
  && rm -rf /var/lib/apt/lists/*
 RUN cargo install --locked cargo-chef@0.1.78
 WORKDIR /segue
@@ -25,16 +25,22 @@ COPY . .
 # For segue_build_info: docker build --build-arg REVISION=$(git rev-parse HEAD) .
 ARG REVISION=unknown
 ENV SEGUE_REVISION=$REVISION
+# Another value compiles the crates of the workspace once more. The test of the image compares the layers of both builds.
+ARG BUILD=1
 RUN cargo build --release --locked --bin segue
-# The image's file system: the binary, the libraries that it loads, its user, and the licences.
+# The time of all files and of the bill of materials: docker build --build-arg SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) .
+ARG SOURCE_DATE_EPOCH=0
+# The image's file system: the binary, the libraries that it loads, its user, the licences, and the bill of materials.
 RUN mkdir -p /image/usr/local/bin /image/etc /image/usr/share/doc/segue \
  && cp target/release/segue /image/usr/local/bin/ \
  && ldd target/release/segue | grep -o '/[^ ]*' | xargs cp --parents --dereference --target-directory /image \
  && cp --parents /usr/share/doc/libc6/copyright /usr/share/doc/libgcc-s1/copyright /image \
  && cp LICENSE /image/usr/share/doc/segue/copyright \
+ && SOURCE_DATE_EPOCH=$SOURCE_DATE_EPOCH scripts/sbom > /image/usr/share/doc/segue/segue.cdx.json \
  && echo 'hosts: files dns' > /image/etc/nsswitch.conf \
  && echo 'segue:x:65532:65532::/:/usr/local/bin/segue' > /image/etc/passwd \
- && echo 'segue:x:65532:' > /image/etc/group
+ && echo 'segue:x:65532:' > /image/etc/group \
+ && find /image -exec touch --no-dereference --date "@$SOURCE_DATE_EPOCH" {} +
 
 FROM scratch
 LABEL org.opencontainers.image.title="segue" \

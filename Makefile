@@ -21,10 +21,10 @@ test: setup-build setup-etcd setup-python-pods lint ## Format, lints and every t
 	$(CARGO) test --workspace --locked --no-fail-fast
 
 .PHONY: test-http1
-test-http1: setup-build ## The data path's tests with `http1_server = "segue"`
+test-http1: setup-build setup-etcd ## The data path's tests with `http1_server = "segue"`
 	@# By their names: with `-p segue-proxy` the dependencies would have other features and be built once more. Tests of
-	@# processes have two of the names too, and for these the variable would add a router to coordinators and pods.
-	SEGUE__ROUTER__HTTP1_SERVER=segue $(CARGO) test --workspace --locked $(addprefix --test ,$(filter-out hot_restart tls,$(notdir $(patsubst %.rs,%,$(wildcard proxy/tests/*.rs)) $(patsubst %/main.rs,%,$(wildcard proxy/tests/*/main.rs)))))
+	@# processes have two of the names too. They run along, as in `make test`: the variable is none of the program's.
+	SEGUE_TEST_HTTP1_SERVER=segue $(CARGO) test --workspace --locked $(addprefix --test ,$(notdir $(patsubst %.rs,%,$(wildcard proxy/tests/*.rs)) $(patsubst %/main.rs,%,$(wildcard proxy/tests/*/main.rs))))
 
 .PHONY: lint
 lint: setup-build ## Formatting, clippy, documentation, and that the decisions build without everything else
@@ -92,6 +92,16 @@ deploy-check: setup-build setup-etcd setup-deploy ## What deploy/ offers: dashbo
 	@$(BUILD_VERIFY)
 	@.tools/deploy/bin/python tests/deploy/run.py --segue target/verify/segue $(ARGS)
 
+.PHONY: rollout
+rollout: setup-build setup-etcd setup-deploy ## Rolling updates of what deploy/ ships, as containers under load (needs a Docker engine; ARGS=--short)
+	@$(BUILD_VERIFY)
+	@.tools/deploy/bin/python tests/rollout/run.py --segue target/verify/segue $(ARGS)
+
+.PHONY: scale
+scale: setup-build setup-etcd ## Many pods, routers and 65,536 partitions on a real etcd: times, writes, bytes, memory (ARGS=--short)
+	@$(BUILD_VERIFY)
+	@target/verify/segue-scale $(ARGS)
+
 .PHONY: abuse
 abuse: setup-build setup-etcd ## Attack, overload and fill a router while well-behaved clients go on (ARGS="--only h2-")
 	@$(BUILD_VERIFY)
@@ -126,8 +136,8 @@ peers: setup-build setup-etcd setup-peers ## CPU time a request beside HAProxy, 
 
 .PHONY: instructions
 instructions: setup-build setup-instructions ## Instructions per request under callgrind: fails when they have grown (ARGS=--accept: take the new counts)
-	@$(CARGO) build --release --locked --workspace --bin segue-instructions
-	@target/release/segue-instructions $(ARGS)
+	@$(BUILD_VERIFY)
+	@target/verify/segue-instructions $(ARGS)
 
 .PHONY: pause
 pause: setup-build setup-etcd ## How long clients wait when partitions move, against a real etcd on disk (ARGS=--long, ARGS="--plot FILE")
@@ -140,8 +150,18 @@ deny: ## Licences, sources and advisories of the dependencies (ARGS="licenses ba
 	$(CARGO) deny --log-level warn check $(ARGS)
 
 .PHONY: test-image
-test-image: ## Build the Dockerfile and move partitions between containers under load (needs a Docker engine)
-	tests/image/run.sh
+test-image: setup-sbom ## Build the Dockerfile, twice, and move partitions between containers under load (needs a Docker engine; ARGS=--short: once)
+	tests/image/run.sh $(ARGS)
+
+.PHONY: package
+package: setup-build setup-debian ## Make the Debian package of an optimised build, in target/debian
+	@$(CARGO) build --release --locked --bin segue
+	@mkdir -p target/debian && deploy/debian/build target/release/segue target/debian
+
+.PHONY: test-package
+test-package: setup-build setup-package ## The Debian package: lintian, and installed, upgraded, removed and purged in a minimal Debian (needs a Docker engine)
+	@$(BUILD_VERIFY)
+	@tests/package/run.sh target/verify/segue
 
 .PHONY: test-fresh
 test-fresh: setup-fresh ## Demo and tests in a minimal Debian that has nothing else (needs root; ARGS=COMMAND: only that)
@@ -150,6 +170,10 @@ test-fresh: setup-fresh ## Demo and tests in a minimal Debian that has nothing e
 .PHONY: setup-build
 setup-build: # Programs for the build, beyond a Rust toolchain and a C compiler
 	@scripts/setup protoc
+
+.PHONY: setup-debian
+setup-debian: # Programs that make the Debian package
+	@scripts/setup debian
 
 .PHONY: setup-etcd
 setup-etcd: # Programs for the tests
@@ -164,7 +188,7 @@ setup-foreign: # curl, nghttp2, nginx and Python packages
 	@scripts/setup foreign
 
 .PHONY: setup-browser
-setup-browser: # Chromium, its driver and selenium
+setup-browser: # Chromium, its driver, its store of certificates and selenium
 	@scripts/setup browser
 
 .PHONY: setup-deploy
@@ -182,6 +206,14 @@ setup-pods: # The same, and Go
 .PHONY: setup-fresh
 setup-fresh: # debootstrap
 	@scripts/setup fresh
+
+.PHONY: setup-sbom
+setup-sbom: # A Python package that validates a bill of materials
+	@scripts/setup sbom
+
+.PHONY: setup-package
+setup-package: # lintian and dpkg-dev
+	@scripts/setup package
 
 .PHONY: setup-instructions
 setup-instructions: # valgrind

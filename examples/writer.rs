@@ -14,7 +14,7 @@
 //! 1. The service implements [`HandoffHandler`] with a callback for each step: `warm` copies the state while the old
 //!    owner still serves, `sync` reads what the old owner has written since (requests wait meanwhile), `drain` ends
 //!    work that outlives its request, and `release` drops the state. Here the state is the last value of each key, read
-//!    from a log that all pods share.
+//!    from a log that all pods share. `checkpoint` saves the state, so that the next owner need not read the whole log.
 //! 2. [`PodHandle::start`] registers the pod and calls the callbacks when they are due.
 //! 3. [`PodHandle::layer`] goes in front of the HTTP service. It passes requests for partitions that the pod owns at
 //!    the request's epoch and answers the others with `421`, so that the router tries again. It also counts the
@@ -23,6 +23,7 @@
 //!    request.
 
 use std::collections::HashMap;
+use std::fs;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +40,7 @@ use segue_coordination::store::{EtcdOptions, EtcdStore};
 use segue_demo::{clock, log::Log, log::Tail, record::Appended};
 use segue_protocol::ids::{Epoch, PartitionId};
 use segue_protocol::keys::Keyspace;
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Mutex;
@@ -82,6 +84,7 @@ async fn main() -> anyhow::Result<()> {
     // Register under this name. From here on the handle calls the handler.
     let mut settings = PodSettings::new(&arguments.name, listener.local_addr()?.to_string());
     settings.lease_ttl = Duration::from_secs(arguments.lease_ttl);
+    settings.capabilities.checkpoint = true;
     let writer = Arc::new(Writer { arguments, log, partitions: Mutex::default() });
     let Arguments { keyspace, prefix, patience, .. } = &writer.arguments;
     let pod = PodHandle::start(Arc::new(store), keyspace, Keyspace::new(prefix, keyspace), settings, writer.clone());
@@ -113,13 +116,15 @@ struct Writer {
     partitions: Mutex<HashMap<(PartitionId, Epoch), SharedPartition>>,
 }
 
-/// The state of a partition: the content of its log up to an offset.
-#[derive(Default)]
+/// The state of a partition: the content of its log up to an offset. A checkpoint is this, in a file beside the logs.
+#[derive(Default, Serialize, Deserialize)]
 struct Partition {
     /// The highest sequence number and the last value of each key.
-    values: HashMap<Arc<str>, (u64, Arc<str>)>,
+    #[serde(rename = "entries")]
+    values: HashMap<Box<str>, (u64, Box<str>)>,
     read_to: u64,
     /// Whether earlier epochs are shut out of the log.
+    #[serde(skip)]
     claimed: bool,
 }
 
@@ -127,6 +132,10 @@ struct Partition {
 impl HandoffHandler for Writer {
     /// Copies the state while the old owner still serves. May take as long as it takes.
     async fn warm(&self, part: &HandoffContext) -> Result<(), HandlerError> {
+        if let Some(name) = &part.checkpoint {
+            let saved: Partition = serde_json::from_slice(&fs::read(self.arguments.log_dir.join(name))?)?;
+            self.partitions.lock().await.insert((part.partition, part.epoch), Arc::new(Mutex::new(saved)));
+        }
         self.read_log(part).await?;
         tokio::time::sleep(Duration::from_millis(self.arguments.warm_time)).await;
         Ok(())
@@ -146,6 +155,19 @@ impl HandoffHandler for Writer {
     async fn release(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.partitions.lock().await.remove(&(part.partition, part.epoch));
         Ok(())
+    }
+
+    /// Saves the state while requests go on. The next owner reads the log from there.
+    async fn checkpoint(&self, part: &HandoffContext) -> Result<Option<String>, HandlerError> {
+        let known = self.partitions.lock().await.get(&(part.partition, part.epoch)).cloned();
+        let Some(state) = known else { return Ok(None) };
+        let saved = serde_json::to_vec(&*state.lock().await)?;
+        let name = format!("{}-{}.checkpoint", part.partition, part.epoch);
+        let (path, new) = (self.arguments.log_dir.join(&name), self.arguments.log_dir.join(format!("{name}.new")));
+        fs::write(&new, saved)?;
+        // A reader sees the whole file or the one before.
+        fs::rename(new, path)?;
+        Ok(Some(name))
     }
 }
 
@@ -192,8 +214,8 @@ impl Partition {
 
     fn apply(&mut self, tail: Tail) {
         for record in tail.records {
-            let (highest, value) = self.values.entry(record.key).or_default();
-            (*highest, *value) = (record.sequence.max(*highest), record.value);
+            let (highest, value) = self.values.entry(record.key.as_ref().into()).or_default();
+            (*highest, *value) = (record.sequence.max(*highest), record.value.as_ref().into());
         }
         self.read_to = tail.end;
     }

@@ -13,6 +13,8 @@ use axum::http::{HeaderMap, header};
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::registry::Registry;
 
+use crate::exemplars::Exemplars;
+
 const OPEN_METRICS: &str = "application/openmetrics-text";
 
 /// A format of the page.
@@ -49,8 +51,8 @@ impl Format {
         }
     }
 
-    /// Returns the page of these registries.
-    pub(crate) fn page(self, registries: &[&Registry]) -> String {
+    /// Returns the page of these registries. Only OpenMetrics has exemplars.
+    pub(crate) fn page(self, registries: &[&Registry], exemplars: &Exemplars) -> String {
         let mut text = String::new();
         // Only a custom collector could fail, and writing to a string does not.
         let _ = registries.iter().try_for_each(|registry| encode_registry(&mut text, registry));
@@ -58,7 +60,7 @@ impl Format {
         let _ = encode_eof(&mut text);
         match self {
             Format::Classic => classic(&text),
-            Format::OpenMetrics => text,
+            Format::OpenMetrics => exemplars.added_to(text),
         }
     }
 }
@@ -158,7 +160,7 @@ mod tests {
             segue_requests_total{router=\"a\"} 0\nsegue_requests_total{router=\"b\"} 0\n\
             # HELP segue_in_flight In flight.\n# TYPE segue_in_flight gauge\n\
             segue_in_flight{router=\"a\"} 0\nsegue_in_flight{router=\"b\"} 0\n";
-        assert_eq!(Format::Classic.page(&[&registry]), expected);
+        assert_eq!(Format::Classic.page(&[&registry], &Exemplars::default()), expected);
     }
 
     #[test]
@@ -186,7 +188,7 @@ mod tests {
             "# EOF\n",
         ];
         for (format, own) in [(Format::Classic, &classic[..]), (Format::OpenMetrics, &open)] {
-            let page = format.page(&[&registry]);
+            let page = format.page(&[&registry], &Exemplars::default());
             for lines in same.iter().chain(own) {
                 assert!(page.contains(lines), "{lines} is missing in {page}");
             }

@@ -14,7 +14,7 @@ use segue_config::{Config, Located, Problem, Router};
 const PROCESS_FILES: usize = 64;
 /// Reserve per worker, for a listener and the runtime.
 const FILES_PER_WORKER: usize = 4;
-/// Reserve for idle connections to pods.
+/// Reserve for idle connections to the pods of a keyspace.
 const POD_FILES: usize = 64;
 /// Reserve for the connections of the admin endpoint and its listener.
 const ADMIN_FILES: usize = 88;
@@ -54,10 +54,10 @@ pub fn share(config: &Config, files: usize) -> usize {
 
 /// Lowers `max_connections` to what this many open files allow.
 pub fn fit(config: &mut Config, files: usize) -> anyhow::Result<()> {
-    let has_admin = config.admin.is_some();
+    let (has_admin, keyspaces) = (config.admin.is_some(), config.keyspaces.len());
     let files = share(config, files);
     let Some(router) = &mut config.router else { return Ok(()) };
-    let (wanted, reserve) = (router.limits.max_connections, reserve(router, has_admin));
+    let (wanted, reserve) = (router.limits.max_connections, reserve(router, keyspaces, has_admin));
     let most = clients(files, reserve);
     ensure!(
         most > 0,
@@ -99,9 +99,9 @@ fn is_far_too_much(connections: usize, files: usize) -> bool {
     connections.saturating_mul(2) > files
 }
 
-fn reserve(router: &Router, has_admin: bool) -> usize {
+fn reserve(router: &Router, keyspaces: usize, has_admin: bool) -> usize {
     let workers = router.workers.or(std::thread::available_parallelism().ok()).map_or(1, usize::from);
-    PROCESS_FILES + POD_FILES + FILES_PER_WORKER * workers + if has_admin { ADMIN_FILES } else { 0 }
+    PROCESS_FILES + POD_FILES * keyspaces + FILES_PER_WORKER * workers + if has_admin { ADMIN_FILES } else { 0 }
 }
 
 /// Returns how many clients this many files allow: a file for each, and one for the pod that its request goes to.
@@ -133,6 +133,20 @@ mod tests {
         assert_eq!(fitted(10_000, reserve + 3), Some(1));
         assert_eq!(fitted(10_000, reserve + 1), None);
         assert!(fitted(10_000, 256).is_some_and(|most| most > 0), "a limit of 256 files is enough for some");
+    }
+
+    #[test]
+    fn each_keyspace_has_files_for_connections_to_its_pods() {
+        let table = |name| format!("[[keyspaces]]\nname = {name:?}\npartition = {{ header = \"p\" }}\n");
+        let tables = table("a") + "match = { host = \"a\" }\n" + &table("b");
+        let text = format!("{tables}[router]\nworkers = 2\n[router.limits]\nmax_connections = 1000\n[admin]\n");
+        let fits = |files| {
+            let mut config = segue_config::parse("segue.toml", &text, [], "h").unwrap();
+            fit(&mut config, files).unwrap();
+            config.router.unwrap().limits.max_connections
+        };
+        let reserve = PROCESS_FILES + 2 * POD_FILES + ADMIN_FILES + 2 * FILES_PER_WORKER;
+        assert_eq!((fits(2_000 + reserve), fits(2_000 + reserve - 2)), (1_000, 999));
     }
 
     #[test]

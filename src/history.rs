@@ -3,18 +3,23 @@
 //! # Invariants
 //!
 //! * Nobody pays for the history who does not read it: it is read from the store on request.
-//! * The admin endpoint reads it at most once a second, however many ask.
+//! * The admin endpoint reads it at most once a second, however many ask, and a reading ends with its client.
+//! * Responses share their content, and only a few are sent at a time, so that slow clients do not keep many readings.
 
 use std::cmp::Reverse;
+use std::convert::Infallible;
 use std::fmt::Write as _;
+use std::iter::once;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::{Body, Bytes};
 use axum::extract::{Query, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
+use futures_util::stream;
 use segue_coordination::session::unix_millis;
 use segue_coordination::store::{Store, StoreError};
 use segue_protocol::ids::PartitionId;
@@ -23,11 +28,14 @@ use segue_protocol::records::HistoryEntry;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::runtime::Handle;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
 /// How long a reading serves further readers of the admin endpoint.
 const FRESH: Duration = Duration::from_secs(1);
+/// Most responses at a time. Each keeps a reading until its client has taken it.
+const MAX_RESPONSES: usize = 8;
 
 /// The finished handoffs that the store still has.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -143,7 +151,16 @@ struct Reader {
     keys: Keyspace,
     /// Where the store is called: its connections must outlive the admin endpoint.
     runtime: Handle,
-    last: Mutex<Option<(Instant, Arc<History>)>>,
+    places: Arc<Semaphore>,
+    last: Mutex<Option<Arc<Reading>>>,
+}
+
+/// A history as responses contain it. The text of an entry exists once, however many responses have it.
+struct Reading {
+    at: Instant,
+    /// The handoffs, the newest first, each with its JSON after a comma.
+    handoffs: Vec<(PartitionId, Bytes)>,
+    unreadable: usize,
 }
 
 #[derive(Debug, Deserialize)]
@@ -154,43 +171,86 @@ struct Asked {
 
 /// Returns the route `GET /v1/history?partition=N&limit=N`. Must be called within the runtime that calls the store.
 pub fn routes(store: Arc<dyn Store>, keys: Keyspace) -> Router {
-    let reader = Reader { store, keys, runtime: Handle::current(), last: Mutex::default() };
+    let places = Arc::new(Semaphore::new(MAX_RESPONSES));
+    let reader = Reader { store, keys, runtime: Handle::current(), places, last: Mutex::default() };
     Router::new().route("/v1/history", get(answer)).with_state(Arc::new(reader))
 }
 
 async fn answer(State(reader): State<Arc<Reader>>, Query(asked): Query<Asked>) -> Response {
+    let Ok(place) = reader.places.clone().try_acquire_owned() else {
+        return unavailable("busy", format!("{MAX_RESPONSES} clients are reading the history; try again"));
+    };
     match reader.read().await {
-        Ok(history) => {
-            let is_asked_for = |it: &&HistoryEntry| asked.partition.is_none_or(|partition| it.partition == partition);
-            let handoffs = history.handoffs.iter().filter(is_asked_for).take(asked.limit.unwrap_or(usize::MAX));
-            let handoffs: Vec<&HistoryEntry> = handoffs.collect();
-            let now = unix_millis();
-            Json(json!({ "now": now, "handoffs": handoffs, "unreadable": history.unreadable })).into_response()
-        }
-        Err(error) => {
-            let body = json!({ "error": format!("the history cannot be read: {error}"), "reason": "store" });
-            (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
-        }
+        Ok(reading) => ([(header::CONTENT_TYPE, "application/json")], reading.body(&asked, place)).into_response(),
+        Err(error) => unavailable("store-unavailable", format!("the history cannot be read: {error}")),
     }
 }
 
+fn unavailable(reason: &str, error: String) -> Response {
+    let body = Json(json!({ "error": error, "reason": reason }));
+    (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "1")], body).into_response()
+}
+
 impl Reader {
-    async fn read(&self) -> Result<Arc<History>, StoreError> {
+    /// Returns a reading that is fresh. It ends early if its client does.
+    async fn read(&self) -> Result<Arc<Reading>, StoreError> {
         let mut last = self.last.lock().await;
-        if let Some((_, history)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
-            return Ok(history.clone());
+        if let Some(reading) = last.as_ref().filter(|reading| reading.at.elapsed() < FRESH) {
+            return Ok(reading.clone());
         }
         let (store, keys) = (self.store.clone(), self.keys.clone());
         let reading = self.runtime.spawn(async move { History::read(store.as_ref(), &keys, None).await });
-        let history = reading.await.unwrap_or_else(|error| Err(StoreError::Unavailable(error.to_string())))?;
-        let history = Arc::new(history);
-        *last = Some((Instant::now(), history.clone()));
-        Ok(history)
+        let history = AbortOnDropHandle::new(reading).await;
+        let history = history.unwrap_or_else(|error| Err(StoreError::Unavailable(error.to_string())))?;
+        let reading = Arc::new(Reading::of(&history));
+        *last = Some(reading.clone());
+        Ok(reading)
+    }
+}
+
+impl Reading {
+    fn of(history: &History) -> Self {
+        let text = |entry: &HistoryEntry| (entry.partition, Bytes::from(format!(",{}", json!(entry))));
+        let handoffs = history.handoffs.iter().map(text).collect();
+        Reading { at: Instant::now(), handoffs, unreadable: history.unreadable }
+    }
+
+    /// Returns a body with the handoffs that are asked for. It keeps its place until it has been sent.
+    fn body(self: Arc<Self>, asked: &Asked, place: OwnedSemaphorePermit) -> Body {
+        let (partition, limit) = (asked.partition, asked.limit.unwrap_or(usize::MAX));
+        let head = Bytes::from(format!("{{\"now\":{},\"handoffs\":[", unix_millis()));
+        let tail = Bytes::from(format!("],\"unreadable\":{}}}", self.unreadable));
+        let mut next = 0;
+        let chosen = std::iter::from_fn(move || {
+            let rest = &self.handoffs[next..];
+            let at = rest.iter().position(|(of, _)| partition.is_none_or(|partition| *of == partition))?;
+            next += at + 1;
+            Some(rest[at].1.clone())
+        });
+        let without_comma = |(number, text): (usize, Bytes)| if number == 0 { text.slice(1..) } else { text };
+        let handoffs = chosen.take(limit).enumerate().map(without_comma);
+        let pieces = once(head).chain(handoffs).chain(once(tail)).map(move |piece| {
+            let _held = &place;
+            Ok::<_, Infallible>(piece)
+        });
+        Body::from_stream(stream::iter(pieces))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use async_trait::async_trait;
+    use axum::body::to_bytes;
+    use axum::http::Request;
+    use futures_util::{FutureExt as _, StreamExt as _};
+    use segue_coordination::store::{MemoryStore, Watch};
+    use segue_protocol::ids::{HandoffId, LeaseId, Revision};
+    use segue_protocol::txn::{Keys, Op, Snapshot, Txn, TxnOutcome};
+    use tokio::time::timeout;
+    use tower::ServiceExt as _;
+
     use super::*;
 
     fn handoff(text: &str) -> HistoryEntry {
@@ -228,5 +288,98 @@ mod tests {
     fn ages_have_two_units() {
         let ages = [0, 59_999, 60_000, 7_260_000, 180_000_000].map(age);
         assert_eq!(ages, ["0s", "59s", "1m0s", "2h1m", "2d2h"]);
+    }
+
+    /// A store that never answers, and counts those who wait for it.
+    #[derive(Debug, Default)]
+    struct Silent(AtomicUsize);
+
+    #[async_trait]
+    impl Store for Silent {
+        async fn snapshot(&self, _: &Keys) -> Result<Snapshot, StoreError> {
+            struct Waits<'a>(&'a AtomicUsize);
+            impl Drop for Waits<'_> {
+                fn drop(&mut self) {
+                    self.0.fetch_sub(1, SeqCst);
+                }
+            }
+            self.0.fetch_add(1, SeqCst);
+            let _waits = Waits(&self.0);
+            std::future::pending().await
+        }
+
+        async fn watch(&self, _: &Keys, _: Revision) -> Result<Watch, StoreError> {
+            std::future::pending().await
+        }
+
+        async fn commit(&self, _: Txn) -> Result<TxnOutcome, StoreError> {
+            std::future::pending().await
+        }
+
+        async fn grant(&self, _: Duration) -> Result<LeaseId, StoreError> {
+            std::future::pending().await
+        }
+
+        async fn keep_alive(&self, _: LeaseId) -> Result<(), StoreError> {
+            std::future::pending().await
+        }
+
+        async fn revoke(&self, _: LeaseId) -> Result<(), StoreError> {
+            std::future::pending().await
+        }
+    }
+
+    fn keys() -> Keyspace {
+        Keyspace::new("/segue/", "default")
+    }
+
+    fn ask(routes: &Router, query: &str) -> impl Future<Output = Response> + use<> {
+        let request = Request::get(format!("/v1/history{query}")).body(Body::empty()).unwrap();
+        routes.clone().oneshot(request).map(|answer| answer.unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reading_ends_with_its_client() {
+        let store = Arc::<Silent>::default();
+        let routes = routes(store.clone(), keys());
+        for _ in 0..3 {
+            timeout(Duration::from_secs(1), ask(&routes, "")).await.unwrap_err();
+        }
+        tokio::task::yield_now().await;
+        assert_eq!(store.0.load(SeqCst), 0, "readings without a client");
+    }
+
+    #[tokio::test]
+    async fn responses_share_their_content_and_only_a_few_are_sent_at_a_time() {
+        let store = MemoryStore::new();
+        for number in 1..=20_u32 {
+            let text =
+                format!(r#"{{"handoff":{number},"partition":{},"to":"w","epoch":1,"result":"completed"}}"#, number % 2);
+            let key =
+                keys().history_entry(PartitionId::new(number % 2), HandoffId::created_at(Revision::new(number.into())));
+            let then = vec![Op::Put { key, value: text.into(), lease: None }];
+            store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+        }
+        let routes = routes(Arc::new(store), keys());
+        let numbers = async |query: &str| {
+            let body = to_bytes(ask(&routes, query).await.into_body(), 1 << 20).await.unwrap();
+            let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            let handoffs = body["handoffs"].as_array().unwrap();
+            handoffs.iter().map(|handoff| handoff["handoff"].as_u64().unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(numbers("").await, (1..=20).rev().collect::<Vec<_>>());
+        assert_eq!(numbers("?partition=1&limit=2").await, [19, 17]);
+        assert_eq!(numbers("?partition=7").await, [0; 0]);
+
+        let mut unread = Vec::new();
+        for _ in 0..MAX_RESPONSES {
+            unread.push(ask(&routes, "").await);
+        }
+        assert_eq!(ask(&routes, "").await.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let pieces =
+            async |response: Response| response.into_body().into_data_stream().map(Result::unwrap).collect().await;
+        let (one, other): (Vec<Bytes>, Vec<Bytes>) = (pieces(unread.remove(0)).await, pieces(unread.remove(0)).await);
+        assert_eq!(one[1].as_ptr(), other[1].as_ptr(), "the same text");
+        assert_eq!(ask(&routes, "").await.status(), StatusCode::OK, "there is room again");
     }
 }

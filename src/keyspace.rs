@@ -1,9 +1,8 @@
-//! The keyspace as `/status` shows it: followed separately from the roles, so that reading it costs them nothing.
+//! The keyspace as `/status` shows it: a view of its own, so that reading it costs the roles nothing.
 
 use std::sync::Arc;
 
 use segue_coordination::session::{Watcher, unix_millis};
-use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
 use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
@@ -19,12 +18,11 @@ pub struct KeyspaceStatusSource {
 }
 
 impl KeyspaceStatusSource {
-    /// Starts to follow a keyspace.
-    pub fn start(store: Arc<dyn Store>, keys: Keyspace) -> Self {
-        let board = Arc::new(Board::new(keys.clone()));
+    /// Follows a keyspace by its watcher. Without heartbeats, the load of pods is unknown.
+    pub fn start(keys: Keyspace, mut watcher: Watcher) -> Self {
+        let board = Arc::new(Board::new(keys, unix_millis()));
         let shared = board.clone();
         let task = tokio::spawn(async move {
-            let mut watcher = Watcher::start(store, keys);
             loop {
                 shared.update(watcher.next().await, unix_millis());
             }

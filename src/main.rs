@@ -21,7 +21,7 @@ fn main() -> ExitCode {
             eprintln!("segue: {error:#}");
             ExitCode::from(1)
         }
-        Err(Failure::Unreachable(error)) => {
+        Err(Failure::Unreachable(error) | Failure::Lost(error)) => {
             eprintln!("segue: {error:#}");
             ExitCode::from(3)
         }

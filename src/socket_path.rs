@@ -2,23 +2,33 @@
 //!
 //! # Invariants
 //!
-//! * The file belongs to one process, and a process removes only its own.
+//! * The file belongs to one process, and a process removes only its own. The folder is locked from the comparison to the
+//!   removal. A file is put there under the same lock where that can be had.
 //! * Only the user of the process can connect to it, at any moment.
 //! * It is replaced in one step, so there is always a process that can be asked.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use rustix::fs::{Mode, fchmod};
+use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use tokio::net::{UnixListener, UnixStream};
+use tracing::warn;
 
 /// Most new processes that wait to be accepted.
 const BACKLOG: i32 = 16;
+
+/// How often, and how long apart, a process tries to lock the folder. Processes of this program hold the lock for the
+/// time of two system calls.
+const LOCK_ATTEMPTS: u32 = 50;
+const LOCK_RETRY: Duration = Duration::from_millis(10);
 
 /// This process's socket, at its path.
 #[derive(Debug)]
@@ -54,6 +64,11 @@ impl SocketPath {
             let identity = identity(&temporary)?;
             listen(&socket, BACKLOG)?;
             let listener = UnixListener::from_std(StdListener::from(socket))?;
+            // Without the lock, a process that ends at this moment may remove this file. That is better than not to start.
+            let locked = lock_folder(path);
+            if let Err(error) = &locked {
+                warn!("placing {} without a lock: {error:#}", path.display());
+            }
             fs::rename(&temporary, path)?;
             Ok(SocketPath { path: path.to_owned(), listener, identity })
         };
@@ -65,8 +80,9 @@ impl SocketPath {
         Ok(self.listener.accept().await?.0)
     }
 
-    /// Removes the file, unless another process has replaced it.
+    /// Removes the file, unless another process has replaced it. A file that stays behind does no harm: nobody listens.
     pub(crate) fn release(self) {
+        let Ok(_locked) = lock_folder(&self.path) else { return };
         if identity(&self.path).is_ok_and(|there| there == self.identity) {
             let _ = fs::remove_file(&self.path);
         }
@@ -95,11 +111,33 @@ fn ensure_free_or_socket(key: &str, path: &Path) -> anyhow::Result<()> {
     }
 }
 
+/// Locks the folder of a path until the file is dropped. Whoever may read the folder can hold the lock, so the wait has a
+/// bound.
+fn lock_folder(path: &Path) -> anyhow::Result<File> {
+    let lock = || -> std::io::Result<File> {
+        let folder = File::open(folder_of(path))?;
+        let mut attempts = 1;
+        while let Err(error) = flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            if attempts == LOCK_ATTEMPTS || error != Errno::WOULDBLOCK {
+                return Err(error.into());
+            }
+            attempts += 1;
+            thread::sleep(LOCK_RETRY);
+        }
+        Ok(folder)
+    };
+    lock().with_context(|| format!("cannot lock {}", folder_of(path).display()))
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Refuses a folder whose owner could replace the socket. Other users who may write to it can only interfere: they can
 /// hide the socket, but neither connect to it nor, in a hot restart, take its place, because both sides ask the kernel
 /// for the identity of the other.
 fn ensure_folder_is_trusted(key: &str, path: &Path) -> anyhow::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = folder_of(path);
     // A missing folder fails later, with an error of its own.
     let Ok(there) = fs::metadata(folder) else { return Ok(()) };
     let is_trusted = there.uid() == 0 || there.uid() == rustix::process::geteuid().as_raw();
@@ -176,6 +214,25 @@ mod tests {
         // As in a container: a process with the same pid has crashed before it renamed its socket.
         drop(StdListener::bind(&temporary).unwrap());
         drop(claim(&path).unwrap());
+    }
+
+    #[tokio::test]
+    async fn no_file_is_removed_while_another_process_compares_and_one_is_placed_without_the_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("r.sock");
+        let (first, second) = (claim(&path).unwrap(), claim(&path).unwrap());
+        // As another process holds it from its comparison to its removal.
+        let comparing = lock_folder(&path).unwrap();
+        second.release();
+        assert!(path.exists(), "nobody knows whose file it is by now");
+        let third = claim(&path).unwrap();
+        assert!(reach(&path).await.unwrap().is_some());
+        drop(comparing);
+        third.release();
+        assert!(!path.exists());
+        first.release();
+        claim(&path).unwrap().release();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     /// Only root can give a folder away.

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
 use segue_coordination::coordinator::describe_waits;
-use segue_protocol::ids::{Incarnation, PartitionId, Revision};
+use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::planning::{Assurance, MISSED_BEFORE_SUSPECTED, repair};
 use segue_protocol::records::{Mode, Phase, Pin, PodStatus};
 use segue_protocol::view::{Versioned, View};
@@ -16,6 +16,8 @@ use serde::{Deserialize, Serialize};
 pub struct KeyspaceStatus {
     /// The revision of the store.
     pub revision: Revision,
+    /// Why this may not be the present state. `None` while the process that reports it follows the store.
+    pub stale: Option<Stale>,
     /// The leading coordinator.
     pub leader: Option<String>,
     /// Number of partitions; 0 before a leader has written it.
@@ -45,6 +47,30 @@ pub struct KeyspaceStatus {
     pub repairs: Vec<String>,
 }
 
+/// Since when a process does not follow the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stale {
+    /// Unix milliseconds, by the clock of the process.
+    pub since: u64,
+    /// The time since then.
+    pub age_ms: u64,
+    /// Why, in words.
+    pub reason: String,
+}
+
+impl Stale {
+    /// Returns what has been so since `since`, as of `now`, both in Unix milliseconds.
+    pub fn new(since: u64, reason: String, now: u64) -> Self {
+        Stale { since, age_ms: now.saturating_sub(since), reason }
+    }
+}
+
+impl fmt::Display for Stale {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "the store has not been followed for {:.1} s: {}", self.age_ms as f64 / 1000.0, self.reason)
+    }
+}
+
 /// A pod in an [`KeyspaceStatus`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PodLine {
@@ -66,6 +92,28 @@ pub struct PodLine {
     pub heartbeat_age_ms: Option<u64>,
     /// Whether the pod has missed heartbeats, by that age. The leader measures by its own clock.
     pub suspected: bool,
+    /// Number of the pod's partitions that have a checkpoint, whoever made it.
+    #[serde(default)]
+    pub checkpoints: usize,
+    /// Age of the oldest of these, by the clocks of two machines. Informational.
+    #[serde(default)]
+    pub oldest_checkpoint_age_ms: Option<u64>,
+}
+
+/// Returns the age of a partition's newest checkpoint, by the clocks of two machines. `now` is in Unix milliseconds.
+pub fn checkpoint_age(view: &View, partition: PartitionId, now: u64) -> Option<u64> {
+    let record = &view.checkpoints.get(&partition)?.value;
+    record.checkpoint.as_ref().map(|_| now.saturating_sub(record.taken_at))
+}
+
+/// What a pod owns.
+#[derive(Debug, Clone, Copy, Default)]
+struct Owned {
+    partitions: usize,
+    /// How many of them have a checkpoint.
+    checkpoints: usize,
+    /// The age of the oldest one, in milliseconds.
+    oldest_checkpoint: Option<u64>,
 }
 
 /// Returns the age of a pod's last heartbeat, and whether the pod has missed as many as make it suspected. `now` is in
@@ -103,6 +151,8 @@ impl PinLine {
 /// A handoff in an [`KeyspaceStatus`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct HandoffLine {
+    /// The handoff.
+    pub id: HandoffId,
     /// The partition.
     pub partition: PartitionId,
     /// The pod that gives the partition up.
@@ -124,16 +174,22 @@ pub struct HandoffLine {
 impl KeyspaceStatus {
     /// Returns the status of `view`. `now` is in Unix milliseconds.
     pub fn of(view: &View, now: u64) -> Self {
-        let mut owned: HashMap<(&str, Incarnation), usize> = HashMap::new();
-        for at in view.assignments.values() {
-            *owned.entry((&at.value.owner, at.value.incarnation)).or_default() += 1;
+        let mut owned: HashMap<(&str, Incarnation), Owned> = HashMap::new();
+        for (partition, at) in &view.assignments {
+            let owned = owned.entry((&at.value.owner, at.value.incarnation)).or_default();
+            let age = checkpoint_age(view, *partition, now);
+            owned.partitions += 1;
+            owned.checkpoints += usize::from(age.is_some());
+            owned.oldest_checkpoint = owned.oldest_checkpoint.max(age);
         }
+        let owned = |name: &str, incarnation| owned.get(&(name, incarnation)).copied().unwrap_or_default();
         let leaseless: Vec<String> = view.leaseless().filter(|key| !view.malformed.contains_key(key)).collect();
         let broken: BTreeSet<&String> = view.malformed.keys().chain(&leaseless).collect();
         let repairs = broken.into_iter().filter_map(|key| repair(view, key)).collect();
         KeyspaceStatus {
             revision: view.revision,
-            leader: view.leader.as_ref().map(|leader| leader.value.holder.clone()),
+            stale: None,
+            leader: view.coordinator().map(str::to_owned),
             partitions: view.partitions(),
             pods: view
                 .pods
@@ -143,11 +199,13 @@ impl KeyspaceStatus {
                     incarnation: pod.incarnation(),
                     address: pod.value.address.clone(),
                     status: if view.is_draining(name) { PodStatus::Draining } else { pod.value.status },
-                    partitions: owned.get(&(name.as_str(), pod.incarnation())).copied().unwrap_or(0),
+                    partitions: owned(name, pod.incarnation()).partitions,
                     capabilities: pod.value.capabilities.into(),
                     load: view.load(name).map(|load| load.total.into()),
                     heartbeat_age_ms: heartbeat_age(view, name, now).map(|(age, _)| age),
                     suspected: heartbeat_age(view, name, now).is_some_and(|(_, is_suspected)| is_suspected),
+                    checkpoints: owned(name, pod.incarnation()).checkpoints,
+                    oldest_checkpoint_age_ms: owned(name, pod.incarnation()).oldest_checkpoint,
                 })
                 .collect(),
             routers: view.routers.keys().cloned().collect(),
@@ -158,6 +216,7 @@ impl KeyspaceStatus {
                 .handoffs
                 .iter()
                 .map(|(partition, handoff)| HandoffLine {
+                    id: handoff.id(),
                     partition: *partition,
                     from: handoff.value.old_owner.clone(),
                     to: handoff.value.new_owner.clone(),
@@ -186,21 +245,29 @@ impl KeyspaceStatus {
 
 impl fmt::Display for KeyspaceStatus {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(stale) = &self.stale {
+            writeln!(out, "stale       {stale}")?;
+        }
         let leader = self.leader.as_deref().unwrap_or("none (is a coordinator running?)");
         writeln!(out, "leader      {leader}")?;
         writeln!(out, "partitions  {}, {} without a living owner", self.partitions, self.unowned)?;
         writeln!(out, "routers     {}", or_none(&self.routers.join(", ")))?;
         writeln!(out, "pods        {}", if self.pods.is_empty() { "none" } else { "" })?;
         let width = self.pods.iter().map(|pod| pod.name.len()).max().unwrap_or(0);
+        let status_width = self.pods.iter().map(|pod| format!("{:?}", pod.status).len()).max().unwrap_or(0);
         for pod in &self.pods {
-            let (name, status, owns) = (&pod.name, pod.status, pod.partitions);
+            let (name, status, owns) = (&pod.name, format!("{:?}", pod.status), pod.partitions);
             let can = or_none(&pod.capabilities.join(", ")).to_owned();
-            write!(out, "  {name:width$}  {status:?}  owns {owns:>4}  at {}  can {can}", pod.address)?;
+            write!(out, "  {name:width$}  {status:status_width$}  owns {owns:>4}  at {}  can {can}", pod.address)?;
             if let Some(load) = pod.load {
                 write!(out, "  load {load:.1}")?;
             }
             if let Some(age) = pod.heartbeat_age_ms.filter(|_| pod.suspected) {
                 write!(out, "  suspected: last heartbeat {:.1} s ago", age as f64 / 1000.0)?;
+            }
+            if let Some(age) = pod.oldest_checkpoint_age_ms {
+                let (with, seconds) = (pod.checkpoints, age as f64 / 1000.0);
+                write!(out, "  checkpoints of {with} partitions, the oldest {seconds:.1} s old")?;
             }
             writeln!(out)?;
         }
@@ -251,4 +318,55 @@ impl KeyspaceStatus {
 
 fn or_none(text: &str) -> &str {
     if text.is_empty() { "none" } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::collections::BTreeMap;
+
+    use segue_protocol::ids::{Epoch, LeaseId, Revision};
+    use segue_protocol::keys::Keyspace;
+    use segue_protocol::records::{Assignment, Checkpoint, KeyspaceConfig, PodLoad, PodRecord, encode};
+    use segue_protocol::txn::{KeyValue, Snapshot};
+
+    use super::*;
+
+    #[test]
+    fn missed_heartbeats_and_the_age_of_checkpoints_are_shown() {
+        let (keys, life) = (Keyspace::new("/segue/", "k"), Incarnation::registered_at(Revision::new(2)));
+        let load = PodLoad { at: 10_000, ..PodLoad::new(life, 1_000, BTreeMap::new()) };
+        let checkpoint = |partition, taken_at| Checkpoint {
+            partition,
+            checkpoint: Some("at 42".to_owned().try_into().unwrap()),
+            pod_name: "a".to_owned(),
+            epoch: Epoch::new(5),
+            taken_at,
+            handoff: HandoffId::NONE,
+        };
+        let [first, second, third] = [0, 1, 2].map(PartitionId::new);
+        let owned = |partition| encode(&Assignment::new(partition, "a", life, Epoch::new(5)));
+        let entries = [
+            (keys.config(), encode(&KeyspaceConfig::new(3))),
+            (keys.pod("a"), encode(&PodRecord::new("a", "127.0.0.1:1"))),
+            (keys.load("a"), encode(&load)),
+            (keys.assignment(first), owned(first)),
+            (keys.assignment(second), owned(second)),
+            (keys.assignment(third), owned(third)),
+            (keys.checkpoint(first), encode(&checkpoint(first, 9_000))),
+            (keys.checkpoint(second), encode(&checkpoint(second, 4_000))),
+        ];
+        let entry = |(key, value)| {
+            let (create_revision, lease) = (life.revision(), Some(LeaseId::new(1)));
+            KeyValue { key, value, create_revision, mod_revision: create_revision, lease }
+        };
+        let entries = entries.into_iter().map(entry).collect();
+        let view = View::from_snapshot(keys, Snapshot { revision: Revision::new(9), entries });
+        let shown = |now| KeyspaceStatus::of(&view, now).to_string();
+        assert!(!shown(12_999).contains("suspected"), "{}", shown(12_999));
+        for words in ["suspected: last heartbeat 3.0 s ago", "checkpoints of 2 partitions, the oldest 9.0 s old"] {
+            assert!(shown(13_000).contains(words), "{}", shown(13_000));
+        }
+    }
 }

@@ -25,7 +25,8 @@ use measurement::{Measured, Moves, measure};
 use plot::{Curve, Panel};
 
 /// Capabilities of pods that only refuse what they do not own. A cutover waits for routers alone.
-const PLAIN: Capabilities = Capabilities { sync: false, drained: false, released: false, fence: true };
+const PLAIN: Capabilities =
+    Capabilities { sync: false, drained: false, released: false, fence: true, checkpoint: false };
 
 /// The command line.
 #[derive(Debug, Default)]

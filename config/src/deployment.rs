@@ -1,16 +1,17 @@
 //! Relations between the files of one deployment.
 //!
 //! For: relations between processes with a file each, which no process could check by itself. Files belong together if
-//! they name the same prefix and keyspace. Not for: the rules of a single file (`validate`).
+//! they name the same prefix and a common keyspace. Not for: the rules of a single file (`validate`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use segue_protocol::planning::{Coordination, Policy};
 use segue_proxy::routing::partition_key::PartitionSource;
 
-use crate::error::Problem;
-use crate::located::Located;
+use crate::error::{Problem, quoted};
+use crate::located::{Located, Setting};
 use crate::units::show_duration;
-use crate::validated::{Coordinator, Pod, Router};
+use crate::validated::{Coordinator, KeyspaceSection, Pod, Router, Routing};
 
 /// The result of a comparison.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -21,33 +22,80 @@ pub struct Findings {
     pub warnings: Vec<Problem>,
 }
 
+const MAX_WAIT: Setting = Setting { own: "keyspaces.stash.max_wait", common: "router.stash.max_wait" };
+const PARTITIONS: Setting = Setting { own: "keyspaces.partitions", common: "coordinator.partitions" };
+const PARTITION: Setting = Setting { own: "keyspaces.partition", common: "router.partition" };
+const MATCH: Setting = Setting { own: "keyspaces.match", common: "keyspace" };
+const STRATEGY: Setting = Setting { own: "keyspaces.strategy", common: "coordinator.strategy" };
+
+/// A file, as far as it is about one keyspace.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    file: &'a Located,
+    index: usize,
+    keyspace: &'a KeyspaceSection,
+}
+
+impl<'a> Part<'a> {
+    fn all(file: &'a Located) -> impl Iterator<Item = Part<'a>> {
+        file.config.keyspaces.iter().enumerate().map(move |(index, keyspace)| Part { file, index, keyspace })
+    }
+
+    fn router(self) -> Option<(Self, &'a Router, &'a Routing)> {
+        Some((self, self.file.config.router.as_ref()?, self.keyspace.routing.as_ref()?))
+    }
+
+    fn coordinator(self) -> Option<(Self, &'a Coordinator, &'a Policy)> {
+        Some((self, self.file.config.coordinator.as_ref()?, self.keyspace.policy.as_ref()?))
+    }
+
+    /// Returns the name of the key of a setting.
+    fn key(self, setting: Setting) -> &'static str {
+        self.file.key_in(self.index, setting)
+    }
+
+    fn origin(self, setting: Setting) -> String {
+        self.file.origin_in(self.index, setting)
+    }
+
+    fn problem(self, setting: Setting, fact: String, remedy: &str) -> Problem {
+        self.file.problem_in(self.index, setting, fact, remedy)
+    }
+}
+
 /// Compares files, each of which is valid by itself.
 pub fn compare(files: &[Located]) -> Findings {
     let mut found = Findings::default();
     for (i, one) in files.iter().enumerate() {
         for (j, other) in files.iter().enumerate() {
-            if !are_one_deployment(one, other) {
-                continue;
+            let shared = shared_keyspaces(one, other);
+            for (first, second) in &shared {
+                found.parts_fit(i == j, *first, *second);
+                if i < j {
+                    found.routers_agree(*first, *second);
+                    found.coordinators_agree(*first, *second);
+                }
             }
-            if let (Some(router), Some(coordinator)) = (&one.config.router, &other.config.coordinator) {
-                found.handoffs_fit(i == j, (one, router), (other, coordinator));
-            }
-            if let (Some(router), Some(pod)) = (&one.config.router, &other.config.pod) {
-                found.failovers_fit((one, router), (other, pod));
-            }
-            if i < j {
+            if i < j && !shared.is_empty() {
                 found.names_differ(one, other);
-                found.routers_agree(one, other);
-                found.coordinators_agree(one, other);
             }
         }
+    }
+    // Several keyspaces of one file may share the setting.
+    for problems in [&mut found.problems, &mut found.warnings] {
+        let mut seen = BTreeSet::new();
+        problems.retain(|problem| seen.insert(problem.clone()));
     }
     found
 }
 
-fn are_one_deployment(one: &Located, other: &Located) -> bool {
-    let (one, other) = (&one.config, &other.config);
-    one.keyspace == other.keyspace && one.store.prefix == other.store.prefix
+/// Returns the keyspaces that both files are about.
+fn shared_keyspaces<'a>(one: &'a Located, other: &'a Located) -> Vec<(Part<'a>, Part<'a>)> {
+    if one.config.store.prefix != other.config.store.prefix {
+        return Vec::new();
+    }
+    let partner = |first: Part<'a>| Part::all(other).find(|second| second.keyspace.name == first.keyspace.name);
+    Part::all(one).filter_map(|first| Some((first, partner(first)?))).collect()
 }
 
 /// Returns whether both map alike. The name of the header with the number makes no difference.
@@ -59,58 +107,100 @@ fn map_alike(one: &PartitionSource, other: &PartitionSource) -> bool {
 }
 
 impl Findings {
-    fn handoffs_fit(&mut self, is_same_file: bool, router: (&Located, &Router), coordinator: (&Located, &Coordinator)) {
-        const DRAIN: &str = "router.drain.timeout";
-        const PHASE: &str = "coordinator.phase_timeout";
-        const MAX_WAIT: &str = "router.stash.max_wait";
-        let (drain, phase) = (router.1.drain.timeout, coordinator.1.policy.phase_timeout);
-        let (phase_text, its_origin) = (show_duration(phase), coordinator.0.origin(PHASE));
-        // Within one file this is already a problem.
-        if drain >= phase && !is_same_file {
-            let fact = format!("{} is not below {PHASE}, which is {phase_text} ({its_origin})", show_duration(drain));
-            self.problems.push(router.0.problem(DRAIN, fact, format!("expected less than {phase_text}")));
+    /// Checks what the roles of one keyspace expect of each other.
+    fn parts_fit(&mut self, is_same_file: bool, one: Part<'_>, other: Part<'_>) {
+        let Some(router) = one.router() else { return };
+        if let Some(coordinator) = other.coordinator() {
+            self.handoffs_fit(is_same_file, router, coordinator);
+            self.rounds_fit(router, coordinator);
         }
-        let max_wait = router.1.stash.max_wait;
-        if phase >= max_wait {
-            let bound = show_duration(max_wait);
-            let fact = format!(
-                "{phase_text} is not below {MAX_WAIT} of router {}, which is {bound} ({}): requests that wait for a \
-                 handoff that is cancelled then have been refused before",
-                router.1.name,
-                router.0.origin(MAX_WAIT)
-            );
-            self.warnings.push(coordinator.0.problem(PHASE, fact, format!("expected less than {bound}")));
+        if let Some(pod) = &other.file.config.pod {
+            self.failovers_fit(router, (other.file, pod));
         }
     }
 
-    fn failovers_fit(&mut self, router: (&Located, &Router), pod: (&Located, &Pod)) {
+    fn handoffs_fit(
+        &mut self,
+        is_same_file: bool,
+        (part, router, routing): (Part<'_>, &Router, &Routing),
+        (other, _, policy): (Part<'_>, &Coordinator, &Policy),
+    ) {
+        const DRAIN: &str = "router.drain.timeout";
+        const PHASE: &str = "coordinator.phase_timeout";
+        let (drain, phase) = (router.drain.timeout, policy.phase_timeout);
+        let (phase_text, its_origin) = (show_duration(phase), other.file.origin(PHASE));
+        // Within one file this is already a problem.
+        if drain >= phase && !is_same_file {
+            let fact = format!("{} is not below {PHASE}, which is {phase_text} ({its_origin})", show_duration(drain));
+            self.problems.push(part.file.problem(DRAIN, fact, format!("expected less than {phase_text}")));
+        }
+        let max_wait = routing.stash.max_wait;
+        if phase >= max_wait {
+            let bound = show_duration(max_wait);
+            let fact = format!(
+                "{phase_text} is not below {} of router {}, which is {bound} ({}): requests that wait for a \
+                 handoff that is cancelled then have been refused before",
+                part.key(MAX_WAIT),
+                router.name,
+                part.origin(MAX_WAIT)
+            );
+            self.warnings.push(other.file.problem(PHASE, fact, format!("expected less than {bound}")));
+        }
+    }
+
+    /// A participant of assignment rounds that lives and does nothing drops out with the next heartbeat.
+    fn rounds_fit(
+        &mut self,
+        (part, router, routing): (Part<'_>, &Router, &Routing),
+        (other, _, policy): (Part<'_>, &Coordinator, &Policy),
+    ) {
+        const HEARTBEAT: &str = "coordinator.heartbeat";
+        const SETTLE: &str = "coordinator.settle";
+        let max_wait = routing.stash.max_wait;
+        if policy.coordination != Coordination::Rounds || policy.heartbeat.saturating_add(policy.settle) < max_wait {
+            return;
+        }
+        let bound = show_duration(max_wait);
+        let fact = format!(
+            "{} and {SETTLE}, which is {} ({}), are together not below {} of router {}, which is {bound} ({}): \
+             requests for partitions that a stuck participant should move are refused before it drops out",
+            show_duration(policy.heartbeat),
+            show_duration(policy.settle),
+            other.file.origin(SETTLE),
+            part.key(MAX_WAIT),
+            router.name,
+            part.origin(MAX_WAIT)
+        );
+        let less = show_duration(max_wait.saturating_sub(policy.settle));
+        self.warnings.push(other.file.problem(HEARTBEAT, fact, format!("expected less than {less}")));
+    }
+
+    fn failovers_fit(&mut self, (part, router, routing): (Part<'_>, &Router, &Routing), pod: (&Located, &Pod)) {
         const LEASE: &str = "pod.lease_ttl";
         const WORK: &str = "pod.work_ends_within";
-        const MAX_WAIT: &str = "router.stash.max_wait";
-        let (lease, max_wait) = (pod.1.lease_ttl, router.1.stash.max_wait);
+        let (lease, max_wait) = (pod.1.lease_ttl, routing.stash.max_wait);
+        let (key, its_origin) = (part.key(MAX_WAIT), part.origin(MAX_WAIT));
         let bound = show_duration(max_wait);
         if lease < max_wait {
             let work = pod.1.work_ends_within.filter(|work| lease.saturating_add(*work) >= max_wait);
             self.warnings.extend(work.map(|work| {
                 let fact = format!(
-                    "{} and {LEASE}, which is {} ({}), are together not below {MAX_WAIT} of router {}, which is {bound} ({}): \
+                    "{} and {LEASE}, which is {} ({}), are together not below {key} of router {}, which is {bound} ({its_origin}): \
                      requests for a pod that vanishes are refused before its partitions can move",
                     show_duration(work),
                     show_duration(lease),
                     pod.0.origin(LEASE),
-                    router.1.name,
-                    router.0.origin(MAX_WAIT)
+                    router.name
                 );
                 pod.0.problem(WORK, fact, format!("expected less than {}", show_duration(max_wait - lease)))
             }));
             return;
         }
         let fact = format!(
-            "{} is not below {MAX_WAIT} of router {}, which is {bound} ({}): requests for a pod that vanishes are refused \
-             before its lease has ended",
+            "{} is not below {key} of router {}, which is {bound} ({its_origin}): requests for a pod that vanishes are \
+             refused before its lease has ended",
             show_duration(pod.1.lease_ttl),
-            router.1.name,
-            router.0.origin(MAX_WAIT)
+            router.name
         );
         self.warnings.push(pod.0.problem(LEASE, fact, format!("expected less than {bound}")));
     }
@@ -133,34 +223,48 @@ impl Findings {
         }
     }
 
-    /// Checks that two routers map alike: otherwise requests of one key would go to two partitions.
-    fn routers_agree(&mut self, one: &Located, other: &Located) {
-        let (Some(first), Some(second)) = (&one.config.router, &other.config.router) else { return };
+    /// Checks that two routers map alike: otherwise requests of one key would go to two partitions. Routers may serve
+    /// different clients, so another choice of a keyspace's requests is only pointed out.
+    fn routers_agree(&mut self, one: Part<'_>, other: Part<'_>) {
+        let (Some((_, router, first)), Some((_, _, second))) = (one.router(), other.router()) else { return };
         if !map_alike(&first.partition, &second.partition) {
-            let fact =
-                format!("another mapping of requests to partitions than router {} has ({})", first.name, one.file());
-            self.problems.push(other.problem(
-                "router.partition",
-                fact,
-                "expected the same in all routers of a keyspace",
-            ));
+            let fact = format!(
+                "another mapping of requests to partitions than router {} has ({})",
+                router.name,
+                one.file.file()
+            );
+            let remedy = "expected the same in all routers of a keyspace";
+            self.problems.push(other.file.table_problem(other.index, PARTITION, fact, remedy));
+        } else if first.matching != second.matching {
+            let fact = format!(
+                "another choice of the requests of keyspace {} than router {} has ({})",
+                quoted(&one.keyspace.name),
+                router.name,
+                one.file.file()
+            );
+            let remedy = "expected the same `match` in all routers that the same clients use";
+            self.warnings.push(other.file.table_problem(other.index, MATCH, fact, remedy));
         }
     }
 
-    fn coordinators_agree(&mut self, one: &Located, other: &Located) {
-        let (Some(first), Some(second)) = (&one.config.coordinator, &other.config.coordinator) else { return };
+    fn coordinators_agree(&mut self, one: Part<'_>, other: Part<'_>) {
+        let (Some((_, coordinator, first)), Some((_, _, second))) = (one.coordinator(), other.coordinator()) else {
+            return;
+        };
+        let common = |key| Setting { own: "", common: key };
         let differing = [
-            ("coordinator.partitions", first.policy.partitions != second.policy.partitions),
-            ("coordinator.strategy", first.policy.strategy != second.policy.strategy),
-            ("coordinator.mode", first.policy.mode != second.policy.mode),
+            (PARTITIONS, first.partitions != second.partitions),
+            (STRATEGY, first.strategy != second.strategy),
+            (common("coordinator.mode"), first.mode != second.mode),
+            (common("coordinator.coordination"), first.coordination != second.coordination),
         ];
-        for (key, _) in differing.into_iter().filter(|(_, differs)| *differs) {
+        for (setting, _) in differing.into_iter().filter(|(_, differs)| *differs) {
             let fact = format!(
                 "another value than coordinator {} has ({}): the keyspace keeps that of its first leader",
-                first.name,
-                one.file()
+                coordinator.name,
+                one.file.file()
             );
-            self.warnings.push(other.problem(key, fact, "expected the same in all coordinators of a keyspace"));
+            self.warnings.push(other.problem(setting, fact, "expected the same in all coordinators of a keyspace"));
         }
     }
 }

@@ -7,12 +7,17 @@
 //!
 //! * Every key of `validate::KEYS` is read there and explained in `segue.example.toml` (tests check both).
 //! * No key contains a double underscore, so a variable names one key only.
+//! * No variable names a key of a list's tables, because it could not say which table.
 
 use crate::error::nearest;
 
 /// The keys of a file by their paths, section by section, in the order in which problems list them.
 #[derive(Debug)]
-pub(crate) struct Keys(pub(crate) &'static [&'static [&'static str]]);
+pub(crate) struct Keys {
+    pub(crate) sections: &'static [&'static [&'static str]],
+    /// The list of tables that the file may have, with the keys of each table.
+    pub(crate) tables: Option<(&'static str, &'static Keys)>,
+}
 
 /// Keys of earlier versions, each with its present name. Like unknown keys, they are errors.
 const RENAMED: &[(&str, &str)] = &[("router.handover", "router.hot_restart_socket")];
@@ -26,7 +31,7 @@ pub(crate) const VARIABLE_PREFIX: &str = "SEGUE__";
 impl Keys {
     /// Returns every key.
     pub(crate) fn all(&self) -> impl Iterator<Item = &'static str> + Clone + use<> {
-        self.0.iter().copied().flatten().copied()
+        self.sections.iter().copied().flatten().copied()
     }
 
     /// Returns the key as this table spells it.
@@ -47,6 +52,7 @@ impl Keys {
                 names.push(name);
             }
         }
+        names.extend(self.tables.filter(|_| section.is_empty()).map(|(name, _)| name));
         names
     }
 
@@ -87,30 +93,49 @@ mod tests {
     use super::*;
     use crate::validate::KEYS;
 
-    /// Returns the paths of the keys in the example, commented out or not.
-    fn shown() -> BTreeSet<String> {
+    /// Returns the paths of the keys in `lines` of the example, commented out or not.
+    fn shown<'a>(lines: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
         let mut section = "";
         let mut shown = BTreeSet::new();
-        for line in include_str!("../segue.example.toml").lines().filter(|line| !line.contains('`')) {
-            if let Some(header) = line.strip_prefix('[') {
-                section = header.trim_end_matches(']');
+        for line in lines.filter(|line| !line.contains('`')) {
+            if let Some(header) = line.strip_prefix('[').or_else(|| line.strip_prefix("# [[")) {
+                section = header.trim_matches(['[', ']']);
             } else if let Some((name, value)) = line.trim_start_matches("# ").split_once(" = ") {
                 let path = if section.is_empty() { name.to_owned() } else { format!("{section}.{name}") };
-                match value.strip_prefix("{ ") {
-                    Some(inner) => {
-                        let names = inner.split(", ").filter_map(|pair| Some(pair.split_once(" = ")?.0));
-                        shown.extend(names.map(|inner| format!("{path}.{inner}")));
-                    }
-                    None => drop(shown.insert(path)),
-                }
+                inner(&path, value, &mut shown);
             }
         }
         shown
     }
 
+    /// Adds the paths of the keys in the value of `path`, or `path` itself.
+    fn inner(path: &str, value: &str, shown: &mut BTreeSet<String>) {
+        let Some(table) = value.strip_prefix("{ ").and_then(|rest| rest.strip_suffix(" }")) else {
+            shown.insert(path.to_owned());
+            return;
+        };
+        // No table of the example has more than one table within it, which stands first or last.
+        let (outer, nested) = match table.split_once("{ ") {
+            Some((before, rest)) => {
+                let (within, behind) = rest.split_once(" }").unwrap();
+                let name = before.trim_end_matches(" = ").rsplit(", ").next().unwrap();
+                inner(&format!("{path}.{name}"), &format!("{{ {within} }}"), shown);
+                (before.strip_suffix(&format!("{name} = ")).unwrap(), behind)
+            }
+            None => (table, ""),
+        };
+        let pairs = outer.split(", ").chain(nested.split(", "));
+        shown.extend(pairs.filter_map(|pair| Some(format!("{path}.{}", pair.split_once(" = ")?.0))));
+    }
+
+    const EXAMPLE: &str = include_str!("../segue.example.toml");
+
     #[test]
     fn the_example_shows_every_key() {
-        assert_eq!(shown(), KEYS.all().map(str::to_owned).collect());
+        let is_list = |line: &&str| line.starts_with("# [[");
+        assert_eq!(shown(EXAMPLE.lines().take_while(|line| !is_list(line))), KEYS.all().map(str::to_owned).collect());
+        let (_, tables) = KEYS.tables.unwrap();
+        assert_eq!(shown(EXAMPLE.lines().skip_while(|line| !is_list(line))), tables.all().map(str::to_owned).collect());
     }
 
     #[test]

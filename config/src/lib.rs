@@ -31,15 +31,13 @@ mod validated;
 
 pub use deployment::{Findings, compare};
 pub use error::{Errors, LoadError, Problem};
-pub use located::Located;
+pub use located::{Located, Written};
 pub use validated::{
-    Admin, AdminWrite, Config, Coordinator, Credentials, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind,
-    Tracing,
+    Admin, AdminWrite, Config, Coordinator, Credentials, KeyspaceSection, Log, LogFormat, LogLevel, Pod, Router,
+    Routing, Store, StoreKind, StreamListen, Tracing,
 };
 
 use std::path::Path;
-
-use error::Place;
 
 /// Checks `text` and the variables in `env` that begin with `SEGUE__`.
 ///
@@ -59,7 +57,12 @@ pub fn parse(
     locate(file_name, text, env, hostname).map(|located| located.config)
 }
 
-fn locate(
+/// Checks like [`parse`], and remembers where each value was written.
+///
+/// # Errors
+///
+/// Those of [`parse`].
+pub fn locate(
     file_name: &str,
     text: &str,
     env: impl IntoIterator<Item = (String, String)>,
@@ -71,9 +74,7 @@ fn locate(
     if !problems.is_empty() {
         return Err(Errors::new(problems));
     }
-    let file = Place::File { file: raw.file, line: 1, column: 1 };
-    let places = raw.values.into_iter().map(|(key, given)| (key, given.value_place)).collect();
-    Ok(Located::new(config, places, file))
+    Ok(Located::new(config, raw))
 }
 
 /// Reads the file at `path`, with this process's environment and this host's name, and checks it like [`parse`].

@@ -1,8 +1,10 @@
-//! A valid configuration that remembers where each of its values was written.
+//! A valid configuration that remembers what was written, and where.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{Errors, Place, Problem, Wrong};
+use crate::keys;
+use crate::raw::{Raw, Value};
 use crate::validated::Config;
 
 /// A valid configuration with the places of its values, for later problems such as a file that does not exist.
@@ -10,14 +12,59 @@ use crate::validated::Config;
 pub struct Located {
     /// The configuration.
     pub config: Config,
-    places: BTreeMap<&'static str, Place>,
+    places: Places,
+    /// Those of each table of the list of keyspaces.
+    tables: Vec<Places>,
     file: Place,
+    written: Written,
+}
+
+/// The values of a configuration as they were written, and those of each table of the list of keyspaces.
+#[derive(Debug, Clone)]
+pub struct Written(Vec<BTreeMap<&'static str, Value>>);
+
+impl Written {
+    /// Returns the keys whose values differ, or that only one of the two has, in the order of their names. A key of the
+    /// second table is `keyspaces.1.name`.
+    pub fn differing(&self, other: &Written) -> Vec<String> {
+        let empty = BTreeMap::new();
+        let mut differing = Vec::new();
+        for at in 0..self.0.len().max(other.0.len()) {
+            let [one, two] = [self, other].map(|written| written.0.get(at).unwrap_or(&empty));
+            let keys: BTreeSet<_> = one.keys().chain(two.keys()).filter(|key| one.get(*key) != two.get(*key)).collect();
+            differing.extend(keys.into_iter().map(|key| match at.checked_sub(1) {
+                None => (*key).to_owned(),
+                Some(table) => key.replacen('.', &format!(".{table}."), 1),
+            }));
+        }
+        differing
+    }
+}
+
+/// Where values were written.
+pub(crate) type Places = BTreeMap<&'static str, Place>;
+
+/// A setting of one keyspace: the key in its table, and the key that stands for all keyspaces.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Setting {
+    pub(crate) own: &'static str,
+    pub(crate) common: &'static str,
 }
 
 impl Located {
-    /// Returns a configuration of `file`, whose values were written at `places`.
-    pub(crate) fn new(config: Config, places: BTreeMap<&'static str, Place>, file: Place) -> Self {
-        Located { config, places, file }
+    /// Returns a configuration that was read from `raw`.
+    pub(crate) fn new(config: Config, mut raw: Raw) -> Self {
+        let file = Place::File { file: raw.file.clone(), line: 1, column: 1 };
+        let tables = raw.tables.take().map_or_else(Vec::new, |tables| tables.each);
+        let values = |raw: &Raw| raw.values.iter().map(|(key, given)| (*key, given.value.clone())).collect();
+        let written = Written(std::iter::once(&raw).chain(&tables).map(values).collect());
+        let places = |raw: Raw| raw.values.into_iter().map(|(key, given)| (key, given.value_place)).collect();
+        Located { config, places: places(raw), tables: tables.into_iter().map(places).collect(), file, written }
+    }
+
+    /// Returns what was written.
+    pub fn written(&self) -> &Written {
+        &self.written
     }
 
     /// Returns whether the file or a variable sets `key`.
@@ -34,6 +81,54 @@ impl Located {
     /// Returns where the value of `key` was written, or that it is the default.
     pub(crate) fn origin(&self, key: &str) -> String {
         self.places.get(key).map_or_else(|| format!("the default in {}", self.file()), ToString::to_string)
+    }
+
+    /// Returns the key that sets `setting` in the keyspace with this index, and where it was written.
+    fn place_in(&self, keyspace: usize, setting: Setting) -> (&'static str, Option<&Place>) {
+        let own = self.tables.get(keyspace).and_then(|places| places.get(setting.own));
+        match own {
+            Some(place) => (setting.own, Some(place)),
+            None => (setting.common, self.places.get(setting.common)),
+        }
+    }
+
+    /// Returns the key that sets `setting` in the keyspace with this index.
+    pub(crate) fn key_in(&self, keyspace: usize, setting: Setting) -> &'static str {
+        self.place_in(keyspace, setting).0
+    }
+
+    /// Returns a problem of a setting of the keyspace with this index.
+    pub(crate) fn problem_in(
+        &self,
+        keyspace: usize,
+        setting: Setting,
+        fact: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Problem {
+        let (key, place) = self.place_in(keyspace, setting);
+        Problem::new(place.unwrap_or(&self.file).clone(), key, Wrong::new(fact, remedy))
+    }
+
+    /// Returns a problem of a setting that is a table, of the keyspace with this index.
+    pub(crate) fn table_problem(
+        &self,
+        keyspace: usize,
+        setting: Setting,
+        fact: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Problem {
+        let own = self
+            .tables
+            .get(keyspace)
+            .and_then(|places| places.iter().find(|(key, _)| keys::within(key, setting.own).is_some()));
+        let (key, place) = own.map_or((setting.common, &self.file), |(_, place)| (setting.own, place));
+        Problem::new(place.clone(), key, Wrong::new(fact, remedy))
+    }
+
+    /// Returns where a setting of the keyspace with this index was written, or that it is the default.
+    pub(crate) fn origin_in(&self, keyspace: usize, setting: Setting) -> String {
+        let (_, place) = self.place_in(keyspace, setting);
+        place.map_or_else(|| format!("the default in {}", self.file()), ToString::to_string)
     }
 
     /// Returns the name of the file.

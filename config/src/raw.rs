@@ -16,13 +16,14 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::error::{Place, Problem, Wrong, bare, nearest, quoted};
 use crate::keys::{self, Keys};
 
 /// A value as written.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Value {
     Text(String),
     Integer(i64),
@@ -75,6 +76,13 @@ pub(crate) struct Section {
     pub(crate) is_empty: bool,
 }
 
+/// The list of tables that the file has.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    pub(crate) place: Place,
+    pub(crate) each: Vec<Raw>,
+}
+
 /// All known keys and sections that were given.
 #[derive(Debug)]
 pub(crate) struct Raw {
@@ -82,6 +90,8 @@ pub(crate) struct Raw {
     pub(crate) file: Arc<str>,
     pub(crate) values: BTreeMap<&'static str, Given>,
     pub(crate) sections: BTreeMap<String, Section>,
+    /// The tables of the file's list, in its order. `None` if the file has no list.
+    pub(crate) tables: Option<Tables>,
     /// The line from which on the file may have been misunderstood.
     pub(crate) doubtful_from: Option<usize>,
 }
@@ -95,19 +105,25 @@ impl Raw {
     ) -> (Self, Vec<Problem>) {
         let file: Arc<str> = file.into();
         let (document, errors) = DeTable::parse_recoverable(text);
-        let (values, sections) = (BTreeMap::new(), BTreeMap::new());
-        let raw = Self { keys, file: file.clone(), values, sections, doubtful_from: None };
-        let mut walk = Walk { lines: Lines::new(file, text), raw, problems: Vec::new() };
+        let mut walk =
+            Walk { lines: Lines::new(file.clone(), text), raw: Self::empty(keys, file), problems: Vec::new() };
         walk.table("", document.get_ref());
         for (name, value) in env {
             walk.variable(name, value);
         }
-        walk.raw.doubtful_from = errors.iter().filter_map(|error| walk.doubtful_after(error)).min();
+        let doubtful_from = errors.iter().filter_map(|error| walk.doubtful_after(error)).min();
+        walk.raw.doubtful_from = doubtful_from;
+        walk.raw.tables.iter_mut().flat_map(|it| &mut it.each).for_each(|table| table.doubtful_from = doubtful_from);
         if let Some(line) = walk.raw.doubtful_from {
             walk.problems.retain(|problem| problem.is_before(line));
         }
         walk.problems.extend(errors.iter().map(|error| syntax_problem(&walk.lines, error)));
         (walk.raw, walk.problems)
+    }
+
+    fn empty(keys: &'static Keys, file: Arc<str>) -> Self {
+        let (values, sections) = (BTreeMap::new(), BTreeMap::new());
+        Self { keys, file, values, sections, tables: None, doubtful_from: None }
     }
 }
 
@@ -123,7 +139,9 @@ impl Walk<'_> {
             let name = key.get_ref().as_ref();
             let path = join(section, name);
             let key_place = self.lines.place(key.span());
-            if let Some(known) = self.raw.keys.known(&path) {
+            if let Some((list, keys)) = self.raw.keys.tables.filter(|(list, _)| *list == path) {
+                self.list(list, keys, key_place, value);
+            } else if let Some(known) = self.raw.keys.known(&path) {
                 let value_place = self.lines.place(value.span());
                 let value = Value::new(value.get_ref());
                 self.raw.values.insert(known, Given { value, key_place, value_place });
@@ -145,6 +163,28 @@ impl Walk<'_> {
                 self.problems.push(Problem::new(self.lines.place(value.span()), path, wrong));
             }
         }
+    }
+
+    /// Reads each table of a list like a file of its own.
+    fn list(&mut self, name: &'static str, keys: &'static Keys, place: Place, value: &Spanned<DeValue<'_>>) {
+        let not_tables = || Wrong::new("not a list of tables", format!("expected [[{name}]] before each of them"));
+        let DeValue::Array(items) = value.get_ref() else {
+            self.problems.push(Problem::new(place, name, not_tables()));
+            return;
+        };
+        let mut each = Vec::new();
+        for item in items {
+            let place = self.lines.place(item.span());
+            let DeValue::Table(table) = item.get_ref() else {
+                self.problems.push(Problem::new(place, name, not_tables()));
+                continue;
+            };
+            let outer = std::mem::replace(&mut self.raw, Raw::empty(keys, self.lines.file.clone()));
+            self.raw.sections.insert(name.to_owned(), Section { place, is_empty: table.is_empty() });
+            self.table(name, table);
+            each.push(std::mem::replace(&mut self.raw, outer));
+        }
+        self.raw.tables = Some(Tables { place, each });
     }
 
     /// Returns the line from which on the document is in doubt after this error. `None` if the parser is known to have

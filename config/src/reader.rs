@@ -39,6 +39,17 @@ impl<'a> Reader<'a> {
         self.problems
     }
 
+    /// Adds the problems of a table of the file's list.
+    pub(crate) fn include(&mut self, table: Reader<'_>) {
+        self.problems.extend(table.into_problems());
+    }
+
+    /// Returns the tables of the file's list and the list's place, if there is one.
+    pub(crate) fn tables(&self) -> Option<(Place, Vec<Reader<'a>>)> {
+        let tables = self.raw.tables.as_ref()?;
+        Some((tables.place.clone(), tables.each.iter().map(|table| Reader::new(table, self.hostname)).collect()))
+    }
+
     pub(crate) fn has_section(&self, section: &str) -> bool {
         self.raw.sections.contains_key(section)
     }
@@ -57,6 +68,12 @@ impl<'a> Reader<'a> {
         let header = self.raw.sections.get(section).map(|section| section.place.clone());
         let value = || self.raw.values.iter().find(|(key, _)| keys::within(key, section).is_some());
         header.or_else(|| value().map(|(_, given)| given.key_place.clone()))
+    }
+
+    /// Returns the place of a key, or of a section or a key in it, if it is given.
+    pub(crate) fn given_at(&self, path: &str) -> Option<Place> {
+        let key = self.raw.values.get(path).map(|given| given.key_place.clone());
+        key.or_else(|| self.anything_in(path))
     }
 
     /// Returns the place of an empty section of the file.
@@ -125,6 +142,18 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn duration_or_zero(&mut self, key: &'static str, default: Duration) -> Duration {
         self.read(key, duration).unwrap_or(default)
+    }
+
+    /// Returns the time between two writes to the store that every participant or partition makes, or zero for none.
+    pub(crate) fn write_interval_or_zero(&mut self, key: &'static str, default: Duration) -> Duration {
+        let read = self.read(key, |value| match duration(value)? {
+            interval if !interval.is_zero() && interval < Duration::from_secs(1) => Err(Wrong::new(
+                format!("{} would write to the store too often", units::show_duration(interval)),
+                "expected at least 1s, or 0s for none",
+            )),
+            interval => Ok(interval),
+        });
+        read.unwrap_or(default)
     }
 
     /// Returns the TTL of a lease. etcd grants whole seconds, and a single second leaves no time to renew.

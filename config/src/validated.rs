@@ -18,6 +18,7 @@ use segue_coordination::pod::HookSettings;
 use segue_coordination::router::{DrainSettings, RouterSettings};
 use segue_protocol::handoff::router::OnStoreLoss;
 use segue_protocol::planning::Policy;
+use segue_proxy::routing::keyspace_choice::KeyspaceMatch;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{
@@ -30,8 +31,11 @@ use segue_proxy::tls::{ClientFiles, ClientTls, ServerFiles, ServerTls};
 /// All settings of a file, with defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// The named set of partitions that all roles of this process serve; part of the keys in the store.
-    pub keyspace: String,
+    /// The keyspaces that all roles of this process serve; at least one, each with a name of its own. A file with
+    /// `keyspace` in place of the list has one, without a match.
+    pub keyspaces: Vec<KeyspaceSection>,
+    /// Whether the file has a list of keyspaces. Metrics then name the keyspace.
+    pub lists_keyspaces: bool,
     /// The store of the cluster's state.
     pub store: Store,
     /// This process routes requests.
@@ -46,6 +50,40 @@ pub struct Config {
     pub log: Log,
     /// This process exports traces.
     pub tracing: Option<Tracing>,
+}
+
+impl Config {
+    /// Returns the keyspace, unless there are several.
+    pub fn only_keyspace(&self) -> Option<&KeyspaceSection> {
+        match &*self.keyspaces {
+            [only] => Some(only),
+            _ => None,
+        }
+    }
+}
+
+/// A named set of partitions, and what the roles of this process do with it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KeyspaceSection {
+    /// The name; part of the keys in the store.
+    pub name: String,
+    /// Which requests are for it and how they are routed. `Some` if the file has a router.
+    pub routing: Option<Routing>,
+    /// The placement policy: 1 to 65536 partitions, `settle` at most `settle_max`, at least one handoff at a time. `Some`
+    /// if the file has a coordinator.
+    pub policy: Option<Policy>,
+}
+
+/// How a router treats the requests of a keyspace.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Routing {
+    /// The requests that are for the keyspace; `None`: those that match no other. No two keyspaces have the same.
+    pub matching: Option<KeyspaceMatch>,
+    /// The source of a request's partition.
+    pub partition: PartitionSource,
+    /// Limits of what is held during a cutover: at least one request, one byte and one of a flush; `max_bytes` at most
+    /// `max_total_bytes`, which counts all keyspaces.
+    pub stash: StashLimits,
 }
 
 /// The store of the cluster's state.
@@ -103,12 +141,7 @@ pub struct Router {
     pub hot_restart_socket: Option<PathBuf>,
     /// Whether `x-forwarded-*` and `forwarded` of clients are trusted.
     pub trust_forwarded: bool,
-    /// The source of a request's partition.
-    pub partition: PartitionSource,
-    /// Limits of what is held during a cutover: at least one request, one byte and one of a flush; `max_bytes` at most
-    /// `max_total_bytes`.
-    pub stash: StashLimits,
-    /// How long requests in flight may delay a cutover; less than `stash.max_wait`.
+    /// How long requests in flight may delay a cutover; less than `stash.max_wait` of every keyspace.
     pub drain: DrainSettings,
     /// The connections to pods; `connect_timeout` at most `request_timeout`, at least one request in flight.
     pub upstream: UpstreamSettings<ClientFiles>,
@@ -127,12 +160,13 @@ impl Router {
         }
     }
 
-    /// Returns the settings of the path of a request. `pods` was loaded from the files of the connections to pods.
-    pub fn forward_settings(&self, keyspace: &str, pods: Option<ClientTls>) -> ForwardSettings {
+    /// Returns the settings of the path of a request in a keyspace. `pods` was loaded from the files of the connections
+    /// to pods.
+    pub fn forward_settings(&self, keyspace: &str, routing: &Routing, pods: Option<ClientTls>) -> ForwardSettings {
         ForwardSettings {
             router: self.name.clone(),
             keyspace: keyspace.to_owned(),
-            partition: self.partition.clone(),
+            partition: routing.partition.clone(),
             trust_forwarded: self.trust_forwarded,
             limits: self.limits.clone(),
             upload_grace: UPLOAD_GRACE,
@@ -141,16 +175,16 @@ impl Router {
         }
     }
 
-    /// Returns the settings of the control side. `admin` is the address that others use for this process's admin
-    /// endpoint.
-    pub fn control_settings(&self, admin: Option<String>) -> RouterSettings {
+    /// Returns the settings of the control side of a keyspace. `admin` is the address that others use for this process's
+    /// admin endpoint.
+    pub fn control_settings(&self, routing: &Routing, admin: Option<String>) -> RouterSettings {
         RouterSettings {
             name: self.name.clone(),
             lease_ttl: self.lease_ttl,
             on_store_loss: self.on_store_loss,
             drain: self.drain.clone(),
             admin,
-            partitioner: Some(self.partition.partitioner()),
+            partitioner: Some(routing.partition.partitioner()),
             request_timeout: self.upstream.request_timeout,
         }
     }
@@ -163,12 +197,31 @@ pub struct Coordinator {
     pub name: String,
     /// The TTL of the leadership; whole seconds, at least two.
     pub lease_ttl: Duration,
-    /// The placement policy: 1 to 65536 partitions, `settle` at most `settle_max`, at least one handoff at a time.
-    pub policy: Policy,
     /// The address of the gRPC service for pods, or `None` without the service.
     pub listen: Option<SocketAddr>,
+    /// The file of the token that pods present there; `None` for none.
+    pub token_file: Option<PathBuf>,
     /// The TLS files of that listener; `None` for clear text.
     pub tls: Option<ServerFiles>,
+}
+
+/// The address at which a sidecar's service opens its stream. Only this host can connect to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StreamListen {
+    /// A loopback address.
+    Tcp(SocketAddr),
+    /// A Unix socket, which only the user of the process can use.
+    Unix(PathBuf),
+}
+
+impl StreamListen {
+    /// Returns the address if it is one of TCP.
+    pub fn tcp(&self) -> Option<SocketAddr> {
+        match self {
+            StreamListen::Tcp(address) => Some(*address),
+            StreamListen::Unix(_) => None,
+        }
+    }
 }
 
 /// The role of a sidecar in front of a writer pod.
@@ -188,12 +241,14 @@ pub struct Pod {
     pub lease_ttl: Duration,
     /// The pod's share of the partitions relative to the other pods' weights; above zero.
     pub weight: f64,
-    /// Time between two heartbeats; zero for none.
-    pub load_interval: Duration,
+    /// Time between two heartbeats; zero for none. `None`: heartbeats only while planning has a use for them.
+    pub load_interval: Option<Duration>,
     /// The failure domain that the pod runs in.
     pub zone: Option<String>,
     /// The version of the pod's rollout. Informational.
     pub version: Option<String>,
+    /// Where the service opens its stream; `None` if it has none. With it no hook is set but that of the lease.
+    pub stream: Option<StreamListen>,
     /// The hooks of the service.
     pub hooks: HookSettings,
     /// The service's command line, if the sidecar starts and supervises it. The first word is the program.

@@ -5,12 +5,13 @@
 use std::time::Duration;
 
 use segue_config::{
-    Admin, AdminWrite, Config, Coordinator, Log, LogFormat, LogLevel, Pod, Router, Store, StoreKind, parse,
+    Admin, AdminWrite, Config, Coordinator, KeyspaceSection, Log, LogFormat, LogLevel, Pod, Router, Routing, Store,
+    StoreKind, parse,
 };
 use segue_coordination::pod::HookSettings;
 use segue_coordination::router::DrainSettings as Drain;
 use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
-use segue_protocol::planning::{Policy, Strategy};
+use segue_protocol::planning::{Coordination, Policy, Strategy};
 use segue_protocol::records::Mode;
 use segue_proxy::routing::partition_key::{KeySource, PartitionSource as Partition};
 use segue_proxy::routing::table::StashLimits as Stash;
@@ -30,11 +31,50 @@ fn the_example_shows_the_defaults() {
     assert_eq!(accepted("example", EXAMPLE), accepted("empty", "[router]\n[coordinator]\n[pod]\n[admin]\n"));
 }
 
+fn default_keyspace() -> KeyspaceSection {
+    let seconds = Duration::from_secs;
+    KeyspaceSection {
+        name: "default".to_owned(),
+        routing: Some(Routing {
+            matching: None,
+            partition: Partition::Number { header: "x-partition".parse().unwrap(), order_by: None },
+            stash: Stash {
+                max_requests: 10_000,
+                max_bytes: 64 << 20,
+                max_total_bytes: 512 << 20,
+                max_wait: seconds(30),
+                flush_concurrency: 64,
+            },
+        }),
+        policy: Some(Policy {
+            partitions: 64,
+            strategy: Strategy::Sticky,
+            settle: seconds(1),
+            settle_max: seconds(5),
+            min_interval: seconds(2),
+            heartbeat: seconds(30),
+            max_concurrent_handoffs: 64,
+            max_warming_per_pod: 8,
+            cool_down: seconds(10),
+            balance_load: false,
+            max_keys_per_partition: 0,
+            config_wins: false,
+            coordination: Coordination::Leader,
+            mode: Mode::Barrier,
+            warm_timeout: seconds(300),
+            phase_timeout: seconds(25),
+            checkpoint_interval: Duration::ZERO,
+            checkpoint_timeout: seconds(10),
+        }),
+    }
+}
+
 #[test]
 fn the_defaults_are_those_that_users_were_told() {
     let seconds = Duration::from_secs;
     let told = Config {
-        keyspace: "default".to_owned(),
+        keyspaces: vec![default_keyspace()],
+        lists_keyspaces: false,
         store: Store {
             kind: StoreKind::Etcd,
             endpoints: vec!["http://127.0.0.1:2379".to_owned()],
@@ -52,14 +92,6 @@ fn the_defaults_are_those_that_users_were_told() {
             http1_server: Http1Server::Hyper,
             hot_restart_socket: None,
             trust_forwarded: false,
-            partition: Partition::Number { header: "x-partition".parse().unwrap(), order_by: None },
-            stash: Stash {
-                max_requests: 10_000,
-                max_bytes: 64 << 20,
-                max_total_bytes: 512 << 20,
-                max_wait: seconds(30),
-                flush_concurrency: 64,
-            },
             drain: Drain { timeout: seconds(20), on_timeout: OnDrainTimeout::Auto },
             upstream: Upstream {
                 tls: None,
@@ -84,24 +116,8 @@ fn the_defaults_are_those_that_users_were_told() {
         coordinator: Some(Coordinator {
             name: "host-1".to_owned(),
             lease_ttl: seconds(10),
-            policy: Policy {
-                partitions: 64,
-                strategy: Strategy::Sticky,
-                settle: seconds(1),
-                settle_max: seconds(5),
-                min_interval: seconds(2),
-                heartbeat: seconds(30),
-                max_concurrent_handoffs: 64,
-                max_warming_per_pod: 8,
-                cool_down: seconds(10),
-                balance_load: false,
-                max_keys_per_partition: 0,
-                config_wins: false,
-                mode: Mode::Barrier,
-                warm_timeout: seconds(300),
-                phase_timeout: seconds(25),
-            },
             listen: None,
+            token_file: None,
             tls: None,
         }),
         pod: Some(Pod {
@@ -112,10 +128,11 @@ fn the_defaults_are_those_that_users_were_told() {
             upstream: "127.0.0.1:8182".to_owned(),
             lease_ttl: seconds(15),
             weight: 1.0,
-            load_interval: Duration::ZERO,
+            load_interval: None,
             zone: None,
             version: None,
-            hooks: HookSettings { warm: None, sync: None, drain: None, release: None, lease: None, secret_file: None },
+            stream: None,
+            hooks: HookSettings::default(),
             exec: None,
             work_ends_within: None,
             health: HealthCheck { path: None, every: seconds(1), unhealthy_after: 3 },
@@ -136,7 +153,8 @@ fn the_defaults_are_those_that_users_were_told() {
 
 #[test]
 fn each_commented_key_of_the_example_is_accepted() {
-    let commented = EXAMPLE.lines().filter(|line| line.starts_with("# ") && line.contains(" = "));
+    let common = EXAMPLE.lines().take_while(|line| !line.starts_with("# [["));
+    let commented = common.filter(|line| line.starts_with("# ") && line.contains(" = "));
     let mut tried = 0;
     for line in commented.filter(|line| !line.contains('`')) {
         let bare = line.trim_start_matches("# ");
@@ -157,13 +175,15 @@ fn each_commented_key_of_the_example_is_accepted() {
         if bare.contains("/client.key") {
             text = text.replace("\nendpoints = [\"http:", "\nendpoints = [\"https:");
         }
-        if bare.starts_with("write = ") || bare.starts_with("token_file = ") {
-            text = text.replace("\n# write = ", "\nwrite = ").replace("\n# token_file = ", "\ntoken_file = ");
+        if bare.starts_with("write = ") || bare.contains("/segue-admin-token") {
+            let (commented, given) =
+                ("\n# token_file = \"/run/secrets/segue-admin", "\ntoken_file = \"/run/secrets/segue-admin");
+            text = text.replace("\n# write = ", "\nwrite = ").replace(commented, given);
         }
         if bare.contains("/admin.key") {
             text = text.replace("\n# write = \"token\"", "\nwrite = \"client_cert\"");
         }
-        if bare.contains("/coordinator.key") {
+        if bare.contains("/coordinator.key") || bare.contains("/segue-pods-token") {
             text = text.replace("\n# listen = \"127.0.0.1:7070\"", "\nlisten = \"127.0.0.1:7070\"");
         }
         if bare.starts_with("secret_file = ") {
@@ -181,17 +201,36 @@ fn each_commented_key_of_the_example_is_accepted() {
         }
         tried += 1;
     }
-    assert_eq!(tried, 42);
+    assert_eq!(tried, 46);
+}
+
+#[test]
+fn each_commented_key_of_a_table_is_accepted() {
+    let (_, table) = EXAMPLE.split_once("# [[keyspaces]]\n").unwrap();
+    let lines = || table.lines().filter(|line| !line.contains('`')).filter_map(|line| line.strip_prefix("# "));
+    let mut tried = 0;
+    for line in lines().filter(|line| line.contains(" = ")) {
+        let needed = ["name = ", "partition = "].map(|key| lines().find(|line| line.starts_with(key)).unwrap());
+        let others = needed.into_iter().filter(|other| line.split(" = ").next() != other.split(" = ").next());
+        let table: String = others.chain([line]).map(|line| format!("{line}\n")).collect();
+        accepted(line, &format!("[router]\n[coordinator]\n[[keyspaces]]\n{table}"));
+        tried += 1;
+    }
+    assert_eq!(tried, 12);
 }
 
 #[test]
 fn the_examples_of_single_roles_are_accepted() {
     let router = accepted("router", include_str!("../examples/router.toml"));
-    let partition = router.router.unwrap().partition;
+    let partition = router.keyspaces[0].routing.clone().unwrap().partition;
     assert!(matches!(partition, Partition::Key { source: KeySource::Header(_), .. }));
     assert!(router.coordinator.is_none() && router.pod.is_none());
     let coordinator = accepted("coordinator", include_str!("../examples/coordinator.toml"));
-    assert_eq!(coordinator.coordinator.unwrap().policy.partitions, 256);
+    assert_eq!(coordinator.keyspaces[0].policy.as_ref().unwrap().partitions, 256);
+    let several = accepted("keyspaces", include_str!("../examples/keyspaces.toml"));
+    assert_eq!(several.keyspaces.len(), 3);
+    let file = segue_config::locate("keyspaces", include_str!("../examples/keyspaces.toml"), [], "h").unwrap();
+    assert_eq!(segue_config::compare(&[file]), segue_config::Findings::default());
     let pod = accepted("pod", include_str!("../examples/pod.toml"));
     assert_eq!(pod.pod.unwrap().advertise, "writer-0.writers:8181");
 }

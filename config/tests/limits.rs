@@ -74,6 +74,20 @@ fn durations_end_at_nothing_and_at_a_year() {
 }
 
 #[test]
+fn what_is_written_to_the_store_for_each_pod_or_partition_is_written_once_a_second_at_most() {
+    for key in ["coordinator.checkpoint_interval", "pod.load_interval"] {
+        for often in ["\"1ms\"", "\"999ms\""] {
+            let fact = format!("{key}: {} would write to the store too often", often.trim_matches('"'));
+            let text = refused(&file(key, often));
+            assert!(text.contains(&fact) && text.contains("expected at least 1s, or 0s for none"), "{text}");
+        }
+        for seldom in ["\"0s\"", "\"1s\"", "\"1m\""] {
+            assert_accepted(&file(key, seldom));
+        }
+    }
+}
+
+#[test]
 fn sizes_end_at_nothing_and_where_the_machine_does() {
     for key in ["router.stash.max_total_bytes", "router.limits.max_header_bytes", "router.limits.max_body_bytes"] {
         assert!(refused(&file(key, "\"0B\"")).contains(&format!("{key}: zero")));

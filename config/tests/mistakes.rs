@@ -11,8 +11,8 @@ fn an_unknown_key_names_the_nearest_known_one() {
         &[
             "segue.toml:2:1: coordinator.min_intervall: unknown key; expected one of name, partitions, strategy, \
              lease_ttl, settle, settle_max, min_interval, heartbeat, max_concurrent_handoffs, max_warming_per_pod, cool_down, \
-             balance_load, max_keys_per_partition, config_wins, mode, warm_timeout, phase_timeout, listen, tls; did you mean \
-             min_interval",
+             balance_load, max_keys_per_partition, config_wins, mode, coordination, warm_timeout, phase_timeout, \
+             checkpoint_interval, checkpoint_timeout, listen, token_file, tls; did you mean min_interval",
             "segue.toml:4:1: admin.listen_at: unknown key; expected one of listen, advertise, socket, \
              write, token_file, tls; did you mean listen",
         ],
@@ -33,7 +33,7 @@ fn an_unknown_section_names_the_nearest_known_one() {
         "[router]\n[cordinator]\n",
         &[
             "segue.toml:2:2: cordinator: unknown key; expected one of keyspace, store, router, coordinator, pod, admin, \
-           log, tracing; did you mean coordinator",
+           log, tracing, keyspaces; did you mean coordinator",
         ],
     );
 }
@@ -46,7 +46,7 @@ fn a_known_key_in_the_wrong_section_is_told_where_it_belongs() {
             "segue.toml:2:1: log.max_wait: unknown key; expected one of level, format; did you mean \
              router.stash.max_wait",
             "segue.toml:3:2: stash: unknown key; expected one of keyspace, store, router, coordinator, pod, admin, log, \
-             tracing; did you mean router.stash",
+             tracing, keyspaces; did you mean router.stash",
         ],
     );
 }

@@ -222,6 +222,37 @@ fn those_who_may_write_are_named_together_with_what_they_present() {
 }
 
 #[test]
+fn the_token_of_pods_needs_the_listener_where_they_present_it() {
+    assert_refused(
+        "[coordinator]\ntoken_file = \"a\"\n",
+        &["segue.toml:2:1: coordinator.token_file: given without coordinator.listen; expected both, because pods \
+           present the token there"],
+    );
+    assert_accepted("[coordinator]\nlisten = \"127.0.0.1:7070\"\ntoken_file = \"a\"\n");
+}
+
+#[test]
+fn a_service_opens_its_stream_from_the_same_host_and_has_no_hooks_beside_it() {
+    for (address, fact) in [
+        ("0.0.0.0:7071", "\"0.0.0.0:7071\" can be reached from other hosts"),
+        ("10.0.0.1:7071", "\"10.0.0.1:7071\" can be reached from other hosts"),
+        ("unix:pod.sock", "\"unix:pod.sock\" does not name a socket by an absolute path"),
+        ("pod", "\"pod\" is not an address to listen at"),
+    ] {
+        assert!(refused(&format!("[pod]\nstream = \"{address}\"\n")).contains(fact), "{address}");
+    }
+    for hook in ["warm_url", "hooks.drain.url", "hooks.checkpoint.url"] {
+        let hooked = format!("[pod]\nstream = \"[::1]:7071\"\n{hook} = \"http://127.0.0.1:8182/hook\"\n");
+        let fact = format!("pod.{hook}: given in addition to pod.stream (segue.toml:2:1)");
+        assert!(refused(&hooked).contains(&fact), "{hooked}");
+    }
+    assert!(refused("[pod]\nstream = \"127.0.0.1:8181\"\n").contains("the same address as pod.listen"));
+    assert_accepted(
+        "[pod]\nstream = \"unix:/run/segue/pod.sock\"\nhooks.lease.url = \"http://127.0.0.1:8182/lease\"\n",
+    );
+}
+
+#[test]
 fn two_sockets_have_two_paths() {
     assert_refused(
         "[router]\nhot_restart_socket = \"/run/s\"\n[admin]\nsocket = \"/run/s\"\n",
@@ -276,6 +307,8 @@ fn a_hot_restart_is_of_a_router_without_a_pod_at_an_absolute_path() {
     ] {
         let text = refused(&format!("[router]\nhot_restart_socket = \"{path}\"\n"));
         assert!(text.contains("segue.toml:2:22: router.hot_restart_socket: ") && text.contains(why), "{text}");
+        let text = refused(&format!("[router]\n[admin]\nsocket = \"{path}\"\n"));
+        assert!(text.contains("segue.toml:3:10: admin.socket: ") && text.contains(why), "{text}");
     }
 }
 

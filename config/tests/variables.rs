@@ -32,10 +32,12 @@ fn a_variable_overrides_the_file() {
     ];
     let config = with(&variables, "keyspace = \"a\"\n[router]\nstash.max_wait = \"soon\"\n[pod]\n").unwrap();
     let (router, pod) = (config.router.unwrap(), config.pod.unwrap());
-    assert_eq!(config.keyspace, "orders");
-    assert_eq!(router.stash.max_wait, Duration::from_secs(5));
+    let keyspace = &config.keyspaces[0];
+    let routing = keyspace.routing.clone().unwrap();
+    assert_eq!(keyspace.name, "orders");
+    assert_eq!(routing.stash.max_wait, Duration::from_secs(5));
     assert_eq!(router.workers.unwrap().get(), 4);
-    assert!(matches!(router.partition, Partition::Key { source: KeySource::Query(name), .. } if name == "id"));
+    assert!(matches!(routing.partition, Partition::Key { source: KeySource::Query(name), .. } if name == "id"));
     assert_eq!((&*pod.name, pod.weight), ("7", 0.5));
 }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use http::{HeaderName, Uri};
 use segue_proxy::tls::ClientTls;
+use tokio_util::sync::CancellationToken;
 
 use super::check::{Evidence, check};
 use super::load::{Destination, Gauge, Load, LoadSettings};
@@ -49,6 +50,8 @@ pub struct BenchOptions {
     pub log: Option<PathBuf>,
     /// Where progress is shown.
     pub progress: Progress,
+    /// Ends the load before its time when it is cancelled.
+    pub stop: CancellationToken,
 }
 
 impl Default for BenchOptions {
@@ -66,6 +69,7 @@ impl Default for BenchOptions {
             patience: Duration::from_secs(95),
             log: None,
             progress: Progress::Quiet,
+            stop: CancellationToken::new(),
         }
     }
 }
@@ -90,7 +94,7 @@ pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
         snapshot: None,
     });
     let began = Instant::now();
-    watch(load.gauge(), options.duration, options.progress).await;
+    options.stop.run_until_cancelled(watch(load.gauge(), options.duration, options.progress)).await;
     let lasted = began.elapsed();
     let exchanges = load.finish().await;
     let log = log.map(|log| log.read_all()).transpose().context("reading the writers' logs")?;

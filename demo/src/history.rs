@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use segue_coordination::store::{Store, StoreError, Watch};
+use segue_coordination::store::{Store, StoreError, Survey, Watch};
 use segue_protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId, Revision};
 use segue_protocol::keys::{KeyName, Keyspace};
 use segue_protocol::records::{Assignment, Handoff, PodRecord};
@@ -128,6 +128,10 @@ fn branch(txn: &Txn, mut branch: usize) -> &[Op] {
 impl Store for History {
     async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
         self.store.snapshot(keys).await
+    }
+
+    async fn survey(&self, keys: &Keys, since: Revision) -> Result<Survey, StoreError> {
+        self.store.survey(keys, since).await
     }
 
     async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {

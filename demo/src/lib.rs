@@ -22,28 +22,33 @@ pub mod load;
 pub mod log;
 pub mod measure;
 pub mod options;
+pub mod processes;
 pub mod progress;
 pub mod record;
 pub mod report;
 mod scenario;
+mod site;
 pub mod timeline;
 pub mod wiring;
 pub mod writer;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
+use futures_util::future::join_all;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use segue_protocol::ids::PartitionId;
 
-use self::check::{Evidence, check};
-use self::cluster::Cluster;
+use self::check::{Evidence, Harm, check};
+use self::cluster::{Cluster, ClusterSnapshot};
 use self::load::{Load, LoadSettings};
-use self::measure::Distribution;
+use self::measure::{Distribution, Windows};
 pub use self::options::{Options, Progress, Scenario};
+use self::record::Exchange;
 pub use self::report::Report;
-use self::timeline::{Change, Timeline, changes, windows};
+use self::site::Site;
+use self::timeline::{Change, changes, windows};
 use self::writer::names;
 
 /// How long a client waits for a response: longer than a router's hold and a pod's work together.
@@ -53,66 +58,97 @@ const MARGIN: Duration = Duration::from_secs(5);
 pub async fn run(options: Options) -> anyhow::Result<Report> {
     ensure!(options.partitions > 0, "a demo needs at least one partition");
     ensure!(options.clients > 0, "a demo needs at least one client");
-    let timeline = Arc::new(Timeline::default());
     let mut random = StdRng::seed_from_u64(options.seed);
     progress::Progress::announce(options.progress, &announcement(&options));
 
-    let mut cluster = Cluster::start(&options, timeline.clone()).await?;
-    timeline.begin("start", format!("{} partitions find their first owners", options.partitions));
+    let mut site = Site::start(&options).await?;
+    site.begin("start", &format!("{} partitions find their first owners", options.partitions));
     ensure!(
-        cluster.settled(scenario::PATIENCE).await,
+        site.settled(scenario::PATIENCE).await,
         "the cluster did not get ready within {:?}: {:?}",
         scenario::PATIENCE,
-        cluster.snapshot()
+        site.clusters.iter().map(Cluster::snapshot).collect::<Vec<_>>()
     );
-    timeline.end(true, &cluster.history().seen());
+    site.end(true);
 
-    let load = Load::start(load_settings(&options, &cluster, &mut random));
+    let started = |cluster| Load::start(load_settings(&options, cluster, &mut random));
+    let loads: Vec<Load> = site.clusters.iter().map(started).collect();
+    let timeline = site.shown().timeline().clone();
     let shown = progress::Progress::start(
         options.progress,
         timeline.clone(),
-        cluster.history().clone(),
-        load.gauge().clone(),
+        site.shown().history().clone(),
+        loads[0].gauge().clone(),
         options.duration,
     );
     let began = Instant::now();
     let pods = options.pods.max(1) as usize;
-    let mut stage = scenario::Stage { cluster: &mut cluster, timeline: &timeline, random, pods };
+    let mut stage = scenario::Stage { site: &mut site, random, pods };
     stage.play(options.scenario, options.duration).await?;
     let lasted = began.elapsed();
 
     shown.say(&timeline, "the load ends; reading every key once more");
-    let settled = cluster.settled(scenario::PATIENCE).await;
-    let snapshot = cluster.snapshot();
-    let exchanges = load.finish().await;
+    let settled = site.settled(scenario::PATIENCE).await;
+    let snapshots: Vec<_> = site.clusters.iter().map(Cluster::snapshot).collect();
+    let exchanges = join_all(loads.into_iter().map(Load::finish)).await;
     shown.say(&timeline, "checking");
-    let log = cluster.log().read_all()?;
-    let owners = cluster.history().seen().owners.clone();
-    let log_records = log.len() as u64;
-    let evidence = Evidence { exchanges, log: Some(log), owners: Some(owners) };
-    let (evidence, harm) = tokio::task::spawn_blocking(move || {
-        let harm = check(&evidence);
-        (evidence, harm)
-    })
-    .await?;
+    let mut verdict = Verdict::default();
+    for (cluster, exchanges) in site.clusters.iter().zip(exchanges) {
+        verdict.add(cluster, exchanges, options.partitions).await?;
+    }
     shown.finish();
 
-    let mut report = Report::of_load(options.seed, lasted, &evidence.exchanges, &harm);
+    let mut report = Report::of_load(options.seed, lasted, &verdict.exchanges, &verdict.harm);
     report.scenario = options.scenario.as_str();
-    report.unsettled = if settled { 0 } else { u64::from(snapshot.unowned) + (snapshot.in_flight as u64).max(1) };
+    let open = |snapshot: &ClusterSnapshot| u64::from(snapshot.unowned) + (snapshot.in_flight as u64).max(1);
+    report.unsettled = if settled { 0 } else { snapshots.iter().map(open).sum() };
     report.sound &= settled;
-    report.checked.log_records = Some(log_records);
+    report.checked.log_records = Some(verdict.log_records);
     report.checked.owners = true;
-    tell(&mut report, &timeline, &cluster, &evidence);
+    tell(&mut report, &site, &verdict.exchanges, options.partitions);
     report.cluster = report::Cluster {
         store: options.etcd.clone().unwrap_or_else(|| "embedded".to_owned()),
+        keyspaces: options.keyspaces.max(1),
+        coordination: options.coordination.name(),
+        strategy: options.strategy.name(),
         routers: options.routers.max(1),
         pods: options.pods.max(1),
         partitions: options.partitions,
         clients: options.clients,
     };
-    cluster.stop().await;
+    site.stop().await;
     Ok(report)
+}
+
+/// The findings in all keyspaces.
+#[derive(Default)]
+struct Verdict {
+    /// The requests, with the partitions of all keyspaces numbered one after the other.
+    exchanges: Vec<Exchange>,
+    harm: Harm,
+    log_records: u64,
+    keyspaces: u32,
+}
+
+impl Verdict {
+    /// Checks the evidence of a keyspace with this many partitions.
+    async fn add(&mut self, cluster: &Cluster, exchanges: Vec<Exchange>, partitions: u32) -> anyhow::Result<()> {
+        let log = cluster.log().read_all()?;
+        let owners = cluster.history().seen().owners.clone();
+        self.log_records += log.len() as u64;
+        let evidence = Evidence { exchanges, log: Some(log), owners: Some(owners) };
+        let (evidence, harm) = tokio::task::spawn_blocking(move || {
+            let harm = check(&evidence);
+            (evidence, harm)
+        })
+        .await?;
+        self.harm.add(harm);
+        let first = self.keyspaces * partitions;
+        let numbered = |it: Exchange| Exchange { partition: PartitionId::new(first + it.partition.get()), ..it };
+        self.exchanges.extend(evidence.exchanges.into_iter().map(numbered));
+        self.keyspaces += 1;
+        Ok(())
+    }
 }
 
 fn announcement(options: &Options) -> String {
@@ -120,7 +156,12 @@ fn announcement(options: &Options) -> String {
     let store = options.etcd.as_ref().map_or("an embedded store".to_owned(), |url| format!("etcd at {url}"));
     let scenario = options.scenario.as_str();
     let who = format!("{routers} routers, {pods} writers, {partitions} partitions, {clients} clients");
-    format!("  {who}, {store}, scenario {scenario}, seed {seed}")
+    let each = match options.keyspaces {
+        0 | 1 => String::new(),
+        keyspaces => format!(" in each of {keyspaces} keyspaces (progress is that of the first)"),
+    };
+    let placed = format!("coordination {}, strategy {}", options.coordination.name(), options.strategy.name());
+    format!("  {who}{each}, {store}, {placed}, scenario {scenario}, seed {seed}")
 }
 
 fn load_settings(options: &Options, cluster: &Cluster, random: &mut StdRng) -> LoadSettings {
@@ -137,18 +178,26 @@ fn load_settings(options: &Options, cluster: &Cluster, random: &mut StdRng) -> L
     }
 }
 
-/// Returns the timeline's part of the report.
-fn tell(report: &mut Report, timeline: &Timeline, cluster: &Cluster, evidence: &Evidence) {
-    let (seen, events) = (cluster.history().seen(), timeline.events());
-    let pauses = |wanted: Change| {
-        let pauses = changes(&events, &seen).filter(move |(_, change, _)| *change == wanted);
-        Distribution::of(pauses.map(|(_, _, pause)| clock::nanos(pause)))
-    };
-    report.cutover_pause_us = pauses(Change::Cutover);
-    report.failover_pause_us = pauses(Change::Failover);
+/// Adds the timelines' part of the report.
+fn tell(report: &mut Report, site: &Site, exchanges: &[Exchange], partitions: u32) {
+    let (mut cutovers, mut failovers, mut held) = (Vec::new(), Vec::new(), Windows::new());
+    for (keyspace, cluster) in (0..).zip(&site.clusters) {
+        let (seen, events) = (cluster.history().seen(), cluster.timeline().events());
+        for (_, change, pause) in changes(&events, &seen) {
+            match change {
+                Change::Cutover => cutovers.push(clock::nanos(pause)),
+                Change::Failover => failovers.push(clock::nanos(pause)),
+                Change::First | Change::None => {}
+            }
+        }
+        report.handoffs += seen.moved;
+        report.handoffs_cancelled += events.cancelled;
+        let first = keyspace * partitions;
+        held.extend(windows(&events).into_iter().map(|(it, held)| (PartitionId::new(first + it.get()), held)));
+    }
+    report.cutover_pause_us = Distribution::of(cutovers);
+    report.failover_pause_us = Distribution::of(failovers);
     report.cutovers = report.cutover_pause_us.count + report.failover_pause_us.count;
-    report.handoffs = seen.moved;
-    report.handoffs_cancelled = events.cancelled;
-    report.latency_us = measure::latencies(&evidence.exchanges, windows(&events));
-    report.steps = events.steps.clone();
+    report.latency_us = measure::latencies(exchanges, held);
+    report.steps = site.shown().timeline().events().steps.clone();
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use segue_protocol::planning::{Coordination, Strategy};
 use segue_protocol::records::Capabilities;
 
 use super::instruments::Instruments;
@@ -39,6 +40,12 @@ pub struct Options {
     pub state_bytes: usize,
     /// The capabilities of the pods.
     pub capabilities: Capabilities,
+    /// How coordinators share their work.
+    pub coordination: Coordination,
+    /// How partitions are placed.
+    pub strategy: Strategy,
+    /// The number of keyspaces in which each process takes part. Each has these partitions and clients.
+    pub keyspaces: u32,
     /// The number of partitions that may move at a time.
     pub max_concurrent_handoffs: usize,
     /// The number of requests that may wait for a partition in a router.
@@ -65,7 +72,10 @@ impl Default for Options {
             service_time: Duration::from_millis(1),
             warm_time: Duration::from_millis(20),
             state_bytes: 0,
-            capabilities: Capabilities::ALL,
+            capabilities: Capabilities { checkpoint: true, ..Capabilities::ALL },
+            coordination: Coordination::Leader,
+            strategy: Strategy::Sticky,
+            keyspaces: 1,
             max_concurrent_handoffs: 16,
             stash_requests: 10_000,
             progress: Progress::Quiet,

@@ -8,17 +8,15 @@ use std::time::{Duration, Instant};
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-use super::cluster::Cluster;
 use super::options::Scenario;
-use super::timeline::Timeline;
+use super::site::Site;
 
 /// How long a step may take until every partition has its owner.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Plays scenarios on a cluster.
 pub(super) struct Stage<'a> {
-    pub(super) cluster: &'a mut Cluster,
-    pub(super) timeline: &'a Timeline,
+    pub(super) site: &'a mut Site,
     pub(super) random: StdRng,
     /// The number of pods at the start.
     pub(super) pods: usize,
@@ -66,34 +64,34 @@ impl Stage<'_> {
     }
 
     async fn settle(&mut self) {
-        let settled = self.cluster.settled(PATIENCE).await;
-        self.timeline.end(settled, &self.cluster.history().seen());
+        let settled = self.site.settled(PATIENCE).await;
+        self.site.end(settled);
     }
 
     async fn scale_up(&mut self) -> anyhow::Result<()> {
         // As many pods as there were join; then all of those leave at once, and it begins again.
-        if self.cluster.pods().len() >= 2 * self.pods {
-            let extra = self.cluster.pods().split_off(self.pods);
-            self.timeline.begin("scale-up", format!("{} leave, to begin again", extra.join(", ")));
+        if self.site.pods().len() >= 2 * self.pods {
+            let extra = self.site.pods().split_off(self.pods);
+            self.site.begin("scale-up", &format!("{} leave, to begin again", extra.join(", ")));
             for pod in extra {
-                self.cluster.remove_pod(&pod).await;
+                self.site.remove_pod(&pod).await;
             }
             self.settle().await;
             return Ok(());
         }
-        let pod = self.cluster.next_pod();
-        self.timeline.begin("scale-up", format!("{pod} joins"));
-        self.cluster.add_pod(&pod).await?;
+        let pod = self.site.next_pod();
+        self.site.begin("scale-up", &format!("{pod} joins"));
+        self.site.add_pod(&pod).await?;
         self.settle().await;
         Ok(())
     }
 
     async fn scale_down(&mut self) -> anyhow::Result<()> {
-        let pods = self.cluster.pods();
+        let pods = self.site.pods();
         if pods.len() <= 1 || pods.len() < self.pods {
-            let pod = self.cluster.next_pod();
-            self.timeline.begin("scale-down", format!("{pod} joins, to begin again"));
-            self.cluster.add_pod(&pod).await?;
+            let pod = self.site.next_pod();
+            self.site.begin("scale-down", &format!("{pod} joins, to begin again"));
+            self.site.add_pod(&pod).await?;
         } else {
             let pod = self.any_pod();
             self.leave("scale-down", &pod).await;
@@ -104,41 +102,41 @@ impl Stage<'_> {
     }
 
     async fn crash(&mut self, until: Instant) -> anyhow::Result<()> {
-        if self.cluster.pods().len() < 2 {
-            let pod = self.cluster.next_pod();
-            self.timeline.begin("crash", format!("{pod} joins, so that one can crash"));
-            self.cluster.add_pod(&pod).await?;
+        if self.site.pods().len() < 2 {
+            let pod = self.site.next_pod();
+            self.site.begin("crash", &format!("{pod} joins, so that one can crash"));
+            self.site.add_pod(&pod).await?;
             self.settle().await;
         }
         let pod = self.any_pod();
-        self.timeline.begin("crash", format!("{pod} crashes"));
-        self.cluster.crash_pod(&pod).await;
+        self.site.begin("crash", &format!("{pod} crashes"));
+        self.site.crash_pod(&pod).await;
         self.settle().await;
         self.rest(until).await;
-        self.timeline.begin("crash", format!("{pod} comes back"));
-        self.cluster.add_pod(&pod).await?;
+        self.site.begin("crash", &format!("{pod} comes back"));
+        self.site.add_pod(&pod).await?;
         self.settle().await;
         Ok(())
     }
 
     async fn rolling(&mut self) -> anyhow::Result<()> {
-        let pods = self.cluster.pods();
+        let pods = self.site.pods();
         // Another pod has to own the partitions meanwhile.
-        let spare = (pods.len() == 1).then(|| self.cluster.next_pod());
+        let spare = (pods.len() == 1).then(|| self.site.next_pod());
         if let Some(spare) = &spare {
-            self.timeline.begin("rolling", format!("{spare} joins, as a spare"));
-            self.cluster.add_pod(spare).await?;
+            self.site.begin("rolling", &format!("{spare} joins, as a spare"));
+            self.site.add_pod(spare).await?;
             self.settle().await;
         }
         for (number, pod) in pods.iter().enumerate() {
             if number == pods.len() / 2 {
-                self.timeline.begin("rolling", "the leading coordinator resigns".to_owned());
-                self.cluster.resign_leader().await;
+                self.site.begin("rolling", "the leading coordinator resigns");
+                self.site.resign_leader().await;
                 self.settle().await;
             }
             self.leave("rolling", pod).await;
-            self.timeline.begin("rolling", format!("{pod} comes back"));
-            self.cluster.add_pod(pod).await?;
+            self.site.begin("rolling", &format!("{pod} comes back"));
+            self.site.add_pod(pod).await?;
             self.settle().await;
         }
         if let Some(spare) = spare {
@@ -148,13 +146,13 @@ impl Stage<'_> {
     }
 
     async fn leave(&mut self, scenario: &'static str, pod: &str) {
-        self.timeline.begin(scenario, format!("{pod} hands over and leaves"));
-        self.cluster.remove_pod(pod).await;
+        self.site.begin(scenario, &format!("{pod} hands over and leaves"));
+        self.site.remove_pod(pod).await;
         self.settle().await;
     }
 
     fn any_pod(&mut self) -> String {
-        let pods = self.cluster.pods();
+        let pods = self.site.pods();
         pods[self.random.random_range(0..pods.len())].clone()
     }
 }

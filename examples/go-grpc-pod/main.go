@@ -16,6 +16,7 @@ import (
 
 func main() {
 	coordinators := flag.String("coordinator", "127.0.0.1:7070", "host:port; several, separated by commas, are tried in turn")
+	tokenFile := flag.String("token-file", "", "file of the token that the coordinators require")
 	keyspace := flag.String("keyspace", "default", "the keyspace")
 	name := flag.String("name", "", "unique in the keyspace")
 	listen := flag.String("listen", "127.0.0.1:8181", "where routers reach it, host:port")
@@ -33,7 +34,8 @@ func main() {
 	}
 
 	writer := &Writer{log: Log{*folder}, warmTime: *warmTime, serviceTime: *serviceTime, states: map[uint32]*State{}}
-	membership := NewMembership(strings.Split(*coordinators, ","), *keyspace, *name, *listen, *ttl, writer)
+	known := strings.Split(*coordinators, ",")
+	membership := NewMembership(known, *tokenFile, *keyspace, *name, *listen, *ttl, writer)
 	listener, err := net.Listen("tcp", *listen)
 	if err != nil {
 		log.Fatal(err)

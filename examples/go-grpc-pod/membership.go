@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log"
+	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,15 +20,31 @@ import (
 
 // Service has the callbacks of a handoff. A callback that returns an error is called again while it is due.
 type Service interface {
-	// Warm copies the state while the old owner still serves.
-	Warm(ctx context.Context, partition uint32, epoch uint64) error
+	// Warm copies the state while the old owner still serves, from the newest checkpoint on if there is one.
+	Warm(ctx context.Context, partition uint32, epoch uint64, checkpoint string) error
 	// Sync reads what the old owner has written since.
 	Sync(ctx context.Context, partition uint32) error
 	// Drain ends work that outlives its request.
 	Drain(ctx context.Context, partition uint32) error
 	// Release frees the state.
 	Release(partition uint32)
+	// Checkpoint makes a checkpoint while the pod serves. It returns its name, from which Warm starts in the next owner.
+	Checkpoint(ctx context.Context, partition uint32, epoch uint64) (string, error)
 }
+
+// token is the file of the token that the coordinators require. It is read for each call, because it may be replaced.
+type token string
+
+func (file token) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	content, err := os.ReadFile(string(file))
+	if err != nil {
+		return nil, err
+	}
+	return map[string]string{"authorization": "Bearer " + strings.TrimSpace(string(content))}, nil
+}
+
+// RequireTransportSecurity lets the token travel in clear text, as everything else of this example.
+func (token) RequireTransportSecurity() bool { return false }
 
 type ackKey struct {
 	partition uint32
@@ -51,6 +69,7 @@ type runningTask struct {
 //   - The token stays in this process. A restarted process is a new incarnation.
 type Membership struct {
 	coordinators              []string
+	options                   []grpc.DialOption
 	Keyspace, Name, address   string
 	service                   Service
 	mu                        sync.Mutex
@@ -70,9 +89,16 @@ type Membership struct {
 	leaving, left             bool
 }
 
-// NewMembership returns the part of a pod that is not registered yet.
-func NewMembership(coordinators []string, keyspace, name, address string, ttl time.Duration, service Service) *Membership {
+// NewMembership returns the part of a pod that is not registered yet. Without a token file it presents no token.
+func NewMembership(
+	coordinators []string, tokenFile, keyspace, name, address string, ttl time.Duration, service Service,
+) *Membership {
+	options := []grpc.DialOption{grpc.WithInsecure()}
+	if tokenFile != "" {
+		options = append(options, grpc.WithPerRPCCredentials(token(tokenFile)))
+	}
 	return &Membership{
+		options:      options,
 		coordinators: coordinators, Keyspace: keyspace, Name: name, address: address, service: service,
 		changed: make(chan struct{}), owned: map[uint32]uint64{}, held: map[uint32]uint64{}, inFlight: map[uint32]int{},
 		leaseTTL: ttl, trust: ttl * 2 / 3, running: map[uint32]*runningTask{}, turns: map[uint32]chan struct{}{},
@@ -175,7 +201,7 @@ func (m *Membership) fence() {
 func (m *Membership) connect(ctx context.Context, target string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	connection, err := grpc.DialContext(ctx, target, grpc.WithInsecure())
+	connection, err := grpc.DialContext(ctx, target, m.options...)
 	if err != nil {
 		return err
 	}
@@ -251,8 +277,8 @@ func (m *Membership) hello() *pb.Hello {
 	defer m.mu.Unlock()
 	hello := &pb.Hello{
 		ProtocolMin: 1, ProtocolMax: 1, Keyspace: m.Keyspace, Pod: m.Name, Address: m.address,
-		LeaseTtl: durationpb.New(m.leaseTTL), Capabilities: []string{"sync", "drained", "released", "fence"},
-		Resume: m.resume,
+		LeaseTtl: durationpb.New(m.leaseTTL), Resume: m.resume,
+		Capabilities: []string{"sync", "drained", "released", "fence", "checkpoint"},
 	}
 	for partition, epoch := range m.held {
 		hello.Holdings = append(hello.Holdings, &pb.Holding{Partition: partition, Epoch: epoch})
@@ -357,13 +383,17 @@ func (m *Membership) begin(task *pb.Task) {
 
 func (m *Membership) do(ctx context.Context, kind pb.AckKind, task *pb.Task) {
 	for {
-		err := m.call(ctx, kind, task)
+		checkpoint, err := m.call(ctx, kind, task)
 		if ctx.Err() != nil {
 			return
 		}
 		if err == nil {
 			log.Printf("%v of partition %d, handoff %d", kind, task.GetId().GetPartition(), task.GetId().GetHandoff())
-			m.ack(&pb.Ack{Id: task.GetId(), Kind: kind})
+			ack := &pb.Ack{Id: task.GetId(), Kind: kind}
+			if kind == pb.AckKind_CHECKPOINTED {
+				ack.Checkpoint, ack.Epoch = []byte(checkpoint), task.GetEpoch()
+			}
+			m.ack(ack)
 			return
 		}
 		log.Printf("%v of partition %d failed: %v", kind, task.GetId().GetPartition(), err)
@@ -372,7 +402,8 @@ func (m *Membership) do(ctx context.Context, kind pb.AckKind, task *pb.Task) {
 	}
 }
 
-func (m *Membership) call(ctx context.Context, kind pb.AckKind, task *pb.Task) error {
+// call runs the callback of a task. It returns the name of a checkpoint.
+func (m *Membership) call(ctx context.Context, kind pb.AckKind, task *pb.Task) (string, error) {
 	partition := task.GetId().GetPartition()
 	m.mu.Lock()
 	held := m.held[partition]
@@ -380,15 +411,21 @@ func (m *Membership) call(ctx context.Context, kind pb.AckKind, task *pb.Task) e
 		m.until(ctx, func() bool { return m.inFlight[partition] == 0 })
 	}
 	if kind == pb.AckKind_RELEASED && ctx.Err() == nil {
+		// A Warm of the stream before may have ended since this stream began: that is the state of a later epoch.
+		if epoch := task.GetEpoch(); 0 < epoch && epoch < m.held[partition] {
+			m.mu.Unlock()
+			return "", nil
+		}
 		delete(m.held, partition)
 	}
 	m.mu.Unlock()
 	switch {
 	case ctx.Err() != nil:
-		return ctx.Err()
+		return "", ctx.Err()
 	case kind == pb.AckKind_READY && held != task.GetEpoch():
-		if err := m.service.Warm(ctx, partition, task.GetEpoch()); err != nil {
-			return err
+		checkpoint := string(task.GetWarm().GetCheckpoint())
+		if err := m.service.Warm(ctx, partition, task.GetEpoch(), checkpoint); err != nil {
+			return "", err
 		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -397,13 +434,15 @@ func (m *Membership) call(ctx context.Context, kind pb.AckKind, task *pb.Task) e
 			m.held[partition] = task.GetEpoch()
 		}
 	case kind == pb.AckKind_SYNCED:
-		return m.service.Sync(ctx, partition)
+		return "", m.service.Sync(ctx, partition)
 	case kind == pb.AckKind_DRAINED:
-		return m.service.Drain(ctx, partition)
+		return "", m.service.Drain(ctx, partition)
 	case kind == pb.AckKind_RELEASED:
 		m.service.Release(partition)
+	case kind == pb.AckKind_CHECKPOINTED:
+		return m.service.Checkpoint(ctx, partition, task.GetEpoch())
 	}
-	return nil
+	return "", nil
 }
 
 func report(task *pb.Task) pb.AckKind {
@@ -416,6 +455,8 @@ func report(task *pb.Task) pb.AckKind {
 		return pb.AckKind_DRAINED
 	case *pb.Task_Release:
 		return pb.AckKind_RELEASED
+	case *pb.Task_Checkpoint:
+		return pb.AckKind_CHECKPOINTED
 	}
 	return pb.AckKind_ACK_UNSPECIFIED
 }

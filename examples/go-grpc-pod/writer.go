@@ -109,6 +109,14 @@ type entry struct {
 	value   string
 }
 
+// MarshalJSON writes an entry as all pods do in a checkpoint: [highest, value].
+func (e entry) MarshalJSON() ([]byte, error) { return json.Marshal([2]interface{}{e.highest, e.value}) }
+
+// UnmarshalJSON reads an entry of a checkpoint.
+func (e *entry) UnmarshalJSON(data []byte) error {
+	return json.Unmarshal(data, &[2]interface{}{&e.highest, &e.value})
+}
+
 // State is the state of a partition: the content of its log up to an offset.
 type State struct {
 	mu      sync.Mutex
@@ -136,10 +144,53 @@ type Writer struct {
 	states                map[uint32]*State
 }
 
+// checkpoint is the content of a checkpoint's file, which is beside the logs.
+type checkpoint struct {
+	Entries map[string]entry `json:"entries"`
+	ReadTo  int64            `json:"read_to"`
+}
+
+// Checkpoint writes the state to a file, and returns its name.
+func (w *Writer) Checkpoint(_ context.Context, partition uint32, epoch uint64) (string, error) {
+	state := w.state(partition)
+	if state == nil {
+		return "", errors.New("no state of this partition")
+	}
+	state.mu.Lock()
+	saved, err := json.Marshal(checkpoint{state.entries, state.readTo})
+	state.mu.Unlock()
+	if err != nil {
+		return "", err
+	}
+	name := fmt.Sprintf("%d-%d.checkpoint", partition, epoch)
+	path := filepath.Join(w.log.folder, name)
+	if err := os.WriteFile(path+".new", saved, 0o644); err != nil {
+		return "", err
+	}
+	// A reader sees the whole file or the one before.
+	return name, os.Rename(path+".new", path)
+}
+
+// saved returns the state of a checkpoint, or none if there is no checkpoint.
+func (w *Writer) saved(name string) (*State, error) {
+	if name == "" {
+		return &State{entries: map[string]entry{}}, nil
+	}
+	saved := checkpoint{Entries: map[string]entry{}}
+	content, err := os.ReadFile(filepath.Join(w.log.folder, name))
+	if err == nil {
+		err = json.Unmarshal(content, &saved)
+	}
+	return &State{entries: saved.Entries, readTo: saved.ReadTo}, err
+}
+
 // Warm copies the state while the old owner still serves.
-func (w *Writer) Warm(ctx context.Context, partition uint32, _ uint64) error {
-	state := &State{entries: map[string]entry{}}
-	records, end, err := w.log.Read(partition, 0)
+func (w *Writer) Warm(ctx context.Context, partition uint32, _ uint64, checkpoint string) error {
+	state, err := w.saved(checkpoint)
+	if err != nil {
+		return err
+	}
+	records, end, err := w.log.Read(partition, state.readTo)
 	if err != nil {
 		return err
 	}

@@ -50,6 +50,7 @@ class KafkaWriter(Writer):
 async def main():
     arguments = parser(__doc__)
     arguments.add_argument("--coordinator", action="append", required=True, help="host:port; several are tried in turn")
+    arguments.add_argument("--token-file", help="file of the token that the coordinators require")
     arguments.add_argument("--kafka", required=True, help="brokers: host:port,host:port")
     arguments.add_argument("--topic", required=True, help="has as many partitions as the keyspace")
     arguments.add_argument("--proto", default=EXAMPLES.parent / "coordination/proto", help="folder of segue/v1/pods.proto")
@@ -64,6 +65,7 @@ async def main():
         arguments.listen,
         arguments.lease_ttl,
         writer,
+        arguments.token_file,
     )
     return await serve(membership, writer, arguments)
 

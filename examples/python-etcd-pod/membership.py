@@ -1,7 +1,7 @@
 """Takes part in Segue's handoffs through the records in etcd alone.
 
 `Membership` registers the pod, watches the keyspace, runs the service's callbacks, and decides which requests may be accepted.
-What is due follows from the view alone (`handoff.py`), so a lost change or a repeated one costs only time.
+What is due follows from the view alone (`handoff.py`, `checkpoint.py`), so a lost change or a repeated one costs only time.
 
 Invariants:
 
@@ -18,8 +18,9 @@ import contextlib
 import logging
 import time
 
+from checkpoint import Checkpoints, newest, record
 from etcd import StoreError, created_at, delete, modified_at, put
-from handoff import Pod, due, partitions, serves
+from handoff import Pod, Task, due, partitions, serves
 
 log = logging.getLogger("pod")
 
@@ -38,7 +39,8 @@ class Membership:
     """A pod's part in the keyspace.
 
     `service` has the coroutines `warm(partition, epoch, from_address)`, `sync(partition)`, `drain(partition)` and
-    `release(partition)`.
+    `release(partition)`. A service that makes checkpoints also has `checkpoint(partition, epoch)`, which returns the name of one,
+    and its `warm` takes the name of the newest as `checkpoint`, or "".
     """
 
     def __init__(self, etcd, prefix, keyspace, name, address, lease_ttl, service):
@@ -47,6 +49,8 @@ class Membership:
         self.key = f"{self.prefix}pods/{name}"
         self.ttl = lease_ttl
         self.service = service
+        self.makes_checkpoints = hasattr(service, "checkpoint")
+        self.checkpoints = Checkpoints()
         self.incarnation = self.lease = 0
         self.lease_ended = False
         self.status = "Ready"
@@ -159,7 +163,7 @@ class Membership:
             "last_heartbeat": now,
             "weight": 1.0,
             "zone": None,
-            "capabilities": ["sync", "drained", "released", "fence"],
+            "capabilities": ["sync", "drained", "released", "fence"] + ["checkpoint"] * self.makes_checkpoints,
         }
 
     def confirmed(self, sent):
@@ -225,11 +229,22 @@ class Membership:
         epochs = {partition: serves(self.view, pod, partition, self.held.get(partition)) for partition in concerned}
         self.owned = {partition: epoch for partition, epoch in epochs.items() if epoch is not None}
         for partition in concerned:
-            self.begin(partition, due(self.view, pod, partition, self.held.get(partition), self.has_ended))
+            self.begin(partition, self.due(pod, partition))
         self.gone_since = self.asked
         self.acted_at = lease_now()
         await self.notify()
         return True
+
+    def due(self, pod, partition):
+        """Returns the task that is due for the partition now."""
+        task, now = due(self.view, pod, partition, self.held.get(partition), self.has_ended), lease_now()
+        if task is not None and task.kind == "warm" and self.running.get(partition, (None,))[0] != task:
+            if self.checkpoints.waits_until(self.view, partition, task.handoff, now) is not None:
+                return None
+        if task is None and self.makes_checkpoints and partition in self.owned:
+            epoch = self.checkpoints.due(self.view, pod, partition, now)
+            return Task("checkpoint", epoch) if epoch == self.owned[partition] else None
+        return task
 
     def has_ended(self, pod, within_ms):
         since = self.asked[pod] = self.gone_since.get(pod, lease_now())
@@ -255,6 +270,9 @@ class Membership:
         async with self.locks[partition]:
             while True:
                 try:
+                    if task.kind == "checkpoint":
+                        await self.checkpoint(partition, task.epoch)
+                        return
                     await self.call(partition, task)
                     if await self.report(partition, task):
                         log.info("%s of partition %d done, handoff %d", task.kind, partition, task.handoff)
@@ -268,7 +286,8 @@ class Membership:
         if task.kind == "warm" and self.held.get(partition) != task.epoch:
             old = (self.value(f"handoffs/{partition}") or {}).get("old_owner")
             address = (self.value(f"pods/{old}") or {}).get("address", "")
-            await service.warm(partition, task.epoch, address)
+            start = {"checkpoint": newest(self.view, partition)} if self.makes_checkpoints else {}
+            await service.warm(partition, task.epoch, address, **start)
             self.held[partition] = task.epoch
         elif task.kind == "sync":
             await service.sync(partition)
@@ -279,6 +298,22 @@ class Membership:
             await self.until(lambda: not self.in_flight.get(partition))
             self.held.pop(partition, None)
             await service.release(partition)
+
+    async def checkpoint(self, partition, epoch):
+        """Has the service make a checkpoint, and records it if this life still owns that epoch."""
+        key, name = f"checkpoints/{partition}", await self.service.checkpoint(partition, epoch)
+        value = record(self.view, Pod(self.name, self.incarnation), partition, epoch, name, unix_millis())
+        if value is None:
+            return
+        assignment = f"assignments/{partition}"
+        guards = [
+            created_at(self.key, self.incarnation),
+            modified_at(self.prefix + assignment, self.view[assignment].mod_revision),
+        ]
+        revision = await self.etcd.commit(guards, [put(self.prefix + key, value)])
+        if revision is not None:
+            # Until then it would seem to be due.
+            await self.until(lambda: key in self.view and self.view[key].mod_revision >= revision)
 
     def value(self, key):
         entry = self.view.get(key)

@@ -10,7 +10,7 @@ from membership import Membership
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python-writer"))
 
-from writer import Log, Writer, parser, serve  # noqa: E402
+from writer import CheckpointingWriter, Log, parser, serve  # noqa: E402
 
 
 async def main():
@@ -20,7 +20,7 @@ async def main():
     arguments.add_argument("--log-dir", required=True, help="the logs that all writers of the keyspace share")
     arguments = arguments.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    writer = Writer(Log(arguments.log_dir), arguments.warm_time)
+    writer = CheckpointingWriter(Log(arguments.log_dir), arguments.warm_time)
     etcd = Etcd(arguments.etcd, timeout=arguments.lease_ttl / 6)
     membership = Membership(
         etcd,

@@ -65,14 +65,17 @@ class Membership:
     """A pod's part in the keyspace.
 
     `service` has the coroutines `warm(partition, epoch, from_address)`, `sync(partition)`, `drain(partition)` and
-    `release(partition)`.
+    `release(partition)`. A service that makes checkpoints also has `checkpoint(partition, epoch)`, which returns the name of one,
+    and its `warm` takes the name of the newest as `checkpoint`, or "".
     """
 
-    def __init__(self, stubs, coordinators, keyspace, name, address, lease_ttl, service):
+    def __init__(self, stubs, coordinators, keyspace, name, address, lease_ttl, service, token_file=None):
         self.pb, self.rpc = stubs
         self.targets = itertools.cycle(coordinators)
         self.keyspace, self.name, self.address, self.lease_ttl = keyspace, name, address, lease_ttl
         self.service = service
+        self.token_file = token_file
+        self.makes_checkpoints = hasattr(service, "checkpoint")
         self.incarnation = 0
         self.resume = b""
         self.owned = {}  # partition: epoch
@@ -134,6 +137,9 @@ class Membership:
             while True:
                 target = next(self.targets)
                 options = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 10_000)]
+                if target.startswith("unix:"):
+                    # Otherwise grpcio sends the path as the authority, which is not a valid one.
+                    options.append(("grpc.default_authority", "localhost"))
                 async with grpc.aio.insecure_channel(target, options=options) as channel:
                     self.stub = self.rpc.PodsStub(channel)
                     try:
@@ -152,11 +158,13 @@ class Membership:
 
     async def follow(self, stub):
         pb = self.pb
-        call = stub.Register()
+        call = stub.Register(metadata=self.metadata())
         sent = {1: lease_now()}
         hello = pb.Hello(protocol_min=1, protocol_max=1, keyspace=self.keyspace, pod=self.name, address=self.address)
         hello.lease_ttl.seconds = self.lease_ttl
         hello.capabilities.extend(["sync", "drained", "released", "fence"])
+        if self.makes_checkpoints:
+            hello.capabilities.append("checkpoint")
         hello.resume = self.resume
         hello.holdings.extend(pb.Holding(partition=p, epoch=e) for p, e in self.held.items())
         await call.write(pb.Heartbeat(seq=1, hello=hello))
@@ -242,23 +250,29 @@ class Membership:
 
     async def do(self, kind, task):
         partition, pb = task.id.partition, self.pb
+        said = {}
         # A release is never cancelled, so what follows it waits.
         async with self.locks[partition]:
             while True:
                 try:
-                    await self.call(kind, task)
+                    if kind == "checkpoint":
+                        name = await self.service.checkpoint(partition, task.epoch)
+                        said = {"checkpoint": name.encode(), "epoch": task.epoch}
+                    else:
+                        await self.call(kind, task)
                     break
                 except Exception as error:  # noqa: BLE001: after any error the task is still due
                     log.exception("%s of partition %d failed", kind, partition)
                     self.ack(pb.Ack(id=task.id, kind=self.report(kind), failure=str(error) or "failed"))
                     await asyncio.sleep(1)
         log.info("%s of partition %d done, handoff %d", kind, partition, task.id.handoff)
-        self.ack(pb.Ack(id=task.id, kind=self.report(kind)))
+        self.ack(pb.Ack(id=task.id, kind=self.report(kind), **said))
 
     async def call(self, kind, task):
         partition, service = task.id.partition, self.service
         if kind == "warm" and self.held.get(partition) != task.epoch:
-            await service.warm(partition, task.epoch, task.warm.from_address)
+            start = {"checkpoint": task.warm.checkpoint.decode()} if self.makes_checkpoints else {}
+            await service.warm(partition, task.epoch, task.warm.from_address, **start)
             self.held[partition] = task.epoch
         elif kind == "sync":
             await service.sync(partition)
@@ -267,12 +281,15 @@ class Membership:
             await service.drain(partition)
         elif kind == "release":
             await self.until(lambda: not self.in_flight.get(partition))
-            self.held.pop(partition, None)
-            await service.release(partition)
+            # A Warm of the stream before may have ended since this stream began: that is the state of a later epoch.
+            if not 0 < task.epoch < self.held.get(partition, 0):
+                self.held.pop(partition, None)
+                await service.release(partition)
 
     def report(self, kind):
-        pb = self.pb
-        return {"warm": pb.READY, "sync": pb.SYNCED, "drain": pb.DRAINED, "release": pb.RELEASED}[kind]
+        # By name: an old pods.proto has no CHECKPOINTED.
+        reports = {"warm": "READY", "sync": "SYNCED", "drain": "DRAINED", "release": "RELEASED", "checkpoint": "CHECKPOINTED"}
+        return getattr(self.pb, reports[kind])
 
     def ack(self, ack):
         self.acks[ack.id.partition, ack.id.handoff, ack.kind] = ack
@@ -286,7 +303,7 @@ class Membership:
             batch = dict(self.acks)
             try:
                 request = self.pb.AckRequest(resume=self.resume, acks=batch.values())
-                outcomes = (await self.answer(lambda stub: stub.Ack(request, timeout=5))).outcomes
+                outcomes = (await self.answer(lambda stub: stub.Ack(request, timeout=5, metadata=self.metadata()))).outcomes
             except BROKEN:
                 outcomes = [self.pb.AGAIN] * len(batch)
             for (key, ack), outcome in zip(batch.items(), outcomes):
@@ -296,6 +313,12 @@ class Membership:
                     del self.acks[key]
             if self.pb.AGAIN in outcomes:
                 await asyncio.sleep(0.1)
+
+    def metadata(self):
+        """Returns what each call presents. The token is read anew, because it may have been replaced."""
+        if self.token_file is None:
+            return ()
+        return (("authorization", "Bearer " + pathlib.Path(self.token_file).read_text().strip()),)
 
     async def answer(self, call):
         """Calls the coordinator of the current stream."""
@@ -316,7 +339,7 @@ class Membership:
         while (left := deadline - lease_now()) > 0:
             try:
                 request = self.pb.LeaveRequest(resume=self.resume)
-                return (await self.answer(lambda stub: stub.Leave(request, timeout=left))).empty
+                return (await self.answer(lambda stub: stub.Leave(request, timeout=left, metadata=self.metadata()))).empty
             except BROKEN as error:
                 if self.left:
                     # The stream learnt of the end before the response arrived.

@@ -10,17 +10,18 @@ from membership import Membership, load_stubs
 EXAMPLES = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(EXAMPLES / "python-writer"))
 
-from writer import Log, Writer, parser, serve  # noqa: E402
+from writer import CheckpointingWriter, Log, parser, serve  # noqa: E402
 
 
 async def main():
     arguments = parser(__doc__)
     arguments.add_argument("--coordinator", action="append", required=True, help="host:port; several are tried in turn")
+    arguments.add_argument("--token-file", help="file of the token that the coordinators require")
     arguments.add_argument("--log-dir", required=True, help="the logs that all writers of the keyspace share")
     arguments.add_argument("--proto", default=EXAMPLES.parent / "coordination/proto", help="folder of segue/v1/pods.proto")
     arguments = arguments.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    writer = Writer(Log(arguments.log_dir), arguments.warm_time)
+    writer = CheckpointingWriter(Log(arguments.log_dir), arguments.warm_time)
     membership = Membership(
         load_stubs(arguments.proto),
         arguments.coordinator,
@@ -29,6 +30,7 @@ async def main():
         arguments.listen,
         arguments.lease_ttl,
         writer,
+        arguments.token_file,
     )
     return await serve(membership, writer, arguments)
 

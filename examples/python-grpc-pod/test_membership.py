@@ -72,6 +72,37 @@ class Lives(unittest.IsolatedAsyncioTestCase):
         await self.membership.running[0][2]
         self.assertEqual(self.membership.service.calls, ["release", "warm"])
 
+    async def test_a_release_leaves_the_state_of_a_later_epoch_alone(self):
+        self.membership.pb = types.SimpleNamespace(READY=1, SYNCED=2, DRAINED=3, RELEASED=4, Ack=types.SimpleNamespace)
+        for task, calls in ((Task("warm", 3), ["warm"]), (Task("release", 2), ["warm"]), (Task("release", 3), ["warm", "release"])):
+            self.membership.begin(task)
+            await self.membership.running[0][2]
+            self.assertEqual(self.membership.service.calls, calls)
+
+    async def test_a_checkpoint_is_reported_with_its_name_and_epoch_and_gives_way_to_a_drain(self):
+        membership = self.membership
+        membership.pb = types.SimpleNamespace(DRAINED=3, CHECKPOINTED=5, Ack=types.SimpleNamespace)
+        stuck = asyncio.Event()
+
+        async def checkpoint(partition, epoch):
+            await stuck.wait()
+            return f"{partition}@{epoch}"
+
+        async def drain(partition):
+            pass
+
+        membership.service.checkpoint, membership.service.drain = checkpoint, drain
+        membership.begin(Task("checkpoint", 0))
+        await asyncio.sleep(0)
+        membership.begin(Task("drain", 4))
+        await membership.running[0][2]
+        self.assertEqual([ack.kind for ack in membership.acks.values()], [3])
+        stuck.set()
+        membership.begin(Task("checkpoint", 0))
+        await membership.running[0][2]
+        ack = membership.acks[0, 0, 5]
+        self.assertEqual((ack.checkpoint, ack.epoch), (b"0@0", 0))
+
 
 if __name__ == "__main__":
     unittest.main()

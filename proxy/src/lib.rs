@@ -9,6 +9,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod forward;
+pub mod keyspaces;
 pub mod message;
 pub mod metrics;
 pub mod router;

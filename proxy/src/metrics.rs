@@ -21,9 +21,9 @@ use prometheus_client::registry::Registry;
 
 use crate::message::local_reply::LocalReply;
 
-/// Upper bounds of the buckets of `request_duration_seconds`, in microseconds. Dense below 50 ms, so that a cutover's
+/// Upper bounds of the buckets of all histograms of durations, in microseconds. Dense below 50 ms, so that a cutover's
 /// pause shows.
-const BUCKET_BOUNDS_MICROS: [u64; 22] = [
+pub const BUCKET_BOUNDS_MICROS: [u64; 22] = [
     100, 200, 300, 500, 750, 1_000, 1_500, 2_000, 3_000, 5_000, 7_500, 10_000, 20_000, 30_000, 50_000, 100_000,
     250_000, 500_000, 1_000_000, 5_000_000, 15_000_000, 60_000_000,
 ];
@@ -185,7 +185,19 @@ impl Metrics {
 
     /// Adds all series to a registry whose prefix is `segue`.
     pub fn register(&self, registry: &mut Registry) {
+        self.register_keyspace(registry);
+        registry.register_collector(Box::new(Connections(self.clone())));
+    }
+
+    /// Adds the series of one keyspace of several.
+    pub fn register_keyspace(&self, registry: &mut Registry) {
         registry.register_collector(Box::new(self.clone()));
+    }
+
+    /// Adds the series of a listener of several keyspaces: connections, and responses to requests for no keyspace.
+    pub fn register_listener(&self, registry: &mut Registry) {
+        registry.register_collector(Box::new(OwnResponses(self.clone())));
+        registry.register_collector(Box::new(Connections(self.clone())));
     }
 
     fn sum(&self, counter: impl Fn(&WorkerMetrics) -> &AtomicU64) -> u64 {
@@ -201,6 +213,15 @@ impl Metrics {
     /// Returns how often the router responded itself for this reason.
     pub fn own_answers(&self, own: LocalReply) -> u64 {
         self.sum(|worker| &worker.own[own.index()])
+    }
+
+    fn encode_own(&self, mut requests: MetricEncoder<'_>) -> fmt::Result {
+        for own in LocalReply::ALL {
+            let labels = Answered { code: own.status().as_u16(), reason: own.reason() };
+            let none: Option<&Exemplar<NoLabels, u64>> = None;
+            requests.encode_family(&labels)?.encode_counter(&self.own_answers(own), none)?;
+        }
+        Ok(())
     }
 
     fn encode_times(&self, mut encoder: MetricEncoder<'_>, times: impl Fn(&WorkerMetrics) -> &Times) -> fmt::Result {
@@ -238,13 +259,14 @@ impl EncodeLabelSet for Answered {
     }
 }
 
+const REQUESTS_HELP: &str = "Requests answered, by status and, for the router's own answers, by reason";
+
 impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         use MetricType::{Counter, Gauge, Histogram};
         let none: Option<&Exemplar<NoLabels, u64>> = None;
 
-        let help = "Requests answered, by status and, for the router's own answers, by reason";
-        let mut requests = encoder.encode_descriptor("requests", help, None, Counter)?;
+        let mut requests = encoder.encode_descriptor("requests", REQUESTS_HELP, None, Counter)?;
         for index in 0..CODES {
             let count = self.sum(|worker| &worker.passed[index]);
             let code = index as u16 + 100;
@@ -253,11 +275,7 @@ impl Collector for Metrics {
                 requests.encode_family(&labels)?.encode_counter(&count, none)?;
             }
         }
-        for own in LocalReply::ALL {
-            let (code, reason) = (own.status().as_u16(), own.reason());
-            let labels = Answered { code, reason };
-            requests.encode_family(&labels)?.encode_counter(&self.own_answers(own), none)?;
-        }
+        self.encode_own(requests)?;
 
         let help = "Requests whose client hung up before there was an answer";
         let mut aborted = encoder.encode_descriptor("requests_aborted", help, None, Counter)?;
@@ -295,10 +313,6 @@ impl Collector for Metrics {
         let mut in_flight = encoder.encode_descriptor("requests_in_flight", help, None, Gauge)?;
         in_flight.encode_gauge(&(self.requests_in_flight() as i64))?;
 
-        let help = "Clients' connections that are open";
-        let mut connections = encoder.encode_descriptor("connections", help, None, Gauge)?;
-        connections.encode_gauge(&(self.sum(|worker| &worker.connections) as i64))?;
-
         let help = "Requests that came back undone and were put back, by cause";
         let mut bounced = encoder.encode_descriptor("requests_bounced", help, None, Counter)?;
         let causes = [
@@ -310,6 +324,28 @@ impl Collector for Metrics {
             bounced.encode_family(&[("cause", name)])?.encode_counter(&self.requests_bounced(cause), none)?;
         }
         Ok(())
+    }
+}
+
+/// The router's own responses alone.
+#[derive(Debug)]
+struct OwnResponses(Metrics);
+
+impl Collector for OwnResponses {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        self.0.encode_own(encoder.encode_descriptor("requests", REQUESTS_HELP, None, MetricType::Counter)?)
+    }
+}
+
+/// The connections alone.
+#[derive(Debug)]
+struct Connections(Metrics);
+
+impl Collector for Connections {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Clients' connections that are open";
+        let mut connections = encoder.encode_descriptor("connections", help, None, MetricType::Gauge)?;
+        connections.encode_gauge(&(self.0.sum(|worker| &worker.connections) as i64))
     }
 }
 
@@ -347,6 +383,31 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} in {text}");
         }
+    }
+
+    #[test]
+    fn keyspaces_and_their_listener_share_no_series() {
+        let (keyspace, listener) = (Metrics::new(1), Metrics::new(1));
+        let mut registry = Registry::with_prefix("segue");
+        keyspace.register_keyspace(registry.sub_registry_with_label(("keyspace".into(), "a".into())));
+        listener.register_listener(&mut registry);
+        listener.worker(0).answered(LocalReply::NoKeyspace);
+        listener.worker(0).connected();
+        keyspace.worker(0).passed(StatusCode::OK);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for line in [
+            "segue_requests_total{keyspace=\"a\",code=\"200\",reason=\"\"} 1\n",
+            "segue_requests_total{keyspace=\"a\",code=\"400\",reason=\"no-partition\"} 0\n",
+            "segue_requests_total{code=\"400\",reason=\"no-partition\"} 1\n",
+            "segue_connections 1\n",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+        let mut series: Vec<_> =
+            text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.rsplit_once(' ')).collect();
+        series.sort_unstable();
+        assert!(series.windows(2).all(|two| two[0].0 != two[1].0), "{text}");
     }
 
     #[test]

@@ -70,7 +70,7 @@ use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
 use segue_coordination::router::{DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router};
-use segue_coordination::store::Store;
+use segue_coordination::session::Leases;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
 use tokio::sync::{mpsc, watch};
@@ -78,6 +78,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tower::{BoxError, Layer, Service};
+use tracing::{Instrument as _, Span};
 
 use crate::forward::service::ClientService;
 use crate::metrics::Metrics;
@@ -157,28 +158,27 @@ impl BoundRouter {
     /// Begins to take part in the protocol. Requires a runtime.
     pub fn join(
         self,
-        store: Arc<dyn Store>,
+        leases: impl Into<Leases>,
         keys: Keyspace,
         settings: RouterSettings,
         observer: Arc<dyn RouterObserver>,
     ) -> JoiningRouter {
         let plane = self.parts.table.clone();
-        self.join_through(plane, store, keys, settings, observer)
+        self.join_through(plane, leases, keys, settings, observer)
     }
 
     /// Begins to take part in the protocol with `plane` between the control side and the table.
     pub fn join_through(
         self,
         plane: Arc<dyn DataPlane>,
-        store: Arc<dyn Store>,
+        leases: impl Into<Leases>,
         keys: Keyspace,
         settings: RouterSettings,
         observer: Arc<dyn RouterObserver>,
     ) -> JoiningRouter {
         let RouterParts { server, table, notices, metrics } = self.parts;
-        let (control, run) = Control::new(plane, notices, store, keys, settings, observer);
-        let state = RouterState { table, status: control.status.clone() };
-        let joined = Joined { state, control, run: AbortOnDropHandle::new(tokio::spawn(run)) };
+        let membership = Membership { keys, settings, observer, span: Span::none() };
+        let joined = Joined::begin(plane, table, notices, leases.into(), membership);
         JoiningRouter { server, metrics, joined }
     }
 }
@@ -196,7 +196,7 @@ impl Control {
     pub fn new(
         plane: Arc<dyn DataPlane>,
         notices: mpsc::UnboundedReceiver<PartitionId>,
-        store: Arc<dyn Store>,
+        leases: impl Into<Leases> + 'static,
         keys: Keyspace,
         settings: RouterSettings,
         observer: Arc<dyn RouterObserver>,
@@ -204,7 +204,7 @@ impl Control {
         let (sender, status) = watch::channel(RouterStatus::default());
         let shutdown = CancellationToken::new();
         let ports = RouterPorts { plane, notices, observer, status: sender };
-        let run = run_router(store, keys, settings, ports, shutdown.clone());
+        let run = run_router(leases.into(), keys, settings, ports, shutdown.clone());
         (Control { status, shutdown }, run)
     }
 
@@ -250,15 +250,51 @@ impl RouterState {
 
 /// A router's part in the protocol.
 #[derive(Debug)]
-struct Joined {
+pub(crate) struct Joined {
     state: RouterState,
     control: Control,
     run: AbortOnDropHandle<()>,
 }
 
+/// The part in the protocol that a router takes in one keyspace.
+pub struct Membership {
+    /// The keyspace.
+    pub keys: Keyspace,
+    /// The settings of the control side.
+    pub settings: RouterSettings,
+    /// What watches the control side.
+    pub observer: Arc<dyn RouterObserver>,
+    /// The span of the log lines about it.
+    pub span: Span,
+}
+
+impl std::fmt::Debug for Membership {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Membership").field("keys", &self.keys).finish_non_exhaustive()
+    }
+}
+
 impl Joined {
+    /// Begins to take part in the protocol with `plane` between the control side and the table.
+    pub(crate) fn begin(
+        plane: Arc<dyn DataPlane>,
+        table: Arc<Table>,
+        notices: mpsc::UnboundedReceiver<PartitionId>,
+        leases: Leases,
+        membership: Membership,
+    ) -> Self {
+        let Membership { keys, settings, observer, span } = membership;
+        let (control, run) = Control::new(plane, notices, leases, keys, settings, observer);
+        let state = RouterState { table, status: control.status.clone() };
+        Joined { state, control, run: AbortOnDropHandle::new(tokio::spawn(run.instrument(span))) }
+    }
+
+    pub(crate) fn state(&self) -> &RouterState {
+        &self.state
+    }
+
     /// Deregisters.
-    async fn leave(self) {
+    pub(crate) async fn leave(self) {
         self.control.shut_down();
         // The task ends by itself now. The runtime has reported any panic in it.
         let _ = self.run.await;
@@ -346,13 +382,17 @@ impl Router {
     }
 
     async fn stop_server(self, deadline: Instant, shut_down: impl AsyncFnOnce(ServerHandle, Instant)) {
-        let table = self.joined.state.table.clone();
-        let refusing = AbortOnDropHandle::new(tokio::spawn(async move {
-            tokio::time::sleep_until(deadline - (deadline - Instant::now()) / 10).await;
-            table.shut_down();
-        }));
+        let refusing = refuse_held_at_last(vec![self.joined.state.table.clone()], deadline);
         shut_down(self.server, deadline).await;
         drop(refusing);
         self.joined.leave().await;
     }
+}
+
+/// Refuses the requests that still wait when a tenth of the time until the deadline is left.
+pub(crate) fn refuse_held_at_last(tables: Vec<Arc<Table>>, deadline: Instant) -> AbortOnDropHandle<()> {
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        tokio::time::sleep_until(deadline - (deadline - Instant::now()) / 10).await;
+        tables.iter().for_each(|table| table.shut_down());
+    }))
 }

@@ -4,10 +4,12 @@
 #[path = "support/mod.rs"]
 mod support;
 
+use segue_protocol::handoff::router::HoldCause;
 use segue_proxy::settings::Http1Server;
+use support::client::{Body, full};
 use support::pod::{Speaks, echo_body};
-use support::{Fixture, GET, Settings, TEST_TIMEOUT, post, soon};
-use tokio::io::AsyncReadExt as _;
+use support::{Fixture, GET, OK, P0, P1, Settings, TEST_TIMEOUT, get_at, post, soon};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
 
 const SERVERS: [Http1Server; 2] = [Http1Server::Hyper, Http1Server::Segue];
@@ -111,6 +113,108 @@ async fn a_response_reads_the_same_from_both_servers() {
     }
 }
 
+/// A response that is framed in another way than its client reads it would be taken for the next one.
+#[tokio::test]
+async fn a_connection_goes_on_behind_every_response() {
+    let first = |method| format!("{method} / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n");
+    for (method, response) in [
+        ("HEAD", "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"),
+        ("HEAD", "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"),
+        ("GET", "HTTP/1.1 204 No Content\r\n\r\n"),
+        ("GET", "HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n"),
+        ("GET", "HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n"),
+        ("GET", "HTTP/1.1 304 Not Modified\r\ntransfer-encoding: chunked\r\n\r\n"),
+        ("GET", "HTTP/1.1 205 Reset Content\r\ncontent-length: 0\r\n\r\n"),
+        ("GET", "HTTP/1.1 299 Odd\r\ncontent-length: 0\r\n\r\n"),
+    ] {
+        let mut said = Vec::new();
+        for server in SERVERS {
+            let fixture = fixture(server);
+            let pod = fixture.scripted_pod().await;
+            // The second request has arrived with the first one.
+            let (mut client, mut connection) = fixture.exchange(&pod, first(method)).await;
+            client.write(get_at(P0, "connection: close\r\n")).await;
+            // The router sends nothing more on this connection to the pod.
+            connection.write(response.replacen("\r\n\r\n", "\r\nconnection: close\r\n\r\n", 1)).await;
+            let mut connection = pod.accept_request().await;
+            connection.write("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nsecond").await;
+            said.push(client.rest().await);
+        }
+        assert!(said[1].ends_with("\r\n\r\nsecond"), "{method} {response:?}: {said:?}");
+        assert_eq!(lines(&said[0]), lines(&said[1]), "{method} {response:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_broken_ends_in_the_same_way() {
+    for body in [
+        "zz\r\n".to_owned(),
+        "5\r\nhelloX\r\n0\r\n\r\n".to_owned(),
+        "-5\r\nhello\r\n0\r\n\r\n".to_owned(),
+        "fffffffffffffffff\r\nhello".to_owned(),
+        format!("5;{}\r\nhello\r\n0\r\n\r\n", "x".repeat(20 << 10)),
+        format!("0\r\nx: {}\r\n\r\n", "x".repeat(80 << 10)),
+    ] {
+        let mut said = Vec::new();
+        for server in SERVERS {
+            let fixture = fixture(server);
+            let _pod = fixture.pod(Speaks::Http1, whole_or_not).await;
+            let mut client = fixture.client().await;
+            assert_eq!(client.ask(post("content-length: 2", "ok")).await.text(), "whole");
+            // The router may have ended the connection before all of it is written.
+            let _ = client.stream.write_all(post("transfer-encoding: chunked", &body).as_bytes()).await;
+            said.push(client.rest().await);
+        }
+        assert_eq!(lines(&said[0]), lines(&said[1]), "{:?}", &body[..body.len().min(50)]);
+        assert!(!said[1].contains("whole"), "{said:?}");
+    }
+}
+
+async fn whole_or_not(request: http::Request<hyper::body::Incoming>) -> http::Response<Body> {
+    let read = http_body_util::BodyExt::collect(request.into_body()).await;
+    http::Response::new(full(if read.is_ok() { "whole" } else { "broken" }))
+}
+
+#[tokio::test]
+async fn a_websocket_opens_behind_a_plain_request() {
+    let upgrade = "connection: upgrade\r\nupgrade: websocket\r\n";
+    for server in SERVERS {
+        let fixture = fixture(server);
+        let pod = fixture.scripted_pod().await;
+        let (mut client, mut connection) = fixture.exchange(&pod, GET).await;
+        // The upgrade has arrived before the response to the first request.
+        client.write(get_at(P0, upgrade)).await;
+        connection.write(OK).await;
+        assert_eq!(client.answer().await.status, 200);
+        assert!(connection.head().await.contains("upgrade: websocket"), "{server:?}");
+        connection.write(format!("HTTP/1.1 101 Switching Protocols\r\n{upgrade}\r\nhello")).await;
+        assert_eq!(client.head().await.status, 101);
+        assert_eq!(client.exactly(5).await, b"hello");
+        client.write("ping").await;
+        assert_eq!(connection.exactly(4).await, "ping", "{server:?}");
+    }
+}
+
+/// A large head is begun by one server and ended by the other.
+#[tokio::test]
+async fn a_head_that_arrives_in_pieces_is_one_request() {
+    for (padding, piece) in [(10, 1), (9 << 10, 100)] {
+        let request = post(&format!("content-length: 5\r\nx-a: {}", "a".repeat(padding)), "hello");
+        for server in SERVERS {
+            let fixture = fixture(server);
+            let _pod = fixture.pod(Speaks::Http1, echo_body).await;
+            let mut client = fixture.client().await;
+            client.stream.set_nodelay(true).unwrap();
+            for _ in 0..2 {
+                for piece in request.as_bytes().chunks(piece) {
+                    client.write(piece).await;
+                }
+                assert_eq!(client.answer().await.text(), "hello", "{server:?}, {padding}");
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_response_that_its_client_reads_slowly_arrives_whole() {
     const BYTES: usize = 3 << 20;
@@ -189,4 +293,88 @@ async fn an_idle_connection_is_closed_when_its_server_stops() {
         soon(stopping).await.unwrap();
         assert!(begun.elapsed() < TEST_TIMEOUT / 2, "{server:?} waits for its deadline");
     }
+}
+
+/// hyper closes a connection that drains before hyper has read from it.
+#[tokio::test]
+async fn a_request_that_has_begun_before_its_server_stops_is_served_and_is_the_last() {
+    for rest in ["expect: 100-continue\r\ncontent-length: 3\r\n\r\nabc", "content-length: 3\r\n\r\nabc"] {
+        for server in SERVERS {
+            let mut fixture = fixture(server);
+            let _pod = fixture.pod(Speaks::Http1, echo_body).await;
+            let mut client = fixture.send("POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n").await;
+            // What came before another client's request has been read once that is answered.
+            assert_eq!(fixture.ask(GET).await.status, 200);
+            let stopping = fixture.shut_down();
+            fixture.refuses_connections().await;
+            client.write(rest).await;
+            let mut answer = client.answer().await;
+            if answer.status == 100 {
+                answer = client.answer().await;
+            }
+            assert_eq!((answer.status, answer.text()), (200, "abc"), "{server:?}, {rest:?}");
+            assert_eq!(answer.header("connection"), "close", "{server:?}, {rest:?}");
+            assert_eq!(client.rest().await, "");
+            soon(stopping).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn informational_responses_that_a_client_does_not_read_are_dropped() {
+    const HEADS: usize = 1000;
+    for server in SERVERS {
+        let fixture = fixture(server);
+        let pod = fixture.scripted_pod().await;
+        let (mut client, mut connection) = fixture.exchange(&pod, GET).await;
+        let head = format!("HTTP/1.1 103 Early Hints\r\nx: {}\r\n\r\n", "x".repeat(60 << 10));
+        for _ in 0..HEADS {
+            connection.write(&head).await;
+        }
+        connection.write("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+        let mut heads = 0;
+        while client.head().await.status == 103 {
+            heads += 1;
+        }
+        // The kernel takes some megabytes of them.
+        assert!((1..HEADS / 2).contains(&heads), "{server:?} has passed {heads} on");
+    }
+}
+
+/// No stash counts the memory of buffers.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_request_that_waits_has_no_buffer_for_its_response() {
+    const WAITING: usize = 600;
+    const HEAD: usize = 60 << 10;
+    let settings = Settings::with(|settings| {
+        settings.server.http1 = Http1Server::Segue;
+        settings.stash.max_requests = 2 * WAITING;
+    });
+    let fixture = Fixture::with(settings);
+    let pod = fixture.scripted_pod().await;
+    fixture.hold(P1, HoldCause::Handoff);
+    let (mut client, mut connection) = fixture.exchange(&pod, GET).await;
+    let response = format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx: {}\r\n\r\n", "x".repeat(HEAD));
+    connection.write(&response).await;
+    assert_eq!(client.answer().await.status, 200);
+    let (mut waiting, before) = (Vec::new(), resident_bytes());
+    for number in 1..=WAITING {
+        waiting.push(fixture.send(get_at(P1, "")).await);
+        fixture.held(P1, number).await;
+        // A response leaves a large buffer for the next one to use.
+        client.write(GET).await;
+        connection.head().await;
+        connection.write(&response).await;
+        assert_eq!(client.answer().await.status, 200);
+    }
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < WAITING * HEAD / 2, "{grown} bytes more for {WAITING} requests");
+}
+
+#[cfg(target_os = "linux")]
+fn resident_bytes() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }

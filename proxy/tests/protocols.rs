@@ -25,9 +25,9 @@ async fn a_held_call_whose_deadline_passes_is_told_so_at_once_and_never_sent() {
     let fixture = Fixture::new();
     let http2 = fixture.http2_client().await;
     let begun = Instant::now();
-    let answer = http2.ask(call(&http2, "50m").body(empty()).unwrap()).await;
+    let answer = http2.ask(call(&http2, "1S").body(empty()).unwrap()).await;
     assert_eq!((answer.header("grpc-status"), answer.header("segue-reason")), ("4", "deadline"));
-    assert!((50..5000).contains(&begun.elapsed().as_millis()), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() >= Duration::from_millis(900), "{:?}", begun.elapsed());
     assert_eq!(fixture.table.stashed(P0), (0, 0));
     // If it were still held, the pod would get it before this one.
     let pod = fixture.scripted_pod().await;
@@ -87,11 +87,12 @@ async fn a_call_that_its_pod_does_not_answer_in_time_is_told_so_and_the_pod_as_w
         })
         .await;
     let http2 = fixture.http2_client().await;
-    let answer = http2.ask(call(&http2, "50m").body(empty()).unwrap()).await;
+    let answer = http2.ask(call(&http2, "1S").body(empty()).unwrap()).await;
     assert_eq!((answer.header("grpc-status"), answer.header("segue-reason")), ("4", "deadline"));
     soon(end.recv()).await.expect("the pod sees its stream reset");
     fixture.in_flight(P0, 0).await;
-    let mut request = call(&http2, "200m").body(empty()).unwrap();
+    // Its response begins in time on a busy machine, too.
+    let mut request = call(&http2, "5S").body(empty()).unwrap();
     *request.uri_mut() = format!("http://{}/svc/Stream", fixture.address).parse().unwrap();
     let mut body = http2.begin(request).await.unwrap().into_body();
     assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "part");

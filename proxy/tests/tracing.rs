@@ -9,16 +9,20 @@
 
 mod support;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
 use http::{HeaderMap, Response};
 use prometheus_client::metrics::counter::Counter;
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::{HandoffId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::trace_context::SpanContext;
+use segue_proxy::settings::UpstreamProtocol;
 use segue_proxy::spans::{Sampling, Span, SpanKind, Tracer, Value};
 use support::client::{Body, empty};
-use support::pod::{Pod, Speaks};
-use support::{BOTH_VERSIONS, Fixture, GET, P0, Settings, get_at, soon};
+use support::pod::{Pod, Speaks, start_h2_pod};
+use support::{BOTH_VERSIONS, Fixture, GET, P0, POST, Settings, get_at, soon, until};
 use tokio::sync::mpsc;
 
 const SAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -202,7 +206,7 @@ async fn a_request_that_is_refused_or_abandoned_ends_its_spans() {
 }
 
 #[tokio::test]
-async fn a_response_that_is_cut_off_fails_its_attempt() {
+async fn a_response_that_is_cut_off_fails_its_attempt_and_its_request() {
     let mut traced_one = Traced::new(1.0);
     let pod = traced_one.fixture.scripted_pod().await;
     let (mut client, mut connection) = traced_one.fixture.exchange(&pod, GET).await;
@@ -211,6 +215,97 @@ async fn a_response_that_is_cut_off_fails_its_attempt() {
     assert!(traced_one.spans.try_recv().is_err(), "spans end with the response, not with its head");
     drop(connection);
     let [server, attempt] = traced_one.spans().await;
-    assert_eq!(*value(&attempt, "error.type"), text("broken"));
-    assert_eq!(*value(&server, "http.response.status_code"), Value::Number(200));
+    for span in [&server, &attempt] {
+        assert!(span.failed);
+        assert_eq!(*value(span, "error.type"), text("broken"));
+        assert_eq!(*value(span, "http.response.status_code"), Value::Number(200));
+    }
+}
+
+#[tokio::test]
+async fn an_attempt_that_its_pod_did_not_process_is_recorded_as_refused() {
+    let mut traced_one = Traced::with(1.0, Settings::with_protocol(UpstreamProtocol::Http2));
+    let requests = Arc::new(AtomicUsize::new(0));
+    let address = start_h2_pod(move |_, mut respond| {
+        if requests.fetch_add(1, SeqCst) == 1 {
+            respond.send_reset(h2::Reason::REFUSED_STREAM);
+        } else {
+            drop(respond.send_response(Response::new(()), true));
+        }
+    })
+    .await;
+    traced_one.fixture.route(P0, address, 1);
+    assert_eq!(traced_one.fixture.ask(GET).await.status, 200);
+    traced_one.spans::<2>().await;
+    // Refused on a connection that was there before, so the request is sent again at once.
+    assert_eq!(traced_one.fixture.ask(GET).await.status, 200);
+    let [server, refused, accepted] = traced_one.spans().await;
+    assert!(refused.failed && !accepted.failed && !server.failed);
+    assert_eq!(*value(&refused, "error.type"), text("refused"));
+    assert_eq!(*value(&accepted, "http.request.resend_count"), Value::Number(1));
+}
+
+/// Returns the spans of a request whose client leaves after the head of the response. The pod then writes `rest`.
+async fn spans_of_a_client_that_leaves(request: &str, rest: &str) -> [Span; 2] {
+    let mut traced_one = Traced::new(1.0);
+    let pod = traced_one.fixture.scripted_pod().await;
+    let (mut client, mut connection) = traced_one.fixture.exchange(&pod, request).await;
+    connection.write("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n").await;
+    assert_eq!(client.head().await.status, 200);
+    drop(client);
+    let gone = || traced_one.fixture.metrics_page().contains("segue_connections 0\n");
+    until(gone, "the router to see its client leave").await;
+    connection.write(rest).await;
+    traced_one.spans().await
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_middle_of_a_response_fails_its_request() {
+    // The response to a `GET` is broken off, the one to a `POST` is read to its end.
+    for (request, rest) in [(GET, ""), (POST, "0\r\n\r\n")] {
+        let is_broken_off = rest.is_empty();
+        let [server, attempt] = spans_of_a_client_that_leaves(request, rest).await;
+        assert_eq!((server.failed, attempt.failed), (true, is_broken_off), "{request}");
+        assert_eq!(*value(&server, "error.type"), text("client-gone"));
+        assert_eq!(*value(&server, "http.response.status_code"), Value::Number(200));
+        if is_broken_off {
+            assert_eq!(*value(&attempt, "error.type"), text("client-gone"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_response_whose_end_follows_its_last_byte_is_no_failure() {
+    let mut traced_one = Traced::with(1.0, Settings::with_protocol(UpstreamProtocol::Http2));
+    let (end, ended) = tokio::sync::watch::channel(false);
+    let address = start_h2_pod(move |_, mut respond| {
+        let response = Response::builder().header("content-length", "5").body(()).unwrap();
+        let mut body = respond.send_response(response, false).unwrap();
+        body.send_data("hello".into(), false).unwrap();
+        let mut ended = ended.clone();
+        tokio::spawn(async move {
+            ended.wait_for(|ended| *ended).await.unwrap();
+            body.send_data("".into(), true).unwrap();
+        });
+    })
+    .await;
+    traced_one.fixture.route(P0, address, 1);
+    assert_eq!(traced_one.fixture.ask(GET).await.body, b"hello");
+    end.send(true).unwrap();
+    let [server, attempt] = traced_one.spans().await;
+    assert!(!server.failed && !attempt.failed, "{server:?} {attempt:?}");
+}
+
+#[tokio::test]
+async fn an_attempt_that_is_severed_after_its_client_has_left_is_recorded_as_severed() {
+    let mut traced_one = Traced::new(1.0);
+    let fixture = &traced_one.fixture;
+    let pod = fixture.scripted_pod().await;
+    let (client, _connection) = fixture.exchange(&pod, POST).await;
+    drop(client);
+    until(|| fixture.metrics_page().contains("segue_connections 0\n"), "the router to see its client leave").await;
+    fixture.hold_and_sever(P0);
+    let [server, attempt] = traced_one.spans().await;
+    assert_eq!(*value(&server, "error.type"), text("client-gone"));
+    assert_eq!(*value(&attempt, "error.type"), text("severed"));
 }

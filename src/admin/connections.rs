@@ -2,8 +2,9 @@
 //!
 //! # Invariants
 //!
-//! * The number of open connections is bounded, and idle or stuck ones are closed. The Unix socket has places of its own,
-//!   so that a crowd of readers does not keep an operator out.
+//! * The number of open connections is bounded, and idle or stuck ones are closed. A connection ends once its age and
+//!   then the longest wait of a request are over. The Unix socket has places of its own, so that a crowd of readers does
+//!   not keep an operator out.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,7 +21,8 @@ use hyper_util::service::TowerToHyperService;
 use segue_proxy::tls::ServerTls;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -37,8 +39,10 @@ const MAX_LOCAL_CONNECTIONS: usize = 16;
 /// How long a request's head may take, and so the pause between two requests; how long a handshake may take; also how
 /// long a client may read nothing.
 pub(super) const IO_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest life of a connection, whatever it does.
+/// Age at which a connection takes no further request. One in progress is still answered.
 const MAX_LIFETIME: Duration = Duration::from_secs(60);
+/// How long the answer to a connection's last request may take to make. Longer than a request may wait.
+const MAX_LAST_ANSWER: Duration = Duration::from_secs(60);
 /// Pause of the accept loop after an error, such as no file descriptors left.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(50);
 
@@ -50,7 +54,7 @@ enum Accepted {
 
 /// Accepts until the end, then waits for requests in progress.
 pub(super) async fn accept(admin: Admin, routes: Router, end: CancellationToken) -> io::Result<()> {
-    let Admin { listener, tls, socket, more: _ } = admin;
+    let Admin { listener, tls, socket, .. } = admin;
     let listener = TcpListener::from_std(listener)?;
     let semaphore = |places| Arc::new(Semaphore::new(places));
     let (places, turned_away) = (semaphore(MAX_CONNECTIONS), semaphore(MAX_TURNED_AWAY));
@@ -63,13 +67,13 @@ pub(super) async fn accept(admin: Admin, routes: Router, end: CancellationToken)
             () = end.cancelled() => break,
         };
         match accepted {
-            Err(_) => tokio::time::sleep(ACCEPT_RETRY_PAUSE).await,
+            Err(_) => sleep(ACCEPT_RETRY_PAUSE).await,
             Ok(Accepted::Tcp(stream, address)) => {
                 if let Ok(place) = places.clone().try_acquire_owned() {
                     clients.spawn(serve_tcp(stream, address, tls.clone(), routes.clone(), end.clone(), place));
                 } else if let Ok(place) = turned_away.clone().try_acquire_owned() {
                     tokio::spawn(async move {
-                        let _ = tokio::time::timeout(MAX_PAGE_AGE, turn_away(stream)).await;
+                        let _ = timeout(MAX_PAGE_AGE, turn_away(stream)).await;
                         drop(place);
                     });
                 }
@@ -111,7 +115,7 @@ async fn serve_tcp(
     let Some(tls) = tls else {
         return serve(stream, Peer::Tcp { address, certified: false }, routes, end).await;
     };
-    match tokio::time::timeout(IO_TIMEOUT, tls.accept_http1(stream)).await {
+    match timeout(IO_TIMEOUT, tls.accept_http1(stream)).await {
         Ok(Ok((stream, certified))) => serve(stream, Peer::Tcp { address, certified }, routes, end).await,
         Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake with a client of the admin endpoint failed"),
         Err(_) => tracing::debug!("a TLS handshake with a client of the admin endpoint took too long"),
@@ -131,9 +135,17 @@ async fn serve(
     end: CancellationToken,
 ) {
     let routes = TowerToHyperService::new(routes);
+    // One request at a time has an answer made for it.
+    let made = Arc::new(Mutex::new(()));
+    let making = made.clone();
     let routes = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(peer);
-        routes.call(request.map(Body::new))
+        let answer = routes.call(request.map(Body::new));
+        let making = making.clone();
+        async move {
+            let _making = making.lock().await;
+            answer.await
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -142,9 +154,23 @@ async fn serve(
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = async { tokio::select! { () = end.cancelled() => {}, () = tokio::time::sleep(MAX_LIFETIME) => {} } } => {
+        () = end.cancelled() => {
             connection.as_mut().graceful_shutdown();
-            tokio::time::timeout(IO_TIMEOUT, connection).await.unwrap_or(Ok(()))
+            timeout(IO_TIMEOUT, connection).await.unwrap_or(Ok(()))
+        }
+        () = sleep(MAX_LIFETIME) => {
+            connection.as_mut().graceful_shutdown();
+            let too_long = async {
+                // A request whose head has begun to arrive is served.
+                sleep(IO_TIMEOUT).await;
+                tokio::select! {
+                    _ = made.lock() => {}
+                    () = sleep(MAX_LAST_ANSWER) => {}
+                    () = end.cancelled() => {}
+                }
+                sleep(IO_TIMEOUT).await;
+            };
+            tokio::select! { ended = connection => ended, () = too_long => Ok(()) }
         }
     };
     if let Err(error) = ended {
@@ -160,4 +186,47 @@ async fn turn_away(mut stream: TcpStream) -> io::Result<()> {
     let mut unread = [0; 1024];
     while stream.read(&mut unread).await? > 0 {}
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::duplex;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_request_of_an_old_connection_is_still_answered() {
+        let wait = || async {
+            sleep(Duration::from_secs(50)).await;
+            "done"
+        };
+        let (mut client, server) = duplex(4096);
+        let routes = Router::new().route("/wait", get(wait));
+        let serving = tokio::spawn(serve(server, Peer::Unix { uid: 0 }, routes, CancellationToken::new()));
+        let (began, mut bytes) = (Instant::now(), [0; 4096]);
+        for number in 1..=2 {
+            client.write_all(b"GET /wait HTTP/1.1\r\nhost: h\r\n\r\n").await.unwrap();
+            let mut text = String::new();
+            while !text.ends_with("done") {
+                let count = client.read(&mut bytes).await.unwrap();
+                assert!(count > 0, "request {number} was cut off after {:?}", began.elapsed());
+                text += &String::from_utf8_lossy(&bytes[..count]);
+            }
+        }
+        assert_eq!(client.read(&mut bytes).await.unwrap(), 0, "no third one");
+        serving.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_take_its_answer_keeps_no_connection() {
+        let (mut client, server) = duplex(4096);
+        let routes = Router::new().route("/large", get(|| async { "x".repeat(1 << 20) }));
+        let serving = tokio::spawn(serve(server, Peer::Unix { uid: 0 }, routes, CancellationToken::new()));
+        client.write_all(b"GET /large HTTP/1.1\r\nhost: h\r\n\r\n").await.unwrap();
+        let began = Instant::now();
+        serving.await.unwrap();
+        assert_eq!(began.elapsed(), MAX_LIFETIME + 2 * IO_TIMEOUT);
+    }
 }

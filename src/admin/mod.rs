@@ -20,20 +20,23 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::registry::Registry;
 use segue_proxy::tls::ServerTls;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::api::Api;
+use crate::api::{Api, ByKeyspace, Control, OwnPod, OwnProcess, Write};
+use crate::exemplars::Exemplars;
 use crate::exposition::Format;
+use crate::history;
 use crate::metrics::process_registry;
+use crate::operator::Link;
 use crate::page;
 use crate::page::board::Board;
 use crate::page::feed::Feed;
@@ -60,12 +63,42 @@ pub trait StatusSource: Send + Sync + 'static {
     fn refresh(&self) {}
 }
 
+/// A keyspace of this process, as the admin endpoint shows it.
+pub struct AdminKeyspace {
+    /// The sources of its status, beginning with the keyspace itself.
+    pub(crate) sources: Vec<Arc<dyn StatusSource>>,
+    /// What the live page shows.
+    pub(crate) board: Arc<Board>,
+    /// What operators use.
+    pub(crate) link: Link,
+}
+
+/// What the endpoint shows of all keyspaces.
 struct Shared {
-    sources: Vec<Arc<dyn StatusSource>>,
+    keyspaces: Vec<Arc<StatusPage>>,
+    by_keyspace: Arc<ByKeyspace>,
     registries: [Registry; 2],
+    exemplars: Exemplars,
     classic: Page,
     open_metrics: Page,
+    /// The status of several keyspaces.
     status: Page,
+}
+
+/// The status of a keyspace.
+struct StatusPage {
+    name: String,
+    sources: Vec<Arc<dyn StatusSource>>,
+    page: Page,
+}
+
+impl StatusPage {
+    fn get(&self) -> Bytes {
+        self.page.get(|| {
+            let sources = self.sources.iter().map(|source| (source.name().to_owned(), source.status()));
+            Value::Object(sources.collect::<Map<String, Value>>()).to_string().into_bytes()
+        })
+    }
 }
 
 /// A bound admin endpoint.
@@ -74,7 +107,7 @@ pub struct Admin {
     listener: StdListener,
     tls: Option<ServerTls>,
     socket: Option<SocketPath>,
-    more: Router,
+    exemplars: Exemplars,
 }
 
 impl Admin {
@@ -84,7 +117,7 @@ impl Admin {
         let bind = || StdListener::bind(address).with_context(|| format!("admin.listen: cannot listen on {address}"));
         let listener = taken_over.map_or_else(bind, Ok)?;
         listener.set_nonblocking(true)?;
-        Ok(Admin { listener, tls: None, socket: None, more: Router::new() })
+        Ok(Admin { listener, tls: None, socket: None, exemplars: Exemplars::default() })
     }
 
     /// Serves by TLS.
@@ -92,9 +125,9 @@ impl Admin {
         Admin { tls, ..self }
     }
 
-    /// Serves these routes as well.
-    pub fn with_routes(self, routes: Router) -> Self {
-        Admin { more: self.more.merge(routes), ..self }
+    /// Shows these exemplars in `/metrics`.
+    pub(crate) fn with_exemplars(self, exemplars: Exemplars) -> Self {
+        Admin { exemplars, ..self }
     }
 
     /// Listens at a Unix socket as well, unless it does already. Replaces a socket that is there.
@@ -115,20 +148,39 @@ impl Admin {
         self.listener.local_addr()
     }
 
-    /// Serves, on a thread of its own, until `shutdown` or until this is dropped. The live page shows `board`.
-    pub async fn serve(
+    /// Serves these keyspaces, on a thread of its own, until `shutdown` or until this is dropped. Those whom `write` names
+    /// may change something. `pod` is that of this process, if it is a sidecar.
+    pub(crate) async fn serve(
         mut self,
-        sources: Vec<Arc<dyn StatusSource>>,
-        board: Arc<Board>,
+        keyspaces: Vec<AdminKeyspace>,
         registry: Registry,
-        api: Api,
+        (write, pod): (Write, Option<OwnPod>),
         shutdown: CancellationToken,
     ) -> io::Result<()> {
         let end = shutdown.child_token();
-        let feed = Arc::new(Feed::new(board, summary(sources.clone()), end.clone()));
+        let control = Arc::new(Control::new(write));
+        let (mut feeds, mut apis, mut statuses, mut routes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for AdminKeyspace { sources, board, link } in keyspaces {
+            let name = link.keys().name().to_owned();
+            let feed = Arc::new(Feed::new(board, summary(sources.clone()), end.clone()));
+            let api = Arc::new(Api::new(link.clone(), control.clone()));
+            let status = Arc::new(StatusPage { name: name.clone(), sources, page: Page::default() });
+            let own = Router::new()
+                .route("/status", get(status_of_keyspace))
+                .with_state(status.clone())
+                .merge(page::stream(feed.clone()))
+                .merge(api.clone().routes())
+                .merge(history::routes(link.store().clone(), link.keys().clone()));
+            routes.push((name, own));
+            feeds.push(feed);
+            apis.push(api);
+            statuses.push(status);
+        }
         let shared = Shared {
-            sources,
+            keyspaces: statuses,
+            by_keyspace: ByKeyspace::new(routes),
             registries: [registry, process_registry()],
+            exemplars: std::mem::take(&mut self.exemplars),
             classic: Page::default(),
             open_metrics: Page::default(),
             status: Page::default(),
@@ -137,17 +189,19 @@ impl Admin {
             .route("/health", get(|| async { "alive\n" }))
             .route("/ready", get(ready))
             .route("/metrics", get(metrics))
-            .route("/status", get(status))
+            .fallback(of_keyspace)
             .with_state(Arc::new(shared))
-            .merge(page::routes(feed.clone()))
-            .merge(Arc::new(api).routes())
-            .merge(std::mem::take(&mut self.more));
+            .merge(page::files())
+            .merge(OwnProcess::new(control, apis, pod).routes());
         let _end_when_dropped = end.clone().drop_guard();
         let (done, served) = oneshot::channel();
         std::thread::Builder::new().name("segue-admin".to_owned()).spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let serving = async {
-                let _feeding = AbortOnDropHandle::new(tokio::spawn(async move { feed.run().await }));
+                let _feeding: Vec<_> = feeds
+                    .into_iter()
+                    .map(|feed| AbortOnDropHandle::new(tokio::spawn(async move { feed.run().await })))
+                    .collect();
                 connections::accept(self, routes, end).await
             };
             let _ = done.send(runtime.and_then(|runtime| runtime.block_on(serving)));
@@ -182,14 +236,18 @@ impl Page {
 }
 
 async fn ready(State(shared): State<Arc<Shared>>) -> Response {
-    let reasons: Vec<String> = shared
-        .sources
-        .iter()
-        .filter_map(|source| source.ready().err().map(|reason| format!("{}: {reason}\n", source.name())))
-        .collect();
+    let mut reasons = String::new();
+    for keyspace in &shared.keyspaces {
+        let of = if shared.keyspaces.len() > 1 { format!("keyspace {}: ", keyspace.name) } else { String::new() };
+        for source in &keyspace.sources {
+            if let Err(reason) = source.ready() {
+                reasons += &format!("{of}{}: {reason}\n", source.name());
+            }
+        }
+    }
     match reasons.is_empty() {
         true => "ready\n".into_response(),
-        false => (StatusCode::SERVICE_UNAVAILABLE, reasons.concat()).into_response(),
+        false => (StatusCode::SERVICE_UNAVAILABLE, reasons).into_response(),
     }
 }
 
@@ -200,17 +258,30 @@ async fn metrics(State(shared): State<Arc<Shared>>, request: HeaderMap) -> Respo
         Format::OpenMetrics => &shared.open_metrics,
     };
     let body = page.get(|| {
-        shared.sources.iter().for_each(|source| source.refresh());
+        shared.keyspaces.iter().flat_map(|keyspace| &keyspace.sources).for_each(|source| source.refresh());
         let [own, process] = &shared.registries;
-        format.page(&[own, process]).into_bytes()
+        format.page(&[own, process], &shared.exemplars).into_bytes()
     });
     ([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")], body).into_response()
 }
 
-async fn status(State(shared): State<Arc<Shared>>) -> Response {
+async fn status_of_keyspace(State(status): State<Arc<StatusPage>>) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], status.get()).into_response()
+}
+
+/// Responds to a request about a keyspace, or about the status of all of several.
+async fn of_keyspace(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    if request.uri().path() != "/status" || !shared.by_keyspace.means_all(request.uri()) {
+        return shared.by_keyspace.pass(request).await;
+    }
     let body = shared.status.get(|| {
-        let sources = shared.sources.iter().map(|source| (source.name().to_owned(), source.status()));
-        Value::Object(sources.collect::<Map<String, Value>>()).to_string().into_bytes()
+        let names = json!(shared.by_keyspace.names());
+        let parts = shared
+            .keyspaces
+            .iter()
+            .map(|status| [json!(status.name).to_string().as_bytes(), b":", &status.get()].concat());
+        let parts: Vec<Vec<u8>> = parts.collect();
+        [format!("{{\"keyspaces\":{names},\"by_keyspace\":{{").as_bytes(), &parts.join(&b','), b"}}"].concat()
     });
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
@@ -235,8 +306,6 @@ mod tests {
 
     use super::connections::{IO_TIMEOUT, MAX_CONNECTIONS};
     use super::*;
-    use crate::api::Write;
-    use crate::operator::Link;
 
     /// A source whose status takes long to make.
     #[derive(Default)]
@@ -266,11 +335,11 @@ mod tests {
         let admin = Admin::bind(SocketAddr::from(([127, 0, 0, 1], 0)), None).unwrap();
         let (address, source, end) = (admin.local_addr().unwrap(), Arc::<Slow>::default(), CancellationToken::new());
         let serving = {
-            let board = Arc::new(Board::new(Keyspace::new("/segue/", "default")));
             let keys = Keyspace::new("/segue/", "default");
+            let board = Arc::new(Board::new(keys.clone(), 0));
             let link = Link::new(Arc::new(MemoryStore::new()), keys, None);
-            let api = Api::new(link, None, Write::Nobody);
-            tokio::spawn(admin.serve(vec![source.clone()], board, Registry::default(), api, end.clone()))
+            let keyspace = AdminKeyspace { sources: vec![source.clone()], board, link };
+            tokio::spawn(admin.serve(vec![keyspace], Registry::default(), (Write::Nobody, None), end.clone()))
         };
         (address, source, serving, end)
     }

@@ -5,19 +5,14 @@
 //! * By TCP nothing is changed unless `admin.write` allows it.
 //! * A page of another site changes nothing, whatever its reader's browser presents: it cannot set this content type, and
 //!   the browser names its origin.
-//! * The comparison of tokens takes the same time wherever they differ.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
-use subtle::ConstantTimeEq as _;
 
 use super::problem::Problem;
-
-/// Most bytes of a token's file.
-const MAX_TOKEN: u64 = 4096;
+use crate::token_file::TokenFile;
 
 /// Who may change something by TCP. By the Unix socket everybody may who can connect to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +20,7 @@ pub enum Write {
     /// Nobody.
     Nobody,
     /// Those who present the token in this file. It is read for each request, so that it can be replaced.
-    Token(PathBuf),
+    Token(TokenFile),
     /// Those whose certificate the endpoint's authorities have issued.
     Certified,
 }
@@ -59,6 +54,16 @@ impl Peer {
     }
 }
 
+/// Returns whether a client may change something (`allowed`), or what it lacks: `token`, or `none` if there is nothing
+/// that it could present in a request.
+pub(super) fn access(write: &Write, peer: Option<&Peer>) -> &'static str {
+    match (peer, write) {
+        (Some(Peer::Unix { .. }), _) | (Some(Peer::Tcp { certified: true, .. }), Write::Certified) => "allowed",
+        (_, Write::Token(_)) => "token",
+        (_, Write::Certified | Write::Nobody) => "none",
+    }
+}
+
 /// Only browsers send it.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
@@ -74,7 +79,8 @@ pub(super) fn admit(write: &Write, peer: Option<&Peer>, request: &Parts) -> Resu
         }
         (_, Write::Token(file)) => {
             let token = bearer(&request.headers).ok_or_else(unauthorized)?;
-            if !is_token(file, token)? {
+            let unusable = |why| Problem::failed(format!("admin.token_file cannot be used: {why}"));
+            if !file.is_token(token).map_err(unusable)? {
                 return Err(unauthorized());
             }
         }
@@ -113,19 +119,6 @@ fn unauthorized() -> Problem {
 fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.as_bytes().split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"bearer ").then_some(token)
-}
-
-fn is_token(file: &Path, presented: &[u8]) -> Result<bool, Problem> {
-    let unusable = |why: String| Problem::failed(format!("admin.token_file cannot be used: {why}"));
-    let size = std::fs::metadata(file).map_err(|error| unusable(error.to_string()))?.len();
-    if size > MAX_TOKEN {
-        return Err(unusable(format!("{size} bytes are no token")));
-    }
-    let token = std::fs::read(file).map_err(|error| unusable(error.to_string()))?;
-    match token.trim_ascii() {
-        [] => Err(unusable("the file is empty".to_owned())),
-        token => Ok(token.ct_eq(presented.trim_ascii()).into()),
-    }
 }
 
 /// Refuses a request that a page of another origin makes. Clients that are no browsers send neither header.

@@ -1,5 +1,5 @@
 //! `/v1`: operators' actions and questions over HTTP, with JSON. A thin cover of `operator`, which the commands use as
-//! well.
+//! well. Each keyspace of the process has these routes; `keyspaces` finds the keyspace of a request.
 //!
 //! Work on the store runs on the runtime of the roles, not on the admin endpoint's thread.
 //!
@@ -9,6 +9,7 @@
 //! * Bodies, waits and the number of concurrent requests to the store are bounded.
 
 mod guard;
+mod keyspaces;
 mod own_pod;
 mod problem;
 mod read;
@@ -24,7 +25,9 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 pub use self::guard::{Peer, Write};
+pub(crate) use self::keyspaces::ByKeyspace;
 pub use self::own_pod::OwnPod;
+pub(crate) use self::own_pod::OwnProcess;
 use self::problem::Problem;
 use crate::operator::{Link, OperatorError, Said};
 
@@ -38,11 +41,16 @@ const MAX_DRAINS: usize = 8;
 const DEFAULT_WAIT: Duration = Duration::from_secs(20);
 const MAX_WAIT: Duration = Duration::from_secs(50);
 
-/// What the endpoint's process can do for operators.
+/// What operators can do with a keyspace of the endpoint's process.
 #[derive(Debug)]
-pub struct Api {
+pub(crate) struct Api {
     link: Link,
-    pod: Option<OwnPod>,
+    control: Arc<Control>,
+}
+
+/// Who may change something, and the places of those who ask. All keyspaces of a process share them.
+#[derive(Debug)]
+pub(crate) struct Control {
     write: Write,
     questions: Semaphore,
     waits: Semaphore,
@@ -51,13 +59,10 @@ pub struct Api {
     runtime: Handle,
 }
 
-impl Api {
-    /// Returns the interface of a process that has this store and, if it is a sidecar, this pod. Must be called on the
-    /// runtime of the roles.
-    pub(crate) fn new(link: Link, pod: Option<OwnPod>, write: Write) -> Self {
-        Api {
-            link,
-            pod,
+impl Control {
+    /// Must be called on the runtime of the roles.
+    pub(crate) fn new(write: Write) -> Self {
+        Control {
             write,
             questions: Semaphore::new(MAX_QUESTIONS),
             waits: Semaphore::new(MAX_WAITS),
@@ -65,6 +70,18 @@ impl Api {
             drains: Semaphore::new(MAX_DRAINS),
             runtime: Handle::current(),
         }
+    }
+}
+
+impl Api {
+    /// Returns the interface to the keyspace of this link.
+    pub(crate) fn new(link: Link, control: Arc<Control>) -> Self {
+        Api { link, control }
+    }
+
+    /// Returns the name of the keyspace.
+    pub(crate) fn keyspace(&self) -> &str {
+        self.link.keys().name()
     }
 
     /// Returns the routes.
@@ -84,8 +101,6 @@ impl Api {
             .route("/v1/wait/moved/{partition}", get(read::wait_moved))
             .route("/v1/wait/drained/{pod}", get(read::wait_drained))
             .route("/v1/{*rest}", axum::routing::any(problem::unknown))
-            .route("/drain", get(own_pod::drain).post(own_pod::drain))
-            .route("/settled", get(own_pod::settled))
             .method_not_allowed_fallback(problem::method_not_allowed)
             .with_state(self)
     }
@@ -97,7 +112,7 @@ impl Api {
         F: Future<Output = Result<T, OperatorError>> + Send + 'static,
     {
         let Ok(_place) = places.try_acquire() else { return Err(Problem::busy()) };
-        let running = self.runtime.spawn(work(self.link.clone(), watch::Sender::default()));
+        let running = self.control.runtime.spawn(work(self.link.clone(), watch::Sender::default()));
         match AbortOnDropHandle::new(running).await {
             Ok(done) => done.map_err(Problem::from),
             Err(error) => Err(Problem::failed(format!("the request was not carried out: {error}"))),

@@ -1,4 +1,5 @@
-//! `/drain` and `/settled`: the pod of this process's sidecar, for what deploys it.
+//! What an admin endpoint tells of its process, whatever the keyspace: `/drain` and `/settled` of the pod of its sidecar,
+//! for what deploys it, and whom it lets change something.
 //!
 //! # Invariants
 //!
@@ -6,87 +7,145 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Extension, Json, Router};
+use futures_util::future::join_all;
 use segue_coordination::pod::PodHandle;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 use tracing::info;
 
-use super::problem::Problem;
+use super::problem::{self, Problem};
 use super::read::WaitQuery;
-use super::{Api, Peer, guard};
+use super::{Api, Control, Peer, guard};
 use crate::operator::Standing;
 
 /// The pod of this process.
 #[derive(Debug, Clone)]
 pub struct OwnPod {
     name: String,
-    handle: PodHandle,
+    /// By keyspace.
+    handles: Vec<(String, PodHandle)>,
 }
 
 impl OwnPod {
-    /// Returns the pod `name`. It runs as long as this value exists, unless it is shut down.
-    pub(crate) fn new(name: String, handle: PodHandle) -> Self {
-        OwnPod { name, handle }
+    /// Returns the pod `name` in these keyspaces. It runs as long as this value exists, unless it is shut down.
+    pub(crate) fn new(name: String, handles: Vec<(String, PodHandle)>) -> Self {
+        OwnPod { name, handles }
     }
 }
 
-fn own_pod(api: &Api) -> Result<&OwnPod, Problem> {
-    api.pod.as_ref().ok_or_else(|| {
-        let text = "this process is no pod's sidecar: ask the sidecar, or drain a pod with POST /v1/pods/{pod}/drain";
-        Problem::new(StatusCode::NOT_FOUND, "no-pod", text)
-    })
+/// The process of an admin endpoint.
+#[derive(Debug)]
+pub(crate) struct OwnProcess {
+    control: Arc<Control>,
+    apis: Vec<Arc<Api>>,
+    pod: Option<OwnPod>,
+}
+
+impl OwnProcess {
+    /// Returns a process with these keyspaces and, if it is a sidecar, this pod.
+    pub(crate) fn new(control: Arc<Control>, apis: Vec<Arc<Api>>, pod: Option<OwnPod>) -> Self {
+        OwnProcess { control, apis, pod }
+    }
+
+    /// Returns the routes.
+    pub(crate) fn routes(self) -> Router {
+        Router::new()
+            .route("/v1/access", get(access))
+            .route("/v1/keyspaces", get(keyspaces))
+            .route("/drain", get(drain).post(drain))
+            .route("/settled", get(settled))
+            .method_not_allowed_fallback(problem::method_not_allowed)
+            .with_state(Arc::new(self))
+    }
+
+    fn pod(&self) -> Result<&OwnPod, Problem> {
+        self.pod.as_ref().ok_or_else(|| {
+            let text =
+                "this process is no pod's sidecar: ask the sidecar, or drain a pod with POST /v1/pods/{pod}/drain";
+            Problem::new(StatusCode::NOT_FOUND, "no-pod", text)
+        })
+    }
+
+    /// Returns what distinguishes a text about one of several keyspaces.
+    fn of(&self, keyspace: &str) -> String {
+        if self.apis.len() > 1 { format!("keyspace {keyspace}: ") } else { String::new() }
+    }
 }
 
 fn not_yet(text: String) -> Problem {
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "waiting", text)
 }
 
-/// Hands all partitions over, and responds once the pod is empty or the time is up.
-pub(super) async fn drain(
-    State(api): State<Arc<Api>>,
+/// Responds whether this client may change something, or what it has to present.
+async fn access(State(process): State<Arc<OwnProcess>>, peer: Option<Extension<Peer>>) -> Json<Value> {
+    let write = guard::access(&process.control.write, peer.as_deref());
+    Json(json!({ "write": write }))
+}
+
+/// Responds with the names of the keyspaces.
+async fn keyspaces(State(process): State<Arc<OwnProcess>>) -> Json<Value> {
+    let names: Vec<_> = process.apis.iter().map(|api| api.keyspace()).collect();
+    Json(json!({ "keyspaces": names }))
+}
+
+/// Hands all partitions of all keyspaces over, and responds once the pod is empty or the time is up.
+async fn drain(
+    State(process): State<Arc<OwnProcess>>,
     wait: Result<Query<WaitQuery>, QueryRejection>,
     request: Request,
 ) -> Result<Response, Problem> {
     let (parts, _) = request.into_parts();
-    guard::admit(&api.write, parts.extensions.get::<Peer>(), &parts)?;
-    let (time, pod) = (WaitQuery::time(wait)?, own_pod(&api)?);
-    let Ok(_place) = api.drains.try_acquire() else { return Err(Problem::busy()) };
-    let mut state = pod.handle.status();
-    if !state.borrow().draining {
-        info!(pod = pod.name, "told to drain");
+    guard::admit(&process.control.write, parts.extensions.get::<Peer>(), &parts)?;
+    let (time, OwnPod { name, handles }) = (WaitQuery::time(wait)?, process.pod()?);
+    let Ok(_place) = process.control.drains.try_acquire() else { return Err(Problem::busy()) };
+    if !handles.iter().all(|(_, handle)| handle.status().borrow().draining) {
+        info!(pod = name, "told to drain");
     }
-    pod.handle.set_draining();
-    // A pod whose record does not say so yet may still be given partitions.
-    let name = &pod.name;
-    let emptied = timeout(time, async {
-        // An error means that the pod has ended; it may have been emptied before.
-        let ended = state.wait_for(|state| state.draining && state.emptied).await.is_err();
-        !ended || state.borrow().emptied
-    });
-    match emptied.await {
-        Ok(true) => Ok(Json(json!({ "text": format!("pod {name} is empty"), "pod": name })).into_response()),
-        Ok(false) => Err(Problem::failed(format!("pod {name} has ended before it was empty"))),
+    handles.iter().for_each(|(_, handle)| handle.set_draining());
+    match timeout(time, join_all(handles.iter().map(|(_, handle)| emptied(handle)))).await {
+        Ok(emptied) if emptied.iter().all(|emptied| *emptied) => {
+            Ok(Json(json!({ "text": format!("pod {name} is empty"), "pod": name })).into_response())
+        }
+        Ok(_) => Err(Problem::failed(format!("pod {name} has ended before it was empty"))),
         Err(_) => {
-            let owned = pod.handle.status().borrow().owned.len();
+            let owned: usize = handles.iter().map(|(_, handle)| handle.status().borrow().owned.len()).sum();
             Err(not_yet(format!("pod {name} gives up its partitions; it still has {owned}")))
         }
     }
 }
 
-/// Responds whether the pod has what the plan gives it.
-pub(super) async fn settled(State(api): State<Arc<Api>>) -> Result<Response, Problem> {
-    let OwnPod { name, handle } = own_pod(&api)?.clone();
-    if let Some(reason) = handle.status().borrow().not_ready.clone() {
-        return Err(not_yet(format!("pod {name} is not ready: {reason}")));
+/// Returns whether a pod that was told to drain has been emptied, once it has or has ended.
+async fn emptied(handle: &PodHandle) -> bool {
+    let mut state = handle.status();
+    // A pod whose record does not say so yet may still be given partitions.
+    let ended = state.wait_for(|state| state.draining && state.emptied).await.is_err();
+    // It may have been emptied before it ended.
+    !ended || state.borrow().emptied
+}
+
+/// Responds whether the pod has what the plans of all keyspaces give it.
+async fn settled(State(process): State<Arc<OwnProcess>>) -> Result<Response, Problem> {
+    let OwnPod { name, handles } = process.pod()?;
+    let mut texts = Vec::new();
+    for (keyspace, handle) in handles {
+        let of = process.of(keyspace);
+        if let Some(reason) = handle.status().borrow().not_ready.clone() {
+            return Err(not_yet(format!("{of}pod {name} is not ready: {reason}")));
+        }
+        let Some(api) = process.apis.iter().find(|api| api.keyspace() == keyspace) else { continue };
+        let pod = name.clone();
+        let standing =
+            api.run(&process.control.questions, |link, _| async move { link.has_its_share(&pod).await }).await?;
+        match standing {
+            Standing::Done(text) => texts.push(format!("{of}{text}")),
+            Standing::Failed(text) | Standing::Waiting(text) => return Err(not_yet(format!("{of}{text}"))),
+        }
     }
-    let standing = api.run(&api.questions, |link, _| async move { link.has_its_share(&name).await });
-    match standing.await? {
-        Standing::Done(text) => Ok(Json(json!({ "text": text })).into_response()),
-        Standing::Failed(text) | Standing::Waiting(text) => Err(not_yet(text)),
-    }
+    Ok(Json(json!({ "text": texts.join("; ") })).into_response())
 }

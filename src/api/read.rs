@@ -57,12 +57,14 @@ fn explained(explanation: Result<impl Explanation, Problem>) -> Answer {
 
 pub(super) async fn partition(State(api): State<Arc<Api>>, path: PathOf<PartitionId>) -> Answer {
     let partition = of_path(path)?;
-    explained(api.run(&api.questions, move |link, _| async move { link.explain_partition(partition).await }).await)
+    explained(
+        api.run(&api.control.questions, move |link, _| async move { link.explain_partition(partition).await }).await,
+    )
 }
 
 pub(super) async fn pod(State(api): State<Arc<Api>>, path: PathOf<String>) -> Answer {
     let pod = of_path(path)?;
-    explained(api.run(&api.questions, |link, _| async move { link.explain_pod(&pod).await }).await)
+    explained(api.run(&api.control.questions, |link, _| async move { link.explain_pod(&pod).await }).await)
 }
 
 /// `without=POD`.
@@ -73,7 +75,7 @@ pub(super) struct PlanQuery {
 
 pub(super) async fn plan(State(api): State<Arc<Api>>, query: QueryOf<PlanQuery>) -> Answer {
     let without = of_query(query)?.without;
-    let preview = api.run(&api.questions, |link, _| async move { link.plan(without.as_deref()).await }).await?;
+    let preview = api.run(&api.control.questions, |link, _| async move { link.plan(without.as_deref()).await }).await?;
     Ok(Json(preview).into_response())
 }
 
@@ -115,6 +117,7 @@ pub(super) async fn wait_drained(
 }
 
 async fn wait(api: &Api, condition: Condition, time: Duration) -> Answer {
-    let done = api.run(&api.waits, |link, said| async move { until(&link, &condition, time, &said).await }).await?;
+    let done =
+        api.run(&api.control.waits, |link, said| async move { until(&link, &condition, time, &said).await }).await?;
     Ok(Json(json!({ "text": done })).into_response())
 }

@@ -46,6 +46,13 @@ struct Move {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+struct Pin {
+    #[serde(default)]
+    to: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Cancel {
     #[serde(default)]
     handoff: Option<HandoffId>,
@@ -84,7 +91,7 @@ pub(super) async fn pin(
     wait: Wait,
     request: Request,
 ) -> Answer {
-    act(&api, wait, request, MAX_BODY, |Nothing {}| Ok(Action::Pin { partition: of_path(path)? })).await
+    act(&api, wait, request, MAX_BODY, |Pin { to }| Ok(Action::Pin { partition: of_path(path)?, to })).await
 }
 
 pub(super) async fn unpin(
@@ -163,14 +170,14 @@ async fn act<T: DeserializeOwned>(
 ) -> Answer {
     let (parts, body) = request.into_parts();
     let peer = parts.extensions.get::<Peer>().copied();
-    guard::admit(&api.write, peer.as_ref(), &parts)?;
+    guard::admit(&api.control.write, peer.as_ref(), &parts)?;
     let patience = WaitQuery::time(wait)?;
     let mut fields = read(body, max_body).await?;
     let (id, origin) = (id(&parts, &mut fields)?, origin(peer, &mut fields)?);
     let body = serde_json::from_value(Value::Object(fields));
     let action = action(body.map_err(|error| Problem::bad_request(format!("the body: {error}")))?)?;
     let order = Order { action, id, origin };
-    let done = api.run(&api.actions, |link, said| async move { perform(&link, &order, patience, &said).await });
+    let done = api.run(&api.control.actions, |link, said| async move { perform(&link, &order, patience, &said).await });
     Ok(Json(done.await?).into_response())
 }
 

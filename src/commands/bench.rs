@@ -4,7 +4,10 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use http::{HeaderName, Uri};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
 use super::{Failure, runtime};
 use crate::certificates::trusting;
@@ -59,6 +62,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let partition_header = header.map_err(|error| Failure::BadInput(format!("segue: --partition-header: {error}")))?;
     let tls = args.ca.as_deref().map(trusting).transpose();
     let tls = tls.map_err(|error| Failure::BadInput(format!("segue: --{error}")))?;
+    let stop = CancellationToken::new();
     let options = BenchOptions {
         urls: args.urls.clone(),
         tls,
@@ -72,12 +76,33 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         patience: args.patience,
         log: args.log_dir.clone(),
         progress: if args.json { Progress::Quiet } else { Progress::Stderr },
+        stop: stop.clone(),
     };
     files::raise_limit();
-    let report = runtime()?.block_on(bench(options))?;
+    let report = runtime()?.block_on(async {
+        let interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+        let terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+        tokio::spawn(end_at_signal(interrupt, terminate, stop));
+        bench(options).await
+    })?;
     let mut out = std::io::stdout().lock();
     let text = if args.json { report.to_json() } else { report.to_string() };
     writeln!(out, "{}", text.trim_end()).map_err(anyhow::Error::new)?;
     // The report has already said what went wrong.
     if report.sound { Ok(()) } else { Err(Failure::AlreadyReported) }
+}
+
+/// Ends the load at the first signal, so that it is reported, and the process at the second.
+async fn end_at_signal(mut interrupt: Signal, mut terminate: Signal, stop: CancellationToken) {
+    either(&mut interrupt, &mut terminate).await;
+    stop.cancel();
+    either(&mut interrupt, &mut terminate).await;
+    std::process::exit(1);
+}
+
+async fn either(interrupt: &mut Signal, terminate: &mut Signal) {
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
 }

@@ -1,4 +1,5 @@
-//! `segue check`: validates configuration files, each by itself and together.
+//! `segue check`: validates configuration files, each by itself and together, and Kubernetes manifests with them, and
+//! measures their stores.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -8,16 +9,26 @@ use anyhow::Context as _;
 use segue_config::{Located, compare};
 use segue_protocol::planning::Assurance;
 
-use super::{Failure, bad, load_with_certificates};
+use super::{Failure, bad, load_with_certificates, measure_store};
 use crate::files;
+use crate::kubernetes;
 use crate::roles::pod::capabilities;
 
-/// The configuration files.
+/// The files.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Configuration files; several are also checked against each other.
-    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    #[arg(long, value_name = "FILE", required_unless_present = "kubernetes", num_args = 1..)]
     config: Vec<PathBuf>,
+    /// Rendered Kubernetes manifests; /dev/stdin is the output of another program. Grace periods, preStop hooks, probes
+    /// and disruption budgets have to fit the configurations in their ConfigMaps. A container whose ConfigMap is not
+    /// among them has the configuration of --config.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    kubernetes: Vec<PathBuf>,
+    /// Measure the stores of the files as well: how long writes, their events and leases take. Warns of a store that is too
+    /// slow for the lease times.
+    #[arg(long, requires = "config")]
+    store: bool,
 }
 
 pub(super) fn check(args: &Args) -> Result<(), Failure> {
@@ -26,7 +37,10 @@ pub(super) fn check(args: &Args) -> Result<(), Failure> {
     if !problems.is_empty() {
         return Err(Failure::BadInput(problems.join("\n")));
     }
-    let files: Vec<Located> = good.into_iter().flatten().collect();
+    let mut files: Vec<Located> = good.into_iter().flatten().collect();
+    if !args.kubernetes.is_empty() {
+        files = check_manifests(&args.kubernetes, &files)?;
+    }
     let found = compare(&files);
     for warning in &found.warnings {
         eprintln!("warning: {warning}");
@@ -40,7 +54,28 @@ pub(super) fn check(args: &Args) -> Result<(), Failure> {
         let mut out = std::io::stdout().lock();
         writeln!(out, "{}", assurance(&files)?).context("cannot write to standard output")?;
     }
+    if args.store {
+        measure_store::measure(&files)?;
+    }
     Ok(())
+}
+
+/// Returns the configurations of the containers.
+fn check_manifests(paths: &[PathBuf], given: &[Located]) -> Result<Vec<Located>, Failure> {
+    let given = match given {
+        [] => None,
+        [given] => Some(given),
+        _ => return Err(Failure::BadInput("segue: with --kubernetes, --config names one file".to_owned())),
+    };
+    let read = |path: &PathBuf| match std::fs::read_to_string(path) {
+        Ok(text) => Ok((path.display().to_string(), text)),
+        Err(error) => Err(Failure::BadInput(format!("{}: cannot be read: {error}", path.display()))),
+    };
+    let found = kubernetes::check(&paths.iter().map(read).collect::<Result<Vec<_>, _>>()?, given);
+    for warning in &found.warnings {
+        eprintln!("warning: {warning}");
+    }
+    if found.problems.is_empty() { Ok(found.configs) } else { Err(Failure::BadInput(found.problems.join("\n"))) }
 }
 
 fn check_alone(path: &Path) -> Result<Located, Failure> {

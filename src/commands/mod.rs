@@ -1,15 +1,19 @@
 //! The command line: one file per command, and their common parts.
 
+mod awaited;
 mod bench;
 mod check;
 mod conformance;
 mod demo;
 mod generate;
+mod logging;
+mod measure_store;
 mod operator;
 mod restart;
 mod routers;
 mod run;
 mod server;
+mod service_manager;
 mod status;
 mod store;
 
@@ -35,7 +39,7 @@ enum Command {
     ///
     /// SIGTERM or SIGINT shuts down gracefully: the process hands its partitions over, finishes the requests in flight
     /// and exits 0. A second signal exits 1 at once. SIGHUP reloads the log level from the file, and the certificate
-    /// files.
+    /// files; the log names the other settings that have changed.
     ///
     /// If the file sets router.hot_restart_socket, starting a second process is a hot restart of the router: once the
     /// new process is ready it takes over the sockets of the running one, which finishes its requests and exits 0. A
@@ -47,7 +51,7 @@ enum Command {
     /// router.hot_restart_socket. Exits 1 if the new process does not become ready; the running one then keeps serving.
     /// As ExecReload= of a systemd unit it names the new process to systemd.
     Restart(restart::Args),
-    /// Validate configuration files, each by itself and against the others.
+    /// Validate configuration files, each by itself and against the others, and Kubernetes manifests with them.
     ///
     /// Prints every mistake with its line, its column and the expected value, and exits 2. Without a mistake it exits
     /// 0; for several files it prints the guarantee that their pods allow. Warnings do not change the exit code.
@@ -55,7 +59,8 @@ enum Command {
     /// Show the state of a keyspace: leader, pods, routers, balance, handoffs and what they wait for.
     ///
     /// With --routers, asks every router at its admin endpoint and compares its table with the store. A partition that
-    /// moves is not compared. Exits 1 if a router differs or does not respond.
+    /// moves is not compared. Exits 1 if a router differs or does not respond, 3 if the store is unreachable. With
+    /// --server it also exits 3 if that process has lost the store, and prints what the process saw last.
     Status(status::Args),
     /// Delete the registration of a pod or router that is gone, if it does not expire by itself.
     ///
@@ -130,6 +135,8 @@ enum Command {
     /// be installed. Prints a report, and exits 0 only if every invariant held.
     Demo(demo::Args),
     /// Send the demo's load to running routers, and check that no request is lost, duplicated or reordered.
+    ///
+    /// SIGTERM or SIGINT ends the load before its time; the report follows. A second signal exits 1 at once.
     Bench(bench::Args),
     /// Send requests with right and wrong stamps to a running pod, and print the responses that do not conform.
     ///
@@ -175,12 +182,27 @@ pub enum Failure {
     Work(anyhow::Error),
     /// The store, or the admin endpoint in its place, is unreachable.
     Unreachable(anyhow::Error),
+    /// The admin endpoint was sent a request and gave no answer: the request may have taken effect.
+    Lost(anyhow::Error),
     /// The condition did not hold in time.
     Waiting(anyhow::Error),
     /// The work failed, and the command has already reported it.
     AlreadyReported,
     /// The process exits with this code, and the reason has already been reported.
     Exit(ExitCode),
+}
+
+impl Failure {
+    /// Returns the failure as a part of a longer report.
+    fn into_error(self) -> anyhow::Error {
+        match self {
+            Failure::BadInput(text) => anyhow::Error::msg(text),
+            Failure::Work(error) | Failure::Unreachable(error) | Failure::Lost(error) | Failure::Waiting(error) => {
+                error
+            }
+            Failure::AlreadyReported | Failure::Exit(_) => anyhow::Error::msg("failed"),
+        }
+    }
 }
 
 impl From<anyhow::Error> for Failure {

@@ -1,7 +1,8 @@
 //! `segue restart`: starts the successor of a running router, and returns once that serves.
 //!
-//! The successor reports through a `NOTIFY_SOCKET` of this command, as a service does to systemd. The command then names
-//! the successor to its own service manager, which takes it for the main process of the unit from there on.
+//! The successor reports to a socket of this command, as a service does to systemd. The command then names the successor
+//! to its own service manager, which takes it for the main process of the unit from there on. The successor inherits
+//! `NOTIFY_SOCKET`, so it tells that manager of its end.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixDatagram;
@@ -13,13 +14,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail};
 use sd_notify::NotifyState;
 
+use super::service_manager::REPORT_SOCKET;
 use super::{Failure, load_with_certificates};
 use crate::hot_restart;
 
 /// How often the command looks whether the successor still runs.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Added to the time in which the new process gives up by itself, so that its own reason is printed.
-const MARGIN: Duration = Duration::from_secs(10);
+///
+/// Five steps with the old process may each take ten seconds.
+const MARGIN: Duration = Duration::from_secs(60);
 /// Longest message that is read. Further bytes are cut off.
 const MAX_MESSAGE: usize = 4096;
 
@@ -40,13 +44,15 @@ pub(super) fn restart(args: &Args) -> Result<(), Failure> {
         return Err(Failure::BadInput(format!("{file}: segue restart needs the key router.hot_restart_socket")));
     };
 
-    let socket = NotifySocket::bind(hot_restart_socket)?;
+    let socket = ReportSocket::bind(hot_restart_socket)?;
     let binary = std::env::current_exe().context("cannot find this program's file")?;
     let successor = Command::new(binary)
         .args(["run", "--config"])
         .arg(&args.config)
-        .env("NOTIFY_SOCKET", &socket.path)
+        .env(REPORT_SOCKET, &socket.path)
         .stdin(Stdio::null())
+        // The log goes to standard error. Whoever reads this command's output shall see its end.
+        .stdout(Stdio::null())
         // Ctrl-C on this command's terminal is not for the successor.
         .process_group(0)
         .spawn()
@@ -59,22 +65,22 @@ pub(super) fn restart(args: &Args) -> Result<(), Failure> {
 }
 
 /// The socket through which the successor reports, beside the one for hot restarts. Removed when dropped.
-struct NotifySocket {
+struct ReportSocket {
     path: PathBuf,
     socket: UnixDatagram,
 }
 
-impl NotifySocket {
+impl ReportSocket {
     fn bind(beside: &Path) -> anyhow::Result<Self> {
         let mut path = beside.as_os_str().to_owned();
-        path.push(format!(".notify-{}", std::process::id()));
+        path.push(format!(".report-{}", std::process::id()));
         let path = PathBuf::from(path);
         let socket = UnixDatagram::bind(&path).with_context(|| format!("cannot listen at {}", path.display()))?;
-        Ok(NotifySocket { path, socket })
+        Ok(ReportSocket { path, socket })
     }
 }
 
-impl Drop for NotifySocket {
+impl Drop for ReportSocket {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }

@@ -8,23 +8,20 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
-use axum::body::{Body, to_bytes};
 use futures_util::future::join_all;
-use hyper::client::conn::http1;
-use hyper::header::HOST;
-use hyper::{Request, StatusCode};
-use hyper_util::rt::TokioIo;
 use segue_protocol::handoff::router::{Route, Target, Trust, route};
 use segue_protocol::ids::{Epoch, PartitionId};
 use segue_protocol::view::View;
+use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
-use tokio::net::TcpStream;
 use tokio::time::timeout;
+
+use super::Failure;
+use super::server::Server;
+use crate::operator::Link;
 
 /// How long a router may take to respond.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most bytes of a router's status that are read.
-const MAX_STATUS: usize = 32 << 20;
 /// Number of looks at a router that differs.
 const LOOKS: usize = 3;
 /// Time between two looks. An admin endpoint may serve a status that is a second old.
@@ -77,19 +74,16 @@ struct TableLine {
     epoch: Option<Epoch>,
 }
 
-/// Compares the tables of all routers with the store. `look` reads the store.
-pub(super) async fn compare<F>(look: impl Fn() -> F) -> anyhow::Result<Comparison>
-where
-    F: Future<Output = anyhow::Result<View>>,
-{
-    let mut before = look().await?;
+/// Compares the tables of all routers with the store. Their admin endpoints are asked by TLS if `tls` is given.
+pub(super) async fn compare(link: &Link, tls: Option<&ClientTls>) -> Result<Comparison, Failure> {
+    let mut before = link.view().await?;
     let mut lines: BTreeMap<String, RouterLine> = BTreeMap::new();
     for number in 0..LOOKS {
         let is_open =
             |name: &&String| lines.get(*name).is_none_or(|line| line.error.is_none() && !line.differences.is_empty());
         let open: Vec<String> = before.routers.keys().filter(is_open).cloned().collect();
-        let tables = join_all(open.iter().map(|name| table(&before, name))).await;
-        let after = look().await?;
+        let tables = join_all(open.iter().map(|name| table(&before, name, tls, link.keys().name()))).await;
+        let after = link.view().await?;
         for (name, table) in open.into_iter().zip(tables) {
             let line = judge(&before, &after, &name, table);
             match lines.get_mut(&name).filter(|_| line.error.is_none()) {
@@ -102,7 +96,7 @@ where
         before = after;
         if number + 1 < LOOKS && lines.values().any(|line| !line.differences.is_empty()) {
             tokio::time::sleep(LOOK_INTERVAL).await;
-            before = look().await?;
+            before = link.view().await?;
         }
     }
     // A router that has gone meanwhile routes nothing.
@@ -111,30 +105,22 @@ where
 }
 
 /// Reads the table of a router.
-async fn table(view: &View, name: &str) -> anyhow::Result<RouterTable> {
+async fn table(view: &View, name: &str, tls: Option<&ClientTls>, keyspace: &str) -> anyhow::Result<RouterTable> {
     let admin = view.routers.get(name).and_then(|router| router.value.admin.as_deref());
     let admin = admin.context("its registration has no admin address: set [admin] advertise in its file")?;
-    let read = timeout(RESPONSE_TIMEOUT, status(admin)).await;
-    let status = read.map_err(|_| anyhow!("no response within {RESPONSE_TIMEOUT:?}"))??;
+    let server = Server::of_process(admin, tls.cloned(), Some(keyspace));
+    let read = timeout(RESPONSE_TIMEOUT, server.get("/status", Duration::ZERO)).await;
+    let read = read.map_err(|_| anyhow!("no response within {RESPONSE_TIMEOUT:?}"))?;
+    let status = read.map_err(|failure| match (failure, tls) {
+        (Failure::Lost(error), None) => error.context("no response by HTTP; --admin-ca if the endpoint has TLS"),
+        (failure, _) => failure.into_error(),
+    })?;
+    let status: ProcessStatus = serde_json::from_value(status).context("/status cannot be read")?;
     let table = status.router.context("the process at its admin address runs no router")?;
     match table.name == name {
         true => Ok(table),
         false => Err(anyhow!("router {} responds at its admin address", table.name)),
     }
-}
-
-async fn status(admin: &str) -> anyhow::Result<ProcessStatus> {
-    let stream = TcpStream::connect(admin).await.context("cannot connect")?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let connection = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(connection));
-    let request = Request::get("/status").header(HOST, admin).body(Body::empty())?;
-    let response = sender.send_request(request).await?;
-    if response.status() != StatusCode::OK {
-        return Err(anyhow!("/status responded {}", response.status()));
-    }
-    let body = to_bytes(Body::new(response.into_body()), MAX_STATUS).await?;
-    drop(connection);
-    serde_json::from_slice(&body).context("/status cannot be read")
 }
 
 /// Compares a table with the store as it was before and after the table was read.

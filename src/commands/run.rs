@@ -1,45 +1,38 @@
 //! `segue run`: starts the roles of a file, waits for a signal, and ends the roles in the order that loses nothing.
 
-use std::io::IsTerminal as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use prometheus_client::registry::Registry;
-use sd_notify::NotifyState;
-use segue_config::{AdminWrite, Config, LogFormat, LogLevel};
+use segue_config::{AdminWrite, Config, Written};
 use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
-use tracing_subscriber::filter::LevelFilter;
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{Layer as _, reload};
 
+use super::logging::{LevelHandle, level_filter, start_logging};
 use super::store::open;
-use super::{Failure, load_with_certificates, runtime};
-use crate::admin::{Admin, StatusSource};
-use crate::api::{Api, Write};
+use super::{Failure, load_with_certificates, runtime, service_manager};
+use crate::admin::Admin;
+use crate::api::Write;
 use crate::certificates::{Certificates, Watching};
 use crate::files;
-use crate::history;
 use crate::hot_restart::{Exit, Server as HotRestart, Startup};
-use crate::keyspace::KeyspaceStatusSource;
-use crate::metrics::{HotRestartMetrics, MeteredStore, ParticipantMetrics, register_build_info};
-use crate::operator::Link;
+use crate::metrics::{HotRestartMetrics, MeteredStore, register_build_info};
 use crate::otlp::Exporter;
-use crate::page::board::Board;
-use crate::roles::coordinator::{BoundCoordinator, CoordinatorRole};
-use crate::roles::pod::{BoundPod, PodRole};
+use crate::roles::coordinator::BoundCoordinator;
+use crate::roles::keyspace::ServedKeyspace;
+use crate::roles::pod::{BoundPod, PodRole, uncoordinated};
 use crate::roles::router::{BoundRouterRole, JoiningRouterRole, Leaving, RouterRole};
+use crate::roles::running::Running;
 use crate::supervise::Ended;
-
-type LevelHandle = reload::Handle<LevelFilter, tracing_subscriber::Registry>;
+use crate::token_file::TokenFile;
 
 /// The configuration.
 #[derive(Debug, clap::Args)]
@@ -51,13 +44,25 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (mut located, certificates) = load_with_certificates(&args.config)?;
-    let level = start_logging(&located.config);
+    let reloading =
+        Reloading { file: &args.config, level: start_logging(&located.config), running: located.written().clone() };
     let files = files::raise_limit();
     files::fit(&mut located.config, files)?;
-    match runtime()?.block_on(serve(located.config, files, certificates, args, &level))? {
+    match run_to_end(runtime()?, serve(located.config, files, certificates, &reloading))? {
         0 => Ok(()),
         code => Err(Failure::Exit(ExitCode::from(code))),
     }
+}
+
+/// How long the process may take for work that cannot be cancelled, once everything else has ended.
+const LAST_WORK_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Runs `work` to its end, and the runtime with it. A look-up of the collector's name may still be waiting for an
+/// answer then. The runtime would wait for it when dropped.
+fn run_to_end<T>(runtime: Runtime, work: impl Future<Output = T>) -> T {
+    let result = runtime.block_on(work);
+    runtime.shutdown_timeout(LAST_WORK_TIMEOUT);
+    result
 }
 
 /// What of a configuration listens before anything runs.
@@ -92,8 +97,10 @@ async fn bind(
         None => None,
     };
     let listeners = startup.router_listeners();
+    let routings = config.keyspaces.iter().filter_map(|keyspace| keyspace.routing.as_ref());
+    let stashes: Vec<_> = routings.map(|routing| routing.stash).collect();
     let router = match &config.router {
-        Some(section) => Some(BoundRouterRole::bind(section, advertised.clone(), certificates, listeners)?),
+        Some(section) => Some(BoundRouterRole::bind(section, &stashes, advertised.clone(), certificates, listeners)?),
         None => None,
     };
     let pod = match &config.pod {
@@ -106,52 +113,51 @@ async fn bind(
     Ok(Bound { admin, coordinator, router, pod })
 }
 
-/// Returns how a hot restart ended or how the service did, or neither after a signal.
+/// Why a process ends that was not told to.
+#[derive(Default)]
+struct Cause {
+    exit: Option<Exit>,
+    service: Option<Ended>,
+    /// Its pod has nobody to coordinate it.
+    error: Option<anyhow::Error>,
+}
+
+/// Says that the process serves. Returns why it ends, or nothing of that after a signal.
 async fn wait_for_end(
     signalled: impl Future<Output = ()>,
     hot_restart: &mut HotRestart,
-    pod: Option<&PodRole>,
-) -> (Option<Exit>, Option<Ended>) {
+    roles: &Running,
+    (config, store): (&Config, &Arc<dyn Store>),
+) -> Cause {
+    let names: Vec<_> = config.keyspaces.iter().map(|keyspace| &*keyspace.name).collect();
+    info!(keyspace = names.join(","), "running");
+    service_manager::serves();
     let service_ended = async {
-        match pod {
+        match &roles.pod {
             Some(pod) => pod.service_ended().await,
             None => std::future::pending().await,
         }
     };
+    let waits_for_others = config.pod.is_some() && config.coordinator.is_none();
+    let keyspaces = config.keyspaces.iter().filter(|_| waits_for_others);
+    let keyspaces: Vec<_> = keyspaces.map(|keyspace| Keyspace::new(&config.store.prefix, &keyspace.name)).collect();
     tokio::select! {
-        () = signalled => (None, None),
-        exit = hot_restart.run() => (Some(exit), None),
+        () = signalled => Cause::default(),
+        exit = hot_restart.run() => Cause { exit: Some(exit), ..Cause::default() },
         ended = service_ended => {
             error!(code = ended.code, "service exited; the sidecar exits as well");
             cut_off_at_signal(1);
-            (None, Some(ended))
+            Cause { service: Some(ended), ..Cause::default() }
         }
-    }
-}
-
-/// Stops the roles. A pod hands over while router and coordinator still run, and the router ends with its last request.
-async fn stop(
-    pod: Option<PodRole>,
-    router: Option<RouterRole>,
-    coordinator: Option<CoordinatorRole>,
-    exporter: Option<Exporter>,
-    service_ended: bool,
-    leaving: Leaving,
-) {
-    if let Some(pod) = pod {
-        info!("handing partitions over");
-        pod.stop(service_ended).await;
-    }
-    if let Some(router) = router {
-        info!("finishing requests");
-        router.stop(leaving).await;
-    }
-    if let Some(coordinator) = coordinator {
-        coordinator.stop().await;
-    }
-    // The roles have recorded their last spans.
-    if let Some(exporter) = exporter {
-        exporter.stop().await;
+        () = uncoordinated(store, &keyspaces) => {
+            cut_off_at_signal(1);
+            let error = anyhow!(
+                "keyspace {} has no settings, and no coordinator to create them; start a process with a section \
+                 [coordinator], or add one to this file",
+                names.join(", ")
+            );
+            Cause { error: Some(error), ..Cause::default() }
+        }
     }
 }
 
@@ -160,8 +166,7 @@ async fn serve(
     mut config: Config,
     files: usize,
     certificates: Certificates,
-    args: &Args,
-    level: &LevelHandle,
+    reloading: &Reloading<'_>,
 ) -> anyhow::Result<u8> {
     // Everything that can be refused is refused before anything runs.
     let mut startup = Startup::begin(&mut config).await?;
@@ -170,61 +175,59 @@ async fn serve(
     sockets.extend(admin.as_ref().map(Admin::duplicate).transpose()?);
     startup.open_socket()?;
     let mut signals = Signals::new()?;
-    let (store, keys) = open(&config)?;
+    let store = open(&config)?;
 
     let mut registry = Registry::with_prefix("segue");
     register_build_info(&mut registry);
     let store: Arc<dyn Store> = Arc::new(MeteredStore::new(store, &mut registry));
-    let participants = ParticipantMetrics::new(&mut registry);
+    let keyspaces = ServedKeyspace::all(&config, &mut registry);
     let hot_restarts = HotRestartMetrics::new(&mut registry);
     let watching = certificates.watch(&mut registry);
     let exporter = Exporter::start(&config, &mut registry);
     let tracer = exporter.as_ref().map(Exporter::tracer);
-    let keyspace = &config.keyspace;
-    let coordinator = coordinator.map(|coordinator| {
-        coordinator.start(store.clone(), keyspace, keys.clone(), &mut registry, participants.clone(), tracer)
-    });
-    let hot_restart = startup.status();
-    let router = router.map(|router| {
-        let router = router.traced(tracer);
-        router.start(store.clone(), keyspace, keys.clone(), &mut registry, participants.clone(), hot_restart)
-    });
-    let router = match router {
-        Some(router) => match let_in(router, &mut startup, signals.ending(args, level, &watching)).await {
-            Ok(router) => Some(router),
-            Err(error) => return Err(given_up(coordinator, error).await),
-        },
-        None => None,
-    };
-    let pod =
-        pod.map(|pod| pod.start(store.clone(), keyspace, keys.clone(), &mut registry, &participants)).transpose()?;
-
-    let api = api(&config, store.clone(), keys.clone(), pod.as_ref());
-    let admin =
-        admin.map(|admin| with_socket(admin, &config).with_routes(history::routes(store.clone(), keys.clone())));
-    let followed = KeyspaceStatusSource::start(store, keys);
-    let (board, sources) = sources(followed, router.as_ref(), coordinator.as_ref(), pod.as_ref());
-    let end_admin = CancellationToken::new();
-    let admin = admin.map(|admin| tokio::spawn(admin.serve(sources, board, registry, api, end_admin.clone())));
-    let mut hot_restart = startup.serving(sockets, hot_restarts).await;
-    info!(keyspace, "running");
-    notify_service_manager(&NotifyState::Ready);
-
-    let ending = signals.ending(args, level, &watching);
-    let (exit, service) = wait_for_end(ending, &mut hot_restart, pod.as_ref()).await;
-    // This also closes the duplicates of the sockets: clients can connect while one is open.
-    match exit {
-        None => hot_restart.shutdown(),
-        Some(_) => {
-            cut_off_at_signal(2);
-            drop(hot_restart);
-            end_admin.cancel();
+    let mut roles = Running::default();
+    if let Some(coordinator) = coordinator {
+        roles.coordinator = Some(coordinator.start(&store, &keyspaces, &mut registry, tracer));
+    }
+    if let Some(router) = router {
+        let router = router.traced(tracer).start(&store, &keyspaces, &mut registry, &startup.status());
+        match let_in(router, &mut startup, signals.ending(reloading, &watching)).await {
+            Ok(router) => roles.router = Some(router),
+            Err(error) => {
+                roles.stop(false, Leaving::Ends).await;
+                return Err(error);
+            }
         }
     }
+    roles.pod = pod.map(|pod| pod.start(&store, &keyspaces, &mut registry)).transpose()?;
+
+    let mut hot_restart = startup.serving(sockets, hot_restarts).await;
+    let (withdrawn, is_ending) = succeed(&mut hot_restart, signals.ending(reloading, &watching)).await;
+    let exemplars = exporter.as_ref().map(Exporter::exemplars).unwrap_or_default();
+    let admin = admin.filter(|_| withdrawn.is_none());
+    let admin = admin.map(|admin| with_socket(admin, &config).with_exemplars(exemplars));
+    let plans = config.coordinator.is_some();
+    let shown = keyspaces.into_iter().enumerate();
+    let shown = shown.map(|(number, keyspace)| keyspace.shown(&store, roles.sources(number), plans)).collect();
+    let operators = (write(&config), roles.pod.as_ref().map(PodRole::own_pod));
+    let end_admin = CancellationToken::new();
+    let admin = admin.map(|admin| tokio::spawn(admin.serve(shown, registry, operators, end_admin.clone())));
+    let Cause { exit, service, error } = match withdrawn {
+        Some(exit) => Cause { exit: Some(exit), ..Cause::default() },
+        None if is_ending => Cause::default(),
+        None => wait_for_end(signals.ending(reloading, &watching), &mut hot_restart, &roles, (&config, &store)).await,
+    };
+    // This also closes the duplicates of the sockets: clients can connect while one is open.
+    let_go(hot_restart, exit.is_some(), &end_admin);
     let leaving = if exit.is_some() { Leaving::Replaced } else { Leaving::Ends };
-    stop(pod, router, coordinator, exporter, service.is_some(), leaving).await;
+    roles.stop(service.is_some(), leaving).await;
+    // The roles have recorded their last spans.
+    if let Some(exporter) = exporter {
+        exporter.stop().await;
+    }
     end_admin.cancel();
     ended(admin).await?;
+    error.map_or(Ok(()), Err)?;
     match exit {
         Some(Exit::Replaced(successor)) => successor.ended().await,
         Some(Exit::Withdrawn(reason)) => bail!("hot restart withdrawn; the old process keeps serving: {reason}"),
@@ -234,22 +237,28 @@ async fn serve(
     Ok(service.map_or(0, |ended| ended.code))
 }
 
-/// Stops the coordinator because the router does not start. Returns why that does not.
-async fn given_up(coordinator: Option<CoordinatorRole>, error: anyhow::Error) -> anyhow::Error {
-    if let Some(coordinator) = coordinator {
-        coordinator.stop().await;
-    }
-    error
-}
-
-/// Tells systemd, or whoever has set `NOTIFY_SOCKET`.
-fn notify_service_manager(state: &NotifyState<'_>) {
-    if let Err(error) = sd_notify::notify(std::slice::from_ref(state)) {
-        info!(%error, "the service manager cannot be notified");
+/// Waits until the old process has left, if there is one. Returns the exit if this process must not continue, and
+/// whether it was told to end meanwhile.
+async fn succeed(hot_restart: &mut HotRestart, ending: impl Future<Output = ()>) -> (Option<Exit>, bool) {
+    tokio::select! {
+        withdrawn = hot_restart.succeed() => (withdrawn, false),
+        () = ending => (None, true),
     }
 }
 
-/// Opens the Unix socket of the admin endpoint if another process has had it so far.
+/// Ends this process's part in hot restarts.
+fn let_go(hot_restart: HotRestart, is_replaced: bool, end_admin: &CancellationToken) {
+    if is_replaced {
+        cut_off_at_signal(2);
+        drop(hot_restart);
+        tokio::spawn(end_soon(end_admin.clone()));
+    } else {
+        hot_restart.shutdown();
+    }
+}
+
+/// Opens the Unix socket of the admin endpoint if another process has had it so far. That process has left, or does not
+/// respond.
 fn with_socket(mut admin: Admin, config: &Config) -> Admin {
     if let Some(path) = config.admin.as_ref().and_then(|section| section.socket.as_ref())
         && let Err(error) = admin.open_socket(path)
@@ -259,30 +268,22 @@ fn with_socket(mut admin: Admin, config: &Config) -> Admin {
     admin
 }
 
-/// Returns what operators can do by the admin endpoint.
-fn api(config: &Config, store: Arc<dyn Store>, keys: Keyspace, pod: Option<&PodRole>) -> Api {
-    let policy = config.coordinator.as_ref().map(|coordinator| coordinator.policy.clone());
-    let write = match config.admin.as_ref().map(|section| &section.write) {
-        Some(AdminWrite::Token(file)) => Write::Token(file.clone()),
+/// Returns who may change something by the admin endpoint.
+fn write(config: &Config) -> Write {
+    match config.admin.as_ref().map(|section| &section.write) {
+        Some(AdminWrite::Token(file)) => Write::Token(TokenFile::new(file)),
         Some(AdminWrite::ClientCert) => Write::Certified,
         Some(AdminWrite::None) | None => Write::Nobody,
-    };
-    Api::new(Link::new(store, keys, policy), pod.map(PodRole::own_pod), write)
+    }
 }
 
-/// Returns the board of the live page, and the sources of `/status`.
-fn sources(
-    keyspace: KeyspaceStatusSource,
-    router: Option<&RouterRole>,
-    coordinator: Option<&CoordinatorRole>,
-    pod: Option<&PodRole>,
-) -> (Arc<Board>, Vec<Arc<dyn StatusSource>>) {
-    let board = keyspace.board();
-    let mut sources: Vec<Arc<dyn StatusSource>> = vec![Arc::new(keyspace)];
-    sources.extend(router.map(RouterRole::status_source));
-    sources.extend(coordinator.map(CoordinatorRole::status_source));
-    sources.extend(pod.map(PodRole::status_source));
-    (board, sources)
+/// How long the admin endpoint of a replaced process goes on. Its successor puts a socket of its own in place of this
+/// one's meanwhile, so that one of them responds.
+const ADMIN_OVERLAP: Duration = Duration::from_millis(250);
+
+async fn end_soon(end_admin: CancellationToken) {
+    tokio::time::sleep(ADMIN_OVERLAP).await;
+    end_admin.cancel();
 }
 
 /// How long the admin endpoint may take to end.
@@ -356,58 +357,75 @@ impl Signals {
     }
 
     /// Returns when the process has to end gracefully. A second signal then ends it at once.
-    async fn ending(&mut self, args: &Args, level: &LevelHandle, certificates: &Watching) {
+    async fn ending(&mut self, reloading: &Reloading<'_>, certificates: &Watching) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => break,
                 _ = self.interrupt.recv() => break,
                 _ = self.hang_up.recv() => {
-                    reload(args, level);
+                    reloading.reload();
                     certificates.look();
                 }
             }
         }
         info!("shutting down gracefully; a second signal exits at once");
         // A process that is replaced does not say so: its unit goes on with the new one.
-        notify_service_manager(&NotifyState::Stopping);
+        service_manager::ends();
         cut_off_at_signal(1);
     }
 }
 
-/// Applies the changes of the file that are possible while running: the log level. An invalid file changes nothing.
-fn reload(args: &Args, level: &LevelHandle) {
-    match segue_config::load(&args.config) {
-        Ok(located) => {
-            let wanted = level_filter(located.config.log.level);
-            if level.modify(|filter| *filter = wanted).is_ok() {
-                info!(level = %wanted, "configuration reloaded; settings other than the log level and certificates need a restart");
-            }
+/// The only key whose change takes effect in a running process. Certificate files are read again too, by the same names.
+const RELOADED: &str = "log.level";
+
+/// What a SIGHUP needs.
+struct Reloading<'a> {
+    file: &'a Path,
+    level: LevelHandle,
+    /// The settings that this process was started with.
+    running: Written,
+}
+
+impl Reloading<'_> {
+    /// Applies the changes of the file that are possible while running, and names the others. An invalid file changes
+    /// nothing.
+    fn reload(&self) {
+        let located = match segue_config::load(self.file) {
+            Ok(located) => located,
+            Err(problems) => return warn!("configuration reload rejected: {problems}"),
+        };
+        let level = level_filter(located.config.log.level);
+        if self.level.modify(|filter| *filter = level).is_ok() {
+            info!(%level, "configuration reloaded: log level and certificates");
         }
-        Err(problems) => warn!("configuration reload rejected: {problems}"),
+        let waiting = self.running.differing(located.written());
+        let waiting: Vec<_> = waiting.iter().filter(|key| *key != RELOADED).map(String::as_str).collect();
+        if !waiting.is_empty() {
+            let keys = waiting.join(", ");
+            warn!(keys, "settings that have changed take effect with a restart");
+        }
     }
 }
 
-fn level_filter(level: LogLevel) -> LevelFilter {
-    match level {
-        LogLevel::Error => LevelFilter::ERROR,
-        LogLevel::Warn => LevelFilter::WARN,
-        LogLevel::Info => LevelFilter::INFO,
-        LogLevel::Debug => LevelFilter::DEBUG,
-        LogLevel::Trace => LevelFilter::TRACE,
-    }
-}
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
 
-fn start_logging(config: &Config) -> LevelHandle {
-    let (filter, handle) = reload::Layer::new(level_filter(config.log.level));
-    let layer = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false);
-    let layer = match config.log.format {
-        LogFormat::Text => layer.boxed(),
-        LogFormat::Json => tracing_subscriber::fmt::layer().with_writer(std::io::stderr).json().boxed(),
-    };
-    // The filter is the innermost layer, so it also limits the logs of libraries.
-    tracing_subscriber::registry().with(filter).with(layer).init();
-    handle
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_still_being_looked_up_does_not_hold_up_the_end() {
+        let (answer, awaited) = mpsc::channel::<()>();
+        let (ended, end) = mpsc::channel();
+        thread::spawn(move || {
+            let work = async {
+                tokio::task::spawn_blocking(move || awaited.recv());
+                7
+            };
+            ended.send(run_to_end(runtime().unwrap(), work))
+        });
+        assert_eq!(end.recv_timeout(20 * LAST_WORK_TIMEOUT), Ok(7));
+        drop(answer);
+    }
 }

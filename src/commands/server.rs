@@ -4,7 +4,9 @@
 //!
 //! * The token goes to the endpoint that the operator named and appears in no message.
 //! * A response is bounded in size and in time.
+//! * A request that the endpoint may have carried out fails as [`Failure::Lost`] if it gets no response.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,11 +15,13 @@ use axum::body::{Body, to_bytes};
 use http::{Method, Request, StatusCode, Uri, header};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use segue_proxy::tls::ClientTls;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use segue_proxy::tls::{ClientFiles, ClientTls};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
+use tokio_util::either::Either;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::Failure;
@@ -32,6 +36,10 @@ const MAX_RESPONSE: usize = 32 << 20;
 /// Most bytes of a token.
 const MAX_TOKEN: usize = 4096;
 
+/// What has to be encoded in a segment of a path and in a query.
+const SEGMENT: &AsciiSet =
+    &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'%').add(b'/').add(b'?').add(b'&').add(b'+').add(b'=').add(b'\\');
+
 const EXPECTED: &str = "expected http://HOST:PORT, https://HOST:PORT or unix:PATH";
 
 /// An admin endpoint.
@@ -40,6 +48,8 @@ pub(super) struct Server {
     name: String,
     address: Address,
     token: Option<String>,
+    /// The keyspace that every request names.
+    keyspace: Option<String>,
 }
 
 #[derive(Debug)]
@@ -53,13 +63,14 @@ impl Server {
     pub(super) fn given(args: &ReachArgs) -> Result<Option<Self>, Failure> {
         let Some(name) = &args.server else { return Ok(None) };
         let token = args.token_file.as_deref().map(read_token).transpose()?;
-        Self::at(name, token, args).map(Some)
+        let server = Self::at(name, token, args)?;
+        Ok(Some(Server { keyspace: args.store.keyspace.clone(), ..server }))
     }
 
-    /// Returns the admin endpoint of this name.
+    /// Returns the admin endpoint of this name, whatever the keyspace.
     pub(super) fn at(name: &str, token: Option<String>, args: &ReachArgs) -> Result<Self, Failure> {
         let bad = |why: &str| Failure::BadInput(format!("segue: --server {name}: {why}"));
-        let server = |address| Ok(Server { name: name.to_owned(), address, token: token.clone() });
+        let server = |address| Ok(Server { name: name.to_owned(), address, token: token.clone(), keyspace: None });
         if let Some(path) = name.strip_prefix("unix:") {
             return if path.is_empty() { Err(bad(EXPECTED)) } else { server(Address::Unix(path.into())) };
         }
@@ -84,6 +95,19 @@ impl Server {
         server(Address::Tcp { authority, tls })
     }
 
+    /// Returns the admin endpoint at an address of the form `HOST:PORT`, as registrations name it, to be asked of this
+    /// keyspace. Without a name, the process has to have one keyspace.
+    pub(super) fn of_process(authority: &str, tls: Option<ClientTls>, keyspace: Option<&str>) -> Self {
+        let name = format!("{}://{authority}", if tls.is_some() { "https" } else { "http" });
+        let address = Address::Tcp { authority: authority.to_owned(), tls };
+        Server { name, address, token: None, keyspace: keyspace.map(str::to_owned) }
+    }
+
+    /// Returns the keyspace that every request names.
+    pub(super) fn keyspace(&self) -> Option<&str> {
+        self.keyspace.as_deref()
+    }
+
     /// Returns the endpoint's name.
     pub(super) fn name(&self) -> &str {
         &self.name
@@ -102,10 +126,13 @@ impl Server {
         body: Option<&Value>,
         waits: Duration,
     ) -> Result<Value, Failure> {
-        let exchange = timeout(waits + RESPONSE_TIMEOUT, self.exchange(method, path, body));
+        let silent = || format!("{} does not answer", self.name);
+        let request = self.request(method, path, body).with_context(silent).map_err(Failure::Unreachable)?;
+        let connected = timeout(CONNECT_TIMEOUT, self.connect()).await.context("cannot connect in time");
+        let stream = connected.and_then(|connected| Ok(connected?)).with_context(silent);
+        let exchange = timeout(waits + RESPONSE_TIMEOUT, respond(stream.map_err(Failure::Unreachable)?, request));
         let answer = exchange.await.unwrap_or_else(|_| Err(anyhow!("no response in time")));
-        let answer = answer.with_context(|| format!("{} does not answer", self.name));
-        let (status, bytes) = answer.map_err(Failure::Unreachable)?;
+        let (status, bytes) = answer.with_context(silent).map_err(Failure::Lost)?;
         self.judge(path, status, &bytes)
     }
 
@@ -133,44 +160,39 @@ impl Server {
         })
     }
 
-    async fn exchange(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<&Value>,
-    ) -> anyhow::Result<(StatusCode, axum::body::Bytes)> {
+    fn request(&self, method: Method, path: &str, body: Option<&Value>) -> anyhow::Result<Request<Body>> {
         let host = match &self.address {
             Address::Unix(_) => "localhost",
             Address::Tcp { authority, .. } => authority,
+        };
+        let path = match &self.keyspace {
+            Some(keyspace) => {
+                let mark = if path.contains('?') { '&' } else { '?' };
+                format!("{path}{mark}keyspace={}", segment(keyspace))
+            }
+            None => path.to_owned(),
         };
         let mut request = Request::builder().method(method).uri(path).header(header::HOST, host);
         if let Some(token) = &self.token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
-        let request = match body {
+        Ok(match body {
             Some(body) => request.header(header::CONTENT_TYPE, "application/json").body(Body::from(body.to_string())),
             None => request.body(Body::empty()),
-        }?;
-        match &self.address {
-            Address::Unix(path) => {
-                let stream = timeout(CONNECT_TIMEOUT, UnixStream::connect(path)).await;
-                respond(stream.context("cannot connect in time")??, request).await
-            }
+        }?)
+    }
+
+    async fn connect(&self) -> io::Result<impl AsyncRead + AsyncWrite + Unpin + Send + 'static + use<>> {
+        Ok(match &self.address {
+            Address::Unix(path) => Either::Left(UnixStream::connect(path).await?),
             Address::Tcp { authority, tls } => {
-                let connect = async {
-                    let stream = TcpStream::connect(authority).await?;
-                    Ok::<_, std::io::Error>(match tls {
-                        None => (Some(stream), None),
-                        Some(tls) => (None, Some(tls.dial(authority, stream, false).await?)),
-                    })
-                };
-                match timeout(CONNECT_TIMEOUT, connect).await.context("cannot connect in time")?? {
-                    (Some(plain), _) => respond(plain, request).await,
-                    (None, Some(secure)) => respond(secure, request).await,
-                    (None, None) => Err(anyhow!("no connection")),
-                }
+                let stream = TcpStream::connect(authority).await?;
+                Either::Right(match tls {
+                    None => Either::Left(stream),
+                    Some(tls) => Either::Right(tls.dial(authority, stream, false).await?),
+                })
             }
-        }
+        })
     }
 }
 
@@ -183,6 +205,22 @@ async fn respond(
     let response = sender.send_request(request).await?;
     let status = response.status();
     Ok((status, to_bytes(Body::new(response.into_body()), MAX_RESPONSE).await?))
+}
+
+/// Returns a name as a segment of a path, or as a value of a query.
+pub(super) fn segment(name: &str) -> String {
+    utf8_percent_encode(name, SEGMENT).to_string()
+}
+
+/// Returns how to ask the admin endpoints in registrations: by TLS if there is a file of authorities to trust.
+pub(super) fn admin_tls(ca: Option<&Path>) -> Result<Option<ClientTls>, Failure> {
+    let load = |ca: &Path| {
+        ClientTls::load(ClientFiles { ca: ca.to_owned(), identity: None, server_name: None }).map_err(|error| {
+            let text = format!("segue: --admin-ca {}: {}; {}", error.path.display(), error.fact, error.expected);
+            Failure::BadInput(text)
+        })
+    };
+    ca.map(load).transpose()
 }
 
 /// Returns the token in a file.

@@ -1,17 +1,19 @@
 //! `segue status`: the keyspace at a glance.
 
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use segue_coordination::session::{Update, Watcher, unix_millis};
-use segue_coordination::store::Store;
-use segue_protocol::keys::Keyspace;
+use segue_protocol::ids::Revision;
 use segue_protocol::view::View;
 
 use super::operator::Reach;
+use super::server::admin_tls;
 use super::store::ReachArgs;
 use super::{Failure, routers, runtime};
+use crate::operator::Link;
 use crate::status::KeyspaceStatus;
 
 /// Time between two looks at an admin endpoint. Its processes make a status at most that often.
@@ -28,6 +30,10 @@ pub(super) struct Args {
     /// Compare every router's table with the store.
     #[arg(long, conflicts_with_all = ["watch", "server"])]
     routers: bool,
+    /// Certificate authorities to trust at the routers' admin endpoints, as a PEM file. Without it they are asked
+    /// without TLS.
+    #[arg(long, value_name = "FILE", requires = "routers")]
+    admin_ca: Option<PathBuf>,
     /// Print JSON; with --watch one object per line.
     #[arg(long)]
     json: bool,
@@ -39,12 +45,11 @@ pub(super) fn status(args: &Args) -> Result<(), Failure> {
 
 async fn show(args: &Args) -> Result<(), Failure> {
     if args.routers {
-        let (store, keys) = args.reach.store.connect().await?;
-        return compare_routers(store.as_ref(), &keys, args.json).await;
+        return compare_routers(args).await;
     }
     if !args.watch {
         let reach = Reach::open(&args.reach).await?;
-        return Ok(print(&reach.status().await?, args, false)?);
+        return show_once(&reach.status().await?, args);
     }
     match args.reach.server {
         Some(_) => look(args).await,
@@ -52,18 +57,34 @@ async fn show(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Prints the status of an admin endpoint whenever the revision has changed.
+/// Prints a status. Fails if its process has lost the store, so that nobody takes an old state for the present one.
+fn show_once(status: &KeyspaceStatus, args: &Args) -> Result<(), Failure> {
+    let is_read = status.revision != Revision::ZERO;
+    if is_read || status.stale.is_none() || args.json {
+        print(status, args, false)?;
+    }
+    match &status.stale {
+        None => Ok(()),
+        Some(stale) if is_read => {
+            let text = format!("this is the last state that the process has seen; {stale}; ask another process");
+            Err(Failure::Unreachable(anyhow!(text)))
+        }
+        Some(stale) => Err(Failure::Unreachable(anyhow!("{stale}; ask another process"))),
+    }
+}
+
+/// Prints the status of an admin endpoint whenever the revision has changed, or whether its process follows the store.
 async fn look(args: &Args) -> Result<(), Failure> {
     let reach = Reach::open(&args.reach).await?;
     let mut shown = None;
     loop {
         match reach.status().await {
-            Ok(status) if shown == Some(status.revision) => {}
+            Ok(status) if shown == Some((status.revision, status.stale.is_some())) => {}
             Ok(status) => {
                 print(&status, args, true)?;
-                shown = Some(status.revision);
+                shown = Some((status.revision, status.stale.is_some()));
             }
-            Err(Failure::Unreachable(error)) => eprintln!("segue: {error:#}; trying again"),
+            Err(Failure::Unreachable(error) | Failure::Lost(error)) => eprintln!("segue: {error:#}; trying again"),
             Err(failure) => return Err(failure),
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
@@ -92,13 +113,12 @@ async fn follow(args: &Args) -> Result<(), Failure> {
     }
 }
 
-async fn compare_routers(store: &dyn Store, keys: &Keyspace, json: bool) -> Result<(), Failure> {
-    let look = || async {
-        let snapshot = store.snapshot(&keys.followed()).await.context("cannot read the keyspace")?;
-        Ok(View::from_snapshot(keys.clone(), snapshot))
-    };
-    let comparison = routers::compare(look).await?;
-    let text = match json {
+async fn compare_routers(args: &Args) -> Result<(), Failure> {
+    let (store, keys) = args.reach.store.connect().await?;
+    let link = Link::new(store, keys, None);
+    let tls = admin_tls(args.admin_ca.as_deref())?;
+    let comparison = routers::compare(&link, tls.as_ref()).await?;
+    let text = match args.json {
         true => serde_json::to_string(&comparison).map_err(anyhow::Error::from)? + "\n",
         false => comparison.to_string(),
     };

@@ -1,11 +1,11 @@
 //! The keyspace that a command is for: a store, given by a configuration file or by `--etcd` and `--keyspace`, or the
 //! admin endpoint of a process that has one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use segue_config::StoreKind;
+use segue_config::{Config, KeyspaceSection, StoreKind};
 use segue_coordination::store::{ClientIdentity, EtcdOptions, EtcdStore, EtcdTls, MemoryStore, Store};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::Policy;
@@ -33,9 +33,9 @@ pub(super) struct StoreArgs {
     /// Private key of the client certificate, as a PEM file.
     #[arg(long, value_name = "FILE", requires = "cert")]
     key: Option<PathBuf>,
-    /// Keyspace, with --etcd.
-    #[arg(long, value_name = "NAME", default_value = "default", conflicts_with = "config")]
-    keyspace: String,
+    /// Keyspace. Default: with --etcd `default`, otherwise the only one of the file or of the process.
+    #[arg(long, value_name = "NAME")]
+    pub(super) keyspace: Option<String>,
     /// Key prefix of all keyspaces, with --etcd.
     #[arg(long, value_name = "PREFIX", default_value = "/segue/", conflicts_with = "config")]
     prefix: String,
@@ -47,7 +47,7 @@ pub(super) struct StoreArgs {
 pub(super) struct ReachArgs {
     /// Admin endpoint of any process of the keyspace, in place of the store: http://HOST:PORT, https://HOST:PORT or
     /// unix:PATH. Needs no credentials of the store.
-    #[arg(long, value_name = "URL", group = "store", conflicts_with_all = ["config", "etcd", "keyspace", "prefix"])]
+    #[arg(long, value_name = "URL", group = "store", conflicts_with_all = ["config", "etcd", "prefix"])]
     pub(super) server: Option<String>,
     /// File with the token that the admin endpoint requires of those who change something.
     #[arg(long, value_name = "FILE", requires = "server")]
@@ -67,7 +67,7 @@ impl ReachArgs {
 
 impl StoreArgs {
     /// Returns the configuration, if it is given by a file.
-    pub(super) fn config(&self) -> Result<Option<segue_config::Config>, Failure> {
+    pub(super) fn config(&self) -> Result<Option<Config>, Failure> {
         Ok(match &self.config {
             Some(path) => Some(load(path)?.config),
             None => None,
@@ -85,7 +85,9 @@ impl StoreArgs {
                 );
                 return Err(Failure::BadInput(text));
             }
-            return Ok(open(&config)?);
+            let keyspace = self.chosen(path, &config)?;
+            let keys = Keyspace::new(&config.store.prefix, &keyspace.name);
+            return Ok((open(&config)?, keys));
         }
         let mut options = EtcdOptions::new(self.etcd.clone());
         options.tls = self.ca.clone().map(|ca| EtcdTls { ca, identity: self.identity() });
@@ -94,12 +96,29 @@ impl StoreArgs {
             return Err(Failure::BadInput(text));
         }
         let store = etcd(options)?;
-        Ok((store, Keyspace::new(&self.prefix, &self.keyspace)))
+        Ok((store, Keyspace::new(&self.prefix, self.keyspace.as_deref().unwrap_or("default"))))
     }
 
     /// Returns the policy of the configuration file's coordinator, or `None` without a file or a coordinator in it.
     pub(super) fn policy(&self) -> Result<Option<Policy>, Failure> {
-        Ok(self.config()?.and_then(|config| config.coordinator).map(|coordinator| coordinator.policy))
+        let Some(path) = &self.config else { return Ok(None) };
+        Ok(self.chosen(path, &load(path)?.config)?.policy.clone())
+    }
+
+    /// Returns the keyspace of the configuration in `path` that the command is for.
+    fn chosen<'a>(&self, path: &Path, config: &'a Config) -> Result<&'a KeyspaceSection, Failure> {
+        let found = match &self.keyspace {
+            Some(name) => config.keyspaces.iter().find(|keyspace| keyspace.name == *name),
+            None => config.only_keyspace(),
+        };
+        found.ok_or_else(|| {
+            let names: Vec<_> = config.keyspaces.iter().map(|keyspace| &*keyspace.name).collect();
+            let (path, names) = (path.display(), names.join(", "));
+            Failure::BadInput(match &self.keyspace {
+                Some(name) => format!("{path}: no keyspace {name}; expected one of {names}"),
+                None => format!("{path}: several keyspaces; expected --keyspace, one of {names}"),
+            })
+        })
     }
 
     fn identity(&self) -> Option<ClientIdentity> {
@@ -107,11 +126,10 @@ impl StoreArgs {
     }
 }
 
-/// Returns the store and the keyspace of a configuration.
-pub(super) fn open(config: &segue_config::Config) -> anyhow::Result<(Arc<dyn Store>, Keyspace)> {
-    let keys = Keyspace::new(&config.store.prefix, &config.keyspace);
+/// Returns the store of a configuration.
+pub(super) fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     if config.store.kind == StoreKind::Memory {
-        return Ok((Arc::new(MemoryStore::new()), keys));
+        return Ok(Arc::new(MemoryStore::new()));
     }
     let mut options = EtcdOptions::new(config.store.endpoints.clone());
     if let Some(credentials) = &config.store.credentials {
@@ -124,7 +142,7 @@ pub(super) fn open(config: &segue_config::Config) -> anyhow::Result<(Arc<dyn Sto
         ca: tls.ca.clone(),
         identity: tls.identity.clone().map(|identity| ClientIdentity { cert: identity.cert, key: identity.key }),
     });
-    Ok((etcd(options)?, keys))
+    etcd(options)
 }
 
 fn etcd(options: EtcdOptions) -> anyhow::Result<Arc<dyn Store>> {

@@ -6,7 +6,8 @@
 //!     │ ── offer: its name, then the sockets ──────► │ registers (by another name), snapshot, opens its routes
 //!     │ accepts                                      │
 //!     │ ◄───────────────── ready ─────────────────── │ accepts
-//!     │ ─────────────────  leaving ────────────────► │ puts its own socket at `router.hot_restart_socket`
+//!     │ ─────────────────  leaving ────────────────► │ puts its own sockets at `router.hot_restart_socket` and
+//!     │                                              │ `admin.socket`
 //!     │ drains, deregisters last                     │
 //!     │ ─────────────────  ended ──────────────────► │
 //! ```

@@ -83,6 +83,19 @@ impl Server {
         Server { path, name, socket, predecessor, listeners, preparing: None, status, metrics }
     }
 
+    /// Waits until the old process has left, if there is one, so that this one can take its other paths. Returns the exit
+    /// if this process must not continue. An old process that does not respond is not waited for.
+    pub async fn succeed(&mut self) -> Option<Exit> {
+        let pid = self.predecessor.as_ref()?.pid;
+        match timeout(STEP_TIMEOUT, receive(&mut self.predecessor)).await {
+            Ok(message) => self.on_predecessor(message).map(Exit::Withdrawn),
+            Err(_) => {
+                warn!(pid, "hot restart: the old process does not respond; serving beside it");
+                None
+            }
+        }
+    }
+
     /// Responds to other processes until this one has to leave. Cancel-safe: it may be called again.
     pub async fn run(&mut self) -> Exit {
         loop {

@@ -58,8 +58,25 @@ async fn a_new_process_that_is_refused_does_not_serve_nor_go_on_serving() {
     let mut server = startup(&path, Some(new)).serving(Vec::new(), metrics).await;
     assert_eq!(old.receive().await.unwrap(), Some(Message::Ready));
     old.send(&refusal).await.unwrap();
-    assert!(matches!(server.run().await, Exit::Withdrawn(reason) if reason == "not now"));
+    assert!(matches!(server.succeed().await, Some(Exit::Withdrawn(reason)) if reason == "not now"));
     assert!(!path.exists());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_old_process_that_does_not_respond_to_ready_is_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let (mut old, new) = channels();
+    let metrics = HotRestartMetrics::new(&mut Registry::default());
+    let mut server = startup(&path, Some(new)).serving(Vec::new(), metrics).await;
+    assert!(server.succeed().await.is_none());
+    assert!(!path.exists());
+    old.send(&Message::Leaving).await.unwrap();
+    drop(old);
+    tokio::select! {
+        _ = server.run() => panic!("it has no successor"),
+        () = async { while !path.exists() { tokio::task::yield_now().await } } => {}
+    }
 }
 
 #[tokio::test(start_paused = true)]

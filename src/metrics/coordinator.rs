@@ -99,6 +99,8 @@ pub struct CoordinatorMetrics {
     planning_rounds: Family<CauseLabel, Counter>,
     waits: Listing<WaitLabel>,
     oldest: Gauge<f64, AtomicU64>,
+    checkpoints: Gauge,
+    oldest_checkpoint: Gauge<f64, AtomicU64>,
     unusable: Listing<KeyLabel>,
     partitions: Listing<PodLabel>,
     partitions_unowned: Gauge,
@@ -117,6 +119,8 @@ impl CoordinatorMetrics {
             in_flight: Family::default(),
             waits: Listing::new(),
             oldest: Gauge::default(),
+            checkpoints: Gauge::default(),
+            oldest_checkpoint: Gauge::default(),
             unusable: Listing::new(),
             planning_rounds: Family::default(),
             partitions: Listing::new(),
@@ -146,6 +150,9 @@ impl CoordinatorMetrics {
         registry.register("handoff_waits", help, metrics.waits.series.clone());
         let help = "When the oldest handoff that stands was begun; 0 without any";
         registry.register("handoff_oldest_started_timestamp_seconds", help, metrics.oldest.clone());
+        registry.register("checkpoints", "Partitions that have a checkpoint", metrics.checkpoints.clone());
+        let help = "When the oldest of the partitions' newest checkpoints was recorded; 0 without any";
+        registry.register("checkpoint_oldest_timestamp_seconds", help, metrics.oldest_checkpoint.clone());
         let help =
             "Keys that cannot be read, and registrations without a lease; `segue status` says what to do about each";
         registry.register("unusable_keys", help, metrics.unusable.series.clone());
@@ -182,6 +189,8 @@ impl CoordinatorObserver for CoordinatorMetrics {
             self.waits.set(HashMap::new());
             self.unusable.set(HashMap::new());
             self.oldest.set(0.0);
+            self.checkpoints.set(0);
+            self.oldest_checkpoint.set(0.0);
             self.partitions_unowned.set(0);
         }
     }
@@ -220,21 +229,17 @@ impl CoordinatorObserver for CoordinatorMetrics {
         self.waits.set(waits);
         let oldest = view.handoffs.values().map(|handoff| handoff.value.started_at).min();
         self.oldest.set(oldest.map_or(0.0, |millis| millis as f64 / 1000.0));
+        let checkpoints = view.checkpoints.values().map(|it| &it.value).filter(|it| it.checkpoint.is_some());
+        self.checkpoints.set(checkpoints.clone().count() as i64);
+        let oldest = checkpoints.map(|it| it.taken_at).min();
+        self.oldest_checkpoint.set(oldest.map_or(0.0, |millis| millis as f64 / 1000.0));
         let unreadable = view.malformed.keys().map(|key| KeyLabel { key: key.clone(), reason: "unreadable" });
         let leaseless = view.leaseless().filter(|key| !view.malformed.contains_key(key));
         let leaseless = leaseless.map(|key| KeyLabel { key, reason: "leaseless" });
         self.unusable.set(unreadable.chain(leaseless).map(|label| (label, 1)).collect());
-        let unowned =
-            PartitionId::all(view.partitions()).filter(|partition| view.live_owner(*partition).is_none()).count();
-        self.partitions_unowned.set(unowned as i64);
-        let pods = view.pods.keys().map(|pod| (pod.as_str(), 0));
-        let mut owned: HashMap<&str, i64> = pods.collect();
-        for assignment in view.assignments.values() {
-            if let Some(owned) = owned.get_mut(assignment.value.owner.as_str()) {
-                *owned += 1;
-            }
-        }
-        self.partitions.set(owned.into_iter().map(|(pod, owned)| (PodLabel { pod: pod.to_owned() }, owned)).collect());
+        self.partitions_unowned.set(i64::from(view.partitions()).saturating_sub(view.live_owners() as i64).max(0));
+        let owned = |pod: &String| (PodLabel { pod: pod.clone() }, view.assigned_count(pod) as i64);
+        self.partitions.set(view.pods.keys().map(owned).collect());
     }
 
     fn resync(&self, cause: &StoreError) {
@@ -286,6 +291,9 @@ mod tests {
             ("handoffs/0", handoff, None),
             ("config", r#"{"partitions":3}"#, None),
             ("assignments/0", r#"{"partition":0,"owner":"w","incarnation":5,"epoch":7}"#, None),
+            ("checkpoints/0", r#"{"partition":0,"checkpoint":"a","pod_name":"w","epoch":7,"taken_at":9000}"#, None),
+            ("checkpoints/1", r#"{"partition":1,"checkpoint":"b","pod_name":"w","epoch":7,"taken_at":8000}"#, None),
+            ("checkpoints/2", r#"{"partition":2,"checkpoint":null,"pod_name":"w","epoch":7}"#, None),
             ("assignments/1", r#"{"partition":1,"owner":"dead","incarnation":3,"epoch":7}"#, None),
         ];
         metrics.view_changed(&view(&entries));
@@ -295,6 +303,8 @@ mod tests {
             waiting,
             "segue_handoff_oldest_started_timestamp_seconds 7.0",
             "segue_partitions_unowned 2",
+            "segue_checkpoints 2",
+            "segue_checkpoint_oldest_timestamp_seconds 8.0",
             r#"segue_handoffs_in_flight{phase="Ready"} 1"#,
             r#"segue_partitions{pod="w"} 1"#,
             r#"segue_unusable_keys{key="/segue/default/routers/slow",reason="unreadable"} 1"#,

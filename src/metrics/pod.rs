@@ -13,9 +13,11 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use segue_coordination::pod::{
-    HandlerError, HandoffContext, HandoffHandler, Ownership, PermanentFailure, PodHandle, PodState, Rejection,
+    CallbackHandler, HandlerError, HandoffContext, LoadReport, Ownership, PermanentFailure, PodHandle, PodState,
+    Rejection,
 };
 use segue_protocol::handoff::pod_reconcile::Callback;
+use segue_protocol::ids::PartitionId;
 use segue_proxy::sidecar::Traffic;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -114,25 +116,6 @@ impl<H> MeteredHooks<H> {
         registry.register("pod_hook_seconds", help, durations.clone());
         MeteredHooks { hooks, present, durations }
     }
-
-    async fn timed(
-        &self,
-        hook: Callback,
-        call: impl Future<Output = Result<(), HandlerError>>,
-    ) -> Result<(), HandlerError> {
-        if !self.present.contains(&hook) {
-            return call.await;
-        }
-        let label = HookLabel { hook: hook.as_str(), result: "cancelled" };
-        let mut timer = HookTimer { durations: &self.durations, label, since: Instant::now() };
-        let result = call.await;
-        timer.label.result = match &result {
-            Ok(()) => "done",
-            Err(error) if error.is::<PermanentFailure>() => "permanent",
-            Err(_) => "failed",
-        };
-        result
-    }
 }
 
 /// Records a call when it is dropped. A call that is no longer due is dropped before its end.
@@ -149,21 +132,25 @@ impl Drop for HookTimer<'_> {
 }
 
 #[async_trait]
-impl<H: HandoffHandler> HandoffHandler for MeteredHooks<H> {
-    async fn warm(&self, part: &HandoffContext) -> Result<(), HandlerError> {
-        self.timed(Callback::Warm, self.hooks.warm(part)).await
+impl<H: CallbackHandler> CallbackHandler for MeteredHooks<H> {
+    async fn call(&self, hook: Callback, part: &HandoffContext) -> Result<Option<String>, HandlerError> {
+        let call = self.hooks.call(hook, part);
+        if !self.present.contains(&hook) {
+            return call.await;
+        }
+        let label = HookLabel { hook: hook.as_str(), result: "cancelled" };
+        let mut timer = HookTimer { durations: &self.durations, label, since: Instant::now() };
+        let result = call.await;
+        timer.label.result = match &result {
+            Ok(_) => "done",
+            Err(error) if error.is::<PermanentFailure>() => "permanent",
+            Err(_) => "failed",
+        };
+        result
     }
 
-    async fn sync(&self, part: &HandoffContext) -> Result<(), HandlerError> {
-        self.timed(Callback::Sync, self.hooks.sync(part)).await
-    }
-
-    async fn drain(&self, part: &HandoffContext) -> Result<(), HandlerError> {
-        self.timed(Callback::Drain, self.hooks.drain(part)).await
-    }
-
-    async fn release(&self, part: &HandoffContext) -> Result<(), HandlerError> {
-        self.timed(Callback::Release, self.hooks.release(part)).await
+    fn load_of(&self, partition: PartitionId) -> LoadReport {
+        self.hooks.load_of(partition)
     }
 }
 
@@ -172,9 +159,9 @@ mod tests {
     use std::time::Duration;
 
     use prometheus_client::encoding::text::encode;
-    use segue_coordination::pod::PodSettings;
+    use segue_coordination::pod::{HandoffHandler, PodSettings};
     use segue_coordination::store::{MemoryStore, Store};
-    use segue_protocol::ids::{HandoffId, PartitionId};
+    use segue_protocol::ids::HandoffId;
     use segue_protocol::keys::Keyspace;
     use segue_protocol::txn::{Op, Txn};
     use segue_proxy::sidecar::{Sidecar, Upstream};
@@ -236,7 +223,7 @@ mod tests {
         let address = sidecar.local_addr().unwrap();
         let behind = service.local_addr().unwrap().to_string().parse().unwrap();
         let upstream = Upstream { address: behind, work_ends_within: None, traffic: traffic.clone() };
-        tokio::spawn(sidecar.serve(pod.layer(), upstream, CancellationToken::new(), Duration::ZERO));
+        tokio::spawn(sidecar.serve(vec![(pod.layer(), upstream)], CancellationToken::new(), Duration::ZERO));
         let mut unstamped = TcpStream::connect(address).await.unwrap();
         unstamped.write_all(b"GET / HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n").await.unwrap();
         let mut answer = String::new();
@@ -273,17 +260,18 @@ mod tests {
     struct Stubborn;
 
     #[async_trait]
-    impl HandoffHandler for Stubborn {
-        async fn warm(&self, _: &HandoffContext) -> Result<(), HandlerError> {
-            Err("not now".into())
+    impl CallbackHandler for Stubborn {
+        async fn call(&self, callback: Callback, _: &HandoffContext) -> Result<Option<String>, HandlerError> {
+            match callback {
+                Callback::Warm => Err("not now".into()),
+                Callback::Drain => Err(PermanentFailure::new("never").into()),
+                Callback::Release => std::future::pending().await,
+                Callback::Sync | Callback::Checkpoint => Ok(None),
+            }
         }
 
-        async fn drain(&self, _: &HandoffContext) -> Result<(), HandlerError> {
-            Err(PermanentFailure::new("never").into())
-        }
-
-        async fn release(&self, _: &HandoffContext) -> Result<(), HandlerError> {
-            std::future::pending().await
+        fn load_of(&self, partition: PartitionId) -> LoadReport {
+            LoadReport { load: Some(partition.get().into()), keys: None }
         }
     }
 
@@ -293,7 +281,7 @@ mod tests {
         let hooks =
             MeteredHooks::new(Stubborn, vec![Callback::Warm, Callback::Drain, Callback::Release], &mut registry);
         let (keyspace, partition) = ("default".to_owned(), PartitionId::new(0));
-        let part = HandoffContext { keyspace, partition, epoch: 7.into(), handoff: HandoffId::NONE };
+        let part = HandoffContext { keyspace, partition, epoch: 7.into(), handoff: HandoffId::NONE, checkpoint: None };
         hooks.warm(&part).await.unwrap_err();
         hooks.sync(&part).await.unwrap();
         hooks.drain(&part).await.unwrap_err();
@@ -309,5 +297,6 @@ mod tests {
                 r#"segue_pod_hook_seconds_sum{hook="release",result="cancelled"} 2.0"#,
             ],
         );
+        assert_eq!(hooks.load(PartitionId::new(7)).load, Some(7.0), "the service's own report");
     }
 }

@@ -1,30 +1,37 @@
 //! The metrics of the process as the kernel sees it, by the names that Prometheus gives them (`process_*`).
+//!
+//! # Invariants
+//! * The number of open files and its limit are there without a file to spare: that is when the alert needs them. Before
+//!   Linux 6.2 the count needs one.
 
 use std::fmt;
 
 use procfs::WithCurrentSystemInfo as _;
-use procfs::process::{LimitValue, Process};
+use procfs::process::Process;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
+use rustix::process::{Resource, getrlimit};
 
 /// Returns a registry with the metrics of this process. They have no prefix.
 pub fn process_registry() -> Registry {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(ProcessMetrics));
+    // Without `/proc` there is nothing to tell.
+    if let Ok(process) = Process::myself() {
+        registry.register_collector(Box::new(ProcessMetrics(process)));
+    }
     registry
 }
 
-/// Reads `/proc/self` for each page.
+/// Reads `/proc/self`, which stays open, for each page.
 #[derive(Debug)]
-struct ProcessMetrics;
+struct ProcessMetrics(Process);
 
 impl Collector for ProcessMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        // Without `/proc` there is nothing to tell.
-        let Ok(process) = Process::myself() else { return Ok(()) };
+        let Self(process) = self;
         if let Ok(stat) = process.stat() {
             let ticks = procfs::ticks_per_second() as f64;
             let none: Option<&Exemplar<[(&str, &str); 0], u64>> = None;
@@ -45,13 +52,8 @@ impl Collector for ProcessMetrics {
         if let Ok(open) = process.fd_count() {
             gauge(&mut encoder, "process_open_fds", "Number of open file descriptors", &(open as i64))?;
         }
-        if let Ok(limits) = process.limits() {
-            let most = match limits.max_open_files.soft_limit {
-                LimitValue::Value(files) => files as f64,
-                LimitValue::Unlimited => f64::INFINITY,
-            };
-            gauge(&mut encoder, "process_max_fds", "Maximum number of open file descriptors", &most)?;
-        }
+        let most = getrlimit(Resource::Nofile).current.map_or(f64::INFINITY, |files| files as f64);
+        gauge(&mut encoder, "process_max_fds", "Maximum number of open file descriptors", &most)?;
         Ok(())
     }
 }

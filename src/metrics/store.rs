@@ -9,7 +9,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use segue_coordination::store::{Store, StoreError, Watch};
+use segue_coordination::store::{Store, StoreError, Survey, Tap, Watch};
 use segue_protocol::ids::{LeaseId, Revision};
 use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
 use tokio::time::Instant;
@@ -35,7 +35,7 @@ impl MeteredStore {
     /// Creates and registers the series.
     pub fn new(store: Arc<dyn Store>, registry: &mut Registry) -> Self {
         let durations = Family::<OpLabel, Histogram>::new_with_constructor(|| Histogram::new(REQUEST_BUCKETS));
-        for op in ["snapshot", "watch", "commit", "grant", "keep_alive", "revoke"] {
+        for op in ["snapshot", "survey", "watch", "commit", "grant", "keep_alive", "revoke"] {
             drop(durations.get_or_create(&OpLabel { op }));
         }
         let up = Gauge::default();
@@ -72,6 +72,10 @@ impl Store for MeteredStore {
         self.timed("snapshot", self.store.snapshot(keys)).await
     }
 
+    async fn survey(&self, keys: &Keys, since: Revision) -> Result<Survey, StoreError> {
+        self.timed("survey", self.store.survey(keys, since)).await
+    }
+
     async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
         self.timed("watch", self.store.watch(keys, from)).await
     }
@@ -100,6 +104,10 @@ impl Store for MeteredStore {
 
     fn forget_lease(&self, lease: LeaseId) {
         self.store.forget_lease(lease);
+    }
+
+    fn tap(&self) -> Option<&Tap> {
+        self.store.tap()
     }
 
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
@@ -132,15 +140,15 @@ mod tests {
         assert_shown(&registry, r#"segue_store_request_duration_seconds_count{op="snapshot"} 0"#);
         let keys = Keys::Prefix("/".to_owned());
         let revision = store.snapshot(&keys).await.unwrap().revision;
+        store.survey(&keys, revision).await.unwrap();
         store.watch(&keys, revision.next()).await.unwrap();
         let lease = store.grant(Duration::from_secs(60)).await.unwrap();
         store.keep_alive(lease).await.unwrap();
         store.revoke(lease).await.unwrap();
         store.commit(Txn::default()).await.unwrap();
         assert_eq!(store.commit_all(vec![Txn::default(), Txn::default()]).await.len(), 2);
-        for (op, requests) in
-            [("snapshot", 1), ("watch", 1), ("grant", 1), ("keep_alive", 1), ("revoke", 1), ("commit", 2)]
-        {
+        let others = ["survey", "watch", "grant", "keep_alive", "revoke"].map(|op| (op, 1));
+        for (op, requests) in [("snapshot", 1), ("commit", 2)].into_iter().chain(others) {
             assert_shown(&registry, &format!("segue_store_request_duration_seconds_count{{op=\"{op}\"}} {requests}"));
         }
         // The store has answered, though it knows no such lease.

@@ -19,8 +19,10 @@ pub(crate) enum Action {
         to: String,
         pin: bool,
     },
+    /// With `to`, only if that is where it stays.
     Pin {
         partition: PartitionId,
+        to: Option<String>,
     },
     Unpin {
         partition: PartitionId,
@@ -57,7 +59,8 @@ impl fmt::Display for Action {
             Action::Move { partition, to, pin } => {
                 write!(out, "move partition {partition} to {to}{}", if *pin { " and pin it" } else { "" })
             }
-            Action::Pin { partition } => write!(out, "pin partition {partition}"),
+            Action::Pin { partition, to: None } => write!(out, "pin partition {partition}"),
+            Action::Pin { partition, to: Some(to) } => write!(out, "pin partition {partition} to {to}"),
             Action::Unpin { partition } => write!(out, "unpin partition {partition}"),
             Action::Cancel { partition, .. } => write!(out, "cancel the handoff of partition {partition}"),
             Action::Drain { pod } => write!(out, "drain pod {pod}"),

@@ -13,7 +13,7 @@ use super::or_none;
 use super::plan::{Move, moves};
 use super::standing::owned;
 use crate::history::in_words;
-use crate::status::heartbeat_age;
+use crate::status::{checkpoint_age, heartbeat_age};
 
 /// Number of earlier handoffs that are shown.
 pub(super) const LAST_HANDOFFS: usize = 5;
@@ -27,6 +27,9 @@ pub(crate) trait Explanation: Serialize {
 /// A partition explained.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PartitionReport {
+    /// The keyspace's name. `None` from an earlier version.
+    #[serde(default)]
+    keyspace: Option<String>,
     partition: PartitionId,
     owner: Option<String>,
     /// Whether the owner is registered in the life that owns the partition.
@@ -34,6 +37,9 @@ pub(crate) struct PartitionReport {
     epoch: Option<Epoch>,
     /// The partition's pin, in words.
     pinned: Option<String>,
+    /// The newest checkpoint, from which the next owner starts.
+    #[serde(default)]
+    checkpoint: Option<CheckpointReport>,
     handoff: Option<HandoffReport>,
     /// The move that the planner would make.
     wanted: Option<Move>,
@@ -44,6 +50,15 @@ pub(crate) struct PartitionReport {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
+struct CheckpointReport {
+    name: String,
+    pod: String,
+    epoch: Epoch,
+    /// By the clocks of two machines. Informational.
+    age_ms: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
 struct HandoffReport {
     id: HandoffId,
     from: Option<String>,
@@ -51,8 +66,27 @@ struct HandoffReport {
     phase: Phase,
     epoch: Epoch,
     reason: String,
+    /// How long the phase has lasted, by the clocks of two machines. Informational.
+    #[serde(default)]
+    phase_age_ms: u64,
     waits_for: Vec<String>,
+    /// The participants among those.
+    #[serde(default)]
+    awaited: Vec<Awaited>,
     may_be_cancelled: bool,
+}
+
+/// A registered participant that a handoff waits for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Awaited {
+    /// `router` or `pod`.
+    pub(crate) kind: String,
+    pub(crate) name: String,
+    /// The address of its admin endpoint.
+    pub(crate) admin: Option<String>,
+    /// What its process says of the partition, if that was asked.
+    #[serde(default)]
+    pub(crate) says: Option<String>,
 }
 
 /// Whether a partition goes to a pod.
@@ -119,8 +153,18 @@ fn partition_report(view: &View, plan: &Plan, partition: PartitionId) -> Result<
         phase: handoff.value.phase,
         epoch: handoff.value.epoch,
         reason: handoff.value.reason.clone(),
+        phase_age_ms: unix_millis().saturating_sub(handoff.value.phase_entered_at),
         waits_for: waiting_for(view, partition).iter().map(ToString::to_string).collect(),
+        awaited: awaited(view, partition),
         may_be_cancelled: !past_no_return(&handoff.value),
+    });
+    let checkpoint = view.checkpoints.get(&partition).map(|it| &it.value).and_then(|record| {
+        Some(CheckpointReport {
+            name: record.checkpoint.as_ref()?.as_str().to_owned(),
+            pod: record.pod_name.clone(),
+            epoch: record.epoch,
+            age_ms: checkpoint_age(view, partition, unix_millis())?,
+        })
     });
     let wanted = moves(plan).into_iter().find(|wanted| wanted.partition == partition);
     let pinned = view.intentions.pins.get(&partition).map(|pin| match pin {
@@ -131,11 +175,13 @@ fn partition_report(view: &View, plan: &Plan, partition: PartitionId) -> Result<
         None => "where it is: the pin cannot be read".to_owned(),
     });
     let mut report = PartitionReport {
+        keyspace: Some(view.keys().name().to_owned()),
         partition,
         owner: assignment.map(|assignment| assignment.owner.clone()),
         owner_lives: view.live_owner(partition).is_some(),
         epoch: assignment.map(|assignment| assignment.epoch),
         pinned,
+        checkpoint,
         handoff,
         wanted,
         candidates: Vec::new(),
@@ -145,6 +191,25 @@ fn partition_report(view: &View, plan: &Plan, partition: PartitionId) -> Result<
     report.candidates = view.pods.keys().map(|pod| candidate(view, &report, pod)).collect();
     report.next_steps = partition_steps(view, &report);
     Ok(report)
+}
+
+/// Returns the registered participants that a handoff waits for.
+fn awaited(view: &View, partition: PartitionId) -> Vec<Awaited> {
+    let mut all: Vec<Awaited> = Vec::new();
+    for wait in waiting_for(view, partition) {
+        let (kind, name) = wait.party();
+        let admin = match kind {
+            "router" => view.routers.get(name).map(|router| router.value.admin.clone()),
+            "pod" => view.pods.get(name).map(|pod| pod.value.admin.clone()),
+            _ => None,
+        };
+        if let Some(admin) =
+            admin.filter(|_| all.iter().all(|known| (known.kind.as_str(), known.name.as_str()) != (kind, name)))
+        {
+            all.push(Awaited { kind: kind.to_owned(), name: name.to_owned(), admin, says: None });
+        }
+    }
+    all
 }
 
 fn candidate(view: &View, report: &PartitionReport, pod: &str) -> Candidate {
@@ -214,7 +279,7 @@ fn partition_steps(view: &View, report: &PartitionReport) -> Vec<String> {
 /// Returns what is wrong with the keyspace as a whole.
 fn keyspace_steps(view: &View) -> Vec<String> {
     let mut steps = Vec::new();
-    if view.leader.is_none() {
+    if view.coordinator().is_none() {
         steps.push("start a coordinator: none leads".to_owned());
     }
     if view.pods.keys().all(|pod| view.is_draining(pod)) {
@@ -279,6 +344,18 @@ fn steps_in_words(steps: &[String]) -> String {
     }
 }
 
+impl PartitionReport {
+    /// Returns the keyspace's name. An earlier version does not tell it.
+    pub(crate) fn keyspace(&self) -> Option<&str> {
+        self.keyspace.as_deref()
+    }
+
+    /// Returns the participants that its handoff waits for.
+    pub(crate) fn awaited(&mut self) -> &mut [Awaited] {
+        self.handoff.as_mut().map_or(&mut [], |handoff| &mut handoff.awaited)
+    }
+}
+
 impl Explanation for PartitionReport {
     fn in_words(&self) -> String {
         let owner = self.owner.as_deref().unwrap_or("nobody");
@@ -288,12 +365,20 @@ impl Explanation for PartitionReport {
         if let Some(pinned) = &self.pinned {
             text += &format!("pinned      {pinned}\n");
         }
+        if let Some(CheckpointReport { name, pod, epoch, age_ms }) = &self.checkpoint {
+            let seconds = *age_ms as f64 / 1000.0;
+            text += &format!("checkpoint  {name}, by {pod} at epoch {epoch}, {seconds:.1} s old\n");
+        }
         if let Some(handoff) = &self.handoff {
             let from = handoff.from.as_deref().unwrap_or("nobody");
             let (id, to, reason) = (handoff.id, &handoff.to, &handoff.reason);
-            text += &format!("handoff     {id}: {from} → {to}, {} ({reason})\n", handoff.phase.as_str());
+            let (phase, seconds) = (handoff.phase.as_str(), handoff.phase_age_ms as f64 / 1000.0);
+            text += &format!("handoff     {id}: {from} → {to}, {phase} for {seconds:.1} s ({reason})\n");
             for wait in &handoff.waits_for {
                 text += &format!("waits for   {wait}\n");
+            }
+            for Awaited { kind, name, says, .. } in &handoff.awaited {
+                text += &says.as_ref().map_or(String::new(), |says| format!("it says     {kind} {name}: {says}\n"));
             }
         }
         if let Some(wanted) = &self.wanted {

@@ -19,20 +19,22 @@ mod plan;
 mod standing;
 mod wait;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::store::{Store, StoreError};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
-use segue_protocol::planning::Policy;
+use segue_protocol::planning::{CancelReason, Policy, Strategy, in_force};
+use segue_protocol::records::HistoryEntry;
 use segue_protocol::txn::Txn;
 use segue_protocol::view::View;
 
 use crate::history::History;
 
 pub(crate) use self::actions::{Action, Order, Outcome, perform};
-pub(crate) use self::explain::{Explanation, PartitionReport, PodReport};
+pub(crate) use self::explain::{Awaited, Explanation, PartitionReport, PodReport};
 pub(crate) use self::forget::Kind;
 pub(crate) use self::plan::Preview;
 pub(crate) use self::standing::Standing;
@@ -75,9 +77,17 @@ impl Link {
         Link { store, keys, policy }
     }
 
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    pub(crate) fn keys(&self) -> &Keyspace {
+        &self.keys
+    }
+
     /// Returns the keyspace as it is now.
     pub(crate) async fn view(&self) -> Result<View, OperatorError> {
-        let snapshot = self.store.snapshot(&self.keys.followed()).await?;
+        let snapshot = self.store.snapshot(&self.keys.planned()).await?;
         Ok(View::from_snapshot(self.keys.clone(), snapshot))
     }
 
@@ -112,7 +122,32 @@ impl Link {
     pub(crate) async fn has_its_share(&self, pod: &str) -> Result<Standing, OperatorError> {
         let view = self.view().await?;
         let policy = self.knows_policy(&view).then(|| self.policy(&view));
-        Ok(standing::has_its_share(&view, policy.as_ref(), pod))
+        // A strategy that this process does not know cannot be asked what it gives the pod.
+        let policy = policy.filter(|policy| in_force(&view, policy).strategy != Strategy::Unknown);
+        let barred = match &policy {
+            Some(policy) => self.barred(&view, policy, pod).await?,
+            None => BTreeSet::new(),
+        };
+        Ok(standing::has_its_share(&view, policy.as_ref(), pod, &barred))
+    }
+
+    /// Returns the partitions that the planner gives this pod and that the pod, when it was last given them in this life,
+    /// said it cannot take. The leader gives them to it again only after a while.
+    async fn barred(&self, view: &View, policy: &Policy, pod: &str) -> Result<BTreeSet<PartitionId>, OperatorError> {
+        let cannot_take = CancelReason::NewOwnerFailed { reason: String::new(), wish: None };
+        let mut barred = BTreeSet::new();
+        let life = view.incarnation_of(pod);
+        for partition in standing::arriving(view, policy, pod) {
+            let history = self.history(Some(partition)).await?;
+            let is_of_life = |past: &&HistoryEntry| past.to == pod && past.handoff.revision() > life.revision();
+            let last = history.handoffs.iter().find(is_of_life);
+            if last.is_none_or(|last| last.end_cause != cannot_take.as_str()) {
+                // One that is still to come is enough of an answer.
+                break;
+            }
+            barred.insert(partition);
+        }
+        Ok(barred)
     }
 
     /// Returns whether dry runs use the settings of the keyspace or of a coordinator, and not the defaults.
@@ -132,7 +167,7 @@ impl Link {
 
 /// Refuses a keyspace that nobody has ever used, because its name is probably a mistake.
 fn ensure_exists(view: &View) -> Result<(), OperatorError> {
-    if view.settings().is_some() || view.leader.is_some() {
+    if view.settings().is_some() || view.coordinator().is_some() {
         return Ok(());
     }
     let root = view.keys().root();
@@ -165,5 +200,49 @@ pub(crate) fn span(duration: Duration) -> String {
         seconds if seconds % 3600 == 0 => format!("{}h", seconds / 3600),
         seconds if seconds % 60 == 0 => format!("{}m", seconds / 60),
         seconds => format!("{seconds}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use segue_coordination::store::MemoryStore;
+    use segue_protocol::txn::Op;
+
+    use super::*;
+
+    /// Puts a key below the keyspace's root, with a lease if it is a registration. Returns the revision that it has then.
+    async fn put(store: &MemoryStore, key: &str, value: &str) -> u64 {
+        let ttl = Duration::from_secs(3600);
+        let lease = if key.starts_with("pods/") { Some(store.grant(ttl).await.unwrap()) } else { None };
+        let key = format!("/segue/default/{key}");
+        let then = vec![Op::Put { key, value: value.into(), lease }];
+        store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+        store.snapshot(&Keyspace::new("/segue/", "default").followed()).await.unwrap().revision.get()
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_cannot_take_what_it_is_given_has_its_share() {
+        let store = MemoryStore::new();
+        put(&store, "config", r#"{"partitions":2}"#).await;
+        let pod = |name: &str| format!(r#"{{"pod_name":"{name}","address":"127.0.0.1:1"}}"#);
+        let a = put(&store, "pods/a", &pod("a")).await;
+        let b = put(&store, "pods/b", &pod("b")).await;
+        for partition in [0, 1] {
+            let owned = format!(r#"{{"partition":{partition},"owner":"a","incarnation":{a},"epoch":1}}"#);
+            put(&store, &format!("assignments/{partition}"), &owned).await;
+        }
+        put(&store, "wanted", r#"{"generation":1,"owners":{"0":"a","1":"b"}}"#).await;
+        let policy = Policy { partitions: 2, strategy: Strategy::External, ..Policy::default() };
+        let link = Link::new(Arc::new(store.clone()), Keyspace::new("/segue/", "default"), Some(policy));
+        let is_done = async || matches!(link.has_its_share("b").await.unwrap(), Standing::Done(_));
+        assert!(!is_done().await, "it is given partition 1");
+        let ends = [(b - 1, "new_owner_failed", false), (b + 7, "new_owner_failed", true), (b + 9, "operator", false)];
+        for (handoff, cause, expected) in ends {
+            let entry = format!(
+                r#"{{"handoff":{handoff},"partition":1,"to":"b","epoch":2,"result":"cancelled","end_cause":"{cause}"}}"#
+            );
+            put(&store, &format!("~history/1/{handoff}"), &entry).await;
+            assert_eq!(is_done().await, expected, "after handoff {handoff}, which ended with {cause}");
+        }
     }
 }

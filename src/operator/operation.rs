@@ -44,7 +44,7 @@ fn repeats(known: &Request, action: &Action) -> bool {
 fn request(view: &View, action: &Action) -> Result<Request, OperatorError> {
     match action {
         Action::Move { partition, to, pin } => Ok(Request::Move { partition: *partition, to: to.clone(), pin: *pin }),
-        Action::Pin { partition } => Ok(Request::Pin { partition: *partition }),
+        Action::Pin { partition, to } => Ok(Request::Pin { partition: *partition, to: to.clone() }),
         Action::Cancel { partition, handoff: Some(handoff) } => {
             Ok(Request::Cancel { partition: *partition, handoff: *handoff })
         }
@@ -80,7 +80,7 @@ fn answered(view: &View, id: &str) -> Standing {
     match view.intentions.operations.get(id).map(|operation| &operation.value.answer) {
         Some(Some(answer)) if answer.accepted => Standing::Done(answer.text.clone()),
         Some(Some(answer)) => Standing::Failed(answer.text.clone()),
-        Some(None) if view.leader.is_none() => {
+        Some(None) if view.coordinator().is_none() => {
             Standing::Waiting(format!("operation {id} waits for an answer; no coordinator leads"))
         }
         Some(None) => Standing::Waiting(format!("operation {id} waits for the coordinator's answer")),
@@ -96,7 +96,7 @@ fn facts(id: &str, request: &Request) -> Value {
         Request::Cancel { partition, handoff } => {
             json!({ "operation": id, "partition": partition, "handoff": handoff })
         }
-        Request::Pin { partition } => json!({ "operation": id, "partition": partition }),
+        Request::Pin { partition, .. } => json!({ "operation": id, "partition": partition }),
         Request::Change { what } => json!({ "operation": id, "what": what }),
     }
 }

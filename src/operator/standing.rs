@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use segue_coordination::coordinator::describe_waits;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::KeyName;
-use segue_protocol::planning::{Policy, preview};
+use segue_protocol::planning::{Policy, preview, refusal};
 use segue_protocol::records::Assignment;
 use segue_protocol::view::{Versioned, View};
 
@@ -70,6 +70,10 @@ pub(super) fn moved(view: &View, partition: PartitionId, to: Option<&str>) -> St
         let waits = describe_waits(view, partition);
         let waits = if waits.is_empty() { String::new() } else { format!(", waiting for {waits}") };
         return Standing::Waiting(format!("partition {partition} moves to {to}: {phase}{waits}"));
+    }
+    let refused = to.filter(|to| owner != Some(*to)).and_then(|to| refusal(view, partition, to));
+    if let Some(why) = refused {
+        return Standing::Failed(why.to_owned());
     }
     match (owner, wanted) {
         (Some(owner), None) => Standing::Done(format!("partition {partition} is on {owner}")),
@@ -136,7 +140,7 @@ fn unreadable(view: &View) -> Vec<&String> {
 
 /// Returns what prevents moves, as the end of a sentence. Empty if nothing is known to prevent them.
 fn obstacles(view: &View) -> String {
-    if view.leader.is_none() {
+    if view.coordinator().is_none() {
         return "; no coordinator leads".to_owned();
     }
     if view.pods.keys().all(|pod| view.is_draining(pod)) {
@@ -148,10 +152,16 @@ fn obstacles(view: &View) -> String {
     }
 }
 
-/// Returns whether a pod has what a coordinator gives it: it accepts partitions, takes part in no handoff, and owns a
-/// partition unless there are too few for all pods. If `policy` is known, its planner also gives the pod nothing more. A
-/// pod that an operator drains has its share once it is empty.
-pub(super) fn has_its_share(view: &View, policy: Option<&Policy>, pod: &str) -> Standing {
+/// Returns whether a pod has what a coordinator gives it: it accepts partitions, takes part in no handoff, and the planner
+/// with `policy` gives it none beyond `barred`, the partitions that the pod has said it cannot take. Without a policy, it
+/// has to own a partition unless there are too few for all pods. A pod that an operator drains has its share once it is
+/// empty.
+pub(super) fn has_its_share(
+    view: &View,
+    policy: Option<&Policy>,
+    pod: &str,
+    barred: &BTreeSet<PartitionId>,
+) -> Standing {
     if view.is_draining(pod) {
         return drained(view, pod, false);
     }
@@ -162,35 +172,61 @@ pub(super) fn has_its_share(view: &View, policy: Option<&Policy>, pod: &str) -> 
     let moving = moving.filter(|handoff| handoff.new_owner == pod || handoff.old_owner.as_deref() == Some(pod)).count();
     let of_life = |at: &&Versioned<Assignment>| at.value.owner == pod && at.value.incarnation == life;
     let owned = view.assignments.values().filter(of_life).count();
-    let others_own_one = || {
-        let owners: BTreeSet<&str> = PartitionId::all(view.partitions())
-            .filter_map(|partition| view.live_owner(partition))
-            .map(|(owner, _)| owner.owner.as_str())
-            .collect();
-        view.partitions() > 0 && owners.len() >= view.partitions() as usize
+    let may_own_none = match policy {
+        Some(_) => view.partitions() > 0,
+        None => others_own_one(view),
     };
-    if moving > 0 || (owned == 0 && !others_own_one()) {
+    if moving > 0 || (owned == 0 && !may_own_none) {
         return Standing::Waiting(format!(
             "pod {pod} owns {}, {moving} on the move{}",
             partitions(owned),
             obstacles(view)
         ));
     }
-    let plan = policy.map(|policy| preview(view, policy));
-    let arriving = plan.map_or(0, |plan| moves(&plan).iter().filter(|planned| planned.to == pod).count());
-    if arriving > 0 {
+    let arriving = policy.map_or_else(Vec::new, |policy| arriving(view, policy, pod));
+    let more = arriving.iter().filter(|partition| !barred.contains(*partition)).count();
+    if more > 0 {
         return Standing::Waiting(format!(
-            "pod {pod} owns {}, and the planner gives it {arriving} more",
+            "pod {pod} owns {}, and the planner gives it {more} more",
             partitions(owned)
         ));
     }
-    Standing::Done(format!("pod {pod} owns {}, and none moves to it or away from it", partitions(owned)))
+    let refused = match arriving.as_slice() {
+        [] => String::new(),
+        [first, ..] => {
+            format!("; it has said that it cannot take {} more, such as {first}", partitions(arriving.len()))
+        }
+    };
+    Standing::Done(format!("pod {pod} owns {}, and none moves to it or away from it{refused}", partitions(owned)))
+}
+
+fn others_own_one(view: &View) -> bool {
+    let owners: BTreeSet<&str> = PartitionId::all(view.partitions())
+        .filter_map(|partition| view.live_owner(partition))
+        .map(|(owner, _)| owner.owner.as_str())
+        .collect();
+    view.partitions() > 0 && owners.len() >= view.partitions() as usize
+}
+
+/// Returns the partitions that the planner with this policy gives a pod beyond what it has. A pod without any is to get
+/// its first ones even while planned moves are paused.
+pub(super) fn arriving(view: &View, policy: &Policy, pod: &str) -> Vec<PartitionId> {
+    let plan = match &view.intentions.pause {
+        Some(_) if owned(view, pod) == 0 => {
+            let mut resumed = view.clone();
+            resumed.intentions.pause = None;
+            preview(&resumed, policy)
+        }
+        _ => preview(view, policy),
+    };
+    moves(&plan).into_iter().filter(|planned| planned.to == pod).map(|planned| planned.partition).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use segue_protocol::ids::{LeaseId, Revision};
     use segue_protocol::keys::Keyspace;
+    use segue_protocol::planning::Strategy;
     use segue_protocol::txn::{KeyValue, Snapshot};
 
     use super::*;
@@ -230,19 +266,47 @@ mod tests {
 
     #[test]
     fn a_pod_has_its_share_once_it_owns_a_partition_and_none_moves() {
-        assert!(!is_done(has_its_share(&view(&[A, A_HAS_0, A_HAS_1]), None, "b")), "not registered");
-        assert!(!is_done(has_its_share(&view(&[A, B, A_HAS_0, A_HAS_1]), None, "b")), "nothing yet");
-        assert!(!is_done(has_its_share(&view(&[A, B, A_HAS_0, A_HAS_1, MOVING]), None, "b")), "on the move");
-        assert!(!is_done(has_its_share(&view(&[A, B, A_HAS_0, B_HAD_1]), None, "b")), "of its earlier life");
+        let has_its_share = |view: &View, policy: Option<&Policy>, pod: &str| {
+            is_done(super::has_its_share(view, policy, pod, &BTreeSet::new()))
+        };
+        assert!(!has_its_share(&view(&[A, A_HAS_0, A_HAS_1]), None, "b"), "not registered");
+        assert!(!has_its_share(&view(&[A, B, A_HAS_0, A_HAS_1]), None, "b"), "nothing yet");
+        assert!(!has_its_share(&view(&[A, B, A_HAS_0, A_HAS_1, MOVING]), None, "b"), "on the move");
+        assert!(!has_its_share(&view(&[A, B, A_HAS_0, B_HAD_1]), None, "b"), "of its earlier life");
         let settled = view(&[A, B, A_HAS_0, B_HAS_1]);
-        assert!(is_done(has_its_share(&settled, None, "a")) && is_done(has_its_share(&settled, None, "b")));
+        assert!(has_its_share(&settled, None, "a") && has_its_share(&settled, None, "b"));
         let policy = Policy { partitions: 2, ..Policy::default() };
-        assert!(is_done(has_its_share(&settled, Some(&policy), "a")));
+        assert!(has_its_share(&settled, Some(&policy), "a"));
         let moved_here = ("operator/pins/1", r#"{"to":"a","incarnation":3,"who":"ann"}"#);
         let planned = view(&[A, B, LEADER, A_HAS_0, B_HAS_1, moved_here]);
-        assert!(!is_done(has_its_share(&planned, Some(&policy), "a")), "the planner gives it one more");
+        assert!(!has_its_share(&planned, Some(&policy), "a"), "the planner gives it one more");
         let more_pods_than_partitions = view(&[A, B, ("pods/c", A.1), A_HAS_0, B_HAS_1]);
-        assert!(is_done(has_its_share(&more_pods_than_partitions, None, "c")));
+        assert!(has_its_share(&more_pods_than_partitions, None, "c"));
+        assert!(has_its_share(&more_pods_than_partitions, Some(&policy), "c"));
+    }
+
+    #[test]
+    fn a_pod_that_the_plan_gives_nothing_has_its_share() {
+        let share = |entries: &[(&str, &str)], strategy, barred: &[PartitionId]| {
+            let policy = Policy { partitions: 2, strategy, ..Policy::default() };
+            has_its_share(&view(entries), Some(&policy), "b", &barred.iter().copied().collect())
+        };
+        let owned = [A, B, LEADER, A_HAS_0, A_HAS_1];
+        let and = |more: &[(&'static str, &'static str)]| [&owned[..], more].concat();
+        let wanted = ("wanted", r#"{"generation":1,"owners":{"0":"a","1":"a"}}"#);
+        assert!(is_done(share(&and(&[wanted]), Strategy::External, &[])), "external");
+        let pins =
+            [0, 1].map(|partition| (["operator/pins/0", "operator/pins/1"][partition], r#"{"to":"a","who":"ann"}"#));
+        assert!(is_done(share(&and(&pins), Strategy::Sticky, &[])), "all are pinned elsewhere");
+        for (strategy, name) in [(Strategy::Sticky, "sticky"), (Strategy::Jump, "jump"), (Strategy::Ring, "ring")] {
+            let policy = Policy { partitions: 2, strategy, ..Policy::default() };
+            let given = arriving(&view(&owned), &policy, "b");
+            assert_eq!(is_done(share(&owned, strategy, &[])), given.is_empty(), "{name}");
+            assert!(is_done(share(&owned, strategy, &given)), "{name}: the pod cannot take what it is given");
+            let pause = ("operator/pause", r#"{"who":"ann"}"#);
+            assert_eq!(is_done(share(&and(&[pause]), strategy, &[])), given.is_empty(), "{name}: while paused");
+        }
+        assert!(!is_done(share(&owned, Strategy::Sticky, &[])), "sticky gives it one");
     }
 
     #[test]
@@ -254,5 +318,21 @@ mod tests {
         assert!(
             matches!(to_b(&[A, B, A_HAS_0, B_HAS_1, pin, drain]), Standing::Failed(why) if why.contains("unpin 0"))
         );
+    }
+
+    #[test]
+    fn a_move_fails_once_its_pod_has_refused_it() {
+        let asked = |accepted, text| {
+            let answer = format!(r#"{{"accepted":{accepted},"text":"{text}"}}"#);
+            format!(r#"{{"kind":"move","partition":0,"to":"b","who":"ann","answer":{answer}}}"#)
+        };
+        let pin = ("operator/pins/0", r#"{"to":"b","incarnation":3,"who":"ann"}"#);
+        let (accepted, refused) = (asked(true, "it moves"), asked(false, "no disk"));
+        let to_b = |text: &str| moved(&view(&[A, B, A_HAS_0, B_HAS_1, pin, ("operations/a", text)]), P0, Some("b"));
+        assert!(matches!(to_b(&accepted), Standing::Waiting(_)));
+        assert_eq!(to_b(&refused), Standing::Failed("no disk".to_owned()));
+        let b_has_0 = ("assignments/0", r#"{"partition":0,"owner":"b","incarnation":3,"epoch":1}"#);
+        let arrived = view(&[A, B, b_has_0, B_HAS_1, ("operations/a", &refused)]);
+        assert!(matches!(moved(&arrived, P0, Some("b")), Standing::Done(_)));
     }
 }

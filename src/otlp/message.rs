@@ -21,8 +21,10 @@ pub(super) fn resource(config: &Config) -> Resource {
     let mut attributes = vec![
         attribute("service.name", Value::from("segue")),
         attribute("service.version", Value::from(env!("CARGO_PKG_VERSION"))),
-        attribute("segue.keyspace", Value::from(config.keyspace.clone())),
     ];
+    if let Some(keyspace) = config.only_keyspace() {
+        attributes.push(attribute("segue.keyspace", Value::from(keyspace.name.clone())));
+    }
     if let Some(name) = router.or(coordinator).or(pod) {
         attributes.push(attribute("service.instance.id", Value::from(name.clone())));
     }

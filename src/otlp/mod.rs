@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::collector::{Collector, ExportError};
+use crate::exemplars::{Exemplar, Exemplars};
 use crate::metrics::SpanMetrics;
 
 /// Most spans that wait for their export.
@@ -50,6 +51,7 @@ pub struct Exporter {
     tracer: Tracer,
     task: JoinHandle<()>,
     ending: CancellationToken,
+    exemplars: Exemplars,
 }
 
 impl Exporter {
@@ -58,20 +60,26 @@ impl Exporter {
         let metrics = SpanMetrics::new(registry);
         let section = config.tracing.as_ref()?;
         let (tracer, spans) = Tracer::new(section.sampling, QUEUE, metrics.overflow());
-        let ending = CancellationToken::new();
+        let (ending, exemplars) = (CancellationToken::new(), Exemplars::default());
         let export = Export {
             collector: Collector::new(&section.endpoint),
             resource: message::resource(config),
             metrics,
+            exemplars: exemplars.clone(),
             ending: ending.clone(),
             failing: false,
         };
-        Some(Exporter { tracer, task: tokio::spawn(export.run(spans)), ending })
+        Some(Exporter { tracer, task: tokio::spawn(export.run(spans)), ending, exemplars })
     }
 
     /// Returns what records spans.
     pub fn tracer(&self) -> &Tracer {
         &self.tracer
+    }
+
+    /// Returns the exemplars of what has been exported.
+    pub(crate) fn exemplars(&self) -> Exemplars {
+        self.exemplars.clone()
     }
 
     /// Exports what is queued, and ends.
@@ -88,6 +96,7 @@ struct Export {
     collector: Collector,
     resource: Resource,
     metrics: SpanMetrics,
+    exemplars: Exemplars,
     ending: CancellationToken,
     /// Whether the last batch was dropped.
     failing: bool,
@@ -135,11 +144,16 @@ impl Export {
             return;
         }
         let spans = batch.len() as u64;
+        let exemplars = batch.iter().filter_map(Exemplar::of).collect();
         let body = Bytes::from(message::request(&self.resource, batch).encode_to_vec());
         match self.send(body).await {
             Ok(rejected) => {
                 self.metrics.rejected(rejected.min(spans));
                 self.metrics.exported(spans.saturating_sub(rejected));
+                // A collector does not say which spans it rejects.
+                if rejected == 0 {
+                    self.exemplars.exported(exemplars);
+                }
                 if std::mem::take(&mut self.failing) {
                     info!("collector takes spans again");
                 }

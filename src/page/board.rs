@@ -16,7 +16,7 @@ use segue_protocol::records::PodStatus;
 use segue_protocol::view::{View, ViewDelta};
 
 use super::journal::{Cutover, Entry, Journal};
-use crate::status::KeyspaceStatus;
+use crate::status::{KeyspaceStatus, Stale};
 
 /// Number of changed partitions from which on all partitions are read.
 const MAX_CHANGED: usize = 4096;
@@ -30,8 +30,8 @@ struct Followed {
     view: View,
     journal: Journal,
     changed: Changed,
-    /// Why the watch of the store is lost at present.
-    lost: Option<String>,
+    /// Since when the watch of the store is lost, in Unix milliseconds, and why.
+    lost: Option<(u64, String)>,
 }
 
 /// The partitions whose owner may have changed.
@@ -57,9 +57,9 @@ pub(super) struct Changes {
 }
 
 impl Board {
-    /// Returns the board of a keyspace that has not been read yet.
-    pub fn new(keys: Keyspace) -> Self {
-        let lost = Some("the keyspace has not been read yet".to_owned());
+    /// Returns the board of a keyspace that has not been read yet. `now` is in Unix milliseconds.
+    pub fn new(keys: Keyspace, now: u64) -> Self {
+        let lost = Some((now, "the keyspace has not been read yet".to_owned()));
         Board(Mutex::new(Followed {
             view: View::empty(keys),
             journal: Journal::default(),
@@ -88,14 +88,15 @@ impl Board {
                 if followed.lost.is_none() {
                     followed.journal.lost(&error, now);
                 }
-                followed.lost = Some(error);
+                let since = followed.lost.as_ref().map_or(now, |(since, _)| *since);
+                followed.lost = Some((since, error));
             }
         }
     }
 
     /// Returns the status of the keyspace.
     pub fn status(&self, now: u64) -> KeyspaceStatus {
-        KeyspaceStatus::of(&self.lock().view, now)
+        self.lock().status(now)
     }
 
     /// Returns a value that differs after every change.
@@ -119,18 +120,25 @@ impl Board {
             _ => PartitionId::all(view.partitions()).map(owner).collect(),
         };
         Changes {
-            status: KeyspaceStatus::of(view, now),
+            status: followed.status(now),
             owners,
             shares: shares(view),
             entries: journal.entries_from(n).cloned().collect(),
             cutovers: journal.cutovers_from(n).cloned().collect(),
             next: journal.next(),
-            lost: lost.clone(),
+            lost: lost.as_ref().map(|(_, reason)| reason.clone()),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Followed> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Followed {
+    fn status(&self, now: u64) -> KeyspaceStatus {
+        let stale = self.lost.as_ref().map(|(since, reason)| Stale::new(*since, reason.clone(), now));
+        KeyspaceStatus { stale, ..KeyspaceStatus::of(&self.view, now) }
     }
 }
 

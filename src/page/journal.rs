@@ -89,7 +89,7 @@ impl Members {
                 .map(|(name, pod)| (name.clone(), (pod.create_revision.get(), pod.value.status)))
                 .collect(),
             routers: view.routers.iter().map(|(name, router)| (name.clone(), router.create_revision.get())).collect(),
-            leader: view.leader.as_ref().map(|leader| leader.value.holder.clone()),
+            leader: view.coordinator().map(str::to_owned),
         }
     }
 }
@@ -155,7 +155,7 @@ impl Journal {
                         self.cuts_over(now, partition, ack);
                     }
                 }
-                (Some(KeyName::Pod(_) | KeyName::Router(_) | KeyName::Leader), _) => {
+                (Some(KeyName::Pod(_) | KeyName::Router(_) | KeyName::Leader | KeyName::Rounds(_)), _) => {
                     before.get_or_insert_with(|| Members::of(view));
                 }
                 _ => {}

@@ -1,7 +1,7 @@
 //! The live page: the files that a browser loads from the admin endpoint, and the event stream that fills them.
 //!
-//! The page shows one process's view of the keyspace and changes nothing. It consists of these files alone: no
-//! framework, no build step, and nothing from another origin.
+//! The page shows one process's view of the keyspace, and sends operators' actions to [`api`](crate::api), which decides
+//! about them. It consists of these files alone: no framework, no build step, and nothing from another origin.
 //!
 //! # Invariants
 //!
@@ -31,20 +31,28 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; st
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The files of the page: path, content type, content.
-const FILES: [(&str, &str, &str); 4] = [
+const FILES: [(&str, &str, &str); 8] = [
     ("/", "text/html; charset=utf-8", include_str!("page.html")),
     ("/page.css", "text/css; charset=utf-8", include_str!("page.css")),
     ("/page.js", "text/javascript; charset=utf-8", include_str!("page.js")),
+    ("/actions.js", "text/javascript; charset=utf-8", include_str!("actions.js")),
+    ("/explain.js", "text/javascript; charset=utf-8", include_str!("explain.js")),
+    ("/keyspace.js", "text/javascript; charset=utf-8", include_str!("keyspace.js")),
+    ("/dom.js", "text/javascript; charset=utf-8", include_str!("dom.js")),
     ("/page.svg", "image/svg+xml", include_str!("page.svg")),
 ];
 
-/// Returns the routes of the page and of its stream.
-pub(crate) fn routes(feed: Arc<Feed>) -> Router {
-    let files = FILES.into_iter().fold(Router::new(), |routes, (path, kind, content)| {
+/// Returns the route of a keyspace's stream.
+pub(crate) fn stream(feed: Arc<Feed>) -> Router {
+    Router::new().route("/events", get(events)).with_state(feed)
+}
+
+/// Returns the routes of the page's files.
+pub(crate) fn files() -> Router {
+    FILES.into_iter().fold(Router::new(), |routes, (path, kind, content)| {
         let tag = tag(content);
         routes.route(path, get(move |request: HeaderMap| async move { file(&request, kind, content, &tag) }))
-    });
-    files.merge(Router::new().route("/events", get(events)).with_state(feed))
+    })
 }
 
 /// Returns the entity tag of a file.

@@ -3,19 +3,26 @@
 // A `state` replaces everything and a `change` alters it; both carry the object `keyspace` of /status. What arrives is only
 // shown as text, never as markup. Sections are drawn in the order of page.html, at most once per animation frame.
 
-const byId = (id) => document.getElementById(id);
+import { ask, button, isCancellable, isKnown, isOpen, learn, mayAct, start } from './actions.js';
+import { byId, element, plural, setText } from './dom.js';
+import { explained, inWords } from './explain.js';
+import { named, shown, start as startKeyspaces } from './keyspace.js';
+
 const PHASES = ['Warming', 'Ready', 'Syncing', 'Switching', 'Complete'];
 // Time in a phase, in milliseconds, after which a handoff counts as stuck. Only copying state may take long.
 const STUCK = { Warming: 60_000 };
 const STUCK_OTHERWISE = 5_000;
 const MOVE_ROWS = 50;
+// Each explanation costs the process a plan of all partitions. Beyond this number it is left to `segue explain`.
+const MOST_EXPLAINED = 10_000;
 const KEPT_CUTOVERS = 1000;
 const KEPT_ENTRIES = 200;
 
-const state = {
+const nothing = () => ({
   keyspace: null, lost: null, process: {}, shares: {}, names: [], owners: [], cutovers: [], log: [],
   arrived: 0, clock: 0, connected: false, refused: false,
-};
+});
+const state = nothing();
 
 // ---- the stream
 
@@ -24,7 +31,7 @@ let heard = performance.now();
 
 function connect() {
   source?.close();
-  source = new EventSource('events');
+  source = new EventSource(`events${named('?')}`);
   source.addEventListener('state', (event) => { hear(); take(JSON.parse(event.data), true); });
   source.addEventListener('change', (event) => { hear(); take(JSON.parse(event.data), false); });
   source.addEventListener('beat', hear);
@@ -35,11 +42,25 @@ function hear() {
   if (!state.connected) {
     Object.assign(state, { connected: true, refused: false });
     draw();
+    learn();
   }
+}
+
+// Begins to show the keyspace that is chosen now.
+function showKeyspace() {
+  Object.assign(state, nothing());
+  heard = performance.now();
+  selected = null;
+  map.cursor = -1;
+  for (const part of ['leader', 'revision', 'partitions', 'unowned']) setText(part, '–');
+  connect();
+  draw();
 }
 
 // The browser reconnects by itself, except after an error. It does not notice a dead network.
 setInterval(() => {
+  if (!source) return;
+  if (state.connected && !isKnown()) learn();
   const silent = performance.now() - heard;
   if (silent > 3_000 && source.readyState !== EventSource.OPEN && state.connected) {
     state.connected = false;
@@ -86,39 +107,30 @@ function draw() {
   });
 }
 
-function element(name, attributes = {}, ...content) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key === 'click') made.addEventListener('click', value);
-    else made.setAttribute(key, value);
-  }
-  made.append(...content);
-  return made;
+// Makes `old` equal to `made`. The parts of it that are the same stay: a click begins and ends on the same button, although the
+// ages beside it change.
+function change(old, made) {
+  const [before, after] = [[...old.childNodes], [...made.childNodes]];
+  if (old.className !== made.className) old.className = made.className;
+  if (before.length !== after.length) old.replaceChildren(...after);
+  else before.forEach((part, index) => { if (!part.isEqualNode(after[index])) part.replaceWith(after[index]); });
 }
 
-// Gives `parent` one child for each item. A child whose text is the same stays, and with it the reader's focus.
+// Gives `parent` one child for each item. What is the same stays, and with it the reader's focus.
 function list(parent, items, key, make) {
   const known = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   items.forEach((item, index) => {
     const made = make(item);
     made.dataset.key = key(item);
     const old = known.get(made.dataset.key);
-    if (old?.isEqualNode(made)) {
-      if (parent.children[index] !== old) parent.insertBefore(old, parent.children[index] ?? null);
-    } else if (old) {
-      const focused = [...old.querySelectorAll('button')].indexOf(document.activeElement);
-      old.replaceWith(made);
-      if (parent.children[index] !== made) parent.insertBefore(made, parent.children[index] ?? null);
-      if (focused >= 0) made.querySelectorAll('button')[focused]?.focus();
-    } else {
-      parent.insertBefore(made, parent.children[index] ?? null);
-    }
+    const focused = old?.contains(document.activeElement) ? [...old.querySelectorAll('button')].indexOf(document.activeElement) : -1;
+    if (old && !old.isEqualNode(made)) change(old, made);
+    if (parent.children[index] !== (old ?? made)) parent.insertBefore(old ?? made, parent.children[index] ?? null);
+    if (focused >= 0 && !old.contains(document.activeElement)) old.querySelectorAll('button')[focused]?.focus();
   });
   while (parent.children.length > items.length) parent.lastChild.remove();
 }
 
-const setText = (id, text) => { if (byId(id).textContent !== text) byId(id).textContent = text; };
-const plural = (count, one, many = `${one}s`) => `${count.toLocaleString('en')} ${count === 1 ? one : many}`;
 const time = (at) => new Date(at + state.clock).toTimeString().slice(0, 8);
 
 function span(milliseconds) {
@@ -136,7 +148,11 @@ function verdict() {
   if (!connected && state.refused) return ['bad', 'The process refuses the stream, perhaps because too many pages are open. Trying again …'];
   if (!connected && !keyspace) return ['waiting', 'Connecting …'];
   if (!connected) return ['bad', 'Not connected to this process. What follows is the last that it reported.'];
-  if (lost) return [keyspace.revision ? 'bad' : 'waiting', `The store cannot be followed: ${lost}`];
+  if (lost) {
+    if (!keyspace.revision) return ['waiting', `The store cannot be followed: ${lost}`];
+    const since = keyspace.stale ? ` for ${span(Math.max(0, Date.now() - state.clock - keyspace.stale.since))}` : '';
+    return ['bad', `Old: this process has not followed the store${since}, and shows what it saw last`];
+  }
   const { handoffs, unowned, partitions, leader } = keyspace;
   const stuck = oldestFirst(handoffs.filter(isStuck));
   if (stuck.length > 0) {
@@ -155,27 +171,39 @@ function verdict() {
   return ['settled', 'Settled: every partition has its owner and none moves'];
 }
 
+const drainInWords = ([pod, by]) => `pod ${pod} is drained, by ${by}`;
+
 function drawVerdict() {
   const [tone, text] = verdict();
   byId('headline').dataset.state = tone;
+  // What is shown below is not the present.
+  document.body.toggleAttribute('data-old', Boolean(state.keyspace?.revision) && (!state.connected || Boolean(state.lost)));
   setText('verdict', text);
   const { keyspace, process } = state;
   if (!keyspace) return;
-  document.title = `${{ settled: '✓', moving: '⇄', waiting: '…' }[tone] ?? '▲'} Segue`;
+  document.title = `${{ settled: '✓', moving: '⇄', waiting: '…' }[tone] ?? '▲'} ${shown() || 'Segue'}`;
   setText('leader', keyspace.leader ?? 'none');
   setText('revision', String(keyspace.revision));
   setText('partitions', keyspace.partitions.toLocaleString('en'));
   setText('unowned', keyspace.unowned.toLocaleString('en'));
+  byId('planner').hidden = !mayAct();
+  byId('planner').dataset.action = keyspace.paused ? 'resume' : 'pause';
+  setText('planner', keyspace.paused ? 'Resume moves …' : 'Pause moves …');
   const notices = [
+    ...(state.lost && keyspace.revision ? [state.lost] : []),
     ...(process.coordinator?.notices ?? []),
     ...['router', 'coordinator', 'pod'].filter((role) => process[role]?.not_ready).map((role) => `${role}: ${process[role].not_ready}`),
     ...(keyspace.paused ? [`planned moves are paused, by ${keyspace.paused}`] : []),
-    ...(keyspace.drains ?? []).map(([pod, by]) => `pod ${pod} is drained, by ${by}`),
+    ...keyspace.drains.map(drainInWords),
     ...keyspace.malformed.map(([key, reason]) => `${key} cannot be read: ${reason}`),
     ...keyspace.leaseless.map((key) => `${key} has no lease and will not end by itself`),
     ...keyspace.repairs.map((command) => `if its process is gone: ${command}`),
   ];
-  list(byId('notices'), notices, String, (notice) => element('li', {}, notice));
+  // The drain of a pod that is not registered has no row among the pods.
+  const gone = keyspace.drains.filter(([pod]) => mayAct() && keyspace.pods.every(({ name }) => name !== pod));
+  const ends = new Map(gone.map((drain) => [drainInWords(drain), drain[0]]));
+  list(byId('notices'), notices, String, (notice) => element('li', {}, notice,
+    ...(ends.has(notice) ? [' ', button('undrain', ends.get(notice), 'Undrain …', `End the drain of pod ${ends.get(notice)}`)] : [])));
 }
 
 const podName = (name) => [swatch(name), name];
@@ -205,7 +233,9 @@ function drawMoves() {
       element('td', {}, ...(from ? podName(from) : ['nobody']), ' → ', ...podName(to)),
       element('td', {}, element('span', { class: 'phases' }, ...bar), phase),
       element('td', { class: `number${stuck ? ' late' : ''}` }, when),
-      element('td', stuck ? { class: 'late' } : {}, waits));
+      element('td', stuck ? { class: 'late' } : {}, waits),
+      ...(mayAct() ? [element('td', { class: 'acts' }, ...(handoff && isCancellable(handoff)
+        ? [button('cancel', partition, 'Cancel …', `Cancel the move of partition ${partition}`)] : []))] : []));
   });
 }
 
@@ -345,6 +375,7 @@ function line(context, fromX, fromY, toX, toY) {
 
 const ownerOf = (partition) => state.names[state.owners[partition]];
 const handoffOf = (partition) => state.keyspace.handoffs.find((handoff) => handoff.partition === partition);
+const pinOf = (partition) => state.keyspace.pins.find((pin) => pin.partition === partition);
 
 function drawPointed() {
   if (map.cursor < 0 || map.cursor >= state.keyspace.partitions) return setText('pointed', 'Point at a cell, or use the arrow keys; click or Enter shows details.');
@@ -419,12 +450,16 @@ function drawPods() {
     const [gets, gives] = [handoffs.filter(({ to }) => to === pod.name).length, handoffs.filter(({ from }) => from === pod.name).length];
     const tag = pod.status === 'Ready' ? [] : [element('span', { class: 'tag' }, pod.status)];
     const can = pod.capabilities.join(', ') || 'none';
-    const button = element('button', {
+    const name = element('button', {
       type: 'button', class: 'link', 'data-pod': pod.name, 'aria-pressed': String(map.highlighted === pod.name),
       title: `${pod.address}; capabilities: ${can}. Click: show only its partitions`,
     }, pod.name);
-    return element('tr', {}, element('td', {}, swatch(pod.name), button, ...tag), element('td', {}, bar), owned,
-      element('td', { class: 'number' }, [gets && `+${gets}`, gives && `−${gives}`].filter(Boolean).join(' ') || '–'));
+    const isDrained = state.keyspace.drains.some(([name]) => name === pod.name);
+    const acts = isDrained ? button('undrain', pod.name, 'Undrain …', `End the drain of pod ${pod.name}`)
+      : button('drain', pod.name, 'Drain …', `Drain pod ${pod.name}`);
+    return element('tr', {}, element('td', {}, element('span', { class: 'name' }, swatch(pod.name), name), ...tag), element('td', {}, bar), owned,
+      element('td', { class: 'number' }, [gets && `+${gets}`, gives && `−${gives}`].filter(Boolean).join(' ') || '–'),
+      ...(mayAct() ? [element('td', { class: 'acts' }, acts)] : []));
   });
 }
 
@@ -468,14 +503,16 @@ function drawCutovers() {
   const [left, bottom] = [46, height - 18];
   const end = Date.now() - state.clock;
   const begin = Math.min(end - 60_000, cutovers[0].at);
-  const [low, top] = [0.1, Math.max(100, sorted.at(-1) * 1.5)];
+  // From the power of ten below the shortest pause, and at least two of them.
+  const low = 10 ** Math.floor(Math.log10(Math.min(Math.max(sorted[0], 0.1), 10)));
+  const top = Math.max(100 * low, sorted.at(-1) * 1.5);
   const x = (at) => left + ((at - begin) / (end - begin)) * (width - left - 6);
   const y = (pause) => bottom - (Math.log(Math.max(pause, low) / low) / Math.log(top / low)) * (bottom - 8);
   const [grid, faint, text] = ['--line', '--faint', '--text'].map(style);
   context.font = '11px system-ui, sans-serif';
   context.textBaseline = 'middle';
   context.textAlign = 'right';
-  for (let pause = 0.1; pause <= top; pause *= 10) {
+  for (let pause = low; pause <= top; pause *= 10) {
     context.strokeStyle = grid;
     line(context, left, y(pause), width, y(pause));
     context.fillStyle = faint;
@@ -517,11 +554,19 @@ function hide() {
   map.canvas.focus();
 }
 byId('close').addEventListener('click', hide);
-document.addEventListener('keydown', (event) => { if (event.key === 'Escape' && selected !== null) hide(); });
+document.addEventListener('keydown', (event) => { if (event.key === 'Escape' && selected !== null && !isOpen()) hide(); });
 
 function facts(pairs) {
   return element('dl', {}, ...pairs.filter(([, value]) => value !== undefined && value !== null && value !== '')
     .flatMap(([name, value]) => [element('dt', {}, name), element('dd', {}, String(value))]));
+}
+
+// What the explanation of the selected partition depends on, as far as the page knows it.
+function circumstances(handoff, pin) {
+  const { leader, paused, drains, pods } = state.keyspace;
+  const moves = handoff && [handoff.id, handoff.phase, handoff.waiting_for];
+  const conditions = pods.map(({ name, status, suspected }) => [name, status, suspected]);
+  return JSON.stringify([ownerOf(selected), moves, pin, leader, paused, drains, conditions]);
 }
 
 function drawDetail() {
@@ -529,14 +574,22 @@ function drawDetail() {
   if (selected === null) return;
   setText('detail-title', `Partition ${selected}`);
   const handoff = handoffOf(selected);
+  const pin = pinOf(selected);
+  drawPlacement(handoff, pin);
   const content = [facts([
     ['Owner', ownerOf(selected) ?? 'no living owner'],
+    [pin?.until_pod_goes ? 'Moved' : 'Pinned', pin && `to ${pin.to ?? 'where it is'}, by ${pin.by}`],
     ['Moves to', handoff?.to],
     ['Phase', handoff && `${handoff.phase} for ${span(Math.floor(age(handoff) / 100) * 100)}`],
     ['Waits for', handoff?.waiting_for],
     ['Why', handoff?.reason],
     ['Mode', handoff?.mode],
   ])];
+  const isLarge = state.keyspace.partitions > MOST_EXPLAINED;
+  const mayAsk = state.connected && !state.lost && !isLarge;
+  const report = explained(selected, mayAsk ? circumstances(handoff, pin) : null, draw);
+  if (report) content.push(...inWords(report, podName));
+  if (isLarge) content.push(element('p', { class: 'faint' }, `Candidates and next steps: segue explain ${selected}`));
   const section = (title, items, none) => content.push(element('h3', {}, title),
     items.length > 0 ? element('ul', {}, ...items.map((text) => element('li', {}, text))) : element('p', { class: 'empty' }, none));
   const cutovers = state.cutovers.filter(({ partition }) => partition === selected).slice(-6).reverse();
@@ -548,14 +601,41 @@ function drawDetail() {
   if (!parent.firstChild?.isEqualNode(fresh)) parent.replaceChildren(fresh);
 }
 
+// The actions on the selected partition. Its fields are kept while the page is drawn anew.
+function drawPlacement(handoff, pin) {
+  const form = byId('placement');
+  form.hidden = !mayAct();
+  const target = byId('target');
+  const pods = state.keyspace.pods.filter(({ name }) => name !== ownerOf(selected));
+  const labels = pods.map(({ name, status }) => (status === 'Ready' ? name : `${name} (${status.toLowerCase()})`));
+  if (target.dataset.shown !== JSON.stringify([selected, labels])) {
+    const chosen = target.dataset.partition === String(selected) ? target.value : '';
+    target.replaceChildren(...pods.map(({ name }, index) => element('option', { value: name }, labels[index])));
+    const ready = pods.find(({ status }) => status === 'Ready') ?? pods[0];
+    target.value = pods.some(({ name }) => name === chosen) ? chosen : ready?.name ?? '';
+    Object.assign(target.dataset, { partition: selected, shown: JSON.stringify([selected, labels]) });
+  }
+  byId('move').disabled = pods.length === 0;
+  const isPinned = pin && !pin.until_pod_goes;
+  byId('pin').hidden = isPinned || !ownerOf(selected);
+  byId('unpin').hidden = !pin;
+  byId('cancel').hidden = !handoff || !isCancellable(handoff);
+  for (const id of ['pin', 'unpin', 'cancel']) byId(id).dataset.subject = selected;
+}
+byId('placement').addEventListener('submit', (event) => {
+  event.preventDefault();
+  ask('move', selected, { to: byId('target').value, pin: byId('keep').checked });
+});
+
 function drawLog() {
   const entries = [...state.log].reverse();
   list(byId('log').querySelector('ol'), entries, (entry) => String(entry.n), (entry) =>
     element('li', entry.warn ? { class: 'warn' } : {}, element('time', {}, time(entry.at)), element('span', {}, `${entry.warn ? '▲ ' : ''}${entry.text}`)));
 }
 
+start(() => state, draw);
 // Ages grow even if no event arrives.
 setInterval(draw, 1_000);
 addEventListener('resize', draw);
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);
-connect();
+startKeyspaces(showKeyspace);

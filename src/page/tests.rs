@@ -33,7 +33,7 @@ struct World {
 impl World {
     fn new(partitions: u32) -> Self {
         let keys = Keyspace::new("/segue/", "default");
-        let board = Arc::new(Board::new(keys.clone()));
+        let board = Arc::new(Board::new(keys.clone(), 0));
         board.update(Update::Snapshot(Box::new(View::empty(keys.clone()))), 0);
         let mut world = World { keys, revision: 0, created: BTreeMap::new(), board };
         let config = world.keys.config();

@@ -3,24 +3,27 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use futures_util::future::join_all;
 use prometheus_client::registry::Registry;
 use segue_config as config;
 use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, run_coordinator};
+use segue_coordination::session::Leases;
 use segue_coordination::store::Store;
-use segue_grpc::{PodsServer, PodsSettings, PodsStatus, PodsTls};
-use segue_protocol::keys::Keyspace;
+use segue_grpc::{PodsKeyspace, PodsServer, PodsSettings, PodsStatus, PodsTls, PodsToken};
 use segue_proxy::spans::Tracer;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tracing::error;
+use tracing::{Instrument as _, error};
 
 use crate::admin::StatusSource;
 use crate::certificates::Certificates;
 use crate::handoff_traces::HandoffTraces;
-use crate::metrics::{CoordinatorMetrics, ParticipantMetrics, PodsServiceMetrics};
+use crate::metrics::{CoordinatorMetrics, PodsServiceMetrics};
+use crate::roles::keyspace::ServedKeyspace;
+use crate::token_file::TokenFile;
 
 /// A coordinator that does not run yet. The socket of its pods' service is bound, if it has one.
 #[derive(Debug)]
@@ -44,85 +47,75 @@ impl BoundCoordinator {
         Ok(BoundCoordinator { section: section.clone(), listener, tls })
     }
 
-    /// Starts the coordinator, and the pods' service.
+    /// Starts a coordinator in each keyspace, and the pods' service of all.
     pub fn start(
         self,
-        store: Arc<dyn Store>,
-        keyspace: &str,
-        keys: Keyspace,
+        store: &Arc<dyn Store>,
+        keyspaces: &[ServedKeyspace],
         registry: &mut Registry,
-        participants: ParticipantMetrics,
         tracer: Option<&Tracer>,
     ) -> CoordinatorRole {
+        let shutdown = CancellationToken::new();
+        let mut served = Vec::new();
+        // One lease for all: a process that dies gives all its seats up at once.
+        let leases = Leases::new(store.clone());
+        let (mut tasks, mut sources) = (Vec::new(), Vec::new());
+        for keyspace in keyspaces {
+            let (registry, keys) = (keyspace.registry(registry), keyspace.keys.clone());
+            let policy = keyspace.section.policy.clone().unwrap_or_default();
+            let pods = self.listener.is_some().then(|| {
+                let settings = PodsSettings { keyspace: keyspace.section.name.clone(), policy: policy.clone() };
+                let metrics = Arc::new(PodsServiceMetrics::new(registry));
+                keyspace.span().in_scope(|| PodsKeyspace::new(store.clone(), keys.clone(), settings, metrics))
+            });
+            let (name, lease_ttl) = (self.section.name.clone(), self.section.lease_ttl);
+            let traces = tracer.map(|tracer| HandoffTraces::new(tracer.clone(), keys.clone(), name.clone()));
+            let metrics = CoordinatorMetrics::new(registry, keyspace.participants.clone());
+            let metrics = Arc::new(metrics.with_traces(traces));
+            let (sender, status) = watch::channel(CoordinatorStatus::default());
+            let settings = CoordinatorSettings { name, lease_ttl, policy };
+            let run = run_coordinator(leases.clone(), keys, settings, metrics.clone(), sender, shutdown.clone());
+            tasks.push(tokio::spawn(run.instrument(keyspace.span())));
+            let pods_status = pods.as_ref().map(PodsKeyspace::status);
+            sources.push(Arc::new(CoordinatorStatusSource { status, pods: pods_status, metrics }));
+            served.extend(pods);
+        }
         let pods = self.listener.map(|listener| {
-            let settings = PodsSettings {
-                keyspace: keyspace.to_owned(),
-                warm_timeout: self.section.policy.warm_timeout,
-                phase_timeout: self.section.policy.phase_timeout,
-            };
-            let metrics = Arc::new(PodsServiceMetrics::new(registry));
-            (listener, PodsServer::new(store.clone(), keys.clone(), settings, metrics))
-        });
-        let status = pods.as_ref().map(|(_, server)| server.status());
-        let traces = tracer.map(|tracer| HandoffTraces::new(tracer.clone(), keys.clone(), self.section.name.clone()));
-        let metrics = CoordinatorMetrics::new(registry, participants).with_traces(traces);
-        let mut role = CoordinatorRole::start(store, keys, &self.section, status, metrics);
-        role.pods = pods.map(|(listener, server)| {
-            let served = server.serve(listener, self.tls, role.shutdown.clone());
+            let token = self.section.token_file.as_ref().map(TokenFile::new);
+            let token = token.map(|file| PodsToken::new(move |presented| file.is_token(presented)));
+            let server = token.into_iter().fold(PodsServer::new(served), PodsServer::with_token);
+            let serving = server.serve(listener, self.tls, shutdown.clone());
             tokio::spawn(async move {
-                if let Err(error) = served.await {
+                if let Err(error) = serving.await {
                     error!(%error, "the pods' service failed");
                 }
             })
         });
-        role
+        CoordinatorRole { sources, shutdown, tasks, pods }
     }
 }
 
-/// A running coordinator.
+/// The running coordinators.
 #[derive(Debug)]
 pub struct CoordinatorRole {
-    source: Arc<CoordinatorStatusSource>,
+    /// In the order of the keyspaces.
+    sources: Vec<Arc<CoordinatorStatusSource>>,
     shutdown: CancellationToken,
-    task: JoinHandle<()>,
+    tasks: Vec<JoinHandle<()>>,
     pods: Option<JoinHandle<()>>,
 }
 
 impl CoordinatorRole {
-    fn start(
-        store: Arc<dyn Store>,
-        keys: Keyspace,
-        section: &config::Coordinator,
-        pods: Option<PodsStatus>,
-        metrics: CoordinatorMetrics,
-    ) -> Self {
-        let (sender, status) = watch::channel(CoordinatorStatus::default());
-        let shutdown = CancellationToken::new();
-        let metrics = Arc::new(metrics);
-        let settings = CoordinatorSettings {
-            name: section.name.clone(),
-            lease_ttl: section.lease_ttl,
-            policy: section.policy.clone(),
-        };
-        let task = tokio::spawn(run_coordinator(store, keys, settings, metrics.clone(), sender, shutdown.clone()));
-        CoordinatorRole {
-            source: Arc::new(CoordinatorStatusSource { status, pods, metrics }),
-            shutdown,
-            task,
-            pods: None,
-        }
+    /// Returns the coordinator's part of the admin endpoint, for each keyspace in the order of the file.
+    pub fn status_sources(&self) -> Vec<Arc<dyn StatusSource>> {
+        self.sources.iter().map(|source| Arc::clone(source) as Arc<dyn StatusSource>).collect()
     }
 
-    /// Returns the coordinator's part of the admin endpoint.
-    pub fn status_source(&self) -> Arc<dyn StatusSource> {
-        self.source.clone()
-    }
-
-    /// Resigns and ends.
+    /// Resigns in all keyspaces and ends.
     pub async fn stop(self) {
         self.shutdown.cancel();
-        // The task ends by itself now. The runtime has reported any panic in it.
-        let _ = self.task.await;
+        // The tasks end by themselves now. The runtime has reported any panic in them.
+        let _ = join_all(self.tasks).await;
         if let Some(pods) = self.pods {
             let _ = pods.await;
         }

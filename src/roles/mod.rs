@@ -1,5 +1,7 @@
 //! The roles of a process, each assembled from its parts: `segue run` starts them and the admin endpoint shows them.
 
 pub mod coordinator;
+pub mod keyspace;
 pub mod pod;
 pub mod router;
+pub mod running;

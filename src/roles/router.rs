@@ -4,6 +4,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use segue_config as config;
@@ -12,9 +13,11 @@ use segue_coordination::session::lease_now;
 use segue_coordination::store::Store;
 use segue_protocol::handoff::router::Stage;
 use segue_protocol::ids::PartitionId;
-use segue_protocol::keys::Keyspace;
-use segue_proxy::router::{BoundRouter, JoiningRouter, Router, RouterState};
-use segue_proxy::routing::table::Table;
+use segue_proxy::keyspaces::{BoundKeyspaces, JoiningKeyspaces, RunningKeyspaces};
+use segue_proxy::metrics::Metrics;
+use segue_proxy::router::{Membership, RouterState};
+use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
+use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::settings::ForwardSettings;
 use segue_proxy::spans::Tracer;
 use segue_proxy::tls::ClientTls;
@@ -25,12 +28,13 @@ use tokio::time::Instant;
 use crate::admin::StatusSource;
 use crate::certificates::Certificates;
 use crate::handoff_traces::HandoffTraces;
-use crate::metrics::{ParticipantMetrics, RouterMetrics};
+use crate::metrics::RouterMetrics;
+use crate::roles::keyspace::ServedKeyspace;
 
 /// The role with bound sockets, before it runs.
 #[derive(Debug)]
 pub struct BoundRouterRole {
-    router: BoundRouter,
+    routers: BoundKeyspaces,
     section: config::Router,
     admin: Option<String>,
     pods: Option<ClientTls>,
@@ -40,32 +44,34 @@ pub struct BoundRouterRole {
 /// The role while it takes part in the protocol and has no clients yet.
 #[derive(Debug)]
 pub struct JoiningRouterRole {
-    router: JoiningRouter,
-    forward: ForwardSettings,
-    source: Arc<RouterStatusSource>,
+    routers: JoiningKeyspaces,
+    forward: Vec<ForwardSettings>,
+    choice: Option<KeyspaceChoice>,
+    sources: Vec<Arc<RouterStatusSource>>,
     drain_timeout: Duration,
 }
 
 /// The running role.
 #[derive(Debug)]
 pub struct RouterRole {
-    router: Router,
-    source: Arc<RouterStatusSource>,
+    routers: RunningKeyspaces,
+    sources: Vec<Arc<RouterStatusSource>>,
     drain_timeout: Duration,
 }
 
 impl BoundRouterRole {
-    /// Binds the address that clients connect to, or adopts listeners that have it. `admin` is the address that others
-    /// use for this process's admin endpoint.
+    /// Binds the address that clients connect to, or adopts listeners that have it. `stashes` has the limits of each
+    /// keyspace. `admin` is the address that others use for this process's admin endpoint.
     pub fn bind(
         section: &config::Router,
+        stashes: &[StashLimits],
         admin: Option<String>,
         certificates: &Certificates,
         listeners: Vec<TcpListener>,
     ) -> anyhow::Result<Self> {
         let settings = section.server_settings(certificates.router.clone());
         Ok(BoundRouterRole {
-            router: BoundRouter::adopt(settings, listeners, section.stash)?,
+            routers: BoundKeyspaces::adopt(settings, listeners, stashes)?,
             section: section.clone(),
             admin,
             pods: certificates.upstream.clone(),
@@ -80,65 +86,78 @@ impl BoundRouterRole {
 
     /// Returns duplicates of the listeners, for a process that takes them over.
     pub fn duplicates(&self) -> std::io::Result<Vec<TcpListener>> {
-        self.router.duplicates()
+        self.routers.duplicates()
     }
 
-    /// Starts the router's side of the protocol. `hot_restart` is the text about a hot restart in its status.
+    /// Starts the router's side of the protocol in these keyspaces, whose limits it was bound with. `hot_restart` is the
+    /// text about a hot restart in its status.
     pub fn start(
         self,
-        store: Arc<dyn Store>,
-        keyspace: &str,
-        keys: Keyspace,
+        store: &Arc<dyn Store>,
+        keyspaces: &[ServedKeyspace],
         registry: &mut Registry,
-        participants: ParticipantMetrics,
-        hot_restart: watch::Receiver<Option<String>>,
+        hot_restart: &watch::Receiver<Option<String>>,
     ) -> JoiningRouterRole {
-        let section = self.section;
-        self.router.metrics().register(registry);
-        let name = &section.name;
-        let traces = self.tracer.clone().map(|tracer| HandoffTraces::new(tracer, keys.clone(), name.clone()));
-        let metrics = Arc::new(RouterMetrics::new(registry, participants).with_traces(traces));
-        let (stash_requests, stash_bytes, outliers) = (Gauge::default(), Gauge::default(), Gauge::default());
-        registry.register("stash_requests", "Requests that wait", stash_requests.clone());
-        registry.register("stash_bytes", "Memory that waiting requests take", stash_bytes.clone());
-        let help = "Pods that take nothing they are sent; /status names them";
-        registry.register("outlier_pods", help, outliers.clone());
-        let forward = ForwardSettings { tracer: self.tracer, ..section.forward_settings(keyspace, self.pods) };
-        let settings = section.control_settings(self.admin);
-        let router = self.router.join(store, keys, settings, metrics.clone());
-        let source = Arc::new(RouterStatusSource {
-            name: section.name,
-            state: router.state().clone(),
-            metrics,
-            stash_requests,
-            stash_bytes,
-            outliers,
-            hot_restart,
-        });
-        JoiningRouterRole { router, forward, source, drain_timeout: section.drain.timeout }
+        let routings: Vec<_> = keyspaces.iter().filter_map(|keyspace| keyspace.section.routing.as_ref()).collect();
+        let choice = match &*routings {
+            [_] if !keyspaces.iter().any(ServedKeyspace::is_labelled) => None,
+            several => Some(KeyspaceChoice::new(several.iter().map(|routing| routing.matching.as_ref()))),
+        };
+        if choice.is_some() {
+            self.routers.listener_metrics().register_listener(registry);
+        }
+        let (mut metrics, mut memberships, mut forward) = (Vec::new(), Vec::new(), Vec::new());
+        for ((keyspace, routing), counters) in keyspaces.iter().zip(&routings).zip(self.routers.metrics()) {
+            let series =
+                Series::new(keyspace, registry, counters, choice.is_none(), self.tracer.as_ref(), &self.section);
+            memberships.push(Membership {
+                keys: keyspace.keys.clone(),
+                settings: self.section.control_settings(routing, self.admin.clone()),
+                observer: series.metrics.clone(),
+                span: keyspace.span(),
+            });
+            let settings = self.section.forward_settings(&keyspace.section.name, routing, self.pods.clone());
+            forward.push(ForwardSettings { tracer: self.tracer.clone(), ..settings });
+            metrics.push(series);
+        }
+        let routers = self.routers.join(store, memberships);
+        let source = |(series, state): (Series, &RouterState)| {
+            Arc::new(RouterStatusSource {
+                name: self.section.name.clone(),
+                state: state.clone(),
+                series,
+                hot_restart: hot_restart.clone(),
+            })
+        };
+        let sources = metrics.into_iter().zip(routers.states()).map(source).collect();
+        JoiningRouterRole { routers, forward, choice, sources, drain_timeout: self.section.drain.timeout }
     }
 }
 
 impl JoiningRouterRole {
-    /// Waits until the router could serve: it is registered, has seen the keyspace since, and its routes are open.
+    /// Waits until the router could serve every keyspace: it is registered, has seen the keyspace since, and its routes are
+    /// open.
     pub async fn ready(&self) {
-        self.router.state().ready().await;
+        join_all(self.routers.states().map(RouterState::ready)).await;
     }
 
     /// Returns why the router could not serve now.
     pub fn not_ready(&self) -> Option<String> {
-        self.router.state().not_ready()
+        let states = self.routers.states().zip(&self.forward);
+        let mut reasons = states.filter_map(|(state, forward)| Some((&forward.keyspace, state.not_ready()?)));
+        let (keyspace, reason) = reasons.next()?;
+        Some(if self.choice.is_some() { format!("keyspace {keyspace}: {reason}") } else { reason })
     }
 
-    /// Accepts clients. Requests that arrive before the router is ready wait.
+    /// Accepts clients. Requests that arrive before their keyspace is ready wait.
     pub async fn accept(self) -> anyhow::Result<RouterRole> {
-        let router = self.router.accept(&self.forward).await?;
-        Ok(RouterRole { router, source: self.source, drain_timeout: self.drain_timeout })
+        let routers = self.routers.accept(self.forward, self.choice).await?;
+        Ok(RouterRole { routers, sources: self.sources, drain_timeout: self.drain_timeout })
     }
 
     /// Ends without having served.
     pub async fn give_up(self) {
-        self.router.give_up().await;
+        self.routers.give_up().await;
     }
 }
 
@@ -152,9 +171,9 @@ pub enum Leaving {
 }
 
 impl RouterRole {
-    /// Returns the router's part of the admin endpoint.
-    pub fn status_source(&self) -> Arc<dyn StatusSource> {
-        self.source.clone()
+    /// Returns the router's part of the admin endpoint for each keyspace.
+    pub fn status_sources(&self) -> impl Iterator<Item = Arc<dyn StatusSource>> {
+        self.sources.iter().map(|source| source.clone() as Arc<dyn StatusSource>)
     }
 
     /// Stops accepting, finishes the requests in progress, refuses those that are still held, and only then
@@ -162,9 +181,46 @@ impl RouterRole {
     pub async fn stop(self, leaving: Leaving) {
         let deadline = Instant::now() + self.drain_timeout;
         match leaving {
-            Leaving::Ends => self.router.stop(deadline).await,
-            Leaving::Replaced => self.router.stop_replaced(deadline).await,
+            Leaving::Ends => self.routers.stop(deadline).await,
+            Leaving::Replaced => self.routers.stop_replaced(deadline).await,
         }
+    }
+}
+
+/// The series of a router in one keyspace.
+#[derive(Debug)]
+struct Series {
+    metrics: Arc<RouterMetrics>,
+    stash_requests: Gauge,
+    stash_bytes: Gauge,
+    outliers: Gauge,
+}
+
+impl Series {
+    /// Registers the series. `counters` are those of the data path, including connections if `is_only`.
+    fn new(
+        keyspace: &ServedKeyspace,
+        registry: &mut Registry,
+        counters: &Metrics,
+        is_only: bool,
+        tracer: Option<&Tracer>,
+        section: &config::Router,
+    ) -> Self {
+        let registry = keyspace.registry(registry);
+        if is_only {
+            counters.register(registry);
+        } else {
+            counters.register_keyspace(registry);
+        }
+        let traces =
+            tracer.map(|tracer| HandoffTraces::new(tracer.clone(), keyspace.keys.clone(), section.name.clone()));
+        let metrics = RouterMetrics::new(registry, keyspace.participants.clone()).with_traces(traces);
+        let (stash_requests, stash_bytes, outliers) = (Gauge::default(), Gauge::default(), Gauge::default());
+        registry.register("stash_requests", "Requests that wait", stash_requests.clone());
+        registry.register("stash_bytes", "Memory that waiting requests take", stash_bytes.clone());
+        let help = "Pods that take nothing they are sent; /status names them";
+        registry.register("outlier_pods", help, outliers.clone());
+        Series { metrics: Arc::new(metrics), stash_requests, stash_bytes, outliers }
     }
 }
 
@@ -173,10 +229,7 @@ struct RouterStatusSource {
     name: String,
     hot_restart: watch::Receiver<Option<String>>,
     state: RouterState,
-    metrics: Arc<RouterMetrics>,
-    stash_requests: Gauge,
-    stash_bytes: Gauge,
-    outliers: Gauge,
+    series: Series,
 }
 
 impl StatusSource for RouterStatusSource {
@@ -243,10 +296,10 @@ impl StatusSource for RouterStatusSource {
         let (depth, bytes) = PartitionId::all(table.partitions())
             .map(|partition| table.stashed(partition))
             .fold((0, 0), |(depth, bytes), (waiting, size)| (depth + waiting, bytes + size));
-        self.stash_requests.set(depth as i64);
-        self.stash_bytes.set(bytes as i64);
-        self.outliers.set(table.outliers().len() as i64);
-        self.metrics.set_trusted_until(self.state.status().trusted_until);
+        self.series.stash_requests.set(depth as i64);
+        self.series.stash_bytes.set(bytes as i64);
+        self.series.outliers.set(table.outliers().len() as i64);
+        self.series.metrics.set_trusted_until(self.state.status().trusted_until);
     }
 }
 

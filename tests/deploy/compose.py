@@ -1,17 +1,13 @@
-"""deploy/compose.yaml, brought up by the real docker-compose: partitions move under load, and every request gets its answer.
-
-The images are made here from the programs of this machine, each with the libraries that it loads, because no registry may be
-within reach.
-"""
+"""deploy/compose.yaml, brought up by the real docker-compose: partitions move under load, and every request gets its answer."""
 
 import http.client
 import os
-import re
 import shutil
 import subprocess
 import threading
 import time
 
+from images import make_image
 from site_processes import free_port, until
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
@@ -27,37 +23,14 @@ def missing():
     return None if engine.returncode == 0 else "no Docker engine answers"
 
 
-def make_image(name, program, folder, *changes):
-    """Makes an image of a program and its libraries. It has no shell and no user but 65532."""
-    root = os.path.join(folder, name.replace(":", "-"))
-    binary = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin")
-    libraries = re.findall(r"/\S+", subprocess.run(["ldd", binary], capture_output=True, text=True, check=True).stdout)
-    for source, target in [(binary, f"/usr/bin/{os.path.basename(program)}")] + [(one, one) for one in libraries]:
-        os.makedirs(root + os.path.dirname(target), exist_ok=True)
-        shutil.copy(os.path.realpath(source), root + target)
-    for writable in ("/tmp", "/var/lib/etcd", "/var/lib/nginx", "/var/log/nginx"):
-        os.makedirs(root + writable)
-        os.chmod(root + writable, 0o777)
-    os.makedirs(f"{root}/etc")
-    with open(f"{root}/etc/passwd", "w", encoding="utf-8") as out:
-        out.write("nobody:x:65532:65532::/:/\n")
-    with open(f"{root}/etc/nsswitch.conf", "w", encoding="utf-8") as out:
-        out.write("hosts: files dns\n")
-    tar = subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE)
-    arguments = [argument for change in ("ENV PATH=/usr/bin", "USER 65532:65532", *changes) for argument in ("--change", change)]
-    subprocess.run(["docker", "import", *arguments, "-", name], stdin=tar.stdout, check=True, capture_output=True)
-    assert tar.wait() == 0, name
-    shutil.rmtree(root)
-
-
 class Compose:
     def __init__(self, segue, folder):
         self.name = f"segue-test-{os.getpid()}"
         self.port, self.admin = free_port(), free_port()
         self.images = {name: f"segue-compose-{name}:test" for name in ("segue", "etcd", "nginx")}
-        make_image(self.images["segue"], os.path.abspath(segue), folder, 'ENTRYPOINT ["segue"]')
-        make_image(self.images["etcd"], "etcd", folder)
-        make_image(self.images["nginx"], "nginx", folder)
+        make_image(self.images["segue"], folder, [os.path.abspath(segue)], 'ENTRYPOINT ["segue"]')
+        make_image(self.images["etcd"], folder, ["etcd"])
+        make_image(self.images["nginx"], folder, ["nginx"])
         self.environment = {
             **os.environ, "SEGUE_IMAGE": self.images["segue"], "ETCD_IMAGE": self.images["etcd"],
             "SERVICE_IMAGE": self.images["nginx"], "HTTP_PORT": str(self.port), "ADMIN_PORT": str(self.admin),
@@ -97,7 +70,7 @@ class Load:
                 if response.status != 200 or body != b"written\n":
                     self.failures.append((response.status, body))
                 self.answered[number] += 1
-            except OSError as error:
+            except (OSError, http.client.HTTPException) as error:
                 self.failures.append(repr(error))
                 connection.close()
             time.sleep(0.005)

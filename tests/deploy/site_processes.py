@@ -1,10 +1,12 @@
 """A small site of real processes, each with an admin endpoint, faults for it, and the Prometheus that scrapes it."""
 
 import base64
+import datetime
 import http.client
 import http.server
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,12 +25,16 @@ PARTITIONS = 8
 
 
 def until(condition, what, patience=PATIENCE):
+    """Waits for the condition. A connection that fails counts as not yet."""
     deadline = time.monotonic() + patience
     while True:
-        found = condition()
+        try:
+            found, reason = condition(), ""
+        except (OSError, http.client.HTTPException) as error:
+            found, reason = None, f": {error!r}"
         if found:
             return found
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"waited in vain for {what}{reason}"
         time.sleep(0.1)
 
 
@@ -36,6 +42,12 @@ def read(url, data=None):
     request = urllib.request.Request(url, data=data and json.dumps(data).encode())
     with urllib.request.urlopen(request, timeout=10) as response:
         return response.read().decode()
+
+
+def seconds(moment):
+    """Returns the Unix time of Prometheus' RFC 3339, which has as many digits as it needs."""
+    date, fraction, zone = re.fullmatch(r"([^.]*?)(\.\d+)?(Z|[+-]\d\d:\d\d)", moment).groups()
+    return datetime.datetime.fromisoformat(date + zone.replace("Z", "+00:00")).timestamp() + float(fraction or 0)
 
 
 def is_up(url):
@@ -174,14 +186,17 @@ sync = {{ url = "http://127.0.0.1:{service.port}/sync" }}
                     and all(is_up(f"http://127.0.0.1:{port}/ready") for port in self.ports.values()) and status)
         return until(settled, "a settled site")
 
-    def move(self, partition, pod):
-        """Asks for a move and does not wait for it."""
-        self.operator("move", str(partition), "--to", pod, "--no-wait")
+    def move(self, partition, pod, refusal=None):
+        """Asks for a move and does not wait for it. `refusal`: what the pod may have answered by then."""
+        asked = self.operator("move", str(partition), "--to", pod, "--no-wait")
+        # 4: the coordinator has not answered within half a minute, and will find the order.
+        assert asked.returncode in (0, 4) or (refusal and refusal in asked.stderr), asked.stderr
 
     def other_owner(self, partition):
         """Returns the pod that does not own the partition."""
-        explained = json.loads(self.operator("explain", str(partition), "--json").stdout)
-        return "b" if explained["owner"] == "a" else "a"
+        explained = self.operator("explain", str(partition), "--json")
+        assert explained.returncode == 0, f"partition {partition} is not explained: {explained.stderr}"
+        return "b" if json.loads(explained.stdout)["owner"] == "a" else "a"
 
     def post(self, partition, path="/", timeout=30):
         connection = http.client.HTTPConnection("127.0.0.1", self.router, timeout=timeout)
@@ -195,7 +210,7 @@ sync = {{ url = "http://127.0.0.1:{service.port}/sync" }}
         while self.loading.is_set():
             try:
                 self.post(partition)
-            except OSError:
+            except (OSError, http.client.HTTPException):
                 pass
             time.sleep(0.1)
 
@@ -227,6 +242,7 @@ class Demo:
             segue, "demo", "--json", "--admin", f"127.0.0.1:{self.port}", "--seed", "7", "--duration", "900s",
             "--partitions", "16", "--clients", "4", "--rate", "40",
         ])
+        until(lambda: is_up(f"http://127.0.0.1:{self.port}/ready"), "the demo")
 
 
 class Prometheus:
@@ -242,6 +258,7 @@ class Prometheus:
         config, rules = os.path.join(folder, "prometheus.yml"), os.path.join(folder, "rules.yml")
         with open(rules, "w", encoding="utf-8") as out:
             yaml.safe_dump(groups, out)
+        self.processes = len(targets["site"])
         static = [{"targets": [f"127.0.0.1:{port}"], "labels": {"keyspace": keyspace, "instance": name}}
                   for keyspace, ports in targets.items() for name, port in ports.items()]
         with open(config, "w", encoding="utf-8") as out:
@@ -260,6 +277,31 @@ class Prometheus:
 
     def api(self, path, **parameters):
         return json.loads(read(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"))["data"]
+
+    def catch_up(self):
+        """Waits until it has scraped every process of the site and then evaluated the alerts.
+
+        A counter shows growth only against an earlier sample. Processes get their first scrapes seconds after the start, in any
+        order, and one that was started again needs one, too.
+        """
+        began = time.time()
+        query = f"count((timestamp(up{{keyspace='site'}}) >= {began}) and up == 1)"
+        until(lambda: [one["value"][1] for one in self.api("query", query=query)["result"]] == [str(self.processes)],
+              "a scrape of every process")
+        scraped = time.time()
+        until(lambda: all(seconds(group["lastEvaluation"]) >= scraped for group in self.api("rules")["groups"]),
+              "an evaluation of the alerts")
+
+    def shown(self, expression):
+        """Returns what the metrics of an expression were in the last minutes, in lines for a reader."""
+        for name in sorted(set(re.findall(r"\b(?:segue|process)_\w+", expression))):
+            result = self.api("query", query=f'{name}{{keyspace="site"}}[10m]')["result"]
+            told = [one for one in result if any(value != "0" for _, value in one["values"])]
+            yield f"{name}: {len(result)} series, {len(result) - len(told)} of them always 0"
+            for one in told[:20]:
+                (first, earlier), (last, later) = one["values"][0], one["values"][-1]
+                labels = {key: value for key, value in one["metric"].items() if key not in ("__name__", "job", "keyspace")}
+                yield f"    {labels}: {earlier} at {first:.1f} to {later} at {last:.1f}, {len(one['values'])} samples"
 
     def firing(self):
         """Returns the names of the alerts that fire for the site. The demo has faults of its own."""

@@ -2,7 +2,10 @@
 # Makes the base images that the Dockerfiles name (of the image, and of the helpers of its test) on a machine that reaches
 # no container registry: Debian by debootstrap, Rust from that and the installed toolchain. An image that is there stays.
 #
-# With BASES=pull it does nothing: `docker build` pulls them.
+#   tests/image/bases.sh            all of them
+#   tests/image/bases.sh debian     only Debian; prints its name
+#
+# With BASES=pull it makes nothing: `docker build` and `docker run` pull them.
 set -euo pipefail
 
 readonly here=${BASH_SOURCE[0]%/*}
@@ -11,8 +14,6 @@ readonly label=dev.segue.made-by=tests/image/bases.sh
 
 say() { echo "bases: $*" >&2; }
 die() { say "$*"; exit 1; }
-
-[ "${BASES:-make}" = pull ] && exit 0
 
 # `FROM rust:1.95-bookworm AS build` → `rust:1.95-bookworm`
 base_named() { sed -nE "s/^FROM ($1:[^ ]+).*/\1/p" "${dockerfiles[@]}" | sort -u; }
@@ -23,7 +24,10 @@ rust=$(base_named rust)
 if [ -z "$debian" ] || [ -z "$rust" ] || [ "$(wc -l <<<"$debian$rust")" != 1 ]; then
   die "expected one 'debian:…' and one 'rust:…' in the Dockerfiles, found '$debian' and '$rust'"
 fi
-{ there "$debian" && there "$rust"; } && exit 0
+only=${1:-}
+[ "$only" != debian ] || echo "$debian"
+[ "${BASES:-make}" = pull ] && exit 0
+there "$debian" && { [ "$only" = debian ] || there "$rust"; } && exit 0
 
 as_root=()
 [ "$(id -u)" = 0 ] || as_root=(sudo)
@@ -94,4 +98,4 @@ DOCKERFILE
 }
 
 there "$debian" || make_debian
-there "$rust" || make_rust
+[ "$only" = debian ] || there "$rust" || make_rust

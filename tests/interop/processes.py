@@ -69,6 +69,10 @@ class Process:
             line = next(line for line in status if line.startswith("VmRSS"))
         return int(line.split()[1]) * 1024
 
+    def has_said(self, text):
+        with open(self.log, encoding="utf-8", errors="replace") as log:
+            return text in log.read()
+
     def tail(self):
         with open(self.log, encoding="utf-8", errors="replace") as log:
             return "".join(log.readlines()[-30:])
@@ -107,6 +111,9 @@ class Etcd:
 class Cluster:
     """A router and two pods, `a` and `b`, in front of one kind of service."""
 
+    # What serves HTTP/1.1 clients.
+    http1_server = "hyper"
+
     def __init__(self, segue, folder, etcd, kind, upstreams, protocol="auto", limits="", past_sidecar=False):
         self.segue, self.folder, self.etcd, self.kind = segue, folder, etcd, kind
         self.upstreams = upstreams
@@ -121,6 +128,7 @@ name = "router"
 listen = "127.0.0.1:{self.port}"
 lease_ttl = "5s"
 workers = 1
+http1_server = "{self.http1_server}"
 [router.upstream]
 protocol = "{protocol}"
 request_timeout = "10s"

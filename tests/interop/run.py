@@ -1,6 +1,7 @@
 """Drives the real `segue` with clients, and through it servers, that nobody here wrote; prints a table.
 
-`make foreign`, or `make foreign ARGS="--only websocket"` for the lines that have this in them.
+`make foreign`, or `make foreign ARGS="--only websocket"` for the lines that have this in them. With
+`ARGS="--http1-server segue"` routers serve HTTP/1.1 themselves.
 """
 
 import argparse
@@ -61,7 +62,10 @@ async def main():
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--segue", required=True, help="the binary")
     arguments.add_argument("--only", default="", help="run the checks whose line has this in it")
+    arguments.add_argument("--http1-server", choices=("hyper", "segue"), default=Cluster.http1_server,
+                           help="the routers' `http1_server`")
     arguments = arguments.parse_args()
+    Cluster.http1_server = arguments.http1_server
     # It reports each write to a peer that is gone, which some peers here are meant to be.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     # So that what was started is ended.

@@ -5,10 +5,16 @@ import json
 import os
 
 from selenium import webdriver
+from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
+from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.expected_conditions import element_to_be_clickable
+from selenium.webdriver.support.wait import WebDriverWait
+
+# Seconds. A busy machine may need several for what is usually immediate.
+PATIENCE = 60
 
 # Returns the page as a reader sees it, in the form of the object `keyspace` of /status.
 READ = """
@@ -25,15 +31,25 @@ return {
   routers: rows('routers').map(cells),
   log: [...document.querySelectorAll('#log li span')].map((one) => one.textContent),
   pauses: text('pauses'), pointed: text('pointed'),
+  old: document.body.hasAttribute('data-old'),
+  acts: [...document.querySelectorAll('[data-action], #placement, #move, .acts')].filter((one) => one.offsetParent).map((one) => one.outerHTML),
+  images: document.images.length,
+  dialog: document.getElementById('action').open ? document.getElementById('action').innerText : null,
+  answer: text('action-answer'),
   detail: document.getElementById('detail').hidden ? null : document.getElementById('detail').innerText,
+  clipped: [...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.parentElement.id),
   overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
 };
 """
 
-# Returns the times of frames while the page is busy, in milliseconds, and the browser's long tasks.
+# Returns the times of frames while the page is busy, in milliseconds, the browser's long tasks, and how often the page has drawn
+# its map of many partitions.
 FRAMES = """
 const [seconds, done] = arguments;
 const [frames, tasks] = [[], []];
+const put = CanvasRenderingContext2D.prototype.putImageData;
+let draws = 0;
+CanvasRenderingContext2D.prototype.putImageData = function(...given) { draws += 1; return put.apply(this, given); };
 new PerformanceObserver((list) => tasks.push(...list.getEntries().map((entry) => entry.duration))).observe({ type: 'longtask' });
 const until = performance.now() + seconds * 1000;
 let last = performance.now();
@@ -41,23 +57,31 @@ const frame = (now) => {
   frames.push(now - last);
   last = now;
   if (now < until) requestAnimationFrame(frame);
-  else done({ frames: frames.slice(1), tasks });
+  else {
+    CanvasRenderingContext2D.prototype.putImageData = put;
+    done({ frames: frames.slice(1), tasks, draws });
+  }
 };
 requestAnimationFrame(frame);
 """
 
 
 class Browser:
-    def __init__(self, folder):
+    """`home`: whose certificates it has."""
+
+    def __init__(self, folder, program="/usr/bin/chromium", home=None):
         options = webdriver.ChromeOptions()
-        options.binary_location = "/usr/bin/chromium"
+        options.binary_location = program
         for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-background-networking",
                      "disable-component-update", "no-first-run", "hide-scrollbars",
                      f"user-data-dir={os.path.join(folder, 'chromium')}"):
             options.add_argument(f"--{flag}")
+        environment = {**os.environ, "HOME": home} if home else None
         options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-        self.driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
-        self.driver.set_script_timeout(60)
+        self.driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver", env=environment))
+        self.driver.set_script_timeout(180)
+        # The metrics of a page are CPU times then, which other processes of a busy machine do not add to.
+        self.driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
         self.requests = []
 
     def open(self, url, width=1024, dark=False):
@@ -77,10 +101,34 @@ class Browser:
         return self.driver.execute_script(READ)
 
     def frames(self, seconds):
-        return self.driver.execute_async_script(FRAMES, seconds)
+        """Returns what FRAMES does, and the CPU time of the page's main thread meanwhile, in milliseconds."""
+        before = self.cpu_time()
+        measured = self.driver.execute_async_script(FRAMES, seconds)
+        return measured | {"cpu": self.cpu_time() - before}
+
+    def cpu_time(self):
+        metrics = self.driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+        return 1000 * next(one["value"] for one in metrics if one["name"] == "TaskDuration")
 
     def find(self, selector):
         return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def click(self, selector):
+        """Clicks on it as soon as that is possible: some actions show only once the page knows of the right to them."""
+        def clicked(driver):
+            found = element_to_be_clickable((By.CSS_SELECTOR, selector))(driver)
+            if found:
+                found.click()
+            return found
+
+        # The page may replace it, or move it, between the look and the click.
+        passing = [StaleElementReferenceException, ElementClickInterceptedException]
+        WebDriverWait(self.driver, PATIENCE, poll_frequency=0.05, ignored_exceptions=passing).until(clicked, selector)
+
+    def type(self, selector, text):
+        field = self.find(selector)
+        field.clear()
+        field.send_keys(text)
 
     def press(self, *keys):
         """Sends keys, by the names that selenium has for them, to what has the focus."""

@@ -4,6 +4,7 @@ import base64
 import http.server
 import json
 import os
+import ssl
 import sys
 import threading
 import time
@@ -12,7 +13,10 @@ import urllib.request
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "interop"))
 from processes import Etcd, Process, free_port  # noqa: E402: the same processes as `make foreign` has
 
-PATIENCE = 60.0
+from certificates import Authority  # noqa: E402
+
+# A machine that is busy with other tests may take minutes for what takes a second alone.
+PATIENCE = 180.0
 
 
 def until(condition, what, patience=PATIENCE):
@@ -28,11 +32,12 @@ def until(condition, what, patience=PATIENCE):
 class Admin:
     """The admin endpoint of a process."""
 
-    def __init__(self, port):
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, port, ca=None):
+        self.url = f"{'https' if ca else 'http'}://127.0.0.1:{port}"
+        self.context = ssl.create_default_context(cafile=ca) if ca else None
 
-    def get(self, path, timeout=5):
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=timeout) as response:
+    def get(self, path, timeout=30):
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=timeout, context=self.context) as response:
             return response.read().decode(), response.headers
 
     def keyspace(self):
@@ -57,29 +62,35 @@ class Demo:
 
 
 class Cluster:
-    """A coordinator, two routers and pods behind sidecars, each a process of its own."""
+    """A coordinator, two routers and pods behind sidecars, each a process of its own.
 
-    def __init__(self, segue, folder):
+    No lease and no phase ends by its time: a router that a check stops stays registered, and the handoff that waits for it stands for
+    as long as the check looks at it.
+    """
+
+    def __init__(self, segue, folder, write="", ca=None):
         self.segue, self.folder, self.etcd = segue, folder, Etcd(folder)
         until(self.etcd.is_up, "etcd")
         port = free_port()
-        self.admin = Admin(port)
+        self.admin = Admin(port, ca)
         self.run("coordinator", f"""
 [coordinator]
 name = "c-0"
 partitions = 16
-lease_ttl = "5s"
+lease_ttl = "1h"
 settle = "50ms"
 min_interval = "100ms"
+phase_timeout = "1h"
 listen = "127.0.0.1:0"
 [admin]
 listen = "127.0.0.1:{port}"
+{write}
 """)
         self.routers = {name: self.run(name, f"""
 [router]
 name = "{name}"
 listen = "127.0.0.1:{free_port()}"
-lease_ttl = "60s"
+lease_ttl = "1h"
 [router.partition]
 header = "x-partition"
 """) for name in ("r-0", "r-1")}
@@ -96,6 +107,7 @@ header = "x-partition"
 name = "{name}"
 listen = "127.0.0.1:{listen}"
 upstream = "127.0.0.1:{upstream}"
+lease_ttl = "1h"
 """)
 
     def run(self, name, sections):
@@ -104,11 +116,93 @@ upstream = "127.0.0.1:{upstream}"
             out.write(f'keyspace = "page"\n[store]\nendpoints = ["{self.etcd.url}"]\n{sections}')
         return Process(name, self.folder, [self.segue, "run", "--config", config])
 
+    def explain(self, partition):
+        return json.loads(self.admin.get(f"/v1/partitions/{partition}")[0])
+
     def at_rest(self, pods):
         keyspace = self.admin.keyspace()
         return (keyspace and not keyspace["handoffs"] and keyspace["unowned"] == 0 and len(keyspace["routers"]) == 2
                 and all(pod["partitions"] > 0 for pod in keyspace["pods"])
                 and {pod["name"] for pod in keyspace["pods"]} == set(pods))
+
+
+class Operated(Cluster):
+    """The same with two pods, and an endpoint that admits those with a token."""
+
+    TOKEN = "correct-horse-battery-staple"
+
+    def __init__(self, segue, folder):
+        token = os.path.join(folder, "token")
+        with open(token, "w", encoding="utf-8") as out:
+            out.write(self.TOKEN)
+        super().__init__(segue, folder, f'write = "token"\ntoken_file = "{token}"')
+        self.pod("b")
+        until(lambda: self.at_rest(["a", "b"]), "two pods at rest")
+
+    def change(self, method, path):
+        """Does what an operator does by another way than the page."""
+        headers = {"authorization": f"Bearer {self.TOKEN}", "content-type": "application/json"}
+        request = urllib.request.Request(f"{self.admin.url}{path}", b"{}", headers, method=method)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.read()
+
+
+class Certified(Cluster):
+    """The same with an endpoint by TLS, which admits those with a certificate."""
+
+    def __init__(self, segue, folder):
+        self.authority = Authority(os.path.join(folder, "tls"))
+        super().__init__(segue, folder, self.authority.tls(), self.authority.path("ca.pem"))
+        self.pod("b")
+        until(lambda: self.at_rest(["a", "b"]), "two pods at rest")
+
+
+class TwoKeyspaces(Cluster):
+    """A coordinator of two keyspaces, and a pod in both."""
+
+    TOKEN = Operated.TOKEN
+    PARTITIONS = {"persons": 8, "orders": 12}
+
+    def __init__(self, segue, folder):
+        self.segue, self.folder, self.etcd = segue, folder, Etcd(folder)
+        until(self.etcd.is_up, "etcd")
+        port, token = free_port(), os.path.join(folder, "token")
+        self.admin = Admin(port)
+        with open(token, "w", encoding="utf-8") as out:
+            out.write(self.TOKEN)
+        self.run("coordinator", f"""
+[coordinator]
+name = "c-0"
+lease_ttl = "5s"
+settle = "50ms"
+min_interval = "100ms"
+[admin]
+listen = "127.0.0.1:{port}"
+write = "token"
+token_file = "{token}"
+""", with_partitions=True)
+        self.pod("a")
+        until(lambda: all(self.is_settled(name) for name in self.PARTITIONS), "both keyspaces at rest")
+
+    def run(self, name, sections, with_partitions=False):
+        partitions = "\npartitions = {}" if with_partitions else ""
+        tables = [f'[[keyspaces]]\nname = "{keyspace}"{partitions.format(count)}\n'
+                  for keyspace, count in self.PARTITIONS.items()]
+        config = os.path.join(self.folder, f"{name}.toml")
+        with open(config, "w", encoding="utf-8") as out:
+            out.write(f'[store]\nendpoints = ["{self.etcd.url}"]\n{"".join(tables)}{sections}')
+        return Process(name, self.folder, [self.segue, "run", "--config", config])
+
+    def status(self, name):
+        try:
+            return json.loads(self.admin.get(f"/status?keyspace={name}")[0])["keyspace"]
+        except OSError:
+            return None
+
+    def is_settled(self, name):
+        status = self.status(name)
+        return (status and not status["handoffs"] and status["unowned"] == 0
+                and [pod["partitions"] for pod in status["pods"]] == [self.PARTITIONS[name]])
 
 
 class LargeKeyspace:

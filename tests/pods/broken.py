@@ -24,12 +24,23 @@ def no_tail(writer, pod):
 def no_warm(writer, pod):
     """Takes a partition over without its state."""
 
-    async def warm(self, partition, epoch, from_address):
+    async def warm(self, partition, epoch, from_address, checkpoint=""):
         _, end = await self.log.read(partition, 0)
         self.states[partition] = self.state()
         self.states[partition].apply([], end)
 
-    writer.Writer.warm = warm
+    writer.Writer.warm = writer.CheckpointingWriter.warm = warm
+
+
+def only_checkpoint(writer, pod):
+    """Starts from the newest checkpoint and ignores what was written since."""
+
+    async def warm(self, partition, epoch, from_address, checkpoint=""):
+        state = self.saved(checkpoint)
+        _, state.read_to = await self.log.read(partition, 0)
+        self.states[partition] = state
+
+    writer.CheckpointingWriter.warm = warm
 
 
 def late_write(writer, pod):
@@ -48,7 +59,7 @@ def late_write(writer, pod):
     writer.Log.append = later
 
 
-FAULTS = {"no-tail": no_tail, "no-warm": no_warm, "late-write": late_write}
+FAULTS = {"no-tail": no_tail, "no-warm": no_warm, "only-checkpoint": only_checkpoint, "late-write": late_write}
 
 
 def main():

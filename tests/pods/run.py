@@ -1,5 +1,6 @@
 """Writer pods in several languages take part in one keyspace under checked load, while pods crash and restart, all their
-connections break every second, and the leading coordinator is killed every second.
+connections break every second, and the leading coordinator is killed every second. Then `segue conformance --handoffs` is played
+with a pod of each example.
 
 `make pods`; a shorter run: `make pods ARGS=--short`; with a faulty pod, which the checks have to notice:
 `make pods ARGS="--short --sabotage etcd-no-tail"`.
@@ -15,6 +16,7 @@ import signal
 import sys
 import tempfile
 
+from conformance import conform
 from site_of_pods import LEASE, PREFIX, Process, Site, store
 
 # At the end of the load nothing fails any more, so that all that is held gets its response.
@@ -26,6 +28,7 @@ class Run:
         self.site, self.random = site, random.Random(seed)
         self.faults = collections.Counter()
         self.handoffs = 0
+        self.checkpoints = collections.Counter()  # by the name of the pod that made them
         self.killed = 0  # the last leadership that was ended
         self.calm = asyncio.Event()
 
@@ -80,16 +83,29 @@ class Run:
 
     async def count_handoffs(self):
         """Counts the flips of assignments: each is a handoff that took effect."""
-        prefix, epochs, revision = f"{PREFIX}assignments/", {}, 0
+        epochs = {}
+        async for key, entry, is_new in self.records("assignments/"):
+            self.handoffs += is_new and entry.value["epoch"] > epochs.get(key, 0)
+            epochs[key] = entry.value["epoch"]
+
+    async def count_checkpoints(self):
+        async for _, entry, is_new in self.records("checkpoints/"):
+            self.checkpoints[entry.value["pod_name"]] += is_new and entry.value["checkpoint"] is not None
+
+    async def records(self, below):
+        """Yields each record below this key with its changes from now on, and whether it is a change."""
+        prefix, revision = PREFIX + below, 0
         while True:
             try:
-                revision, entries = await self.site.store.snapshot(prefix) if not revision else (revision, [])
-                epochs.update((entry.key, entry.value["epoch"]) for entry in entries)
+                if not revision:
+                    revision, entries = await self.site.store.snapshot(prefix)
+                    for entry in entries:
+                        yield entry.key, entry, False
                 async for changes in self.site.store.watch(prefix, revision + 1, 3600):
                     for key, entry in changes:
                         if entry is not None:
-                            self.handoffs += entry.value["epoch"] > epochs.get(key, 0)
-                            epochs[key], revision = entry.value["epoch"], entry.mod_revision
+                            revision = entry.mod_revision
+                            yield key, entry, True
             except store.StoreError:
                 await asyncio.sleep(0.1)
 
@@ -117,12 +133,13 @@ def written_by(site):
 async def play(site, arguments):
     await site.start(arguments.each, arguments.kafka, arguments.sabotage)
     run = Run(site, arguments.seed)
-    counting = asyncio.create_task(run.count_handoffs())
+    counting = [asyncio.create_task(count) for count in (run.count_handoffs(), run.count_checkpoints())]
     loading = asyncio.create_task(load(site, arguments.seconds, arguments.seed, arguments.kafka))
     asyncio.get_running_loop().call_later(arguments.seconds - CALM, run.calm.set)
     await asyncio.gather(run.every_second(run.break_connections), run.every_second(run.kill_leader), run.restart_pods())
     report = await loading
-    counting.cancel()
+    for count in counting:
+        count.cancel()
     if not arguments.sabotage:
         await site.settled()
 
@@ -140,11 +157,19 @@ async def play(site, arguments):
     idle = [name for name in site.pods if not written[name]]
     if idle:
         print(f"  these pods wrote nothing: {', '.join(idle)}")
+    makers = [pod.name for pod in site.pods.values() if pod.makes_checkpoints]
+    print("  checkpoints: " + (", ".join(f"{name} {run.checkpoints[name]:,}" for name in makers) or "none"))
+    lazy = [name for name in makers if not run.checkpoints[name]]
+    if lazy:
+        print(f"  these pods made no checkpoint: {', '.join(lazy)}")
     if run.handoffs < arguments.handoffs:
         print(f"  fewer handoffs than {arguments.handoffs}")
     languages = len({pod.language for pod in site.pods.values() if written[pod.name]})
-    print(f"pods: languages={languages} handoffs={run.handoffs} harm={harm}")
-    return report["sound"] and not harm and not idle and run.handoffs >= arguments.handoffs
+    examples = {} if arguments.sabotage else {pod.kind: pod for pod in site.pods.values() if pod.has_keyspaces}
+    conforming = await conform(site, list(examples.values()))
+    print(f"pods: languages={languages} handoffs={run.handoffs} harm={harm} conform={conforming}/{len(examples)}")
+    is_sound = report["sound"] and not harm and not idle and not lazy and run.handoffs >= arguments.handoffs
+    return is_sound and conforming == len(examples)
 
 
 async def main():

@@ -32,6 +32,23 @@ class Pod:
         self.name, self.language, self.command = name, language, command
         self.process = None
 
+    @property
+    def kind(self):
+        return self.name.rsplit("-", 1)[0]
+
+    @property
+    def is_by_grpc(self):
+        return "--coordinator" in self.command
+
+    @property
+    def makes_checkpoints(self):
+        return "kafka" not in self.kind
+
+    @property
+    def has_keyspaces(self):
+        """The example that is linked with Segue knows one keyspace; `cargo test` plays handoffs with another one."""
+        return self.kind != "rust-linked"
+
 
 class Site:
     def __init__(self, binaries, folder, partitions):
@@ -39,10 +56,13 @@ class Site:
         self.folder, self.partitions = folder, partitions
         self.logs = os.path.join(folder, "partitions")
         self.etcd = Etcd(folder)
-        self.store = store.Etcd([self.etcd.url], timeout=5)
+        self.store = store.Etcd([self.etcd.url], timeout=PATIENCE)
         self.kafka = None  # the brokers' addresses
         self.pods, self.coordinators, self.routers, self.breakers = {}, {}, [], []
         self.ports = {f"c-{number}": free_port() for number in range(COORDINATORS)}
+        self.token = os.path.join(folder, "token")
+        with open(self.token, "w", encoding="utf-8") as out:
+            out.write("a token of all pods\n")
 
     async def start(self, each, kafka, sabotage):
         await until(self.etcd.is_up, "etcd")
@@ -87,7 +107,8 @@ class Site:
                         out.write(json.dumps(record) + "\n")
 
     def known_coordinators(self):
-        return [word for breaker in self.breakers[1:] for word in ("--coordinator", breaker.address)]
+        known = [word for breaker in self.breakers[1:] for word in ("--coordinator", breaker.address)]
+        return [*known, "--token-file", self.token]
 
     async def settled(self):
         """Waits until every pod owns partitions, every partition is owned, and none moves."""
@@ -118,7 +139,7 @@ class Site:
         kinds = {
             "python-grpc": [PYTHON, os.path.join(EXAMPLES, "python-grpc-pod/pod.py"), *known, *times],
             "python-etcd": [PYTHON, os.path.join(EXAMPLES, "python-etcd-pod/pod.py"), "--etcd", etcd, *times],
-            "go-grpc": [os.path.join(self.binaries, "go-grpc-pod"), "--coordinator", ",".join(grpc), *go_times],
+            "go-grpc": [os.path.join(self.binaries, "go-grpc-pod"), "--coordinator", ",".join(grpc), "--token-file", self.token, *go_times],
             "rust-grpc": [os.path.join(self.binaries, "rust-grpc-pod"), *known, *rust_times],
             "rust-linked": [os.path.join(self.binaries, "examples/writer"), "--etcd", etcd, *rust_times],
         }
@@ -147,7 +168,10 @@ lease_ttl = "2s"
 settle = "50ms"
 min_interval = "100ms"
 cool_down = "0s"
+checkpoint_interval = "5s"
+checkpoint_timeout = "500ms"
 listen = "127.0.0.1:{self.ports[name]}"
+token_file = "{self.token}"
 """)
 
     def start_router(self, name):

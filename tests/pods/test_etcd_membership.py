@@ -26,8 +26,8 @@ class Service:
     def __init__(self):
         self.calls = []
 
-    async def warm(self, partition, epoch, from_address):
-        self.calls.append(("warm", partition, epoch))
+    async def warm(self, partition, epoch, from_address, checkpoint=""):
+        self.calls.append(("warm", partition, epoch, checkpoint))
 
     async def sync(self, partition):
         self.calls.append(("sync", partition))
@@ -135,6 +135,23 @@ class Lives(unittest.IsolatedAsyncioTestCase):
         self.assertFalse(await self.pod.report(7, Task("drain", 5, handoff=999)))
         _, entries = await self.etcd.snapshot(f"{PREFIX}pod_acks/")
         self.assertEqual(entries, [])
+
+    async def test_an_owner_makes_checkpoints_and_its_next_warm_up_starts_from_the_newest(self):
+        async def checkpoint(partition, epoch):
+            return f"{partition}@{epoch}"
+
+        service = self.pod.service
+        service.checkpoint, self.pod.makes_checkpoints = checkpoint, True
+        planning = {"checkpoint_interval_ms": 50}
+        await self.etcd.commit([], [put(f"{PREFIX}config", {"partitions": 16, "planning": planning})])
+        await self.owns(7, 5)
+        key = f"{PREFIX}checkpoints/7"
+        first = (await self.sees(lambda entries: key in entries))[key]
+        made = {"partition": 7, "checkpoint": "7@5", "pod_name": "a", "epoch": 5, "handoff": 0}
+        self.assertEqual(first.value, made | {"taken_at": first.value["taken_at"]})
+        await self.sees(lambda entries: entries[key].mod_revision > first.mod_revision)
+        await self.owns(7, 6)
+        self.assertEqual([call for call in service.calls if call[0] == "warm"], [("warm", 7, 5, ""), ("warm", 7, 6, "7@5")])
 
     async def test_a_pod_that_leaves_is_no_longer_registered(self):
         self.assertTrue(await self.pod.leave(within=60))

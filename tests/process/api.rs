@@ -4,9 +4,12 @@
 
 mod writers;
 
-use std::net::SocketAddr;
+use std::io::{Read as _, copy};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
 use segue_protocol::keys::Keyspace;
@@ -39,6 +42,8 @@ impl Site {
 
     fn start(pods: &[&str], with: impl FnOnce(&WriterCluster, Config) -> Config) -> Self {
         let (mut cluster, admin) = (WriterCluster::start(), free_address());
+        // No test waits for the end of a writer's lease, and the store is away for a while in one.
+        cluster.lease_ttl = 60;
         let config = Config::new([cluster.etcd().endpoint()]).coordinator("c-0", PARTITIONS).admin(admin).quick();
         let config = with(&cluster, config);
         let mut process = cluster.run("c-0", &config);
@@ -134,6 +139,7 @@ const WRITES: [(&str, &str, &str); 11] = [
 #[test]
 fn nothing_is_changed_without_the_token_or_for_another_site() {
     let site = Site::with_token(&["w-0", "w-1"]);
+    assert_eq!(site.read("/v1/access")["write"], "token");
     let bearer = |token: &str| format!("Bearer {token}");
     for (method, path, body) in WRITES {
         let plain = || Request::json(method, path, body);
@@ -196,6 +202,9 @@ fn every_action_of_an_operator_is_carried_out_over_http() {
     assert!(site.does("PUT", "/v1/partitions/3/pin", r#"{"why":"hot","who":"bea"}"#).contains("is pinned to"));
     let explained = site.read("/v1/partitions/3");
     assert!(explained["pinned"].as_str().unwrap().contains("bea from 127.0.0.1 (hot)"), "{explained}");
+    let stale = site.send("PUT", "/v1/partitions/3/pin", &format!(r#"{{"to":"{from}"}}"#));
+    assert_eq!((stale.status, text(&stale, "reason").as_str()), (409, "refused"));
+    assert!(text(&stale, "error").contains(&format!("would be pinned to {to} and not to {from}")), "{}", stale.body);
     assert!(site.does("DELETE", "/v1/partitions/3/pin", "").contains("was pinned"));
 
     assert!(site.does("POST", "/v1/pods/w-1/drain", r#"{"why":"kernel"}"#).contains("gives up its partitions"));
@@ -323,6 +332,7 @@ fn the_unix_socket_is_its_users_alone_and_may_always_write() {
     });
     let socket = site.cluster.path().join("admin.sock");
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(site.read("/v1/access")["write"], "none", "by TCP");
     let refused = site.send("POST", "/v1/planner", r#"{"paused":true}"#);
     assert_eq!((refused.status, text(&refused, "reason").as_str()), (403, "read-only"), "by TCP");
     assert!(text(&refused, "error").contains("admin.socket"), "{}", refused.body);
@@ -330,7 +340,12 @@ fn the_unix_socket_is_its_users_alone_and_may_always_write() {
     let server = format!("unix:{}", socket.display());
     let (code, said) = says(&["pause", "--server", &server, "--why", "incident"]);
     assert!(code == Some(0) && said.contains("paused until"), "{said}");
-    let paused = site.read("/status")["keyspace"]["paused"].as_str().unwrap().to_owned();
+    let mut paused = String::new();
+    // The status follows the store by a watch of its own.
+    until("the pause", || {
+        let shown = site.read("/status")["keyspace"]["paused"].clone();
+        shown.as_str().inspect(|shown| (*shown).clone_into(&mut paused)).is_some()
+    });
     assert!(paused.starts_with("ann@") && paused.ends_with("(incident)"), "{paused}");
     let mut site = site;
     assert!(site.cluster.take("c-0").terminate().0.success());
@@ -359,10 +374,94 @@ fn a_client_certificate_is_needed_to_write_and_not_to_read() {
         says(&words.iter().map(String::as_str).collect::<Vec<_>>())
     };
     assert_eq!(with(&["status"], None).0, Some(0));
+    let access = |own: &[&Path]| {
+        let mut curl = Command::new("curl");
+        curl.args(["--silent", "--show-error", "--cacert"]).arg(&ours.file).args(own);
+        let output = curl.arg(format!("{server}/v1/access")).output().unwrap();
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["write"].clone()
+    };
+    let own = ours.issue("operator");
+    assert_eq!(access(&[]), "none");
+    assert_eq!(access(&["--cert".as_ref(), &own.cert, "--key".as_ref(), &own.key]), "allowed");
     let (code, said) = with(&["pause"], None);
     assert!(code == Some(1) && said.contains("client certificate"), "{said}");
     assert_eq!(with(&["pause"], Some(&others)).0, Some(3), "a certificate of others");
     assert_eq!(site.intentions(), [""; 0]);
     let (code, said) = with(&["pause"], Some(&ours));
     assert!(code == Some(0) && said.contains("paused until"), "{said}");
+}
+
+/// Starts an endpoint that passes requests on to `admin`, and loses the answers to the first `lost` of them.
+fn losing_answers(admin: SocketAddr, lost: usize) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for (number, client) in listener.incoming().enumerate() {
+            let (mut client, mut server) = (client.unwrap(), TcpStream::connect(admin).unwrap());
+            let (mut from, mut to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || {
+                let _ = copy(&mut from, &mut to);
+                let _ = to.shutdown(Shutdown::Write);
+            });
+            if number < lost {
+                let _ = server.read(&mut [0]);
+            } else {
+                let _ = copy(&mut server, &mut client);
+            }
+            let _ = client.shutdown(Shutdown::Both);
+        }
+    });
+    address
+}
+
+#[test]
+fn a_command_asks_again_for_an_answer_that_was_lost_and_takes_effect_once() {
+    let site = Site::with_token(&["w-0", "w-1"]);
+    let token = site.cluster.path().join("token");
+    let run = |words: &[&str], lost: usize| {
+        let server = format!("http://{}", losing_answers(site.admin, lost));
+        says(&[words, &["--server", &server, "--token-file", token.to_str().unwrap()]].concat())
+    };
+    let to = if site.owner(3) == "w-0" { "w-1" } else { "w-0" };
+    let (code, said) = run(&["move", "3", "--to", to], 2);
+    assert!(code == Some(0) && said.contains(&format!("partition 3 is on {to}")), "{code:?} {said}");
+    let operations = site.intentions().into_iter().filter(|key| key.contains("/operations/"));
+    assert_eq!(operations.count(), 1, "one move");
+    assert_eq!(run(&["wait", "settled"], 1).0, Some(0));
+
+    let (code, said) = run(&["pause", "--id", "p-1"], usize::MAX);
+    assert!(code == Some(3) && said.contains("--id p-1"), "{code:?} {said}");
+    assert!(site.intentions().iter().any(|key| key.ends_with("/operations/p-1")), "the pause took effect");
+}
+
+#[test]
+fn a_process_that_has_lost_its_store_says_how_old_its_view_is() {
+    let site = Site::with_token(&["w-0"]);
+    let server = format!("http://{}", site.admin);
+    let stale = || site.read("/status")["keyspace"]["stale"].clone();
+    assert!(stale().is_null());
+    assert_eq!(says(&["status", "--server", &server]).0, Some(0));
+
+    site.cluster.etcd().pause();
+    until("a status that is known to be old, though the connection stands", || stale().is_object());
+    site.cluster.etcd().resume();
+    until("a status of the present", || stale().is_null());
+
+    site.cluster.etcd().kill();
+    until("a status that is known to be old", || stale().is_object());
+    let age = || stale()["age_ms"].as_u64().unwrap();
+    let first = age();
+    until("an older one", || age() > first);
+    let (code, said) = says(&["status", "--server", &server]);
+    assert!(code == Some(3) && said.contains("stale       ") && said.contains("w-0  Ready"), "{code:?} {said}");
+    let (code, said) = says(&["status", "--json", "--server", &server]);
+    assert!(code == Some(3) && said.contains(r#""stale":{"since":"#), "{code:?} {said}");
+    for path in ["/v1/partitions/3", "/v1/pods/w-0", "/v1/plan", "/v1/history", "/v1/wait/settled"] {
+        let response = Request::get(path).timeout(Duration::from_secs(30)).send(site.admin).unwrap();
+        assert_eq!(response.status, 503, "{path}: {}", response.body);
+    }
+
+    site.cluster.etcd().restart();
+    until("a status of the present", || stale().is_null());
+    assert_eq!(says(&["status", "--server", &server]).0, Some(0));
 }

@@ -1,7 +1,6 @@
 //! The `segue` command as a user meets it: real processes, bad input, signals.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::HashSet;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -128,6 +127,21 @@ fn several_files_are_checked_against_each_other_and_the_promise_is_told() {
         "its partitions wait for both: {said}"
     );
     assert!(!check_together(&[ROUTER, &bounded("19s")]).2.contains("work_ends_within"));
+
+    let rounds = |coordination: &str, heartbeat: &str| {
+        let times = format!("phase_timeout = \"25s\"\nheartbeat = \"{heartbeat}\"\nsettle = \"1s\"\n");
+        check_together(&[ROUTER, &format!("[coordinator]\nname = \"c-0\"\ncoordination = \"{coordination}\"\n{times}")])
+    };
+    let (code, _, said) = rounds("rounds", "29s");
+    assert!(
+        code == Some(0) && said.contains("coordinator.heartbeat: 29s and coordinator.settle, which is 1s"),
+        "{said}"
+    );
+    for (coordination, heartbeat) in [("rounds", "28s"), ("leader", "29s")] {
+        assert!(!rounds(coordination, heartbeat).2.contains("coordinator.heartbeat"), "{coordination}");
+    }
+    let (code, _, said) = check_together(&[ROUTER, "[coordinator]\nname = \"c-0\"\ncoordination = \"rounds\"\n"]);
+    assert_eq!((code, said.as_str()), (Some(0), ""), "nothing is wrong with the defaults");
 }
 
 #[test]
@@ -269,8 +283,8 @@ fn a_command_that_needs_a_store_is_not_content_with_a_keyspace() {
         let output = run(&[&command[..], &["--keyspace", "orders"]].concat());
         assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
         assert!(stderr(&output).contains("--config <FILE>|--etcd <URL>"), "{}", stderr(&output));
-        // The file names the keyspace.
-        let output = run(&[&command[..], &["--config", "segue.toml", "--keyspace", "orders"]].concat());
+        // The file says where its keyspaces are.
+        let output = run(&[&command[..], &["--config", "segue.toml", "--prefix", "/segue/"]].concat());
         assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
         assert!(stderr(&output).contains("cannot be used with"), "{}", stderr(&output));
     }
@@ -282,6 +296,25 @@ fn an_etcd_that_cannot_be_reached_is_named_by_commands_that_need_it() {
     let output = run(&["status", "--etcd", &format!("http://{nowhere}")]);
     assert_eq!(output.status.code(), Some(3));
     assert!(stderr(&output).contains(&nowhere.to_string()), "{}", stderr(&output));
+}
+
+#[test]
+fn check_measures_the_store_of_the_files() {
+    let etcd = Etcd::start();
+    let folder = TempDir::new().unwrap();
+    let text = |endpoint: &str| format!("[store]\nendpoints = [\"{endpoint}\"]\n[coordinator]\nlease_ttl = \"1h\"\n");
+    let measure = |path: &Path| run(&["check", "--store", "--config", path.to_str().unwrap()]);
+    let output = measure(&file(&folder, &text(&etcd.endpoint())));
+    let said = String::from_utf8(output.stdout.clone()).unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    assert!(said.starts_with(&format!("store {}: a write takes ", etcd.endpoint())), "{said}");
+    let output = measure(&file(&folder, "[store]\nkind = \"memory\"\n[coordinator]\n"));
+    assert!(
+        output.status.code() == Some(2) && stderr(&output).contains("exists only within its process"),
+        "{output:?}"
+    );
+    let output = measure(&file(&folder, &text(&format!("http://{}", free_address()))));
+    assert!(output.status.code() == Some(3) && stderr(&output).contains("unavailable"), "{output:?}");
 }
 
 #[test]
@@ -366,36 +399,7 @@ fn a_process_with_all_roles_gets_ready_shows_itself_and_ends_gracefully() {
 }
 
 #[test]
-fn a_demo_with_an_admin_endpoint_counts_its_routers_and_shows_its_steps() {
-    let (folder, admin) = (TempDir::new().unwrap(), free_address());
-    let arguments = ["demo", "--json", "--partitions", "8", "--clients", "4", "--rate", "100", "--duration", "60s"];
-    let mut command = segue();
-    let process = command.args(arguments).args(["--admin", &admin.to_string()]);
-    let mut process = Process::start("demo", folder.path(), process);
-    let page = |path: &str| get(admin, path).map_or(String::new(), |(_, page)| page);
-    let answered = |page: &str, router: u32| {
-        let of_router = format!("segue_requests_total{{router=\"router-{router}\"");
-        page.lines().any(|line| line.starts_with(&of_router) && !line.ends_with(" 0"))
-    };
-    process.until("requests of both routers", || {
-        let metrics = page("/metrics");
-        answered(&metrics, 0) && answered(&metrics, 1) && metrics.contains("segue_leader 1")
-    });
-    let metrics = page("/metrics");
-    assert!(metrics.contains("segue_cutovers_total{result=\"switched\"}"));
-    let described: Vec<&str> = metrics.lines().filter(|line| line.starts_with("# TYPE ")).collect();
-    let once: HashSet<&&str> = described.iter().collect();
-    assert_eq!(described.len(), once.len(), "a family is described once for both routers");
-    assert!(page("/").contains("<title>Segue</title>"));
-    let status: serde_json::Value = serde_json::from_str(&page("/status")).unwrap();
-    assert_eq!(status["keyspace"]["partitions"], 8);
-    assert_eq!(status["keyspace"]["routers"], serde_json::json!(["router-0", "router-1"]));
-    assert_eq!(status["demo"]["steps"][0]["scenario"], "start");
-    assert_eq!(status["demo"]["leader"], status["keyspace"]["leader"]);
-}
-
-#[test]
-fn a_hang_up_takes_the_log_level_over_and_a_bad_file_changes_nothing() {
+fn a_hang_up_takes_the_log_level_over_and_names_what_needs_a_restart() {
     let folder = TempDir::new().unwrap();
     let text = |level: &str| format!("[store]\nkind = \"memory\"\n[coordinator]\n[log]\nlevel = \"{level}\"\n");
     let path = file(&folder, &text("info"));
@@ -409,5 +413,52 @@ fn a_hang_up_takes_the_log_level_over_and_a_bad_file_changes_nothing() {
     std::fs::write(&path, text("debug")).unwrap();
     process.signal("HUP");
     process.until("the new level", || printed("configuration reloaded"));
+    std::fs::write(&path, text("debug") + "[admin]\nlisten = \"127.0.0.1:0\"\n").unwrap();
+    process.signal("HUP");
+    process.until("the name of the other setting", || {
+        printed("settings that have changed take effect with a restart keys=\"admin.listen\"")
+    });
+    let logged = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(logged.matches("take effect with a restart").count(), 1, "the level alone needs none: {logged}");
     assert!(process.terminate().0.success());
+}
+
+#[test]
+fn a_load_that_is_told_to_end_is_reported() {
+    let folder = TempDir::new().unwrap();
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", server.local_addr().unwrap());
+    let mut command = segue();
+    let load = Process::start("bench", folder.path(), command.args(["bench", &url, "--duration", "1h", "--json"]));
+    // The load has begun, and no request of it gets a response.
+    drop((server.accept().unwrap(), server));
+    let (status, report) = load.terminate();
+    assert!(status.success(), "{report}");
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert!(report["requests"].as_u64() > Some(0), "{report}");
+}
+
+#[test]
+fn check_compares_kubernetes_manifests_with_their_configurations() {
+    let good = include_str!("../../src/kubernetes/good.yaml");
+    let run = |text: &str| {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("all.yaml");
+        std::fs::write(&path, text).unwrap();
+        let output = segue().args(["check", "--kubernetes"]).arg(path).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout.clone()).unwrap(), stderr(&output))
+    };
+    let (code, promise, said) = run(good);
+    assert_eq!((code, said.as_str()), (Some(0), ""));
+    assert!(promise.contains("single writer"), "{promise}");
+
+    let (code, _, said) = run(&good.replace("terminationGracePeriodSeconds: 90", "terminationGracePeriodSeconds: 30"));
+    assert_eq!(code, Some(2));
+    assert!(said.contains("all.yaml:36:38: StatefulSet writer, container segue: the grace period is 30s"), "{said}");
+
+    let (code, _, said) = run(&good.replace("[pod]\n", "[pod]\n    lease_ttl = \"30s\"\n"));
+    assert!(
+        code == Some(0) && said.contains("warning: ConfigMap writer: segue.toml:2:13: pod.lease_ttl: 30s is not"),
+        "{said}"
+    );
 }

@@ -1,17 +1,22 @@
 //! `segue conformance --handoffs` against pods by gRPC that each break one rule on purpose, and against a correct one.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store};
 use segue_grpc::proto::pods_client::PodsClient;
 use segue_grpc::proto::task::Kind;
 use segue_grpc::proto::{Ack, AckKind, AckOutcome, AckRequest, Event, Heartbeat, Hello, Holding, Task};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::records::{Participant, Round, encode};
+use segue_protocol::txn::{Op, Txn};
 use segue_tests::cluster::TestCluster;
 use segue_tests::examples::example;
 use segue_tests::ports::free_address;
@@ -20,19 +25,29 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval, sleep};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Code;
+use tonic::transport::Endpoint;
+use tonic::{Code, Request};
 
 const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+
+/// More than a dozen programs play at the same time. None of them may starve a pod for so long.
+const LEASE: Duration = Duration::from_secs(6);
+const PATIENCE: &str = "8s";
+
+/// The token that the service of the program requires.
+const TOKEN: &str = "a token";
 
 const PLACED: &str = "a partition is placed on the pod";
 const LEAVES: &str = "a partition moves to another pod";
 const COMES: &str = "a partition comes from another pod";
+const CHECKPOINT: &str = "the pod makes a checkpoint before a partition moves";
 const LEAVING_CANCELLED: &str = "a handoff from the pod is cancelled after it has drained";
 const COMING_CANCELLED: &str = "a handoff to the pod is cancelled, and planned again";
 const RESTART: &str = "the service is restarted";
 const SILENCE: &str = "the service is gone for longer than the lease";
 const LEASE_LOST: &str = "the pod's lease is revoked";
-const ALL: [&str; 8] = [PLACED, LEAVES, COMES, LEAVING_CANCELLED, COMING_CANCELLED, RESTART, SILENCE, LEASE_LOST];
+const ALL: [&str; 9] =
+    [PLACED, LEAVES, COMES, CHECKPOINT, LEAVING_CANCELLED, COMING_CANCELLED, RESTART, SILENCE, LEASE_LOST];
 
 /// What is wrong with a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +58,8 @@ enum Flaw {
     NeverReadsTheTail,
     NeverDrains,
     NeverReleases,
+    MakesNoCheckpoints,
+    PresentsNoToken,
     ServesAfterItsDrain,
     StaysClosedAfterACancel,
     AcceptsAnyEpoch,
@@ -88,7 +105,7 @@ impl Pod {
             }
         }
         if let Some(begun) = sent.get(&event.confirmed) {
-            known.trusted_until = Some(*begun + Duration::from_secs(2));
+            known.trusted_until = Some(*begun + LEASE * 2 / 3);
         }
         if let Some(assignment) = &event.assignment {
             if assignment.full && self.flaw != Flaw::ServesAfterItsRegistration {
@@ -128,8 +145,13 @@ impl Pod {
                 known.held.remove(&partition);
                 (AckKind::Released, Flaw::NeverReleases)
             }
+            Kind::Checkpoint(_) => (AckKind::Checkpointed, Flaw::MakesNoCheckpoints),
         };
-        (self.flaw != flaw).then(|| Ack { id: task.id, kind: kind.into(), ..Ack::default() })
+        let (checkpoint, epoch) = match kind {
+            AckKind::Checkpointed => (b"here".to_vec(), task.epoch),
+            _ => Default::default(),
+        };
+        (self.flaw != flaw).then(|| Ack { id: task.id, kind: kind.into(), checkpoint, epoch, ..Ack::default() })
     }
 
     fn hello(&self, keyspace: &str, address: SocketAddr) -> Hello {
@@ -141,8 +163,8 @@ impl Pod {
             keyspace: keyspace.to_owned(),
             pod: "w".to_owned(),
             address: address.to_string(),
-            lease_ttl: Some(Duration::from_secs(3).try_into().unwrap()),
-            capabilities: ["sync", "drained", "released", "fence"].map(str::to_owned).to_vec(),
+            lease_ttl: LEASE.try_into().ok(),
+            capabilities: ["sync", "drained", "released", "fence", "checkpoint"].map(str::to_owned).to_vec(),
             resume,
             holdings: known.held.iter().map(|(&partition, &epoch)| Holding { partition, epoch }).collect(),
             ..Hello::default()
@@ -166,7 +188,13 @@ impl Pod {
 
     /// Serves one stream. Returns how it ended.
     async fn stream(&self, service: SocketAddr, hello: Hello) -> Option<Code> {
-        let mut client = PodsClient::connect(format!("http://{service}")).await.ok()?;
+        let channel = Endpoint::from_shared(format!("http://{service}")).unwrap().connect().await.ok()?;
+        let has_token = self.flaw != Flaw::PresentsNoToken;
+        let mut client = PodsClient::with_interceptor(channel, move |mut call: Request<()>| {
+            let token = Some(format!("Bearer {TOKEN}").parse().unwrap()).filter(|_| has_token);
+            token.map(|token| call.metadata_mut().insert("authorization", token));
+            Ok(call)
+        });
         let (beats, received) = mpsc::channel(16);
         let mut sent = BTreeMap::from([(1, Instant::now())]);
         beats.send(Heartbeat { seq: 1, hello: Some(hello), ..Heartbeat::default() }).await.unwrap();
@@ -225,11 +253,23 @@ async fn start(flaw: Flaw) -> (SocketAddr, SocketAddr, String) {
     (address, service, keyspace)
 }
 
+fn token_file(cluster: &TestCluster) -> PathBuf {
+    cluster.path().join("token")
+}
+
+/// Starts an etcd. The token is there before any program reads it.
+fn start_cluster() -> TestCluster {
+    let cluster = TestCluster::start(SEGUE);
+    std::fs::write(token_file(&cluster), TOKEN).unwrap();
+    cluster
+}
+
 fn conformance(cluster: &TestCluster, pod: SocketAddr, service: SocketAddr, keyspace: &str) -> Output {
     let (url, etcd, service) = (format!("http://{pod}"), cluster.etcd().endpoint(), service.to_string());
     let mut command = Command::new(SEGUE);
-    command.args(["conformance", "--handoffs", "--patience", "4s", "--pod", &url, "--etcd", &etcd]);
-    command.args(["--keyspace", keyspace, "--listen", &service]).output().unwrap()
+    command.args(["conformance", "--handoffs", "--patience", PATIENCE, "--pod", &url, "--etcd", &etcd]);
+    command.args(["--keyspace", keyspace, "--listen", &service, "--token-file"]).arg(token_file(cluster));
+    command.output().unwrap()
 }
 
 /// The scenes that a run of the program says the pod got wrong.
@@ -245,14 +285,15 @@ fn wrong(output: &Output) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_flaw_of_a_pod_in_handoffs_is_found_and_nothing_else_is() {
-    let cluster = TestCluster::start(SEGUE);
-    let flaws: [(Flaw, &[&str]); 13] = [
+    let cluster = start_cluster();
+    let flaws: [(Flaw, &[&str]); 14] = [
         (Flaw::Nothing, &[]),
         (Flaw::ServesWhatItWarms, &[PLACED, COMING_CANCELLED]),
         (Flaw::IsNeverReady, &ALL),
         (Flaw::NeverReadsTheTail, &[COMES, LEASE_LOST]),
         (Flaw::NeverDrains, &[LEAVES, LEAVING_CANCELLED]),
         (Flaw::NeverReleases, &[LEAVES]),
+        (Flaw::MakesNoCheckpoints, &[CHECKPOINT]),
         (Flaw::ServesAfterItsDrain, &[LEAVES, LEAVING_CANCELLED]),
         (Flaw::StaysClosedAfterACancel, &[LEAVING_CANCELLED]),
         (Flaw::AcceptsAnyEpoch, &[COMES, LEAVING_CANCELLED]),
@@ -284,29 +325,75 @@ async fn each_flaw_of_a_pod_in_handoffs_is_found_and_nothing_else_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_without_the_token_of_the_service_does_not_get_registered() {
+    let cluster = start_cluster();
+    let (address, service, keyspace) = start(Flaw::PresentsNoToken).await;
+    let output = tokio::task::block_in_place(|| conformance(&cluster, address, service, &keyspace));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("no pod registered at"), "{text}");
+}
+
+/// Plays handoffs with a pod that is no client of the program's service. Returns what it got wrong.
+fn played(cluster: &TestCluster, name: &str, address: SocketAddr, keyspace: &str) -> Vec<String> {
+    let (url, etcd) = (format!("http://{address}"), cluster.etcd().endpoint());
+    let mut command = Command::new(SEGUE);
+    command.args(["conformance", "--handoffs", "--pod", &url, "--name", name, "--etcd", &etcd, "--keyspace", keyspace]);
+    wrong(&command.output().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sidecar_and_the_axum_example_conform_in_handoffs() {
     let (cluster, service) = (TestCluster::start(SEGUE), TcpListener::bind("127.0.0.1:0").await.unwrap());
     let upstream = service.local_addr().unwrap();
     let routes = axum::Router::new().fallback(|| async { "hello" });
     tokio::spawn(async move { axum::serve(service, routes).await });
     let (sidecar, direct) = (free_address(), free_address());
-    let _sidecar = cluster.run("sidecar", &cluster.config().pod("sidecar", sidecar, upstream).quick());
+    let config = cluster.config().pod("sidecar", sidecar, upstream).set("pod.lease_ttl", "6s");
+    let _sidecar = cluster.run("sidecar", &config);
     tokio::task::block_in_place(|| {
         let mut command = Command::new(example("axum_pod"));
         command.args([&*cluster.etcd().endpoint(), "axum", &direct.to_string()]).arg(cluster.path());
         let _axum = Process::start("axum", cluster.path(), &mut command);
         for (name, address) in [("sidecar", sidecar), ("axum", direct)] {
-            let (url, etcd) = (format!("http://{address}"), cluster.etcd().endpoint());
-            let mut command = Command::new(SEGUE);
-            command.args(["conformance", "--handoffs", "--pod", &url, "--name", name, "--etcd", &etcd]);
-            assert_eq!(wrong(&command.output().unwrap()), [""; 0], "{name}");
+            assert_eq!(played(&cluster, name, address, "default"), [""; 0], "{name}");
         }
     });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sidecar_with_hooks_conforms_in_handoffs_and_each_hook_is_called() {
+    let (cluster, service) = (TestCluster::start(SEGUE), TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let (upstream, called) = (service.local_addr().unwrap(), Arc::<Mutex<BTreeSet<String>>>::default());
+    let calls = called.clone();
+    let hook = move |Path(hook): Path<String>| async move {
+        let answer = if hook == "checkpoint" { r#"{"checkpoint":"here"}"# } else { "" };
+        calls.lock().unwrap().insert(hook);
+        answer
+    };
+    let routes = axum::Router::new().route("/hooks/{hook}", axum::routing::post(hook)).fallback(|| async { "hello" });
+    tokio::spawn(async move { axum::serve(service, routes).await });
+    let (listen, hooks) = (free_address(), ["warm", "sync", "drain", "release", "checkpoint", "lease"]);
+    let config = hooks.into_iter().fold(cluster.config().pod("hooked", listen, upstream), |config, hook| {
+        config.set(&format!("pod.hooks.{hook}.url"), format!("http://{upstream}/hooks/{hook}"))
+    });
+    let _sidecar = cluster.run("hooked", &config.set("pod.lease_ttl", "6s").quick());
+    assert_eq!(tokio::task::block_in_place(|| played(&cluster, "hooked", listen, "default")), [""; 0]);
+    assert_eq!(*called.lock().unwrap(), hooks.map(str::to_owned).into());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sidecar_with_a_stream_conforms_in_handoffs() {
+    let (cluster, listen) = (TestCluster::start(SEGUE), free_address());
+    let (upstream, stream, keyspace) = start(Flaw::Nothing).await;
+    let config = cluster.config().set("keyspace", &*keyspace).pod("w", listen, upstream);
+    let config = config.set("pod.stream", stream.to_string()).set("pod.lease_ttl", "6s");
+    let _sidecar = cluster.run("w", &config.quick());
+    assert_eq!(tokio::task::block_in_place(|| played(&cluster, "w", listen, &keyspace)), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_keyspace_in_use_is_left_alone() {
-    let cluster = TestCluster::start(SEGUE);
+    let cluster = start_cluster();
     let config = cluster.config().router("r-0", free_address()).coordinator("c-0", 4).quick();
     let _control = cluster.run("control", &config);
     let says = |text: &str| {
@@ -315,4 +402,24 @@ async fn a_keyspace_in_use_is_left_alone() {
         String::from_utf8_lossy(&output.stderr).contains(text)
     };
     tokio::task::block_in_place(|| until("it is in use", || says("in keyspace default; handoffs are played in")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_keyspace_with_assignment_rounds_is_left_alone() {
+    let cluster = start_cluster();
+    let store = EtcdStore::connect(EtcdOptions::new([cluster.etcd().endpoint()])).unwrap();
+    let keys = Keyspace::new("/segue/", "rounds");
+    let round = encode(&Round { number: 1, participants: BTreeMap::new(), closed_by: "c-0".to_owned() });
+    let participant = encode(&Participant { name: "c-0".to_owned(), round: Some(1) });
+    for (key, value, says) in [
+        (keys.round(), round, "another program takes part in keyspace rounds"),
+        (keys.participant("c-0"), participant, "coordinator c-0 takes part in assignment rounds in keyspace rounds"),
+    ] {
+        let then = vec![Op::Put { key, value, lease: None }];
+        store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+        let run = || conformance(&cluster, free_address(), free_address(), "rounds");
+        let output = tokio::task::block_in_place(run);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(says), "{text}");
+    }
 }

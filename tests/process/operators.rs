@@ -11,6 +11,7 @@ use std::time::Duration;
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::{Op, Txn};
+use segue_tests::certificates::Authority;
 use segue_tests::http::get;
 use segue_tests::ports::free_address;
 use segue_tests::process::until;
@@ -137,7 +138,8 @@ fn a_command_that_cannot_be_fulfilled_yet_exits_4_and_without_a_store_3() {
     assert!(code == Some(4) && said.contains("no other pod accepts partitions"), "{said}");
     assert_eq!(cluster.owns("w-0"), u64::from(PARTITIONS));
     let nowhere = format!("http://{}", free_address());
-    for words in [&["drain", "w-0"][..], &["pause"], &["move", "0", "--to", "w-0"], &["plan"], &["wait", "settled"]] {
+    let commands = [&["drain", "w-0"][..], &["pause"], &["move", "0", "--to", "w-0"], &["plan"], &["wait", "settled"]];
+    for words in commands.into_iter().chain([&["status"][..], &["status", "--routers"]]) {
         let output = Command::new(env!("CARGO_BIN_EXE_segue")).args(words).args(["--etcd", &nowhere]).output().unwrap();
         assert_eq!(output.status.code(), Some(3), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
@@ -301,4 +303,21 @@ fn the_tables_of_routers_are_compared_with_the_store() {
     assert!(said.contains("UNKNOWN  r-2 at ") && said.contains("no response within 5s"), "{said}");
     assert!(said.contains("UNKNOWN  r-3 at no address: ") && said.contains("[admin] advertise"), "{said}");
     drop(silent);
+}
+
+#[test]
+fn the_tables_of_routers_are_compared_by_tls_too() {
+    let mut cluster = Operated::start(&["w-0"]);
+    let authority = Authority::new(cluster.0.path(), "ours");
+    let (served, admin) = (authority.issue("served"), free_address());
+    let tls = format!("cert = \"{}\"\nkey = \"{}\"", served.cert.display(), served.key.display());
+    let config = cluster.0.router_config("r-0", free_address(), admin).with("admin.tls", &tls);
+    let router = cluster.0.run("r-0", &config);
+    cluster.0.processes.insert("r-0".to_owned(), router);
+    until("the router", || cluster.json(&["status"])["routers"] == serde_json::json!(["r-0"]));
+    let (code, said) = cluster.says(&["status", "--routers"]);
+    assert!(code == Some(1) && said.contains("UNKNOWN  r-0 at ") && said.contains("--admin-ca"), "{said}");
+    let ca = authority.file.to_str().unwrap();
+    let said = cluster.does(&["status", "--routers", "--admin-ca", ca]);
+    assert_eq!(said, format!("same     r-0 at {admin}\n"));
 }

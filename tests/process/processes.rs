@@ -6,16 +6,10 @@
 
 mod writers;
 
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
-
-use segue_demo::check::{Evidence, check};
-use segue_demo::load::{Load, LoadSettings};
-use segue_demo::log::Log;
-use segue_demo::record::Outcome;
 use segue_tests::http::get;
 use segue_tests::ports::free_address;
-use writers::{PARTITIONS, WriterCluster};
+use writers::WriterCluster;
+use writers::load::CheckedLoad;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_while_pods_routers_and_the_leader_come_and_go() {
@@ -31,27 +25,8 @@ async fn nothing_is_lost_while_pods_routers_and_the_leader_come_and_go() {
     }
     cluster.settles(&["w-0", "w-1", "w-2"]);
 
-    let load = Load::start(LoadSettings {
-        routers: routers.map(Into::into).to_vec(),
-        partitions: PARTITIONS,
-        clients: 24,
-        bursts: 2,
-        rate: 0,
-        patience: Duration::from_secs(60),
-        seed: 7,
-        partition_header: Some("x-partition".parse().unwrap()),
-        snapshot: None,
-    });
-    let done = || load.gauge().ok.load(Relaxed);
-    let started = Instant::now();
-    let flows = |what: &str| {
-        eprintln!("{:6.1} s  {} answered; requests must flow {what}", started.elapsed().as_secs_f64(), done());
-        let (before, begun) = (done(), Instant::now());
-        while done() < before + 200 {
-            assert!(begun.elapsed() < Duration::from_secs(60), "requests do not flow {what}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    };
+    let load = CheckedLoad::start(&routers, 24, 2, 7);
+    let flows = |what: &str| load.flows(what);
 
     tokio::task::block_in_place(|| {
         flows("at rest");
@@ -87,18 +62,10 @@ async fn nothing_is_lost_while_pods_routers_and_the_leader_come_and_go() {
         flows("after a router was restarted");
     });
 
-    eprintln!("{:6.1} s  the load ends", started.elapsed().as_secs_f64());
-    let exchanges = load.finish().await;
-    eprintln!("{:6.1} s  checking", started.elapsed().as_secs_f64());
-    let log = Log::in_directory(&cluster.logs()).unwrap().read_all().unwrap();
-    let records = log.len();
-    let answered = exchanges.iter().filter(|exchange| matches!(exchange.outcome, Outcome::Ok)).count();
-    let harm = check(&Evidence { exchanges, log: Some(log), owners: None });
-    for (name, count) in harm.counts() {
-        assert_eq!(count.count, 0, "{name}: {:?}", count.examples);
-    }
+    let shown = load.finish(&cluster.logs()).await;
+    let (answered, records) = (shown.answered, shown.log.len());
     assert!(answered > 2_000 && records > 1_000, "{answered} answered, {records} records: too little to tell");
-    assert!(harm.reads_checked > 200);
+    assert!(shown.reads_checked > 200);
 
     let (_, metrics) = get(admins[0], "/metrics").unwrap();
     assert!(metrics.contains("segue_cutovers_total{result=\"switched\"}"), "{metrics}");

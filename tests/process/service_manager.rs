@@ -1,10 +1,11 @@
 //! What a service manager such as systemd is told: when a process serves, when it ends, and which process replaces it.
 #![allow(clippy::unwrap_used)]
 
+use std::io::Read as _;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -121,6 +122,27 @@ fn restart_returns_once_the_new_process_serves_and_names_it() {
     assert!(unit.manager.is_told_nothing_more());
     kill_process(new.0, Signal::TERM).unwrap();
     until("the end of the new process", || get(unit.admin, "/health").is_none());
+    unit.manager.socket.set_nonblocking(false).unwrap();
+    assert_eq!(unit.manager.told(), ["STOPPING=1"]);
+}
+
+#[test]
+fn a_pipe_from_restart_ends_with_that_command() {
+    let unit = Unit::new();
+    let _old = unit.started();
+    let file = unit.config().write(unit.cluster.path(), "restart");
+    let mut restart = Command::new(unit.cluster.segue());
+    restart.args(["restart", "--config"]).arg(file).env("NOTIFY_SOCKET", &unit.manager.path);
+    let log = std::fs::File::create(unit.cluster.path().join("restart.log")).unwrap();
+    let mut restart = restart.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+    let mut output = restart.stdout.take().unwrap();
+    let (ended, end) = std::sync::mpsc::channel();
+    std::thread::spawn(move || ended.send(output.read_to_end(&mut Vec::new()).is_ok()));
+    let status = restart.wait().unwrap();
+    let new = unit.manager.told()[0].strip_prefix("MAINPID=").unwrap().parse().unwrap();
+    let _new = Orphan(Pid::from_raw(new).unwrap());
+    assert!(status.success());
+    assert_eq!(end.recv_timeout(PATIENCE / 3), Ok(true), "the new process holds on to the pipe");
 }
 
 #[test]

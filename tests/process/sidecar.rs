@@ -308,3 +308,19 @@ async fn registrations_say_where_the_admin_endpoint_is_reached() {
         .await;
     }
 }
+
+#[test]
+fn a_pod_whose_keyspace_nobody_coordinates_ends_with_an_error() {
+    let cluster = TestCluster::start(SEGUE);
+    let config = cluster.config().pod("a", free_address(), free_address()).quick();
+    let (mut pod, begun) = (cluster.run("a", &config), Instant::now());
+    let status = loop {
+        if let Some(status) = pod.ended() {
+            break status;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(300), "it waits:\n{}", pod.output());
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert_eq!(status.code(), Some(1));
+    assert!(pod.output().contains("keyspace default has no settings, and no coordinator"), "{}", pod.output());
+}

@@ -176,6 +176,33 @@ async fn a_request_that_a_cutover_held_is_traced_and_so_is_the_handoff() {
     assert!(trace.iter().all(|span| span.start_time_unix_nano <= span.end_time_unix_nano), "{trace:?}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn open_metrics_shows_an_exported_trace_for_a_bucket() {
+    let (collector, endpoint) = Collector::start().await;
+    let cluster = TestCluster::start(SEGUE);
+    let (_process, router, admin) = traced_pod(&cluster, endpoint).await;
+    let page = move |accept| Request::get("/metrics").header("accept", accept).send(admin).unwrap().body;
+    let exemplars =
+        |page: &str| page.lines().filter(|line| line.contains(" # {")).map(str::to_owned).collect::<Vec<_>>();
+    // The spans of a request may be exported one after the other. Between the measurement for a histogram and the end of
+    // the span a busy machine may stop the process, so the span may be of a bucket that has counted nothing.
+    eventually("exemplars of both histograms", move || {
+        let response = Request::get("/").header("x-partition", 0).timeout(MINUTE).send(router).unwrap();
+        assert_eq!(response.status, 200);
+        let with = exemplars(&page("application/openmetrics-text"));
+        let has = |histogram: &str| with.iter().any(|line| line.starts_with(histogram));
+        has("segue_request_duration_seconds_bucket{") && has("segue_upstream_duration_seconds_bucket{")
+    })
+    .await;
+    let (open, classic) =
+        spawn_blocking(move || (page("application/openmetrics-text"), page("text/plain"))).await.unwrap();
+    let known: Vec<String> = collector.spans().iter().map(|span| hex(&span.trace_id)).collect();
+    let with = exemplars(&open);
+    let id = |line: &String| line.split("trace_id=\"").nth(1).unwrap()[..32].to_owned();
+    assert!(with.iter().map(id).all(|id| known.contains(&id)), "{with:?} {known:?}");
+    assert!(!classic.contains("trace_id"), "{classic}");
+}
+
 /// A router with one pod, whose collector is at this address.
 async fn traced_pod(cluster: &TestCluster, collector: SocketAddr) -> (Process, SocketAddr, SocketAddr) {
     let (router, admin) = (free_address(), free_address());

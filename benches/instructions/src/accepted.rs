@@ -31,15 +31,23 @@ impl Accepted {
         std::fs::write(path(), text).with_context(|| format!("cannot write {}", path().display()))
     }
 
+    fn of(&self, load: &str) -> Option<u64> {
+        self.0.iter().find(|(name, _)| name == load).map(|(_, count)| *count)
+    }
+
+    /// Returns whether the count of a load has not grown beyond the bound.
+    pub(crate) fn allows(&self, load: &str, count: u64) -> bool {
+        self.of(load).is_some_and(|accepted| growth(count, accepted) <= MAX_GROWTH)
+    }
+
     /// Reports each count and the accepted one. Returns how many counts have grown beyond the bound.
     pub(crate) fn compare(&self, counts: &[(&str, u64)]) -> anyhow::Result<usize> {
         let mut grown = 0;
         for (name, count) in counts {
-            let accepted = self.0.iter().find(|(accepted, _)| accepted == name);
-            let (_, accepted) = accepted.with_context(|| {
+            let accepted = self.of(name).with_context(|| {
                 format!("{} has no line for {name}; `make instructions ARGS=--accept` writes it", path().display())
             })?;
-            let growth = *count as f64 / *accepted as f64 - 1.0;
+            let growth = growth(*count, accepted);
             say(&format!("{name}: {count} instructions per request, accepted {accepted}, {:+.2} %", 100.0 * growth));
             grown += usize::from(growth > MAX_GROWTH);
         }
@@ -53,6 +61,10 @@ impl Accepted {
         }
         Ok(grown)
     }
+}
+
+fn growth(count: u64, accepted: u64) -> f64 {
+    count as f64 / accepted as f64 - 1.0
 }
 
 fn path() -> PathBuf {

@@ -49,6 +49,9 @@ fn start_router(program: &Path, load: &Load, pods: &[SocketAddr], profile: &Path
     if load.http1 == Http1Server::Segue {
         command.arg("--without-hyper");
     }
+    if load.tracing {
+        command.arg("--tracing");
+    }
     command.args(pods.iter().map(SocketAddr::to_string)).stdin(Stdio::piped()).stdout(Stdio::piped());
     command.spawn().context("cannot run valgrind; `scripts/setup instructions` installs it on Debian")
 }

@@ -17,15 +17,19 @@ pub(crate) struct Load {
     pub(crate) grpc: bool,
     /// What serves HTTP/1.1 in the router.
     pub(crate) http1: Http1Server,
+    /// Whether the router traces. It records none of the requests, because they have no `traceparent`.
+    pub(crate) tracing: bool,
 }
 
-const GET: Load = Load { name: "h1_get", http2: false, post: false, grpc: false, http1: Http1Server::Hyper };
+const GET: Load =
+    Load { name: "h1_get", http2: false, post: false, grpc: false, http1: Http1Server::Hyper, tracing: false };
 
-pub(crate) const LOADS: [Load; 7] = [
+pub(crate) const LOADS: [Load; 8] = [
     GET,
     Load { name: "h1_post", post: true, ..GET },
     Load { name: "segue_h1_get", http1: Http1Server::Segue, ..GET },
     Load { name: "segue_h1_post", post: true, http1: Http1Server::Segue, ..GET },
+    Load { name: "segue_h1_get_unsampled", http1: Http1Server::Segue, tracing: true, ..GET },
     Load { name: "h2_get", http2: true, ..GET },
     Load { name: "h2_post", http2: true, post: true, ..GET },
     Load { name: "grpc", http2: true, post: true, grpc: true, ..GET },

@@ -6,6 +6,7 @@ use std::io::Read as _;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use prometheus_client::metrics::counter::Counter;
 use segue_coordination::router::DataPlane;
 use segue_protocol::handoff::router::Target;
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
@@ -16,6 +17,7 @@ use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{
     ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
+use segue_proxy::spans::{Sampling, Tracer};
 use tokio::time::Instant;
 
 use crate::say;
@@ -24,7 +26,12 @@ use crate::say;
 const PARTITIONS: u32 = 64;
 
 /// Serves clients until standard input ends. Writes the address for clients to standard output.
-pub(crate) fn serve(protocol: UpstreamProtocol, http1: Http1Server, pods: &[SocketAddr]) -> anyhow::Result<()> {
+pub(crate) fn serve(
+    protocol: UpstreamProtocol,
+    http1: Http1Server,
+    tracing: bool,
+    pods: &[SocketAddr],
+) -> anyhow::Result<()> {
     let server = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None, http1 };
     let RouterParts { server, table, metrics, .. } = BoundRouter::bind(server, StashLimits::default())?.into_parts();
     table.set_partitions(PARTITIONS);
@@ -42,7 +49,7 @@ pub(crate) fn serve(protocol: UpstreamProtocol, http1: Http1Server, pods: &[Sock
         trust_forwarded: false,
         limits: ClientLimits::default(),
         upload_grace: UPLOAD_GRACE,
-        tracer: None,
+        tracer: tracing.then(|| Tracer::new(Sampling::default(), 1, Counter::default()).0),
         upstream: UpstreamSettings { protocol, ..UpstreamSettings::default() },
     };
     // Closes its connections when it is dropped.

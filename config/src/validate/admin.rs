@@ -1,21 +1,15 @@
 //! The section `[admin]`.
 
+use super::router::socket_path;
 use super::{local, reachable, tls};
 use crate::error::Wrong;
 use crate::reader::Reader;
 use crate::validated::{Admin, AdminWrite};
 
-pub(super) const KEYS: &[&str] = &[
-    "admin.listen",
-    "admin.advertise",
-    "admin.socket",
-    WRITE,
-    TOKEN_FILE,
-    "admin.tls.cert",
-    "admin.tls.key",
-    CLIENT_CA,
-];
+pub(super) const KEYS: &[&str] =
+    &["admin.listen", "admin.advertise", SOCKET, WRITE, TOKEN_FILE, "admin.tls.cert", "admin.tls.key", CLIENT_CA];
 
+const SOCKET: &str = "admin.socket";
 const WRITE: &str = "admin.write";
 const TOKEN_FILE: &str = "admin.token_file";
 const CLIENT_CA: &str = "admin.tls.client_ca";
@@ -51,7 +45,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> Admin {
     Admin {
         listen,
         advertise: advertise.or_else(|| is_an_address.then(|| listen.to_string())),
-        socket: r.text("admin.socket").map(Into::into),
+        socket: socket_path(r, SOCKET),
         write: match (write, token_file) {
             (Write::Token, Some(file)) => AdminWrite::Token(file.into()),
             (Write::ClientCert, _) => AdminWrite::ClientCert,

@@ -41,6 +41,12 @@ const RELEASE: HookKeys = HookKeys {
     timeout: "pod.hooks.release.timeout",
     short: Some("pod.release_url"),
 };
+const CHECKPOINT: HookKeys = HookKeys {
+    callback: Callback::Checkpoint,
+    url: "pod.hooks.checkpoint.url",
+    timeout: "pod.hooks.checkpoint.timeout",
+    short: None,
+};
 
 const LEASE_URL: &str = "pod.hooks.lease.url";
 const SECRET_FILE: &str = "pod.hooks.secret_file";
@@ -51,10 +57,11 @@ pub(super) fn read(r: &mut Reader<'_>) -> HookSettings {
         sync: hook(r, &SYNC),
         drain: hook(r, &DRAIN),
         release: hook(r, &RELEASE),
+        checkpoint: hook(r, &CHECKPOINT),
         lease: url(r, LEASE_URL),
         secret_file: r.text(SECRET_FILE).map(PathBuf::from),
     };
-    let hooks = [&WARM, &SYNC, &DRAIN, &RELEASE];
+    let hooks = [&WARM, &SYNC, &DRAIN, &RELEASE, &CHECKPOINT];
     let mut urls = hooks.into_iter().flat_map(|keys| [Some(keys.url), keys.short]).flatten().chain([LEASE_URL]);
     if r.is_given(SECRET_FILE) && !urls.any(|key| r.is_given(key)) {
         r.report_key(SECRET_FILE, Wrong::new("given without a hook", "expected a hook that is called with the secret"));

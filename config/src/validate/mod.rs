@@ -1,8 +1,7 @@
 //! Turns values into a [`Config`]: every key, and every rule within a section or between sections.
 //!
-//! For: the rules of a whole configuration. Not for: the rules of the router's section (`validate/router.rs`), the
-//! reading of single values (`reader`), and the defaults of settings that another crate owns, which are those of its
-//! `Default`.
+//! For: the rules of a whole configuration. Not for: the rules of the sections that have a file here, the reading of single
+//! values (`reader`), and the defaults of settings that another crate owns, which are those of its `Default`.
 //!
 //! # Invariants
 //!
@@ -10,8 +9,13 @@
 //! * A setting that can be parsed but is not implemented yet is refused as well, with that reason.
 
 mod admin;
+mod coordinator;
 mod hooks;
+mod keyspaces;
+mod partition;
+mod pods_service;
 mod router;
+mod stream;
 mod tls;
 mod tracing;
 
@@ -20,8 +24,6 @@ use std::time::Duration;
 
 use http::Uri;
 use segue_coordination::pod::PodSettings;
-use segue_protocol::planning::{Policy, Strategy};
-use segue_protocol::records::Mode;
 use segue_proxy::sidecar::Checks;
 
 use crate::error::{Problem, Wrong, quoted};
@@ -29,21 +31,34 @@ use crate::keys::{self, Keys};
 use crate::raw::{Raw, Value};
 use crate::reader::{self, Reader, text};
 use crate::units::show_duration;
-use crate::validated::{Config, Coordinator, Credentials, Log, LogFormat, LogLevel, Pod, Store, StoreKind};
+use crate::validated::{Config, Credentials, Log, LogFormat, LogLevel, Pod, Store, StoreKind, StreamListen};
 
 /// Every key that a file may have. Each section's keys are listed where they are read.
-pub(crate) static KEYS: Keys =
-    Keys(&[&["keyspace"], STORE_KEYS, router::KEYS, COORDINATOR_KEYS, POD_KEYS, admin::KEYS, LOG_KEYS, tracing::KEYS]);
+pub(crate) static KEYS: Keys = Keys {
+    sections: &[
+        &["keyspace"],
+        STORE_KEYS,
+        router::KEYS,
+        coordinator::KEYS,
+        POD_KEYS,
+        admin::KEYS,
+        LOG_KEYS,
+        tracing::KEYS,
+    ],
+    tables: Some((keyspaces::LIST, &keyspaces::KEYS)),
+};
 
 /// Returns the configuration, which is valid only if there are no problems.
 pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
     let mut reader = Reader::new(raw, hostname);
     let r = &mut reader;
+    let keyspaces = keyspaces::read(r);
     let config = Config {
-        keyspace: r.name("keyspace").unwrap_or_else(|| "default".to_owned()),
+        lists_keyspaces: r.tables().is_some(),
         store: store(r),
-        router: r.has_section("router").then(|| router::router(r)),
-        coordinator: r.has_section("coordinator").then(|| coordinator(r)),
+        router: r.has_section("router").then(|| router::router(r, &keyspaces)),
+        coordinator: r.has_section("coordinator").then(|| coordinator::coordinator(r)),
+        keyspaces,
         pod: r.has_section("pod").then(|| pod(r)),
         admin: r.anything_in("admin").map(|_| admin::read(r)),
         log: log(r),
@@ -65,9 +80,11 @@ fn a_role_is_there(r: &mut Reader<'_>) {
 
 /// Refuses a drain that may outlast the phase it belongs to: its handoff would always be cancelled.
 fn drain_fits_into_a_phase(r: &mut Reader<'_>, config: &Config) {
-    if let (Some(router), Some(coordinator)) = (&config.router, &config.coordinator) {
+    // All keyspaces have the same.
+    let policy = config.keyspaces.first().and_then(|keyspace| keyspace.policy.as_ref());
+    if let (Some(router), Some(policy)) = (&config.router, policy) {
         let drain = ("router.drain.timeout", router.drain.timeout);
-        r.ordered(drain, ("coordinator.phase_timeout", coordinator.policy.phase_timeout), true, show_duration);
+        r.ordered(drain, ("coordinator.phase_timeout", policy.phase_timeout), true, show_duration);
     }
 }
 
@@ -107,6 +124,7 @@ fn listeners_are_apart(r: &mut Reader<'_>, config: &Config) {
         ("coordinator.listen", config.coordinator.as_ref().and_then(|coordinator| coordinator.listen)),
         ("pod.listen", config.pod.as_ref().map(|pod| pod.listen)),
         ("admin.listen", config.admin.as_ref().map(|admin| admin.listen)),
+        (stream::KEY, config.pod.as_ref().and_then(|pod| pod.stream.as_ref()).and_then(StreamListen::tcp)),
     ];
     for (i, &(a_key, a)) in listeners.iter().enumerate() {
         for &(b_key, b) in &listeners[i + 1..] {
@@ -189,84 +207,6 @@ fn store(r: &mut Reader<'_>) -> Store {
 const USERNAME: &str = "store.username";
 const PASSWORD_FILE: &str = "store.password_file";
 
-const COORDINATOR_KEYS: &[&str] = &[
-    "coordinator.name",
-    "coordinator.partitions",
-    "coordinator.strategy",
-    "coordinator.lease_ttl",
-    "coordinator.settle",
-    "coordinator.settle_max",
-    "coordinator.min_interval",
-    "coordinator.heartbeat",
-    "coordinator.max_concurrent_handoffs",
-    "coordinator.max_warming_per_pod",
-    "coordinator.cool_down",
-    "coordinator.balance_load",
-    "coordinator.max_keys_per_partition",
-    "coordinator.config_wins",
-    "coordinator.mode",
-    "coordinator.warm_timeout",
-    "coordinator.phase_timeout",
-    "coordinator.listen",
-    "coordinator.tls.cert",
-    "coordinator.tls.key",
-    "coordinator.tls.client_ca",
-];
-
-fn coordinator(r: &mut Reader<'_>) -> Coordinator {
-    let (listen, tls) = (r.listen_if_given("coordinator.listen"), tls::server(r, &PODS_TLS));
-    if tls.is_some() && !r.is_given("coordinator.listen") {
-        let wrong = Wrong::new("given without coordinator.listen", "expected both, because TLS is for that listener");
-        r.report_key(PODS_TLS.cert, wrong);
-    }
-    Coordinator {
-        name: r.role_name("coordinator.name"),
-        lease_ttl: r.lease("coordinator.lease_ttl", seconds(10)),
-        policy: policy(r),
-        listen,
-        tls,
-    }
-}
-
-const PODS_TLS: tls::ServerKeys = tls::ServerKeys {
-    section: "coordinator.tls",
-    cert: "coordinator.tls.cert",
-    key: "coordinator.tls.key",
-    client_ca: "coordinator.tls.client_ca",
-};
-
-fn policy(r: &mut Reader<'_>) -> Policy {
-    let default = Policy::default();
-    let policy = Policy {
-        partitions: r.integer("coordinator.partitions", 1..=65536, default.partitions),
-        strategy: r.choice("coordinator.strategy", Strategy::NAMES, default.strategy),
-        mode: r.choice("coordinator.mode", Mode::NAMES, default.mode),
-        settle: r.duration_or_zero("coordinator.settle", default.settle),
-        settle_max: r.duration_or_zero("coordinator.settle_max", default.settle_max),
-        min_interval: r.duration_or_zero("coordinator.min_interval", default.min_interval),
-        heartbeat: r.duration("coordinator.heartbeat", default.heartbeat),
-        warm_timeout: r.duration("coordinator.warm_timeout", default.warm_timeout),
-        phase_timeout: r.duration("coordinator.phase_timeout", default.phase_timeout),
-        max_concurrent_handoffs: r.integer(
-            "coordinator.max_concurrent_handoffs",
-            1..=i64::MAX,
-            default.max_concurrent_handoffs,
-        ),
-        max_warming_per_pod: r.integer("coordinator.max_warming_per_pod", 1..=i64::MAX, default.max_warming_per_pod),
-        cool_down: r.duration_or_zero("coordinator.cool_down", default.cool_down),
-        balance_load: r.boolean("coordinator.balance_load", default.balance_load),
-        max_keys_per_partition: r.integer(
-            "coordinator.max_keys_per_partition",
-            0..=i64::MAX,
-            default.max_keys_per_partition,
-        ),
-        config_wins: r.boolean("coordinator.config_wins", default.config_wins),
-    };
-    let settle = ("coordinator.settle", policy.settle);
-    r.ordered(settle, ("coordinator.settle_max", policy.settle_max), false, show_duration);
-    policy
-}
-
 const POD_KEYS: &[&str] = &[
     "pod.name",
     "pod.listen",
@@ -285,6 +225,7 @@ const POD_KEYS: &[&str] = &[
     "pod.release_url",
     "pod.exec",
     "pod.work_ends_within",
+    stream::KEY,
     "pod.health.path",
     "pod.health.every",
     "pod.health.unhealthy_after",
@@ -296,6 +237,8 @@ const POD_KEYS: &[&str] = &[
     "pod.hooks.drain.timeout",
     "pod.hooks.release.url",
     "pod.hooks.release.timeout",
+    "pod.hooks.checkpoint.url",
+    "pod.hooks.checkpoint.timeout",
     "pod.hooks.lease.url",
     "pod.hooks.secret_file",
     "pod.shutdown_timeout",
@@ -317,12 +260,15 @@ fn pod(r: &mut Reader<'_>) -> Pod {
     Pod {
         name: r.role_name("pod.name"),
         listen,
+        stream: stream::read(r),
         tls: tls::server(r, &TLS),
         advertise: advertise.unwrap_or_else(|| listen.to_string()),
         upstream,
         lease_ttl: r.lease("pod.lease_ttl", default.lease_ttl),
         weight: r.weight("pod.weight", default.weight),
-        load_interval: r.duration_or_zero("pod.load_interval", default.load_interval),
+        load_interval: r
+            .is_given("pod.load_interval")
+            .then(|| r.write_interval_or_zero("pod.load_interval", Duration::ZERO)),
         zone: r.text("pod.zone"),
         version: r.text("pod.version"),
         hooks: hooks::read(r),
@@ -442,12 +388,18 @@ mod tests {
     /// A date suits no key, so a key without a problem is never read.
     #[test]
     fn every_known_key_is_read() {
-        for key in KEYS.all() {
-            let role = if keys::ROLES.iter().any(|role| keys::within(key, role).is_some()) { "" } else { "[pod]\n" };
-            let text = format!("{key} = 1979-05-27\n{role}");
-            let errors = crate::parse("f", &text, [], "host-1").unwrap_err();
+        let is_read = |key: &str, text: &str| {
+            let errors = crate::parse("f", text, [], "host-1").unwrap_err();
             let expected = format!(" {key}: 1979-05-27 is not a ");
             assert!(errors.to_string().contains(&expected), "{key}: {errors}");
+        };
+        for key in KEYS.all() {
+            let role = if keys::ROLES.iter().any(|role| keys::within(key, role).is_some()) { "" } else { "[pod]\n" };
+            is_read(key, &format!("{key} = 1979-05-27\n{role}"));
+        }
+        for key in keyspaces::KEYS.all() {
+            let name = keys::within(key, keyspaces::LIST).unwrap();
+            is_read(key, &format!("[[keyspaces]]\n{name} = 1979-05-27\n[router]\n[coordinator]\n"));
         }
     }
 }

@@ -1,21 +1,14 @@
 //! The router's section.
 //!
-//! For: its keys and the rules within it, above all that a request's partition comes from one source. Not for: rules
+//! For: its keys and the rules within it. Not for: the source of a request's partition (`validate/partition.rs`), and rules
 //! between it and other sections.
-//!
-//! # Invariants
-//!
-//! * Of two sources neither is preferred; the file must choose.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use http::HeaderName;
 use segue_coordination::router::DrainSettings;
 use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
-use segue_proxy::routing::key_hash::KeyHash;
-use segue_proxy::routing::partition_key::{AmbiguousPaths, KeySource, PartitionSource, PathTemplate};
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{ClientLimits, Http1Server, UpstreamProtocol, UpstreamSettings};
 use segue_proxy::tls::ClientFiles;
@@ -24,7 +17,7 @@ use super::{local, seconds, tls};
 use crate::error::{Wrong, quoted};
 use crate::reader::{Reader, text};
 use crate::units::{show_duration, show_size};
-use crate::validated::Router;
+use crate::validated::{KeyspaceSection, Router};
 
 pub(super) const KEYS: &[&str] = &[
     "router.name",
@@ -73,9 +66,9 @@ pub(super) const KEYS: &[&str] = &[
     "router.limits.max_body_bytes",
 ];
 
-pub(super) fn router(r: &mut Reader<'_>) -> Router {
+/// Reads the section. The keyspaces have been read before.
+pub(super) fn router(r: &mut Reader<'_>, keyspaces: &[KeyspaceSection]) -> Router {
     let lease_ttl = r.lease("router.lease_ttl", seconds(15));
-    let stash = stash(r);
     Router {
         name: r.role_name("router.name"),
         listen: r.listen("router.listen", local(8080)),
@@ -85,10 +78,8 @@ pub(super) fn router(r: &mut Reader<'_>) -> Router {
         workers: NonZeroUsize::new(r.integer("router.workers", 0..=1024, 0)),
         http1_server: r.choice("router.http1_server", Http1Server::NAMES, Http1Server::default()),
         trust_forwarded: r.boolean("router.trust_forwarded", false),
-        hot_restart_socket: r.read(HOT_RESTART_SOCKET, |value| socket_path(text(value, EXPECTED_SOCKET)?)),
-        partition: partition(r),
-        drain: drain(r, &stash),
-        stash,
+        hot_restart_socket: socket_path(r, HOT_RESTART_SOCKET),
+        drain: drain(r, keyspaces),
         upstream: upstream(r, lease_ttl),
         limits: limits(r),
     }
@@ -113,7 +104,12 @@ const EXPECTED_SOCKET: &str = "expected the path of a Unix socket, such as \"/ru
 /// Longest path of the socket, in bytes. The system accepts 107, and the socket has a longer name until it is in place.
 const MAX_SOCKET_PATH_BYTES: usize = 90;
 
-fn socket_path(text: &str) -> Result<PathBuf, Wrong> {
+/// Reads the path of a Unix socket that one process takes over from another.
+pub(super) fn socket_path(r: &mut Reader<'_>, key: &'static str) -> Option<PathBuf> {
+    r.read(key, |value| checked_socket_path(text(value, EXPECTED_SOCKET)?))
+}
+
+fn checked_socket_path(text: &str) -> Result<PathBuf, Wrong> {
     let wrong = |why: &str| Err(Wrong::new(format!("{} {why}", quoted(text)), EXPECTED_SOCKET));
     let path = Path::new(text);
     // Both processes must find the same file, from any working directory.
@@ -129,88 +125,8 @@ fn socket_path(text: &str) -> Result<PathBuf, Wrong> {
     Ok(path.to_owned())
 }
 
-const HEADER: &str = "router.partition.header";
-const ORDER_BY: &str = "router.partition.order_by.header";
-const HASH: &str = "router.partition.hash";
-const KEY_HEADER: &str = "router.partition.key.header";
-const KEY_PATH: &str = "router.partition.key.path";
-const KEY_QUERY: &str = "router.partition.key.query";
-const KEY_COOKIE: &str = "router.partition.key.cookie";
-const AMBIGUOUS_PATHS: &str = "router.partition.ambiguous_paths";
-
-fn partition(r: &mut Reader<'_>) -> PartitionSource {
-    let header = r.header(HEADER);
-    let order_by = r.header(ORDER_BY);
-    let hash = r.choice(HASH, KeyHash::NAMES, KeyHash::default());
-    let ambiguous = r.choice(AMBIGUOUS_PATHS, AmbiguousPaths::NAMES, AmbiguousPaths::default());
-    // Each is read before the number of sources is checked, so that a mistake in any is found.
-    let keys = [
-        r.header(KEY_HEADER).map(KeySource::Header),
-        r.read(KEY_PATH, |value| path_template(text(value, EXPECTED_TEMPLATE)?, ambiguous)).map(KeySource::Path),
-        r.text(KEY_QUERY).map(KeySource::Query),
-        cookie(r).map(KeySource::Cookie),
-    ];
-    one_source(r);
-    match keys.into_iter().flatten().next() {
-        Some(source) => PartitionSource::Key { source, hash },
-        None => PartitionSource::Number { header: header.unwrap_or(PartitionSource::DEFAULT_HEADER), order_by },
-    }
-}
-
-fn one_source(r: &mut Reader<'_>) {
-    let is_given = |key: &&'static str| r.is_given(key);
-    let given: Vec<_> = [HEADER, KEY_HEADER, KEY_PATH, KEY_QUERY, KEY_COOKIE].into_iter().filter(is_given).collect();
-    let is_keyed = given.iter().any(|key| *key != HEADER);
-    if let [first, others @ ..] = &*given {
-        for other in others {
-            let fact = format!("a second source of the partition beside {first} ({})", r.origin(first));
-            r.report_key(other, Wrong::new(fact, "expected exactly one"));
-        }
-    }
-    for (section, expected) in [("key", "expected one of header, path, query, cookie"), ("order_by", "expected header")]
-    {
-        let section = format!("router.partition.{section}");
-        if let Some(place) = r.empty_section(&section) {
-            r.report(Some(place), &section, Wrong::new("empty", expected));
-        }
-    }
-    // With two sources it is unknown which one the file will keep.
-    if given.len() > 1 {
-        return;
-    }
-    if r.is_given(HASH) && !is_keyed && r.empty_section("router.partition.key").is_none() {
-        let fact = "given without router.partition.key; the header's number is the partition, and nothing is hashed";
-        r.report_key(HASH, Wrong::new(fact, "expected a key, or no hash"));
-    }
-    if r.is_given(AMBIGUOUS_PATHS) && !r.is_given(KEY_PATH) {
-        let fact = format!("given without {KEY_PATH}; no path is looked at");
-        r.report_key(AMBIGUOUS_PATHS, Wrong::new(fact, "expected it only with a key in the path"));
-    }
-    if r.is_given(ORDER_BY) && is_keyed {
-        let fact = "given beside router.partition.key, which is what requests are ordered by";
-        r.report_key(ORDER_BY, Wrong::new(fact, "expected it only with router.partition.header"));
-    }
-}
-
-const EXPECTED_TEMPLATE: &str = "expected a path with one segment {key}, such as \"/persons/{key}\"";
-
-fn path_template(text: &str, ambiguous: AmbiguousPaths) -> Result<PathTemplate, Wrong> {
-    let wrong = |why| Wrong::new(format!("{} {why}", quoted(text)), EXPECTED_TEMPLATE);
-    PathTemplate::new(text, ambiguous).map_err(wrong)
-}
-
-fn cookie(r: &mut Reader<'_>) -> Option<String> {
-    const EXPECTED: &str = "expected the name of a cookie, such as \"sid\"";
-    r.read(KEY_COOKIE, |value| {
-        let text = text(value, EXPECTED)?;
-        // Cookies and headers allow the same characters, but a cookie's name is case-sensitive.
-        let is_name = HeaderName::try_from(text).is_ok();
-        let wrong = || Wrong::new(format!("{} is not the name of a cookie", quoted(text)), EXPECTED);
-        is_name.then(|| text.to_owned()).ok_or_else(wrong)
-    })
-}
-
-fn stash(r: &mut Reader<'_>) -> StashLimits {
+/// Reads the limits of a stash, which are the defaults of every keyspace.
+pub(super) fn stash(r: &mut Reader<'_>) -> StashLimits {
     let default = StashLimits::default();
     let stash = StashLimits {
         max_requests: r.integer("router.stash.max_requests", 1..=i64::MAX, default.max_requests),
@@ -226,12 +142,25 @@ fn stash(r: &mut Reader<'_>) -> StashLimits {
 
 /// Reads the drain's settings. The oldest held requests must outlast a severed drain: otherwise they would be refused
 /// just before they could be sent.
-fn drain(r: &mut Reader<'_>, stash: &StashLimits) -> DrainSettings {
+fn drain(r: &mut Reader<'_>, keyspaces: &[KeyspaceSection]) -> DrainSettings {
     const TIMEOUT: &str = "router.drain.timeout";
     let default = DrainSettings::default();
-    let timeout = r.duration(TIMEOUT, default.timeout.min(stash.max_wait * 2 / 3));
-    if r.is_given(TIMEOUT) {
-        r.ordered((TIMEOUT, timeout), ("router.stash.max_wait", stash.max_wait), true, show_duration);
+    let max_waits =
+        keyspaces.iter().filter_map(|keyspace| Some((keyspace.routing.as_ref()?.stash.max_wait, &keyspace.name)));
+    let (max_wait, keyspace) = max_waits.min().unzip();
+    let max_wait = max_wait.unwrap_or(StashLimits::default().max_wait);
+    let timeout = r.duration(TIMEOUT, default.timeout.min(max_wait * 2 / 3));
+    if r.is_given(TIMEOUT) && r.tables().is_none() {
+        r.ordered((TIMEOUT, timeout), ("router.stash.max_wait", max_wait), true, show_duration);
+    } else if r.is_given(TIMEOUT)
+        && timeout >= max_wait
+        && !r.is_refused(TIMEOUT)
+        && !r.is_refused("router.stash.max_wait")
+    {
+        let (timeout, bound) = (show_duration(timeout), show_duration(max_wait));
+        let name = keyspace.map(|name| quoted(name)).unwrap_or_default();
+        let fact = format!("{timeout} is not below stash.max_wait of keyspace {name}, which is {bound}");
+        r.report_value(TIMEOUT, Wrong::new(fact, format!("expected less than {bound}")));
     }
     let on_timeout = r.choice("router.drain.on_timeout", OnDrainTimeout::NAMES, default.on_timeout);
     DrainSettings { timeout, on_timeout }

@@ -1,7 +1,5 @@
 //! Handles acknowledgements: judges them by the view and writes them to the store.
 
-use std::time::Duration;
-
 use segue_coordination::session::unix_millis;
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::handoff::remote_pod::{TaskReport, Verdict, judge};
@@ -10,46 +8,62 @@ use segue_protocol::records::one_line;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{info, warn};
 
-use crate::attach::{Way, way_of};
+use crate::attach::tell_stream;
+use crate::checkpoints;
 use crate::proto::{Ack, AckKind, AckOutcome};
-use crate::shared::Shared;
+use crate::sessions::Done;
+use crate::shared::{PATIENCE, Shared};
 use crate::token::Token;
 
-/// How long acknowledgements wait for this instance's view, and one for the store.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Handles an acknowledgement of the pod that this token belongs to. It waits for the view until `deadline`.
-pub(crate) async fn acknowledge(shared: &Shared, token: &Token, ack: &Ack, deadline: Instant) -> AckOutcome {
-    let Some(id) = ack.id else { return AckOutcome::Stale };
-    let (partition, handoff) = (PartitionId::new(id.partition), HandoffId::created_at(Revision::new(id.handoff)));
+/// Returns the report in an acknowledgement, or `None` if it is of no task.
+pub(crate) fn reported(ack: &Ack) -> Option<TaskReport> {
+    let id = ack.id?;
     let callback = match ack.kind() {
         AckKind::Ready => Callback::Warm,
         AckKind::Synced => Callback::Sync,
         AckKind::Drained => Callback::Drain,
         AckKind::Released => Callback::Release,
-        AckKind::AckUnspecified => return AckOutcome::Stale,
+        AckKind::Checkpointed => Callback::Checkpoint,
+        AckKind::AckUnspecified => return None,
     };
-    let failed = ack.permanent || !ack.failure.is_empty();
-    let outcome = if failed {
-        fail(shared, token, ack, TaskReport { partition, handoff, callback, failure: None }, deadline).await
+    let failure = (ack.permanent || !ack.failure.is_empty()).then(|| one_line(&ack.failure));
+    Some(TaskReport {
+        partition: PartitionId::new(id.partition),
+        handoff: HandoffId::created_at(Revision::new(id.handoff)),
+        callback,
+        failure: failure.map(|why| if why.is_empty() { "no reason given".to_owned() } else { why }),
+    })
+}
+
+/// Handles an acknowledgement of the pod that this token belongs to. It waits for the view until `deadline`.
+pub(crate) async fn acknowledge(shared: &Shared, token: &Token, ack: &Ack, deadline: Instant) -> AckOutcome {
+    let Some(report) = reported(ack) else { return AckOutcome::Stale };
+    let TaskReport { partition, handoff, callback, .. } = report;
+    let outcome = if report.failure.is_some() {
+        fail(shared, token, &report, ack.permanent, deadline).await
+    } else if callback == Callback::Checkpoint {
+        checkpoints::record(shared, token, ack, deadline).await
     } else if handoff == HandoffId::NONE {
         done_by_hand(shared, token, partition, callback).await
     } else {
-        store(shared, token, &TaskReport { partition, handoff, callback, failure: None }, deadline).await
+        store(shared, token, &report, deadline).await
     };
-    shared.observer.acknowledged(callback, failed, outcome);
+    shared.observer.acknowledged(callback, report.failure.is_some(), outcome);
     outcome
 }
 
 /// Handles the failure of a task.
-async fn fail(shared: &Shared, token: &Token, ack: &Ack, task: TaskReport, deadline: Instant) -> AckOutcome {
-    let failure = Some(one_line(&ack.failure)).filter(|failure| !failure.is_empty());
-    let failure = failure.unwrap_or_else(|| "the pod gives no reason".to_owned());
-    let (pod, partition, handoff) = (&token.pod, task.partition.get(), task.handoff.get());
-    let callback = task.callback.as_str();
-    if ack.permanent && task.can_fail() {
-        let report = TaskReport { failure: Some(failure.clone()), ..task };
-        let outcome = store(shared, token, &report, deadline).await;
+async fn fail(
+    shared: &Shared,
+    token: &Token,
+    report: &TaskReport,
+    is_permanent: bool,
+    deadline: Instant,
+) -> AckOutcome {
+    let (pod, partition, handoff) = (&token.pod, report.partition.get(), report.handoff.get());
+    let (callback, failure) = (report.callback.as_str(), report.failure.as_deref());
+    if is_permanent && report.can_fail() {
+        let outcome = store(shared, token, report, deadline).await;
         warn!(pod, partition, handoff, failure, ?outcome, "{callback} failed in a pod for good");
         return outcome;
     }
@@ -59,13 +73,10 @@ async fn fail(shared: &Shared, token: &Token, ack: &Ack, task: TaskReport, deadl
 
 /// Handles the acknowledgement of a task without a handoff, of which the store has no record.
 async fn done_by_hand(shared: &Shared, token: &Token, partition: PartitionId, callback: Callback) -> AckOutcome {
-    if callback != Callback::Warm || shared.sessions.warmed_by_hand(token.incarnation(), partition) {
-        return AckOutcome::Accepted;
-    }
-    // The next Poll lists the partition among the holdings. A stream elsewhere would not learn of it.
-    match way_of(shared, &token.pod).await {
-        Ok(Some(Way::Poll)) => AckOutcome::Accepted,
-        _ => AckOutcome::Again,
+    match callback {
+        // The next Poll lists the partition among the holdings.
+        Callback::Warm => tell_stream(shared, token, partition, Done::WarmedByHand).await,
+        _ => AckOutcome::Accepted,
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use segue_coordination::session::unix_millis;
 use segue_coordination::store::StoreError;
-use segue_protocol::ids::{Incarnation, LeaseId, Revision};
+use segue_protocol::ids::{Incarnation, LeaseId, PartitionId, Revision};
 use segue_protocol::records::{Capabilities, MAX_PARTITIONS, PodRecord, encode};
 use segue_protocol::registration::{Attachment, attachment, put_back};
 use segue_protocol::txn::{Compare, Keys, Op, Txn};
@@ -13,10 +13,11 @@ use segue_protocol::view::View;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use tonic::Status;
-use tracing::info;
+use tracing::{Instrument as _, info};
 
 use crate::hold::Hold;
-use crate::proto::Hello;
+use crate::proto::{AckOutcome, Hello};
+use crate::sessions::Done;
 use crate::shared::{Shared, unavailable};
 use crate::token::{MAX_TTL, Secret, Token};
 
@@ -102,24 +103,31 @@ impl Attached {
 
 /// Registers the pod of `hello`, or goes on with its registration.
 pub(crate) async fn attach(shared: &Arc<Shared>, hello: &Hello, way: Way) -> Result<Attached, Status> {
-    let (record, ttl) = read(shared, hello)?;
+    let (record, ttl) = read(hello)?;
     let token =
         Some(&hello.resume).filter(|resume| !resume.is_empty()).map(|resume| Token::parse(resume)).transpose()?;
     if let Some(token) = token.as_ref().filter(|token| token.pod != hello.pod) {
         return Err(Status::invalid_argument(format!("`resume` is of pod {}, `pod` is {}", token.pod, hello.pod)));
     }
+    let is_elsewhere = |token: &&Token| !token.keyspace.is_empty() && token.keyspace != shared.keyspace;
+    if let Some(token) = token.as_ref().filter(is_elsewhere) {
+        let (of, keyspace) = (&token.keyspace, &shared.keyspace);
+        return Err(Status::invalid_argument(format!("`resume` is of keyspace {of:?}, `keyspace` is {keyspace:?}")));
+    }
     let shared = shared.clone();
     // A task of its own: a pod that hangs up must not break off a renewal. The store takes that for the end of its
     // connection, which carries all leases and watches of this process.
-    let attaching = tokio::spawn(async move {
+    let attaching = async move {
         if let Some(token) = token
             && let Some(attached) = resume(&shared, token, &record, way).await?
         {
             return Ok(attached);
         }
         register(&shared, record, ttl, way).await
-    });
-    attaching.await.unwrap_or_else(|_| Err(Status::internal("the registration failed; ask again")))
+    };
+    tokio::spawn(attaching.in_current_span())
+        .await
+        .unwrap_or_else(|_| Err(Status::internal("the registration failed; ask again")))
 }
 
 /// A registration in the store.
@@ -161,9 +169,16 @@ impl Mark {
     }
 }
 
-/// Returns how a pod took part last. `None`: unknown.
-pub(crate) async fn way_of(shared: &Shared, pod: &str) -> Result<Option<Way>, Status> {
-    Ok(Mark::read(shared, pod).await?.map(|mark| mark.way))
+/// Tells the pod's stream of an acknowledgement that the store does not record. A stream elsewhere does not learn of it, so
+/// the pod has to acknowledge there. A pod that polls has no stream to tell.
+pub(crate) async fn tell_stream(shared: &Shared, token: &Token, partition: PartitionId, done: Done) -> AckOutcome {
+    if shared.sessions.tell(token.incarnation(), partition, done) {
+        return AckOutcome::Accepted;
+    }
+    match Mark::read(shared, &token.pod).await {
+        Ok(Some(Mark { way: Way::Poll, .. })) => AckOutcome::Accepted,
+        _ => AckOutcome::Again,
+    }
 }
 
 /// Reads the registration of this token from the store. Returns `None` if it is over.
@@ -193,7 +208,9 @@ pub(crate) async fn find(shared: &Shared, token: Token) -> Result<Option<Found>,
 /// Another instance may have told the pod more than this instance's view shows. A write marks the present: a view that
 /// shows it is new enough.
 async fn resume(shared: &Arc<Shared>, token: Token, own: &PodRecord, way: Way) -> Result<Option<Attached>, Status> {
-    let Some(Found { token, digest, record, .. }) = find(shared, token).await? else { return Ok(None) };
+    let Some(Found { mut token, digest, record, .. }) = find(shared, token).await? else { return Ok(None) };
+    // A token of an instance that had one keyspace names none. The pod's next calls have to.
+    token.keyspace.clone_from(&shared.keyspace);
     let hold = Hold::known(shared, &token);
     let mark = Txn {
         when: vec![Compare::created_at(shared.keys.pod(&token.pod), token.incarnation().revision())],
@@ -242,7 +259,7 @@ async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration, way: W
         Ok(outcome) if outcome.committed() => {
             let incarnation = Incarnation::registered_at(outcome.revision);
             info!(pod = record.pod_name, incarnation = incarnation.get(), "pod registered");
-            let token = secret.token(&record.pod_name, incarnation);
+            let token = secret.token((&shared.keyspace, &record.pod_name), incarnation);
             let hold = Hold::new(shared, &token);
             Ok(Attached { token, resumed: false, seen: outcome.revision, hold, record })
         }
@@ -253,20 +270,19 @@ async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration, way: W
     }
 }
 
-/// Reads a hello: the pod's record, and the TTL of its lease.
-fn read(shared: &Shared, hello: &Hello) -> Result<(PodRecord, Duration), Status> {
+/// Checks that the pod speaks this protocol.
+pub(crate) fn agree(hello: &Hello) -> Result<(), Status> {
     if !(hello.protocol_min..=hello.protocol_max).contains(&PROTOCOL) {
         return Err(Status::failed_precondition(format!(
             "this server speaks version {PROTOCOL} of the protocol, the pod versions {} to {}",
             hello.protocol_min, hello.protocol_max
         )));
     }
-    if hello.keyspace != shared.keyspace {
-        return Err(Status::failed_precondition(format!(
-            "this server is of keyspace {:?}, the pod of {:?}",
-            shared.keyspace, hello.keyspace
-        )));
-    }
+    Ok(())
+}
+
+/// Reads a hello: the pod's record, and the TTL of its lease.
+fn read(hello: &Hello) -> Result<(PodRecord, Duration), Status> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if hello.pod.is_empty() || hello.pod.len() > MAX_TEXT_BYTES || !hello.pod.chars().all(allowed) {
         return Err(Status::invalid_argument(format!(

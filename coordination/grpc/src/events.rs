@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
+use segue_protocol::handoff::checkpoint::newest;
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::handoff::remote_pod::{Changes, RemoteTask};
 use segue_protocol::ids::{HandoffId, PartitionId};
 use segue_protocol::lease::keepalive_interval;
+use segue_protocol::planning::{Policy, in_force};
 use segue_protocol::view::View;
 
 use crate::attach::{Attached, PROTOCOL};
 use crate::proto::task::Kind;
-use crate::proto::{Assignment, Drain, Event, Owned, Release, Sync, Task, TaskId, Warm, Welcome};
+use crate::proto::{Assignment, Checkpoint, Drain, Event, Owned, Release, Sync, Task, TaskId, Warm, Welcome};
 use crate::shared::PodsSettings;
 
 /// How many events the server may be ahead of what the pod has applied.
@@ -18,6 +20,8 @@ pub(crate) const WINDOW: u64 = 256;
 
 /// Returns the event with these changes, not numbered yet. `full` marks them as the complete state.
 pub(crate) fn event(view: &View, settings: &PodsSettings, changes: Changes, full: bool) -> Event {
+    // Only tasks need it, and reading it takes longer than the rest.
+    let policy = (!changes.tasks.is_empty()).then(|| in_force(view, &settings.policy));
     let assignment = Assignment {
         full,
         owned: changes
@@ -31,7 +35,7 @@ pub(crate) fn event(view: &View, settings: &PodsSettings, changes: Changes, full
     Event {
         revision: view.revision.get(),
         assignment: is_told.then_some(assignment),
-        tasks: changes.tasks.into_iter().map(|due| task(view, settings, due)).collect(),
+        tasks: policy.iter().flat_map(|policy| changes.tasks.iter().map(|due| task(view, policy, *due))).collect(),
         dropped: changes.dropped.into_iter().map(|(partition, handoff)| task_id(partition, handoff)).collect(),
         ..Event::default()
     }
@@ -58,7 +62,7 @@ pub(crate) fn span(span: Duration) -> Option<prost_types::Duration> {
     span.try_into().ok()
 }
 
-fn task(view: &View, settings: &PodsSettings, due: RemoteTask) -> Task {
+fn task(view: &View, policy: &Policy, due: RemoteTask) -> Task {
     let RemoteTask { partition, callback, handoff, epoch, cancelled } = due;
     let record = view.handoffs.get(&partition).filter(|record| record.id() == handoff).map(|record| &record.value);
     let (within, kind) = match callback {
@@ -66,11 +70,13 @@ fn task(view: &View, settings: &PodsSettings, due: RemoteTask) -> Task {
             let from = record.and_then(|record| view.live_old_owner(record));
             let (from_pod, from_address) =
                 from.map_or_else(Default::default, |from| (from.pod_name.clone(), from.address.clone()));
-            (Some(settings.warm_timeout), Kind::Warm(Warm { from_pod, from_address, checkpoint: Vec::new() }))
+            let checkpoint = newest(view, partition).map_or_else(Vec::new, |name| name.as_str().into());
+            (Some(policy.warm_timeout), Kind::Warm(Warm { from_pod, from_address, checkpoint }))
         }
-        Callback::Sync => (Some(settings.phase_timeout), Kind::Sync(Sync {})),
-        Callback::Drain => (Some(settings.phase_timeout), Kind::Drain(Drain {})),
+        Callback::Sync => (Some(policy.phase_timeout), Kind::Sync(Sync {})),
+        Callback::Drain => (Some(policy.phase_timeout), Kind::Drain(Drain {})),
         Callback::Release => (None, Kind::Release(Release { cancelled })),
+        Callback::Checkpoint => (None, Kind::Checkpoint(Checkpoint {})),
     };
     Task {
         id: Some(task_id(partition, handoff)),

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use segue_protocol::registration::withdraw;
 use tokio::runtime::Handle;
 use tonic::Status;
-use tracing::{debug, info, warn};
+use tracing::{Instrument as _, debug, info, warn};
 
 use crate::shared::{Shared, unavailable};
 use crate::token::Token;
@@ -52,12 +52,13 @@ impl Drop for Hold {
         // Without a runtime the process ends, and the lease expires.
         let Ok(runtime) = Handle::try_current() else { return };
         let (shared, token) = (self.shared.clone(), self.token.clone());
-        runtime.spawn(self.shared.streams.track_future(async move {
+        let ending = async move {
             debug!(pod = token.pod, "pod is gone before it was told its token");
             if let Err(error) = end(&shared, &token).await {
                 debug!(pod = token.pod, %error, "cannot end a registration that nobody knows of; it expires");
             }
-        }));
+        };
+        runtime.spawn(self.shared.streams.track_future(ending.instrument(self.shared.span.clone())));
     }
 }
 

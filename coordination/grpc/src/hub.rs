@@ -6,20 +6,21 @@
 
 use std::collections::BTreeSet;
 use std::ops::Deref;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use segue_coordination::session::{Update, Watcher};
 use segue_coordination::store::Store;
+use segue_protocol::handoff::checkpoint::Waits;
 use segue_protocol::handoff::parties::Parties;
 use segue_protocol::ids::{PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::view::{View, ViewDelta};
+use segue_protocol::view::View;
 use tokio::sync::{broadcast, watch};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
-use tracing::warn;
+use tracing::{Instrument as _, warn};
 
 /// Most notices that wait for a reader. A reader that misses some looks at every partition.
 const NOTICES: usize = 256;
@@ -30,6 +31,8 @@ const CATCH_UP: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Hub {
     shared: Arc<Shared>,
+    /// The waits for checkpoints of all pods. They outlast the streams.
+    waits: Mutex<Waits>,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -57,13 +60,23 @@ impl Deref for IndexedView {
     }
 }
 
-/// The partitions that have changed; `None` means all.
-type Change = Option<Arc<BTreeSet<PartitionId>>>;
+/// A change of the view; `None` means that everything may have changed.
+type Change = Option<Arc<Affected>>;
+
+/// The effect of a batch of changes.
+#[derive(Debug, Default)]
+struct Affected {
+    partitions: BTreeSet<PartitionId>,
+    /// Pods whose registration changed.
+    pods: BTreeSet<String>,
+}
 
 /// The changes since they were last taken.
 #[derive(Debug)]
 pub(crate) struct Changes {
     receiver: broadcast::Receiver<Change>,
+    /// The pod. A change of its own registration concerns all that it was told.
+    pod: String,
     /// `None` for all.
     partitions: Option<BTreeSet<PartitionId>>,
 }
@@ -77,17 +90,22 @@ impl Hub {
             revision: watch::Sender::new(Revision::ZERO),
             changed: watch::Sender::new(Revision::ZERO),
         });
-        let task = AbortOnDropHandle::new(tokio::spawn(follow(shared.clone(), Watcher::start(store, keys))));
-        Hub { shared, _task: task }
+        let task = follow(shared.clone(), Watcher::start_with_heartbeats(store, keys)).in_current_span();
+        let task = AbortOnDropHandle::new(tokio::spawn(task));
+        Hub { shared, waits: Mutex::default(), _task: task }
     }
 
     pub(crate) fn view(&self) -> RwLockReadGuard<'_, IndexedView> {
         self.shared.view.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Subscribes to changes. At first every partition counts as changed.
-    pub(crate) fn changes(&self) -> Changes {
-        Changes { receiver: self.shared.changes.subscribe(), partitions: None }
+    pub(crate) fn waits(&self) -> MutexGuard<'_, Waits> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Subscribes to changes on behalf of a pod. At first every partition counts as changed.
+    pub(crate) fn changes(&self, pod: &str) -> Changes {
+        Changes { receiver: self.shared.changes.subscribe(), pod: pod.to_owned(), partitions: None }
     }
 
     /// Waits until the view shows this revision.
@@ -125,13 +143,13 @@ impl Changes {
     /// Records a change. Returns whether the channel is closed.
     fn note(&mut self, received: Result<Change, bool>) -> bool {
         match received {
-            Ok(Some(changed)) => {
+            Ok(Some(affected)) if !affected.pods.contains(&self.pod) => {
                 if let Some(partitions) = &mut self.partitions {
-                    partitions.extend(changed.iter().copied());
+                    partitions.extend(affected.partitions.iter().copied());
                 }
                 false
             }
-            Ok(None) | Err(false) => {
+            Ok(_) | Err(false) => {
                 self.partitions = None;
                 false
             }
@@ -179,12 +197,11 @@ async fn follow(shared: Arc<Shared>, mut watcher: Watcher) {
                 Update::Batch(batch) => {
                     let mut delta = view.apply(batch);
                     while let Some(batch) = watcher.try_next_batch() {
-                        let ViewDelta { partitions, membership, .. } = view.apply(batch);
-                        delta.partitions.extend(partitions);
-                        delta.membership |= membership;
+                        delta.extend(view.apply(batch));
                     }
                     parties.update(view, delta.partitions.iter().copied());
-                    (!delta.membership).then(|| Arc::new(delta.partitions))
+                    let affected = delta.affected(view);
+                    affected.map(|partitions| Arc::new(Affected { partitions, pods: delta.pods }))
                 }
                 Update::Lost(error) => {
                     warn!(%error, "pods' service lost its store watch; resyncing");
@@ -194,10 +211,52 @@ async fn follow(shared: Arc<Shared>, mut watcher: Watcher) {
             (change, view.revision)
         };
         shared.revision.send_replace(revision);
-        if change.as_ref().is_none_or(|partitions| !partitions.is_empty()) {
+        // Heartbeats and operators' keys concern no pod. They would wake every stream.
+        if change.as_ref().is_none_or(|affected| !affected.partitions.is_empty() || !affected.pods.is_empty()) {
             shared.changed.send_replace(revision);
+            // Without a receiver there is no pod to tell.
+            let _ = shared.changes.send(change);
         }
-        // Without a receiver there is no pod to tell.
-        let _ = shared.changes.send(change);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use segue_coordination::store::MemoryStore;
+    use segue_protocol::txn::{Op, Txn};
+
+    use super::*;
+
+    async fn put(store: &dyn Store, key: String, value: &str) -> Revision {
+        let then = vec![Op::Put { key, value: value.as_bytes().to_vec(), lease: None }];
+        store.commit(Txn { then, ..Txn::default() }).await.unwrap().revision
+    }
+
+    #[tokio::test]
+    async fn a_stream_is_woken_only_by_what_may_concern_a_pod() {
+        let (store, keys) = (Arc::new(MemoryStore::new()), Keyspace::new("/segue/", "default"));
+        let pod = put(&*store, keys.pod("w"), r#"{"pod_name":"w","address":"127.0.0.1:1"}"#).await;
+        let hub = Hub::start(store.clone(), keys.clone());
+        hub.changed_after(Revision::ZERO).await;
+        let mut changes = hub.changes("w");
+        let heartbeat = r#"{"incarnation":1,"interval_ms":5000,"total":1.0}"#;
+        for key in [keys.load("w"), keys.load("x"), keys.drain("w"), keys.router("r"), keys.pod_stream("x")] {
+            hub.shows(put(&*store, key, heartbeat).await).await.unwrap();
+        }
+        assert_eq!(*hub.shared.changed.borrow(), pod, "a poll waits on");
+        put(&*store, keys.pod("x"), r#"{"pod_name":"x","address":"127.0.0.1:2"}"#).await;
+        let first = loop {
+            // The snapshot may have been announced after the subscription.
+            if let Some(affected) = changes.receiver.recv().await.unwrap() {
+                break affected;
+            }
+        };
+        assert!(first.pods.contains("x") && first.partitions.is_empty(), "{first:?}");
+        changes.take();
+        changes.note(Ok(Some(first)));
+        assert!(!changes.any(), "another pod without partitions");
+        put(&*store, keys.pod("w"), r#"{"pod_name":"w","address":"127.0.0.1:3"}"#).await;
+        changes.wait().await;
+        assert_eq!(changes.take(), None, "the pod's own registration concerns all that it was told");
     }
 }

@@ -15,14 +15,20 @@
 #![warn(clippy::too_many_lines)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod access;
 mod ack;
 mod attach;
+mod beside;
+mod checkpoints;
 mod connection;
 mod events;
 mod hold;
 mod hub;
+mod keyspaces;
 mod leave;
+mod load_reports;
 mod observer;
+mod poll;
 mod service;
 mod sessions;
 mod shared;
@@ -30,9 +36,11 @@ mod status;
 mod stream;
 mod token;
 
+pub use access::PodsToken;
+pub use beside::{ServiceStream, ServiceStreamSettings};
 pub use connection::PodsTls;
 pub use observer::PodsObserver;
-pub use service::{PodsServer, PodsStatus};
+pub use service::{PodsKeyspace, PodsServer, PodsStatus};
 pub use shared::PodsSettings;
 pub use status::{Load, Progress, StreamStatus, TaskStatus};
 

@@ -8,7 +8,6 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
-use segue_protocol::lease::keepalive_interval;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
@@ -17,20 +16,24 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
+use tracing::{Instrument as _, Span};
 
-use crate::ack::{PATIENCE, acknowledge};
-use crate::attach::{Way, attach, find};
+use crate::access::{Access, PodsToken};
+use crate::ack::acknowledge;
+use crate::attach::{Way, agree, attach, find};
 use crate::connection::{Peer, PodsTls, incoming};
-use crate::events::{event, welcome};
 use crate::hub::Hub;
+use crate::keyspaces::choose;
 use crate::leave::leave;
+use crate::load_reports::LoadReports;
 use crate::observer::PodsObserver;
+use crate::poll::poll;
 use crate::proto::pods_server::{Pods, PodsServer as GeneratedServer};
-use crate::proto::{AckRequest, AckResponse, Event, Heartbeat, LeaveRequest, LeaveResponse, PollRequest};
+use crate::proto::{AckRequest, AckResponse, Event, Heartbeat, Hello, LeaveRequest, LeaveResponse, PollRequest};
 use crate::sessions::Sessions;
-use crate::shared::{GO_AWAY_WITHIN, PodsSettings, Shared};
+use crate::shared::{GO_AWAY_WITHIN, PATIENCE, PodsSettings, Shared, per_keyspace};
 use crate::status::StreamStatus;
-use crate::stream::{Stream, remote_pod};
+use crate::stream::Stream;
 use crate::token::Token;
 
 /// How long a stream may take to send its first heartbeat.
@@ -39,20 +42,25 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval and timeout of HTTP/2 keep-alive pings. A pod that does not respond loses its stream, not its registration.
 const PING: Duration = Duration::from_secs(10);
 
-/// How many calls of a connection may be open. A pod needs a stream, a Leave and an Ack.
+/// How many calls of a connection may be open, for each keyspace. In each, a pod needs a stream, a Leave and an Ack.
 const MAX_CALLS: u32 = 64;
 
 /// How many acknowledgements one request may carry, and how many of them are handled at a time.
 const MAX_ACKS: usize = 4096;
 const ACKS_AT_A_TIME: usize = 64;
 
-/// The service `segue.v1.Pods` of one instance.
+/// The service `segue.v1.Pods` of one instance: one listener for all of its keyspaces.
 #[derive(Debug)]
 pub struct PodsServer {
-    shared: Arc<Shared>,
+    keyspaces: Vec<Arc<Shared>>,
+    access: Access,
 }
 
-/// The pods that have a stream at this instance.
+/// A keyspace of the service.
+#[derive(Debug)]
+pub struct PodsKeyspace(Arc<Shared>);
+
+/// The pods that have a stream at this instance, of one keyspace.
 #[derive(Debug, Clone)]
 pub struct PodsStatus(Arc<Sessions>);
 
@@ -63,19 +71,36 @@ impl PodsStatus {
     }
 }
 
-impl PodsServer {
-    /// Creates the service and begins to follow the keyspace.
+impl PodsKeyspace {
+    /// Begins to follow a keyspace. Its log lines belong to the present span.
     pub fn new(store: Arc<dyn Store>, keys: Keyspace, settings: PodsSettings, observer: Arc<dyn PodsObserver>) -> Self {
         let hub = Hub::start(store.clone(), keys.clone());
         let keyspace = settings.keyspace.clone();
-        let (sessions, ending, streams) = (Arc::default(), CancellationToken::new(), TaskTracker::new());
-        let shared = Shared { store, keys, keyspace, settings, hub, observer, sessions, ending, streams };
-        PodsServer { shared: Arc::new(shared) }
+        let (sessions, loads) = (Arc::default(), LoadReports::default());
+        let (ending, streams) = (CancellationToken::new(), TaskTracker::new());
+        let span = Span::current();
+        let shared = Shared { store, keys, keyspace, settings, hub, observer, sessions, loads, ending, streams, span };
+        PodsKeyspace(Arc::new(shared))
     }
 
     /// Returns a handle to the state of the pods' streams, which outlives the service.
     pub fn status(&self) -> PodsStatus {
-        PodsStatus(self.shared.sessions.clone())
+        PodsStatus(self.0.sessions.clone())
+    }
+}
+
+impl PodsServer {
+    /// Returns the service of these keyspaces.
+    pub fn new(keyspaces: impl IntoIterator<Item = PodsKeyspace>) -> Self {
+        PodsServer {
+            keyspaces: keyspaces.into_iter().map(|PodsKeyspace(shared)| shared).collect(),
+            access: Access(None),
+        }
+    }
+
+    /// Returns the service for calls that present this token, and no others.
+    pub fn with_token(self, token: PodsToken) -> Self {
+        PodsServer { access: Access(Some(token)), ..self }
     }
 
     /// Serves pods until `shutdown`, and then tells them to connect to another instance. Without `tls` in clear text.
@@ -85,27 +110,27 @@ impl PodsServer {
         tls: Option<PodsTls>,
         shutdown: CancellationToken,
     ) -> Result<(), tonic::transport::Error> {
-        let shared = self.shared.clone();
-        let ended = {
-            let shared = shared.clone();
-            async move {
-                shutdown.cancelled().await;
+        let keyspaces = self.keyspaces.clone();
+        let (ending, has_ended) = (shutdown.clone(), keyspaces.clone());
+        let ended = async move {
+            ending.cancelled().await;
+            for shared in &has_ended {
                 shared.ending.cancel();
                 shared.streams.close();
-                let _ = timeout(GO_AWAY_WITHIN, shared.streams.wait()).await;
             }
+            let _ = timeout(GO_AWAY_WITHIN, join_all(has_ended.iter().map(|shared| shared.streams.wait()))).await;
         };
         let served = Server::builder()
             .http2_keepalive_interval(Some(PING))
             .http2_keepalive_timeout(Some(PING))
-            .max_concurrent_streams(Some(MAX_CALLS))
-            .add_service(GeneratedServer::new(Calls { shared: shared.clone() }))
+            .max_concurrent_streams(Some(per_keyspace(MAX_CALLS, keyspaces.len())))
+            .add_service(GeneratedServer::with_interceptor(Calls { keyspaces }, self.access))
             .serve_with_incoming_shutdown(incoming(listener, tls), ended);
         tokio::select! {
             served = served => served,
             // Aborts the calls that are still open.
             () = async {
-                shared.ending.cancelled().await;
+                shutdown.cancelled().await;
                 tokio::time::sleep(GO_AWAY_WITHIN * 2).await;
             } => Ok(()),
         }
@@ -113,12 +138,12 @@ impl PodsServer {
 }
 
 struct Calls {
-    shared: Arc<Shared>,
+    keyspaces: Vec<Arc<Shared>>,
 }
 
 /// The receiving end of the events that a stream's loop sends.
 #[derive(Debug)]
-pub(crate) struct EventStream(mpsc::Receiver<Result<Event, Status>>);
+pub(crate) struct EventStream(pub(crate) mpsc::Receiver<Result<Event, Status>>);
 
 impl TokioStream for EventStream {
     type Item = Result<Event, Status>;
@@ -140,12 +165,13 @@ impl Pods for Calls {
             .map_err(|_| Status::deadline_exceeded("the first heartbeat, with `hello`, did not come"))??;
         let first = first.ok_or_else(no_hello)?;
         let hello = first.hello.as_ref().ok_or_else(no_hello)?;
+        let shared = self.of_hello(hello)?;
         peer.speaks_for(&hello.pod)?;
-        let attached = attach(&self.shared, hello, Way::Stream).await?;
-        let stream = Stream::begin(self.shared.clone(), attached, &first).await?;
+        let attached = attach(shared, hello, Way::Stream).instrument(shared.span.clone()).await?;
+        let stream = Stream::begin(shared.clone(), attached, &first).await?;
         // Capacity one: an event is built only when the previous one has been taken.
         let (sender, events) = mpsc::channel(1);
-        self.shared.streams.spawn(stream.run(heartbeats, sender));
+        shared.streams.spawn(stream.run(heartbeats, sender).instrument(shared.span.clone()));
         Ok(Response::new(EventStream(events)))
     }
 
@@ -156,14 +182,16 @@ impl Pods for Calls {
             return Err(Status::invalid_argument(format!("{} acks; expected {MAX_ACKS} at most", acks.len())));
         }
         let token = Token::parse(&token)?;
+        let shared = choose(&self.keyspaces, &token.keyspace)?;
         peer.speaks_for(&token.pod)?;
-        let token = self.proven(token).await?;
+        let token = proven(shared, token).await?;
         // One for all: those that are too early must not keep the others from their turn.
         let deadline = Instant::now() + PATIENCE;
         let mut outcomes = Vec::with_capacity(acks.len());
         for acks in acks.chunks(ACKS_AT_A_TIME) {
-            let acknowledged = acks.iter().map(|ack| acknowledge(&self.shared, &token, ack, deadline));
-            outcomes.extend(join_all(acknowledged).await.into_iter().map(i32::from));
+            let acknowledged = acks.iter().map(|ack| acknowledge(shared, &token, ack, deadline));
+            let acknowledged = join_all(acknowledged).instrument(shared.span.clone()).await;
+            outcomes.extend(acknowledged.into_iter().map(i32::from));
         }
         Ok(Response::new(AckResponse { outcomes }))
     }
@@ -173,59 +201,50 @@ impl Pods for Calls {
         let PollRequest { heartbeat, after_revision, wait } = request.into_inner();
         let heartbeat = heartbeat.ok_or_else(no_hello)?;
         let hello = heartbeat.hello.as_ref().ok_or_else(no_hello)?;
+        let shared = self.of_hello(hello)?;
         peer.speaks_for(&hello.pod)?;
-        let shared = &self.shared;
-        let mut attached = attach(shared, hello, Way::Poll).await?;
-        shared.hub.shows(attached.seen).await?;
-        attached.keep_registration(shared).await?;
-        let ttl = u64::try_from(attached.token.ttl().as_micros()).unwrap_or(u64::MAX);
-        let longest = Duration::from_micros(keepalive_interval(ttl));
-        let wait = wait.and_then(|wait| Duration::try_from(wait).ok()).unwrap_or_default().min(longest);
-        let _ = timeout(wait, shared.hub.changed_after(after_revision.into())).await;
-        let mut pod = remote_pod(shared, &attached, Some(hello));
-        let view = shared.hub.view();
-        let partitions = pod.concerned(&view.parties);
-        let changes = pod.update(&view, partitions);
-        let event = Event {
-            seq: 1,
-            welcome: Some(welcome(&attached, &view)),
-            confirmed: heartbeat.seq,
-            ..event(&view, &shared.settings, changes, true)
-        };
-        attached.told();
-        shared.observer.polled();
-        Ok(Response::new(event))
+        let wait = wait.and_then(|wait| Duration::try_from(wait).ok()).unwrap_or_default();
+        let polled = poll(shared, &heartbeat, hello, (after_revision.into(), wait));
+        polled.instrument(shared.span.clone()).await.map(Response::new)
     }
 
     async fn leave(&self, request: Request<LeaveRequest>) -> Result<Response<LeaveResponse>, Status> {
         let peer = Peer::of(request.extensions());
         let LeaveRequest { resume: token, now } = request.into_inner();
-        let (token, ending) = (Token::parse(&token)?, self.shared.ending.clone());
+        let token = Token::parse(&token)?;
+        let shared = choose(&self.keyspaces, &token.keyspace)?;
         peer.speaks_for(&token.pod)?;
-        let left = ending.run_until_cancelled(leave(&self.shared, token, now)).await;
+        let leaving = leave(shared, token, now).instrument(shared.span.clone());
+        let left = shared.ending.run_until_cancelled(leaving).await;
         left.unwrap_or_else(|| Err(Status::unavailable("this instance shuts down; use another one"))).map(Response::new)
     }
 }
 
 impl Calls {
-    /// Returns the token if its registration exists.
-    async fn proven(&self, token: Token) -> Result<Token, Status> {
-        let known = {
-            let view = self.shared.hub.view();
-            let record = view.live_pod(&token.pod, token.incarnation());
-            record.and_then(|record| record.resume_digest.as_deref()).map(|digest| token.proves(digest))
-        };
-        match known {
-            Some(proven) => proven.map(|()| token),
-            // The view may be stale, or another writer may have overwritten the record.
-            None => match find(&self.shared, token).await? {
-                Some(found) => Ok(found.token),
-                None => Err(Status::not_found("the registration is over; register again")),
-            },
-        }
+    /// Returns the keyspace that the pod takes part in.
+    fn of_hello(&self, hello: &Hello) -> Result<&Arc<Shared>, Status> {
+        agree(hello)?;
+        choose(&self.keyspaces, &hello.keyspace)
     }
 }
 
-fn no_hello() -> Status {
+/// Returns the token if its registration exists.
+async fn proven(shared: &Shared, token: Token) -> Result<Token, Status> {
+    let known = {
+        let view = shared.hub.view();
+        let record = view.live_pod(&token.pod, token.incarnation());
+        record.and_then(|record| record.resume_digest.as_deref()).map(|digest| token.proves(digest))
+    };
+    match known {
+        Some(proven) => proven.map(|()| token),
+        // The view may be stale, or another writer may have overwritten the record.
+        None => match find(shared, token).await? {
+            Some(found) => Ok(found.token),
+            None => Err(Status::not_found("the registration is over; register again")),
+        },
+    }
+}
+
+pub(crate) fn no_hello() -> Status {
     Status::invalid_argument("`hello` is missing: expected it in the first heartbeat of a stream, and in every Poll")
 }

@@ -18,10 +18,19 @@ pub(crate) struct Sessions {
     by_incarnation: Mutex<HashMap<Incarnation, Entry>>,
 }
 
+/// An acknowledgement that the store does not record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Done {
+    /// The pod has warmed a partition that an operator assigned to it by hand.
+    WarmedByHand,
+    /// The pod has no newer checkpoint than the one that is recorded.
+    NothingNew,
+}
+
 #[derive(Debug)]
 struct Entry {
     replaced: CancellationToken,
-    by_hand: mpsc::Sender<PartitionId>,
+    done: mpsc::Sender<(PartitionId, Done)>,
     status: watch::Receiver<StreamStatus>,
 }
 
@@ -32,28 +41,27 @@ pub(crate) struct Place {
     incarnation: Incarnation,
     /// Cancelled when another stream replaces this one.
     pub(crate) replaced: CancellationToken,
-    /// Partitions that an operator assigned by hand and that the pod has warmed.
-    pub(crate) by_hand: mpsc::Receiver<PartitionId>,
+    pub(crate) done: mpsc::Receiver<(PartitionId, Done)>,
     pub(crate) status: watch::Sender<StreamStatus>,
 }
 
 impl Sessions {
     /// Registers a stream for this registration. A previous stream is told to end.
     pub(crate) fn take(self: &Arc<Self>, pod: &str, incarnation: Incarnation) -> Place {
-        let (by_hand, received) = mpsc::channel(ACKS);
+        let (done, received) = mpsc::channel(ACKS);
         let replaced = CancellationToken::new();
         let (status, published) = watch::channel(StreamStatus::new(pod));
-        let entry = Entry { replaced: replaced.clone(), by_hand, status: published };
+        let entry = Entry { replaced: replaced.clone(), done, status: published };
         if let Some(before) = self.lock().insert(incarnation, entry) {
             before.replaced.cancel();
         }
-        Place { sessions: self.clone(), incarnation, replaced, by_hand: received, status }
+        Place { sessions: self.clone(), incarnation, replaced, done: received, status }
     }
 
-    /// Tells the pod's stream that the pod has warmed a partition that an operator assigned to it by hand. Returns
-    /// whether this instance has the stream.
-    pub(crate) fn warmed_by_hand(&self, incarnation: Incarnation, partition: PartitionId) -> bool {
-        self.lock().get(&incarnation).is_some_and(|entry| entry.by_hand.try_send(partition).is_ok())
+    /// Tells the pod's stream of an acknowledgement that the store does not record. Returns whether this instance has the
+    /// stream.
+    pub(crate) fn tell(&self, incarnation: Incarnation, partition: PartitionId, done: Done) -> bool {
+        self.lock().get(&incarnation).is_some_and(|entry| entry.done.try_send((partition, done)).is_ok())
     }
 
     /// Returns the state of each stream, by the pods' names.

@@ -1,33 +1,45 @@
-//! The state that all calls of an instance share.
+//! The state that all calls of an instance about one keyspace share.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::store::{Store, StoreError};
 use segue_protocol::keys::Keyspace;
+use segue_protocol::planning::Policy;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
+use tracing::Span;
 
 use crate::hub::Hub;
+use crate::keyspaces::Named;
+use crate::load_reports::LoadReports;
 use crate::observer::PodsObserver;
 use crate::sessions::Sessions;
 
 /// How long an instance that shuts down still responds.
 pub(crate) const GO_AWAY_WITHIN: Duration = Duration::from_secs(2);
 
-/// The settings of the service.
+/// How long acknowledgements wait for this instance's view, and one for the store.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Returns the number of calls that a connection may have open for this many keyspaces. A call that waits for another
+/// keyspace's must not keep that one from its turn.
+pub(crate) fn per_keyspace(calls: u32, keyspaces: usize) -> u32 {
+    calls.saturating_mul(u32::try_from(keyspaces).unwrap_or(u32::MAX))
+}
+
+/// The settings of a keyspace's service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodsSettings {
     /// The name of the keyspace.
     pub keyspace: String,
-    /// How long a pod may warm before the coordinator cancels. Pods are told.
-    pub warm_timeout: Duration,
-    /// How long `Ready` and `Syncing` may last together. Pods are told.
-    pub phase_timeout: Duration,
+    /// The policy of this process's configuration. Pods are told the timeouts of the policy that is in force in the
+    /// keyspace.
+    pub policy: Policy,
 }
 
-/// The state that all calls of an instance share.
+/// The state that all calls of an instance about one keyspace share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) store: Arc<dyn Store>,
@@ -37,8 +49,17 @@ pub(crate) struct Shared {
     pub(crate) hub: Hub,
     pub(crate) observer: Arc<dyn PodsObserver>,
     pub(crate) sessions: Arc<Sessions>,
+    pub(crate) loads: LoadReports,
     pub(crate) ending: CancellationToken,
     pub(crate) streams: TaskTracker,
+    /// Of the log lines about the keyspace.
+    pub(crate) span: Span,
+}
+
+impl Named for Arc<Shared> {
+    fn name(&self) -> &str {
+        &self.keyspace
+    }
 }
 
 pub(crate) fn unavailable(error: StoreError) -> Status {

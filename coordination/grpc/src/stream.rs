@@ -18,15 +18,16 @@ use segue_protocol::handoff::remote_pod::RemotePod;
 use segue_protocol::ids::{Epoch, PartitionId};
 use segue_protocol::lease::Reader;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 use tonic::{Status, Streaming};
 use tracing::{debug, info, warn};
 
 use crate::attach::{Attached, STORE_TIMEOUT};
+use crate::checkpoints::look_interval;
 use crate::events::{WINDOW, event, span, welcome};
 use crate::hub::Changes;
 use crate::proto::{Event, GoAway, Heartbeat, Hello};
-use crate::sessions::Place;
+use crate::sessions::{Done, Place};
 use crate::shared::{GO_AWAY_WITHIN, Shared, unavailable};
 use crate::status::{Load, Reports};
 
@@ -60,7 +61,7 @@ type Renewal = Pin<Box<dyn Future<Output = (u64, Result<(), StoreError>)> + Send
 impl Stream {
     /// Returns the stream of a pod that has just attached with this heartbeat, once the view shows its registration.
     pub(crate) async fn begin(shared: Arc<Shared>, attached: Attached, first: &Heartbeat) -> Result<Self, Status> {
-        let changes = shared.hub.changes();
+        let changes = shared.hub.changes(attached.name());
         shared.hub.shows(attached.seen).await?;
         let place = shared.sessions.take(attached.name(), attached.incarnation());
         let pod = remote_pod(&shared, &attached, first.hello.as_ref());
@@ -107,6 +108,7 @@ impl Stream {
     async fn serve(&mut self, heartbeats: &mut Streaming<Heartbeat>, events: &Events) -> Result<&'static str, Status> {
         let (ending, shared) = (self.shared.ending.clone(), self.shared.clone());
         let mut renewal: Option<Renewal> = None;
+        let mut looked = Instant::now();
         loop {
             if renewal.is_none() && self.beat > self.confirmed && self.is_reading() {
                 renewal = Some(self.renew());
@@ -130,9 +132,17 @@ impl Stream {
                     Ok(Some(heartbeat)) => self.heard(&heartbeat)?,
                     Ok(None) | Err(_) => return Ok("the pod has closed it"),
                 },
-                Some(partition) = self.place.by_hand.recv() => {
-                    self.pod.warmed_by_hand(partition);
+                Some((partition, done)) = self.place.done.recv() => {
+                    match done {
+                        Done::WarmedByHand => self.pod.warmed_by_hand(partition),
+                        Done::NothingNew => self.pod.has_nothing_new(partition, boottime()),
+                    }
                     self.changes.look_at(partition);
+                }
+                () = time_passes(&shared, looked) => {
+                    looked = Instant::now();
+                    let overdue = self.pod.overdue(&shared.hub.view(), boottime());
+                    overdue.into_iter().for_each(|partition| self.changes.look_at(partition));
                 }
                 room = events.reserve(), if has_news => match room {
                     Ok(room) => if let Some(event) = self.next_event() {
@@ -156,6 +166,9 @@ impl Stream {
             self.reports.take(&due, &heartbeat.progress);
             self.place.status.send_modify(|status| status.load = load.or_else(|| status.load.take()));
         }
+        let known = self.place.status.borrow();
+        self.shared.loads.take(&self.shared.store, &self.shared.hub.view(), &self.attached.token, known.load.as_ref());
+        drop(known);
         self.publish();
         Ok(())
     }
@@ -224,7 +237,7 @@ impl Stream {
         let view = shared.hub.view();
         let mut event = if self.changes.any() && self.has_room() {
             let partitions = self.changes.take().unwrap_or_else(|| self.pod.concerned(&view.parties));
-            let changes = self.pod.update(&view, partitions);
+            let changes = self.pod.update(&view, partitions, boottime(), &mut shared.hub.waits());
             event(&view, &shared.settings, changes, is_first)
         } else {
             Event { revision: view.revision.get(), ..Event::default() }
@@ -255,6 +268,15 @@ impl Stream {
         let mut event = Event { go_away: Some(go_away), ..Event::default() };
         self.number(&mut event);
         let _ = timeout(GO_AWAY_WITHIN, events.send(Ok(event))).await;
+    }
+}
+
+/// Waits until tasks may have become due because time has passed since `looked`. Cancel-safe.
+async fn time_passes(shared: &Shared, looked: Instant) {
+    let interval = look_interval(&shared.hub.view());
+    match interval {
+        Some(interval) => sleep_until(looked + interval).await,
+        None => std::future::pending().await,
     }
 }
 

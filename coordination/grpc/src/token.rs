@@ -21,6 +21,9 @@ pub(crate) const MAX_TTL: Duration = Duration::from_secs(3600);
 /// The credential with which a pod continues its registration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Token {
+    /// Absent from the tokens of instances that had one keyspace.
+    #[serde(default)]
+    pub(crate) keyspace: String,
     pub(crate) pod: String,
     incarnation: u64,
     lease: i64,
@@ -44,9 +47,10 @@ impl Secret {
         Secret { secret, lease, ttl_s, digest }
     }
 
-    pub(crate) fn token(self, pod: &str, incarnation: Incarnation) -> Token {
+    pub(crate) fn token(self, (keyspace, pod): (&str, &str), incarnation: Incarnation) -> Token {
         let Secret { secret, lease, ttl_s, .. } = self;
-        Token { pod: pod.to_owned(), incarnation: incarnation.get(), lease, ttl_s, secret }
+        let (keyspace, pod) = (keyspace.to_owned(), pod.to_owned());
+        Token { keyspace, pod, incarnation: incarnation.get(), lease, ttl_s, secret }
     }
 }
 

@@ -100,6 +100,11 @@ impl Epoch {
     pub const fn next(self) -> Self {
         Epoch(self.0 + 1)
     }
+
+    /// Returns the epoch that is later by this number, or the last one.
+    pub(crate) const fn later_by(self, number: u64) -> Self {
+        Epoch(self.0.saturating_add(number))
+    }
 }
 
 impl FromStr for Epoch {

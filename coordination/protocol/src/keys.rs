@@ -4,8 +4,12 @@ use crate::ids::{HandoffId, PartitionId, Revision};
 use crate::records::PodAckKind;
 use crate::txn::Keys;
 
-/// The folder of the history. It sorts after every other key, so that one range has everything else: participants do
-/// not watch the history.
+/// The folder of the pods' heartbeats. It sorts after every key that participants follow: only those who plan read a
+/// pod's load, and everybody else would receive it every few seconds.
+const HEARTBEATS: &str = "~heartbeats/";
+
+/// The folder of the history. It sorts after every other key, so that one range has everything else: nobody watches the
+/// history.
 const HISTORY: &str = "~history/";
 
 /// Builds and reads the keys of one keyspace: everything below `{prefix}{keyspace}/`.
@@ -45,8 +49,27 @@ pub enum KeyName {
     Operation(String),
     /// `wanted`
     Wanted,
-    /// `loads/{pod}`
+    /// `~heartbeats/{pod}`
     Load(String),
+    /// `checkpoints/{partition}`
+    Checkpoint(PartitionId),
+    /// A key of the [assignment rounds](crate::rounds).
+    Rounds(RoundsKey),
+}
+
+/// The meaning of a key of the assignment rounds.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum RoundsKey {
+    /// `rounds/current`
+    Current,
+    /// `rounds/gathering`
+    Gathering,
+    /// `rounds/interval`
+    Interval,
+    /// `rounds/heartbeat`
+    Heartbeat,
+    /// `participants/{name}`
+    Participant(String),
 }
 
 impl Keyspace {
@@ -65,8 +88,13 @@ impl Keyspace {
         &self.root
     }
 
-    /// Returns the keys that participants follow: all but the history, which sorts after them.
+    /// Returns the keys that participants follow: all but heartbeats and the history, which sort after them.
     pub fn followed(&self) -> Keys {
+        Keys::Between(self.root.clone(), format!("{}{HEARTBEATS}", self.root))
+    }
+
+    /// Returns the keys that those follow who plan: all but the history.
+    pub fn planned(&self) -> Keys {
         Keys::Between(self.root.clone(), format!("{}{HISTORY}", self.root))
     }
 
@@ -77,7 +105,12 @@ impl Keyspace {
 
     /// Returns the keys of a partition's history.
     pub fn history_of(&self, partition: PartitionId) -> Keys {
-        Keys::Prefix(format!("{}{HISTORY}{partition}/", self.root))
+        Keys::Prefix(self.ended_handoffs(partition))
+    }
+
+    /// Returns the prefix of a partition's history: a key below it is created as a handoff ends.
+    pub(crate) fn ended_handoffs(&self, partition: PartitionId) -> String {
+        format!("{}{HISTORY}{partition}/", self.root)
     }
 
     /// Returns the key of the history entry of a handoff.
@@ -103,6 +136,31 @@ impl Keyspace {
         format!("{}coordinator/leader", self.root)
     }
 
+    /// Returns the key of the assignment round in force.
+    pub fn round(&self) -> String {
+        format!("{}rounds/current", self.root)
+    }
+
+    /// Returns the key of the assignment round that gathers its participants.
+    pub fn gathering(&self) -> String {
+        format!("{}rounds/gathering", self.root)
+    }
+
+    /// Returns the key that exists until the next assignment round may open.
+    pub fn round_interval(&self) -> String {
+        format!("{}rounds/interval", self.root)
+    }
+
+    /// Returns the key that exists until the next assignment round must open.
+    pub fn round_heartbeat(&self) -> String {
+        format!("{}rounds/heartbeat", self.root)
+    }
+
+    /// Returns the key of a process that may take part in assignment rounds.
+    pub fn participant(&self, name: &str) -> String {
+        format!("{}participants/{name}", self.root)
+    }
+
     /// Returns the key that an instance of the gRPC service puts when a pod attaches to it. A view that shows its
     /// revision shows everything before it. Only that service reads its value.
     pub fn pod_stream(&self, pod: &str) -> String {
@@ -121,7 +179,12 @@ impl Keyspace {
 
     /// Returns the key of a pod's heartbeats.
     pub fn load(&self, pod: &str) -> String {
-        format!("{}loads/{pod}", self.root)
+        format!("{}{HEARTBEATS}{pod}", self.root)
+    }
+
+    /// Returns the key of a partition's newest checkpoint.
+    pub fn checkpoint(&self, partition: PartitionId) -> String {
+        format!("{}checkpoints/{partition}", self.root)
     }
 
     /// Returns the prefix of all routers' registrations.
@@ -184,6 +247,13 @@ impl Keyspace {
         ["handoff_drains", "handoff_acks", "pod_acks"].map(|kind| format!("{}{kind}/{partition}/", self.root))
     }
 
+    /// Returns the partition of an ack by its key. `None` if `key` is no ack.
+    pub(crate) fn acked_partition(&self, key: &str) -> Option<PartitionId> {
+        let (kind, rest) = key.strip_prefix(self.root.as_str())?.split_once('/')?;
+        let is_ack = matches!(kind, "handoff_drains" | "handoff_acks" | "pod_acks");
+        is_ack.then(|| number(rest.split('/').next()?))?
+    }
+
     /// Returns the meaning of `key`. `None` if it is not a key of this keyspace that this version knows.
     pub fn parse(&self, key: &str) -> Option<KeyName> {
         let mut parts = key.strip_prefix(self.root.as_str())?.split('/');
@@ -193,7 +263,8 @@ impl Keyspace {
             "wanted" => KeyName::Wanted,
             "coordinator" => (parts.next()? == "leader").then_some(KeyName::Leader)?,
             "pods" => KeyName::Pod(name(parts.next()?)?),
-            "loads" => KeyName::Load(name(parts.next()?)?),
+            "~heartbeats" => KeyName::Load(name(parts.next()?)?),
+            "checkpoints" => KeyName::Checkpoint(number(parts.next()?)?),
             "routers" => KeyName::Router(name(parts.next()?)?),
             "assignments" => KeyName::Assignment(number(parts.next()?)?),
             "handoffs" => KeyName::Handoff(number(parts.next()?)?),
@@ -210,6 +281,14 @@ impl Keyspace {
                 "pause" => KeyName::Pause,
                 _ => return None,
             },
+            "rounds" => KeyName::Rounds(match parts.next()? {
+                "current" => RoundsKey::Current,
+                "gathering" => RoundsKey::Gathering,
+                "interval" => RoundsKey::Interval,
+                "heartbeat" => RoundsKey::Heartbeat,
+                _ => return None,
+            }),
+            "participants" => KeyName::Rounds(RoundsKey::Participant(name(parts.next()?)?)),
             "operations" => KeyName::Operation(name(parts.next()?)?),
             _ => return None,
         };
@@ -245,6 +324,7 @@ mod tests {
             (keys.wanted(), KeyName::Wanted),
             (keys.pod("w-0"), KeyName::Pod("w-0".into())),
             (keys.load("w-0"), KeyName::Load("w-0".into())),
+            (keys.checkpoint(P7), KeyName::Checkpoint(P7)),
             (keys.router("r"), KeyName::Router("r".into())),
             (keys.assignment(P0), KeyName::Assignment(P0)),
             (keys.handoff(P1023), KeyName::Handoff(P1023)),
@@ -255,6 +335,11 @@ mod tests {
             (keys.pin(P7), KeyName::Pin(P7)),
             (keys.pause(), KeyName::Pause),
             (keys.operation("a-1"), KeyName::Operation("a-1".into())),
+            (keys.round(), KeyName::Rounds(RoundsKey::Current)),
+            (keys.gathering(), KeyName::Rounds(RoundsKey::Gathering)),
+            (keys.round_interval(), KeyName::Rounds(RoundsKey::Interval)),
+            (keys.round_heartbeat(), KeyName::Rounds(RoundsKey::Heartbeat)),
+            (keys.participant("c"), KeyName::Rounds(RoundsKey::Participant("c".into()))),
         ] {
             assert_eq!(keys.parse(&key), Some(name), "{key}");
         }
@@ -279,6 +364,19 @@ mod tests {
     }
 
     #[test]
+    fn only_those_who_plan_follow_heartbeats() {
+        let keys = Keyspace::new("/segue/", "default");
+        for pod in ["0", "w-0", "~"] {
+            let heartbeat = keys.load(pod);
+            assert!(keys.planned().contains(&heartbeat) && !keys.followed().contains(&heartbeat), "{heartbeat}");
+        }
+        for key in [keys.config(), keys.wanted(), keys.router("~"), keys.pod_stream("~")] {
+            assert!(keys.planned().contains(&key), "{key}");
+        }
+        assert!(!keys.planned().contains(&keys.history_entry(P7, HandoffId::created_at(Revision::new(70)))));
+    }
+
+    #[test]
     fn a_key_that_is_not_canonical_means_nothing() {
         let keys = Keyspace::new("/segue/", "default");
         for key in [
@@ -293,6 +391,8 @@ mod tests {
             "/segue/default/news",
             "/segue/default/operator/pause/now",
             "/segue/default/operator/pins/07",
+            "/segue/default/rounds/7",
+            "/segue/default/participants/a/b",
         ] {
             assert_eq!(keys.parse(key), None, "{key}");
         }

@@ -22,8 +22,10 @@
 //! * [`lease`], [`registration`], [`mapping`]: decisions of participants about themselves: how long a lease can be
 //!   trusted, what to do about their own key, whether a router maps requests as the keyspace does.
 //! * [`trace_context`]: the place of a request in a distributed trace, and the trace of a handoff.
+//! * [`authority`]: who may carry out decisions that concern no participant alone.
 //! * [`handoff`]: when a handoff's phase moves on, and what each router and pod does in it.
 //! * [`planning`]: which partitions move where and when, and which moves are cancelled.
+//! * [`rounds`]: who carries that out in a keyspace without a leader.
 //!
 //! # Invariants
 //!
@@ -37,6 +39,7 @@
 #![warn(clippy::too_many_lines)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod authority;
 pub mod back_off;
 pub mod handoff;
 pub mod headers;
@@ -47,6 +50,7 @@ pub mod mapping;
 pub mod planning;
 pub mod records;
 pub mod registration;
+pub mod rounds;
 pub mod trace_context;
 pub mod txn;
 pub mod view;

@@ -49,6 +49,15 @@ pub fn heartbeat(keys: &Keyspace, pod: &str, lease: LeaseId, record: &PodLoad) -
     }
 }
 
+/// Deletes the heartbeat of a pod that sends no more of them. Without it the pod would be suspected.
+pub fn end_heartbeats(keys: &Keyspace, pod: &str, incarnation: Incarnation) -> Txn {
+    Txn {
+        when: vec![Compare::created_at(keys.pod(pod), incarnation.revision())],
+        then: vec![Op::Delete(Keys::One(keys.load(pod)))],
+        otherwise: None,
+    }
+}
+
 /// Deletes the key of this life, if it exists. The participant must have fenced itself before.
 pub fn withdraw(key: &str, incarnation: Incarnation) -> Txn {
     Txn {

@@ -26,7 +26,13 @@ fn name() -> impl Strategy<Value = String> {
 }
 
 fn capabilities() -> impl Strategy<Value = Capabilities> {
-    any::<[bool; 4]>().prop_map(|[sync, drained, released, fence]| Capabilities { sync, drained, released, fence })
+    any::<[bool; 5]>().prop_map(|[sync, drained, released, fence, checkpoint]| Capabilities {
+        sync,
+        drained,
+        released,
+        fence,
+        checkpoint,
+    })
 }
 
 prop_compose! {

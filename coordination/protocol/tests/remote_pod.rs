@@ -1,6 +1,9 @@
 //! What a pod in another process is told along a handoff, for every choice of views that the instance skips.
 #![allow(clippy::unwrap_used)]
 
+use std::time::Duration;
+
+use segue_protocol::handoff::checkpoint::Waits;
 use segue_protocol::handoff::parties::Parties;
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::handoff::remote_pod::{Changes, RemotePod, RemoteTask, TaskReport, Verdict, judge};
@@ -74,7 +77,7 @@ fn pod(view: &View, name: &str, holdings: &[(PartitionId, Epoch)]) -> RemotePod 
 
 fn told(pod: &mut RemotePod, view: &View) -> Changes {
     let concerned = pod.concerned(&Parties::of(view));
-    pod.update(view, concerned)
+    pod.update(view, concerned, Duration::ZERO, &mut Waits::default())
 }
 
 fn task(callback: Callback, handoff: HandoffId, epoch: Epoch) -> RemoteTask {
@@ -263,11 +266,14 @@ fn a_pod_is_concerned_by_its_own_partitions_and_moves_and_by_what_it_was_told() 
         parties.update(view, [P]);
         assert_eq!(parties, Parties::of(view), "kept up to date as if made anew");
         assert!(idle.concerned(&parties).is_empty());
-        assert!(idle.update(view, [P]).is_empty(), "and nothing is missed");
+        assert!(idle.update(view, [P], Duration::ZERO, &mut Waits::default()).is_empty(), "and nothing is missed");
         for pod in [&mut a, &mut b] {
             let concerned = pod.concerned(&parties);
             let mut other = pod.clone();
-            assert_eq!(pod.update(view, concerned), other.update(view, [P]));
+            assert_eq!(
+                pod.update(view, concerned, Duration::ZERO, &mut Waits::default()),
+                other.update(view, [P], Duration::ZERO, &mut Waits::default())
+            );
         }
     }
     assert_eq!((parties.partitions("a").count(), parties.partitions("b").count()), (0, 1));

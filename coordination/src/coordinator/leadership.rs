@@ -1,30 +1,35 @@
-//! The work of a leading coordinator: it follows the store, plans, moves phases on, and writes what was decided.
+//! The work of a coordinator in its seat: it follows the store, plans, moves phases on, and writes what was decided. A
+//! leader decides about everything, a participant of an assignment round about its share.
 //!
 //! # Invariants
 //!
 //! * At most one write is in flight for each partition.
-//! * Nothing is decided on a view that lacks this leader's own writes.
+//! * Nothing is decided on a view that lacks this process's own writes, or does not show its authority.
+
+mod observing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use segue_protocol::authority::Authority;
 use segue_protocol::handoff::advance::{advance, advance_past_bound};
 use segue_protocol::ids::{HandoffId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::planning::{Action, Assurance, Memory, MoveCause, Notice, Policy, in_force, plan, txn};
-use segue_protocol::records::{Handoff, Phase};
-use segue_protocol::txn::{Compare, Txn, TxnOutcome};
-use segue_protocol::view::{Versioned, View, ViewDelta};
+use segue_protocol::planning::{Action, Coordination, Memory, Notice, Policy, in_force, plan, txn};
+use segue_protocol::txn::{Keys, Op, Txn, TxnOutcome};
+use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use self::observing::SeenHandoff;
 use super::history::HistoryPruner;
-use super::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, EndedPhase, HandoffResult};
-use crate::session::{OwnKey, Registration, Update, Watcher, unix_millis};
+use super::seat::Seat;
+use super::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus};
+use crate::session::{Registration, Update, Watcher, unix_millis};
 use crate::store::{Store, StoreError};
 
 /// How long the subject of a refused write rests, unless the view changes it before.
@@ -39,18 +44,28 @@ const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(10);
 /// The subject of a write. At most one write is in flight for each partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Subject {
-    Config,
+    Keyspace,
     Partition(PartitionId),
 }
 
-/// One term of a leader, from its election to its end.
+/// Why a coordinator leaves its seat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// Its registration is over, or it shuts down.
+    Over,
+    /// The keyspace is coordinated in this way.
+    Changed(Coordination),
+}
+
+/// One life of a coordinator in its seat.
 pub(super) struct Leadership<'a> {
     store: &'a Arc<dyn Store>,
     keys: &'a Keyspace,
     policy: Policy,
     observer: &'a dyn CoordinatorObserver,
     status: &'a watch::Sender<CoordinatorStatus>,
-    leader: (String, Revision),
+    /// `None` while no round has this process.
+    authority: Option<Authority>,
     view: View,
     memory: Memory,
     began: Instant,
@@ -65,6 +80,8 @@ pub(super) struct Leadership<'a> {
     /// The end of the pause after a failed write.
     not_before: Instant,
     next_wake: Option<Instant>,
+    /// When the next step of the assignment round is due.
+    step_at: Option<Instant>,
     /// When the view was last shown to the observer.
     shown: Option<Instant>,
     /// When the view is shown next, if it has changed since.
@@ -83,32 +100,8 @@ pub(super) struct Leadership<'a> {
     /// Why this leader has decided to cancel a handoff.
     cancels: BTreeMap<PartitionId, (HandoffId, &'static str)>,
     notices: Vec<Notice>,
-    history: HistoryPruner,
-}
-
-/// A handoff as last observed.
-#[derive(Debug, Clone)]
-struct SeenHandoff {
-    id: HandoffId,
-    /// The record, as first observed.
-    record: Arc<Handoff>,
-    began: Instant,
-    phase: Phase,
-    since: Instant,
-    /// Why it was planned, as of when it was first observed.
-    cause: MoveCause,
-}
-
-impl SeenHandoff {
-    fn new(handoff: &Versioned<Handoff>, cause: MoveCause, now: Instant) -> Self {
-        let record = Arc::new(handoff.value.clone());
-        SeenHandoff { id: handoff.id(), began: now, phase: record.phase, since: now, record, cause }
-    }
-
-    fn in_phase(&self, phase: Phase, now: Instant) -> Self {
-        let since = if phase == self.phase { self.since } else { now };
-        SeenHandoff { phase, since, ..self.clone() }
-    }
+    /// While this process acts for the keyspace as a whole.
+    history: Option<HistoryPruner>,
 }
 
 impl<'a> Leadership<'a> {
@@ -118,7 +111,6 @@ impl<'a> Leadership<'a> {
         settings: &CoordinatorSettings,
         observer: &'a dyn CoordinatorObserver,
         status: &'a watch::Sender<CoordinatorStatus>,
-        elected: &Registration,
     ) -> Self {
         let now = Instant::now();
         Leadership {
@@ -127,7 +119,7 @@ impl<'a> Leadership<'a> {
             policy: settings.policy.clone(),
             observer,
             status,
-            leader: (elected.key.clone(), elected.incarnation.revision()),
+            authority: None,
             view: View::empty(keys.clone()),
             memory: Memory::default(),
             began: now,
@@ -138,6 +130,7 @@ impl<'a> Leadership<'a> {
             seen_at: Revision::ZERO,
             not_before: now,
             next_wake: None,
+            step_at: None,
             shown: None,
             show_at: None,
             planned: None,
@@ -148,26 +141,29 @@ impl<'a> Leadership<'a> {
             handoffs: BTreeMap::new(),
             cancels: BTreeMap::new(),
             notices: Vec::new(),
-            history: HistoryPruner::start(store.clone(), keys.clone(), elected.incarnation.revision()),
+            history: None,
         }
     }
 
-    /// Leads until the term ends. `value` is the value of the leader's key.
-    pub(super) async fn run(&mut self, elected: &Registration, value: Vec<u8>, shutdown: &CancellationToken) {
-        let mut own_key = OwnKey::of(self.store.clone(), elected);
+    /// Acts from the seat until it is lost or left.
+    pub(super) async fn run(&mut self, elected: &Registration, seat: &mut Seat, shutdown: &CancellationToken) -> End {
+        self.take(seat.authority(&self.view));
         let mut lease = elected.lease.state();
-        let mut watcher = Watcher::start(self.store.clone(), self.keys.clone());
+        let mut watcher = Watcher::start_with_heartbeats(self.store.clone(), self.keys.clone());
         let mut synced = false;
         let mut sighted = true;
         loop {
-            // A leader without sight of the store does not act, and must make room for one that has it.
+            // A coordinator without sight of the store does not act, and must make room for one that has it.
             if sighted {
                 elected.lease.made_progress();
             }
             let state = *lease.borrow_and_update();
             if state.lost {
-                warn!("leader lease lost; resigning");
-                return;
+                match seat.coordination() {
+                    Coordination::Leader => warn!("leader lease lost; resigning"),
+                    Coordination::Rounds => warn!("participant's lease lost; registering again"),
+                }
+                return End::Over;
             }
             self.status.send_if_modified(|status| {
                 status.trusted_until.replace(state.trusted_until) != Some(state.trusted_until)
@@ -175,16 +171,17 @@ impl<'a> Leadership<'a> {
             let now = Instant::now();
             let tick = now + (state.stands_until - state.trusted_until) / 2;
             let wake = self.next_wake.unwrap_or(tick).max(self.not_before).min(tick).min(self.show_at.unwrap_or(tick));
+            let wake = wake.min(self.step_at.unwrap_or(tick));
             tokio::select! {
                 biased;
-                () = shutdown.cancelled() => return,
+                () = shutdown.cancelled() => return End::Over,
                 update = watcher.next() => match update {
                     Update::Snapshot(view) => {
                         self.view.resync(*view);
                         self.resting.clear();
                         self.all_changed();
                         (synced, sighted) = (true, true);
-                        self.status.send_modify(|status| (status.leads, status.not_ready) = (true, None));
+                        self.status.send_modify(|status| status.not_ready = None);
                     }
                     Update::Batch(batch) if synced => {
                         let delta = watcher.apply(&mut self.view, batch);
@@ -204,27 +201,76 @@ impl<'a> Leadership<'a> {
                         self.written(subject, result);
                     }
                 }
-                () = own_key.written() => {}
+                () = seat.written() => {}
                 // The wake-up has been handled: the new plan, or the write or view that is waited for, schedules the
                 // next one. A past moment would keep the loop spinning.
                 () = sleep_until(wake) => self.next_wake = self.next_wake.filter(|due| *due > Instant::now()),
-                changed = lease.changed() => if changed.is_err() { return },
+                changed = lease.changed() => if changed.is_err() { return End::Over },
             }
             if !synced {
                 continue;
             }
-            let (seen, revision) = (self.view.leader.as_ref(), self.view.revision);
-            let intact = seen.is_some_and(|leader| leader.value.lease_id == elected.lease.id());
-            if !own_key.keep(seen, intact, revision, || value.clone()) {
-                warn!("another coordinator leads; resigning");
-                return;
+            if let Some(end) = self.turn(seat) {
+                return end;
             }
-            self.observe();
-            self.act();
         }
     }
 
-    /// Drops the writes in flight. They may still be committed while the leader's lease is valid.
+    /// Does what is due in the seat. Returns why it has to be left, if it has.
+    fn turn(&mut self, seat: &mut Seat) -> Option<End> {
+        if !seat.keep(&self.view) {
+            match seat.coordination() {
+                Coordination::Leader => warn!("another coordinator leads; resigning"),
+                Coordination::Rounds => warn!("registration as a participant lost; registering again"),
+            }
+            return Some(End::Over);
+        }
+        let policy = in_force(&self.view, &self.policy);
+        if policy.coordination != seat.coordination() {
+            return Some(End::Changed(policy.coordination));
+        }
+        self.step_at = seat.step(&self.view, &policy);
+        self.take(seat.authority(&self.view));
+        let speaks = self.speaks();
+        self.status.send_if_modified(|status| std::mem::replace(&mut status.leads, speaks) != speaks);
+        self.observe(policy.strategy);
+        self.act();
+        None
+    }
+
+    /// Continues with this authority.
+    fn take(&mut self, authority: Option<Authority>) {
+        if authority == self.authority {
+            return;
+        }
+        let speaks = authority.as_ref().is_some_and(|authority| authority.acts_for(None));
+        debug!(?authority, "authority");
+        if speaks != self.speaks() {
+            self.observer.leads(speaks);
+        }
+        let history = self.history.take();
+        self.history = authority.clone().filter(|_| speaks).map(|authority| match history {
+            Some(history) => {
+                history.continue_by(authority);
+                history
+            }
+            None => HistoryPruner::start(self.store.clone(), self.keys.clone(), authority),
+        });
+        self.authority = authority;
+        self.memory.acts_anew();
+        self.all_changed();
+    }
+
+    /// Returns whether this process acts for the keyspace as a whole.
+    pub(super) fn speaks(&self) -> bool {
+        self.acts_for(None)
+    }
+
+    fn acts_for(&self, partition: Option<PartitionId>) -> bool {
+        self.authority.as_ref().is_some_and(|authority| authority.acts_for(partition))
+    }
+
+    /// Drops the writes in flight. They may still be committed while the authority stands.
     pub(super) async fn stop_writes(&mut self) {
         self.writes.shutdown().await;
     }
@@ -246,63 +292,16 @@ impl<'a> Leadership<'a> {
         self.changed.extend(self.view.handoffs.keys().chain(self.handoffs.keys()));
     }
 
-    fn observe(&mut self) {
-        let now = Instant::now();
-        let recently = self.shown.map(|shown| shown + MIN_REFRESH_INTERVAL).filter(|due| now < *due);
-        match recently.filter(|_| !self.membership) {
-            _ if !self.unshown => {}
-            Some(due) => self.show_at = Some(due),
-            None => {
-                (self.shown, self.show_at, self.unshown) = (Some(now), None, false);
-                self.observer.view_changed(&self.view);
-            }
-        }
-        let strategy = in_force(&self.view, &self.policy).strategy;
-        for partition in std::mem::take(&mut self.changed) {
-            let known = self.handoffs.remove(&partition);
-            let seen = self.view.handoffs.get(&partition).map(|handoff| match &known {
-                Some(known) if known.id == handoff.id() => known.in_phase(handoff.value.phase, now),
-                _ => SeenHandoff::new(handoff, MoveCause::of(&self.view, strategy, &handoff.value), now),
-            });
-            if let Some(known) = known {
-                let same = seen.as_ref().filter(|seen| seen.id == known.id);
-                let result = same.is_none().then(|| self.result(partition, &known));
-                if same.is_none_or(|seen| seen.phase != known.phase) {
-                    let SeenHandoff { id, phase, ref record, .. } = known;
-                    let (lasted, age) = (now - known.since, now - known.began);
-                    self.observer.phase_ended(phase, lasted);
-                    self.observer.traced_phase(&EndedPhase { handoff: id, record, phase, lasted, age, result });
-                }
-                if let Some(result) = result {
-                    self.observer.handoff_ended(partition, result);
-                    self.history.handoff_ended();
-                }
-            }
-            if let Some(seen) = seen {
-                self.handoffs.insert(partition, seen);
-            }
-            self.pending.insert(partition);
-        }
-    }
-
-    /// Returns how a handoff that is gone has ended.
-    fn result(&mut self, partition: PartitionId, ended: &SeenHandoff) -> HandoffResult {
-        let moved = self.view.assignments.get(&partition).is_some_and(|at| at.value.epoch >= ended.record.epoch);
-        let cancelled = self.cancels.remove(&partition).filter(|(id, _)| *id == ended.id);
-        match cancelled {
-            _ if moved => HandoffResult::Completed(ended.cause),
-            Some((_, cause)) => HandoffResult::Cancelled(cause),
-            None => HandoffResult::Cancelled(HandoffResult::NOT_HERE),
-        }
-    }
-
     fn act(&mut self) {
         let now = Instant::now();
-        // A view without this leader's own writes would show moves in flight as not begun.
-        if now < self.not_before || self.view.revision < self.seen_at {
+        // A view without this process's own writes would show moves in flight as not begun.
+        if self.authority.is_none() || now < self.not_before || self.view.revision < self.seen_at {
             return;
         }
         let millis = unix_millis();
+        if self.ends_rounds() {
+            return;
+        }
         if self.writes.is_empty() {
             match self
                 .planned
@@ -320,16 +319,34 @@ impl<'a> Leadership<'a> {
         self.send();
     }
 
+    /// Returns whether this is a leader that ends the rounds before it does anything else. Otherwise a write of a round
+    /// that is still on its way could be accepted once this leader has gone.
+    fn ends_rounds(&mut self) -> bool {
+        let is_due = self.view.rounds.current.is_some();
+        let Some(authority @ Authority::Leader { .. }) = self.authority.clone().filter(|_| is_due) else {
+            return false;
+        };
+        if self.writes.is_empty() {
+            let then = vec![Op::Delete(Keys::One(self.keys.round()))];
+            self.write(Subject::Keyspace, Txn { when: authority.guards(self.keys), then, otherwise: None });
+            self.send();
+        }
+        true
+    }
+
     fn wake_at(&mut self, at: Instant) {
         self.next_wake = Some(self.next_wake.map_or(at, |wake| wake.min(at)));
     }
 
     fn plan(&mut self, now: Instant, millis: u64) {
-        let plan = plan(&self.view, &self.policy, &mut self.memory, now - self.began);
+        let Some(authority) = self.authority.clone() else { return };
+        let plan = plan(&self.view, &self.policy, &authority, &mut self.memory, now - self.began);
         self.next_wake = plan.next_wake.map(|wake| self.began + wake);
         if let Some(cause) = plan.round {
             debug!(?cause, actions = plan.actions.len(), "round");
-            self.observer.round(cause);
+            if self.speaks() {
+                self.observer.round(cause);
+            }
         }
         self.tell(plan.notices);
         for action in &plan.actions {
@@ -337,8 +354,8 @@ impl<'a> Leadership<'a> {
             if let Action::Cancel { observed, reason } = action {
                 self.cancels.insert(observed.partition(), (observed.handoff.id(), reason.as_str()));
             }
-            let subject = action.partition().map_or(Subject::Config, Subject::Partition);
-            if let Some(txn) = txn(&self.view, action, self.leader.1, millis) {
+            let subject = action.partition().map_or(Subject::Keyspace, Subject::Partition);
+            if let Some(txn) = txn(&self.view, action, &authority, millis) {
                 self.write(subject, txn);
             }
         }
@@ -346,6 +363,8 @@ impl<'a> Leadership<'a> {
 
     /// Moves on the phases that no participant has moved on: the fallback of the fast commit.
     fn advance(&mut self, millis: u64) {
+        let Some(authority) = self.authority.clone() else { return };
+        self.pending.retain(|partition| authority.acts_for(Some(*partition)));
         let idle = |partition: &&PartitionId| !self.under_way.contains(*partition);
         let partitions: Vec<PartitionId> = self.pending.iter().filter(idle).copied().collect();
         for partition in partitions {
@@ -360,7 +379,7 @@ impl<'a> Leadership<'a> {
             let decided = match step {
                 Some(step) => {
                     let mut guarded = step.txn;
-                    guarded.when.push(Compare::created_at(self.leader.0.clone(), self.leader.1));
+                    guarded.when.extend(authority.guards(self.keys));
                     self.write(Subject::Partition(partition), guarded)
                 }
                 None => true,
@@ -369,20 +388,6 @@ impl<'a> Leadership<'a> {
                 self.pending.remove(&partition);
             }
         }
-    }
-
-    fn tell(&mut self, notices: Vec<Notice>) {
-        if notices == self.notices {
-            return;
-        }
-        for notice in notices.iter().filter(|notice| !self.notices.contains(notice)) {
-            match notice {
-                Notice::Assurance(Assurance::Full) | Notice::Roll { .. } => info!("{notice}"),
-                _ => warn!("{notice}"),
-            }
-        }
-        self.status.send_modify(|status| status.notices = notices.iter().map(ToString::to_string).collect());
-        self.notices = notices;
     }
 
     /// Queues a write. Returns `false` if it has to be decided again, once other writes are done or its subject has
@@ -434,6 +439,9 @@ impl<'a> Leadership<'a> {
             }
             Err(error) => {
                 warn!(%error, ?subject, "store write failed; retrying");
+                if let (Subject::Partition(partition), Some(history)) = (subject, &self.history) {
+                    history.keep_evidence(partition);
+                }
                 self.not_before = Instant::now() + Duration::from_millis(250);
             }
         }

@@ -7,28 +7,31 @@
 
 mod history;
 mod leadership;
+mod participation;
+mod seat;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use segue_protocol::handoff::advance::waiting_for;
-use segue_protocol::ids::{HandoffId, PartitionId};
+use segue_protocol::ids::{HandoffId, Incarnation, PartitionId};
 use segue_protocol::keys::Keyspace;
 #[cfg(doc)]
 use segue_protocol::planning::CancelReason;
-use segue_protocol::planning::{MoveCause, Policy, RoundCause};
-use segue_protocol::records::{Handoff, Leader, Phase, encode};
+use segue_protocol::planning::{Coordination, MoveCause, Policy, RoundCause};
+use segue_protocol::records::{Handoff, Phase};
 use segue_protocol::view::View;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use self::leadership::Leadership;
+use self::leadership::{End, Leadership};
+use self::seat::Seat;
 #[cfg(doc)]
 use crate::session::lease_now;
-use crate::session::{Claim, register};
-use crate::store::{Store, StoreError};
+use crate::session::{Leases, register};
+use crate::store::StoreError;
 
 /// The settings of a coordinator.
 #[derive(Debug, Clone)]
@@ -103,43 +106,63 @@ pub struct CoordinatorStatus {
     pub trusted_until: Option<Instant>,
 }
 
-/// Runs a coordinator until `shutdown`: a standby until it is elected, then the leader. At its end a leader resigns.
+/// Runs a coordinator until `shutdown`. With a leader it is a standby until it is elected; with assignment rounds it takes
+/// part in them at once. The keyspace's settings say which of both, and before they exist those of this coordinator. At
+/// its end it gives up its seat. Participants that get clones of one [`Leases`] share a lease; a coordinator that gets a
+/// store has its own.
 pub async fn run_coordinator(
-    store: Arc<dyn Store>,
+    leases: impl Into<Leases>,
     keys: Keyspace,
     settings: CoordinatorSettings,
     observer: Arc<dyn CoordinatorObserver>,
     status: watch::Sender<CoordinatorStatus>,
     shutdown: CancellationToken,
 ) {
-    let holder = settings.name.clone();
-    let record = move |lease_id| encode(&Leader { holder: holder.clone(), lease_id });
-    let mut claim = Claim::new(keys.leader(), settings.lease_ttl).clearing_leaseless();
+    let leases = leases.into();
+    let (store, name) = (leases.store(), settings.name.as_str());
+    let mut earlier = Incarnation::NONE;
+    // A process that took the leader's key first would stop the rounds of a keyspace at each of its starts.
+    let mut coordination = tokio::select! {
+        coordination = seat::coordination(store, &keys, &settings.policy) => coordination,
+        () = shutdown.cancelled() => return,
+    };
     loop {
+        let record = |lease_id| seat::record(coordination, name, lease_id);
+        let claim = seat::claim(coordination, &keys, &settings, earlier);
         let elected = tokio::select! {
             // The election comes first, so that a coordinator elected at the moment of the shutdown resigns.
             biased;
-            elected = register(&store, &claim, &record) => elected,
+            elected = register(&leases, &claim, &record) => elected,
             () = shutdown.cancelled() => return,
         };
-        info!(name = settings.name, "leading");
-        observer.leads(true);
-        let mut leadership = Leadership::new(&store, &keys, &settings, &*observer, &status, &elected);
-        let value = record(elected.lease.id());
-        leadership.run(&elected, value, &shutdown).await;
+        match coordination {
+            Coordination::Leader => info!(name, "leading"),
+            Coordination::Rounds => info!(name, "taking part in assignment rounds"),
+        }
+        let mut seat = Seat::new(coordination, store, name, &elected);
+        let mut leadership = Leadership::new(store, &keys, &settings, &*observer, &status);
+        let end = leadership.run(&elected, &mut seat, &shutdown).await;
         // Writes in flight may still be committed: the lease, and with it their guard, is valid until here.
         leadership.stop_writes().await;
-        drop(leadership);
-        observer.leads(false);
+        if leadership.speaks() {
+            observer.leads(false);
+        }
+        drop((leadership, seat));
         status.send_modify(|status| (status.leads, status.trusted_until) = (false, None));
-        claim = claim.after(elected.incarnation);
+        earlier = elected.incarnation;
         if let Err(error) = elected.withdraw().await {
             warn!(%error, "cannot resign; the leadership ends with its lease");
         }
         if shutdown.is_cancelled() {
             return;
         }
-        info!(name = settings.name, "no longer leading");
+        match end {
+            End::Over => info!(name, "no longer leading"),
+            End::Changed(to) => {
+                info!(name, coordination = to.name(), "the keyspace is coordinated in another way; changing to it");
+                (coordination, earlier) = (to, Incarnation::NONE);
+            }
+        }
     }
 }
 

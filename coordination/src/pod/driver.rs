@@ -11,9 +11,10 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use segue_protocol::handoff::checkpoint::Waits;
 use segue_protocol::ids::{Incarnation, LeaseId, PartitionId};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::records::PodStatus;
+use segue_protocol::records::{CheckpointName, PodStatus};
 use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::watch;
 use tokio::task::{self, JoinSet};
@@ -26,7 +27,7 @@ use super::ownership::Ownership;
 use super::partition_work::{PartitionWork, PendingWrite, WRITE_RETRY_PAUSE};
 use super::service::Service;
 use super::{HandlerError, HandoffHandler, PodSettings, PodState};
-use crate::session::{LeaseState, OwnKey, Registration, Update, Watcher, WriteQueue, lease_now, wakes_at};
+use crate::session::{LeaseState, Leases, OwnKey, Registration, Update, Watcher, WriteQueue, lease_now, wakes_at};
 use crate::store::{Store, StoreError};
 
 /// The reason why an unregistered pod accepts nothing.
@@ -39,6 +40,9 @@ pub(super) enum Intent {
     Drain,
     End { hand_over_until: Instant, until: Instant },
 }
+
+/// The result of a callback: of a checkpoint its name, of any other nothing.
+pub(super) type CallbackResult = Result<Option<CheckpointName>, HandlerError>;
 
 enum End {
     Shutdown,
@@ -70,8 +74,19 @@ enum News {
     Batch(ViewDelta),
 }
 
+impl News {
+    fn brings_settings(&self) -> bool {
+        match self {
+            News::None => false,
+            News::Snapshot => true,
+            News::Batch(delta) => delta.settings,
+        }
+    }
+}
+
 pub(super) struct Driver {
     pub(super) store: Arc<dyn Store>,
+    pub(super) leases: Leases,
     pub(super) keys: Keyspace,
     pub(super) settings: PodSettings,
     pub(super) handler: Arc<dyn HandoffHandler>,
@@ -92,16 +107,19 @@ pub(super) struct Driver {
     /// The own record is `Draining` only because the service is down.
     pub(super) drains_for_service: bool,
     pub(super) work: HashMap<PartitionId, PartitionWork>,
-    pub(super) callbacks: JoinSet<Result<(), HandlerError>>,
+    pub(super) callbacks: JoinSet<CallbackResult>,
     pub(super) running: HashMap<task::Id, PartitionId>,
     pub(super) writes: WriteQueue<PendingWrite>,
     /// When to reconsider a partition or, without one, the own record.
     pub(super) timers: BTreeSet<(Instant, Option<PartitionId>)>,
+    /// When to look for checkpoints that have become due.
+    pub(super) next_look: Option<Instant>,
+    pub(super) waits: Waits,
 }
 
 impl Driver {
     pub(super) fn new(
-        store: Arc<dyn Store>,
+        leases: Leases,
         keys: Keyspace,
         settings: PodSettings,
         (handler, service): (Arc<dyn HandoffHandler>, Arc<dyn Service>),
@@ -109,10 +127,12 @@ impl Driver {
         state: watch::Sender<PodState>,
         intent: watch::Receiver<Intent>,
     ) -> Self {
+        let store = leases.store().clone();
         Driver {
             view: View::empty(keys.clone()),
             writes: WriteQueue::new(store.clone(), WRITE_RETRY_PAUSE),
             store,
+            leases,
             keys,
             settings,
             handler,
@@ -130,6 +150,8 @@ impl Driver {
             callbacks: JoinSet::new(),
             running: HashMap::new(),
             timers: BTreeSet::new(),
+            next_look: None,
+            waits: Waits::default(),
         }
     }
 
@@ -166,7 +188,7 @@ impl Driver {
         let mut own_key = OwnKey::of(self.store.clone(), registration);
         let (store, keys, pod) = (self.store.clone(), self.keys.clone(), self.settings.name.clone());
         let mut heartbeat = Heartbeat::of(store, keys, pod, self.settings.load_interval, registration);
-        let mut sighted = true;
+        let (mut sighted, mut looks_at) = (true, None);
         let service = self.service.clone();
         let (mut watched, mut turn) = (Watched::Up, service.down());
         self.refusing = false;
@@ -187,8 +209,12 @@ impl Driver {
                     return self.registration_gone("the registration is gone or replaced");
                 }
                 self.ownership.trust(state);
+                if news.brings_settings() {
+                    heartbeat.follow(&self.view);
+                }
                 self.react(std::mem::take(&mut news));
                 heartbeat.send(&self.ownership, &*self.handler);
+                looks_at = self.look_for_checkpoints();
             }
             self.publish(Some(state));
             self.send_writes();
@@ -198,7 +224,7 @@ impl Driver {
                 (watched, turn) = (Watched::Parting, service.settle(self.ends_by()));
             }
             let beat = heartbeat.due().filter(|_| self.synced);
-            let wake = beat.into_iter().fold(self.wakes_at(now, ends_at, state), Instant::min);
+            let wake = beat.into_iter().chain(looks_at).fold(self.wakes_at(now, ends_at, state), Instant::min);
             tokio::select! {
                 biased;
                 update = watcher.next() => self.updated(update, &mut watcher, &mut sighted, &mut news),
@@ -228,7 +254,7 @@ impl Driver {
     fn updated(&mut self, update: Update, watcher: &mut Watcher, sighted: &mut bool, news: &mut News) {
         match update {
             Update::Snapshot(view) => {
-                (self.view, self.synced, *sighted) = (*view, true, true);
+                (self.view, self.synced, *sighted) = (view.of_pod(&self.settings.name), true, true);
                 *news = News::Snapshot;
             }
             Update::Batch(batch) if self.synced => *news = News::Batch(watcher.apply(&mut self.view, batch)),
@@ -344,9 +370,21 @@ impl Driver {
                 self.writes.forget(|_| true);
                 self.reconcile_all();
             }
-            News::Batch(delta) if delta.membership => self.reconcile_all(),
-            News::Batch(delta) => delta.partitions.into_iter().for_each(|partition| self.reconcile(partition)),
+            News::Batch(delta) => match delta.affected(&self.view) {
+                None => self.reconcile_all(),
+                Some(affected) => self.reconsider(affected, &delta),
+            },
         }
+    }
+
+    /// Reconciles the partitions that a batch of changes affects.
+    fn reconsider(&mut self, mut affected: BTreeSet<PartitionId>, delta: &ViewDelta) {
+        if delta.pods.contains(&self.settings.name) {
+            // There may be work on a partition that no record connects with this pod any more.
+            affected.extend(self.work.keys());
+            self.keep_record();
+        }
+        affected.into_iter().for_each(|partition| self.reconcile(partition));
     }
 
     fn reconcile_all(&mut self) {

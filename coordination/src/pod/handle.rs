@@ -9,13 +9,14 @@ use futures_util::future::{AbortHandle, abortable};
 use segue_protocol::keys::Keyspace;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use super::driver::{Driver, Intent, NOT_REGISTERED};
 use super::layer::OwnershipLayer;
 use super::ownership::Ownership;
 use super::service::{Service, Within};
 use super::{HandoffHandler, PodSettings, PodState};
-use crate::store::Store;
+use crate::session::Leases;
 
 /// A running pod. Clones refer to the same pod. When the last one is dropped the pod ends as by [`crash`](Self::crash).
 #[derive(Debug, Clone)]
@@ -33,44 +34,45 @@ struct Inner {
 
 impl PodHandle {
     /// Starts a pod of the keyspace `keyspace`, whose keys are `keys`. It registers as soon as the store responds and no
-    /// earlier life of its name exists, and runs until it is shut down.
+    /// earlier life of its name exists, and runs until it is shut down. Participants that get clones of one [`Leases`]
+    /// share a lease; a pod that gets a store has its own.
     pub fn start(
-        store: Arc<dyn Store>,
+        leases: impl Into<Leases>,
         keyspace: &str,
         keys: Keyspace,
         settings: PodSettings,
         handler: Arc<dyn HandoffHandler>,
     ) -> PodHandle {
-        Self::start_before(store, keyspace, keys, settings, handler, Arc::new(Within))
+        Self::start_before(leases, keyspace, keys, settings, handler, Arc::new(Within))
     }
 
     /// Like [`start`](Self::start), for a pod that vouches for a service in another process.
     pub fn start_before(
-        store: Arc<dyn Store>,
+        leases: impl Into<Leases>,
         keyspace: &str,
         keys: Keyspace,
         settings: PodSettings,
         handler: Arc<dyn HandoffHandler>,
         service: Arc<dyn Service>,
     ) -> PodHandle {
-        let (handle, run) = Self::prepare_before(store, keyspace, keys, settings, handler, service);
-        tokio::spawn(run);
+        let (handle, run) = Self::prepare_before(leases.into(), keyspace, keys, settings, handler, service);
+        tokio::spawn(run.in_current_span());
         handle
     }
 
     /// Like [`start`](Self::start), for a caller that runs the pod's future itself. The pod ends with that future.
-    pub fn prepare(
-        store: Arc<dyn Store>,
+    pub fn prepare<L: Into<Leases>>(
+        leases: L,
         keyspace: &str,
         keys: Keyspace,
         settings: PodSettings,
         handler: Arc<dyn HandoffHandler>,
-    ) -> (PodHandle, impl Future<Output = ()> + Send + use<>) {
-        Self::prepare_before(store, keyspace, keys, settings, handler, Arc::new(Within))
+    ) -> (PodHandle, impl Future<Output = ()> + Send + use<L>) {
+        Self::prepare_before(leases.into(), keyspace, keys, settings, handler, Arc::new(Within))
     }
 
     fn prepare_before(
-        store: Arc<dyn Store>,
+        leases: Leases,
         keyspace: &str,
         keys: Keyspace,
         settings: PodSettings,
@@ -81,7 +83,7 @@ impl PodHandle {
         let (sender, state) =
             watch::channel(PodState { not_ready: Some(NOT_REGISTERED.into()), ..PodState::default() });
         let (intent, intents) = watch::channel(Intent::Serve);
-        let driver = Driver::new(store, keys, settings, (handler, service), ownership.clone(), sender, intents);
+        let driver = Driver::new(leases, keys, settings, (handler, service), ownership.clone(), sender, intents);
         let (run, running) = abortable(driver.run());
         let handle = PodHandle { inner: Arc::new(Inner { ownership, state, intent, running }) };
         (handle, run.map(|_| ()))

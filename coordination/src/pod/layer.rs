@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::header::{HeaderMap, HeaderName};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Request, Response};
 use http_body::Body;
 use pin_project::pin_project;
@@ -38,18 +38,30 @@ use crate::session::lease_now;
 
 const PARTITION: HeaderName = HeaderName::from_static(headers::SEGUE_PARTITION);
 const EPOCH: HeaderName = HeaderName::from_static(headers::SEGUE_EPOCH);
-const KEYSPACE: HeaderName = HeaderName::from_static(headers::SEGUE_KEYSPACE);
+pub(super) const KEYSPACE: HeaderName = HeaderName::from_static(headers::SEGUE_KEYSPACE);
 
 /// Puts [`OwnershipService`] in front of a service. Created by [`PodHandle::layer`](super::PodHandle::layer).
 #[derive(Debug, Clone)]
 pub struct OwnershipLayer {
     ownership: Arc<Ownership>,
+    needs_keyspace: bool,
 }
 
 impl OwnershipLayer {
     /// Returns the layer that calls `ownership`.
     pub fn new(ownership: Arc<Ownership>) -> Self {
-        OwnershipLayer { ownership }
+        OwnershipLayer { ownership, needs_keyspace: false }
+    }
+
+    /// Refuses a request that does not name its keyspace, because the listener is that of other keyspaces as well
+    /// ([`ByKeyspace`](super::ByKeyspace)).
+    pub(super) fn needing_keyspace(self) -> Self {
+        OwnershipLayer { needs_keyspace: true, ..self }
+    }
+
+    /// Returns the keyspace of the requests that pass.
+    pub(super) fn keyspace(&self) -> &str {
+        self.ownership.keyspace()
     }
 }
 
@@ -57,7 +69,7 @@ impl<S> Layer<S> for OwnershipLayer {
     type Service = OwnershipService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        OwnershipService { inner, ownership: self.ownership.clone() }
+        OwnershipService { inner, ownership: self.ownership.clone(), needs_keyspace: self.needs_keyspace }
     }
 }
 
@@ -66,6 +78,7 @@ impl<S> Layer<S> for OwnershipLayer {
 pub struct OwnershipService<S> {
     inner: S,
     ownership: Arc<Ownership>,
+    needs_keyspace: bool,
 }
 
 impl<S, B, R> Service<Request<B>> for OwnershipService<S>
@@ -85,7 +98,7 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let now = Instant::now();
         let grpc = rejection::is_grpc(request.headers());
-        let Some((partition, epoch)) = stamps(request.headers(), self.ownership.keyspace()) else {
+        let Some((partition, epoch)) = stamps(request.headers(), self.ownership.keyspace(), self.needs_keyspace) else {
             self.ownership.count_refused(Rejection::Unstamped);
             return OwnershipFuture { state: State::Refused(Rejection::Unstamped), partition: None, grpc };
         };
@@ -222,9 +235,10 @@ where
 }
 
 /// Returns the router's partition and epoch. `None` if a header is absent, doubled or unreadable, or names another
-/// keyspace.
-fn stamps(headers: &HeaderMap, keyspace: &str) -> Option<(PartitionId, Epoch)> {
-    if headers.get(KEYSPACE).is_some_and(|stamp| stamp.as_bytes() != keyspace.as_bytes()) {
+/// keyspace; if `is_needed` also if it names none.
+fn stamps(headers: &HeaderMap, keyspace: &str, is_needed: bool) -> Option<(PartitionId, Epoch)> {
+    let is_own = |stamp: &HeaderValue| stamp.as_bytes() == keyspace.as_bytes();
+    if !headers.get(KEYSPACE).map_or(!is_needed, is_own) {
         return None;
     }
     Some((number(headers, PARTITION)?, number(headers, EPOCH)?))

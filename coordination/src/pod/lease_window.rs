@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tracing::warn;
+use tracing::{Instrument as _, warn};
 
 use super::sync::AtomicU64;
 use crate::session::{LeaseState, lease_now, wakes_at};
@@ -42,7 +42,7 @@ impl LeaseWindow {
     /// trusted.
     pub(super) fn begin(state: LeaseState) -> Option<Arc<Self>> {
         let window = Arc::new(LeaseWindow::new(state)?);
-        tokio::spawn(window.clone().run());
+        tokio::spawn(window.clone().run().in_current_span());
         Some(window)
     }
 

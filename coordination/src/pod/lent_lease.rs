@@ -204,7 +204,7 @@ async fn tell(
 }
 
 async fn post(client: &HookClient, url: &HookUrl, body: &serde_json::Value) -> Result<(), HookError> {
-    let responded = timeout(RESPONSE_TIMEOUT, client.post(url, body)).await;
+    let responded = timeout(RESPONSE_TIMEOUT, client.post(url, body, false)).await;
     let (status, _) = responded.map_err(|_| HookError::Timeout { url: url.clone(), limit: RESPONSE_TIMEOUT })??;
     if status.is_success() {
         return Ok(());

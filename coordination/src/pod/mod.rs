@@ -14,6 +14,8 @@
 //! * Every acknowledgement is true of the handoff that it names.
 
 mod body;
+mod by_keyspace;
+mod checkpoints;
 mod driver;
 mod handle;
 mod heartbeat;
@@ -30,6 +32,7 @@ mod sync;
 mod tracked_call;
 
 pub use body::{LeaseLost, OwnedBody};
+pub use by_keyspace::ByKeyspace;
 pub use handle::PodHandle;
 pub use http_hooks::{
     Hook, HookError, HookReport, HookReports, HookSettings, HookUrl, HookUrlError, Hooks, MAX_SOCKET_PATH,
@@ -44,6 +47,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
 use segue_protocol::records::Capabilities;
 use tokio::time::Instant;
@@ -58,11 +62,13 @@ pub struct HandoffContext {
     pub keyspace: String,
     /// The partition.
     pub partition: PartitionId,
-    /// The epoch that begins (`warm`, `sync`) or ends (`drain`, `release`).
+    /// The epoch that begins (`warm`, `sync`), ends (`drain`, `release`) or lasts (`checkpoint`).
     pub epoch: Epoch,
     /// The handoff: in `drain` the one that takes the partition away, otherwise the one that brought it. 0 if an
-    /// operator assigned the partition by hand.
+    /// operator assigned the partition by hand. In `checkpoint` the one before which the checkpoint is wanted, or 0.
     pub handoff: HandoffId,
+    /// In `warm` the newest checkpoint of the partition, if there is one: any state from there on will do.
+    pub checkpoint: Option<String>,
 }
 
 /// The reason for which a callback failed. The callback is retried with a growing back-off while it is due, unless the
@@ -116,10 +122,57 @@ pub trait HandoffHandler: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Make a checkpoint of a partition that this pod serves, and return its name or position: a text on one line of at
+    /// most 1,024 bytes, from which the next owner's `warm` can start. Requests go on meanwhile. `None` if there is
+    /// nothing newer than what was returned before. Called only with the capability `checkpoint`, at the interval of the
+    /// keyspace and when the partition is about to move. Any other callback of the partition ends it.
+    async fn checkpoint(&self, _context: &HandoffContext) -> Result<Option<String>, HandlerError> {
+        Ok(None)
+    }
+
     /// Returns the load of a partition that the pod owns, for its next heartbeat. Called in the pod's loop for each
     /// partition, so it must not block.
     fn load(&self, _partition: PartitionId) -> LoadReport {
         LoadReport::default()
+    }
+}
+
+/// A [`HandoffHandler`] that does the same with each of its callbacks, such as passing it on to another process.
+#[async_trait]
+pub trait CallbackHandler: Send + Sync + 'static {
+    /// Runs a callback. Returns the checkpoint that was made, if it is for one.
+    async fn call(&self, callback: Callback, context: &HandoffContext) -> Result<Option<String>, HandlerError>;
+
+    /// Returns what [`HandoffHandler::load`] does.
+    fn load_of(&self, _partition: PartitionId) -> LoadReport {
+        LoadReport::default()
+    }
+}
+
+#[async_trait]
+impl<H: CallbackHandler> HandoffHandler for H {
+    async fn warm(&self, context: &HandoffContext) -> Result<(), HandlerError> {
+        self.call(Callback::Warm, context).await.map(drop)
+    }
+
+    async fn sync(&self, context: &HandoffContext) -> Result<(), HandlerError> {
+        self.call(Callback::Sync, context).await.map(drop)
+    }
+
+    async fn drain(&self, context: &HandoffContext) -> Result<(), HandlerError> {
+        self.call(Callback::Drain, context).await.map(drop)
+    }
+
+    async fn release(&self, context: &HandoffContext) -> Result<(), HandlerError> {
+        self.call(Callback::Release, context).await.map(drop)
+    }
+
+    async fn checkpoint(&self, context: &HandoffContext) -> Result<Option<String>, HandlerError> {
+        self.call(Callback::Checkpoint, context).await
+    }
+
+    fn load(&self, partition: PartitionId) -> LoadReport {
+        self.load_of(partition)
     }
 }
 
@@ -155,8 +208,9 @@ pub struct PodSettings {
     /// The bound on the work of a request, counted from the request's last byte. When the pod dies, its partitions wait
     /// that long for their next owner.
     pub work_ends_within: Option<Duration>,
-    /// Time between two heartbeats with the pod's load; zero for none.
-    pub load_interval: Duration,
+    /// Time between two heartbeats with the pod's load; zero for none. `None`: heartbeats only while planning has a use
+    /// for them.
+    pub load_interval: Option<Duration>,
 }
 
 impl PodSettings {
@@ -172,7 +226,7 @@ impl PodSettings {
             admin: None,
             version: None,
             work_ends_within: None,
-            load_interval: Duration::ZERO,
+            load_interval: None,
         }
     }
 }

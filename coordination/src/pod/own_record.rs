@@ -23,13 +23,13 @@ impl Driver {
     /// Registers, and meanwhile releases what an earlier life has left. `ended` is this process's earlier life. Returns
     /// `None` if the pod ends instead.
     pub(super) async fn registered(&mut self, ended: Incarnation) -> Option<Registration> {
-        let (store, key, ttl) = (self.store.clone(), self.keys.pod(&self.settings.name), self.settings.lease_ttl);
+        let (leases, key, ttl) = (self.leases.clone(), self.keys.pod(&self.settings.name), self.settings.lease_ttl);
         let (settings, draining) = (self.settings.clone(), self.is_draining());
-        let claim = Claim::new(key, ttl).after(ended);
+        let claim = Claim::new(key, ttl).with(self.keys.load(&self.settings.name)).after(ended);
         let service = self.service.clone();
         let mut registered = pin!(async {
             service.up().await;
-            register(&store, &claim, |_| encode(&timed(record(&settings, draining)))).await
+            register(&leases, &claim, |_| encode(&timed(record(&settings, draining)))).await
         });
         loop {
             let until = match *self.intent.borrow_and_update() {
@@ -85,15 +85,13 @@ impl Driver {
             return false;
         };
         let is_told = *self.intent.borrow() == Intent::Serve || own.status == PodStatus::Draining;
-        let owns =
-            |view: &View| view.assignments.values().any(|it| it.value.owner == *me && it.value.incarnation == life);
         let gives = |view: &View| {
             let from = |old: &str, incarnation| old == me && incarnation == life;
             view.handoffs
                 .values()
                 .any(|it| it.value.old_owner.as_deref().is_some_and(|old| from(old, it.value.old_incarnation)))
         };
-        is_told && self.work.is_empty() && !owns(&self.view) && !gives(&self.view)
+        is_told && self.work.is_empty() && !self.view.owns_any(me, life) && !gives(&self.view)
     }
 }
 

@@ -16,14 +16,15 @@ use segue_protocol::handoff::epoch_fence::known_epoch;
 use segue_protocol::handoff::pod::{Duty, duty, warmed};
 use segue_protocol::handoff::pod_reconcile::{Callback, Decision, LocalState, PodAction, PodReport, Task, decide};
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
-use segue_protocol::records::{PodAck, PodAckKind, PodRecord, PodStatus, encode};
+use segue_protocol::records::{CheckpointName, PodAck, PodAckKind, PodRecord, PodStatus, encode};
 use segue_protocol::txn::{Compare, Op, Txn};
 use tokio::task::{self, AbortHandle, JoinError};
 use tokio::time::Instant;
-use tracing::{info, warn};
+use tracing::{Instrument as _, debug, info, warn};
 
-use super::driver::{Driver, Intent};
-use super::{HandlerError, HandoffContext, PermanentFailure};
+use super::PermanentFailure;
+use super::checkpoints::Checkpoints;
+use super::driver::{CallbackResult, Driver, Intent};
 use crate::session::{StoreRetry, WriteResults, unix_millis};
 
 /// How long a write rests after it was refused or failed.
@@ -39,6 +40,7 @@ pub(super) struct PartitionWork {
     /// Why the handoff that `local` records as failed cannot succeed on this pod.
     failure: Option<String>,
     back_off: StoreRetry,
+    pub(super) checkpoints: Checkpoints,
 }
 
 #[derive(Debug)]
@@ -52,6 +54,17 @@ impl PartitionWork {
     /// Records that the ownership the state was for is lost.
     pub(super) fn invalidate(&mut self) {
         self.local.invalidate();
+        self.checkpoints = Checkpoints::default();
+    }
+
+    /// Returns whether a callback runs.
+    pub(super) fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Returns whether the process has state of the partition, complete or not.
+    pub(super) fn has_begun(&self) -> bool {
+        self.local.loaded.is_some()
     }
 }
 
@@ -59,13 +72,14 @@ impl PartitionWork {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum PendingWrite {
     Report(PartitionId, HandoffId, PodReport),
+    Checkpoint(PartitionId),
     Status,
 }
 
 impl PendingWrite {
     fn partition(self) -> Option<PartitionId> {
         match self {
-            PendingWrite::Report(partition, ..) => Some(partition),
+            PendingWrite::Report(partition, ..) | PendingWrite::Checkpoint(partition) => Some(partition),
             PendingWrite::Status => None,
         }
     }
@@ -83,6 +97,8 @@ impl Driver {
         if accept.is_some() {
             work.local.reopen();
         }
+        let action = action.or_else(|| self.checkpoint(partition, accept));
+        let work = self.work.entry(partition).or_default();
         if let Some(running) = &work.running {
             // The next callback begins when this one has ended.
             if action != Some(PodAction::Run(running.task)) {
@@ -93,7 +109,7 @@ impl Driver {
         match action {
             Some(PodAction::Run(task)) => self.start(partition, task),
             Some(PodAction::Report(report, handoff)) => self.report(partition, handoff, report),
-            None if work.local.loaded.is_none() => drop(self.work.remove(&partition)),
+            None if !work.has_begun() => drop(self.work.remove(&partition)),
             None => {}
         }
     }
@@ -112,6 +128,9 @@ impl Driver {
 
     fn accept(&mut self, partition: PartitionId, duty: Duty, accept: Option<Epoch>) {
         let assigned = self.view.assignments.get(&partition).map(|assignment| assignment.value.epoch);
+        if accept.is_some() && self.state.borrow().owned.get(&partition) != accept.as_ref() {
+            self.service.accepts(partition);
+        }
         self.ownership.set(partition, accept, known_epoch(accept, duty, assigned));
         self.state.send_if_modified(|state| {
             let before = match accept {
@@ -141,30 +160,38 @@ impl Driver {
             Some((failed, _)) if failed == task => {}
             _ => work.back_off.reset(),
         }
-        let Task { callback, handoff, epoch } = task;
-        work.local.begin(task, has_tail);
+        if self.waits_for_checkpoint(partition, task) {
+            return;
+        }
         let (handler, ownership) = (self.handler.clone(), self.ownership.clone());
-        let part = HandoffContext { keyspace: ownership.keyspace().to_owned(), partition, epoch, handoff };
-        let abort = self.callbacks.spawn(async move {
-            match callback {
-                Callback::Warm => handler.warm(&part).await,
-                Callback::Sync => handler.sync(&part).await,
+        let part = self.context(partition, task);
+        let callback = async move {
+            match task.callback {
+                Callback::Warm => handler.warm(&part).await?,
+                Callback::Sync => handler.sync(&part).await?,
                 Callback::Drain => {
                     ownership.idle(partition).await;
-                    handler.drain(&part).await
+                    handler.drain(&part).await?;
                 }
                 Callback::Release => {
                     ownership.idle(partition).await;
-                    handler.release(&part).await
+                    handler.release(&part).await?;
+                }
+                Callback::Checkpoint => {
+                    return Ok(handler.checkpoint(&part).await?.map(CheckpointName::try_from).transpose()?);
                 }
             }
-        });
+            Ok(None)
+        };
+        let abort = self.callbacks.spawn(callback.in_current_span());
+        let work = self.work.entry(partition).or_default();
+        work.local.begin(task, has_tail);
         self.running.insert(abort.id(), partition);
         work.running = Some(Running { task, since: now, abort });
     }
 
     /// Handles the end of a callback: success, failure, panic or abort.
-    pub(super) fn ended(&mut self, ended: Result<(task::Id, Result<(), HandlerError>), JoinError>) {
+    pub(super) fn ended(&mut self, ended: Result<(task::Id, CallbackResult), JoinError>) {
         let (id, result) = match ended {
             Ok((id, result)) => (id, Some(result)),
             Err(error) if error.is_cancelled() => (error.id(), None),
@@ -175,7 +202,11 @@ impl Driver {
         let Some(Running { task, since, .. }) = work.running.take() else { return };
         let (callback, took) = (task.callback.as_str(), since.elapsed());
         match result {
-            Some(Ok(())) => {
+            Some(Ok(name)) if task.callback == Callback::Checkpoint => {
+                work.failed = None;
+                self.checkpoint_made(partition, task.epoch, name);
+            }
+            Some(Ok(_)) => {
                 info!(
                     partition = partition.get(),
                     epoch = task.epoch.get(),
@@ -199,6 +230,7 @@ impl Driver {
                 }
                 work.failed = Some((task, Instant::now() + again));
             }
+            None if task.callback == Callback::Checkpoint => debug!(partition = partition.get(), "checkpoint given up"),
             None => info!(
                 partition = partition.get(),
                 epoch = task.epoch.get(),
@@ -272,7 +304,7 @@ impl Driver {
         Some(acknowledge(&self.view, &ack, self.keys.pod(me), self.incarnation, now))
     }
 
-    fn write(&mut self, what: PendingWrite) {
+    pub(super) fn write(&mut self, what: PendingWrite) {
         if let Some(again) = self.writes.want(what, self.view.revision) {
             self.timers.insert((again, what.partition()));
         }
@@ -284,6 +316,7 @@ impl Driver {
             .iter()
             .map(|what| match *what {
                 PendingWrite::Report(partition, handoff, report) => self.report_txn(partition, handoff, report),
+                PendingWrite::Checkpoint(partition) => self.checkpoint_txn(partition),
                 PendingWrite::Status => self.status_change(),
             })
             .collect();
@@ -293,16 +326,20 @@ impl Driver {
     pub(super) fn written(&mut self, results: WriteResults<PendingWrite>) {
         for (what, result) in &results {
             match result {
+                Ok(outcome) if outcome.committed() && matches!(what, PendingWrite::Checkpoint(_)) => {
+                    debug!(?what, "recorded");
+                }
                 Ok(outcome) if outcome.committed() => info!(?what, "said"),
                 Ok(_) => {}
                 Err(error) => warn!(?what, %error, "pod report cannot be written; retrying"),
             }
         }
-        let view = &self.view;
+        let (view, work) = (&self.view, &self.work);
         self.writes.forget(|write| match write {
             PendingWrite::Report(partition, handoff, _) => {
                 view.handoffs.get(partition).is_none_or(|record| record.id() != *handoff)
             }
+            PendingWrite::Checkpoint(partition) => work.get(partition).is_none_or(|work| work.checkpoints.is_written()),
             PendingWrite::Status => false,
         });
         for (what, _) in results {

@@ -6,8 +6,10 @@
 //! # Invariants
 //!
 //! * A registration is given up only after [`Service::settle`] has returned, unless it is already gone.
+//! * No request of a partition is admitted before [`Service::accepts`] has returned.
 
 use async_trait::async_trait;
+use segue_protocol::ids::PartitionId;
 use tokio::time::Instant;
 
 /// The service behind a pod.
@@ -23,6 +25,9 @@ pub trait Service: Send + Sync + 'static {
 
     /// Lets the service's work take effect until this moment. Called whenever the lease is confirmed.
     fn lend(&self, _until: Instant) {}
+
+    /// Tells that requests of this partition are admitted from now on.
+    fn accepts(&self, _partition: PartitionId) {}
 
     /// Ends the service's work. No more requests are admitted. The work may end by itself until `by`. Returns once
     /// nothing that the service was given can take effect any more.

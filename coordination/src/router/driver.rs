@@ -254,19 +254,15 @@ impl Router {
     }
 
     fn react(&mut self, delta: ViewDelta) {
+        let Some(mut affected) = delta.affected(&self.view) else { return self.reconcile_all() };
         if delta.membership {
-            self.reconcile_all();
-        } else {
-            for partition in delta.partitions {
-                self.plane_retry(partition);
-                self.reconcile(partition);
-            }
+            // Requests may be in flight to a pod that no record names any more.
+            affected.extend(self.drains.keys());
         }
-    }
-
-    fn plane_retry(&self, partition: PartitionId) {
-        if partition.get() < self.partitions {
+        let known = affected.range(..PartitionId::new(self.partitions)).copied();
+        for partition in known.collect::<Vec<_>>() {
             self.plane.retry_now(partition);
+            self.reconcile(partition);
         }
     }
 

@@ -31,8 +31,8 @@ use tracing::warn;
 use self::driver::{End, Router};
 #[cfg(doc)]
 use crate::session::lease_now;
-use crate::session::{Claim, register};
-use crate::store::{Store, StoreError};
+use crate::session::{Claim, Leases, register};
+use crate::store::StoreError;
 
 /// The times of a partition's cutover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -180,22 +180,23 @@ impl std::fmt::Debug for RouterPorts {
 }
 
 /// Runs a router's side of the protocol until `shutdown`, then deregisters. By then the router must have stopped
-/// forwarding.
+/// forwarding. Participants that get clones of one [`Leases`] share a lease; a router that gets a store has its own.
 pub async fn run_router(
-    store: Arc<dyn Store>,
+    leases: impl Into<Leases>,
     keys: Keyspace,
     settings: RouterSettings,
     ports: RouterPorts,
     shutdown: CancellationToken,
 ) {
-    let mut router = Router::new(store, keys, settings, ports);
+    let leases = leases.into();
+    let mut router = Router::new(leases.store().clone(), keys, settings, ports);
     router.publish(Some("not registered yet".to_owned()));
     loop {
         let key = router.keys.router(&router.settings.name);
         let claim = Claim::new(key, router.settings.lease_ttl).after(router.incarnation);
         let registered = async {
             router.agree_on_mapping().await;
-            register(&router.store, &claim, |_| router.record()).await
+            register(&leases, &claim, |_| router.record()).await
         };
         let registration = tokio::select! {
             // Registration comes first, so that a router registered at the moment of the shutdown deregisters.

@@ -1,71 +1,89 @@
-//! A lease that is kept alive while its holder's loop makes progress, and what the holder may presume about it.
+//! A lease that is kept alive while its holders' loops make progress, and what each holder may presume about it.
 //!
-//! Keepalives run in a task of their own, so a slow store call in the holder's loop costs no lease. They are sent only
-//! while that loop has recently reported progress: a stuck holder loses its lease instead of blocking every handoff. An
-//! unreachable store is not a lost lease. Keepalives continue until the store says that the lease is gone; meanwhile
-//! the times limit what the holder may presume.
+//! Keepalives run in a task of their own, so a slow store call in a holder's loop costs no lease. They are sent only
+//! while a loop has recently reported progress: a stuck holder loses its lease instead of blocking every handoff. If
+//! others go on, the task deletes the stuck holder's key when a lease of its own would have ended. An unreachable store
+//! is not a lost lease. Keepalives continue until the store says that the lease is gone; meanwhile the times limit what
+//! the holder may presume.
+//!
+//! Elsewhere: who holds which lease ([`leases`](super::leases)), the times of each holder ([`holders`](super::holders)).
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use segue_protocol::ids::LeaseId;
-use segue_protocol::lease::{LeaseTimes, has_made_progress, keepalive_interval};
+use segue_protocol::ids::{Incarnation, LeaseId, Revision};
+use segue_protocol::lease::keepalive_interval;
+use segue_protocol::registration::withdraw;
+use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::clock::lease_now;
+use super::holders::{HolderId, Holders, Joined, LeaseState, LeftOver, OwnKeys, Registered};
 use crate::store::{Store, StoreError};
 
-/// The known state of a lease. Its moments are on the clock of [`lease_now`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LeaseState {
-    /// New work may begin before this moment.
-    pub trusted_until: Instant,
-    /// The lease is valid at least until this moment.
-    pub stands_until: Instant,
-    /// The store has said that the lease is gone. An unreachable store leaves this `false` for ever; the times above
-    /// then limit what may be presumed.
-    pub lost: bool,
-}
-
-/// A lease together with the task that keeps it alive. Dropping it stops the task and lets the lease expire.
+/// A lease that the store has granted, together with the task that keeps it alive. Dropping it stops the task and lets
+/// the lease expire.
 #[derive(Debug)]
-pub struct KeptLease {
+pub(super) struct Lease {
     id: LeaseId,
     store: Arc<dyn Store>,
-    state: watch::Receiver<LeaseState>,
-    progress: Arc<AtomicU64>,
     base: Instant,
+    holders: Arc<Mutex<Holders>>,
     _keeper: AbortOnDropHandle<()>,
 }
 
-impl KeptLease {
+impl Lease {
     /// Obtains a lease of `ttl` and keeps it alive.
-    pub async fn grant(store: Arc<dyn Store>, ttl: Duration) -> Result<Self, StoreError> {
+    pub(super) async fn grant(store: Arc<dyn Store>, ttl: Duration) -> Result<Arc<Self>, StoreError> {
         let base = lease_now();
         let id = store.grant(ttl).await?;
-        let (sender, state) = watch::channel(state_of(base, 0, ttl));
-        let progress = Arc::new(AtomicU64::new(0));
-        let keeper = tokio::spawn(keep(store.clone(), id, ttl, base, progress.clone(), sender));
-        Ok(KeptLease { id, store, state, progress, base, _keeper: AbortOnDropHandle::new(keeper) })
+        let holders = Arc::new(Mutex::new(Holders::new(base, ttl)));
+        let keeper = Keeper { store: store.clone(), id, ttl, base, holders: holders.clone() };
+        let keeper = AbortOnDropHandle::new(tokio::spawn(keeper.run()));
+        Ok(Arc::new(Lease { id, store, base, holders, _keeper: keeper }))
+    }
+
+    /// Returns whether an attempt of this process has put this key under this lease without learning of it.
+    pub(super) fn has_forgotten(&self, key: &str, lease: LeaseId) -> bool {
+        lease == self.id && !lock(&self.holders).has(key)
+    }
+}
+
+/// A participant's share in a lease. Dropping it ends the share: the participant's key is deleted when a lease of its
+/// own would have ended.
+#[derive(Debug)]
+pub struct KeptLease {
+    lease: Arc<Lease>,
+    holder: HolderId,
+    state: watch::Receiver<LeaseState>,
+    progress: Arc<AtomicU64>,
+}
+
+impl KeptLease {
+    /// Joins the holders of a lease. `None` if it is over.
+    pub(super) fn join(lease: Arc<Lease>, keys: OwnKeys) -> Option<Self> {
+        let joined = lock(&lease.holders).join(micros(lease.base, lease_now()), keys)?;
+        let Joined { id: holder, state, progress } = joined;
+        Some(KeptLease { lease, holder, state, progress })
     }
 
     /// Returns the store's identifier of the lease.
     pub fn id(&self) -> LeaseId {
-        self.id
+        self.lease.id
     }
 
     /// Returns the store that granted the lease.
-    pub(crate) fn store(&self) -> &Arc<dyn Store> {
-        &self.store
+    pub(super) fn store(&self) -> &Arc<dyn Store> {
+        &self.lease.store
     }
 
     /// Reports that the holder's loop has made progress.
     pub fn made_progress(&self) {
-        self.progress.store(micros(self.base, lease_now()), Relaxed);
+        self.progress.store(micros(self.lease.base, lease_now()), Relaxed);
     }
 
     /// Returns a channel with the known state of the lease.
@@ -73,63 +91,144 @@ impl KeptLease {
         self.state.clone()
     }
 
-    /// Ends the lease and deletes its keys. The caller must have fenced itself before.
-    pub async fn revoke(self) -> Result<(), StoreError> {
-        self.store.revoke(self.id).await
+    /// Records whether the participant's key exists.
+    pub(super) fn set_registered(&self, registered: Registered) {
+        lock(&self.lease.holders).set_registered(self.holder, registered);
+    }
+
+    /// Records that the store has ended the lease.
+    pub(super) fn is_gone(&self) {
+        lock(&self.lease.holders).end();
+    }
+
+    /// Ends the share, and the lease if nobody else has one. The caller must have fenced itself before. A key that it
+    /// could not delete is deleted with the lease, or by the task that keeps the lease alive.
+    pub(super) async fn leave(self) -> Result<(), StoreError> {
+        let is_last = lock(&self.lease.holders).leave(self.holder, micros(self.lease.base, lease_now()));
+        if is_last { self.lease.store.revoke(self.lease.id).await } else { Ok(()) }
     }
 }
 
-async fn keep(
+impl Drop for KeptLease {
+    fn drop(&mut self) {
+        lock(&self.lease.holders).drop_out(self.holder);
+    }
+}
+
+/// The task that keeps a lease alive.
+struct Keeper {
     store: Arc<dyn Store>,
     id: LeaseId,
     ttl: Duration,
     base: Instant,
-    progress: Arc<AtomicU64>,
-    state: watch::Sender<LeaseState>,
-) {
-    let ttl_micros = ttl.as_micros() as u64;
-    let interval = Duration::from_micros(keepalive_interval(ttl_micros));
-    let mut due = Instant::now() + interval;
-    loop {
-        sleep_until(due).await;
-        let sent = micros(base, lease_now());
-        let now = Instant::now();
-        // The interval counts from when this keepalive is sent, so that an unanswered one is followed by the next at
-        // once. If the wait for the response were added, two lost keepalives would cost the trust.
-        due = now + interval;
-        let mut known = *state.borrow();
-        if has_made_progress(sent, progress.load(Relaxed), ttl_micros) {
-            // A response later than the next turn would confirm no more than that turn's does.
-            match timeout(interval.max(Duration::from_millis(500)), store.keep_alive(id)).await {
-                Ok(Ok(())) => {
-                    state.send_replace(state_of(base, sent, ttl));
-                    continue;
-                }
-                Ok(Err(StoreError::LeaseNotFound)) => known.lost = true,
-                Ok(Err(error)) => debug!(%error, "keepalive failed"),
-                Err(_) => debug!("keepalive unanswered"),
+    holders: Arc<Mutex<Holders>>,
+}
+
+impl Keeper {
+    async fn run(self) {
+        let interval = Duration::from_micros(keepalive_interval(self.ttl.as_micros() as u64));
+        // A response later than the next turn would confirm no more than that turn's does.
+        let patience = interval.max(Duration::from_millis(500));
+        let mut due = Instant::now() + interval;
+        loop {
+            sleep_until(due).await;
+            let sent = micros(self.base, lease_now());
+            // The interval counts from when this keepalive is sent, so that an unanswered one is followed by the next
+            // at once. If the wait for the response were added, two lost keepalives would cost the trust.
+            due = Instant::now() + interval;
+            let (renewed, stuck, left) = self.turn(sent);
+            for key in stuck {
+                warn!(lease = self.id.get(), key, "control loop makes no progress; lease not renewed");
             }
-        } else {
-            warn!(lease = id.get(), "control loop makes no progress; lease not renewed");
-        }
-        if known.lost {
-            state.send_replace(known);
-            return;
+            // A lease that is not renewed ends, and all keys with it.
+            if renewed.is_empty() {
+                continue;
+            }
+            // A deletion without a response holds up no confirmation.
+            let deletions = timeout(patience, self.delete_all(left));
+            let (is_over, _) = tokio::join!(self.renew(sent, &renewed, patience), deletions);
+            if is_over {
+                return;
+            }
         }
     }
+
+    /// Returns the participants to renew the lease for, the keys of those that are stuck, and the keys to delete.
+    fn turn(&self, now: u64) -> (Vec<HolderId>, Vec<String>, Vec<LeftOver>) {
+        // One lock: a participant that registers in between would count as one that is not renewed.
+        let mut holders = lock(&self.holders);
+        let (renewed, stuck) = holders.to_renew(now);
+        let left = if renewed.is_empty() { Vec::new() } else { holders.left_over(now, &renewed) };
+        (renewed, stuck, left)
+    }
+
+    /// Renews the lease. Returns whether it is over.
+    async fn renew(&self, sent: u64, renewed: &[HolderId], patience: Duration) -> bool {
+        match timeout(patience, self.store.keep_alive(self.id)).await {
+            Ok(Ok(())) => lock(&self.holders).confirm(sent, renewed),
+            Ok(Err(StoreError::LeaseNotFound)) => {
+                lock(&self.holders).end();
+                return true;
+            }
+            Ok(Err(error)) => debug!(%error, "keepalive failed"),
+            Err(_) => debug!("keepalive unanswered"),
+        }
+        false
+    }
+
+    async fn delete_all(&self, left: Vec<LeftOver>) {
+        for left in left {
+            match self.delete(&left).await {
+                Ok(()) => {
+                    info!(key = left.keys.key, "registration of a participant that has ended deleted");
+                    lock(&self.holders).set_deleted(&left);
+                }
+                Err(error) => {
+                    warn!(key = left.keys.key, %error, "registration of a participant that has ended cannot be deleted; retrying");
+                }
+            }
+        }
+    }
+
+    async fn delete(&self, left: &LeftOver) -> Result<(), StoreError> {
+        let incarnation = match left.registered {
+            Registered::No => return Ok(()),
+            Registered::Since(incarnation) => incarnation,
+            Registered::Perhaps => {
+                let seen = self.store.snapshot(&Keys::One(left.keys.key.clone())).await?;
+                let put_by_us = seen.entries.into_iter().find(|entry| entry.lease == Some(self.id));
+                match put_by_us {
+                    // The next attempt may have begun meanwhile, and the key may be its own.
+                    Some(entry) if lock(&self.holders).is_left_over(left) => {
+                        Incarnation::registered_at(entry.create_revision)
+                    }
+                    _ => return Ok(()),
+                }
+            }
+        };
+        self.store.commit(end(&left.keys, incarnation)).await.map(drop)
+    }
+}
+
+/// Deletes the registration of this life, if it exists, and the keys that end with it. Those are left behind by a
+/// registration that was deleted by hand, and belong to nobody then.
+pub(super) fn end(keys: &OwnKeys, incarnation: Incarnation) -> Txn {
+    let also = || keys.also.iter().map(|key| Op::Delete(Keys::One(key.clone())));
+    let mut txn = withdraw(&keys.key, incarnation);
+    txn.then.extend(also());
+    if !keys.also.is_empty() {
+        let is_gone = Compare::created_at(&keys.key, Revision::ZERO);
+        txn.otherwise = Some(Box::new(Txn { when: vec![is_gone], then: also().collect(), otherwise: None }));
+    }
+    txn
+}
+
+fn lock(holders: &Mutex<Holders>) -> MutexGuard<'_, Holders> {
+    holders.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn micros(base: Instant, at: Instant) -> u64 {
     at.saturating_duration_since(base).as_micros() as u64
-}
-
-fn state_of(base: Instant, sent: u64, ttl: Duration) -> LeaseState {
-    let times = LeaseTimes::confirmed(sent, ttl.as_micros() as u64);
-    LeaseState {
-        trusted_until: base + Duration::from_micros(times.trusted_until),
-        stands_until: base + Duration::from_micros(times.stands_until),
-        lost: false,
-    }
 }
 
 #[cfg(test)]
@@ -188,11 +287,16 @@ mod tests {
         }
     }
 
+    async fn own_lease(store: Arc<dyn Store>, ttl: Duration) -> KeptLease {
+        let keys = OwnKeys { key: "/key".to_owned(), also: Vec::new() };
+        KeptLease::join(Lease::grant(store, ttl).await.unwrap(), keys).unwrap()
+    }
+
     #[tokio::test(start_paused = true)]
     async fn two_renewals_without_an_answer_cost_no_trust() {
         for ttl in [3, 15].map(Duration::from_secs) {
             let store: Arc<dyn Store> = Arc::new(Slow { unanswered: AtomicU32::new(2), ..Slow::default() });
-            let lease = KeptLease::grant(store, ttl).await.unwrap();
+            let lease = own_lease(store, ttl).await;
             let granted = Instant::now();
             while granted.elapsed() < ttl * 2 {
                 lease.made_progress();
@@ -206,7 +310,7 @@ mod tests {
     async fn trust_counts_from_when_a_renewal_was_sent_and_does_not_outlast_a_suspension() {
         count_by_tokio();
         let ttl = Duration::from_secs(15);
-        let lease = KeptLease::grant(Arc::new(MemoryStore::new()), ttl).await.unwrap();
+        let lease = own_lease(Arc::new(MemoryStore::new()), ttl).await;
         let state = lease.state();
         assert!(lease_now() < state.borrow().trusted_until);
         suspend(ttl * 2 / 3);
@@ -228,7 +332,7 @@ mod tests {
         let ttl = Duration::from_secs(15);
         let slow = Arc::new(Slow { takes: Duration::from_secs(2), ..Slow::default() });
         let asked = Instant::now();
-        let lease = KeptLease::grant(slow.clone(), ttl).await.unwrap();
+        let lease = own_lease(slow.clone(), ttl).await;
         let known = *lease.state().borrow();
         assert_eq!((known.trusted_until, known.stands_until), believed(asked, ttl), "the grant");
         let mut state = lease.state();

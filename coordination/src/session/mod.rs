@@ -2,17 +2,22 @@
 //!
 //! Shells only: [`lease`](segue_protocol::lease) decides how long a lease may be trusted.
 
+mod beside;
 mod clock;
+mod holders;
 mod jitter;
 mod lease;
+mod leases;
 mod own_key;
 mod registration;
 mod watcher;
 mod write_queue;
 
 pub use clock::{boottime, count_by_tokio, lease_now, suspend, wakes_at};
+pub use holders::LeaseState;
 pub use jitter::seed_jitter;
-pub use lease::{KeptLease, LeaseState};
+pub use lease::KeptLease;
+pub use leases::Leases;
 pub(crate) use own_key::OwnKey;
 pub use registration::{Claim, Registration, register};
 pub use watcher::{Update, Watcher};

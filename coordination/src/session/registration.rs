@@ -2,9 +2,10 @@
 //! life.
 //!
 //! Registration never overwrites. An existing key belongs to another life: an earlier one that has not ended yet, or
-//! another process of the same name. The participant waits until the key vanishes with its lease. It deletes two kinds
-//! of keys: one of this process's own earlier life, which has fenced itself, and a leader's key without a lease,
-//! because every write of a leader is guarded by that key.
+//! another process of the same name. The participant waits until the key vanishes with its lease. It deletes three kinds
+//! of keys: one of this process's own earlier life, which has fenced itself; one that an attempt of this process has put
+//! under a shared lease without learning of it, so that nobody acts by it; and a leader's key without a lease, because
+//! every write of a leader is guarded by that key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,9 @@ use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::{KeptLease, StoreRetry};
+use super::holders::{OwnKeys, Registered};
+use super::lease::end;
+use super::{KeptLease, Leases, StoreRetry};
 use crate::store::{Store, StoreError};
 
 /// How long the store may take to end a registration.
@@ -24,7 +27,7 @@ const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
 /// A key to register, and the conditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
-    key: String,
+    keys: OwnKeys,
     ttl: Duration,
     ended: Incarnation,
     clears_leaseless: bool,
@@ -33,7 +36,14 @@ pub struct Claim {
 impl Claim {
     /// Returns a claim to this key with a lease of this TTL.
     pub fn new(key: impl Into<String>, ttl: Duration) -> Self {
-        Claim { key: key.into(), ttl, ended: Incarnation::NONE, clears_leaseless: false }
+        let keys = OwnKeys { key: key.into(), also: Vec::new() };
+        Claim { keys, ttl, ended: Incarnation::NONE, clears_leaseless: false }
+    }
+
+    /// Adds a key that the participant may put under its lease, and that ends with the registration.
+    pub(crate) fn with(mut self, key: String) -> Self {
+        self.keys.also.push(key);
+        self
     }
 
     /// Adds the earlier life `incarnation` of this process, which has fenced itself: its key is deleted if it still
@@ -57,15 +67,22 @@ pub struct Registration {
     pub incarnation: Incarnation,
     /// The lease that the key is attached to.
     pub lease: KeptLease,
+    /// Keys that end with the registration.
+    also: Vec<String>,
 }
 
 impl Registration {
-    /// Ends the registration: the key, even if it has lost its lease, and the lease. The participant must have fenced
-    /// itself before. Takes at most 2 s: if the store is unreachable the lease expires.
+    /// Ends the registration: the key, even if it has lost its lease, and the lease unless others share it. The
+    /// participant must have fenced itself before. Takes at most 2 s: if the store is unreachable the lease expires, or
+    /// the key is deleted later.
     pub async fn withdraw(self) -> Result<(), StoreError> {
         let withdrawn = async {
-            let deleted = self.lease.store().commit(withdraw(&self.key, self.incarnation)).await;
-            self.lease.revoke().await.and(deleted.map(drop))
+            let Registration { key, incarnation, lease, also } = self;
+            let deleted = lease.store().commit(end(&OwnKeys { key, also }, incarnation)).await;
+            if deleted.is_ok() {
+                lease.set_registered(Registered::No);
+            }
+            lease.leave().await.and(deleted.map(drop))
         };
         let no_response = || StoreError::Unavailable(format!("no response within {WITHDRAW_TIMEOUT:?}"));
         timeout(WITHDRAW_TIMEOUT, withdrawn).await.unwrap_or_else(|_| Err(no_response()))
@@ -73,13 +90,13 @@ impl Registration {
 }
 
 /// Registers with the value that `value` returns for the lease. Waits while the store is unreachable or another life's
-/// key exists. Cancel-safe: a lease that was already granted expires.
-pub async fn register(store: &Arc<dyn Store>, claim: &Claim, value: impl Fn(LeaseId) -> Vec<u8>) -> Registration {
-    let key = &claim.key;
+/// key exists. Cancel-safe: a lease that was already granted expires, and a key under a shared lease is deleted.
+pub async fn register(leases: &Leases, claim: &Claim, value: impl Fn(LeaseId) -> Vec<u8>) -> Registration {
+    let key = &claim.keys.key;
     let mut back_off = StoreRetry::default();
     let mut told = false;
     loop {
-        match try_register(store, claim, &value).await {
+        match try_register(leases, claim, &value).await {
             Ok(Attempt::Registered(registration)) => {
                 info!(key, incarnation = registration.incarnation.get(), "registered");
                 return registration;
@@ -98,7 +115,7 @@ pub async fn register(store: &Arc<dyn Store>, claim: &Claim, value: impl Fn(Leas
                         ),
                     }
                 }
-                if let Err(error) = vanished(store, key, claim.ttl).await {
+                if let Err(error) = vanished(leases.store(), key, claim.ttl).await {
                     warn!(key, %error, "earlier registration cannot be watched; retrying");
                     sleep(back_off.next()).await;
                 }
@@ -120,47 +137,54 @@ enum Attempt {
 }
 
 async fn try_register(
-    store: &Arc<dyn Store>,
+    leases: &Leases,
     claim: &Claim,
     value: impl Fn(LeaseId) -> Vec<u8>,
 ) -> Result<Attempt, StoreError> {
-    let key = &claim.key;
+    let (store, key) = (leases.store(), &claim.keys.key);
     // An existing key would cost a lease for nothing.
     if let Some(standing) = store.snapshot(&Keys::One(key.clone())).await?.entries.into_iter().next() {
         let clear = if standing.create_revision == claim.ended.revision() {
             withdraw(key, claim.ended)
         } else if claim.clears_leaseless && standing.lease.is_none() {
             clear(key, standing.mod_revision)
+        } else if let Some(lease) = standing.lease
+            && leases.have_forgotten(key, lease).await
+        {
+            withdraw(key, Incarnation::registered_at(standing.create_revision))
         } else {
             return Ok(Attempt::Taken(standing.lease));
         };
         store.commit(clear).await?;
         return Ok(Attempt::Cleared);
     }
-    let lease = KeptLease::grant(store.clone(), claim.ttl).await?;
+    let lease = leases.share(claim.ttl, &claim.keys).await?;
     let txn = Txn {
         when: vec![Compare::created_at(key, Revision::ZERO)],
         then: vec![Op::Put { key: key.clone(), value: value(lease.id()), lease: Some(lease.id()) }],
         otherwise: None,
     };
+    lease.set_registered(Registered::Perhaps);
     let outcome = match store.commit(txn).await {
         Ok(outcome) => outcome,
         Err(error) => {
-            // Whether or not the write was committed, this lease's key must not block the next attempt.
-            let _ = lease.revoke().await;
+            if matches!(error, StoreError::LeaseNotFound) {
+                lease.is_gone();
+            }
+            // Whether or not the write was committed, its key must not block the next attempt.
+            let _ = lease.leave().await;
             return Err(error);
         }
     };
     if !outcome.committed() {
-        let _ = lease.revoke().await;
+        // The key may be that of an earlier attempt, whose put arrived late.
+        let _ = lease.leave().await;
         return Ok(Attempt::Cleared);
     }
+    let incarnation = Incarnation::registered_at(outcome.revision);
+    lease.set_registered(Registered::Since(incarnation));
     lease.made_progress();
-    Ok(Attempt::Registered(Registration {
-        key: key.clone(),
-        incarnation: Incarnation::registered_at(outcome.revision),
-        lease,
-    }))
+    Ok(Attempt::Registered(Registration { key: key.clone(), incarnation, lease, also: claim.keys.also.clone() }))
 }
 
 /// Returns once the key is gone, or after a while to check again.
@@ -231,7 +255,7 @@ mod tests {
     async fn a_store_that_does_not_answer_holds_up_no_end() {
         let mute = Arc::new(Mute::default());
         let store: Arc<dyn Store> = mute.clone();
-        let registration = register(&store, &Claim::new("/key", Duration::from_secs(15)), |_| Vec::new()).await;
+        let registration = register(&store.into(), &Claim::new("/key", Duration::from_secs(15)), |_| Vec::new()).await;
         mute.on.store(true, SeqCst);
         let began = Instant::now();
         let withdrawn = timeout(Duration::from_secs(60), registration.withdraw()).await.expect("it ends");

@@ -2,31 +2,43 @@
 //! something.
 //!
 //! One watch covers the keyspace's root, so all its keys are seen at one revision together. A new snapshot is taken
-//! after any error, a compaction included, and at a slow interval. It is also taken when the store has moved on while
-//! the watch was silent: handoffs wait for each participant and are cancelled before that interval ends.
+//! after any error, a compaction included, and at a slow interval. It is also taken when the keys that are followed have
+//! changed while the watch was silent: handoffs wait for each participant and are cancelled before that interval ends.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
 use segue_protocol::ids::Revision;
 use segue_protocol::keys::Keyspace;
-use segue_protocol::txn::{Batch, Keys};
+use segue_protocol::txn::{Batch, Event, KeyValue, Keys};
 use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
-use tracing::debug;
+use tracing::{Instrument as _, debug};
 
-use super::StoreRetry;
-use crate::store::{Store, StoreError};
+use super::jitter::jittered;
+use super::{StoreRetry, beside};
+use crate::store::{Copied, Copies, Store, StoreError, Tap};
 
-/// Time between two snapshots while the watch is healthy.
-const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
+/// Shortest and longest time between two snapshots while the watch is healthy.
+const RESYNC_INTERVAL: RangeInclusive<Duration> = Duration::from_secs(60)..=Duration::from_secs(3600);
 
-/// How long a watch may be silent before the store's revision is checked. The writes of other keyspaces raise that
-/// revision too. The time therefore doubles, up to [`RESYNC_INTERVAL`], with each snapshot that shows nothing new, and
-/// halves with each interval without such a snapshot.
+/// Keys that a participant reads again per second while the watch is healthy. All participants of a large keyspace
+/// together would otherwise keep the store busy with snapshots.
+const RESYNC_RATE: usize = 100;
+
+/// Shortest time that a watch may be silent before the store is asked for changes. It doubles, up to the time between two
+/// snapshots, with each snapshot that shows nothing new, and halves with each interval without such a snapshot.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Keys that the store looks at per second to tell a participant whether any has changed. It looks at all of them each
+/// time that it has moved on while the watch was silent, if only by heartbeats and by writes of other keyspaces.
+const SURVEY_RATE: usize = 500;
+
+/// How long a participant may take no update before the reader of its copies gets a watch of its own.
+const STUCK_AFTER: Duration = Duration::from_secs(1);
 
 /// How long a change may take to arrive.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -52,11 +64,34 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Begins with a snapshot that is taken after this call.
+    /// Begins with a snapshot that is taken after this call. The pods' heartbeats are left out.
     pub fn start(store: Arc<dyn Store>, keys: Keyspace) -> Self {
+        let followed = keys.followed();
+        Self::follow(store, keys, followed)
+    }
+
+    /// Like [`start`](Self::start), with the pods' heartbeats, for those who plan.
+    pub fn start_with_heartbeats(store: Arc<dyn Store>, keys: Keyspace) -> Self {
+        let planned = keys.planned();
+        Self::follow(store, keys, planned)
+    }
+
+    /// Like [`start`](Self::start), or with the pods' heartbeats, for a reader that only shows the keyspace. It needs no
+    /// watch of its own while a participant of this process follows the same keys by the same store.
+    pub fn start_beside(store: Arc<dyn Store>, keys: Keyspace, with_heartbeats: bool) -> Self {
+        let followed = if with_heartbeats { keys.planned() } else { keys.followed() };
+        Self::spawn(|updates| beside::run(store, keys, followed, updates))
+    }
+
+    fn follow(store: Arc<dyn Store>, keys: Keyspace, followed: Keys) -> Self {
+        Self::spawn(|updates| run(store, keys, followed, updates, true))
+    }
+
+    fn spawn<F: Future<Output = ()> + Send + 'static>(run: impl FnOnce(mpsc::Sender<Update>) -> F) -> Self {
         // If the reader is slow the store's own watch buffers, and compaction bounds that.
         let (sender, updates) = mpsc::channel(256);
-        Watcher { updates, next: None, _task: AbortOnDropHandle::new(tokio::spawn(run(store, keys, sender))) }
+        let running = tokio::spawn(run(sender).in_current_span());
+        Watcher { updates, next: None, _task: AbortOnDropHandle::new(running) }
     }
 
     /// Returns the next update. Cancel-safe.
@@ -75,10 +110,7 @@ impl Watcher {
     pub(crate) fn apply(&mut self, view: &mut View, batch: Batch) -> ViewDelta {
         let mut delta = view.apply(batch);
         while let Some(batch) = self.try_next_batch() {
-            let more = view.apply(batch);
-            delta.partitions.extend(more.partitions);
-            delta.membership |= more.membership;
-            delta.intentions |= more.intentions;
+            delta.extend(view.apply(batch));
         }
         delta
     }
@@ -99,31 +131,83 @@ impl Watcher {
     }
 }
 
-async fn run(store: Arc<dyn Store>, keys: Keyspace, updates: mpsc::Sender<Update>) {
-    let mut task =
-        WatcherTask { store, keys, updates, back_off: StoreRetry::default(), patience: SILENCE_TIMEOUT, doubt: None };
+/// Follows these keys until the receiver of the updates is gone. `gives_copies` to a reader of this process that asks for
+/// them.
+pub(super) async fn run(
+    store: Arc<dyn Store>,
+    keys: Keyspace,
+    followed: Keys,
+    updates: mpsc::Sender<Update>,
+    gives_copies: bool,
+) {
+    let mut task = WatcherTask {
+        store,
+        keys,
+        followed,
+        updates,
+        gives_copies,
+        copies: Copies::default(),
+        accepted: Copies::default(),
+        back_off: StoreRetry::default(),
+        patience: SILENCE_TIMEOUT,
+        keys_left: 0,
+        doubt: None,
+    };
     loop {
         let error = match task.once().await {
             Ok(()) => continue,
             Err(Some(error)) => error,
             Err(None) => return,
         };
-        if task.updates.send(Update::Lost(error)).await.is_err() {
+        if task.lost(error).await.is_err() {
             return;
         }
         sleep(task.back_off.next()).await;
     }
 }
 
+/// Returns the time between two snapshots of this many keys.
+fn resync_interval(keys: usize) -> Duration {
+    let read_slowly = Duration::from_secs((keys / RESYNC_RATE) as u64);
+    read_slowly.clamp(*RESYNC_INTERVAL.start(), *RESYNC_INTERVAL.end())
+}
+
+/// Returns a time between two snapshots that is longer by up to a quarter in a large keyspace: its participants start
+/// together, and are not to read it all together.
+fn spread(interval: Duration) -> Duration {
+    if interval > *RESYNC_INTERVAL.start() { interval + interval / 2 - jittered(interval / 2) } else { interval }
+}
+
+/// Returns the shortest time that a watch of this many keys may be silent before the store is asked for changes.
+fn least_patience(keys: usize) -> Duration {
+    SILENCE_TIMEOUT.max(Duration::from_secs((keys / SURVEY_RATE) as u64))
+}
+
+/// Returns the number of keys after these changes. The store reports no deletion of a key that does not exist.
+fn keys_after(keys: usize, batch: &Batch) -> usize {
+    batch.events.iter().fold(keys, |keys, event| match event {
+        Event::Put(entry) => keys + usize::from(entry.create_revision == entry.mod_revision),
+        Event::Delete { .. } => keys.saturating_sub(1),
+    })
+}
+
 struct WatcherTask {
     store: Arc<dyn Store>,
     keys: Keyspace,
+    followed: Keys,
     updates: mpsc::Sender<Update>,
+    gives_copies: bool,
+    /// For a reader of this process.
+    copies: Copies,
+    /// For a reader that has been accepted. Its copies begin with the next snapshot.
+    accepted: Copies,
     back_off: StoreRetry,
-    /// How long the watch may be silent before the store's revision is checked.
+    /// How long the watch may be silent before the store is asked for changes.
     patience: Duration,
+    /// Number of keys according to the snapshot and the watch.
+    keys_left: usize,
     /// Why the next snapshot is early: the watch brought nothing after the first of these revisions, although the store
-    /// had been at the second one for long enough.
+    /// had shown changes at the second one for long enough.
     doubt: Option<(Revision, Revision)>,
 }
 
@@ -131,64 +215,125 @@ impl WatcherTask {
     /// Takes one snapshot and follows the watch after it. Returns `Ok` when a fresh snapshot is due, and `Err(None)`
     /// when the receiver is gone.
     async fn once(&mut self) -> Result<(), Option<StoreError>> {
-        let all = self.keys.followed();
-        let snapshot = self.store.snapshot(&all).await.map_err(Some)?;
+        let snapshot = self.store.snapshot(&self.followed).await.map_err(Some)?;
+        let (keys, least) = (snapshot.entries.len(), least_patience(snapshot.entries.len()));
         if let Some((seen, reached)) = self.doubt.take() {
-            if snapshot.entries.iter().any(|entry| seen < entry.mod_revision && entry.mod_revision <= reached) {
-                self.patience = SILENCE_TIMEOUT;
+            let is_put = |entry: &KeyValue| seen < entry.mod_revision && entry.mod_revision <= reached;
+            if keys != self.keys_left || snapshot.entries.iter().any(is_put) {
+                self.patience = least;
                 let silent = StoreError::Unavailable(format!("the watch was silent after revision {seen}"));
-                self.send(Update::Lost(silent)).await?;
+                self.lost(silent).await?;
             } else {
-                self.patience = (self.patience * 2).min(RESYNC_INTERVAL);
+                self.patience = (self.patience * 2).min(resync_interval(keys));
             }
         }
+        self.keys_left = keys;
+        self.patience = self.patience.max(least);
         let mut seen = snapshot.revision;
+        let interval = resync_interval(keys);
+        if !self.copies.are_read() {
+            let accepted = std::mem::take(&mut self.accepted);
+            let asked = || self.tap().map(|tap| tap.accept(&self.followed));
+            self.copies = if accepted.are_read() { accepted } else { asked().unwrap_or_default() };
+        }
+        self.copies.give(|| Copied::Snapshot(snapshot.clone()));
         let view = View::from_snapshot(self.keys.clone(), snapshot);
         self.send(Update::Snapshot(Box::new(view))).await?;
-        let mut watch = self.store.watch(&all, seen.next()).await.map_err(Some)?;
-        let resync_at = Instant::now() + RESYNC_INTERVAL;
+        let mut watch = self.store.watch(&self.followed, seen.next()).await.map_err(Some)?;
+        let resync_at = Instant::now() + spread(interval);
         loop {
             tokio::select! {
                 biased;
                 batch = watch.next() => {
                     let batch = batch.map_err(Some)?;
                     seen = batch.revision;
+                    self.keys_left = keys_after(self.keys_left, &batch);
                     self.back_off.reset();
+                    self.copies.give(|| Copied::Batch(batch.clone()));
                     self.send(Update::Batch(batch)).await?;
                 }
                 reached = self.missed(seen) => {
                     self.doubt = Some((seen, reached));
                     return Ok(());
                 }
+                // A reader begins with a snapshot.
+                accepted = self.accept() => {
+                    self.accepted = accepted;
+                    return Ok(());
+                }
                 () = sleep_until(resync_at) => {
-                    self.patience = (self.patience / 2).max(SILENCE_TIMEOUT);
+                    self.patience = (self.patience / 2).max(least);
                     return Ok(());
                 }
             }
         }
     }
 
-    /// Returns the store's revision once it is past `seen`, and long enough for a watch to have delivered the changes
-    /// between.
+    /// Returns the store's revision once the keys have changed after `seen`, and long enough ago for a watch to have
+    /// delivered that. A batch that arrives meanwhile starts this anew.
     async fn missed(&self, seen: Revision) -> Revision {
         let one = Keys::One(self.keys.config());
+        let mut surveyed = seen;
         loop {
             sleep(self.patience).await;
-            match self.store.snapshot(&one).await {
-                Ok(now) if now.revision > seen => {
+            let survey = match self.store.snapshot(&one).await {
+                Ok(now) if now.revision <= surveyed => continue,
+                Ok(_) => self.store.survey(&self.followed, seen).await,
+                Err(error) => Err(error),
+            };
+            match survey {
+                Ok(survey) if survey.is_changed || survey.keys != self.keys_left => {
                     sleep(ARRIVAL_TIMEOUT).await;
-                    return now.revision;
+                    return survey.revision;
                 }
-                Ok(_) => {}
+                Ok(survey) => surveyed = survey.revision,
                 // A store that does not respond is not asked for a snapshot as well. The lease limits how long that may
                 // last.
-                Err(error) => debug!(%error, "cannot ask for the store's revision"),
+                Err(error) => debug!(%error, "cannot ask the store for changes"),
             }
         }
     }
 
-    async fn send(&self, update: Update) -> Result<(), Option<StoreError>> {
-        self.updates.send(update).await.map_err(|_| None)
+    fn tap(&self) -> Option<&Tap> {
+        self.store.tap().filter(|_| self.gives_copies)
+    }
+
+    /// Accepts a reader of this process once one has asked for copies. Each request wakes all participants that follow the
+    /// same keys, and only one of them accepts it. Cancel-safe.
+    async fn accept(&self) -> Copies {
+        let Some(tap) = self.tap().filter(|_| !self.copies.are_read()) else {
+            return std::future::pending().await;
+        };
+        loop {
+            tap.asked(&self.followed).await;
+            let accepted = tap.accept(&self.followed);
+            if accepted.are_read() {
+                return accepted;
+            }
+        }
+    }
+
+    async fn lost(&mut self, error: StoreError) -> Result<(), Option<StoreError>> {
+        self.copies.give(|| Copied::Lost(error.clone()));
+        self.send(Update::Lost(error)).await
+    }
+
+    async fn send(&mut self, update: Update) -> Result<(), Option<StoreError>> {
+        let place = match timeout(STUCK_AFTER, self.updates.reserve()).await {
+            Ok(place) => place,
+            Err(_) => {
+                // The reader shows what a stuck participant does not see.
+                self.copies = Copies::default();
+                self.updates.reserve().await
+            }
+        };
+        match place {
+            Ok(place) => {
+                place.send(update);
+                Ok(())
+            }
+            Err(_) => Err(None),
+        }
     }
 }
 
@@ -198,12 +343,11 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
     use async_trait::async_trait;
-    use segue_protocol::ids::LeaseId;
+    use segue_protocol::ids::{LeaseId, PartitionId};
     use segue_protocol::txn::{Op, Snapshot, Txn, TxnOutcome};
-    use tokio::time::timeout;
 
     use super::*;
-    use crate::store::{MemoryStore, Watch};
+    use crate::store::{MemoryStore, Survey, Watch};
 
     /// A store that answers every call, but whose watches may bring nothing.
     #[derive(Debug, Default)]
@@ -214,6 +358,8 @@ mod tests {
         open: Mutex<Vec<mpsc::Sender<Result<Batch, StoreError>>>>,
         /// Number of reads of a single key.
         looks: AtomicU32,
+        /// Number of surveys.
+        surveys: AtomicU32,
         /// Number of reads of the whole keyspace.
         snapshots: AtomicU32,
     }
@@ -231,6 +377,10 @@ mod tests {
             let reads = if matches!(keys, Keys::One(_)) { &self.looks } else { &self.snapshots };
             reads.fetch_add(1, SeqCst);
             self.store.snapshot(keys).await
+        }
+        async fn survey(&self, keys: &Keys, since: Revision) -> Result<Survey, StoreError> {
+            self.surveys.fetch_add(1, SeqCst);
+            self.store.survey(keys, since).await
         }
         async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
             if !self.on.load(SeqCst) {
@@ -283,6 +433,36 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_silent_watch_is_noticed_within_seconds_while_only_other_keys_are_written() {
+        let store = Arc::new(Silent { on: true.into(), ..Silent::default() });
+        store.put(keyspace().pod("a")).await;
+        let mut watcher = Watcher::start(store.clone(), keyspace());
+        snapshot(&mut watcher).await;
+        let heartbeats = AbortOnDropHandle::new(tokio::spawn({
+            let store = store.clone();
+            async move {
+                loop {
+                    store.put(keyspace().load("a")).await;
+                    sleep(Duration::from_secs(2)).await;
+                }
+            }
+        }));
+        // Heartbeats of some hours must not make the checks rarer: they are not among the keys that are followed.
+        assert!(timeout(Duration::from_secs(59), watcher.next()).await.is_err(), "no snapshot is due");
+        for _ in 0..200 {
+            snapshot(&mut watcher).await;
+        }
+        let then = vec![Op::Delete(Keys::One(keyspace().pod("a")))];
+        store.store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+        let seen = timeout(Duration::from_secs(7), async {
+            assert!(matches!(watcher.next().await, Update::Lost(_)), "it is counted, and logged");
+            snapshot(&mut watcher).await
+        });
+        seen.await.expect("a deletion is seen as well");
+        drop(heartbeats);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn the_writes_of_other_keyspaces_cost_no_storm_of_snapshots() {
         let store = Arc::new(Silent::default());
         let mut watcher = Watcher::start(store.clone(), keyspace());
@@ -304,9 +484,27 @@ mod tests {
             () = hour => {}
             () = nothing_lost => {}
         }
-        let (looks, snapshots) = (store.looks.load(SeqCst), store.snapshots.load(SeqCst));
-        assert!(snapshots <= 100, "{snapshots} snapshots, where the slow tick alone takes 60");
-        assert!(looks <= 3600 / 5, "{looks} looks");
+        let [looks, surveys, snapshots] = [&store.looks, &store.surveys, &store.snapshots].map(|it| it.load(SeqCst));
+        assert!(snapshots <= 61, "{snapshots} snapshots, where the slow tick alone takes 60");
+        assert!(looks <= 3600 / 5 && surveys <= looks, "{looks} looks, {surveys} surveys");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_large_keyspace_is_read_again_more_rarely() {
+        let store = Arc::new(Silent::default());
+        for partition in PartitionId::all(20_000) {
+            store.put(keyspace().assignment(partition)).await;
+        }
+        let mut watcher = Watcher::start(store.clone(), keyspace());
+        snapshot(&mut watcher).await;
+        assert!(timeout(Duration::from_secs(199), watcher.next()).await.is_err(), "20,000 keys at 100 a second");
+        timeout(Duration::from_secs(52), snapshot(&mut watcher)).await.expect("the next snapshot");
+        assert_eq!(store.snapshots.load(SeqCst), 2);
+        assert_eq!((least_patience(20_000), least_patience(100)), (Duration::from_secs(40), SILENCE_TIMEOUT));
+        let times: std::collections::BTreeSet<_> = (0..50).map(|_| spread(Duration::from_secs(200))).collect();
+        assert!(times.len() > 1 && times.iter().all(|time| (200..=250).contains(&time.as_secs())), "{times:?}");
+        assert_eq!(spread(*RESYNC_INTERVAL.start()), *RESYNC_INTERVAL.start());
+        assert_eq!(resync_interval(usize::MAX), Duration::from_secs(3600), "what no watch shows is repaired some day");
     }
 
     #[tokio::test]

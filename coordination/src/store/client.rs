@@ -7,7 +7,7 @@ use segue_protocol::ids::{LeaseId, Revision};
 use segue_protocol::txn::{Batch, Keys, Snapshot, Txn, TxnOutcome};
 use tokio::sync::mpsc;
 
-use super::StoreError;
+use super::{StoreError, Tap};
 
 /// Changes of watched keys, in order, from the requested revision on. Dropping it ends the watch.
 ///
@@ -34,11 +34,30 @@ impl Watch {
     }
 }
 
+/// A look at the store that shows whether a watch has missed something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Survey {
+    /// The store's revision.
+    pub revision: Revision,
+    /// Number of keys.
+    pub keys: usize,
+    /// Whether a key was put since then.
+    pub is_changed: bool,
+}
+
 /// The part of etcd v3 that the protocol needs.
 #[async_trait]
 pub trait Store: Send + Sync + std::fmt::Debug + 'static {
     /// Returns all of `keys` at the newest revision (a linearizable read).
     async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError>;
+
+    /// Returns the number of keys, and whether any was put after revision `since`. The store looks at each key and sends
+    /// none of their values.
+    async fn survey(&self, keys: &Keys, since: Revision) -> Result<Survey, StoreError> {
+        let Snapshot { revision, entries } = self.snapshot(keys).await?;
+        let is_changed = entries.iter().any(|entry| entry.mod_revision > since);
+        Ok(Survey { revision, keys: entries.len(), is_changed })
+    }
 
     /// Watches the changes of `keys` at revision `from` and later. [`StoreError::Compacted`] comes from here or from
     /// the watch's first [`next`](Watch::next).
@@ -63,6 +82,12 @@ pub trait Store: Send + Sync + std::fmt::Debug + 'static {
     /// Frees what the store keeps for the renewals of this lease, which goes on. For a process that will not renew it
     /// again; another renewal is no error.
     fn forget_lease(&self, _lease: LeaseId) {}
+
+    /// Returns where readers of this process ask for copies of what its participants follow. `None` if each has a watch of
+    /// its own.
+    fn tap(&self) -> Option<&Tap> {
+        None
+    }
 
     /// Ends a lease and deletes its keys. A lease that is already gone is no error.
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError>;

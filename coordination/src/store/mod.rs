@@ -8,8 +8,11 @@ mod client;
 mod error;
 mod etcd;
 mod memory;
+mod tap;
 
-pub use self::client::{Store, Watch};
+pub use self::client::{Store, Survey, Watch};
 pub use self::error::StoreError;
 pub use self::etcd::{ClientIdentity, EtcdOptions, EtcdStore, EtcdTls};
 pub use self::memory::MemoryStore;
+pub use self::tap::Tap;
+pub(crate) use self::tap::{Copied, Copies};

@@ -6,25 +6,36 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use segue_coordination::pod::{HandoffHandler, LentLease, PodHandle, PodSettings, Service};
-use segue_protocol::ids::Incarnation;
-use segue_protocol::records::{Capabilities, PodRecord, PodStatus, encode};
+use segue_protocol::ids::{Incarnation, PartitionId};
+use segue_protocol::records::{Capabilities, Phase, PodAckKind, PodRecord, PodStatus, encode};
 use segue_protocol::txn::{Keys, Op};
 use segue_protocol::view::View;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 
-use crate::fixture::Fixture;
+use crate::fixture::{Conduct, Fixture, Pod, TTL};
 use crate::sidecar::{answer, service, url};
 
 /// A service whose fate the test decides.
 #[derive(Debug)]
-struct Scripted {
-    up: watch::Sender<bool>,
+pub(crate) struct Scripted {
+    pub(crate) up: watch::Sender<bool>,
     /// Whether the service was told to end its work.
     told_to_settle: watch::Sender<bool>,
     settled: watch::Sender<bool>,
     lent: Mutex<Option<Instant>>,
+    /// The partitions of which it was told that requests are admitted.
+    accepted: Mutex<Vec<PartitionId>>,
+}
+
+impl Scripted {
+    /// Returns a service that is down.
+    pub(crate) fn new() -> Arc<Self> {
+        let channel = || watch::channel(false).0;
+        let (up, told_to_settle, settled) = (channel(), channel(), channel());
+        Arc::new(Scripted { up, told_to_settle, settled, lent: Mutex::default(), accepted: Mutex::default() })
+    }
 }
 
 #[async_trait]
@@ -38,6 +49,9 @@ impl Service for Scripted {
     fn lend(&self, until: Instant) {
         *self.lent.lock().unwrap() = Some(until);
     }
+    fn accepts(&self, partition: PartitionId) {
+        self.accepted.lock().unwrap().push(partition);
+    }
     async fn settle(&self, _: Instant) {
         self.told_to_settle.send_replace(true);
         self.settled.subscribe().wait_for(|settled| *settled).await.unwrap();
@@ -48,9 +62,7 @@ struct NoState;
 impl HandoffHandler for NoState {}
 
 fn pod(fixture: &Fixture, fence: bool) -> (PodHandle, Arc<Scripted>) {
-    let channel = || watch::channel(false).0;
-    let (up, told_to_settle, settled) = (channel(), channel(), channel());
-    let service = Arc::new(Scripted { up, told_to_settle, settled, lent: Mutex::default() });
+    let service = Scripted::new();
     let capabilities = Capabilities { fence, ..Capabilities::ALL };
     let settings = PodSettings { capabilities, ..PodSettings::new("w", "127.0.0.1:1") };
     let (store, keys) = (fixture.store.clone(), fixture.keys.clone());
@@ -94,6 +106,31 @@ async fn a_registration_is_given_up_once_the_work_of_a_service_that_is_down_has_
     service.up.send_replace(true);
     let state = handle.status();
     assert!(state.clone().wait_for(|state| state.not_ready.is_none()).await.unwrap().incarnation > first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_is_told_of_each_partition_whose_requests_are_admitted() {
+    const P0: PartitionId = PartitionId::new(0);
+    let (fixture, _) = Fixture::new();
+    let service = Scripted::new();
+    service.up.send_replace(true);
+    let settings = PodSettings { lease_ttl: TTL, ..PodSettings::new("w", "127.0.0.1:1") };
+    let pod = Pod::start_behind(&fixture, settings, service.clone()).await;
+    let next = Pod::start(&fixture, "next").await;
+    let accepted = || service.accepted.lock().unwrap().clone();
+    assert_eq!(accepted(), []);
+    fixture.place(P0, &pod, 1).await;
+    assert_eq!(accepted(), [P0]);
+    // The new owner cannot read the tail, so that the phase stays.
+    next.service.let_it("sync", Conduct::Last);
+    let handoff = fixture.begin(P0, Some(&pod), &next, 2).await;
+    fixture.in_phase(P0, Phase::Ready).await;
+    fixture.move_to(P0, Phase::Syncing).await;
+    fixture.until("drained", |view| view.pod_ack(P0, "w", PodAckKind::Drained, handoff).is_some()).await;
+    assert_eq!(accepted(), [P0], "once for as long as it is served");
+    fixture.delete(P0).await;
+    pod.until("the move is cancelled", |state| state.owned.contains_key(&P0)).await;
+    assert_eq!(accepted(), [P0, P0]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -22,7 +22,8 @@ async fn a_pods_heartbeats_count_its_requests_and_end_with_its_lease() {
     let etcd = Etcd::start();
     let fixture = Fixture::on(Arc::new(EtcdStore::connect(EtcdOptions::new([etcd.endpoint()])).unwrap()));
     let interval = Duration::from_millis(500);
-    let settings = PodSettings { load_interval: interval, ..PodSettings::new("w", "127.0.0.1:1") };
+    let settings = PodSettings { load_interval: Some(interval), ..PodSettings::new("w", "127.0.0.1:1") };
+    fixture.use_load(true).await;
     let mut pod = Pod::start_with(&fixture, settings).await;
     fixture.place(P0, &pod, 1).await;
     fixture.place(P1, &pod, 1).await;
@@ -45,6 +46,21 @@ async fn a_pods_heartbeats_count_its_requests_and_end_with_its_lease() {
     assert_eq!(load(&view, P1), Some(Thousandths(0)), "other partitions had no requests");
     pod.handle.shutdown(Duration::from_millis(100)).await;
     assert!(fixture.view().await.load("w").is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registered_pod_that_has_nothing_to_say_writes_nothing_to_etcd() {
+    let etcd = Etcd::start();
+    let fixture = Fixture::on(Arc::new(EtcdStore::connect(EtcdOptions::new([etcd.endpoint()])).unwrap()));
+    fixture.use_load(false).await;
+    let lease_ttl = Duration::from_secs(2);
+    let pod = Pod::start_with(&fixture, PodSettings { lease_ttl, ..PodSettings::new("w", "127.0.0.1:1") }).await;
+    let before = fixture.view().await.revision;
+    for _ in 0..5 {
+        let until = pod.state().trusted_until;
+        pod.until("the lease is renewed", |state| state.trusted_until > until).await;
+    }
+    assert_eq!(fixture.view().await.revision, before, "a renewal is no write, so the store does not grow");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use http_body_util::{BodyExt as _, Empty, Full};
 use segue_coordination::pod::{
     HandlerError, HandoffContext, HandoffHandler, Owned, OwnedBody, PodHandle, PodSettings, PodState,
 };
-use segue_coordination::session::{Update, Watcher, count_by_tokio};
+use segue_coordination::session::{Leases, Update, Watcher, count_by_tokio};
 use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
@@ -63,7 +63,7 @@ impl Fixture {
 
     /// Waits until the store shows this.
     pub(crate) async fn until(&self, what: &str, shows: impl Fn(&View) -> bool) -> View {
-        let mut follow = Watcher::start(self.store.clone(), self.keys.clone());
+        let mut follow = Watcher::start_with_heartbeats(self.store.clone(), self.keys.clone());
         let mut view = View::empty(self.keys.clone());
         let seen = async {
             loop {
@@ -278,11 +278,41 @@ pub(crate) struct Arrival {
 impl Pod {
     /// Starts a pod without waiting for its registration.
     pub(crate) fn launch(fixture: &Fixture, settings: PodSettings) -> Pod {
-        let (service, calls) = Service::new();
+        Pod::launch_as(fixture, settings, PodHandle::start)
+    }
+
+    fn launch_as(
+        fixture: &Fixture,
+        settings: PodSettings,
+        start: impl FnOnce(Arc<dyn Store>, &str, Keyspace, PodSettings, Arc<dyn HandoffHandler>) -> PodHandle,
+    ) -> Pod {
+        let (service, calls) = Service::new(&settings.name);
         let (name, store) = (settings.name.clone(), fixture.pods_store.clone());
-        let handle = PodHandle::start(store, "default", fixture.keys.clone(), settings, service.clone());
+        let handle = start(store, fixture.keys.name(), fixture.keys.clone(), settings, service.clone());
         let (arrivals, arrived) = mpsc::unbounded_channel();
         Pod { name, handle, service, calls, arrivals, arrived }
+    }
+
+    /// Starts a pod that vouches for this service.
+    pub(crate) async fn start_behind(
+        fixture: &Fixture,
+        settings: PodSettings,
+        behind: Arc<dyn segue_coordination::pod::Service>,
+    ) -> Pod {
+        let pod = Pod::launch_as(fixture, settings, |store, keyspace, keys, settings, handler| {
+            PodHandle::start_before(store, keyspace, keys, settings, handler, behind)
+        });
+        pod.until("it is ready", |state| state.not_ready.is_none()).await;
+        pod
+    }
+
+    /// Starts a pod that shares its lease.
+    pub(crate) async fn start_sharing(fixture: &Fixture, leases: &Leases, settings: PodSettings) -> Pod {
+        let pod = Pod::launch_as(fixture, settings, |_, keyspace, keys, settings, handler| {
+            PodHandle::start(leases.clone(), keyspace, keys, settings, handler)
+        });
+        pod.until("it is ready", |state| state.not_ready.is_none()).await;
+        pod
     }
 
     pub(crate) async fn start_with(fixture: &Fixture, settings: PodSettings) -> Pod {
@@ -383,12 +413,21 @@ pub(crate) enum Conduct {
 pub(crate) struct Service {
     calls: mpsc::UnboundedSender<Call>,
     conduct: Mutex<HashMap<&'static str, watch::Sender<Conduct>>>,
+    /// The name of the next checkpoint; `None` if there is nothing new.
+    checkpoint: Mutex<Option<String>>,
+    checkpoints: AtomicU32,
 }
 
 impl Service {
-    fn new() -> (Arc<Service>, mpsc::UnboundedReceiver<Call>) {
+    fn new(pod: &str) -> (Arc<Service>, mpsc::UnboundedReceiver<Call>) {
         let (calls, receiver) = mpsc::unbounded_channel();
-        (Arc::new(Service { calls, conduct: Mutex::default() }), receiver)
+        let checkpoint = Mutex::new(Some(format!("{pod}/#")));
+        (Arc::new(Service { calls, conduct: Mutex::default(), checkpoint, checkpoints: AtomicU32::new(0) }), receiver)
+    }
+
+    /// Sets the name of each further checkpoint. `None`: there is nothing new.
+    pub(crate) fn name_checkpoints(&self, name: Option<&str>) {
+        *self.checkpoint.lock().unwrap() = name.map(str::to_owned);
     }
 
     fn conduct(&self, name: &'static str) -> watch::Sender<Conduct> {
@@ -445,5 +484,12 @@ impl HandoffHandler for Service {
 
     async fn release(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.run("release", part).await
+    }
+
+    async fn checkpoint(&self, part: &HandoffContext) -> Result<Option<String>, HandlerError> {
+        self.run("checkpoint", part).await?;
+        let number = self.checkpoints.fetch_add(1, SeqCst) + 1;
+        let named = self.checkpoint.lock().unwrap().clone();
+        Ok(named.map(|name| name.replace('#', &format!("{}#{number}", part.partition))))
     }
 }

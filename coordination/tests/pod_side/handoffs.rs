@@ -22,7 +22,7 @@ const E5: Epoch = Epoch::new(5);
 const P0: PartitionId = PartitionId::new(0);
 
 fn part(epoch: u64, handoff: HandoffId) -> HandoffContext {
-    HandoffContext { keyspace: "default".to_owned(), partition: P0, epoch: epoch.into(), handoff }
+    HandoffContext { keyspace: "default".to_owned(), partition: P0, epoch: epoch.into(), handoff, checkpoint: None }
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http_body_util::BodyExt as _;
 use segue_coordination::pod::{HandoffContext, PodSettings};
+use segue_coordination::session::Leases;
 use segue_protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId};
 use segue_protocol::records::{Capabilities, Phase, PodRecord, PodStatus, encode};
 use segue_protocol::txn::{Keys, Op};
@@ -34,6 +35,25 @@ async fn a_restart_under_the_same_name_waits_for_the_earlier_lease_and_owns_noth
     assert!(second.state().owned.is_empty());
     assert_eq!(second.status_of(P0, 1).await, 421);
     assert!(second.calls.try_recv().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_waits_for_an_earlier_life_whose_lease_another_participant_shares() {
+    let (fixture, _) = Fixture::new();
+    let leases = Leases::new(fixture.store.clone());
+    let settings = |name| PodSettings { lease_ttl: TTL, ..PodSettings::new(name, "127.0.0.1:1") };
+    let mut other = Pod::start_sharing(&fixture, &leases, settings("other")).await;
+    let first = Pod::start_sharing(&fixture, &leases, settings("w")).await;
+    let earlier = first.incarnation();
+    fixture.place(P0, &first, 1).await;
+    let crashed = Instant::now();
+    first.handle.crash();
+
+    let second = Pod::start_sharing(&fixture, &leases, settings("w")).await;
+    assert!((TTL / 2..TTL * 2).contains(&crashed.elapsed()), "after {:?}", crashed.elapsed());
+    assert!(second.incarnation() > earlier);
+    assert!(second.state().owned.is_empty());
+    assert!(other.calls.try_recv().is_err() && other.state().not_ready.is_none(), "it goes on");
 }
 
 #[tokio::test(start_paused = true)]

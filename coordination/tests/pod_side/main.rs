@@ -4,9 +4,11 @@
 #![allow(clippy::unwrap_used)]
 
 mod behind;
+mod checkpoints;
 mod etcd;
 mod fixture;
 mod handoffs;
+mod heartbeats;
 mod life;
 mod requests;
 mod sidecar;

@@ -1,5 +1,8 @@
 //! Requests through the layer: accepted, refused, made to wait.
 
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -7,11 +10,12 @@ use http::{Request, Response};
 use http_body_util::{BodyExt as _, Empty, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
-use segue_coordination::pod::{Owned, Rejection};
+use segue_coordination::pod::{ByKeyspace, Owned, Rejection};
 use segue_protocol::ids::{Epoch, PartitionId};
+use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Phase, PodAckKind};
 use tokio::time::{Instant, sleep};
-use tower::{Layer as _, service_fn};
+use tower::{Layer as _, ServiceExt as _, service_fn};
 
 use crate::fixture::{Fixture, Pod, whole};
 
@@ -85,6 +89,67 @@ async fn a_request_without_readable_stamps_or_of_another_keyspace_is_refused() {
         assert_eq!(response.status(), 421, "{stamps:?}");
     }
     assert_eq!(pod.handle.ownership().refused(Rejection::Unstamped), 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn behind_one_listener_each_request_goes_to_the_pod_of_the_keyspace_that_it_names() {
+    let (fixture, _) = Fixture::new();
+    let other = Fixture { keys: Keyspace::new("/segue/", "other"), ..fixture.clone() };
+    let (one, two) = (Pod::start(&fixture, "w").await, Pod::start(&other, "w").await);
+    fixture.place(P0, &one, 1).await;
+    other.place(P0, &two, 1).await;
+    let pods = vec![(one.handle.layer(), "default"), (two.handle.layer(), "other")];
+    let listener = ByKeyspace::new(pods, |layer, name| {
+        layer.layer(service_fn(async move |_: Request<Empty<Bytes>>| Ok::<_, Infallible>(whole(name))))
+    });
+    let ask = async |keyspace: Option<&str>| {
+        let request = Request::post("/").header("segue-partition", 0).header("segue-epoch", 1);
+        let request = keyspace.into_iter().fold(request, |request, name| request.header("segue-keyspace", name));
+        let response = listener.clone().oneshot(request.body(Empty::new()).unwrap()).await.unwrap();
+        let status = response.status().as_u16();
+        (status, Box::pin(response.into_body()).collect().await.unwrap().to_bytes())
+    };
+    assert_eq!(ask(Some("default")).await, (200, Bytes::from("default")));
+    assert_eq!(ask(Some("other")).await, (200, Bytes::from("other")));
+    assert_eq!(ask(Some("third")).await.0, 421);
+    assert_eq!(ask(None).await.0, 421, "either could be meant");
+    assert_eq!(one.handle.ownership().refused(Rejection::Unstamped), 2);
+    // The other keyspace still accepts what this one refuses.
+    one.handle.crash();
+    assert_eq!((ask(Some("default")).await.0, ask(Some("other")).await.0), (421, 200));
+}
+
+/// Counts how often it is cloned.
+struct CountClones(Arc<AtomicUsize>);
+
+impl Clone for CountClones {
+    fn clone(&self) -> Self {
+        self.0.fetch_add(1, Relaxed);
+        CountClones(self.0.clone())
+    }
+}
+
+/// Servers clone a service for each request, and a sidecar's has clients and settings.
+#[tokio::test(start_paused = true)]
+async fn a_request_behind_one_listener_clones_the_service_of_its_own_keyspace_alone() {
+    let (fixture, _) = Fixture::new();
+    let other = Fixture { keys: Keyspace::new("/segue/", "other"), ..fixture.clone() };
+    let (one, two) = (Pod::start(&fixture, "w").await, Pod::start(&other, "w").await);
+    other.place(P0, &two, 1).await;
+    let clones = [Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0))];
+    let counters = clones.clone().map(CountClones);
+    let pods = [one.handle.layer(), two.handle.layer()].into_iter().zip(counters).collect();
+    let listener = ByKeyspace::new(pods, |layer, counter| {
+        let service = service_fn(move |_: Request<Empty<Bytes>>| {
+            let _ = &counter;
+            std::future::ready(Ok::<_, Infallible>(whole("other")))
+        });
+        layer.layer(service)
+    });
+    let request = Request::post("/").header("segue-partition", 0).header("segue-epoch", 1);
+    let request = request.header("segue-keyspace", "other").body(Empty::new()).unwrap();
+    assert_eq!(listener.clone().oneshot(request).await.unwrap().status(), 200);
+    assert_eq!(clones.each_ref().map(|clones| clones.load(Relaxed)), [0, 1]);
 }
 
 #[tokio::test(start_paused = true)]

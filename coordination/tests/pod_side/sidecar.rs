@@ -40,7 +40,7 @@ fn warms(port: u16, timeout: Duration) -> Hooks {
 }
 
 fn part() -> HandoffContext {
-    HandoffContext { keyspace: "orders".to_owned(), partition: P7, epoch: E3, handoff: H42 }
+    HandoffContext { keyspace: "orders".to_owned(), partition: P7, epoch: E3, handoff: H42, checkpoint: None }
 }
 
 /// Answers each connection with the next of these statuses. The task returns the requests.
@@ -380,4 +380,26 @@ async fn a_sidecar_whose_service_fails_for_good_says_so_once_and_does_not_try_ag
     fixture.put(fixture.keys.handoff(P0), segue_protocol::records::encode(&record)).await;
     fixture.in_phase(P0, Phase::Ready).await;
     assert!(task.await.unwrap() > 0);
+}
+
+#[tokio::test]
+async fn the_hook_checkpoint_returns_what_the_service_names_and_warm_is_told_the_newest() {
+    let bad = "no JSON";
+    let (port, _) = script(vec![(200, r#"{"checkpoint":"at 42"}"#), (200, ""), (200, bad), (503, "busy")]).await;
+    let settings = HookSettings { checkpoint: hook(url(port, "/checkpoint"), LONG), ..HookSettings::default() };
+    assert!(settings.capabilities(false).checkpoint && !HookSettings::default().capabilities(false).checkpoint);
+    let hooks = Hooks::new(settings);
+    assert_eq!(hooks.checkpoint(&part()).await.unwrap().as_deref(), Some("at 42"));
+    assert_eq!(hooks.checkpoint(&part()).await.unwrap(), None);
+    for expected in ["a body that is not JSON; expected nothing, or", "503 Service Unavailable: busy"] {
+        let error = hooks.checkpoint(&part()).await.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+
+    let (port, seen) = service(vec![200, 200]).await;
+    let hooks = warms(port, LONG);
+    hooks.warm(&part()).await.unwrap();
+    hooks.warm(&HandoffContext { checkpoint: Some("at 42".to_owned()), ..part() }).await.unwrap();
+    let seen = seen.await.unwrap();
+    assert!(!seen[0].contains("checkpoint") && seen[1].contains(r#""checkpoint":"at 42""#), "{seen:?}");
 }

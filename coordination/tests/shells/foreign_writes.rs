@@ -1,6 +1,7 @@
 //! Settings, registrations and leaders' keys that another hand has written into the store.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -25,16 +26,16 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 const TTL: Duration = Duration::from_secs(3);
 const ADMIN: &str = "10.0.0.7:9090";
 
-async fn put(store: &MemoryStore, key: String, value: Vec<u8>) {
+pub(crate) async fn put(store: &MemoryStore, key: String, value: Vec<u8>) {
     let put = Op::Put { key, value, lease: None };
     assert!(store.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap().committed());
 }
 
-async fn get(store: &MemoryStore, key: String) -> Option<KeyValue> {
+pub(crate) async fn get(store: &MemoryStore, key: String) -> Option<KeyValue> {
     store.snapshot(&Keys::One(key)).await.unwrap().entries.pop()
 }
 
-async fn until<T>(what: &str, mut shows: impl AsyncFnMut() -> Option<T>) -> T {
+pub(crate) async fn until<T>(what: &str, mut shows: impl AsyncFnMut() -> Option<T>) -> T {
     let seen = async {
         loop {
             if let Some(seen) = shows().await {
@@ -61,10 +62,12 @@ async fn mapping(store: &MemoryStore) -> Option<Partitioner> {
 
 /// A data plane that records its routes.
 #[derive(Default)]
-struct Gates {
-    open: Mutex<BTreeMap<PartitionId, Target>>,
+pub(crate) struct Gates {
+    pub(crate) open: Mutex<BTreeMap<PartitionId, Target>>,
     /// Where the requests that are in flight have gone, if there are any.
     in_flight: Mutex<Option<Target>>,
+    /// How often the router has looked at a partition.
+    pub(crate) looks: AtomicU32,
 }
 
 impl Gates {
@@ -76,6 +79,7 @@ impl Gates {
 impl DataPlane for Gates {
     fn set_partitions(&self, _: u32) {}
     fn stage(&self, partition: PartitionId) -> (Stage, Option<Instant>) {
+        self.looks.fetch_add(1, SeqCst);
         let (open, in_flight) = (self.open.lock().unwrap(), self.in_flight.lock().unwrap());
         let shut = || in_flight.clone().map_or(Stage::Closed, Stage::Draining);
         (open.get(&partition).cloned().map_or_else(shut, Stage::Open), None)
@@ -104,15 +108,15 @@ impl RouterObserver for Quiet {
     fn resync(&self, _: &StoreError) {}
 }
 
-struct Router {
-    gates: Arc<Gates>,
+pub(crate) struct Router {
+    pub(crate) gates: Arc<Gates>,
     status: watch::Receiver<RouterStatus>,
     shutdown: CancellationToken,
     _notices: mpsc::UnboundedSender<PartitionId>,
 }
 
 impl Router {
-    fn start(store: &MemoryStore, name: &str, partitioner: Partitioner) -> Self {
+    pub(crate) fn start(store: &MemoryStore, name: &str, partitioner: Partitioner) -> Self {
         let settings = RouterSettings {
             name: name.into(),
             lease_ttl: TTL,
@@ -139,7 +143,7 @@ impl Router {
         until(because, says).await;
     }
 
-    async fn ready(&self) {
+    pub(crate) async fn ready(&self) {
         until("a router that is ready", async || self.status.borrow().not_ready.is_none().then_some(())).await;
     }
 }

@@ -1,8 +1,10 @@
-//! The shells of routers and coordinators over the embedded store, under a paused clock.
+//! The shells of routers, coordinators and pods over the embedded store, under a paused clock.
 
 #![allow(clippy::unwrap_used)]
 
 mod foreign_writes;
+mod many_partitions;
+mod several_keyspaces;
 mod slow_store;
 
 use std::sync::Arc;

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::session::{KeptLease, Update, Watcher};
+use segue_coordination::session::{Claim, Update, Watcher, register};
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store};
 use segue_protocol::keys::Keyspace;
 use segue_tests::etcd::Etcd;
@@ -28,8 +28,9 @@ fn leader(members: &[Etcd]) -> usize {
 }
 
 /// Holds a lease as routers and pods do, which renew it only while they see the store.
-async fn take_part(store: Arc<dyn Store>, until: Duration) -> Result<(), String> {
-    let lease = KeptLease::grant(store.clone(), LEASE_TTL).await.map_err(|error| error.to_string())?;
+async fn take_part(store: Arc<dyn Store>, name: usize, until: Duration) -> Result<(), String> {
+    let claim = Claim::new(format!("/held/{name}"), LEASE_TTL);
+    let lease = register(&store.clone().into(), &claim, |_| Vec::new()).await.lease;
     let mut follow = Watcher::start(store, Keyspace::new("/segue/", "default"));
     let (began, mut sighted) = (Instant::now(), true);
     while began.elapsed() < until {
@@ -54,9 +55,9 @@ async fn a_leader_that_is_stuck_costs_no_participant_its_lease() {
     // As in production, not with the suite's own timeouts.
     let options = EtcdOptions::new(members.iter().map(Etcd::endpoint));
     let mut participants = JoinSet::new();
-    for _ in 0..PARTICIPANTS {
+    for name in 0..PARTICIPANTS {
         let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(options.clone()).unwrap());
-        participants.spawn(take_part(store, LEASE_TTL * 3));
+        participants.spawn(take_part(store, name, LEASE_TTL * 3));
     }
     sleep(LEASE_TTL / 3).await;
     // For longer than a lease lasts, counted from the election. It never wakes up: an etcd before 3.4.31 and 3.5.13 would

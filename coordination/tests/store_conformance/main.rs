@@ -43,6 +43,7 @@ conformance! {
     shared revisions::a_put_keeps_the_create_revision_and_a_new_life_has_a_new_one,
     shared revisions::a_snapshot_holds_its_keys_in_order_and_no_others,
     shared revisions::a_large_keyspace_loads_in_one_snapshot,
+    shared revisions::a_survey_counts_the_keys_and_tells_whether_any_was_put_since,
 
     shared guards::a_compare_means_the_same_to_both_stores,
     shared guards::keys_between_two_include_the_first_and_not_the_second,

@@ -89,3 +89,24 @@ pub(crate) async fn a_large_keyspace_loads_in_one_snapshot(fixture: Fixture) {
     assert_eq!(keys, names);
     assert!(snapshot.entries.iter().all(|entry| entry.value == value.as_bytes()));
 }
+
+pub(crate) async fn a_survey_counts_the_keys_and_tells_whether_any_was_put_since(fixture: Fixture) {
+    let surveyed = async |since: Revision| {
+        let survey = fixture.store.survey(&fixture.below("in/"), since).await.unwrap();
+        (survey.keys, survey.is_changed)
+    };
+    let before = fixture.put("out", "1").await;
+    assert_eq!(surveyed(Revision::ZERO).await, (0, false));
+    fixture.put("in/a", "1").await;
+    let second = fixture.put("in/b", "1").await;
+    assert_eq!(surveyed(before).await, (2, true), "the count is of all, not of those that were put since");
+    assert_eq!(surveyed(second).await, (2, false));
+    let other = fixture.put("out", "2").await;
+    assert_eq!(surveyed(second).await, (2, false), "nobody asked about that key");
+    let survey = fixture.store.survey(&fixture.below("in/"), second).await.unwrap();
+    assert!(survey.revision >= other, "{survey:?}");
+    let again = fixture.put("in/a", "2").await;
+    assert_eq!((surveyed(second).await, surveyed(again).await), ((2, true), (2, false)));
+    fixture.delete(fixture.one("in/b")).await;
+    assert_eq!(surveyed(again).await, (1, false), "a deletion shows in the count alone");
+}

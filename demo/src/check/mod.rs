@@ -149,6 +149,25 @@ impl Harm {
     pub fn none(&self) -> bool {
         self.counts().iter().all(|(_, count)| count.count == 0)
     }
+
+    /// Adds what was found in another keyspace.
+    pub(super) fn add(&mut self, other: Harm) {
+        let Harm { lost, duplicated, misrouted, reordered, dual_writer_overlaps, held_pairs_checked, reads_checked } =
+            other;
+        self.held_pairs_checked += held_pairs_checked;
+        self.reads_checked += reads_checked;
+        for (known, more) in [
+            (&mut self.lost, lost),
+            (&mut self.duplicated, duplicated),
+            (&mut self.misrouted, misrouted),
+            (&mut self.reordered, reordered),
+            (&mut self.dual_writer_overlaps, dual_writer_overlaps),
+        ] {
+            known.count += more.count;
+            known.examples.extend(more.examples);
+            known.examples.truncate(EXAMPLES);
+        }
+    }
 }
 
 /// Examines all evidence.

@@ -384,6 +384,18 @@ fn two_pods_wrote_at_once(log: &[Appended]) -> bool {
     })
 }
 
+#[test]
+fn harm_of_another_keyspace_is_added_kind_by_kind() {
+    let kind = |count| Count { count, examples: vec![format!("{count}")] };
+    let (lost, duplicated, misrouted, reordered, dual_writer_overlaps) = (kind(1), kind(2), kind(3), kind(4), kind(5));
+    let other =
+        Harm { lost, duplicated, misrouted, reordered, dual_writer_overlaps, held_pairs_checked: 6, reads_checked: 7 };
+    let mut harm = other.clone();
+    harm.add(other);
+    assert_eq!(harm.counts().map(|(_, kind)| kind.count), [2, 4, 6, 8, 10]);
+    assert_eq!((harm.held_pairs_checked, harm.reads_checked), (12, 14));
+}
+
 proptest! {
     #[test]
     fn no_sound_history_is_accused(steps in steps()) {

@@ -12,6 +12,10 @@ use tokio_util::sync::CancellationToken;
 use super::super::options::Options;
 use super::super::writer::pod::Membership;
 
+/// How often pods make a checkpoint of each partition, and how long a new owner waits for one.
+const CHECKPOINTS_EVERY: Duration = Duration::from_secs(2);
+const CHECKPOINT_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// A running coordinator.
 #[derive(Debug)]
 pub(super) struct Coordinator {
@@ -31,8 +35,8 @@ impl Coordinator {
         let settings = CoordinatorSettings { name: name.clone(), lease_ttl, policy: policy(options) };
         let (status, _) = watch::channel(Default::default());
         let shutdown = CancellationToken::new();
-        let (store, keys) = (member.store.clone(), member.keys.clone());
-        let task = tokio::spawn(run_coordinator(store, keys, settings, observer, status, shutdown.clone()));
+        let (leases, keys) = (member.processes.leases(&name), member.keys.clone());
+        let task = tokio::spawn(run_coordinator(leases, keys, settings, observer, status, shutdown.clone()));
         Coordinator { name, shutdown, task }
     }
 
@@ -51,6 +55,8 @@ impl Coordinator {
 fn policy(options: &Options) -> Policy {
     Policy {
         partitions: options.partitions,
+        coordination: options.coordination,
+        strategy: options.strategy,
         settle: Duration::from_millis(100),
         settle_max: Duration::from_millis(500),
         min_interval: Duration::from_millis(200),
@@ -60,6 +66,8 @@ fn policy(options: &Options) -> Policy {
         max_concurrent_handoffs: options.max_concurrent_handoffs,
         max_warming_per_pod: options.max_concurrent_handoffs,
         cool_down: Duration::ZERO,
+        checkpoint_interval: CHECKPOINTS_EVERY,
+        checkpoint_timeout: CHECKPOINT_TIMEOUT,
         ..Policy::default()
     }
 }

@@ -1,7 +1,9 @@
-//! The cluster of a demo: store, coordinators, routers and writer pods in one process. They are those of production;
-//! routers and pods serve on loopback sockets.
+//! The cluster of a demo in one keyspace: store, coordinators, routers and writer pods in one process. They are those of
+//! production; routers and pods serve on loopback sockets. With several keyspaces each process has a part in each, with
+//! sockets of its own, and one lease.
 
 mod coordinator;
+mod keyspaces;
 mod observers;
 mod router;
 mod snapshot;
@@ -14,7 +16,6 @@ use std::time::Duration;
 use anyhow::Context;
 use segue_coordination::coordinator::CoordinatorObserver;
 use segue_coordination::pod::PodState;
-use segue_coordination::store::{EtcdOptions, EtcdStore, MemoryStore, Store};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::{Keys, Op, Txn};
 use tokio::net::TcpListener;
@@ -28,9 +29,10 @@ use self::router::Router;
 use super::history::History;
 use super::log::Log;
 use super::options::Options;
+use super::processes::Processes;
 use super::timeline::Timeline;
 use super::writer::pod::{Membership, Pod};
-use super::writer::{Writer, WriterSettings};
+use super::writer::{Checkpoints, Writer, WriterSettings};
 
 /// Time for which the registration of a crashed pod outlives it. Its partitions have no working owner meanwhile.
 const POD_LEASE: Duration = Duration::from_secs(3);
@@ -50,6 +52,7 @@ pub struct Cluster {
     history: History,
     member: Membership,
     log: Log,
+    checkpoints: Checkpoints,
     timeline: Arc<Timeline>,
     options: Options,
     coordinators: Vec<(Coordinator, Arc<dyn CoordinatorObserver>)>,
@@ -61,31 +64,39 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts the cluster. Returns before it is ready; [`settled`](Self::settled) waits for that.
+    /// Starts a cluster with one keyspace. Returns before it is ready; [`settled`](Self::settled) waits for that.
     pub async fn start(options: &Options, timeline: Arc<Timeline>) -> anyhow::Result<Self> {
-        let keyspace = match &options.etcd {
-            None => "demo".to_owned(),
-            // A keyspace of its own, whatever earlier runs have left in the store.
-            Some(_) => format!("demo-{:x}-{}", super::clock::now(), std::process::id()),
-        };
-        let keys = Keyspace::new("/segue/", &keyspace);
-        let store: Arc<dyn Store> = match &options.etcd {
-            None => Arc::new(MemoryStore::new()),
-            Some(url) => {
-                let etcd = EtcdStore::connect(EtcdOptions::new([url.clone()]))?;
-                // An etcd that cannot be reached is reported here, not later by each part.
-                etcd.snapshot(&Keys::One(keys.config())).await.with_context(|| format!("etcd at {url}"))?;
-                Arc::new(etcd)
-            }
-        };
-        let history = History::new(store, keys.clone());
-        let store: Arc<dyn Store> = Arc::new(history.clone());
-        let (snapshot, follower) = snapshot::follow(store.clone(), keys.clone());
-        let member = Membership { store, keyspace, keys, lease_ttl: POD_LEASE };
+        let (processes, keyspace) = keyspaces::open(options).await?;
+        let only = keyspace.into_iter().next().context("a demo has a keyspace")?;
+        Self::start_in(only, &processes, options, timeline).await
+    }
+
+    /// Starts the parts in each keyspace of as many processes as a cluster with one keyspace has.
+    pub(super) async fn start_all(options: &Options) -> anyhow::Result<Vec<Self>> {
+        let (processes, keyspaces) = keyspaces::open(options).await?;
+        let mut clusters = Vec::new();
+        for keyspace in keyspaces {
+            // The metrics and the page show the first keyspace.
+            let instruments = options.instruments.clone().filter(|_| clusters.is_empty());
+            let options = Options { instruments, ..options.clone() };
+            clusters.push(Self::start_in(keyspace, &processes, &options, Arc::default()).await?);
+        }
+        Ok(clusters)
+    }
+
+    async fn start_in(
+        (keyspace, keys, history): (String, Keyspace, History),
+        processes: &Processes,
+        options: &Options,
+        timeline: Arc<Timeline>,
+    ) -> anyhow::Result<Self> {
+        let (snapshot, follower) = snapshot::follow(processes.store().clone(), keys.clone());
+        let member = Membership { processes: processes.clone(), keyspace, keys, lease_ttl: POD_LEASE };
         let mut cluster = Cluster {
             history,
             member,
             log: Log::in_memory(),
+            checkpoints: Checkpoints::default(),
             timeline,
             options: options.clone(),
             coordinators: Vec::new(),
@@ -108,7 +119,7 @@ impl Cluster {
             cluster.add_coordinator(name.to_owned(), observer);
         }
         if let Some(instruments) = &options.instruments {
-            let (store, keys) = (cluster.member.store.clone(), cluster.member.keys.clone());
+            let (store, keys) = (cluster.member.processes.store().clone(), cluster.member.keys.clone());
             cluster._shown = Some(instruments.serve(store, keys, observers::status(&cluster.timeline))?);
         }
         Ok(cluster)
@@ -122,6 +133,11 @@ impl Cluster {
     /// Returns the addresses of the routers.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.routers.iter().map(Router::address).collect()
+    }
+
+    /// Returns the events of the cluster.
+    pub(super) fn timeline(&self) -> &Arc<Timeline> {
+        &self.timeline
     }
 
     /// Returns the keys of the keyspace.
@@ -163,7 +179,8 @@ impl Cluster {
     pub async fn add_pod(&mut self, name: &str) -> anyhow::Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("a pod's listener")?;
         let Options { service_time, warm_time, state_bytes, capabilities, .. } = self.options;
-        let settings = WriterSettings { service_time, warm_time, state_bytes };
+        let checkpoints = self.checkpoints.clone();
+        let settings = WriterSettings { service_time, warm_time, state_bytes, checkpoints };
         let writer = Writer::new(name, self.log.clone(), settings);
         let pod = match &self.options.wiring {
             None => Pod::start(&writer, &self.member, listener, capabilities)?,
@@ -179,6 +196,7 @@ impl Cluster {
     pub async fn remove_pod(&mut self, name: &str) {
         if let Some(pod) = self.pods.remove(name) {
             pod.shut_down(HAND_OVER).await;
+            self.member.processes.ended(name);
         }
     }
 
@@ -188,6 +206,7 @@ impl Cluster {
         let PodState { incarnation, .. } = pod.status().borrow().clone();
         self.timeline.events().crashed.insert((name.to_owned(), incarnation), super::clock::now());
         pod.crash().await;
+        self.member.processes.ended(name);
     }
 
     /// Makes the leading coordinator resign and starts it again as a standby. Returns once another one leads, or after
@@ -206,11 +225,12 @@ impl Cluster {
         self.add_coordinator(name, observer);
     }
 
-    /// Waits until every partition has a living owner, nothing moves, the running pods have equal shares and all
-    /// routers are ready. Returns whether that was so within `patience`.
+    /// Waits until every partition has a living owner, nothing moves, the running pods have shares (equal ones with
+    /// `sticky`) and all routers are ready. Returns whether that was so within `patience`.
     pub async fn settled(&self, patience: Duration) -> bool {
         let (pods, mut snapshot) = (self.pods(), self.snapshot.clone());
-        let settled = snapshot.wait_for(|snapshot| snapshot.are_settled(self.options.partitions, &pods));
+        let (partitions, strategy) = (self.options.partitions, self.options.strategy);
+        let settled = snapshot.wait_for(|snapshot| snapshot.are_settled(partitions, &pods, strategy));
         let settled = matches!(tokio::time::timeout(patience, settled).await, Ok(Ok(_)));
         settled && self.routers_ready(patience).await
     }
@@ -232,7 +252,7 @@ impl Cluster {
         if self.options.etcd.is_some() {
             let everything = Op::Delete(Keys::Prefix(self.member.keys.root().to_owned()));
             let txn = Txn { when: Vec::new(), then: vec![everything], otherwise: None };
-            if let Err(error) = self.member.store.commit(txn).await {
+            if let Err(error) = self.member.processes.store().commit(txn).await {
                 tracing::warn!(%error, keyspace = self.member.keyspace, "could not remove the demo's keys from etcd");
             }
         }

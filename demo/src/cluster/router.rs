@@ -56,8 +56,8 @@ impl Router {
             request_timeout: REQUEST_TIMEOUT,
         };
         let observer = observers::router(number, timeline, options);
-        let (store, keys) = (member.store.clone(), member.keys.clone());
-        let router = router.join_through(plane, store, keys, settings, observer);
+        let (leases, keys) = (member.processes.leases(&settings.name), member.keys.clone());
+        let router = router.join_through(plane, leases, keys, settings, observer);
         Ok(Router(router.accept(&forward).await?))
     }
 

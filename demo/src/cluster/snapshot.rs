@@ -9,6 +9,7 @@ use segue_coordination::session::{Update, Watcher};
 use segue_coordination::store::Store;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
+use segue_protocol::planning::Strategy;
 use segue_protocol::records::{Phase, PodStatus};
 use segue_protocol::view::View;
 use tokio::sync::watch;
@@ -48,7 +49,7 @@ impl ClusterSnapshot {
             owned,
             unowned,
             in_flight: view.handoffs.len(),
-            leader: view.leader.as_ref().map(|leader| leader.value.holder.clone()),
+            leader: view.coordinator().map(str::to_owned),
             moving: view
                 .handoffs
                 .values()
@@ -65,11 +66,16 @@ impl ClusterSnapshot {
         self.moving.choose(random).copied()
     }
 
-    /// Returns whether these pods own all partitions, as evenly as possible, and nothing moves.
-    pub(super) fn are_settled(&self, partitions: u32, pods: &[String]) -> bool {
+    /// Returns whether these pods own all partitions and nothing moves. With `sticky` their shares are equal. With `jump`
+    /// and `ring` each has a share; if there are few partitions, also the moment before the first handoff counts.
+    pub(super) fn are_settled(&self, partitions: u32, pods: &[String], strategy: Strategy) -> bool {
         let there = self.owned.keys().eq(pods);
         let (least, most) = (self.owned.values().min(), self.owned.values().max());
-        let even = least.zip(most).is_some_and(|(least, most)| most - least <= 1);
+        let even = least.zip(most).is_some_and(|(least, most)| match strategy {
+            // Hashing gives each pod some partitions, as long as there are many more of them than of pods.
+            Strategy::Jump | Strategy::Ring => *least > 0 || partitions < 8 * pods.len() as u32,
+            _ => most - least <= 1,
+        });
         there && even && !self.draining && self.partitions >= partitions && self.unowned == 0 && self.in_flight == 0
     }
 }

@@ -85,6 +85,12 @@ pub struct Checked {
 pub struct Cluster {
     /// The kind of store.
     pub store: String,
+    /// The number of keyspaces, each with these routers, pods, partitions and clients.
+    pub keyspaces: u32,
+    /// How coordinators share their work.
+    pub coordination: &'static str,
+    /// How partitions are placed.
+    pub strategy: &'static str,
     /// The number of routers.
     pub routers: u32,
     /// The number of pods at the start.

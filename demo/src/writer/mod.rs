@@ -9,6 +9,7 @@
 //! It does not protect itself: two writers of one partition do not see each other's writes, and nothing here hides
 //! that.
 
+mod checkpoints;
 pub mod pod;
 mod server;
 mod service;
@@ -22,6 +23,7 @@ use segue_coordination::pod::PodState;
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};
 use tokio::sync::watch;
 
+pub use checkpoints::Checkpoints;
 pub use service::{WriterService, names};
 
 use super::clock::Nanos;
@@ -37,6 +39,8 @@ pub struct WriterSettings {
     pub warm_time: Duration,
     /// How much `warm` copies in addition to the log: state that is not in the log.
     pub state_bytes: usize,
+    /// Where it saves its checkpoints and finds those of other writers.
+    pub checkpoints: Checkpoints,
 }
 
 /// A writer. Clones share its state.
@@ -59,7 +63,7 @@ struct Inner {
 type SharedCache = Arc<Mutex<Cache>>;
 
 /// A pod's state of a partition.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Cache {
     entries: HashMap<Arc<str>, Entry>,
     /// The offset up to which the log has been read.
@@ -126,10 +130,10 @@ impl Writer {
         &self.inner.settings
     }
 
-    /// Reads the partition's log from its beginning, while the owner still writes.
-    pub fn warm(&self, partition: PartitionId, handoff: HandoffId) -> io::Result<()> {
-        let mut cache = Cache::default();
-        cache.apply(self.inner.log.read(partition, 0)?);
+    /// Reads the partition's log from this checkpoint on, or from its beginning, while the owner still writes.
+    pub fn warm(&self, partition: PartitionId, handoff: HandoffId, checkpoint: Option<&str>) -> io::Result<()> {
+        let mut cache = checkpoint.and_then(|name| self.settings().checkpoints.load(name)).unwrap_or_default();
+        cache.apply(self.inner.log.read(partition, cache.read_to)?);
         lock(&self.inner.caches).insert(partition, (handoff, Arc::new(Mutex::new(cache))));
         Ok(())
     }
@@ -137,11 +141,22 @@ impl Writer {
     /// Reads what was added to the log since. No pod writes to it now.
     pub fn sync(&self, partition: PartitionId, handoff: HandoffId) -> io::Result<()> {
         let known = lock(&self.inner.caches).get(&partition).cloned();
-        let Some((_, cache)) = known.filter(|(by, _)| *by == handoff) else { return self.warm(partition, handoff) };
+        let Some((_, cache)) = known.filter(|(by, _)| *by == handoff) else {
+            return self.warm(partition, handoff, None);
+        };
         let mut cache = lock(&cache);
         let tail = self.inner.log.read(partition, cache.read_to)?;
         cache.apply(tail);
         Ok(())
+    }
+
+    /// Saves the partition's state for the next owner, and returns the name of that checkpoint. `None` means that this pod
+    /// has no state of the partition.
+    pub fn checkpoint(&self, partition: PartitionId, epoch: Epoch) -> Option<String> {
+        let cache = self.cache(partition)?;
+        // The next owner claims the log for itself.
+        let state = Cache { claimed: Epoch::default(), ..lock(&cache).clone() };
+        Some(self.settings().checkpoints.save(partition, epoch, state))
     }
 
     /// Drops the partition's state, unless another handoff is bringing it again.
@@ -246,9 +261,9 @@ mod tests {
     fn a_new_owner_sees_all_writes_once_it_is_warm_and_has_read_the_tail() {
         let log = Log::in_memory();
         let [old, new] = ["old", "new"].map(|name| Writer::new(name, log.clone(), WriterSettings::default()));
-        old.warm(P3, H9).unwrap();
+        old.warm(P3, H9, None).unwrap();
         write(&old, 1);
-        new.warm(P3, H9).unwrap();
+        new.warm(P3, H9, None).unwrap();
         write(&old, 2);
         assert_eq!(sees(&new), 1, "the old owner went on");
         new.sync(P3, H9).unwrap();
@@ -258,11 +273,31 @@ mod tests {
     }
 
     #[test]
+    fn a_new_owner_that_starts_from_a_checkpoint_reads_what_was_written_since() {
+        let (log, settings) = (Log::in_memory(), WriterSettings::default());
+        let [old, new, lost] = ["old", "new", "lost"].map(|name| Writer::new(name, log.clone(), settings.clone()));
+        assert_eq!(old.checkpoint(P3, Epoch::new(1)), None, "it has no state");
+        old.warm(P3, H8, None).unwrap();
+        write(&old, 1);
+        let name = old.checkpoint(P3, Epoch::new(1)).unwrap();
+        write(&old, 2);
+        new.warm(P3, H9, Some(&name)).unwrap();
+        assert_eq!(sees(&new), 2);
+        lost.warm(P3, H9, Some("3-9")).unwrap();
+        assert_eq!(sees(&lost), 2, "the log has everything");
+        for epoch in 2..9 {
+            old.checkpoint(P3, Epoch::new(epoch)).unwrap();
+        }
+        let kept = (1..9).filter(|epoch| settings.checkpoints.load(&format!("3-{epoch}")).is_some());
+        assert_eq!(kept.collect::<Vec<_>>(), [7, 8]);
+    }
+
+    #[test]
     fn two_writers_do_not_see_each_other() {
         let log = Log::in_memory();
         let [one, other] = ["one", "other"].map(|name| Writer::new(name, log.clone(), WriterSettings::default()));
-        one.warm(P3, H9).unwrap();
-        other.warm(P3, H9).unwrap();
+        one.warm(P3, H9, None).unwrap();
+        other.warm(P3, H9, None).unwrap();
         write(&one, 1);
         write(&other, 2);
         write(&one, 1);
@@ -274,7 +309,7 @@ mod tests {
     fn without_state_there_is_nothing_to_serve() {
         let writer = Writer::new("w", Log::in_memory(), WriterSettings::default());
         assert_eq!(write(&writer, 1), None);
-        writer.warm(P3, H9).unwrap();
+        writer.warm(P3, H9, None).unwrap();
         assert_eq!(write(&writer, 1), Some(0));
         writer.release(P3, H8);
         assert_eq!(write(&writer, 2), Some(1), "that was another handoff's state");

@@ -1,6 +1,6 @@
 //! The writer as a pod: a service that takes part in handoffs.
 //!
-//! Two parts of `segue-coordination` make a service a pod. [`PodHandle`] registers it and calls the four callbacks
+//! Two parts of `segue-coordination` make a service a pod. [`PodHandle`] registers it and calls the callbacks
 //! below when a partition comes or goes. Its layer stands in front of the service, refuses what the pod does not own,
 //! and counts requests in flight, so that "drained" is known without help from the service.
 
@@ -13,13 +13,13 @@ use async_trait::async_trait;
 use http::{Request, Response};
 use hyper::body::{Body, Incoming};
 use segue_coordination::pod::{HandlerError, HandoffContext, HandoffHandler, PodHandle, PodSettings, PodState};
-use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::Capabilities;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tower::{BoxError, Layer as _, Service};
 
+use super::super::processes::Processes;
 use super::server::Server;
 use super::{Writer, WriterService};
 
@@ -28,7 +28,7 @@ use super::{Writer, WriterService};
 impl HandoffHandler for Writer {
     /// Copies the state while the old owner still serves. May take long.
     async fn warm(&self, part: &HandoffContext) -> Result<(), HandlerError> {
-        Writer::warm(self, part.partition, part.handoff)?;
+        Writer::warm(self, part.partition, part.handoff, part.checkpoint.as_deref())?;
         let bytes = self.settings().state_bytes;
         if bytes > 0 {
             // In a task of its own: copying would block this thread.
@@ -53,6 +53,11 @@ impl HandoffHandler for Writer {
         Writer::release(self, part.partition, part.handoff);
         Ok(())
     }
+
+    /// Saves the state while requests go on, so that the next owner need not read the whole log.
+    async fn checkpoint(&self, part: &HandoffContext) -> Result<Option<String>, HandlerError> {
+        Ok(Writer::checkpoint(self, part.partition, part.epoch))
+    }
 }
 
 /// A writer that serves and is registered.
@@ -65,8 +70,8 @@ pub struct Pod {
 /// The keyspace of a pod, and its lease.
 #[derive(Debug, Clone)]
 pub struct Membership {
-    /// The store.
-    pub store: Arc<dyn Store>,
+    /// The store, and the leases of the processes.
+    pub processes: Processes,
     /// Name of the keyspace.
     pub keyspace: String,
     /// Keys of the keyspace.
@@ -106,7 +111,8 @@ impl Pod {
         settings.lease_ttl = member.lease_ttl;
         settings.capabilities = capabilities;
         let handler = Arc::new(writer.clone());
-        let handle = PodHandle::start(member.store.clone(), &member.keyspace, member.keys.clone(), settings, handler);
+        let (leases, keys) = (member.processes.leases(writer.name()), member.keys.clone());
+        let handle = PodHandle::start(leases, &member.keyspace, keys, settings, handler);
         writer.is_pod(handle.status());
         let server = Server::start(listener, service(&handle));
         Ok(Pod { handle, server })

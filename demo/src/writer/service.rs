@@ -200,7 +200,7 @@ mod tests {
     #[tokio::test]
     async fn a_write_is_read_back_with_its_sequence() {
         let writer = Writer::new("w", Log::in_memory(), WriterSettings::default());
-        writer.warm(P7, H9).unwrap();
+        writer.warm(P7, H9, None).unwrap();
         let service = WriterService::new(writer);
         let stamps = [(names::SEGUE_PARTITION, 7), (names::SEGUE_EPOCH, 2)];
         let all = [stamps[0].clone(), stamps[1].clone(), (names::REQUEST, 1), (names::SEQUENCE, 5)];

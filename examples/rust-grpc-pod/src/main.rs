@@ -2,6 +2,7 @@
 
 mod clock;
 mod membership;
+mod token;
 mod writer;
 
 /// Generated from `segue/v1/pods.proto`.
@@ -21,6 +22,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use membership::{Identity, Membership};
+use token::Token;
 use writer::{Pace, Writer};
 
 /// A writer pod that keeps the last value of each key.
@@ -28,6 +30,8 @@ use writer::{Pace, Writer};
 struct Arguments {
     #[arg(long, required = true, help = "host:port; several are tried in turn")]
     coordinator: Vec<String>,
+    #[arg(long, help = "File of the token that the coordinators require")]
+    token_file: Option<PathBuf>,
     #[arg(long, default_value = "default", help = "The keyspace")]
     keyspace: String,
     #[arg(long, help = "This pod's name, unique in the keyspace")]
@@ -57,6 +61,7 @@ async fn main() -> anyhow::Result<()> {
         name: arguments.name,
         address: listener.local_addr()?.to_string(),
         lease_ttl: Duration::from_secs(arguments.lease_ttl),
+        token: Token(arguments.token_file),
     };
     let pace = Pace {
         warm: Duration::from_millis(arguments.warm_time),

@@ -22,6 +22,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
@@ -31,18 +32,21 @@ use crate::proto::task::Kind;
 use crate::proto::{
     Ack, AckKind, AckOutcome, AckRequest, Event, Heartbeat, Hello, Holding, LeaveRequest, Task, TaskId, Welcome,
 };
+use crate::token::Token;
 
 const RETRY: Duration = Duration::from_millis(100);
 const CATCH_UP: Duration = Duration::from_millis(250);
 
 /// The callbacks of a handoff. A callback that fails is called again while it is due.
 pub(crate) trait Service: Send + Sync + 'static {
-    /// Copies the state while the old owner still serves.
-    fn warm(&self, partition: u32) -> impl Future<Output = io::Result<()>> + Send;
+    /// Copies the state while the old owner still serves, from the newest checkpoint on if there is one.
+    fn warm(&self, partition: u32, checkpoint: Option<String>) -> impl Future<Output = io::Result<()>> + Send;
     /// Reads what the old owner has written since.
     fn sync(&self, partition: u32) -> impl Future<Output = io::Result<()>> + Send;
     /// Frees the state.
     fn release(&self, partition: u32);
+    /// Makes a checkpoint while the pod serves. Returns its name, from which `warm` starts in the next owner.
+    fn checkpoint(&self, partition: u32, epoch: u64) -> io::Result<String>;
 }
 
 /// What a pod registers.
@@ -51,7 +55,10 @@ pub(crate) struct Identity {
     pub(crate) name: String,
     pub(crate) address: String,
     pub(crate) lease_ttl: Duration,
+    pub(crate) token: Token,
 }
+
+type Client = PodsClient<InterceptedService<Channel, Token>>;
 
 /// A pod's part in the keyspace.
 pub(crate) struct Membership<S> {
@@ -79,7 +86,7 @@ struct State {
     /// By partition: locked while one of its tasks runs.
     turns: HashMap<u32, Arc<tokio::sync::Mutex<()>>>,
     acks: HashMap<(u32, u64, i32), Ack>,
-    client: Option<PodsClient<Channel>>,
+    client: Option<Client>,
     leaving: bool,
     left: bool,
 }
@@ -200,7 +207,8 @@ impl<S: Service> Membership<S> {
         let endpoint = endpoint.map_err(|error| Status::invalid_argument(error.to_string()))?;
         let trust = self.state().trust;
         let channel = endpoint.connect_timeout(trust / 2).connect().await;
-        let mut client = PodsClient::new(channel.map_err(|error| Status::unavailable(error.to_string()))?);
+        let channel = channel.map_err(|error| Status::unavailable(error.to_string()))?;
+        let mut client = PodsClient::with_interceptor(channel, self.identity.token.clone());
         self.state().client = Some(client.clone());
 
         let (outgoing, heartbeats) = mpsc::channel(4);
@@ -249,7 +257,7 @@ impl<S: Service> Membership<S> {
             pod: identity.name.clone(),
             address: identity.address.clone(),
             lease_ttl: prost_types::Duration::try_from(identity.lease_ttl).ok(),
-            capabilities: ["sync", "drained", "released", "fence"].map(str::to_owned).to_vec(),
+            capabilities: ["sync", "drained", "released", "fence", "checkpoint"].map(str::to_owned).to_vec(),
             resume: state.resume.clone(),
             holdings: state
                 .held
@@ -318,28 +326,39 @@ impl<S: Service> Membership<S> {
         // What frees state is finished before the next task begins.
         let turn = state.turns.entry(id.partition).or_default().clone();
         let membership = self.clone();
-        let task = tokio::spawn(async move {
+        let due = tokio::spawn(async move {
             let _turn = turn.lock().await;
-            membership.carry_out(id, kind, task.epoch).await;
+            membership.carry_out(id, kind, &task).await;
         });
-        state.running.insert(id.partition, Running { kind, handoff: id.handoff, task });
+        state.running.insert(id.partition, Running { kind, handoff: id.handoff, task: due });
     }
 
-    async fn carry_out(&self, id: TaskId, kind: AckKind, epoch: u64) {
+    async fn carry_out(&self, id: TaskId, kind: AckKind, task: &Task) {
         let life = self.state().incarnation;
-        while let Err(error) = self.call(id.partition, kind, epoch, life).await {
-            tracing::warn!(id.partition, ?kind, %error, "task failed; trying again");
-            self.ack(Ack { id: Some(id), kind: kind.into(), failure: error.to_string(), ..Ack::default() }, life);
-            sleep(Duration::from_secs(1)).await;
-        }
+        let ack = Ack { id: Some(id), kind: kind.into(), ..Ack::default() };
+        let checkpoint = loop {
+            match self.call(id.partition, kind, task, life).await {
+                Ok(checkpoint) => break checkpoint,
+                Err(error) => {
+                    tracing::warn!(id.partition, ?kind, %error, "task failed; trying again");
+                    self.ack(Ack { failure: error.to_string(), ..ack.clone() }, life);
+                    sleep(Duration::from_secs(1)).await;
+                }
+            }
+        };
         tracing::info!(id.partition, id.handoff, ?kind, "task done");
-        self.ack(Ack { id: Some(id), kind: kind.into(), ..Ack::default() }, life);
+        self.ack(
+            checkpoint.map_or(ack.clone(), |name| Ack { checkpoint: name.into(), epoch: task.epoch, ..ack }),
+            life,
+        );
     }
 
-    async fn call(&self, partition: u32, kind: AckKind, epoch: u64, life: u64) -> io::Result<()> {
+    /// Runs the callback of a task. Returns the name of a checkpoint.
+    async fn call(&self, partition: u32, kind: AckKind, task: &Task, life: u64) -> io::Result<Option<String>> {
+        let epoch = task.epoch;
         match kind {
             AckKind::Ready if self.state().held.get(&partition) != Some(&epoch) => {
-                self.service.warm(partition).await?;
+                self.service.warm(partition, newest(task)).await?;
                 let mut state = self.state();
                 if state.incarnation == life {
                     state.held.insert(partition, epoch);
@@ -350,12 +369,17 @@ impl<S: Service> Membership<S> {
             AckKind::Drained => self.until(|state| state.is_idle(partition)).await,
             AckKind::Released => {
                 self.until(|state| state.is_idle(partition)).await;
-                self.state().held.remove(&partition);
-                self.service.release(partition);
+                // A Warm of the stream before may have ended since this stream began: that is the state of a later epoch.
+                let is_later = |held: &u64| 0 < epoch && epoch < *held;
+                if !self.state().held.get(&partition).is_some_and(is_later) {
+                    self.state().held.remove(&partition);
+                    self.service.release(partition);
+                }
             }
+            AckKind::Checkpointed => return self.service.checkpoint(partition, epoch).map(Some),
             _ => {}
         }
-        Ok(())
+        Ok(None)
     }
 
     fn ack(&self, ack: Ack, life: u64) {
@@ -430,6 +454,15 @@ fn report(kind: &Kind) -> Option<AckKind> {
         Kind::Sync(_) => Some(AckKind::Synced),
         Kind::Drain(_) => Some(AckKind::Drained),
         Kind::Release(_) => Some(AckKind::Released),
+        Kind::Checkpoint(_) => Some(AckKind::Checkpointed),
+        _ => None,
+    }
+}
+
+/// Returns the checkpoint from which a `Warm` starts.
+fn newest(task: &Task) -> Option<String> {
+    match &task.kind {
+        Some(Kind::Warm(warm)) if !warm.checkpoint.is_empty() => String::from_utf8(warm.checkpoint.clone()).ok(),
         _ => None,
     }
 }

@@ -4,7 +4,7 @@
 //! write is appended without a comparison of epochs, so the log shows every mistake.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Seek as _, SeekFrom, Write as _};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,10 +41,11 @@ struct Record {
     value: String,
 }
 
-/// The content of a partition's log up to an offset.
-#[derive(Default)]
+/// The content of a partition's log up to an offset. A checkpoint is this, in a file beside the logs.
+#[derive(Default, Serialize, Deserialize)]
 struct Partition {
     /// The highest sequence number and the last value of each key.
+    #[serde(rename = "entries")]
     values: HashMap<String, (u64, String)>,
     read_to: u64,
 }
@@ -63,8 +64,11 @@ pub(crate) struct Writer {
 }
 
 impl Service for Writer {
-    async fn warm(&self, partition: u32) -> io::Result<()> {
-        let mut state = Partition::default();
+    async fn warm(&self, partition: u32, checkpoint: Option<String>) -> io::Result<()> {
+        let mut state = match checkpoint {
+            Some(name) => serde_json::from_slice(&fs::read(self.folder.join(name))?)?,
+            None => Partition::default(),
+        };
         self.read_on(partition, &mut state)?;
         sleep(self.pace.warm).await;
         self.partitions().insert(partition, state);
@@ -79,6 +83,19 @@ impl Service for Writer {
 
     fn release(&self, partition: u32) {
         self.partitions().remove(&partition);
+    }
+
+    fn checkpoint(&self, partition: u32, epoch: u64) -> io::Result<String> {
+        let saved = match self.partitions().get(&partition) {
+            Some(state) => serde_json::to_vec(state)?,
+            None => return Err(io::Error::other("no state of this partition")),
+        };
+        let name = format!("{partition}-{epoch}.checkpoint");
+        let (path, new) = (self.folder.join(&name), self.folder.join(format!("{name}.new")));
+        fs::write(&new, saved)?;
+        // A reader sees the whole file or the one before.
+        fs::rename(new, path)?;
+        Ok(name)
     }
 }
 

@@ -38,7 +38,7 @@ use crate::runtime::exchange_timeout::Ended;
 use crate::runtime::shortage::is_shortage;
 use crate::tls::Stream;
 use crate::upstream::{
-    Broken, Checkout, Counted, PodResponse, ResponseStream, SendError, Wanted, Which, is_backing_off,
+    Broken, Checkout, Counted, PodResponse, ResponseKind, ResponseStream, SendError, Wanted, Which, is_backing_off,
 };
 
 /// Why there is no response to pass on.
@@ -112,6 +112,9 @@ pub(crate) async fn send(
         let begun = begin_at_once(shared, request, in_flight, wanted, which)?;
         let outcome;
         (outcome, in_flight) = begun.await?;
+        if let Err(why) = &outcome {
+            in_flight.failed(why.as_str());
+        }
         return match outcome {
             Ok(outcome) => responded(shared, request, outcome, in_flight),
             // The second attempt used a new connection that another request had made, so the close may have been a
@@ -259,15 +262,22 @@ fn begin<'request>(
         partition: in_flight.partition(),
         epoch: in_flight.epoch(),
         identity: &shared.identity,
-        peer: &request.peer.address,
+        client: &request.peer.lines,
         grpc_timeout: left.as_ref(),
-        scheme: if request.peer.secure { "https" } else { "http" },
     };
     in_flight.sent();
     let made_for_this = checkout.is_fresh();
     let most = shared.max_header_bytes_http2;
-    let exchange = checkout.begin(&request.head, request.scan, &routing, attempt, request.switch.is_some(), most);
+    let wanted = match (&request.switch, request.takes_lines) {
+        (Some(_), _) => ResponseKind::Switch,
+        (None, true) => ResponseKind::Lines,
+        (None, false) => ResponseKind::Map,
+    };
+    let exchange = checkout.begin(&request.head, request.scan, &routing, attempt, wanted, most);
     let exchange = exchange.map_err(AttemptError::LocalReply)?;
+    if let Some(trace) = &in_flight.trace {
+        trace.sent();
+    }
     Ok(AwaitResponse::new(exchange, made_for_this, in_flight, request))
 }
 
@@ -312,7 +322,6 @@ fn responded(
 
 fn failure(request: &ForwardRequest, why: NoResponse, in_flight: Box<InFlight>) -> AttemptError {
     let body = &request.body;
-    in_flight.failed(why.as_str());
     match why {
         NoResponse::Stale => {
             body.take_back();

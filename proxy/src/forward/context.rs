@@ -12,7 +12,7 @@ use super::client_presence::Presence;
 use super::concurrency_limit::ConcurrencyLimit;
 use super::error::InvalidName;
 use super::retry_budget::RetryBudgets;
-use crate::message::headers::Identity;
+use crate::message::headers::{ClientLines, Identity};
 use crate::message::interim::Interim;
 use crate::message::request_body::Pace;
 use crate::message::reserved::Reserved;
@@ -85,10 +85,7 @@ impl WorkerContext {
 /// The client of a request, and its connection.
 #[derive(Debug, Clone)]
 pub struct ClientInfo {
-    /// The client's address, as `x-forwarded-for` has it.
-    pub address: HeaderValue,
-    /// Whether the request came by TLS.
-    pub secure: bool,
+    pub(crate) lines: ClientLines,
     pub(crate) interim: Interim,
     pub(crate) presence: Presence,
     /// What the client's address uses of the worker.

@@ -18,11 +18,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::context::WorkerContext;
+use super::response_head::NoResponse;
 use super::trace::AttemptTrace;
 use crate::message::headers;
 use crate::routing::permit::Permit;
 use crate::routing::table::Pod;
 use crate::runtime::background::Background;
+use crate::runtime::exchange_timeout::Ended;
 use crate::upstream::{Counted, Exchange, PodResponse, ResponseStream};
 
 /// Time that a request may wait for its pod before its place in a flush goes to another key's request.
@@ -113,9 +115,6 @@ impl InFlight {
     /// Records that the request is being sent.
     pub(crate) fn sent(&self) {
         self.permit().sent();
-        if let Some(trace) = &self.trace {
-            trace.sent();
-        }
     }
 
     /// Gives the request's place in the flush to another key's request, because it waits.
@@ -212,14 +211,16 @@ pub(crate) fn see_through(mut exchange: Exchange, mut in_flight: Box<InFlight>) 
     let severed = in_flight.sever_token();
     shared.background.run(async move {
         let response = tokio::select! {
-            response = std::future::poll_fn(|context| exchange.poll_response(context, &mut |_| {})) => response.ok(),
-            () = tokio::time::sleep_until(limit) => None,
-            () = severed.cancelled() => None,
+            response = std::future::poll_fn(|context| exchange.poll_response(context, &mut |_| {})) => {
+                response.map_err(NoResponse::Send)
+            }
+            () = tokio::time::sleep_until(limit) => Err(NoResponse::Ended(Ended::TimedOut)),
+            () = severed.cancelled() => Err(NoResponse::Ended(Ended::Severed)),
         };
         // An exchange that has not ended is broken off, and only then leaves the gate.
         drop(exchange);
         match response {
-            Some(PodResponse::Response(mut response)) => {
+            Ok(PodResponse::Response(mut response)) => {
                 if let Some(trace) = &in_flight.trace {
                     trace.responded(response.status(), false);
                 }
@@ -228,17 +229,29 @@ pub(crate) fn see_through(mut exchange: Exchange, mut in_flight: Box<InFlight>) 
                 }
                 read_on(response.into_body(), in_flight, severed).await;
             }
-            switched => {
+            Ok(switched @ PodResponse::Switched(..)) => {
                 drop(switched);
+                drop(in_flight);
+            }
+            Err(why) => {
+                in_flight.failed(why.as_str());
                 drop(in_flight);
             }
         }
     });
 }
 
+/// Why the router breaks an attempt off in the middle of its response, in traces.
+const BROKEN_OFF: &str = "client-gone";
+
 /// Completes an exchange whose client has disconnected in the middle of the response.
 pub(crate) fn see_rest_through(stream: ResponseStream, in_flight: Box<InFlight>) {
     let (shared, severed) = (in_flight.shared.clone(), in_flight.sever_token());
+    // With HTTP/2 the end may follow the last byte, which is all that the client waits for.
+    let client_has_all = stream.left() == Some(0);
+    if let Some(trace) = in_flight.trace.as_ref().filter(|_| !client_has_all) {
+        trace.client_left();
+    }
     shared.background.run(read_on(stream, in_flight, severed));
 }
 
@@ -246,6 +259,7 @@ pub(crate) fn see_rest_through(stream: ResponseStream, in_flight: Box<InFlight>)
 /// left.
 async fn read_on(mut stream: ResponseStream, in_flight: Box<InFlight>, severed: CancellationToken) {
     if in_flight.is_safe && stream.left().is_none_or(|left| left > MAX_SAFE_READ_ON_BYTES) {
+        in_flight.failed(BROKEN_OFF);
         drop(stream);
         drop(in_flight);
         return;
@@ -271,6 +285,7 @@ async fn read_on(mut stream: ResponseStream, in_flight: Box<InFlight>, severed: 
     if whole {
         stream.finish(in_flight);
     } else {
+        in_flight.failed(BROKEN_OFF);
         drop(stream);
         drop(in_flight);
     }

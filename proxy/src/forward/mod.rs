@@ -18,6 +18,7 @@ mod context;
 mod error;
 mod held;
 mod in_flight;
+mod keyspaces;
 mod request;
 pub mod response_body;
 mod response_head;
@@ -45,11 +46,13 @@ use self::error::RouteError;
 pub use self::error::{ClientGone, InvalidName};
 use self::held::{HeldRequest, table_is_there};
 use self::in_flight::{InFlight, Terms};
+use self::keyspaces::Keyspaces;
 use self::request::ForwardRequest;
 use self::response_body::ResponseBody;
 use crate::message::client_body::ClientBody;
 use crate::message::local_reply::LocalReply;
 use crate::metrics::{BounceCause, WorkerMetrics};
+use crate::routing::keyspace_choice::KeyspaceChoice;
 use crate::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use crate::routing::table::{Pod, Refused};
 use crate::settings::ForwardSettings;
@@ -57,8 +60,14 @@ use crate::settings::ForwardSettings;
 /// One worker's data path.
 #[derive(Clone)]
 pub struct Forward {
+    /// The only keyspace, or the first one.
     shared: Rc<WorkerContext>,
+    /// `None` if all requests are for one keyspace.
+    keyspaces: Option<Rc<Keyspaces>>,
 }
+
+/// What a worker needs for one keyspace: its settings, its access to the keyspace's table, and its counters.
+pub(crate) type WorkerKeyspace = (ForwardSettings, TableHandle, Arc<WorkerMetrics>);
 
 impl std::fmt::Debug for Forward {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -74,6 +83,34 @@ impl Forward {
         worker: TableHandle,
         metrics: Arc<WorkerMetrics>,
     ) -> Result<Self, InvalidName> {
+        Ok(Forward { shared: Self::keyspace(settings, worker, metrics)?, keyspaces: None })
+    }
+
+    /// Does the same for a worker with several keyspaces, the first and others. `choice` is among them in this order.
+    /// `none` counts the requests that are for none. It has the settings of any of them.
+    pub(crate) fn of_keyspaces(
+        first: WorkerKeyspace,
+        others: Vec<WorkerKeyspace>,
+        choice: KeyspaceChoice,
+        none: WorkerKeyspace,
+    ) -> Result<Self, InvalidName> {
+        let start = |(settings, worker, metrics): WorkerKeyspace| Self::keyspace(&settings, worker, metrics);
+        let shared = start(first)?;
+        let mut each = vec![shared.clone()];
+        for other in others {
+            each.push(start(other)?);
+        }
+        let (settings, worker, metrics) = none;
+        let none = Rc::new(WorkerContext::new(&settings, worker, metrics)?);
+        Ok(Forward { shared, keyspaces: Some(Rc::new(Keyspaces { choice, each, none })) })
+    }
+
+    /// Returns the state of one keyspace, and starts what keeps it up.
+    fn keyspace(
+        settings: &ForwardSettings,
+        worker: TableHandle,
+        metrics: Arc<WorkerMetrics>,
+    ) -> Result<Rc<WorkerContext>, InvalidName> {
         let shared = Rc::new(WorkerContext::new(settings, worker, metrics)?);
         if let Some(mut expected) = shared.worker.expected() {
             let weak = Rc::downgrade(&shared);
@@ -98,7 +135,11 @@ impl Forward {
                 })
                 .await;
         });
-        Ok(Forward { shared })
+        Ok(shared)
+    }
+
+    fn each(&self) -> &[Rc<WorkerContext>] {
+        self.keyspaces.as_ref().map_or(std::slice::from_ref(&self.shared), |keyspaces| &keyspaces.each)
     }
 
     #[cfg(fuzzing)]
@@ -108,12 +149,17 @@ impl Forward {
 
     /// Closes all WebSockets with a close frame.
     pub(crate) fn end_websockets(&self) {
-        self.shared.ending.cancel();
+        self.each().iter().for_each(|shared| shared.ending.cancel());
     }
 
     /// Closes idle connections to pods, for lack of files. Returns their number.
     pub(crate) fn close_idle(&self) -> usize {
-        self.shared.upstream.close_idle()
+        self.each().iter().map(|shared| shared.upstream.close_idle()).sum()
+    }
+
+    /// Returns the number of requests in flight to pods.
+    pub(crate) fn requests_in_flight(&self) -> u64 {
+        self.each().iter().map(|shared| shared.metrics.requests_in_flight()).sum()
     }
 
     /// Returns the response to one request of a client.
@@ -122,17 +168,23 @@ impl Forward {
         request: Request<Incoming>,
         peer: Rc<ClientInfo>,
     ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + use<> {
-        self.serve(request.map(ClientBody::from), peer)
+        self.serve(request.map(ClientBody::from), peer, false)
     }
 
-    /// Returns the response to one request of a client, however its body is delivered.
+    /// Returns the response to one request of a client, however its body is delivered. `takes_lines`: the headers of the
+    /// response may be lines that come with its body.
     pub(crate) fn serve(
         &self,
         request: Request<ClientBody>,
         peer: Rc<ClientInfo>,
+        takes_lines: bool,
     ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + use<> {
-        let shared = self.shared.clone();
-        let mut request = ForwardRequest::new(&shared, request, peer);
+        let (shared, unmatched) = match &self.keyspaces {
+            None => (self.shared.clone(), None),
+            Some(keyspaces) => keyspaces.of(&request),
+        };
+        let mut request = ForwardRequest::new(&shared, request, peer, takes_lines);
+        request.unmatched = unmatched;
         async move {
             // In a block of its own, so that its state takes no room while the router's own response is made.
             let own = {

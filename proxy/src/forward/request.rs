@@ -20,6 +20,7 @@ use crate::message::header_scan::HeaderScan;
 use crate::message::headers;
 use crate::message::local_reply::{LocalReply, is_grpc};
 use crate::message::request_body::RequestBody;
+use crate::routing::keyspace_choice::NoKeyspace;
 use crate::upstream::ResponseHead;
 
 /// A request, and what is known of it before it is sent anywhere. There is one for each exchange and it stays where it
@@ -34,8 +35,12 @@ pub(crate) struct ForwardRequest {
     pub(crate) deadline: Option<Instant>,
     /// Yields the client's connection if the pod switches protocols. `None` unless the client asked for a switch.
     pub(crate) switch: Option<OnUpgrade>,
+    /// Why the request is for no keyspace. `None`: it is for one.
+    pub(super) unmatched: Option<NoKeyspace>,
     /// `None` until it is known.
     pub(super) partition: Option<PartitionId>,
+    /// Whether whoever writes the response takes headers that are lines.
+    pub(super) takes_lines: bool,
     /// Whether a pod has ended a connection with an error, possibly because of this request.
     pub(crate) was_rejected: bool,
     /// `None` unless the request is sampled.
@@ -50,13 +55,19 @@ impl ForwardRequest {
         }
     }
 
-    pub(super) fn new(shared: &WorkerContext, mut request: Request<ClientBody>, peer: Rc<ClientInfo>) -> Self {
+    pub(super) fn new(
+        shared: &WorkerContext,
+        mut request: Request<ClientBody>,
+        peer: Rc<ClientInfo>,
+        takes_lines: bool,
+    ) -> Self {
         let arrived = Instant::now();
         let scan = HeaderScan::of(request.headers());
         let upgrades = scan.upgrade && headers::wants_upgrade(request.version(), request.headers());
         let switch = upgrades.then(|| hyper::upgrade::on(&mut request));
         let (mut head, incoming) = request.into_parts();
-        let trace = shared.tracer.as_ref().and_then(|tracer| RequestTrace::begin(tracer, &mut head, &peer, arrived));
+        let tracer = shared.tracer.as_ref().filter(|tracer| scan.traceparent || tracer.takes_others());
+        let trace = tracer.and_then(|tracer| RequestTrace::begin(tracer, &mut head, &peer, arrived));
         let body =
             RequestBody::new(incoming, &head, shared.max_body_bytes, shared.pace, &shared.reserved, &shared.timer);
         let timeout = if scan.grpc_timeout { grpc_timeout::timeout(&head.headers) } else { None };
@@ -69,7 +80,9 @@ impl ForwardRequest {
             arrived,
             deadline,
             switch,
+            unmatched: None,
             partition: None,
+            takes_lines,
             was_rejected: false,
             trace,
         }
@@ -124,7 +137,7 @@ impl ForwardRequest {
         if has_no_host || headers::is_ambiguous(&self.head.headers, self.body.is_sized()) {
             return Err(LocalReply::Ambiguous);
         }
-        Ok(())
+        self.unmatched.map_or(Ok(()), |why| Err(why.into()))
     }
 
     /// Returns about how many bytes the request takes up in memory.

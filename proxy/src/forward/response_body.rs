@@ -20,10 +20,13 @@ use tokio::time::Instant;
 use super::in_flight::{InFlight, see_rest_through};
 use crate::message::request_body::RequestBody;
 use crate::runtime::coarse_timer::{OnExpiry, TimerEntry, TimerKey};
-use crate::upstream::{Broken, Counted, ResponseStream};
+use crate::upstream::{Broken, Counted, HeadLines, ResponseStream};
 
 /// The body of a response.
-pub struct ResponseBody(Kind);
+pub struct ResponseBody {
+    kind: Kind,
+    lines: Option<HeadLines>,
+}
 
 enum Kind {
     /// The whole body; empty once taken.
@@ -107,7 +110,7 @@ impl State {
 
 impl std::fmt::Debug for ResponseBody {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.0 {
+        match &self.kind {
             Kind::Whole(bytes) => out.debug_tuple("Whole").field(&bytes.len()).finish(),
             Kind::Streaming(_) => out.write_str("Streaming"),
         }
@@ -116,14 +119,20 @@ impl std::fmt::Debug for ResponseBody {
 
 impl ResponseBody {
     pub(crate) fn whole(bytes: Bytes) -> Self {
-        ResponseBody(Kind::Whole(bytes))
+        ResponseBody { kind: Kind::Whole(bytes), lines: None }
+    }
+
+    /// Takes the headers of the response, if they are lines and its map has none of them.
+    pub(crate) fn take_lines(&mut self) -> Option<HeadLines> {
+        self.lines.take()
     }
 
     /// Returns the body of a pod's response. If it has arrived in full, the exchange is over at once.
     pub(crate) fn from_pod(mut stream: ResponseStream, in_flight: Box<InFlight>, request: RequestBody) -> Self {
+        let lines = stream.take_lines();
         if let Some(whole) = stream.take_whole() {
             stream.finish(in_flight);
-            return ResponseBody::whole(whole);
+            return ResponseBody { kind: Kind::Whole(whole), lines };
         }
         let timer = in_flight.shared().timer.clone();
         let streaming = Rc::new(Streaming {
@@ -139,7 +148,7 @@ impl ResponseBody {
         });
         let key = timer.register(TimerEntry::Call(streaming.clone()));
         streaming.state.borrow_mut().key = Some(key);
-        ResponseBody(Kind::Streaming(streaming))
+        ResponseBody { kind: Kind::Streaming(streaming), lines }
     }
 }
 
@@ -249,7 +258,7 @@ impl Body for ResponseBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ResponseError>>> {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
             Kind::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             Kind::Streaming(streaming) => streaming.poll_frame(context),
@@ -257,7 +266,7 @@ impl Body for ResponseBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
+        match &self.kind {
             Kind::Whole(bytes) => bytes.is_empty(),
             Kind::Streaming(streaming) => {
                 let state = streaming.state.borrow();
@@ -267,7 +276,7 @@ impl Body for ResponseBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
+        match &self.kind {
             Kind::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Kind::Streaming(streaming) => match &streaming.state.borrow().live {
                 Some((stream, _)) => stream.size_hint(),
@@ -279,7 +288,7 @@ impl Body for ResponseBody {
 
 impl Drop for ResponseBody {
     fn drop(&mut self) {
-        if let Kind::Streaming(streaming) = &self.0 {
+        if let Kind::Streaming(streaming) = &self.kind {
             let live = streaming.close(&mut streaming.state.borrow_mut());
             if let Some((stream, in_flight)) = live {
                 see_rest_through(stream, in_flight);

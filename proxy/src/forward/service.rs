@@ -36,12 +36,13 @@ impl ClientService {
         self.forward.call(request, self.client.clone())
     }
 
-    /// Does the same for a request whose body does not come through hyper.
+    /// Does the same for a request whose body does not come through hyper. The headers of the response may be lines that come
+    /// with its body.
     pub(crate) fn forward_direct(
         &self,
         request: Request<ClientBody>,
     ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + use<> {
-        self.forward.serve(request, self.client.clone())
+        self.forward.serve(request, self.client.clone(), true)
     }
 }
 

@@ -50,6 +50,8 @@ enum Outcome {
     /// None: the client has left.
     None,
     Passed(StatusCode),
+    /// It was passed on in part, for this reason.
+    CutOff(StatusCode, &'static str),
     Own(LocalReply),
 }
 
@@ -74,8 +76,8 @@ impl RequestTrace {
             method: known(&head.method),
             path: bounded(head.uri.path()),
             version: head.version,
-            scheme: if peer.secure { "https" } else { "http" },
-            client: peer.address.clone(),
+            scheme: peer.lines.scheme,
+            client: peer.lines.address.clone(),
             partition: Cell::new(None),
             hold: RefCell::new(None),
             attempts: Cell::new(0),
@@ -134,6 +136,13 @@ impl RequestTrace {
         })
     }
 
+    /// Records why the response that is passed on ends early, if it has begun.
+    fn cut_off(&self, why: &'static str) {
+        if let Outcome::Passed(status) = self.outcome.get() {
+            self.outcome.set(Outcome::CutOff(status, why));
+        }
+    }
+
     pub(super) fn answered(&self, own: LocalReply) {
         self.outcome.set(Outcome::Own(own));
     }
@@ -156,7 +165,7 @@ impl Drop for RequestTrace {
         let reason = match self.outcome.get() {
             Outcome::None => Some("client-gone"),
             Outcome::Own(own) => Some(own.reason()),
-            Outcome::Passed(_) => None,
+            Outcome::Passed(_) | Outcome::CutOff(..) => None,
         };
         self.end_hold(reason);
         let name = self.method.unwrap_or("HTTP");
@@ -174,6 +183,10 @@ impl Drop for RequestTrace {
             Outcome::Passed(status) => {
                 span.set("http.response.status_code", status.as_u16());
                 span.failed = status.is_server_error();
+            }
+            Outcome::CutOff(status, why) => {
+                span.set("http.response.status_code", status.as_u16());
+                span.fail(why);
             }
             Outcome::Own(own) => {
                 span.set("http.response.status_code", own.status().as_u16());
@@ -204,8 +217,15 @@ impl AttemptTrace {
         self.failure.set(Some("broken"));
     }
 
+    /// Records why the attempt ends early, and with it the response that is passed on.
     pub(super) fn failed(&self, why: &'static str) {
         self.failure.set(Some(why));
+        self.request.cut_off(why);
+    }
+
+    /// Records that the client has left in the middle of the response. The attempt may still end well.
+    pub(super) fn client_left(&self) {
+        self.request.cut_off("client-gone");
     }
 
     /// Records the pod's response. `passed`: it is the response to the client as well.

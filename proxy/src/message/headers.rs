@@ -12,8 +12,8 @@ use http::{HeaderMap, StatusCode, Version};
 use segue_protocol::ids::{Epoch, PartitionId};
 
 use super::header_names::{
-    SEGUE_KEYSPACE, SEGUE_MISDIRECTED, SEGUE_REASON, SEGUE_ROUTER, X_FORWARDED_FOR, ends_up_in_a_head, is_hop_by_hop,
-    is_said_by_the_router,
+    SEGUE_KEYSPACE, SEGUE_MISDIRECTED, SEGUE_REASON, SEGUE_ROUTER, X_FORWARDED_FOR, X_FORWARDED_PROTO,
+    ends_up_in_a_head, is_hop_by_hop, is_said_by_the_router,
 };
 use super::header_scan::HeaderScan;
 use super::local_reply::is_pods_reason;
@@ -39,18 +39,42 @@ impl Identity {
     }
 }
 
+/// What the router states about a client on all requests of its connection.
+#[derive(Debug, Clone)]
+pub(crate) struct ClientLines {
+    /// The client's address, as `x-forwarded-for` has it.
+    pub(crate) address: HeaderValue,
+    /// The scheme that the client used: `http` or `https`.
+    pub(crate) scheme: &'static str,
+    /// The version of nearly all of its requests.
+    pub(crate) version: Version,
+    /// `x-forwarded-for`, `x-forwarded-proto` and `via` as header lines of HTTP/1.1, for requests of this version that have
+    /// none of them.
+    pub(crate) lines: Box<[u8]>,
+}
+
+impl ClientLines {
+    pub(crate) fn new(address: HeaderValue, secure: bool, version: Version) -> Self {
+        let scheme = if secure { "https" } else { "http" };
+        let lines = [
+            (&X_FORWARDED_FOR, address.as_bytes()),
+            (&X_FORWARDED_PROTO, scheme.as_bytes()),
+            (&VIA, via(version).as_bytes()),
+        ];
+        let lines = lines.map(|(name, value)| [name.as_str().as_bytes(), b": ", value, b"\r\n"].concat()).concat();
+        ClientLines { address, scheme, version, lines: lines.into_boxed_slice() }
+    }
+}
+
 /// The headers that the router writes on a request, and those that it removes.
 pub(crate) struct RoutingHeaders<'request> {
     pub(crate) reserved: &'request Reserved,
     pub(crate) partition: PartitionId,
     pub(crate) epoch: Epoch,
     pub(crate) identity: &'request Identity,
-    /// The client's address.
-    pub(crate) peer: &'request HeaderValue,
+    pub(crate) client: &'request ClientLines,
     /// What is left of a gRPC call's time; replaces the client's value.
     pub(crate) grpc_timeout: Option<&'request HeaderValue>,
-    /// The scheme that the client used: `http` or `https`.
-    pub(crate) scheme: &'static str,
 }
 
 /// The names that a message's `Connection` header declares to be about this connection only.
@@ -188,7 +212,9 @@ pub(crate) fn continued<'headers>(
 /// client marks that with `segue-misdirected: 0`, as the sidecar and the layer do. gRPC has no status of its own for
 /// it, so there the mark has to say it.
 pub(crate) fn take_misdirected(status: StatusCode, headers: &mut HeaderMap) -> bool {
-    let mark = headers.remove(SEGUE_MISDIRECTED);
+    // Few responses have the mark, and looking at their names costs less than a lookup.
+    let is_marked = headers.keys().any(|name| *name == SEGUE_MISDIRECTED);
+    let mark = if is_marked { headers.remove(SEGUE_MISDIRECTED) } else { None };
     let mark = mark.as_ref().map(HeaderValue::as_bytes);
     match status {
         StatusCode::MISDIRECTED_REQUEST => mark != Some(b"0"),

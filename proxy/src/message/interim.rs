@@ -57,6 +57,6 @@ impl Interim {
             return None;
         }
         self.0.any.store(false, Relaxed);
-        Some(self.0.heads.lock().unwrap_or_else(PoisonError::into_inner).split().freeze())
+        Some(std::mem::take(&mut *self.0.heads.lock().unwrap_or_else(PoisonError::into_inner)).freeze())
     }
 }

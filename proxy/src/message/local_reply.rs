@@ -14,6 +14,7 @@ use segue_coordination::local_reply::Cause;
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 
+use crate::routing::keyspace_choice::NoKeyspace;
 use crate::routing::partition_key::Unlocated;
 use crate::routing::table::AdmissionError;
 
@@ -57,10 +58,12 @@ pub enum LocalReply {
     BodyTooLarge,
     /// The request, or its head alone, took too long to arrive.
     TooSlow,
+    /// No keyspace matches the request, so it names no partition.
+    NoKeyspace,
 }
 
 impl LocalReply {
-    /// All replies, in the order in which [`index`](Self::index) numbers them.
+    /// All replies that are counted apart, in the order in which [`index`](Self::index) numbers them.
     pub const ALL: [LocalReply; 16] = [
         LocalReply::NoPartition,
         LocalReply::BadPartition,
@@ -82,13 +85,19 @@ impl LocalReply {
 
     /// Returns the index in [`ALL`](Self::ALL).
     pub fn index(self) -> usize {
-        self as usize
+        match self {
+            // One reason has one series.
+            LocalReply::NoKeyspace => LocalReply::NoPartition as usize,
+            own => own as usize,
+        }
     }
 
     /// Returns the status of the response.
     pub fn status(self) -> StatusCode {
         match self {
-            LocalReply::NoPartition | LocalReply::BadPartition | LocalReply::Ambiguous => StatusCode::BAD_REQUEST,
+            LocalReply::NoPartition | LocalReply::NoKeyspace | LocalReply::BadPartition | LocalReply::Ambiguous => {
+                StatusCode::BAD_REQUEST
+            }
             LocalReply::UpstreamFailed | LocalReply::Severed => StatusCode::BAD_GATEWAY,
             LocalReply::UpstreamTimeout | LocalReply::Deadline => StatusCode::GATEWAY_TIMEOUT,
             LocalReply::StashTimeout
@@ -106,7 +115,7 @@ impl LocalReply {
     /// Returns the value of `segue-reason`.
     pub fn reason(self) -> &'static str {
         match self {
-            LocalReply::NoPartition => "no-partition",
+            LocalReply::NoPartition | LocalReply::NoKeyspace => "no-partition",
             LocalReply::BadPartition => "bad-partition",
             LocalReply::Ambiguous => "ambiguous",
             LocalReply::UpstreamFailed => "upstream-failed",
@@ -126,6 +135,7 @@ impl LocalReply {
     fn error(self) -> &'static str {
         match self {
             LocalReply::NoPartition => "the request names no partition",
+            LocalReply::NoKeyspace => "no keyspace matches this host and path",
             LocalReply::BadPartition => {
                 "the request names a partition that does not exist, or two, or a key that pods may read differently"
             }
@@ -152,7 +162,7 @@ impl LocalReply {
     /// retry after `UNAVAILABLE`.
     fn grpc_status(self) -> &'static str {
         match self {
-            LocalReply::NoPartition | LocalReply::BadPartition | LocalReply::Ambiguous => "3",
+            LocalReply::NoPartition | LocalReply::NoKeyspace | LocalReply::BadPartition | LocalReply::Ambiguous => "3",
             LocalReply::UpstreamFailed | LocalReply::Severed => "13",
             LocalReply::UpstreamTimeout | LocalReply::Deadline | LocalReply::TooSlow => "4",
             LocalReply::StashTimeout
@@ -199,6 +209,15 @@ impl From<Unlocated> for LocalReply {
     }
 }
 
+impl From<NoKeyspace> for LocalReply {
+    fn from(why: NoKeyspace) -> Self {
+        match why {
+            NoKeyspace::Unmatched => LocalReply::NoKeyspace,
+            NoKeyspace::Ambiguous => LocalReply::BadPartition,
+        }
+    }
+}
+
 /// Returns whether a message is gRPC.
 pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|kind| segue_protocol::headers::is_grpc(kind.as_bytes()))
@@ -231,6 +250,15 @@ mod tests {
             assert_eq!(body["reason"], own.reason());
             assert!(body["partition"].is_null());
         }
+    }
+
+    #[test]
+    fn a_request_for_no_keyspace_counts_as_one_without_a_partition() {
+        let own = LocalReply::NoKeyspace;
+        let body: serde_json::Value = serde_json::from_slice(own.response(None, false).body()).unwrap();
+        assert_eq!((own.status().as_u16(), &body["reason"]), (400, &"no-partition".into()));
+        assert_eq!(body["error"], "no keyspace matches this host and path");
+        assert_eq!(own.index(), LocalReply::NoPartition.index());
     }
 
     #[test]

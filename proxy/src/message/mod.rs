@@ -13,6 +13,7 @@ pub(crate) mod header_scan;
 pub(crate) mod headers;
 pub(crate) mod interim;
 pub mod local_reply;
+pub(crate) mod name_cache;
 pub(crate) mod request_body;
 pub(crate) mod reserved;
 pub(crate) mod websocket;

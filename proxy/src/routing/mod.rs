@@ -11,6 +11,7 @@ pub(crate) mod client_share;
 mod data_plane;
 pub mod gate;
 pub mod key_hash;
+pub mod keyspace_choice;
 #[cfg(all(test, segue_loom))]
 mod loom;
 pub mod partition_key;

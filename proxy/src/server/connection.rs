@@ -5,6 +5,7 @@
 //! # Invariants
 //!
 //! * In a hot restart an HTTP/1.1 connection is closed with a response, never between two of them.
+//! * hyper serves a request whose beginning it gets from another reader, also while the server drains.
 
 use std::any::Any;
 use std::future::Future;
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::CONNECTION;
-use http::{HeaderValue, Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode, Version};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
@@ -33,6 +34,7 @@ use super::registry::{ConnectionGuard, ConnectionRegistry};
 use crate::forward::ClientInfo;
 use crate::forward::client_presence::Presence;
 use crate::message::PREFACE;
+use crate::message::headers::ClientLines;
 use crate::message::interim::Interim;
 use crate::message::local_reply::LocalReply;
 use crate::runtime::background::LocalExecutor;
@@ -94,8 +96,11 @@ impl ConnectionGuard {
         let presence = if is_http2 { Presence::default() } else { Presence::of_http1() };
         let seat: Weak<dyn Any> = Rc::downgrade(&(this.clone() as Rc<dyn Any>));
         let peer = Rc::new(ClientInfo {
-            address: peer,
-            secure: stream.is_secure(),
+            lines: ClientLines::new(
+                peer,
+                stream.is_secure(),
+                if is_http2 { Version::HTTP_2 } else { Version::HTTP_11 },
+            ),
             interim: interim.clone(),
             presence: presence.clone(),
             usage: client.address.usage().clone(),
@@ -116,24 +121,35 @@ impl ConnectionGuard {
                 End::NotPlain(rest, unread) => (stream, ahead) = (rest, unread.into()),
             }
         }
+        // hyper closes a connection that is told to drain before it has read anything itself.
+        let is_last = !ahead.is_empty() && client.command.get() == ConnectionCommand::DrainAndClose;
         let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone(), interim, presence, is_http2);
         if is_http2 {
             // Boxed: otherwise every HTTP/1.1 connection would reserve room for it.
             Box::pin(this.serve_http2(io, client, peer, requests)).await;
         } else {
-            this.serve_http1(io, client, peer, requests).await;
+            this.serve_http1(io, client, peer, requests, is_last).await;
         }
     }
 
-    async fn serve_http1(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, requests: impl ServeRequest) {
+    /// Serves one more request if it `is_last`.
+    async fn serve_http1(
+        &self,
+        io: ClientIo,
+        client: &Rc<Client>,
+        peer: Rc<ClientInfo>,
+        requests: impl ServeRequest,
+        is_last: bool,
+    ) {
         let mut connection = http1::Builder::new()
             .header_read_timeout(None)
+            .keep_alive(!is_last)
             .max_header_size(self.clients.terms.max_header_bytes)
             // hyper reads a head into its buffer before it can tell how long it is.
             .max_buf_size(self.clients.terms.max_header_bytes.saturating_mul(2).max(16 << 10))
             .serve_connection(TokioIo::new(io), service(&self.clients, client, peer, requests))
             .with_upgrades();
-        let mut finishing = false;
+        let mut finishing = is_last;
         let ended = std::future::poll_fn(|context| {
             match client.poll_command(context) {
                 ConnectionCommand::DrainAndClose if !finishing => {

@@ -16,6 +16,7 @@ mod connection;
 mod data_path;
 mod http1;
 mod io;
+mod keyspaces;
 mod overload;
 mod registry;
 mod worker;
@@ -35,13 +36,15 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 use tower::{Layer, Service};
 
+use crate::forward::InvalidName;
 use crate::forward::service::ClientService;
-use crate::forward::{self, InvalidName};
 use crate::metrics::Metrics;
 use crate::routing::table::Table;
 use crate::settings::{ClientLimits, ForwardSettings, ServerSettings};
 use client::ClientTerms;
 use data_path::{Bare, BoxError, Layered, Layers};
+pub use keyspaces::ServedKeyspace;
+pub(crate) use keyspaces::{ServedKeyspaces, Several};
 use registry::IdlePolicy;
 use worker::{Stop, Worker};
 
@@ -144,7 +147,7 @@ impl Server {
         table: &Arc<Table>,
         metrics: &Metrics,
     ) -> Result<ServerHandle, ServerError> {
-        self.start_workers(forward, table, metrics, Bare)
+        self.start_keyspaces(ServedKeyspaces::one(forward, table, metrics))
     }
 
     /// Starts the workers with `layer` around the data path. The layer is cloned for each worker, and makes a service for
@@ -176,17 +179,17 @@ impl Server {
         S: Service<Request<Incoming>, Response = Response<B>, Error: Into<BoxError>, Future: 'static> + Clone + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + 'static,
     {
-        self.start_workers(forward, table, metrics, Layered(layer))
+        self.start_workers(ServedKeyspaces::one(forward, table, metrics), Layered(layer))
     }
 
-    fn start_workers(
-        mut self,
-        forward: &ForwardSettings,
-        table: &Arc<Table>,
-        metrics: &Metrics,
-        layers: impl Layers,
-    ) -> Result<ServerHandle, ServerError> {
-        forward::check(forward)?;
+    /// Starts the workers with these keyspaces.
+    pub(crate) fn start_keyspaces(self, keyspaces: ServedKeyspaces) -> Result<ServerHandle, ServerError> {
+        self.start_workers(keyspaces, Bare)
+    }
+
+    fn start_workers(mut self, keyspaces: ServedKeyspaces, layers: impl Layers) -> Result<ServerHandle, ServerError> {
+        keyspaces.check()?;
+        let forward = keyspaces.first.forward.clone();
         for socket in self.silent {
             socket.listen(BACKLOG).map_err(|source| ServerError::Bind { address: self.address, source })?;
             self.listeners.push(socket.into());
@@ -200,10 +203,9 @@ impl Server {
             let plan = Worker {
                 index,
                 listeners,
-                forward: forward.clone(),
                 layers: layers.clone(),
-                table: table.clone(),
-                metrics: metrics.worker(index),
+                metrics: keyspaces.listener().worker(index),
+                keyspaces: keyspaces.clone(),
                 max_connections: most,
                 max_requests: most_requests,
                 terms: terms(&forward.limits, &self.settings, forward.upstream.idle_timeout),

@@ -22,14 +22,13 @@ use tokio::time::Instant;
 
 use super::client::ClientTerms;
 use super::data_path::{DataPath, Layers};
+use super::keyspaces::ServedKeyspaces;
 use super::overload::Overload;
 use super::registry::{ConnectionRegistry, IdlePolicy};
 use crate::forward::Forward;
 use crate::forward::tunnel::WEBSOCKET_CLOSE_TIMEOUT;
 use crate::metrics::WorkerMetrics;
-use crate::routing::table::Table;
 use crate::runtime::shortage::is_shortage;
-use crate::settings::ForwardSettings;
 
 /// Pause after a failed accept. It ends early when a client disconnects, which frees a file descriptor.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(10);
@@ -49,10 +48,10 @@ pub(super) struct Stop {
 pub(super) struct Worker<M> {
     pub(super) index: usize,
     pub(super) listeners: Vec<std::net::TcpListener>,
-    pub(super) forward: ForwardSettings,
+    pub(super) keyspaces: ServedKeyspaces,
     /// What stands around its data path.
     pub(super) layers: M,
-    pub(super) table: Arc<Table>,
+    /// The counters of the listener.
     pub(super) metrics: Arc<WorkerMetrics>,
     pub(super) max_connections: usize,
     pub(super) max_requests: usize,
@@ -63,7 +62,7 @@ pub(super) struct Worker<M> {
 impl<M: Layers> Worker<M> {
     /// Serves until the server stops and everything in flight has ended, or its deadline has passed.
     pub(super) async fn run(mut self) {
-        let forward = Forward::new(&self.forward, self.table.worker(self.index), self.metrics.clone());
+        let forward = self.keyspaces.data_path(self.index);
         let listeners: std::io::Result<Vec<_>> = self.listeners.into_iter().map(TcpListener::from_std).collect();
         let (forward, listeners) = match (forward, listeners) {
             (Ok(forward), Ok(listeners)) => (forward, listeners),
@@ -94,11 +93,11 @@ impl<M: Layers> Worker<M> {
         clients.finish(idle);
         // WebSockets never end by themselves, and closing them takes a moment.
         let notice = deadline.checked_sub(WEBSOCKET_CLOSE_TIMEOUT).unwrap_or(deadline);
-        if tokio::time::timeout_at(notice, drained(&clients, &self.metrics)).await.is_ok() {
+        if tokio::time::timeout_at(notice, drained(&clients, &path.forward)).await.is_ok() {
             return;
         }
         path.forward.end_websockets();
-        if tokio::time::timeout_at(deadline, drained(&clients, &self.metrics)).await.is_err() {
+        if tokio::time::timeout_at(deadline, drained(&clients, &path.forward)).await.is_err() {
             clients.close();
             // Each connection task needs one turn to close properly.
             tokio::task::yield_now().await;
@@ -150,8 +149,8 @@ async fn accept_backlog<M: Layers>(listeners: &[TcpListener], clients: &Rc<Conne
 }
 
 /// Returns once no client is connected and no request is in flight.
-async fn drained(clients: &ConnectionRegistry, metrics: &WorkerMetrics) {
-    while clients.count() > 0 || metrics.requests_in_flight() > 0 {
+async fn drained(clients: &ConnectionRegistry, forward: &Forward) {
+    while clients.count() > 0 || forward.requests_in_flight() > 0 {
         // An exchange whose client has gone ends without a notification.
         tokio::select! {
             () = clients.left.notified() => {}

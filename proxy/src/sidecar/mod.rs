@@ -1,4 +1,4 @@
-//! The proxy in front of a writer pod: one listener, an [`OwnershipLayer`], and the service behind it.
+//! The proxy in front of a writer pod: one listener, an [`OwnershipLayer`] for each keyspace, and the service behind it.
 //!
 //! The layer decides which requests are accepted, and the sidecar forwards those. This file binds the listener and accepts
 //! routers; `forwarder` takes their requests and `exchange` sees each one through.
@@ -40,7 +40,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use segue_coordination::pod::OwnershipLayer;
+use segue_coordination::pod::{ByKeyspace, OwnershipLayer};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -82,11 +82,13 @@ impl Sidecar {
         self.listener.local_addr()
     }
 
-    /// Forwards the requests that `layer` accepts to the service at `upstream`, until `shutdown`. Then requests in flight have
-    /// `grace` to end.
-    pub async fn serve(self, layer: OwnershipLayer, upstream: Upstream, shutdown: CancellationToken, grace: Duration) {
-        let traffic = upstream.traffic.clone();
-        let service = CountAnswers { inner: layer.layer(Forwarder::new(upstream)), traffic };
+    /// Forwards the requests that a pod's layer accepts to the service, with the traffic of that pod's keyspace, until
+    /// `shutdown`. Then requests in flight have `grace` to end.
+    pub async fn serve(self, pods: Vec<(OwnershipLayer, Upstream)>, shutdown: CancellationToken, grace: Duration) {
+        let service = ByKeyspace::new(pods, |layer, upstream: Upstream| {
+            let traffic = upstream.traffic.clone();
+            CountAnswers { inner: layer.layer(Forwarder::new(upstream)), traffic }
+        });
         let connections = GracefulShutdown::new();
         let mut builder = auto::Builder::new(TokioExecutor::new());
         // hyper's timer also runs between requests.

@@ -7,22 +7,23 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::StreamExt as _;
 use http::{Request, Response};
 use http_body::Body as _;
-use http_body_util::BodyExt as _;
-use http_body_util::channel::{Channel, Sender};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::body::{BoxError, empty};
+use super::body::empty;
 use super::forwarder::Forwarder;
 use super::local_reply::LocalReplies;
 use super::upstream::Upstream;
@@ -135,8 +136,9 @@ async fn an_upload_goes_no_further_once_the_lease_is_lost() {
     assert_eq!(more, b"");
 }
 
-/// An upload by HTTP/2 that its service has answered whole: its two ends, and its exchange.
-async fn answered_by_http2() -> (Sender<Bytes, BoxError>, Incoming, JoinHandle<()>) {
+/// An upload by HTTP/2 that its service has answered whole: its two ends, and its exchange. It ends when its sender is
+/// dropped.
+async fn answered_by_http2() -> (mpsc::UnboundedSender<Bytes>, Incoming, JoinHandle<()>) {
     let (listener, address) = listen().await;
     let (to_test, mut uploads) = tokio::sync::mpsc::unbounded_channel();
     tokio::spawn(async move {
@@ -152,7 +154,10 @@ async fn answered_by_http2() -> (Sender<Bytes, BoxError>, Incoming, JoinHandle<(
     let (mut client, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(world.router)).await.unwrap();
     tokio::spawn(connection);
-    let (send, body) = Channel::<Bytes, BoxError>::new(1);
+    let (send, mut sent) = mpsc::unbounded_channel();
+    let frames =
+        futures_util::stream::poll_fn(move |context| sent.poll_recv(context).map(|data| data.map(Frame::data)));
+    let body = StreamBody::new(frames.map(Ok::<_, Infallible>));
     let response = in_time(client.send_request(Request::post("http://x/").body(body).unwrap())).await;
     assert!(response.unwrap().into_body().is_end_stream());
     (send, in_time(uploads.recv()).await.unwrap(), world.exchange.await.unwrap())
@@ -160,8 +165,8 @@ async fn answered_by_http2() -> (Sender<Bytes, BoxError>, Incoming, JoinHandle<(
 
 #[tokio::test]
 async fn an_upload_by_http2_counts_to_its_end_after_its_answer() {
-    let (mut send, mut upload, exchange) = answered_by_http2().await;
-    send.send_data(Bytes::from_static(b"a frame")).await.unwrap();
+    let (send, mut upload, exchange) = answered_by_http2().await;
+    send.send(Bytes::from_static(b"a frame")).unwrap();
     in_time(upload.frame()).await.unwrap().unwrap();
     assert!(!exchange.is_finished(), "the upload goes on");
     drop(send);

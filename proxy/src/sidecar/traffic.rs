@@ -16,7 +16,7 @@ use http::StatusCode;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-/// The traffic of one service.
+/// The traffic of one service, in one keyspace.
 #[derive(Debug)]
 pub struct Traffic {
     base: Instant,
@@ -24,7 +24,8 @@ pub struct Traffic {
     /// Microseconds after `base`.
     last_sent: AtomicU64,
     idle: Notify,
-    refused: Notify,
+    /// Shared by all traffic of a service.
+    refused: Arc<Notify>,
     /// How often each status from 100 on was answered.
     answered: [AtomicU64; STATUSES],
 }
@@ -39,7 +40,7 @@ impl Default for Traffic {
             under_way: AtomicUsize::new(0),
             last_sent: AtomicU64::new(0),
             idle: Notify::new(),
-            refused: Notify::new(),
+            refused: Arc::default(),
             answered: std::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
@@ -58,6 +59,11 @@ impl Drop for UnderWay {
 }
 
 impl Traffic {
+    /// Returns the traffic of the same service in another keyspace.
+    pub fn beside(&self) -> Self {
+        Traffic { refused: self.refused.clone(), ..Traffic::default() }
+    }
+
     /// Returns the number of exchanges that the service has not ended.
     pub fn under_way(&self) -> usize {
         self.under_way.load(SeqCst)

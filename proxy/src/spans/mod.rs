@@ -101,6 +101,12 @@ impl Tracer {
         self.handoffs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns whether requests without a `traceparent` may be recorded.
+    #[inline]
+    pub(crate) fn takes_others(&self) -> bool {
+        self.sampling.share > 0.0
+    }
+
     /// Returns the context of a request's span and its parent. `None` if the request is not recorded.
     pub(crate) fn sample(&self, headers: &HeaderMap) -> Option<(SpanContext, Option<SpanId>)> {
         let mut given = headers.get_all(TRACEPARENT).iter();

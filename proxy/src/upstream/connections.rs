@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::connect_retry::ConnectRetry;
 use super::error::BackingOff;
 use super::exchange::Exchange;
-use super::http1::{self, Connection};
+use super::http1::{self, Connection, ResponseKind};
 use super::http2::{self, Lease, Sessions};
 use super::pool::Pool;
 use super::wanted::Wanted;
@@ -29,7 +29,7 @@ const MAX_CONNECTING: usize = 16;
 
 /// The connections of one worker to one pod.
 pub(super) struct PodConnections {
-    pub(super) pool: Rc<Pool<Connection>>,
+    pub(super) pool: Rc<Pool<Box<Connection>>>,
     pub(super) whole: Sessions,
     pub(super) uploading: Sessions,
     pub(super) back_off: Cell<ConnectRetry>,
@@ -63,7 +63,7 @@ impl PodConnections {
         }
     }
 
-    pub(super) fn http1(&self, connection: Connection, fresh: bool) -> Checkout {
+    pub(super) fn http1(&self, connection: Box<Connection>, fresh: bool) -> Checkout {
         Checkout::Http1 { connection, pool: self.pool.clone(), fresh }
     }
 
@@ -85,7 +85,7 @@ impl PodConnections {
 
 /// A connection to a pod, taken for one request.
 pub(crate) enum Checkout {
-    Http1 { connection: Connection, pool: Rc<Pool<Connection>>, fresh: bool },
+    Http1 { connection: Box<Connection>, pool: Rc<Pool<Box<Connection>>>, fresh: bool },
     Http2(Lease),
 }
 
@@ -105,12 +105,12 @@ impl Checkout {
         scan: HeaderScan,
         routing: &RoutingHeaders<'_>,
         attempt: Attempt,
-        upgrade: bool,
+        wanted: ResponseKind,
         max_header_bytes_http2: usize,
     ) -> Result<Exchange, LocalReply> {
         Ok(match self {
             Checkout::Http1 { connection, pool, .. } => {
-                Exchange::Http1(http1::Exchange::new(connection, pool, head, scan, routing, attempt, upgrade))
+                Exchange::Http1(http1::Exchange::new(connection, pool, head, scan, routing, attempt, wanted))
             }
             Checkout::Http2(lease) => {
                 let exchange = http2::Exchange::new(lease, head, scan, routing, attempt, max_header_bytes_http2)?;

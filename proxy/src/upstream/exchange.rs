@@ -13,13 +13,14 @@ use http::{Response, Version};
 use http_body::{Frame, SizeHint};
 
 use super::error::{Broken, SendError};
+use super::http1::HeadLines;
 use super::rest::{Counted, Rest};
 use super::{http1, http2};
 use crate::message::headers::{clean_response, clean_response_trailers};
 use crate::tls::Stream;
 
 /// A request that is being sent, until the head of its response is there. Dropping it breaks it off.
-#[allow(clippy::large_enum_variant, reason = "the large one is the usual one; a box would be one more allocation")]
+#[allow(clippy::large_enum_variant, reason = "a box would be one more allocation for each exchange")]
 pub(crate) enum Exchange {
     Http1(http1::Exchange),
     Http2(http2::Exchange),
@@ -43,8 +44,14 @@ impl Exchange {
         Poll::Ready(match self {
             Exchange::Http1(exchange) => {
                 ready!(exchange.poll_response(context, interim)).map(|received| match received {
-                    http1::PodResponse::Response(head, reader, rest) => {
-                        let body = ResponseStream { source: Source::Http1(reader), rest: rest.map(Rest::new) };
+                    http1::PodResponse::Response(mut head, body, rest) => {
+                        let (rest, lines) = (rest.map(Rest::new), head.lines.take());
+                        let source = match body {
+                            http1::Body::Whole(bytes) => Source::Whole(bytes),
+                            // Boxed: most bodies arrive with their head, and what surrounds this is moved often.
+                            http1::Body::Reader(reader) => Source::Http1(Box::new(reader)),
+                        };
+                        let body = ResponseStream { source, rest, lines };
                         PodResponse::Response(response(head, body))
                     }
                     http1::PodResponse::Switched(head, stream, read) => {
@@ -57,7 +64,7 @@ impl Exchange {
                 // The version is that of the client's connection.
                 parts.version = Version::HTTP_11;
                 clean_response(&mut parts.headers);
-                let body = ResponseStream { source: Source::Http2(reader), rest: rest.map(Rest::new) };
+                let body = ResponseStream { source: Source::Http2(reader), rest: rest.map(Rest::new), lines: None };
                 PodResponse::Response(Response::from_parts(parts, body))
             }),
         })
@@ -80,10 +87,14 @@ pub(crate) struct ResponseStream {
     // Dropped first: the request is broken off before its connection is closed.
     rest: Option<Rest>,
     source: Source,
+    /// The headers of the response, if its map is empty for that reason.
+    lines: Option<HeadLines>,
 }
 
 enum Source {
-    Http1(http1::Reader),
+    /// All that is left of the body.
+    Whole(Bytes),
+    Http1(Box<http1::Reader>),
     Http2(http2::Reader),
 }
 
@@ -91,14 +102,21 @@ impl ResponseStream {
     /// Returns whether everything has been read.
     pub(crate) fn is_done(&self) -> bool {
         match &self.source {
+            Source::Whole(bytes) => bytes.is_empty(),
             Source::Http1(reader) => reader.is_done(),
             Source::Http2(reader) => reader.is_done(),
         }
     }
 
+    /// Takes the headers of the response, if they are lines.
+    pub(crate) fn take_lines(&mut self) -> Option<HeadLines> {
+        self.lines.take()
+    }
+
     /// Returns the whole body, if it has arrived already.
     pub(crate) fn take_whole(&mut self) -> Option<Bytes> {
         match &mut self.source {
+            Source::Whole(bytes) => Some(std::mem::take(bytes)),
             Source::Http1(reader) => reader.take_whole(),
             Source::Http2(reader) => reader.is_done().then(Bytes::new),
         }
@@ -106,11 +124,11 @@ impl ResponseStream {
 
     /// Keeps the exchange counted until its request has been sent as well. To be called once everything has been read.
     pub(crate) fn finish(self, counted: Box<impl Counted>) {
-        let ResponseStream { rest, source } = self;
+        let ResponseStream { rest, source, .. } = self;
         let Some(rest) = rest else { return drop(counted) };
         let read = match source {
             Source::Http1(reader) => reader.into_half(),
-            Source::Http2(_) => None,
+            Source::Whole(_) | Source::Http2(_) => None,
         };
         rest.finish(read, counted);
     }
@@ -118,6 +136,7 @@ impl ResponseStream {
     /// Returns how much is left, where that is known.
     pub(crate) fn left(&self) -> Option<u64> {
         match &self.source {
+            Source::Whole(bytes) => Some(bytes.len() as u64),
             Source::Http1(reader) => reader.left(),
             Source::Http2(reader) => reader.left(),
         }
@@ -129,6 +148,8 @@ impl ResponseStream {
 
     pub(crate) fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let mut frame = ready!(match &mut self.source {
+            Source::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Source::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             Source::Http1(reader) => reader.poll_frame(context),
             Source::Http2(reader) => reader.poll_frame(context),
         });

@@ -132,14 +132,11 @@ impl Settings {
     }
 }
 
-/// Returns what serves HTTP/1.1 in these tests. They hold for both choices, which the environment names as it does for the
-/// program.
+/// Returns what serves HTTP/1.1 in these tests. They hold for both choices; `SEGUE_TEST_HTTP1_SERVER` names one.
 pub fn http1_server() -> Http1Server {
-    match std::env::var("SEGUE__ROUTER__HTTP1_SERVER").as_deref() {
-        Ok("segue") => Http1Server::Segue,
-        Ok("hyper") | Err(_) => Http1Server::Hyper,
-        Ok(other) => panic!("SEGUE__ROUTER__HTTP1_SERVER is {other:?}; expected \"hyper\" or \"segue\""),
-    }
+    let Ok(name) = std::env::var("SEGUE_TEST_HTTP1_SERVER") else { return Http1Server::default() };
+    let named = Http1Server::NAMES.iter().find(|(known, _)| *known == name);
+    named.unwrap_or_else(|| panic!("SEGUE_TEST_HTTP1_SERVER is {name:?}; expected \"hyper\" or \"segue\"")).1
 }
 
 type Targets = Arc<Mutex<HashMap<PartitionId, (Target, PodRecord)>>>;

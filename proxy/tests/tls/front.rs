@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use segue_proxy::settings::Http1Server;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -180,4 +181,35 @@ async fn a_websocket_is_passed_through() {
     drop(connection);
     let output = soon(client).await.unwrap();
     assert!(output.status.success(), "{}", text(&output));
+}
+
+const IDLE: &str = "
+import socket, ssl, sys
+host, port = sys.argv[1].split(':')
+context = ssl.create_default_context(cafile=sys.argv[2])
+stream = context.wrap_socket(socket.create_connection((host, int(port))), server_hostname='localhost',
+                             suppress_ragged_eofs=False)
+stream.sendall(b'GET / HTTP/1.1\\r\\nhost: h\\r\\nx-partition: 0\\r\\n\\r\\n')
+seen = b''
+while not seen.endswith(b'hello'): seen += stream.recv(4096)
+assert stream.recv(100) == b'', 'an end of TLS'
+";
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_by_an_end_of_tls() {
+    for http1 in [Http1Server::Hyper, Http1Server::Segue] {
+        let (authorities, pod) = (Authorities::new(), ScriptedPod::new().await);
+        let mut fixture = fixture(Some(authorities.server(None)), None, |settings| settings.server.http1 = http1);
+        fixture.route(P0, pod.address, 1);
+        let client =
+            tokio::spawn(run(python(IDLE, &[&fixture.address.to_string(), authorities.ours.file.to_str().unwrap()])));
+        let mut connection = pod.accept().await;
+        connection.head().await;
+        connection.write("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").await;
+        fixture.in_flight(P0, 0).await;
+        let stopping = fixture.shut_down();
+        let output = soon(client).await.unwrap();
+        assert!(output.status.success(), "{http1:?}: {}", text(&output));
+        soon(stopping).await.unwrap();
+    }
 }

@@ -11,6 +11,7 @@ mod stage;
 use std::fmt;
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
@@ -57,6 +58,9 @@ pub(super) struct Args {
     /// With --handoffs: serve the gRPC service for pods here, and play its restart and its silence.
     #[arg(long, value_name = "ADDRESS", requires = "handoffs")]
     listen: Option<SocketAddr>,
+    /// With --listen: the file of a token that the pod has to present.
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    token_file: Option<PathBuf>,
     /// With --handoffs: how long the pod may take for each step.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = segue_config::parse_duration)]
     patience: Duration,
@@ -108,7 +112,7 @@ async fn play(args: &Args) -> Result<scenes::Report, Failure> {
     let (store, keys) = args.store.connect().await?;
     let stage = Stage::take(store, keys, args.patience).await?;
     let service = match args.listen {
-        Some(listen) => Some(Service::start(&stage, listen).await),
+        Some(listen) => Some(Service::start(&stage, listen, args.token_file.clone()).await),
         None => None,
     };
     let played = match service.transpose() {

@@ -4,8 +4,12 @@
 //!
 //! * Each scene begins with a pod that owns what the scene needs, whatever it did in the scenes before.
 
+mod checkpoint;
+mod lives;
+
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -40,6 +44,7 @@ enum Scene {
     FirstPlacement,
     Departure,
     Return,
+    Checkpoint,
     CancelledDeparture,
     CancelledArrival,
     Restart,
@@ -48,10 +53,11 @@ enum Scene {
 }
 
 impl Scene {
-    const ALL: [Scene; 8] = [
+    const ALL: [Scene; 9] = [
         Scene::FirstPlacement,
         Scene::Departure,
         Scene::Return,
+        Scene::Checkpoint,
         Scene::CancelledDeparture,
         Scene::CancelledArrival,
         Scene::Restart,
@@ -64,6 +70,7 @@ impl Scene {
             Scene::FirstPlacement => "a partition is placed on the pod",
             Scene::Departure => "a partition moves to another pod",
             Scene::Return => "a partition comes from another pod",
+            Scene::Checkpoint => "the pod makes a checkpoint before a partition moves",
             Scene::CancelledDeparture => "a handoff from the pod is cancelled after it has drained",
             Scene::CancelledArrival => "a handoff to the pod is cancelled, and planned again",
             Scene::Restart => "the service is restarted",
@@ -72,8 +79,13 @@ impl Scene {
         }
     }
 
-    fn needs_service(self) -> bool {
-        matches!(self, Scene::Restart | Scene::Silence)
+    /// Returns whether there is nothing to play with a pod that has these capabilities.
+    fn is_left_out(self, has_service: bool, capabilities: Capabilities) -> bool {
+        match self {
+            Scene::Restart | Scene::Silence => !has_service,
+            Scene::Checkpoint => !capabilities.checkpoint,
+            _ => false,
+        }
     }
 }
 
@@ -125,7 +137,7 @@ pub(super) async fn play(stage: &Stage, service: Option<Service>, pod: PodUnderT
     let mut player = Player { stage, service, listen: None, pod, name, capabilities };
     let mut scenes = Vec::new();
     for scene in Scene::ALL {
-        if scene.needs_service() && player.service.is_none() {
+        if scene.is_left_out(player.service.is_some(), capabilities) {
             continue;
         }
         let fault = match player.play(scene).await {
@@ -149,8 +161,8 @@ pub(super) async fn play(stage: &Stage, service: Option<Service>, pod: PodUnderT
 struct Player<'a> {
     stage: &'a Stage,
     service: Option<Service>,
-    /// The address of the service while it is stopped.
-    listen: Option<SocketAddr>,
+    /// The address of the service while it is stopped, and the file of its token.
+    listen: Option<(SocketAddr, Option<PathBuf>)>,
     pod: PodUnderTest,
     name: String,
     capabilities: Capabilities,
@@ -162,6 +174,7 @@ impl Player<'_> {
             Scene::FirstPlacement => self.first_placement().await,
             Scene::Departure => self.departure().await,
             Scene::Return => self.comes_back().await,
+            Scene::Checkpoint => self.checkpoint().await,
             Scene::CancelledDeparture => self.cancelled_departure().await,
             Scene::CancelledArrival => self.cancelled_arrival().await,
             Scene::Restart => self.restart().await,
@@ -229,61 +242,6 @@ impl Player<'_> {
         Ok(())
     }
 
-    async fn restart(&mut self) -> Played {
-        let epoch = self.owns().await?;
-        let pod = self.registered().await?;
-        let mark = self.stage.keys.pod_stream(&self.name);
-        let before = self.stage.modified(&mark).await?;
-        self.stop_service().await;
-        self.start_service().await?;
-        let deadline = Instant::now() + self.stage.patience;
-        while self.stage.modified(&mark).await? <= before {
-            if Instant::now() > deadline {
-                return Err(End::Fault(format!("does not come back within {:?}", self.stage.patience)));
-            }
-            sleep(ASK_EVERY).await;
-        }
-        if self.stage.party(&self.name).await? != pod {
-            let fault = "registers anew although its process lives: it loses its partitions; `resume` continues";
-            return Err(End::Fault(fault.to_owned()));
-        }
-        self.accepts(P0, epoch, "after the restart").await
-    }
-
-    async fn silence(&mut self) -> Played {
-        let epoch = self.owns().await?;
-        let pod = self.registered().await?;
-        self.stop_service().await;
-        let fault = loop {
-            let is_over = self.stage.party(&self.name).await? != pod;
-            let Some(fault) = fault(Expected::Refused, &self.ask(P0, epoch).await) else { break None };
-            if is_over {
-                break Some(format!("a request after its lease has ended: {fault}"));
-            }
-            sleep(ASK_EVERY).await;
-        };
-        self.start_service().await?;
-        self.registered().await?;
-        fault.map_or(Ok(()), |fault| Err(End::Fault(fault)))
-    }
-
-    async fn lease_loss(&self) -> Played {
-        let epoch = self.owns().await?;
-        let before = self.registered().await?;
-        let lease = self.stage.view().await?.pod_key(&self.name).and_then(|key| key.lease);
-        let lease = lease.context("the pod's registration has no lease")?;
-        self.stage.store.revoke(lease).await.context("cannot revoke the pod's lease")?;
-        self.stops(P0, epoch, "after its registration is gone").await?;
-        let again = self.stage.until(|view| registration(view, &self.name).filter(|now| *now != before)).await?;
-        let Some(again) = again else {
-            return Err(End::Fault(format!("does not register again within {:?}", self.stage.patience)));
-        };
-        self.refuses(P0, epoch, "at the epoch of its former life").await?;
-        let play = self.stage.begin(P0, &again).await?;
-        self.is_ready(play).await?;
-        self.takes_over(play).await
-    }
-
     /// Makes the pod own the first partition, if it does not. Returns the epoch.
     async fn owns(&self) -> Played<Epoch> {
         let pod = self.registered().await?;
@@ -332,6 +290,10 @@ impl Player<'_> {
         let Play { partition, epoch, .. } = play;
         self.stage.router(play, Phase::Ready).await?;
         let flipped = |view: &View| view.assignments.get(&partition).filter(|it| it.value.epoch == epoch).map(drop);
+        // A pod straight on etcd says `synced` and leaves the move of the phase to the coordinator.
+        let has_synced = |view: &View| waiting_for(view, partition).is_empty().then_some(());
+        self.sees(play, |view| flipped(view).or_else(|| has_synced(view))).await?;
+        self.stage.advance(partition).await?;
         self.sees(play, flipped).await?;
         self.accepts(partition, epoch, "as the owner").await?;
         self.stage.router(play, Phase::Switching).await?;
@@ -404,19 +366,6 @@ impl Player<'_> {
         let stamps = stamps(self.stage.keys.name(), partition, epoch);
         let case = Case { name: "", stamps, expected: Expected::Accepted };
         send(&self.pod.authority, &self.pod.path, &case).await
-    }
-
-    async fn stop_service(&mut self) {
-        if let Some(service) = self.service.take() {
-            self.listen = Some(service.stop().await);
-        }
-    }
-
-    async fn start_service(&mut self) -> anyhow::Result<()> {
-        if let Some(listen) = self.listen.take() {
-            self.service = Some(Service::start(self.stage, listen).await?);
-        }
-        Ok(())
     }
 }
 

@@ -1,37 +1,43 @@
 //! The gRPC service for pods, which a scene can restart or silence.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use segue_grpc::{PodsServer, PodsSettings};
+use segue_grpc::{PodsKeyspace, PodsServer, PodsSettings, PodsToken};
+use segue_protocol::planning::Policy;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use super::stage::Stage;
+use crate::token_file::TokenFile;
 
 /// The service.
 #[derive(Debug)]
 pub(super) struct Service {
     listen: SocketAddr,
+    token: Option<PathBuf>,
     shutdown: CancellationToken,
     task: JoinHandle<()>,
 }
 
 impl Service {
-    /// Serves the pods of the stage's keyspace.
-    pub(super) async fn start(stage: &Stage, listen: SocketAddr) -> anyhow::Result<Self> {
+    /// Serves the pods of the stage's keyspace that present the token in this file, if one is given.
+    pub(super) async fn start(stage: &Stage, listen: SocketAddr, token: Option<PathBuf>) -> anyhow::Result<Self> {
         let listener =
             TcpListener::bind(listen).await.with_context(|| format!("cannot listen at --listen {listen}"))?;
         let listen = listener.local_addr()?;
-        let settings = PodsSettings {
-            keyspace: stage.keys.name().to_owned(),
-            warm_timeout: stage.patience,
-            phase_timeout: stage.patience,
+        let policy = Policy { warm_timeout: stage.patience, phase_timeout: stage.patience, ..Policy::default() };
+        let settings = PodsSettings { keyspace: stage.keys.name().to_owned(), policy };
+        let keyspace = PodsKeyspace::new(stage.store.clone(), stage.keys.clone(), settings, Arc::new(()));
+        let server = PodsServer::new([keyspace]);
+        let server = match token.clone().map(TokenFile::new) {
+            Some(file) => server.with_token(PodsToken::new(move |presented| file.is_token(presented))),
+            None => server,
         };
-        let server = PodsServer::new(stage.store.clone(), stage.keys.clone(), settings, Arc::new(()));
         let shutdown = CancellationToken::new();
         let served = server.serve(listener, None, shutdown.clone());
         let task = tokio::spawn(async move {
@@ -39,14 +45,14 @@ impl Service {
                 error!(%error, "the pods' service failed");
             }
         });
-        Ok(Service { listen, shutdown, task })
+        Ok(Service { listen, token, shutdown, task })
     }
 
-    /// Ends the service. Returns the address that it served.
-    pub(super) async fn stop(self) -> SocketAddr {
+    /// Ends the service. Returns the address that it served, and the file of its token.
+    pub(super) async fn stop(self) -> (SocketAddr, Option<PathBuf>) {
         self.shutdown.cancel();
         // The runtime has reported any panic.
         let _ = self.task.await;
-        self.listen
+        (self.listen, self.token)
     }
 }

@@ -22,6 +22,7 @@ use segue_protocol::records::{
 };
 use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use segue_protocol::view::View;
+use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use super::view;
@@ -63,24 +64,31 @@ impl Stage {
     /// Takes the keyspace.
     pub(super) async fn take(store: Arc<dyn Store>, keys: Keyspace, patience: Duration) -> anyhow::Result<Self> {
         let seen = view(&*store, &keys).await?;
-        let in_use = seen.routers.keys().next().map(|router| format!("router {router} takes part"));
-        if let Some(why) = seen.leader.as_ref().map(|_| "a coordinator leads".to_owned()).or(in_use) {
+        let router = seen.routers.keys().next().map(|router| format!("router {router} takes part"));
+        let participant = seen.rounds.participants.keys().next();
+        let participant = participant.map(|name| format!("coordinator {name} takes part in assignment rounds"));
+        let leads = seen.leader.is_some().then(|| "a coordinator leads".to_owned());
+        if let Some(why) = leads.or(participant).or(router) {
             return Err(anyhow!("{why} in keyspace {}; handoffs are played in a keyspace without any", keys.name()));
         }
         let lease = store.grant(TTL).await.context("cannot get a lease from the store")?;
         let leased = |key: String, value| Op::Put { key, value, lease: Some(lease) };
         let leader = Leader { holder: OWN.to_owned(), lease_id: lease };
         let own = PodRecord { capabilities: Capabilities::ALL, ..PodRecord::new(OWN, "127.0.0.1:1") };
+        // No interval passes during the run, so a checkpoint is due only before a move.
+        let planning = json!({ "checkpoint_interval_ms": TTL.as_millis() as u64 });
+        let settings = KeyspaceConfig { planning: Some(planning), ..KeyspaceConfig::new(PARTITIONS) };
         let begin = Txn {
             when: vec![
                 Compare::created_at(keys.leader(), Revision::ZERO),
+                Compare::created_at(keys.round(), Revision::ZERO),
                 Compare::created_at(keys.pod(OWN), Revision::ZERO),
             ],
             then: vec![
                 leased(keys.leader(), encode(&leader)),
                 leased(keys.router(OWN), encode(&RouterRecord::new(OWN))),
                 leased(keys.pod(OWN), encode(&own)),
-                Op::Put { key: keys.config(), value: encode(&KeyspaceConfig::new(PARTITIONS)), lease: None },
+                Op::Put { key: keys.config(), value: encode(&settings), lease: None },
             ],
             otherwise: None,
         };
@@ -210,7 +218,8 @@ impl Stage {
     /// Deletes all that the store has about a partition.
     pub(super) async fn forget(&self, partition: PartitionId) -> anyhow::Result<()> {
         self.cancel(Play { partition, handoff: HandoffId::NONE, epoch: Epoch::new(0) }).await?;
-        let then = vec![Op::Delete(Keys::One(self.keys.assignment(partition)))];
+        let of = [self.keys.assignment(partition), self.keys.checkpoint(partition)];
+        let then = of.into_iter().map(|key| Op::Delete(Keys::One(key))).collect();
         self.store.commit(Txn { when: Vec::new(), then, otherwise: None }).await?;
         Ok(())
     }

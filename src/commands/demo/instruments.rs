@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use prometheus_client::registry::Registry;
 use segue_coordination::coordinator::CoordinatorObserver;
 use segue_coordination::router::RouterObserver;
+use segue_coordination::session::Watcher;
 use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
 use segue_proxy::metrics::Metrics;
@@ -14,9 +15,8 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::admin::{Admin, StatusSource};
-use crate::api::{Api, Write};
-use crate::history;
+use crate::admin::{Admin, AdminKeyspace, StatusSource};
+use crate::api::Write;
 use crate::keyspace::KeyspaceStatusSource;
 use crate::metrics::{CoordinatorMetrics, ParticipantMetrics, RouterMetrics};
 use crate::operator::Link;
@@ -63,16 +63,18 @@ impl Instruments for AdminInstruments {
     }
 
     fn serve(&self, store: Arc<dyn Store>, keys: Keyspace, status: Status) -> anyhow::Result<AbortOnDropHandle<()>> {
-        let admin = Admin::bind(self.address, None)?.with_routes(history::routes(store.clone(), keys.clone()));
+        let admin = Admin::bind(self.address, None)?;
         let tables = std::mem::take(&mut *self.tables.lock().unwrap_or_else(PoisonError::into_inner));
-        let api = Api::new(Link::new(store.clone(), keys.clone(), None), None, Write::Nobody);
-        let followed = KeyspaceStatusSource::start(store, keys);
+        let link = Link::new(store.clone(), keys.clone(), None);
+        let followed = KeyspaceStatusSource::start(keys.clone(), Watcher::start_with_heartbeats(store, keys));
         let board = followed.board();
         let sources: Vec<Arc<dyn StatusSource>> =
             vec![Arc::new(followed), Arc::new(DemoStatusSource { status, tables })];
         let registry = std::mem::take(&mut *self.registry());
         let serving = async move {
-            if let Err(error) = admin.serve(sources, board, registry, api, CancellationToken::new()).await {
+            let keyspace = AdminKeyspace { sources, board, link };
+            let serving = admin.serve(vec![keyspace], registry, (Write::Nobody, None), CancellationToken::new());
+            if let Err(error) = serving.await {
                 tracing::warn!(%error, "admin endpoint stopped");
             }
         };

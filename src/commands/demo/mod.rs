@@ -12,6 +12,7 @@ use super::{Failure, runtime};
 use crate::files;
 use segue_demo::instruments::Instruments;
 use segue_demo::{Options, Progress, Scenario};
+use segue_protocol::planning::{Coordination, Strategy};
 
 /// The scenario, and the size of its cluster and load.
 #[derive(Debug, clap::Args)]
@@ -40,6 +41,15 @@ pub(super) struct Args {
     /// Scenario: scale-up, scale-down, crash, rolling, or all of them in turn.
     #[arg(long, value_name = "NAME", default_value = "all")]
     scenario: Scenario,
+    /// How coordinators share their work: one is elected (leader), or all of them hold assignment rounds (rounds).
+    #[arg(long, value_name = "NAME", default_value = "leader", value_parser = coordination)]
+    coordination: Coordination,
+    /// How partitions are placed: sticky, jump or ring.
+    #[arg(long, value_name = "NAME", default_value = "sticky", value_parser = strategy)]
+    strategy: Strategy,
+    /// Number of keyspaces in which each process takes part, each with these partitions and clients.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    keyspaces: u32,
     /// etcd to use instead of the embedded store, such as http://127.0.0.1:2379.
     #[arg(long, value_name = "URL")]
     etcd: Option<String>,
@@ -49,6 +59,16 @@ pub(super) struct Args {
     /// Address that serves the demo's metrics and status, such as 127.0.0.1:9090.
     #[arg(long, value_name = "ADDRESS")]
     admin: Option<SocketAddr>,
+}
+
+fn coordination(text: &str) -> Result<Coordination, &'static str> {
+    let known = Coordination::NAMES.iter().find(|(name, _)| *name == text);
+    known.map(|(_, coordination)| *coordination).ok_or("expected leader or rounds")
+}
+
+fn strategy(text: &str) -> Result<Strategy, &'static str> {
+    let known = Strategy::NAMES.iter().find(|(name, strategy)| *name == text && *strategy != Strategy::External);
+    known.map(|(_, strategy)| *strategy).ok_or("expected sticky, jump or ring")
 }
 
 pub(super) fn demo(args: &Args) -> Result<(), Failure> {
@@ -61,6 +81,9 @@ pub(super) fn demo(args: &Args) -> Result<(), Failure> {
         partitions: args.partitions,
         clients: args.clients,
         rate: args.rate,
+        coordination: args.coordination,
+        strategy: args.strategy,
+        keyspaces: args.keyspaces,
         seed: args.seed.unwrap_or_else(rand::random),
         etcd: args.etcd.clone(),
         instruments: args.admin.map(serve),

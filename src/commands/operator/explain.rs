@@ -1,6 +1,10 @@
 //! `segue explain`: explains the state of a partition or a pod, and the next steps.
 
+use std::path::PathBuf;
+
 use super::{Failure, Reach, Target, block_on, print_text};
+use crate::commands::awaited;
+use crate::commands::server::admin_tls;
 use crate::operator::Explanation;
 
 /// What to explain.
@@ -9,18 +13,29 @@ pub(in crate::commands) struct ExplainArgs {
     /// Number of a partition, or name of a pod.
     #[arg(value_name = "PARTITION|POD")]
     subject: String,
+    /// Certificate authorities to trust at the admin endpoints of the participants that a handoff waits for, as a PEM
+    /// file. Without it they are asked without TLS.
+    #[arg(long, value_name = "FILE")]
+    admin_ca: Option<PathBuf>,
     #[command(flatten)]
     target: Target,
 }
 
 pub(in crate::commands) fn explain(args: &ExplainArgs) -> Result<(), Failure> {
+    let tls = admin_tls(args.admin_ca.as_deref())?;
     block_on(async {
         let reach = Reach::open(&args.target.reach).await?;
         // A pod may have a number for a name, and then is meant.
         let pod = reach.explain_pod(&args.subject).await;
         match (args.subject.parse(), pod) {
             (_, Ok(pod)) => show(&args.target, &pod),
-            (Ok(partition), Err(Failure::Work(_))) => show(&args.target, &reach.explain_partition(partition).await?),
+            (Ok(partition), Err(Failure::Work(_))) => {
+                let mut report = reach.explain_partition(partition).await?;
+                // A process with several keyspaces has to be told which one is meant.
+                let keyspace = report.keyspace().or(reach.keyspace()).map(str::to_owned);
+                awaited::ask(report.awaited(), partition, tls.as_ref(), keyspace.as_deref()).await;
+                show(&args.target, &report)
+            }
             (_, Err(failure)) => Err(failure),
         }
     })

@@ -49,7 +49,7 @@ pub(in crate::commands) fn move_partition(args: &MoveArgs) -> Result<(), Failure
 }
 
 pub(in crate::commands) fn pin(args: &PartitionArgs) -> Result<(), Failure> {
-    act(Action::Pin { partition: args.partition }, &args.asked)
+    act(Action::Pin { partition: args.partition, to: None }, &args.asked)
 }
 
 pub(in crate::commands) fn unpin(args: &PartitionArgs) -> Result<(), Failure> {

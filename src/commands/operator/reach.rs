@@ -5,18 +5,17 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use http::Method;
-use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use segue_config::{Admin, AdminWrite};
 use segue_coordination::session::unix_millis;
 use segue_coordination::store::StoreError;
 use segue_protocol::ids::PartitionId;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::progress::shown;
 use crate::commands::Failure;
-use crate::commands::server::{Server, read_token};
+use crate::commands::server::{Server, read_token, segment};
 use crate::commands::store::ReachArgs;
 use crate::history::History;
 use crate::operator::{
@@ -29,13 +28,12 @@ use crate::status::KeyspaceStatus;
 /// progress. Each request costs a snapshot of the keyspace, so the time doubles.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(16);
+/// How long an endpoint is asked again that was reached and then gives no answer, and the pause between two attempts.
+const LOST_PATIENCE: Duration = Duration::from_secs(10);
+const LOST_PAUSE: Duration = Duration::from_millis(500);
 /// The sidecar that is asked without any other choice.
 const LOCAL_SOCKET: &str = "/run/segue/admin.sock";
 const LOCAL_URL: &str = "http://127.0.0.1:9090";
-
-/// What has to be encoded in a segment of a path and in a query.
-const SEGMENT: &AsciiSet =
-    &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'%').add(b'/').add(b'?').add(b'&').add(b'+').add(b'=').add(b'\\');
 
 /// A way to a keyspace.
 #[derive(Debug)]
@@ -81,6 +79,14 @@ impl Reach {
         Ok(Reach::Server(Server::at(&name, token, args)?))
     }
 
+    /// Returns the name of the keyspace, if the operator gave it.
+    pub(super) fn keyspace(&self) -> Option<&str> {
+        match self {
+            Reach::Store(link) => Some(link.keys().name()),
+            Reach::Server(server) => server.keyspace(),
+        }
+    }
+
     /// Carries out an order; at most `patience` is waited for the leader's answer.
     pub(super) async fn perform(&self, order: &Order, patience: Duration) -> Result<Outcome, Failure> {
         match self {
@@ -97,7 +103,13 @@ impl Reach {
                     let path = format!("{path}?wait={}ms", wait.as_millis());
                     server.send(method.clone(), &path, Some(&body), wait).await
                 };
-                read(server, asked_again(patience, ask).await?)
+                let answer = asked_again(patience, LOST_PATIENCE, ask).await.map_err(|failure| match failure {
+                    Failure::Lost(error) => Failure::Lost(error.context(format!(
+                        "the order may have been carried out; --id {id} repeats it without a second effect"
+                    ))),
+                    other => other,
+                })?;
+                read(server, answer)
             }
         }
     }
@@ -118,7 +130,7 @@ impl Reach {
                     }
                 };
                 let ask = async |wait: Duration| server.get(&format!("{path}wait={}ms", wait.as_millis()), wait).await;
-                Ok(read::<Outcome>(server, asked_again(timeout, ask).await?)?.text)
+                Ok(read::<Outcome>(server, asked_again(timeout, LOST_PATIENCE, ask).await?)?.text)
             }
         }
     }
@@ -132,7 +144,8 @@ impl Reach {
             server.send(Method::POST, &format!("/drain?wait={}ms", wait.as_millis()), Some(&json!({})), wait).await
         };
         match timeout {
-            Some(timeout) => read(server, asked_again(timeout, ask).await?),
+            // A sidecar that is gone has nothing left to give up.
+            Some(timeout) => read(server, asked_again(timeout, Duration::ZERO, ask).await?),
             None => match ask(Duration::ZERO).await {
                 Err(Failure::Waiting(text)) => Ok(Outcome { text: text.to_string(), facts: Map::new() }),
                 other => read(server, other?),
@@ -185,6 +198,12 @@ impl Reach {
             Reach::Store(link) => Ok(KeyspaceStatus::of(&link.view().await?, unix_millis())),
             Reach::Server(server) => {
                 let mut status = server.get("/status", Duration::ZERO).await?;
+                if let Some(Value::Array(names)) = status.get("keyspaces") {
+                    let names: Vec<_> = names.iter().filter_map(Value::as_str).collect();
+                    let (name, names) = (server.name(), names.join(", "));
+                    let text = format!("segue: {name} has several keyspaces; expected --keyspace, one of {names}");
+                    return Err(Failure::BadInput(text));
+                }
                 read(server, status.get_mut("keyspace").map(Value::take).unwrap_or_default())
             }
         }
@@ -199,12 +218,15 @@ impl Reach {
     }
 }
 
-/// Asks until the answer is more than that it waits, and shows for what.
+/// Asks until the answer is more than that it waits, and shows for what. For `lost_patience` an answer that is lost is
+/// asked for again: `ask` repeats a request that has no second effect.
 async fn asked_again(
     patience: Duration,
+    lost_patience: Duration,
     ask: impl AsyncFn(Duration) -> Result<Value, Failure>,
 ) -> Result<Value, Failure> {
     let (deadline, mut wait) = (Instant::now() + patience, FIRST_WAIT);
+    let (mut is_reached, mut lost_since) = (false, None);
     shown(async |said: &Said| {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -212,10 +234,25 @@ async fn asked_again(
                 Err(Failure::Waiting(text)) if left <= wait => {
                     return Err(Failure::Waiting(anyhow!("still waiting after {patience:?}: {text}")));
                 }
-                Err(Failure::Waiting(text)) => drop(said.send_replace(text.to_string())),
+                Err(Failure::Waiting(text)) => {
+                    said.send_replace(text.to_string());
+                    (is_reached, lost_since) = (true, None);
+                    wait = (2 * wait).min(LONGEST_WAIT);
+                }
+                Err(failure @ (Failure::Lost(_) | Failure::Unreachable(_))) => {
+                    is_reached |= matches!(failure, Failure::Lost(_));
+                    let since: Instant = *lost_since.get_or_insert_with(Instant::now);
+                    if !is_reached {
+                        return Err(failure);
+                    }
+                    if since.elapsed() >= lost_patience {
+                        return Err(Failure::Lost(failure.into_error()));
+                    }
+                    said.send_replace("the endpoint gives no answer; asking again".to_owned());
+                    sleep(LOST_PAUSE).await;
+                }
                 other => return other,
             }
-            wait = (2 * wait).min(LONGEST_WAIT);
         }
     })
     .await
@@ -235,7 +272,11 @@ fn request(action: &Action) -> (Method, String, Map<String, Value>) {
         Action::Move { partition, to, pin } => {
             (Method::POST, "/v1/moves".to_owned(), json!({ "partition": partition, "to": to, "pin": pin }))
         }
-        Action::Pin { partition } => (Method::PUT, format!("/v1/partitions/{partition}/pin"), json!({})),
+        Action::Pin { partition, to } => {
+            // Absent rather than null: an earlier version does not know the field.
+            let body = to.as_ref().map_or_else(|| json!({}), |to| json!({ "to": to }));
+            (Method::PUT, format!("/v1/partitions/{partition}/pin"), body)
+        }
         Action::Unpin { partition } => (Method::DELETE, format!("/v1/partitions/{partition}/pin"), json!({})),
         Action::Cancel { partition, handoff } => {
             (Method::POST, format!("/v1/handoffs/{partition}/cancel"), json!({ "handoff": handoff }))
@@ -262,10 +303,6 @@ fn request(action: &Action) -> (Method, String, Map<String, Value>) {
         _ => Map::new(),
     };
     (method, path, body)
-}
-
-fn segment(name: &str) -> String {
-    utf8_percent_encode(name, SEGMENT).to_string()
 }
 
 impl From<OperatorError> for Failure {

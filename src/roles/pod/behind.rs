@@ -1,62 +1,43 @@
-//! The service behind a sidecar, as its pod sees it: whether it accepts requests, and what ends its work.
+//! The service behind a sidecar, as the pod of one keyspace sees it: whether it accepts requests, and what ends its work.
 //!
 //! # Invariants
 //!
 //! * A pod has the capability `fence` only if something ends the service's work in time even when this process is dead.
 //! * [`Service::settle`] returns only when one of these holds: all processes of the service are dead; the service has
-//!   confirmed that it does not write, or the lease it was lent has run out; its work has ended, or the bound that it
-//!   declares on its work has passed.
+//!   confirmed that it does not write, or the lease it was lent has run out, by the hook or by its stream; its work in
+//!   this keyspace has ended, or the bound that it declares on its work has passed.
+//! * A service that has stopped in one keyspace by its stream goes on in the others.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use segue_config as config;
-use segue_coordination::pod::{LentLease, Service};
-use segue_proxy::sidecar::{Health, Upstream};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{Instant, sleep};
-use tracing::{error, warn};
+use segue_coordination::pod::Service;
+use segue_grpc::ServiceStream;
+use segue_protocol::ids::PartitionId;
+use segue_proxy::sidecar::Upstream;
+use tokio::time::Instant;
+use tracing::warn;
 
-use crate::supervise::{Ended, Supervisor};
-
-/// How long a service that was told to end may take, if its pod's time allows for more.
-const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause between two attempts to start a service.
-const START_RETRY_PAUSE: Duration = Duration::from_secs(1);
-
-/// The signals that are passed on to a supervised service. The signals that end this process end the service later.
-const PASSED_ON: [SignalKind; 4] =
-    [SignalKind::hangup(), SignalKind::user_defined1(), SignalKind::user_defined2(), SignalKind::window_change()];
+use super::process::ServiceProcess;
+use super::shares::Share;
+use crate::supervise::Ended;
 
 #[derive(Debug)]
 pub(super) struct Behind {
+    process: Share<ServiceProcess>,
+    /// The service with the traffic of this keyspace.
     upstream: Upstream,
-    health: Health,
-    supervisor: Option<Arc<Supervisor>>,
-    lent: Option<LentLease>,
+    /// The stream of this keyspace, if the service has streams.
+    stream: Option<ServiceStream>,
 }
 
+/// The way in which a service's stream ends its work.
+pub(super) const STREAM: &str = "stream";
+
 impl Behind {
-    /// Requires a runtime.
-    pub(super) fn new(section: &config::Pod, upstream: Upstream) -> anyhow::Result<Self> {
-        let supervisor = section.exec.clone().map(Supervisor::new).transpose()?.map(Arc::new);
-        if let Some(supervisor) = &supervisor {
-            for kind in PASSED_ON {
-                let (mut signals, supervisor) = (signal(kind)?, supervisor.clone());
-                tokio::spawn(async move {
-                    while signals.recv().await.is_some() {
-                        supervisor.signal(kind.as_raw_value());
-                    }
-                });
-            }
-        }
-        Ok(Behind {
-            health: Health::watch(upstream.clone(), section.health.clone()),
-            supervisor,
-            lent: section.hooks.lease.clone().map(|url| LentLease::new(url, section.hooks.secret_file.clone())),
-            upstream,
-        })
+    pub(super) fn new(process: Share<ServiceProcess>, upstream: Upstream, stream: Option<ServiceStream>) -> Arc<Self> {
+        Arc::new(Behind { process, upstream, stream })
     }
 
     /// Returns in words what ends the service's work in time even if this process is dead.
@@ -65,81 +46,92 @@ impl Behind {
             (section.exec.is_some(), "exec"),
             (section.hooks.lease.is_some(), "hooks.lease"),
             (section.work_ends_within.is_some(), "work_ends_within"),
+            (section.stream.is_some(), STREAM),
         ];
         ways.into_iter().find(|(is_there, _)| *is_there).map(|(_, way)| way)
     }
 
     /// Returns why the service accepts no requests.
     pub(super) fn not_ready(&self) -> Option<String> {
-        (!self.health.is_up()).then(|| format!("the service at {} is down", self.upstream.address))
+        let down = (!self.is_up()).then(|| format!("the service at {} is down", self.upstream.address));
+        down.or_else(|| self.stream.as_ref().and_then(ServiceStream::not_ready))
+    }
+
+    /// Returns whether the service accepts connections.
+    pub(super) fn is_up(&self) -> bool {
+        self.process.process().is_up()
+    }
+
+    /// Returns the stream of a service that has one.
+    pub(super) fn stream(&self) -> Option<&ServiceStream> {
+        self.stream.as_ref()
     }
 
     /// Returns once a supervised service has ended by itself.
     pub(super) async fn ended(&self) -> Ended {
-        match &self.supervisor {
-            Some(supervisor) => supervisor.ended().await,
-            None => std::future::pending().await,
-        }
+        self.process.process().ended().await
     }
 }
 
 #[async_trait]
 impl Service for Behind {
     async fn up(&self) {
-        if let Some(supervisor) = &self.supervisor {
-            while let Err(error) = supervisor.start().await {
-                error!(%error, "cannot start the service; retrying");
-                sleep(START_RETRY_PAUSE).await;
-            }
-        }
-        self.health.up().await;
-        if let Some(lent) = &self.lent {
-            lent.ready().await;
+        self.process.up().await;
+        // The process may be in a life that began earlier.
+        self.process.process().accepts_connections().await;
+        if let Some(stream) = &self.stream {
+            stream.up().await;
         }
     }
 
     async fn down(&self) {
-        let stopped = async {
-            match &self.supervisor {
-                Some(supervisor) => supervisor.stopped().await,
-                None => std::future::pending().await,
-            }
-        };
-        let ran_out = async {
-            match &self.lent {
-                Some(lent) => lent.ran_out().await,
+        let silent = async {
+            match &self.stream {
+                Some(stream) => stream.down().await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
-            () = self.health.down() => {}
-            () = stopped => {}
-            () = ran_out => warn!("service does not confirm its lent lease"),
+            () = self.process.down() => {}
+            () = silent => warn!("service takes no part by its stream"),
         }
     }
 
     fn lend(&self, until: Instant) {
-        if let Some(supervisor) = &self.supervisor {
-            supervisor.lend(until);
+        self.process.lend(until);
+        if let Some(stream) = &self.stream {
+            stream.lend(until);
         }
-        if let Some(lent) = &self.lent {
-            lent.lend(until);
+    }
+
+    fn accepts(&self, partition: PartitionId) {
+        if let Some(stream) = &self.stream {
+            stream.accepts(partition);
         }
     }
 
     async fn settle(&self, by: Instant) {
-        if let Some(supervisor) = &self.supervisor {
-            supervisor.end(by.min(Instant::now() + END_TIMEOUT)).await;
-            self.health.forget();
+        let (is_supervised, is_lent_time) =
+            (self.process.process().is_supervised(), self.process.process().is_lent_time());
+        // First: a service that is told no more cannot begin a new life under this registration.
+        if let Some(stream) = &self.stream {
+            stream.close();
         }
-        if let Some(lent) = &self.lent
-            && self.supervisor.is_none()
+        let has_stopped = self.stream.as_ref().is_some_and(ServiceStream::has_stopped);
+        if !is_supervised && !is_lent_time {
+            // The bound and the stream are this keyspace's own, so the other pods' work goes on.
+            self.process.leave();
+        } else if !has_stopped || !self.process.leave_to_others() {
+            self.process.settle(by).await;
+        }
+        if let Some(stream) = &self.stream
+            && !is_supervised
         {
-            lent.end().await;
+            stream.settle(by).await;
         }
         if let Some(bound) = self.upstream.work_ends_within
-            && self.supervisor.is_none()
-            && self.lent.is_none()
+            && !is_supervised
+            && !is_lent_time
         {
             tokio::select! {
                 () = self.upstream.traffic.ended() => {}

@@ -1,36 +1,49 @@
-//! The role of the sidecar in front of a writer pod: registration and handoffs, and the fencing proxy.
+//! The role of the sidecar in front of a writer pod: registration and handoffs in each keyspace, and the fencing proxy.
 
 mod behind;
+mod process;
+mod shares;
+mod status;
+mod stream;
+mod uncoordinated;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use futures_util::future::join_all;
 use prometheus_client::registry::Registry;
 use segue_config as config;
-use segue_coordination::pod::{HookReport, HookReports, Hooks, PodHandle, PodSettings, PodState};
+use segue_coordination::pod::{HandoffHandler, HookReports, Hooks, PodHandle, PodSettings};
+use segue_coordination::session::Leases;
 use segue_coordination::store::Store;
+use segue_grpc::{ServiceStream, ServiceStreamSettings};
 use segue_protocol::handoff::pod_reconcile::Callback;
-use segue_protocol::ids::PartitionId;
-use segue_protocol::keys::Keyspace;
 use segue_protocol::records::Capabilities;
 use segue_proxy::sidecar::{Sidecar, Traffic, Upstream};
-use serde_json::{Value, json};
-use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::behind::Behind;
+use self::process::ServiceProcess;
+use self::shares::{Share, Shares};
+use self::status::PodStatusSource;
+use self::stream::StreamListener;
+pub use self::uncoordinated::uncoordinated;
 use crate::admin::StatusSource;
 use crate::api::OwnPod;
 use crate::certificates::Certificates;
-use crate::metrics::{MeteredHooks, ParticipantMetrics, PodMetrics};
+use crate::metrics::{MeteredHooks, PodMetrics};
+use crate::roles::keyspace::ServedKeyspace;
 use crate::supervise::Ended;
 
 /// Returns the capabilities of this section's pod.
 pub fn capabilities(section: &config::Pod) -> Capabilities {
-    section.hooks.capabilities(Behind::vouches(section).is_some())
+    let by_hooks = section.hooks.capabilities(Behind::vouches(section).is_some());
+    // By its stream a service gets every task. One that cannot do it does nothing, and says so at once.
+    let by_stream = section.stream.is_some();
+    Capabilities { sync: by_hooks.sync || by_stream, checkpoint: by_hooks.checkpoint || by_stream, ..by_hooks }
 }
 
 /// How long requests in progress may take to end once no partition is owned any more.
@@ -40,6 +53,7 @@ const GRACE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct BoundPod {
     sidecar: Sidecar,
+    listener: Option<StreamListener>,
     section: config::Pod,
     admin: Option<String>,
 }
@@ -48,15 +62,24 @@ pub struct BoundPod {
 #[derive(Debug)]
 pub struct PodRole {
     name: String,
+    pods: Vec<PodPart>,
+    vouches: Option<&'static str>,
+    shutdown: CancellationToken,
+    shutdown_timeout: Duration,
+    server: JoinHandle<()>,
+    /// Serves the service's streams.
+    streams: Option<JoinHandle<()>>,
+}
+
+/// The pod in one keyspace.
+#[derive(Debug)]
+struct PodPart {
+    keyspace: String,
     handle: PodHandle,
     metrics: Arc<PodMetrics>,
     traffic: Arc<Traffic>,
     behind: Arc<Behind>,
     reports: HookReports,
-    vouches: Option<&'static str>,
-    shutdown: CancellationToken,
-    shutdown_timeout: Duration,
-    server: JoinHandle<()>,
 }
 
 impl BoundPod {
@@ -70,95 +93,141 @@ impl BoundPod {
     ) -> anyhow::Result<Self> {
         let sidecar = Sidecar::bind(section.listen, certificates.pod.clone(), max_connections(files)).await;
         let sidecar = sidecar.with_context(|| format!("pod.listen: cannot listen on {}", section.listen))?;
-        Ok(BoundPod { sidecar, section: section.clone(), admin })
+        let listener = match &section.stream {
+            Some(listen) => Some(StreamListener::bind(listen).await?),
+            None => None,
+        };
+        Ok(BoundPod { sidecar, listener, section: section.clone(), admin })
     }
 
-    /// Starts the sidecar.
+    /// Starts the sidecar, with a pod in each keyspace.
     pub fn start(
         self,
-        store: Arc<dyn Store>,
-        keyspace: &str,
-        keys: Keyspace,
+        store: &Arc<dyn Store>,
+        keyspaces: &[ServedKeyspace],
         registry: &mut Registry,
-        participants: &ParticipantMetrics,
     ) -> anyhow::Result<PodRole> {
-        let section = self.section;
+        let BoundPod { sidecar, listener, section, admin } = self;
         let vouches = Behind::vouches(&section);
         match vouches {
             Some(way) => info!(by = way, "the end of the service's work is guaranteed; the pod has fence"),
             None => warn!(
                 "the service can outlive this sidecar and its lease, so the pod has no fence: a single writer is not assured \
-                 if the sidecar fails while the service works; set one of pod.exec, pod.hooks.lease and \
-                 pod.work_ends_within"
+                 if the sidecar fails while the service works; set one of pod.exec, pod.hooks.lease, \
+                 pod.work_ends_within and pod.stream"
             ),
         }
         let address = section.upstream.parse().context("pod.upstream")?;
-        let traffic = Arc::<Traffic>::default();
-        let upstream = Upstream { address, work_ends_within: section.work_ends_within, traffic: traffic.clone() };
-        let behind = Arc::new(Behind::new(&section, upstream.clone())?);
+        let service = Upstream { address, work_ends_within: section.work_ends_within, traffic: Arc::default() };
+        let process = ServiceProcess::new(&section, service.clone())?;
+        let shares = Shares::of(process, keyspaces.len());
+        // One lease for all: a process that dies is gone in all keyspaces at once.
+        let leases = Leases::new(store.clone());
+        let start = |(share, keyspace)| {
+            let service = Upstream { traffic: Arc::new(service.traffic.beside()), ..service.clone() };
+            PodPart::start(&leases, (keyspace, &mut *registry), &section, admin.clone(), (share, service))
+        };
+        let pods: Vec<PodPart> = shares.into_iter().zip(keyspaces).map(start).collect();
+        let shutdown = CancellationToken::new();
+        let upstream = |pod: &PodPart| Upstream { traffic: pod.traffic.clone(), ..service.clone() };
+        let served = pods.iter().map(|pod| (pod.handle.layer(), upstream(pod))).collect();
+        let server = tokio::spawn(sidecar.serve(served, shutdown.clone(), GRACE));
+        let streams = listener.map(|listener| {
+            let stream = |pod: &PodPart| Some((pod.behind.stream()?.clone(), pod.handle.clone()));
+            tokio::spawn(listener.serve(pods.iter().filter_map(stream).collect(), shutdown.clone()))
+        });
+        let (name, shutdown_timeout) = (section.name, section.shutdown_timeout);
+        Ok(PodRole { name, pods, vouches, shutdown, shutdown_timeout, server, streams })
+    }
+}
+
+impl PodPart {
+    fn start(
+        leases: &Leases,
+        (keyspace, registry): (&ServedKeyspace, &mut Registry),
+        section: &config::Pod,
+        admin: Option<String>,
+        (process, upstream): (Share<ServiceProcess>, Upstream),
+    ) -> Self {
+        let (registry, keys, participants) =
+            (keyspace.registry(registry), keyspace.keys.clone(), &keyspace.participants);
+        let (span, keyspace) = (keyspace.span(), &keyspace.section.name);
+        let stream = section.stream.is_some().then(|| {
+            let settings = ServiceStreamSettings {
+                keyspace: keyspace.clone(),
+                pod: section.name.clone(),
+                lease_ttl: section.lease_ttl,
+                needs_fence: Behind::vouches(section) == Some(behind::STREAM),
+            };
+            span.in_scope(|| ServiceStream::new(settings))
+        });
+        let traffic = upstream.traffic.clone();
+        let behind = Behind::new(process, upstream, stream.clone());
         let present = Callback::ALL.into_iter().filter(|callback| section.hooks.of(*callback).is_some()).collect();
-        let capabilities = section.hooks.capabilities(vouches.is_some());
-        let hooks = Hooks::new(section.hooks);
+        let hooks = Hooks::new(section.hooks.clone());
         let reports = hooks.reports().clone();
-        let name = section.name.clone();
         let settings = PodSettings {
-            name: section.name,
-            address: section.advertise,
+            name: section.name.clone(),
+            address: section.advertise.clone(),
             lease_ttl: section.lease_ttl,
             weight: section.weight,
-            zone: section.zone,
-            capabilities,
-            admin: self.admin,
-            version: section.version,
+            zone: section.zone.clone(),
+            capabilities: capabilities(section),
+            admin,
+            version: section.version.clone(),
             work_ends_within: section.work_ends_within,
             load_interval: section.load_interval,
         };
-        let hooks = Arc::new(MeteredHooks::new(hooks, present, registry));
-        let handle = PodHandle::start_before(store, keyspace, keys, settings, hooks, behind.clone());
+        let handler: Arc<dyn HandoffHandler> = match stream {
+            Some(stream) => Arc::new(MeteredHooks::new(stream, Callback::ALL.to_vec(), registry)),
+            None => Arc::new(MeteredHooks::new(hooks, present, registry)),
+        };
+        let handle = span
+            .in_scope(|| PodHandle::start_before(leases.clone(), keyspace, keys, settings, handler, behind.clone()));
         let metrics = Arc::new(PodMetrics::new(registry, participants, &handle, traffic.clone()));
-        let shutdown = CancellationToken::new();
-        let server = tokio::spawn(self.sidecar.serve(handle.layer(), upstream, shutdown.clone(), GRACE));
-        Ok(PodRole {
-            name,
-            handle,
-            metrics,
-            traffic,
-            behind,
-            reports,
-            vouches,
-            shutdown,
-            shutdown_timeout: section.shutdown_timeout,
-            server,
-        })
+        PodPart { keyspace: keyspace.clone(), handle, metrics, traffic, behind, reports }
+    }
+
+    fn status_source(&self, vouches: Option<&'static str>) -> Arc<dyn StatusSource> {
+        let (metrics, traffic, behind) = (self.metrics.clone(), self.traffic.clone(), self.behind.clone());
+        // Without the handle, which would keep the pod running.
+        let (reports, state) = (self.reports.clone(), self.handle.status());
+        Arc::new(PodStatusSource { metrics, traffic, behind, reports, vouches, state })
     }
 }
 
 impl PodRole {
-    /// Returns the sidecar's part of the admin endpoint.
-    pub fn status_source(&self) -> Arc<dyn StatusSource> {
-        let (metrics, traffic, behind) = (self.metrics.clone(), self.traffic.clone(), self.behind.clone());
-        // Without the handle, which would keep the pod running.
-        let (reports, vouches, state) = (self.reports.clone(), self.vouches, self.handle.status());
-        Arc::new(PodStatusSource { metrics, traffic, behind, reports, vouches, state })
+    /// Returns the sidecar's part of the admin endpoint, for each keyspace in the order of the file.
+    pub fn status_sources(&self) -> Vec<Arc<dyn StatusSource>> {
+        self.pods.iter().map(|pod| pod.status_source(self.vouches)).collect()
     }
 
     /// Returns the pod for the admin endpoint.
     pub fn own_pod(&self) -> OwnPod {
-        OwnPod::new(self.name.clone(), self.handle.clone())
+        let handles = self.pods.iter().map(|pod| (pod.keyspace.clone(), pod.handle.clone()));
+        OwnPod::new(self.name.clone(), handles.collect())
     }
 
     /// Returns once a supervised service has ended by itself.
     pub async fn service_ended(&self) -> Ended {
-        self.behind.ended().await
+        match self.pods.first() {
+            // The process is that of all pods.
+            Some(pod) => pod.behind.ended().await,
+            None => std::future::pending().await,
+        }
     }
 
-    /// Hands its partitions over, then stops serving, then deregisters. `ended` states that there is no service any
-    /// more, so nothing can be handed over.
+    /// Hands the partitions of all keyspaces over, then stops serving, then deregisters. `ended` states that there is no
+    /// service any more, so nothing can be handed over.
     pub async fn stop(self, ended: bool) {
-        self.handle.shutdown(if ended { Duration::ZERO } else { self.shutdown_timeout }).await;
+        let timeout = if ended { Duration::ZERO } else { self.shutdown_timeout };
+        join_all(self.pods.iter().map(|pod| pod.handle.shutdown(timeout))).await;
         self.shutdown.cancel();
         // The task ends by itself now. The runtime has reported any panic in it.
         let _ = self.server.await;
+        if let Some(streams) = self.streams {
+            let _ = streams.await;
+        }
     }
 }
 
@@ -172,58 +241,3 @@ fn max_connections(files: usize) -> usize {
 const MAX_FILES: usize = 1 << 20;
 /// File descriptors reserved for everything but routers.
 const RESERVED_FILES: usize = 64;
-
-struct PodStatusSource {
-    metrics: Arc<PodMetrics>,
-    traffic: Arc<Traffic>,
-    behind: Arc<Behind>,
-    reports: HookReports,
-    vouches: Option<&'static str>,
-    state: watch::Receiver<PodState>,
-}
-
-fn hook_status(partition: PartitionId, report: &HookReport) -> Value {
-    json!({
-        "partition": partition,
-        "hook": report.callback.as_str(),
-        "handoff": report.handoff,
-        "epoch": report.epoch,
-        "running": report.is_running,
-        "for_ms": report.since.elapsed().as_millis() as u64,
-        "progress": report.progress,
-        "detail": report.detail,
-        "failures": report.failures,
-        "failure": report.failure,
-    })
-}
-
-impl StatusSource for PodStatusSource {
-    fn name(&self) -> &'static str {
-        "pod"
-    }
-
-    fn ready(&self) -> Result<(), String> {
-        let not_ready = self.behind.not_ready().or_else(|| self.state.borrow().not_ready.clone());
-        not_ready.map_or(Ok(()), Err)
-    }
-
-    fn status(&self) -> Value {
-        let state = self.state.borrow();
-        json!({
-            "not_ready": self.ready().err(),
-            "fence_by": self.vouches,
-            "service_up": self.behind.not_ready().is_none(),
-            "incarnation": state.incarnation,
-            "draining": state.draining,
-            "owned": state.owned.iter().map(|(partition, epoch)| json!({ "partition": partition, "epoch": epoch })).collect::<Vec<_>>(),
-            "hooks": self.reports.all().iter().map(|(partition, report)| hook_status(*partition, report)).collect::<Vec<_>>(),
-            "in_flight": self.traffic.under_way(),
-            "lease_remaining_ms": state.lease_remaining().as_millis() as u64,
-            "resyncs": state.resyncs,
-        })
-    }
-
-    fn refresh(&self) {
-        self.metrics.refresh();
-    }
-}

@@ -42,6 +42,9 @@ pub(crate) struct Arguments {
     /// Only this; may be given several times. `list` shows them; `random` are the faults drawn from the seed.
     #[arg(long, value_name = "NAME", value_parser = scenario::known)]
     pub(crate) scenario: Vec<String>,
+    /// How coordinators share their work.
+    #[arg(long, value_name = "NAME", default_value = "leader", value_parser = ["leader", "rounds"])]
+    pub(crate) coordination: String,
     /// For CI: one run, at most three minutes; one that is not through by then has failed, and says where it was.
     #[arg(long)]
     pub(crate) short: bool,

@@ -66,6 +66,8 @@ pub(crate) struct Cluster {
     segue: PathBuf,
     writer: PathBuf,
     writers: Writers,
+    /// `coordinator.coordination` of the coordinators.
+    coordination: String,
     pub(crate) network: Network,
     pub(crate) disk: SlowDisk,
     timeline: Arc<Timeline>,
@@ -79,7 +81,13 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// The hosts, with nothing on them yet.
-    pub(crate) fn build(folder: &Path, group: &str, writers: Writers, timeline: Arc<Timeline>) -> anyhow::Result<Self> {
+    pub(crate) fn build(
+        folder: &Path,
+        group: &str,
+        writers: Writers,
+        coordination: &str,
+        timeline: Arc<Timeline>,
+    ) -> anyhow::Result<Self> {
         let programs = std::env::current_exe()?.parent().map(Path::to_path_buf).unwrap_or_default();
         let (segue, writer) = (programs.join("segue"), programs.join("examples/writer"));
         for program in [&segue, &writer] {
@@ -91,6 +99,7 @@ impl Cluster {
             segue,
             writer,
             writers,
+            coordination: coordination.to_owned(),
             network: Network::build(hosts)?,
             disk: SlowDisk::find(folder, group),
             timeline,
@@ -167,7 +176,9 @@ impl Cluster {
         if name.starts_with('c') {
             let pace = "settle = \"150ms\"\nmin_interval = \"300ms\"\ncool_down = \"500ms\"\nheartbeat = \"3s\"\n\
                         warm_timeout = \"10s\"\nphase_timeout = \"8s\"";
-            config.coordinator(name, PARTITIONS).set("coordinator.lease_ttl", ttl).with("coordinator", pace)
+            let config =
+                config.coordinator(name, PARTITIONS).set("coordinator.coordination", self.coordination.as_str());
+            config.set("coordinator.lease_ttl", ttl).with("coordinator", pace)
         } else {
             let settings = format!(
                 "workers = 1\npartition = {{ header = \"x-partition\", order_by = {{ header = \"x-key\" }} }}\n\

@@ -62,7 +62,7 @@ pub(crate) fn play(arguments: &Arguments, folder: &Path) -> anyhow::Result<ExitC
     }
     let group = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let writers = arguments.sabotage.map_or_else(Writers::default, Sabotage::writers);
-    let mut cluster = Cluster::build(folder, &group, writers, timeline.clone())?;
+    let mut cluster = Cluster::build(folder, &group, writers, &arguments.coordination, timeline.clone())?;
     timeline.say(&format!("seed {seed}; a slow disk is {}", cluster.disk.in_words()));
     if !cluster.network.can_delay() {
         timeline.say("this kernel cannot delay packets (no netem): delays are those of lost packets");

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
+use segue_protocol::authority::Authority;
 use segue_protocol::planning::{Memory, Policy, Strategy, plan, txn};
 use segue_protocol::handoff::advance::{Ack, acknowledge, advance, waiting_for};
 use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
@@ -341,12 +342,14 @@ fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) {
             drain_timed_out(view, partition, policy, false);
         }
     }
-    let plan = plan(view, policy, memory, now);
+    let term = view.leader.as_ref().map_or(Revision::ZERO, |leader| leader.create_revision);
+    let authority = Authority::Leader { term };
+    let plan = plan(view, policy, &authority, memory, now);
     assert!(plan.next_wake.is_none_or(|wake| wake > now), "a wake in the past");
     for action in &plan.actions {
         assert!(!action.to_string().is_empty());
-        if let Some(leader) = &view.leader {
-            let txn = txn(view, action, leader.create_revision, 1).expect("the leader may act");
+        if view.leader.is_some() {
+            let txn = txn(view, action, &authority, 1).expect("the leader may act");
             check(&txn);
         }
         // Cancellations continue even if records cannot be read.

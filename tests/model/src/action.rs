@@ -18,15 +18,34 @@ impl fmt::Display for Process {
     }
 }
 
-/// A write of the leader, or of somebody who breaks a rule.
+/// Who decides about partitions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Author {
+    Leader,
+    /// A participant of an assignment round.
+    Participant(u8),
+}
+
+impl fmt::Display for Author {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Author::Leader => out.write_str("the leader"),
+            Author::Participant(participant) => write!(out, "participant {participant}"),
+        }
+    }
+}
+
+/// A write of a coordinator, or of somebody who breaks a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Write {
-    /// The leader's plan: its action of this number.
-    Plan { index: u8 },
-    /// The leader's plan once every time-out has passed.
-    Overdue { index: u8 },
-    /// The leader moves a phase on.
-    Advance { partition: u8 },
+    /// A coordinator's plan: its action of this number.
+    Plan { by: Author, index: u8 },
+    /// A coordinator's plan once every time-out has passed.
+    Overdue { by: Author, index: u8 },
+    /// A coordinator moves a phase on.
+    Advance { by: Author, partition: u8 },
+    /// The leader ends the rounds.
+    EndRounds,
     /// Somebody breaks a rule that is taken out.
     Broken { partition: u8 },
 }
@@ -60,7 +79,18 @@ pub(crate) enum Step {
     PutBack { pod: u8 },
     Forget { pod: u8 },
     BoundPasses,
+    MakeCheckpoint { pod: u8, partition: u8 },
+    RecordCheckpoint { pod: u8, partition: u8 },
+    StopWaiting { pod: u8, partition: u8 },
+    Participate { participant: u8 },
+    ActInRound { participant: u8 },
+    EndWindow,
+    EndHeartbeat,
     // What goes wrong.
+    StartParticipant { participant: u8 },
+    CrashParticipant { participant: u8 },
+    Stick { participant: u8 },
+    ForeignLeader,
     Start(Process),
     Crash(Process),
     RunOut(Process),
@@ -73,14 +103,17 @@ pub(crate) enum Step {
     DrainTimeout { router: u8, partition: u8 },
     DeleteHandoff { partition: u8 },
     Detach { pod: u8 },
+    IntervalPasses { pod: u8, partition: u8 },
+    Hang { pod: u8 },
 }
 
 impl fmt::Display for Write {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Write::Plan { index } => write!(out, "the leader writes action {index} of its plan"),
-            Write::Overdue { index } => write!(out, "a time-out has passed: the leader writes action {index}"),
-            Write::Advance { partition } => write!(out, "the leader moves partition {partition} on"),
+            Write::Plan { by, index } => write!(out, "{by} writes action {index} of its plan"),
+            Write::Overdue { by, index } => write!(out, "a time-out has passed: {by} writes action {index}"),
+            Write::Advance { by, partition } => write!(out, "{by} moves partition {partition} on"),
+            Write::EndRounds => out.write_str("the leader ends the rounds"),
             Write::Broken { partition } => write!(out, "the rule is broken for partition {partition}"),
         }
     }
@@ -110,6 +143,25 @@ impl fmt::Display for Step {
             Step::PutBack { pod } => write!(out, "pod {pod} puts its registration back"),
             Step::Forget { pod } => write!(out, "an operator forgets pod {pod}, whose life is over"),
             Step::BoundPasses => write!(out, "the leader has seen pod 0 gone for as long as its work may last"),
+            Step::MakeCheckpoint { pod, partition } => {
+                write!(out, "pod {pod} makes a checkpoint of partition {partition}")
+            }
+            Step::RecordCheckpoint { pod, partition } => {
+                write!(out, "pod {pod} records its checkpoint of partition {partition}")
+            }
+            Step::StopWaiting { pod, partition } => {
+                write!(out, "pod {pod} has waited long enough for a checkpoint of partition {partition}")
+            }
+            Step::Participate { participant } => write!(out, "participant {participant} registers"),
+            Step::ActInRound { participant } => write!(out, "participant {participant} takes a step of the round"),
+            Step::EndWindow => write!(out, "the window of the round that gathers ends"),
+            Step::EndHeartbeat => write!(out, "the heartbeat of the rounds passes"),
+            Step::StartParticipant { participant } => write!(out, "participant {participant} starts"),
+            Step::CrashParticipant { participant } => {
+                write!(out, "participant {participant} loses its lease and restarts, if at all, later")
+            }
+            Step::Stick { participant } => write!(out, "participant {participant} lives and acts no more"),
+            Step::ForeignLeader => write!(out, "another hand puts a leader's key, without a lease"),
             Step::Start(who) => write!(out, "{who} starts"),
             Step::Crash(who) => write!(out, "{who} crashes"),
             Step::RunOut(who) => write!(out, "the lease clock of {who} runs out"),
@@ -123,6 +175,10 @@ impl fmt::Display for Step {
             Step::DeleteHandoff { partition } => {
                 write!(out, "an operator deletes the handoff of partition {partition}")
             }
+            Step::IntervalPasses { pod, partition } => {
+                write!(out, "the interval passes and pod {pod} makes a checkpoint of partition {partition}")
+            }
+            Step::Hang { pod } => write!(out, "pod {pod} makes no more checkpoints"),
             Step::Detach { pod } => write!(out, "another hand puts garbage over the registration of pod {pod}"),
         }
     }

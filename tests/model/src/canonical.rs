@@ -20,7 +20,7 @@ use segue_proxy::routing::gate::GateState;
 
 use crate::cluster::Cluster;
 use crate::rules::Rule;
-use crate::state::{Exchange, Request, Stage, State, Target};
+use crate::state::{Exchange, Request, Requests, Stage, State, Target};
 use crate::store::StoreRef;
 
 /// States with a revision as high as this keep their numbers.
@@ -99,7 +99,16 @@ impl Numbers {
 /// Calls `each` with every revision that identifies something in a view.
 pub(crate) fn identities(view: &View, mut each: impl FnMut(Revision)) {
     view.config.iter().for_each(|config| each(config.mod_revision));
-    view.leader.iter().for_each(|leader| each(leader.create_revision));
+    if let Some(leader) = &view.leader {
+        each(leader.create_revision);
+        each(leader.mod_revision);
+    }
+    if let Some(current) = &view.rounds.current {
+        each(current.mod_revision);
+        current.value.participants.values().for_each(|life| each(life.revision()));
+    }
+    view.rounds.gathering.iter().for_each(|gathering| each(gathering.mod_revision));
+    view.rounds.participants.values().for_each(|it| each(it.create_revision));
     for pod in view.pods.values() {
         each(pod.create_revision);
         each(pod.mod_revision);
@@ -137,12 +146,17 @@ pub(crate) fn identities(view: &View, mut each: impl FnMut(Revision)) {
         acks.cutover.values().for_each(|ack| each(ack.handoff.revision()));
         acks.pods.values().for_each(|ack| each(ack.handoff.revision()));
     }
+    for checkpoint in view.checkpoints.values() {
+        each(checkpoint.mod_revision);
+        each(checkpoint.value.handoff.revision());
+    }
 }
 
 /// Calls `each` with every epoch in a view.
 pub(crate) fn epochs(view: &View, mut each: impl FnMut(Epoch)) {
     view.assignments.values().for_each(|assignment| each(assignment.value.epoch));
     view.handoffs.values().for_each(|handoff| each(handoff.value.epoch));
+    view.checkpoints.values().for_each(|checkpoint| each(checkpoint.value.epoch));
 }
 
 impl Cluster {
@@ -173,14 +187,7 @@ impl Cluster {
             }
         }
         for partition in 0..usize::from(self.scenario.partitions) {
-            // A write that has failed and that no pod works on is neither missed nor made twice.
-            let matters = |request: usize| {
-                let is_here = usize::from(self.scenario.requests[request].partition) == partition;
-                let is_over = state.requests[request] == Request::Failed;
-                let is_under_way = state.exchanges.iter().any(|exchange| usize::from(exchange.request) == request);
-                is_here && (!is_over || is_under_way)
-            };
-            let matter = (0..open.len()).filter(|request| matters(*request)).fold(0u8, |set, one| set | 1 << one);
+            let matter = self.matter(state, partition as u8);
             state.ledgers[partition].log &= matter;
             for pod in 0..state.pods.len() {
                 self.forget_in_part(state, pod, partition, matter);
@@ -194,6 +201,18 @@ impl Cluster {
                 }
             }
         }
+    }
+
+    /// The writes of a partition that are not over. One that has failed and that no pod works on is neither missed nor
+    /// made twice.
+    pub(crate) fn matter(&self, state: &State, partition: u8) -> Requests {
+        let matters = |request: &usize| {
+            let is_here = self.scenario.requests[*request].partition == partition;
+            let is_over = state.requests[*request] == Request::Failed;
+            let is_under_way = || state.exchanges.iter().any(|exchange| usize::from(exchange.request) == *request);
+            is_here && (!is_over || is_under_way())
+        };
+        (0..state.requests.len()).filter(matters).fold(0, |set, one| set | 1 << one)
     }
 
     fn forget_in_part(&self, state: &mut State, pod: usize, partition: usize, matter: u8) {
@@ -216,6 +235,7 @@ impl Cluster {
             loaded.handoff = NO_HANDOFF;
         }
         kept.local.drained = kept.local.drained.filter(|handoff| stands(*handoff));
+        kept.waited = kept.waited.filter(|handoff| stands(*handoff));
         if kept != *part {
             *state.part(pod as u8, partition as u8) = kept;
         }
@@ -234,7 +254,8 @@ impl Cluster {
         let epochs = |at: &StoreRef| self.store.get(*at).epochs.iter().copied();
         state.history.iter().flat_map(epochs).for_each(|epoch| numbers.meet_epoch(epoch));
         state.each_epoch(&mut |epoch| numbers.meet_epoch(epoch));
-        if numbers.change_nothing() {
+        let shows_ends = state.history.iter().any(|at| self.store.shows_ends(*at));
+        if numbers.change_nothing() && !shows_ends {
             return;
         }
         let anew: Vec<StoreRef> = state.history.iter().map(|at| self.renumbered(*at, &numbers)).collect();

@@ -17,8 +17,11 @@ use segue_protocol::records::Capabilities;
 use segue_protocol::view::View;
 use segue_proxy::routing::gate::GateState;
 
-use crate::action::Process;
+use crate::action::{Author, Process};
 use crate::canonical::Numbers;
+use crate::checkpoints::Asked;
+use crate::leader::Planned;
+use crate::rounds::Standing;
 use crate::rules::{Rule, falsify};
 use crate::scenario::Scenario;
 use crate::state::{Clock, Reached, Target};
@@ -76,10 +79,13 @@ pub(crate) type ReportWrite = (TxnRef, HandoffId, PodReport);
 #[derive(Default)]
 pub(crate) struct Memory {
     pub(crate) router_steps: FxHashMap<RouterAsks, Option<RouterStep>>,
-    pub(crate) plans: FxHashMap<(u32, bool), Vec<TxnRef>>,
+    pub(crate) plans: FxHashMap<(u32, Author, bool), Vec<Planned>>,
+    pub(crate) standings: FxHashMap<(u32, Author), Option<Standing>>,
+    pub(crate) round_steps: FxHashMap<(u32, u8), Option<TxnRef>>,
     pub(crate) duties: FxHashMap<PodAsks, (Duty, Option<Epoch>, bool)>,
+    pub(crate) asked: FxHashMap<PodAsks, Asked>,
     pub(crate) reports: FxHashMap<(PodAsks, LocalState), Option<ReportWrite>>,
-    pub(crate) advances: FxHashMap<(u32, u8, bool), Option<TxnRef>>,
+    pub(crate) advances: FxHashMap<(u32, Author, u8, bool), Option<TxnRef>>,
     pub(crate) renumbered: FxHashMap<(u32, Numbers), StoreRef>,
 }
 
@@ -92,9 +98,10 @@ impl Cluster {
         let processes =
             router_names.iter().map(|name| keys.router(name)).chain(pod_names.iter().map(|name| keys.pod(name)));
         let leases = processes.chain([keys.leader()]).collect();
+        let keeps_ends = scenario.participants > 0;
         Cluster {
             scenario,
-            store: Store::new(keys, leases),
+            store: Store::new(keys, leases).keeping_ends(keeps_ends),
             router_names,
             pod_names,
             falsified: DashMap::default(),
@@ -126,9 +133,13 @@ impl Cluster {
     pub(crate) fn view(&self, at: StoreRef) -> &View {
         let view = self.store.view(at);
         match self.scenario.without {
-            Some(rule @ (Rule::Incarnation | Rule::AckIdentity | Rule::Barrier | Rule::UnreadableIsNotAbsent)) => {
-                self.falsified((at.id(), at.id()), || falsify(view, rule).unwrap_or_else(|| view.clone()))
-            }
+            Some(
+                rule @ (Rule::Incarnation
+                | Rule::AckIdentity
+                | Rule::Barrier
+                | Rule::UnreadableIsNotAbsent
+                | Rule::CheckpointNamesHandoff),
+            ) => self.falsified((at.id(), at.id()), || falsify(view, rule).unwrap_or_else(|| view.clone())),
             _ => view,
         }
     }

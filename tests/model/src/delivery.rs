@@ -64,7 +64,9 @@ impl Cluster {
             let is_same = |at: &&StoreRef| {
                 let duties =
                     |at| (0..self.scenario.partitions).map(move |number| self.duty(at, pod, incarnation, number));
-                self.stands(**at, Process::Pod(pod)) == incarnation && duties(**at).eq(duties(view))
+                let asked = |at| (0..self.scenario.partitions).map(move |it| self.asked(at, pod, incarnation, it));
+                let asks_the_same = || !self.scenario.checkpoints || asked(**at).eq(asked(view));
+                self.stands(**at, Process::Pod(pod)) == incarnation && duties(**at).eq(duties(view)) && asks_the_same()
             };
             let same = state.history[seen + 1..].iter().take_while(is_same).last().copied();
             if let Some(same) = same {

@@ -9,8 +9,9 @@ use segue_protocol::ids::{Incarnation, PartitionId, Revision};
 
 use crate::action::{Process, Step, Write};
 use crate::cluster::{Cluster, RouterStep};
+use crate::leader::Planned;
 use crate::rules::Rule;
-use crate::state::{Clock, Exchange, Request, Stage, State};
+use crate::state::{Clock, Decided, Exchange, Request, Stage, State};
 use crate::store::{StoreRef, TxnRef};
 
 impl Cluster {
@@ -73,7 +74,10 @@ impl Cluster {
                 return true;
             }
         }
-        if self.leads(now) == Revision::ZERO && each(Step::Elect) {
+        if self.each_round_progress(state, each) || self.each_checkpoint_progress(state, each) {
+            return true;
+        }
+        if !self.has_rounds() && self.leads(now) == Revision::ZERO && each(Step::Elect) {
             return true;
         }
         if self.bound_may_pass(state) && each(Step::BoundPasses) {
@@ -168,26 +172,36 @@ impl Cluster {
         state.pods[usize::from(target.pod)].is_up && self.answer_of(state, &exchange) == EpochCheck::Accept
     }
 
-    /// Every write that the leader wants to make now.
+    /// Every write that a coordinator wants to make now.
     pub(crate) fn writes(&self, state: &State) -> Vec<Write> {
-        let mut writes: Vec<Write> =
-            (0..self.planned(state, false).len() as u8).map(|index| Write::Plan { index }).collect();
-        let partitions = 0..self.scenario.partitions;
-        writes.extend(partitions.map(|partition| Write::Advance { partition }));
+        let mut writes = vec![Write::EndRounds];
+        for by in self.authors() {
+            writes.extend((0..self.planned(state, by, false).len() as u8).map(|index| Write::Plan { by, index }));
+            writes.extend((0..self.scenario.partitions).map(|partition| Write::Advance { by, partition }));
+        }
         let lands = |write: &Write| {
-            let txn = self.txn_of(state, *write);
-            txn.is_some_and(|txn| self.store.commit(state.now(), txn).is_some())
+            let written = self.write_of(state, *write);
+            written.is_some_and(|(txn, _)| self.store.commit(state.now(), txn).is_some())
         };
         writes.retain(lands);
         writes
     }
 
-    pub(crate) fn txn_of(&self, state: &State, write: Write) -> Option<TxnRef> {
+    /// A write, and what is remembered of a coordinator's while it is on its way.
+    pub(crate) fn write_of(&self, state: &State, write: Write) -> Option<(TxnRef, Option<Decided>)> {
+        let planned = |by, overdue, index| {
+            let Planned { txn, partition } = *self.planned(state, by, overdue).get(usize::from(index))?;
+            Some((txn, self.decided(state, by, partition)))
+        };
         match write {
-            Write::Plan { index } => self.planned(state, false).get(usize::from(index)).copied(),
-            Write::Overdue { index } => self.planned(state, true).get(usize::from(index)).copied(),
-            Write::Advance { partition } => self.advanced(state, partition),
-            Write::Broken { partition } => self.broken_write(state, partition),
+            Write::Plan { by, index } => planned(by, false, index),
+            Write::Overdue { by, index } => planned(by, true, index),
+            Write::Advance { by, partition } => {
+                let decided = || self.decided(state, by, Some(PartitionId::new(partition.into())));
+                self.advanced(state, by, partition).map(|txn| (txn, decided()))
+            }
+            Write::EndRounds => self.end_rounds(state).map(|txn| (txn, None)),
+            Write::Broken { partition } => self.broken_write(state, partition).map(|txn| (txn, None)),
         }
     }
 
@@ -228,7 +242,9 @@ impl Cluster {
                 }
             }
         }
-        if budget.leader_losses > 0 && self.leads(now) != Revision::ZERO {
+        self.round_faults(state, steps);
+        self.checkpoint_faults(state, steps);
+        if budget.leader_losses > 0 && self.is_led(now) {
             steps.push(Step::EndLeadersLease);
         }
         for partition in 0..self.scenario.partitions {
@@ -247,7 +263,10 @@ impl Cluster {
             }
         }
         if budget.phase_timeouts > 0 {
-            steps.extend((0..self.planned(state, true).len() as u8).map(|index| Step::Write(Write::Overdue { index })));
+            for by in self.authors() {
+                let overdue = 0..self.planned(state, by, true).len() as u8;
+                steps.extend(overdue.map(|index| Step::Write(Write::Overdue { by, index })));
+            }
         }
         for (index, slow) in (0..).zip(&state.slow) {
             steps.push(match slow.writer {

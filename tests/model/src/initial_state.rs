@@ -1,17 +1,22 @@
 //! The first state of a search: every running process has registered, seen the store and opened its routes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use segue_protocol::ids::{Epoch, LeaseId, PartitionId};
-use segue_protocol::keys::KeyName;
+use segue_protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId};
+use segue_protocol::keys::{KeyName, RoundsKey};
 use segue_protocol::planning::stored;
-use segue_protocol::records::{Assignment, KeyspaceConfig, Leader, PodStatus, RouterRecord, encode};
+use segue_protocol::records::{
+    Assignment, KeyspaceConfig, Leader, Participant, PodStatus, Round, RouterRecord, encode,
+};
 use segue_protocol::txn::{Op, Txn};
 
 use crate::action::Process;
 use crate::cluster::Cluster;
+use crate::rounds::{LEASE, participant_name};
 use crate::rules::Rule;
-use crate::state::{Ledger, Pod, Request, Router, State};
+use crate::scenario::Scenario;
+use crate::state::{Coordinators, Ledger, Pod, Request, Router, State};
 use crate::store::StoreRef;
 
 impl Cluster {
@@ -23,12 +28,17 @@ impl Cluster {
         let planning = Some(stored(&self.policy()));
         let config = KeyspaceConfig { planning, ..KeyspaceConfig::new(u32::from(scenario.partitions)) };
         put(keys.config(), encode(&config));
-        put(keys.leader(), encode(&Leader { holder: "coordinator".to_owned(), lease_id: LeaseId::NONE }));
+        if !self.has_rounds() {
+            put(keys.leader(), encode(&Leader { holder: "coordinator".to_owned(), lease_id: LeaseId::NONE }));
+        }
         for pod in 0..scenario.pods_up as u8 {
             put(keys.pod(&self.pod_names[usize::from(pod)]), encode(&self.pod_record(pod, self.status(pod))));
         }
         for router in 0..scenario.routers_up as u8 {
             put(keys.router(&self.router_names[usize::from(router)]), self.router_record(router));
+        }
+        if self.has_rounds() {
+            at = self.first_round(at);
         }
         if scenario.is_placed {
             let first = self.stands(at, Process::Pod(0));
@@ -49,6 +59,7 @@ impl Cluster {
             exchanges: Vec::new(),
             slow: Vec::new(),
             ledgers: vec![Ledger::default(); usize::from(scenario.partitions)],
+            coordinators: Coordinators { up: self.first_participants().fold(0, |set, it| set | 1 << it), stuck: 0 },
             budget: scenario.budget,
             violated: 0,
             bound_passed: false,
@@ -67,11 +78,32 @@ impl Cluster {
             self.reconcile_router(&mut state, router);
         }
         if scenario.is_planned {
-            for txn in self.planned(&state, false) {
-                let _ = self.commit(&mut state, txn);
+            let planned: Vec<_> = self.authors().flat_map(|by| self.planned(&state, by, false)).collect();
+            for write in planned {
+                let _ = self.commit(&mut state, write.txn);
             }
         }
         state
+    }
+
+    /// The last by their names: one that joins comes before them, and takes over.
+    fn first_participants(&self) -> impl Iterator<Item = u8> + use<> {
+        let Scenario { participants, participants_up, .. } = self.scenario;
+        participants - participants_up..participants
+    }
+
+    /// A round of all participants that run at the beginning.
+    fn first_round(&self, mut at: StoreRef) -> StoreRef {
+        let keys = &self.store.keys;
+        let mut participants = BTreeMap::new();
+        for name in self.first_participants().map(participant_name) {
+            let record = Participant { name: name.clone(), round: Some(1) };
+            at = self.write_first(at, keys.participant(&name), encode(&record));
+            participants.insert(name, Incarnation::registered_at(self.store.view(at).revision));
+        }
+        let round = Round { number: 1, participants, closed_by: String::new() };
+        at = self.write_first(at, keys.round(), encode(&round));
+        self.write_first(at, keys.round_heartbeat(), encode(&round.number))
     }
 
     pub(crate) fn write_first(&self, at: StoreRef, key: String, value: Vec<u8>) -> StoreRef {
@@ -82,8 +114,12 @@ impl Cluster {
 
     /// Registrations stand with a lease. Which one makes no difference here.
     pub(crate) fn lease_of(&self, key: &str) -> Option<LeaseId> {
-        let is_leased = matches!(self.store.keys.parse(key)?, KeyName::Pod(_) | KeyName::Router(_) | KeyName::Leader);
-        is_leased.then_some(LeaseId::new(1))
+        let is_leased = match self.store.keys.parse(key)? {
+            KeyName::Pod(_) | KeyName::Router(_) | KeyName::Leader => true,
+            KeyName::Rounds(key) => key != RoundsKey::Current,
+            _ => false,
+        };
+        is_leased.then_some(LEASE)
     }
 
     pub(crate) fn status(&self, pod: u8) -> PodStatus {

@@ -51,6 +51,8 @@ impl Model for Cluster {
             Property::always("no_double_apply", |_, state: &State| !state.has_violated(Violation::NoDoubleApply)),
             Property::always("epochs_grow", |_, state: &State| !state.has_violated(Violation::EpochsGrow)),
             Property::always("owner_lives", |_, state: &State| !state.has_violated(Violation::OwnerLives)),
+            Property::always("one_actor", |_, state: &State| !state.has_violated(Violation::OneActor)),
+            Property::always("owners_checkpoint", |_, state: &State| !state.has_violated(Violation::Checkpoint)),
             Property::always("converges", |model: &Self, state: &State| {
                 let goes_on = || model.each_progress(state, &mut |_| true);
                 let comes_to_rest = !state.has_violated(Violation::Converges);
@@ -80,7 +82,7 @@ impl Cluster {
             let owner = view.live_owner(partition);
             pods.is_empty() || owner.is_some_and(|(_, pod)| pod.status == PodStatus::Ready)
         };
-        if !PartitionId::all(self.scenario.partitions.into()).all(is_owned) {
+        if !PartitionId::all(self.scenario.partitions.into()).all(is_owned) || !self.rounds_have_converged(state) {
             return false;
         }
         if pods.is_empty() {

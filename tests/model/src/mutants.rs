@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use segue_protocol::records::Capabilities;
 
+use crate::checkpoint_scenarios::with_checkpoints;
+use crate::round_scenarios::with_rounds;
 use crate::rules::Rule;
 use crate::scenario::{Scenario, Size, Verdict};
 use crate::scenarios::{self, NO_FAULT};
-use crate::search::{ANY_TIME, MOST, fails_within, search};
+use crate::search::{ANY_TIME, Found, MOST, Outcome, fails_within, search};
 use crate::state::Budget;
+use crate::streams;
 
 /// What taking out a rule leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,18 +142,106 @@ fn all() -> Vec<Mutant> {
     ]
 }
 
+/// The rules of assignment rounds.
+fn of_rounds() -> Vec<Mutant> {
+    use Expected::{Caught, Unnoticed};
+    let mutant = |rule, expected, participants_up, budget| Mutant {
+        rule,
+        expected,
+        scenario: Scenario {
+            is_planned: false,
+            without: Some(rule),
+            reaches: Vec::new(),
+            budget,
+            ..with_rounds("mutant", "", 2, participants_up)
+        },
+    };
+    let joins = Budget { participant_starts: 1, delays: 1, phase_timeouts: 1, ..NO_FAULT };
+    let is_led = Budget { leaders: 1, delays: 1, phase_timeouts: 1, ..NO_FAULT };
+    // What they would let through, the guards of records and of the last end refuse.
+    let refused = Unnoticed("a decision that did not see the other's writes is refused by what these changed");
+    let no_leader = mutant(Rule::NoLeader, refused, 2, is_led);
+    let window_waits = mutant(Rule::WindowWaits, Caught, 1, Budget { participant_starts: 1, ..NO_FAULT });
+    vec![
+        mutant(Rule::RoundInForce, Caught, 1, joins),
+        // A leader that knows rounds ends them first, so that this rule is needed only beside one that does not.
+        Mutant { scenario: Scenario { leader_knows_rounds: false, ..no_leader.scenario }, ..no_leader },
+        mutant(Rule::NoneEndedSince, Caught, 2, Budget { delays: 1, phase_timeouts: 1, ..NO_FAULT }),
+        mutant(Rule::OneActor, Caught, 2, NO_FAULT),
+        mutant(Rule::LeaderEndsRounds, refused, 2, Budget { leader_losses: 1, ..is_led }),
+        mutant(Rule::ClearLeader, Caught, 2, Budget { foreign_leaders: 1, ..NO_FAULT }),
+        // Nothing moves.
+        Mutant { scenario: Scenario { drains: false, ..window_waits.scenario }, ..window_waits },
+        mutant(
+            Rule::ParticipantLives,
+            Unnoticed("until the next round nobody else acts for the partitions of one that is gone"),
+            2,
+            Budget { participant_crashes: 1, delays: 1, ..NO_FAULT },
+        ),
+    ]
+}
+
+/// The rules of checkpoints.
+fn of_checkpoints() -> Vec<Mutant> {
+    use Expected::{Caught, Unnoticed};
+    let mutant = |rule, expected, budget| Mutant {
+        rule,
+        expected,
+        scenario: Scenario { without: Some(rule), reaches: Vec::new(), budget, ..with_checkpoints("mutant", "") },
+    };
+    vec![
+        mutant(Rule::CheckpointWaitEnds, Caught, Budget { hangs: 1, ..NO_FAULT }),
+        mutant(Rule::CheckpointOfTheOwner, Caught, Budget { delays: 1, ..NO_FAULT }),
+        mutant(
+            Rule::CheckpointOfTheLiving,
+            Unnoticed("until another pod owns the partition, there is no newer state than that of its last owner"),
+            Budget { pod_crashes: 1, delays: 1, ..NO_FAULT },
+        ),
+        mutant(Rule::CheckpointNamesHandoff, Caught, Budget { intervals: 1, ..NO_FAULT }),
+    ]
+}
+
+/// What the searches have shown so far.
+#[derive(Default)]
+struct Tally {
+    rules: usize,
+    caught: usize,
+    unexpected: usize,
+}
+
+impl Tally {
+    /// Counts a search and prints its line, with the steps to the violation if they are wanted.
+    #[allow(clippy::print_stdout)]
+    fn note(&mut self, rule: &str, outcome: &Outcome, (is_expected, said): (bool, String), trace: bool) {
+        let found = shortest(outcome);
+        self.rules += 1;
+        self.caught += usize::from(is_expected && found.is_some());
+        self.unexpected += usize::from(!is_expected);
+        println!("{rule:<24} {:>12} {:>8.1}  {said}", outcome.states, outcome.took.as_secs_f64());
+        for step in found.iter().filter(|_| trace).flat_map(|found| &found.steps) {
+            println!("      {step}");
+        }
+    }
+}
+
+fn shortest(outcome: &Outcome) -> Option<&Found> {
+    outcome.found.iter().min_by_key(|found| found.steps.len())
+}
+
+fn failure(found: &Found) -> String {
+    format!("{} fails in {} steps", found.property, found.steps.len())
+}
+
 /// Searches without each of the rules.
 #[allow(clippy::print_stdout)]
 pub(crate) fn run(only: &str, quick: bool, trace: bool) -> ExitCode {
     println!("{:<24} {:>12} {:>8}  without the rule", "rule", "states", "seconds");
-    let (mut rules, mut caught, mut missed) = (0, 0, 0);
-    let mut as_claimed = true;
-    for Mutant { rule, scenario, expected } in all() {
+    let mut tally = Tally::default();
+    for Mutant { rule, scenario, expected } in all().into_iter().chain(of_rounds()).chain(of_checkpoints()) {
         let name = format!("{rule:?}");
         if !name.starts_with(only) || (quick && expected != Expected::Caught) {
             continue;
         }
-        rules += 1;
         let (patience, within, size) = match expected {
             Expected::Caught => (PATIENCE, ANY_TIME, Size::Usual),
             Expected::Unnoticed(_) => (MOST, ANY_TIME, Size::Large),
@@ -158,31 +249,29 @@ pub(crate) fn run(only: &str, quick: bool, trace: bool) -> ExitCode {
         };
         let with_all_rules = Scenario { without: None, ..scenario.clone() };
         let outcome = search(Scenario { verdict: Verdict::Holds, size, ..scenario }, patience, within);
-        let found = outcome.found.iter().min_by_key(|found| found.steps.len());
         let how_far = if outcome.is_complete { "anywhere" } else { "so far" };
-        let (is_expected, said) = match (found, expected) {
+        let verdict = match (shortest(&outcome), expected) {
             (Some(found), Expected::Caught) if fails_within(with_all_rules, found.steps.len()) => {
                 (false, format!("NO PROOF: with the rule {} fails as well", found.property))
             }
-            (Some(found), Expected::Caught) => {
-                (true, format!("{} fails in {} steps", found.property, found.steps.len()))
-            }
+            (Some(found), Expected::Caught) => (true, failure(found)),
             (None, Expected::Unnoticed(why)) => (outcome.is_complete, format!("nothing fails {how_far}: {why}")),
             (None, Expected::NotFound(why)) => (true, format!("nothing fails {how_far}: {why}")),
             (None, Expected::Caught) => (false, format!("NOT CAUGHT: nothing fails {how_far}")),
             (Some(found), Expected::Unnoticed(_) | Expected::NotFound(_)) => {
-                (false, format!("NOT AS CLAIMED: {} fails in {} steps", found.property, found.steps.len()))
+                (false, format!("NOT AS CLAIMED: {}", failure(found)))
             }
         };
-        let is_caught = is_expected && found.is_some();
-        caught += usize::from(is_caught);
-        missed += usize::from(!is_caught);
-        as_claimed &= is_expected;
-        println!("{name:<24} {:>12} {:>8.1}  {said}", outcome.states, outcome.took.as_secs_f64());
-        for step in found.iter().filter(|_| trace).flat_map(|found| &found.steps) {
-            println!("      {step}");
-        }
+        tally.note(&name, &outcome, verdict, trace);
     }
-    println!("mutants: rules={rules} caught={caught} missed={missed}");
-    if as_claimed && rules > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    // The same searches find nothing with the rule in place: `check` makes them.
+    for (rule, of) in streams::mutants().into_iter().filter(|(rule, _)| format!("{rule:?}").starts_with(only)) {
+        let outcome = streams::search(&of, Some(rule), PATIENCE);
+        let found = shortest(&outcome);
+        let verdict = (found.is_some(), found.map_or("NOT CAUGHT: nothing fails".to_owned(), failure));
+        tally.note(&format!("{rule:?}"), &outcome, verdict, trace);
+    }
+    let Tally { rules, caught, unexpected } = tally;
+    println!("mutants: rules={rules} caught={caught} missed={}", rules - caught);
+    if unexpected == 0 && rules > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

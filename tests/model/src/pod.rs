@@ -35,7 +35,7 @@ fn duty_of(view: &View, me: &str, incarnation: Incarnation, partition: Partition
 impl Pod {
     pub(crate) fn down(partitions: u8) -> Self {
         let parts = vec![Part::default(); usize::from(partitions)];
-        Pod { is_up: false, incarnation: Incarnation::NONE, clock: Clock::Held, view: None, parts }
+        Pod { is_up: false, incarnation: Incarnation::NONE, clock: Clock::Held, view: None, hangs: false, parts }
     }
 }
 
@@ -61,6 +61,8 @@ impl Cluster {
             let part = state.part(pod, partition);
             let Decision { accept, action } = pod_reconcile::decide(duty, &part.local, capabilities.sync);
             part.fence.set(accept, known_epoch(accept, duty, assigned));
+            self.keep_checkpoint(state, pod, partition, accept);
+            let part = state.part(pod, partition);
             if accept.is_some() {
                 part.local.reopen();
                 part.refuses = false;
@@ -80,12 +82,19 @@ impl Cluster {
             if must_wait && !(task.callback == Callback::Drain && self.without(Rule::OldOwnerConfirms)) {
                 return;
             }
+            if self.waits_for_checkpoint(state, pod, partition, task) {
+                return;
+            }
+            if task.callback == Callback::Warm {
+                self.judge_start(state, pod, partition, task);
+            }
+            let part = state.part(pod, partition);
             part.local.begin(task, has_tail);
             part.local.end(task);
             match task.callback {
                 Callback::Warm | Callback::Sync => part.state = log,
                 Callback::Release => part.state = 0,
-                Callback::Drain => {}
+                Callback::Drain | Callback::Checkpoint => {}
             }
         }
         // It continues for ever, with nothing new to see.
@@ -261,6 +270,7 @@ impl Cluster {
         let it = state.pod(pod);
         (it.incarnation, it.view, it.clock) = (Incarnation::NONE, None, Clock::Held);
         for part in &mut it.parts {
+            part.made = None;
             part.local.invalidate();
             part.fence = Default::default();
         }

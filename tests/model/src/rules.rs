@@ -3,8 +3,8 @@
 //! A rule is removed around the production functions, not in them: guards are struck from the transactions that they
 //! return, views are falsified before they are passed in, or the environment does what the rule forbids.
 
-use segue_protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId};
-use segue_protocol::keys::{KeyName, Keyspace};
+use segue_protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId};
+use segue_protocol::keys::{KeyName, Keyspace, RoundsKey};
 use segue_protocol::records::{Assignment, Capabilities, PodRecord, RouterDrainedAck, encode};
 use segue_protocol::txn::{Compare, Field, Keys, Op, Relation, Txn};
 use segue_protocol::view::{Versioned, View};
@@ -68,6 +68,30 @@ pub(crate) enum Rule {
     UnreadableIsNotAbsent,
     /// The bound of a dead owner's work is waited out.
     BoundIsWaitedOut,
+    /// A move begins only if none of its partition has ended since the decision.
+    NoneEndedSince,
+    /// A write of a round requires that this round is in force.
+    RoundInForce,
+    /// A write of a round requires that nobody leads.
+    NoLeader,
+    /// The participants of a round share its partitions out by one function.
+    OneActor,
+    /// A leader ends the rounds before it does anything else.
+    LeaderEndsRounds,
+    /// A participant deletes a leader's key that has no lease.
+    ClearLeader,
+    /// A write of a round requires that its writer's registration stands.
+    ParticipantLives,
+    /// A round waits for everybody who is registered, at most for its window.
+    WindowWaits,
+    /// A new owner waits for a checkpoint at most for its timeout.
+    CheckpointWaitEnds,
+    /// A checkpoint is recorded only while the assignment is the one that its maker saw.
+    CheckpointOfTheOwner,
+    /// A checkpoint is recorded only while its maker's registration stands.
+    CheckpointOfTheLiving,
+    /// A checkpoint names the handoff that it was made for.
+    CheckpointNamesHandoff,
 }
 
 /// A transaction of the handoff without the guards that the rule demands.
@@ -77,7 +101,8 @@ pub(crate) fn strike(txn: Txn, rule: Option<Rule>, view: &View, is_leaders: bool
     let is_struck = |compare: &Compare| {
         let name = match &compare.keys {
             Keys::One(key) => keys.parse(key),
-            Keys::Prefix(prefix) => return rule == Rule::RangeCompare && *prefix == keys.routers(),
+            Keys::Prefix(prefix) if *prefix == keys.routers() => return rule == Rule::RangeCompare,
+            Keys::Prefix(_) => return rule == Rule::NoneEndedSince,
             Keys::Between(..) => return false,
         };
         let creates = matches!(compare.field, Field::CreateRevision(_));
@@ -87,7 +112,9 @@ pub(crate) fn strike(txn: Txn, rule: Option<Rule>, view: &View, is_leaders: bool
         match (rule, name) {
             (Rule::AckIdentity, Some(KeyName::Handoff(_))) => creates && !is_leaders,
             (Rule::AckOfTheLiving, Some(KeyName::Router(_))) => true,
-            (Rule::LeaderGuard, Some(KeyName::Leader)) => true,
+            (Rule::LeaderGuard | Rule::NoLeader, Some(KeyName::Leader)) => true,
+            (Rule::RoundInForce, Some(KeyName::Rounds(RoundsKey::Current))) => true,
+            (Rule::ParticipantLives, Some(KeyName::Rounds(RoundsKey::Participant(_)))) => true,
             (Rule::RecordCompare, Some(KeyName::Handoff(_) | KeyName::Assignment(_))) => is_leaders,
             (Rule::PhaseCompare, Some(KeyName::Handoff(_))) => !creates,
             (Rule::NewOwnerLives, Some(KeyName::Pod(pod))) => {
@@ -152,6 +179,12 @@ pub(crate) fn falsify(view: &View, rule: Rule) -> Option<View> {
                 let Versioned { create_revision, mod_revision, .. } = key;
                 view.pods
                     .insert(pod_name, Versioned { create_revision, mod_revision, lease: Some(LeaseId::new(1)), value });
+            }
+        }
+        Rule::CheckpointNamesHandoff => {
+            for (partition, checkpoint) in &mut view.checkpoints {
+                let present = view.handoffs.get(partition).map_or(HandoffId::NONE, |handoff| handoff.id());
+                checkpoint.value.handoff = present;
             }
         }
         Rule::Barrier => {

@@ -51,6 +51,12 @@ pub(crate) struct Scenario {
     pub(crate) routers: usize,
     pub(crate) routers_up: usize,
     pub(crate) partitions: u8,
+    /// Processes that take part in assignment rounds. 0: the keyspace has a leader.
+    pub(crate) participants: u8,
+    /// How many of them run at the beginning, in a round of their own.
+    pub(crate) participants_up: u8,
+    /// A leader of a keyspace with rounds ends them before it acts.
+    pub(crate) leader_knows_rounds: bool,
     /// Pod 0 owns everything at the beginning; otherwise no partition has an owner yet.
     pub(crate) is_placed: bool,
     /// Pod 0 is draining, so that its partitions have to move.
@@ -63,6 +69,8 @@ pub(crate) struct Scenario {
     pub(crate) budget: Budget,
     /// The service of pod 0 outlives its sidecar, and its work ends within a bound.
     pub(crate) is_bounded: bool,
+    /// The pods make checkpoints, and new owners wait for them.
+    pub(crate) checkpoints: bool,
     /// Of the pods only the old owner fails.
     pub(crate) spares_new_owner: bool,
     pub(crate) verdict: Verdict,
@@ -89,6 +97,14 @@ impl Scenario {
         let line = |it: &Planned| (it.router, it.partition, it.key);
         (1..self.requests.len())
             .any(|index| self.requests[..index].iter().any(|it| line(it) == line(&self.requests[index])))
+    }
+
+    /// More rounds than these faults are a reason for.
+    pub(crate) fn most_rounds(&self) -> u64 {
+        let Budget { participant_crashes, participant_starts, stuck_participants, .. } = self.budget;
+        let Budget { windows, heartbeats, leaders, delays, .. } = self.budget;
+        let comings = participant_crashes + participant_starts + stuck_participants + self.participants;
+        u64::from(2 * (1 + comings + windows + heartbeats + leaders + delays))
     }
 
     pub(crate) fn is_without(&self, rule: Rule) -> bool {

@@ -8,13 +8,17 @@ use segue_protocol::records::{Capabilities, Mode};
 
 use crate::scenario::{Planned, Scenario, Size, Verdict};
 use crate::state::{Budget, Reached};
+use crate::{checkpoint_scenarios, round_scenarios};
 
 pub(crate) const ABLE: Capabilities = Capabilities { released: false, ..Capabilities::ALL };
 pub(crate) const DRAINED_AND_FENCE: Capabilities =
-    Capabilities { sync: false, drained: true, released: false, fence: true };
-pub(crate) const DRAINED: Capabilities = Capabilities { sync: false, drained: true, released: false, fence: false };
-const FENCE: Capabilities = Capabilities { sync: false, drained: false, released: false, fence: true };
-pub(crate) const NONE: Capabilities = Capabilities { sync: false, drained: false, released: false, fence: false };
+    Capabilities { sync: false, drained: true, released: false, fence: true, checkpoint: false };
+pub(crate) const DRAINED: Capabilities =
+    Capabilities { sync: false, drained: true, released: false, fence: false, checkpoint: false };
+const FENCE: Capabilities =
+    Capabilities { sync: false, drained: false, released: false, fence: true, checkpoint: false };
+pub(crate) const NONE: Capabilities =
+    Capabilities { sync: false, drained: false, released: false, fence: false, checkpoint: false };
 
 pub(crate) const NO_FAULT: Budget = Budget {
     pod_crashes: 0,
@@ -32,6 +36,15 @@ pub(crate) const NO_FAULT: Budget = Budget {
     phase_timeouts: 0,
     deletions: 0,
     detachments: 0,
+    participant_crashes: 0,
+    participant_starts: 0,
+    stuck_participants: 0,
+    windows: 0,
+    heartbeats: 0,
+    leaders: 0,
+    foreign_leaders: 0,
+    intervals: 0,
+    hangs: 0,
 };
 
 /// Requests by their router, all of one partition and key.
@@ -54,6 +67,9 @@ pub(crate) fn a_move(name: &'static str, about: &'static str) -> Scenario {
         routers: 2,
         routers_up: 2,
         partitions: 1,
+        participants: 0,
+        participants_up: 0,
+        leader_knows_rounds: true,
         is_placed: true,
         drains: true,
         is_planned: true,
@@ -62,6 +78,7 @@ pub(crate) fn a_move(name: &'static str, about: &'static str) -> Scenario {
         requests: requests(&[0, 0, 1]),
         budget: NO_FAULT,
         is_bounded: false,
+        checkpoints: false,
         spares_new_owner: false,
         verdict: Verdict::Holds,
         reaches: also(&[]),
@@ -262,6 +279,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         all.push(Scenario { routers: 1, routers_up: 1, requests, ..scenario.clone() });
         all.push(Scenario { name: with_two_routers, size: Size::Large, ..scenario });
     }
+    all.extend(checkpoint_scenarios::all());
+    all.extend(round_scenarios::all());
     all
 }
 

@@ -1,13 +1,13 @@
 //! Runs one search and compares its result with the expected one.
 
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use stateright::{Checker, CheckerBuilder, HasDiscoveries, Model, Path};
 
-use crate::action::Action;
 use crate::cluster::Cluster;
 use crate::scenario::{Scenario, Size, Verdict};
-use crate::state::{Reached, State};
+use crate::state::Reached;
 
 /// Most transitions of a search; one that meets more has not looked everywhere, which is a failure.
 pub(crate) const MOST: usize = 4_000_000_000;
@@ -15,7 +15,8 @@ pub(crate) const MOST: usize = 4_000_000_000;
 /// A violation, with the way to it.
 pub(crate) struct Found {
     pub(crate) property: &'static str,
-    pub(crate) steps: Vec<Action>,
+    /// In words.
+    pub(crate) steps: Vec<String>,
 }
 
 /// What a search has seen.
@@ -66,8 +67,8 @@ pub(crate) fn search(scenario: Scenario, most: usize, within: Duration) -> Outco
     let begun = Instant::now();
     let builder = builder(scenario.clone()).target_state_count(most).timeout(within).threads(threads);
     let mut outcome = match scenario.size {
-        Size::Large => outcome(&builder.spawn_dfs().join(), reaches, most),
-        Size::Quick | Size::Usual => outcome(&builder.spawn_bfs().join(), reaches, most),
+        Size::Large => reached(&builder.spawn_dfs().join(), reaches, most),
+        Size::Quick | Size::Usual => reached(&builder.spawn_bfs().join(), reaches, most),
     };
     if let Verdict::Violates { property, .. } = verdict {
         shorten(&scenario, property, &mut outcome.found);
@@ -77,7 +78,18 @@ pub(crate) fn search(scenario: Scenario, most: usize, within: Duration) -> Outco
     outcome
 }
 
-fn outcome(checker: &impl Checker<Cluster>, reaches: Vec<Reached>, most: usize) -> Outcome {
+fn reached(checker: &impl Checker<Cluster>, reaches: Vec<Reached>, most: usize) -> Outcome {
+    let unreached = reaches.into_iter().filter(|reached| !checker.model().has_reached(*reached)).collect();
+    Outcome { unreached, ..outcome(checker, most) }
+}
+
+/// What a search of any model has found.
+pub(crate) fn outcome<M>(checker: &impl Checker<M>, most: usize) -> Outcome
+where
+    M: Model,
+    M::State: Clone + PartialEq,
+    M::Action: Clone + PartialEq + Display,
+{
     let mut found: Vec<Found> = checker.discoveries().into_iter().map(as_found).collect();
     found.sort_by_key(|found| found.property);
     Outcome {
@@ -86,7 +98,7 @@ fn outcome(checker: &impl Checker<Cluster>, reaches: Vec<Reached>, most: usize) 
         depth: checker.max_depth(),
         took: Duration::ZERO,
         found,
-        unreached: reaches.into_iter().filter(|reached| !checker.model().has_reached(*reached)).collect(),
+        unreached: Vec::new(),
         is_complete: checker.state_count() < most,
     }
 }
@@ -114,6 +126,6 @@ fn builder(scenario: Scenario) -> CheckerBuilder<Cluster> {
     Cluster::new(scenario).checker().finish_when(HasDiscoveries::AnyFailures)
 }
 
-fn as_found((property, path): (&'static str, Path<State, Action>)) -> Found {
-    Found { property, steps: path.into_actions() }
+fn as_found<S, A: Display>((property, path): (&'static str, Path<S, A>)) -> Found {
+    Found { property, steps: path.into_actions().iter().map(ToString::to_string).collect() }
 }

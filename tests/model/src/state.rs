@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use segue_protocol::handoff::epoch_fence::EpochFence;
 use segue_protocol::handoff::pod_reconcile::LocalState;
-use segue_protocol::ids::{Epoch, HandoffId, Incarnation, Revision};
+use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
 use segue_proxy::routing::gate::GateState;
 use segue_proxy::routing::partition_state::PartitionState;
 
 use crate::action::Process;
+use crate::checkpoints::Taken;
 use crate::store::{StoreRef, TxnRef};
 
 /// A set of requests.
@@ -34,9 +35,10 @@ pub(crate) struct State {
     /// Writes that are on their way.
     pub(crate) slow: Vec<SlowWrite>,
     pub(crate) ledgers: Vec<Ledger>,
+    pub(crate) coordinators: Coordinators,
     pub(crate) budget: Budget,
     /// What went wrong, as a set of [`Violation`]s.
-    pub(crate) violated: u8,
+    pub(crate) violated: u16,
     /// The leader has itself seen the key of the bounded owner gone for as long as its work may last.
     pub(crate) bound_passed: bool,
 }
@@ -85,6 +87,8 @@ pub(crate) struct Pod {
     pub(crate) incarnation: Incarnation,
     pub(crate) clock: Clock,
     pub(crate) view: Option<StoreRef>,
+    /// Its service answers no request for a checkpoint.
+    pub(crate) hangs: bool,
     pub(crate) parts: Vec<Part>,
 }
 
@@ -97,6 +101,10 @@ pub(crate) struct Part {
     pub(crate) refuses: bool,
     /// The writes that its copy of the state contains.
     pub(crate) state: Requests,
+    /// The checkpoint that it has made and does not see recorded.
+    pub(crate) made: Option<Taken>,
+    /// The handoff for which it has waited in vain for a checkpoint.
+    pub(crate) waited: Option<HandoffId>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -143,10 +151,33 @@ pub(crate) struct Exchange {
     pub(crate) is_counted: bool,
 }
 
+/// The participants of assignment rounds, as sets of bits. All else about them is in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Coordinators {
+    /// They run.
+    pub(crate) up: u8,
+    /// They keep their registrations and do nothing else.
+    pub(crate) stuck: u8,
+}
+
+/// A coordinator's write about a partition, as it was decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Decided {
+    /// The leadership or the participant's life.
+    pub(crate) by: Revision,
+    /// The round that was in force.
+    pub(crate) round: Option<Revision>,
+    pub(crate) partition: PartitionId,
+    /// Another coordinator has written about the partition since.
+    pub(crate) is_ignorant: bool,
+}
+
 /// A write that has not reached the store yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SlowWrite {
     pub(crate) txn: TxnRef,
+    /// What is judged by if a coordinator decided it.
+    pub(crate) decided: Option<Decided>,
     /// Who waits for its outcome before writing the like again, about which partition. `None`: its writer takes it for
     /// failed, but it may still happen.
     pub(crate) writer: Option<(Process, u8)>,
@@ -159,6 +190,8 @@ pub(crate) struct Ledger {
     pub(crate) owner: Option<Target>,
     /// Every write that has taken effect.
     pub(crate) log: Requests,
+    /// The newest epoch that a handoff was given. Only with rounds.
+    pub(crate) given: Epoch,
 }
 
 /// Which faults may still happen, and how often.
@@ -186,6 +219,23 @@ pub(crate) struct Budget {
     pub(crate) deletions: u8,
     /// Another hand puts garbage over a pod's registration, and so detaches it from its lease.
     pub(crate) detachments: u8,
+    /// A participant loses its registration, and what it has decided may still be accepted.
+    pub(crate) participant_crashes: u8,
+    pub(crate) participant_starts: u8,
+    /// A participant keeps its registration and does nothing else.
+    pub(crate) stuck_participants: u8,
+    /// The window of a round ends before all have joined.
+    pub(crate) windows: u8,
+    /// The heartbeat of the rounds passes.
+    pub(crate) heartbeats: u8,
+    /// A coordinator that follows other settings becomes the leader of a keyspace with rounds.
+    pub(crate) leaders: u8,
+    /// Another hand puts a leader's key, without a lease.
+    pub(crate) foreign_leaders: u8,
+    /// The interval between checkpoints passes for a partition.
+    pub(crate) intervals: u8,
+    /// A pod makes no more checkpoints.
+    pub(crate) hangs: u8,
 }
 
 /// The invariants of the protocol, by number.
@@ -200,6 +250,10 @@ pub(crate) enum Violation {
     Converges = 5,
     /// Of the rules rather than the invariants: a partition is given to a life that stands.
     OwnerLives = 6,
+    /// Of the rounds: no two coordinators decide about a partition in ignorance of each other.
+    OneActor = 7,
+    /// Of checkpoints: one that is not of the owner, or that does not answer the handoff.
+    Checkpoint = 8,
 }
 
 /// What a search must have seen to be worth anything, by number.
@@ -217,6 +271,12 @@ pub(crate) enum Reached {
     Refused = 8,
     BoundPassed = 9,
     PutBackKey = 10,
+    /// A round has closed after the first one.
+    Rounds = 11,
+    /// A new owner starts from a checkpoint that was made for it.
+    StartedFromCheckpoint = 12,
+    /// A new owner has waited for a checkpoint as long as it may.
+    WaitedInVain = 13,
 }
 
 impl State {
@@ -246,6 +306,7 @@ impl State {
             for part in &mut pod.parts {
                 part.local.loaded.iter_mut().for_each(|loaded| handoff(&mut loaded.handoff));
                 part.local.drained.iter_mut().for_each(handoff);
+                part.waited.iter_mut().for_each(handoff);
             }
         }
         self.exchanges.iter_mut().for_each(|exchange| life(&mut exchange.target.incarnation));
@@ -260,11 +321,13 @@ impl State {
         for part in self.pods.iter_mut().map(Arc::make_mut).flat_map(|pod| &mut pod.parts) {
             part.local.loaded.iter_mut().for_each(|loaded| each(&mut loaded.epoch));
             part.fence.accepted.iter_mut().for_each(&mut *each);
+            part.made.iter_mut().for_each(|made| each(&mut made.epoch));
             each(&mut part.fence.known);
             each(&mut part.fence.last);
         }
         self.exchanges.iter_mut().for_each(|exchange| each(&mut exchange.target.epoch));
         self.ledgers.iter_mut().filter_map(|it| it.owner.as_mut()).for_each(|owner| each(&mut owner.epoch));
+        self.ledgers.iter_mut().for_each(|it| each(&mut it.given));
     }
 
     /// The epochs, to look at.
@@ -275,11 +338,13 @@ impl State {
         for part in self.pods.iter().flat_map(|pod| &pod.parts) {
             part.local.loaded.iter().for_each(|loaded| each(loaded.epoch));
             part.fence.accepted.iter().for_each(|epoch| each(*epoch));
+            part.made.iter().for_each(|made| each(made.epoch));
             each(part.fence.known);
             each(part.fence.last);
         }
         self.exchanges.iter().for_each(|exchange| each(exchange.target.epoch));
         self.ledgers.iter().filter_map(|it| it.owner).for_each(|owner| each(owner.epoch));
+        self.ledgers.iter().for_each(|it| each(it.given));
     }
 
     /// The identities, to look at.
@@ -293,6 +358,7 @@ impl State {
             for part in &pod.parts {
                 part.local.loaded.iter().for_each(|loaded| each(loaded.handoff.revision()));
                 part.local.drained.iter().for_each(|handoff| each(handoff.revision()));
+                part.waited.iter().for_each(|handoff| each(handoff.revision()));
             }
         }
         self.exchanges.iter().for_each(|exchange| each(exchange.target.incarnation.revision()));

@@ -2,10 +2,11 @@
 
 use segue_protocol::handoff::epoch_fence::EpochCheck;
 use segue_protocol::ids::{LeaseId, PartitionId};
-use segue_protocol::records::{Leader, encode};
+use segue_protocol::records::{Leader, Participant, encode};
 
 use crate::action::{Process, Step, Write};
 use crate::cluster::Cluster;
+use crate::rounds::participant_name;
 use crate::router::DrainEnd;
 use crate::rules::Rule;
 use crate::state::{Clock, Exchange, Reached, Request, State};
@@ -23,6 +24,7 @@ impl Cluster {
             }
             Step::Register(who) => self.register(state, who),
             Step::Elect => {
+                state.budget.leaders = state.budget.leaders.saturating_sub(1);
                 let record = Leader { holder: "coordinator".to_owned(), lease_id: LeaseId::NONE };
                 self.put(state, self.store.keys.leader(), encode(&record))
             }
@@ -30,13 +32,12 @@ impl Cluster {
                 if matches!(write, Write::Overdue { .. }) {
                     state.budget.phase_timeouts -= 1;
                 }
-                let txn = self.txn_of(state, write)?;
-                self.post(state, txn, None, post)
+                let (txn, decided) = self.write_of(state, write)?;
+                self.post_decided(state, txn, decided, post)
             }
             Step::Commit { index } | Step::CommitForgotten { index } => {
                 let slow = state.slow.remove(usize::from(index));
-                // Refused, it is gone all the same.
-                let _ = self.commit(state, slow.txn);
+                self.arrive(state, slow);
                 Some(())
             }
             Step::GiveUpWrite { index } => {
@@ -151,6 +152,54 @@ impl Cluster {
                 // The next one has seen nothing go.
                 state.bound_passed = false;
                 self.delete(state, self.store.keys.leader())
+            }
+            Step::MakeCheckpoint { pod, partition } => self.make_checkpoint(state, pod, partition, false),
+            Step::IntervalPasses { pod, partition } => {
+                state.budget.intervals -= 1;
+                self.make_checkpoint(state, pod, partition, true)
+            }
+            Step::RecordCheckpoint { pod, partition } => self.record_checkpoint(state, pod, partition, post),
+            Step::StopWaiting { pod, partition } => self.stop_waiting(state, pod, partition),
+            Step::Hang { pod } => {
+                state.budget.hangs -= 1;
+                state.pod(pod).hangs = true;
+                Some(())
+            }
+            Step::Participate { participant } => {
+                let value = Participant { name: participant_name(participant), round: None };
+                self.put(state, self.store.keys.participant(&value.name), encode(&value))
+            }
+            Step::ActInRound { participant } => self.take_round_step(state, participant, post),
+            Step::StartParticipant { participant } => {
+                state.budget.participant_starts -= 1;
+                state.coordinators.up |= 1 << participant;
+                Some(())
+            }
+            Step::CrashParticipant { participant } => {
+                state.budget.participant_crashes -= 1;
+                state.coordinators.up &= !(1 << participant);
+                state.coordinators.stuck &= !(1 << participant);
+                // Its lease may have ended before.
+                let _ = self.delete(state, self.store.keys.participant(&participant_name(participant)));
+                Some(())
+            }
+            Step::Stick { participant } => {
+                state.budget.stuck_participants -= 1;
+                state.coordinators.stuck |= 1 << participant;
+                Some(())
+            }
+            Step::EndWindow => {
+                state.budget.windows = state.budget.windows.saturating_sub(1);
+                self.delete(state, self.store.keys.gathering())
+            }
+            Step::EndHeartbeat => {
+                state.budget.heartbeats = state.budget.heartbeats.saturating_sub(1);
+                self.delete(state, self.store.keys.round_heartbeat())
+            }
+            Step::ForeignLeader => {
+                state.budget.foreign_leaders -= 1;
+                let record = Leader { holder: "nobody".to_owned(), lease_id: LeaseId::NONE };
+                self.overwrite(state, self.store.keys.leader(), encode(&record), false)
             }
             Step::Break { exchange } => {
                 state.budget.breaks -= 1;

@@ -15,8 +15,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use dashmap::{DashMap, Entry};
 use rustc_hash::FxBuildHasher;
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, Revision};
-use segue_protocol::keys::{KeyName, Keyspace};
-use segue_protocol::records::{Assignment, Handoff, PodAck, RouterCutoverAck, RouterDrainedAck, encode};
+use segue_protocol::keys::{KeyName, Keyspace, RoundsKey};
+use segue_protocol::records::{
+    Assignment, Checkpoint, Handoff, PodAck, Round, RouterCutoverAck, RouterDrainedAck, encode,
+};
 use segue_protocol::txn::{Batch, Compare, Event, Field, KeyValue, Keys, Op, Snapshot, Txn};
 use segue_protocol::view::View;
 
@@ -78,6 +80,8 @@ pub(crate) struct Store {
     txns: boxcar::Vec<Txn>,
     known_txns: DashMap<u64, u32, FxBuildHasher>,
     commits: DashMap<(u32, u32), Option<StoreRef>, FxBuildHasher>,
+    /// When a partition's last handoff ended is kept.
+    keeps_ends: bool,
 }
 
 fn hash_of(value: &impl Hash) -> u64 {
@@ -96,7 +100,13 @@ impl Store {
             txns: boxcar::Vec::new(),
             known_txns: DashMap::default(),
             commits: DashMap::default(),
+            keeps_ends: false,
         }
+    }
+
+    /// Keeps when a partition's last handoff ended. Decisions that are not slow see that anyway.
+    pub(crate) fn keeping_ends(self, keeps_ends: bool) -> Self {
+        Store { keeps_ends, ..self }
     }
 
     /// Returns an empty store.
@@ -106,6 +116,10 @@ impl Store {
 
     pub(crate) fn get(&self, at: StoreRef) -> &Content {
         &self.contents[at.id as usize]
+    }
+
+    pub(crate) fn has(&self, at: StoreRef, key: &str) -> bool {
+        self.get(at).entries.contains_key(key)
     }
 
     /// Whether the key stands without a lease.
@@ -125,11 +139,26 @@ impl Store {
         TxnRef { id, hash }
     }
 
-    /// Takes the history out of a transaction: nobody decides by it.
+    /// Takes the history out of a transaction: of it only matters when the last entry was made.
     fn strike_history(&self, txn: &mut Txn) {
         let history = self.keys.history();
-        txn.then.retain(|op| !matches!(op, Op::Put { key, .. } if history.contains(key)));
+        txn.then.retain_mut(|op| match op {
+            Op::Put { key, value, .. } if history.contains(key) => {
+                if let Some((partition, _)) = self.keys.parse_history_entry(key) {
+                    *key = self.keys.history_entry(partition, HandoffId::NONE);
+                }
+                value.clear();
+                self.keeps_ends
+            }
+            _ => true,
+        });
         txn.otherwise.iter_mut().for_each(|otherwise| self.strike_history(otherwise));
+    }
+
+    /// Whether it shows when a handoff ended.
+    pub(crate) fn shows_ends(&self, at: StoreRef) -> bool {
+        let history = self.keys.history();
+        self.keeps_ends && self.get(at).entries.keys().any(|key| history.contains(key))
     }
 
     /// What the store holds after the transaction. `None`: it is refused, or changes nothing.
@@ -157,17 +186,19 @@ impl Store {
     /// Whether anybody asks when a key was created, and when it was last put.
     fn asked(&self, key: &str) -> (bool, bool) {
         match self.keys.parse(key) {
-            Some(KeyName::Leader | KeyName::Router(_)) => (true, false),
-            Some(KeyName::Config | KeyName::Wanted | KeyName::Assignment(_)) => (false, true),
-            Some(KeyName::Pod(_) | KeyName::Handoff(_)) => (true, true),
-            _ => (false, false),
+            Some(KeyName::Router(_) | KeyName::Rounds(RoundsKey::Participant(_))) => (true, false),
+            Some(KeyName::Config | KeyName::Wanted | KeyName::Assignment(_) | KeyName::Checkpoint(_)) => (false, true),
+            // The heartbeat's is in no guard, and in views.
+            Some(KeyName::Rounds(RoundsKey::Current | RoundsKey::Gathering | RoundsKey::Heartbeat)) => (false, true),
+            Some(KeyName::Leader | KeyName::Pod(_) | KeyName::Handoff(_)) => (true, true),
+            _ => (self.keys.history().contains(key), false),
         }
     }
 
     fn assert_asked(&self, compare: &Compare) {
         let (created, modified) = match &compare.keys {
             Keys::One(key) => self.asked(key),
-            Keys::Prefix(prefix) => (*prefix == self.keys.routers(), false),
+            Keys::Prefix(prefix) => (*prefix == self.keys.routers() || self.keys.history().contains(prefix), false),
             Keys::Between(..) => (false, false),
         };
         let is_kept = match compare.field {
@@ -186,10 +217,13 @@ impl Store {
         for op in ops {
             match op {
                 Op::Put { key, value, lease } => {
-                    let create_revision = entries.get(key).map_or(revision, |entry| entry.create_revision);
+                    let before = entries.get(key).filter(|_| !self.keys.history().contains(key));
+                    let create_revision = before.map_or(revision, |entry| entry.create_revision);
                     let (key, value) = (key.clone(), value.clone());
-                    let entry = KeyValue { key, value, create_revision, mod_revision: revision, lease: *lease };
-                    events.push(Event::Put(entry.clone()));
+                    let mut entry = KeyValue { key, value, create_revision, mod_revision: revision, lease: *lease };
+                    self.forget_unasked(&mut entry);
+                    // A view takes no event for new that is not newer than itself.
+                    events.push(Event::Put(KeyValue { mod_revision: revision, ..entry.clone() }));
                     entries.insert(entry.key.clone(), entry);
                 }
                 Op::Delete(keys) => {
@@ -220,7 +254,9 @@ impl Store {
             let (create_revision, mod_revision) = (of(entry.create_revision), of(entry.mod_revision));
             (key.clone(), KeyValue { value, create_revision, mod_revision, ..entry.clone() })
         };
-        let entries = content.entries.iter().map(renumber).collect();
+        // A decision that is made from now on sees these ends, and with a slow one nothing is numbered anew.
+        let history = self.keys.history();
+        let entries = content.entries.iter().filter(|(key, _)| !history.contains(key)).map(renumber).collect();
         self.intern(numbers.of_view(content.revision()), entries)
     }
 
@@ -254,31 +290,60 @@ impl Store {
                 encode(&PodAck { handoff: handoff(ack.handoff), ..ack })
             }
             KeyName::Config | KeyName::Leader | KeyName::Wanted | KeyName::Pod(_) | KeyName::Router(_) => return None,
+            KeyName::Rounds(RoundsKey::Current) => {
+                let record = view.rounds.current.as_ref()?.value.clone();
+                let lives = record.participants.iter().map(|(name, of)| (name.clone(), life(*of)));
+                encode(&Round { participants: lives.collect(), ..record })
+            }
+            KeyName::Checkpoint(partition) => {
+                let record = view.checkpoints.get(&partition)?.value.clone();
+                let (epoch, handoff) = (numbers.of_epoch(record.epoch), handoff(record.handoff));
+                encode(&Checkpoint { epoch, handoff, ..record })
+            }
             // The model has no operator, and its pods send no heartbeats.
-            KeyName::Load(_) | KeyName::Drain(_) | KeyName::Pin(_) | KeyName::Pause | KeyName::Operation(_) => {
+            KeyName::Rounds(_)
+            | KeyName::Load(_)
+            | KeyName::Drain(_)
+            | KeyName::Pin(_)
+            | KeyName::Pause
+            | KeyName::Operation(_) => {
                 return None;
             }
         })
     }
 
+    /// Takes the revisions out of an entry that nobody compares.
+    fn forget_unasked(&self, entry: &mut KeyValue) {
+        let (asks_created, asks_modified) = self.asked(&entry.key);
+        entry.create_revision = if asks_created { entry.create_revision } else { Revision::ZERO };
+        entry.mod_revision = if asks_modified { entry.mod_revision } else { Revision::ZERO };
+    }
+
     /// Interns a content, without what no participant reads of it.
     fn intern(&self, revision: Revision, mut entries: BTreeMap<String, KeyValue>) -> StoreRef {
-        for (key, entry) in &mut entries {
-            let (asks_created, asks_modified) = self.asked(key);
-            entry.create_revision = if asks_created { entry.create_revision } else { Revision::ZERO };
-            entry.mod_revision = if asks_modified { entry.mod_revision } else { Revision::ZERO };
-        }
+        entries.values_mut().for_each(|entry| self.forget_unasked(entry));
         let snapshot = Snapshot { revision, entries: entries.values().cloned().collect() };
         let view = as_asked(View::from_snapshot(self.keys.clone(), snapshot));
         for (partition, handoff) in &view.handoffs {
             let key = self.keys.handoff(*partition);
             entries.entry(key).and_modify(|entry| entry.value = encode(&handoff.value));
         }
+        if let Some(current) = &view.rounds.current {
+            entries.entry(self.keys.round()).and_modify(|entry| entry.value = encode(&current.value));
+        }
+        if let Some(gathering) = &view.rounds.gathering {
+            entries.entry(self.keys.gathering()).and_modify(|entry| entry.value = encode(&gathering.value));
+        }
+        for (partition, checkpoint) in &view.checkpoints {
+            let key = self.keys.checkpoint(*partition);
+            entries.entry(key).and_modify(|entry| entry.value = encode(&checkpoint.value));
+        }
         let hash = hash_of(&(&entries, view.revision));
         let created = |key: &String| entries.get(key).map_or(Revision::ZERO, |entry| entry.create_revision);
         let lives = self.leases.iter().map(created).collect();
         let mut known = Vec::new();
         identities(&view, |id| known.push(id));
+        known.extend(entries.get(&self.keys.round_heartbeat()).map(|entry| entry.mod_revision));
         let mut announced = Vec::new();
         epochs(&view, |epoch| announced.push(epoch));
         let content = Content { entries, view, lives, identities: known, epochs: announced };
@@ -296,14 +361,19 @@ impl Store {
 
 /// Returns a view without revisions that are never compared and without text for people.
 fn as_asked(mut view: View) -> View {
-    view.config.iter_mut().for_each(|config| config.create_revision = Revision::ZERO);
-    view.leader.iter_mut().for_each(|leader| leader.mod_revision = Revision::ZERO);
     view.routers.values_mut().for_each(|router| router.mod_revision = Revision::ZERO);
-    view.assignments.values_mut().for_each(|assignment| assignment.create_revision = Revision::ZERO);
+    view.rounds.participants.values_mut().for_each(|it| it.mod_revision = Revision::ZERO);
+    view.rounds.current.iter_mut().for_each(|current| current.value.closed_by.clear());
+    view.rounds.gathering.iter_mut().for_each(|gathering| gathering.value.opened_by.clear());
     for handoff in view.handoffs.values_mut() {
         handoff.value.reason.clear();
         handoff.value.cause.clear();
         handoff.value.past.clear();
+    }
+    // A new owner asks whether it was made for its own handoff.
+    for (partition, checkpoint) in &mut view.checkpoints {
+        let present = view.handoffs.get(partition).map(|handoff| handoff.id());
+        checkpoint.value.handoff = present.filter(|it| *it == checkpoint.value.handoff).unwrap_or(HandoffId::NONE);
     }
     view
 }

@@ -3,10 +3,11 @@
 use segue_protocol::ids::{Epoch, Revision};
 use segue_protocol::records::Mode;
 use segue_protocol::txn::{Compare, Keys, Op, Txn};
+use segue_protocol::view::View;
 
 use crate::action::Process;
 use crate::cluster::Cluster;
-use crate::state::{Reached, SlowWrite, State, Violation};
+use crate::state::{Decided, Reached, SlowWrite, State, Violation};
 use crate::store::{StoreRef, TxnRef};
 
 /// `None`: the step leads nowhere.
@@ -33,8 +34,11 @@ impl Cluster {
                     Process::Router(router) => self.router_write(state, router, partition),
                     Process::Pod(pod) => self.pod_write(state, pod, partition),
                 };
-                if let Some(txn) = txn {
-                    let _ = self.post(state, txn, Some((who, partition)), post);
+                // With rounds the coordinators are slow. What slow acks lead to is searched with a leader.
+                match txn {
+                    Some(txn) if self.has_rounds() => _ = self.commit(state, txn),
+                    Some(txn) => _ = self.post(state, txn, Some((who, partition)), post),
+                    None => {}
                 }
             }
         }
@@ -54,8 +58,37 @@ impl Cluster {
         self.store.commit(state.now(), txn)?;
         post.was_slow = true;
         state.budget.delays -= 1;
-        state.slow.push(SlowWrite { txn, writer });
+        state.slow.push(SlowWrite { txn, decided: None, writer });
         Some(())
+    }
+
+    /// Commits a coordinator's write, or sets it on its way.
+    pub(crate) fn post_decided(
+        &self,
+        state: &mut State,
+        txn: TxnRef,
+        decided: Option<Decided>,
+        post: &mut Post,
+    ) -> StepResult {
+        let (before, on_their_way) = (state.now(), state.slow.len());
+        self.post(state, txn, None, post)?;
+        if let Some(slow) = state.slow.get_mut(on_their_way) {
+            slow.decided = decided;
+        } else if let Some(decided) = decided {
+            self.judge_accepted(state, before, &decided);
+        }
+        Some(())
+    }
+
+    /// A write that was on its way arrives.
+    pub(crate) fn arrive(&self, state: &mut State, slow: SlowWrite) {
+        let before = state.now();
+        // Refused, it is gone all the same.
+        if self.commit(state, slow.txn).is_some()
+            && let Some(decided) = slow.decided
+        {
+            self.judge_accepted(state, before, &decided);
+        }
     }
 
     pub(crate) fn commit(&self, state: &mut State, txn: TxnRef) -> StepResult {
@@ -65,6 +98,11 @@ impl Cluster {
         if self.flips_to_the_dead(before, after) {
             state.violate(Violation::OwnerLives);
         }
+        if self.scenario.checkpoints && self.records_wrongly(before, after) {
+            state.violate(Violation::Checkpoint);
+        }
+        self.judge_rounds(state, after);
+        self.judge_epochs(state, before, after);
         state.history.push(after);
         Some(())
     }
@@ -81,9 +119,33 @@ impl Cluster {
         })
     }
 
+    /// No two handoffs of a partition have one epoch.
+    fn judge_epochs(&self, state: &mut State, before: StoreRef, after: StoreRef) {
+        if !self.has_rounds() {
+            return;
+        }
+        let (before, after) = (self.store.view(before), self.store.view(after));
+        for (partition, handoff) in &after.handoffs {
+            let known = before.handoffs.get(partition).map(|it| it.create_revision);
+            if known == Some(handoff.create_revision) {
+                continue;
+            }
+            let given = &mut state.ledgers[partition.get() as usize].given;
+            let is_again = handoff.value.epoch <= *given;
+            *given = handoff.value.epoch;
+            if is_again {
+                state.violate(Violation::EpochsGrow);
+            }
+        }
+    }
+
     /// What a commit shows that was reached.
     pub(crate) fn note(&self, before: StoreRef, after: StoreRef) {
         let (before, after) = (self.store.view(before), self.store.view(after));
+        let rounds = |view: &View| view.rounds.current.as_ref().map(|current| current.value.number);
+        if rounds(after) > rounds(before) {
+            self.reach(Reached::Rounds);
+        }
         for (partition, handoff) in &before.handoffs {
             let stands = after.handoffs.get(partition).is_some_and(|it| it.create_revision == handoff.create_revision);
             if !stands {

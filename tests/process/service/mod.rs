@@ -19,8 +19,8 @@ const STEP: Duration = Duration::from_millis(20);
 pub(crate) struct Settings<'a> {
     pub(crate) name: &'a str,
     /// `plain` works whatever becomes of its client; `eager` begins before it has read the body; `prefork` has a child
-    /// write; `hangs` answers no health check while it works; `lent` writes only as long as it may; `stubborn` does so too
-    /// and confirms no end.
+    /// write; `hangs` answers no health check while it works; `lent` writes only as long as it may, and confirms an end
+    /// once it has stopped; `stubborn` does so too and confirms no end.
     pub(crate) kind: &'a str,
     pub(crate) listen: SocketAddr,
     pub(crate) log: &'a Path,
@@ -47,6 +47,8 @@ pub(crate) struct Write {
     pub(crate) pid: i32,
     /// Which one of its request.
     pub(crate) number: u32,
+    /// Empty if the request did not name it.
+    pub(crate) keyspace: String,
 }
 
 /// All writes, in order.
@@ -56,7 +58,8 @@ pub(crate) fn writes(log: &Path) -> Vec<Write> {
         let mut words = line.split(' ');
         let name = words.next()?.to_owned();
         let (epoch, pid) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        Some(Write { name, epoch, pid, number: words.next()?.parse().ok()? })
+        let (number, keyspace) = (words.next()?.parse().ok()?, words.next()?.to_owned());
+        Some(Write { name, epoch, pid, number, keyspace })
     };
     text.lines().filter_map(write).collect()
 }
@@ -109,8 +112,9 @@ fn variable(name: &str) -> String {
 /// Is the service, for ever.
 pub(crate) fn run() {
     if let Ok(worker) = std::env::var("SERVICE_WORKER") {
-        let (epoch, millis) = worker.split_once(' ').unwrap();
-        return work(epoch, millis.parse().unwrap());
+        let (place, millis) = worker.rsplit_once(' ').unwrap();
+        let (epoch, keyspace) = place.split_once(' ').unwrap();
+        return work(epoch, keyspace, millis.parse().unwrap());
     }
     let Ok(listen) = std::env::var("SERVICE_LISTEN") else { return };
     let listener = TcpListener::bind(listen).unwrap();
@@ -122,7 +126,7 @@ pub(crate) fn run() {
 fn serve(mut stream: TcpStream) -> Option<()> {
     let mut reader = BufReader::new(stream.try_clone().ok()?);
     loop {
-        let (mut request, mut epoch, mut length) = (String::new(), "0".to_owned(), 0);
+        let (mut request, mut epoch, mut keyspace, mut length) = (String::new(), "0".to_owned(), String::new(), 0);
         reader.read_line(&mut request).ok()?;
         loop {
             let mut line = String::new();
@@ -131,6 +135,7 @@ fn serve(mut stream: TcpStream) -> Option<()> {
             }
             match line.trim_end().to_lowercase().split_once(": ") {
                 Some(("segue-epoch", value)) => epoch = value.to_owned(),
+                Some(("segue-keyspace", value)) => keyspace = value.to_owned(),
                 Some(("content-length", value)) => length = value.parse().ok()?,
                 Some(_) => {}
                 None => break,
@@ -138,27 +143,30 @@ fn serve(mut stream: TcpStream) -> Option<()> {
         }
         let path = request.split(' ').nth(1)?;
         let is_eager = variable("SERVICE_KIND") == "eager" && path.starts_with("/work");
-        let early = is_eager.then(|| answer(path, &epoch, ""));
+        let early = is_eager.then(|| answer(path, (&epoch, &keyspace), ""));
         let mut body = vec![0; length];
         reader.read_exact(&mut body).ok()?;
-        let (status, answer) = early.unwrap_or_else(|| answer(path, &epoch, &String::from_utf8_lossy(&body)));
+        let (status, answer) =
+            early.unwrap_or_else(|| answer(path, (&epoch, &keyspace), &String::from_utf8_lossy(&body)));
         write!(stream, "HTTP/1.1 {status} x\r\ncontent-length: {}\r\n\r\n{answer}", answer.len()).ok()?;
     }
 }
 
-fn answer(path: &str, epoch: &str, body: &str) -> (u16, String) {
+fn answer(path: &str, (epoch, keyspace): (&str, &str), body: &str) -> (u16, String) {
     let (name, kind) = (variable("SERVICE_NAME"), variable("SERVICE_KIND"));
     let (path, value) = path.split_once('?').unwrap_or((path, ""));
+    // With several keyspaces each has paths of its own.
+    let path = path.rfind('/').map_or(path, |last| &path[last..]);
     match (path, kind.as_str()) {
         ("/work", "prefork") => {
             let words = command();
             let mut child = Command::new(&words[0]);
-            let worker = child.args(&words[1..]).env("SERVICE_WORKER", format!("{epoch} {value}"));
+            let worker = child.args(&words[1..]).env("SERVICE_WORKER", format!("{epoch} {keyspace} {value}"));
             worker.status().unwrap();
         }
         ("/work", _) => {
             WORKING.fetch_add(1, SeqCst);
-            work(epoch, value.parse().unwrap());
+            work(epoch, keyspace, value.parse().unwrap());
             WORKING.fetch_sub(1, SeqCst);
         }
         ("/health", "hangs") => {
@@ -173,6 +181,9 @@ fn answer(path: &str, epoch: &str, body: &str) -> (u16, String) {
                 return (500, "it goes on".to_owned());
             }
             LENT.store(until.parse().unwrap(), SeqCst);
+            while kind == "lent" && until == "0" && WORKING.load(SeqCst) > 0 {
+                std::thread::sleep(STEP);
+            }
         }
         ("/exit", _) => std::process::exit(value.parse().unwrap()),
         _ => {}
@@ -181,7 +192,7 @@ fn answer(path: &str, epoch: &str, body: &str) -> (u16, String) {
 }
 
 /// Writes for so long, on a machine that is busy too: a step that comes late does not put off the next one.
-fn work(epoch: &str, millis: u32) {
+fn work(epoch: &str, keyspace: &str, millis: u32) {
     let (name, kind, pid) = (variable("SERVICE_NAME"), variable("SERVICE_KIND"), std::process::id());
     let mut log: File = OpenOptions::new().create(true).append(true).open(variable("SERVICE_LOG")).unwrap();
     let begun = Instant::now();
@@ -191,7 +202,8 @@ fn work(epoch: &str, millis: u32) {
         if matches!(kind.as_str(), "lent" | "stubborn") && now >= LENT.load(SeqCst) {
             return;
         }
-        writeln!(log, "{name} {epoch} {pid} {number}").unwrap();
+        // One call: services of several keyspaces append at once.
+        log.write_all(format!("{name} {epoch} {pid} {number} {keyspace}\n").as_bytes()).unwrap();
         std::thread::sleep((begun + STEP * (number + 1)).saturating_duration_since(Instant::now()));
     }
 }

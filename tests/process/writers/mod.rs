@@ -2,6 +2,8 @@
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
+pub mod load;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -21,7 +23,11 @@ pub const PARTITIONS: u32 = 16;
 pub struct WriterCluster {
     /// How long a writer takes for a request, in milliseconds.
     pub service_time: u64,
+    /// The TTL of a writer's lease, in seconds.
+    pub lease_ttl: u64,
     pub processes: BTreeMap<String, Process>,
+    /// The token that pods by gRPC have to present to the coordinators.
+    pub token_file: Option<PathBuf>,
     writer: PathBuf,
     cluster: TestCluster,
 }
@@ -31,7 +37,7 @@ impl WriterCluster {
         // First, as it may have to be built.
         let writer = example("writer");
         let cluster = TestCluster::start(env!("CARGO_BIN_EXE_segue"));
-        WriterCluster { service_time: 2, processes: BTreeMap::new(), writer, cluster }
+        WriterCluster { service_time: 2, lease_ttl: 2, processes: BTreeMap::new(), token_file: None, writer, cluster }
     }
 
     pub fn path(&self) -> &Path {
@@ -55,10 +61,14 @@ impl WriterCluster {
     pub fn coordinator_at(&mut self, name: &str, listen: Option<SocketAddr>) {
         let mut config = self.cluster.config().coordinator(name, PARTITIONS).with(
             "coordinator",
-            "settle = \"100ms\"\nmin_interval = \"200ms\"\ncool_down = \"0s\"\nheartbeat = \"5s\"",
+            "settle = \"100ms\"\nmin_interval = \"200ms\"\ncool_down = \"0s\"\nheartbeat = \"5s\"\n\
+             checkpoint_interval = \"1s\"\ncheckpoint_timeout = \"2s\"",
         );
         if let Some(listen) = listen {
             config = config.set("coordinator.listen", listen.to_string());
+            if let Some(file) = &self.token_file {
+                config = config.set("coordinator.token_file", file.to_str().unwrap());
+            }
         }
         let process = self.run(name, &config.quick());
         self.processes.insert(name.to_owned(), process);
@@ -80,7 +90,8 @@ impl WriterCluster {
     pub fn writer(&mut self, name: &str) {
         let mut command = Command::new(&self.writer);
         let (listen, logs) = (free_address().to_string(), self.logs());
-        command.args(["--etcd", &self.etcd().endpoint(), "--name", name, "--listen", &listen, "--lease-ttl", "2"]);
+        command.args(["--etcd", &self.etcd().endpoint(), "--name", name, "--listen", &listen]);
+        command.args(["--lease-ttl", &self.lease_ttl.to_string()]);
         command.args(["--service-time", &self.service_time.to_string(), "--warm-time", "30", "--log-dir"]).arg(logs);
         let process = Process::start(name, self.path(), &mut command);
         self.processes.insert(name.to_owned(), process);

@@ -49,7 +49,7 @@ async fn request(cluster: Rc<Cluster>) {
     let (answer, answered) = oneshot::channel();
     sleep(rng.millis(0..=setting.message_ms)).await;
     let asked = Asked { id, partition, key, work };
-    spawn_local(router.process.run(router.clone().handle(cluster.clone(), asked, answer)));
+    spawn_local(router.member.process.run(router.clone().handle(cluster.clone(), asked, answer)));
     drop(router);
     let patience = match rng.percent(setting.hang_ups) {
         true => rng.millis(1..=setting.work_ms * 3 + 500),

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use segue_protocol::ids::{Epoch, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::records::{Handoff, Mode, Phase, PodAckKind};
+use segue_protocol::records::{Checkpoint, Handoff, Mode, Phase, PodAckKind};
 use segue_protocol::txn::{Batch, Event, Snapshot};
 use segue_protocol::view::{PodLife, Versioned, View};
 
@@ -92,8 +92,13 @@ impl Contract {
         let after = &inner.view;
         if let Author::Coordinator(name) = author
             && before.leader.as_ref().or(after.leader.as_ref()).is_none_or(|leader| leader.value.holder != name)
+            && !acts(before, after, name)
         {
-            self.trace.violation("single_leader", format!("{name} writes and does not lead"));
+            self.trace.violation("single_leader", format!("{name} writes and has no authority"));
+        }
+        let round = |view: &View| view.rounds.current.as_ref().map(|round| round.mod_revision);
+        if round(after) > round(before) {
+            self.trace.seen("an assignment round closed");
         }
         for (partition, assignment) in &after.assignments {
             let was = before.assignments.get(partition);
@@ -120,6 +125,25 @@ impl Contract {
             }
         }
         self.stale_acks(before, after);
+        self.checkpoints(before, after);
+    }
+
+    /// Checks that a checkpoint was recorded by the owner of its epoch.
+    fn checkpoints(&self, before: &View, after: &View) {
+        for (partition, now) in &after.checkpoints {
+            let was = before.checkpoints.get(partition);
+            if was.is_some_and(|was| {
+                (&was.value.checkpoint, was.value.taken_at) == (&now.value.checkpoint, now.value.taken_at)
+            }) {
+                continue;
+            }
+            let owner = after.assignments.get(partition).map(|it| (it.value.owner.as_str(), it.value.epoch));
+            let Checkpoint { pod_name, epoch, .. } = &now.value;
+            if owner != Some((pod_name.as_str(), *epoch)) {
+                let what = format!("{pod_name} recorded one of partition {partition} at {epoch}, which {owner:?} owns");
+                self.trace.violation("checkpoints", what);
+            }
+        }
     }
 
     fn moved(&self, before: &View, after: &View, was: &Versioned<Handoff>, now: &Versioned<Handoff>) {
@@ -220,4 +244,21 @@ impl Contract {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A participant of the assignment round has written, and acts for all partitions that have changed.
+fn acts(before: &View, after: &View, name: &str) -> bool {
+    let Some(round) = before.rounds.current.as_ref().filter(|_| before.leader.is_none()) else { return false };
+    let participants: Vec<&String> = round.value.participants.keys().collect();
+    let changed = |partition: &PartitionId| {
+        let records = |view: &View| {
+            let handoff = view.handoffs.get(partition).map(|it| it.mod_revision);
+            (handoff, view.assignments.get(partition).map(|it| it.mod_revision))
+        };
+        records(before) != records(after)
+    };
+    participants.iter().any(|known| *known == name)
+        && PartitionId::all(after.partitions())
+            .filter(changed)
+            .all(|partition| participants[partition.index() % participants.len()] == name)
 }

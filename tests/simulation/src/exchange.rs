@@ -42,7 +42,7 @@ pub(crate) enum Outcome {
 pub(crate) async fn exchange(cluster: &Rc<Cluster>, router: &Router, permit: &Permit, asked: Asked) -> Outcome {
     let world = &cluster.world;
     let (setting, rng) = (&world.setting, &world.rng);
-    let (me, pod) = (router.process.name.clone(), permit.pod().name.clone());
+    let (me, pod) = (router.member.process.name.clone(), permit.pod().name.clone());
     // Most requests find a connection that stands.
     let made_for_this = rng.percent(30) || cluster.pod(&pod).is_none();
     if made_for_this {

@@ -7,6 +7,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use segue_coordination::store::Store as _;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::{PodRecord, PodStatus, encode};
@@ -15,9 +16,14 @@ use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep};
 
-use crate::cluster::{Cluster, Member};
+use crate::cluster::Cluster;
 use crate::contract::Author;
 use crate::setting::Row;
+use crate::site::{Member, Site};
+use crate::world::World;
+
+/// The name of a router that joins for a while.
+const JOINING: &str = "r9";
 
 /// A kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +58,9 @@ pub(crate) enum Fault {
     StallPod,
     /// Another hand puts the registration of a pod or router again, without its lease, and perhaps unreadable.
     DetachKey,
+    /// The part of a process in one keyspace stands still, while its other parts and its requests go on. Only where a
+    /// process has several parts, so it is not among [`ALL`](Self::ALL).
+    PausePart,
 }
 
 impl Fault {
@@ -120,8 +129,8 @@ impl Fault {
 }
 
 /// Has things go wrong until `until`.
-pub(crate) async fn storm(cluster: Rc<Cluster>, until: Instant) {
-    let world = cluster.world.clone();
+pub(crate) async fn storm(site: Rc<Site>, until: Instant) {
+    let world = site.world().clone();
     let (setting, rng) = (&world.setting, world.rng.fork());
     loop {
         sleep(rng.millis(200..=setting.fault_rest_ms)).await;
@@ -136,7 +145,7 @@ pub(crate) async fn storm(cluster: Rc<Cluster>, until: Instant) {
             };
             let lasts = lasts.min(until - Instant::now());
             world.trace.event(format_args!("FAULT {fault:?} for {lasts:?}"));
-            spawn_local(befall(cluster.clone(), *fault, lasts));
+            spawn_local(befall(site.clone(), *fault, lasts));
         }
     }
 }
@@ -155,35 +164,46 @@ async fn set_status(cluster: &Cluster, pod: &str, status: PodStatus) {
 }
 
 /// The operator takes back what he has written.
-pub(crate) async fn undrain(cluster: &Cluster) {
-    for pod in cluster.pods() {
-        set_status(cluster, &pod.process.name, PodStatus::Ready).await;
+pub(crate) async fn undrain(site: &Site) {
+    for cluster in &site.clusters {
+        for pod in cluster.pods() {
+            set_status(cluster, &pod.member.process.name, PodStatus::Ready).await;
+        }
     }
 }
 
 /// Mends everything, and starts whatever is missing.
-pub(crate) fn heal(cluster: &Cluster) {
-    let world = &cluster.world;
+pub(crate) fn heal(site: &Site) {
+    let world = site.world();
     world.trace.event(format_args!("HEALED"));
     world.store.set_available(true);
-    *disk(cluster) = Duration::ZERO;
+    *disk(world) = Duration::ZERO;
     world.network.heal_all();
-    cluster.breaking.set(0);
-    if let Some(joined) = cluster.router("r9") {
-        joined.shut_down();
+    for cluster in &site.clusters {
+        cluster.breaking.set(0);
+        if let Some(joined) = cluster.router(JOINING) {
+            joined.shut_down();
+        }
     }
-    for Member { process, link } in cluster.members() {
+    for Member { process, link, .. } in site.members() {
         process.resume();
         link.set_cut(false);
         link.set_stalled(false);
     }
-    cluster.complete();
+    site.parts().iter().for_each(|part| part.resume());
+    site.complete();
 }
 
 /// An operator forgets registrations that have stood without a lease for so long that nobody can be going to put them back.
-pub(crate) async fn forget(cluster: Rc<Cluster>) {
+pub(crate) async fn forget(site: Rc<Site>) {
+    sleep(site.world().setting.lease_ttl * 2).await;
+    for cluster in &site.clusters {
+        forget_in(cluster).await;
+    }
+}
+
+async fn forget_in(cluster: &Cluster) {
     let world = &cluster.world;
-    sleep(world.setting.lease_ttl * 2).await;
     world.look(Author::Other).await;
     let keys: Vec<String> =
         world.contract.with_view(|view| view.leaseless().chain(view.malformed.keys().cloned()).collect());
@@ -191,84 +211,87 @@ pub(crate) async fn forget(cluster: Rc<Cluster>) {
         let Ok(snapshot) = world.store.snapshot(&Keys::One(key.clone())).await else { return };
         if let Some(entry) = snapshot.entries.first().filter(|entry| entry.lease.is_none()) {
             world.trace.event(format_args!("{key} is forgotten"));
-            by_hand(&cluster, clear(&key, entry.mod_revision)).await;
+            by_hand(cluster, clear(&key, entry.mod_revision)).await;
         }
     }
 }
 
-fn disk(cluster: &Cluster) -> std::sync::MutexGuard<'_, Duration> {
-    cluster.world.disk.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+fn disk(world: &World) -> std::sync::MutexGuard<'_, Duration> {
+    world.disk.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
-    let world = cluster.world.clone();
+async fn befall(site: Rc<Site>, fault: Fault, lasts: Duration) {
+    let world = site.world().clone();
     let rng = world.rng.fork();
-    let (coordinators, routers, pods) = (cluster.coordinators(), cluster.routers(), cluster.pods());
+    let (coordinators, routers, pods) = (site.coordinators(), site.routers(), site.pods());
+    // A seed with one keyspace draws nothing for it.
+    let drawn = if site.clusters.len() > 1 { rng.among(0..=site.clusters.len() as u64 - 1) } else { 0 };
+    let cluster = site.clusters[drawn as usize].clone();
     match fault {
         Fault::CrashPod => {
             let Some(pod) = rng.pick(&pods) else { return };
-            pod.crash();
+            site.crash_pod(&pod.process);
             sleep(lasts).await;
-            cluster.start_pod(&pod.process.name);
+            site.start_pod(&pod.process.name);
         }
         Fault::CrashRouter => {
             let Some(router) = rng.pick(&routers) else { return };
             router.process.kill();
             sleep(lasts).await;
-            cluster.start_router(&router.process.name);
+            site.start_router(&router.process.name);
         }
         Fault::CrashCoordinator => {
             let Some(coordinator) = rng.pick(&coordinators) else { return };
-            let Member { process, .. } = coordinator.member();
+            let process = &coordinator.member.process;
             process.kill();
             sleep(lasts).await;
-            cluster.start_coordinator(&process.name);
+            site.start_coordinator(&process.name);
         }
         Fault::ShutDownPod => {
-            let Some(pod) = rng.pick(&pods).cloned() else { return };
-            pod.handle.shutdown(rng.millis(500..=8_000)).await;
-            pod.crash();
+            let Some(pod) = rng.pick(&pods) else { return };
+            let at_most = rng.millis(500..=8_000);
+            join_all(site.parts_of(&pod.process).iter().map(|part| part.handle.shutdown(at_most))).await;
+            site.crash_pod(&pod.process);
             sleep(lasts).await;
-            cluster.start_pod(&pod.process.name);
+            site.start_pod(&pod.process.name);
         }
         Fault::ShutDownRouter => {
             let Some(router) = rng.pick(&routers) else { return };
-            router.shut_down();
+            site.shut_down_router(&router.process);
             while !router.process.is_dead() {
                 sleep(Duration::from_millis(50)).await;
             }
             sleep(lasts).await;
-            cluster.start_router(&router.process.name);
+            site.start_router(&router.process.name);
         }
         Fault::ShutDownCoordinator => {
             let Some(coordinator) = rng.pick(&coordinators) else { return };
             coordinator.shut_down();
-            let Member { process, .. } = coordinator.member();
+            let process = &coordinator.member.process;
             while !process.is_dead() {
                 sleep(Duration::from_millis(50)).await;
             }
             sleep(lasts).await;
-            cluster.start_coordinator(&process.name);
+            site.start_coordinator(&process.name);
         }
-        Fault::PausePod => pause(rng.pick(&pods).map(|pod| pod.member()), lasts).await,
-        Fault::PauseRouter => pause(rng.pick(&routers).map(|router| router.member()), lasts).await,
-        Fault::PauseCoordinator => pause(rng.pick(&coordinators).map(|it| it.member()), lasts).await,
-        Fault::CutPod => cut(rng.pick(&pods).map(|pod| pod.member()), lasts).await,
-        Fault::CutRouter => cut(rng.pick(&routers).map(|router| router.member()), lasts).await,
-        Fault::CutCoordinator => cut(rng.pick(&coordinators).map(|it| it.member()), lasts).await,
+        Fault::PausePod => pause(rng.pick(&pods), lasts).await,
+        Fault::PauseRouter => pause(rng.pick(&routers), lasts).await,
+        Fault::PauseCoordinator => pause(rng.pick(&coordinators).map(|it| &it.member), lasts).await,
+        Fault::CutPod => cut(rng.pick(&pods), lasts).await,
+        Fault::CutRouter => cut(rng.pick(&routers), lasts).await,
+        Fault::CutCoordinator => cut(rng.pick(&coordinators).map(|it| &it.member), lasts).await,
         Fault::CutTogether => {
             let (Some(router), Some(pod)) = (rng.pick(&routers), rng.pick(&pods)) else { return };
-            let both = [router.member(), pod.member()];
+            let both = [router, pod];
             both.iter().for_each(|member| member.link.set_cut(true));
             sleep(lasts * 2).await;
             both.iter().for_each(|member| member.link.set_cut(false));
         }
         Fault::RouterJoins => {
-            let name = "r9";
-            cluster.start_router(name);
+            site.start_router(JOINING);
             sleep(lasts * 2).await;
-            if let Some(router) = cluster.router(name) {
-                router.shut_down();
+            if let Some(router) = site.clusters[0].router(JOINING) {
+                site.shut_down_router(&router.member.process);
             }
         }
         Fault::StallPod => {
@@ -285,14 +308,15 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
             world.network.heal(&router, &pod);
         }
         Fault::BreakExchanges => {
-            cluster.breaking.set(rng.among(5..=60) as u32);
+            let share = rng.among(5..=60) as u32;
+            site.clusters.iter().for_each(|cluster| cluster.breaking.set(share));
             sleep(lasts).await;
-            cluster.breaking.set(0);
+            site.clusters.iter().for_each(|cluster| cluster.breaking.set(0));
         }
         Fault::SlowDisk => {
-            *disk(&cluster) = rng.millis(20..=800);
+            *disk(&world) = rng.millis(20..=800);
             sleep(lasts).await;
-            *disk(&cluster) = Duration::ZERO;
+            *disk(&world) = Duration::ZERO;
         }
         Fault::StoreOutage => {
             world.store.set_available(false);
@@ -300,12 +324,12 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
             world.store.set_available(true);
         }
         Fault::BreakWatch => {
-            if let Some(member) = rng.pick(&cluster.members()) {
+            if let Some(member) = rng.pick(&site.members()) {
                 member.link.break_watches();
             }
         }
         Fault::StallWatch => {
-            let members = cluster.members();
+            let members = site.members();
             let Some(member) = rng.pick(&members) else { return };
             member.link.set_stalled(true);
             sleep(lasts).await;
@@ -315,16 +339,17 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
             // Repeatedly, so that one falls between a snapshot and the watch that continues from it.
             let ends = Instant::now() + lasts;
             while Instant::now() < ends {
-                let revision = world.contract.with_view(|view| view.revision);
+                let revision = cluster.world.contract.with_view(|view| view.revision);
                 // Refused if it is compacted that far already.
                 let _ = world.store.compact(revision);
                 if rng.percent(2) {
-                    cluster.members().iter().for_each(|member| member.link.break_watches());
+                    site.members().iter().for_each(|member| member.link.break_watches());
                 }
                 sleep(rng.millis(1..=10)).await;
             }
         }
         Fault::DeleteHandoff => {
+            let world = &cluster.world;
             let standing: Vec<PartitionId> = world.contract.with_view(|view| view.handoffs.keys().copied().collect());
             let Some(partition) = rng.pick(&standing) else { return };
             let key = Keys::One(world.keys.handoff(*partition));
@@ -337,6 +362,7 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
             set_status(&cluster, &pod.process.name, PodStatus::Ready).await;
         }
         Fault::DetachKey => {
+            let world = &cluster.world;
             let keys = world.contract.with_view(|view| {
                 let pods = view.pods.keys().map(|pod| world.keys.pod(pod));
                 pods.chain(view.routers.keys().map(|router| world.keys.router(router))).collect::<Vec<_>>()
@@ -353,11 +379,19 @@ async fn befall(cluster: Rc<Cluster>, fault: Fault, lasts: Duration) {
         }
         Fault::DrainPod => {
             if let Some(pod) = rng.pick(&pods).filter(|_| pods.len() > 1) {
-                pod.handle.set_draining();
+                site.parts_of(&pod.process).iter().for_each(|part| part.handle.set_draining());
                 sleep(lasts).await;
-                pod.crash();
-                cluster.start_pod(&pod.process.name);
+                site.crash_pod(&pod.process);
+                site.start_pod(&pod.process.name);
             }
+        }
+        Fault::PausePart => {
+            let Some(part) = rng.pick(&site.parts()).cloned() else { return };
+            world.trace.event(format_args!("a part of {} stands still", part.name));
+            world.trace.seen("a process stood still in one keyspace");
+            part.pause();
+            sleep(lasts * 2).await;
+            part.resume();
         }
     }
 }
@@ -370,14 +404,14 @@ async fn by_hand(cluster: &Cluster, txn: Txn) {
     world.look(Author::Operator).await;
 }
 
-async fn pause(member: Option<Member>, lasts: Duration) {
+async fn pause(member: Option<&Member>, lasts: Duration) {
     let Some(Member { process, .. }) = member else { return };
     process.pause();
     sleep(lasts).await;
     process.resume();
 }
 
-async fn cut(member: Option<Member>, lasts: Duration) {
+async fn cut(member: Option<&Member>, lasts: Duration) {
     let Some(Member { link, .. }) = member else { return };
     link.set_cut(true);
     sleep(lasts).await;

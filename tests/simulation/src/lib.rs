@@ -2,7 +2,8 @@
 //!
 //! Coordinators, routers and pods run production's code over the embedded store. Simulated are the clock, the sockets,
 //! the links to the store, the writers in the pods, and the faults. Each event is checked against the invariants of the
-//! protocol. A seed repeats its history to the microsecond.
+//! protocol. A seed repeats its history to the microsecond. A process takes part in up to three keyspaces under one
+//! lease.
 //!
 //! ```text
 //! clients ─► router (table, control side) ─ exchange ─► pod (ownership layer ─ writer ─► log)
@@ -26,6 +27,7 @@ mod router;
 mod run;
 mod sabotage;
 mod setting;
+mod site;
 mod store_link;
 mod sweep;
 mod trace;

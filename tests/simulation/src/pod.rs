@@ -18,7 +18,6 @@ use http_body_util::{BodyExt as _, Full};
 use segue_coordination::pod::{
     HandlerError, HandoffContext, HandoffHandler, Owned, OwnershipService, PodHandle, PodSettings,
 };
-use segue_coordination::store::Store;
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
 use tokio::sync::oneshot;
 use tokio::task::spawn_local;
@@ -29,13 +28,12 @@ use crate::history::{Owner, RequestId};
 use crate::log::Writer;
 use crate::process::Process;
 use crate::sabotage::Sabotage;
-use crate::store_link::{Kind, StoreLink};
-use crate::world::{KEYSPACE, World};
+use crate::site::Member;
+use crate::world::World;
 
-/// One life of a pod.
+/// One life of a pod in a keyspace.
 pub(crate) struct Pod {
-    pub(crate) process: Arc<Process>,
-    pub(crate) link: Arc<StoreLink>,
+    pub(crate) member: Member,
     pub(crate) handle: PodHandle,
     service: OwnershipService<WriterService>,
     bare: WriterService,
@@ -61,28 +59,27 @@ pub(crate) struct Job {
 }
 
 impl Pod {
-    pub(crate) fn start(world: &Arc<World>, name: &str, life: u64) -> Pod {
-        let process = Process::new(name, life, &world.trace);
-        let link = StoreLink::new(world, &process, Kind::Pod);
+    /// A pod's part of a process, and its work.
+    pub(crate) fn start(world: &Arc<World>, member: &Member) -> (Pod, impl Future<Output = ()> + use<>) {
+        let (process, name) = (member.process.clone(), member.process.name.as_str());
         let writer = Arc::new(Writing { world: world.clone(), process: process.clone(), states: Mutex::default() });
         let mut settings = PodSettings::new(name, format!("{name}:80"));
         settings.lease_ttl = world.setting.lease_ttl;
         settings.capabilities = world.setting.capabilities;
-        let store: Arc<dyn Store> = link.clone();
-        let (handle, run) = PodHandle::prepare(store, KEYSPACE, world.keys.clone(), settings, writer.clone());
-        spawn_local(process.run(run));
+        let (leases, keys) = (member.leases.clone(), world.keys.clone());
+        let (handle, run) = PodHandle::prepare(leases, world.keys.name(), keys, settings, writer.clone());
         let bare = WriterService { writer: writer.clone(), handle: handle.clone() };
         let service = handle.layer().layer(bare.clone());
         if world.is_sabotaged(Sabotage::EarlyDrained) {
             spawn_local(process.run(crate::byzantine::say_drained(world.clone(), name.to_owned())));
         }
-        Pod { process, link, handle, service, bare, writer }
+        (Pod { member: member.clone(), handle, service, bare, writer }, run)
     }
 
     /// Ends at once. What it had on the way to the log arrives.
     pub(crate) fn crash(&self) {
         self.handle.crash();
-        self.process.kill();
+        self.member.process.kill();
         self.writer.states().clear();
     }
 
@@ -96,7 +93,7 @@ impl Pod {
         let writer = &self.writer;
         let any = writer.world.is_sabotaged(Sabotage::AnyEpoch);
         let (mut service, mut bare) = (self.service.clone(), self.bare.clone());
-        self.process.run(async move {
+        self.member.process.run(async move {
             let (status, whole) = if any {
                 let Ok(response) = bare.call(request).await;
                 (response.status(), true)
@@ -181,11 +178,25 @@ impl Writing {
     }
 }
 
+impl Writing {
+    /// Checks that a new owner is told to start within the log.
+    fn check_start(&self, part: &HandoffContext) {
+        let Some(start) = &part.checkpoint else { return };
+        self.world.trace.seen("a new owner started from a checkpoint");
+        let length = self.world.logs.len(part.partition);
+        if !start.parse().is_ok_and(|start: usize| start <= length) {
+            let what = format!("partition {} is to start at {start}, and its log ends at {length}", part.partition);
+            self.world.trace.violation("checkpoints", what);
+        }
+    }
+}
+
 #[async_trait]
 impl HandoffHandler for Writing {
     async fn warm(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         let (world, name) = (&self.world, &self.process.name);
         world.trace.event(format_args!("{name} warms {} for {}", part.partition, part.epoch));
+        self.check_start(part);
         let id = world.rng.among(0..=u64::MAX - 1);
         let state = State { id, epoch: part.epoch, handoff: part.handoff, known: Mutex::default() };
         let state = Arc::new(state);
@@ -212,6 +223,21 @@ impl HandoffHandler for Writing {
             true => Ok(()),
             false => Err("the log is a newer owner's".into()),
         }
+    }
+
+    /// A checkpoint is the length of the log that the state has. Now and then it takes too long, or is in vain.
+    async fn checkpoint(&self, part: &HandoffContext) -> Result<Option<String>, HandlerError> {
+        let state = self.state(part.partition, part.epoch).ok_or("no state")?;
+        let length = state.known().length;
+        self.takes(100).await;
+        match self.world.rng.among(0..=99) {
+            0..=9 => self.takes(20_000).await,
+            10..=14 => return Err("the checkpoint cannot be stored".into()),
+            15..=19 => return Ok(None),
+            _ => {}
+        }
+        self.world.trace.event(format_args!("{} has a checkpoint of {}", self.process.name, part.partition));
+        Ok(Some(length.to_string()))
     }
 
     async fn drain(&self, part: &HandoffContext) -> Result<(), HandlerError> {

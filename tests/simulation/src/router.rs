@@ -6,38 +6,39 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::router::{Cutover, DataPlane, DrainSettings, RouterObserver, RouterSettings};
+use segue_coordination::router::{
+    Cutover, DataPlane, DrainSettings, RouterObserver, RouterPorts, RouterSettings, RouterStatus, run_router,
+};
 use segue_coordination::store::StoreError;
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::Partitioner;
-use segue_proxy::router::Control;
 use segue_proxy::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use segue_proxy::routing::table::{AdmissionError, StashLimits, Table};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 use crate::byzantine::Hasty;
 use crate::cluster::Cluster;
 use crate::exchange::{Outcome, exchange};
 use crate::history::{RequestId, Status};
-use crate::process::Process;
 use crate::sabotage::Sabotage;
-use crate::store_link::{Kind, StoreLink};
+use crate::site::Member;
 use crate::world::World;
 
 /// What the path of a request may take beyond its limits.
 const SLACK: Duration = Duration::from_millis(200);
 
-/// One life of a router.
+/// One life of a router in a keyspace.
 pub(crate) struct Router {
-    pub(crate) process: Arc<Process>,
-    pub(crate) link: Arc<StoreLink>,
+    pub(crate) member: Member,
     pub(crate) table: Arc<Table>,
     world: Arc<World>,
     worker: TableHandle,
@@ -47,7 +48,7 @@ pub(crate) struct Router {
     open: Cell<usize>,
     /// Of each partition: requests without an answer that have been put back.
     returned: RefCell<BTreeMap<PartitionId, usize>>,
-    control: Control,
+    shutdown: CancellationToken,
 }
 
 /// The weight of each request in a stash.
@@ -81,10 +82,9 @@ pub(crate) struct Asked {
 }
 
 impl Router {
-    pub(crate) fn start(world: &Arc<World>, name: &str, life: u64) -> Rc<Router> {
-        let setting = &world.setting;
-        let process = Process::new(name, life, &world.trace);
-        let link = StoreLink::new(world, &process, Kind::Router);
+    /// A router's part of a process, and the work of its control side.
+    pub(crate) fn start(world: &Arc<World>, member: &Member) -> (Rc<Router>, impl Future<Output = ()> + use<>) {
+        let (setting, name) = (&world.setting, member.process.name.as_str());
         let limits = StashLimits {
             max_requests: setting.max_requests,
             // As many as `max_requests` of that size.
@@ -108,21 +108,18 @@ impl Router {
             false => table.clone(),
         };
         let observer = Arc::new(Observer { world: world.clone(), name: name.to_owned() });
-        let (control, run) = Control::new(plane, notices, link.clone(), world.keys.clone(), settings, observer);
-        let (confined, ended) = (process.run(run), process.clone());
-        spawn_local(async move {
-            confined.await;
-            // None of its tasks continues.
-            ended.kill();
-        });
+        let (status, _) = watch::channel(RouterStatus::default());
+        let (ports, shutdown) = (RouterPorts { plane, notices, observer, status }, CancellationToken::new());
+        let run = run_router(member.leases.clone(), world.keys.clone(), settings, ports, shutdown.clone());
         let worker = table.worker(0);
         let (closed, open, returned) = (Cell::new(false), Cell::new(0), RefCell::default());
-        Rc::new(Router { process, link, table, world: world.clone(), worker, closed, open, returned, control })
+        let (world, member) = (world.clone(), member.clone());
+        (Rc::new(Router { member, table, world, worker, closed, open, returned, shutdown }), run)
     }
 
     /// Takes requests.
     pub(crate) fn listens(&self) -> bool {
-        !self.closed.get() && !self.process.is_dead()
+        !self.closed.get() && !self.member.process.is_dead()
     }
 
     /// How many requests of the partition have been put back and have no answer yet.
@@ -139,7 +136,7 @@ impl Router {
         let patience = setting.max_wait + 2 * setting.request_timeout;
         let limit = if setting.capabilities.drained { setting.drain_timeout } else { patience };
         let router = self.clone();
-        spawn_local(self.process.run(async move {
+        spawn_local(self.member.process.run(async move {
             let deadline = Instant::now() + limit;
             let refusing = deadline - limit / 10;
             while router.open.get() > 0 && Instant::now() < deadline {
@@ -148,7 +145,7 @@ impl Router {
                 }
                 sleep(Duration::from_millis(5)).await;
             }
-            router.control.shut_down();
+            router.shutdown.cancel();
         }));
     }
 
@@ -161,11 +158,11 @@ impl Router {
     ) {
         self.open.set(self.open.get() + 1);
         let _open = Open(&self.open);
-        let (arrived, paused) = (Instant::now(), self.process.paused());
+        let (arrived, paused) = (Instant::now(), self.member.process.paused());
         let status = self.route(&cluster, asked, arrived, &mut answer).await;
         self.world.history.unheld(asked.id);
         let Some(status) = status else { return };
-        let took = arrived.elapsed().saturating_sub(self.process.paused() - paused);
+        let took = arrived.elapsed().saturating_sub(self.member.process.paused() - paused);
         let setting = &self.world.setting;
         // It may wait for the router's first view; it may be with a pod that refuses it at last; then it may wait, and go to a
         // pod once more at the last moment.
@@ -188,7 +185,7 @@ impl Router {
             }
             sleep(Duration::from_millis(10)).await;
         }
-        history.taken(asked.id, &self.process.name, self.process.life);
+        history.taken(asked.id, &self.member.process.name, self.member.process.life);
         let order = asked.key.filter(|_| !world.is_sabotaged(Sabotage::NoOrder));
         let mut held_since = None;
         let mut returned = None;
@@ -200,11 +197,11 @@ impl Router {
             let mut permit = match admission {
                 Admission::Admitted(permit) => permit,
                 Admission::Queued(queued) => {
-                    let (began, paused) = (Instant::now(), self.process.paused());
+                    let (began, paused) = (Instant::now(), self.member.process.paused());
                     let deadline = *held_since.get_or_insert(began) + world.setting.max_wait;
                     let turn = self.wait(queued, asked.id, answer).await?;
                     let late = Instant::now().saturating_duration_since(deadline.max(began));
-                    history.took(asked.id, late.saturating_sub(self.process.paused() - paused), SLACK);
+                    history.took(asked.id, late.saturating_sub(self.member.process.paused() - paused), SLACK);
                     match turn {
                         Ok(permit) => permit,
                         Err(refusal) => return Some(self.refused(refusal)),

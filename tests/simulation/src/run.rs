@@ -19,6 +19,7 @@ use crate::contract::Author;
 use crate::faults;
 use crate::router::WEIGHT;
 use crate::sabotage::Sabotage;
+use crate::site::Site;
 use crate::trace::Violation;
 use crate::world::World;
 
@@ -66,11 +67,11 @@ pub fn run(scenario: Scenario) -> std::io::Result<Outcome> {
     let outcome = LocalSet::new().block_on(&runtime, async move {
         count_by_tokio();
         let began = Instant::now();
-        let world = World::new(seed, sabotage, keeps_lines);
-        let cluster = Cluster::start(&world);
-        play(&cluster).await;
-        let requests = world.history.totals();
-        let recorded = world.trace.finish();
+        let site = Site::start(World::all(seed, sabotage, keeps_lines));
+        play(&site).await;
+        let totals = site.clusters.iter().map(|cluster| cluster.world.history.totals());
+        let requests = totals.fold((0, 0), |(made, done), (more, of_them)| (made + more, done + of_them));
+        let recorded = site.world().trace.finish();
         Outcome {
             seed,
             hash: recorded.hash,
@@ -85,28 +86,30 @@ pub fn run(scenario: Scenario) -> std::io::Result<Outcome> {
     Ok(outcome)
 }
 
-async fn play(cluster: &Rc<Cluster>) {
-    let world = &cluster.world;
+async fn play(site: &Rc<Site>) {
+    let world = site.world();
     let goes_on = Rc::new(Cell::new(true));
-    for _ in 0..world.setting.clients {
-        let goes_on = goes_on.clone();
-        spawn_local(client(cluster.clone(), move || goes_on.get()));
+    for cluster in &site.clusters {
+        for _ in 0..world.setting.clients {
+            let goes_on = goes_on.clone();
+            spawn_local(client(cluster.clone(), move || goes_on.get()));
+        }
     }
-    spawn_local(faults::storm(cluster.clone(), Instant::now() + world.setting.storm));
+    spawn_local(faults::storm(site.clone(), Instant::now() + world.setting.storm));
     let calm = Instant::now() + world.setting.storm;
     while Instant::now() < calm {
-        step(cluster).await;
+        step(site).await;
         if world.trace.is_broken() {
             return;
         }
     }
-    faults::heal(cluster);
-    spawn_local(faults::forget(cluster.clone()));
+    faults::heal(site);
+    spawn_local(faults::forget(site.clone()));
     // Requests continue: a cluster must recover under load.
     let (deadline, quiet) = (Instant::now() + CALM, Instant::now() + Duration::from_secs(10));
     let mut why = Vec::new();
     while Instant::now() < deadline {
-        step(cluster).await;
+        step(site).await;
         if world.trace.is_broken() {
             return;
         }
@@ -115,9 +118,9 @@ async fn play(cluster: &Rc<Cluster>) {
         }
         goes_on.set(false);
         // Who was shutting down when the storm ended is gone only now, and may come back as an operator left it.
-        cluster.complete();
-        faults::undrain(cluster).await;
-        why = what_is_not_well(cluster);
+        site.complete();
+        faults::undrain(site).await;
+        why = site.clusters.iter().flat_map(|cluster| what_is_not_well(cluster)).collect();
         if why.is_empty() {
             return;
         }
@@ -125,10 +128,12 @@ async fn play(cluster: &Rc<Cluster>) {
     world.trace.violation("converges", why.join("; "));
 }
 
-async fn step(cluster: &Cluster) {
+async fn step(site: &Site) {
     sleep(Duration::from_millis(20)).await;
-    cluster.world.look(Author::Other).await;
-    bounded(cluster);
+    for cluster in &site.clusters {
+        cluster.world.look(Author::Other).await;
+        bounded(cluster);
+    }
 }
 
 /// Stashes keep within their limits, and know how much they hold.
@@ -140,7 +145,7 @@ fn bounded(cluster: &Cluster) {
             // One that is put back was let in before: limits do not apply to it.
             let most = world.setting.max_requests + router.returned(partition);
             if stashed > most || bytes != stashed * WEIGHT {
-                let name = &router.process.name;
+                let name = &router.member.process.name;
                 let held = format!("{stashed} requests of {bytes} bytes wait for partition {partition} in {name}");
                 world.trace.violation("bounded", format!("{held}, {most} at most"));
             }
@@ -175,7 +180,7 @@ fn what_is_not_well(cluster: &Cluster) -> Vec<String> {
             let (stashed, _) = router.table.stashed(partition);
             let in_flight = router.table.in_flight(partition);
             if stashed > 0 || in_flight > 0 || !leads_to_owner(cluster, partition, &stage) {
-                let name = &router.process.name;
+                let name = &router.member.process.name;
                 why.push(format!("{name}: partition {partition} is {stage:?}, {stashed} wait, {in_flight} in flight"));
             }
         }

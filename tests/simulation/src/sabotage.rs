@@ -13,7 +13,7 @@ use segue_protocol::txn::{Compare, Field, Keys, Op, Relation, Txn};
 pub enum Sabotage {
     /// Acks are written whether their handoff stands or not.
     AckIdentity,
-    /// A coordinator writes whether it leads or not.
+    /// A coordinator writes whether it has the authority or not.
     LeaderGuard,
     /// A phase moves on although a router has registered since.
     RouterRange,
@@ -45,7 +45,7 @@ impl Sabotage {
     /// All, with names and what they do.
     pub const ALL: [(Sabotage, &'static str, &'static str); 14] = [
         (Sabotage::AckIdentity, "ack-identity", "acks are written whether their handoff stands or not"),
-        (Sabotage::LeaderGuard, "leader-guard", "a coordinator writes whether it leads or not"),
+        (Sabotage::LeaderGuard, "leader-guard", "a coordinator writes whether it has the authority or not"),
         (Sabotage::RouterRange, "router-range", "a phase moves on although a router has registered since"),
         (Sabotage::PhaseCompare, "phase-compare", "a phase moves on although its record has changed since"),
         (Sabotage::LeaseClock, "lease-clock", "participants are told that the store has confirmed their lease"),
@@ -80,11 +80,13 @@ impl Sabotage {
             self.strip(keys, otherwise);
         }
         let one = |compare: &Compare, prefix: &str| matches!(&compare.keys, Keys::One(key) if key.starts_with(prefix));
-        let (leader, handoffs) = (keys.leader(), format!("{}handoffs/", keys.root()));
+        let (seats, handoffs) = ([keys.leader(), keys.round()], format!("{}handoffs/", keys.root()));
         let acks = ["handoff_drains/", "handoff_acks/", "pod_acks/"].map(|kind| format!("{}{kind}", keys.root()));
         let is_ack = |op: &Op| matches!(op, Op::Put { key, .. } if acks.iter().any(|kind| key.starts_with(kind)));
         match self {
-            Sabotage::LeaderGuard => txn.when.retain(|compare| !one(compare, &leader)),
+            Sabotage::LeaderGuard => {
+                txn.when.retain(|compare| !seats.iter().any(|seat| one(compare, seat)));
+            }
             Sabotage::RouterRange => {
                 txn.when
                     .retain(|compare| !(compare.relation == Relation::Less && matches!(compare.keys, Keys::Prefix(_))));

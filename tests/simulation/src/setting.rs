@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
-use segue_protocol::planning::{Policy, Strategy};
+use segue_protocol::planning::{Coordination, Policy, Strategy};
 use segue_protocol::records::{Capabilities, Mode};
 
 use crate::faults::Fault;
@@ -33,6 +33,8 @@ pub(crate) enum Row {
 #[derive(Debug, Clone)]
 pub(crate) struct Setting {
     pub(crate) capabilities: Capabilities,
+    /// In how many keyspaces each process takes part.
+    pub(crate) keyspaces: u64,
     pub(crate) coordinators: u64,
     pub(crate) routers: u64,
     pub(crate) pods: u64,
@@ -84,6 +86,7 @@ impl Setting {
             drained: row != Row::Plain,
             released: rng.percent(60),
             fence: row == Row::Full || (row == Row::Plain && rng.percent(50)),
+            checkpoint: false,
         };
         let lease_ttl = Duration::from_secs(rng.among(3..=6));
         let routers = rng.among(1..=3);
@@ -108,6 +111,7 @@ impl Setting {
         };
         let mut setting = Setting {
             capabilities,
+            keyspaces: 1,
             coordinators: 2,
             routers,
             pods: rng.among(2..=4),
@@ -121,6 +125,7 @@ impl Setting {
                     70..85 => Strategy::Jump,
                     _ => Strategy::Ring,
                 },
+                coordination: Coordination::Leader,
                 mode: if independent { Mode::Independent } else { Mode::Barrier },
                 settle: rng.millis(50..=500),
                 settle_max: Duration::from_secs(2),
@@ -128,6 +133,8 @@ impl Setting {
                 heartbeat: Duration::from_secs(3),
                 warm_timeout: rng.millis(4_000..=10_000),
                 phase_timeout: rng.millis(4_000..=10_000),
+                checkpoint_interval: Duration::ZERO,
+                checkpoint_timeout: Duration::from_secs(1),
                 max_concurrent_handoffs: rng.among(1..=8) as usize,
                 max_warming_per_pod: 0,
                 cool_down: Duration::ZERO,
@@ -164,6 +171,24 @@ impl Setting {
         setting.policy.max_warming_per_pod = rng.among(1..=4) as usize;
         setting.policy.cool_down = rng.millis(0..=2_000);
         setting.policy.balance_load = rng.percent(30);
+        // Told from a number that is drawn already, so that every other seed remains what it was.
+        if setting.fault_rest_ms.is_multiple_of(4) {
+            (setting.policy.coordination, setting.coordinators) = (Coordination::Rounds, 3);
+        }
+        // Likewise.
+        setting.keyspaces = match setting.rest_ms % 6 {
+            0 => 3,
+            1 | 2 => 2,
+            _ => 1,
+        };
+        if setting.keyspaces > 1 && row != Row::Plain && !independent {
+            setting.faults.push(Fault::PausePart);
+        }
+        setting.capabilities.checkpoint = rng.percent(40);
+        if setting.capabilities.checkpoint {
+            setting.policy.checkpoint_interval = rng.millis(300..=5_000);
+            setting.policy.checkpoint_timeout = rng.millis(50..=2_000);
+        }
         setting
     }
 }

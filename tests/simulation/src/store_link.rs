@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use segue_coordination::store::{Store, StoreError, Watch};
+use segue_coordination::store::{Store, StoreError, Survey, Watch};
 use segue_protocol::ids::{LeaseId, Revision};
+use segue_protocol::keys::{KeyName, Keyspace};
 use segue_protocol::txn::{Batch, Event, Keys, Op, Snapshot, Txn, TxnOutcome};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{sleep, timeout};
@@ -74,6 +75,8 @@ impl Condition {
 #[derive(Debug)]
 pub(crate) struct StoreLink {
     world: Arc<World>,
+    /// The worlds of all keyspaces.
+    worlds: Arc<[Arc<World>]>,
     process: Arc<Process>,
     kind: Kind,
     /// By how many thousandths the process's clock is off.
@@ -82,11 +85,13 @@ pub(crate) struct StoreLink {
 }
 
 impl StoreLink {
-    pub(crate) fn new(world: &Arc<World>, process: &Arc<Process>, kind: Kind) -> Arc<Self> {
+    /// The link of a process that takes part in the keyspaces of these worlds.
+    pub(crate) fn new(worlds: Arc<[Arc<World>]>, process: &Arc<Process>, kind: Kind) -> Arc<Self> {
+        let world = worlds[0].clone();
         let most = world.setting.drift as i64;
         let drift = world.rng.among(0..=2 * most as u64) as i64 - most;
         let state = Arc::new(Condition::default());
-        Arc::new(StoreLink { world: world.clone(), process: process.clone(), kind, drift, state })
+        Arc::new(StoreLink { world, worlds, process: process.clone(), kind, drift, state })
     }
 
     pub(crate) fn set_cut(&self, cut: bool) {
@@ -150,6 +155,22 @@ async fn lost<T>(answer: oneshot::Sender<T>, notices: bool) {
     drop(answer);
 }
 
+/// Looks at all keyspaces.
+async fn look<'a>(worlds: &[Arc<World>], author: impl Fn(usize) -> Author<'a>) {
+    for (number, world) in worlds.iter().enumerate() {
+        world.look(author(number)).await;
+    }
+}
+
+/// The transaction writes, in any of its branches, a key below this one.
+fn writes_below(txn: &Txn, root: &str) -> bool {
+    let is_below = |op: &Op| match op {
+        Op::Put { key, .. } | Op::Delete(Keys::One(key) | Keys::Prefix(key)) => key.starts_with(root),
+        Op::Delete(Keys::Between(from, _)) => from.starts_with(root),
+    };
+    txn.then.iter().any(is_below) || txn.otherwise.as_ref().is_some_and(|txn| writes_below(txn, root))
+}
+
 impl World {
     /// Looks at the store; leases whose time is over end before that.
     pub(crate) async fn look(&self, author: Author<'_>) {
@@ -172,6 +193,11 @@ impl Store for StoreLink {
         Ok(snapshot)
     }
 
+    async fn survey(&self, keys: &Keys, since: Revision) -> Result<Survey, StoreError> {
+        let keys = keys.clone();
+        self.call(false, move |world| async move { world.store.survey(&keys, since).await }).await
+    }
+
     async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
         let asked = keys.clone();
         let open = self.call(false, move |world| async move { world.store.watch(&asked, from).await });
@@ -190,16 +216,19 @@ impl Store for StoreLink {
 
     async fn commit(&self, mut txn: Txn) -> Result<TxnOutcome, StoreError> {
         if let Some(sabotage) = self.world.sabotage {
-            sabotage.strip(&self.world.keys, &mut txn);
+            self.worlds.iter().for_each(|world| sabotage.strip(&world.keys, &mut txn));
         }
-        let (name, kind) = (self.process.name.clone(), self.kind);
+        let (name, kind, worlds) = (self.process.name.clone(), self.kind, self.worlds.clone());
         let outcome = self.call(true, move |world| async move {
-            world.look(Author::Other).await;
-            // To be elected is the one thing that a coordinator writes before it leads.
-            let elects = txn.then.iter().any(|op| matches!(op, Op::Put { key, .. } if *key == world.keys.leader()));
+            look(&worlds, |_| Author::Other).await;
+            // A coordinator's seat is the one thing that it writes without authority.
+            let elects = txn.then.iter().any(|op| worlds.iter().any(|world| is_about_a_seat(&world.keys, op)));
+            let roots: Vec<_> = worlds.iter().map(|world| writes_below(&txn, world.keys.root())).collect();
             let outcome = world.store.commit(txn).await;
-            let author = if kind == Kind::Coordinator && !elects { Author::Coordinator(&name) } else { Author::Other };
-            world.look(author).await;
+            let coordinates = kind == Kind::Coordinator && !elects;
+            let author =
+                |number: usize| if coordinates && roots[number] { Author::Coordinator(&name) } else { Author::Other };
+            look(&worlds, author).await;
             if let Ok(TxnOutcome { revision, branch }) = &outcome {
                 world.trace.event(format_args!("{name} commits: {revision} {branch:?}"));
                 if branch.is_none() {
@@ -237,9 +266,10 @@ impl Store for StoreLink {
     }
 
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+        let worlds = self.worlds.clone();
         self.call(true, move |world| async move {
             let result = world.store.revoke(lease).await;
-            world.look(Author::Other).await;
+            look(&worlds, |_| Author::Other).await;
             result
         })
         .await
@@ -291,4 +321,10 @@ async fn relay(
 
 fn deletes(batch: &Batch) -> usize {
     batch.events.iter().filter(|event| matches!(event, Event::Delete { .. })).count()
+}
+
+/// The write takes or leaves the seat of a coordinator, or is a step of an assignment round.
+fn is_about_a_seat(keys: &Keyspace, op: &Op) -> bool {
+    let (Op::Put { key, .. } | Op::Delete(Keys::One(key))) = op else { return false };
+    matches!(keys.parse(key), Some(KeyName::Rounds(_))) || matches!(op, Op::Put { .. } if *key == keys.leader())
 }

@@ -19,8 +19,10 @@ const ENOUGH: usize = 5;
 pub const MUST_BE_SEEN: &[&str] = &[
     "a handoff completed",
     "a handoff was cancelled",
+    "a new owner started from a checkpoint",
     "a new owner died after it had taken over",
     "a coordinator was elected",
+    "an assignment round closed",
     "a request was held",
     "a held request was flushed",
     "a slow request gave its place in a flush away",
@@ -40,6 +42,7 @@ pub const MUST_BE_SEEN: &[&str] = &[
     "a watch was lost",
     "a watch fell behind a compaction",
     "a registration was detached from its lease",
+    "a process stood still in one keyspace",
     "the outcome of a store call stayed unknown",
     "the log refused an old epoch",
 ];

@@ -1,5 +1,5 @@
-//! What all participants of a simulation share: the store, the network, the log of the partitions, and what checks
-//! them.
+//! What all participants in a keyspace share: the store, the network, the log of the partitions, and what checks them.
+//! Keyspaces of one simulation have the store, the network and the faults in common.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,47 +16,48 @@ use crate::sabotage::Sabotage;
 use crate::setting::Setting;
 use crate::trace::Trace;
 
-/// One simulated world.
+/// The simulated world of one keyspace.
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) setting: Setting,
     pub(crate) sabotage: Option<Sabotage>,
     pub(crate) store: MemoryStore,
     pub(crate) keys: Keyspace,
-    pub(crate) rng: Rng,
-    pub(crate) network: Network,
+    pub(crate) rng: Arc<Rng>,
+    pub(crate) network: Arc<Network>,
     /// By how much the store's disk slows each write down.
-    pub(crate) disk: Mutex<Duration>,
+    pub(crate) disk: Arc<Mutex<Duration>>,
     pub(crate) logs: Logs,
     pub(crate) contract: Contract,
     pub(crate) history: RequestHistory,
     pub(crate) trace: Arc<Trace>,
 }
 
-/// The keyspace's name.
-pub(crate) const KEYSPACE: &str = "sim";
-
 impl World {
-    /// The world of a seed. To be called inside its runtime.
-    pub(crate) fn new(seed: u64, sabotage: Option<Sabotage>, keeps_lines: bool) -> Arc<Self> {
-        let rng = Rng::new(seed);
+    /// The worlds of a seed, one for each keyspace. To be called inside its runtime.
+    pub(crate) fn all(seed: u64, sabotage: Option<Sabotage>, keeps_lines: bool) -> Vec<Arc<Self>> {
+        let rng = Arc::new(Rng::new(seed));
         let setting = Setting::of(&rng.fork());
-        let keys = Keyspace::new("/segue/", KEYSPACE);
         let trace = Arc::new(Trace::new(keeps_lines));
         trace.event(format_args!("{setting:?}"));
-        Arc::new(World {
-            store: MemoryStore::new(),
-            network: Network::default(),
-            disk: Mutex::default(),
-            logs: Logs::new(setting.partitions, trace.clone()),
-            contract: Contract::new(keys.clone(), trace.clone()),
-            history: RequestHistory::new(trace.clone()),
-            rng,
-            keys,
-            setting,
-            sabotage,
-            trace,
-        })
+        let (store, network, disk) = (MemoryStore::new(), Arc::<Network>::default(), Arc::<Mutex<Duration>>::default());
+        let world = |number: u64| {
+            let keys = Keyspace::new("/segue/", &format!("sim-{number}"));
+            Arc::new(World {
+                store: store.clone(),
+                network: network.clone(),
+                disk: disk.clone(),
+                logs: Logs::new(setting.partitions, trace.clone()),
+                contract: Contract::new(keys.clone(), trace.clone()),
+                history: RequestHistory::new(trace.clone()),
+                rng: rng.clone(),
+                keys,
+                setting: setting.clone(),
+                sabotage,
+                trace: trace.clone(),
+            })
+        };
+        (0..setting.keyspaces).map(world).collect()
     }
 
     pub(crate) fn is_sabotaged(&self, by: Sabotage) -> bool {

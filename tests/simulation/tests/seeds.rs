@@ -5,10 +5,11 @@ use segue_simulation::{Sabotage, Scenario, Sweep, run};
 
 #[test]
 fn a_few_clusters_keep_every_promise_under_random_faults() {
-    let sweep = Sweep { seeds: 8, from: 100_000, jobs: 2, sabotage: None, check_all_twice: false, regressions: false };
+    let sweep = Sweep { seeds: 12, from: 100_000, jobs: 2, sabotage: None, check_all_twice: false, regressions: false };
     let total = sweep.run(|_| {});
     let told: Vec<String> = total.failures.iter().map(ToString::to_string).collect();
     assert!(told.is_empty(), "{}", told.join("\n\n"));
+    assert!(!total.unseen().contains(&"an assignment round closed"), "no cluster did without a leader");
 }
 
 #[test]

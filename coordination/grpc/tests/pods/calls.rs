@@ -9,7 +9,8 @@ use segue_protocol::records::{PodRecord, encode};
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::client::{Pod, ack, connect, hello, register};
+use crate::client::{Pod, ack, connect, hello, name, register};
+use crate::polling::Polling;
 use crate::site::Site;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -97,83 +98,43 @@ async fn a_token_with_another_lease_or_ttl_is_refused_and_ends_no_lease() {
     assert_eq!(site.view().await.pods.len(), 2);
 }
 
-/// A pod that polls the instances by turns, and does each task at once.
-struct Polling<'a> {
-    site: &'a Site,
-    hello: Hello,
-    seq: u64,
-    revision: u64,
-}
-
-impl<'a> Polling<'a> {
-    fn new(site: &'a Site) -> Self {
-        Polling { site, hello: hello(&site.name, "a"), seq: 0, revision: 0 }
-    }
-
-    async fn poll(&mut self) -> Event {
-        self.seq += 1;
-        let heartbeat = Some(Heartbeat { seq: self.seq, hello: Some(self.hello.clone()), ..Heartbeat::default() });
-        let wait = Duration::from_millis(100).try_into().ok();
-        let mut client = connect(self.site.address(self.seq as usize % 2)).await;
-        let request = PollRequest { heartbeat, after_revision: self.revision, wait };
-        let event = client.poll(request).await.unwrap().into_inner();
-        assert_eq!(event.confirmed, self.seq);
-        let welcome = event.welcome.clone().unwrap();
-        assert_eq!(welcome.resumed, self.seq > 1);
-        (self.hello.resume, self.revision) = (welcome.resume, event.revision);
-        event
-    }
-
-    /// Polls until the pod owns all partitions. Returns the handoffs of the tasks that it did.
-    async fn owns_all(&mut self) -> Vec<u64> {
-        let mut done = Vec::new();
-        loop {
-            let event = self.poll().await;
-            let mut acks = Vec::new();
-            for task in &event.tasks {
-                assert_eq!(crate::client::name(task), "warm");
-                let id = task.id.unwrap();
-                self.hello.holdings.retain(|held| held.partition != id.partition);
-                self.hello.holdings.push(Holding { partition: id.partition, epoch: task.epoch });
-                acks.push(Ack { id: task.id, kind: AckKind::Ready.into(), ..Ack::default() });
-                done.push(id.handoff);
-            }
-            let outcomes = ack(self.site.address(0), self.hello.resume.clone(), acks).await.unwrap();
-            assert!(outcomes.iter().all(|outcome| *outcome == AckOutcome::Accepted), "{outcomes:?}");
-            let assignment = event.assignment.unwrap();
-            assert!(assignment.full);
-            if assignment.owned.len() == 4 {
-                return done;
-            }
-        }
-    }
+/// Returns a pod that polls the instances by turns.
+fn polling(site: &Site) -> Polling {
+    Polling::new([site.address(0), site.address(1)], hello(&site.name, "a"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_without_streams_takes_part_by_polling_any_instance() {
     let site = Site::start().await;
-    let mut pod = Polling::new(&site);
-    pod.owns_all().await;
+    let mut pod = polling(&site);
+    for resumed in [false, true] {
+        assert_eq!(pod.round().await.welcome.unwrap().resumed, resumed);
+    }
+    pod.owns(4).await;
     assert_eq!(site.owners().await.len(), 4);
     // It has lost the state of a partition, which no handoff brings back.
-    pod.hello.holdings.retain(|held| held.partition != 2);
-    assert_eq!(pod.owns_all().await, [0]);
+    pod.known.held.remove(&2);
+    pod.known.tasks.clear();
+    pod.until("it is told to warm it", |known| !known.tasks.is_empty()).await;
+    pod.owns(4).await;
+    let told = pod.known.tasks.iter().map(|task| (name(task), task.id.unwrap()));
+    assert!(told.into_iter().all(|it| it == ("warm", TaskId { partition: 2, handoff: 0 })));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_registration_that_another_writer_detaches_is_restored_by_the_next_poll() {
     let site = Site::start().await;
-    let mut pod = Polling::new(&site);
-    pod.owns_all().await;
+    let mut pod = polling(&site);
+    pod.owns(4).await;
     let owners = site.owners().await;
     for _ in 0..2 {
         let record = PodRecord { version: Some("by hand".to_owned()), ..PodRecord::new("a", "127.0.0.1:9") };
         site.put(site.keys.pod("a"), encode(&record)).await;
-        pod.poll().await;
+        pod.round().await;
         let own = site.view().await.pods["a"].clone();
         assert!(own.lease.is_some() && own.value.address == "127.0.0.1:1", "{own:?}");
     }
-    pod.owns_all().await;
+    pod.owns(4).await;
     assert_eq!(site.owners().await, owners);
 }
 

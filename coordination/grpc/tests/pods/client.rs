@@ -15,6 +15,11 @@ use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
 const PATIENCE: Duration = Duration::from_secs(60);
+/// A busy machine may stop the test for seconds, which must not cost a lease.
+const LEASE_SECONDS: u64 = 5;
+const BEAT: Duration = Duration::from_millis(200);
+/// Heartbeats that take longer than the lease.
+pub(crate) const BEATS_OF_A_LEASE: u64 = LEASE_SECONDS * 5 + 2;
 
 /// The record of a pod: what the service told it, and what it did.
 #[derive(Debug, Clone, Default)]
@@ -31,6 +36,8 @@ pub(crate) struct Known {
     pub(crate) gone_away: bool,
     /// How the stream ended.
     pub(crate) ended: Option<Code>,
+    /// Checkpoints hang.
+    pub(crate) makes_no_checkpoint: bool,
 }
 
 impl Known {
@@ -51,7 +58,7 @@ impl Known {
         counts
     }
 
-    fn apply(&mut self, event: &Event) {
+    pub(crate) fn apply(&mut self, event: &Event) {
         if let Some(welcome) = &event.welcome {
             self.welcome = Some(welcome.clone());
             self.first = Some(event.clone());
@@ -69,8 +76,9 @@ impl Known {
     }
 
     /// Does a task. Returns its acknowledgement.
-    fn run(&mut self, task: &Task) -> Ack {
+    pub(crate) fn run(&mut self, task: &Task) -> Option<Ack> {
         let partition = task.id.unwrap().partition;
+        let (mut checkpoint, mut epoch) = (Vec::new(), 0);
         let kind = match task.kind.as_ref().unwrap() {
             Kind::Warm(_) => {
                 self.held.insert(partition, task.epoch);
@@ -79,11 +87,18 @@ impl Known {
             Kind::Sync(_) => AckKind::Synced,
             Kind::Drain(_) => AckKind::Drained,
             Kind::Release(_) => {
-                self.held.remove(&partition);
+                if !(1..self.held.get(&partition).copied().unwrap_or_default()).contains(&task.epoch) {
+                    self.held.remove(&partition);
+                }
                 AckKind::Released
             }
+            Kind::Checkpoint(_) if self.makes_no_checkpoint => return None,
+            Kind::Checkpoint(_) => {
+                (checkpoint, epoch) = (format!("{partition}@{}", task.epoch).into_bytes(), task.epoch);
+                AckKind::Checkpointed
+            }
         };
-        Ack { id: task.id, kind: kind.into(), ..Ack::default() }
+        Some(Ack { id: task.id, kind: kind.into(), checkpoint, epoch, ..Ack::default() })
     }
 }
 
@@ -93,10 +108,11 @@ pub(crate) fn name(task: &Task) -> &'static str {
         Kind::Sync(_) => "sync",
         Kind::Drain(_) => "drain",
         Kind::Release(_) => "release",
+        Kind::Checkpoint(_) => "checkpoint",
     }
 }
 
-/// Returns the hello of a pod with all capabilities and a lease of two seconds.
+/// Returns the hello of a pod with all capabilities.
 pub(crate) fn hello(keyspace: &str, pod: &str) -> Hello {
     Hello {
         protocol_min: 1,
@@ -104,7 +120,7 @@ pub(crate) fn hello(keyspace: &str, pod: &str) -> Hello {
         keyspace: keyspace.to_owned(),
         pod: pod.to_owned(),
         address: "127.0.0.1:1".to_owned(),
-        lease_ttl: Some(prost_types::Duration { seconds: 2, nanos: 0 }),
+        lease_ttl: Duration::from_secs(LEASE_SECONDS).try_into().ok(),
         capabilities: ["sync", "drained", "released", "fence"].map(str::to_owned).to_vec(),
         ..Hello::default()
     }
@@ -123,6 +139,17 @@ pub(crate) async fn register(
     beats.send(Heartbeat { seq: 1, hello: Some(hello), ..Heartbeat::default() }).await.unwrap();
     let events = connect(address).await.register(ReceiverStream::new(received)).await?;
     Ok((beats, events.into_inner()))
+}
+
+/// Sends heartbeats of a stream for ever, for a test that reads its events itself. All of them count as applied.
+pub(crate) async fn beat(beats: mpsc::Sender<Heartbeat>) {
+    let mut every = interval(BEAT);
+    for seq in 3.. {
+        every.tick().await;
+        if beats.send(Heartbeat { seq, seen: u64::MAX, ..Heartbeat::default() }).await.is_err() {
+            return;
+        }
+    }
 }
 
 pub(crate) async fn ack(address: SocketAddr, token: Vec<u8>, acks: Vec<Ack>) -> Result<Vec<AckOutcome>, Status> {
@@ -196,7 +223,7 @@ async fn serve(
     state: watch::Sender<Known>,
     beating: watch::Receiver<bool>,
 ) {
-    let mut ticks = interval(Duration::from_millis(200));
+    let mut ticks = interval(BEAT);
     let (mut seq, mut seen) = (1, 0);
     loop {
         tokio::select! {
@@ -214,7 +241,7 @@ async fn serve(
                 seen = event.seq;
                 let mut known = state.borrow().clone();
                 known.apply(&event);
-                let acks: Vec<Ack> = event.tasks.iter().map(|task| known.run(task)).collect();
+                let acks: Vec<Ack> = event.tasks.iter().filter_map(|task| known.run(task)).collect();
                 let token = known.token();
                 state.send_replace(known);
                 if !acks.is_empty() {
@@ -226,7 +253,7 @@ async fn serve(
 }
 
 /// Acknowledges until no outcome is "again".
-async fn acknowledge(address: SocketAddr, token: Vec<u8>, mut acks: Vec<Ack>) {
+pub(crate) async fn acknowledge(address: SocketAddr, token: Vec<u8>, mut acks: Vec<Ack>) {
     while !acks.is_empty() {
         let Ok(outcomes) = ack(address, token.clone(), acks.clone()).await else { return };
         let mut outcomes = outcomes.into_iter();

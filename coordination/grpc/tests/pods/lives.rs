@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
-use crate::client::{Known, Pod, connect, hello, register};
+use crate::client::{BEATS_OF_A_LEASE, Known, Pod, connect, hello, register};
 use crate::site::Site;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -36,7 +36,7 @@ async fn a_stream_that_goes_on_at_another_instance_costs_no_move() {
         assert!(assignment.full && told == known.owned && first.tasks.is_empty(), "{told:?} {:?}", first.tasks);
         // Beyond the lease that it had when its stream broke.
         let confirmed = a.known().confirmed;
-        a.until("its lease is renewed", |known| known.confirmed > confirmed.max(12)).await;
+        a.until("its lease is renewed", |known| known.confirmed > confirmed.max(BEATS_OF_A_LEASE)).await;
         known = Known { confirmed: 0, ..a.known() };
     }
     assert_eq!(site.owners().await, owners);

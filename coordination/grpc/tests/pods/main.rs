@@ -1,9 +1,16 @@
 //! Pods that take part by gRPC alone, on a real etcd with a real coordinator.
 #![allow(clippy::unwrap_used)]
 
+mod access;
+mod beside;
+mod beside_tasks;
 mod calls;
+mod checkpoints;
 mod client;
+mod keyspaces;
 mod lives;
+mod loads;
 mod moves;
+mod polling;
 mod site;
 mod tls;

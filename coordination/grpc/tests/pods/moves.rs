@@ -10,7 +10,7 @@ use segue_grpc::proto::{Ack, AckKind, AckOutcome, Heartbeat, LeaveRequest, Load,
 use tokio::time::timeout;
 
 use crate::client::{Pod, ack, connect, hello, name, register};
-use crate::site::Site;
+use crate::site::{Site, WARM_TIMEOUT};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn partitions_are_placed_and_move_between_two_pods_through_every_task() {
@@ -40,6 +40,15 @@ async fn partitions_are_placed_and_move_between_two_pods_through_every_task() {
     for (pod, owned) in [("a", a.known().owned), ("b", b.known().owned)] {
         let in_store = owners.iter().filter(|(_, (owner, _))| owner == pod);
         assert_eq!(owned, in_store.map(|(partition, (_, epoch))| (*partition, *epoch)).collect());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_is_told_the_timeouts_of_the_keyspace_not_those_of_the_file_of_its_instance() {
+    let site = Site::start().await;
+    let pod = Pod::start(site.address(0), hello(&site.name, "a")).await;
+    for task in &pod.owns(4).await.tasks {
+        assert_eq!(task.within, WARM_TIMEOUT.try_into().ok(), "{task:?}");
     }
 }
 

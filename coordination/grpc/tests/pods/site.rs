@@ -11,7 +11,7 @@ use segue_coordination::coordinator::{
 };
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError};
 use segue_grpc::proto::AckOutcome;
-use segue_grpc::{PodsObserver, PodsServer, PodsSettings, PodsStatus, PodsTls};
+use segue_grpc::{PodsKeyspace, PodsObserver, PodsServer, PodsSettings, PodsStatus, PodsTls, PodsToken};
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
@@ -25,6 +25,8 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub(crate) const PARTITIONS: u32 = 4;
+/// Of the coordinator that leads, and so of the keyspace. The instances of the service have the usual one in their files.
+pub(crate) const WARM_TIMEOUT: Duration = Duration::from_secs(240);
 
 static ETCD: LazyLock<Etcd> = LazyLock::new(Etcd::start);
 
@@ -78,9 +80,25 @@ fn store() -> Arc<dyn Store> {
     Arc::new(EtcdStore::connect(EtcdOptions::new([ETCD.endpoint()])).unwrap())
 }
 
+/// Asks the store again while it is not available: on a busy machine a connection may be given up.
+async fn available<T>(ask: impl AsyncFn() -> Result<T, StoreError>) -> T {
+    for _ in 0..100 {
+        match ask().await {
+            Err(StoreError::Unavailable(_)) => tokio::time::sleep(Duration::from_millis(100)).await,
+            answer => return answer.unwrap(),
+        }
+    }
+    panic!("the store is not available")
+}
+
 impl Site {
     /// Starts a coordinator, and two instances of the service beside it.
     pub(crate) async fn start() -> Self {
+        Self::start_with(Policy::default()).await
+    }
+
+    /// Starts a site whose times are short where `policy` leaves them to the test.
+    pub(crate) async fn start_with(policy: Policy) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("site-{}", NEXT.fetch_add(1, Relaxed));
         let (store, keys) = (store(), Keyspace::new("/segue/", &name));
@@ -92,7 +110,8 @@ impl Site {
                 settle: Duration::from_millis(50),
                 min_interval: Duration::from_millis(100),
                 heartbeat: Duration::from_secs(1),
-                ..Policy::default()
+                warm_timeout: WARM_TIMEOUT,
+                ..policy
             },
         };
         let (shutdown, (status, _)) = (CancellationToken::new(), watch::channel(CoordinatorStatus::default()));
@@ -108,19 +127,38 @@ impl Site {
 
     /// Starts an instance of the service. Returns its address.
     pub(crate) async fn instance(&mut self, tls: Option<PodsTls>) -> SocketAddr {
+        self.instance_as(tls, |server| server).await
+    }
+
+    /// Starts an instance whose callers have to present a token.
+    pub(crate) async fn instance_with_token(&mut self, token: PodsToken) -> SocketAddr {
+        self.instance_as(None, |server| server.with_token(token)).await
+    }
+
+    async fn instance_as(&mut self, tls: Option<PodsTls>, with: impl FnOnce(PodsServer) -> PodsServer) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, shutdown) = (listener.local_addr().unwrap(), CancellationToken::new());
-        let settings = PodsSettings {
-            keyspace: self.name.clone(),
-            warm_timeout: Duration::from_secs(300),
-            phase_timeout: Duration::from_secs(25),
-        };
         let store = store();
-        let server = PodsServer::new(store.clone(), self.keys.clone(), settings, self.counts.clone());
-        let status = server.status();
+        let keyspace = self.keyspace(&store);
+        let status = keyspace.status();
+        let server = with(PodsServer::new([keyspace]));
         tokio::spawn(server.serve(listener, tls, shutdown.clone()));
         self.instances.push(Instance { address, store, status, _guard: shutdown.clone().drop_guard(), shutdown });
         address
+    }
+
+    fn keyspace(&self, store: &Arc<dyn Store>) -> PodsKeyspace {
+        let settings = PodsSettings { keyspace: self.name.clone(), policy: Policy::default() };
+        PodsKeyspace::new(store.clone(), self.keys.clone(), settings, self.counts.clone())
+    }
+
+    /// Starts an instance for the keyspaces of several sites. It ends with the guard.
+    pub(crate) async fn instance_of_all(sites: &[&Site]) -> (SocketAddr, DropGuard) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, shutdown, store) = (listener.local_addr().unwrap(), CancellationToken::new(), store());
+        let server = PodsServer::new(sites.iter().map(|site| site.keyspace(&store)));
+        tokio::spawn(server.serve(listener, None, shutdown.clone()));
+        (address, shutdown.drop_guard())
     }
 
     pub(crate) fn address(&self, instance: usize) -> SocketAddr {
@@ -128,7 +166,7 @@ impl Site {
     }
 
     pub(crate) async fn view(&self) -> View {
-        let snapshot = self.store.snapshot(&Keys::Prefix(self.keys.root().into())).await.unwrap();
+        let snapshot = available(async || self.store.snapshot(&Keys::Prefix(self.keys.root().into())).await).await;
         View::from_snapshot(self.keys.clone(), snapshot)
     }
 
@@ -144,7 +182,7 @@ impl Site {
 
     pub(crate) async fn put(&self, key: String, value: Vec<u8>) {
         let then = vec![Op::Put { key, value, lease: None }];
-        self.store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+        available(async || self.store.commit(Txn { then: then.clone(), ..Txn::default() }).await).await;
     }
 
     /// Waits until the view satisfies this.
@@ -154,7 +192,10 @@ impl Site {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
-        assert!(waited.await.is_ok(), "not in time: {what}");
+        if waited.await.is_err() {
+            let view = self.view().await;
+            panic!("not in time: {what}: {:#?}, {:#?}, {:#?}", view.pods, view.handoffs, view.acks);
+        }
     }
 }
 

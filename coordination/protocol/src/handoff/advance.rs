@@ -12,6 +12,7 @@
 
 use std::time::Duration;
 
+use super::checkpoint::awaited;
 use super::history::{Ending, end_handoff};
 use crate::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use crate::records::{
@@ -28,6 +29,9 @@ const MAX_ASSUMED_ACKS: usize = 32;
 pub enum PendingOn {
     /// The new owner is copying state.
     Warm(String),
+    /// The old owner is making a checkpoint from which the new owner starts. The wait has a bound, which the view does not
+    /// show.
+    Checkpoint(String),
     /// The router has requests in flight.
     RouterDrained(String),
     /// The router could not drain and asks for a cancel.
@@ -56,6 +60,7 @@ impl PendingOn {
                 ("router", name)
             }
             PendingOn::Warm(name)
+            | PendingOn::Checkpoint(name)
             | PendingOn::PodDrained(name)
             | PendingOn::PodSynced(name)
             | PendingOn::PodReleased(name)
@@ -70,6 +75,7 @@ impl std::fmt::Display for PendingOn {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             PendingOn::Warm(pod) => write!(out, "pod {pod} to warm"),
+            PendingOn::Checkpoint(pod) => write!(out, "pod {pod} to make a checkpoint, for a while"),
             PendingOn::RouterDrained(router) => write!(out, "router {router} to drain"),
             PendingOn::RouterGaveUp(router) => write!(out, "a cancel: router {router} could not drain"),
             PendingOn::PodDrained(pod) => write!(out, "pod {pod} to drain"),
@@ -343,7 +349,10 @@ fn waiting(view: &View, handoff: &Versioned<Handoff>, plus: Option<&Ack>, past_b
 fn acks_missing(view: &View, handoff: &Versioned<Handoff>, id: HandoffId, plus: Option<&Ack>) -> Vec<PendingOn> {
     let record = &handoff.value;
     match (record.phase, record.mode) {
-        (Phase::Warming, _) => vec![PendingOn::Warm(record.new_owner.clone())],
+        (Phase::Warming, _) => {
+            let old = awaited(view, record.partition, id).map(|old| PendingOn::Checkpoint(old.to_owned()));
+            [PendingOn::Warm(record.new_owner.clone())].into_iter().chain(old).collect()
+        }
         (Phase::Ready, _) if record.old_owner.is_none() => Vec::new(),
         (Phase::Ready, Mode::Barrier) => {
             view.routers.keys().filter_map(|router| not_drained(view, record.partition, router, id, plus)).collect()

@@ -1,18 +1,20 @@
 //! The end of a handoff: the writes that delete its record, and the history entry that takes its place.
 //!
 //! Pure. An entry is written by the transaction that deletes the record, so there is one for every handoff that a
-//! participant ended and none for any other. It has a key of its own, which nobody compares: it can neither fail the
-//! transaction nor collide with another entry. The leader deletes the oldest entries ([`surplus`]).
+//! participant ended and none for any other. It has a key of its own, so it can neither fail that transaction nor collide with
+//! another entry. The write that begins a move compares when the newest entry of its partition was created. The leader
+//! deletes the oldest entries ([`surplus`]).
 //!
 //! # Invariants
 //!
 //! * An entry has at most `MAX_ROUTERS` routers and `MAX_TEXT` bytes in each text.
 //! * Once the leader has deleted the surplus there are at most [`MAX_PER_PARTITION`] entries of a partition and
-//!   [`MAX_ENTRIES`] in all, and they are the newest.
+//!   [`MAX_ENTRIES`] in all, and they are the newest. [`Evidence`] is kept beside them.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use crate::authority::Authority;
 use crate::ids::{HandoffId, PartitionId};
 use crate::records::{Handoff, HandoffEnd, HistoryEntry, Phase, RouterPart, encode};
 use crate::txn::{Keys, Op};
@@ -103,21 +105,49 @@ fn short(text: &str) -> String {
     text[..text.floor_char_boundary(MAX_TEXT)].to_owned()
 }
 
-/// Returns the entries to delete, out of all that exist: the oldest of each partition that has too many, and then the
-/// oldest of all.
-pub fn surplus(entries: impl IntoIterator<Item = (PartitionId, HandoffId)>) -> Vec<(PartitionId, HandoffId)> {
+/// The entries by which the store refuses a write that is still on its way. Such a write would begin a handoff with the epoch
+/// of one that was cancelled meanwhile. Writes by earlier authorities are refused as such.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Evidence {
+    /// Partitions about which this process has made a write without learning whether it took effect.
+    doubtful: BTreeSet<PartitionId>,
+}
+
+impl Evidence {
+    /// Keeps the evidence about this partition: a write about it may still be on its way.
+    pub fn keep(&mut self, partition: PartitionId) {
+        self.doubtful.insert(partition);
+    }
+
+    fn includes(&self, authority: &Authority, handoff: HandoffId, partition: PartitionId, is_newest: bool) -> bool {
+        match authority {
+            Authority::Leader { .. } => is_newest && self.doubtful.contains(&partition),
+            // Others have written as well, so the entries of a round stay until the next one.
+            Authority::Round { round, .. } => handoff.revision() > *round,
+        }
+    }
+}
+
+/// Returns the entries that the holder of `authority` deletes, out of all that exist: the oldest of each partition that has
+/// too many, and then the oldest of all.
+pub fn surplus(
+    entries: impl IntoIterator<Item = (PartitionId, HandoffId)>,
+    authority: &Authority,
+    evidence: &Evidence,
+) -> Vec<(PartitionId, HandoffId)> {
     let mut newest_first: Vec<(HandoffId, PartitionId)> = entries.into_iter().map(|(at, id)| (id, at)).collect();
     newest_first.sort_unstable_by_key(|entry| Reverse(*entry));
-    let mut kept_of: BTreeMap<PartitionId, usize> = BTreeMap::new();
+    let mut seen_of: BTreeMap<PartitionId, usize> = BTreeMap::new();
     let mut kept = 0;
-    let mut is_kept = |partition: PartitionId| {
-        let of_partition = kept_of.entry(partition).or_default();
+    let mut is_kept = |partition: PartitionId, handoff: HandoffId| {
+        let of_partition = seen_of.entry(partition).or_default();
         let has_room = *of_partition < MAX_PER_PARTITION && kept < MAX_ENTRIES;
-        *of_partition += usize::from(has_room);
+        let is_evidence = evidence.includes(authority, handoff, partition, *of_partition == 0);
+        *of_partition += 1;
         kept += usize::from(has_room);
-        has_room
+        has_room || is_evidence
     };
-    newest_first.into_iter().filter(|(_, partition)| !is_kept(*partition)).map(|(id, at)| (at, id)).collect()
+    newest_first.into_iter().filter(|(id, at)| !is_kept(*at, *id)).map(|(id, at)| (at, id)).collect()
 }
 
 #[cfg(test)]
@@ -129,8 +159,18 @@ mod tests {
         HandoffId::created_at(Revision::new(revision))
     }
 
+    const LEADER: Authority = Authority::Leader { term: Revision::new(1) };
+
     fn kept(entries: &[(PartitionId, HandoffId)]) -> Vec<(PartitionId, HandoffId)> {
-        let gone = surplus(entries.iter().copied());
+        kept_beside(entries, &LEADER, &Evidence::default())
+    }
+
+    fn kept_beside(
+        entries: &[(PartitionId, HandoffId)],
+        authority: &Authority,
+        evidence: &Evidence,
+    ) -> Vec<(PartitionId, HandoffId)> {
+        let gone = surplus(entries.iter().copied(), authority, evidence);
         entries.iter().copied().filter(|entry| !gone.contains(entry)).collect()
     }
 
@@ -141,7 +181,7 @@ mod tests {
         entries.push((PartitionId::new(2), id(1)));
         let expected: Vec<_> = (25..=40).map(one).chain([(PartitionId::new(2), id(1))]).collect();
         assert_eq!(kept(&entries), expected);
-        assert_eq!(surplus(expected), []);
+        assert_eq!(surplus(expected, &LEADER, &Evidence::default()), []);
     }
 
     #[test]
@@ -153,6 +193,24 @@ mod tests {
         let left = kept(&entries);
         assert_eq!(left.len(), MAX_ENTRIES);
         assert_eq!(left, entries[100..]);
+    }
+
+    #[test]
+    fn what_refuses_a_delayed_write_is_kept_however_many_newer_entries_there_are() {
+        let [old, newest] = [5, 6].map(|revision| (PartitionId::new(9), id(revision)));
+        let others = (0..MAX_ENTRIES as u64).map(|number| (PartitionId::new(number as u32 + 10), id(number + 10)));
+        let entries: Vec<_> = [old, newest].into_iter().chain(others.clone()).collect();
+        let others: Vec<_> = others.collect();
+        assert_eq!(kept(&entries), others);
+        let mut evidence = Evidence::default();
+        evidence.keep(PartitionId::new(9));
+        let expected: Vec<_> = [newest].into_iter().chain(others.clone()).collect();
+        assert_eq!(kept_beside(&entries, &LEADER, &evidence), expected);
+        // In a round each process has made writes of which the others do not know.
+        let incarnation = crate::ids::Incarnation::registered_at(Revision::new(2));
+        let round = Revision::new(5);
+        let authority = Authority::Round { name: "c".to_owned(), incarnation, round, rank: 0, of: 2 };
+        assert_eq!(kept_beside(&entries, &authority, &Evidence::default()), expected);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! | module | called by | decides |
 //! | --- | --- | --- |
 //! | [`advance`] | coordinator, acknowledging participants | what is waited for; the transaction that moves the phase on |
+//! | [`checkpoint`] | pods | when a checkpoint is due, and from which one a new owner starts |
 //! | [`history`] | whoever ends a handoff, the coordinator | what a handoff leaves behind, and for how long |
 //! | [`router`] | routers | where a partition's requests go; the next step towards that |
 //! | [`pod`] | pods | what the pod has to do with a partition |
@@ -30,6 +31,7 @@
 //! transaction is no error: the view was out of date, and the next view leads to the next decision.
 
 pub mod advance;
+pub mod checkpoint;
 pub mod epoch_fence;
 pub mod history;
 pub mod parties;

@@ -72,11 +72,15 @@ pub enum Callback {
     Drain,
     /// Release the state. Runs once nothing is in flight.
     Release,
+    /// Make a checkpoint of a partition that is served. [`decide`] never returns it: it is begun beside the handoffs
+    /// ([`checkpoint`](super::checkpoint)) and gives way to every other callback.
+    Checkpoint,
 }
 
 impl Callback {
     /// All callbacks.
-    pub const ALL: [Callback; 4] = [Callback::Warm, Callback::Sync, Callback::Drain, Callback::Release];
+    pub const ALL: [Callback; 5] =
+        [Callback::Warm, Callback::Sync, Callback::Drain, Callback::Release, Callback::Checkpoint];
 
     /// Returns the callback's name in logs.
     pub fn as_str(self) -> &'static str {
@@ -85,6 +89,7 @@ impl Callback {
             Callback::Sync => "sync",
             Callback::Drain => "drain",
             Callback::Release => "release",
+            Callback::Checkpoint => "checkpoint",
         }
     }
 }

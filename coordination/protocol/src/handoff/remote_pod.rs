@@ -10,10 +10,13 @@
 //! * A pod is told to serve an epoch only if it has the state of that epoch, with its tail.
 //! * A task whose report the store needs is due until the view shows the report.
 //! * A new [`RemotePod`] tells everything again, so a lost message does no harm.
+//! * A checkpoint that the pod was told to make is never dropped: its report is true of the epoch that it names.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use super::advance::{Ack, acknowledge};
+use super::checkpoint::{Schedule, Waits};
 use super::parties::Parties;
 use super::pod::{Duty, duty, warmed};
 use super::pod_reconcile::{Callback, Completeness, LoadedState, LocalState, PodAction, PodReport, Task, decide};
@@ -39,6 +42,22 @@ struct Told {
     was_effective: bool,
     owned: Option<Epoch>,
     task: Option<RemoteTask>,
+    schedule: Schedule,
+    /// Until when a `Warm` waits for a checkpoint of the old owner.
+    waits: Option<Duration>,
+}
+
+/// The part of the view that [`Told::tell`] needs beside the duty.
+#[derive(Debug, Clone, Copy)]
+struct Facts {
+    /// The handoff comes from an old owner.
+    brings: bool,
+    /// The pod has the capability `sync`.
+    syncs: bool,
+    /// The epoch of which a checkpoint is due.
+    checkpoint: Option<Epoch>,
+    /// A new owner waits for a checkpoint before it warms.
+    waits: bool,
 }
 
 /// A callback that a pod has to run.
@@ -50,7 +69,7 @@ pub struct RemoteTask {
     pub callback: Callback,
     /// The handoff that the report has to name; 0 without a handoff.
     pub handoff: HandoffId,
-    /// The epoch that begins (warm, sync) or ends (drain, release).
+    /// The epoch that begins (warm, sync), ends (drain, release) or lasts (checkpoint).
     pub epoch: Epoch,
     /// Whether the epoch of a `Release` never took effect.
     pub cancelled: bool,
@@ -120,8 +139,18 @@ impl RemotePod {
         self.told.values().filter_map(|told| told.task)
     }
 
-    /// Returns what the pod has to be told about these partitions, and records it as told.
-    pub fn update(&mut self, view: &View, partitions: impl IntoIterator<Item = PartitionId>) -> Changes {
+    /// Returns what the pod has to be told about these partitions, and records it as told. `now` is the time since a fixed
+    /// moment of this process, which keeps `waits` longer than any of its pods: a wait for a checkpoint of an old owner
+    /// outlasts the look that it began with.
+    ///
+    /// A caller that keeps no `RemotePod` from one look to the next asks for checkpoints only before handoffs.
+    pub fn update(
+        &mut self,
+        view: &View,
+        partitions: impl IntoIterator<Item = PartitionId>,
+        now: Duration,
+        waits: &mut Waits,
+    ) -> Changes {
         let mut changes = Changes::default();
         let record = view.live_pod(&self.name, self.incarnation);
         for partition in partitions {
@@ -131,8 +160,13 @@ impl RemotePod {
                     let duty = duty(view, &self.name, self.incarnation, partition);
                     let said = |kind, handoff| view.pod_ack(partition, &self.name, kind, handoff).is_some();
                     told.local.witness(duty, said);
-                    let brings = view.handoffs.get(&partition).is_some_and(|record| record.value.old_owner.is_some());
-                    told.tell(partition, duty, brings, record.capabilities.sync, &mut changes);
+                    let facts = Facts {
+                        brings: view.handoffs.get(&partition).is_some_and(|record| record.value.old_owner.is_some()),
+                        syncs: record.capabilities.sync,
+                        checkpoint: told.schedule.due(view, &self.name, self.incarnation, partition, now),
+                        waits: told.waits(view, partition, duty, now, waits),
+                    };
+                    told.tell(partition, duty, facts, &mut changes);
                 }
                 // The view cannot tell who owns the partition, so the pod accepts nothing and releases nothing.
                 _ => told.own(partition, None, &mut changes),
@@ -142,6 +176,30 @@ impl RemotePod {
             }
         }
         changes
+    }
+
+    /// Returns the partitions about which the pod has to be told something because time has passed.
+    pub fn overdue(&self, view: &View, now: Duration) -> Vec<PartitionId> {
+        let is_overdue = |(partition, told): &(&PartitionId, &Told)| {
+            let Told { mut schedule, owned, task, waits, .. } = **told;
+            let mut asks = || schedule.due(view, &self.name, self.incarnation, **partition, now).is_some();
+            let waited = waits.is_some_and(|until| now >= until);
+            waited || (owned.is_some() && task.is_none() && asks())
+        };
+        self.told.iter().filter(is_overdue).map(|(partition, _)| *partition).collect()
+    }
+
+    /// Returns the first moment at which a `Warm` becomes due although the checkpoint that it waits for is not there.
+    pub fn waits_until(&self) -> Option<Duration> {
+        self.told.values().filter_map(|told| told.waits).min()
+    }
+
+    /// Records that the pod has no newer checkpoint of a partition than the one that is recorded.
+    pub fn has_nothing_new(&mut self, partition: PartitionId, now: Duration) {
+        let Some(told) = self.told.get_mut(&partition) else { return };
+        told.schedule.rest(now);
+        // A handoff may have begun to ask meanwhile. The pod is then told again.
+        told.task.take_if(|task| task.callback == Callback::Checkpoint);
     }
 
     /// Records that the pod has warmed a partition that an operator assigned by hand. The store has no record of that.
@@ -178,10 +236,20 @@ impl LocalState {
 }
 
 impl Told {
-    fn tell(&mut self, partition: PartitionId, duty: Duty, brings: bool, syncs: bool, changes: &mut Changes) {
+    /// Returns whether a `Warm` that has not been told yet waits for a checkpoint of the old owner.
+    fn waits(&mut self, view: &View, partition: PartitionId, duty: Duty, now: Duration, waits: &mut Waits) -> bool {
+        let is_told = |handoff| self.task.is_some_and(|it| (it.callback, it.handoff) == (Callback::Warm, handoff));
+        self.waits = match duty {
+            Duty::Warm { handoff, .. } if !is_told(handoff) => waits.until(view, partition, handoff, now),
+            _ => None,
+        };
+        self.waits.is_some()
+    }
+
+    fn tell(&mut self, partition: PartitionId, duty: Duty, facts: Facts, changes: &mut Changes) {
         let due = |callback, handoff, epoch| RemoteTask { partition, callback, handoff, epoch, cancelled: false };
         loop {
-            let decision = decide(duty, &self.local, syncs);
+            let decision = decide(duty, &self.local, facts.syncs);
             self.own(partition, decision.accept, changes);
             self.was_effective |= decision.accept.is_some();
             let task = match (duty, decision.action) {
@@ -195,18 +263,22 @@ impl Told {
                     // it lists the state when it reconnects.
                     let cancelled = !self.was_effective;
                     changes.tasks.push(RemoteTask { cancelled, ..due(task.callback, task.handoff, task.epoch) });
-                    *self = Told::default();
+                    *self = Told { waits: self.waits, ..Told::default() };
                     continue;
                 }
+                (_, Some(PodAction::Run(task))) if facts.waits && task.callback == Callback::Warm => None,
                 (_, Some(PodAction::Run(task))) => {
-                    self.local.begin(task, brings);
+                    self.local.begin(task, facts.brings);
                     Some(due(task.callback, task.handoff, task.epoch))
                 }
                 // The view does not show the report yet.
                 (duty, Some(PodAction::Report(report, handoff))) => {
                     awaited(duty, report).map(|Task { callback, epoch, .. }| due(callback, handoff, epoch))
                 }
-                (_, None) => None,
+                (_, None) => facts
+                    .checkpoint
+                    .filter(|epoch| decision.accept == Some(*epoch))
+                    .map(|epoch| due(Callback::Checkpoint, HandoffId::NONE, epoch)),
             };
             let before = std::mem::replace(&mut self.task, task);
             match (before, task) {

@@ -6,14 +6,15 @@
 //!
 //! Every transaction of the coordinator fails, however old its action is by then, if
 //!
-//! * another coordinator leads,
+//! * its [`Authority`] has ended,
 //! * the partition's record or assignment is not the one that the decision saw, or
 //! * the reason for the action no longer holds.
 
 use std::fmt;
 
-use super::answers::{self, Answered};
+use super::answers::{self, Answered, FailedMove};
 use super::budget::MoveCause;
+use crate::authority::Authority;
 use crate::handoff::advance::{PendingOn, flip};
 use crate::handoff::history::{Ending, end_handoff};
 use crate::ids::{PartitionId, Revision};
@@ -48,6 +49,8 @@ pub enum CancelReason {
     NewOwnerFailed {
         /// The reason, as the pod reported it.
         reason: String,
+        /// The operator's move that thereby fails, if the handoff was one.
+        wish: Option<Box<FailedMove>>,
     },
     /// The new owner was not warm in time.
     WarmTimeout,
@@ -119,7 +122,9 @@ impl fmt::Display for CancelReason {
         match self {
             CancelReason::NewOwnerDead => out.write_str("the new owner is dead"),
             CancelReason::NewOwnerDraining => out.write_str("the new owner is draining"),
-            CancelReason::NewOwnerFailed { reason } => write!(out, "the new owner cannot take the partition: {reason}"),
+            CancelReason::NewOwnerFailed { reason, .. } => {
+                write!(out, "the new owner cannot take the partition: {reason}")
+            }
             CancelReason::WarmTimeout => out.write_str("the new owner did not get warm in time"),
             CancelReason::PhaseTimeout { phase, waiting } => {
                 write!(out, "{} lasted too long, waiting for {}", phase.as_str(), all(waiting))
@@ -161,7 +166,7 @@ pub enum Action {
         cause: MoveCause,
         /// The `mod_revision` of the assignment that the move starts from; 0 if there is none.
         assignment: Revision,
-        /// The revision of the view in which the routers were counted.
+        /// The revision of the view that the decision saw.
         seen: Revision,
     },
     /// Cancel a move; the old owner keeps the partition.
@@ -188,6 +193,13 @@ pub enum Action {
     Sweep {
         /// The partition of the acks.
         partition: PartitionId,
+    },
+    /// Delete checkpoints of partitions that the keyspace does not have.
+    ForgetCheckpoints {
+        /// Their partitions, each with the checkpoint's `mod_revision`.
+        checkpoints: Vec<(PartitionId, Revision)>,
+        /// The `mod_revision` of the settings.
+        config: Revision,
     },
     /// Answer an operation.
     Answer {
@@ -216,7 +228,7 @@ impl Action {
     /// Returns the partition that the action is about, if there is one.
     pub fn partition(&self) -> Option<PartitionId> {
         match self {
-            Action::WriteConfig { .. } | Action::ForgetOperations { .. } => None,
+            Action::WriteConfig { .. } | Action::ForgetOperations { .. } | Action::ForgetCheckpoints { .. } => None,
             Action::Answer { answered, .. } => answered.operation.request.partition(),
             Action::DropPin { partition, .. } => Some(*partition),
             Action::Create { handoff, .. } => Some(handoff.partition),
@@ -263,20 +275,24 @@ impl fmt::Display for Action {
                 write!(out, "no longer keep partition {partition} on {to}: that life of the pod is over")
             }
             Action::ForgetOperations { operations } => write!(out, "delete {} old operations", operations.len()),
+            Action::ForgetCheckpoints { checkpoints, .. } => {
+                write!(out, "delete {} checkpoints of partitions that the keyspace does not have", checkpoints.len())
+            }
             Action::Sweep { partition } => write!(out, "delete acks of partition {partition} whose handoff is gone"),
         }
     }
 }
 
-/// Returns the transaction that carries `action` out, for the leader whose key was created at `term`.
+/// Returns the transaction that carries `action` out, for the holder of `authority`.
 ///
-/// Returns `None` unless the view shows that very leader: an earlier view may be older than the election. The view
-/// provides only the names of keys. The guards come from what the action was decided from, so the action may be carried
+/// Returns `None` unless the view shows that very authority. The view provides only the names of keys. The guards come from what the action was decided from, so the action may be carried
 /// out under a later view. `now_ms` is informational.
-pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<Txn> {
-    view.leader.as_ref().filter(|leader| leader.create_revision == term)?;
+pub fn txn(view: &View, action: &Action, authority: &Authority, now_ms: u64) -> Option<Txn> {
+    if !authority.is_shown_by(view) {
+        return None;
+    }
     let keys = view.keys();
-    let mut when = vec![Compare::created_at(keys.leader(), term)];
+    let mut when = authority.guards(keys);
     let then = match action {
         Action::WriteConfig { config, seen } => {
             when.push(Compare::unchanged_since(keys.config(), *seen));
@@ -287,6 +303,8 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
             when.push(Compare::unchanged_since(keys.handoff(handoff.partition), Revision::ZERO));
             when.push(Compare::unchanged_since(keys.assignment(handoff.partition), *assignment));
             when.push(Compare::created_at(keys.pod(&handoff.new_owner), handoff.new_incarnation.revision()));
+            // Another write of this decision may have begun the move, and it may be over: the epoch was given then.
+            when.push(Compare::none_created_after(keys.ended_handoffs(handoff.partition), *seen));
             if handoff.mode == Mode::Independent {
                 when.push(Compare::none_created_after(keys.routers(), *seen));
             }
@@ -304,6 +322,9 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
             let mut then = end_handoff(view, &observed.handoff, ending, now_ms);
             if let CancelReason::Operator { answered, wish } = reason {
                 answers::cancel(view, answered, *wish, now_ms, &mut when, &mut then);
+            }
+            if let CancelReason::NewOwnerFailed { wish: Some(wish), .. } = reason {
+                answers::fail(view, observed.partition(), wish, now_ms, &mut when, &mut then);
             }
             then
         }
@@ -329,6 +350,9 @@ pub fn txn(view: &View, action: &Action, term: Revision, now_ms: u64) -> Option<
         Action::Sweep { partition } => {
             when.push(Compare::unchanged_since(keys.handoff(*partition), Revision::ZERO));
             keys.acks_of(*partition).map(|prefix| Op::Delete(Keys::Prefix(prefix))).into()
+        }
+        Action::ForgetCheckpoints { checkpoints, config } => {
+            super::checkpoints::forget(view, checkpoints, *config, &mut when)
         }
         Action::Answer { answered, pin } => answers::answer(view, answered, pin.as_ref(), now_ms, &mut when),
         Action::DropPin { partition, pin, seen } => answers::drop_pin(view, *partition, pin, *seen, &mut when),

@@ -3,7 +3,8 @@
 //!
 //! # Invariants
 //!
-//! * An answer is written only while its operation has none.
+//! * An answer is written only while its operation has none. The acceptance of a move becomes a refusal if its pod
+//!   cannot take the partition.
 //! * A pin is written only if its pod is still the same incarnation and no operator drains it, and never over a pin
 //!   that the view did not show.
 
@@ -22,6 +23,15 @@ pub struct Answered {
     pub seen: Revision,
     /// The operation. [`txn`](super::txn) fills in the time of the answer.
     pub operation: Operation,
+}
+
+/// An operator's move whose pod cannot take the partition.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct FailedMove {
+    /// The operation with the reason as its answer, unless it has been deleted.
+    pub answered: Option<Answered>,
+    /// The `mod_revision` of its pin, if the pin ends with the move.
+    pub pin: Option<Revision>,
 }
 
 /// Answers an operation, and writes its pin if it has one. `pin` contains the `mod_revision` of the pin that it
@@ -58,10 +68,29 @@ pub(super) fn cancel(
 ) {
     then.push(write(view, answered, now_ms, when));
     if let (Some(seen), Some(partition)) = (wish, answered.operation.request.partition()) {
-        let key = view.keys().pin(partition);
-        when.push(Compare::unchanged_since(&key, seen));
-        then.push(Op::Delete(Keys::One(key)));
+        unpin(view, partition, seen, when, then);
     }
+}
+
+/// Refuses a move that was accepted, and ends its pin.
+pub(super) fn fail(
+    view: &View,
+    partition: PartitionId,
+    failed: &FailedMove,
+    now_ms: u64,
+    when: &mut Vec<Compare>,
+    then: &mut Vec<Op>,
+) {
+    then.extend(failed.answered.iter().map(|answered| write(view, answered, now_ms, when)));
+    if let Some(seen) = failed.pin {
+        unpin(view, partition, seen, when, then);
+    }
+}
+
+fn unpin(view: &View, partition: PartitionId, seen: Revision, when: &mut Vec<Compare>, then: &mut Vec<Op>) {
+    let key = view.keys().pin(partition);
+    when.push(Compare::unchanged_since(&key, seen));
+    then.push(Op::Delete(Keys::One(key)));
 }
 
 /// Deletes a pin if the incarnation that it is meant for is over.

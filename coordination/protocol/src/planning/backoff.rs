@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn a_pod_that_cannot_take_a_partition_is_barred_from_that_one_alone() {
         let (mut backoffs, now) = (BackOffs::default(), Duration::ZERO);
-        backoffs.note(&cancel(CancelReason::NewOwnerFailed { reason: "no disk".into() }), now);
+        backoffs.note(&cancel(CancelReason::NewOwnerFailed { reason: "no disk".into(), wish: None }), now);
         assert_eq!(backoffs.pair_waits(P0, POD.0, false, now), Some(FIRST_BACK_OFF * SHUNNED_SCALE));
         assert_eq!(backoffs.pair_waits(P0, POD.0, true, now), Some(FIRST_BACK_OFF), "if nobody owns it");
         assert_eq!(backoffs.pair_waits(P0, "w-2", false, now), None);

@@ -7,13 +7,18 @@
 //! failover to few pods uses all places. If urgent moves still find no place, `make_room` cancels planned moves that are
 //! warming.
 //!
+//! The processes of an assignment round decide at the same time. Each of them takes at most its share of the free places,
+//! rounded up, and none keeps places for moves that another one may never begin.
+//!
 //! # Invariants
 //!
 //! * A move is counted by whether its old owner lives *now*, so a new leader counts the same.
+//! * `n` processes that decide on one view exceed a limit by less than `n`.
 
 use std::collections::BTreeMap;
 
 use super::{Policy, Strategy, is_dead};
+use crate::authority::Authority;
 use crate::ids::Incarnation;
 use crate::records::{Handoff, Phase};
 use crate::view::{Versioned, View};
@@ -90,17 +95,30 @@ impl MoveCause {
     }
 }
 
-/// The free places.
+/// The free places of one process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Budget<'a> {
+    /// Number of processes that take places at the same time.
+    sharers: usize,
+    /// Places that no handoff has taken.
+    all_free: usize,
+    /// This process's share of them.
     free: usize,
-    /// How many of the free places planned moves may take.
+    /// How many places of its share planned moves may take.
     planned: usize,
-    /// Number of warming handoffs to each incarnation of a pod.
-    warming: BTreeMap<(&'a str, Incarnation), usize>,
+    /// Warming handoffs to each incarnation of a pod.
+    warming: BTreeMap<(&'a str, Incarnation), Warming>,
     /// Most partitions that a pod warms at a time before a planned move waits, and before an urgent one does.
     most_warming: usize,
     most_urgent: usize,
+}
+
+/// Warming handoffs to one incarnation of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Warming {
+    in_flight: usize,
+    /// Moves that this process begins now.
+    begun: usize,
 }
 
 /// The limit that a move has reached.
@@ -113,49 +131,73 @@ pub(super) enum Full {
 }
 
 impl<'a> Budget<'a> {
-    /// Returns the places that the handoffs in flight leave free. `takers` is the number of pods that accept partitions.
-    pub(super) fn left(view: &'a View, policy: &Policy, takers: usize) -> Self {
+    /// Returns the places that the handoffs in flight leave to each of `sharers` processes. `takers` is the number of
+    /// pods that accept partitions.
+    pub(super) fn left(view: &'a View, policy: &Policy, takers: usize, sharers: usize) -> Self {
         let planned = view.handoffs.values().filter(|handoff| is_planned(view, handoff)).count();
         let limit = policy.max_concurrent_handoffs;
-        let (free, half) = (limit.saturating_sub(view.handoffs.len()), (limit / 2).max(1));
-        let mut warming = BTreeMap::new();
+        let (all_free, half) = (limit.saturating_sub(view.handoffs.len()), (limit / 2).max(1));
+        let mut warming: BTreeMap<_, Warming> = BTreeMap::new();
         for handoff in view.handoffs.values().map(|handoff| &handoff.value) {
             if handoff.phase == Phase::Warming {
-                *warming.entry((handoff.new_owner.as_str(), handoff.new_incarnation)).or_default() += 1;
+                warming.entry((handoff.new_owner.as_str(), handoff.new_incarnation)).or_default().in_flight += 1;
             }
         }
-        let planned = half.saturating_sub(planned);
+        let free = all_free.div_ceil(sharers);
+        let planned = half.saturating_sub(planned).div_ceil(sharers);
         let most_warming = policy.max_warming_per_pod;
         let most_urgent = most_warming.max(limit.div_ceil(takers.max(1)));
-        Budget { free, planned, warming, most_warming, most_urgent }
+        Budget { sharers, all_free, free, planned, warming, most_warming, most_urgent }
     }
 
     /// Returns whether this incarnation of a pod may warm one more urgent partition.
     pub(super) fn has_room(&self, pod: &'a str, life: Incarnation) -> bool {
-        self.warming.get(&(pod, life)).is_none_or(|warming| *warming < self.most_urgent)
+        self.may_warm(self.most_urgent, self.warming.get(&(pod, life)).copied().unwrap_or_default())
+    }
+
+    fn may_warm(&self, most: usize, warming: Warming) -> bool {
+        warming.begun < most.saturating_sub(warming.in_flight).div_ceil(self.sharers)
+    }
+
+    /// Returns the number of places that nobody has taken, as far as this process knows.
+    pub(super) fn all_free(&self) -> usize {
+        self.all_free
+    }
+
+    /// Returns whether no move of this cause can begin, wherever it leads.
+    pub(super) fn is_spent(&self, cause: MoveCause) -> bool {
+        self.free == 0 || (!cause.is_urgent() && self.planned == 0)
     }
 
     /// Takes a place for a move to this incarnation of a pod.
     pub(super) fn take(&mut self, cause: MoveCause, to: &'a str, life: Incarnation) -> Result<(), Full> {
-        if self.free == 0 || (!cause.is_urgent() && self.planned == 0) {
+        if self.is_spent(cause) {
             return Err(Full::InAll);
         }
         let most_warming = if cause.is_urgent() { self.most_urgent } else { self.most_warming };
-        let warming = self.warming.entry((to, life)).or_default();
-        if *warming >= most_warming {
+        let warming = self.warming.get(&(to, life)).copied().unwrap_or_default();
+        if !self.may_warm(most_warming, warming) {
             return Err(Full::NewOwner);
         }
-        *warming += 1;
+        self.warming.insert((to, life), Warming { begun: warming.begun + 1, ..warming });
         self.free -= 1;
+        self.all_free -= 1;
         self.planned -= usize::from(!cause.is_urgent());
         Ok(())
     }
 }
 
-/// Returns the planned moves to cancel in favour of `needed` urgent ones: those that are still warming, the youngest
-/// first.
-pub(super) fn make_room(view: &View, needed: usize) -> impl Iterator<Item = &Versioned<Handoff>> {
-    let warms = |handoff: &&Versioned<Handoff>| handoff.value.phase == Phase::Warming && is_planned(view, handoff);
+/// Returns the planned moves that the holder of `authority` cancels in favour of `needed` urgent ones: those of its own
+/// that are still warming, the youngest first.
+pub(super) fn make_room<'a>(
+    view: &'a View,
+    authority: &Authority,
+    needed: usize,
+) -> impl Iterator<Item = &'a Versioned<Handoff>> + use<'a> {
+    let own = |handoff: &Versioned<Handoff>| authority.acts_for(Some(handoff.value.partition));
+    let warms = |handoff: &&Versioned<Handoff>| {
+        handoff.value.phase == Phase::Warming && is_planned(view, handoff) && own(handoff)
+    };
     let mut warming: Vec<_> = view.handoffs.values().filter(warms).collect();
     warming.sort_unstable_by_key(|handoff| std::cmp::Reverse(handoff.create_revision));
     warming.into_iter().take(needed)

@@ -1,4 +1,5 @@
-//! Follows the pods' heartbeats: which pods are suspected, and which have been overloaded for several heartbeats.
+//! Follows the pods' heartbeats: which pods are suspected, and which have been overloaded for several heartbeats. Tells
+//! pods whether planning has a use for their load.
 //!
 //! A suspected pod has missed heartbeats although its lease has not ended. It keeps its partitions and gets no more.
 //! Times are measured from the view in which a heartbeat was first seen, by this process's clock, so no clocks are
@@ -13,12 +14,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::Policy;
 use super::notice::Notice;
+use super::{Policy, Strategy, in_force};
 use crate::ids::{PartitionId, Revision};
 use crate::records::PodLoad;
 use crate::view::{Versioned, View};
 
+/// Time between two heartbeats of a pod whose own settings name none, while planning has a use for them.
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// Number of heartbeats that a pod misses before it is suspected.
 pub const MISSED_BEFORE_SUSPECTED: u32 = 3;
 /// Number of heartbeats in a row that show an overload before a partition moves for it.
@@ -28,6 +31,13 @@ const OVERLOAD_PERCENT: u128 = 125;
 /// The interval of a pod that announces a shorter one.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Returns whether planning has a use for the pods' load, by the settings of the keyspace. Otherwise pods send no
+/// heartbeats unless their own settings say so, and no load of single partitions.
+pub fn uses_load(view: &View) -> bool {
+    let policy = in_force(view, &Policy::default());
+    policy.max_keys_per_partition > 0 || (policy.balance_load && policy.strategy == Strategy::Sticky)
+}
+
 /// The last heartbeat of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Beat {
@@ -35,8 +45,9 @@ struct Beat {
     /// When the pod becomes suspected without another heartbeat.
     suspected_at: Duration,
     overloads: u32,
-    /// The partition with the most keys.
-    most_keys: Option<(PartitionId, u64)>,
+    /// A partition with too many keys, and their number when it was named. It stays named so until it has doubled, so
+    /// that an operator is told once and not with each heartbeat.
+    too_many_keys: Option<(PartitionId, u64)>,
 }
 
 /// The last heartbeats of all pods.
@@ -47,7 +58,7 @@ pub(super) struct Heartbeats {
 
 impl Heartbeats {
     /// Records the heartbeats that this view shows for the first time.
-    pub(super) fn observe(&mut self, view: &View, now: Duration) {
+    pub(super) fn observe(&mut self, view: &View, policy: &Policy, now: Duration) {
         self.beats.retain(|pod, _| view.load(pod).is_some());
         let mut share = None;
         for (pod, load) in view.loads.iter().filter(|(pod, _)| view.load(pod).is_some()) {
@@ -59,12 +70,11 @@ impl Heartbeats {
             let is_over = share.exceeded(view, pod, load);
             let overloads = if is_over { known.map_or(0, |beat| beat.overloads).saturating_add(1) } else { 0 };
             let interval = Duration::from_millis(load.value.interval_ms).max(MIN_INTERVAL);
-            let keys = load.value.partitions.iter().filter_map(|(partition, it)| Some((*partition, it.keys?)));
             let beat = Beat {
                 seen: load.mod_revision,
                 suspected_at: now.saturating_add(interval.saturating_mul(MISSED_BEFORE_SUSPECTED)),
                 overloads,
-                most_keys: keys.max_by_key(|(_, keys)| *keys),
+                too_many_keys: too_many_keys(&load.value, policy, known.and_then(|beat| beat.too_many_keys)),
             };
             self.beats.insert(pod.clone(), beat);
         }
@@ -95,16 +105,22 @@ impl Heartbeats {
         let most = policy.max_keys_per_partition;
         self.beats.iter().flat_map(move |(pod, beat)| {
             let suspected = (beat.suspected_at <= now).then(|| Notice::Suspected { pod: pod.clone() });
-            let (partition, keys) = beat.most_keys.filter(|(_, keys)| most > 0 && *keys > most).unzip();
-            let large = partition.zip(keys).map(|(partition, keys)| Notice::TooManyKeys {
-                partition,
-                pod: pod.clone(),
-                keys,
-                most,
-            });
+            let large = beat.too_many_keys.filter(|(_, keys)| most > 0 && *keys > most);
+            let large = large.map(|(partition, keys)| Notice::TooManyKeys { partition, pod: pod.clone(), keys, most });
             suspected.into_iter().chain(large)
         })
     }
+}
+
+/// Returns the partition to name because it has too many keys, given the one that was named before.
+fn too_many_keys(load: &PodLoad, policy: &Policy, named: Option<(PartitionId, u64)>) -> Option<(PartitionId, u64)> {
+    let most = policy.max_keys_per_partition;
+    let is_over = |keys: &u64| most > 0 && *keys > most;
+    let keys = load.partitions.iter().filter_map(|(partition, it)| Some((*partition, it.keys.filter(is_over)?)));
+    let largest = keys.max_by_key(|(_, keys)| *keys)?;
+    let still =
+        |partition: PartitionId| load.partitions.get(&partition).and_then(|it| it.keys).is_some_and(|it| is_over(&it));
+    named.filter(|(partition, keys)| still(*partition) && largest.1 < keys.saturating_mul(2)).or(Some(largest))
 }
 
 /// The load of all pods that accept partitions, and the sum of their weights.

@@ -14,17 +14,21 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use super::actions::Action;
 use super::notice::Notice;
-use super::{Policy, Strategy};
-use crate::records::Mode;
+use super::{Coordination, Policy, Strategy};
+use crate::ids::Revision;
+use crate::keys::KeyName;
+use crate::records::{KeyspaceConfig, Mode, Partitioner};
 use crate::view::View;
 
 type Field<T> = (&'static str, fn(&mut Policy) -> &mut T);
 
 const STRATEGY: &str = "strategy";
 const MODE: &str = "mode";
+const COORDINATION: &str = "coordination";
 /// Stored in milliseconds.
-const DURATIONS: [Field<Duration>; 7] = [
+const DURATIONS: [Field<Duration>; 9] = [
     ("settle_ms", |policy| &mut policy.settle),
     ("settle_max_ms", |policy| &mut policy.settle_max),
     ("min_interval_ms", |policy| &mut policy.min_interval),
@@ -32,8 +36,12 @@ const DURATIONS: [Field<Duration>; 7] = [
     ("warm_timeout_ms", |policy| &mut policy.warm_timeout),
     ("phase_timeout_ms", |policy| &mut policy.phase_timeout),
     ("cool_down_ms", |policy| &mut policy.cool_down),
+    // Pods read these two (`KeyspaceConfig::checkpoint_times`).
+    ("checkpoint_interval_ms", |policy| &mut policy.checkpoint_interval),
+    ("checkpoint_timeout_ms", |policy| &mut policy.checkpoint_timeout),
 ];
-const MAY_BE_ZERO: [&str; 4] = ["settle_ms", "settle_max_ms", "min_interval_ms", "cool_down_ms"];
+const MAY_BE_ZERO: [&str; 5] =
+    ["settle_ms", "settle_max_ms", "min_interval_ms", "cool_down_ms", "checkpoint_interval_ms"];
 /// Stored as numbers above zero.
 const COUNTS: [Field<usize>; 2] = [
     ("max_concurrent_handoffs", |policy| &mut policy.max_concurrent_handoffs),
@@ -69,6 +77,7 @@ fn fields(policy: &Policy) -> Map<String, Value> {
     let mut fields = Map::new();
     fields.insert(STRATEGY.to_owned(), policy.strategy.name().into());
     fields.insert(MODE.to_owned(), mode_name(policy.mode).into());
+    fields.insert(COORDINATION.to_owned(), policy.coordination.name().into());
     for (key, field) in DURATIONS {
         let millis = u64::try_from(field(&mut policy).as_millis()).unwrap_or(u64::MAX);
         fields.insert(key.to_owned(), millis.into());
@@ -114,6 +123,54 @@ pub(super) fn of(view: &View, own: &Policy) -> InForce {
     InForce { policy, write: differs.then_some(Value::Object(kept)), notices }
 }
 
+/// Returns the settings to write, and what the operator should know about those of the configuration file. `planning` is
+/// the value to write.
+pub(super) fn write_config(view: &View, own: &Policy, planning: Option<Value>) -> (Option<Action>, Option<Notice>) {
+    let wanted = own.partitions;
+    let write = |config, seen| Some(Action::WriteConfig { config, seen });
+    if view.malformed.contains_key(&view.keys().config()) {
+        return (None, None);
+    }
+    if let Some(observed) = &view.config {
+        let kept = observed.value.partitions;
+        let (partitions, notice) = match &observed.value.partitioner {
+            _ if kept == wanted => (kept, None),
+            _ if kept > wanted => (kept, Some(Notice::ShrinkRefused { wanted, kept })),
+            Some(Partitioner::Number { number: true }) => (wanted, None),
+            partitioner => (kept, Some(Notice::GrowthRefused { wanted, kept, partitioner: partitioner.clone() })),
+        };
+        if partitions == kept && planning.is_none() {
+            return (None, notice);
+        }
+        let planning = planning.or_else(|| observed.value.planning.clone());
+        return (
+            write(KeyspaceConfig { partitions, planning, ..observed.value.clone() }, observed.mod_revision),
+            notice,
+        );
+    }
+    match (view.settings(), partitions_shown(view)) {
+        // The settings were deleted by hand: they are restored as they were.
+        (Some(known), _) => (write(known.clone(), Revision::ZERO), None),
+        (None, Some(shown)) if shown != wanted => {
+            (None, Some(Notice::ConfigMissing { wanted, shown, key: view.keys().config() }))
+        }
+        (None, _) => (write(KeyspaceConfig { planning, ..KeyspaceConfig::new(wanted) }, Revision::ZERO), None),
+    }
+}
+
+/// Returns the number of partitions that the keyspace must have had, judging by its assignments and handoffs.
+fn partitions_shown(view: &View) -> Option<u32> {
+    let keys = [
+        view.assignments.last_key_value().map(|(partition, _)| *partition),
+        view.handoffs.last_key_value().map(|(partition, _)| *partition),
+    ];
+    let unreadable = view.malformed.keys().filter_map(|key| match view.keys().parse(key)? {
+        KeyName::Assignment(partition) | KeyName::Handoff(partition) => Some(partition),
+        _ => None,
+    });
+    keys.into_iter().flatten().chain(unreadable).max().map(|last| last.get().saturating_add(1))
+}
+
 /// Puts a stored setting into the policy. Returns `false` if it cannot be read.
 fn apply(policy: &mut Policy, key: &str, value: &Value) -> bool {
     if key == STRATEGY {
@@ -126,6 +183,12 @@ fn apply(policy: &mut Policy, key: &str, value: &Value) -> bool {
         let named = |name: &str| Mode::NAMES.iter().find(|(known, _)| *known == name);
         let known = value.as_str().and_then(named);
         known.inspect(|(_, mode)| policy.mode = *mode);
+        return known.is_some();
+    }
+    if key == COORDINATION {
+        let named = |name: &str| Coordination::NAMES.iter().find(|(known, _)| *known == name);
+        let known = value.as_str().and_then(named);
+        known.inspect(|(_, coordination)| policy.coordination = *coordination);
         return known.is_some();
     }
     if key == BALANCE_LOAD {

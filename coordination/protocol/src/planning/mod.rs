@@ -11,7 +11,8 @@
 //! # How it is driven
 //!
 //! A leader starts with `Memory::default()`. It calls [`plan`] after every change of its view and at `next_wake`, and
-//! carries the actions out in any order, each in a transaction of its own. It calls again once its view has reached the
+//! carries the actions out in any order, each in a transaction of its own. A participant of an assignment round does the
+//! same, and its plan has the actions of its share. It calls again once its view has reached the
 //! revision of its last commit: an earlier view would leave moves in flight out of the budget. A failed action is no
 //! error: it is returned again while its cause persists.
 //!
@@ -24,17 +25,17 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use serde_json::Value;
-
-use crate::ids::{Incarnation, PartitionId, Revision};
-use crate::keys::KeyName;
-use crate::records::{KeyspaceConfig, Mode, Partitioner};
+use crate::authority::Authority;
+use crate::ids::{Incarnation, PartitionId};
+use crate::records::Mode;
 use crate::view::{PodLife, View};
 
 mod actions;
 mod answers;
+mod backlog;
 mod backoff;
 pub mod budget;
+mod checkpoints;
 mod cool_downs;
 mod departures;
 pub mod external;
@@ -53,19 +54,20 @@ pub mod ring;
 mod rolls;
 pub mod round;
 pub mod sticky;
+mod waiting_moves;
 
 #[cfg(test)]
 mod tests;
 
 pub use self::actions::{Action, CancelReason, ObservedHandoff, txn};
-pub use self::answers::Answered;
+pub use self::answers::{Answered, FailedMove};
 pub use self::backoff::{FIRST_BACK_OFF, MAX_BACK_OFF};
 pub use self::budget::MoveCause;
 pub use self::departures::REBIRTH_GRACE;
-pub use self::heartbeats::{MISSED_BEFORE_SUSPECTED, OVERLOADS_BEFORE_MOVE};
+pub use self::heartbeats::{HEARTBEAT_INTERVAL, MISSED_BEFORE_SUSPECTED, OVERLOADS_BEFORE_MOVE, uses_load};
 pub use self::in_force::{in_force, stored};
 pub use self::notice::{Assurance, Notice, repair};
-pub use self::operations::KEPT_OPERATIONS;
+pub use self::operations::{KEPT_OPERATIONS, refusal};
 pub use self::preview::preview;
 pub use self::rolls::ROLL_PATIENCE;
 pub use self::round::RoundCause;
@@ -82,6 +84,8 @@ pub struct Policy {
     pub partitions: u32,
     /// The placement strategy.
     pub strategy: Strategy,
+    /// How coordinators share their work.
+    pub coordination: Coordination,
     /// How routers cut over. `Independent` applies only while fewer than two routers are registered.
     pub mode: Mode,
     /// How long nothing may have changed before a round closes.
@@ -96,6 +100,10 @@ pub struct Policy {
     pub warm_timeout: Duration,
     /// How long `Ready` and `Syncing` may take together, and each of the later phases.
     pub phase_timeout: Duration,
+    /// Time between two checkpoints of a partition; zero for none. Pods obey it, not planning.
+    pub checkpoint_interval: Duration,
+    /// How long a new owner waits for a checkpoint of the old owner before it warms from the one before.
+    pub checkpoint_timeout: Duration,
     /// Most moves in flight at a time ([`budget`]).
     pub max_concurrent_handoffs: usize,
     /// Most partitions that one pod warms at a time.
@@ -116,6 +124,7 @@ impl Default for Policy {
         Policy {
             partitions: 64,
             strategy: Strategy::default(),
+            coordination: Coordination::default(),
             mode: Mode::default(),
             settle: Duration::from_secs(1),
             settle_max: Duration::from_secs(5),
@@ -123,6 +132,8 @@ impl Default for Policy {
             heartbeat: Duration::from_secs(30),
             warm_timeout: Duration::from_secs(300),
             phase_timeout: Duration::from_secs(25),
+            checkpoint_interval: Duration::ZERO,
+            checkpoint_timeout: Duration::from_secs(10),
             max_concurrent_handoffs: 64,
             max_warming_per_pod: 8,
             cool_down: Duration::from_secs(10),
@@ -130,6 +141,26 @@ impl Default for Policy {
             max_keys_per_partition: 0,
             config_wins: false,
         }
+    }
+}
+
+/// How coordinators share their work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Coordination {
+    /// One elected coordinator.
+    #[default]
+    Leader,
+    /// All coordinators, each for its share of the partitions ([`rounds`](crate::rounds)).
+    Rounds,
+}
+
+impl Coordination {
+    /// Each with its name in the configuration file and in the keyspace's settings.
+    pub const NAMES: &[(&str, Self)] = &[("leader", Coordination::Leader), ("rounds", Coordination::Rounds)];
+
+    /// Returns the name in the configuration file and in the keyspace's settings.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, known)| *known == self).map_or("leader", |(name, _)| name)
     }
 }
 
@@ -194,7 +225,7 @@ pub struct Memory {
     cool_downs: cool_downs::CoolDowns,
     rolls: rolls::Rolls,
     heartbeats: heartbeats::Heartbeats,
-    backlog: moves::Backlog,
+    backlog: backlog::Backlog,
 }
 
 impl Memory {
@@ -203,12 +234,38 @@ impl Memory {
     pub fn bound_ends(&self, view: &View, partition: PartitionId) -> Option<Duration> {
         self.departures.bound_ends(view, partition)
     }
+
+    /// Records that this process has another authority: moves that nobody has begun may be its own from now on.
+    pub fn acts_anew(&mut self) {
+        self.backlog.place_anew();
+    }
+
+    /// Takes in what this view shows.
+    fn observe(&mut self, view: &View, policy: &Policy, now: Duration) {
+        self.rounds.observe(view, policy, now);
+        self.departures.observe(view, now);
+        self.rolls.observe(view, now);
+        self.heartbeats.observe(view, policy, now);
+        let progress = self.phase_timeouts.observe(view, &mut self.backoffs, now);
+        if progress.ended {
+            self.backlog.a_handoff_ended();
+        }
+        if progress.warmed {
+            self.backlog.a_handoff_warmed();
+        }
+        for partition in progress.moved {
+            self.heartbeats.count_anew();
+            self.cool_downs.moved(partition, now);
+        }
+        self.backoffs.forget_old(now);
+        self.cool_downs.forget_old(policy, now);
+    }
 }
 
 /// What to write now, and when to call again.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// The writes, each in a transaction of its own ([`txn`]). Actions that end handoffs come before those that begin
+    /// The writes that the authority covers, each in a transaction of its own ([`txn`]). Actions that end handoffs come before those that begin
     /// them.
     pub actions: Vec<Action>,
     /// When to call again if nothing changes, on the clock of `now`. Always later than `now`.
@@ -222,36 +279,27 @@ pub struct Plan {
     pub notices: Vec<Notice>,
 }
 
-/// Decides what a leader with the policy `own` does about this view. `now` is the time since a fixed moment of this
-/// process.
-pub fn plan(view: &View, own: &Policy, memory: &mut Memory, now: Duration) -> Plan {
+/// Decides what the holder of `authority` with the policy `own` does about this view. `now` is the time since a fixed
+/// moment of this process.
+pub fn plan(view: &View, own: &Policy, authority: &Authority, memory: &mut Memory, now: Duration) -> Plan {
     let in_force::InForce { policy, write, notices } = in_force::of(view, own);
-    let (action, notice) = write_config(view, own, write);
+    let (action, notice) = in_force::write_config(view, own, write);
     let mut plan = Plan { notices, actions: action.into_iter().collect(), ..Plan::default() };
     plan.notices.extend(notice);
-    decide(view, &policy, memory, now, plan)
+    decide(view, &policy, authority, memory, now, plan)
 }
 
-/// Adds what a leader does about this view by the policy that is in force.
-fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration, mut plan: Plan) -> Plan {
+/// Adds what the holder of `authority` does about this view by the policy that is in force.
+fn decide(
+    view: &View,
+    policy: &Policy,
+    authority: &Authority,
+    memory: &mut Memory,
+    now: Duration,
+    mut plan: Plan,
+) -> Plan {
     plan.notices.extend(notice::about(view, policy));
-    memory.rounds.observe(view, policy, now);
-    memory.departures.observe(view, now);
-    memory.rolls.observe(view, now);
-    memory.heartbeats.observe(view, now);
-    let progress = memory.phase_timeouts.observe(view, &mut memory.backoffs, now);
-    if progress.ended {
-        memory.backlog.a_handoff_ended();
-    }
-    if progress.warmed {
-        memory.backlog.a_handoff_warmed();
-    }
-    for partition in progress.moved {
-        memory.heartbeats.count_anew();
-        memory.cool_downs.moved(partition, now);
-    }
-    memory.backoffs.forget_old(now);
-    memory.cool_downs.forget_old(policy, now);
+    memory.observe(view, policy, now);
 
     operations::answer(view, memory, now, &mut plan.actions);
     let ending = end_handoffs(view, policy, memory, now, &mut plan);
@@ -263,11 +311,13 @@ fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration, mut 
     let owners_died = memory.departures.take_due(view, now);
     let backlog_is_due = memory.backlog.is_due(now) && (!is_settling || memory.backlog.has_dead_owners());
     if plan.round.is_some() || owners_died || backlog_is_due {
+        let backlog = Some(std::mem::take(&mut memory.backlog)).filter(|_| plan.round.is_none() && !owners_died);
         memory.backlog = match partitions(view) {
             Some(count) => {
                 let context = moves::Context {
                     view,
                     policy,
+                    authority,
                     backoffs: &memory.backoffs,
                     cool_downs: &memory.cool_downs,
                     roll_ends: memory.rolls.balance_waits_until(now),
@@ -277,9 +327,10 @@ fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration, mut 
                     now,
                     retry_at,
                 };
-                context.create(count, &mut plan.actions)
+                let resumed = backlog.and_then(|backlog| backlog.resume(&context, &mut plan.actions));
+                resumed.unwrap_or_else(|| context.create(count, &mut plan.actions))
             }
-            None => moves::Backlog::default(),
+            None => backlog::Backlog::default(),
         };
         // An exchange may be over before it is seen in progress.
         if plan.actions.iter().any(|action| matches!(action, Action::Create { cause: MoveCause::Load, .. })) {
@@ -298,7 +349,9 @@ fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration, mut 
     plan.actions.extend(operations::old_operations(view, at_least));
     if plan.round == Some(RoundCause::Heartbeat) {
         plan.actions.extend(phase_timeouts::sweep(view));
+        plan.actions.extend(checkpoints::beyond_config(view));
     }
+    plan.actions.retain(|action| authority.acts_for(action.partition()));
     plan.waiting = memory.backlog.waiting();
     plan.notices.extend(memory.backlog.notice());
     plan.notices.extend(memory.backoffs.notices(now));
@@ -314,54 +367,6 @@ fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration, mut 
 /// out of range.
 fn partitions(view: &View) -> Option<u32> {
     Some(view.settings()?.partitions)
-}
-
-/// Returns the settings to write, and what the operator should know about those of the configuration file. `planning` is
-/// the value to write.
-fn write_config(view: &View, own: &Policy, planning: Option<Value>) -> (Option<Action>, Option<Notice>) {
-    let wanted = own.partitions;
-    let write = |config, seen| Some(Action::WriteConfig { config, seen });
-    if view.malformed.contains_key(&view.keys().config()) {
-        return (None, None);
-    }
-    if let Some(observed) = &view.config {
-        let kept = observed.value.partitions;
-        let (partitions, notice) = match &observed.value.partitioner {
-            _ if kept == wanted => (kept, None),
-            _ if kept > wanted => (kept, Some(Notice::ShrinkRefused { wanted, kept })),
-            Some(Partitioner::Number { number: true }) => (wanted, None),
-            partitioner => (kept, Some(Notice::GrowthRefused { wanted, kept, partitioner: partitioner.clone() })),
-        };
-        if partitions == kept && planning.is_none() {
-            return (None, notice);
-        }
-        let planning = planning.or_else(|| observed.value.planning.clone());
-        return (
-            write(KeyspaceConfig { partitions, planning, ..observed.value.clone() }, observed.mod_revision),
-            notice,
-        );
-    }
-    match (view.settings(), partitions_shown(view)) {
-        // The settings were deleted by hand: they are restored as they were.
-        (Some(known), _) => (write(known.clone(), Revision::ZERO), None),
-        (None, Some(shown)) if shown != wanted => {
-            (None, Some(Notice::ConfigMissing { wanted, shown, key: view.keys().config() }))
-        }
-        (None, _) => (write(KeyspaceConfig { planning, ..KeyspaceConfig::new(wanted) }, Revision::ZERO), None),
-    }
-}
-
-/// Returns the number of partitions that the keyspace must have had, judging by its assignments and handoffs.
-fn partitions_shown(view: &View) -> Option<u32> {
-    let keys = [
-        view.assignments.last_key_value().map(|(partition, _)| *partition),
-        view.handoffs.last_key_value().map(|(partition, _)| *partition),
-    ];
-    let unreadable = view.malformed.keys().filter_map(|key| match view.keys().parse(key)? {
-        KeyName::Assignment(partition) | KeyName::Handoff(partition) => Some(partition),
-        _ => None,
-    });
-    keys.into_iter().flatten().chain(unreadable).max().map(|last| last.get().saturating_add(1))
 }
 
 /// Cancels and deletes the handoffs that have to end, independently of rounds. Returns whether there were any.

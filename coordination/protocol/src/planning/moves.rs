@@ -6,82 +6,28 @@
 //! * A draining pod is never a new owner, whether it drains by itself or an operator drains it.
 //! * A pod that is barred from a partition does not become its new owner, whatever the strategy wants.
 //! * A partition without a living owner waits for a busy pod only if no other pod may warm one more.
-//! * A move that has to wait for a place in the budget, a back-off or a cool-down is remembered as [`Backlog`]. It
-//!   begins when the wait ends, without another round.
+//! * A move that has to wait for a place in the budget, a back-off or a cool-down is left in the [`Backlog`]. It begins when
+//!   the wait ends, without another round.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::actions::{Action, CancelReason, ObservedHandoff};
+use super::backlog::Backlog;
 use super::backoff::BackOffs;
 use super::budget::{Budget, Full, MoveCause, is_planned, make_room};
 use super::cool_downs::CoolDowns;
 use super::departures::Departures;
 use super::heartbeats::Heartbeats;
-use super::notice::Notice;
 use super::pins;
-use super::placement::{Eligibility, Layout, Member, Mobility, layout};
+use super::placement::{Eligibility, Layout, Mobility, layout};
 use super::relief;
+use super::waiting_moves::WaitingMove;
 use super::{Policy, Strategy};
+use crate::authority::Authority;
 use crate::ids::{Epoch, Incarnation, PartitionId, Revision};
-use crate::records::{Handoff, Mode, PodRecord};
-use crate::view::View;
-
-/// The moves that the last placement left for later.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub(super) struct Backlog {
-    open: bool,
-    ended: bool,
-    /// A move waits until its new owner warms fewer partitions.
-    full_pod: bool,
-    retry_at: Option<Duration>,
-    waiting: usize,
-    dead_owners: bool,
-    absent: BTreeMap<String, usize>,
-}
-
-impl Backlog {
-    /// Records that a place in the budget is free, or that a partition is no longer pinned.
-    pub(super) fn a_handoff_ended(&mut self) {
-        self.ended = true;
-    }
-
-    /// Records that a new owner has warmed a partition.
-    pub(super) fn a_handoff_warmed(&mut self) {
-        self.ended |= self.full_pod;
-    }
-
-    /// Schedules the next placement for this moment, or earlier if a handoff ends.
-    pub(super) fn try_again_at(&mut self, at: Duration) {
-        self.open = true;
-        self.retry_at = Some(self.retry_at.map_or(at, |retry_at| retry_at.min(at)));
-    }
-
-    /// Returns whether the next placement is due.
-    pub(super) fn is_due(&self, now: Duration) -> bool {
-        self.open && (self.ended || self.retry_at.is_some_and(|at| at <= now))
-    }
-
-    /// Returns when the next placement is due if nothing changes.
-    pub(super) fn next_wake(&self) -> Option<Duration> {
-        self.retry_at.filter(|_| self.open)
-    }
-
-    /// Returns whether a move from a dead owner was left for later, or has to be checked.
-    pub(super) fn has_dead_owners(&self) -> bool {
-        self.dead_owners
-    }
-
-    /// Returns the number of moves that are wanted but have not begun.
-    pub(super) fn waiting(&self) -> usize {
-        self.waiting
-    }
-
-    /// Returns the notice about wanted owners that are not registered.
-    pub(super) fn notice(&self) -> Option<Notice> {
-        (!self.absent.is_empty()).then(|| Notice::WantedAbsent { pods: self.absent.clone() })
-    }
-}
+use crate::records::{Assignment, Handoff, Mode, PodRecord};
+use crate::view::{Versioned, View};
 
 /// A move that the strategy wants.
 #[derive(Clone, Copy)]
@@ -108,6 +54,8 @@ struct Draft<'a> {
 pub(super) struct Context<'a> {
     pub(super) view: &'a View,
     pub(super) policy: &'a Policy,
+    /// Only moves that it acts for take places and begin.
+    pub(super) authority: &'a Authority,
     pub(super) backoffs: &'a BackOffs,
     pub(super) cool_downs: &'a CoolDowns,
     /// Until when balance waits for a rolling restart.
@@ -124,31 +72,34 @@ pub(super) struct Context<'a> {
 impl Context<'_> {
     /// Begins the moves that the budget has room for, and makes room for urgent ones.
     pub(super) fn create(&self, partitions: u32, actions: &mut Vec<Action>) -> Backlog {
-        let Context { view, policy, backoffs, cool_downs, now, .. } = *self;
+        let Context { view, policy, authority, backoffs, cool_downs, now, .. } = *self;
         let shunned = |pod: &str| backoffs.is_shunned(pod, now) || self.heartbeats.is_suspected(pod, now);
         let rests = |partition| {
             let until = backoffs.partition_waits(partition, false, now);
             until.or_else(|| cool_downs.ends(policy, partition, now)).is_some() || backoffs.is_barred(partition, now)
         };
         let layout = layout(view, partitions, shunned, rests);
-        let mut backlog = Backlog { absent: self.absent(), ..Backlog::default() };
+        let takers = layout.members.iter().filter(|member| member.eligibility == Eligibility::Open).count();
+        let mut backlog = Backlog::without_moves(takers, self.absent());
         let mut wanted = wanted(view, policy, &layout, &mut backlog);
-        // Both moves of an exchange begin at once, or none does.
+        let mut sharers = authority.sharers();
+        // Both moves of an exchange begin at once, or none does. Nobody else begins any meanwhile.
         let has_room = policy.max_concurrent_handoffs >= 4 && view.handoffs.is_empty();
         if wanted.is_empty() && has_room && policy.balance_load && policy.strategy == Strategy::Sticky {
-            let moves = relief::exchange(view, &layout, self.heartbeats).into_iter().flatten();
+            let moves = relief::exchange(view, &layout, self.heartbeats, authority).into_iter().flatten();
             wanted.extend(moves.map(|(partition, to)| Wanted { cause: MoveCause::Load, partition, to }));
+            sharers = 1;
         }
+        wanted.retain(|wanted| authority.acts_for(Some(wanted.partition)));
         wanted.retain(|wanted| !self.only_dead_owners || wanted.cause == MoveCause::DeadOwner);
         wanted.retain(|wanted| !pins::is_paused(view, wanted.partition, wanted.cause));
         wanted.sort_unstable_by_key(|wanted| (wanted.cause, wanted.partition));
 
         let counts = layout.counts();
-        let takers = layout.members.iter().filter(|member| member.eligibility == Eligibility::Open).count();
         let mut draft = Draft {
             planned: counts.clone(),
             counts,
-            budget: Budget::left(view, policy, takers),
+            budget: Budget::left(view, policy, takers, sharers),
             needed: 0,
             actions,
             backlog,
@@ -166,9 +117,10 @@ impl Context<'_> {
         for wanted in others {
             self.begin_or_wait(&layout, &mut draft, wanted);
         }
-        let Draft { needed, mut backlog, actions, .. } = draft;
+        let Draft { needed, budget, mut backlog, actions, .. } = draft;
         let ends = |action: &Action, partition| action.partition() == Some(partition);
-        for handoff in make_room(view, needed) {
+        // Places that this process leaves to others are still free.
+        for handoff in make_room(view, authority, needed.saturating_sub(budget.all_free())) {
             let partition = handoff.value.partition;
             // A handoff that ends anyway makes room as well.
             if !actions.iter().any(|action| ends(action, partition)) {
@@ -206,13 +158,12 @@ impl Context<'_> {
         draft: &mut Draft<'a>,
         Wanted { cause, partition, to }: Wanted,
     ) -> Option<Wanted> {
-        draft.backlog.dead_owners |= cause == MoveCause::DeadOwner;
+        draft.backlog.wants(cause);
         let (to, barred_until) = self.around_barred(layout, &draft.planned, cause, partition, to);
         let backs_off = self.backoffs.partition_waits(partition, cause.is_urgent(), self.now).or(barred_until);
         let waits_until = backs_off.or_else(|| self.grace_ends(layout, cause, partition));
         if let Some(until) = waits_until.or_else(|| self.rests_until(cause, partition)) {
-            draft.backlog.try_again_at(until);
-            draft.backlog.waiting += 1;
+            draft.backlog.waits_until(until);
             return None;
         }
         let wanted = Wanted { cause, partition, to };
@@ -228,17 +179,21 @@ impl Context<'_> {
     fn begin_or_leave<'a>(&'a self, layout: &Layout<'a>, draft: &mut Draft<'a>, wanted: Wanted) {
         let Wanted { cause, partition, to } = wanted;
         let member = &layout.members[to];
+        let planned = WaitingMove {
+            cause,
+            partition,
+            to: (member.name.to_owned(), member.incarnation),
+            assignment: self.view.assignment_revision(partition),
+            reason: reason(self, layout, &draft.counts, &wanted),
+        };
         match draft.budget.take(cause, member.name, member.incarnation) {
             Ok(()) => {
                 draft.planned[to] += 1;
-                let reason = reason(self, layout, &draft.counts, &wanted);
-                draft.actions.push(begin(self.view, self.policy, partition, member, cause, reason));
+                draft.actions.push(begin(self.view, self.policy, &planned));
                 draft.backlog.try_again_at(self.retry_at);
             }
             Err(full) => {
-                draft.backlog.open = true;
-                draft.backlog.full_pod |= full == Full::NewOwner;
-                draft.backlog.waiting += 1;
+                draft.backlog.waits_for_a_place(planned, full);
                 draft.needed += usize::from(full == Full::InAll && cause.is_urgent());
             }
         }
@@ -261,7 +216,7 @@ impl Context<'_> {
     }
 
     /// Returns until when a move for balance waits, because the partition has just moved or pods restart one by one.
-    fn rests_until(&self, cause: MoveCause, partition: PartitionId) -> Option<Duration> {
+    pub(super) fn rests_until(&self, cause: MoveCause, partition: PartitionId) -> Option<Duration> {
         let ends = self.cool_downs.ends(self.policy, partition, self.now).max(self.roll_ends);
         ends.filter(|_| cause.is_balance())
     }
@@ -321,9 +276,7 @@ fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, backlog: &mut Backl
         };
         if slot.mobility == Mobility::Pinned {
             if let Some(handoff) = view.handoffs.get(&partition) {
-                backlog.open = true;
-                backlog.waiting += 1;
-                backlog.dead_owners |= handoff.value.old_owner.is_some() && !is_planned(view, handoff);
+                backlog.waits_for_its_handoff(handoff.value.old_owner.is_some() && !is_planned(view, handoff));
             }
             continue;
         }
@@ -340,23 +293,19 @@ fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, backlog: &mut Backl
     wanted
 }
 
-fn begin(
-    view: &View,
-    policy: &Policy,
-    partition: PartitionId,
-    to: &Member<'_>,
-    cause: MoveCause,
-    reason: String,
-) -> Action {
+/// Returns the action that begins a move.
+pub(super) fn begin(view: &View, policy: &Policy, planned: &WaitingMove) -> Action {
+    let WaitingMove { cause, partition, to: (pod, incarnation), reason, .. } = planned;
+    let (cause, partition) = (*cause, *partition);
     let assignment = view.assignments.get(&partition);
-    let mode = if may_be_independent(view, partition, to.name) { policy.mode } else { Mode::Barrier };
-    let epoch = next_epoch(assignment.map(|assignment| assignment.value.epoch), view.revision);
+    let mode = if may_be_independent(view, partition, pod) { policy.mode } else { Mode::Barrier };
+    let epoch = next_epoch(assignment, view.revision);
     let handoff = Handoff {
         old_owner: assignment.map(|assignment| assignment.value.owner.clone()),
         old_incarnation: assignment.map_or(Incarnation::NONE, |assignment| assignment.value.incarnation),
         mode,
-        reason,
-        ..Handoff::new(partition, to.name, to.incarnation, epoch)
+        reason: reason.clone(),
+        ..Handoff::new(partition, pod.as_str(), *incarnation, epoch)
     };
     Action::Create {
         handoff,
@@ -379,13 +328,16 @@ fn may_be_independent(view: &View, partition: PartitionId, to: &str) -> bool {
     view.routers.len() < 2 && !old_is_bounded && view.pods.get(to).is_some_and(|pod| may_be(&pod.value))
 }
 
-/// Returns the epoch of the next ownership, given the epoch of the last one and the revision that it is planned from.
+/// Returns the epoch of the next ownership, given the last one and the revision that it is planned from.
 ///
 /// The revision makes an epoch unique: neither a cancelled handoff, which had announced its epoch, nor an assignment
-/// that is deleted by hand can bring one back. The last epoch is above the revision only if it was written by hand.
-fn next_epoch(last: Option<Epoch>, revision: Revision) -> Epoch {
+/// that is deleted by hand can bring one back. The last epoch is above the revision that wrote it only if it was written
+/// by hand, or if the store has lost revisions. The revisions since then make the next one unique, as long as the store has
+/// that assignment: once it is deleted by hand, nothing shows that its epoch was above the revision.
+fn next_epoch(last: Option<&Versioned<Assignment>>, revision: Revision) -> Epoch {
     let planned = Epoch::planned_at(revision);
-    last.map_or(planned, |last| planned.max(last.next()))
+    let since = |last: Revision| revision.get().saturating_sub(last.get());
+    last.map_or(planned, |last| planned.max(last.value.epoch.next().later_by(since(last.mod_revision))))
 }
 
 /// Returns the reason for a move in words.

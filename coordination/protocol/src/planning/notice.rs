@@ -55,7 +55,8 @@ impl fmt::Display for Assurance {
             Assurance::UnlessLeaseAndRouterAreLost => {
                 "not all pods have fence: a single writer and no lost request, unless a pod that lost its lease, or a \
                  service whose sidecar died, goes on working and a router dies, or its exchange breaks or times out \
-                 (pod.exec, pod.hooks.lease or pod.work_ends_within gives a sidecar fence)"
+                 (pod.exec, pod.hooks.lease, pod.stream or pod.work_ends_within gives a sidecar \
+                 fence)"
             }
             Assurance::Unknown => {
                 "unknown: the record of a pod cannot be read, so what the pod is able to do is not known"
@@ -324,7 +325,9 @@ pub fn repair(view: &View, key: &str) -> Option<String> {
         KeyName::Drain(pod) => Some(format!("segue undrain {pod}")),
         KeyName::Pin(partition) => Some(format!("segue unpin {partition}")),
         KeyName::Pause => Some("segue resume".to_owned()),
-        KeyName::Operation(_) | KeyName::Wanted => Some(format!("etcdctl del {key}")),
+        KeyName::Leader | KeyName::Operation(_) | KeyName::Wanted | KeyName::Rounds(_) => {
+            Some(format!("etcdctl del {key}"))
+        }
         _ => None,
     }
 }

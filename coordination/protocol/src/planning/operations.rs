@@ -5,18 +5,19 @@
 //!
 //! # Invariants
 //!
-//! * An operation is answered once: the transaction requires that it still has no answer.
+//! * An operation is answered once: the transaction requires that it still has no answer. One case changes an answer:
+//!   the acceptance of a move whose pod then reports that it cannot take the partition.
 //! * An operation that cannot be read is neither answered nor deleted.
 //! * A cancel ends only the handoff that its operator saw, and none past the point of no return.
 
 use std::time::Duration;
 
 use super::actions::{Action, CancelReason, ObservedHandoff};
-use super::answers::Answered;
+use super::answers::{Answered, FailedMove};
 use super::phase_timeouts::past_no_return;
 use super::{FIRST_BACK_OFF, Memory, is_dead};
 use crate::ids::{HandoffId, Incarnation, PartitionId, Revision};
-use crate::records::{Answer, Operation, Pin, Request};
+use crate::records::{Answer, Handoff, Operation, Pin, Request};
 use crate::view::{Versioned, View};
 
 /// Number of answered operations that are kept, so that a repeated id gets the same answer.
@@ -85,7 +86,9 @@ fn judge(view: &View, partitions: u32, operation: &Operation) -> Verdict {
         Request::Move { partition, to, pin } => {
             usable(*partition).and_then(|at| judge_move(view, at, to, *pin, operation))
         }
-        Request::Pin { partition } => usable(*partition).and_then(|at| judge_pin(view, at, operation)),
+        Request::Pin { partition, to } => {
+            usable(*partition).and_then(|at| judge_pin(view, at, to.as_deref(), operation))
+        }
         Request::Cancel { partition, handoff } => usable(*partition).and_then(|at| judge_cancel(view, at, *handoff)),
         Request::Change { .. } => Err("a change is written together with its answer".to_owned()),
     };
@@ -138,12 +141,15 @@ fn judge_move(view: &View, partition: PartitionId, to: &str, pin: bool, by: &Ope
     Ok(Verdict::Pinned(Pin { to: to.to_owned(), incarnation, origin: by.origin.clone() }, text))
 }
 
-fn judge_pin(view: &View, partition: PartitionId, by: &Operation) -> Result<Verdict, String> {
+fn judge_pin(view: &View, partition: PartitionId, seen: Option<&str>, by: &Operation) -> Result<Verdict, String> {
     let to = match (view.handoffs.get(&partition), view.live_owner(partition)) {
         (Some(handoff), _) => &handoff.value.new_owner,
         (None, Some((owner, _))) => &owner.owner,
         (None, None) => return Err(format!("partition {partition} has no living owner to be pinned to")),
     };
+    if let Some(seen) = seen.filter(|seen| seen != to) {
+        return Err(format!("partition {partition} would be pinned to {to} and not to {seen}: look at it again"));
+    }
     target(view, to)?;
     let text = format!("partition {partition} is pinned to {to} until it is unpinned");
     Ok(Verdict::Pinned(Pin { to: to.clone(), incarnation: Incarnation::NONE, origin: by.origin.clone() }, text))
@@ -171,6 +177,32 @@ fn judge_cancel(view: &View, partition: PartitionId, seen: HandoffId) -> Result<
     };
     let observed = ObservedHandoff { handoff: handoff.clone(), assignment: view.assignment_revision(partition) };
     Ok(Verdict::Cancelled(observed, format!("partition {partition} {stays}; {next}")))
+}
+
+/// Returns the newest move of a partition to this pod.
+fn newest_move<'a>(view: &'a View, partition: PartitionId, to: &str) -> Option<(&'a String, &'a Versioned<Operation>)> {
+    let is_it = |operation: &Operation| matches!(&operation.request, Request::Move { partition: of, to: pod, .. } if *of == partition && pod == to);
+    let moves = view.intentions.operations.iter().filter(|(_, operation)| is_it(&operation.value));
+    moves.max_by_key(|(_, operation)| operation.create_revision)
+}
+
+/// Returns why the newest move of this partition to this pod was refused, if it was.
+pub fn refusal<'a>(view: &'a View, partition: PartitionId, to: &str) -> Option<&'a str> {
+    let answer = newest_move(view, partition, to)?.1.value.answer.as_ref()?;
+    (!answer.accepted).then_some(&*answer.text)
+}
+
+/// Returns the operator's move that fails because the new owner of this handoff cannot take the partition.
+pub(super) fn failed_move(view: &View, handoff: &Handoff, reason: &str) -> Option<FailedMove> {
+    let (partition, to) = (handoff.partition, &handoff.new_owner);
+    let pin = view.intentions.pin(partition).filter(|pin| pin.value.to == *to)?;
+    let ends = pin.value.ends_with_the_pod();
+    let mut text = format!("pod {to} cannot take partition {partition}: {reason}");
+    if !ends {
+        text += &format!("; it stays pinned there and is tried again: segue unpin {partition}");
+    }
+    let answered = newest_move(view, partition, to).map(|(id, operation)| answered(id, operation, false, text));
+    Some(FailedMove { answered, pin: ends.then_some(pin.mod_revision) })
 }
 
 /// Returns the deletion of each pin that ended with an incarnation of its pod.

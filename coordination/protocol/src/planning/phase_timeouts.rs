@@ -15,6 +15,7 @@ use std::time::Duration;
 use super::actions::{Action, CancelReason, ObservedHandoff};
 use super::backoff::BackOffs;
 use super::notice::Notice;
+use super::operations::failed_move;
 use super::{Policy, is_dead};
 use crate::handoff::advance::{PendingOn, pending_bound, waiting_for};
 use crate::ids::{Epoch, HandoffId, PartitionId, Revision};
@@ -201,7 +202,8 @@ fn cancel_reason(
         return Some(CancelReason::NewOwnerDraining);
     }
     if let Some(reason) = failed(view, handoff) {
-        return Some(CancelReason::NewOwnerFailed { reason });
+        let wish = failed_move(view, record, &reason).map(Box::new);
+        return Some(CancelReason::NewOwnerFailed { reason, wish });
     }
     if warming && record.mode == Mode::Independent && record.old_owner.is_some() {
         // The new owner could never report that it is warm, even if the new router has replaced the first one.

@@ -7,6 +7,8 @@
 use std::time::Duration;
 
 use super::{Memory, Plan, Policy, REBIRTH_GRACE, ROLL_PATIENCE, decide, in_force};
+use crate::authority::Authority;
+use crate::ids::Revision;
 use crate::view::View;
 
 /// Returns everything that a leader wants to do about this view by the policy that is in force. It leaves out what a
@@ -25,6 +27,7 @@ pub fn preview(view: &View, own: &Policy) -> Plan {
     // A rolling restart that began long ago holds no move back.
     memory.rolls.observe(view, Duration::ZERO);
     // The first call notices which owners are dead. Their partitions move once the grace period has passed.
-    decide(view, &policy, &mut memory, ROLL_PATIENCE, Plan::default());
-    decide(view, &policy, &mut memory, ROLL_PATIENCE + REBIRTH_GRACE, Plan::default())
+    let all = Authority::Leader { term: Revision::ZERO };
+    decide(view, &policy, &all, &mut memory, ROLL_PATIENCE, Plan::default());
+    decide(view, &policy, &all, &mut memory, ROLL_PATIENCE + REBIRTH_GRACE, Plan::default())
 }

@@ -10,9 +10,11 @@
 //! * The other pod does not get more than [`RECEIVED_PERCENT`] of its share, well below an overload, so that load never
 //!   goes back and forth.
 //! * A partition that has just moved, is pinned or cannot move is not exchanged.
+//! * One process decides about both partitions, so that both move or none does.
 
 use super::heartbeats::{Heartbeats, Share};
 use super::placement::{Eligibility, Layout, Mobility};
+use crate::authority::Authority;
 use crate::ids::PartitionId;
 use crate::view::View;
 
@@ -22,7 +24,12 @@ const RECEIVED_PERCENT: u64 = 110;
 const WORTH: u32 = 20;
 
 /// Returns the two moves of an exchange: each partition with the member that gets it.
-pub(super) fn exchange(view: &View, layout: &Layout<'_>, heartbeats: &Heartbeats) -> Option<[(PartitionId, usize); 2]> {
+pub(super) fn exchange(
+    view: &View,
+    layout: &Layout<'_>,
+    heartbeats: &Heartbeats,
+    authority: &Authority,
+) -> Option<[(PartitionId, usize); 2]> {
     let share = Share::of(view);
     let total = |member: usize| Some(view.load(layout.members[member].name)?.total.0);
     let due = |member: usize| share.due(layout.members[member].weight.0);
@@ -42,7 +49,10 @@ pub(super) fn exchange(view: &View, layout: &Layout<'_>, heartbeats: &Heartbeats
     for (load, partition) in hot {
         // The least loaded partition in exchange for which no more than `most` moves.
         let at = cool.partition_point(|(other, _)| *other < load.saturating_sub(most));
-        let Some((other, in_exchange)) = cool.get(at).filter(|(other, _)| *other < load) else { continue };
+        let mut less = cool[at..].iter().take_while(|(other, _)| *other < load);
+        let Some((other, in_exchange)) = less.find(|(_, cool)| authority.have_one_actor(partition, *cool)) else {
+            continue;
+        };
         let moved = load - other;
         if moved >= least && best.is_none_or(|(known, ..)| moved > known) {
             best = Some((moved, partition, *in_exchange));

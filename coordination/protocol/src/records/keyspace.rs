@@ -1,12 +1,28 @@
 //! The settings of a keyspace, which every participant shares.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// Most partitions of a keyspace. The configuration and the routing table have the same limit.
 pub const MAX_PARTITIONS: u32 = 65_536;
+
+/// Most checkpoints of a keyspace per second. With more partitions than that per interval, the interval is longer.
+const MAX_CHECKPOINTS_PER_SECOND: u64 = 500;
+
+/// How long a new owner waits for a checkpoint of the old owner, in milliseconds, if the settings do not say.
+const DEFAULT_TIMEOUT_MS: u64 = 10_000;
+
+/// When pods make checkpoints. They follow the settings in force, so a leader is not needed for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CheckpointTimes {
+    /// Time between two checkpoints of a partition.
+    pub interval: Duration,
+    /// How long a new owner waits for the old owner's checkpoint before it warms from the one before.
+    pub timeout: Duration,
+}
 
 /// `config`: the settings of the keyspace itself.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -18,7 +34,8 @@ pub struct KeyspaceConfig {
     #[serde(default)]
     pub partitioner: Option<Partitioner>,
     /// How the keyspace is planned, by the names of the settings in `[coordinator]`: strategy, mode, times and budget.
-    /// The first leader writes it. Only planning reads it, so any value leaves the rest of the settings readable.
+    /// The first leader writes it. Any value leaves the rest of the settings readable: planning reads it, and of pods
+    /// [`checkpoint_times`](Self::checkpoint_times).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planning: Option<Value>,
     /// Fields that this version does not know. They are kept when the record is written again.
@@ -30,6 +47,20 @@ impl KeyspaceConfig {
     /// Returns settings with this many partitions, before a router has written how requests map to them.
     pub fn new(partitions: u32) -> Self {
         KeyspaceConfig { partitions, partitioner: None, planning: None, unknown: Map::new() }
+    }
+
+    /// Returns when pods make checkpoints. `None` if they make none, which is the default.
+    pub fn checkpoint_times(&self) -> Option<CheckpointTimes> {
+        let millis = |key| self.planning.as_ref()?.get(key)?.as_u64().filter(|millis| *millis > 0);
+        let interval = millis("checkpoint_interval_ms")?;
+        let spaced = u64::from(self.partitions) * 1000 / MAX_CHECKPOINTS_PER_SECOND;
+        let timeout = millis("checkpoint_timeout_ms").unwrap_or(DEFAULT_TIMEOUT_MS);
+        // A wait as long as `warm_timeout` would cancel every handoff from an owner that is stuck.
+        let longest = millis("warm_timeout_ms").map_or(u64::MAX, |warm| warm / 2);
+        Some(CheckpointTimes {
+            interval: Duration::from_millis(interval.max(spaced)),
+            timeout: Duration::from_millis(timeout.min(longest)),
+        })
     }
 }
 
@@ -67,5 +98,47 @@ impl fmt::Display for Partitioner {
             Partitioner::Number { .. } => out.write_str("the partition's number in the request"),
             Partitioner::Unknown(value) => write!(out, "{value}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(partitions: u32, planning: Value) -> Option<(u128, u128)> {
+        let config = KeyspaceConfig { planning: Some(planning), ..KeyspaceConfig::new(partitions) };
+        config.checkpoint_times().map(|times| (times.interval.as_millis(), times.timeout.as_millis()))
+    }
+
+    #[test]
+    fn checkpoints_are_off_unless_the_settings_have_a_readable_interval() {
+        assert_eq!(KeyspaceConfig::new(64).checkpoint_times(), None);
+        for planning in ["{}", r#"{"checkpoint_interval_ms":0}"#, r#"{"checkpoint_interval_ms":"10s"}"#, "7"] {
+            assert_eq!(times(64, serde_json::from_str(planning).unwrap()), None, "{planning}");
+        }
+        assert_eq!(times(64, serde_json::json!({ "checkpoint_interval_ms": 500 })), Some((500, 10_000)));
+    }
+
+    #[test]
+    fn a_time_of_zero_is_as_none() {
+        let planning = serde_json::json!({
+            "checkpoint_interval_ms": 1_000, "checkpoint_timeout_ms": 0, "warm_timeout_ms": 0,
+        });
+        assert_eq!(times(1, planning), Some((1_000, 10_000)));
+    }
+
+    #[test]
+    fn a_keyspace_makes_a_bounded_number_of_checkpoints_per_second() {
+        let planning = serde_json::json!({ "checkpoint_interval_ms": 10_000 });
+        assert_eq!(times(5_000, planning.clone()), Some((10_000, 10_000)));
+        assert_eq!(times(65_536, planning), Some((131_072, 10_000)));
+    }
+
+    #[test]
+    fn the_wait_for_a_checkpoint_leaves_time_to_warm() {
+        let planning = serde_json::json!({
+            "checkpoint_interval_ms": 1_000, "checkpoint_timeout_ms": 60_000, "warm_timeout_ms": 10_000,
+        });
+        assert_eq!(times(1, planning), Some((1_000, 5_000)));
     }
 }

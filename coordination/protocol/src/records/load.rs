@@ -1,6 +1,6 @@
 //! The heartbeats of pods, with their load.
 //!
-//! They have keys of their own: a put below `pods/` would make every router and pod reconsider all partitions.
+//! They have keys of their own, which routers and pods do not follow: each would receive the load of all others.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::ids::{Incarnation, PartitionId};
 /// Most partitions that a heartbeat lists: those with the largest load. It bounds the size of the record.
 pub const MAX_LISTED: usize = 1000;
 
-/// `loads/{pod}`, leased: a pod's last heartbeat.
+/// `~heartbeats/{pod}`, leased: a pod's last heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PodLoad {
     /// The life of the pod. A heartbeat of another life says nothing.

@@ -4,23 +4,27 @@
 //! milliseconds and informational: no decision compares the clocks of two machines.
 
 mod acks;
+mod checkpoint;
 mod handoff;
 mod history;
 mod keyspace;
 mod load;
 mod operator;
 mod participants;
+mod rounds;
 mod wanted;
 
 use serde::Serialize;
 
 pub use self::acks::{PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck};
+pub use self::checkpoint::{Checkpoint, CheckpointName, CheckpointNameError, MAX_CHECKPOINT_NAME};
 pub use self::handoff::{Assignment, AssignmentStatus, Handoff, Mode, Phase};
 pub use self::history::{HandoffEnd, HistoryEntry, PastPhase, RouterPart};
-pub use self::keyspace::{KeyspaceConfig, MAX_PARTITIONS, Partitioner};
+pub use self::keyspace::{CheckpointTimes, KeyspaceConfig, MAX_PARTITIONS, Partitioner};
 pub use self::load::{MAX_LISTED, PartitionLoad, PodLoad};
 pub use self::operator::{Answer, Drain, Operation, Origin, Pause, Pin, Request};
 pub use self::participants::{Capabilities, Leader, PodRecord, PodStatus, RouterRecord, Thousandths};
+pub use self::rounds::{Gathering, Participant, Round};
 pub use self::wanted::{Wanted, WantedDefault};
 
 /// Returns a record as JSON, ready to be put.
@@ -147,6 +151,10 @@ mod tests {
             (
                 encode(&Operation { request: Request::Change { what: "drain pod w".into() }, ..operation.clone() }),
                 r#"{"kind":"change","what":"drain pod w","who":"ann","why":"hot","at":5,"answer":null}"#,
+            ),
+            (
+                encode(&Operation { request: Request::Pin { partition: P7, to: None }, ..operation.clone() }),
+                r#"{"kind":"pin","partition":7,"who":"ann","why":"hot","at":5,"answer":null}"#,
             ),
             (
                 encode(&operation),

@@ -88,6 +88,9 @@ pub enum Request {
     Pin {
         /// The partition.
         partition: PartitionId,
+        /// The pod on which the operator saw the partition. It is not pinned to another one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<String>,
     },
     /// Cancel a handoff.
     Cancel {
@@ -109,7 +112,8 @@ impl std::fmt::Display for Request {
         match self {
             Request::Move { partition, to, pin: false } => write!(out, "move partition {partition} to {to}"),
             Request::Move { partition, to, pin: true } => write!(out, "move partition {partition} to {to} and pin it"),
-            Request::Pin { partition } => write!(out, "pin partition {partition}"),
+            Request::Pin { partition, to: None } => write!(out, "pin partition {partition}"),
+            Request::Pin { partition, to: Some(to) } => write!(out, "pin partition {partition} to {to}"),
             Request::Cancel { partition, handoff } => write!(out, "cancel handoff {handoff} of partition {partition}"),
             Request::Change { what } => out.write_str(what),
         }
@@ -120,7 +124,7 @@ impl Request {
     /// Returns the partition, if the request is for a single one.
     pub fn partition(&self) -> Option<PartitionId> {
         match self {
-            Request::Move { partition, .. } | Request::Pin { partition } | Request::Cancel { partition, .. } => {
+            Request::Move { partition, .. } | Request::Pin { partition, .. } | Request::Cancel { partition, .. } => {
                 Some(*partition)
             }
             Request::Change { .. } => None,

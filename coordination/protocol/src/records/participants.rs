@@ -44,27 +44,39 @@ pub struct Capabilities {
     pub released: bool,
     /// The pod refuses requests of another epoch, and all requests once its lease clock has run out.
     pub fence: bool,
+    /// The pod makes checkpoints of its partitions when they are due.
+    pub checkpoint: bool,
 }
 
 impl Capabilities {
-    /// All four.
-    pub const ALL: Capabilities = Capabilities { sync: true, drained: true, released: true, fence: true };
+    /// All that a handoff can make use of without checkpoints.
+    pub const ALL: Capabilities =
+        Capabilities { sync: true, drained: true, released: true, fence: true, checkpoint: false };
 }
 
 impl From<Vec<String>> for Capabilities {
     fn from(names: Vec<String>) -> Self {
         let has = |name: &str| names.iter().any(|have| have == name);
-        Capabilities { sync: has("sync"), drained: has("drained"), released: has("released"), fence: has("fence") }
+        Capabilities {
+            sync: has("sync"),
+            drained: has("drained"),
+            released: has("released"),
+            fence: has("fence"),
+            checkpoint: has("checkpoint"),
+        }
     }
 }
 
 impl From<Capabilities> for Vec<String> {
     fn from(have: Capabilities) -> Self {
-        [("sync", have.sync), ("drained", have.drained), ("released", have.released), ("fence", have.fence)]
-            .into_iter()
-            .filter(|(_, has)| *has)
-            .map(|(name, _)| name.to_owned())
-            .collect()
+        let named = [
+            ("sync", have.sync),
+            ("drained", have.drained),
+            ("released", have.released),
+            ("fence", have.fence),
+            ("checkpoint", have.checkpoint),
+        ];
+        named.into_iter().filter(|(_, has)| *has).map(|(name, _)| name.to_owned()).collect()
     }
 }
 

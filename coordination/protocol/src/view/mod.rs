@@ -10,8 +10,12 @@
 //! * The settings that were read last stay known while there is no readable `config`.
 
 mod delta;
+mod lives;
+mod of_pod;
 mod operator;
+mod owned;
 mod reading;
+mod rounds;
 #[cfg(test)]
 mod tests;
 
@@ -19,11 +23,13 @@ use std::collections::BTreeMap;
 
 pub use self::delta::ViewDelta;
 pub use self::operator::Intentions;
+use self::owned::Owned;
 use self::reading::Reading;
+pub use self::rounds::Rounds;
 use crate::ids::{HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use crate::keys::{KeyName, Keyspace};
 use crate::records::{
-    Assignment, Handoff, KeyspaceConfig, Leader, PodAck, PodAckKind, PodLoad, PodRecord, RouterCutoverAck,
+    Assignment, Checkpoint, Handoff, KeyspaceConfig, Leader, PodAck, PodAckKind, PodLoad, PodRecord, RouterCutoverAck,
     RouterDrainedAck, RouterRecord, Wanted,
 };
 use crate::txn::{Batch, Event, KeyValue, Snapshot};
@@ -99,6 +105,8 @@ pub struct View {
     known_config: Option<KeyspaceConfig>,
     /// The leader.
     pub leader: Option<Versioned<Leader>>,
+    /// The assignment rounds, which replace the leader.
+    pub rounds: Rounds,
     /// The owners that the strategy `external` follows.
     pub wanted: Option<Versioned<Wanted>>,
     /// The registered pods.
@@ -109,17 +117,22 @@ pub struct View {
     pub routers: BTreeMap<String, Versioned<RouterRecord>>,
     /// The owner of each partition.
     pub assignments: BTreeMap<PartitionId, Versioned<Assignment>>,
+    owned: Owned,
     /// The handoff of each partition that moves.
     pub handoffs: BTreeMap<PartitionId, Versioned<Handoff>>,
     /// The acks of each partition, also of handoffs that are gone. A partition is listed while any ack of it exists,
     /// even if none can be read.
     pub acks: BTreeMap<PartitionId, Acks>,
+    /// The newest checkpoint of each partition that has one.
+    pub checkpoints: BTreeMap<PartitionId, Versioned<Checkpoint>>,
     /// The intentions of operators.
     pub intentions: Intentions,
     /// The keys whose value this version cannot read, with the reason.
     pub malformed: BTreeMap<String, String>,
     /// The unreadable values by key: the keys exist all the same.
     unreadable: BTreeMap<String, Versioned<()>>,
+    /// The pod whose view this is. `None` for all other participants.
+    pod: Option<String>,
 }
 
 /// One life of a pod as a view shows it.
@@ -146,15 +159,19 @@ impl View {
             known_config: None,
             wanted: None,
             leader: None,
+            rounds: Rounds::default(),
             pods: BTreeMap::new(),
             loads: BTreeMap::new(),
             routers: BTreeMap::new(),
             assignments: BTreeMap::new(),
+            owned: Owned::default(),
             handoffs: BTreeMap::new(),
             acks: BTreeMap::new(),
+            checkpoints: BTreeMap::new(),
             intentions: Intentions::default(),
             malformed: BTreeMap::new(),
             unreadable: BTreeMap::new(),
+            pod: None,
         }
     }
 
@@ -193,8 +210,9 @@ impl View {
         }
         for event in batch.events {
             match event {
-                Event::Put(entry) if entry.mod_revision > self.revision => self.put(entry, &mut touched),
-                Event::Put(_) => {}
+                Event::Put(entry) if entry.mod_revision <= self.revision || self.leaves_out(&entry.key) => {}
+                Event::Put(entry) => self.put(entry, &mut touched),
+                Event::Delete { key } if self.has_left_out(&key) => {}
                 Event::Delete { key } => self.delete(&key, &mut touched),
             }
         }
@@ -210,7 +228,7 @@ impl View {
         self.malformed.remove(&entry.key);
         self.unreadable.remove(&entry.key);
         let read = Reading { entry: &entry };
-        let result = match name.clone() {
+        let result = match name {
             KeyName::Config => {
                 self.config = None;
                 read.config().map(|config| {
@@ -232,6 +250,7 @@ impl View {
             }
             KeyName::Pod(pod) => read.put_into(&mut self.pods, pod),
             KeyName::Load(pod) => read.put_into(&mut self.loads, pod),
+            KeyName::Rounds(key) => self.rounds.put(key, &read),
             KeyName::Router(router) => {
                 let result = read.put_into(&mut self.routers, router.clone());
                 if result.is_err() {
@@ -244,11 +263,18 @@ impl View {
             }
             KeyName::Assignment(partition) => {
                 let named = |record: &Assignment| (record.partition, record.epoch);
-                read.put_numbered(&mut self.assignments, partition, named)
+                self.owned.remove(self.assignments.get(&partition));
+                let result = read.put_numbered(&mut self.assignments, partition, named);
+                self.owned.add(self.assignments.get(&partition));
+                result
             }
             KeyName::Handoff(partition) => {
                 let named = |record: &Handoff| (record.partition, record.epoch);
                 read.put_numbered(&mut self.handoffs, partition, named)
+            }
+            KeyName::Checkpoint(partition) => {
+                let named = |record: &Checkpoint| (record.partition, record.epoch);
+                read.put_numbered(&mut self.checkpoints, partition, named)
             }
             KeyName::RouterDrained(partition, router) => {
                 read.put_ack(&mut self.acks.entry(partition).or_default().drained, router)
@@ -274,15 +300,17 @@ impl View {
         touched.note(&name);
         self.malformed.remove(key);
         self.unreadable.remove(key);
-        let partition = match name.clone() {
+        let partition = match name {
             KeyName::Config => return self.config = None,
             KeyName::Leader => return self.leader = None,
             KeyName::Wanted => return self.wanted = None,
+            KeyName::Rounds(key) => return self.rounds.delete(key),
             KeyName::Pod(pod) => return drop(self.pods.remove(&pod)),
             KeyName::Load(pod) => return drop(self.loads.remove(&pod)),
             KeyName::Router(router) => return drop(self.routers.remove(&router)),
-            KeyName::Assignment(partition) => return drop(self.assignments.remove(&partition)),
+            KeyName::Assignment(partition) => return self.owned.remove(self.assignments.remove(&partition).as_ref()),
             KeyName::Handoff(partition) => return drop(self.handoffs.remove(&partition)),
+            KeyName::Checkpoint(partition) => return drop(self.checkpoints.remove(&partition)),
             KeyName::RouterDrained(partition, router) => {
                 self.acks.entry(partition).or_default().drained.remove(&router);
                 partition
@@ -317,102 +345,6 @@ impl View {
     /// Returns the number of partitions of the keyspace; 0 until settings have been read.
     pub fn partitions(&self) -> u32 {
         self.settings().map_or(0, |settings| settings.partitions)
-    }
-
-    /// Returns the state of one life of a pod in this view.
-    pub fn life(&self, pod: &str, incarnation: Incarnation) -> PodLife<'_> {
-        match self.pods.get(pod) {
-            Some(record) if record.incarnation() != incarnation => PodLife::Over,
-            Some(record) if record.lease.is_none() => PodLife::Leaseless(&record.value),
-            Some(record) => PodLife::Registered(&record.value),
-            None if incarnation != Incarnation::NONE && self.incarnation_of(pod) == incarnation => PodLife::Unreadable,
-            None => PodLife::Over,
-        }
-    }
-
-    /// Returns the last heartbeat of a pod, if its present life has sent one.
-    pub fn load(&self, pod: &str) -> Option<&PodLoad> {
-        let load = &self.loads.get(pod)?.value;
-        self.live_pod(pod, load.incarnation).map(|_| load)
-    }
-
-    /// Returns the registration of this very life of a pod.
-    pub fn live_pod(&self, pod: &str, incarnation: Incarnation) -> Option<&PodRecord> {
-        self.pods.get(pod).filter(|record| record.incarnation() == incarnation).map(|record| &record.value)
-    }
-
-    /// Returns the incarnation that is registered under a pod's name; none if there is none. Guards compare it to check
-    /// that the pod is unchanged.
-    pub fn incarnation_of(&self, pod: &str) -> Incarnation {
-        self.pod_key(pod).map_or(Incarnation::NONE, |key| Incarnation::registered_at(key.create_revision))
-    }
-
-    /// Returns the lives of all registered pods, including those whose registration cannot be read.
-    pub(crate) fn pod_lives(&self) -> BTreeMap<String, Incarnation> {
-        let readable = self.pods.iter().map(|(name, pod)| (name.clone(), pod.incarnation()));
-        let unreadable = self.unreadable.iter().filter_map(|(key, entry)| match self.keys.parse(key)? {
-            KeyName::Pod(name) => Some((name, Incarnation::registered_at(entry.create_revision))),
-            _ => None,
-        });
-        readable.chain(unreadable).collect()
-    }
-
-    /// Returns the key of a pod's registration, even if its value cannot be read.
-    pub fn pod_key(&self, pod: &str) -> Option<Versioned<()>> {
-        self.pods.get(pod).map(Versioned::key).or_else(|| self.unreadable_key(|keys| keys.pod(pod)))
-    }
-
-    /// Returns the revision at which a pod's registration was last put; 0 if there is none.
-    pub(crate) fn pod_revision(&self, pod: &str) -> Revision {
-        self.pod_key(pod).map_or(Revision::ZERO, |key| key.mod_revision)
-    }
-
-    /// Returns the revision at which a partition's assignment was last put; 0 if there is none.
-    pub(crate) fn assignment_revision(&self, partition: PartitionId) -> Revision {
-        let unreadable = || self.unreadable_key(|keys| keys.assignment(partition));
-        self.assignments
-            .get(&partition)
-            .map(Versioned::key)
-            .or_else(unreadable)
-            .map_or(Revision::ZERO, |key| key.mod_revision)
-    }
-
-    /// Returns the revision at which a partition's pin was last put; 0 if there is none.
-    pub fn pin_revision(&self, partition: PartitionId) -> Revision {
-        let unreadable = || self.unreadable_key(|keys| keys.pin(partition));
-        let pin = self.intentions.pin(partition).map(Versioned::key).or_else(unreadable);
-        pin.map_or(Revision::ZERO, |key| key.mod_revision)
-    }
-
-    /// Returns a key whose value cannot be read, if it exists.
-    fn unreadable_key(&self, key: impl FnOnce(&Keyspace) -> String) -> Option<Versioned<()>> {
-        // Nearly always there is none: the key's name need not be built.
-        if self.unreadable.is_empty() { None } else { self.unreadable.get(&key(&self.keys)).cloned() }
-    }
-
-    /// Returns the keys of registrations, and of the leader, that exist without their lease and so outlive their
-    /// writer.
-    pub fn leaseless(&self) -> impl Iterator<Item = String> {
-        let pods = self.pods.iter().filter(|(_, pod)| pod.lease.is_none()).map(|(name, _)| self.keys.pod(name));
-        let routers = self.routers.iter().filter(|(_, it)| it.lease.is_none()).map(|(name, _)| self.keys.router(name));
-        let leader = self.leader.iter().filter(|leader| leader.lease.is_none()).map(|_| self.keys.leader());
-        pods.chain(routers).chain(leader)
-    }
-
-    /// Returns the partition's assignment together with its owner's registration, if that very owner lives.
-    pub fn live_owner(&self, partition: PartitionId) -> Option<(&Assignment, &PodRecord)> {
-        let assignment = &self.assignments.get(&partition)?.value;
-        Some((assignment, self.live_pod(&assignment.owner, assignment.incarnation)?))
-    }
-
-    /// Returns the registration of a handoff's old owner, if it lives.
-    pub fn live_old_owner(&self, handoff: &Handoff) -> Option<&PodRecord> {
-        self.live_pod(handoff.old_owner.as_deref()?, handoff.old_incarnation)
-    }
-
-    /// Returns the registration of a handoff's new owner, if it lives.
-    pub fn live_new_owner(&self, handoff: &Handoff) -> Option<&PodRecord> {
-        self.live_pod(&handoff.new_owner, handoff.new_incarnation)
     }
 
     /// Returns the router's ack that it has drained for this very handoff.

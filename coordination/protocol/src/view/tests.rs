@@ -148,3 +148,135 @@ fn an_ack_of_another_handoff_is_no_ack() {
     assert!(seen.drained_ack(P0, "r", H10).is_some());
     assert!(seen.drained_ack(P0, "r", H12).is_none());
 }
+
+#[test]
+fn a_pods_registration_affects_its_partitions_and_handoffs_and_no_others() {
+    let owned = |partition: u32, owner: &str, incarnation: u64| {
+        let text = format!(r#"{{"partition":{partition},"owner":"{owner}","incarnation":{incarnation},"epoch":1}}"#);
+        entry(&format!("assignments/{partition}"), &text, 4, 4)
+    };
+    let handoff = r#"{"partition":7,"old_owner":"x","old_incarnation":9,"new_owner":"y","new_incarnation":9,
+        "phase":"Ready","epoch":9,"mode":"barrier","started_at":1,"phase_entered_at":1,"reason":""}"#;
+    let mut entries: Vec<_> = (0..1000).map(|partition| owned(partition, "x", 2)).collect();
+    entries[3] = owned(3, "w", 3);
+    entries[5] = owned(5, "w", 2);
+    entries.extend([entry("pods/w", POD, 3, 3), entry("handoffs/7", handoff, 4, 4)]);
+    let mut seen = view(entries, 4);
+    assert_eq!((seen.assigned_count("w"), seen.assigned_count("x"), seen.live_owners()), (2, 998, 1));
+    let mut apply = |revision: u64, event: Event| {
+        let delta = seen.apply(Batch { revision: revision.into(), events: vec![event] });
+        delta.affected(&seen).map(|affected| affected.into_iter().map(PartitionId::get).collect::<Vec<_>>())
+    };
+    let delete = |key: &str| Event::Delete { key: format!("/segue/default/{key}") };
+    assert_eq!(apply(5, Event::Put(entry("pods/w", POD, 3, 5))), Some(vec![3, 5, 7]));
+    assert_eq!(apply(6, delete("pods/w")), Some(vec![3, 5, 7]), "also those of its earlier life");
+    assert_eq!(apply(7, Event::Put(entry("routers/r", "{}", 7, 7))), Some(vec![7]), "handoffs wait for routers");
+    assert_eq!(apply(8, delete("assignments/3")), Some(vec![3]));
+    assert_eq!(apply(9, Event::Put(KeyValue { mod_revision: 9.into(), ..owned(5, "x", 2) })), Some(vec![5]));
+    assert_eq!(apply(10, Event::Put(entry("pods/w", POD, 10, 10))), Some(vec![7]), "nothing is assigned to it");
+    assert_eq!(apply(11, Event::Put(entry("config", r#"{"partitions":8}"#, 11, 11))), None);
+}
+
+fn ids(partitions: impl IntoIterator<Item = PartitionId>) -> Vec<u32> {
+    partitions.into_iter().map(PartitionId::get).collect()
+}
+
+fn handoff_of(partition: u32, old: &str, new: &str, phase: &str, create: u64, modified: u64) -> KeyValue {
+    let text = format!(
+        r#"{{"partition":{partition},"old_owner":{old},"old_incarnation":3,"new_owner":"{new}","new_incarnation":3,
+        "phase":"{phase}","epoch":9,"mode":"barrier","started_at":1,"phase_entered_at":1,"reason":""}}"#
+    );
+    entry(&format!("handoffs/{partition}"), &text, create, modified)
+}
+
+fn drained(partition: u32, handoff: u64, revision: u64) -> KeyValue {
+    let text = format!(r#"{{"handoff":{handoff},"gave_up":false,"router_name":"r","partition":{partition}}}"#);
+    entry(&format!("handoff_drains/{partition}/r"), &text, revision, revision)
+}
+
+#[test]
+fn a_pods_view_leaves_out_the_acks_of_handoffs_between_others() {
+    let handoffs = vec![
+        handoff_of(0, r#""x""#, "y", "Ready", 10, 11),
+        handoff_of(1, r#""w""#, "y", "Ready", 10, 11),
+        handoff_of(2, "null", "w", "Ready", 10, 11),
+        entry("handoffs/3", "{", 10, 11),
+    ];
+    let acks: Vec<_> = (0..5).map(|partition| drained(partition, 10, 12)).collect();
+    // The second one belongs to a record that cannot be read, and the last one to none: either may be the pod's own.
+    let kept = vec![1, 2, 3, 4];
+    let together = acks.iter().chain(&handoffs).cloned().collect();
+    let from_snapshot = view(together, 12).of_pod("w");
+    assert_eq!(ids(from_snapshot.acks.keys().copied()), kept);
+    let mut watched = view(handoffs, 11).of_pod("w");
+    let events = acks.into_iter().map(Event::Put).collect();
+    assert_eq!(ids(watched.apply(Batch { revision: Revision::new(12), events }).partitions), kept);
+    assert_eq!(watched, from_snapshot);
+    let delete = |key: &str| Event::Delete { key: format!("/segue/default/{key}") };
+    let of_others = vec![delete("handoff_drains/0/r")];
+    let delta = watched.apply(Batch { revision: Revision::new(13), events: of_others });
+    assert_eq!(delta, ViewDelta::default(), "nothing that the view has is gone");
+    let ended = vec![delete("handoffs/1"), delete("handoff_drains/1/r"), delete("handoff_drains/4/r")];
+    let delta = watched.apply(Batch { revision: Revision::new(14), events: ended });
+    assert_eq!((ids(delta.partitions), ids(watched.acks.keys().copied())), (vec![1, 4], vec![2, 3]));
+}
+
+#[test]
+fn a_pod_decides_by_its_own_view_as_by_a_whole_one() {
+    let registered = |name: &str, capabilities: &str| {
+        let text = format!(r#"{{"pod_name":"{name}","address":"a:1","capabilities":{capabilities}}}"#);
+        KeyValue { lease: Some(L1), ..entry(&format!("pods/{name}"), &text, 3, 3) }
+    };
+    let all = r#"["sync","drained","released","fence"]"#;
+    let assigned = |partition: u32, owner: &str, revision: u64| {
+        let text = format!(r#"{{"partition":{partition},"owner":"{owner}","incarnation":3,"epoch":9}}"#);
+        entry(&format!("assignments/{partition}"), &text, 4, revision)
+    };
+    let said = |partition: u32, pod: &str, kind: &str, revision: u64| {
+        let text = format!(r#"{{"pod_name":"{pod}","partition":{partition},"handoff":10,"ack":"{kind}"}}"#);
+        entry(&format!("pod_acks/{partition}/{pod}/{kind}"), &text, revision, revision)
+    };
+    let router = KeyValue { lease: Some(L1), ..entry("routers/r", "{}", 3, 3) };
+    let mut start: Vec<_> = ["v", "w", "x"].map(|pod| registered(pod, all)).into();
+    start.extend([router, assigned(0, "v", 4), assigned(1, "v", 4)]);
+    // Partition 0 moves between v and x, partition 1 from v to w, at the same time.
+    let moves = |phase: &str, revision: u64| {
+        [("x", 0), ("w", 1)].map(|(new, partition)| handoff_of(partition, r#""v""#, new, phase, 10, revision))
+    };
+    let both = |of: &dyn Fn(u32) -> KeyValue| [of(0), of(1)];
+    let puts = [
+        moves("Warming", 10),
+        moves("Ready", 11),
+        both(&|partition| drained(partition, 10, 12)),
+        moves("Syncing", 13),
+        both(&|partition| said(partition, "v", "drained", 14)),
+        [said(0, "x", "synced", 15), said(1, "w", "synced", 15)],
+        moves("Switching", 16),
+        [assigned(0, "x", 17), assigned(1, "w", 17)],
+        moves("Complete", 18),
+    ];
+    for me in ["v", "w", "x"] {
+        let mut whole = view(start.clone(), 9);
+        let mut own = whole.clone().of_pod(me);
+        for (revision, events) in (10..).zip(&puts) {
+            let batch = Batch { revision: Revision::new(revision), events: events.clone().map(Event::Put).into() };
+            whole.apply(batch.clone());
+            own.apply(batch);
+            assert_eq!(own, whole.clone().of_pod(me), "{me} at {revision}");
+            for partition in [P0, P1] {
+                let duty = |view: &View| crate::handoff::pod::duty(view, me, I3, partition);
+                assert_eq!(duty(&own), duty(&whole), "{me} about {partition} at {revision}");
+                let ack = crate::records::PodAck::new(me, partition, H10, PodAckKind::Released);
+                let txn = |view: &View| {
+                    let ack = crate::handoff::advance::Ack::Pod(ack.clone());
+                    crate::handoff::advance::acknowledge(view, &ack, view.keys().pod(me), I3, 1)
+                };
+                let takes_part = whole.handoffs.get(&partition).is_some_and(|handoff| {
+                    handoff.value.new_owner == me || handoff.value.old_owner.as_deref() == Some(me)
+                });
+                assert!(!takes_part || txn(&own) == txn(&whole), "{me} about {partition} at {revision}");
+            }
+        }
+        assert_eq!(own.acks.len(), whole.acks.len() - usize::from(me != "v"), "each takes part in one move, v in both");
+    }
+}

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use http::StatusCode;
-use segue_protocol::records::one_line;
+use segue_protocol::records::{CheckpointName, one_line};
 use serde_json::Value;
 
 /// The meaning of a service's response.
@@ -61,6 +61,23 @@ impl Answer {
             },
             _ => Answer::Failed { detail: one_line(&String::from_utf8_lossy(body)) },
         }
+    }
+}
+
+/// Reads the checkpoint in a response that means done. An empty body or none in it: the service has nothing new.
+pub(super) fn checkpoint_in(body: &[u8]) -> Result<Option<String>, String> {
+    const EXPECTED: &str = "expected nothing, or {\"checkpoint\":\"…\"} with text of at most 1024 bytes on one line";
+    if body.trim_ascii().is_empty() {
+        return Ok(None);
+    }
+    let said = serde_json::from_slice::<Value>(body).map_err(|_| format!("a body that is not JSON; {EXPECTED}"))?;
+    match said.get("checkpoint") {
+        Some(Value::Null) => Ok(None),
+        Some(Value::String(name)) => match CheckpointName::try_from(name.as_bytes()) {
+            Ok(name) => Ok(Some(name.into())),
+            Err(error) => Err(format!("a bad name: {error}; {EXPECTED}")),
+        },
+        Some(_) | None => Err(format!("a body without the text `checkpoint`; {EXPECTED}")),
     }
 }
 
@@ -125,6 +142,21 @@ mod tests {
         for (status, body) in [(409, ""), (409, r#"{"permanent":"true"}"#), (409, "[]"), (500, r#"{"permanent":true}"#)]
         {
             assert_eq!(of(status, body), Answer::Failed { detail: body.to_owned() }, "{status} {body}");
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_is_a_bounded_text_and_anything_else_is_a_failure() {
+        assert_eq!(checkpoint_in(br#"{"checkpoint":"s3://b/7@42","news":1}"#), Ok(Some("s3://b/7@42".to_owned())));
+        for none in ["", " \n", r#"{"checkpoint":null}"#] {
+            assert_eq!(checkpoint_in(none.as_bytes()), Ok(None), "{none}");
+        }
+        let long = format!(r#"{{"checkpoint":"{}"}}"#, "x".repeat(1025));
+        for bad in
+            ["done", "{}", "[]", r#"{"checkpoint":7}"#, r#"{"checkpoint":""}"#, r#"{"checkpoint":"a\nb"}"#, &long]
+        {
+            let why = checkpoint_in(bad.as_bytes()).unwrap_err();
+            assert!(why.contains("expected nothing, or {\"checkpoint\""), "{bad}: {why}");
         }
     }
 

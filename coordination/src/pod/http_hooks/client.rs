@@ -144,8 +144,14 @@ impl HookClient {
         HookClient { client, secret_file }
     }
 
-    /// Posts `body`. Returns the status of the response, with its body if the status is not one that simply means done.
-    pub(crate) async fn post(&self, url: &HookUrl, body: &Value) -> Result<(StatusCode, Bytes), HookError> {
+    /// Posts `body`. Returns the status of the response, with its body if `reads_all` or if the status is not one that
+    /// simply means done.
+    pub(crate) async fn post(
+        &self,
+        url: &HookUrl,
+        body: &Value,
+        reads_all: bool,
+    ) -> Result<(StatusCode, Bytes), HookError> {
         let mut request = Request::post(url.uri().clone()).header(CONTENT_TYPE, "application/json");
         if socket_of(url.uri()).is_some() {
             request = request.header(HOST, "localhost");
@@ -160,7 +166,7 @@ impl HookClient {
             false => broke(&error),
         })?;
         let (status, body) = (response.status(), response.into_body());
-        let says_more = status == StatusCode::ACCEPTED || !status.is_success();
+        let says_more = reads_all || status == StatusCode::ACCEPTED || !status.is_success();
         if !says_more {
             // An error here does not matter, because the status decides.
             let _ = timeout(REST_TIMEOUT, read(body)).await;

@@ -1,7 +1,7 @@
 //! The handler of the sidecar. It calls a service that is not linked with Segue by HTTP when partitions come and go.
 //!
-//! Each hook is a `POST` with `{"keyspace","partition","epoch","handoff"}`. [`Answer`] lists what a response can mean:
-//! done, in progress, failed, failed for good. A failed call is repeated, so a hook must be idempotent. A hook that is
+//! Each hook is a `POST` with `{"keyspace","partition","epoch","handoff"}`, and `warm` also with the newest `"checkpoint"`
+//! if there is one. [`Answer`] lists what a response can mean: done, in progress, failed, failed for good. A failed call is repeated, so a hook must be idempotent. A hook that is
 //! not set counts as done.
 //!
 //! Not here: the proxy in front of the service; `drained`, which the layer can acknowledge for a service that responds
@@ -26,15 +26,17 @@ pub(super) use client::{Connections, HookClient};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
+use http::StatusCode;
 use segue_protocol::back_off::BackOff;
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::records::Capabilities;
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
-use self::answer::{Answer, Progress};
+use self::answer::{Answer, Progress, checkpoint_in};
 use self::reports::Running;
-use super::{HandlerError, HandoffContext, HandoffHandler, PermanentFailure};
+use super::{CallbackHandler, HandlerError, HandoffContext, PermanentFailure};
 
 /// Pauses between two requests of a call in progress. They are short at first, because requests wait for `sync` and
 /// `drain`.
@@ -60,51 +62,23 @@ impl Hooks {
         &self.reports
     }
 
-    async fn call(&self, callback: Callback, context: &HandoffContext) -> Result<(), HandlerError> {
-        let hook = self.settings.of(callback);
-        let running = self.reports.begin(callback, context);
-        let Some(hook) = hook else {
-            running.end(&Ok(()));
-            return Ok(());
-        };
-        let HandoffContext { keyspace, partition, epoch, handoff } = context;
-        let body = serde_json::json!({
-            "keyspace": keyspace, "partition": partition, "epoch": epoch, "handoff": handoff,
-        });
-        let mut progress = None;
-        let asked = timeout(hook.timeout, self.ask(hook, &body, &running, &mut progress)).await;
-        let result = asked.unwrap_or_else(|_| {
-            let (url, limit) = (hook.url.clone(), hook.timeout);
-            Err(match progress.take() {
-                None => HookError::Timeout { url, limit },
-                Some(said) => HookError::Unfinished { url, limit, said: Progress::to_string(&said) },
-            })
-        });
-        running.end(&result);
-        match result {
-            Ok(()) => Ok(()),
-            // Only a new owner can be replaced by another pod.
-            Err(HookError::Permanent { reason, .. }) if matches!(callback, Callback::Warm | Callback::Sync) => {
-                Err(PermanentFailure::new(reason).into())
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
-
     /// Repeats the request until the service is done or has failed.
     async fn ask(
         &self,
+        callback: Callback,
         hook: &Hook,
         body: &Value,
         running: &Running<'_>,
         last: &mut Option<Progress>,
-    ) -> Result<(), HookError> {
+    ) -> Result<Option<String>, HookError> {
+        let makes = callback == Callback::Checkpoint;
         let mut asked = 0;
         loop {
-            let (status, text) = self.client.post(&hook.url, body).await?;
+            let (status, text) = self.client.post(&hook.url, body, makes).await?;
             let url = || hook.url.clone();
             match Answer::of(status, &text) {
-                Answer::Done => return Ok(()),
+                Answer::Done if makes => return made(hook, status, &text),
+                Answer::Done => return Ok(None),
                 Answer::AtWork(progress) => {
                     running.says(&progress);
                     *last = Some(progress);
@@ -119,29 +93,53 @@ impl Hooks {
     }
 }
 
+/// Reads the response of a service that has made a checkpoint.
+fn made(hook: &Hook, status: StatusCode, text: &Bytes) -> Result<Option<String>, HookError> {
+    checkpoint_in(text).map_err(|why| HookError::Unreadable { url: hook.url.clone(), status, why })
+}
+
 impl HookSettings {
-    /// Returns the capabilities of a pod with these hooks: `sync` only with a hook for it. `fence` states that
-    /// something ends the service's work in time even if the sidecar is dead.
+    /// Returns the capabilities of a pod with these hooks: `sync` and `checkpoint` only with a hook for them. `fence`
+    /// states that something ends the service's work in time even if the sidecar is dead.
     pub fn capabilities(&self, fence: bool) -> Capabilities {
-        Capabilities { sync: self.sync.is_some(), fence, ..Capabilities::ALL }
+        let (sync, checkpoint) = (self.sync.is_some(), self.checkpoint.is_some());
+        Capabilities { sync, fence, checkpoint, ..Capabilities::ALL }
     }
 }
 
 #[async_trait]
-impl HandoffHandler for Hooks {
-    async fn warm(&self, context: &HandoffContext) -> Result<(), HandlerError> {
-        self.call(Callback::Warm, context).await
-    }
-
-    async fn sync(&self, context: &HandoffContext) -> Result<(), HandlerError> {
-        self.call(Callback::Sync, context).await
-    }
-
-    async fn drain(&self, context: &HandoffContext) -> Result<(), HandlerError> {
-        self.call(Callback::Drain, context).await
-    }
-
-    async fn release(&self, context: &HandoffContext) -> Result<(), HandlerError> {
-        self.call(Callback::Release, context).await
+impl CallbackHandler for Hooks {
+    async fn call(&self, callback: Callback, context: &HandoffContext) -> Result<Option<String>, HandlerError> {
+        let hook = self.settings.of(callback);
+        let running = self.reports.begin(callback, context);
+        let Some(hook) = hook else {
+            running.end(&Ok(()));
+            return Ok(None);
+        };
+        let HandoffContext { keyspace, partition, epoch, handoff, checkpoint } = context;
+        let mut body = serde_json::json!({
+            "keyspace": keyspace, "partition": partition, "epoch": epoch, "handoff": handoff,
+        });
+        if let Some(checkpoint) = checkpoint {
+            body["checkpoint"] = checkpoint.as_str().into();
+        }
+        let mut progress = None;
+        let asked = timeout(hook.timeout, self.ask(callback, hook, &body, &running, &mut progress)).await;
+        let result = asked.unwrap_or_else(|_| {
+            let (url, limit) = (hook.url.clone(), hook.timeout);
+            Err(match progress.take() {
+                None => HookError::Timeout { url, limit },
+                Some(said) => HookError::Unfinished { url, limit, said: Progress::to_string(&said) },
+            })
+        });
+        running.end(&result);
+        match result {
+            Ok(checkpoint) => Ok(checkpoint),
+            // Only a new owner can be replaced by another pod.
+            Err(HookError::Permanent { reason, .. }) if matches!(callback, Callback::Warm | Callback::Sync) => {
+                Err(PermanentFailure::new(reason).into())
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 }

@@ -82,7 +82,7 @@ impl Running<'_> {
         }
     }
 
-    pub(super) fn end(self, result: &Result<(), HookError>) {
+    pub(super) fn end<T>(self, result: &Result<T, HookError>) {
         let Err(error) = result else { return };
         if let Some(report) = self.reports.lock().get_mut(&self.partition) {
             (report.is_running, report.since) = (false, Instant::now());

@@ -29,6 +29,8 @@ pub struct HookSettings {
     pub drain: Option<Hook>,
     /// Release a partition.
     pub release: Option<Hook>,
+    /// Make a checkpoint of a partition. With this hook the pod has the capability `checkpoint`.
+    pub checkpoint: Option<Hook>,
     /// Learn until when the service may write; called every few seconds.
     pub lease: Option<HookUrl>,
     /// The file with the secret that each call carries in the header [`SECRET_HEADER`]. Read for each call.
@@ -43,6 +45,7 @@ impl HookSettings {
             Callback::Sync => self.sync.as_ref(),
             Callback::Drain => self.drain.as_ref(),
             Callback::Release => self.release.as_ref(),
+            Callback::Checkpoint => self.checkpoint.as_ref(),
         }
     }
 }
@@ -58,12 +61,13 @@ pub struct Hook {
 
 impl Hook {
     /// Returns the timeout of a hook that sets none: `warm` copies state, `sync` and `drain` are short because requests
-    /// are held meanwhile, `release` frees the state.
+    /// are held meanwhile, `release` frees the state, and nothing waits for `checkpoint` longer than
+    /// `coordinator.checkpoint_timeout`.
     pub fn default_timeout(callback: Callback) -> Duration {
         Duration::from_secs(match callback {
             Callback::Warm => 300,
             Callback::Sync | Callback::Drain => 30,
-            Callback::Release => 60,
+            Callback::Release | Callback::Checkpoint => 60,
         })
     }
 }

@@ -22,6 +22,12 @@ pub(super) fn range(keys: &Keys) -> (&str, GetOptions) {
     }
 }
 
+/// Returns the key and the options of a range of at most one key, without its value, that was put after `since`.
+pub(super) fn survey(keys: &Keys, since: Revision) -> (&str, GetOptions) {
+    let (key, options) = range(keys);
+    (key, options.with_min_mod_revision(signed(since.next())).with_limit(1).with_keys_only())
+}
+
 /// Returns the key and the options of a watch.
 pub(super) fn watch(keys: &Keys, from: Revision) -> (&str, WatchOptions) {
     // 0 would mean "from now on" to etcd.

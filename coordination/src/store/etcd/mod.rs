@@ -31,7 +31,7 @@ use tokio::time::{Instant, timeout_at};
 use self::batches::batches;
 use self::connection::{Connection, Connections};
 pub use self::tls::{ClientIdentity, EtcdTls};
-use super::{Store, StoreError, Watch};
+use super::{Store, StoreError, Survey, Tap, Watch};
 
 /// The endpoints of etcd, and the timeouts of calls to it.
 #[derive(Clone)]
@@ -80,6 +80,7 @@ pub struct EtcdStore {
     connections: Arc<Connections>,
     /// One stream for each lease that is kept alive. Locked for a whole renewal.
     keepers: Arc<Mutex<HashMap<LeaseId, KeeperSlot>>>,
+    tap: Arc<Tap>,
 }
 
 type KeeperSlot = Arc<AsyncMutex<Option<Keeper>>>;
@@ -114,7 +115,8 @@ impl EtcdStore {
                 return Err(StoreError::Refused(format!("{endpoint:?} is no etcd endpoint; expected {expected}")));
             }
         }
-        Ok(EtcdStore { connections: Arc::new(Connections::new(options)), keepers: Arc::default() })
+        let connections = Arc::new(Connections::new(options));
+        Ok(EtcdStore { connections, keepers: Arc::default(), tap: Arc::default() })
     }
 
     /// Renews over the stream in `slot`, or over a new one. A caller that gives up half-way, because its lease cannot
@@ -204,6 +206,20 @@ impl Store for EtcdStore {
         })
     }
 
+    async fn survey(&self, keys: &Keys, since: Revision) -> Result<Survey, StoreError> {
+        let response = self.connections.call(self.connections.deadline(), |connection| async move {
+            let (key, options) = convert::survey(keys, since);
+            connection.kv.clone().get(key, Some(options)).await
+        });
+        let response = response.await?;
+        Ok(Survey {
+            revision: convert::unsigned(response.header().map_or(0, |header| header.revision())),
+            // The filter by revision does not change the count.
+            keys: usize::try_from(response.count()).unwrap_or(0),
+            is_changed: !response.kvs().is_empty(),
+        })
+    }
+
     async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
         watch::start(Arc::clone(&self.connections), keys.clone(), from).await.map(Watch::new)
     }
@@ -246,6 +262,10 @@ impl Store for EtcdStore {
 
     fn forget_lease(&self, lease: LeaseId) {
         self.keepers().remove(&lease);
+    }
+
+    fn tap(&self) -> Option<&Tap> {
+        Some(&self.tap)
     }
 
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {

@@ -21,11 +21,24 @@ app.kubernetes.io/component: {{ .role }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
+{{- /* The members of the chart's etcd, with commas between them: root, and a format for a member's name and its domain. */}}
+{{- define "segue.etcdMembers" -}}
+{{- $name := include "segue.name" (dict "role" "etcd" "root" .root) }}
+{{- $domain := printf "%s.%s.svc" $name .root.Release.Namespace }}
+{{- range $index := until (int .root.Values.etcd.replicas) }}
+{{- if $index }},{{ end }}{{ printf $.format (printf "%s-%d" $name $index) $domain }}
+{{- end }}
+{{- end }}
+
 {{- define "segue.store" -}}
 keyspace = {{ .Values.keyspace | quote }}
 
 [store]
+{{- if .Values.etcd.enabled }}
+endpoints = {{ splitList "," (include "segue.etcdMembers" (dict "root" . "format" "http://%s.%s:2379")) | toJson }}
+{{- else }}
 endpoints = {{ .Values.store.endpoints | toJson }}
+{{- end }}
 prefix = {{ .Values.store.prefix | quote }}
 {{- if .Values.store.credentialsSecret }}
 password_file = "/run/secrets/segue-store/password"
@@ -163,4 +176,36 @@ spec:
   selector:
     matchLabels: {{ include "segue.selector" . | nindent 6 }}
 {{- end }}
+{{- end }}
+
+{{- /* The sidecar of a writer, for the list of containers of a chart that has this one as a dependency: image, and the name of the
+volume with segue.toml. deploy/kubernetes/writer shows the rest of such a pod. */}}
+{{- define "segue.sidecar" -}}
+name: segue
+image: {{ .image | quote }}
+args: [run, --config, /etc/segue/segue.toml]
+env:
+  - name: POD_IP
+    valueFrom: {fieldRef: {fieldPath: status.podIP}}
+  - {name: SEGUE__POD__ADVERTISE, value: "$(POD_IP):8181"}
+  - {name: SEGUE__ADMIN__ADVERTISE, value: "$(POD_IP):9090"}
+  # Of the rollout, so that the coordinator moves fewer partitions during an update.
+  - name: SEGUE__POD__VERSION
+    valueFrom: {fieldRef: {fieldPath: "metadata.labels['controller-revision-hash']"}}
+ports:
+  - {name: pods, containerPort: 8181}
+  - {name: admin, containerPort: 9090}
+readinessProbe:
+  httpGet: {path: /ready, port: admin}
+  periodSeconds: 2
+livenessProbe:
+  httpGet: {path: /health, port: admin}
+  periodSeconds: 5
+  failureThreshold: 6
+resources:
+  requests: {cpu: 100m, memory: 64Mi}
+  limits: {memory: 256Mi}
+securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
+volumeMounts:
+  - {name: {{ .volume }}, mountPath: /etc/segue, readOnly: true}
 {{- end }}

@@ -123,6 +123,11 @@ impl Source {
 }
 
 impl Attempt {
+    /// Returns the reading of a request without a body.
+    pub(crate) fn empty() -> Self {
+        Attempt { source: None, number: 0, next: 0, left: Some(0), trailers_given: true }
+    }
+
     /// Returns the length of what is left, where it is known.
     pub(crate) fn left(&self) -> Option<u64> {
         self.left

@@ -196,7 +196,7 @@ impl RequestBody {
     /// Returns the body from its beginning, for one more attempt, or `None` if some of it is no longer kept.
     pub(crate) fn attempt(&self) -> Option<Attempt> {
         let Some(source) = &self.source else {
-            return Some(Attempt { source: None, number: 0, next: 0, left: Some(0), trailers_given: true });
+            return Some(Attempt::empty());
         };
         let mut inner = source.borrow_mut();
         if inner.partial {

@@ -11,7 +11,7 @@
 //! * The passing of time: a timer is due at once or never.
 //! * A load that sees a store which comes later in the same run. So no model fails if the release half of
 //!   [`leave`](crate::routing::gate::Gate::leave) is made `Relaxed`, although it is needed.
-//! * Switching a gate that is not empty; `tests/table.rs` does that.
+//! * Switching a gate that is not empty; `tests/table/` does that.
 //!
 //! Each of these faults was introduced once; these models failed:
 //!

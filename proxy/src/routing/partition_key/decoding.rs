@@ -15,7 +15,7 @@ pub enum Unlocated {
 
 /// Decodes percent escapes; `plus` makes `+` a space, as forms do. Returns `None` if a `%` has no two digits after it:
 /// producers would disagree on the key.
-pub(super) fn decode(raw: &[u8], plus: bool) -> Option<Cow<'_, [u8]>> {
+pub(in crate::routing) fn decode(raw: &[u8], plus: bool) -> Option<Cow<'_, [u8]>> {
     if !raw.iter().any(|byte| *byte == b'%' || (plus && *byte == b'+')) {
         return Some(Cow::Borrowed(raw));
     }

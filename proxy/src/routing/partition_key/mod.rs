@@ -23,6 +23,8 @@ use segue_protocol::records::Partitioner;
 use crate::routing::key_hash::{KeyHash, order_of};
 
 pub use decoding::Unlocated;
+pub(super) use decoding::decode;
+pub(super) use path::is_ambiguous;
 pub use path::{AmbiguousPaths, PathTemplate, PathTemplateError};
 
 /// Where a request names its partition (`[router.partition]`).
@@ -111,9 +113,14 @@ impl PartitionSource {
     }
 }
 
+/// Returns the values of a header. It is nearly always among few, where comparing names costs less than a lookup.
+fn values<'head>(head: &'head Parts, name: &HeaderName) -> impl Iterator<Item = &'head [u8]> {
+    head.headers.iter().filter(move |(other, _)| *other == name).map(|(_, value)| value.as_bytes())
+}
+
 /// Returns the one value of a header that may be repeated but must not contradict itself.
 fn header<'head>(head: &'head Parts, name: &HeaderName) -> Result<&'head [u8], Unlocated> {
-    let mut values = head.headers.get_all(name).iter().map(|value| value.as_bytes());
+    let mut values = values(head, name);
     let first = values.next().ok_or(Unlocated::Missing)?;
     if values.all(|other| other == first) { Ok(first) } else { Err(Unlocated::Bad) }
 }
@@ -122,7 +129,7 @@ fn header<'head>(head: &'head Parts, name: &HeaderName) -> Result<&'head [u8], U
 /// them. Spaces around the value come by HTTP/2 only (RFC 9113, 8.2.1, forbids them), and every reader of HTTP/1.1
 /// strips them.
 fn only<'head>(head: &'head Parts, name: &HeaderName) -> Result<&'head [u8], Unlocated> {
-    let mut values = head.headers.get_all(name).iter().map(|value| value.as_bytes());
+    let mut values = values(head, name);
     let first = values.next().ok_or(Unlocated::Missing)?;
     if values.next().is_none() && first.trim_ascii() == first { Ok(first) } else { Err(Unlocated::Bad) }
 }

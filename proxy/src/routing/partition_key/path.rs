@@ -137,7 +137,7 @@ impl PathTemplate {
 }
 
 /// Returns whether another server may read the first `segments` segments differently.
-fn is_ambiguous(path: &str, segments: usize) -> bool {
+pub(in crate::routing) fn is_ambiguous(path: &str, segments: usize) -> bool {
     // Without a branch per byte, so that the loop is vectorised. Most paths have none of these.
     let is_special = |byte: u8| matches!(byte, b'.' | b'%' | b'\\' | b';');
     if !path.bytes().fold(false, |found, byte| found | is_special(byte)) {

@@ -1,8 +1,11 @@
 //! How much may wait before a partition, and why a request may not.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use segue_protocol::handoff::router::HoldCause;
+
+use crate::routing::sync::AtomicUsize;
 
 /// Bounds on what waits, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,7 +14,7 @@ pub struct StashLimits {
     pub max_requests: usize,
     /// Most bytes that wait for one partition.
     pub max_bytes: usize,
-    /// Most bytes that wait in all.
+    /// Most bytes that wait in all, in every table with the same [`StashTotal`].
     pub max_total_bytes: usize,
     /// Longest time that a request waits, counted from when it was first held.
     pub max_wait: Duration,
@@ -29,6 +32,16 @@ impl Default for StashLimits {
             max_wait: Duration::from_secs(30),
             flush_concurrency: 64,
         }
+    }
+}
+
+/// The bytes that wait in several tables, such as those of a router's keyspaces.
+#[derive(Debug, Clone)]
+pub struct StashTotal(pub(super) Arc<AtomicUsize>);
+
+impl Default for StashTotal {
+    fn default() -> Self {
+        StashTotal(Arc::new(AtomicUsize::new(0)))
     }
 }
 

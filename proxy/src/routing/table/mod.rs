@@ -25,7 +25,7 @@ mod state;
 
 pub(crate) use self::admission::{Requeue, WaitOutcome};
 pub(crate) use self::hold::POD_RETRY;
-pub use self::limits::{AdmissionError, StashLimits};
+pub use self::limits::{AdmissionError, StashLimits, StashTotal};
 pub use self::pod_health::{Health, Refused};
 pub use self::pods::Pod;
 pub(crate) use self::refusals::{Refusals, Returned};

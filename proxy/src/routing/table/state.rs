@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::hold::Closed;
-use super::limits::StashLimits;
+use super::limits::{StashLimits, StashTotal};
 use super::pods::{Pod, Pods};
 use super::preconnect::Expected;
 use super::route::Route;
@@ -67,7 +67,8 @@ pub struct Table {
     pub(super) pods: Pods,
     pub(super) expected: Expected,
     pub(super) limits: StashLimits,
-    pub(super) stashed_bytes: AtomicUsize,
+    /// Shared by the tables that share a total.
+    pub(super) stashed_bytes: Arc<AtomicUsize>,
     /// Until when the router's lease may be trusted, by two clocks: nanoseconds since `base`, on tokio's clock, which tests
     /// pause, and nanoseconds of CLOCK_BOOTTIME, which also counts suspended time. Both have to agree.
     pub(super) trusted_until: AtomicU64,
@@ -95,6 +96,15 @@ impl Table {
     /// Returns an empty table for so many workers, and the channel that names each partition that the control side has to look
     /// at because it drained, opened, or was refused by its pod.
     pub fn new(workers: usize, limits: StashLimits) -> (Arc<Self>, mpsc::UnboundedReceiver<PartitionId>) {
+        Self::sharing(workers, limits, &StashTotal::default())
+    }
+
+    /// Does the same for a table whose `max_total_bytes` bounds what waits in all tables with this total.
+    pub fn sharing(
+        workers: usize,
+        limits: StashLimits,
+        total: &StashTotal,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<PartitionId>) {
         let (notices, noticed) = mpsc::unbounded_channel();
         let table = Arc::new(Table {
             cells: Segments::new(),
@@ -104,7 +114,7 @@ impl Table {
             pods: Pods::default(),
             expected: Expected::new(workers),
             limits,
-            stashed_bytes: AtomicUsize::new(0),
+            stashed_bytes: total.0.clone(),
             trusted_until: AtomicU64::new(0),
             trusted_until_boottime: AtomicU64::new(0),
             base: Instant::now(),

@@ -9,7 +9,8 @@
 //!
 //! * A connection passes to hyper only between two requests.
 //! * A client that closes its side while its request is being served loses the request, as with hyper.
-//! * An idle connection has no buffer.
+//! * A connection that waits, for a request or for a response, has no buffer but that of bytes which have arrived of the
+//!   next request.
 
 mod request_head;
 mod response_head;
@@ -22,7 +23,7 @@ mod writer;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use bytes::{Bytes, BytesMut};
 use http::header::CONNECTION;
@@ -108,7 +109,12 @@ impl Session<'_> {
         loop {
             let head = match std::future::poll_fn(|context| self.poll_next(context, wire)).await {
                 Next::Request(head) => *head,
-                next => return next,
+                Next::End => {
+                    // TLS tells its client, as far as that takes no waiting.
+                    let _ = wire.poll_shutdown(&mut Context::from_waker(Waker::noop()));
+                    return Next::End;
+                }
+                Next::Other => return Next::Other,
             };
             match self.exchange(wire, head).await {
                 Then::Continue => {}
@@ -144,13 +150,14 @@ impl Session<'_> {
         let to_head = parts.method == Method::HEAD;
         let serving = ActiveRequest::begin(self.clients, self.client, None);
         let request = Request::from_parts(parts, wire.begin(framing));
-        let mut writer = Writer::new(self.clients.scratch.take());
+        let mut writer = Writer::default();
         let response = {
             let mut response = pin!(self.service.forward_direct(request));
             std::future::poll_fn(|context| self.poll_response(context, wire, response.as_mut(), &mut writer)).await
         };
         let Ok(response) = response else { return Then::Abort };
-        let (head, body) = response.into_parts();
+        let (head, mut body) = response.into_parts();
+        let lines = body.take_lines();
         // The service says so if it has responded before the end of the request.
         self.client.unread.set(head.headers.contains_key(CONNECTION));
         let closes = close
@@ -159,7 +166,8 @@ impl Session<'_> {
             || self.is_told(ConnectionCommand::DrainAndClose);
         let length = if body.is_end_stream() { Some(0) } else { body.size_hint().exact() };
         let date = || self.clients.scratch.date();
-        let framing = match write_head(&mut writer.out, &head, length, Terms { to_head, closes }, date) {
+        let out = writer.begin(wire, &self.peer.interim);
+        let framing = match write_head(out, (&head, lines.as_ref()), length, Terms { to_head, closes }, date) {
             Ok(framing) => framing,
             Err(error) => {
                 tracing::debug!(%error, "a response cannot be passed on");
@@ -181,7 +189,7 @@ impl Session<'_> {
         }
         drop(rest);
         drop(serving);
-        self.clients.scratch.give_back(writer.out);
+        writer.give_back(wire);
         let is_drained = std::future::poll_fn(|context| {
             match wire.poll_settled(context) {
                 // Nothing more is said to this client.
@@ -205,14 +213,12 @@ impl Session<'_> {
         writer: &mut Writer,
     ) -> Poll<Result<Response<ResponseBody>, ClientGone>> {
         let response = response.poll(context);
-        if let Some(heads) = self.peer.interim.take() {
-            writer.out.extend_from_slice(&heads);
-        }
         if response.is_ready() {
             return response;
         }
         self.peer.presence.reply(|| wire.is_closed_by_peer());
-        if matches!(writer.poll_write(context, wire), Poll::Ready(Err(_))) || wire.poll_gone(context).is_ready() {
+        let written = writer.poll_interim(context, wire, &self.peer.interim);
+        if matches!(written, Poll::Ready(Err(_))) || wire.poll_gone(context).is_ready() {
             return Poll::Ready(Err(ClientGone));
         }
         Poll::Pending

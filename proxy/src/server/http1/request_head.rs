@@ -15,6 +15,7 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Request, Uri};
 
 use crate::message::headers::options;
+use crate::message::name_cache::header_name;
 
 /// Most headers of a plain head.
 const MAX_HEADERS: usize = 64;
@@ -81,7 +82,7 @@ fn plain(request: &httparse::Request<'_, '_>, bytes: &[u8], length: usize) -> Op
     let mut headers = HeaderMap::with_capacity(request.headers.len());
     let mut said = Said::default();
     for header in &*request.headers {
-        let name = HeaderName::from_bytes(header.name.as_bytes()).ok()?;
+        let name = header_name(header.name.as_bytes()).ok()?;
         let value = HeaderValue::from_maybe_shared(shared(header.value)).ok()?;
         said.note(&name, &value)?;
         headers.append(name, value);

@@ -17,6 +17,7 @@ use hyper::ext::ReasonPhrase;
 
 use super::request_head::{Framing, length};
 use crate::message::headers::options;
+use crate::upstream::HeadLines;
 
 /// What a response responds to, and what becomes of its connection.
 #[derive(Debug, Clone, Copy)]
@@ -31,11 +32,11 @@ pub(super) struct Terms {
 #[error("the response states a length that is no number")]
 pub(super) struct BadLength;
 
-/// Writes a head whose body has this length, if that is known. `date` returns the value of `Date`, for a response that
-/// has none. Returns how the body is delimited.
+/// Writes a head whose body has this length, if that is known. Its headers are those of its map and its lines. `date`
+/// returns the value of `Date`, for a response that has none. Returns how the body is delimited.
 pub(super) fn write_head(
     out: &mut Vec<u8>,
-    head: &Parts,
+    (head, lines): (&Parts, Option<&HeadLines>),
     body: Option<u64>,
     terms: Terms,
     date: impl FnOnce() -> HeaderValue,
@@ -44,14 +45,19 @@ pub(super) fn write_head(
     let framing = match body {
         _ if terms.to_head || bodiless => None,
         Some(length) => Some(Framing::Length(length)),
-        None => match head.headers.get(CONTENT_LENGTH) {
-            Some(stated) => Some(Framing::Length(length(stated.as_bytes()).ok_or(BadLength)?)),
-            None => Some(Framing::Chunked),
+        None => match (lines.and_then(|lines| lines.length), head.headers.get(CONTENT_LENGTH)) {
+            (Some(stated), _) => Some(Framing::Length(stated)),
+            (None, Some(stated)) => Some(Framing::Length(length(stated.as_bytes()).ok_or(BadLength)?)),
+            (None, None) => Some(Framing::Chunked),
         },
     };
-    out.reserve(128 + 48 * head.headers.len());
+    out.reserve(128 + 48 * head.headers.len() + lines.map_or(0, |lines| lines.lines.len()));
     status_line(out, head);
     let (mut has_length, mut has_close, mut has_date) = (false, false, false);
+    if let Some(lines) = lines {
+        out.extend_from_slice(&lines.lines);
+        has_date = lines.has_date;
+    }
     for (name, value) in &head.headers {
         if *name == CONTENT_LENGTH {
             if std::mem::replace(&mut has_length, true) {
@@ -168,7 +174,7 @@ mod tests {
         let (head, ()) = response.header("date", "today").body(()).unwrap().into_parts();
         let mut out = Vec::new();
         let date = || HeaderValue::from_static("never asked for");
-        let framing = write_head(&mut out, &head, body, Terms { to_head, closes }, date).unwrap();
+        let framing = write_head(&mut out, (&head, None), body, Terms { to_head, closes }, date).unwrap();
         (String::from_utf8(out).unwrap(), framing)
     }
 
@@ -189,6 +195,22 @@ mod tests {
         let (text, framing) = written(Response::builder().header("content-length", "7"), None, false, false);
         assert_eq!(text, "HTTP/1.1 200 OK\r\ncontent-length: 7\r\ndate: today\r\n\r\n");
         assert_eq!(framing, Framing::Length(7));
+    }
+
+    #[test]
+    fn lines_are_written_as_they_are() {
+        let (head, ()) = Response::builder().header("connection", "close").body(()).unwrap().into_parts();
+        let written = |length, has_date, body| {
+            let lines = HeadLines { lines: b"x-a: 1\r\n".to_vec(), length, has_date };
+            let (mut out, terms) = (Vec::new(), Terms { to_head: false, closes: true });
+            let date = || HeaderValue::from_static("today");
+            write_head(&mut out, (&head, Some(&lines)), body, terms, date).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let begin = "HTTP/1.1 200 OK\r\nx-a: 1\r\nconnection: close\r\n";
+        assert_eq!(written(None, true, Some(5)), format!("{begin}content-length: 5\r\n\r\n"));
+        assert_eq!(written(Some(5), false, None), format!("{begin}content-length: 5\r\ndate: today\r\n\r\n"));
+        assert_eq!(written(None, true, None), format!("{begin}transfer-encoding: chunked\r\n\r\n"));
     }
 
     #[test]
@@ -222,7 +244,7 @@ mod tests {
     fn a_length_that_is_no_number_is_refused() {
         let (head, ()) = Response::builder().header("content-length", "5x").body(()).unwrap().into_parts();
         let terms = Terms { to_head: false, closes: false };
-        let result = write_head(&mut Vec::new(), &head, None, terms, || HeaderValue::from_static(""));
+        let result = write_head(&mut Vec::new(), (&head, None), None, terms, || HeaderValue::from_static(""));
         assert_eq!(result, Err(BadLength));
     }
 

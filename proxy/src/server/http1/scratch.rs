@@ -46,7 +46,7 @@ impl Scratch {
 
     /// Takes a buffer back.
     pub(super) fn give_back(&self, mut buffer: Vec<u8>) {
-        if buffer.capacity() <= MAX_SPARE_BYTES {
+        if (1..=MAX_SPARE_BYTES).contains(&buffer.capacity()) {
             buffer.clear();
             self.0.spare.set(buffer);
         }

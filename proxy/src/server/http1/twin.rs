@@ -210,6 +210,7 @@ pub(crate) fn compare(pieces: &[&[u8]], most: usize) {
 mod tests {
     use proptest::prelude::*;
     use proptest::sample::select;
+    use proptest::test_runner::RngSeed;
 
     use super::*;
 
@@ -270,8 +271,20 @@ mod tests {
         prop_oneof![request, texts(TEXTS, 1..8)]
     }
 
+    /// Returns the same requests each time. `PROPTEST_RNG_SEED` and `PROPTEST_CASES` name others and more.
+    fn config() -> ProptestConfig {
+        let mut config = ProptestConfig::default();
+        if std::env::var_os("PROPTEST_CASES").is_none() {
+            config.cases = 3_000;
+        }
+        if config.rng_seed == RngSeed::Random {
+            config.rng_seed = RngSeed::Fixed(1);
+        }
+        config
+    }
+
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 3_000, ..ProptestConfig::default() })]
+        #![proptest_config(config())]
 
         #[test]
         fn hyper_reads_the_same_requests(

@@ -132,6 +132,8 @@ impl Wire {
         if !state.input.is_empty() {
             return Poll::Pending;
         }
+        // An empty handle still holds the memory of the request that was read.
+        state.input = BytesMut::new();
         match ready!(state.poll_bytes(context, &self.scratch)) {
             Ok(1..) => Poll::Pending,
             Ok(0) | Err(_) => Poll::Ready(()),
@@ -153,6 +155,11 @@ impl Wire {
         self.state.borrow().stream.as_ref().is_none_or(Stream::is_closed_by_peer)
     }
 
+    /// Returns the buffers of the connection's worker.
+    pub(super) fn scratch(&self) -> &Scratch {
+        &self.scratch
+    }
+
     /// Runs `work` on the stream.
     pub(super) fn poll_stream<T>(
         &self,
@@ -169,7 +176,8 @@ impl Wire {
         self.poll_stream(|stream| stream.poll_shutdown(context))
     }
 
-    /// Ends the connection, and cuts off a body that is still being read. Returns its stream, and the bytes that were read and belong to no request.
+    /// Ends the connection, and cuts off a body that is still being read. Returns its stream, and the bytes that were
+    /// read and belong to no request.
     pub(super) fn close(&self) -> Option<(Stream, Bytes)> {
         let (stream, input, reader) = {
             let state = &mut *self.state.borrow_mut();

@@ -2,6 +2,8 @@
 //!
 //! # Invariants
 //!
+//! * A response that waits for its head or for more of its body has no buffer. No stash counts that memory.
+//! * Informational responses that the client has not read yet take no more than what their queue may hold, twice.
 //! * A response whose body breaks off, or is shorter than its head states, never ends as if it were complete.
 
 use std::io::{self, IoSlice};
@@ -18,6 +20,7 @@ use super::response_head::write_end_of_chunks;
 use super::wire::Wire;
 use crate::forward::ClientGone;
 use crate::forward::response_body::{ResponseBody, ResponseError};
+use crate::message::interim::Interim;
 use crate::upstream::chunk_size;
 
 /// Frames up to this size are copied behind what waits to be written. Above it, a copy costs more than a second slice.
@@ -26,8 +29,9 @@ const MAX_COPIED_BYTES: usize = 4 << 10;
 const MAX_GATHERED_BYTES: usize = 16 << 10;
 
 /// Bytes on their way to the client.
+#[derive(Default)]
 pub(super) struct Writer {
-    pub(super) out: Vec<u8>,
+    out: Vec<u8>,
     /// How much of `out` has been written.
     written: usize,
     /// A large frame, written after `out`.
@@ -59,9 +63,36 @@ pub(super) struct Rest<'response> {
 }
 
 impl Writer {
-    /// `out`: an empty buffer.
-    pub(super) fn new(out: Vec<u8>) -> Self {
-        Writer { out, written: 0, large: Bytes::new(), line_end_due: false }
+    /// Writes the informational responses that wait, and takes further ones only once those have been written. Ready
+    /// when there are none.
+    pub(super) fn poll_interim(
+        &mut self,
+        context: &mut Context<'_>,
+        wire: &Wire,
+        interim: &Interim,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.poll_write(context, wire))?;
+            match interim.take() {
+                Some(heads) => self.large = heads,
+                None => return Poll::Ready(Ok(())),
+            }
+        }
+    }
+
+    /// Returns where the head of the response is to be written, behind the informational responses that are left.
+    pub(super) fn begin(&mut self, wire: &Wire, interim: &Interim) -> &mut Vec<u8> {
+        self.out = wire.scratch().take();
+        self.out.extend_from_slice(&std::mem::take(&mut self.large));
+        if let Some(heads) = interim.take() {
+            self.out.extend_from_slice(&heads);
+        }
+        &mut self.out
+    }
+
+    /// Gives the buffer back, all of which has been written.
+    pub(super) fn give_back(&mut self, wire: &Wire) {
+        wire.scratch().give_back(std::mem::take(&mut self.out));
     }
 
     /// Writes what is there. Ready when everything has been written.
@@ -94,6 +125,9 @@ impl Writer {
         wire: &Wire,
         rest: &mut Rest<'_>,
     ) -> Poll<Result<(), WriteError>> {
+        if self.out.capacity() == 0 {
+            self.out = wire.scratch().take();
+        }
         loop {
             let gathered = self.gather(context, rest);
             // What came before an error still goes out.
@@ -104,6 +138,7 @@ impl Writer {
                 return Poll::Ready(Ok(()));
             }
             if starved {
+                self.give_back(wire);
                 return Poll::Pending;
             }
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use tokio::time::Instant;
 
+use super::upload::Upload;
 use crate::tls::Stream;
 use crate::upstream::pool::Idle;
 
@@ -20,11 +21,12 @@ const MAX_UNCHECKED_IDLE: Duration = Duration::from_secs(1);
 /// and a request that is on its way at that moment is lost.
 pub(in crate::upstream) const MAX_IDLE_AGE: Duration = Duration::from_secs(50);
 
-/// A connection to a pod, between two exchanges.
+/// A connection to a pod.
 pub(crate) struct Connection {
     pub(super) stream: Stream,
     pub(super) read: BytesMut,
-    pub(super) write: BytesMut,
+    /// The request of the current exchange. Kept with the connection, so that an exchange is no more than a pointer.
+    pub(super) upload: Upload,
     pub(super) idle_since: Instant,
     /// How long it may be idle.
     pub(super) keep_for: Duration,
@@ -35,20 +37,20 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(in crate::upstream) fn new(stream: Stream, now: Instant) -> Self {
-        Connection {
+    pub(in crate::upstream) fn new(stream: Stream, now: Instant) -> Box<Self> {
+        Box::new(Connection {
             stream,
             read: BytesMut::with_capacity(READ_BYTES),
-            write: BytesMut::new(),
+            upload: Upload::none(),
             idle_since: now,
             keep_for: MAX_IDLE_AGE,
             is_first: true,
             is_doubtful: false,
-        }
+        })
     }
 }
 
-impl Idle for Connection {
+impl Idle for Box<Connection> {
     /// Returns whether another request may be sent on it: the pod has left it open, as far as can be told, and is not about
     /// to close it.
     fn is_open(&mut self, now: Instant) -> bool {

@@ -12,8 +12,10 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::response_head::ResponseFraming;
 
-/// Longest line of a chunk's size with its extensions, and longest block of trailers.
-const MAX_CHUNK_LINE_BYTES: usize = 16 << 10;
+/// Most bytes of chunk extensions in a body, all chunks together: hyper's limit.
+const MAX_EXTENSION_BYTES: usize = 16 << 10;
+/// The digits of a chunk's size and the end of their line.
+const MAX_SIZE_BYTES: usize = 18;
 const MAX_TRAILERS_BYTES: usize = 64 << 10;
 const MAX_TRAILER_LINES: usize = 64;
 
@@ -21,12 +23,31 @@ const MAX_TRAILER_LINES: usize = 64;
 #[derive(Debug)]
 pub(crate) enum Decoder {
     Length(u64),
-    ChunkSize,
+    Chunked(Chunks),
+    UntilClose,
+    Done,
+}
+
+/// The position in a chunked body.
+#[derive(Debug, Default)]
+pub(crate) struct Chunks {
+    at: Place,
+    /// How many bytes of the buffer have been searched for the end of a line. Each byte is searched once, however
+    /// many pieces the line arrives in.
+    searched: usize,
+    /// Where the current line of the trailers begins in the buffer.
+    line: usize,
+    /// How many bytes of extensions the body has had.
+    extension_bytes: usize,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+enum Place {
+    #[default]
+    Size,
     Chunk(u64),
     ChunkEnd,
     Trailers,
-    UntilClose,
-    Done,
 }
 
 /// What was decoded.
@@ -59,7 +80,7 @@ impl Decoder {
     }
 
     pub(crate) fn of_chunks() -> Self {
-        Decoder::ChunkSize
+        Decoder::Chunked(Chunks::default())
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -77,69 +98,23 @@ impl Decoder {
 
     /// Returns the next piece of the body from the front of `buffer`.
     pub(crate) fn decode(&mut self, buffer: &mut BytesMut) -> Result<Decoded, Garbled> {
-        loop {
-            match self {
-                Decoder::Done => return Ok(Decoded::End),
-                _ if buffer.is_empty() => return Ok(Decoded::Starved),
-                Decoder::UntilClose => return Ok(Decoded::Data(buffer.split().freeze())),
-                Decoder::Length(left) => {
-                    let data = take(left, buffer);
-                    if *left == 0 {
-                        *self = Decoder::Done;
-                    }
-                    return Ok(Decoded::Data(data));
-                }
-                Decoder::Chunk(left) => {
-                    let data = take(left, buffer);
-                    if *left == 0 {
-                        *self = Decoder::ChunkEnd;
-                    }
-                    return Ok(Decoded::Data(data));
-                }
-                Decoder::ChunkEnd => {
-                    if !b"\r\n".starts_with(&buffer[..buffer.len().min(2)]) {
-                        return Err(Garbled);
-                    }
-                    if buffer.len() < 2 {
-                        return Ok(Decoded::Starved);
-                    }
-                    buffer.advance(2);
-                    *self = Decoder::ChunkSize;
-                }
-                // httparse would take a line without a digit for a size of 0, and so for the end of the body.
-                Decoder::ChunkSize if !buffer[0].is_ascii_hexdigit() => return Err(Garbled),
-                Decoder::ChunkSize => match httparse::parse_chunk_size(buffer) {
-                    // The bounds also hold for what came in one piece.
-                    Ok(httparse::Status::Complete((line, size)))
-                        if line <= MAX_CHUNK_LINE_BYTES && !has_bare_lf(&buffer[..line]) =>
-                    {
-                        buffer.advance(line);
-                        *self = if size == 0 { Decoder::Trailers } else { Decoder::Chunk(size) };
-                    }
-                    Ok(httparse::Status::Partial) if buffer.len() <= MAX_CHUNK_LINE_BYTES => {
-                        return Ok(Decoded::Starved);
-                    }
-                    _ => return Err(Garbled),
-                },
-                Decoder::Trailers => {
-                    let mut slots = [httparse::EMPTY_HEADER; MAX_TRAILER_LINES];
-                    let (length, trailers) = match httparse::parse_headers(buffer, &mut slots) {
-                        Ok(httparse::Status::Complete((length, lines)))
-                            if length <= MAX_TRAILERS_BYTES && !has_bare_lf(&buffer[..length]) =>
-                        {
-                            (length, trailers(lines)?)
-                        }
-                        Ok(httparse::Status::Partial) if buffer.len() <= MAX_TRAILERS_BYTES => {
-                            return Ok(Decoded::Starved);
-                        }
-                        _ => return Err(Garbled),
-                    };
-                    buffer.advance(length);
+        match self {
+            Decoder::Done => Ok(Decoded::End),
+            _ if buffer.is_empty() => Ok(Decoded::Starved),
+            Decoder::UntilClose => Ok(Decoded::Data(buffer.split().freeze())),
+            Decoder::Length(left) => {
+                let data = take(left, buffer);
+                if *left == 0 {
                     *self = Decoder::Done;
-                    if !trailers.is_empty() {
-                        return Ok(Decoded::Trailers(trailers));
-                    }
                 }
+                Ok(Decoded::Data(data))
+            }
+            Decoder::Chunked(chunks) => {
+                let decoded = chunks.decode(buffer)?;
+                if matches!(decoded, Decoded::Trailers(_) | Decoded::End) {
+                    *self = Decoder::Done;
+                }
+                Ok(decoded)
             }
         }
     }
@@ -156,11 +131,91 @@ impl Decoder {
     }
 }
 
-/// Returns whether there is a LF without a CR. httparse accepts it, but other parsers do not end a line there, or end
-/// one where httparse does not.
-fn has_bare_lf(lines: &[u8]) -> bool {
-    let mut before = 0;
-    lines.iter().any(|byte| std::mem::replace(&mut before, *byte) != b'\r' && *byte == b'\n')
+impl Chunks {
+    fn decode(&mut self, buffer: &mut BytesMut) -> Result<Decoded, Garbled> {
+        while !buffer.is_empty() {
+            match &mut self.at {
+                Place::Chunk(left) => {
+                    let data = take(left, buffer);
+                    if *left == 0 {
+                        self.at = Place::ChunkEnd;
+                    }
+                    return Ok(Decoded::Data(data));
+                }
+                Place::ChunkEnd => {
+                    if !b"\r\n".starts_with(&buffer[..buffer.len().min(2)]) {
+                        return Err(Garbled);
+                    }
+                    if buffer.len() < 2 {
+                        break;
+                    }
+                    buffer.advance(2);
+                    self.at = Place::Size;
+                }
+                Place::Size => {
+                    let Some(size) = self.size(buffer)? else { break };
+                    self.at = if size == 0 { Place::Trailers } else { Place::Chunk(size) };
+                }
+                Place::Trailers => {
+                    let Some(trailers) = self.trailers(buffer)? else { break };
+                    return Ok(if trailers.is_empty() { Decoded::End } else { Decoded::Trailers(trailers) });
+                }
+            }
+        }
+        Ok(Decoded::Starved)
+    }
+
+    /// Takes the line of a chunk's size. Returns `None` if not all of it has arrived.
+    fn size(&mut self, buffer: &mut BytesMut) -> Result<Option<u64>, Garbled> {
+        // httparse would take a line without a digit for a size of 0, and so for the end of the body.
+        if !buffer[0].is_ascii_hexdigit() {
+            return Err(Garbled);
+        }
+        let most = MAX_EXTENSION_BYTES - self.extension_bytes + MAX_SIZE_BYTES;
+        let Some(line) = self.end_of_line(buffer, most)? else { return Ok(None) };
+        let Ok(httparse::Status::Complete((length, size))) = httparse::parse_chunk_size(&buffer[..line]) else {
+            return Err(Garbled);
+        };
+        let digits = buffer.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
+        self.extension_bytes += line - b"\r\n".len() - digits;
+        if length != line || self.extension_bytes > MAX_EXTENSION_BYTES {
+            return Err(Garbled);
+        }
+        buffer.advance(line);
+        self.searched = 0;
+        Ok(Some(size))
+    }
+
+    /// Takes the trailers with the empty line behind them. Returns `None` if not all of them have arrived.
+    fn trailers(&mut self, buffer: &mut BytesMut) -> Result<Option<HeaderMap>, Garbled> {
+        while let Some(end) = self.end_of_line(buffer, MAX_TRAILERS_BYTES)? {
+            if end - self.line > b"\r\n".len() {
+                self.line = end;
+                continue;
+            }
+            let mut slots = [httparse::EMPTY_HEADER; MAX_TRAILER_LINES];
+            let trailers = match httparse::parse_headers(&buffer[..end], &mut slots) {
+                Ok(httparse::Status::Complete((length, lines))) if length == end => trailers(lines)?,
+                _ => return Err(Garbled),
+            };
+            buffer.advance(end);
+            return Ok(Some(trailers));
+        }
+        Ok(None)
+    }
+
+    /// Returns the end of the next line, within the first `most` bytes.
+    fn end_of_line(&mut self, buffer: &[u8], most: usize) -> Result<Option<usize>, Garbled> {
+        let end = memchr::memchr(b'\n', &buffer[self.searched..]).map(|end| self.searched + end + 1);
+        self.searched = end.unwrap_or(buffer.len());
+        match end {
+            _ if self.searched > most => Err(Garbled),
+            // httparse accepts a LF without a CR, but other parsers do not end a line there, or end one where httparse
+            // does not.
+            Some(end) if !buffer[..end].ends_with(b"\r\n") => Err(Garbled),
+            end => Ok(end),
+        }
+    }
 }
 
 fn take(left: &mut u64, buffer: &mut BytesMut) -> Bytes {
@@ -244,11 +299,39 @@ mod tests {
 
     #[test]
     fn a_bound_holds_however_the_bytes_arrive() {
-        let extension = format!("5;{}\r\nhello\r\n0\r\n\r\n", "x".repeat(MAX_CHUNK_LINE_BYTES));
+        let extension = format!("5;{}\r\nhello\r\n0\r\n\r\n", "x".repeat(MAX_EXTENSION_BYTES));
         let trailers = format!("0\r\nx: {}\r\n\r\n", "x".repeat(MAX_TRAILERS_BYTES));
         for text in [extension.as_bytes(), trailers.as_bytes()] {
             assert_eq!(chunked(&[text]).unwrap_err(), Garbled);
             assert_eq!(chunked(&text.chunks(1000).collect::<Vec<_>>()).unwrap_err(), Garbled);
+        }
+    }
+
+    #[test]
+    fn extensions_are_bounded_over_the_whole_body() {
+        let chunks = |count: usize| format!("{}0\r\n\r\n", format!("1;{}\r\nx\r\n", "e".repeat(1023)).repeat(count));
+        let most = MAX_EXTENSION_BYTES / 1024;
+        for (count, is_accepted) in [(most, true), (most + 1, false)] {
+            let text = chunks(count);
+            assert_eq!(chunked(&[text.as_bytes()]).is_ok(), is_accepted, "{count} chunks");
+            assert_eq!(chunked(&text.as_bytes().chunks(100).collect::<Vec<_>>()).is_ok(), is_accepted);
+        }
+    }
+
+    /// Otherwise a line that arrives byte by byte would cost the square of its length.
+    #[test]
+    fn what_has_been_searched_for_the_end_of_a_line_is_not_searched_again() {
+        for begin in ["5;", "0\r\n"] {
+            let mut decoder = Decoder::of_chunks();
+            let mut buffer = BytesMut::from(begin);
+            buffer.extend_from_slice(&[b'x'; 100]);
+            assert_eq!(decoder.decode(&mut buffer), Ok(Decoded::Starved));
+            // A bare LF is refused where it is seen.
+            buffer[50] = b'\n';
+            buffer.extend_from_slice(b"x");
+            assert_eq!(decoder.decode(&mut buffer), Ok(Decoded::Starved), "{begin:?}");
+            buffer.extend_from_slice(b"\n");
+            assert_eq!(decoder.decode(&mut buffer), Err(Garbled));
         }
     }
 

@@ -56,7 +56,7 @@ pub fn read_response(pieces: &[&[u8]], method: &Method) -> Result<ParsedResponse
     let mut pieces = pieces.iter();
     let mut buffer = BytesMut::new();
     let head = loop {
-        match parse_response_head(&mut buffer, *method == Method::HEAD) {
+        match parse_response_head(&mut buffer, *method == Method::HEAD, false) {
             Ok(Some(head)) if head.status.is_informational() && head.status.as_u16() != 101 => {}
             Ok(Some(head)) => break head,
             Ok(None) => buffer.extend_from_slice(pieces.next().ok_or(NoResponse::Unfinished)?),

@@ -15,6 +15,7 @@ mod connection;
 mod decoder;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
+mod head_lines;
 mod reader;
 mod request_head;
 mod response_head;
@@ -35,13 +36,14 @@ pub(crate) use connection::Connection;
 pub(super) use connection::MAX_IDLE_AGE;
 use connection::READ_BYTES;
 pub(crate) use decoder::{Decoded, Decoder};
-pub(crate) use reader::Reader;
+pub(crate) use head_lines::HeadLines;
+pub(crate) use reader::{Body, Reader};
 use request_head::{Framing, encode_request};
 use response_head::parse_response_head;
 pub(crate) use response_head::{MAX_HEAD_BYTES, ResponseHead};
 use rest::RestOfRequest;
+use upload::UploadError;
 pub(crate) use upload::chunk_size;
-use upload::{Upload, UploadError};
 
 use super::error::{Broken, SendError};
 use super::pool::Pool;
@@ -54,10 +56,21 @@ use crate::tls::{self, Stream};
 
 /// A pod's response.
 pub(crate) enum PodResponse {
-    /// A head, a body to be read, and the rest of the request if it is still being sent.
-    Response(ResponseHead, Reader, Option<Box<dyn Remaining>>),
+    /// A head, a body, and the rest of the request if it is still being sent.
+    Response(ResponseHead, Body, Option<Box<dyn Remaining>>),
     /// The pod switched protocols: the bare connection, and what had been read of it.
     Switched(ResponseHead, Stream, BytesMut),
+}
+
+/// What a request wants its response to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ResponseKind {
+    /// A response with a map of its headers.
+    Map,
+    /// A response whose headers, if they are ordinary, are lines for an HTTP/1.1 client.
+    Lines,
+    /// A switch to another protocol.
+    Switch,
 }
 
 /// A request that is being sent, until the head of its response is there.
@@ -66,20 +79,17 @@ pub(crate) struct Exchange {
     live: Option<Live>,
     /// Whether the request is a HEAD.
     to_head: bool,
-    pool: Rc<Pool<Connection>>,
-    upgrade: bool,
+    pool: Rc<Pool<Box<Connection>>>,
+    wanted: ResponseKind,
     /// Runs while the pod has not asked for the body.
     continue_timer: Option<Pin<Box<Sleep>>>,
 }
 
 struct Live {
-    stream: Stream,
+    connection: Box<Connection>,
     /// Number of bytes that the kernel had taken when the exchange began.
     begun_at: u64,
-    read: BytesMut,
-    upload: Upload,
     progress: Progress,
-    is_first: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -93,37 +103,30 @@ enum Progress {
 impl Exchange {
     /// Begins to send. Nothing is written before the first poll.
     pub(crate) fn new(
-        connection: Connection,
-        pool: Rc<Pool<Connection>>,
+        mut connection: Box<Connection>,
+        pool: Rc<Pool<Box<Connection>>>,
         head: &Parts,
         scan: HeaderScan,
         routing: &RoutingHeaders<'_>,
         attempt: Attempt,
-        upgrade: bool,
+        wanted: ResponseKind,
     ) -> Self {
         let framing = match attempt.left() {
             Some(0) => Framing::None,
             Some(bytes) => Framing::Length(bytes),
             None => Framing::Chunked,
         };
-        let mut write = connection.write;
-        write.clear();
-        encode_request(&mut write, head, scan, routing, framing, upgrade);
-        let mut upload = Upload::new(write, attempt, framing);
+        let upload = &mut connection.upload;
+        upload.begin(attempt, framing);
+        encode_request(&mut upload.out, head, scan, routing, framing, wanted == ResponseKind::Switch);
         let expects = framing != Framing::None && expects_continue(&head.headers);
         upload.withheld = expects;
+        let begun_at = connection.stream.handed_over();
         Exchange {
-            live: Some(Live {
-                begun_at: connection.stream.handed_over(),
-                stream: connection.stream,
-                read: connection.read,
-                upload,
-                progress: Progress::AwaitResponse,
-                is_first: connection.is_first,
-            }),
+            live: Some(Live { connection, begun_at, progress: Progress::AwaitResponse }),
             to_head: head.method == Method::HEAD,
             pool,
-            upgrade,
+            wanted,
             continue_timer: expects.then(|| Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT))),
         }
     }
@@ -142,24 +145,24 @@ impl Exchange {
             if let Some(timer) = &mut self.continue_timer
                 && timer.as_mut().poll(context).is_ready()
             {
-                live.upload.withheld = false;
+                live.connection.upload.withheld = false;
                 self.continue_timer = None;
             }
             if let Err(error) = live.send(context) {
                 break Err(error);
             }
-            match live.poll_head(context, self.to_head) {
+            match live.poll_head(context, self.to_head, self.wanted == ResponseKind::Lines) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Err(error)) => break Err(error),
                 Poll::Ready(Ok(head)) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
-                    break if self.upgrade && live.progress == Progress::Sent {
+                    break if self.wanted == ResponseKind::Switch && live.progress == Progress::Sent {
                         Ok(head)
                     } else {
                         Err(SendError::Failed(Broken::Garbled))
                     };
                 }
                 Poll::Ready(Ok(head)) if head.status == StatusCode::CONTINUE => {
-                    live.upload.withheld = false;
+                    live.connection.upload.withheld = false;
                     self.continue_timer = None;
                 }
                 Poll::Ready(Ok(head)) if head.status.is_informational() => {
@@ -179,11 +182,12 @@ impl Exchange {
         Poll::Ready(match self.live.take() {
             None => Err(SendError::Failed(Broken::Closed)),
             Some(live) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
-                Ok(PodResponse::Switched(head, live.stream, live.read))
+                let Connection { stream, read, .. } = *live.connection;
+                Ok(PodResponse::Switched(head, stream, read))
             }
             Some(live) => {
-                let (reader, rest) = live.into_reader(&head, self.pool.clone());
-                Ok(PodResponse::Response(head, reader, rest))
+                let (body, rest) = live.into_body(&head, self.pool.clone());
+                Ok(PodResponse::Response(head, body, rest))
             }
         })
     }
@@ -195,7 +199,8 @@ impl Live {
         if self.progress != Progress::AwaitResponse {
             return Ok(());
         }
-        match self.upload.poll(context, &mut self.stream) {
+        let Connection { upload, stream, .. } = &mut *self.connection;
+        match upload.poll(context, stream) {
             Poll::Pending => {}
             Poll::Ready(Ok(())) => self.progress = Progress::Sent,
             Poll::Ready(Err(UploadError::Io(error))) if !self.anything_left() => {
@@ -210,23 +215,28 @@ impl Live {
     /// Returns whether a byte of the request may have been sent. TLS buffers bytes, and if it fails later it does not
     /// report some that it has sent.
     fn anything_left(&self) -> bool {
-        if self.stream.is_secure() { self.stream.handed_over() > self.begun_at } else { self.upload.written > 0 }
+        let Connection { stream, upload, .. } = &*self.connection;
+        if stream.is_secure() { stream.handed_over() > self.begun_at } else { upload.written > 0 }
     }
 
-    fn poll_head(&mut self, context: &mut Context<'_>, to_head: bool) -> Poll<Result<ResponseHead, SendError>> {
+    fn poll_head(
+        &mut self,
+        context: &mut Context<'_>,
+        to_head: bool,
+        as_lines: bool,
+    ) -> Poll<Result<ResponseHead, SendError>> {
+        let Connection { stream, read, is_first, .. } = &mut *self.connection;
         loop {
-            if !self.read.is_empty() {
-                match parse_response_head(&mut self.read, to_head) {
+            if !read.is_empty() {
+                match parse_response_head(read, to_head, as_lines) {
                     Ok(Some(head)) => return Poll::Ready(Ok(head)),
                     Ok(None) => {}
                     Err(_) => return Poll::Ready(Err(SendError::Failed(Broken::Garbled))),
                 }
             }
-            match reader::poll_fill(&mut self.stream, &mut self.read, READ_BYTES, context) {
+            match reader::poll_fill(stream, read, READ_BYTES, context) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Err(error))
-                    if self.is_first && self.read.is_empty() && tls::refuses_certificate(&error) =>
-                {
+                Poll::Ready(Err(error)) if *is_first && read.is_empty() && tls::refuses_certificate(&error) => {
                     return Poll::Ready(Err(SendError::NotSent(error)));
                 }
                 Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => {
@@ -237,20 +247,19 @@ impl Live {
         }
     }
 
-    /// Splits off the reader of the response. The pod may respond before it has the whole request; the rest is still
-    /// sent then, because the pod may want it.
-    fn into_reader(self, head: &ResponseHead, pool: Rc<Pool<Connection>>) -> (Reader, Option<Box<dyn Remaining>>) {
+    /// Splits off the body of the response. The pod may respond before it has the whole request; the rest is still sent
+    /// then, because the pod may want it.
+    fn into_body(self, head: &ResponseHead, pool: Rc<Pool<Box<Connection>>>) -> (Body, Option<Box<dyn Remaining>>) {
         match self.progress {
-            Progress::Sent => (Reader::new(self.stream, self.read, self.upload.out, head, Some(pool)), None),
+            Progress::Sent => (Body::new(self.connection, head, Some(pool)), None),
             // A client that never got `100 Continue` has sent nothing, and the pod has its response ready.
-            Progress::AwaitResponse if !self.upload.withheld => {
-                let (read, write) = self.stream.into_split();
-                let rest = RestOfRequest::new(self.upload, write);
-                (Reader::half(read, self.read, head), Some(Box::new(rest)))
+            Progress::AwaitResponse if !self.connection.upload.withheld => {
+                let Connection { stream, read, upload, .. } = *self.connection;
+                let (read_half, write) = stream.into_split();
+                let rest = RestOfRequest::new(upload, write);
+                (Body::Reader(Reader::half(read_half, read, head)), Some(Box::new(rest)))
             }
-            Progress::AwaitResponse | Progress::Refused => {
-                (Reader::new(self.stream, self.read, self.upload.out, head, None), None)
-            }
+            Progress::AwaitResponse | Progress::Refused => (Body::new(self.connection, head, None), None),
         }
     }
 }
@@ -260,7 +269,7 @@ impl Drop for Exchange {
         if let Some(live) = &self.live
             && live.progress == Progress::AwaitResponse
         {
-            live.stream.throw_away();
+            live.connection.stream.throw_away();
         }
     }
 }

@@ -9,7 +9,6 @@ use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body::Frame;
@@ -17,8 +16,8 @@ use tokio::io::AsyncRead;
 
 use super::connection::{Connection, MAX_IDLE_AGE, READ_BYTES};
 use super::decoder::{Decoded, Decoder};
-use super::response_head::ResponseHead;
-use crate::tls::{ReadHalf, Stream};
+use super::response_head::{ResponseFraming, ResponseHead};
+use crate::tls::ReadHalf;
 use crate::upstream::error::Broken;
 use crate::upstream::pool::Pool;
 
@@ -27,62 +26,74 @@ const MAX_ROOM_BYTES: usize = 64 << 10;
 const MIN_ROOM_BYTES: usize = 1 << 10;
 
 /// The body of a response.
+pub(crate) enum Body {
+    /// It has arrived already. Its connection has been given back or closed.
+    Whole(Bytes),
+    Reader(Reader),
+}
+
+impl Body {
+    /// `pool` gets the connection afterwards, if it can be used again.
+    pub(super) fn new(
+        mut connection: Box<Connection>,
+        head: &ResponseHead,
+        pool: Option<Rc<Pool<Box<Connection>>>>,
+    ) -> Self {
+        connection.upload.clear();
+        connection.is_first = false;
+        connection.is_doubtful = head.is_bodiless;
+        connection.keep_for = head.keep_for.unwrap_or(MAX_IDLE_AGE).min(MAX_IDLE_AGE);
+        let pool = pool.filter(|_| head.keep_alive);
+        if let ResponseFraming::Length(length) = head.framing
+            && let Ok(length) = usize::try_from(length)
+            && length <= connection.read.len()
+        {
+            let whole = connection.read.split_to(length).freeze();
+            give_back(connection, pool);
+            return Body::Whole(whole);
+        }
+        let decoder = Decoder::new(head.framing);
+        Body::Reader(Reader { side: Side::Whole(connection, pool), decoder, room: READ_BYTES })
+    }
+}
+
+/// Reads the body of a response.
 pub(crate) struct Reader {
     side: Side,
-    read: BytesMut,
     decoder: Decoder,
     /// Bytes of room for the next read.
     room: usize,
-    /// How long the connection may be idle afterwards.
-    keep_for: Duration,
-    is_doubtful: bool,
 }
 
 enum Side {
-    /// The whole connection, with the buffer for its next request and the pool that gets it afterwards.
-    Whole(Stream, BytesMut, Option<Rc<Pool<Connection>>>),
-    /// The reading half, while the request is still being sent.
-    Half(ReadHalf),
-    /// The connection has been given back or closed.
+    /// The whole connection, and the pool that gets it afterwards.
+    Whole(Box<Connection>, Option<Rc<Pool<Box<Connection>>>>),
+    /// The reading half, and what has been read from it, while the request is still being sent.
+    Half(ReadHalf, BytesMut),
+    /// The body has been read. Its connection has been given back or closed.
     Gone,
 }
 
-impl Reader {
-    /// `pool` gets the connection afterwards, if it can be used again.
-    pub(super) fn new(
-        stream: Stream,
-        read: BytesMut,
-        write: BytesMut,
-        head: &ResponseHead,
-        pool: Option<Rc<Pool<Connection>>>,
-    ) -> Self {
-        let mut reader = Reader {
-            side: Side::Whole(stream, write, pool.filter(|_| head.keep_alive)),
-            read,
-            decoder: Decoder::new(head.framing),
-            room: READ_BYTES,
-            keep_for: head.keep_for.unwrap_or(MAX_IDLE_AGE).min(MAX_IDLE_AGE),
-            is_doubtful: head.is_bodiless,
-        };
-        reader.give_back_if_done();
-        reader
-    }
-
-    pub(super) fn half(stream: ReadHalf, read: BytesMut, head: &ResponseHead) -> Self {
-        Reader {
-            side: Side::Half(stream),
-            read,
-            decoder: Decoder::new(head.framing),
-            room: READ_BYTES,
-            keep_for: MAX_IDLE_AGE,
-            is_doubtful: false,
+impl Side {
+    /// Returns what has been read.
+    fn read(&mut self) -> Option<&mut BytesMut> {
+        match self {
+            Side::Whole(connection, _) => Some(&mut connection.read),
+            Side::Half(_, read) => Some(read),
+            Side::Gone => None,
         }
+    }
+}
+
+impl Reader {
+    pub(super) fn half(stream: ReadHalf, read: BytesMut, head: &ResponseHead) -> Self {
+        Reader { side: Side::Half(stream, read), decoder: Decoder::new(head.framing), room: READ_BYTES }
     }
 
     /// Returns the half that was read, if the other one is still being written to.
     pub(crate) fn into_half(self) -> Option<ReadHalf> {
         match self.side {
-            Side::Half(stream) => Some(stream),
+            Side::Half(stream, _) => Some(stream),
             Side::Whole(..) | Side::Gone => None,
         }
     }
@@ -100,10 +111,11 @@ impl Reader {
     /// Returns the whole body if it has arrived and its length is known. That frees the connection.
     pub(crate) fn take_whole(&mut self) -> Option<Bytes> {
         let left = usize::try_from(self.decoder.left()?).ok()?;
-        if left > self.read.len() {
+        let Some(read) = self.side.read() else { return Some(Bytes::new()) };
+        if left > read.len() {
             return None;
         }
-        let data = self.read.split_to(left).freeze();
+        let data = read.split_to(left).freeze();
         self.decoder = Decoder::Done;
         self.give_back_if_done();
         Some(data)
@@ -111,7 +123,8 @@ impl Reader {
 
     pub(crate) fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         loop {
-            let decoded = match self.decoder.decode(&mut self.read) {
+            let Some(read) = self.side.read() else { return Poll::Ready(None) };
+            let decoded = match self.decoder.decode(read) {
                 Ok(decoded) => decoded,
                 Err(_) => return Poll::Ready(Some(Err(Broken::Garbled))),
             };
@@ -123,8 +136,11 @@ impl Reader {
                 Decoded::Starved => {}
             }
             let filled = match &mut self.side {
-                Side::Whole(stream, ..) => poll_fill(stream, &mut self.read, self.room, context),
-                Side::Half(stream) => poll_fill(stream, &mut self.read, self.room, context),
+                Side::Whole(connection, _) => {
+                    let Connection { stream, read, .. } = &mut **connection;
+                    poll_fill(stream, read, self.room, context)
+                }
+                Side::Half(stream, read) => poll_fill(stream, read, self.room, context),
                 Side::Gone => Poll::Ready(Ok(0)),
             };
             match filled {
@@ -142,20 +158,22 @@ impl Reader {
     }
 
     fn give_back_if_done(&mut self) {
-        if !self.decoder.is_done() {
+        if !self.decoder.is_done() || matches!(self.side, Side::Half(..)) {
             return;
         }
-        if matches!(self.side, Side::Half(_)) {
-            return;
+        if let Side::Whole(connection, pool) = std::mem::replace(&mut self.side, Side::Gone) {
+            give_back(connection, pool);
         }
-        if let Side::Whole(stream, mut write, Some(pool)) = std::mem::replace(&mut self.side, Side::Gone)
-            && self.read.is_empty()
-        {
-            write.clear();
-            let (read, idle_since) = (std::mem::take(&mut self.read), pool.now());
-            let (keep_for, is_doubtful) = (self.keep_for, self.is_doubtful);
-            pool.give_back(Connection { stream, read, write, idle_since, keep_for, is_first: false, is_doubtful });
-        }
+    }
+}
+
+/// Gives a connection back whose response has been read, or closes it.
+fn give_back(mut connection: Box<Connection>, pool: Option<Rc<Pool<Box<Connection>>>>) {
+    if let Some(pool) = pool
+        && connection.read.is_empty()
+    {
+        connection.idle_since = pool.now();
+        pool.give_back(connection);
     }
 }
 

@@ -6,7 +6,6 @@
 //!
 //! * The framing that is written is the framing of the body that follows.
 
-use bytes::{BufMut, BytesMut};
 use http::Method;
 use http::header::{CONTENT_LENGTH, COOKIE, HOST, HeaderName, UPGRADE, VIA};
 use http::request::Parts;
@@ -26,7 +25,7 @@ pub(crate) enum Framing {
 
 /// Writes the head of a request. `upgrade`: it asks for another protocol.
 pub(crate) fn encode_request(
-    out: &mut BytesMut,
+    out: &mut Vec<u8>,
     head: &Parts,
     scan: HeaderScan,
     routing: &RoutingHeaders<'_>,
@@ -34,28 +33,28 @@ pub(crate) fn encode_request(
     upgrade: bool,
 ) {
     request_line(out, head);
-    line(out, b"host", &[host(head)]);
+    line(out, b"host", host(head));
     let said = client_lines(out, head, scan, routing);
     routing_lines(out, head, scan, routing, said.proto);
     connection_lines(out, head, scan, upgrade);
     framing_line(out, head, framing, said.length);
-    out.put_slice(b"\r\n");
+    out.extend_from_slice(b"\r\n");
 }
 
 #[inline]
-fn request_line(out: &mut BytesMut, head: &Parts) {
+fn request_line(out: &mut Vec<u8>, head: &Parts) {
     let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
     // Room for the whole head.
     out.reserve(256 + path.len() + 64 * head.headers.len());
-    out.put_slice(head.method.as_str().as_bytes());
-    out.put_u8(b' ');
+    out.extend_from_slice(head.method.as_str().as_bytes());
+    out.push(b' ');
     // The target `http://host?query` has no path.
     if path.starts_with('?') {
-        out.put_u8(b'/');
+        out.push(b'/');
     }
     // A request about the host as a whole has the target `*`, which the URI has as its path.
-    out.put_slice(path.as_bytes());
-    out.put_slice(b" HTTP/1.1\r\n");
+    out.extend_from_slice(path.as_bytes());
+    out.extend_from_slice(b" HTTP/1.1\r\n");
 }
 
 #[inline]
@@ -80,9 +79,19 @@ struct Said {
 
 /// Writes the client's headers that pass to the pod.
 #[inline]
-fn client_lines(out: &mut BytesMut, head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>) -> Said {
-    let declared = Declared::of(&head.headers, scan);
+fn client_lines(out: &mut Vec<u8>, head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>) -> Said {
     let mut said = Said { proto: false, length: false };
+    if scan.routine {
+        for (name, value) in &head.headers {
+            if *name == CONTENT_LENGTH {
+                said.length = true;
+            } else if *name != HOST {
+                line(out, name.as_str().as_bytes(), value.as_bytes());
+            }
+        }
+        return said;
+    }
+    let declared = Declared::of(&head.headers, scan);
     let mut cookies = false;
     for (name, value) in &head.headers {
         if *name == CONTENT_LENGTH {
@@ -95,7 +104,7 @@ fn client_lines(out: &mut BytesMut, head: &Parts, scan: HeaderScan, routing: &Ro
             cookies = true;
         } else {
             said.proto |= *name == X_FORWARDED_PROTO;
-            line(out, name.as_str().as_bytes(), &[value.as_bytes()]);
+            line(out, name.as_str().as_bytes(), value.as_bytes());
         }
     }
     if cookies {
@@ -106,63 +115,66 @@ fn client_lines(out: &mut BytesMut, head: &Parts, scan: HeaderScan, routing: &Ro
 
 /// Writes the router's headers. `has_proto`: the client's `x-forwarded-proto` has been passed on.
 #[inline]
-fn routing_lines(out: &mut BytesMut, head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>, has_proto: bool) {
+fn routing_lines(out: &mut Vec<u8>, head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>, has_proto: bool) {
     let mut digits = itoa::Buffer::new();
-    line(out, b"segue-partition", &[digits.format(routing.partition.get()).as_bytes()]);
-    line(out, b"segue-epoch", &[digits.format(routing.epoch.get()).as_bytes()]);
+    line(out, b"segue-partition", digits.format(routing.partition.get()).as_bytes());
+    line(out, b"segue-epoch", digits.format(routing.epoch.get()).as_bytes());
     out.extend_from_slice(&routing.identity.lines);
     if let Some(left) = routing.grpc_timeout {
-        line(out, b"grpc-timeout", &[left.as_bytes()]);
+        line(out, b"grpc-timeout", left.as_bytes());
     }
     let forwarded = scan.x_forwarded_for && routing.reserved.trusts_forwarded();
-    list(out, head, forwarded, &X_FORWARDED_FOR, routing.peer.as_bytes());
+    if !forwarded && !has_proto && !scan.via && head.version == routing.client.version {
+        out.extend_from_slice(&routing.client.lines);
+        return;
+    }
+    list(out, head, forwarded, &X_FORWARDED_FOR, routing.client.address.as_bytes());
     if !has_proto {
-        line(out, b"x-forwarded-proto", &[routing.scheme.as_bytes()]);
+        line(out, b"x-forwarded-proto", routing.client.scheme.as_bytes());
     }
     list(out, head, scan.via, &VIA, via(head.version).as_bytes());
 }
 
 /// Writes `te`, `connection` and `upgrade`.
 #[inline]
-fn connection_lines(out: &mut BytesMut, head: &Parts, scan: HeaderScan, upgrade: bool) {
+fn connection_lines(out: &mut Vec<u8>, head: &Parts, scan: HeaderScan, upgrade: bool) {
     if scan.te && takes_trailers(&head.headers) {
-        line(out, b"te", &[b"trailers"]);
+        line(out, b"te", b"trailers");
         if !upgrade {
-            line(out, b"connection", &[b"te"]);
+            line(out, b"connection", b"te");
         }
     }
     if upgrade {
-        line(out, b"connection", &[b"upgrade"]);
+        line(out, b"connection", b"upgrade");
         for value in head.headers.get_all(UPGRADE) {
-            line(out, b"upgrade", &[value.as_bytes()]);
+            line(out, b"upgrade", value.as_bytes());
         }
     }
 }
 
 /// Writes `content-length` or `transfer-encoding`. `said_length`: the client sent a `content-length`.
 #[inline]
-fn framing_line(out: &mut BytesMut, head: &Parts, framing: Framing, said_length: bool) {
+fn framing_line(out: &mut Vec<u8>, head: &Parts, framing: Framing, said_length: bool) {
     match framing {
-        Framing::Length(bytes) => line(out, b"content-length", &[itoa::Buffer::new().format(bytes).as_bytes()]),
-        Framing::Chunked => line(out, b"transfer-encoding", &[b"chunked"]),
+        Framing::Length(bytes) => line(out, b"content-length", itoa::Buffer::new().format(bytes).as_bytes()),
+        Framing::Chunked => line(out, b"transfer-encoding", b"chunked"),
         Framing::None if said_length || [Method::POST, Method::PUT, Method::PATCH].contains(&head.method) => {
-            line(out, b"content-length", &[b"0"]);
+            line(out, b"content-length", b"0");
         }
         Framing::None => {}
     }
 }
 
-fn line(out: &mut BytesMut, name: &[u8], value: &[&[u8]]) {
+fn line(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    out.reserve(name.len() + value.len() + 4);
     out.extend_from_slice(name);
     out.extend_from_slice(b": ");
-    for part in value {
-        out.extend_from_slice(part);
-    }
+    out.extend_from_slice(value);
     out.extend_from_slice(b"\r\n");
 }
 
 /// Joins the cookies that an HTTP/2 client may have split (RFC 9113, 8.2.3).
-fn one_line_of_cookies(out: &mut BytesMut, head: &Parts) {
+fn one_line_of_cookies(out: &mut Vec<u8>, head: &Parts) {
     out.extend_from_slice(b"cookie: ");
     for (index, value) in head.headers.get_all(COOKIE).iter().enumerate() {
         if index > 0 {
@@ -174,7 +186,7 @@ fn one_line_of_cookies(out: &mut BytesMut, head: &Parts) {
 }
 
 /// Writes a list with `last` at its end. `begun`: the client's values come first.
-fn list(out: &mut BytesMut, head: &Parts, begun: bool, name: &HeaderName, last: &[u8]) {
+fn list(out: &mut Vec<u8>, head: &Parts, begun: bool, name: &HeaderName, last: &[u8]) {
     out.extend_from_slice(name.as_str().as_bytes());
     out.extend_from_slice(b": ");
     if begun {
@@ -186,11 +198,11 @@ fn list(out: &mut BytesMut, head: &Parts, begun: bool, name: &HeaderName, last: 
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
+    use http::{HeaderValue, Version};
     use segue_protocol::ids::{Epoch, PartitionId};
 
     use super::*;
-    use crate::message::headers::Identity;
+    use crate::message::headers::{ClientLines, Identity};
     use crate::message::reserved::Reserved;
     use crate::routing::partition_key::PartitionSource;
 
@@ -206,19 +218,18 @@ mod tests {
         let reserved = &Reserved::new(&partition, trust);
         let (head, ()) = request.body(()).unwrap().into_parts();
         let identity = Identity::new(HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
-        let peer = HeaderValue::from_static("10.0.0.9");
+        let client = ClientLines::new(HeaderValue::from_static("10.0.0.9"), false, Version::HTTP_11);
         let routing = RoutingHeaders {
             reserved,
             partition: P7,
             epoch: E3,
             identity: &identity,
-            peer: &peer,
+            client: &client,
             grpc_timeout: None,
-            scheme: "http",
         };
-        let mut out = BytesMut::new();
+        let mut out = Vec::new();
         encode_request(&mut out, &head, HeaderScan::of(&head.headers), &routing, framing, upgrade);
-        String::from_utf8(out.to_vec()).unwrap()
+        String::from_utf8(out).unwrap()
     }
 
     #[test]
@@ -251,6 +262,20 @@ mod tests {
         let text = encoded_for(claims(), Framing::None, false, true);
         assert!(text.contains("x-forwarded-proto: https\r\nforwarded: for=1.2.3.4\r\n"), "{text}");
         assert!(text.contains("x-forwarded-for: 1.2.3.4, 10.0.0.9\r\nvia"), "{text}");
+    }
+
+    #[test]
+    fn what_a_connection_has_in_common_is_written_as_line_by_line() {
+        let by_version =
+            |version| encoded(http::Request::get("/").header("host", "h").version(version), Framing::None, false);
+        let text = by_version(Version::HTTP_11);
+        assert!(
+            text.ends_with("x-forwarded-for: 10.0.0.9\r\nx-forwarded-proto: http\r\nvia: 1.1 segue\r\n\r\n"),
+            "{text}"
+        );
+        for (version, via) in [(Version::HTTP_10, "via: 1.0 segue"), (Version::HTTP_2, "via: 2.0 segue")] {
+            assert_eq!(by_version(version), text.replace("via: 1.1 segue", via));
+        }
     }
 
     #[test]

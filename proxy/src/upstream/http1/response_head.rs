@@ -14,9 +14,11 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE};
 use http::{StatusCode, Version};
 
+use super::head_lines::HeadLines;
 use crate::message::header_names::{KEEP_ALIVE, SEGUE_REASON, is_hop_by_hop};
 use crate::message::headers::options;
 use crate::message::local_reply::is_pods_reason;
+use crate::message::name_cache::header_name;
 
 /// Most headers of a response.
 const MAX_HEADERS: usize = 128;
@@ -41,6 +43,8 @@ pub(crate) struct ResponseHead {
     /// The headers that go on to the client. Of those that concern the connection only `Upgrade`, if it switches
     /// protocols.
     pub(crate) headers: HeaderMap,
+    /// The headers in another form, if that is what was asked for; there is no map then.
+    pub(crate) lines: Option<HeadLines>,
     pub(crate) framing: ResponseFraming,
     /// Whether the connection may serve another request after this one.
     pub(crate) keep_alive: bool,
@@ -65,11 +69,16 @@ pub(crate) enum HeadError {
 }
 
 /// The offsets in the head at which a header's name and its value begin and end.
-type Place = (u32, u32, u32, u32);
+pub(super) type Place = (u32, u32, u32, u32);
 
 /// Takes the head of a response off the front of `buffer`. Returns `None` if it has not all arrived. Informational
-/// responses are returned like any other. `to_head`: the request was a HEAD.
-pub(crate) fn parse_response_head(buffer: &mut BytesMut, to_head: bool) -> Result<Option<ResponseHead>, HeadError> {
+/// responses are returned like any other. `to_head`: the request was a HEAD. `as_lines`: the headers are wanted as lines
+/// if they are ordinary.
+pub(crate) fn parse_response_head(
+    buffer: &mut BytesMut,
+    to_head: bool,
+    as_lines: bool,
+) -> Result<Option<ResponseHead>, HeadError> {
     let mut slots = [const { std::mem::MaybeUninit::uninit() }; MAX_HEADERS];
     let mut response = httparse::Response::new(&mut []);
     let parsed =
@@ -106,11 +115,17 @@ pub(crate) fn parse_response_head(buffer: &mut BytesMut, to_head: bool) -> Resul
         *place = (name as u32, (name + header.name.len()) as u32, value as u32, (value + header.value.len()) as u32);
     }
     let bytes = buffer.split_to(length).freeze();
+    if as_lines
+        && !to_head
+        && let Some((lines, said)) = HeadLines::encode(&bytes, places, version, status)?
+    {
+        return Ok(Some(said.head(version, status, HeaderMap::new(), Some(lines), reason)));
+    }
     let mut headers = HeaderMap::with_capacity(count);
-    let mut said = Said::default();
+    let mut said = Said { to_head, ..Said::default() };
     for (name_start, name_end, value_start, value_end) in &*places {
         let name = &bytes[*name_start as usize..*name_end as usize];
-        let name = HeaderName::from_bytes(name).map_err(|_| HeadError::Syntax)?;
+        let name = header_name(name).map_err(|_| HeadError::Syntax)?;
         let value = bytes.slice(*value_start as usize..*value_end as usize);
         let value = HeaderValue::from_maybe_shared(value).map_err(|_| HeadError::Syntax)?;
         if said.passes(version, status, &name, &value)? {
@@ -118,29 +133,47 @@ pub(crate) fn parse_response_head(buffer: &mut BytesMut, to_head: bool) -> Resul
         }
     }
     said.clean(&mut headers);
-    let (framing, trusted) = said.framing(&mut headers, status, to_head);
-    let keep_alive = trusted && framing != ResponseFraming::UntilClose && said.keeps_alive(version);
-    let is_bodiless = to_head || status == StatusCode::NOT_MODIFIED || status == StatusCode::NO_CONTENT;
-    Ok(Some(ResponseHead { status, headers, framing, keep_alive, keep_for: said.keep_for, is_bodiless, reason }))
+    Ok(Some(said.head(version, status, headers, None, reason)))
 }
 
 /// What the lines of a response declare about its connection and its length.
 #[derive(Default)]
-struct Said {
+pub(super) struct Said {
+    to_head: bool,
     close: bool,
     keep_alive: bool,
     keep_for: Option<Duration>,
     /// Further headers that concern the connection.
     declared: Vec<HeaderName>,
     chunked: bool,
-    length: Option<u64>,
+    pub(super) length: Option<u64>,
     /// Number of lines that state the length.
     lengths: usize,
 }
 
 impl Said {
+    /// Returns the head that says this.
+    fn head(
+        self,
+        version: Version,
+        status: StatusCode,
+        mut headers: HeaderMap,
+        lines: Option<HeadLines>,
+        reason: Option<Bytes>,
+    ) -> ResponseHead {
+        let (framing, trusted) = self.framing(&mut headers, status);
+        let keep_alive = trusted && framing != ResponseFraming::UntilClose && self.keeps_alive(version);
+        let is_bodiless = self.to_head || status == StatusCode::NOT_MODIFIED || status == StatusCode::NO_CONTENT;
+        ResponseHead { status, headers, lines, framing, keep_alive, keep_for: self.keep_for, is_bodiless, reason }
+    }
+
+    /// Returns whether each line stands for itself: none concerns another one, and none contradicts another one.
+    pub(super) fn is_ordinary(&self) -> bool {
+        self.declared.is_empty() && self.lengths <= 1 && !(self.chunked && self.length.is_some())
+    }
+
     /// Interprets a line. Returns whether it goes on to the client.
-    fn passes(
+    pub(super) fn passes(
         &mut self,
         version: Version,
         status: StatusCode,
@@ -200,9 +233,9 @@ impl Said {
     }
 
     /// Returns how the body is delimited, and whether the connection can still be trusted.
-    fn framing(&self, headers: &mut HeaderMap, status: StatusCode, to_head: bool) -> (ResponseFraming, bool) {
+    fn framing(&self, headers: &mut HeaderMap, status: StatusCode) -> (ResponseFraming, bool) {
         // In the response to a HEAD, and in a 304, length and coding describe what is not sent.
-        if to_head {
+        if self.to_head {
             return (ResponseFraming::Length(0), true);
         }
         if status == StatusCode::NOT_MODIFIED {
@@ -252,7 +285,7 @@ mod tests {
     use super::*;
 
     fn parsed(text: &str, method: Method) -> Result<Option<ResponseHead>, HeadError> {
-        parse_response_head(&mut BytesMut::from(text), method == Method::HEAD)
+        parse_response_head(&mut BytesMut::from(text), method == Method::HEAD, false)
     }
 
     fn framing(text: &str) -> (ResponseFraming, bool) {
@@ -354,10 +387,10 @@ mod tests {
     #[test]
     fn a_partial_head_is_left_where_it_is() {
         let mut buffer = BytesMut::from("HTTP/1.1 200 OK\r\ncontent-len");
-        assert!(parse_response_head(&mut buffer, false).unwrap().is_none());
+        assert!(parse_response_head(&mut buffer, false, false).unwrap().is_none());
         assert_eq!(buffer.len(), 28);
         buffer.extend_from_slice(b"gth: 2\r\n\r\nhi");
-        assert!(parse_response_head(&mut buffer, false).unwrap().is_some());
+        assert!(parse_response_head(&mut buffer, false, false).unwrap().is_some());
         assert_eq!(&buffer[..], b"hi");
     }
 
@@ -365,8 +398,8 @@ mod tests {
     fn a_head_without_end_is_refused_at_its_bound() {
         let mut buffer = BytesMut::from("HTTP/1.1 200 OK\r\nx: ");
         buffer.resize(MAX_HEAD_BYTES + 1, b'x');
-        assert_eq!(parse_response_head(&mut buffer, false).unwrap_err(), HeadError::TooLarge);
+        assert_eq!(parse_response_head(&mut buffer, false, false).unwrap_err(), HeadError::TooLarge);
         buffer.extend_from_slice(b"\r\n\r\n");
-        assert_eq!(parse_response_head(&mut buffer, false).unwrap_err(), HeadError::TooLarge, "in one piece");
+        assert_eq!(parse_response_head(&mut buffer, false, false).unwrap_err(), HeadError::TooLarge, "in one piece");
     }
 }

@@ -11,7 +11,7 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 use http::HeaderMap;
 use http_body::{Body, Frame};
 use tokio::io::AsyncWrite;
@@ -30,7 +30,9 @@ pub(super) struct Upload {
     attempt: Attempt,
     framing: Framing,
     /// What is written next: the head, small frames, chunk sizes.
-    pub(super) out: BytesMut,
+    pub(super) out: Vec<u8>,
+    /// How much of `out` has been written.
+    written_of_out: usize,
     /// A large frame, written after `out`.
     large: Bytes,
     /// Whether the chunk in `large` still needs its line end.
@@ -58,18 +60,37 @@ impl From<io::Error> for UploadError {
 }
 
 impl Upload {
-    /// `out` holds the head.
-    pub(super) fn new(out: BytesMut, attempt: Attempt, framing: Framing) -> Self {
+    /// Returns one that sends nothing, until it is told to [`begin`](Self::begin).
+    pub(super) fn none() -> Self {
         Upload {
-            attempt,
-            framing,
-            out,
+            attempt: Attempt::empty(),
+            framing: Framing::None,
+            out: Vec::new(),
+            written_of_out: 0,
             large: Bytes::new(),
             line_end_due: false,
-            ended: framing == Framing::None,
+            ended: true,
             withheld: false,
             written: 0,
         }
+    }
+
+    /// Begins a request with this body. Its head is to be written to `out`.
+    pub(super) fn begin(&mut self, attempt: Attempt, framing: Framing) {
+        self.attempt = attempt;
+        self.framing = framing;
+        self.line_end_due = false;
+        self.ended = framing == Framing::None;
+        self.withheld = false;
+        self.written = 0;
+    }
+
+    /// Lets go of a request of which nothing more is sent. Only the memory of `out` is kept, for the next one.
+    pub(super) fn clear(&mut self) {
+        self.attempt = Attempt::empty();
+        self.large = Bytes::new();
+        self.out.clear();
+        self.written_of_out = 0;
     }
 
     /// Returns when more of the body has to have arrived for its client to be fast enough.
@@ -85,21 +106,24 @@ impl Upload {
     ) -> Poll<Result<(), UploadError>> {
         loop {
             let starved = self.gather(context)?;
-            while self.out.has_remaining() || self.large.has_remaining() {
+            while self.written_of_out < self.out.len() || self.large.has_remaining() {
+                let out = &self.out[self.written_of_out..];
                 let written = if self.large.is_empty() {
-                    ready!(Pin::new(&mut *io).poll_write(context, &self.out))?
+                    ready!(Pin::new(&mut *io).poll_write(context, out))?
                 } else {
-                    let slices = [IoSlice::new(&self.out), IoSlice::new(&self.large)];
+                    let slices = [IoSlice::new(out), IoSlice::new(&self.large)];
                     ready!(Pin::new(&mut *io).poll_write_vectored(context, &slices))?
                 };
                 if written == 0 {
                     return Poll::Ready(Err(io::Error::from(io::ErrorKind::WriteZero).into()));
                 }
                 self.written += written as u64;
-                let of_out = written.min(self.out.len());
-                self.out.advance(of_out);
+                let of_out = written.min(out.len());
+                self.written_of_out += of_out;
                 self.large.advance(written - of_out);
             }
+            self.out.clear();
+            self.written_of_out = 0;
             // TLS may have taken the bytes without having sent them.
             ready!(Pin::new(&mut *io).poll_flush(context))?;
             if self.ended {

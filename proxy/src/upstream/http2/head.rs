@@ -101,9 +101,10 @@ fn pod_headers(head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>) -> 
         headers.insert(GRPC_TIMEOUT, left.clone());
     }
     let forwarded = scan.x_forwarded_for && routing.reserved.trusts_forwarded();
-    let peer = if forwarded { list(head, &X_FORWARDED_FOR, routing.peer) } else { routing.peer.clone() };
+    let peer =
+        if forwarded { list(head, &X_FORWARDED_FOR, &routing.client.address) } else { routing.client.address.clone() };
     headers.insert(X_FORWARDED_FOR, peer);
-    headers.entry(X_FORWARDED_PROTO).or_insert_with(|| HeaderValue::from_static(routing.scheme));
+    headers.entry(X_FORWARDED_PROTO).or_insert_with(|| HeaderValue::from_static(routing.client.scheme));
     headers.insert(VIA, list(head, &VIA, &HeaderValue::from_static(via(head.version))));
     if scan.te && takes_trailers(&head.headers) {
         headers.insert(TE, HeaderValue::from_static("trailers"));
@@ -128,7 +129,7 @@ mod tests {
     use segue_protocol::ids::{Epoch, PartitionId};
 
     use super::*;
-    use crate::message::headers::Identity;
+    use crate::message::headers::{ClientLines, Identity};
     use crate::message::reserved::Reserved;
     use crate::routing::partition_key::PartitionSource;
 
@@ -138,16 +139,15 @@ mod tests {
     fn made(builder: http::request::Builder, most: usize) -> Result<Request<()>, LocalReply> {
         let (head, ()) = builder.body(()).unwrap().into_parts();
         let identity = Identity::new(HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
-        let peer = HeaderValue::from_static("10.0.0.9");
+        let client = ClientLines::new(HeaderValue::from_static("10.0.0.9"), false, Version::HTTP_11);
         let partition = PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None };
         let routing = RoutingHeaders {
             reserved: &Reserved::new(&partition, true),
             partition: P7,
             epoch: E3,
             identity: &identity,
-            peer: &peer,
+            client: &client,
             grpc_timeout: None,
-            scheme: "http",
         };
         request(&head, HeaderScan::of(&head.headers), &routing, Some(0), false, most)
     }

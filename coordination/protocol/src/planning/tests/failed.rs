@@ -26,7 +26,7 @@ fn fail_at(world: &mut World, partition: PartitionId, reason: Option<&str>) -> S
 }
 
 fn is_cancelled_for(action: &Action, why: &str) -> bool {
-    matches!(action, Action::Cancel { reason: CancelReason::NewOwnerFailed { reason }, .. } if reason == why)
+    matches!(action, Action::Cancel { reason: CancelReason::NewOwnerFailed { reason, .. }, .. } if reason == why)
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::world::{World, policy, secs};
 use crate::ids::PartitionId;
-use crate::planning::{Action, Policy, txn};
+use crate::planning::{Action, CancelReason, ObservedHandoff, Policy, txn};
 use crate::records::{HandoffEnd, HistoryEntry, Mode, Phase};
 use crate::txn::Txn;
 
@@ -68,7 +68,7 @@ fn due() -> Vec<(&'static str, World, Action)> {
 }
 
 fn txn_of(world: &World, action: &Action) -> Txn {
-    txn(&world.view(), action, world.term, 0).unwrap()
+    txn(&world.view(), action, &world.authority(), 0).unwrap()
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn whatever_ends_a_handoff_leaves_its_entry_with_the_reason() {
             _ => continue,
         };
         let (record, now) = (world.view().handoffs[&P0].clone(), 1_000_000_000_000);
-        let txn = txn(&world.view(), &action, world.term, now).unwrap();
+        let txn = txn(&world.view(), &action, &world.authority(), now).unwrap();
         assert!(world.store.commit(&txn), "{name}");
         let key = world.keys.history_entry(P0, record.id());
         let entry: HistoryEntry = serde_json::from_slice(&world.store.entries[&key].value).unwrap();
@@ -115,7 +115,7 @@ fn a_view_that_does_not_show_the_election_yields_no_transaction() {
     for (name, mut world, action) in due() {
         let old = world.view();
         world.elect();
-        assert_eq!(txn(&old, &action, world.term, 0), None, "{name}");
+        assert_eq!(txn(&old, &action, &world.authority(), 0), None, "{name}");
     }
 }
 
@@ -172,6 +172,22 @@ fn a_create_fails_if_its_new_owner_is_gone_or_lives_anew() {
     assert!(!gone.carry_out(&create));
     gone.join_pod("w-1");
     assert!(!gone.carry_out(&create));
+}
+
+#[test]
+fn a_create_that_was_delayed_fails_once_another_one_of_its_decision_has_ended() {
+    let (_, mut world, create) = due().into_iter().find(|(name, ..)| *name == "create").unwrap();
+    let delayed = txn_of(&world, &create);
+    assert!(world.carry_out(&create));
+    let cancelled = ObservedHandoff {
+        handoff: world.view().handoffs[&P0].clone(),
+        assignment: world.view().assignment_revision(P0),
+    };
+    assert!(world.carry_out(&Action::Cancel { observed: cancelled, reason: CancelReason::WarmTimeout }));
+    assert!(!world.store.commit(&delayed), "its epoch has been given");
+    let Action::Create { handoff, cause, assignment, .. } = create else { unreachable!() };
+    let seen = world.view().revision;
+    assert!(world.carry_out(&Action::Create { handoff, cause, assignment, seen }), "decided anew");
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn a_failover_to_a_coordinator_with_another_file_changes_nothing() {
 fn a_file_that_wins_is_written_as_a_new_round_and_outlasts_its_leader() {
     let mut world = settled();
     let file = Policy { strategy: Strategy::Ring, config_wins: true, ..world.policy.clone() };
-    let plan = plan(&world.view(), &file, &mut Memory::default(), world.now);
+    let plan = plan(&world.view(), &file, &world.authority(), &mut Memory::default(), world.now);
     assert!(matches!(&plan.actions[..], [Action::WriteConfig { .. }]), "{plan:?}");
     assert!(world.carry_out(&plan.actions[0]));
     assert_eq!(world.planning()["strategy"], "ring");

@@ -2,8 +2,10 @@
 
 use super::world::{World, policy, secs};
 use crate::ids::{LeaseId, PartitionId};
-use crate::planning::{Action, MISSED_BEFORE_SUSPECTED, MoveCause, Notice, OVERLOADS_BEFORE_MOVE, Policy};
-use crate::records::{MAX_LISTED, PartitionLoad, PodLoad, Thousandths, encode};
+use crate::planning::{
+    Action, MISSED_BEFORE_SUSPECTED, MoveCause, Notice, OVERLOADS_BEFORE_MOVE, Policy, Strategy, stored, uses_load,
+};
+use crate::records::{KeyspaceConfig, MAX_LISTED, PartitionLoad, PodLoad, Thousandths, encode};
 use crate::registration::heartbeat;
 use crate::txn::{Batch, Event, KeyValue};
 
@@ -25,7 +27,11 @@ impl World {
     }
 
     /// Lets all pods send `count` heartbeats.
-    fn beat_all(&mut self, count: u32, load: impl Fn(PartitionId) -> u32 + Copy) -> Vec<(PartitionId, String)> {
+    pub(super) fn beat_all(
+        &mut self,
+        count: u32,
+        load: impl Fn(PartitionId) -> u32 + Copy,
+    ) -> Vec<(PartitionId, String)> {
         let mut begun = Vec::new();
         for _ in 0..count {
             let pods: Vec<String> = self.view().pods.keys().cloned().collect();
@@ -50,12 +56,12 @@ impl World {
     }
 }
 
-fn balancing(partitions: u32, pods: &[&str]) -> World {
+pub(super) fn balancing(partitions: u32, pods: &[&str]) -> World {
     World::settled(Policy { balance_load: true, heartbeat: secs(INTERVAL), ..policy(partitions) }, pods)
 }
 
 /// The partitions of the first pod have four times the load of the others.
-fn hot(world: &World) -> impl Fn(PartitionId) -> u32 + Copy + use<> {
+pub(super) fn hot(world: &World) -> impl Fn(PartitionId) -> u32 + Copy + use<> {
     let first = world.owner(PartitionId::new(0));
     let mut is_hot = [false; 24];
     (0..).zip(&mut is_hot).take(world.view().assignments.len()).for_each(|(partition, is_hot)| {
@@ -144,6 +150,21 @@ fn moves_for_load_end_and_do_not_go_back_and_forth() {
 }
 
 #[test]
+fn a_partition_that_has_just_moved_is_not_exchanged_for_load() {
+    for (cool_down, is_exchanged) in [(secs(0), true), (secs(3600), false)] {
+        let mut world = balancing(8, &["w-0", "w-1"]);
+        world.policy.cool_down = cool_down;
+        world.join_pod("w-2");
+        world.drain_pod("w-1");
+        world.run_until_quiet();
+        let has_moved: Vec<bool> = PartitionId::all(8).map(|partition| world.owner(partition) == "w-2").collect();
+        assert_eq!(has_moved.iter().filter(|has_moved| **has_moved).count(), 4);
+        let begun = world.beat_all(20, |partition| if has_moved[partition.index()] { 40 } else { 10 });
+        assert_eq!(!begun.is_empty(), is_exchanged, "{begun:?}");
+    }
+}
+
+#[test]
 fn load_moves_nothing_unless_told_to() {
     let mut world = World::settled(policy(24), &["w-0", "w-1", "w-2"]);
     let load = hot(&world);
@@ -164,6 +185,64 @@ fn a_partition_with_too_many_keys_is_named() {
         world.store.put_leased(world.keys.load("w-0"), encode(&record));
         assert_eq!(world.plan().notices.contains(&named), is_named);
     }
+}
+
+#[test]
+fn an_operator_is_told_of_a_large_partition_again_only_when_it_has_doubled() {
+    let mut world = World::settled(Policy { max_keys_per_partition: 2000, ..policy(2) }, &["w-0"]);
+    let mut named = |keys: [u64; 2]| {
+        let load = |keys| PartitionLoad { load: Thousandths(0), keys: Some(keys) };
+        let partitions = PartitionId::all(2).zip(keys.map(load)).collect();
+        let record = PodLoad::new(world.view().incarnation_of("w-0"), 1000, partitions);
+        world.store.put_leased(world.keys.load("w-0"), encode(&record));
+        world.plan().notices.into_iter().find_map(|notice| match notice {
+            Notice::TooManyKeys { partition, keys, .. } => Some((partition.get(), keys)),
+            _ => None,
+        })
+    };
+    let shown: Vec<_> = [
+        [2000, 2000],
+        [2000, 2001],
+        [2000, 2500],
+        [2600, 2500],
+        [2600, 4001],
+        [4002, 4001],
+        [8001, 7000],
+        [8002, 2000],
+        [4500, 2000],
+        [0, 0],
+        [0, 2001],
+    ]
+    .map(&mut named)
+    .into();
+    let expected = [
+        None,
+        Some((1, 2001)),
+        Some((1, 2001)),
+        Some((1, 2001)),
+        Some((1, 2001)),
+        Some((0, 4002)),
+        Some((0, 4002)),
+        Some((0, 4002)),
+        Some((0, 4002)),
+        None,
+        Some((1, 2001)),
+    ];
+    assert_eq!(shown, expected);
+}
+
+#[test]
+fn pods_learn_from_the_settings_whether_planning_uses_their_load() {
+    let uses = |policy: &Policy| {
+        let mut world = World::settled(policy.clone(), &[]);
+        let config = KeyspaceConfig { planning: Some(stored(policy)), ..KeyspaceConfig::new(2) };
+        world.store.put(world.keys.config(), encode(&config));
+        uses_load(&world.view())
+    };
+    assert!(!uses(&policy(2)), "a keyspace that does not use heartbeats has none");
+    assert!(uses(&Policy { balance_load: true, ..policy(2) }));
+    assert!(uses(&Policy { max_keys_per_partition: 1, ..policy(2) }));
+    assert!(!uses(&Policy { balance_load: true, strategy: Strategy::Ring, ..policy(2) }), "only sticky moves for load");
 }
 
 #[test]

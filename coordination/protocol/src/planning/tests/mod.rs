@@ -1,5 +1,6 @@
 //! Planning as a whole, against a simple, obviously correct store and participants ([`world`]).
 
+mod cancels;
 mod chaos;
 mod external;
 mod failed;
@@ -9,6 +10,11 @@ mod load;
 mod operators;
 mod phase_timeouts;
 mod placement;
+mod places;
 mod rolls;
 mod rounds;
+mod settings;
+mod shares;
+mod sweeps;
+mod unreadable;
 mod world;

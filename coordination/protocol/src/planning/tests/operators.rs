@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use super::failed::fail;
 use super::world::{World, policy, secs};
 use crate::ids::{Incarnation, PartitionId};
 use crate::planning::placement::{Eligibility, Mobility};
 use crate::planning::{
-    Action, CancelReason, FIRST_BACK_OFF, KEPT_OPERATIONS, MoveCause, Notice, Plan, Strategy, preview,
+    Action, CancelReason, FIRST_BACK_OFF, KEPT_OPERATIONS, MoveCause, Notice, Plan, Strategy, preview, refusal,
 };
 use crate::records::*;
 
@@ -203,7 +204,7 @@ fn a_pin_outlives_its_pod_and_never_leaves_a_partition_without_an_owner() {
 fn a_pin_keeps_a_partition_where_it_is_when_others_are_balanced() {
     let mut world = World::settled(policy(8), &["w-0"]);
     for partition in PartitionId::all(8) {
-        world.ask(&format!("a-{partition}"), Request::Pin { partition });
+        world.ask(&format!("a-{partition}"), Request::Pin { partition, to: None });
     }
     world.wait(secs(3));
     assert!(world.answer("a-7").unwrap().accepted);
@@ -214,6 +215,26 @@ fn a_pin_keeps_a_partition_where_it_is_when_others_are_balanced() {
     }
     world.run_until_quiet();
     assert_eq!(world.balance()["w-1"], 4);
+}
+
+#[test]
+fn a_pin_of_a_moving_partition_is_refused_if_it_would_be_to_another_pod_than_the_operator_saw() {
+    let mut world = World::settled(policy(4), &["w-0", "w-1"]);
+    let from = world.owner(P0);
+    let to = world.other_than(&from);
+    world.asks_to_move("move", P0, &to, false);
+    world.wait(secs(3));
+    assert_eq!(world.handoff(P0).new_owner, to);
+    world.ask("stale", Request::Pin { partition: P0, to: Some(from.clone()) });
+    world.lead();
+    let answer = world.answer("stale").unwrap();
+    let text = format!("would be pinned to {to} and not to {from}");
+    assert!(!answer.accepted && answer.text.contains(&text), "{answer:?}");
+    assert!(world.view().intentions.pin(P0).unwrap().value.ends_with_the_pod(), "the pin of the move stands");
+    world.ask("seen", Request::Pin { partition: P0, to: Some(to.clone()) });
+    world.lead();
+    assert!(world.answer("seen").unwrap().accepted);
+    assert!(!world.view().intentions.pin(P0).unwrap().value.ends_with_the_pod());
 }
 
 #[test]
@@ -240,7 +261,7 @@ fn what_would_break_an_invariant_is_refused_with_the_reason() {
         ("a", Request::Move { partition: P0, to: "nobody".into(), pin: false }, "no pod nobody is registered"),
         ("b", Request::Move { partition: P0, to: "w-1".into(), pin: true }, "drained by ann (kernel update)"),
         ("c", Request::Move { partition: P0, to: "w-2".into(), pin: false }, "not Ready"),
-        ("d", Request::Pin { partition: p4 }, "there is no partition 4: the keyspace has 0 to 3"),
+        ("d", Request::Pin { partition: p4, to: None }, "there is no partition 4: the keyspace has 0 to 3"),
         ("e", Request::Cancel { partition: P0, handoff: crate::ids::HandoffId::created_at(7.into()) }, "ended already"),
     ] {
         world.ask(id, request);
@@ -276,6 +297,43 @@ fn a_cancelled_move_ends_with_its_wish_and_rests() {
     assert!(!view.handoffs.contains_key(&P0) && view.intentions.pins.is_empty());
     world.run_until_quiet();
     assert_eq!(world.owner(P0), owner);
+}
+
+#[test]
+fn a_move_that_its_pod_cannot_take_ends_with_the_reason_and_is_not_tried_again() {
+    let mut world = World::settled(policy(4), &["w-0", "w-1"]);
+    let owner = world.owner(P0);
+    let to = world.other_than(&owner);
+    world.asks_to_move("earlier", P0, &owner, false);
+    world.wait(secs(1));
+    world.asks_to_move("a", P0, &to, false);
+    world.wait(secs(3));
+    assert!(world.answer("a").unwrap().accepted);
+    fail(&mut world, Some("no disk"));
+    world.lead();
+    let answer = world.answer("a").unwrap();
+    assert_eq!((answer.accepted, answer.text), (false, format!("pod {to} cannot take partition 0: no disk")));
+    assert!(world.answer("earlier").unwrap().accepted, "it was another move");
+    let view = world.view();
+    assert!(!view.handoffs.contains_key(&P0) && view.intentions.pins.is_empty());
+    assert_eq!(refusal(&view, P0, &to), Some(&*format!("pod {to} cannot take partition 0: no disk")));
+    world.run_until_quiet();
+    assert_eq!(world.owner(P0), owner);
+}
+
+#[test]
+fn a_pinned_move_that_its_pod_cannot_take_is_refused_and_stays_wanted() {
+    let mut world = World::settled(policy(4), &["w-0", "w-1"]);
+    let to = world.other_than(&world.owner(P0));
+    world.asks_to_move("a", P0, &to, true);
+    world.wait(secs(3));
+    fail(&mut world, Some("no disk"));
+    world.lead();
+    let answer = world.answer("a").unwrap();
+    assert!(!answer.accepted && answer.text.contains("stays pinned"), "{answer:?}");
+    assert_eq!(world.view().intentions.pin(P0).unwrap().value.to, to);
+    world.run_until_quiet();
+    assert_eq!(world.owner(P0), to);
 }
 
 #[test]
@@ -347,7 +405,7 @@ fn an_answer_that_was_decided_on_an_older_view_is_not_written() {
 fn only_the_last_answered_operations_are_kept() {
     let mut world = World::settled(policy(4), &["w-0"]);
     for number in 0..KEPT_OPERATIONS + 60 {
-        world.ask(&format!("a-{number:03}"), Request::Pin { partition: P0 });
+        world.ask(&format!("a-{number:03}"), Request::Pin { partition: P0, to: None });
         world.lead();
     }
     world.run_until_quiet();

@@ -6,6 +6,7 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use crate::authority::Authority;
 use crate::handoff::advance::{Ack, acknowledge, advance};
 use crate::handoff::pod::warmed;
 use crate::ids::{HandoffId, Incarnation, LeaseId, PartitionId, Revision};
@@ -155,6 +156,10 @@ impl World {
         world
     }
 
+    pub(super) fn authority(&self) -> Authority {
+        Authority::Leader { term: self.term }
+    }
+
     pub(super) fn elect(&mut self) {
         self.store.delete(self.keys.leader());
         let leader = Leader { holder: "c".into(), lease_id: LeaseId::NONE };
@@ -263,7 +268,7 @@ impl World {
 
     pub(super) fn plan(&mut self) -> Plan {
         self.write_policy();
-        let plan = plan(&self.view(), &self.policy, &mut self.memory, self.now);
+        let plan = plan(&self.view(), &self.policy, &self.authority(), &mut self.memory, self.now);
         if let Some(wake) = plan.next_wake {
             assert!(wake > self.now, "a wake in the past");
         }
@@ -272,7 +277,7 @@ impl World {
     }
 
     pub(super) fn carry_out(&mut self, action: &Action) -> bool {
-        match txn(&self.view(), action, self.term, 1_700_000_000_000) {
+        match txn(&self.view(), action, &self.authority(), 1_700_000_000_000) {
             Some(txn) => self.store.commit(&txn),
             None => false,
         }

@@ -1,0 +1,218 @@
+//! The keyspaces of a process: `keyspace`, or the tables of the list `[[keyspaces]]`.
+//!
+//! For: the keys of a table and the rules between the tables. A file with `keyspace` has one keyspace, so the rest of the
+//! program knows only the list. Not for: what the roles have in common for all keyspaces (`router`, `coordinator`).
+//!
+//! # Invariants
+//!
+//! * Each keyspace has a name of its own, and each can be reached by some request.
+//! * A table has no setting of a role that the file does not have.
+
+use segue_protocol::planning::{Policy, Strategy};
+use segue_proxy::routing::keyspace_choice::{HostName, KeyspaceMatch, PathPrefix};
+use segue_proxy::routing::partition_key::PartitionSource;
+use segue_proxy::routing::table::StashLimits;
+
+use super::partition::{self, PartitionKeys};
+use super::{coordinator, router};
+use crate::error::{Place, Wrong, quoted};
+use crate::keys::Keys;
+use crate::reader::{Reader, text};
+use crate::units::show_size;
+use crate::validated::{KeyspaceSection, Routing};
+
+/// The name of the list.
+pub(super) const LIST: &str = "keyspaces";
+
+const NAME: &str = "keyspaces.name";
+const HOST: &str = "keyspaces.match.host";
+const PATH_PREFIX: &str = "keyspaces.match.path_prefix";
+const MATCH: &str = "keyspaces.match";
+const MAX_BYTES: &str = "keyspaces.stash.max_bytes";
+const MAX_TOTAL_BYTES: &str = "router.stash.max_total_bytes";
+
+/// The keys of a table.
+pub(crate) static KEYS: Keys = Keys {
+    sections: &[&[
+        NAME,
+        HOST,
+        PATH_PREFIX,
+        "keyspaces.partition.header",
+        "keyspaces.partition.key.header",
+        "keyspaces.partition.key.path",
+        "keyspaces.partition.key.query",
+        "keyspaces.partition.key.cookie",
+        "keyspaces.partition.hash",
+        "keyspaces.partition.order_by.header",
+        "keyspaces.partition.ambiguous_paths",
+        "keyspaces.stash.max_requests",
+        MAX_BYTES,
+        "keyspaces.stash.max_wait",
+        "keyspaces.partitions",
+        "keyspaces.strategy",
+    ]],
+    tables: None,
+};
+
+/// The keys of a table that belong to a role.
+const OF_ROLES: [(&str, &[&str]); 2] = [
+    ("router", &[MATCH, "keyspaces.partition", "keyspaces.stash"]),
+    ("coordinator", &["keyspaces.partitions", "keyspaces.strategy"]),
+];
+
+/// The settings of a keyspace whose table does not have its own.
+struct Defaults {
+    stash: Option<StashLimits>,
+    policy: Option<Policy>,
+}
+
+/// Returns the keyspaces; at least one, unless there are problems.
+pub(super) fn read(r: &mut Reader<'_>) -> Vec<KeyspaceSection> {
+    let defaults = Defaults {
+        stash: r.has_section("router").then(|| router::stash(r)),
+        policy: r.has_section("coordinator").then(|| coordinator::policy(r)),
+    };
+    let Some((place, mut tables)) = r.tables() else {
+        let name = r.name("keyspace").unwrap_or_else(|| "default".to_owned());
+        let Defaults { stash, policy } = defaults;
+        let routing = stash.map(|stash| Routing { matching: None, partition: one_partition(r), stash });
+        return vec![KeyspaceSection { name, routing, policy }];
+    };
+    nothing_beside_the_list(r, &place);
+    if tables.is_empty() {
+        r.report(Some(place), LIST, Wrong::new("empty", "expected at least one table"));
+    }
+    let keyspaces: Vec<_> = tables.iter_mut().map(|table| keyspace(r, table, &defaults)).collect();
+    are_apart(&mut tables, &keyspaces);
+    tables.into_iter().for_each(|table| r.include(table));
+    keyspaces
+}
+
+fn one_partition(r: &mut Reader<'_>) -> PartitionSource {
+    partition::read(r, &partition::ROUTER)
+}
+
+/// Refuses what stands in the tables if there are any.
+fn nothing_beside_the_list(r: &mut Reader<'_>, list: &Place) {
+    let fact = format!("given beside [[keyspaces]] ({list})");
+    // Read in any case, so that its value counts as looked at.
+    if r.name("keyspace").is_some() {
+        r.report_key("keyspace", Wrong::new(&*fact, "expected one of the two"));
+    }
+    const PARTITION: &PartitionKeys = &partition::ROUTER;
+    if let Some(place) = r.anything_in(PARTITION.section) {
+        let remedy = "expected [keyspaces.partition] in each of them instead";
+        r.report(Some(place), PARTITION.section, Wrong::new(fact, remedy));
+    }
+}
+
+fn keyspace(r: &mut Reader<'_>, table: &mut Reader<'_>, defaults: &Defaults) -> KeyspaceSection {
+    let name = table.name(NAME);
+    if !table.is_given(NAME) {
+        table.report(None, NAME, Wrong::new("not given", "expected the keyspace's name"));
+    }
+    for (role, parts) in OF_ROLES {
+        for part in parts.iter().filter(|_| !r.has_section(role)) {
+            if let Some(place) = table.given_at(part) {
+                let fact = format!("given in a file without [{role}], which alone uses it");
+                table.report(Some(place), part, Wrong::new(fact, format!("expected it in the {role}'s file")));
+            }
+        }
+    }
+    // Read in any case, so that a mistake in any value is found.
+    let matching = matching(table);
+    let partition = partition::read(table, &partition::KEYSPACE);
+    if r.has_section("router") && table.anything_in(partition::KEYSPACE.section).is_none() {
+        let remedy = "expected [keyspaces.partition] with a header or a key";
+        table.report(None, partition::KEYSPACE.section, Wrong::new("not given", remedy));
+    }
+    let stash = stash(r, table, &defaults.stash.unwrap_or_default());
+    let policy = policy(table, &defaults.policy.clone().unwrap_or_default());
+    KeyspaceSection {
+        name: name.unwrap_or_default(),
+        routing: defaults.stash.map(|_| Routing { matching, partition, stash }),
+        policy: defaults.policy.as_ref().map(|_| policy),
+    }
+}
+
+fn matching(table: &mut Reader<'_>) -> Option<KeyspaceMatch> {
+    let host = table.read(HOST, |value| {
+        const EXPECTED: &str = "expected a host without a port, such as \"orders.example\"";
+        let text = text(value, EXPECTED)?;
+        HostName::new(text).map_err(|why| Wrong::new(format!("{} {why}", quoted(text)), EXPECTED))
+    });
+    let prefix = table.read(PATH_PREFIX, |value| {
+        const EXPECTED: &str = "expected the beginning of a path, such as \"/orders\"";
+        let text = text(value, EXPECTED)?;
+        PathPrefix::new(text).map_err(|why| {
+            let near = text.trim_end_matches('/');
+            let near = PathPrefix::new(near).is_ok().then(|| quoted(near));
+            Wrong::new(format!("{} {why}", quoted(text)), EXPECTED).did_you_mean(near)
+        })
+    });
+    if table.is_given(HOST) && table.is_given(PATH_PREFIX) {
+        let fact = format!("given beside {HOST} ({})", table.origin(HOST));
+        table.report_key(PATH_PREFIX, Wrong::new(fact, "expected exactly one"));
+    }
+    if let Some(place) = table.empty_section(MATCH) {
+        table.report(Some(place), MATCH, Wrong::new("empty", "expected one of host, path_prefix"));
+    }
+    host.map(KeyspaceMatch::Host).or(prefix.map(KeyspaceMatch::PathPrefix))
+}
+
+fn stash(r: &Reader<'_>, table: &mut Reader<'_>, default: &StashLimits) -> StashLimits {
+    let stash = StashLimits {
+        max_requests: table.integer("keyspaces.stash.max_requests", 1..=i64::MAX, default.max_requests),
+        max_bytes: table.size(MAX_BYTES, default.max_bytes),
+        max_wait: table.duration("keyspaces.stash.max_wait", default.max_wait),
+        ..*default
+    };
+    if table.is_given(MAX_BYTES) && stash.max_bytes > stash.max_total_bytes && !r.is_refused(MAX_TOTAL_BYTES) {
+        let (each, total) = (show_size(stash.max_bytes), show_size(stash.max_total_bytes));
+        let fact = format!("{each} is above {MAX_TOTAL_BYTES}, which is {total} ({})", r.origin(MAX_TOTAL_BYTES));
+        table.report_value(MAX_BYTES, Wrong::new(fact, format!("expected at most {total}")));
+    }
+    stash
+}
+
+fn policy(table: &mut Reader<'_>, default: &Policy) -> Policy {
+    Policy {
+        partitions: table.integer("keyspaces.partitions", 1..=65536, default.partitions),
+        strategy: table.choice("keyspaces.strategy", Strategy::NAMES, default.strategy),
+        ..default.clone()
+    }
+}
+
+/// Refuses keyspaces of one name, and those that no request could reach because of an earlier one.
+fn are_apart(tables: &mut [Reader<'_>], keyspaces: &[KeyspaceSection]) {
+    for later in 1..tables.len() {
+        let Some((earlier_tables, [table, ..])) = tables.split_at_mut_checked(later) else { return };
+        for (earlier, first) in keyspaces.iter().zip(&*earlier_tables) {
+            let keyspace = &keyspaces[later];
+            if earlier.name == keyspace.name && !keyspace.name.is_empty() {
+                let fact =
+                    format!("{} is the name of another keyspace, too ({})", quoted(&keyspace.name), first.origin(NAME));
+                table.report_value(NAME, Wrong::new(fact, "expected a name of its own"));
+            }
+            let (Some(earlier), Some(routing)) = (&earlier.routing, &keyspace.routing) else { continue };
+            let refused = [HOST, PATH_PREFIX].iter().any(|key| table.is_refused(key) || first.is_refused(key));
+            if earlier.matching != routing.matching || refused {
+                continue;
+            }
+            match &routing.matching {
+                None => {
+                    let place = first.anything_in(LIST).map_or_else(String::new, |place| place.to_string());
+                    let fact = format!("not given, as in another keyspace ({place})");
+                    let remedy = "expected one of host, path_prefix: only one keyspace can have the requests that no other \
+                                  one matches";
+                    table.report(None, MATCH, Wrong::new(fact, remedy));
+                }
+                Some(matching) => {
+                    let key = if matches!(matching, KeyspaceMatch::Host(_)) { HOST } else { PATH_PREFIX };
+                    let fact = format!("matches the same requests as another keyspace ({})", first.origin(key));
+                    table.report_value(key, Wrong::new(fact, "expected a match of its own"));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The stream that a service opens to the sidecar beside it, in place of answering hooks.
+//!
+//! The sidecar is the pod: it registers, keeps the lease and refuses requests. The service speaks `segue.v1.Pods` as to a
+//! coordinator. It gets the callbacks of its [`PodHandle`] as tasks, and lends itself time by its heartbeats: each
+//! confirmation lets it work for a *term*, half of the TTL of the pod's lease.
+//!
+//! Not here: the proxy in front of the service.
+//!
+//! # Invariants
+//!
+//! * A registration belongs to one life of the service. A service without the token of that life begins another one, for
+//!   which the pod registers anew: it has not got the state of the earlier life.
+//! * The pod's lease stands for a service that acts. Without heartbeats, or with a reader that is stuck, for a term, the
+//!   service is down.
+//! * Nothing is confirmed beyond the moment at which the pod's own work would have to end.
+//! * A life is over only when its last confirmation has run out, it says that it has stopped, or it may write nothing.
+
+mod calls;
+mod poll;
+mod session;
+mod state;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use segue_coordination::pod::{
+    CallbackHandler, HandlerError, HandoffContext, LoadReport, PermanentFailure, PodHandle, Service,
+};
+use segue_coordination::session::{lease_now, wakes_at};
+use segue_protocol::handoff::pod_reconcile::Callback;
+use segue_protocol::ids::PartitionId;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::transport::Server;
+use tonic::transport::server::Connected;
+use tracing::Span;
+
+use self::calls::{Calls, Pod};
+use self::state::State;
+use crate::proto::pods_server::PodsServer as GeneratedServer;
+use crate::shared::{GO_AWAY_WITHIN, per_keyspace};
+use crate::status::StreamStatus;
+
+/// How many calls of a connection may be open, for each keyspace. In each, a service needs a stream, a Leave and an Ack.
+const MAX_CALLS: u32 = 16;
+
+/// The stream of the service behind a sidecar. Clones refer to the same one.
+#[derive(Clone)]
+pub struct ServiceStream {
+    shared: Arc<Shared>,
+}
+
+/// The pod that a service's stream is part of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceStreamSettings {
+    /// The name of the keyspace.
+    pub keyspace: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The TTL of the pod's lease.
+    pub lease_ttl: Duration,
+    /// Whether nothing but the service itself ends its work with the lease. It then has to have the capability `fence`.
+    pub needs_fence: bool,
+}
+
+struct Shared {
+    settings: ServiceStreamSettings,
+    term: Duration,
+    state: watch::Sender<State>,
+    /// Of the log lines about the keyspace.
+    span: Span,
+}
+
+impl fmt::Debug for ServiceStream {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("ServiceStream").field("settings", &self.shared.settings).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Changes the state and wakes those who wait for that.
+    fn modify<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut result = None;
+        self.state.send_modify(|state| result = Some(change(state)));
+        // The closure has run.
+        result.expect("the state was changed")
+    }
+
+    /// Changes what nobody waits for.
+    fn note<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut result = None;
+        self.state.send_if_modified(|state| {
+            result = Some(change(state));
+            false
+        });
+        // The closure has run.
+        result.expect("the state was changed")
+    }
+
+    /// Waits until the moment that `over` returns has passed. `None`: it has. `Some(None)`: it does not come by itself.
+    async fn until(&self, over: impl Fn(&State) -> Option<Option<Instant>>) {
+        let mut changes = self.state.subscribe();
+        loop {
+            let at = match over(&changes.borrow_and_update()) {
+                None => return,
+                Some(Some(at)) if at <= lease_now() => return,
+                Some(at) => at,
+            };
+            let passed = async {
+                match at {
+                    Some(at) => sleep_until(wakes_at(at)).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                // It may have been put off.
+                () = passed => {}
+                // This end holds the sender.
+                _ = changes.changed() => {}
+            }
+        }
+    }
+}
+
+impl ServiceStream {
+    /// Returns a stream that the service has not opened yet. Its log lines belong to the present span.
+    pub fn new(settings: ServiceStreamSettings) -> Self {
+        let term = settings.lease_ttl / 2;
+        let (state, span) = (watch::Sender::new(State::default()), Span::current());
+        ServiceStream { shared: Arc::new(Shared { settings, term, state, span }) }
+    }
+
+    /// Serves the service's connections until `shutdown`. The service opens a stream for each keyspace. Each stream comes
+    /// with the pod whose callbacks it is the handler of.
+    pub async fn serve<IO>(
+        streams: Vec<(ServiceStream, PodHandle)>,
+        connections: impl Stream<Item = io::Result<IO>>,
+        shutdown: CancellationToken,
+    ) -> Result<(), tonic::transport::Error>
+    where
+        IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    {
+        let max_calls = per_keyspace(MAX_CALLS, streams.len());
+        let pods = streams.into_iter().map(|(stream, handle)| Pod { shared: stream.shared, handle }).collect();
+        let (ending, streams) = (CancellationToken::new(), TaskTracker::new());
+        let calls = Calls { pods, ending: ending.clone(), streams: streams.clone() };
+        let ended = async {
+            shutdown.cancelled().await;
+            ending.cancel();
+            streams.close();
+            let _ = timeout(GO_AWAY_WITHIN, streams.wait()).await;
+        };
+        let served = Server::builder()
+            .max_concurrent_streams(Some(max_calls))
+            .add_service(GeneratedServer::new(calls))
+            .serve_with_incoming_shutdown(connections, ended);
+        tokio::select! {
+            served = served => served,
+            // Aborts the calls that are still open.
+            () = async {
+                shutdown.cancelled().await;
+                tokio::time::sleep(GO_AWAY_WITHIN * 2).await;
+            } => Ok(()),
+        }
+    }
+
+    /// Returns why the service takes no part.
+    pub fn not_ready(&self) -> Option<String> {
+        (!self.shared.state.borrow().takes_part()).then(|| "the service has not opened its stream".to_owned())
+    }
+
+    /// Ends this life of the service. Nothing more is confirmed to it.
+    pub fn close(&self) {
+        self.shared.modify(State::close);
+    }
+
+    /// Returns whether nothing that the service was given can take effect any more: it has ended all of its work, or said
+    /// that it has stopped, or it stops by itself (`fence`) and what was confirmed to it has run out.
+    pub fn has_stopped(&self) -> bool {
+        self.shared.state.borrow().has_stopped(lease_now())
+    }
+
+    /// Returns the state of the stream, if it is open.
+    pub fn status(&self) -> Option<StreamStatus> {
+        self.shared.state.borrow().status.clone()
+    }
+}
+
+#[tonic::async_trait]
+impl Service for ServiceStream {
+    /// Returns once a service that begins a new life has opened its stream.
+    async fn up(&self) {
+        let mut changes = self.shared.state.subscribe();
+        // This end holds the sender.
+        let _ = changes.wait_for(State::is_newcomer_there).await;
+        self.shared.modify(|state| state.admit(lease_now()));
+    }
+
+    /// Returns once the service does not act any more.
+    async fn down(&self) {
+        let term = self.shared.term;
+        self.shared.until(|state| state.silent_from(term)).await;
+    }
+
+    fn lend(&self, until: Instant) {
+        self.shared.modify(|state| state.lend(until));
+    }
+
+    fn accepts(&self, partition: PartitionId) {
+        self.shared.note(|state| state.accepts(partition));
+    }
+
+    async fn settle(&self, _: Instant) {
+        self.close();
+        self.shared.until(|state| state.may_write_until().map(Some)).await;
+    }
+}
+
+/// A call that is due as long as this exists.
+struct Due<'a> {
+    shared: &'a Shared,
+    partition: PartitionId,
+    number: u64,
+}
+
+impl Drop for Due<'_> {
+    fn drop(&mut self) {
+        self.shared.modify(|state| state.drop_call(self.partition, self.number));
+    }
+}
+
+/// The result of a task: of a checkpoint its name, of any other nothing.
+type Done = Result<Option<String>, PermanentFailure>;
+
+#[tonic::async_trait]
+impl CallbackHandler for ServiceStream {
+    async fn call(&self, callback: Callback, context: &HandoffContext) -> Result<Option<String>, HandlerError> {
+        let (done, result) = oneshot::channel();
+        let Some(number) = self.shared.modify(|state| state.begin(callback, context, done)) else { return Ok(None) };
+        let _due = Due { shared: &self.shared, partition: context.partition, number };
+        match result.await {
+            Ok(result) => result.map_err(Into::into),
+            Err(_) => Err("another task of the partition has taken its place".into()),
+        }
+    }
+
+    fn load_of(&self, partition: PartitionId) -> LoadReport {
+        LoadReport { load: self.shared.state.borrow().load_of(partition), keys: None }
+    }
+}

@@ -1,0 +1,366 @@
+//! The loop of a service's stream: it confirms heartbeats, and tells the service what it serves and what is due.
+//!
+//! # Invariants
+//!
+//! * An event is made when there is room for it, from the newest state: a slow service skips intermediate states.
+//! * A service is told a task after the refusal that it requires, never before.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use segue_coordination::pod::{PodHandle, PodState};
+use segue_coordination::session::{boottime, lease_now};
+use segue_protocol::handoff::pod_reconcile::Callback;
+use segue_protocol::handoff::remote_pod::RemoteTask;
+use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
+use segue_protocol::lease::{Reader, keepalive_interval};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming};
+use tracing::{debug, info, warn};
+
+use super::Shared;
+use super::state::{Abilities, DueCall, State};
+use crate::attach::PROTOCOL;
+use crate::events::{WINDOW, span};
+use crate::proto::task::Kind;
+use crate::proto::{
+    Assignment, Checkpoint, Drain, Event, GoAway, Heartbeat, Owned, Release, Sync, Task, TaskId, Warm, Welcome,
+};
+use crate::shared::GO_AWAY_WITHIN;
+use crate::status::{Load, Reports, StreamStatus};
+
+/// The sender of a stream's events.
+pub(super) type Events = mpsc::Sender<Result<Event, Status>>;
+
+/// A service's stream.
+pub(super) struct Session {
+    pub(super) shared: Arc<Shared>,
+    pub(super) pod: watch::Receiver<PodState>,
+    /// The number of the stream.
+    stream: u64,
+    token: Vec<u8>,
+    abilities: Abilities,
+    pub(super) resumed: bool,
+    is_welcome: bool,
+    /// The stream is a Poll.
+    pub(super) polls: bool,
+    seq: u64,
+    reader: Reader,
+    is_stuck: bool,
+    /// The newest heartbeat, and when it came.
+    beat: (u64, Instant),
+    /// The newest heartbeat that is confirmed, and the newest one whose confirmation was sent.
+    confirmed: u64,
+    told: u64,
+    owned: BTreeMap<PartitionId, Epoch>,
+    due: BTreeMap<PartitionId, DueCall>,
+    reports: Reports,
+    load: Option<Load>,
+}
+
+impl Session {
+    /// Opens the stream of a service that presents this token, and which began with this heartbeat.
+    pub(super) fn open(
+        shared: &Arc<Shared>,
+        pod: &PodHandle,
+        first: &Heartbeat,
+        (token, abilities): (&[u8], Abilities),
+    ) -> Result<Self, Status> {
+        let taken = || Status::already_exists("another process has a stream at this sidecar; retry once it is closed");
+        let (stream, resumed) = shared.modify(|state| state.open(token, lease_now())).ok_or_else(taken)?;
+        let token = if resumed { token.to_owned() } else { rand::random::<[u8; 16]>().to_vec() };
+        Ok(Session {
+            shared: shared.clone(),
+            pod: pod.status(),
+            stream,
+            token,
+            abilities,
+            resumed,
+            is_welcome: false,
+            polls: false,
+            seq: 0,
+            reader: Reader::default(),
+            is_stuck: false,
+            beat: (first.seq, lease_now()),
+            confirmed: 0,
+            told: 0,
+            owned: BTreeMap::new(),
+            due: BTreeMap::new(),
+            reports: Reports::default(),
+            load: None,
+        })
+    }
+
+    /// Serves the service until its stream ends.
+    pub(super) async fn run(mut self, heartbeats: Streaming<Heartbeat>, events: Events, ending: CancellationToken) {
+        let ended = self.serve(heartbeats, &events, &ending).await;
+        match ended {
+            Ok(why) => info!(why, "service's stream ended"),
+            Err(status) => {
+                info!(code = ?status.code(), why = status.message(), "service's stream closed");
+                // The timeout is for a service that does not read.
+                let _ = timeout(Duration::from_secs(1), events.send(Err(status))).await;
+            }
+        }
+    }
+
+    async fn serve(
+        &mut self,
+        mut heartbeats: Streaming<Heartbeat>,
+        events: &Events,
+        ending: &CancellationToken,
+    ) -> Result<&'static str, Status> {
+        let mut changes = self.shared.state.subscribe();
+        let mut pod = self.pod.clone();
+        let mut is_changed = true;
+        loop {
+            self.still_open()?;
+            self.confirm();
+            let has_room = self.reader.behind() < WINDOW;
+            let has_news = self.is_registered() && (self.confirmed > self.told || (is_changed && has_room));
+            tokio::select! {
+                biased;
+                () = ending.cancelled() => {
+                    self.go_away(events).await;
+                    return Ok("this sidecar shuts down");
+                }
+                received = heartbeats.message() => match received {
+                    Ok(Some(heartbeat)) => self.heard(&heartbeat)?,
+                    Ok(None) | Err(_) => return Ok("the service has closed it"),
+                },
+                room = events.reserve(), if has_news => match room {
+                    Ok(room) => {
+                        let with_changes = std::mem::take(&mut is_changed) && has_room;
+                        is_changed |= !has_room;
+                        if let Some(event) = self.next_event(with_changes) {
+                            room.send(Ok(event));
+                        }
+                    }
+                    Err(_) => return Ok("the service is gone"),
+                },
+                // This end holds the sender.
+                _ = changes.changed() => is_changed = true,
+                changed = pod.changed() => match changed {
+                    Ok(()) => is_changed = true,
+                    Err(_) => return Ok("the pod has ended"),
+                },
+            }
+        }
+    }
+
+    pub(super) fn still_open(&self) -> Result<(), Status> {
+        let state = self.shared.state.borrow();
+        if !state.is_open(self.stream) {
+            return Err(Status::aborted("another stream has resumed this registration"));
+        }
+        if state.is_over(self.stream) {
+            return Err(Status::not_found("the registration is over; register again"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_registered(&self) -> bool {
+        self.is_welcome || self.resumed || self.pod.borrow().incarnation != Incarnation::NONE
+    }
+
+    fn heard(&mut self, heartbeat: &Heartbeat) -> Result<(), Status> {
+        self.reader.applied(heartbeat.seen, micros(boottime()));
+        self.beat = (self.beat.0.max(heartbeat.seq), lease_now());
+        self.report(heartbeat)
+    }
+
+    /// Takes what a heartbeat reports for operators.
+    pub(super) fn report(&mut self, heartbeat: &Heartbeat) -> Result<(), Status> {
+        if let Some(load) = heartbeat.load.as_ref().map(Load::read).transpose()? {
+            self.load = Some(load);
+        }
+        let due: Vec<_> = self.due.values().map(|call| call.task).collect();
+        self.reports.take(&due, &heartbeat.progress);
+        self.publish();
+        Ok(())
+    }
+
+    /// Makes this the stream of one Poll. What the service reported with the last one stands.
+    pub(super) fn begin_poll(&mut self) {
+        let (stream, at) = (self.stream, self.beat.1);
+        let reported = self.shared.note(|state| {
+            state.heard(stream, at);
+            state.status.as_ref().and_then(|status| status.load.clone())
+        });
+        self.load = self.load.take().or(reported);
+    }
+
+    /// Confirms the newest heartbeat, if the service applies its events and its pod's lease lasts.
+    fn confirm(&mut self) {
+        let is_stuck = self.reader.is_stuck(micros(boottime()), micros(self.shared.term));
+        if is_stuck && !self.is_stuck {
+            warn!(behind = self.reader.behind(), "service sends heartbeats and applies no events");
+        }
+        self.is_stuck = is_stuck;
+        let ((beat, at), stream, term) = (self.beat, self.stream, self.shared.term);
+        if is_stuck || !self.is_welcome {
+            return;
+        }
+        let confirms = self.shared.note(|state| {
+            state.heard(stream, at);
+            state.confirm(stream, at, term)
+        });
+        if confirms {
+            self.confirmed = beat;
+        }
+    }
+
+    /// Shows operators the state of the stream.
+    fn publish(&self) {
+        let due: Vec<_> = self.due.values().map(|call| call.task).collect();
+        let status = StreamStatus {
+            behind: self.reader.behind(),
+            is_stuck: self.is_stuck,
+            tasks: self.reports.of(&due),
+            load: self.load.clone(),
+            ..StreamStatus::new(&self.shared.settings.pod)
+        };
+        let stream = self.stream;
+        self.shared.note(|state| state.show(stream, status));
+    }
+
+    /// Returns the next event, or `None` if there is nothing to tell.
+    pub(super) fn next_event(&mut self, with_changes: bool) -> Option<Event> {
+        let is_first = !self.is_welcome;
+        if is_first && !self.begin() {
+            return None;
+        }
+        let mut event = Event::default();
+        if is_first {
+            self.confirm();
+            event.welcome = Some(self.welcome());
+        }
+        if with_changes {
+            self.tell(&mut event, is_first);
+        }
+        let tells = event.assignment.is_some() || !event.tasks.is_empty() || !event.dropped.is_empty();
+        if !is_first && !tells && self.confirmed == self.told {
+            return None;
+        }
+        if self.confirmed > self.told {
+            event.confirmed = self.confirmed;
+            self.told = self.confirmed;
+        }
+        self.number(&mut event);
+        self.publish();
+        Some(event)
+    }
+
+    /// Begins the service's life, or goes on with it.
+    fn begin(&mut self) -> bool {
+        let (stream, abilities, token) = (self.stream, self.abilities, &self.token);
+        let adopt = |state: &mut State| state.adopt(stream, token, abilities, lease_now());
+        self.is_welcome = self.resumed || self.shared.modify(adopt);
+        if self.is_welcome {
+            let incarnation = self.pod.borrow().incarnation.get();
+            match self.polls && self.resumed {
+                true => debug!(incarnation, "service polls"),
+                false => info!(incarnation, resumed = self.resumed, "service takes part"),
+            }
+        }
+        self.is_welcome
+    }
+
+    /// Adds what has changed since the last event.
+    fn tell(&mut self, event: &mut Event, full: bool) {
+        let pod = self.pod.clone();
+        let (due, owned, dropped) = self.shared.note(|state| {
+            // In this order: a task is due only after the refusal that it requires.
+            let due = state.due();
+            let owned = pod.borrow().owned.clone();
+            let is_dropped = |task: &&RemoteTask| {
+                let may_be = !matches!(task.callback, Callback::Release | Callback::Checkpoint);
+                !due.contains_key(&task.partition) && !state.is_done(task) && may_be
+            };
+            let dropped: Vec<_> = self.due.values().map(|call| &call.task).filter(is_dropped).map(id).collect();
+            (due, owned, dropped)
+        });
+        let changed = owned.iter().filter(|(partition, epoch)| self.owned.get(*partition) != Some(*epoch));
+        let assignment = Assignment {
+            full,
+            owned: changed.map(|(partition, epoch)| Owned { partition: partition.get(), epoch: epoch.get() }).collect(),
+            gone: self.owned.keys().filter(|partition| !owned.contains_key(*partition)).map(|it| it.get()).collect(),
+        };
+        let is_told = full || !assignment.owned.is_empty() || !assignment.gone.is_empty();
+        event.assignment = is_told.then_some(assignment);
+        let new = due.iter().filter(|(partition, call)| self.due.get(*partition) != Some(*call));
+        event.tasks = new.map(|(_, call)| task(call)).collect();
+        event.dropped = dropped;
+        (self.owned, self.due) = (owned, due);
+    }
+
+    fn welcome(&self) -> Welcome {
+        let term = self.shared.term;
+        Welcome {
+            protocol: PROTOCOL,
+            incarnation: self.pod.borrow().incarnation.get(),
+            resume: self.token.clone(),
+            resumed: self.resumed,
+            lease_ttl: span(term),
+            trust: span(term * 2 / 3),
+            heartbeat_every: span(heartbeats_every(term)),
+            // The service learns of its own partitions; their number is the keyspace's.
+            partitions: 0,
+            window: u32::try_from(WINDOW).unwrap_or(u32::MAX),
+        }
+    }
+
+    fn number(&mut self, event: &mut Event) {
+        self.seq += 1;
+        event.seq = self.seq;
+        self.reader.sent(self.seq, micros(boottime()));
+    }
+
+    async fn go_away(&mut self, events: &Events) {
+        let go_away = GoAway { why: "this sidecar shuts down".to_owned(), within: span(GO_AWAY_WITHIN) };
+        let mut event = Event { go_away: Some(go_away), ..Event::default() };
+        self.number(&mut event);
+        let _ = timeout(GO_AWAY_WITHIN, events.send(Ok(event))).await;
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let (stream, term, now) = (self.stream, self.shared.term, lease_now());
+        if self.polls {
+            self.shared.modify(|state| state.polled(stream, term, now));
+        } else {
+            self.shared.modify(|state| state.closed(stream, now));
+        }
+    }
+}
+
+fn task(DueCall { task: due, checkpoint, .. }: &DueCall) -> Task {
+    let kind = match due.callback {
+        Callback::Warm => {
+            let checkpoint = checkpoint.as_ref().map_or_else(Vec::new, |name| name.as_bytes().to_vec());
+            Kind::Warm(Warm { checkpoint, ..Warm::default() })
+        }
+        Callback::Sync => Kind::Sync(Sync {}),
+        Callback::Drain => Kind::Drain(Drain {}),
+        Callback::Release => Kind::Release(Release { cancelled: due.cancelled }),
+        Callback::Checkpoint => Kind::Checkpoint(Checkpoint {}),
+    };
+    Task { id: Some(id(due)), epoch: due.epoch.get(), kind: Some(kind), ..Task::default() }
+}
+
+/// Returns how often a service sends heartbeats that are confirmed for a term each.
+pub(super) fn heartbeats_every(term: Duration) -> Duration {
+    Duration::from_micros(keepalive_interval(micros(term)))
+}
+
+fn id(due: &RemoteTask) -> TaskId {
+    TaskId { partition: due.partition.get(), handoff: due.handoff.get() }
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,59 @@
+//! The keyspaces of one listener, and which of them a call is about.
+//!
+//! A first heartbeat and a `Poll` name theirs in `hello`. `Ack` and `Leave` carry the token of a registration, which
+//! belongs to one keyspace.
+
+use tonic::Status;
+
+/// A keyspace that a listener serves.
+pub(crate) trait Named {
+    fn name(&self) -> &str;
+}
+
+/// Returns the keyspace with this name. An empty name stands for the only keyspace.
+pub(crate) fn choose<'a, T: Named>(served: &'a [T], wanted: &str) -> Result<&'a T, Status> {
+    if let [only] = served
+        && wanted.is_empty()
+    {
+        return Ok(only);
+    }
+    if let Some(found) = served.iter().find(|keyspace| keyspace.name() == wanted) {
+        return Ok(found);
+    }
+    let names: Vec<_> = served.iter().map(|keyspace| format!("{:?}", keyspace.name())).collect();
+    let names = names.join(", ");
+    Err(match (served.len(), wanted) {
+        (1, _) => Status::failed_precondition(format!("this server is of keyspace {names}, the pod of {wanted:?}")),
+        (_, "") => Status::invalid_argument(format!("the call names no keyspace; expected one of {names}")),
+        _ => Status::failed_precondition(format!("this server is of keyspaces {names}, the pod of {wanted:?}")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    impl Named for &'static str {
+        fn name(&self) -> &str {
+            self
+        }
+    }
+
+    #[test]
+    fn a_call_without_a_name_means_the_only_keyspace_and_an_unknown_name_is_told_the_known_ones() {
+        assert_eq!(choose(&["a"], "").unwrap(), &"a");
+        assert_eq!(choose(&["a", "b"], "b").unwrap(), &"b");
+        let refused = |served: &[&'static str], wanted| {
+            let status = choose(served, wanted).unwrap_err();
+            (status.code(), status.message().to_owned())
+        };
+        let other = r#"this server is of keyspace "a", the pod of "c""#.to_owned();
+        assert_eq!(refused(&["a"], "c"), (Code::FailedPrecondition, other));
+        let none = r#"the call names no keyspace; expected one of "a", "b""#.to_owned();
+        assert_eq!(refused(&["a", "b"], ""), (Code::InvalidArgument, none));
+        let neither = r#"this server is of keyspaces "a", "b", the pod of "c""#.to_owned();
+        assert_eq!(refused(&["a", "b"], "c"), (Code::FailedPrecondition, neither));
+    }
+}

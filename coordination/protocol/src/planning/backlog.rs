@@ -1,0 +1,181 @@
+//! The moves that a placement left for later, and those of them that begin without another placement.
+//!
+//! A placement looks at every partition. With tens of thousands of moves and some hundred places, one placement for each
+//! place that becomes free would occupy the leader. A move that only waits for a place is therefore remembered with its new
+//! owner, and begins when a handoff ends.
+//!
+//! # Invariants
+//!
+//! * A remembered move begins only while everything that it was planned from is unchanged: the assignment, the absence of a
+//!   handoff, the new owner. A move that has to wait for anything but a place is left to the next placement.
+//! * While moves begin, a placement follows within the pause after which they are checked.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::actions::Action;
+use super::budget::{Budget, Full, MoveCause};
+use super::moves::{Context, begin};
+use super::notice::Notice;
+use super::pins;
+use super::waiting_moves::{Attempt, WaitingMove, WaitingMoves};
+
+/// The moves that the last placement left for later.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub(super) struct Backlog {
+    open: bool,
+    ended: bool,
+    /// A move waits until its new owner warms fewer partitions.
+    full_pod: bool,
+    /// A partition with a handoff is wanted on another pod than that handoff's.
+    pinned: bool,
+    retry_at: Option<Duration>,
+    waiting: usize,
+    dead_owners: bool,
+    /// The moves that wait for a place, the most urgent first.
+    for_a_place: WaitingMoves,
+    takers: usize,
+    absent: BTreeMap<String, usize>,
+}
+
+impl Backlog {
+    /// Returns a backlog without moves. `takers` is the number of pods that accept partitions. `absent` are the pods that are
+    /// wanted and not registered.
+    pub(super) fn without_moves(takers: usize, absent: BTreeMap<String, usize>) -> Self {
+        Backlog { takers, absent, ..Backlog::default() }
+    }
+
+    /// Records that a place in the budget is free, or that a partition is no longer pinned.
+    pub(super) fn a_handoff_ended(&mut self) {
+        self.ended = true;
+    }
+
+    /// Records that a new owner has warmed a partition.
+    pub(super) fn a_handoff_warmed(&mut self) {
+        self.ended |= self.full_pod;
+    }
+
+    /// Schedules the next placement for this moment, or earlier if a handoff ends.
+    pub(super) fn try_again_at(&mut self, at: Duration) {
+        self.open = true;
+        self.retry_at = Some(self.retry_at.map_or(at, |retry_at| retry_at.min(at)));
+    }
+
+    /// Makes a placement due now. The moves that are left were those of an earlier authority.
+    pub(super) fn place_anew(&mut self) {
+        self.try_again_at(Duration::ZERO);
+    }
+
+    /// Records a move that waits until this moment.
+    pub(super) fn waits_until(&mut self, until: Duration) {
+        self.try_again_at(until);
+        self.waiting += 1;
+    }
+
+    /// Records a move that waits for a place.
+    pub(super) fn waits_for_a_place(&mut self, waiting: WaitingMove, full: Full) {
+        self.open = true;
+        self.full_pod |= full == Full::NewOwner;
+        self.waiting += 1;
+        self.for_a_place.add(waiting);
+    }
+
+    /// Records a move that waits for the end of its partition's present handoff.
+    pub(super) fn waits_for_its_handoff(&mut self, has_dead_owner: bool) {
+        (self.open, self.pinned) = (true, true);
+        self.waiting += 1;
+        self.dead_owners |= has_dead_owner;
+    }
+
+    /// Records that a move is wanted for this cause.
+    pub(super) fn wants(&mut self, cause: MoveCause) {
+        self.dead_owners |= cause == MoveCause::DeadOwner;
+    }
+
+    /// Returns whether moves of the backlog may begin.
+    pub(super) fn is_due(&self, now: Duration) -> bool {
+        self.open && (self.ended || self.retry_at.is_some_and(|at| at <= now))
+    }
+
+    /// Returns when the next placement is due if nothing changes.
+    pub(super) fn next_wake(&self) -> Option<Duration> {
+        self.retry_at.filter(|_| self.open)
+    }
+
+    /// Returns whether a move from a dead owner was left for later, or has to be checked.
+    pub(super) fn has_dead_owners(&self) -> bool {
+        self.dead_owners
+    }
+
+    /// Returns the number of moves that are wanted but have not begun.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Returns the notice about wanted owners that are not registered.
+    pub(super) fn notice(&self) -> Option<Notice> {
+        (!self.absent.is_empty()).then(|| Notice::WantedAbsent { pods: self.absent.clone() })
+    }
+
+    /// Begins moves that were waiting for places which are free now. Returns `None` if a placement is due instead.
+    pub(super) fn resume(mut self, context: &Context<'_>, actions: &mut Vec<Action>) -> Option<Self> {
+        let placement_is_due = self.retry_at.is_some_and(|at| at <= context.now);
+        if placement_is_due || self.pinned || self.for_a_place.is_empty() {
+            return None;
+        }
+        let mut begun = Vec::new();
+        let mut budget = Budget::left(context.view, context.policy, self.takers, context.authority.sharers());
+        self.for_a_place.try_in_order(|next| {
+            // The most urgent ones come first: if one finds no place at all, the others find none either.
+            if budget.is_spent(next.cause) {
+                return Some(Attempt::NoPlace);
+            }
+            // As the view names it: the budget refers to the name for longer than this move lives.
+            let (pod, _) = context.view.pods.get_key_value(&next.to.0)?;
+            if !context.may_begin(next)? {
+                return Some(Attempt::Rests);
+            }
+            match budget.take(next.cause, pod, next.to.1) {
+                Ok(()) => {
+                    begun.push(begin(context.view, context.policy, next));
+                    Some(Attempt::Begun)
+                }
+                // A placement finds another new owner.
+                Err(_) if next.cause.is_urgent() => None,
+                Err(Full::NewOwner) => {
+                    self.full_pod = true;
+                    Some(Attempt::PodIsFull)
+                }
+                Err(Full::InAll) => Some(Attempt::NoPlace),
+            }
+        })?;
+        (self.ended, self.waiting) = (false, self.waiting.saturating_sub(begun.len()));
+        if !begun.is_empty() {
+            self.try_again_at(context.retry_at);
+        }
+        actions.append(&mut begun);
+        Some(self)
+    }
+}
+
+impl Context<'_> {
+    /// Returns whether a move that has waited for a place may begin; `None` if what it was planned from has changed.
+    fn may_begin(&self, waiting: &WaitingMove) -> Option<bool> {
+        let WaitingMove { cause, partition, ref to, assignment, .. } = *waiting;
+        let Context { view, backoffs, now, .. } = *self;
+        let (pod, incarnation) = (to.0.as_str(), to.1);
+        let takes = view.pods.get(pod).is_some_and(|record| {
+            record.incarnation() == incarnation && record.lease.is_some() && !view.is_draining(pod)
+        });
+        let avoided = backoffs.is_shunned(pod, now) || self.heartbeats.is_suspected(pod, now);
+        let unchanged = view.assignment_revision(partition) == assignment && !view.handoffs.contains_key(&partition);
+        if !takes || avoided || !unchanged || view.is_malformed(partition) {
+            return None;
+        }
+        let waits = backoffs.partition_waits(partition, cause.is_urgent(), now);
+        let waits = waits.or_else(|| backoffs.pair_waits(partition, pod, cause.is_urgent(), now));
+        let rests = waits.or_else(|| self.rests_until(cause, partition)).is_some();
+        let too_early = self.only_dead_owners && cause != MoveCause::DeadOwner;
+        Some(!rests && !too_early && !pins::is_paused(view, partition, cause))
+    }
+}

@@ -1,0 +1,31 @@
+//! Deletes checkpoints of partitions that the keyspace no longer has. All others are replaced by the next one.
+
+use super::Action;
+use crate::ids::{PartitionId, Revision};
+use crate::txn::{Compare, Keys, Op};
+use crate::view::View;
+
+/// Most checkpoints that one transaction deletes: each needs a guard, and etcd accepts 128.
+const DELETED_TOGETHER: usize = 64;
+
+/// Returns the deletion of checkpoints beyond the settings. Without readable settings nothing is beyond them.
+pub(super) fn beyond_config(view: &View) -> Option<Action> {
+    let config = view.config.as_ref()?;
+    let beyond = view.checkpoints.range(PartitionId::new(config.value.partitions)..);
+    let beyond = beyond.map(|(partition, it)| (*partition, it.mod_revision)).take(DELETED_TOGETHER);
+    let (checkpoints, config) = (beyond.collect::<Vec<_>>(), config.mod_revision);
+    (!checkpoints.is_empty()).then_some(Action::ForgetCheckpoints { checkpoints, config })
+}
+
+/// Deletes checkpoints that have not changed since the view, under settings that have not either.
+pub(super) fn forget(
+    view: &View,
+    checkpoints: &[(PartitionId, Revision)],
+    config: Revision,
+    when: &mut Vec<Compare>,
+) -> Vec<Op> {
+    let keys = view.keys();
+    when.push(Compare::unchanged_since(keys.config(), config));
+    when.extend(checkpoints.iter().map(|(at, seen)| Compare::unchanged_since(keys.checkpoint(*at), *seen)));
+    checkpoints.iter().map(|(at, _)| Op::Delete(Keys::One(keys.checkpoint(*at)))).collect()
+}

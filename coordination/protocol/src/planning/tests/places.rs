@@ -1,0 +1,243 @@
+//! How many partitions move at a time, and which first.
+
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::rounds::{E1, all_begun, begun};
+use super::world::{World, policy, secs};
+use crate::ids::PartitionId;
+use crate::planning::placement::{Custom, Layout, Placement};
+use crate::planning::sticky::Sticky;
+use crate::planning::{Action, CancelReason, MoveCause, Policy, Strategy};
+use crate::records::{Assignment, Phase, PodStatus, encode};
+
+#[test]
+fn the_rest_of_a_round_is_begun_as_handoffs_end() {
+    let mut world = World::settled(policy(12), &["w-0"]);
+    world.policy.max_concurrent_handoffs = 4;
+    world.wait(secs(10));
+    world.join_pod("w-1");
+    let plans = world.wait(secs(1));
+    assert_eq!((all_begun(&plans).len(), plans.last().unwrap().waiting), (2, 4));
+    assert!(all_begun(&world.wait(secs(20))).is_empty());
+    let first = *world.view().handoffs.keys().next().unwrap();
+    while world.participate(first) {}
+    let plan = world.lead();
+    assert_eq!((plan.round, begun(&plan).len(), plan.waiting), (None, 1, 3));
+}
+
+#[test]
+fn a_rebalance_under_a_budget_moves_no_more_than_one_without() {
+    let mut world = World::settled(policy(40), &["w-0", "w-1", "w-2"]);
+    world.join_pod("w-3");
+    let mut narrow = world.clone();
+    narrow.policy.max_concurrent_handoffs = 1;
+    assert_eq!((world.run_until_quiet(), narrow.run_until_quiet()), (10, 10));
+    assert_eq!(narrow.balance(), world.balance());
+}
+
+#[test]
+fn dead_owners_go_before_balance_and_do_not_wait_for_it() {
+    let mut world = World::settled(policy(24), &["w-0", "w-1"]);
+    world.policy.max_concurrent_handoffs = 4;
+    world.join_pod("w-2");
+    world.silent.insert("w-2".into());
+    let plans = world.wait(secs(5));
+    assert!(all_begun(&plans).iter().all(|(_, cause)| *cause == MoveCause::Balance));
+    assert_eq!(world.view().handoffs.len(), 2, "half of the places, and they never end");
+    let of_the_living =
+        world.view().handoffs.values().filter(|it| it.value.old_owner.as_deref() == Some("w-0")).count();
+    world.kill_pod("w-1");
+    let plans = world.wait(secs(5));
+    let begun = all_begun(&plans);
+    assert_eq!(begun.len(), 2 + of_the_living);
+    assert!(begun.iter().all(|(_, cause)| *cause == MoveCause::DeadOwner));
+    let cancels = plans.iter().flat_map(|plan| &plan.actions).filter_map(|action| match action {
+        Action::Cancel { reason, .. } => Some(reason),
+        _ => None,
+    });
+    assert!(cancels.eq(vec![&CancelReason::MoreUrgent; of_the_living]), "what still warms makes room");
+    assert_eq!(world.view().handoffs.len(), 4);
+    assert!(begun.iter().all(|(handoff, _)| handoff.reason == "its owner w-1 is dead"));
+}
+
+#[test]
+fn a_pod_warms_no_more_partitions_at_a_time_than_it_may() {
+    let mut world = World::settled(policy(40), &["w-0", "w-1"]);
+    world.policy.max_warming_per_pod = 3;
+    world.join_pod("w-2");
+    world.join_pod("w-3");
+    let plans = world.wait(secs(2));
+    let to = |pod: &str| all_begun(&plans).iter().filter(|(handoff, _)| handoff.new_owner == pod).count();
+    assert_eq!((to("w-2"), to("w-3"), plans.last().unwrap().waiting), (3, 3, 14));
+    assert!(all_begun(&world.wait(secs(60))).is_empty());
+    let warming = world.view().handoffs.values().find(|it| it.value.new_owner == "w-3").unwrap().value.partition;
+    while world.handoff(warming).phase == Phase::Warming {
+        world.participate(warming);
+    }
+    let plan = world.lead();
+    assert_eq!(plan.round, None, "a place is free as soon as the pod has warmed a partition");
+    assert_eq!(begun(&plan).iter().map(|(handoff, _)| handoff.new_owner.as_str()).collect::<Vec<_>>(), ["w-3"]);
+    world.run_until_quiet();
+    assert!(world.balance().into_values().all(|count| count == 10));
+}
+
+#[test]
+fn a_failover_to_the_only_pod_uses_all_places() {
+    let mut world = World::settled(policy(40), &["w-0", "w-1"]);
+    (world.policy.max_concurrent_handoffs, world.policy.max_warming_per_pod) = (12, 2);
+    world.kill_pod("w-1");
+    let plans = world.wait(secs(3));
+    assert_eq!((all_begun(&plans).len(), plans.last().unwrap().waiting), (12, 8));
+    world.run_until_quiet();
+    assert_eq!(world.balance()["w-0"], 40);
+}
+
+#[test]
+fn a_failover_goes_around_a_pod_that_hangs_in_its_warm_ups() {
+    let mut world = World::settled(policy(48), &["w-0", "w-1", "w-2"]);
+    (world.policy.max_concurrent_handoffs, world.policy.max_warming_per_pod) = (12, 2);
+    world.kill_pod("w-2");
+    world.silent.insert("w-0".to_owned());
+    let plans = world.wait(secs(3));
+    let begun = all_begun(&plans);
+    let to = |pod: &str| begun.iter().filter(|(handoff, _)| handoff.new_owner == pod).count();
+    assert_eq!((to("w-0"), to("w-1")), (6, 6), "the places are split evenly");
+    for _ in 0..20 {
+        world.lead();
+        while world.participate_all() {}
+    }
+    let view = world.view();
+    assert_eq!(view.handoffs.len(), 6, "those to w-0 hang");
+    assert_eq!(world.balance()["w-1"], 26, "all others went to w-1");
+}
+
+#[test]
+fn a_partition_that_has_moved_rests_before_it_moves_for_balance() {
+    let mut world = World::settled(policy(8), &["w-0", "w-1"]);
+    world.join_pod("w-2");
+    world.drain_pod("w-1");
+    assert_eq!(all_begun(&world.wait(secs(2))).len(), 4);
+    world.lead();
+    while world.participate_all() {}
+    assert_eq!(Vec::from_iter(world.balance().into_values()), [4, 0, 4]);
+    world.join_pod("w-1");
+    // Of w-0's partitions none has moved since its first placement, and all of w-2's have.
+    let plans = world.wait(secs(5));
+    assert!(all_begun(&plans).iter().all(|(handoff, _)| handoff.old_owner.as_deref() == Some("w-0")));
+    assert_eq!((all_begun(&plans).len(), plans.last().unwrap().waiting), (1, 1));
+    let plans = world.wait(secs(6));
+    let begun = all_begun(&plans);
+    assert_eq!(begun[0].0.old_owner.as_deref(), Some("w-2"));
+    assert!(plans.iter().all(|plan| plan.round.is_none()), "it moves when its rest is over, without a round");
+}
+
+#[test]
+fn a_partition_that_has_moved_does_not_rest_when_its_owner_dies_or_drains() {
+    for drains in [false, true] {
+        let mut world = World::settled(policy(8), &["w-0", "w-1"]);
+        world.policy.cool_down = secs(3600);
+        world.join_pod("w-2");
+        world.drain_pod("w-1");
+        assert_eq!(all_begun(&world.wait(secs(2))).len(), 4);
+        world.lead();
+        while world.participate_all() {}
+        assert_eq!(world.balance()["w-2"], 4);
+        if drains {
+            world.drain_pod("w-2")
+        } else {
+            world.kill_pod("w-2")
+        }
+        assert_eq!(all_begun(&world.wait(secs(3))).len(), 4);
+    }
+}
+
+#[test]
+fn draining_pods_give_up_before_the_rest_is_balanced() {
+    let mut world = World::settled(policy(24), &["w-0", "w-1", "w-2"]);
+    world.policy.max_concurrent_handoffs = 8;
+    world.drain_pod("w-2");
+    world.put_pod("w-1", PodStatus::Ready, 3000, None);
+    let plans = world.wait(secs(2));
+    let begun = all_begun(&plans);
+    assert_eq!(begun.len(), 4);
+    assert!(begun.iter().all(|(_, cause)| *cause == MoveCause::DrainingOwner));
+    world.run_until_quiet();
+    assert_eq!(Vec::from_iter(world.balance().into_values()), [6, 18, 0]);
+}
+
+#[test]
+fn a_draining_pod_goes_before_balance_whatever_its_partitions_are_called() {
+    let mut world = World::new(policy(8));
+    world.policy.max_concurrent_handoffs = 4;
+    for pod in ["w-0", "w-1", "w-2"] {
+        world.join_pod(pod);
+    }
+    let view = world.view();
+    for partition in PartitionId::all(8) {
+        let owner = if partition.get() < 6 { "w-0" } else { "w-1" };
+        let assignment = Assignment::new(partition, owner, view.incarnation_of(owner), E1);
+        world.store.put(world.keys.assignment(partition), encode(&assignment));
+    }
+    world.drain_pod("w-1");
+    let plans = world.wait(secs(5));
+    let partitions: Vec<PartitionId> = all_begun(&plans).iter().map(|(handoff, _)| handoff.partition).collect();
+    assert_eq!(partitions, [6, 7].map(PartitionId::new));
+}
+
+/// Counts the placements of a keyspace, whose only user is the test below.
+#[derive(Debug)]
+struct Counting;
+
+static PLACEMENTS: AtomicU32 = AtomicU32::new(0);
+
+impl Placement for Counting {
+    fn place(&self, layout: &Layout<'_>) -> Vec<Option<usize>> {
+        PLACEMENTS.fetch_add(1, SeqCst);
+        Sticky.place(layout)
+    }
+}
+
+#[test]
+fn one_placement_serves_all_moves_that_wait_for_a_place() {
+    let strategy = Strategy::Custom(Custom::new("counting", &Counting));
+    let few = Policy { strategy, max_concurrent_handoffs: 8, ..policy(80) };
+    let mut world = World::settled(few, &["w-0"]);
+    for pod in ["w-1", "w-2", "w-3"] {
+        world.join_pod(pod);
+    }
+    world.wait(secs(2));
+    let placements = || PLACEMENTS.load(SeqCst);
+    let (before, mut moves) = (placements(), 0);
+    // The clock stands still: nothing but handoffs that end makes moves begin.
+    while moves < 40 {
+        let moving: Vec<PartitionId> = world.view().handoffs.keys().copied().collect();
+        assert!(!moving.is_empty(), "moves go on after {moves}");
+        moves += moving.len();
+        world.lead();
+        moving.into_iter().for_each(|partition| while world.participate(partition) {});
+        world.lead();
+    }
+    assert_eq!(placements(), before, "{moves} moves");
+    world.run_until_quiet();
+    assert_eq!(Vec::from_iter(world.balance().into_values()), [20; 4]);
+}
+
+#[test]
+fn a_waiting_move_whose_new_owner_has_gone_is_planned_anew() {
+    let few = Policy { max_concurrent_handoffs: 4, ..policy(60) };
+    let mut world = World::settled(few, &["w-0", "w-1", "w-2"]);
+    world.kill_pod("w-0");
+    world.wait(secs(1));
+    assert_eq!(world.view().handoffs.len(), 4, "the others wait for a place");
+    world.kill_pod("w-2");
+    for _ in 0..5 {
+        let moving: Vec<PartitionId> = world.view().handoffs.keys().copied().collect();
+        moving.into_iter().for_each(|partition| while world.participate(partition) {});
+        let plan = world.lead();
+        let begun = begun(&plan);
+        assert!(begun.iter().all(|(handoff, _)| handoff.new_owner == "w-1"), "{begun:?}");
+    }
+    world.run_until_quiet();
+    assert_eq!(Vec::from_iter(world.balance().into_values()), [60]);
+}

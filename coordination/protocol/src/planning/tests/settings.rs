@@ -1,0 +1,96 @@
+//! The keyspace's settings: growth, loss, and what planning does without them.
+
+use super::rounds::all_begun;
+use super::world::{World, policy, secs};
+use crate::ids::Revision;
+use crate::planning::{Action, Notice, RoundCause, Strategy};
+use crate::records::{KeyspaceConfig, Partitioner, PodStatus, encode};
+
+#[test]
+fn growing_the_keyspace_and_changing_the_strategy_are_rounds() {
+    let mut world = World::settled(policy(4), &["w-0", "w-1"]);
+    world.policy.partitions = 8;
+    let plans = world.wait(secs(5));
+    assert!(plans.iter().any(|plan| plan.round == Some(RoundCause::Config)));
+    assert_eq!(all_begun(&plans).len(), 4);
+    world.run_until_quiet();
+    world.policy.strategy = Strategy::Jump;
+    let plans = world.wait(secs(5));
+    assert!(plans.iter().any(|plan| plan.round == Some(RoundCause::Config)));
+}
+
+#[test]
+fn a_shrink_is_refused() {
+    let mut world = World::settled(policy(8), &["w-0"]);
+    world.policy.partitions = 4;
+    let plan = world.lead();
+    assert!(plan.notices.contains(&Notice::ShrinkRefused { wanted: 4, kept: 8 }));
+    world.run_until_quiet();
+    assert_eq!(world.view().partitions(), 8);
+    assert_eq!(world.balance()["w-0"], 8);
+}
+
+#[test]
+fn a_keyspace_whose_keys_are_hashed_does_not_grow() {
+    let hashed = Partitioner::Key { key: "header:x-key".into(), hash: "murmur2".into() };
+    for partitioner in [Some(hashed), None] {
+        let mut world = World::settled(policy(8), &["w-0"]);
+        let config = KeyspaceConfig { partitioner: partitioner.clone(), ..KeyspaceConfig::new(8) };
+        world.kill_router("r-0");
+        world.store.put(world.keys.config(), encode(&config));
+        world.policy.partitions = 16;
+        let plan = world.lead();
+        assert!(plan.actions.is_empty());
+        assert!(plan.notices.contains(&Notice::GrowthRefused { wanted: 16, kept: 8, partitioner }));
+    }
+}
+
+#[test]
+fn settings_deleted_by_hand_come_back_as_they_were() {
+    let mut world = World::settled(policy(8), &["w-0", "w-1"]);
+    let mut config = world.view().config.unwrap().value;
+    config.unknown.insert("of_a_later_version".into(), true.into());
+    world.store.put(world.keys.config(), encode(&config));
+    world.put_pod("w-2", PodStatus::Ready, 1000, None);
+    world.wait(secs(3));
+    assert!(!world.view().handoffs.is_empty());
+    for partitions in [4, 16] {
+        world.store.delete(world.keys.config());
+        world.policy.partitions = partitions;
+        let plan = world.plan();
+        let back = Action::WriteConfig { config: config.clone(), seen: Revision::ZERO };
+        assert_eq!(plan.actions, [back], "whatever the file says, and no handoff is cancelled as beyond it");
+    }
+    world.policy.partitions = 8;
+    world.run_until_quiet();
+    assert_eq!(world.balance()["w-2"], 2);
+}
+
+#[test]
+fn a_leader_that_has_read_no_settings_writes_none_that_the_assignments_deny() {
+    for partitions in [4, 16] {
+        let mut world = World::settled(policy(8), &["w-0", "w-1"]);
+        world.store.delete(world.keys.config());
+        world.elect();
+        world.policy.partitions = partitions;
+        let plan = world.lead();
+        assert!(plan.actions.is_empty());
+        let missing = plan.notices.iter().find(|it| matches!(it, Notice::ConfigMissing { shown: 8, .. })).unwrap();
+        // Partitions that had no owner yet left no trace, so the configuration file may be right.
+        let command = format!("etcdctl put {} '{{\"partitions\":N}}'", world.keys.config());
+        assert!(missing.to_string().contains(&command), "{missing}");
+        world.policy.partitions = 8;
+        world.lead();
+        assert_eq!(world.view().partitions(), 8);
+    }
+}
+
+#[test]
+fn without_readable_settings_planning_goes_on_by_those_that_were_read_last() {
+    let mut world = World::settled(policy(8), &["w-0", "w-1"]);
+    world.store.put(world.keys.config(), b"{".to_vec());
+    world.kill_pod("w-1");
+    world.run_until_quiet();
+    assert_eq!(world.balance()["w-0"], 8);
+    assert_eq!(world.store.entries[&world.keys.config()].value, b"{", "only an operator can say what it was");
+}

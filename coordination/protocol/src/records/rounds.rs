@@ -1,0 +1,40 @@
+//! Assignment rounds: who coordinates a keyspace that has no leader.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::Incarnation;
+
+/// `rounds/current`: the round that is in force.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub struct Round {
+    /// The number of the round.
+    pub number: u64,
+    /// The participants by name. The incarnation is the `create_revision` of the participant's key.
+    #[serde(default)]
+    pub participants: BTreeMap<String, Incarnation>,
+    /// The participant that closed the round. Informational.
+    #[serde(default)]
+    pub closed_by: String,
+}
+
+/// `rounds/gathering`: the round that gathers its participants. Its lease is the settle window, which nobody renews.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Gathering {
+    /// The number that the round will have.
+    pub number: u64,
+    /// The participant that opened the round. Informational.
+    #[serde(default)]
+    pub opened_by: String,
+}
+
+/// `participants/{name}`, leased: a process that may take part in assignment rounds.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub struct Participant {
+    /// The participant's name, as in the key.
+    pub name: String,
+    /// The round that it last joined. `None` asks for the next round.
+    #[serde(default)]
+    pub round: Option<u64>,
+}

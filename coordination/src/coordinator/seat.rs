@@ -1,0 +1,140 @@
+//! The seat from which a coordinator acts: that of the leader, or that of a participant in assignment rounds.
+//!
+//! # Invariants
+//!
+//! * The seat is a key under this process's lease. It is restored if another writer changes it, and lost with its life.
+
+use std::sync::Arc;
+
+use segue_protocol::authority::Authority;
+use segue_protocol::ids::{Incarnation, LeaseId};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::planning::{Coordination, Policy, in_force};
+use segue_protocol::records::{Leader, Participant, encode};
+use segue_protocol::rounds::Member;
+use segue_protocol::txn::Keys;
+use segue_protocol::view::{Versioned, View};
+use tokio::time::{Instant, sleep};
+use tracing::warn;
+
+use super::CoordinatorSettings;
+use super::participation::Participation;
+use crate::session::{Claim, OwnKey, Registration, StoreRetry};
+use crate::store::Store;
+
+/// Returns how the keyspace is coordinated: as its settings say, and before they exist as this policy does. Waits while
+/// the store is unreachable. Cancel-safe.
+pub(super) async fn coordination(store: &Arc<dyn Store>, keys: &Keyspace, own: &Policy) -> Coordination {
+    let mut retry = StoreRetry::default();
+    loop {
+        match store.snapshot(&Keys::One(keys.config())).await {
+            Ok(settings) => return in_force(&View::from_snapshot(keys.clone(), settings), own).coordination,
+            Err(error) => warn!(%error, "keyspace settings cannot be read; retrying"),
+        }
+        sleep(retry.next()).await;
+    }
+}
+
+/// Returns the claim to a seat. `earlier` is the earlier life of this process in it.
+pub(super) fn claim(
+    coordination: Coordination,
+    keys: &Keyspace,
+    settings: &CoordinatorSettings,
+    earlier: Incarnation,
+) -> Claim {
+    match coordination {
+        Coordination::Leader => Claim::new(keys.leader(), settings.lease_ttl).clearing_leaseless(),
+        Coordination::Rounds => Claim::new(keys.participant(&settings.name), settings.lease_ttl),
+    }
+    .after(earlier)
+}
+
+/// Returns the value of the key with which a seat is claimed.
+pub(super) fn record(coordination: Coordination, name: &str, lease_id: LeaseId) -> Vec<u8> {
+    match coordination {
+        Coordination::Leader => encode(&Leader { holder: name.to_owned(), lease_id }),
+        Coordination::Rounds => encode(&Participant { name: name.to_owned(), round: None }),
+    }
+}
+
+/// A seat that is taken.
+pub(super) struct Seat {
+    own_key: OwnKey,
+    lease: LeaseId,
+    name: String,
+    kind: Kind,
+}
+
+enum Kind {
+    Leader(Authority),
+    Participant(Box<Participation>),
+}
+
+impl Seat {
+    pub(super) fn new(coordination: Coordination, store: &Arc<dyn Store>, name: &str, elected: &Registration) -> Self {
+        let (incarnation, lease) = (elected.incarnation, elected.lease.id());
+        let member = || Member { name: name.to_owned(), incarnation, lease };
+        Seat {
+            own_key: OwnKey::of(store.clone(), elected),
+            lease,
+            name: name.to_owned(),
+            kind: match coordination {
+                Coordination::Leader => Kind::Leader(Authority::Leader { term: incarnation.revision() }),
+                Coordination::Rounds => Kind::Participant(Box::new(Participation::new(store.clone(), member()))),
+            },
+        }
+    }
+
+    /// Returns how a keyspace is coordinated that has this seat.
+    pub(super) fn coordination(&self) -> Coordination {
+        match self.kind {
+            Kind::Leader(_) => Coordination::Leader,
+            Kind::Participant(_) => Coordination::Rounds,
+        }
+    }
+
+    /// Restores the key of the seat if the view shows it changed. Returns `false` if the seat is lost.
+    pub(super) fn keep(&mut self, view: &View) -> bool {
+        let coordination = self.coordination();
+        let (seen, intact) = match &self.kind {
+            Kind::Leader(_) => {
+                let intact = view.leader.as_ref().is_some_and(|leader| leader.value.lease_id == self.lease);
+                (view.leader.as_ref().map(Versioned::key), intact)
+            }
+            Kind::Participant(_) => {
+                let intact = !view.malformed.contains_key(&view.keys().participant(&self.name));
+                let seen = view.rounds.participants.get(&self.name).map(Versioned::key);
+                (seen, intact)
+            }
+        };
+        let value = || record(coordination, &self.name, self.lease);
+        self.own_key.keep(seen.as_ref(), intact, view.revision, value)
+    }
+
+    /// Takes part in the rounds. Returns when to call again, if nothing else triggers that.
+    pub(super) fn step(&mut self, view: &View, policy: &Policy) -> Option<Instant> {
+        match &mut self.kind {
+            Kind::Leader(_) => None,
+            Kind::Participant(participation) => participation.step(view, policy),
+        }
+    }
+
+    /// Returns the authority of the seat, as the view shows it.
+    pub(super) fn authority(&self, view: &View) -> Option<Authority> {
+        match &self.kind {
+            Kind::Leader(authority) => Some(authority.clone()),
+            Kind::Participant(participation) => participation.member().authority(view),
+        }
+    }
+
+    /// Returns after each completed write. Pending while none is in flight. Cancel-safe.
+    pub(super) async fn written(&mut self) {
+        match &mut self.kind {
+            Kind::Leader(_) => self.own_key.written().await,
+            Kind::Participant(participation) => tokio::select! {
+                () = self.own_key.written() => {}
+                () = participation.taken() => {}
+            },
+        }
+    }
+}

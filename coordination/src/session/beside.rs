@@ -1,0 +1,227 @@
+//! Follows a keyspace for a reader beside the participants of its process.
+//!
+//! The reader has a watch of its own only while no participant of the process follows the same keys
+//! ([`Tap`](crate::store::Tap)).
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use segue_protocol::keys::Keyspace;
+use segue_protocol::txn::Keys;
+use segue_protocol::view::View;
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+
+use super::watcher::{self, Update};
+use crate::store::{Copied, Store};
+
+/// How long a new reader waits for copies before it opens a watch. A participant takes a snapshot for it meanwhile.
+const FIRST_WAIT: Duration = Duration::from_millis(500);
+/// How long a reader whose copies have ended keeps its own watch before it asks again. It may be slower than the
+/// participant, which takes a snapshot each time.
+const ASK_AGAIN: Duration = Duration::from_secs(60);
+
+/// Follows these keys until the receiver of the updates is gone.
+pub(super) async fn run(store: Arc<dyn Store>, keys: Keyspace, followed: Keys, updates: mpsc::Sender<Update>) {
+    let Some(tap) = store.tap() else {
+        return watcher::run(store, keys, followed, updates, false).await;
+    };
+    let (mut wait, mut pause) = (FIRST_WAIT, Duration::ZERO);
+    loop {
+        let rest = sleep(pause);
+        let copies = async {
+            rest.await;
+            let mut copies = tap.ask(&followed);
+            (copies.recv().await, copies)
+        };
+        let mut copies = pin!(copies);
+        let asked = timeout(wait, &mut copies).await;
+        let (mut next, mut copies) = match asked {
+            Ok(begun) => begun,
+            Err(_) => tokio::select! {
+                biased;
+                begun = &mut copies => begun,
+                () = watcher::run(store.clone(), keys.clone(), followed.clone(), updates.clone(), false) => return,
+            },
+        };
+        while let Some(copied) = next {
+            let update = match copied {
+                Copied::Snapshot(snapshot) => Update::Snapshot(Box::new(View::from_snapshot(keys.clone(), snapshot))),
+                Copied::Batch(batch) => Update::Batch(batch),
+                Copied::Lost(error) => Update::Lost(error),
+            };
+            if updates.send(update).await.is_err() {
+                return;
+            }
+            next = copies.recv().await;
+        }
+        (wait, pause) = (Duration::ZERO, ASK_AGAIN);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
+    use async_trait::async_trait;
+    use segue_protocol::ids::{LeaseId, Revision};
+    use segue_protocol::txn::{Op, Snapshot, Txn, TxnOutcome};
+    use tokio::task::yield_now;
+
+    use super::super::Watcher;
+    use super::*;
+    use crate::store::{MemoryStore, StoreError, Tap, Watch};
+
+    /// A store with a tap that counts the watches that have been opened.
+    #[derive(Debug, Default)]
+    struct Tapped {
+        store: MemoryStore,
+        tap: Tap,
+        watches: AtomicU32,
+    }
+
+    impl Tapped {
+        async fn put(&self) -> Revision {
+            let then = vec![Op::Put { key: keyspace().config(), value: Vec::new(), lease: None }];
+            self.commit(Txn { then, ..Txn::default() }).await.unwrap().revision
+        }
+
+        fn watches(&self) -> u32 {
+            self.watches.load(SeqCst)
+        }
+    }
+
+    #[async_trait]
+    impl Store for Tapped {
+        async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
+            // Other tasks run while a request is on its way.
+            yield_now().await;
+            self.store.snapshot(keys).await
+        }
+        async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
+            self.watches.fetch_add(1, SeqCst);
+            self.store.watch(keys, from).await
+        }
+        async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
+            self.store.commit(txn).await
+        }
+        async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+            self.store.grant(ttl).await
+        }
+        async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
+            self.store.keep_alive(lease).await
+        }
+        async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+            self.store.revoke(lease).await
+        }
+        fn tap(&self) -> Option<&Tap> {
+            Some(&self.tap)
+        }
+    }
+
+    fn keyspace() -> Keyspace {
+        Keyspace::new("/segue/", "test")
+    }
+
+    /// Follows until the view shows this revision.
+    async fn reach(watcher: &mut Watcher, view: &mut View, revision: Revision) {
+        let reached = async {
+            while view.revision < revision {
+                match watcher.next().await {
+                    Update::Snapshot(fresh) => view.resync(*fresh),
+                    Update::Batch(batch) => drop(view.apply(batch)),
+                    Update::Lost(error) => panic!("{error}"),
+                }
+            }
+        };
+        // The snapshot that a participant takes for a reader is the only other way to these changes.
+        timeout(Duration::from_secs(30), reached).await.expect("the changes are seen");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_beside_a_participant_sees_what_it_sees_without_a_watch() {
+        let store = Arc::new(Tapped::default());
+        let mut participant = Watcher::start(store.clone(), keyspace());
+        let (mut seen, mut shown) = (View::empty(keyspace()), View::empty(keyspace()));
+        let revision = store.put().await;
+        reach(&mut participant, &mut seen, revision).await;
+        let mut reader = Watcher::start_beside(store.clone(), keyspace(), false);
+        reach(&mut reader, &mut shown, revision).await;
+        for _ in 0..3 {
+            let revision = store.put().await;
+            reach(&mut participant, &mut seen, revision).await;
+            reach(&mut reader, &mut shown, revision).await;
+            assert_eq!(seen, shown);
+        }
+        assert_eq!(store.watches(), 2, "the participant's own, and its next one after the snapshot for the reader");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_one_of_two_participants_reads_the_keyspace_again_for_a_reader() {
+        let store = Arc::new(Tapped::default());
+        let mut participants = [(); 2].map(|()| Watcher::start(store.clone(), keyspace()));
+        let mut seen = [(); 2].map(|()| View::empty(keyspace()));
+        let mut shown = View::empty(keyspace());
+        let revision = store.put().await;
+        for (participant, seen) in participants.iter_mut().zip(&mut seen) {
+            reach(participant, seen, revision).await;
+        }
+        let mut reader = Watcher::start_beside(store.clone(), keyspace(), false);
+        reach(&mut reader, &mut shown, revision).await;
+        let revision = store.put().await;
+        for (participant, seen) in participants.iter_mut().zip(&mut seen) {
+            reach(participant, seen, revision).await;
+        }
+        reach(&mut reader, &mut shown, revision).await;
+        assert_eq!(seen, [shown.clone(), shown]);
+        assert_eq!(store.watches(), 3, "one of each participant, and the next one of that which accepted the reader");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_has_a_watch_of_its_own_while_nobody_follows_the_same_keys() {
+        let store = Arc::new(Tapped::default());
+        // Those who plan follow other keys.
+        let planner = Watcher::start_with_heartbeats(store.clone(), keyspace());
+        let mut reader = Watcher::start_beside(store.clone(), keyspace(), false);
+        let mut shown = View::empty(keyspace());
+        reach(&mut reader, &mut shown, store.put().await).await;
+        assert_eq!(store.watches(), 2);
+        let (mut participant, mut seen) = (Watcher::start(store.clone(), keyspace()), View::empty(keyspace()));
+        reach(&mut participant, &mut seen, store.put().await).await;
+        reach(&mut reader, &mut shown, store.put().await).await;
+        assert_eq!(store.watches(), 3, "the participant's first snapshot is for both");
+        drop(participant);
+        reach(&mut reader, &mut shown, store.put().await).await;
+        assert_eq!(store.watches(), 4);
+        drop(planner);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_sees_what_a_stuck_participant_does_not() {
+        let store = Arc::new(Tapped::default());
+        let stuck = Watcher::start(store.clone(), keyspace());
+        let mut reader = Watcher::start_beside(store.clone(), keyspace(), false);
+        let mut shown = View::empty(keyspace());
+        for _ in 0..1000 {
+            reach(&mut reader, &mut shown, store.put().await).await;
+        }
+        drop(stuck);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_participant_does_not_wait_for_a_slow_reader() {
+        let store = Arc::new(Tapped::default());
+        let mut participant = Watcher::start(store.clone(), keyspace());
+        let mut reader = Watcher::start_beside(store.clone(), keyspace(), false);
+        let (mut seen, mut shown) = (View::empty(keyspace()), View::empty(keyspace()));
+        reach(&mut reader, &mut shown, store.put().await).await;
+        let mut revision = Revision::ZERO;
+        for _ in 0..3000 {
+            revision = store.put().await;
+            reach(&mut participant, &mut seen, revision).await;
+        }
+        reach(&mut reader, &mut shown, revision).await;
+        assert_eq!(seen, shown);
+    }
+}

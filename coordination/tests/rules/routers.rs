@@ -1,0 +1,146 @@
+//! The decisions of a router: when it stops, drains, switches and severs, what it serves past its lease clock, and how it maps.
+
+use segue_protocol::handoff::pod::{Duty, duty};
+use segue_protocol::handoff::router::{
+    DrainTimeout, HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Trust, drain_timed_out, may_stop_later,
+    next_step, route,
+};
+use segue_protocol::mapping::{Agreement, agree, is_shown};
+use segue_protocol::records::{Capabilities, Mode, Partitioner, Phase};
+use segue_protocol::view::View;
+
+use crate::{Fixture, I1, NONE, P0, at};
+
+#[tokio::test]
+async fn a_stop_may_wait_only_while_a_living_old_owner_serves_what_this_router_has_to_drain() {
+    let fixture = Fixture::new(Capabilities::ALL, Capabilities::ALL, &["r"]).await;
+    fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    let view = fixture.view().await;
+    let (a, b) = (view.incarnation_of("a"), view.incarnation_of("b"));
+    let open = Stage::Open(at("a", a, 4));
+    let since = view.handoffs[&P0].mod_revision;
+    assert_eq!(may_stop_later(&view, P0, Trust::Held, &open), Some(since));
+    let elsewhere =
+        [Stage::Closed, Stage::Flushing(at("a", a, 4)), Stage::Open(at("a", a, 3)), Stage::Open(at("b", b, 5))];
+    for stage in elsewhere {
+        assert_eq!(may_stop_later(&view, P0, Trust::Held, &stage), None, "{stage:?}");
+    }
+    for trust in [Trust::RunOut(OnStoreLoss::Serve), Trust::Gone] {
+        assert_eq!(may_stop_later(&view, P0, trust, &open), None, "{trust:?}");
+    }
+    fixture.handoff(Phase::Ready, Mode::Independent).await;
+    assert_eq!(may_stop_later(&fixture.view().await, P0, Trust::Held, &open), None);
+    for phase in [Phase::Warming, Phase::Syncing, Phase::Switching] {
+        fixture.handoff(phase, Mode::Barrier).await;
+        assert_eq!(may_stop_later(&fixture.view().await, P0, Trust::Held, &open), None, "{phase:?}");
+    }
+    fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    fixture.delete(fixture.keys.pod("a")).await;
+    assert_eq!(may_stop_later(&fixture.view().await, P0, Trust::Held, &open), None, "the owner is dead");
+}
+
+#[tokio::test]
+async fn a_router_stops_drains_acknowledges_and_reopens_when_the_handoff_is_cancelled() {
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let old = at("a", fixture.view().await.incarnation_of("a"), 4);
+    let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
+    let view = fixture.view().await;
+    let step = |view: &View, stage: &Stage| next_step(view, "r", P0, Trust::Held, stage, false);
+    assert_eq!(step(&view, &Stage::Open(old.clone())), Some(Step::Stop));
+    assert_eq!(step(&view, &Stage::Draining(old.clone())), None, "not before the last exchange has ended");
+    assert_eq!(step(&view, &Stage::Closed), Some(Step::AckDrained(id)));
+    fixture.delete(fixture.keys.handoff(P0)).await;
+    let view = fixture.view().await;
+    assert_eq!(step(&view, &Stage::Draining(old.clone())), Some(Step::Switch(old.clone())), "a stuck drain is no bar");
+    assert_eq!(step(&view, &Stage::Closed), Some(Step::Switch(old)));
+}
+
+#[tokio::test]
+async fn a_change_of_owner_learnt_from_a_snapshot_is_a_cutover_too() {
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let view = fixture.view().await;
+    let earlier = at("z", I1, 3);
+    let step = |stage: &Stage| next_step(&view, "r", P0, Trust::Held, stage, false);
+    assert_eq!(step(&Stage::Open(earlier.clone())), Some(Step::Stop));
+    assert_eq!(step(&Stage::Draining(earlier.clone())), None);
+    assert_eq!(step(&Stage::Flushing(earlier)), Some(Step::Stop));
+}
+
+#[tokio::test]
+async fn a_refusing_pod_is_left_alone_until_the_back_off_is_over() {
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let view = fixture.view().await;
+    let to = at("a", view.incarnation_of("a"), 4);
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Closed, true), None);
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Closed, false), Some(Step::Switch(to)));
+}
+
+#[tokio::test]
+async fn past_the_lease_clock_only_pods_that_fence_and_drain_are_served() {
+    for (capabilities, policy, serves) in [
+        (Capabilities::ALL, OnStoreLoss::Auto, true),
+        (Capabilities { fence: true, ..NONE }, OnStoreLoss::Auto, false),
+        (Capabilities { drained: true, ..NONE }, OnStoreLoss::Auto, false),
+        (Capabilities::ALL, OnStoreLoss::Fence, false),
+        (NONE, OnStoreLoss::Serve, true),
+    ] {
+        let fixture = Fixture::new(capabilities, NONE, &["r"]).await;
+        let route = route(&fixture.view().await, P0, Trust::RunOut(policy));
+        assert_eq!(matches!(route, Route::To(_)), serves, "{capabilities:?} {policy:?}");
+    }
+    let fixture = Fixture::new(Capabilities::ALL, NONE, &["r"]).await;
+    let gone = route(&fixture.view().await, P0, Trust::Gone);
+    assert_eq!(gone, Route::Hold(HoldCause::Fenced), "a registration that is seen gone fences at once");
+}
+
+#[tokio::test]
+async fn a_partition_is_held_from_the_moment_its_pod_is_gone() {
+    let fixture = Fixture::new(NONE, NONE, &["r"]).await;
+    let old = at("a", fixture.view().await.incarnation_of("a"), 4);
+    fixture.delete(fixture.keys.pod("a")).await;
+    fixture.pod("a", NONE).await;
+    let view = fixture.view().await;
+    assert_eq!(route(&view, P0, Trust::Held), Route::Hold(HoldCause::NoOwner), "its namesake owns nothing");
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Open(old), false), Some(Step::Stop));
+    assert_eq!(duty(&view, "a", view.incarnation_of("a"), P0), Duty::Idle);
+}
+
+#[tokio::test]
+async fn severing_is_left_to_where_it_is_safe() {
+    let auto = OnDrainTimeout::Auto;
+    for (capabilities, expected) in [(Capabilities::ALL, DrainTimeout::Sever), (NONE, DrainTimeout::GiveUp)] {
+        let fixture = Fixture::new(capabilities, NONE, &["r"]).await;
+        fixture.handoff(Phase::Ready, Mode::Barrier).await;
+        assert_eq!(drain_timed_out(&fixture.view().await, P0, auto, false), expected);
+        fixture.delete(fixture.keys.pod("a")).await;
+        let view = fixture.view().await;
+        assert_eq!(drain_timed_out(&view, P0, auto, true), DrainTimeout::Sever, "it had fenced itself");
+        assert_eq!(drain_timed_out(&view, P0, auto, false), DrainTimeout::Wait);
+    }
+}
+
+#[tokio::test]
+async fn a_router_maps_as_the_keyspace_does_or_keeps_its_routes_shut() {
+    let own = Partitioner::Key { key: "header:x-key".into(), hash: "murmur2".into() };
+    let fixture = Fixture::new(NONE, NONE, &[]).await;
+    let Agreement::Write(first) = agree(&fixture.view().await, &Partitioner::NUMBER) else { panic!("nobody has said") };
+    let Agreement::Write(second) = agree(&fixture.view().await, &own) else { panic!("nobody has said") };
+    fixture.commit(first).await.unwrap();
+    assert_eq!(fixture.commit(second).await, None, "the first one has said it");
+
+    fixture.router("r").await;
+    let view = fixture.view().await;
+    assert!(is_shown(&view, &Partitioner::NUMBER) && !is_shown(&view, &own));
+    assert_eq!(agree(&view, &Partitioner::NUMBER), Agreement::Same);
+    let Agreement::Replace { standing, txn } = agree(&view, &own) else { panic!("another mapping stands") };
+    assert_eq!((standing, fixture.commit(txn.clone()).await), (Partitioner::NUMBER, None), "a router is registered");
+    fixture.delete(fixture.keys.router("r")).await;
+    fixture.commit(txn).await.unwrap();
+    let mut view = fixture.view().await;
+    assert!(is_shown(&view, &own) && view.partitions() == 1);
+
+    fixture.put(fixture.keys.config(), b"{".to_vec()).await;
+    assert!(matches!(agree(&fixture.view().await, &own), Agreement::Wait(_)), "one that has never read it waits");
+    view.resync(fixture.view().await);
+    assert_eq!(agree(&view, &own), Agreement::Same, "one that has read it goes on");
+}

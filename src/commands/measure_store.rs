@@ -1,0 +1,247 @@
+//! `segue check --store`: measures whether a store is fast enough for the lease times of the files that name it.
+//!
+//! The measurement writes one key beside the keyspaces, which nobody watches, under a lease of its own.
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use segue_config::{Config, Located, StoreKind};
+use segue_coordination::store::{Store, StoreError, Watch};
+use segue_protocol::ids::Revision;
+use segue_protocol::txn::{Keys, Op, Txn};
+use tokio::time::{Instant, timeout};
+
+use super::store::open;
+use super::{Failure, runtime};
+use crate::operator::span;
+
+/// Number of writes, and of leases.
+const WRITES: usize = 50;
+const LEASES: usize = 10;
+/// TTL of the leases, which end by themselves if this process is interrupted.
+const TTL: Duration = Duration::from_secs(30);
+/// How long the event of a write may take to arrive.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The part of a lease's TTL that an answer of the store may take. A third of it is the time between two renewals.
+const SHARE: u32 = 10;
+
+/// Measures each store that the files name, and reports it.
+pub(super) fn measure(files: &[Located]) -> Result<(), Failure> {
+    let configs: Vec<&Config> = files.iter().map(|file| &file.config).collect();
+    if configs.iter().any(|config| config.store.kind == StoreKind::Memory) {
+        let text = "segue: --store: expected store.kind = \"etcd\": a store in memory exists only within its process";
+        return Err(Failure::BadInput(text.to_owned()));
+    }
+    let at = |config: &Config| (config.store.endpoints.clone(), config.store.prefix.clone());
+    let mut stores: Vec<&Config> = Vec::new();
+    for config in &configs {
+        if stores.iter().all(|known| at(known) != at(config)) {
+            stores.push(config);
+        }
+    }
+    for store in stores {
+        let name = store.store.endpoints.join(", ");
+        let measured = runtime()?.block_on(Times::of(open(store)?, &store.store.prefix));
+        let times = measured.map_err(|error| {
+            let is_silent = matches!(error, StoreError::Unavailable(_));
+            let error = anyhow::Error::new(error).context(format!("store {name}"));
+            if is_silent { Failure::Unreachable(error) } else { Failure::Work(error) }
+        })?;
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "store {name}: {}", times.in_words()).context("cannot write to standard output")?;
+        let leases = configs.iter().filter(|config| at(config) == at(store)).flat_map(|config| leases(config));
+        for warning in times.too_slow_for(leases) {
+            eprintln!("warning: {warning}");
+        }
+    }
+    Ok(())
+}
+
+/// Returns the TTLs of a file's roles, by their keys.
+fn leases(config: &Config) -> impl Iterator<Item = (&'static str, Duration)> {
+    let router = config.router.as_ref().map(|role| ("router.lease_ttl", role.lease_ttl));
+    let coordinator = config.coordinator.as_ref().map(|role| ("coordinator.lease_ttl", role.lease_ttl));
+    let pod = config.pod.as_ref().map(|role| ("pod.lease_ttl", role.lease_ttl));
+    [router, coordinator, pod].into_iter().flatten()
+}
+
+/// How long the store took for each request of a kind.
+#[derive(Debug, Default)]
+struct Times {
+    commits: Vec<Duration>,
+    /// From the answer to a write until its event arrived.
+    events: Vec<Duration>,
+    grants: Vec<Duration>,
+    renewals: Vec<Duration>,
+}
+
+impl Times {
+    async fn of(store: Arc<dyn Store>, prefix: &str) -> Result<Self, StoreError> {
+        let key = format!("{prefix}~check/{:016x}", rand::random::<u64>());
+        let mut times = Times::default();
+        for _ in 0..LEASES {
+            let begun = Instant::now();
+            let lease = store.grant(TTL).await?;
+            times.grants.push(begun.elapsed());
+            let begun = Instant::now();
+            store.keep_alive(lease).await?;
+            times.renewals.push(begun.elapsed());
+            store.revoke(lease).await?;
+        }
+        let keys = Keys::One(key.clone());
+        let lease = store.grant(TTL).await?;
+        let mut watch = store.watch(&keys, store.snapshot(&keys).await?.revision.next()).await?;
+        for number in 0..WRITES {
+            let put = Op::Put { key: key.clone(), value: number.to_string().into_bytes(), lease: Some(lease) };
+            let begun = Instant::now();
+            let revision = store.commit(Txn { then: vec![put], ..Txn::default() }).await?.revision;
+            times.commits.push(begun.elapsed());
+            let answered = Instant::now();
+            timeout(EVENT_TIMEOUT, reached(&mut watch, revision)).await.map_err(|_| silent(number))??;
+            times.events.push(answered.elapsed());
+        }
+        // Deletes the key as well.
+        store.revoke(lease).await?;
+        Ok(times)
+    }
+
+    fn in_words(&self) -> String {
+        let of = |times: &[Duration]| format!("{} (at most {})", millis(median(times)), millis(slowest(times)));
+        format!(
+            "a write takes {}, and its event arrives {} later; a lease is granted in {} and renewed in {}",
+            of(&self.commits),
+            of(&self.events),
+            of(&self.grants),
+            of(&self.renewals)
+        )
+    }
+
+    /// Returns a warning for each of these leases that the store is too slow for.
+    fn too_slow_for(&self, leases: impl Iterator<Item = (&'static str, Duration)>) -> Vec<String> {
+        let slowest = [&self.commits, &self.grants, &self.renewals].map(|times| slowest(times)).into_iter().max();
+        let slowest = slowest.unwrap_or_default();
+        let short = leases.filter(|(_, ttl)| slowest > *ttl / SHARE);
+        let warning = |(key, ttl): (&str, Duration)| {
+            format!(
+                "the store took up to {}, more than a tenth of {key} = \"{}\": renewals may come too late. Give etcd a \
+                 faster disk, or raise the lease time",
+                millis(slowest),
+                span(ttl)
+            )
+        };
+        short.map(warning).collect()
+    }
+}
+
+/// Follows the watch up to this revision.
+async fn reached(watch: &mut Watch, revision: Revision) -> Result<(), StoreError> {
+    while watch.next().await?.revision < revision {}
+    Ok(())
+}
+
+/// Returns the error of a watch that brings nothing after this many events.
+fn silent(events: usize) -> StoreError {
+    StoreError::Unavailable(format!(
+        "it accepts writes, but its watch is silent: expected the event of each write within {}, got {events} of \
+         {WRITES} events",
+        span(EVENT_TIMEOUT)
+    ))
+}
+
+fn median(times: &[Duration]) -> Duration {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+}
+
+fn slowest(times: &[Duration]) -> Duration {
+    times.iter().max().copied().unwrap_or_default()
+}
+
+fn millis(time: Duration) -> String {
+    format!("{:.1} ms", time.as_secs_f64() * 1000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use segue_coordination::store::MemoryStore;
+    use segue_protocol::ids::LeaseId;
+    use segue_protocol::keys::Keyspace;
+    use segue_protocol::txn::{Batch, Snapshot, TxnOutcome};
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    /// A store that answers every call, but whose watch brings nothing.
+    #[derive(Debug)]
+    struct Silent {
+        store: MemoryStore,
+        /// Takes the senders that keep the silent watches open.
+        open: mpsc::Sender<mpsc::Sender<Result<Batch, StoreError>>>,
+    }
+
+    #[async_trait]
+    impl Store for Silent {
+        async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
+            self.store.snapshot(keys).await
+        }
+        async fn watch(&self, _: &Keys, _: Revision) -> Result<Watch, StoreError> {
+            let (sender, batches) = mpsc::channel(1);
+            self.open.send(sender).await.unwrap();
+            Ok(Watch::new(batches))
+        }
+        async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
+            self.store.commit(txn).await
+        }
+        async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+            self.store.grant(ttl).await
+        }
+        async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
+            self.store.keep_alive(lease).await
+        }
+        async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+            self.store.revoke(lease).await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_watch_fails_the_measurement_within_seconds() {
+        let (open, _opened) = mpsc::channel(1);
+        let store = Arc::new(Silent { store: MemoryStore::new(), open });
+        let measured = timeout(2 * EVENT_TIMEOUT, Times::of(store, "/segue/")).await.expect("it ends");
+        let error = measured.unwrap_err().to_string();
+        assert!(error.contains("expected the event of each write within 10s, got 0 of 50"), "{error}");
+    }
+
+    #[test]
+    fn a_lease_is_too_short_if_an_answer_takes_over_a_tenth_of_it() {
+        let quick = vec![Duration::from_millis(1); 9];
+        let times = Times {
+            commits: [quick.clone(), vec![Duration::from_millis(300)]].concat(),
+            events: vec![Duration::from_secs(9)],
+            grants: quick.clone(),
+            renewals: quick,
+        };
+        let leases = [("router.lease_ttl", Duration::from_secs(2)), ("pod.lease_ttl", Duration::from_secs(3))];
+        let warnings = times.too_slow_for(leases.into_iter());
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(
+            warnings[0].starts_with("the store took up to 300.0 ms, more than a tenth of router.lease_ttl = \"2s\"")
+        );
+        assert!(
+            times.in_words().starts_with("a write takes 1.0 ms (at most 300.0 ms), and its event arrives 9000.0 ms")
+        );
+    }
+
+    #[tokio::test]
+    async fn a_measurement_leaves_nothing_in_the_store() {
+        let store = Arc::new(MemoryStore::new());
+        let times = Times::of(store.clone(), "/segue/").await.unwrap();
+        assert_eq!([times.commits.len(), times.events.len(), times.grants.len()], [WRITES, WRITES, LEASES]);
+        assert_eq!(store.snapshot(&Keys::Prefix("/segue/".to_owned())).await.unwrap().entries, []);
+        assert!(!Keyspace::new("/segue/", "default").followed().contains("/segue/~check/1"), "nobody watches it");
+    }
+}

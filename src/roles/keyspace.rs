@@ -1,0 +1,77 @@
+//! One keyspace of this process, as its roles need it: its settings, its place in the store, and its metrics.
+//!
+//! # Invariants
+//!
+//! * In a file with a list of keyspaces, every series of a keyspace has the label `keyspace`, and log lines of its
+//!   participants have its name. With `keyspace` none has.
+
+use std::iter::once;
+use std::sync::Arc;
+
+use prometheus_client::registry::Registry;
+use segue_config::{Config, KeyspaceSection};
+use segue_coordination::session::Watcher;
+use segue_coordination::store::Store;
+use segue_protocol::keys::Keyspace;
+use tracing::{Span, error_span};
+
+use crate::admin::{AdminKeyspace, StatusSource};
+use crate::keyspace::KeyspaceStatusSource;
+use crate::metrics::ParticipantMetrics;
+use crate::operator::Link;
+
+/// A keyspace that roles of this process take part in.
+#[derive(Debug)]
+pub struct ServedKeyspace {
+    /// Its settings.
+    pub section: KeyspaceSection,
+    /// Its place in the store.
+    pub keys: Keyspace,
+    /// What its participants count.
+    pub participants: ParticipantMetrics,
+    is_labelled: bool,
+}
+
+impl ServedKeyspace {
+    /// Returns the keyspaces of a configuration, and registers the metrics of their participants.
+    pub fn all(config: &Config, registry: &mut Registry) -> Vec<Self> {
+        let is_labelled = config.lists_keyspaces;
+        let served = |section: &KeyspaceSection| ServedKeyspace {
+            section: section.clone(),
+            keys: Keyspace::new(&config.store.prefix, &section.name),
+            participants: ParticipantMetrics::new(labelled(registry, is_labelled, &section.name)),
+            is_labelled,
+        };
+        config.keyspaces.iter().map(served).collect()
+    }
+
+    /// Returns where the series of this keyspace are registered.
+    pub fn registry<'a>(&self, registry: &'a mut Registry) -> &'a mut Registry {
+        labelled(registry, self.is_labelled, &self.section.name)
+    }
+
+    /// Returns what the admin endpoint shows of it, beside what it shows of the roles. Only a process that plans anyway
+    /// follows the pods' heartbeats.
+    pub fn shown(self, store: &Arc<dyn Store>, roles: Vec<Arc<dyn StatusSource>>, plans: bool) -> AdminKeyspace {
+        let ServedKeyspace { section, keys, .. } = self;
+        let watcher = Watcher::start_beside(store.clone(), keys.clone(), plans);
+        let followed = KeyspaceStatusSource::start(keys.clone(), watcher);
+        let board = followed.board();
+        let sources = once(Arc::new(followed) as Arc<dyn StatusSource>).chain(roles).collect();
+        AdminKeyspace { sources, board, link: Link::new(store.clone(), keys, section.policy) }
+    }
+
+    /// Returns whether the series of this keyspace have its name.
+    pub fn is_labelled(&self) -> bool {
+        self.is_labelled
+    }
+
+    /// Returns the span of the log lines about this keyspace.
+    pub fn span(&self) -> Span {
+        if self.is_labelled { error_span!("keyspace", name = self.section.name) } else { Span::none() }
+    }
+}
+
+fn labelled<'a>(registry: &'a mut Registry, is_labelled: bool, name: &str) -> &'a mut Registry {
+    if is_labelled { registry.sub_registry_with_label(("keyspace".into(), name.to_owned().into())) } else { registry }
+}

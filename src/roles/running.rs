@@ -1,0 +1,54 @@
+//! The running roles of a process, over all its keyspaces.
+//!
+//! # Invariants
+//!
+//! * They end in the order that loses nothing: pods hand over while routers and coordinators run, and the router ends with
+//!   its last request before the coordinators stop.
+
+use std::sync::Arc;
+
+use tracing::info;
+
+use super::coordinator::CoordinatorRole;
+use super::pod::PodRole;
+use super::router::{Leaving, RouterRole};
+use crate::admin::StatusSource;
+
+/// The roles that run.
+#[derive(Debug, Default)]
+pub struct Running {
+    /// The sidecar of a pod.
+    pub pod: Option<PodRole>,
+    /// The router of all keyspaces.
+    pub router: Option<RouterRole>,
+    /// The coordinators of all keyspaces.
+    pub coordinator: Option<CoordinatorRole>,
+}
+
+impl Running {
+    /// Returns the roles' parts of the admin endpoint in the keyspace of this number.
+    pub fn sources(&self, keyspace: usize) -> Vec<Arc<dyn StatusSource>> {
+        let roles = [
+            self.router.as_ref().map(|router| router.status_sources().collect()),
+            self.coordinator.as_ref().map(CoordinatorRole::status_sources),
+            self.pod.as_ref().map(PodRole::status_sources),
+        ];
+        roles.into_iter().flatten().filter_map(|sources| sources.into_iter().nth(keyspace)).collect()
+    }
+
+    /// Stops the roles, those of all keyspaces side by side. `service_ended` states that the pod's service has ended by
+    /// itself.
+    pub async fn stop(self, service_ended: bool, leaving: Leaving) {
+        if let Some(pod) = self.pod {
+            info!("handing partitions over");
+            pod.stop(service_ended).await;
+        }
+        if let Some(router) = self.router {
+            info!("finishing requests");
+            router.stop(leaving).await;
+        }
+        if let Some(coordinator) = self.coordinator {
+            coordinator.stop().await;
+        }
+    }
+}

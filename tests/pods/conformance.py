@@ -1,0 +1,60 @@
+"""Plays `segue conformance --handoffs` with a pod of each example, in a keyspace of its own, all at the same time."""
+
+import asyncio
+import os
+
+from site_of_pods import Process, free_port
+
+PATIENCE = 20
+# The lease of a pod, in seconds. Several programs play while the whole site runs, and none of them may starve it for so long.
+LEASE = 10
+
+
+async def conform(site, pods):
+    """Plays with each pod. Returns how many conform, and prints what is wrong with the others."""
+    results = await asyncio.gather(*(play(site, pod) for pod in pods))
+    for pod, (code, said) in zip(pods, results):
+        if code:
+            print(f"  {pod.name} does not conform in handoffs:\n{said}")
+    return sum(not code for code, _ in results)
+
+
+async def play(site, pod):
+    name, keyspace = f"conform-{pod.name}", f"conform-{pod.name}"
+    listen, service = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    command = [site.segue, "conformance", "--handoffs", "--pod", f"http://{listen}", "--path", "/keys/conformance"]
+    command += ["--name", name, "--etcd", site.etcd.url, "--keyspace", keyspace, "--patience", f"{PATIENCE}s"]
+    if pod.is_by_grpc:
+        command += ["--listen", service, "--token-file", site.token]
+    logs = os.path.join(site.folder, keyspace)
+    arguments = [*alone(pod.command, service, logs), "--keyspace", keyspace, "--name", name, "--listen", listen]
+    process = Process(name, site.folder, arguments)
+    try:
+        test = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        said, _ = await test.communicate()
+        return test.returncode, said.decode()
+    finally:
+        process.kill()
+
+
+def alone(command, service, logs):
+    """Returns the command of a pod with this service in place of the coordinators, logs of its own and a longer lease."""
+    words, out = iter(command), []
+    has_service = False
+    for word in words:
+        if word == "--coordinator":
+            next(words)
+            if not has_service:
+                out += [word, service]
+            has_service = True
+        elif word == "--log-dir":
+            next(words)
+            out += [word, logs]
+        elif word == "--lease-ttl":
+            # Of some examples the time has a unit.
+            out += [word, f"{LEASE}s" if next(words).endswith("s") else str(LEASE)]
+        else:
+            out.append(word)
+    return out

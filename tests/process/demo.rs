@@ -1,0 +1,68 @@
+//! `segue demo` as a user meets it: what it refuses, what it reports, and what it shows meanwhile.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashSet;
+use std::process::Command;
+
+use segue_tests::http::get;
+use segue_tests::ports::free_address;
+use segue_tests::process::Process;
+use tempfile::TempDir;
+
+fn segue() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_segue"))
+}
+
+#[test]
+fn a_demo_in_two_keyspaces_without_a_leader_tells_what_it_has_checked() {
+    let load = ["--partitions", "16", "--clients", "4", "--rate", "100", "--duration", "1s", "--scenario", "scale-up"];
+    let kind = ["--keyspaces", "2", "--coordination", "rounds", "--strategy", "ring"];
+    let output = segue().args(["demo", "--json"]).args(load).args(kind).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(report["cluster"]["keyspaces"], 2);
+    assert_eq!(report["cluster"]["coordination"], "rounds");
+    assert_eq!(report["cluster"]["strategy"], "ring");
+}
+
+#[test]
+fn a_demo_refuses_a_strategy_that_needs_an_operator_and_a_number_of_keyspaces_that_is_none() {
+    for (option, value, expected) in
+        [("--strategy", "external", "sticky, jump or ring"), ("--keyspaces", "0", "1..=16")]
+    {
+        let output = segue().args(["demo", option, value]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(expected), "{said}");
+    }
+}
+
+#[test]
+fn a_demo_with_an_admin_endpoint_counts_its_routers_and_shows_its_steps() {
+    let (folder, admin) = (TempDir::new().unwrap(), free_address());
+    let arguments = ["demo", "--json", "--partitions", "8", "--clients", "4", "--rate", "100", "--duration", "60s"];
+    let mut command = segue();
+    let process = command.args(arguments).args(["--admin", &admin.to_string()]);
+    let mut process = Process::start("demo", folder.path(), process);
+    let page = |path: &str| get(admin, path).map_or(String::new(), |(_, page)| page);
+    let answered = |page: &str, router: u32| {
+        let of_router = format!("segue_requests_total{{router=\"router-{router}\"");
+        page.lines().any(|line| line.starts_with(&of_router) && !line.ends_with(" 0"))
+    };
+    process.until("requests of both routers", || {
+        let metrics = page("/metrics");
+        answered(&metrics, 0) && answered(&metrics, 1) && metrics.contains("segue_leader 1")
+    });
+    let metrics = page("/metrics");
+    assert!(metrics.contains("segue_cutovers_total{result=\"switched\"}"));
+    let described: Vec<&str> = metrics.lines().filter(|line| line.starts_with("# TYPE ")).collect();
+    let once: HashSet<&&str> = described.iter().collect();
+    assert_eq!(described.len(), once.len(), "a family is described once for both routers");
+    assert!(page("/").contains("<title>Segue</title>"));
+    let status: serde_json::Value = serde_json::from_str(&page("/status")).unwrap();
+    assert_eq!(status["keyspace"]["partitions"], 8);
+    assert_eq!(status["keyspace"]["routers"], serde_json::json!(["router-0", "router-1"]));
+    assert_eq!(status["demo"]["steps"][0]["scenario"], "start");
+    assert_eq!(status["demo"]["leader"], status["keyspace"]["leader"]);
+}

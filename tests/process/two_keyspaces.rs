@@ -1,0 +1,382 @@
+//! Pods, operators and hooks of processes with two keyspaces: what a sidecar registers, refuses and hands over, and what
+//! the admin endpoint and the commands say.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::HeaderMap;
+use axum::routing::{get, post};
+use segue_tests::cluster::TestCluster;
+use segue_tests::config::Config;
+use segue_tests::http::{self, Request};
+use segue_tests::ports::free_address;
+use segue_tests::process::{Process, until};
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+const KEYSPACES: [&str; 2] = ["persons", "orders"];
+const PARTITIONS: u64 = 4;
+const CLIENTS: usize = 4;
+const WORKERS: u8 = 2;
+/// Responses that a load waits for, at least.
+const FLOW: u64 = 100;
+/// Longer than anything is held.
+const LONGEST_REQUEST: Duration = Duration::from_secs(60);
+
+/// A partition in its keyspace, under an epoch.
+type Owned = (String, u64, u64);
+
+/// What all services wrote and were told, in order.
+#[derive(Default)]
+struct Ledger {
+    /// Each request with the service that wrote it.
+    written: Vec<(u64, &'static str, Owned)>,
+    warmed: BTreeSet<(&'static str, Owned)>,
+    released: BTreeSet<(&'static str, Owned)>,
+    /// What was written by a service that had not been told to warm it, or after a later epoch.
+    wrong: Vec<String>,
+    newest: BTreeMap<(String, u64), u64>,
+}
+
+impl Ledger {
+    fn write(&mut self, pod: &'static str, headers: &HeaderMap) -> String {
+        let text = |name: &str| headers.get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
+        let number = |name: &str| text(name).parse().unwrap_or(u64::MAX);
+        let (id, owned) = (number("x-id"), (text("segue-keyspace"), number("segue-partition"), number("segue-epoch")));
+        let newest = self.newest.entry((owned.0.clone(), owned.1)).or_default();
+        if owned.2 < *newest || !self.warmed.contains(&(pod, owned.clone())) {
+            self.wrong.push(format!("{pod} wrote {id} of {owned:?} at {newest}"));
+        }
+        *newest = owned.2.max(*newest);
+        let keyspace = owned.0.clone();
+        self.written.push((id, pod, owned));
+        keyspace
+    }
+}
+
+fn hooked(body: &str) -> Owned {
+    let said: Value = serde_json::from_str(body).unwrap();
+    let number = |name: &str| said[name].as_u64().unwrap();
+    (said["keyspace"].as_str().unwrap().to_owned(), number("partition"), number("epoch"))
+}
+
+/// Starts a service with hooks, which answers a write with the keyspace that it was stamped with.
+async fn service(pod: &'static str, ledger: Arc<Mutex<Ledger>>) -> SocketAddr {
+    let [writes, warms, releases] = [ledger.clone(), ledger.clone(), ledger];
+    let write = get(move |headers: HeaderMap| async move { writes.lock().unwrap().write(pod, &headers) });
+    let warm = post(move |body: String| async move { _ = warms.lock().unwrap().warmed.insert((pod, hooked(&body))) });
+    let release =
+        post(move |body: String| async move { _ = releases.lock().unwrap().released.insert((pod, hooked(&body))) });
+    let routes = Router::new()
+        .route("/persons/write", write.clone())
+        .route("/orders/write", write)
+        .route("/warm", warm)
+        .route("/release", release)
+        .route("/lease", post(|| async {}));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    address
+}
+
+/// A router and a coordinator of both keyspaces, and services `a` and `b`.
+struct World {
+    cluster: TestCluster,
+    router: SocketAddr,
+    admin: SocketAddr,
+    _control: Process,
+    ledger: Arc<Mutex<Ledger>>,
+    services: BTreeMap<&'static str, SocketAddr>,
+    _runtime: Runtime,
+}
+
+impl World {
+    fn start() -> Self {
+        let (cluster, runtime) = (TestCluster::start(SEGUE), Runtime::new().unwrap());
+        let (router, admin, ledger) = (free_address(), free_address(), Arc::<Mutex<Ledger>>::default());
+        let table = |name: &str| {
+            format!(
+                "[[keyspaces]]\nname = \"{name}\"\nmatch = {{ path_prefix = \"/{name}\" }}\npartitions = {PARTITIONS}\n\
+                 partition = {{ header = \"x-partition\" }}\n"
+            )
+        };
+        let config = cluster.config().with("", &KEYSPACES.map(table).concat()).admin(admin);
+        let config = config.set("admin.advertise", admin.to_string()).router("r-0", router);
+        // A connection to a pod carries one request at a time, so a pod's death breaks one request of each.
+        let config = config.set("router.workers", WORKERS).set("router.upstream.protocol", "http1");
+        let control = cluster.run("control", &config.set("coordinator.name", "c-0").quick());
+        let services = ["a", "b"].map(|pod| (pod, runtime.block_on(service(pod, ledger.clone()))));
+        let services = services.into_iter().collect();
+        World { cluster, router, admin, _control: control, ledger, services, _runtime: runtime }
+    }
+
+    fn pod_config(&self, name: &str, listen: SocketAddr, admin: SocketAddr) -> Config {
+        let upstream = self.services[name];
+        let tables = KEYSPACES.map(|name| format!("[[keyspaces]]\nname = \"{name}\"\n")).concat();
+        let config = self.cluster.config().with("", &tables).pod(name, listen, upstream).admin(admin).quick();
+        let hooks =
+            ["warm", "release", "lease"].map(|hook| format!("{hook} = {{ url = \"http://{upstream}/{hook}\" }}\n"));
+        config.with("pod.hooks", &hooks.concat())
+    }
+
+    /// Starts a sidecar. Returns it with the address of its admin endpoint.
+    fn pod(&self, name: &str) -> (Process, SocketAddr) {
+        let admin = free_address();
+        (self.cluster.run(name, &self.pod_config(name, free_address(), admin)), admin)
+    }
+
+    /// Returns how many partitions each pod owns in a keyspace.
+    fn owned(&self, keyspace: &str) -> BTreeMap<String, u64> {
+        let status = json(self.admin, &format!("/status?keyspace={keyspace}"));
+        let pods = status["keyspace"]["pods"].as_array().cloned().unwrap_or_default();
+        pods.iter().map(|pod| (pod["name"].as_str().unwrap().to_owned(), pod["partitions"].as_u64().unwrap())).collect()
+    }
+
+    /// Waits until each pod owns so many partitions in each keyspace, and none moves.
+    fn settles(&self, expected: &[(&str, u64)]) {
+        let expected: BTreeMap<_, _> = expected.iter().map(|(pod, count)| ((*pod).to_owned(), *count)).collect();
+        for keyspace in KEYSPACES {
+            until(&format!("{expected:?} in {keyspace}"), || {
+                let status = json(self.admin, &format!("/status?keyspace={keyspace}"));
+                let is_at_rest = status["keyspace"]["handoffs"].as_array().is_some_and(Vec::is_empty);
+                is_at_rest && self.owned(keyspace) == expected
+            });
+        }
+    }
+
+    /// Returns the exit code of a command, and what it printed.
+    fn says(&self, words: &[&str]) -> (Option<i32>, String) {
+        let output = Command::new(SEGUE).args(words).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), said)
+    }
+}
+
+fn json(admin: SocketAddr, path: &str) -> Value {
+    http::get(admin, path).and_then(|(_, body)| serde_json::from_str(&body).ok()).unwrap_or_default()
+}
+
+/// Stands for the status of a response that was cut off.
+const NO_WHOLE_RESPONSE: u16 = 0;
+
+/// A request's number, its keyspace, and the status and body of its response.
+type Answer = (u64, &'static str, u16, String);
+
+/// Clients that write to both keyspaces until they are told to stop.
+struct Load {
+    stop: Arc<AtomicBool>,
+    ids: Arc<AtomicU64>,
+    clients: Vec<JoinHandle<Vec<Answer>>>,
+}
+
+impl Load {
+    /// The requests are numbered from `first` on.
+    fn start(router: SocketAddr, first: u64) -> Self {
+        let (stop, ids) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(first)));
+        let client = |_| {
+            let (stop, ids) = (stop.clone(), ids.clone());
+            std::thread::spawn(move || {
+                let mut answers = Vec::new();
+                while !stop.load(SeqCst) {
+                    let id = ids.fetch_add(1, SeqCst);
+                    let keyspace = KEYSPACES[(id % 2) as usize];
+                    let request =
+                        Request::get(&format!("/{keyspace}/write")).header("x-partition", id / 2 % PARTITIONS);
+                    let answer = request.header("x-id", id).timeout(LONGEST_REQUEST).send(router);
+                    let (status, body) =
+                        answer.map_or((NO_WHOLE_RESPONSE, String::new()), |answer| (answer.status, answer.body));
+                    answers.push((id, keyspace, status, body));
+                }
+                answers
+            })
+        };
+        let clients = (0..CLIENTS).map(client).collect();
+        Load { stop, ids, clients }
+    }
+
+    /// Waits for so many more requests that most of them have been answered. Returns the number of the first.
+    fn flows(&self) -> u64 {
+        let first = self.ids.load(SeqCst);
+        until("requests flow", || self.ids.load(SeqCst) >= first + FLOW);
+        first
+    }
+
+    /// Returns each request with its keyspace, its status and its answer.
+    fn stop(self) -> Vec<Answer> {
+        self.stop.store(true, SeqCst);
+        self.clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+    }
+}
+
+/// Checks that no request was lost, written twice, or written in another keyspace. Returns those that a pod's death broke.
+fn check(world: &World, answers: &[Answer]) -> Vec<u64> {
+    let ledger = world.ledger.lock().unwrap();
+    assert_eq!(ledger.wrong, [""; 0]);
+    let mut written = BTreeMap::new();
+    for (id, _, (keyspace, _, _)) in &ledger.written {
+        assert_eq!(written.insert(*id, keyspace.clone()), None, "{id} was written twice");
+    }
+    let mut broken = Vec::new();
+    for (id, keyspace, status, answer) in answers {
+        match *status {
+            200 => {
+                assert_eq!(answer, keyspace);
+                assert_eq!(written.get(id).map(|keyspace| &**keyspace), Some(*keyspace), "{id} is lost");
+            }
+            // It was under way when its pod died, and so may have been its response's body.
+            502 | NO_WHOLE_RESPONSE => broken.push(*id),
+            other => panic!("{id} of {keyspace} was answered {other} {answer}"),
+        }
+    }
+    broken
+}
+
+#[test]
+fn both_keyspaces_of_a_pod_move_under_load_by_balance_rolling_and_crash() {
+    let world = World::start();
+    let (a, _) = world.pod("a");
+    world.settles(&[("a", PARTITIONS)]);
+    let load = Load::start(world.router, 0);
+    let (b, _) = world.pod("b");
+    world.settles(&[("a", PARTITIONS / 2), ("b", PARTITIONS / 2)]);
+    // Rolling: each pod leaves and comes again.
+    let (status, output) = a.terminate();
+    assert!(status.success(), "{output}");
+    world.settles(&[("b", PARTITIONS)]);
+    let (a, _) = world.pod("a");
+    world.settles(&[("a", PARTITIONS / 2), ("b", PARTITIONS / 2)]);
+    let (status, output) = b.terminate();
+    assert!(status.success(), "{output}");
+    world.settles(&[("a", PARTITIONS)]);
+    load.flows();
+    assert_eq!(check(&world, &load.stop()), [0; 0], "no pod has died");
+    for keyspace in KEYSPACES {
+        let ledger = world.ledger.lock().unwrap();
+        let of_it = |all: &BTreeSet<(&str, Owned)>| all.iter().filter(|(_, owned)| owned.0 == keyspace).count() as u64;
+        assert!(of_it(&ledger.warmed) >= PARTITIONS * 2, "{keyspace}: {:?}", ledger.warmed);
+        assert!(of_it(&ledger.released) >= PARTITIONS, "{keyspace}: {:?}", ledger.released);
+    }
+
+    let load = Load::start(world.router, 1_000_000);
+    let (_b, _) = world.pod("b");
+    world.settles(&[("a", PARTITIONS / 2), ("b", PARTITIONS / 2)]);
+    load.flows();
+    a.kill();
+    world.settles(&[("b", PARTITIONS)]);
+    let first_after = load.flows();
+    let broken = check(&world, &load.stop());
+    // A dying process closes one connection after the other, and a client may meet several.
+    let connections = CLIENTS * usize::from(WORKERS) * KEYSPACES.len();
+    assert!(broken.len() <= connections, "the death of one pod broke {broken:?}");
+    assert!(broken.iter().all(|id| *id < first_after), "{broken:?} were broken, some after {first_after}");
+}
+
+#[test]
+fn a_sidecar_refuses_what_names_none_of_its_keyspaces() {
+    let world = World::start();
+    let (listen, admin) = (free_address(), free_address());
+    let _a = world.cluster.run("a", &world.pod_config("a", listen, admin));
+    world.settles(&[("a", PARTITIONS)]);
+    // The pod may see its last partition a moment after the coordinator.
+    let epoch = |keyspace: &str| {
+        let mut epoch = None;
+        until(&format!("partition 0 of {keyspace}"), || {
+            let owned = json(admin, &format!("/status?keyspace={keyspace}"))["pod"]["owned"].clone();
+            let first = owned.as_array().and_then(|owned| owned.iter().find(|it| it["partition"] == 0));
+            epoch = first.and_then(|it| it["epoch"].as_u64());
+            epoch.is_some()
+        });
+        epoch.unwrap()
+    };
+    let ask = |stamp: Option<&str>, epoch: u64| {
+        let request = Request::get("/persons/write").header("segue-partition", 0).header("segue-epoch", epoch);
+        let request = stamp.into_iter().fold(request, |request, stamp| request.header("segue-keyspace", stamp));
+        let response = request.send(listen).unwrap();
+        (response.status, response.body)
+    };
+    for keyspace in KEYSPACES {
+        assert_eq!(ask(Some(keyspace), epoch(keyspace)), (200, keyspace.to_owned()));
+    }
+    for stamp in [None, Some("other")] {
+        let (status, body) = ask(stamp, epoch("persons"));
+        assert!(status == 421 && body.contains("unstamped"), "{status} {body}");
+    }
+    // Each keyspace has epochs of its own.
+    assert_eq!(ask(Some("orders"), epoch("orders") + 100_000).0, 421);
+}
+
+#[test]
+fn the_admin_endpoint_and_the_commands_ask_which_of_several_keyspaces_is_meant() {
+    let world = World::start();
+    let (_a, of_pod) = world.pod("a");
+    world.settles(&[("a", PARTITIONS)]);
+    for admin in [world.admin, of_pod] {
+        assert_eq!(json(admin, "/v1/keyspaces")["keyspaces"], serde_json::json!(KEYSPACES));
+        // Each process follows the keyspaces by itself.
+        for keyspace in KEYSPACES {
+            let path = format!("/status?keyspace={keyspace}");
+            until(&path, || json(admin, &path)["keyspace"]["pods"][0]["partitions"] == PARTITIONS);
+        }
+        let whole = json(admin, "/status");
+        assert_eq!(whole["keyspaces"], serde_json::json!(KEYSPACES), "{whole}");
+        for keyspace in KEYSPACES {
+            let one = json(admin, &format!("/status?keyspace={keyspace}"));
+            assert_eq!(one["keyspace"]["pods"][0]["partitions"], PARTITIONS, "{one}");
+            assert_eq!(whole["by_keyspace"][keyspace]["keyspace"]["partitions"], PARTITIONS, "{whole}");
+        }
+        for path in ["/v1/plan", "/v1/plan?keyspace=other", "/v1/history", "/events", "/status?keyspace=other"] {
+            let (status, said) = http::get(admin, path).unwrap();
+            assert!(status == 400 && said.contains("one of persons, orders"), "{path}: {status} {said}");
+        }
+        assert_eq!(http::get(admin, "/v1/plan?keyspace=orders").unwrap().0, 200);
+        assert_eq!(http::get(admin, "/ready"), Some((200, "ready\n".to_owned())));
+    }
+    until("/settled", || http::get(of_pod, "/settled").is_some_and(|(status, _)| status == 200));
+    let said = http::get(of_pod, "/settled").unwrap().1;
+    assert!(KEYSPACES.iter().all(|keyspace| said.contains(&format!("keyspace {keyspace}: "))), "{said}");
+    let page = http::get(of_pod, "/metrics").unwrap().1;
+    for keyspace in KEYSPACES {
+        assert!(
+            page.contains(&format!("segue_pod_partitions_owned{{keyspace=\"{keyspace}\"}} {PARTITIONS}")),
+            "{page}"
+        );
+    }
+
+    let file = world.cluster.path().join("a.toml");
+    let server = format!("http://{}", world.admin);
+    for reach in [["--config", file.to_str().unwrap()], ["--server", &server]] {
+        for words in [&["status"][..], &["plan"], &["explain", "0"], &["history"], &["pause"]] {
+            let (code, said) = world.says(&[words, &reach].concat());
+            assert!(code == Some(2) && said.contains("persons, orders"), "{words:?} {reach:?}: {code:?} {said}");
+        }
+        for keyspace in KEYSPACES {
+            let (code, said) = world.says(&[&["status", "--json", "--keyspace", keyspace][..], &reach].concat());
+            let status: Value = serde_json::from_str(&said).unwrap_or_default();
+            assert!(code == Some(0) && status["pods"][0]["name"] == "a", "{reach:?}: {code:?} {said}");
+            let (code, said) = world.says(&[&["explain", "3", "--keyspace", keyspace][..], &reach].concat());
+            assert!(code == Some(0) && said.contains("owner       a"), "{code:?} {said}");
+        }
+        let (code, said) = world.says(&[&["status", "--keyspace", "other"][..], &reach].concat());
+        assert!(code == Some(2) && said.contains("persons, orders"), "{reach:?}: {code:?} {said}");
+    }
+    // An action takes effect in the keyspace that it names, and in no other.
+    let file = file.to_str().unwrap();
+    let (code, said) = world.says(&["pause", "--keyspace", "orders", "--config", file]);
+    assert_eq!(code, Some(0), "{said}");
+    let paused =
+        |keyspace: &str| !json(world.admin, &format!("/status?keyspace={keyspace}"))["keyspace"]["paused"].is_null();
+    until("the pause", || paused("orders"));
+    assert!(!paused("persons"));
+    let etcd = world.cluster.etcd().endpoint();
+    let (code, said) = world.says(&["status", "--routers", "--etcd", &etcd, "--keyspace", "persons"]);
+    assert!(code == Some(0) && said.contains("same     r-0"), "{code:?} {said}");
+}
