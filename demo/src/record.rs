@@ -114,7 +114,10 @@ pub enum Outcome {
         reason: Arc<str>,
     },
     /// No response within the allowed time.
-    Unanswered,
+    Unanswered {
+        /// What the client was waiting for, on which connection.
+        place: Arc<str>,
+    },
 }
 
 impl Exchange {

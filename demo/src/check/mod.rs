@@ -193,6 +193,7 @@ fn lost(evidence: &Evidence) -> Count {
     let mut count = Count::default();
     let logged: Option<HashSet<RequestId>> =
         evidence.log.as_ref().map(|log| log.iter().map(|record| record.request).collect());
+    let first = evidence.exchanges.iter().map(|exchange| exchange.sent_at).min().unwrap_or_default();
     for exchange in &evidence.exchanges {
         let Exchange { request, key, partition, .. } = exchange;
         match (&exchange.outcome, exchange.kind) {
@@ -207,8 +208,14 @@ fn lost(evidence: &Evidence) -> Count {
                 format!("a read of key {key} (partition {partition}) saw write {seen}, not the acknowledged {floor}")
             }),
             (Outcome::Ok, _) => {}
-            (Outcome::Unanswered, _) => {
-                count.add(|| format!("request {request} of key {key} (partition {partition}) was never answered"));
+            (Outcome::Unanswered { place }, _) => {
+                let after = exchange.sent_at.saturating_sub(first) as f64 / 1e9;
+                count.add(|| {
+                    format!(
+                        "request {request} of key {key} (partition {partition}), sent {after:.1} s after the first \
+                         request, was never answered: {place}"
+                    )
+                });
             }
             (_, Kind::Read { last: true, .. }) => {
                 count.add(|| format!("key {key} (partition {partition}) could not be read after the run"));

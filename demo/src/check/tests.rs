@@ -179,7 +179,7 @@ fn a_read_that_misses_an_acknowledged_write_shows_a_loss() {
 #[test]
 fn a_request_without_an_answer_and_a_key_without_a_last_look_are_lost() {
     let mut world = moved();
-    world.send(7, Outcome::Unanswered);
+    world.send(7, Outcome::Unanswered { place: "connecting".into() });
     world.sent(7, Kind::Read { floor: 3, seen: 0, last: true }, refused(503));
     world.sent(7, Kind::Read { floor: 3, seen: 0, last: false }, refused(503));
     assert_eq!(world.harm(), [2, 0, 0, 0, 0]);

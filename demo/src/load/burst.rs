@@ -37,12 +37,15 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
     let partitions = settings.partitions.max(1);
     let mut sequences = vec![0_u64; partitions as usize];
     let (mut sent, mut id) = (0, u64::from(number) << 32);
-    let mut connection: Option<(Sender, Driver)> = None;
+    let mut connection: Option<(Sender, Driver, Arc<str>)> = None;
     while !common.stop.is_cancelled() {
-        let Some((sender, _)) = &mut connection else {
+        let Some((sender, _, place)) = &mut connection else {
             let router = &settings.routers[random.random_range(0..settings.routers.len())];
             match Connection::open(router, true).await.ok().and_then(Connection::into_http2) {
-                Some(opened) => connection = Some(opened),
+                Some((sender, driver)) => {
+                    let place = format!("in a burst, HTTP/2 to {}", router.address);
+                    connection = Some((sender, driver, place.into()));
+                }
                 None => tokio::time::sleep(AFTER_REFUSAL).await,
             }
             continue;
@@ -64,10 +67,10 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
         }
         let sentinel = sentinel(sender);
         let answers = members.into_iter().map(|(request, kind, sent_at, answer)| {
-            let common = common.clone();
+            let (common, place) = (common.clone(), place.clone());
             async move {
                 let said = timeout(common.settings.patience, heard(answer)).await;
-                let Said { outcome, answered_by, .. } = said.unwrap_or_else(|_| unanswered());
+                let Said { outcome, answered_by, .. } = said.unwrap_or_else(|_| unanswered(place));
                 let ended_at = clock::now();
                 common.gauge.ended(&outcome);
                 let (due_at, burst) = (sent_at, None);
@@ -77,7 +80,7 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
         let (taken_by, mut answers) = tokio::join!(sentinel, join_all(answers));
         answers.iter_mut().for_each(|exchange| exchange.burst = Some(Burst { id, taken_by }));
         let broken =
-            |exchange: &Exchange| matches!(exchange.outcome, Outcome::Unknown { code: 0, .. } | Outcome::Unanswered);
+            |exchange: &Exchange| matches!(exchange.outcome, Outcome::Unknown { code: 0, .. } | Outcome::Unanswered { .. });
         if taken_by.is_none() || answers.iter().any(broken) {
             connection = None;
         }
@@ -109,6 +112,6 @@ where
     }
 }
 
-fn unanswered() -> Said {
-    Said { outcome: Outcome::Unanswered, answered_by: None, seen: 0 }
+fn unanswered(place: Arc<str>) -> Said {
+    Said { outcome: Outcome::Unanswered { place }, answered_by: None, seen: 0 }
 }

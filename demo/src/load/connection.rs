@@ -88,6 +88,7 @@ pub(super) async fn exchange(
     request: Request<Body>,
     patience: Duration,
 ) -> Said {
+    let mut stage = "connecting";
     let whole = async {
         for _ in 0..3 {
             let connection = match slot {
@@ -100,8 +101,12 @@ pub(super) async fn exchange(
                     }
                 },
             };
+            stage = "waiting for the head of the response";
             match connection.send(request.clone()).await {
-                Ok(response) => return answer(response).await,
+                Ok(response) => {
+                    stage = "reading the body of the response";
+                    return answer(response).await;
+                }
                 Err(mut error) => {
                     let unsent = error.take_message().is_some();
                     let error = error.into_error();
@@ -109,13 +114,18 @@ pub(super) async fn exchange(
                         return broken(&error);
                     }
                     *slot = None;
+                    stage = "connecting again";
                 }
             }
         }
         said(Outcome::Refused { code: 0, reason: "connections close before anything is sent".into() })
     };
-    let said = tokio::time::timeout(patience, whole).await.unwrap_or_else(|_| said(Outcome::Unanswered));
-    if matches!(said.outcome, Outcome::Unanswered | Outcome::Unknown { code: 0, .. }) {
+    let answered = tokio::time::timeout(patience, whole).await;
+    let said = answered.unwrap_or_else(|_| {
+        let protocol = if http2 { "HTTP/2" } else { "HTTP/1.1" };
+        said(Outcome::Unanswered { place: format!("{stage}, {protocol} to {}", to.address).into() })
+    });
+    if matches!(said.outcome, Outcome::Unanswered { .. } | Outcome::Unknown { code: 0, .. }) {
         *slot = None;
     }
     said

@@ -102,7 +102,7 @@ impl Gauge {
                 return;
             }
             Outcome::Refused { code, reason } | Outcome::Unknown { code, reason } => (*code, reason.clone()),
-            Outcome::Unanswered => (0, "unanswered".into()),
+            Outcome::Unanswered { .. } => (0, "unanswered".into()),
         };
         *self.errors.lock().unwrap_or_else(PoisonError::into_inner).entry((code, reason)).or_default() += 1;
     }

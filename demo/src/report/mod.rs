@@ -113,7 +113,7 @@ impl Report {
                     continue;
                 }
                 Outcome::Refused { code, reason } | Outcome::Unknown { code, reason } => (*code, reason.clone()),
-                Outcome::Unanswered => (0, Arc::from("unanswered")),
+                Outcome::Unanswered { .. } => (0, Arc::from("unanswered")),
             };
             *errors.entry(code).or_default().entry(reason).or_default() += 1;
         }

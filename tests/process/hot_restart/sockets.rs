@@ -9,7 +9,7 @@ use crate::{Askers, Restarting, answered};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_says_nothing_that_is_understood_gets_nothing_and_harms_nothing() {
-    let mut router = Restarting::start(&["w-0"], 2);
+    let mut router = Restarting::start(&["w-0"]);
     let old = router.first(&["w-0"]);
     let socket = router.socket();
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
@@ -55,7 +55,7 @@ async fn who_says_nothing_that_is_understood_gets_nothing_and_harms_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_path_that_is_no_socket_is_refused_and_what_a_crash_left_is_not() {
-    let mut router = Restarting::start(&["w-0"], 2);
+    let mut router = Restarting::start(&["w-0"]);
     std::fs::write(router.socket(), "precious").unwrap();
     let mut process = router.process(1);
     assert_eq!(process.wait().code(), Some(1));
@@ -75,7 +75,7 @@ const REFUSAL: &str = "{\"segue_hot_restart\":1,\"say\":\"refusal\",\"reason\":\
 
 #[test]
 fn a_new_process_leaves_the_admin_socket_of_the_old_one_alone_until_that_leaves() {
-    let mut router = Restarting::start(&["w-0"], 2);
+    let mut router = Restarting::start(&["w-0"]);
     // The test is the old process.
     let hot_restarts = UnixListener::bind(router.socket()).unwrap();
     let _admin = UnixListener::bind(router.admin_socket()).unwrap();
