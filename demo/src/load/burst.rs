@@ -79,8 +79,9 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
         });
         let (taken_by, mut answers) = tokio::join!(sentinel, join_all(answers));
         answers.iter_mut().for_each(|exchange| exchange.burst = Some(Burst { id, taken_by }));
-        let broken =
-            |exchange: &Exchange| matches!(exchange.outcome, Outcome::Unknown { code: 0, .. } | Outcome::Unanswered { .. });
+        let broken = |exchange: &Exchange| {
+            matches!(exchange.outcome, Outcome::Unknown { code: 0, .. } | Outcome::Unanswered { .. })
+        };
         if taken_by.is_none() || answers.iter().any(broken) {
             connection = None;
         }
