@@ -21,6 +21,8 @@ const BOUND: usize = 4 * AT_A_TIME;
 const ENOUGH: usize = AT_A_TIME;
 const TOO_MANY: usize = 300;
 const LASTS: Duration = Duration::from_secs(4);
+/// How long clients may be refused after a pod has recovered.
+const RECOVERY: Duration = Duration::from_secs(5);
 /// How long a client that was refused waits.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The least goodput under overload and afterwards, as a share of the calm one.
@@ -90,6 +92,32 @@ async fn client(
         }
     }
     Ok(())
+}
+
+/// Returns how long it takes until each of so many clients has been served, if that is not too long.
+async fn served_again(router: SocketAddr, asking: Asking, clients: usize) -> Option<Duration> {
+    let began = Instant::now();
+    let mut running = JoinSet::new();
+    for key in 0..clients {
+        running.spawn(async move {
+            loop {
+                let load = Mutex::default();
+                // One request: the time is over before the next one.
+                client(router, asking, key, Instant::now() + Duration::from_millis(1), &load).await.ok()?;
+                let load = load.into_inner().unwrap_or_else(PoisonError::into_inner);
+                if load.statuses.contains_key(&200) {
+                    return Some(());
+                }
+            }
+        });
+    }
+    let all = tokio::time::timeout(RECOVERY, async {
+        while let Some(served) = running.join_next().await {
+            served.ok()??;
+        }
+        Some(began.elapsed())
+    });
+    all.await.ok()?
 }
 
 impl Load {
@@ -169,8 +197,11 @@ pub(crate) async fn outage(cluster: &Cluster) -> anyhow::Result<(bool, String)> 
     let got = cluster.pods.seen.refuse(false);
     let asked = during.statuses.values().sum::<u64>() + ASKING as u64;
     let allowed = asked as f64 * (1.0 + AGAIN) + WORKERS * (SAVED + AGAIN_A_SECOND * began.elapsed().as_secs_f64());
+    // Each worker finds out by itself, when it next tries the pod.
+    let recovery = served_again(router.address, asking, ASKING).await;
     let after = load(router.address, asking, ASKING).await;
     let harmless = got > 0
+        && recovery.is_some()
         && (got as f64) <= allowed
         && during.shed() > 0
         && after.shed() == 0
@@ -179,9 +210,10 @@ pub(crate) async fn outage(cluster: &Cluster) -> anyhow::Result<(bool, String)> 
     let mark = if harmless { "ok  " } else { "HARM" };
     let line = format!(
         "{mark} outage                   a pod that refuses everything for {} s: asked {asked} times, it got {got} requests \
-         (bound {allowed:.0}); {} told so; answers {:.0}/{:.0} a second before/after",
+         (bound {allowed:.0}); {} told so; all served again {}; answers {:.0}/{:.0} a second before/after",
         LASTS.as_secs(),
         during.shed(),
+        recovery.map_or("never".into(), |took| format!("after {} ms", millis(took))),
         calm.good(),
         after.good(),
     );
