@@ -84,6 +84,7 @@ class Membership:
         self.trusted_until = self.stands_until = 0.0
         self.trust, self.ttl = lease_ttl * 2 / 3, lease_ttl
         self.running = {}  # partition: (kind, handoff, task)
+        self.freeing = set()
         self.locks = collections.defaultdict(asyncio.Lock)  # partition: held while one of its tasks runs
         self.acks = {}
         self.acks_due = asyncio.Event()
@@ -167,7 +168,8 @@ class Membership:
             hello.capabilities.append("checkpoint")
         hello.resume = self.resume
         hello.holdings.extend(pb.Holding(partition=p, epoch=e) for p, e in self.held.items())
-        await call.write(pb.Heartbeat(seq=1, hello=hello))
+        # Another instance may have told them, and would wait anew for a checkpoint.
+        await call.write(pb.Heartbeat(seq=1, hello=hello, progress=self.progress()))
         beats, seen = None, [0]
         try:
             # A coordinator confirms every heartbeat. If it falls silent, the pod leaves it while the lease is still good.
@@ -183,6 +185,8 @@ class Membership:
                     for seq in [seq for seq in sent if seq <= event.confirmed]:
                         del sent[seq]
                 await self.assigned(event)
+                if event.HasField("welcome"):
+                    self.keep_only(event.tasks)
                 for dropped in event.dropped:
                     self.stop(dropped.partition, dropped.handoff)
                 for task in event.tasks:
@@ -209,7 +213,8 @@ class Membership:
             # Another life: nothing of the earlier one is owned, and its state is of no use.
             self.fence()
             self.acks.clear()
-            for _, _, task in self.running.values():
+            for partition, (_, _, task) in self.running.items():
+                self.abandon(partition)
                 task.cancel()
             self.running.clear()
             for partition in list(self.held):
@@ -247,6 +252,38 @@ class Membership:
         kind, running, task = self.running.get(partition, (None, None, None))
         if running == handoff and kind != "release":
             task.cancel()
+
+    def progress(self):
+        """Returns the progress of each Warm that runs."""
+        pb, running = self.pb, self.running.items()
+        warms = [(partition, handoff) for partition, (kind, handoff, task) in running if kind == "warm" and not task.done()]
+        return [pb.Progress(id=pb.TaskId(partition=partition, handoff=handoff)) for partition, handoff in warms]
+
+    def keep_only(self, due):
+        """Stops the tasks of earlier streams that the first event of a stream does not list."""
+        due = {(task.id.partition, task.WhichOneof("kind"), task.id.handoff) for task in due}
+        for partition, (kind, handoff, _) in self.running.items():
+            # A checkpoint may be acknowledged as long as the pod owns its epoch.
+            if kind != "checkpoint" and (partition, kind, handoff) not in due:
+                self.abandon(partition)
+
+    def abandon(self, partition):
+        """Stops a task that is due no more, unless it is a Release. Frees what a Warm has copied: no Release follows, because
+        the holdings do not list it."""
+        kind, _, task = self.running[partition]
+        if kind == "release" or task.done():
+            return
+        task.cancel()
+        if kind == "warm":
+            freeing = asyncio.create_task(self.free(partition))
+            self.freeing.add(freeing)
+            freeing.add_done_callback(self.freeing.discard)
+
+    async def free(self, partition):
+        async with self.locks[partition]:
+            # A later Warm may have ended first.
+            if partition not in self.held:
+                await self.service.release(partition)
 
     async def do(self, kind, task):
         partition, pb = task.id.partition, self.pb

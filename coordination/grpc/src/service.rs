@@ -60,12 +60,12 @@ pub struct PodsServer {
 #[derive(Debug)]
 pub struct PodsKeyspace(Arc<Shared>);
 
-/// The pods that have a stream at this instance, of one keyspace.
+/// The pods that have a stream at this instance or poll it, of one keyspace.
 #[derive(Debug, Clone)]
 pub struct PodsStatus(Arc<Sessions>);
 
 impl PodsStatus {
-    /// Returns the state of each stream, by the pods' names.
+    /// Returns the state of each stream and of each pod that polls, by the pods' names.
     pub fn streams(&self) -> Vec<StreamStatus> {
         self.0.streams()
     }
