@@ -46,6 +46,9 @@ func (file token) GetRequestMetadata(context.Context, ...string) (map[string]str
 // RequireTransportSecurity lets the token travel in clear text, as everything else of this example.
 func (token) RequireTransportSecurity() bool { return false }
 
+// maxAcks is the most acknowledgements that one call may carry.
+const maxAcks = 4096
+
 type ackKey struct {
 	partition uint32
 	handoff   uint64
@@ -545,34 +548,54 @@ func (m *Membership) sendAcks(ctx context.Context) {
 			return
 		case <-m.acksDue:
 		}
+		var due []*pb.Ack
 		m.mu.Lock()
-		client, request := m.client, &pb.AckRequest{Resume: m.resume}
-		var keys []ackKey
-		for key, ack := range m.acks {
-			keys, request.Acks = append(keys, key), append(request.Acks, ack)
+		for _, ack := range m.acks {
+			due = append(due, ack)
 		}
 		m.mu.Unlock()
-		if len(keys) == 0 {
-			continue
-		}
-		call, cancel := context.WithTimeout(ctx, 5*time.Second)
-		answer, err := client.Ack(call, request)
-		cancel()
-		again := err != nil
-		m.mu.Lock()
-		for i, outcome := range answer.GetOutcomes() {
-			if outcome == pb.AckOutcome_AGAIN {
+		again := false
+		for len(due) > 0 {
+			batch := due
+			if len(batch) > maxAcks {
+				batch = batch[:maxAcks]
+			}
+			due = due[len(batch):]
+			// What is too early must not keep the others from their turn.
+			if m.send(ctx, batch) {
 				again = true
-			} else if i < len(keys) && m.acks[keys[i]] == request.Acks[i] {
-				delete(m.acks, keys[i])
 			}
 		}
-		m.mu.Unlock()
 		if again {
 			m.ackSoon()
 			sleep(ctx, 100*time.Millisecond)
 		}
 	}
+}
+
+// send sends acknowledgements once. It returns whether some have to be sent again.
+func (m *Membership) send(ctx context.Context, batch []*pb.Ack) bool {
+	m.mu.Lock()
+	client, request := m.client, &pb.AckRequest{Resume: m.resume, Acks: batch}
+	m.mu.Unlock()
+	call, cancel := context.WithTimeout(ctx, 5*time.Second)
+	answer, err := client.Ack(call, request)
+	cancel()
+	again := err != nil
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, outcome := range answer.GetOutcomes() {
+		if outcome == pb.AckOutcome_AGAIN {
+			again = true
+		} else if i < len(batch) {
+			id := batch[i].GetId()
+			key := ackKey{id.GetPartition(), id.GetHandoff(), batch[i].GetKind()}
+			if m.acks[key] == batch[i] {
+				delete(m.acks, key)
+			}
+		}
+	}
+	return again
 }
 
 // Leave hands all partitions over while the pod serves requests. It returns whether none was left in time.

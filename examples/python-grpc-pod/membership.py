@@ -47,6 +47,10 @@ def load_stubs(folder):
 BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError, asyncio.TimeoutError)
 
 
+# The most acknowledgements that one call may carry.
+MAX_ACKS = 4096
+
+
 def lease_now():
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -337,19 +341,25 @@ class Membership:
         while True:
             await self.acks_due.wait()
             self.acks_due.clear()
-            batch = dict(self.acks)
-            try:
-                request = self.pb.AckRequest(resume=self.resume, acks=batch.values())
-                outcomes = (await self.answer(lambda stub: stub.Ack(request, timeout=5, metadata=self.metadata()))).outcomes
-            except BROKEN:
-                outcomes = [self.pb.AGAIN] * len(batch)
-            for (key, ack), outcome in zip(batch.items(), outcomes):
-                if outcome == self.pb.AGAIN:
-                    self.acks_due.set()
-                elif self.acks.get(key) is ack:
-                    del self.acks[key]
-            if self.pb.AGAIN in outcomes:
+            due = list(self.acks.items())
+            batches = [due[begin : begin + MAX_ACKS] for begin in range(0, len(due), MAX_ACKS)]
+            # What is too early must not keep the others from their turn.
+            again = [await self.send(batch) for batch in batches]
+            if any(again):
+                self.acks_due.set()
                 await asyncio.sleep(0.1)
+
+    async def send(self, batch):
+        """Sends acknowledgements once. Returns whether some have to be sent again."""
+        try:
+            request = self.pb.AckRequest(resume=self.resume, acks=[ack for _, ack in batch])
+            outcomes = (await self.answer(lambda stub: stub.Ack(request, timeout=5, metadata=self.metadata()))).outcomes
+        except BROKEN:
+            return True
+        for (key, ack), outcome in zip(batch, outcomes):
+            if outcome != self.pb.AGAIN and self.acks.get(key) is ack:
+                del self.acks[key]
+        return self.pb.AGAIN in outcomes
 
     def metadata(self):
         """Returns what each call presents. The token is read anew, because it may have been replaced."""

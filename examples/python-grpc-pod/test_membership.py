@@ -123,6 +123,25 @@ class Lives(unittest.IsolatedAsyncioTestCase):
         await self.until_idle()
         self.assertEqual(self.membership.service.calls, ["warm", "release"])
 
+    async def test_many_acknowledgements_are_sent_in_several_calls_and_again_if_one_fails(self):
+        membership, calls = self.membership, []
+        membership.pb = types.SimpleNamespace(AGAIN=3, AckRequest=types.SimpleNamespace)
+
+        async def acked(request, timeout, metadata):
+            calls.append(len(request.acks))
+            if len(calls) == 1:
+                raise asyncio.TimeoutError
+            return types.SimpleNamespace(outcomes=[3 if len(calls) == 2 and at == 0 else 1 for at in range(len(request.acks))])
+
+        membership.stub = types.SimpleNamespace(Ack=acked)
+        for partition in range(5000):
+            membership.ack(types.SimpleNamespace(id=types.SimpleNamespace(partition=partition, handoff=1), kind=1))
+        sending = asyncio.create_task(membership.send_acks())
+        while membership.acks:
+            await asyncio.sleep(0.01)
+        sending.cancel()
+        self.assertEqual(calls, [4096, 904, 4096, 1])
+
     async def until_idle(self):
         for _ in range(20):
             await asyncio.sleep(0)  # lets each task go as far as it can

@@ -39,6 +39,8 @@ use crate::proto::{
 use crate::token::Token;
 
 const RETRY: Duration = Duration::from_millis(100);
+/// The most acknowledgements that one call may carry.
+const MAX_ACKS: usize = 4096;
 const CATCH_UP: Duration = Duration::from_millis(250);
 
 /// The callbacks of a handoff. A callback that fails is called again while it is due.
@@ -441,32 +443,38 @@ impl<S: Service> Membership<S> {
     async fn send_acks(self: Arc<Self>) {
         loop {
             self.acks_due.notified().await;
-            let (client, resume, batch) = {
-                let state = self.state();
-                (state.client.clone(), state.resume.clone(), state.acks.clone())
-            };
-            let Some(mut client) = client.filter(|_| !batch.is_empty()) else { continue };
-            let (keys, acks): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-            let call = timeout(
-                Duration::from_secs(5),
-                client.ack(AckRequest { resume, acks: acks.clone(), ..AckRequest::default() }),
-            )
-            .await;
-            let outcomes = call.ok().and_then(Result::ok).map(|response| response.into_inner().outcomes);
-            let mut again = outcomes.is_none();
-            for ((key, ack), outcome) in keys.into_iter().zip(acks).zip(outcomes.unwrap_or_default()) {
-                let mut state = self.state();
-                if outcome == i32::from(AckOutcome::Again) {
-                    again = true;
-                } else if state.acks.get(&key) == Some(&ack) {
-                    state.acks.remove(&key);
-                }
+            let due: Vec<_> = self.state().acks.values().cloned().collect();
+            let mut again = false;
+            // What is too early must not keep the others from their turn.
+            for batch in due.chunks(MAX_ACKS) {
+                again |= self.send(batch).await;
             }
             if again {
                 sleep(RETRY).await;
                 self.acks_due.notify_one();
             }
         }
+    }
+
+    /// Sends acknowledgements once. Returns whether some have to be sent again.
+    async fn send(&self, batch: &[Ack]) -> bool {
+        let (client, resume) = {
+            let state = self.state();
+            (state.client.clone(), state.resume.clone())
+        };
+        let Some(mut client) = client else { return true };
+        let request = AckRequest { resume, acks: batch.to_vec(), ..AckRequest::default() };
+        let Ok(Ok(response)) = timeout(Duration::from_secs(5), client.ack(request)).await else { return true };
+        let outcomes = response.into_inner().outcomes;
+        let mut state = self.state();
+        for (ack, _) in batch.iter().zip(&outcomes).filter(|(_, outcome)| **outcome != i32::from(AckOutcome::Again)) {
+            let id = ack.id.unwrap_or_default();
+            let key = (id.partition, id.handoff, ack.kind);
+            if state.acks.get(&key) == Some(ack) {
+                state.acks.remove(&key);
+            }
+        }
+        outcomes.contains(&i32::from(AckOutcome::Again))
     }
 
     /// Hands all partitions over while the pod serves requests. Returns whether none was left in time.
