@@ -46,6 +46,9 @@ func (file token) GetRequestMetadata(context.Context, ...string) (map[string]str
 // RequireTransportSecurity lets the token travel in clear text, as everything else of this example.
 func (token) RequireTransportSecurity() bool { return false }
 
+// maxAcks is the most acknowledgements that one call may carry.
+const maxAcks = 4096
+
 type ackKey struct {
 	partition uint32
 	handoff   uint64
@@ -57,6 +60,15 @@ type runningTask struct {
 	handoff uint64
 	cancel  context.CancelFunc
 	done    chan struct{}
+}
+
+func (task *runningTask) isDone() bool {
+	select {
+	case <-task.done:
+		return true
+	default:
+		return false
+	}
 }
 
 // Membership takes part in handoffs through the gRPC service of Segue's coordinators, and decides which requests may be
@@ -219,7 +231,7 @@ func (m *Membership) follow(ctx context.Context, client pb.PodsClient) error {
 		return err
 	}
 	sent := map[uint64]time.Duration{1: leaseNow()}
-	if err := stream.Send(&pb.Heartbeat{Seq: 1, Hello: m.hello()}); err != nil {
+	if err := stream.Send(m.firstHeartbeat()); err != nil {
 		_, err = stream.Recv() // names the reason
 		return err
 	}
@@ -272,9 +284,22 @@ func (m *Membership) follow(ctx context.Context, client pb.PodsClient) error {
 	}
 }
 
-func (m *Membership) hello() *pb.Hello {
+func (m *Membership) firstHeartbeat() *pb.Heartbeat {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	first := &pb.Heartbeat{Seq: 1, Hello: m.hello()}
+	for partition, running := range m.running {
+		// Another instance may have told the Warm, and would wait anew for a checkpoint.
+		if running.kind == pb.AckKind_READY && !running.isDone() {
+			id := &pb.TaskId{Partition: partition, Handoff: running.handoff}
+			first.Progress = append(first.Progress, &pb.Progress{Id: id})
+		}
+	}
+	return first
+}
+
+// hello describes the pod. The caller holds the lock.
+func (m *Membership) hello() *pb.Hello {
 	hello := &pb.Hello{
 		ProtocolMin: 1, ProtocolMax: 1, Keyspace: m.Keyspace, Pod: m.Name, Address: m.address,
 		LeaseTtl: durationpb.New(m.leaseTTL), Resume: m.resume,
@@ -293,7 +318,8 @@ func (m *Membership) welcome(welcome *pb.Welcome) {
 		// Another life: nothing of the earlier one is owned, and its state is of no use.
 		m.fence()
 		m.acks = map[ackKey]*pb.Ack{}
-		for _, running := range m.running {
+		for partition, running := range m.running {
+			m.abandon(partition)
 			running.cancel()
 		}
 		m.running = map[uint32]*runningTask{}
@@ -331,6 +357,9 @@ func (m *Membership) apply(event *pb.Event, sent map[uint64]time.Duration) {
 			m.owned[owned.GetPartition()] = owned.GetEpoch()
 		}
 	}
+	if event.GetWelcome() != nil {
+		m.keepOnly(event.GetTasks())
+	}
 	for _, dropped := range event.GetDropped() {
 		if running := m.running[dropped.GetPartition()]; running != nil && running.handoff == dropped.GetHandoff() {
 			running.cancel()
@@ -342,22 +371,58 @@ func (m *Membership) apply(event *pb.Event, sent map[uint64]time.Duration) {
 	m.notify()
 }
 
+// keepOnly stops the tasks of earlier streams that the first event of a stream does not list. The caller holds the lock.
+func (m *Membership) keepOnly(due []*pb.Task) {
+	isDue := map[ackKey]bool{}
+	for _, task := range due {
+		isDue[ackKey{task.GetId().GetPartition(), task.GetId().GetHandoff(), report(task)}] = true
+	}
+	for partition, running := range m.running {
+		// A checkpoint may be acknowledged as long as the pod owns its epoch.
+		if running.kind != pb.AckKind_CHECKPOINTED && !isDue[ackKey{partition, running.handoff, running.kind}] {
+			m.abandon(partition)
+		}
+	}
+}
+
+// abandon stops a task that is due no more, unless it is a Release. It frees what a Warm has copied: no Release follows,
+// because the holdings do not list it. The caller holds the lock.
+func (m *Membership) abandon(partition uint32) {
+	running := m.running[partition]
+	if running.kind == pb.AckKind_RELEASED || running.isDone() {
+		return
+	}
+	running.cancel()
+	if running.kind == pb.AckKind_READY {
+		go m.free(partition, m.turns[partition])
+	}
+}
+
+// free frees what a Warm that was stopped has copied.
+func (m *Membership) free(partition uint32, turn chan struct{}) {
+	turn <- struct{}{}
+	defer func() { <-turn }()
+	m.mu.Lock()
+	_, held := m.held[partition]
+	m.mu.Unlock()
+	// A later Warm may have ended first.
+	if !held {
+		m.service.Release(partition)
+	}
+}
+
 // begin replaces the partition's task. The caller holds the lock.
 func (m *Membership) begin(task *pb.Task) {
 	kind, partition, handoff := report(task), task.GetId().GetPartition(), task.GetId().GetHandoff()
 	if kind == pb.AckKind_ACK_UNSPECIFIED {
 		return // a kind of a later version
 	}
-	if before := m.running[partition]; before != nil {
-		select {
-		case <-before.done:
-		default:
-			if before.kind == kind && before.handoff == handoff {
-				return // repeated after a reconnect
-			}
-			if before.kind != pb.AckKind_RELEASED {
-				before.cancel()
-			}
+	if before := m.running[partition]; before != nil && !before.isDone() {
+		if before.kind == kind && before.handoff == handoff {
+			return // repeated after a reconnect
+		}
+		if before.kind != pb.AckKind_RELEASED {
+			before.cancel()
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -483,34 +548,54 @@ func (m *Membership) sendAcks(ctx context.Context) {
 			return
 		case <-m.acksDue:
 		}
+		var due []*pb.Ack
 		m.mu.Lock()
-		client, request := m.client, &pb.AckRequest{Resume: m.resume}
-		var keys []ackKey
-		for key, ack := range m.acks {
-			keys, request.Acks = append(keys, key), append(request.Acks, ack)
+		for _, ack := range m.acks {
+			due = append(due, ack)
 		}
 		m.mu.Unlock()
-		if len(keys) == 0 {
-			continue
-		}
-		call, cancel := context.WithTimeout(ctx, 5*time.Second)
-		answer, err := client.Ack(call, request)
-		cancel()
-		again := err != nil
-		m.mu.Lock()
-		for i, outcome := range answer.GetOutcomes() {
-			if outcome == pb.AckOutcome_AGAIN {
+		again := false
+		for len(due) > 0 {
+			batch := due
+			if len(batch) > maxAcks {
+				batch = batch[:maxAcks]
+			}
+			due = due[len(batch):]
+			// What is too early must not keep the others from their turn.
+			if m.send(ctx, batch) {
 				again = true
-			} else if i < len(keys) && m.acks[keys[i]] == request.Acks[i] {
-				delete(m.acks, keys[i])
 			}
 		}
-		m.mu.Unlock()
 		if again {
 			m.ackSoon()
 			sleep(ctx, 100*time.Millisecond)
 		}
 	}
+}
+
+// send sends acknowledgements once. It returns whether some have to be sent again.
+func (m *Membership) send(ctx context.Context, batch []*pb.Ack) bool {
+	m.mu.Lock()
+	client, request := m.client, &pb.AckRequest{Resume: m.resume, Acks: batch}
+	m.mu.Unlock()
+	call, cancel := context.WithTimeout(ctx, 5*time.Second)
+	answer, err := client.Ack(call, request)
+	cancel()
+	again := err != nil
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, outcome := range answer.GetOutcomes() {
+		if outcome == pb.AckOutcome_AGAIN {
+			again = true
+		} else if i < len(batch) {
+			id := batch[i].GetId()
+			key := ackKey{id.GetPartition(), id.GetHandoff(), batch[i].GetKind()}
+			if m.acks[key] == batch[i] {
+				delete(m.acks, key)
+			}
+		}
+	}
+	return again
 }
 
 // Leave hands all partitions over while the pod serves requests. It returns whether none was left in time.

@@ -242,11 +242,20 @@ func (w *Writer) pause() {
 	}
 }
 
+// stamp returns the value of a header that comes once, otherwise "".
+func stamp(request *http.Request, name string) string {
+	values := request.Header.Values(name)
+	if len(values) != 1 {
+		return ""
+	}
+	return values[0]
+}
+
 // Handler serves PUT and GET of /keys/{key}, as a router sends them.
 func (w *Writer) Handler(membership *Membership) http.HandlerFunc {
 	return func(out http.ResponseWriter, request *http.Request) {
-		partition, err := strconv.ParseUint(request.Header.Get("segue-partition"), 10, 32)
-		epoch, err2 := strconv.ParseUint(request.Header.Get("segue-epoch"), 10, 64)
+		partition, err := strconv.ParseUint(stamp(request, "segue-partition"), 10, 32)
+		epoch, err2 := strconv.ParseUint(stamp(request, "segue-epoch"), 10, 64)
 		stamped := err == nil && err2 == nil && request.Header.Get("segue-keyspace") == membership.Keyspace
 		var life uint64
 		accepted := false

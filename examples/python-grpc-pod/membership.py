@@ -47,6 +47,10 @@ def load_stubs(folder):
 BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError, asyncio.TimeoutError)
 
 
+# The most acknowledgements that one call may carry.
+MAX_ACKS = 4096
+
+
 def lease_now():
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -84,6 +88,7 @@ class Membership:
         self.trusted_until = self.stands_until = 0.0
         self.trust, self.ttl = lease_ttl * 2 / 3, lease_ttl
         self.running = {}  # partition: (kind, handoff, task)
+        self.freeing = set()
         self.locks = collections.defaultdict(asyncio.Lock)  # partition: held while one of its tasks runs
         self.acks = {}
         self.acks_due = asyncio.Event()
@@ -167,7 +172,8 @@ class Membership:
             hello.capabilities.append("checkpoint")
         hello.resume = self.resume
         hello.holdings.extend(pb.Holding(partition=p, epoch=e) for p, e in self.held.items())
-        await call.write(pb.Heartbeat(seq=1, hello=hello))
+        # Another instance may have told them, and would wait anew for a checkpoint.
+        await call.write(pb.Heartbeat(seq=1, hello=hello, progress=self.progress()))
         beats, seen = None, [0]
         try:
             # A coordinator confirms every heartbeat. If it falls silent, the pod leaves it while the lease is still good.
@@ -183,6 +189,8 @@ class Membership:
                     for seq in [seq for seq in sent if seq <= event.confirmed]:
                         del sent[seq]
                 await self.assigned(event)
+                if event.HasField("welcome"):
+                    self.keep_only(event.tasks)
                 for dropped in event.dropped:
                     self.stop(dropped.partition, dropped.handoff)
                 for task in event.tasks:
@@ -209,7 +217,8 @@ class Membership:
             # Another life: nothing of the earlier one is owned, and its state is of no use.
             self.fence()
             self.acks.clear()
-            for _, _, task in self.running.values():
+            for partition, (_, _, task) in self.running.items():
+                self.abandon(partition)
                 task.cancel()
             self.running.clear()
             for partition in list(self.held):
@@ -247,6 +256,38 @@ class Membership:
         kind, running, task = self.running.get(partition, (None, None, None))
         if running == handoff and kind != "release":
             task.cancel()
+
+    def progress(self):
+        """Returns the progress of each Warm that runs."""
+        pb, running = self.pb, self.running.items()
+        warms = [(partition, handoff) for partition, (kind, handoff, task) in running if kind == "warm" and not task.done()]
+        return [pb.Progress(id=pb.TaskId(partition=partition, handoff=handoff)) for partition, handoff in warms]
+
+    def keep_only(self, due):
+        """Stops the tasks of earlier streams that the first event of a stream does not list."""
+        due = {(task.id.partition, task.WhichOneof("kind"), task.id.handoff) for task in due}
+        for partition, (kind, handoff, _) in self.running.items():
+            # A checkpoint may be acknowledged as long as the pod owns its epoch.
+            if kind != "checkpoint" and (partition, kind, handoff) not in due:
+                self.abandon(partition)
+
+    def abandon(self, partition):
+        """Stops a task that is due no more, unless it is a Release. Frees what a Warm has copied: no Release follows, because
+        the holdings do not list it."""
+        kind, _, task = self.running[partition]
+        if kind == "release" or task.done():
+            return
+        task.cancel()
+        if kind == "warm":
+            freeing = asyncio.create_task(self.free(partition))
+            self.freeing.add(freeing)
+            freeing.add_done_callback(self.freeing.discard)
+
+    async def free(self, partition):
+        async with self.locks[partition]:
+            # A later Warm may have ended first.
+            if partition not in self.held:
+                await self.service.release(partition)
 
     async def do(self, kind, task):
         partition, pb = task.id.partition, self.pb
@@ -300,19 +341,25 @@ class Membership:
         while True:
             await self.acks_due.wait()
             self.acks_due.clear()
-            batch = dict(self.acks)
-            try:
-                request = self.pb.AckRequest(resume=self.resume, acks=batch.values())
-                outcomes = (await self.answer(lambda stub: stub.Ack(request, timeout=5, metadata=self.metadata()))).outcomes
-            except BROKEN:
-                outcomes = [self.pb.AGAIN] * len(batch)
-            for (key, ack), outcome in zip(batch.items(), outcomes):
-                if outcome == self.pb.AGAIN:
-                    self.acks_due.set()
-                elif self.acks.get(key) is ack:
-                    del self.acks[key]
-            if self.pb.AGAIN in outcomes:
+            due = list(self.acks.items())
+            batches = [due[begin : begin + MAX_ACKS] for begin in range(0, len(due), MAX_ACKS)]
+            # What is too early must not keep the others from their turn.
+            again = [await self.send(batch) for batch in batches]
+            if any(again):
+                self.acks_due.set()
                 await asyncio.sleep(0.1)
+
+    async def send(self, batch):
+        """Sends acknowledgements once. Returns whether some have to be sent again."""
+        try:
+            request = self.pb.AckRequest(resume=self.resume, acks=[ack for _, ack in batch])
+            outcomes = (await self.answer(lambda stub: stub.Ack(request, timeout=5, metadata=self.metadata()))).outcomes
+        except BROKEN:
+            return True
+        for (key, ack), outcome in zip(batch, outcomes):
+            if outcome != self.pb.AGAIN and self.acks.get(key) is ack:
+                del self.acks[key]
+        return self.pb.AGAIN in outcomes
 
     def metadata(self):
         """Returns what each call presents. The token is read anew, because it may have been replaced."""

@@ -10,9 +10,12 @@ from membership import Membership, lease_now
 class Service:
     def __init__(self):
         self.calls = []
+        self.hangs = False
 
     async def warm(self, partition, epoch, from_address):
         self.calls.append("warm")
+        if self.hangs:
+            await asyncio.Event().wait()
 
     async def release(self, partition):
         self.calls.append("release")
@@ -21,8 +24,8 @@ class Service:
 class Task:
     """A task as `segue.v1.Task` has it."""
 
-    def __init__(self, kind, handoff):
-        self.id, self.epoch, self.kind = types.SimpleNamespace(partition=0, handoff=handoff), handoff, kind
+    def __init__(self, kind, handoff, partition=0):
+        self.id, self.epoch, self.kind = types.SimpleNamespace(partition=partition, handoff=handoff), handoff, kind
         self.warm = types.SimpleNamespace(from_address="")
 
     def WhichOneof(self, name):
@@ -78,6 +81,70 @@ class Lives(unittest.IsolatedAsyncioTestCase):
             self.membership.begin(task)
             await self.membership.running[0][2]
             self.assertEqual(self.membership.service.calls, calls)
+
+    async def test_a_stream_stops_what_its_first_event_does_not_list_and_frees_what_a_warm_has_copied(self):
+        membership, service = self.membership, self.membership.service
+        messages = {name: types.SimpleNamespace for name in ("Ack", "Progress", "TaskId")}
+        membership.pb = types.SimpleNamespace(READY=1, SYNCED=2, DRAINED=3, RELEASED=4, CHECKPOINTED=5, **messages)
+        stuck, service.hangs, service.checkpoint = asyncio.Event(), True, lambda partition, epoch: stuck.wait()
+        membership.held[5] = 9
+        tasks = [Task("warm", 11, 1), Task("warm", 12, 2), Task("drain", 13, 3), Task("checkpoint", 0, 4), Task("release", 9, 5)]
+        for partition in (3, 5):
+            membership.in_flight[partition] = 1
+        for task in tasks:
+            membership.begin(task)
+        await self.until_idle()
+        reported = [(progress.id.partition, progress.id.handoff) for progress in membership.progress()]
+        self.assertEqual((service.calls, reported), (["warm", "warm"], [(1, 11), (2, 12)]))
+
+        membership.keep_only([tasks[0], Task("warm", 14, 2)])
+        membership.begin(Task("warm", 14, 2))
+        await self.until_idle()
+        self.assertEqual(service.calls, ["warm", "warm", "release", "warm"])
+        running = {partition: not task.done() for partition, (_, _, task) in membership.running.items()}
+        self.assertEqual(running, {1: True, 2: True, 3: False, 4: True, 5: True})
+        for _, _, task in membership.running.values():
+            task.cancel()
+
+    async def test_the_state_of_a_finished_warm_is_kept_whatever_the_next_stream_lists(self):
+        self.membership.pb = types.SimpleNamespace(READY=1, Ack=types.SimpleNamespace)
+        self.membership.begin(Task("warm", 3))
+        await self.membership.running[0][2]
+        # Once the pod is ready, nothing is listed until the old owner has drained.
+        self.membership.keep_only([])
+        await self.until_idle()
+        self.assertEqual((self.membership.service.calls, self.membership.held), (["warm"], {0: 3}))
+
+    async def test_a_new_life_frees_what_a_warm_has_copied(self):
+        self.membership.service.hangs = True
+        self.membership.begin(Task("warm", 3))
+        await self.until_idle()
+        await live(self.membership, 8)
+        await self.until_idle()
+        self.assertEqual(self.membership.service.calls, ["warm", "release"])
+
+    async def test_many_acknowledgements_are_sent_in_several_calls_and_again_if_one_fails(self):
+        membership, calls = self.membership, []
+        membership.pb = types.SimpleNamespace(AGAIN=3, AckRequest=types.SimpleNamespace)
+
+        async def acked(request, timeout, metadata):
+            calls.append(len(request.acks))
+            if len(calls) == 1:
+                raise asyncio.TimeoutError
+            return types.SimpleNamespace(outcomes=[3 if len(calls) == 2 and at == 0 else 1 for at in range(len(request.acks))])
+
+        membership.stub = types.SimpleNamespace(Ack=acked)
+        for partition in range(5000):
+            membership.ack(types.SimpleNamespace(id=types.SimpleNamespace(partition=partition, handoff=1), kind=1))
+        sending = asyncio.create_task(membership.send_acks())
+        while membership.acks:
+            await asyncio.sleep(0.01)
+        sending.cancel()
+        self.assertEqual(calls, [4096, 904, 4096, 1])
+
+    async def until_idle(self):
+        for _ in range(20):
+            await asyncio.sleep(0)  # lets each task go as far as it can
 
     async def test_a_checkpoint_is_reported_with_its_name_and_epoch_and_gives_way_to_a_drain(self):
         membership = self.membership

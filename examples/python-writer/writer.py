@@ -158,7 +158,9 @@ class Http:
         headers = {}
         for line in lines:
             name, _, value = line.partition(":")
-            headers[name.lower()] = value.strip()
+            name, value = name.lower(), value.strip()
+            # One that comes twice is a list, which is no number.
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
         return method, path, headers
 
     async def body(self, reader, stream, headers):
@@ -176,14 +178,15 @@ class Http:
 
     async def handle(self, method, path, headers, body):
         membership = self.membership
+        # The promise that nothing was done: the router asks again.
+        misdirected = "421 Misdirected Request", {"segue-misdirected": "1"}, b""
         try:
             partition, epoch = int(headers["segue-partition"]), int(headers["segue-epoch"])
         except (KeyError, ValueError):
-            return "400 Bad Request", {}, b"not stamped with partition and epoch: it came by no router\n"
+            return misdirected  # it came by no router
         async with membership.request(partition, epoch) as life:
             if life is None or headers.get("segue-keyspace") != membership.keyspace:
-                # The promise that nothing was done: the router asks again.
-                return "421 Misdirected Request", {"segue-misdirected": "1"}, b""
+                return misdirected
             try:
                 return await self.work(method, path, headers, body, partition, epoch, life)
             except Exception as error:  # noqa: BLE001: whatever fails, the router gets a response

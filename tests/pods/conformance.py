@@ -1,4 +1,5 @@
-"""Plays `segue conformance --handoffs` with a pod of each example, in a keyspace of its own, all at the same time."""
+"""Runs `segue conformance`: with each pod of the site, and with `--handoffs` with a pod of each example, in a keyspace of its own.
+Several run at the same time."""
 
 import asyncio
 import os
@@ -8,6 +9,27 @@ from site_of_pods import Process, free_port
 PATIENCE = 20
 # The lease of a pod, in seconds. Several programs play while the whole site runs, and none of them may starve it for so long.
 LEASE = 10
+
+
+PATH = ["--path", "/keys/conformance"]
+
+
+async def answer(site, pods):
+    """Sends requests with right and wrong stamps to each pod, once the site has settled. Returns how many conform, and prints what
+    is wrong with the others."""
+    command = [site.segue, "conformance", *PATH, "--etcd", site.etcd.url]
+    results = [await tested([*command, "--pod", f"http://{pod.listen}", "--name", pod.name]) for pod in pods]
+    for pod, (code, said) in zip(pods, results):
+        if code:
+            print(f"  {pod.name} does not conform in what it answers:\n{said}")
+    return sum(not code for code, _ in results)
+
+
+async def tested(command):
+    """Returns the exit code of the test, and what it says."""
+    test = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+    said, _ = await test.communicate()
+    return test.returncode, said.decode()
 
 
 async def conform(site, pods):
@@ -22,7 +44,7 @@ async def conform(site, pods):
 async def play(site, pod):
     name, keyspace = f"conform-{pod.name}", f"conform-{pod.name}"
     listen, service = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    command = [site.segue, "conformance", "--handoffs", "--pod", f"http://{listen}", "--path", "/keys/conformance"]
+    command = [site.segue, "conformance", "--handoffs", "--pod", f"http://{listen}", *PATH]
     command += ["--name", name, "--etcd", site.etcd.url, "--keyspace", keyspace, "--patience", f"{PATIENCE}s"]
     if pod.is_by_grpc:
         command += ["--listen", service, "--token-file", site.token]
@@ -30,11 +52,7 @@ async def play(site, pod):
     arguments = [*alone(pod.command, service, logs), "--keyspace", keyspace, "--name", name, "--listen", listen]
     process = Process(name, site.folder, arguments)
     try:
-        test = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        said, _ = await test.communicate()
-        return test.returncode, said.decode()
+        return await tested(command)
     finally:
         process.kill()
 

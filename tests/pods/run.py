@@ -1,6 +1,6 @@
 """Writer pods in several languages take part in one keyspace under checked load, while pods crash and restart, all their
-connections break every second, and the leading coordinator is killed every second. Then `segue conformance --handoffs` is played
-with a pod of each example.
+connections break every second, and the leading coordinator is killed every second. Then `segue conformance` sends requests to each
+pod, and plays handoffs with a pod of each example.
 
 `make pods`; a shorter run: `make pods ARGS=--short`; with a faulty pod, which the checks have to notice:
 `make pods ARGS="--short --sabotage etcd-no-tail"`.
@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 
-from conformance import conform
+from conformance import answer, conform
 from site_of_pods import LEASE, PREFIX, Process, Site, store
 
 # At the end of the load nothing fails any more, so that all that is held gets its response.
@@ -71,7 +71,7 @@ class Run:
                     code = await asyncio.to_thread(pod.process.process.wait)
                     assert code == 0, f"{pod.name} ended with {code}:\n{pod.process.tail()}"
                     self.faults["pods restarted"] += 1
-                self.site.start_pod(pod)
+                pod.start(self.site.folder)
                 await asyncio.sleep(self.random.uniform(0.5, 1.5))
 
     async def pause(self, pod):
@@ -165,11 +165,14 @@ async def play(site, arguments):
     if run.handoffs < arguments.handoffs:
         print(f"  fewer handoffs than {arguments.handoffs}")
     languages = len({pod.language for pod in site.pods.values() if written[pod.name]})
-    examples = {} if arguments.sabotage else {pod.kind: pod for pod in site.pods.values() if pod.has_keyspaces}
+    pods = [] if arguments.sabotage else list(site.pods.values())
+    answering = await answer(site, pods)
+    examples = {pod.kind: pod for pod in pods if pod.plays_handoffs}
     conforming = await conform(site, list(examples.values()))
-    print(f"pods: languages={languages} handoffs={run.handoffs} harm={harm} conform={conforming}/{len(examples)}")
+    conform_in = f"answer={answering}/{len(pods)} conform={conforming}/{len(examples)}"
+    print(f"pods: languages={languages} handoffs={run.handoffs} harm={harm} {conform_in}")
     is_sound = report["sound"] and not harm and not idle and not lazy and run.handoffs >= arguments.handoffs
-    return is_sound and conforming == len(examples)
+    return is_sound and answering == len(pods) and conforming == len(examples)
 
 
 async def main():

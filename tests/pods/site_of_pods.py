@@ -28,9 +28,19 @@ COORDINATORS, ROUTERS = 3, 2
 class Pod:
     """A pod and the command that starts it, without the address on which it listens."""
 
+    plays_handoffs = True
+
     def __init__(self, name, language, command):
         self.name, self.language, self.command = name, language, command
-        self.process = None
+        self.process = self.listen = None
+
+    def start(self, folder):
+        # A port of its own for each life: connections to the one before may still be closing.
+        self.listen = f"127.0.0.1:{free_port()}"
+        self.process = Process(self.name, folder, self.arguments(folder))
+
+    def arguments(self, folder):
+        return [*self.command, "--name", self.name, "--listen", self.listen]
 
     @property
     def kind(self):
@@ -44,10 +54,35 @@ class Pod:
     def makes_checkpoints(self):
         return "kafka" not in self.kind
 
-    @property
-    def has_keyspaces(self):
-        """The example that is linked with Segue knows one keyspace; `cargo test` plays handoffs with another one."""
-        return self.kind != "rust-linked"
+
+class PodWithSidecar(Pod):
+    """A service that opens its stream at a sidecar, which starts and supervises it. `command` starts the service."""
+
+    # Those of a sidecar: tests/process/conformance_handoffs.rs.
+    plays_handoffs = False
+
+    def __init__(self, name, language, command, segue, etcd):
+        super().__init__(name, language, command)
+        self.segue, self.etcd = segue, etcd
+
+    def arguments(self, folder):
+        upstream, socket = f"127.0.0.1:{free_port()}", f"unix:{folder}/{self.name}.sock"
+        service = [*self.command, "--coordinator", socket, "--name", self.name, "--listen", upstream]
+        config = os.path.join(folder, f"{self.name}.toml")
+        with open(config, "w", encoding="utf-8") as out:
+            out.write(f"""
+[store]
+endpoints = ["{self.etcd}"]
+[pod]
+name = "{self.name}"
+listen = "{self.listen}"
+upstream = "{upstream}"
+lease_ttl = "{2 * LEASE}s"
+shutdown_timeout = "30s"
+stream = "{socket}"
+exec = {json.dumps(service)}
+""")
+        return [self.segue, "run", "--config", config]
 
 
 class Site:
@@ -78,7 +113,7 @@ class Site:
             pods.append(self.broken(sabotage, pods))
         for pod in pods:
             self.pods[pod.name] = pod
-            self.start_pod(pod)
+            pod.start(self.folder)
         await self.settled()
 
     def with_kafka(self):
@@ -146,6 +181,8 @@ class Site:
         for kind, command in kinds.items():
             for number in range(each):
                 yield Pod(f"{kind}-{number}", kind.split("-")[0], command)
+        service = [PYTHON, os.path.join(EXAMPLES, "python-grpc-pod/pod.py"), *times]
+        yield PodWithSidecar("python-sidecar-0", "python", service, self.segue, etcd)
 
     def broken(self, fault, pods):
         """Returns one more pod of an example, with this fault."""
@@ -191,8 +228,3 @@ timeout = "5s"
 protocol = "http1"
 """)
         return f"http://127.0.0.1:{port}"
-
-    def start_pod(self, pod):
-        # A port of its own for each life: connections to the one before may still be closing.
-        listen = f"127.0.0.1:{free_port()}"
-        pod.process = Process(pod.name, self.folder, [*pod.command, "--name", pod.name, "--listen", listen])

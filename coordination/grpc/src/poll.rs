@@ -23,18 +23,19 @@ pub(crate) async fn poll(
     hello: &Hello,
     (after, wait): (Revision, Duration),
 ) -> Result<Event, Status> {
+    let load = heartbeat.load.as_ref().map(Load::read).transpose()?;
     let mut attached = attach(shared, hello, Way::Poll).await?;
     shared.hub.shows(attached.seen).await?;
     attached.keep_registration(shared).await?;
     let ttl = u64::try_from(attached.token.ttl().as_micros()).unwrap_or(u64::MAX);
     let longest = Duration::from_micros(keepalive_interval(ttl));
-    news(shared, &attached, hello, (after, wait.min(longest))).await;
-    let mut pod = remote_pod(shared, &attached, Some(hello));
+    news(shared, &attached, heartbeat, (after, wait.min(longest))).await;
+    let mut pod = remote_pod(shared, &attached, heartbeat);
     let view = shared.hub.view();
     let partitions = pod.concerned(&view.parties);
     let changes = pod.update(&view, partitions, boottime(), &mut shared.hub.waits());
-    let load = heartbeat.load.as_ref().map(Load::read).transpose()?;
     shared.loads.take(&shared.store, &view, &attached.token, load.as_ref());
+    shared.sessions.polled(&attached.token, &pod.tasks().collect::<Vec<_>>(), (load, &heartbeat.progress));
     let event = Event {
         seq: 1,
         welcome: Some(welcome(&attached, &view)),
@@ -48,9 +49,9 @@ pub(crate) async fn poll(
 
 /// Returns once the keyspace has changed after this revision, or a `Warm` of this pod has waited for a checkpoint in vain,
 /// or after `longest`.
-async fn news(shared: &Shared, attached: &Attached, hello: &Hello, (after, longest): (Revision, Duration)) {
+async fn news(shared: &Shared, attached: &Attached, heartbeat: &Heartbeat, (after, longest): (Revision, Duration)) {
     let until = {
-        let (mut pod, view) = (remote_pod(shared, attached, Some(hello)), shared.hub.view());
+        let (mut pod, view) = (remote_pod(shared, attached, heartbeat), shared.hub.view());
         let partitions = pod.concerned(&view.parties);
         pod.update(&view, partitions, boottime(), &mut shared.hub.waits());
         pod.waits_until()

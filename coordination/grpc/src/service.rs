@@ -31,7 +31,7 @@ use crate::poll::poll;
 use crate::proto::pods_server::{Pods, PodsServer as GeneratedServer};
 use crate::proto::{AckRequest, AckResponse, Event, Heartbeat, Hello, LeaveRequest, LeaveResponse, PollRequest};
 use crate::sessions::Sessions;
-use crate::shared::{GO_AWAY_WITHIN, PATIENCE, PodsSettings, Shared, per_keyspace};
+use crate::shared::{GO_AWAY_WITHIN, PATIENCE, PodsSettings, Shared, check_count, per_keyspace};
 use crate::status::StreamStatus;
 use crate::stream::Stream;
 use crate::token::Token;
@@ -45,8 +45,7 @@ const PING: Duration = Duration::from_secs(10);
 /// How many calls of a connection may be open, for each keyspace. In each, a pod needs a stream, a Leave and an Ack.
 const MAX_CALLS: u32 = 64;
 
-/// How many acknowledgements one request may carry, and how many of them are handled at a time.
-const MAX_ACKS: usize = 4096;
+/// How many acknowledgements of a request are handled at a time.
 const ACKS_AT_A_TIME: usize = 64;
 
 /// The service `segue.v1.Pods` of one instance: one listener for all of its keyspaces.
@@ -60,12 +59,12 @@ pub struct PodsServer {
 #[derive(Debug)]
 pub struct PodsKeyspace(Arc<Shared>);
 
-/// The pods that have a stream at this instance, of one keyspace.
+/// The pods that have a stream at this instance or poll it, of one keyspace.
 #[derive(Debug, Clone)]
 pub struct PodsStatus(Arc<Sessions>);
 
 impl PodsStatus {
-    /// Returns the state of each stream, by the pods' names.
+    /// Returns the state of each stream and of each pod that polls, by the pods' names.
     pub fn streams(&self) -> Vec<StreamStatus> {
         self.0.streams()
     }
@@ -178,9 +177,7 @@ impl Pods for Calls {
     async fn ack(&self, request: Request<AckRequest>) -> Result<Response<AckResponse>, Status> {
         let peer = Peer::of(request.extensions());
         let AckRequest { resume: token, acks } = request.into_inner();
-        if acks.len() > MAX_ACKS {
-            return Err(Status::invalid_argument(format!("{} acks; expected {MAX_ACKS} at most", acks.len())));
-        }
+        check_count(&acks)?;
         let token = Token::parse(&token)?;
         let shared = choose(&self.keyspaces, &token.keyspace)?;
         peer.speaks_for(&token.pod)?;

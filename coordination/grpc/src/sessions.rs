@@ -1,14 +1,20 @@
 //! The streams of this instance, by registration. A new stream ends the previous one of the same registration. An
 //! acknowledgement that the store does not record is passed to the stream.
+//!
+//! A pod that polls has no stream. What its last Poll reported is shown to operators until its lease can have ended.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use segue_protocol::handoff::remote_pod::RemoteTask;
 use segue_protocol::ids::{Incarnation, PartitionId};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::status::StreamStatus;
+use crate::proto::Progress;
+use crate::status::{Load, Reports, StreamStatus};
+use crate::token::Token;
 
 /// Most acknowledgements that wait for a stream's loop.
 const ACKS: usize = 64;
@@ -16,6 +22,16 @@ const ACKS: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
     by_incarnation: Mutex<HashMap<Incarnation, Entry>>,
+    polled: Mutex<HashMap<Incarnation, Polled>>,
+}
+
+/// A pod that polls, as its last Poll left it.
+#[derive(Debug)]
+struct Polled {
+    reports: Reports,
+    status: StreamStatus,
+    /// When its lease ends, unless it polls again.
+    until: Instant,
 }
 
 /// An acknowledgement that the store does not record.
@@ -64,9 +80,27 @@ impl Sessions {
         self.lock().get(&incarnation).is_some_and(|entry| entry.done.try_send((partition, done)).is_ok())
     }
 
-    /// Returns the state of each stream, by the pods' names.
+    /// Takes what a pod reports with a Poll, whose answer has these tasks. A load that it does not report stays as it was.
+    pub(crate) fn polled(&self, token: &Token, due: &[RemoteTask], (load, progress): (Option<Load>, &[Progress])) {
+        let now = Instant::now();
+        let mut polled = self.polled.lock().unwrap_or_else(PoisonError::into_inner);
+        polled.retain(|_, pod| now < pod.until);
+        let new = || Polled { reports: Reports::default(), status: StreamStatus::new(&token.pod), until: now };
+        let pod = polled.entry(token.incarnation()).or_insert_with(new);
+        pod.reports.take(due, progress);
+        pod.status.tasks = pod.reports.of(due);
+        pod.status.load = load.or_else(|| pod.status.load.take());
+        pod.until = now + token.ttl();
+    }
+
+    /// Returns the state of each stream and of each pod that polls, by the pods' names.
     pub(crate) fn streams(&self) -> Vec<StreamStatus> {
-        let mut streams: Vec<_> = self.lock().values().map(|entry| entry.status.borrow().clone()).collect();
+        let now = Instant::now();
+        let streams = self.lock();
+        let mut polled = self.polled.lock().unwrap_or_else(PoisonError::into_inner);
+        polled.retain(|incarnation, pod| now < pod.until && !streams.contains_key(incarnation));
+        let polled = polled.values().map(|pod| pod.status.clone());
+        let mut streams: Vec<_> = streams.values().map(|entry| entry.status.borrow().clone()).chain(polled).collect();
         streams.sort_by(|a, b| a.pod.cmp(&b.pod));
         streams
     }

@@ -15,6 +15,7 @@ use crate::hub::Hub;
 use crate::keyspaces::Named;
 use crate::load_reports::LoadReports;
 use crate::observer::PodsObserver;
+use crate::proto::Ack;
 use crate::sessions::Sessions;
 
 /// How long an instance that shuts down still responds.
@@ -22,6 +23,18 @@ pub(crate) const GO_AWAY_WITHIN: Duration = Duration::from_secs(2);
 
 /// How long acknowledgements wait for this instance's view, and one for the store.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How many acknowledgements one request may carry.
+const MAX_ACKS: usize = 4096;
+
+/// Refuses a request that carries too many acknowledgements.
+pub(crate) fn check_count(acks: &[Ack]) -> Result<(), Status> {
+    if acks.len() > MAX_ACKS {
+        let text = format!("`acks`: {}; expected {MAX_ACKS} at most, so send the others in another call", acks.len());
+        return Err(Status::invalid_argument(text));
+    }
+    Ok(())
+}
 
 /// Returns the number of calls that a connection may have open for this many keyspaces. A call that waits for another
 /// keyspace's must not keep that one from its turn.

@@ -10,7 +10,7 @@ use tonic::Status;
 
 use crate::proto;
 
-/// A pod's stream.
+/// A pod's stream, or a pod that polls.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StreamStatus {
     /// The pod's name.
@@ -38,7 +38,7 @@ pub struct TaskStatus {
     pub partition: PartitionId,
     /// The handoff; 0 without one.
     pub handoff: HandoffId,
-    /// `warm`, `sync`, `drain` or `release`.
+    /// `warm`, `sync`, `drain`, `release` or `checkpoint`.
     pub task: &'static str,
     /// The progress that the pod reported last.
     pub progress: Option<Progress>,
@@ -93,8 +93,7 @@ impl Reports {
         let due: BTreeSet<_> = due.iter().map(|task| (task.partition, task.handoff)).collect();
         self.progress.retain(|partition, (handoff, _)| due.contains(&(*partition, *handoff)));
         for proto::Progress { id, fraction, detail } in reported {
-            let Some(id) = id else { continue };
-            let (partition, handoff) = (PartitionId::new(id.partition), HandoffId::created_at(id.handoff.into()));
+            let Some((partition, handoff)) = id.map(task_of) else { continue };
             if due.contains(&(partition, handoff)) {
                 let fraction = if fraction.is_nan() { 0.0 } else { fraction.clamp(0.0, 1.0) };
                 self.progress.insert(partition, (handoff, Progress { fraction, detail: one_line(detail) }));
@@ -114,4 +113,13 @@ impl Reports {
         };
         due.iter().map(status).collect()
     }
+}
+
+/// Returns the tasks that a pod reports the progress of.
+pub(crate) fn tasks_in(reported: &[proto::Progress]) -> impl Iterator<Item = (PartitionId, HandoffId)> {
+    reported.iter().filter_map(|progress| progress.id).map(task_of)
+}
+
+fn task_of(id: proto::TaskId) -> (PartitionId, HandoffId) {
+    (PartitionId::new(id.partition), HandoffId::created_at(id.handoff.into()))
 }

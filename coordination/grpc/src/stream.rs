@@ -26,10 +26,10 @@ use crate::attach::{Attached, STORE_TIMEOUT};
 use crate::checkpoints::look_interval;
 use crate::events::{WINDOW, event, span, welcome};
 use crate::hub::Changes;
-use crate::proto::{Event, GoAway, Heartbeat, Hello};
+use crate::proto::{Event, GoAway, Heartbeat, Hello, Progress};
 use crate::sessions::{Done, Place};
 use crate::shared::{GO_AWAY_WITHIN, Shared, unavailable};
-use crate::status::{Load, Reports};
+use crate::status::{Load, Reports, tasks_in};
 
 /// The sender of a stream's events.
 pub(crate) type Events = mpsc::Sender<Result<Event, Status>>;
@@ -47,6 +47,8 @@ pub(crate) struct Stream {
     /// Whether the lease is not renewed because the pod applies no events.
     is_stuck: bool,
     reports: Reports,
+    /// The progress in the first heartbeat. Its tasks are known once the first event is made.
+    first: Vec<Progress>,
     /// The newest heartbeat.
     beat: u64,
     /// The newest heartbeat that was followed by a renewal of the lease.
@@ -61,10 +63,13 @@ type Renewal = Pin<Box<dyn Future<Output = (u64, Result<(), StoreError>)> + Send
 impl Stream {
     /// Returns the stream of a pod that has just attached with this heartbeat, once the view shows its registration.
     pub(crate) async fn begin(shared: Arc<Shared>, attached: Attached, first: &Heartbeat) -> Result<Self, Status> {
+        let load = first.load.as_ref().map(Load::read).transpose()?;
         let changes = shared.hub.changes(attached.name());
         shared.hub.shows(attached.seen).await?;
         let place = shared.sessions.take(attached.name(), attached.incarnation());
-        let pod = remote_pod(&shared, &attached, first.hello.as_ref());
+        let pod = remote_pod(&shared, &attached, first);
+        shared.loads.take(&shared.store, &shared.hub.view(), &attached.token, load.as_ref());
+        place.status.send_modify(|status| status.load = load);
         Ok(Stream {
             shared,
             attached,
@@ -75,6 +80,7 @@ impl Stream {
             reader: Reader::default(),
             is_stuck: false,
             reports: Reports::default(),
+            first: first.progress.clone(),
             beat: first.seq,
             confirmed: first.seq,
             told: 0,
@@ -253,6 +259,10 @@ impl Stream {
         }
         self.number(&mut event);
         drop(view);
+        if is_first {
+            let due: Vec<_> = self.pod.tasks().collect();
+            self.reports.take(&due, &std::mem::take(&mut self.first));
+        }
         self.publish();
         Some(event)
     }
@@ -284,10 +294,14 @@ fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Returns the pod with the state that it reports.
-pub(crate) fn remote_pod(shared: &Shared, attached: &Attached, hello: Option<&Hello>) -> RemotePod {
+/// Returns the pod with the state and the work that its first heartbeat reports.
+pub(crate) fn remote_pod(shared: &Shared, attached: &Attached, first: &Heartbeat) -> RemotePod {
     // The state of an earlier life is not taken over: only this life can have read the log to its end.
-    let holdings = hello.filter(|_| attached.resumed).map(|hello| hello.holdings.as_slice()).unwrap_or_default();
+    let hello: Option<&Hello> = first.hello.as_ref().filter(|_| attached.resumed);
+    let holdings = hello.map(|hello| hello.holdings.as_slice()).unwrap_or_default();
     let holdings = holdings.iter().map(|held| (PartitionId::new(held.partition), Epoch::new(held.epoch)));
-    RemotePod::new(&shared.hub.view(), attached.name(), attached.incarnation(), holdings)
+    let view = shared.hub.view();
+    let pod = RemotePod::new(&view, attached.name(), attached.incarnation(), holdings);
+    pod.works_on(&view, tasks_in(&first.progress), &mut shared.hub.waits());
+    pod
 }

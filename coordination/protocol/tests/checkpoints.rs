@@ -294,6 +294,34 @@ fn a_wait_for_a_checkpoint_goes_on_when_the_new_owner_connects_again() {
 }
 
 #[test]
+fn a_warm_that_another_instance_told_stays_due_if_the_pod_works_on_it() {
+    let asks = World::in_phase(Phase::Warming).view();
+    let first_look = |works_on: &[(PartitionId, HandoffId)]| {
+        let (b, mut waits) = (RemotePod::new(&asks, "b", life("b"), []), Waits::default());
+        b.works_on(&asks, works_on.iter().copied(), &mut waits);
+        let mut look = || told(&mut waits, &mut b.clone(), &asks, Duration::ZERO).tasks;
+        let tasks = look();
+        assert_eq!(look(), tasks, "and so for a later stream");
+        tasks.iter().map(|task| (task.callback, task.handoff)).collect::<Vec<_>>()
+    };
+    assert_eq!(first_look(&[]), [], "an instance that has not told it waits");
+    assert_eq!(first_look(&[(P, H)]), [(Callback::Warm, H)]);
+    let (elsewhere, earlier) = (PartitionId::new(P.get() + 1), handoff_of(1));
+    assert_eq!(first_look(&[(P, earlier), (elsewhere, H), (PartitionId::new(u32::MAX), H)]), [], "of no handoff");
+    let (a, mut waits) = (RemotePod::new(&asks, "a", life("a"), []), Waits::default());
+    a.works_on(&asks, [(P, H)], &mut waits);
+    assert_eq!(waits, Waits::default(), "of another pod");
+
+    // The wait of this instance may have begun, and the owner is not late because of it.
+    let (mut b, mut waits) = (RemotePod::new(&asks, "b", life("b"), []), Waits::default());
+    assert!(told(&mut waits, &mut b, &asks, Duration::ZERO).tasks.is_empty());
+    b.works_on(&asks, [(P, H)], &mut waits);
+    assert_eq!(told(&mut waits, &mut b, &asks, TIMEOUT).tasks.len(), 1);
+    let second = World { handoffs: 2, ..World::in_phase(Phase::Warming) }.view();
+    assert_eq!(waits.until(&second, elsewhere, handoff_of(1), TIMEOUT), Some(TIMEOUT * 2));
+}
+
+#[test]
 fn an_owner_that_made_no_checkpoint_in_time_is_not_waited_for_until_it_has_made_one() {
     let view = World { handoffs: 3, ..World::in_phase(Phase::Warming) }.view();
     let [second, third] = [1, 2].map(|next| (PartitionId::new(P.get() + next), handoff_of(next)));

@@ -13,7 +13,10 @@
 // Fields and kinds that a later version of the protocol adds have no effect here.
 #![allow(clippy::needless_update, unreachable_patterns)]
 
-use std::collections::HashMap;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -30,11 +33,14 @@ use crate::clock::lease_now;
 use crate::proto::pods_client::PodsClient;
 use crate::proto::task::Kind;
 use crate::proto::{
-    Ack, AckKind, AckOutcome, AckRequest, Event, Heartbeat, Hello, Holding, LeaveRequest, Task, TaskId, Welcome,
+    Ack, AckKind, AckOutcome, AckRequest, Event, Heartbeat, Hello, Holding, LeaveRequest, Progress, Task, TaskId,
+    Welcome,
 };
 use crate::token::Token;
 
 const RETRY: Duration = Duration::from_millis(100);
+/// The most acknowledgements that one call may carry.
+const MAX_ACKS: usize = 4096;
 const CATCH_UP: Duration = Duration::from_millis(250);
 
 /// The callbacks of a handoff. A callback that fails is called again while it is due.
@@ -214,7 +220,7 @@ impl<S: Service> Membership<S> {
         let (outgoing, heartbeats) = mpsc::channel(4);
         let mut sent = HashMap::from([(1, lease_now())]);
         let gone = |_| Status::unavailable("the stream is closed");
-        outgoing.send(Heartbeat { seq: 1, hello: Some(self.hello()), ..Heartbeat::default() }).await.map_err(gone)?;
+        outgoing.send(self.first_heartbeat()).await.map_err(gone)?;
         let mut events = client.register(ReceiverStream::new(heartbeats)).await?.into_inner();
         let (mut seq, mut seen) = (1, 0);
         // Set by the welcome.
@@ -247,8 +253,16 @@ impl<S: Service> Membership<S> {
         }
     }
 
-    fn hello(&self) -> Hello {
+    fn first_heartbeat(&self) -> Heartbeat {
         let state = self.state();
+        // Another instance may have told them, and would wait anew for a checkpoint.
+        let warms = state.running.iter().filter(|(_, it)| it.kind == AckKind::Ready && !it.task.is_finished());
+        let id = |partition, handoff| Some(TaskId { partition, handoff, ..TaskId::default() });
+        let progress = warms.map(|(&partition, it)| Progress { id: id(partition, it.handoff), ..Progress::default() });
+        Heartbeat { seq: 1, hello: Some(self.hello(&state)), progress: progress.collect(), ..Heartbeat::default() }
+    }
+
+    fn hello(&self, state: &State) -> Hello {
         let identity = &self.identity;
         Hello {
             protocol_min: 1,
@@ -268,13 +282,14 @@ impl<S: Service> Membership<S> {
         }
     }
 
-    fn welcome(&self, welcome: &Welcome) {
+    fn welcome(self: &Arc<Self>, welcome: &Welcome) {
         let mut state = self.state();
         if !welcome.resumed {
             // Another life: nothing of the earlier one is owned, and its state is of no use.
             state.fence();
             state.acks.clear();
-            state.running.drain().for_each(|(_, running)| running.stop());
+            state.running.keys().for_each(|partition| self.abandon(&state, *partition));
+            state.running.clear();
             state.held.drain().for_each(|(partition, _)| self.service.release(partition));
         }
         state.resume.clone_from(&welcome.resume);
@@ -298,6 +313,9 @@ impl<S: Service> Membership<S> {
             state.owned.retain(|partition, _| !assignment.gone.contains(partition));
             state.owned.extend(assignment.owned.iter().map(|owned| (owned.partition, owned.epoch)));
         }
+        if event.welcome.is_some() {
+            self.keep_only(&state, &event.tasks);
+        }
         for TaskId { partition, handoff, .. } in event.dropped {
             state
                 .running
@@ -310,6 +328,37 @@ impl<S: Service> Membership<S> {
         }
         drop(state);
         self.changed.send_replace(());
+    }
+
+    /// Stops the tasks of earlier streams that the first event of a stream does not list.
+    fn keep_only(self: &Arc<Self>, state: &State, tasks: &[Task]) {
+        let due = |task: &Task| Some((task.id?.partition, task.id?.handoff, report(task.kind.as_ref()?)?));
+        let due: HashSet<_> = tasks.iter().filter_map(due).collect();
+        for (&partition, running) in &state.running {
+            // A checkpoint may be acknowledged as long as the pod owns its epoch.
+            let may_go_on = running.kind == AckKind::Checkpointed;
+            if !may_go_on && !due.contains(&(partition, running.handoff, running.kind)) {
+                self.abandon(state, partition);
+            }
+        }
+    }
+
+    /// Stops a task that is due no more, unless it is a `Release`. Frees what a `Warm` has copied: no `Release` follows,
+    /// because the holdings do not list it.
+    fn abandon(self: &Arc<Self>, state: &State, partition: u32) {
+        let Some(running) = state.running.get(&partition).filter(|it| !it.task.is_finished()) else { return };
+        running.stop();
+        if running.kind == AckKind::Ready {
+            let (turn, membership) = (state.turns[&partition].clone(), self.clone());
+            tokio::spawn(async move {
+                let _turn = turn.lock().await;
+                // A later Warm may have ended first.
+                let is_held = membership.state().held.contains_key(&partition);
+                if !is_held {
+                    membership.service.release(partition);
+                }
+            });
+        }
     }
 
     /// Replaces the partition's task.
@@ -394,32 +443,38 @@ impl<S: Service> Membership<S> {
     async fn send_acks(self: Arc<Self>) {
         loop {
             self.acks_due.notified().await;
-            let (client, resume, batch) = {
-                let state = self.state();
-                (state.client.clone(), state.resume.clone(), state.acks.clone())
-            };
-            let Some(mut client) = client.filter(|_| !batch.is_empty()) else { continue };
-            let (keys, acks): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-            let call = timeout(
-                Duration::from_secs(5),
-                client.ack(AckRequest { resume, acks: acks.clone(), ..AckRequest::default() }),
-            )
-            .await;
-            let outcomes = call.ok().and_then(Result::ok).map(|response| response.into_inner().outcomes);
-            let mut again = outcomes.is_none();
-            for ((key, ack), outcome) in keys.into_iter().zip(acks).zip(outcomes.unwrap_or_default()) {
-                let mut state = self.state();
-                if outcome == i32::from(AckOutcome::Again) {
-                    again = true;
-                } else if state.acks.get(&key) == Some(&ack) {
-                    state.acks.remove(&key);
-                }
+            let due: Vec<_> = self.state().acks.values().cloned().collect();
+            let mut again = false;
+            // What is too early must not keep the others from their turn.
+            for batch in due.chunks(MAX_ACKS) {
+                again |= self.send(batch).await;
             }
             if again {
                 sleep(RETRY).await;
                 self.acks_due.notify_one();
             }
         }
+    }
+
+    /// Sends acknowledgements once. Returns whether some have to be sent again.
+    async fn send(&self, batch: &[Ack]) -> bool {
+        let (client, resume) = {
+            let state = self.state();
+            (state.client.clone(), state.resume.clone())
+        };
+        let Some(mut client) = client else { return true };
+        let request = AckRequest { resume, acks: batch.to_vec(), ..AckRequest::default() };
+        let Ok(Ok(response)) = timeout(Duration::from_secs(5), client.ack(request)).await else { return true };
+        let outcomes = response.into_inner().outcomes;
+        let mut state = self.state();
+        for (ack, _) in batch.iter().zip(&outcomes).filter(|(_, outcome)| **outcome != i32::from(AckOutcome::Again)) {
+            let id = ack.id.unwrap_or_default();
+            let key = (id.partition, id.handoff, ack.kind);
+            if state.acks.get(&key) == Some(ack) {
+                state.acks.remove(&key);
+            }
+        }
+        outcomes.contains(&i32::from(AckOutcome::Again))
     }
 
     /// Hands all partitions over while the pod serves requests. Returns whether none was left in time.

@@ -158,8 +158,11 @@ pub(crate) fn routes(writer: Arc<Writer>, membership: Arc<Membership<Writer>>) -
     Router::new().route("/keys/{key}", axum::routing::any(handle)).with_state((writer, membership))
 }
 
+/// Returns the number in a header that comes once.
 fn number<N: std::str::FromStr>(headers: &HeaderMap, name: &str) -> Option<N> {
-    headers.get(name)?.to_str().ok()?.parse().ok()
+    let mut values = headers.get_all(name).iter();
+    let value = values.next().filter(|_| values.next().is_none())?;
+    value.to_str().ok()?.parse().ok()
 }
 
 async fn handle(

@@ -26,6 +26,7 @@ use crate::proto::{
     PollRequest,
 };
 use crate::service::{EventStream, no_hello};
+use crate::shared::check_count;
 
 /// How long a stream may take to send its first heartbeat.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -62,6 +63,7 @@ impl Pods for Calls {
 
     async fn ack(&self, request: Request<AckRequest>) -> Result<Response<AckResponse>, Status> {
         let AckRequest { resume, acks } = request.into_inner();
+        check_count(&acks)?;
         let pod = self.living(&resume)?;
         let acknowledged = || acks.iter().map(|ack| pod.acknowledge(ack).into()).collect();
         let outcomes = pod.shared.span.in_scope(acknowledged);

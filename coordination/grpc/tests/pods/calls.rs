@@ -9,6 +9,7 @@ use segue_protocol::records::{PodRecord, encode};
 use tokio::time::Instant;
 use tonic::Code;
 
+use crate::beside::Sidecar;
 use crate::client::{Pod, ack, connect, hello, name, register};
 use crate::polling::Polling;
 use crate::site::Site;
@@ -96,6 +97,21 @@ async fn a_token_with_another_lease_or_ttl_is_refused_and_ends_no_lease() {
     let refused = register(site.address(0), Hello { resume: endless.into_bytes(), ..long("a") }).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert_eq!(site.view().await.pods.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_carries_4096_acks_at_most() {
+    let site = Site::start().await;
+    let a = Pod::start(site.address(0), hello(&site.name, "a")).await;
+    let token = a.owns(4).await.token();
+    let sidecar = Sidecar::start(&site, "b").await;
+    let service = Pod::start(sidecar.address, hello(&site.name, "b")).await.known().token();
+    for (address, token) in [(site.address(0), token), (sidecar.address, service)] {
+        let status = ack(address, token.clone(), vec![Ack::default(); 4097]).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert_eq!(status.message(), "`acks`: 4097; expected 4096 at most, so send the others in another call");
+        assert_eq!(ack(address, token, vec![Ack::default(); 4096]).await.unwrap(), [AckOutcome::Stale; 4096]);
+    }
 }
 
 /// Returns a pod that polls the instances by turns.

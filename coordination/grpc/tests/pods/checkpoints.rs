@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use segue_grpc::StreamStatus;
 use segue_grpc::proto::task::Kind;
-use segue_grpc::proto::{Ack, AckKind, AckOutcome, Hello, TaskId};
+use segue_grpc::proto::{Ack, AckKind, AckOutcome, Event, Heartbeat, Hello, Load, Progress, Task, TaskId};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::planning::Policy;
 use tokio::time::{Instant, timeout};
 
-use crate::client::{Known, Pod, ack, hello};
+use crate::client::{Known, Pod, ack, hello, register_with};
 use crate::polling::Polling;
 use crate::site::Site;
 
@@ -107,6 +108,61 @@ async fn a_poll_ends_when_a_stuck_owner_need_not_be_waited_for_any_more() {
     told.await.expect("the wait is over");
     assert!(begun.elapsed() >= TIMEOUT, "{:?}", begun.elapsed());
     assert!(warmed_from(&b.known).iter().all(|(_, from)| from.is_empty()), "there is none");
+}
+
+/// Returns the tasks that are `Warm`s, in the order of their partitions.
+fn warms(tasks: &[Task]) -> Vec<TaskId> {
+    let warms = tasks.iter().filter(|task| matches!(task.kind, Some(Kind::Warm(_))));
+    let mut warms: Vec<_> = warms.filter_map(|task| task.id).collect();
+    warms.sort_by_key(|id| id.partition);
+    warms
+}
+
+/// Returns the `Warm`s that an instance shows of the pod `b`, with the progress of each.
+fn shown(streams: &[StreamStatus]) -> Vec<(u32, Option<f32>)> {
+    let tasks = streams.iter().filter(|stream| stream.pod == "b").flat_map(|stream| &stream.tasks);
+    tasks.map(|task| (task.partition.get(), task.progress.as_ref().map(|it| it.fraction))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_warm_that_one_instance_told_stays_due_at_the_others_if_the_pod_reports_its_progress() {
+    let mut site = site(Duration::from_secs(3600)).await;
+    let third = site.instance(None).await;
+    let stuck = Known { makes_no_checkpoint: true, ..Known::default() };
+    let a = Pod::resume(site.address(0), able(&site, "a"), stuck).await;
+    a.owns(4).await;
+    let lease_ttl = Duration::from_secs(3600).try_into().ok();
+    let mut b = Polling::new([site.address(0)], Hello { lease_ttl, ..able(&site, "b") });
+    let told = timeout(Duration::from_secs(60), async {
+        loop {
+            let Event { tasks, .. } = b.poll(Duration::from_secs(600)).await.unwrap();
+            if warms(&tasks).len() == 2 {
+                return warms(&tasks);
+            }
+        }
+    });
+    let told = told.await.expect("the first instance has waited for the owner");
+
+    let progress = |id: &TaskId| Progress { id: Some(*id), fraction: 0.5, ..Progress::default() };
+    b.progress = told.iter().map(progress).collect();
+    b.move_to([site.address(1)]);
+    let event = b.poll(Duration::ZERO).await.unwrap();
+    assert_eq!(warms(&event.tasks), told, "a second instance does not wait anew");
+    let both = [(told[0].partition, Some(0.5)), (told[1].partition, Some(0.5))];
+    assert_eq!(shown(&site.instances[1].status.streams()), both, "a pod that polls is shown as well");
+    assert_eq!(b.poll(Duration::ZERO).await.map(|event| warms(&event.tasks)).unwrap(), told, "nor later");
+
+    // Nor does a third one, at which the pod opens a stream. A task that the pod does not report is waited for.
+    let load = Some(Load { total: 2.0, ..Load::default() });
+    let first = Heartbeat { seq: 1, hello: Some(b.resuming()), progress: vec![progress(&told[1])], load, seen: 0 };
+    let (_beats, mut events) = register_with(third, first).await.unwrap();
+    let event = events.message().await.unwrap().unwrap();
+    assert!(event.welcome.is_some_and(|welcome| welcome.resumed));
+    assert_eq!(warms(&event.tasks), told[1..], "{:?}", event.tasks);
+    let streams = site.instances[2].status.streams();
+    assert_eq!(shown(&streams), both[1..]);
+    let load = |stream: &StreamStatus| stream.load.as_ref().map(|load| load.total);
+    assert_eq!(streams.iter().map(load).collect::<Vec<_>>(), [Some(2.0)]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -135,8 +135,16 @@ pub(crate) async fn register(
     address: SocketAddr,
     hello: Hello,
 ) -> Result<(mpsc::Sender<Heartbeat>, Streaming<Event>), Status> {
+    register_with(address, Heartbeat { seq: 1, hello: Some(hello), ..Heartbeat::default() }).await
+}
+
+/// A stream that begins with this heartbeat.
+pub(crate) async fn register_with(
+    address: SocketAddr,
+    first: Heartbeat,
+) -> Result<(mpsc::Sender<Heartbeat>, Streaming<Event>), Status> {
     let (beats, received) = mpsc::channel(16);
-    beats.send(Heartbeat { seq: 1, hello: Some(hello), ..Heartbeat::default() }).await.unwrap();
+    beats.send(first).await.unwrap();
     let events = connect(address).await.register(ReceiverStream::new(received)).await?;
     Ok((beats, events.into_inner()))
 }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use segue_grpc::proto::{Event, Heartbeat, Hello, Holding, PollRequest};
+use segue_grpc::proto::{Event, Heartbeat, Hello, Holding, PollRequest, Progress};
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
@@ -15,6 +15,8 @@ pub(crate) struct Polling {
     addresses: Vec<SocketAddr>,
     hello: Hello,
     pub(crate) known: Known,
+    /// What each Poll reports of the tasks that run.
+    pub(crate) progress: Vec<Progress>,
     /// When it sent its last Poll.
     pub(crate) polled: Option<Instant>,
     seq: u64,
@@ -24,19 +26,29 @@ pub(crate) struct Polling {
 impl Polling {
     pub(crate) fn new(addresses: impl IntoIterator<Item = SocketAddr>, hello: Hello) -> Self {
         let addresses = addresses.into_iter().collect();
-        Polling { addresses, hello, known: Known::default(), polled: None, seq: 0, revision: 0 }
+        Polling { addresses, hello, known: Known::default(), progress: Vec::new(), polled: None, seq: 0, revision: 0 }
+    }
+
+    /// Goes on at these instances alone.
+    pub(crate) fn move_to(&mut self, addresses: impl IntoIterator<Item = SocketAddr>) {
+        self.addresses = addresses.into_iter().collect();
+    }
+
+    /// Returns the hello of the registration that it has.
+    pub(crate) fn resuming(&self) -> Hello {
+        let is_known = self.known.welcome.is_some();
+        let holdings = self.known.held.iter().map(|(&partition, &epoch)| Holding { partition, epoch }).collect();
+        let resume = if is_known { self.known.token() } else { Vec::new() };
+        Hello { resume, holdings, ..self.hello.clone() }
     }
 
     /// Polls once, and does nothing else.
     pub(crate) async fn poll(&mut self, wait: Duration) -> Result<Event, Status> {
         self.seq += 1;
         self.polled = Some(Instant::now());
-        let (is_known, address) =
-            (self.known.welcome.is_some(), self.addresses[self.seq as usize % self.addresses.len()]);
-        let holdings = self.known.held.iter().map(|(&partition, &epoch)| Holding { partition, epoch }).collect();
-        let resume = if is_known { self.known.token() } else { Vec::new() };
-        let hello = Hello { resume, holdings, ..self.hello.clone() };
-        let heartbeat = Some(Heartbeat { seq: self.seq, hello: Some(hello), ..Heartbeat::default() });
+        let address = self.addresses[self.seq as usize % self.addresses.len()];
+        let (hello, progress) = (Some(self.resuming()), self.progress.clone());
+        let heartbeat = Some(Heartbeat { seq: self.seq, hello, progress, ..Heartbeat::default() });
         let request = PollRequest { heartbeat, after_revision: self.revision, wait: wait.try_into().ok() };
         let event = connect(address).await.poll(request).await?.into_inner();
         assert!(event.assignment.as_ref().unwrap().full);

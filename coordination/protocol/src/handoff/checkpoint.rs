@@ -8,8 +8,8 @@
 //!
 //! * Nothing depends on a checkpoint but where a new owner starts: not who owns, nor which phase follows. The new owner
 //!   waits at most for [`CheckpointTimes::timeout`](crate::records::CheckpointTimes), and the old owner serves meanwhile.
-//! * A wait that is over does not begin anew. An owner that has let one new owner wait in vain lets no other wait before it
-//!   has made a checkpoint.
+//! * A wait that is over does not begin anew, in another process neither if the pod reports the progress of its `Warm`. An
+//!   owner that has let one new owner wait in vain lets no other wait before it has made a checkpoint.
 //! * No checkpoint becomes due while requests are held.
 //! * Only the owner of an epoch records a checkpoint of it. A late one is refused by the store.
 //! * Times are counted by one process's own clock, from the view in which a record was first seen.
@@ -127,6 +127,11 @@ impl Waits {
         }
         wait.is_over |= is_late || now >= until;
         (!wait.is_over).then_some(until)
+    }
+
+    /// Ends the wait of a handoff's new owner, which has been told to warm: another process had waited for it.
+    pub fn told(&mut self, partition: PartitionId, handoff: HandoffId) {
+        self.last.insert(partition, Wait { handoff, since: Duration::ZERO, is_over: true });
     }
 
     /// Returns whether this life of an owner has made no checkpoint since a new owner waited for one in vain.

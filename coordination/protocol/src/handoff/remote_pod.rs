@@ -139,6 +139,20 @@ impl RemotePod {
         self.told.values().filter_map(|told| told.task)
     }
 
+    /// Takes the tasks that the pod works on. Another instance may have told it, so a `Warm` among them waits no longer for
+    /// a checkpoint. Tasks of other pods and of handoffs that are over have no effect.
+    pub fn works_on(&self, view: &View, tasks: impl IntoIterator<Item = (PartitionId, HandoffId)>, waits: &mut Waits) {
+        for (partition, handoff) in tasks {
+            let is_own = view.handoffs.get(&partition).is_some_and(|record| {
+                let (new_owner, incarnation) = (&record.value.new_owner, record.value.new_incarnation);
+                record.id() == handoff && *new_owner == self.name && incarnation == self.incarnation
+            });
+            if is_own {
+                waits.told(partition, handoff);
+            }
+        }
+    }
+
     /// Returns what the pod has to be told about these partitions, and records it as told. `now` is the time since a fixed
     /// moment of this process, which keeps `waits` longer than any of its pods: a wait for a checkpoint of an old owner
     /// outlasts the look that it began with.
