@@ -1,6 +1,5 @@
 //! The command line: one file per command, and their common parts.
 
-mod awaited;
 mod bench;
 mod check;
 mod conformance;
@@ -10,7 +9,6 @@ mod logging;
 mod measure_store;
 mod operator;
 mod restart;
-mod routers;
 mod run;
 mod server;
 mod service_manager;
@@ -60,7 +58,8 @@ enum Command {
     ///
     /// With --routers, asks every router at its admin endpoint and compares its table with the store. A partition that
     /// moves is not compared. Exits 1 if a router differs or does not respond, 3 if the store is unreachable. With
-    /// --server it also exits 3 if that process has lost the store, and prints what the process saw last.
+    /// --server that process asks the routers. Without --routers it also exits 3 if that process has lost the store, and
+    /// prints what the process saw last.
     Status(status::Args),
     /// Delete the registration of a pod or router that is gone, if it does not expire by itself.
     ///

@@ -82,7 +82,8 @@ async fn bind(
 ) -> anyhow::Result<Bound> {
     let admin = match &config.admin {
         Some(section) => {
-            let mut admin = Admin::bind(section.listen, startup.admin_listener())?.with_tls(certificates.admin.clone());
+            let admin = Admin::bind(section.listen, startup.admin_listener())?;
+            let mut admin = admin.with_tls(certificates.admin.clone()).with_peers(certificates.peers.clone());
             // The socket of a process that still serves stays where it is.
             if let Some(path) = section.socket.as_ref().filter(|_| !startup.takes_over()) {
                 admin.open_socket(path)?;
