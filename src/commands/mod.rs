@@ -8,6 +8,7 @@ mod generate;
 mod logging;
 mod measure_store;
 mod operator;
+mod reload;
 mod restart;
 mod run;
 mod server;
@@ -36,8 +37,8 @@ enum Command {
     /// Run the roles that the file has a section for: [router], [coordinator], [pod].
     ///
     /// SIGTERM or SIGINT shuts down gracefully: the process hands its partitions over, finishes the requests in flight
-    /// and exits 0. A second signal exits 1 at once. SIGHUP reloads the log level from the file, and the certificate
-    /// files; the log names the other settings that have changed.
+    /// and exits 0. A second signal exits 1 at once. SIGHUP reloads the log level, the limits of the stash and the share of
+    /// traced requests from the file, and the certificate files; the log names the other settings that have changed.
     ///
     /// If the file sets router.hot_restart_socket, starting a second process is a hot restart of the router: once the
     /// new process is ready it takes over the sockets of the running one, which finishes its requests and exits 0. A
