@@ -40,6 +40,8 @@ pub struct Certificates {
     pub store: Option<ClientTls>,
     /// `admin.tls`.
     pub admin: Option<ServerTls>,
+    /// `admin.peers_tls`.
+    pub peers: Option<ClientTls>,
 }
 
 const ROUTER: &str = "router.tls";
@@ -48,6 +50,7 @@ const POD: &str = "pod.tls";
 const COORDINATOR: &str = "coordinator.tls";
 const STORE: &str = "store.tls";
 const ADMIN: &str = "admin.tls";
+const PEERS: &str = "admin.peers_tls";
 
 impl Certificates {
     /// Reads the files that a configuration names.
@@ -65,6 +68,7 @@ impl Certificates {
         };
         let pod = pod.as_ref().and_then(|pod| pod.tls.as_ref());
         let coordinator = coordinator.as_ref().and_then(|coordinator| coordinator.tls.as_ref());
+        let peers = admin.as_ref().and_then(|admin| admin.peers_tls.as_ref());
         let admin = admin.as_ref().and_then(|admin| admin.tls.as_ref());
         let mut faults = Vec::new();
         let loaded = Certificates {
@@ -74,6 +78,7 @@ impl Certificates {
             coordinator: keep(COORDINATOR, coordinator.map(server), &mut faults),
             store: keep(STORE, store.tls.as_ref().map(client), &mut faults),
             admin: keep(ADMIN, admin.map(server), &mut faults),
+            peers: keep(PEERS, peers.map(client), &mut faults),
         };
         let problem = |(section, error): (&str, TlsError)| {
             let fact = format!("{}: {}", error.path.display(), error.fact);
@@ -103,6 +108,7 @@ impl Certificates {
             server(COORDINATOR, &self.coordinator),
             client(STORE, &self.store),
             server(ADMIN, &self.admin),
+            client(PEERS, &self.peers),
         ];
         all.into_iter().flatten().collect()
     }

@@ -274,6 +274,8 @@ pub struct Admin {
     pub write: AdminWrite,
     /// The TLS files of `listen`; `None` for clear text. A client needs a certificate only to change something.
     pub tls: Option<ServerFiles>,
+    /// The authorities to trust at the admin endpoints of other processes; `None` to ask them without TLS.
+    pub peers_tls: Option<ClientFiles>,
 }
 
 /// Who may change something by the admin endpoint's address.

@@ -144,6 +144,7 @@ fn the_defaults_are_those_that_users_were_told() {
             socket: None,
             write: AdminWrite::None,
             tls: None,
+            peers_tls: None,
         }),
         log: Log { level: LogLevel::Info, format: LogFormat::Text },
         tracing: None,
@@ -201,7 +202,7 @@ fn each_commented_key_of_the_example_is_accepted() {
         }
         tried += 1;
     }
-    assert_eq!(tried, 46);
+    assert_eq!(tried, 47);
 }
 
 #[test]

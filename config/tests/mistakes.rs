@@ -14,7 +14,7 @@ fn an_unknown_key_names_the_nearest_known_one() {
              balance_load, max_keys_per_partition, config_wins, mode, coordination, warm_timeout, phase_timeout, \
              checkpoint_interval, checkpoint_timeout, listen, token_file, tls; did you mean min_interval",
             "segue.toml:4:1: admin.listen_at: unknown key; expected one of listen, advertise, socket, \
-             write, token_file, tls; did you mean listen",
+             write, token_file, tls, peers_tls; did you mean listen",
         ],
     );
 }

@@ -72,6 +72,11 @@ impl BoundKeyspaces {
         self.tables.iter().map(|bound| &bound.metrics)
     }
 
+    /// Returns the table of each keyspace.
+    pub fn tables(&self) -> impl Iterator<Item = &Arc<Table>> {
+        self.tables.iter().map(|bound| &bound.table)
+    }
+
     /// Begins to take part in the protocol, in one keyspace for each table and under one lease. Requires a runtime.
     pub fn join(self, store: &Arc<dyn Store>, memberships: impl IntoIterator<Item = Membership>) -> JoiningKeyspaces {
         let leases = Leases::new(store.clone());

@@ -25,7 +25,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::registry::Registry;
-use segue_proxy::tls::ServerTls;
+use segue_proxy::tls::{ClientTls, ServerTls};
 use serde_json::{Map, Value, json};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -108,6 +108,7 @@ pub struct Admin {
     tls: Option<ServerTls>,
     socket: Option<SocketPath>,
     exemplars: Exemplars,
+    peers: Option<ClientTls>,
 }
 
 impl Admin {
@@ -117,12 +118,17 @@ impl Admin {
         let bind = || StdListener::bind(address).with_context(|| format!("admin.listen: cannot listen on {address}"));
         let listener = taken_over.map_or_else(bind, Ok)?;
         listener.set_nonblocking(true)?;
-        Ok(Admin { listener, tls: None, socket: None, exemplars: Exemplars::default() })
+        Ok(Admin { listener, tls: None, socket: None, exemplars: Exemplars::default(), peers: None })
     }
 
     /// Serves by TLS.
     pub fn with_tls(self, tls: Option<ServerTls>) -> Self {
         Admin { tls, ..self }
+    }
+
+    /// Asks the admin endpoints of other processes by TLS.
+    pub fn with_peers(self, peers: Option<ClientTls>) -> Self {
+        Admin { peers, ..self }
     }
 
     /// Shows these exemplars in `/metrics`.
@@ -158,7 +164,7 @@ impl Admin {
         shutdown: CancellationToken,
     ) -> io::Result<()> {
         let end = shutdown.child_token();
-        let control = Arc::new(Control::new(write));
+        let control = Arc::new(Control::new(write, self.peers.take()));
         let (mut feeds, mut apis, mut statuses, mut routes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for AdminKeyspace { sources, board, link } in keyspaces {
             let name = link.keys().name().to_owned();

@@ -7,6 +7,8 @@
 //!
 //! * Nothing is changed for a request that `guard` has not admitted.
 //! * Bodies, waits and the number of concurrent requests to the store are bounded.
+//! * Other processes are asked at the addresses in their registrations alone, and without what the request presents. How
+//!   many requests have them asked at a time is bounded.
 
 mod guard;
 mod keyspaces;
@@ -20,6 +22,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::{get, post, put};
+use segue_proxy::tls::ClientTls;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::task::AbortOnDropHandle;
@@ -29,7 +32,7 @@ pub(crate) use self::keyspaces::ByKeyspace;
 pub use self::own_pod::OwnPod;
 pub(crate) use self::own_pod::OwnProcess;
 use self::problem::Problem;
-use crate::operator::{Link, OperatorError, Said};
+use crate::operator::{Link, OperatorError, PartitionReport, Said};
 
 /// Most questions, waits, actions and drains of the own pod at a time. Questions and waits need no right to write, so they
 /// have places of their own: those who ask cannot keep out those who act.
@@ -37,6 +40,12 @@ const MAX_QUESTIONS: usize = 16;
 const MAX_WAITS: usize = 32;
 const MAX_ACTIONS: usize = 16;
 const MAX_DRAINS: usize = 8;
+/// Most requests for which other processes are asked at a time: about a partition, and for the tables of all routers. A
+/// process that is silent takes time, so they have places of their own.
+const MAX_ASKS: usize = 8;
+const MAX_COMPARISONS: usize = 1;
+/// How long the routers may take. Shorter than the life of a connection.
+const COMPARISON_TIMEOUT: Duration = Duration::from_secs(40);
 /// How long a request waits unless it says so, and at most. The latter is shorter than the life of a connection.
 const DEFAULT_WAIT: Duration = Duration::from_secs(20);
 const MAX_WAIT: Duration = Duration::from_secs(50);
@@ -56,18 +65,26 @@ pub(crate) struct Control {
     waits: Semaphore,
     actions: Semaphore,
     drains: Semaphore,
+    asks: Semaphore,
+    comparisons: Semaphore,
+    /// How other processes are asked: by TLS, if it is given.
+    peers: Option<ClientTls>,
     runtime: Handle,
 }
 
 impl Control {
-    /// Must be called on the runtime of the roles.
-    pub(crate) fn new(write: Write) -> Self {
+    /// Must be called on the runtime of the roles. The admin endpoints of other processes are asked by TLS if `peers` is
+    /// given.
+    pub(crate) fn new(write: Write, peers: Option<ClientTls>) -> Self {
         Control {
             write,
             questions: Semaphore::new(MAX_QUESTIONS),
             waits: Semaphore::new(MAX_WAITS),
             actions: Semaphore::new(MAX_ACTIONS),
             drains: Semaphore::new(MAX_DRAINS),
+            asks: Semaphore::new(MAX_ASKS),
+            comparisons: Semaphore::new(MAX_COMPARISONS),
+            peers,
             runtime: Handle::current(),
         }
     }
@@ -91,6 +108,7 @@ impl Api {
             .route("/v1/partitions/{partition}/pin", put(write::pin).delete(write::unpin))
             .route("/v1/pods/{pod}", get(read::pod).delete(write::forget_pod))
             .route("/v1/pods/{pod}/drain", post(write::drain).delete(write::undrain))
+            .route("/v1/routers", get(read::routers))
             .route("/v1/routers/{router}", axum::routing::delete(write::forget_router))
             .route("/v1/handoffs/{partition}/cancel", post(write::cancel))
             .route("/v1/moves", post(write::moves))
@@ -112,10 +130,29 @@ impl Api {
         F: Future<Output = Result<T, OperatorError>> + Send + 'static,
     {
         let Ok(_place) = places.try_acquire() else { return Err(Problem::busy()) };
-        let running = self.control.runtime.spawn(work(self.link.clone(), watch::Sender::default()));
-        match AbortOnDropHandle::new(running).await {
-            Ok(done) => done.map_err(Problem::from),
-            Err(error) => Err(Problem::failed(format!("the request was not carried out: {error}"))),
+        self.spawn(work(self.link.clone(), watch::Sender::default())).await?.map_err(Problem::from)
+    }
+
+    /// Has the participants asked that the handoff of an explained partition waits for.
+    async fn ask(&self, mut report: PartitionReport) -> Result<PartitionReport, Problem> {
+        if !report.awaits() {
+            return Ok(report);
         }
+        let Ok(_place) = self.control.asks.try_acquire() else {
+            report.leave_unasked("others ask too much here; try again, or ask another process");
+            return Ok(report);
+        };
+        let peers = self.control.peers.clone();
+        let asked = async move {
+            report.ask(peers.as_ref()).await;
+            report
+        };
+        self.spawn(asked).await
+    }
+
+    /// Runs work on the runtime of the roles. The work ends early if its client does.
+    async fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Result<T, Problem> {
+        let running = AbortOnDropHandle::new(self.control.runtime.spawn(work));
+        running.await.map_err(|error| Problem::failed(format!("the request was not carried out: {error}")))
     }
 }

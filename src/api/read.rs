@@ -10,10 +10,11 @@ use axum::response::{IntoResponse, Response};
 use segue_protocol::ids::PartitionId;
 use serde::Deserialize;
 use serde_json::json;
+use tokio::time::timeout;
 
 use super::problem::Problem;
-use super::{Api, DEFAULT_WAIT, MAX_WAIT};
-use crate::operator::{Condition, Explanation, until};
+use super::{Api, COMPARISON_TIMEOUT, DEFAULT_WAIT, MAX_WAIT};
+use crate::operator::{Condition, Explanation, Link, until};
 
 type PathOf<T> = Result<Path<T>, PathRejection>;
 type QueryOf<T> = Result<Query<T>, QueryRejection>;
@@ -55,11 +56,33 @@ fn explained(explanation: Result<impl Explanation, Problem>) -> Answer {
     explanation.map(|explanation| Json(explanation).into_response()).map_err(Problem::of_question)
 }
 
-pub(super) async fn partition(State(api): State<Arc<Api>>, path: PathOf<PartitionId>) -> Answer {
-    let partition = of_path(path)?;
-    explained(
-        api.run(&api.control.questions, move |link, _| async move { link.explain_partition(partition).await }).await,
-    )
+/// `ask=true`: the participants are asked that the handoff waits for.
+#[derive(Debug, Deserialize)]
+pub(super) struct AskQuery {
+    #[serde(default)]
+    ask: bool,
+}
+
+pub(super) async fn partition(
+    State(api): State<Arc<Api>>,
+    path: PathOf<PartitionId>,
+    query: QueryOf<AskQuery>,
+) -> Answer {
+    let (partition, AskQuery { ask }) = (of_path(path)?, of_query(query)?);
+    let explain =
+        api.run(&api.control.questions, move |link, _| async move { link.explain_partition(partition).await });
+    match explain.await {
+        Ok(report) if ask => explained(api.ask(report).await),
+        other => explained(other),
+    }
+}
+
+pub(super) async fn routers(State(api): State<Arc<Api>>) -> Answer {
+    let peers = api.control.peers.clone();
+    let compare = |link: Link, _| async move { link.compare_routers(peers.as_ref()).await };
+    let compared = timeout(COMPARISON_TIMEOUT, api.run(&api.control.comparisons, compare)).await;
+    let late = |_| Problem::failed(format!("not all routers could be asked within {COMPARISON_TIMEOUT:?}"));
+    Ok(Json(compared.map_err(late)??).into_response())
 }
 
 pub(super) async fn pod(State(api): State<Arc<Api>>, path: PathOf<String>) -> Answer {

@@ -1,6 +1,5 @@
 //! The command line: one file per command, and their common parts.
 
-mod awaited;
 mod bench;
 mod check;
 mod conformance;
@@ -9,8 +8,8 @@ mod generate;
 mod logging;
 mod measure_store;
 mod operator;
+mod reload;
 mod restart;
-mod routers;
 mod run;
 mod server;
 mod service_manager;
@@ -38,8 +37,8 @@ enum Command {
     /// Run the roles that the file has a section for: [router], [coordinator], [pod].
     ///
     /// SIGTERM or SIGINT shuts down gracefully: the process hands its partitions over, finishes the requests in flight
-    /// and exits 0. A second signal exits 1 at once. SIGHUP reloads the log level from the file, and the certificate
-    /// files; the log names the other settings that have changed.
+    /// and exits 0. A second signal exits 1 at once. SIGHUP reloads the log level, the limits of the stash and the share of
+    /// traced requests from the file, and the certificate files; the log names the other settings that have changed.
     ///
     /// If the file sets router.hot_restart_socket, starting a second process is a hot restart of the router: once the
     /// new process is ready it takes over the sockets of the running one, which finishes its requests and exits 0. A
@@ -60,7 +59,8 @@ enum Command {
     ///
     /// With --routers, asks every router at its admin endpoint and compares its table with the store. A partition that
     /// moves is not compared. Exits 1 if a router differs or does not respond, 3 if the store is unreachable. With
-    /// --server it also exits 3 if that process has lost the store, and prints what the process saw last.
+    /// --server that process asks the routers. Without --routers it also exits 3 if that process has lost the store, and
+    /// prints what the process saw last.
     Status(status::Args),
     /// Delete the registration of a pod or router that is gone, if it does not expire by itself.
     ///

@@ -1,22 +1,24 @@
 //! `segue run`: starts the roles of a file, waits for a signal, and ends the roles in the order that loses nothing.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use prometheus_client::registry::Registry;
-use segue_config::{AdminWrite, Config, Written};
+use segue_config::{AdminWrite, Config};
 use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
+use segue_proxy::spans::Tracer;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{error, info};
 
-use super::logging::{LevelHandle, level_filter, start_logging};
+use super::logging::start_logging;
+use super::reload::{Changeable, Reloading};
 use super::store::open;
 use super::{Failure, load_with_certificates, runtime, service_manager};
 use crate::admin::Admin;
@@ -44,8 +46,8 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (mut located, certificates) = load_with_certificates(&args.config)?;
-    let reloading =
-        Reloading { file: &args.config, level: start_logging(&located.config), running: located.written().clone() };
+    let level = start_logging(&located.config);
+    let reloading = Reloading::new(&args.config, level, located.written().clone());
     let files = files::raise_limit();
     files::fit(&mut located.config, files)?;
     match run_to_end(runtime()?, serve(located.config, files, certificates, &reloading))? {
@@ -82,7 +84,8 @@ async fn bind(
 ) -> anyhow::Result<Bound> {
     let admin = match &config.admin {
         Some(section) => {
-            let mut admin = Admin::bind(section.listen, startup.admin_listener())?.with_tls(certificates.admin.clone());
+            let admin = Admin::bind(section.listen, startup.admin_listener())?;
+            let mut admin = admin.with_tls(certificates.admin.clone()).with_peers(certificates.peers.clone());
             // The socket of a process that still serves stays where it is.
             if let Some(path) = section.socket.as_ref().filter(|_| !startup.takes_over()) {
                 admin.open_socket(path)?;
@@ -185,6 +188,7 @@ async fn serve(
     let watching = certificates.watch(&mut registry);
     let exporter = Exporter::start(&config, &mut registry);
     let tracer = exporter.as_ref().map(Exporter::tracer);
+    reloading.reach(changeable(&config, router.as_ref(), tracer));
     let mut roles = Running::default();
     if let Some(coordinator) = coordinator {
         roles.coordinator = Some(coordinator.start(&store, &keyspaces, &mut registry, tracer));
@@ -235,6 +239,17 @@ async fn serve(
     }
     info!("ended");
     Ok(service.map_or(0, |ended| ended.code))
+}
+
+/// Returns what of the roles takes settings over while it runs.
+fn changeable(config: &Config, router: Option<&BoundRouterRole>, tracer: Option<&Tracer>) -> Changeable {
+    let names = config.keyspaces.iter().filter(|keyspace| keyspace.routing.is_some()).map(|it| it.name.clone());
+    let tables = router.into_iter().flat_map(BoundRouterRole::tables);
+    Changeable {
+        tables: names.zip(tables.cloned()).collect(),
+        drain_timeout: config.router.as_ref().map(|section| section.drain.timeout),
+        tracer: tracer.cloned(),
+    }
 }
 
 /// Waits until the old process has left, if there is one. Returns the exit if this process must not continue, and
@@ -372,38 +387,6 @@ impl Signals {
         // A process that is replaced does not say so: its unit goes on with the new one.
         service_manager::ends();
         cut_off_at_signal(1);
-    }
-}
-
-/// The only key whose change takes effect in a running process. Certificate files are read again too, by the same names.
-const RELOADED: &str = "log.level";
-
-/// What a SIGHUP needs.
-struct Reloading<'a> {
-    file: &'a Path,
-    level: LevelHandle,
-    /// The settings that this process was started with.
-    running: Written,
-}
-
-impl Reloading<'_> {
-    /// Applies the changes of the file that are possible while running, and names the others. An invalid file changes
-    /// nothing.
-    fn reload(&self) {
-        let located = match segue_config::load(self.file) {
-            Ok(located) => located,
-            Err(problems) => return warn!("configuration reload rejected: {problems}"),
-        };
-        let level = level_filter(located.config.log.level);
-        if self.level.modify(|filter| *filter = level).is_ok() {
-            info!(%level, "configuration reloaded: log level and certificates");
-        }
-        let waiting = self.running.differing(located.written());
-        let waiting: Vec<_> = waiting.iter().filter(|key| *key != RELOADED).map(String::as_str).collect();
-        if !waiting.is_empty() {
-            let keys = waiting.join(", ");
-            warn!(keys, "settings that have changed take effect with a restart");
-        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! # Invariants
 //!
 //! * The token goes to the endpoint that the operator named and appears in no message.
-//! * A response is bounded in size and in time.
+//! * A response is bounded in size ([`exchange`]) and in time.
 //! * A request that the endpoint may have carried out fails as [`Failure::Lost`] if it gets no response.
 
 use std::io;
@@ -11,34 +11,25 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use http::{Method, Request, StatusCode, Uri, header};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use segue_proxy::tls::{ClientFiles, ClientTls};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 use tokio_util::either::Either;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::Failure;
 use super::store::ReachArgs;
+use crate::operator::{exchange, segment};
 
 /// How long connecting may take, the TLS handshake included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a response may take beyond the time that its request waits.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
-/// Most bytes of a response.
-const MAX_RESPONSE: usize = 32 << 20;
 /// Most bytes of a token.
 const MAX_TOKEN: usize = 4096;
-
-/// What has to be encoded in a segment of a path and in a query.
-const SEGMENT: &AsciiSet =
-    &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'%').add(b'/').add(b'?').add(b'&').add(b'+').add(b'=').add(b'\\');
 
 const EXPECTED: &str = "expected http://HOST:PORT, https://HOST:PORT or unix:PATH";
 
@@ -95,19 +86,6 @@ impl Server {
         server(Address::Tcp { authority, tls })
     }
 
-    /// Returns the admin endpoint at an address of the form `HOST:PORT`, as registrations name it, to be asked of this
-    /// keyspace. Without a name, the process has to have one keyspace.
-    pub(super) fn of_process(authority: &str, tls: Option<ClientTls>, keyspace: Option<&str>) -> Self {
-        let name = format!("{}://{authority}", if tls.is_some() { "https" } else { "http" });
-        let address = Address::Tcp { authority: authority.to_owned(), tls };
-        Server { name, address, token: None, keyspace: keyspace.map(str::to_owned) }
-    }
-
-    /// Returns the keyspace that every request names.
-    pub(super) fn keyspace(&self) -> Option<&str> {
-        self.keyspace.as_deref()
-    }
-
     /// Returns the endpoint's name.
     pub(super) fn name(&self) -> &str {
         &self.name
@@ -130,7 +108,7 @@ impl Server {
         let request = self.request(method, path, body).with_context(silent).map_err(Failure::Unreachable)?;
         let connected = timeout(CONNECT_TIMEOUT, self.connect()).await.context("cannot connect in time");
         let stream = connected.and_then(|connected| Ok(connected?)).with_context(silent);
-        let exchange = timeout(waits + RESPONSE_TIMEOUT, respond(stream.map_err(Failure::Unreachable)?, request));
+        let exchange = timeout(waits + RESPONSE_TIMEOUT, exchange(stream.map_err(Failure::Unreachable)?, request));
         let answer = exchange.await.unwrap_or_else(|_| Err(anyhow!("no response in time")));
         let (status, bytes) = answer.with_context(silent).map_err(Failure::Lost)?;
         self.judge(path, status, &bytes)
@@ -194,22 +172,6 @@ impl Server {
             }
         })
     }
-}
-
-async fn respond(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    request: Request<Body>,
-) -> anyhow::Result<(StatusCode, axum::body::Bytes)> {
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
-    let response = sender.send_request(request).await?;
-    let status = response.status();
-    Ok((status, to_bytes(Body::new(response.into_body()), MAX_RESPONSE).await?))
-}
-
-/// Returns a name as a segment of a path, or as a value of a query.
-pub(super) fn segment(name: &str) -> String {
-    utf8_percent_encode(name, SEGMENT).to_string()
 }
 
 /// Returns how to ask the admin endpoints in registrations: by TLS if there is a file of authorities to trust.

@@ -12,8 +12,7 @@ use segue_protocol::view::View;
 use super::operator::Reach;
 use super::server::admin_tls;
 use super::store::ReachArgs;
-use super::{Failure, routers, runtime};
-use crate::operator::Link;
+use super::{Failure, runtime};
 use crate::status::KeyspaceStatus;
 
 /// Time between two looks at an admin endpoint. Its processes make a status at most that often.
@@ -28,11 +27,11 @@ pub(super) struct Args {
     #[arg(long)]
     watch: bool,
     /// Compare every router's table with the store.
-    #[arg(long, conflicts_with_all = ["watch", "server"])]
+    #[arg(long, conflicts_with = "watch")]
     routers: bool,
     /// Certificate authorities to trust at the routers' admin endpoints, as a PEM file. Without it they are asked
-    /// without TLS.
-    #[arg(long, value_name = "FILE", requires = "routers")]
+    /// without TLS. With --server that process asks, by its admin.peers_tls.
+    #[arg(long, value_name = "FILE", requires = "routers", conflicts_with = "server")]
     admin_ca: Option<PathBuf>,
     /// Print JSON; with --watch one object per line.
     #[arg(long)]
@@ -114,10 +113,8 @@ async fn follow(args: &Args) -> Result<(), Failure> {
 }
 
 async fn compare_routers(args: &Args) -> Result<(), Failure> {
-    let (store, keys) = args.reach.store.connect().await?;
-    let link = Link::new(store, keys, None);
     let tls = admin_tls(args.admin_ca.as_deref())?;
-    let comparison = routers::compare(&link, tls.as_ref()).await?;
+    let comparison = Reach::open(&args.reach).await?.routers(tls.as_ref()).await?;
     let text = match args.json {
         true => serde_json::to_string(&comparison).map_err(anyhow::Error::from)? + "\n",
         false => comparison.to_string(),

@@ -7,11 +7,12 @@ use segue_protocol::planning::phase_timeouts::past_no_return;
 use segue_protocol::planning::{Plan, Policy, preview};
 use segue_protocol::records::{HistoryEntry, Phase};
 use segue_protocol::view::{PodLife, View};
+use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
 
-use super::or_none;
 use super::plan::{Move, moves};
 use super::standing::owned;
+use super::{awaited, or_none};
 use crate::history::in_words;
 use crate::status::{checkpoint_age, heartbeat_age};
 
@@ -155,7 +156,7 @@ fn partition_report(view: &View, plan: &Plan, partition: PartitionId) -> Result<
         reason: handoff.value.reason.clone(),
         phase_age_ms: unix_millis().saturating_sub(handoff.value.phase_entered_at),
         waits_for: waiting_for(view, partition).iter().map(ToString::to_string).collect(),
-        awaited: awaited(view, partition),
+        awaited: participants(view, partition),
         may_be_cancelled: !past_no_return(&handoff.value),
     });
     let checkpoint = view.checkpoints.get(&partition).map(|it| &it.value).and_then(|record| {
@@ -194,7 +195,7 @@ fn partition_report(view: &View, plan: &Plan, partition: PartitionId) -> Result<
 }
 
 /// Returns the registered participants that a handoff waits for.
-fn awaited(view: &View, partition: PartitionId) -> Vec<Awaited> {
+fn participants(view: &View, partition: PartitionId) -> Vec<Awaited> {
     let mut all: Vec<Awaited> = Vec::new();
     for wait in waiting_for(view, partition) {
         let (kind, name) = wait.party();
@@ -345,14 +346,22 @@ fn steps_in_words(steps: &[String]) -> String {
 }
 
 impl PartitionReport {
-    /// Returns the keyspace's name. An earlier version does not tell it.
-    pub(crate) fn keyspace(&self) -> Option<&str> {
-        self.keyspace.as_deref()
+    /// Returns whether its handoff waits for participants.
+    pub(crate) fn awaits(&self) -> bool {
+        self.handoff.as_ref().is_some_and(|handoff| !handoff.awaited.is_empty())
     }
 
-    /// Returns the participants that its handoff waits for.
-    pub(crate) fn awaited(&mut self) -> &mut [Awaited] {
-        self.handoff.as_mut().map_or(&mut [], |handoff| &mut handoff.awaited)
+    /// Asks the participants that its handoff waits for, by TLS if `tls` is given.
+    pub(crate) async fn ask(&mut self, tls: Option<&ClientTls>) {
+        let awaited = self.handoff.as_mut().map_or(&mut [][..], |handoff| &mut handoff.awaited);
+        // A process with several keyspaces has to be told which one is meant.
+        awaited::ask(awaited, self.partition, tls, self.keyspace.as_deref()).await;
+    }
+
+    /// Says why the participants that its handoff waits for were not asked.
+    pub(crate) fn leave_unasked(&mut self, why: &str) {
+        let awaited = self.handoff.iter_mut().flat_map(|handoff| &mut handoff.awaited);
+        awaited.for_each(|one| one.says = Some(format!("not asked: {why}")));
     }
 }
 

@@ -11,11 +11,14 @@
 //!   asks the leader to.
 
 mod actions;
+mod awaited;
 mod change;
 mod explain;
 mod forget;
 mod operation;
 mod plan;
+mod process;
+mod routers;
 mod standing;
 mod wait;
 
@@ -30,13 +33,16 @@ use segue_protocol::planning::{CancelReason, Policy, Strategy, in_force};
 use segue_protocol::records::HistoryEntry;
 use segue_protocol::txn::Txn;
 use segue_protocol::view::View;
+use segue_proxy::tls::ClientTls;
 
 use crate::history::History;
 
 pub(crate) use self::actions::{Action, Order, Outcome, perform};
-pub(crate) use self::explain::{Awaited, Explanation, PartitionReport, PodReport};
+pub(crate) use self::explain::{Explanation, PartitionReport, PodReport};
 pub(crate) use self::forget::Kind;
 pub(crate) use self::plan::Preview;
+pub(crate) use self::process::{exchange, segment};
+pub(crate) use self::routers::Comparison;
 pub(crate) use self::standing::Standing;
 pub(crate) use self::wait::{Condition, Said, until};
 
@@ -97,6 +103,11 @@ impl Link {
         let mut report = explain::partition(&view, &self.policy(&view), partition).map_err(OperatorError::Refused)?;
         report.history = self.history(Some(partition)).await?.newest(explain::LAST_HANDOFFS).handoffs;
         Ok(report)
+    }
+
+    /// Compares the tables of all routers with the store. Their admin endpoints are asked by TLS if `tls` is given.
+    pub(crate) async fn compare_routers(&self, tls: Option<&ClientTls>) -> Result<Comparison, OperatorError> {
+        routers::compare(self, tls).await
     }
 
     /// Returns the handoffs that have ended, the newest first.

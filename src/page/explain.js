@@ -1,6 +1,6 @@
 // The explanation of the partition whose details are shown: what `segue explain` says of it.
 //
-// The process answers from the store, so the page asks only when what it knows of the partition has changed or the answer is old, and
+// The process answers from the store, and asks those that a handoff waits for, so the page asks only when what it knows of the partition has changed or the answer is old, and
 // one question at a time.
 
 import { element } from './dom.js';
@@ -32,7 +32,7 @@ async function learn(partition, subject, seen, draw) {
   let report = null;
   try {
     const signal = AbortSignal.timeout(PATIENCE);
-    const response = await fetch(`v1/partitions/${partition}${named('?')}`, { cache: 'no-store', signal });
+    const response = await fetch(`v1/partitions/${partition}?ask=true${named('&')}`, { cache: 'no-store', signal });
     report = response.ok ? await response.json() : null;
   } catch { /* The process is gone, which the headline says, or its store does not answer. */ }
   asking = false;
@@ -52,7 +52,10 @@ export function inWords(report, podName) {
     element('li', {}, ...podName(pod), element('span', { class: 'faint' }, ` ${verdict}, ${reason}`)));
   if (ranked.length > MOST) candidates.push(element('li', { class: 'faint' }, `and ${ranked.length - MOST} more: segue explain ${report.partition}`));
   const steps = report.next_steps.length > 0 ? report.next_steps : ['None: it is as it should be.'];
+  const says = (report.handoff?.awaited ?? []).filter((one) => one.says).map(({ kind, name, says }) =>
+    element('li', {}, `${kind} ${name}: ${says}`));
   return [
+    ...(says.length > 0 ? [element('h3', {}, 'Who is waited for says'), element('ul', { class: 'says' }, ...says)] : []),
     element('h3', {}, 'Next steps'), element('ul', {}, ...steps.map((step) => element('li', {}, step))),
     element('h3', {}, 'Candidates'), element('ul', { class: 'candidates' }, ...candidates),
   ];

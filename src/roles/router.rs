@@ -84,6 +84,11 @@ impl BoundRouterRole {
         BoundRouterRole { tracer: tracer.cloned(), ..self }
     }
 
+    /// Returns the table of each keyspace, in the order of the limits that it was bound with.
+    pub fn tables(&self) -> impl Iterator<Item = &Arc<Table>> {
+        self.routers.tables()
+    }
+
     /// Returns duplicates of the listeners, for a process that takes them over.
     pub fn duplicates(&self) -> std::io::Result<Vec<TcpListener>> {
         self.routers.duplicates()

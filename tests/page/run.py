@@ -107,6 +107,10 @@ def a_stuck_handoff_names_its_router(run):
         assert "wait for it" in waits["r-1"] and waits["r-0"] == "none waits for it", waits
         run.notes.append(page["verdict"])
         run.picture("stuck")
+        show_partition(run.browser, keyspace["handoffs"][0]["partition"])
+        says = "router r-1: cannot be asked: its registration has no admin address"
+        until(lambda: says in (run.browser.read()["detail"] or ""), "what the router says")
+        run.browser.press("ESCAPE")
     finally:
         stopped.send_signal(signal.SIGCONT)
     until(lambda: cluster.at_rest(["a", "b"]), "the end of the moves")

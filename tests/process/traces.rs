@@ -177,6 +177,40 @@ async fn a_request_that_a_cutover_held_is_traced_and_so_is_the_handoff() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hang_up_changes_which_requests_are_recorded() {
+    let (collector, endpoint) = Collector::start().await;
+    let (cluster, router) = (TestCluster::start(SEGUE), free_address());
+    let config = |sample: &str| {
+        let config = cluster.config().router("r-0", router).coordinator("c-0", 1).quick();
+        config.set("tracing.endpoint", format!("http://{endpoint}")).set("tracing.sample", sample)
+    };
+    let control = cluster.run("control", &config("parent"));
+    let (_release, released) = watch::channel(true);
+    let _pod = cluster.run("a", &cluster.config().pod("a", free_address(), service("a", released).await).quick());
+    serves(router).await;
+    let send = move |path: &'static str| {
+        let request = Request::get(path).header("x-partition", 0).timeout(MINUTE);
+        assert_eq!(request.send(router).unwrap().status, 200);
+    };
+    spawn_blocking(move || send("/before")).await.unwrap();
+    config("always").write(cluster.path(), "control");
+    control.signal("HUP");
+    let log = cluster.path().join("control.log");
+    let printed = move || std::fs::read_to_string(&log).unwrap();
+    let shown = printed.clone();
+    eventually("the new share", move || shown().contains("configuration reloaded")).await;
+    spawn_blocking(move || send("/after")).await.unwrap();
+    let recorded = move || -> Vec<String> {
+        let spans = collector.spans().into_iter().filter(|span| span.kind() == SpanKind::Server);
+        spans.map(|span| text(&span, "url.path").to_owned()).collect()
+    };
+    let paths = recorded.clone();
+    eventually("the span of the request", move || !paths().is_empty()).await;
+    assert_eq!(recorded(), ["/after"], "spans are exported in the order of their ends");
+    assert!(!printed().contains("take effect with a restart"), "{}", printed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn open_metrics_shows_an_exported_trace_for_a_bucket() {
     let (collector, endpoint) = Collector::start().await;
     let cluster = TestCluster::start(SEGUE);

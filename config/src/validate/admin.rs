@@ -1,18 +1,31 @@
 //! The section `[admin]`.
 
+use segue_proxy::tls::{ClientFiles, ServerFiles};
+
 use super::router::socket_path;
 use super::{local, reachable, tls};
 use crate::error::Wrong;
 use crate::reader::Reader;
 use crate::validated::{Admin, AdminWrite};
 
-pub(super) const KEYS: &[&str] =
-    &["admin.listen", "admin.advertise", SOCKET, WRITE, TOKEN_FILE, "admin.tls.cert", "admin.tls.key", CLIENT_CA];
+pub(super) const KEYS: &[&str] = &[
+    "admin.listen",
+    "admin.advertise",
+    SOCKET,
+    WRITE,
+    TOKEN_FILE,
+    "admin.tls.cert",
+    "admin.tls.key",
+    CLIENT_CA,
+    PEERS_CA,
+];
 
 const SOCKET: &str = "admin.socket";
 const WRITE: &str = "admin.write";
 const TOKEN_FILE: &str = "admin.token_file";
 const CLIENT_CA: &str = "admin.tls.client_ca";
+const PEERS: &str = "admin.peers_tls";
+const PEERS_CA: &str = "admin.peers_tls.ca";
 const TLS: tls::ServerKeys =
     tls::ServerKeys { section: "admin.tls", cert: "admin.tls.cert", key: "admin.tls.key", client_ca: CLIENT_CA };
 
@@ -42,6 +55,14 @@ pub(super) fn read(r: &mut Reader<'_>) -> Admin {
             r.report_key(needed, Wrong::new(fact, "expected both or neither"));
         }
     }
+    let peers_tls = r.text(PEERS_CA).map(|ca| ClientFiles { ca: ca.into(), identity: None, server_name: None });
+    if let Some(place) = r.anything_in(PEERS).filter(|_| !r.is_given(PEERS_CA)) {
+        r.report(
+            Some(place),
+            PEERS,
+            Wrong::new(format!("given without {PEERS_CA}"), "expected the authorities to trust"),
+        );
+    }
     Admin {
         listen,
         advertise: advertise.or_else(|| is_an_address.then(|| listen.to_string())),
@@ -51,6 +72,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> Admin {
             (Write::ClientCert, _) => AdminWrite::ClientCert,
             _ => AdminWrite::None,
         },
-        tls: tls.map(|tls| segue_proxy::tls::ServerFiles { client_cert_is_optional: true, ..tls }),
+        peers_tls,
+        tls: tls.map(|tls| ServerFiles { client_cert_is_optional: true, ..tls }),
     }
 }

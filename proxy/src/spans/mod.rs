@@ -11,6 +11,7 @@
 mod span;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use http::HeaderMap;
@@ -58,7 +59,8 @@ impl Default for Sampling {
 /// Creates spans and queues them for export.
 #[derive(Debug, Clone)]
 pub struct Tracer {
-    sampling: Sampling,
+    /// The share of [`Sampling`], as bits. All clones have the same.
+    share: Arc<AtomicU64>,
     queue: mpsc::Sender<Span>,
     dropped: Counter,
     handoffs: Arc<Mutex<HashMap<PartitionId, SpanContext>>>,
@@ -69,7 +71,17 @@ impl Tracer {
     /// it full.
     pub fn new(sampling: Sampling, capacity: usize, dropped: Counter) -> (Self, mpsc::Receiver<Span>) {
         let (queue, spans) = mpsc::channel(capacity);
-        (Tracer { sampling, queue, dropped, handoffs: Arc::default() }, spans)
+        let share = Arc::new(AtomicU64::new(sampling.share.to_bits()));
+        (Tracer { share, queue, dropped, handoffs: Arc::default() }, spans)
+    }
+
+    /// Sets which requests without a `traceparent` are recorded from now on.
+    pub fn set_sampling(&self, sampling: Sampling) {
+        self.share.store(sampling.share.to_bits(), Relaxed);
+    }
+
+    fn sampling(&self) -> Sampling {
+        Sampling { share: f64::from_bits(self.share.load(Relaxed)) }
     }
 
     /// Queues a span that has ended.
@@ -104,7 +116,7 @@ impl Tracer {
     /// Returns whether requests without a `traceparent` may be recorded.
     #[inline]
     pub(crate) fn takes_others(&self) -> bool {
-        self.sampling.share > 0.0
+        self.sampling().share > 0.0
     }
 
     /// Returns the context of a request's span and its parent. `None` if the request is not recorded.
@@ -113,7 +125,7 @@ impl Tracer {
         let parent = given.next().and_then(|value| SpanContext::parse(value.as_bytes()));
         match parent.filter(|_| given.next().is_none()) {
             Some(parent) => parent.flags.sampled().then(|| (child(parent), Some(parent.span))),
-            None => self.sampling.takes_one().then(|| (root(), None)),
+            None => self.sampling().takes_one().then(|| (root(), None)),
         }
     }
 }

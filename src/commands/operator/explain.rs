@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use super::{Failure, Reach, Target, block_on, print_text};
-use crate::commands::awaited;
 use crate::commands::server::admin_tls;
 use crate::operator::Explanation;
 
@@ -14,8 +13,8 @@ pub(in crate::commands) struct ExplainArgs {
     #[arg(value_name = "PARTITION|POD")]
     subject: String,
     /// Certificate authorities to trust at the admin endpoints of the participants that a handoff waits for, as a PEM
-    /// file. Without it they are asked without TLS.
-    #[arg(long, value_name = "FILE")]
+    /// file. Without it they are asked without TLS. With --server that process asks, by its admin.peers_tls.
+    #[arg(long, value_name = "FILE", conflicts_with = "server")]
     admin_ca: Option<PathBuf>,
     #[command(flatten)]
     target: Target,
@@ -30,11 +29,7 @@ pub(in crate::commands) fn explain(args: &ExplainArgs) -> Result<(), Failure> {
         match (args.subject.parse(), pod) {
             (_, Ok(pod)) => show(&args.target, &pod),
             (Ok(partition), Err(Failure::Work(_))) => {
-                let mut report = reach.explain_partition(partition).await?;
-                // A process with several keyspaces has to be told which one is meant.
-                let keyspace = report.keyspace().or(reach.keyspace()).map(str::to_owned);
-                awaited::ask(report.awaited(), partition, tls.as_ref(), keyspace.as_deref()).await;
-                show(&args.target, &report)
+                show(&args.target, &reach.explain_partition(partition, tls.as_ref()).await?)
             }
             (_, Err(failure)) => Err(failure),
         }

@@ -9,18 +9,19 @@ use segue_config::{Admin, AdminWrite};
 use segue_coordination::session::unix_millis;
 use segue_coordination::store::StoreError;
 use segue_protocol::ids::PartitionId;
+use segue_proxy::tls::ClientTls;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::progress::shown;
 use crate::commands::Failure;
-use crate::commands::server::{Server, read_token, segment};
+use crate::commands::server::{Server, read_token};
 use crate::commands::store::ReachArgs;
 use crate::history::History;
 use crate::operator::{
-    Action, Condition, Kind, Link, OperatorError, Order, Outcome, PartitionReport, PodReport, Preview, Said, perform,
-    until,
+    Action, Comparison, Condition, Kind, Link, OperatorError, Order, Outcome, PartitionReport, PodReport, Preview,
+    Said, perform, segment, until,
 };
 use crate::status::KeyspaceStatus;
 
@@ -28,6 +29,8 @@ use crate::status::KeyspaceStatus;
 /// progress. Each request costs a snapshot of the keyspace, so the time doubles.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(16);
+/// How long an endpoint may take to compare the tables of routers that differ or are silent.
+const LONGEST_COMPARISON: Duration = Duration::from_secs(45);
 /// How long an endpoint is asked again that was reached and then gives no answer, and the pause between two attempts.
 const LOST_PATIENCE: Duration = Duration::from_secs(10);
 const LOST_PAUSE: Duration = Duration::from_millis(500);
@@ -77,14 +80,6 @@ impl Reach {
             },
         };
         Ok(Reach::Server(Server::at(&name, token, args)?))
-    }
-
-    /// Returns the name of the keyspace, if the operator gave it.
-    pub(super) fn keyspace(&self) -> Option<&str> {
-        match self {
-            Reach::Store(link) => Some(link.keys().name()),
-            Reach::Server(server) => server.keyspace(),
-        }
     }
 
     /// Carries out an order; at most `patience` is waited for the leader's answer.
@@ -163,12 +158,32 @@ impl Reach {
         }
     }
 
-    pub(super) async fn explain_partition(&self, partition: PartitionId) -> Result<PartitionReport, Failure> {
+    /// Explains a partition, with what the participants say that its handoff waits for. Those are asked by this command
+    /// if it has the store, by TLS if `tls` is given, and otherwise by the endpoint's process.
+    pub(super) async fn explain_partition(
+        &self,
+        partition: PartitionId,
+        tls: Option<&ClientTls>,
+    ) -> Result<PartitionReport, Failure> {
         match self {
-            Reach::Store(link) => Ok(link.explain_partition(partition).await?),
-            Reach::Server(server) => {
-                read(server, server.get(&format!("/v1/partitions/{partition}"), Duration::ZERO).await?)
+            Reach::Store(link) => {
+                let mut report = link.explain_partition(partition).await?;
+                report.ask(tls).await;
+                Ok(report)
             }
+            Reach::Server(server) => {
+                let path = format!("/v1/partitions/{partition}?ask=true");
+                read(server, server.get(&path, Duration::ZERO).await?)
+            }
+        }
+    }
+
+    /// Compares the tables of all routers with the store. The routers are asked by this command if it has the store, by
+    /// TLS if `tls` is given, and otherwise by the endpoint's process.
+    pub(in crate::commands) async fn routers(&self, tls: Option<&ClientTls>) -> Result<Comparison, Failure> {
+        match self {
+            Reach::Store(link) => Ok(link.compare_routers(tls).await?),
+            Reach::Server(server) => read(server, server.get("/v1/routers", LONGEST_COMPARISON).await?),
         }
     }
 

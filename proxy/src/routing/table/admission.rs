@@ -120,12 +120,12 @@ impl Table {
             return Ok(WaitOutcome::First(route));
         }
         let limits = &self.limits;
-        if closed.state.stash().waiting() >= limits.max_requests
-            || closed.state.stash().bytes() + bytes > limits.max_bytes
+        if closed.state.stash().waiting() >= limits.max_requests()
+            || closed.state.stash().bytes() + bytes > limits.max_bytes()
         {
             return Err(AdmissionError::Full);
         }
-        if self.stashed_bytes.fetch_add(bytes, Relaxed) + bytes > limits.max_total_bytes {
+        if self.stashed_bytes.fetch_add(bytes, Relaxed) + bytes > limits.max_total_bytes() {
             self.stashed_bytes.fetch_sub(bytes, Relaxed);
             return Err(AdmissionError::Full);
         }
@@ -151,7 +151,7 @@ impl Table {
         }
         // Counted also where it is refused: it is taken out with all that it weighs.
         let total = self.stashed_bytes.fetch_add(bytes, Relaxed) + bytes;
-        let fits = before + bytes <= self.limits.max_bytes && total <= self.limits.max_total_bytes;
+        let fits = before + bytes <= self.limits.max_bytes() && total <= self.limits.max_total_bytes();
         if fits { Ok(()) } else { Err(AdmissionError::Full) }
     }
 
@@ -200,7 +200,7 @@ impl Table {
         if let Some(closed) = guard.as_mut() {
             closed.state.finish(position);
             if taken {
-                closed.took(self.limits.flush_concurrency);
+                closed.took(self.limits.flush_concurrency());
             }
             self.flush(partition, cell, closed);
         }
@@ -228,7 +228,7 @@ impl Table {
         if let Some(closed) = guard.as_mut()
             && closed.state.give_way(position)
         {
-            closed.was_not_refused_at_once(self.limits.flush_concurrency);
+            closed.was_not_refused_at_once(self.limits.flush_concurrency());
             self.flush(partition, cell, closed);
         }
     }
@@ -247,11 +247,11 @@ impl Table {
     }
 
     pub(crate) fn max_requests(&self) -> usize {
-        self.limits.max_requests
+        self.limits.max_requests()
     }
 
     pub(crate) fn max_wait(&self) -> Duration {
-        self.limits.max_wait
+        self.limits.max_wait()
     }
 
     pub(crate) fn is_shutting_down(&self) -> bool {

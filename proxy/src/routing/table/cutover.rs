@@ -90,7 +90,7 @@ impl Table {
         if !leads_there {
             closed.forgive();
         }
-        if let Some(switched) = closed.state.switch(gate, leads_there, self.limits.flush_concurrency) {
+        if let Some(switched) = closed.state.switch(gate, leads_there, self.limits.flush_concurrency()) {
             closed.try_pod();
             cell.gate.set(switched);
         }

@@ -1,6 +1,8 @@
 //! How much may wait before a partition, and why a request may not.
 
 use std::sync::Arc;
+// Not loom's: settings order nothing, and would cost its models interleavings.
+use std::sync::atomic::{AtomicU64, AtomicUsize as Setting, Ordering::Relaxed};
 use std::time::Duration;
 
 use segue_protocol::handoff::router::HoldCause;
@@ -33,6 +35,63 @@ impl Default for StashLimits {
             flush_concurrency: 64,
         }
     }
+}
+
+/// The limits of a table, which may change while requests wait. Each is read when it is needed: a request that waits
+/// already keeps the time that it was given.
+#[derive(Debug)]
+pub(super) struct LimitsInForce {
+    max_requests: Setting,
+    max_bytes: Setting,
+    max_total_bytes: Setting,
+    max_wait_nanos: AtomicU64,
+    flush_concurrency: Setting,
+}
+
+impl LimitsInForce {
+    pub(super) fn new(limits: StashLimits) -> Self {
+        let StashLimits { max_requests, max_bytes, max_total_bytes, max_wait, flush_concurrency } = limits;
+        LimitsInForce {
+            max_requests: max_requests.into(),
+            max_bytes: max_bytes.into(),
+            max_total_bytes: max_total_bytes.into(),
+            max_wait_nanos: nanos(max_wait).into(),
+            flush_concurrency: flush_concurrency.into(),
+        }
+    }
+
+    pub(super) fn set(&self, limits: StashLimits) {
+        let StashLimits { max_requests, max_bytes, max_total_bytes, max_wait, flush_concurrency } = limits;
+        self.max_requests.store(max_requests, Relaxed);
+        self.max_bytes.store(max_bytes, Relaxed);
+        self.max_total_bytes.store(max_total_bytes, Relaxed);
+        self.max_wait_nanos.store(nanos(max_wait), Relaxed);
+        self.flush_concurrency.store(flush_concurrency, Relaxed);
+    }
+
+    pub(super) fn max_requests(&self) -> usize {
+        self.max_requests.load(Relaxed)
+    }
+
+    pub(super) fn max_bytes(&self) -> usize {
+        self.max_bytes.load(Relaxed)
+    }
+
+    pub(super) fn max_total_bytes(&self) -> usize {
+        self.max_total_bytes.load(Relaxed)
+    }
+
+    pub(super) fn max_wait(&self) -> Duration {
+        Duration::from_nanos(self.max_wait_nanos.load(Relaxed))
+    }
+
+    pub(super) fn flush_concurrency(&self) -> usize {
+        self.flush_concurrency.load(Relaxed)
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The bytes that wait in several tables, such as those of a router's keyspaces.

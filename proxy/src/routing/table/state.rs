@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::hold::Closed;
-use super::limits::{StashLimits, StashTotal};
+use super::limits::{LimitsInForce, StashLimits, StashTotal};
 use super::pods::{Pod, Pods};
 use super::preconnect::Expected;
 use super::route::Route;
@@ -66,7 +66,7 @@ pub struct Table {
     pub(super) severing: Vec<Mutex<HashMap<PartitionId, CancellationToken>>>,
     pub(super) pods: Pods,
     pub(super) expected: Expected,
-    pub(super) limits: StashLimits,
+    pub(super) limits: LimitsInForce,
     /// Shared by the tables that share a total.
     pub(super) stashed_bytes: Arc<AtomicUsize>,
     /// Until when the router's lease may be trusted, by two clocks: nanoseconds since `base`, on tokio's clock, which tests
@@ -113,7 +113,7 @@ impl Table {
             severing: (0..workers).map(|_| Mutex::default()).collect(),
             pods: Pods::default(),
             expected: Expected::new(workers),
-            limits,
+            limits: LimitsInForce::new(limits),
             stashed_bytes: total.0.clone(),
             trusted_until: AtomicU64::new(0),
             trusted_until_boottime: AtomicU64::new(0),
@@ -122,6 +122,12 @@ impl Table {
             notices,
         });
         (table, noticed)
+    }
+
+    /// Sets the limits for what is held from now on. Requests that wait are not refused for it, and keep the time that
+    /// they were given.
+    pub fn set_limits(&self, limits: StashLimits) {
+        self.limits.set(limits);
     }
 
     /// Returns the number of partitions, 0 until it has been read from the store.

@@ -1,4 +1,4 @@
-//! `segue status --routers`: compares every router's table with the store.
+//! Compares every router's table with the store.
 //!
 //! A router's table is read at its admin endpoint and follows the store with a delay. A difference is therefore
 //! reported only if every look at that router shows it, while the partition rests.
@@ -14,27 +14,26 @@ use segue_protocol::ids::{Epoch, PartitionId};
 use segue_protocol::view::View;
 use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
-use tokio::time::timeout;
 
-use super::Failure;
-use super::server::Server;
-use crate::operator::Link;
+use super::{Link, OperatorError, process};
 
 /// How long a router may take to respond.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Most routers that are asked at a time. The table of a large keyspace takes megabytes.
+const MOST_AT_A_TIME: usize = 8;
 /// Number of looks at a router that differs.
 const LOOKS: usize = 3;
 /// Time between two looks. An admin endpoint may serve a status that is a second old.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1500);
 
 /// The comparison of all routers with the store.
-#[derive(Debug, Serialize)]
-pub(super) struct Comparison {
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Comparison {
     routers: Vec<RouterLine>,
 }
 
 /// A router, compared with the store.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct RouterLine {
     router: String,
     /// The address of the router's admin endpoint.
@@ -45,7 +44,7 @@ struct RouterLine {
 }
 
 /// A partition that a router does not route as the store says.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Difference {
     partition: PartitionId,
     /// The destination that the store says, in words.
@@ -75,14 +74,17 @@ struct TableLine {
 }
 
 /// Compares the tables of all routers with the store. Their admin endpoints are asked by TLS if `tls` is given.
-pub(super) async fn compare(link: &Link, tls: Option<&ClientTls>) -> Result<Comparison, Failure> {
+pub(super) async fn compare(link: &Link, tls: Option<&ClientTls>) -> Result<Comparison, OperatorError> {
     let mut before = link.view().await?;
     let mut lines: BTreeMap<String, RouterLine> = BTreeMap::new();
     for number in 0..LOOKS {
         let is_open =
             |name: &&String| lines.get(*name).is_none_or(|line| line.error.is_none() && !line.differences.is_empty());
         let open: Vec<String> = before.routers.keys().filter(is_open).cloned().collect();
-        let tables = join_all(open.iter().map(|name| table(&before, name, tls, link.keys().name()))).await;
+        let mut tables = Vec::new();
+        for some in open.chunks(MOST_AT_A_TIME) {
+            tables.extend(join_all(some.iter().map(|name| table(&before, name, tls, link.keys().name()))).await);
+        }
         let after = link.view().await?;
         for (name, table) in open.into_iter().zip(tables) {
             let line = judge(&before, &after, &name, table);
@@ -107,15 +109,7 @@ pub(super) async fn compare(link: &Link, tls: Option<&ClientTls>) -> Result<Comp
 /// Reads the table of a router.
 async fn table(view: &View, name: &str, tls: Option<&ClientTls>, keyspace: &str) -> anyhow::Result<RouterTable> {
     let admin = view.routers.get(name).and_then(|router| router.value.admin.as_deref());
-    let admin = admin.context("its registration has no admin address: set [admin] advertise in its file")?;
-    let server = Server::of_process(admin, tls.cloned(), Some(keyspace));
-    let read = timeout(RESPONSE_TIMEOUT, server.get("/status", Duration::ZERO)).await;
-    let read = read.map_err(|_| anyhow!("no response within {RESPONSE_TIMEOUT:?}"))?;
-    let status = read.map_err(|failure| match (failure, tls) {
-        (Failure::Lost(error), None) => error.context("no response by HTTP; --admin-ca if the endpoint has TLS"),
-        (failure, _) => failure.into_error(),
-    })?;
-    let status: ProcessStatus = serde_json::from_value(status).context("/status cannot be read")?;
+    let status: ProcessStatus = process::status(admin, tls, Some(keyspace), RESPONSE_TIMEOUT).await?;
     let table = status.router.context("the process at its admin address runs no router")?;
     match table.name == name {
         true => Ok(table),
@@ -180,7 +174,7 @@ impl fmt::Display for TableLine {
 
 impl Comparison {
     /// Returns whether every router responded and routes as the store says.
-    pub(super) fn is_equal(&self) -> bool {
+    pub(crate) fn is_equal(&self) -> bool {
         self.routers.iter().all(|line| line.error.is_none() && line.differences.is_empty())
     }
 }

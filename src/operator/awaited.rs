@@ -1,7 +1,7 @@
 //! Asks the participants that a handoff waits for what they say of its partition.
 //!
-//! Each is asked at the admin address in its registration, whatever way the command itself reaches the keyspace. One that
-//! cannot be asked is part of the explanation, and no failure.
+//! Each is asked at the admin address in its registration. One that cannot be asked is part of the explanation, and no
+//! failure.
 
 use std::time::Duration;
 
@@ -10,11 +10,9 @@ use futures_util::future::join_all;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::tls::ClientTls;
 use serde::Deserialize;
-use tokio::time::timeout;
 
-use super::Failure;
-use super::server::Server;
-use crate::operator::Awaited;
+use super::explain::Awaited;
+use super::process;
 
 /// How long a participant may take to respond.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -105,17 +103,7 @@ async fn answer(
     tls: Option<&ClientTls>,
     keyspace: Option<&str>,
 ) -> anyhow::Result<String> {
-    let admin = one.admin.as_deref().context(
-        "its registration has no admin address: if it is a Segue process, set [admin] advertise in its file",
-    )?;
-    let server = Server::of_process(admin, tls.cloned(), keyspace);
-    let read = timeout(RESPONSE_TIMEOUT, server.get("/status", Duration::ZERO)).await;
-    let read = read.map_err(|_| anyhow!("no response within {RESPONSE_TIMEOUT:?}"))?;
-    let status = read.map_err(|failure| match (failure, tls) {
-        (Failure::Lost(error), None) => error.context("no response by HTTP; --admin-ca if the endpoint has TLS"),
-        (failure, _) => failure.into_error(),
-    })?;
-    let status: ProcessStatus = serde_json::from_value(status).context("/status cannot be read")?;
+    let status: ProcessStatus = process::status(one.admin.as_deref(), tls, keyspace, RESPONSE_TIMEOUT).await?;
     status.says(&one.kind, partition)
 }
 

@@ -1,0 +1,126 @@
+//! SIGHUP: takes over the settings of the file that can change in a running process, and names the others.
+//!
+//! # Invariants
+//!
+//! * A file with a mistake changes nothing. Neither does one whose settings do not go with those that the process keeps.
+//! * A changed setting either takes effect or is named.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use segue_config::{Config, Located, Written};
+use segue_proxy::routing::table::{StashLimits, Table};
+use segue_proxy::spans::Tracer;
+use tracing::{info, warn};
+
+use super::logging::{LevelHandle, level_filter};
+
+/// What a SIGHUP needs.
+pub(super) struct Reloading<'a> {
+    file: &'a Path,
+    level: LevelHandle,
+    /// The settings that this process was started with.
+    running: Written,
+    roles: OnceLock<Changeable>,
+}
+
+/// What of the roles takes settings over while it runs.
+#[derive(Debug, Default)]
+pub(super) struct Changeable {
+    /// The table of each of the router's keyspaces, by name.
+    pub(super) tables: Vec<(String, Arc<Table>)>,
+    /// The router's `drain.timeout`, which has to be below each `stash.max_wait`.
+    pub(super) drain_timeout: Option<Duration>,
+    pub(super) tracer: Option<Tracer>,
+}
+
+impl Changeable {
+    /// Returns the limits that a configuration has for each table.
+    fn limits<'a>(&'a self, config: &'a Config) -> impl Iterator<Item = (&'a str, &'a Table, StashLimits)> {
+        self.tables.iter().filter_map(|(name, table)| {
+            let keyspace = config.keyspaces.iter().find(|keyspace| keyspace.name == *name)?;
+            Some((&**name, &**table, keyspace.routing.as_ref()?.stash))
+        })
+    }
+
+    /// Returns why the limits of a configuration do not go with what the process keeps.
+    fn conflict(&self, config: &Config) -> Option<String> {
+        let drain = self.drain_timeout?;
+        let (name, max_wait) = self
+            .limits(config)
+            .map(|(name, _, limits)| (name, limits.max_wait))
+            .find(|(_, max_wait)| *max_wait <= drain)?;
+        Some(format!(
+            "stash.max_wait of keyspace {name} would be {max_wait:?}, which is not above the router.drain.timeout of this \
+             process, {drain:?}; expected a longer one, or a restart that changes both"
+        ))
+    }
+
+    fn apply(&self, config: &Config) {
+        self.limits(config).for_each(|(_, table, limits)| table.set_limits(limits));
+        if let (Some(tracer), Some(section)) = (&self.tracer, &config.tracing) {
+            tracer.set_sampling(section.sampling);
+        }
+    }
+
+    /// Returns whether a change of this key takes effect.
+    fn takes(&self, key: &str, config: &Config) -> bool {
+        match key {
+            "log.level" => true,
+            "tracing.sample" => self.tracer.is_some() && config.tracing.is_some(),
+            _ if key.starts_with("router.stash.") => !self.tables.is_empty() && config.router.is_some(),
+            _ => self.takes_of_table(key, config).unwrap_or(false),
+        }
+    }
+
+    /// Returns whether a change of a key of a table in the list takes effect, such as `keyspaces.1.stash.max_wait`.
+    fn takes_of_table(&self, key: &str, config: &Config) -> Option<bool> {
+        let (number, rest) = key.strip_prefix("keyspaces.")?.split_once('.')?;
+        let keyspace = config.keyspaces.get(number.parse::<usize>().ok()?.checked_sub(1)?)?;
+        Some(rest.starts_with("stash.") && self.tables.iter().any(|(name, _)| *name == keyspace.name))
+    }
+}
+
+impl<'a> Reloading<'a> {
+    /// Returns what reloads this file in a process that was started with `running`.
+    pub(super) fn new(file: &'a Path, level: LevelHandle, running: Written) -> Self {
+        Reloading { file, level, running, roles: OnceLock::new() }
+    }
+
+    /// Sets what of the roles takes settings over. Later calls have no effect.
+    pub(super) fn reach(&self, roles: Changeable) {
+        let _ = self.roles.set(roles);
+    }
+
+    /// Applies the changes of the file that are possible while running, and names the others.
+    pub(super) fn reload(&self) {
+        let located = match segue_config::load(self.file) {
+            Ok(located) => located,
+            Err(problems) => return warn!("configuration reload rejected: {problems}"),
+        };
+        let nothing = Changeable::default();
+        let roles = self.roles.get().unwrap_or(&nothing);
+        if let Some(conflict) = roles.conflict(&located.config) {
+            let problems = format!("{}: {conflict}", self.file.display());
+            return warn!("configuration reload rejected: {problems}");
+        }
+        roles.apply(&located.config);
+        let level = level_filter(located.config.log.level);
+        if self.level.modify(|filter| *filter = level).is_ok() {
+            info!(%level, "configuration reloaded");
+        }
+        let waiting = self.waiting(roles, &located);
+        if !waiting.is_empty() {
+            let keys = waiting.join(", ");
+            warn!(keys, "settings that have changed take effect with a restart");
+        }
+    }
+
+    /// Returns the changed keys that do not take effect.
+    fn waiting(&self, roles: &Changeable, located: &Located) -> Vec<String> {
+        let mut changed = self.running.differing(located.written());
+        changed.retain(|key| !roles.takes(key, &located.config));
+        changed
+    }
+}
