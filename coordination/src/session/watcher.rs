@@ -2,7 +2,7 @@
 //! something.
 //!
 //! One watch covers the keyspace's root, so all its keys are seen at one revision together. A new snapshot is taken
-//! after any error, a compaction included, and at a slow interval. It is also taken when the keys that are followed have
+//! after any error, a compaction included, and at a slow interval, which grows with the keyspace. It is also taken when the keys that are followed have
 //! changed while the watch was silent: handoffs wait for each participant and are cancelled before that interval ends.
 
 use std::ops::RangeInclusive;
@@ -216,7 +216,7 @@ impl WatcherTask {
     /// when the receiver is gone.
     async fn once(&mut self) -> Result<(), Option<StoreError>> {
         let snapshot = self.store.snapshot(&self.followed).await.map_err(Some)?;
-        let (keys, least) = (snapshot.entries.len(), least_patience(snapshot.entries.len()));
+        let (keys, mut least) = (snapshot.entries.len(), least_patience(snapshot.entries.len()));
         if let Some((seen, reached)) = self.doubt.take() {
             let is_put = |entry: &KeyValue| seen < entry.mod_revision && entry.mod_revision <= reached;
             if keys != self.keys_left || snapshot.entries.iter().any(is_put) {
@@ -230,7 +230,7 @@ impl WatcherTask {
         self.keys_left = keys;
         self.patience = self.patience.max(least);
         let mut seen = snapshot.revision;
-        let interval = resync_interval(keys);
+        let mut interval = resync_interval(keys);
         if !self.copies.are_read() {
             let accepted = std::mem::take(&mut self.accepted);
             let asked = || self.tap().map(|tap| tap.accept(&self.followed));
@@ -240,7 +240,8 @@ impl WatcherTask {
         let view = View::from_snapshot(self.keys.clone(), snapshot);
         self.send(Update::Snapshot(Box::new(view))).await?;
         let mut watch = self.store.watch(&self.followed, seen.next()).await.map_err(Some)?;
-        let resync_at = Instant::now() + spread(interval);
+        let followed_since = Instant::now();
+        let mut resync_at = followed_since + spread(interval);
         loop {
             tokio::select! {
                 biased;
@@ -262,6 +263,18 @@ impl WatcherTask {
                     return Ok(());
                 }
                 () = sleep_until(resync_at) => {
+                    // A keyspace that was almost empty at the snapshot may be large by now, and its participants, which
+                    // started together, would read it all together.
+                    let grown = resync_interval(self.keys_left);
+                    if grown > interval {
+                        interval = grown;
+                        resync_at = followed_since + spread(grown);
+                        least = least_patience(self.keys_left);
+                        self.patience = self.patience.max(least);
+                        if resync_at > Instant::now() {
+                            continue;
+                        }
+                    }
                     self.patience = (self.patience / 2).max(least);
                     return Ok(());
                 }
@@ -270,7 +283,7 @@ impl WatcherTask {
     }
 
     /// Returns the store's revision once the keys have changed after `seen`, and long enough ago for a watch to have
-    /// delivered that. A batch that arrives meanwhile starts this anew.
+    /// delivered that. A batch that arrives meanwhile starts this anew, and so does a snapshot that is put off.
     async fn missed(&self, seen: Revision) -> Revision {
         let one = Keys::One(self.keys.config());
         let mut surveyed = seen;
@@ -505,6 +518,49 @@ mod tests {
         assert!(times.len() > 1 && times.iter().all(|time| (200..=250).contains(&time.as_secs())), "{times:?}");
         assert_eq!(spread(*RESYNC_INTERVAL.start()), *RESYNC_INTERVAL.start());
         assert_eq!(resync_interval(usize::MAX), Duration::from_secs(3600), "what no watch shows is repaired some day");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn participants_of_a_keyspace_that_was_empty_at_first_do_not_read_it_together_once_it_is_large() {
+        const PARTICIPANTS: u32 = 8;
+        let store = Arc::new(Silent::default());
+        let mut watchers = Vec::new();
+        for _ in 0..PARTICIPANTS {
+            let mut watcher = Watcher::start(store.clone(), keyspace());
+            snapshot(&mut watcher).await;
+            watchers.push(watcher);
+        }
+        let begun = Instant::now();
+        let partitions: Vec<PartitionId> = PartitionId::all(20_000).collect();
+        for some in partitions.chunks(100) {
+            let put = |partition: &PartitionId| Op::Put {
+                key: keyspace().assignment(*partition),
+                value: vec![],
+                lease: None,
+            };
+            let then = some.iter().map(put).collect();
+            store.store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+            for watcher in &mut watchers {
+                assert!(matches!(watcher.next().await, Update::Batch(_)));
+            }
+        }
+        assert_eq!(begun.elapsed(), Duration::ZERO, "the clock has stood still");
+        let readers = watchers.into_iter().map(|mut watcher| {
+            tokio::spawn(async move {
+                snapshot(&mut watcher).await;
+                (begun.elapsed(), watcher)
+            })
+        });
+        let mut times = std::collections::BTreeSet::new();
+        for reader in readers.collect::<Vec<_>>() {
+            times.insert(reader.await.unwrap().0);
+        }
+        assert!(
+            times.iter().all(|time| (200..=251).contains(&time.as_secs())),
+            "20,000 keys at 100 a second: {times:?}"
+        );
+        assert!(times.len() > 1, "all read it at {times:?}");
+        assert_eq!(store.snapshots.load(SeqCst), 2 * PARTICIPANTS);
     }
 
     #[tokio::test]

@@ -8,6 +8,8 @@
 //!
 //! * A remembered move begins only while everything that it was planned from is unchanged: the assignment, the absence of a
 //!   handoff, the new owner. A move that has to wait for anything but a place is left to the next placement.
+//! * A partition without a living owner whose new owner may warm nothing more goes to another pod that may. It takes no
+//!   place of an urgent move that needs no other pod.
 //! * While moves begin, a placement follows within the pause after which they are checked.
 
 use std::collections::BTreeMap;
@@ -15,10 +17,22 @@ use std::time::Duration;
 
 use super::actions::Action;
 use super::budget::{Budget, Full, MoveCause};
-use super::moves::{Context, begin};
+use super::moves::{Context, begin, is_less_loaded, urgent_reason};
 use super::notice::Notice;
 use super::pins;
 use super::waiting_moves::{Attempt, WaitingMove, WaitingMoves};
+use crate::ids::Incarnation;
+use crate::records::Thousandths;
+
+/// A pod that accepts partitions.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Taker {
+    pub(super) pod: String,
+    pub(super) incarnation: Incarnation,
+    pub(super) weight: Thousandths,
+    /// How many partitions the pod has, and will have once the moves that have begun are complete.
+    pub(super) planned: u32,
+}
 
 /// The moves that the last placement left for later.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -34,15 +48,20 @@ pub(super) struct Backlog {
     dead_owners: bool,
     /// The moves that wait for a place, the most urgent first.
     for_a_place: WaitingMoves,
-    takers: usize,
+    /// The pods that accept partitions, as of the last placement.
+    takers: Vec<Taker>,
     absent: BTreeMap<String, usize>,
 }
 
 impl Backlog {
-    /// Returns a backlog without moves. `takers` is the number of pods that accept partitions. `absent` are the pods that are
-    /// wanted and not registered.
-    pub(super) fn without_moves(takers: usize, absent: BTreeMap<String, usize>) -> Self {
-        Backlog { takers, absent, ..Backlog::default() }
+    /// Returns a backlog without moves. `absent` are the pods that are wanted and not registered.
+    pub(super) fn without_moves(absent: BTreeMap<String, usize>) -> Self {
+        Backlog { absent, ..Backlog::default() }
+    }
+
+    /// Records the pods that accept partitions.
+    pub(super) fn may_go_to(&mut self, takers: Vec<Taker>) {
+        self.takers = takers;
     }
 
     /// Records that a place in the budget is free, or that a partition is no longer pinned.
@@ -124,31 +143,44 @@ impl Backlog {
             return None;
         }
         let mut begun = Vec::new();
-        let mut budget = Budget::left(context.view, context.policy, self.takers, context.authority.sharers());
-        self.for_a_place.try_in_order(|next| {
-            // The most urgent ones come first: if one finds no place at all, the others find none either.
-            if budget.is_spent(next.cause) {
-                return Some(Attempt::NoPlace);
-            }
-            // As the view names it: the budget refers to the name for longer than this move lives.
-            let (pod, _) = context.view.pods.get_key_value(&next.to.0)?;
-            if !context.may_begin(next)? {
-                return Some(Attempt::Rests);
-            }
-            match budget.take(next.cause, pod, next.to.1) {
-                Ok(()) => {
-                    begun.push(begin(context.view, context.policy, next));
-                    Some(Attempt::Begun)
+        let mut budget = Budget::left(context.view, context.policy, self.takers.len(), context.authority.sharers());
+        // The most urgent moves come first. Those whose pod is full go elsewhere once all others have had their turn.
+        for goes_elsewhere in [false, true] {
+            self.for_a_place.try_in_order(|next| {
+                // If one finds no place at all, those behind it find none either.
+                if budget.is_spent(next.cause) || (!goes_elsewhere && !next.cause.is_urgent()) {
+                    return Some(Attempt::NoPlace);
                 }
-                // A placement finds another new owner.
-                Err(_) if next.cause.is_urgent() => None,
-                Err(Full::NewOwner) => {
-                    self.full_pod = true;
-                    Some(Attempt::PodIsFull)
+                // As the view names it: the budget refers to the name for longer than this move lives.
+                let (pod, _) = context.view.pods.get_key_value(&next.to.0)?;
+                if !context.may_begin(next)? {
+                    return Some(Attempt::Rests);
                 }
-                Err(Full::InAll) => Some(Attempt::NoPlace),
-            }
-        })?;
+                match budget.take(next.cause, pod, next.to.1) {
+                    Ok(()) => {
+                        if let Some(taker) = self.takers.iter_mut().find(|taker| taker.pod == *pod) {
+                            taker.planned += 1;
+                        }
+                        begun.push(begin(context.view, context.policy, next));
+                        return Some(Attempt::Begun);
+                    }
+                    Err(Full::InAll) => return Some(Attempt::NoPlace),
+                    Err(Full::NewOwner) => self.full_pod = true,
+                }
+                let other = Some(next).filter(|next| goes_elsewhere && next.cause.is_urgent());
+                let Some(taker) = other.and_then(|next| context.second_choice_of(next, &mut self.takers, &budget))
+                else {
+                    return Some(Attempt::PodIsFull);
+                };
+                let (pod, _) = context.view.pods.get_key_value(&taker.pod)?;
+                budget.take(next.cause, pod, taker.incarnation).ok()?;
+                taker.planned += 1;
+                let to = (pod.clone(), taker.incarnation);
+                let reason = urgent_reason(context, next.cause, next.partition, pod);
+                begun.push(begin(context.view, context.policy, &WaitingMove { to, reason, ..next.clone() }));
+                Some(Attempt::Begun)
+            })?;
+        }
         (self.ended, self.waiting) = (false, self.waiting.saturating_sub(begun.len()));
         if !begun.is_empty() {
             self.try_again_at(context.retry_at);
@@ -164,12 +196,8 @@ impl Context<'_> {
         let WaitingMove { cause, partition, ref to, assignment, .. } = *waiting;
         let Context { view, backoffs, now, .. } = *self;
         let (pod, incarnation) = (to.0.as_str(), to.1);
-        let takes = view.pods.get(pod).is_some_and(|record| {
-            record.incarnation() == incarnation && record.lease.is_some() && !view.is_draining(pod)
-        });
-        let avoided = backoffs.is_shunned(pod, now) || self.heartbeats.is_suspected(pod, now);
         let unchanged = view.assignment_revision(partition) == assignment && !view.handoffs.contains_key(&partition);
-        if !takes || avoided || !unchanged || view.is_malformed(partition) {
+        if !self.accepts(pod, incarnation) || !unchanged || view.is_malformed(partition) {
             return None;
         }
         let waits = backoffs.partition_waits(partition, cause.is_urgent(), now);
@@ -177,5 +205,32 @@ impl Context<'_> {
         let rests = waits.or_else(|| self.rests_until(cause, partition)).is_some();
         let too_early = self.only_dead_owners && cause != MoveCause::DeadOwner;
         Some(!rests && !too_early && !pins::is_paused(view, partition, cause))
+    }
+
+    /// Returns whether this incarnation of a pod may be given partitions.
+    fn accepts(&self, pod: &str, incarnation: Incarnation) -> bool {
+        let takes = self.view.pods.get(pod).is_some_and(|record| {
+            record.incarnation() == incarnation && record.lease.is_some() && !self.view.is_draining(pod)
+        });
+        takes && !self.backoffs.is_shunned(pod, self.now) && !self.heartbeats.is_suspected(pod, self.now)
+    }
+
+    /// Returns the pod with the fewest partitions for its weight among those that may warm one more.
+    fn second_choice_of<'t>(
+        &self,
+        waiting: &WaitingMove,
+        takers: &'t mut [Taker],
+        budget: &Budget<'_>,
+    ) -> Option<&'t mut Taker> {
+        let barred =
+            |pod: &str| self.backoffs.pair_waits(waiting.partition, pod, waiting.cause.is_urgent(), self.now).is_some();
+        let may_take = |taker: &&mut Taker| {
+            let (pod, incarnation) = (taker.pod.as_str(), taker.incarnation);
+            budget.has_room(pod, incarnation) && self.accepts(pod, incarnation) && !barred(pod)
+        };
+        takers.iter_mut().filter(may_take).reduce(|best, other| {
+            let is_less = is_less_loaded((other.planned, other.weight), (best.planned, best.weight));
+            if is_less { other } else { best }
+        })
     }
 }

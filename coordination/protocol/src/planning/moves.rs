@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::actions::{Action, CancelReason, ObservedHandoff};
-use super::backlog::Backlog;
+use super::backlog::{Backlog, Taker};
 use super::backoff::BackOffs;
 use super::budget::{Budget, Full, MoveCause, is_planned, make_room};
 use super::cool_downs::CoolDowns;
@@ -26,7 +26,7 @@ use super::waiting_moves::WaitingMove;
 use super::{Policy, Strategy};
 use crate::authority::Authority;
 use crate::ids::{Epoch, Incarnation, PartitionId, Revision};
-use crate::records::{Assignment, Handoff, Mode, PodRecord};
+use crate::records::{Assignment, Handoff, Mode, PodRecord, Thousandths};
 use crate::view::{Versioned, View};
 
 /// A move that the strategy wants.
@@ -80,7 +80,7 @@ impl Context<'_> {
         };
         let layout = layout(view, partitions, shunned, rests);
         let takers = layout.members.iter().filter(|member| member.eligibility == Eligibility::Open).count();
-        let mut backlog = Backlog::without_moves(takers, self.absent());
+        let mut backlog = Backlog::without_moves(self.absent());
         let mut wanted = wanted(view, policy, &layout, &mut backlog);
         let mut sharers = authority.sharers();
         // Both moves of an exchange begin at once, or none does. Nobody else begins any meanwhile.
@@ -117,7 +117,15 @@ impl Context<'_> {
         for wanted in others {
             self.begin_or_wait(&layout, &mut draft, wanted);
         }
-        let Draft { needed, budget, mut backlog, actions, .. } = draft;
+        let Draft { needed, budget, mut backlog, actions, planned, .. } = draft;
+        let open = layout.members.iter().zip(planned).filter(|(member, _)| member.eligibility == Eligibility::Open);
+        let takers = open.map(|(member, planned)| Taker {
+            pod: member.name.to_owned(),
+            incarnation: member.incarnation,
+            weight: member.weight,
+            planned,
+        });
+        backlog.may_go_to(takers.collect());
         let ends = |action: &Action, partition| action.partition() == Some(partition);
         // Places that this process leaves to others are still free.
         for handoff in make_room(view, authority, needed.saturating_sub(budget.all_free())) {
@@ -259,12 +267,17 @@ impl Context<'_> {
 
 /// Returns the member with the fewest partitions for its weight among those that `takes` names.
 fn least_loaded(layout: &Layout<'_>, counts: &[u32], takes: impl Fn(usize) -> bool) -> Option<usize> {
+    let load = |other: usize| (counts[other], layout.members[other].weight);
+    (0..layout.members.len())
+        .filter(|other| takes(*other))
+        .reduce(|best, other| if is_less_loaded(load(other), load(best)) { other } else { best })
+}
+
+/// Returns whether a pod with so many partitions and this weight should be given one before `other`.
+pub(super) fn is_less_loaded(pod: (u32, Thousandths), other: (u32, Thousandths)) -> bool {
     // Compares counts / weights without dividing; a weight of 0 takes partitions last.
-    let load = |other: usize| (u64::from(counts[other]) + 1, u64::from(layout.members[other].weight.0));
-    (0..layout.members.len()).filter(|other| takes(*other)).reduce(|best, other| {
-        let ((has, weight), (best_has, best_weight)) = (load(other), load(best));
-        if has.saturating_mul(best_weight) < best_has.saturating_mul(weight) { other } else { best }
-    })
+    let times = |count: u32, weight: Thousandths| (u64::from(count) + 1).saturating_mul(u64::from(weight.0));
+    times(pod.0, other.1) < times(other.0, pod.1)
 }
 
 fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, backlog: &mut Backlog) -> Vec<Wanted> {
@@ -348,9 +361,7 @@ fn reason(context: &Context<'_>, layout: &Layout<'_>, counts: &[u32], wanted: &W
     let owner = assignment.map_or("nobody", |assignment| assignment.value.owner.as_str());
     let name = layout.members[to].name;
     let reason = match cause {
-        MoveCause::FirstPlacement => "first placement".to_owned(),
-        MoveCause::DeadOwner if slot.home == Some(to) => format!("its owner {owner} came back in a new life"),
-        MoveCause::DeadOwner => format!("its owner {owner} is dead"),
+        MoveCause::FirstPlacement | MoveCause::DeadOwner => return urgent_reason(context, cause, partition, name),
         MoveCause::DrainingOwner => match view.intentions.drains.get(owner) {
             Some(drain) => format!("its owner {owner} is drained by {}", drain.value.origin),
             None => format!("its owner {owner} is draining"),
@@ -366,10 +377,28 @@ fn reason(context: &Context<'_>, layout: &Layout<'_>, counts: &[u32], wanted: &W
             format!("load: {owner} has {:.1}, {name} has {:.1}", load(owner), load(name))
         }
     };
-    match view.wanted.as_ref().filter(|_| context.policy.strategy == Strategy::External) {
+    beside_wanted(context, partition, name, reason)
+}
+
+/// Returns the reason for the move of a partition without a living owner to this pod in words.
+pub(super) fn urgent_reason(context: &Context<'_>, cause: MoveCause, partition: PartitionId, to: &str) -> String {
+    let assignment = context.view.assignments.get(&partition);
+    let owner = assignment.map_or("nobody", |assignment| assignment.value.owner.as_str());
+    let reason = match cause {
+        MoveCause::FirstPlacement => "first placement".to_owned(),
+        _ if owner == to => format!("its owner {owner} came back in a new life"),
+        _ => format!("its owner {owner} is dead"),
+    };
+    beside_wanted(context, partition, to, reason)
+}
+
+/// Returns the reason with what the key `wanted` has to do with it, if the strategy follows that key.
+fn beside_wanted(context: &Context<'_>, partition: PartitionId, to: &str, reason: String) -> String {
+    match context.view.wanted.as_ref().filter(|_| context.policy.strategy == Strategy::External) {
         Some(wanted) => {
-            let verb = if slot.wanted == Some(to) { "names" } else { "does not name" };
-            format!("{reason} (generation {} of wanted {verb} {name})", wanted.value.generation)
+            let is_named = wanted.value.owners.get(&partition).is_some_and(|owner| owner == to);
+            let verb = if is_named { "names" } else { "does not name" };
+            format!("{reason} (generation {} of wanted {verb} {to})", wanted.value.generation)
         }
         None => reason,
     }

@@ -165,6 +165,24 @@ fn a_partition_that_has_just_moved_is_not_exchanged_for_load() {
 }
 
 #[test]
+fn an_exchange_for_load_stays_within_the_budget() {
+    // Planned moves take at most half of the places, and an exchange takes two.
+    for (places, is_exchanged) in [(3, false), (4, true)] {
+        let mut world = balancing(24, &["w-0", "w-1", "w-2"]);
+        world.policy.max_concurrent_handoffs = places;
+        let load = hot(&world);
+        assert_eq!(!world.beat_all(3 * OVERLOADS_BEFORE_MOVE, load).is_empty(), is_exchanged, "{places} places");
+        assert_eq!(Vec::from_iter(world.balance().into_values()), [8, 8, 8]);
+    }
+    let mut world = balancing(24, &["w-0", "w-1", "w-2"]);
+    world.policy.phase_timeout = secs(3600);
+    let load = hot(&world);
+    world.silent.extend(["w-0", "w-1", "w-2"].map(str::to_owned));
+    assert_eq!(world.beat_all(4 * OVERLOADS_BEFORE_MOVE, load).len(), 2, "none begins while one is in flight");
+    assert_eq!(world.view().handoffs.len(), 2);
+}
+
+#[test]
 fn load_moves_nothing_unless_told_to() {
     let mut world = World::settled(policy(24), &["w-0", "w-1", "w-2"]);
     let load = hot(&world);

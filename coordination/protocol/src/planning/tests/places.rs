@@ -185,29 +185,28 @@ fn a_draining_pod_goes_before_balance_whatever_its_partitions_are_called() {
     assert_eq!(partitions, [6, 7].map(PartitionId::new));
 }
 
-/// Counts the placements of a keyspace, whose only user is the test below.
+/// Counts the placements of one test's keyspace.
 #[derive(Debug)]
-struct Counting;
-
-static PLACEMENTS: AtomicU32 = AtomicU32::new(0);
+struct Counting(AtomicU32);
 
 impl Placement for Counting {
     fn place(&self, layout: &Layout<'_>) -> Vec<Option<usize>> {
-        PLACEMENTS.fetch_add(1, SeqCst);
+        self.0.fetch_add(1, SeqCst);
         Sticky.place(layout)
     }
 }
 
 #[test]
 fn one_placement_serves_all_moves_that_wait_for_a_place() {
-    let strategy = Strategy::Custom(Custom::new("counting", &Counting));
+    static COUNTING: Counting = Counting(AtomicU32::new(0));
+    let strategy = Strategy::Custom(Custom::new("counting", &COUNTING));
     let few = Policy { strategy, max_concurrent_handoffs: 8, ..policy(80) };
     let mut world = World::settled(few, &["w-0"]);
     for pod in ["w-1", "w-2", "w-3"] {
         world.join_pod(pod);
     }
     world.wait(secs(2));
-    let placements = || PLACEMENTS.load(SeqCst);
+    let placements = || COUNTING.0.load(SeqCst);
     let (before, mut moves) = (placements(), 0);
     // The clock stands still: nothing but handoffs that end makes moves begin.
     while moves < 40 {
@@ -221,6 +220,38 @@ fn one_placement_serves_all_moves_that_wait_for_a_place() {
     assert_eq!(placements(), before, "{moves} moves");
     world.run_until_quiet();
     assert_eq!(Vec::from_iter(world.balance().into_values()), [20; 4]);
+}
+
+#[test]
+fn a_failover_needs_no_placement_for_each_place_although_a_pod_hangs_in_its_warm_ups() {
+    static COUNTING: Counting = Counting(AtomicU32::new(0));
+    let strategy = Strategy::Custom(Custom::new("counting", &COUNTING));
+    let few = Policy { strategy, max_concurrent_handoffs: 12, max_warming_per_pod: 2, ..policy(120) };
+    let mut world = World::settled(few, &["w-0", "w-1", "w-2", "w-3"]);
+    world.kill_pod("w-3");
+    world.silent.insert("w-0".to_owned());
+    world.wait(secs(3));
+    let to = |world: &World, pod: &str| {
+        world.view().handoffs.values().filter(|handoff| handoff.value.new_owner == pod).count()
+    };
+    assert_eq!(["w-0", "w-1", "w-2"].map(|pod| to(&world, pod)), [4; 3]);
+    let before = COUNTING.0.load(SeqCst);
+    let mut most = 0;
+    // The clock stands still: nothing but handoffs that end makes moves begin.
+    for _ in 0..8 {
+        let plan = world.lead();
+        assert!(begun(&plan).iter().all(|(handoff, _)| handoff.reason == "its owner w-3 is dead"));
+        most = most.max(to(&world, "w-1")).max(to(&world, "w-2"));
+        // Sees the handoffs before they end.
+        world.lead();
+        while world.participate_all() {}
+    }
+    // The last one finds that nothing waits any more.
+    assert_eq!(COUNTING.0.load(SeqCst), before + 1, "each place is taken without a placement");
+    assert_eq!((to(&world, "w-0"), most), (4, 4), "no pod warms more than it may");
+    assert_eq!(world.view().handoffs.len(), 4, "those to w-0 hang");
+    let balance = world.balance();
+    assert_eq!((balance["w-1"], balance["w-2"]), (43, 43), "all others were shared by the other pods");
 }
 
 #[test]
