@@ -258,10 +258,24 @@ def check_sidecar(folder):
     assert rendered_one == expected, rendered_one
 
 
-def etcd_commands(folder, ports):
-    """Returns the commands of the chart's etcd. `ports`: for each member those that stand for 2379, 2380 and 2381 on this host."""
+def chart_etcd():
+    """Returns the StatefulSet of the chart's etcd."""
     [documents] = charted(VALUES["its own etcd"])
     [etcd] = [one for one in workloads(documents) if one not in segues(documents)]
+    return etcd
+
+
+def etcd_probes():
+    """Returns the paths of the readiness and the liveness probe of the chart's etcd, both on its port for metrics."""
+    [container] = containers(chart_etcd())
+    probes = [container[probe]["httpGet"] for probe in ("readinessProbe", "livenessProbe")]
+    assert all(probe["port"] == "metrics" for probe in probes), probes
+    return [probe["path"] for probe in probes]
+
+
+def etcd_commands(folder, ports):
+    """Returns the commands of the chart's etcd. `ports`: for each member those that stand for 2379, 2380 and 2381 on this host."""
+    etcd = chart_etcd()
     [container], name = containers(etcd), etcd["metadata"]["name"]
     commands = []
     for member, own in enumerate(ports):

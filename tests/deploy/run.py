@@ -14,6 +14,8 @@ import sys
 import tempfile
 import time
 import traceback
+import urllib.error
+import urllib.request
 
 import yaml
 
@@ -231,15 +233,39 @@ def the_chart_with_the_manifests_is_whole_and_refuses_wrong_values(run):
     manifests.check_sidecar(run.folder)
 
 
+def status_of(url):
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
 def the_etcd_of_the_chart_elects_a_leader(run):
     ports = [[free_port() for _ in range(3)] for _ in range(3)]
     members = [Process(f"etcd-{number}", run.folder, command)
                for number, command in enumerate(manifests.etcd_commands(run.folder, ports))]
-    for _, _, metrics in ports:
-        # What the probes ask.
-        until(lambda: is_up(f"http://127.0.0.1:{metrics}/health"), "a leader")  # noqa: B023
-        alive = f"http://127.0.0.1:{metrics}/health?serializable=true&exclude=NOSPACE"
-        until(lambda: is_up(alive), "a living member")  # noqa: B023
+    ready, alive = manifests.etcd_probes()
+
+    def answers(port):
+        return [status_of(f"http://127.0.0.1:{port}{path}") for path in (ready, alive)]
+
+    def probes(expected, what):
+        for _, _, metrics in ports:
+            until(lambda: answers(metrics) == expected, f"{what}: {expected} of the two probes")  # noqa: B023
+
+    def alarm(action, kind, member):
+        read(f"http://127.0.0.1:{ports[0][0]}/v3/maintenance/alarm",
+             {"action": action, "alarm": kind, "memberID": member})
+
+    probes([200, 200], "a leader")
+    member = json.loads(read(f"http://127.0.0.1:{ports[0][0]}/v3/maintenance/status", {"": 0}))["header"]["member_id"]
+    for kind in ("NOSPACE", "CORRUPT"):
+        # One alarm is every member's. No member accepts writes then, and none gets well by a restart.
+        alarm("ACTIVATE", kind, member)
+        probes([503, 200], kind)
+        alarm("DEACTIVATE", kind, member)
+        probes([200, 200], f"no {kind}")
     for member in members:
         member.kill()
 
