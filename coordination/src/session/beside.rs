@@ -2,11 +2,20 @@
 //!
 //! The reader has a watch of its own only while no participant of the process follows the same keys
 //! ([`Tap`](crate::store::Tap)).
+//!
+//! # Invariants
+//!
+//! * Copies never take the reader back. A participant may have read its snapshot before the reader's own watch brought later
+//!   changes, so the watch stays until the copies have reached its revision.
+//! * A store that has gone back itself, as after a restore, is followed. A watch takes its snapshot after everything that it has
+//!   brought, so a lower revision there is the store's own.
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use segue_protocol::ids::Revision;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::Keys;
 use segue_protocol::view::View;
@@ -14,7 +23,7 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use super::watcher::{self, Update};
-use crate::store::{Copied, Store};
+use crate::store::{Copied, CopyReader, Store};
 
 /// How long a new reader waits for copies before it opens a watch. A participant takes a snapshot for it meanwhile.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
@@ -27,46 +36,106 @@ pub(super) async fn run(store: Arc<dyn Store>, keys: Keyspace, followed: Keys, u
     let Some(tap) = store.tap() else {
         return watcher::run(store, keys, followed, updates, false).await;
     };
+    let shown = Shown { updates, revision: AtomicU64::new(0) };
     let (mut wait, mut pause) = (FIRST_WAIT, Duration::ZERO);
     loop {
         let rest = sleep(pause);
         let copies = async {
             rest.await;
             let mut copies = tap.ask(&followed);
-            (copies.recv().await, copies)
+            (caught_up(&mut copies, &keys, &shown).await, copies)
         };
         let mut copies = pin!(copies);
         let asked = timeout(wait, &mut copies).await;
-        let (mut next, mut copies) = match asked {
+        let (begun, mut copies) = match asked {
             Ok(begun) => begun,
-            Err(_) => tokio::select! {
-                biased;
-                begun = &mut copies => begun,
-                () = watcher::run(store.clone(), keys.clone(), followed.clone(), updates.clone(), false) => return,
-            },
+            Err(_) => {
+                let (own, mut watched) = mpsc::channel(1);
+                tokio::select! {
+                    biased;
+                    begun = &mut copies => begun,
+                    () = watcher::run(store.clone(), keys.clone(), followed.clone(), own, false) => return,
+                    () = shown.hand_on(&mut watched) => return,
+                }
+            }
         };
-        while let Some(copied) = next {
-            let update = match copied {
+        let mut next = begun.map(|view| Update::Snapshot(Box::new(view)));
+        while let Some(update) = next {
+            if shown.send(update).await.is_err() {
+                return;
+            }
+            next = copies.recv().await.map(|copied| match copied {
                 Copied::Snapshot(snapshot) => Update::Snapshot(Box::new(View::from_snapshot(keys.clone(), snapshot))),
                 Copied::Batch(batch) => Update::Batch(batch),
                 Copied::Lost(error) => Update::Lost(error),
-            };
-            if updates.send(update).await.is_err() {
-                return;
-            }
-            next = copies.recv().await;
+            });
         }
         (wait, pause) = (Duration::ZERO, ASK_AGAIN);
     }
 }
 
+/// Returns the view that the copies make up once it is no older than what the reader has been shown, or nothing if the copies
+/// end before.
+async fn caught_up(copies: &mut CopyReader, keys: &Keyspace, shown: &Shown) -> Option<View> {
+    let mut view: Option<View> = None;
+    loop {
+        match (copies.recv().await?, &mut view) {
+            (Copied::Snapshot(snapshot), view) => *view = Some(View::from_snapshot(keys.clone(), snapshot)),
+            (Copied::Batch(batch), Some(view)) => drop(view.apply(batch)),
+            // The next copy is a snapshot.
+            (Copied::Lost(_), view) => *view = None,
+            (Copied::Batch(_), None) => {}
+        }
+        if view.as_ref().is_some_and(|view| view.revision >= shown.revision()) {
+            return view;
+        }
+    }
+}
+
+/// What the reader has been shown.
+struct Shown {
+    updates: mpsc::Sender<Update>,
+    revision: AtomicU64,
+}
+
+impl Shown {
+    /// Sends the reader an update. Fails once the reader is gone.
+    async fn send(&self, update: Update) -> Result<(), ()> {
+        let revision = match &update {
+            Update::Snapshot(view) => Some(view.revision),
+            Update::Batch(batch) => Some(batch.revision),
+            Update::Lost(_) => None,
+        };
+        self.updates.send(update).await.map_err(drop)?;
+        if let Some(revision) = revision {
+            self.revision.store(revision.get(), Relaxed);
+        }
+        Ok(())
+    }
+
+    fn revision(&self) -> Revision {
+        Revision::new(self.revision.load(Relaxed))
+    }
+
+    /// Sends the reader what its own watch brings, until the reader is gone.
+    async fn hand_on(&self, watched: &mut mpsc::Receiver<Update>) {
+        while let Some(update) = watched.recv().await {
+            if self.send(update).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
     use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
     use async_trait::async_trait;
     use segue_protocol::ids::{LeaseId, Revision};
     use segue_protocol::txn::{Op, Snapshot, Txn, TxnOutcome};
+    use tokio::sync::oneshot;
     use tokio::task::yield_now;
 
     use super::super::Watcher;
@@ -76,9 +145,12 @@ mod tests {
     /// A store with a tap that counts the watches that have been opened.
     #[derive(Debug, Default)]
     struct Tapped {
-        store: MemoryStore,
+        store: Mutex<MemoryStore>,
         tap: Tap,
         watches: AtomicU32,
+        /// Delays the response to the next snapshot until its sender is gone. The first sender is told that the snapshot has
+        /// been read.
+        held: Mutex<Option<(oneshot::Sender<()>, oneshot::Receiver<()>)>>,
     }
 
     impl Tapped {
@@ -90,6 +162,22 @@ mod tests {
         fn watches(&self) -> u32 {
             self.watches.load(SeqCst)
         }
+
+        fn store(&self) -> MemoryStore {
+            self.store.lock().unwrap().clone()
+        }
+
+        /// Replaces the store by one without revisions.
+        fn go_back(&self) {
+            std::mem::take(&mut *self.store.lock().unwrap()).set_available(false);
+        }
+
+        /// Holds back the response to the next snapshot. Returns what tells that it has been read, and what releases it.
+        fn hold(&self) -> (oneshot::Receiver<()>, oneshot::Sender<()>) {
+            let ((tell, read), (release, released)) = (oneshot::channel(), oneshot::channel());
+            *self.held.lock().unwrap() = Some((tell, released));
+            (read, release)
+        }
     }
 
     #[async_trait]
@@ -97,23 +185,28 @@ mod tests {
         async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
             // Other tasks run while a request is on its way.
             yield_now().await;
-            self.store.snapshot(keys).await
+            let held = self.held.lock().unwrap().take();
+            let snapshot = self.store().snapshot(keys).await;
+            if let Some((tell, released)) = held {
+                let _ = (tell.send(()), released.await);
+            }
+            snapshot
         }
         async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
             self.watches.fetch_add(1, SeqCst);
-            self.store.watch(keys, from).await
+            self.store().watch(keys, from).await
         }
         async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
-            self.store.commit(txn).await
+            self.store().commit(txn).await
         }
         async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-            self.store.grant(ttl).await
+            self.store().grant(ttl).await
         }
         async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
-            self.store.keep_alive(lease).await
+            self.store().keep_alive(lease).await
         }
         async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-            self.store.revoke(lease).await
+            self.store().revoke(lease).await
         }
         fn tap(&self) -> Option<&Tap> {
             Some(&self.tap)
@@ -124,12 +217,15 @@ mod tests {
         Keyspace::new("/segue/", "test")
     }
 
-    /// Follows until the view shows this revision.
+    /// Follows until the view shows this revision, without a step back.
     async fn reach(watcher: &mut Watcher, view: &mut View, revision: Revision) {
         let reached = async {
             while view.revision < revision {
                 match watcher.next().await {
-                    Update::Snapshot(fresh) => view.resync(*fresh),
+                    Update::Snapshot(fresh) => {
+                        assert!(fresh.revision >= view.revision, "{} after {}", fresh.revision, view.revision);
+                        view.resync(*fresh);
+                    }
                     Update::Batch(batch) => drop(view.apply(batch)),
                     Update::Lost(error) => panic!("{error}"),
                 }
@@ -207,6 +303,69 @@ mod tests {
             reach(&mut reader, &mut shown, store.put().await).await;
         }
         drop(stuck);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn copies_of_an_older_snapshot_take_a_reader_with_a_watch_of_its_own_not_back() {
+        let store = Arc::new(Tapped::default());
+        let mut reader = Watcher::start_beside(store.clone(), keyspace(), false);
+        let mut shown = View::empty(keyspace());
+        reach(&mut reader, &mut shown, store.put().await).await;
+        let (read, release) = store.hold();
+        let (mut participant, mut seen) = (Watcher::start(store.clone(), keyspace()), View::empty(keyspace()));
+        read.await.expect("the participant reads its snapshot");
+        for _ in 0..3 {
+            reach(&mut reader, &mut shown, store.put().await).await;
+        }
+        drop(release);
+        for _ in 0..3 {
+            let revision = store.put().await;
+            reach(&mut participant, &mut seen, revision).await;
+            reach(&mut reader, &mut shown, revision).await;
+            assert_eq!(seen, shown);
+        }
+        assert_eq!(store.watches(), 2, "the copies are used: the participant takes no second snapshot for the reader");
+        // Once the copies have reached what the reader has been shown, it needs the participant.
+        drop(participant);
+        reach(&mut reader, &mut shown, store.put().await).await;
+        assert_eq!(store.watches(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_has_gone_back_is_followed_by_copies_and_by_a_watch() {
+        let store = Arc::new(Tapped::default());
+        let mut reader = Watcher::start_beside(store.clone(), keyspace(), false);
+        let mut shown = View::empty(keyspace());
+        let (mut participant, mut seen) = (None, View::empty(keyspace()));
+        for _ in 0..3 {
+            let mut revision = Revision::ZERO;
+            for _ in 0..5 {
+                revision = store.put().await;
+            }
+            reach(&mut reader, &mut shown, revision).await;
+            store.go_back();
+            let gone_back = async {
+                loop {
+                    match reader.next().await {
+                        Update::Snapshot(fresh) if fresh.revision < revision => return *fresh,
+                        Update::Snapshot(_) | Update::Batch(_) | Update::Lost(_) => {}
+                    }
+                }
+            };
+            // The first time the participant is new, and its copies begin below what the reader has been shown.
+            let participant = participant.get_or_insert_with(|| Watcher::start(store.clone(), keyspace()));
+            shown = timeout(Duration::from_secs(30), gone_back).await.expect("the store is followed");
+            let revision = store.put().await;
+            reach(&mut reader, &mut shown, revision).await;
+            while seen.revision != revision {
+                match participant.next().await {
+                    Update::Snapshot(fresh) => seen = *fresh,
+                    Update::Batch(batch) => drop(seen.apply(batch)),
+                    Update::Lost(_) => {}
+                }
+            }
+            assert_eq!(seen, shown);
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -15,4 +15,4 @@ pub use self::error::StoreError;
 pub use self::etcd::{ClientIdentity, EtcdOptions, EtcdStore, EtcdTls};
 pub use self::memory::MemoryStore;
 pub use self::tap::Tap;
-pub(crate) use self::tap::{Copied, Copies};
+pub(crate) use self::tap::{Copied, Copies, CopyReader};
