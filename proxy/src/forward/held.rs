@@ -79,6 +79,7 @@ pub(crate) async fn table_is_there(worker: &TableHandle, request: &ForwardReques
     let Some(_claim) = request.peer.usage.claim() else {
         return Err(LocalReply::Overload.into());
     };
+    let max_wait = worker.max_wait();
     loop {
         if worker.shutting_down() {
             return Err(LocalReply::Shutdown.into());
@@ -87,7 +88,7 @@ pub(crate) async fn table_is_there(worker: &TableHandle, request: &ForwardReques
             return Err(LocalReply::Deadline.into());
         }
         match worker.partitions() {
-            0 if request.arrived.elapsed() >= worker.max_wait() => return Err(LocalReply::NoOwner.into()),
+            0 if request.arrived.elapsed() >= max_wait => return Err(LocalReply::NoOwner.into()),
             // This happens once in the life of a router, so polling is good enough.
             0 => tokio::time::sleep(Duration::from_millis(10)).await,
             partitions => return Ok(partitions),

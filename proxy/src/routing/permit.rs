@@ -148,7 +148,7 @@ impl TableHandle {
             order,
             arrival,
             bytes,
-            held_since: None,
+            held_until: None,
             refusals: None,
             share: None,
         };
@@ -165,7 +165,7 @@ impl TableHandle {
             WaitOutcome::Now(route) => Admission::Admitted(Permit::new(request, route, false)),
             WaitOutcome::First(route) => Admission::Admitted(Permit::new(request, route, true)),
             WaitOutcome::Later(grant) => {
-                request.held_since = Some(now);
+                request.held_until = Some(now + table.max_wait());
                 Admission::Queued(QueuedPermit::new(request, grant))
             }
         })
@@ -179,7 +179,8 @@ struct Request {
     order: Option<u64>,
     arrival: Arrival,
     bytes: usize,
-    held_since: Option<Instant>,
+    /// When it stops waiting, if it was ever held. A reload of the limits does not change it.
+    held_until: Option<Instant>,
     /// Boxed: few requests are refused, and each would carry the room for it.
     refusals: Option<Box<Refusals>>,
     /// The request's count against its client's limit.
@@ -207,8 +208,7 @@ pub struct QueuedPermit {
 
 impl QueuedPermit {
     fn new(request: Request, grant: oneshot::Receiver<Route>) -> Self {
-        let since = request.held_since.unwrap_or_else(Instant::now);
-        let deadline = Box::pin(sleep_until(since + request.table().max_wait()));
+        let deadline = Box::pin(sleep_until(request.held_until.unwrap_or_else(Instant::now)));
         QueuedPermit { request: Some(request), grant, deadline }
     }
 }
@@ -331,7 +331,7 @@ impl Permit {
 
     /// Returns whether the request was held before it was admitted.
     pub fn was_held(&self) -> bool {
-        self.request().held_since.is_some()
+        self.request().held_until.is_some()
     }
 
     /// Returns whether the request takes up one of the places of a flush.
@@ -391,7 +391,8 @@ impl Permit {
 
     fn back(mut self, returned: Option<Returned>) -> QueuedPermit {
         let mut request = self.request.take().expect("a permit that was not put back");
-        request.held_since.get_or_insert_with(Instant::now);
+        let max_wait = request.table().max_wait();
+        request.held_until.get_or_insert_with(|| Instant::now() + max_wait);
         let requeue = Requeue {
             worker: request.worker.inner.index,
             position: request.position(),

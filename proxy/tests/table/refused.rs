@@ -5,10 +5,10 @@ use std::time::Duration;
 use segue_coordination::router::DataPlane;
 use segue_protocol::handoff::router::Stage;
 use segue_proxy::routing::permit::QueuedPermit;
-use segue_proxy::routing::table::AdmissionError;
+use segue_proxy::routing::table::{AdmissionError, StashLimits};
 use tokio::time::Instant;
 
-use crate::{P0, is_pending, passes, stage, switch, table, waits};
+use crate::{LIMITS, P0, is_pending, passes, stage, switch, table, waits};
 
 #[tokio::test]
 async fn requests_of_a_key_that_their_pod_refuses_go_again_in_the_order_in_which_they_came() {
@@ -193,4 +193,18 @@ async fn a_request_that_ended_without_an_answer_does_not_show_that_its_pod_takes
     switch(&table, P0, "a", 1);
     drop(ended.await.unwrap());
     assert_eq!(tries(&mut tickets, |_| true).await, (1, true), "given up although the pod has taken nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reload_changes_no_deadline_of_a_request_that_was_held_already() {
+    let (table, _notices) = table(1);
+    let worker = table.worker(0);
+    let began = Instant::now();
+    let held = waits(&worker, Some(7));
+    tokio::time::advance(Duration::from_secs(20)).await;
+    table.set_limits(StashLimits { max_wait: Duration::from_secs(1), ..LIMITS });
+    switch(&table, P0, "a", 1);
+    let again = held.await.unwrap().put_back();
+    assert!(matches!(again.await.unwrap_err(), AdmissionError::Waited(_)));
+    assert_eq!(began.elapsed().as_secs(), 30);
 }

@@ -37,8 +37,10 @@ impl Default for StashLimits {
     }
 }
 
-/// The limits of a table, which may change while requests wait. Each is read when it is needed: a request that waits
-/// already keeps the time that it was given.
+/// The limits of a table, which may change while requests wait. Each is read when it is needed.
+///
+/// Requests that wait keep their place and their time. One whose body still arrives is refused if the memory that it
+/// adds exceeds the new limits.
 #[derive(Debug)]
 pub(super) struct LimitsInForce {
     max_requests: Setting,

@@ -124,8 +124,8 @@ impl Table {
         (table, noticed)
     }
 
-    /// Sets the limits for what is held from now on. Requests that wait are not refused for it, and keep the time that
-    /// they were given.
+    /// Sets the limits for what is held from now on. Requests that wait keep their place and their time. One whose body
+    /// still arrives is refused if the memory that it adds exceeds the new limits.
     pub fn set_limits(&self, limits: StashLimits) {
         self.limits.set(limits);
     }
