@@ -139,7 +139,9 @@ impl Api {
             return Ok(report);
         }
         let Ok(_place) = self.control.asks.try_acquire() else {
-            report.leave_unasked("others ask too much here; try again, or ask another process");
+            report.leave_unasked(
+                "this process is already asking for eight other requests; try again, or ask another process",
+            );
             return Ok(report);
         };
         let peers = self.control.peers.clone();

@@ -56,7 +56,7 @@ fn explained(explanation: Result<impl Explanation, Problem>) -> Answer {
     explanation.map(|explanation| Json(explanation).into_response()).map_err(Problem::of_question)
 }
 
-/// `ask=true`: the participants are asked that the handoff waits for.
+/// `ask=true` asks the participants that the handoff waits for.
 #[derive(Debug, Deserialize)]
 pub(super) struct AskQuery {
     #[serde(default)]

@@ -2,7 +2,8 @@
 //!
 //! # Invariants
 //!
-//! * A file with a mistake changes nothing. Neither does one whose settings do not go with those that the process keeps.
+//! * A file with a mistake changes no setting. Neither does one whose settings do not go with those that the process
+//!   keeps.
 //! * A changed setting either takes effect or is named.
 
 use std::path::Path;
@@ -15,6 +16,8 @@ use segue_proxy::spans::Tracer;
 use tracing::{info, warn};
 
 use super::logging::{LevelHandle, level_filter};
+
+const DRAIN_TIMEOUT: &str = "router.drain.timeout";
 
 /// What a SIGHUP needs.
 pub(super) struct Reloading<'a> {
@@ -53,8 +56,14 @@ impl Changeable {
             .find(|(_, max_wait)| *max_wait <= drain)?;
         Some(format!(
             "stash.max_wait of keyspace {name} would be {max_wait:?}, which is not above the router.drain.timeout of this \
-             process, {drain:?}; expected a longer one, or a restart that changes both"
+             process, {drain:?}; expected a longer one, or a restart with this file"
         ))
+    }
+
+    /// Returns whether a router that is started with this configuration drains for another time than the running one.
+    fn would_drain_otherwise(&self, config: &Config) -> bool {
+        let configured = config.router.as_ref().map(|section| section.drain.timeout);
+        self.drain_timeout.zip(configured).is_some_and(|(running, configured)| running != configured)
     }
 
     fn apply(&self, config: &Config) {
@@ -121,6 +130,10 @@ impl<'a> Reloading<'a> {
     fn waiting(&self, roles: &Changeable, located: &Located) -> Vec<String> {
         let mut changed = self.running.differing(located.written());
         changed.retain(|key| !roles.takes(key, &located.config));
+        // Its default follows from `stash.max_wait`, so it may change without being written.
+        if roles.would_drain_otherwise(&located.config) && !changed.iter().any(|key| key == DRAIN_TIMEOUT) {
+            changed.push(DRAIN_TIMEOUT.to_owned());
+        }
         changed
     }
 }

@@ -3,26 +3,34 @@
 //! # Invariants
 //!
 //! * A response is bounded in size and in time, and no redirect is followed.
+//! * The number of questions at a time is bounded, whoever wants the answers.
 //! * A question has no token of an operator: the address comes from the store, and not from the operator.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
 use axum::body::{Body, Bytes, to_bytes};
-use http::{Request, StatusCode, header};
+use http::{Request, Response, StatusCode, header};
+use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use segue_proxy::tls::ClientTls;
 use serde::de::DeserializeOwned;
+use serde_json::error::Category;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::either::Either;
 use tokio_util::task::AbortOnDropHandle;
 
 /// Most bytes of a response.
 const MAX_RESPONSE: usize = 32 << 20;
+/// Most questions at a time, in the whole process.
+const MOST_AT_A_TIME: usize = 8;
+
+static PLACES: Semaphore = Semaphore::const_new(MOST_AT_A_TIME);
 
 /// What has to be encoded in a segment of a path and in a query.
 const SEGMENT: &AsciiSet =
@@ -35,17 +43,37 @@ const NO_HTTP: &str = "no response by HTTP; an endpoint with TLS needs --admin-c
 
 /// Reads the status of the process at an admin address `HOST:PORT`, in this keyspace. Without a name, the process has to
 /// have one keyspace. The endpoint is asked by TLS if `tls` is given.
-pub(super) async fn status<T: DeserializeOwned>(
+pub(super) async fn status<T: DeserializeOwned + Send + 'static>(
     admin: Option<&str>,
     tls: Option<&ClientTls>,
     keyspace: Option<&str>,
     within: Duration,
 ) -> anyhow::Result<T> {
     let admin = admin.context(NO_ADDRESS)?;
-    let asked = timeout(within, ask(admin, tls, keyspace)).await;
+    let until = Instant::now() + within;
+    let busy = |_| anyhow!("not asked within {within:?}: this process is asking too many others; try again");
+    let place = timeout_at(until, PLACES.acquire()).await.map_err(busy)??;
+    let asked = timeout_at(until, ask(admin, tls, keyspace)).await;
     let (status, bytes) = asked.map_err(|_| anyhow!("no response within {within:?}"))??;
     ensure!(status == StatusCode::OK, "/status is answered with {status}");
-    serde_json::from_slice(&bytes).context("/status cannot be read")
+    // Apart from the tasks of this thread, one of which may renew a lease. The place is kept until the bytes are gone.
+    let parse = move || {
+        let parsed = serde_json::from_slice::<T>(&bytes);
+        drop((bytes, place));
+        parsed
+    };
+    let parsed = tokio::task::spawn_blocking(parse).await?;
+    parsed.map_err(|error| anyhow!("/status cannot be read ({})", in_words(error.classify())))
+}
+
+/// Returns what is wrong with JSON. The error's own text quotes values of the response.
+fn in_words(category: Category) -> &'static str {
+    match category {
+        Category::Io => "it cannot be received",
+        Category::Syntax => "it is not JSON",
+        Category::Data => "its fields are not those of this version of Segue",
+        Category::Eof => "its JSON is incomplete",
+    }
 }
 
 async fn ask(admin: &str, tls: Option<&ClientTls>, keyspace: Option<&str>) -> anyhow::Result<(StatusCode, Bytes)> {
@@ -56,8 +84,9 @@ async fn ask(admin: &str, tls: Option<&ClientTls>, keyspace: Option<&str>) -> an
         None => Either::Left(stream),
         Some(tls) => Either::Right(tls.dial(admin, stream, false).await.context("no TLS")?),
     };
-    let answer = exchange(stream, request).await;
-    if tls.is_none() { answer.context(NO_HTTP) } else { answer }
+    let sent = send(stream, request).await;
+    let (response, _connection) = if tls.is_none() { sent.context(NO_HTTP)? } else { sent? };
+    receive(response).await
 }
 
 /// Sends a request over a new connection, and returns the response.
@@ -65,11 +94,27 @@ pub(crate) async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: Request<Body>,
 ) -> anyhow::Result<(StatusCode, Bytes)> {
+    let (response, _connection) = send(stream, request).await?;
+    receive(response).await
+}
+
+/// Sends a request over a new connection. The body arrives as long as the returned connection is not dropped.
+async fn send(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: Request<Body>,
+) -> hyper::Result<(Response<Incoming>, AbortOnDropHandle<hyper::Result<()>>)> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
+    let connection = AbortOnDropHandle::new(tokio::spawn(connection));
     let response = sender.send_request(request).await?;
+    Ok((response, connection))
+}
+
+/// Reads a response to its end.
+async fn receive(response: Response<Incoming>) -> anyhow::Result<(StatusCode, Bytes)> {
     let status = response.status();
-    Ok((status, to_bytes(Body::new(response.into_body()), MAX_RESPONSE).await?))
+    let incomplete = || format!("the response is larger than {} MiB or was cut off", MAX_RESPONSE >> 20);
+    let bytes = to_bytes(Body::new(response.into_body()), MAX_RESPONSE).await.with_context(incomplete)?;
+    Ok((status, bytes))
 }
 
 /// Returns a name as a segment of a path, or as a value of a query.

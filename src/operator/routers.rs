@@ -8,7 +8,7 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
-use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt as _};
 use segue_protocol::handoff::router::{Route, Target, Trust, route};
 use segue_protocol::ids::{Epoch, PartitionId};
 use segue_protocol::view::View;
@@ -19,7 +19,7 @@ use super::{Link, OperatorError, process};
 
 /// How long a router may take to respond.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most routers that are asked at a time. The table of a large keyspace takes megabytes.
+/// Most routers that are asked at a time. The table of a large keyspace takes megabytes, and none is kept.
 const MOST_AT_A_TIME: usize = 8;
 /// Number of looks at a router that differs.
 const LOOKS: usize = 3;
@@ -81,18 +81,13 @@ pub(super) async fn compare(link: &Link, tls: Option<&ClientTls>) -> Result<Comp
         let is_open =
             |name: &&String| lines.get(*name).is_none_or(|line| line.error.is_none() && !line.differences.is_empty());
         let open: Vec<String> = before.routers.keys().filter(is_open).cloned().collect();
-        let mut tables = Vec::new();
-        for some in open.chunks(MOST_AT_A_TIME) {
-            tables.extend(join_all(some.iter().map(|name| table(&before, name, tls, link.keys().name()))).await);
-        }
+        let looked = look(&before, open, tls, link.keys().name()).await;
         let after = link.view().await?;
-        for (name, table) in open.into_iter().zip(tables) {
-            let line = judge(&before, &after, &name, table);
-            match lines.get_mut(&name).filter(|_| line.error.is_none()) {
-                Some(known) => {
-                    known.differences.retain(|seen| line.differences.iter().any(|now| now == seen));
-                }
-                None => drop(lines.insert(name, line)),
+        for mut line in looked {
+            line.differences.retain(|difference| has_rested(&before, &after, difference.partition));
+            match lines.get_mut(&line.router).filter(|_| line.error.is_none()) {
+                Some(known) => known.differences.retain(|seen| line.shows(seen)),
+                None => drop(lines.insert(line.router.clone(), line)),
             }
         }
         before = after;
@@ -106,6 +101,29 @@ pub(super) async fn compare(link: &Link, tls: Option<&ClientTls>) -> Result<Comp
     Ok(Comparison { routers: lines.into_values().collect() })
 }
 
+/// Looks at these routers once. Their differences are candidates, until the partitions are known to have rested.
+async fn look(view: &View, names: Vec<String>, tls: Option<&ClientTls>, keyspace: &str) -> Vec<RouterLine> {
+    let questions: Vec<_> = names.into_iter().map(|name| ask(view, name, tls, keyspace)).collect();
+    let mut asked = stream::iter(questions).buffer_unordered(MOST_AT_A_TIME);
+    let mut lines = Vec::new();
+    while let Some((name, table)) = asked.next().await {
+        lines.push(judge(view, name, table));
+        // Other tasks of this thread, such as one that renews a lease, come in between two large tables.
+        tokio::task::yield_now().await;
+    }
+    lines
+}
+
+async fn ask(
+    view: &View,
+    name: String,
+    tls: Option<&ClientTls>,
+    keyspace: &str,
+) -> (String, anyhow::Result<RouterTable>) {
+    let table = table(view, &name, tls, keyspace).await;
+    (name, table)
+}
+
 /// Reads the table of a router.
 async fn table(view: &View, name: &str, tls: Option<&ClientTls>, keyspace: &str) -> anyhow::Result<RouterTable> {
     let admin = view.routers.get(name).and_then(|router| router.value.admin.as_deref());
@@ -117,25 +135,22 @@ async fn table(view: &View, name: &str, tls: Option<&ClientTls>, keyspace: &str)
     }
 }
 
-/// Compares a table with the store as it was before and after the table was read.
-fn judge(before: &View, after: &View, name: &str, table: anyhow::Result<RouterTable>) -> RouterLine {
-    let admin = before.routers.get(name).and_then(|router| router.value.admin.clone());
+/// Compares a table with the store as it was before the table was read.
+fn judge(view: &View, name: String, table: anyhow::Result<RouterTable>) -> RouterLine {
+    let admin = view.routers.get(&name).and_then(|router| router.value.admin.clone());
     let (error, differences) = match table {
-        Ok(table) => (None, differences(before, after, &table)),
+        Ok(table) => (None, differences(view, &table)),
         Err(error) => (Some(format!("{error:#}")), Vec::new()),
     };
-    RouterLine { router: name.to_owned(), admin, error, differences }
+    RouterLine { router: name, admin, error, differences }
 }
 
-fn differences(before: &View, after: &View, table: &RouterTable) -> Vec<Difference> {
+/// Returns the differences of the partitions that rest in this view, in the order of the partitions.
+fn differences(view: &View, table: &RouterTable) -> Vec<Difference> {
     let lines: BTreeMap<PartitionId, &TableLine> = table.partitions.iter().map(|line| (line.partition, line)).collect();
-    let compared = PartitionId::all(after.partitions()).filter_map(|partition| {
-        let expected = route(after, partition, Trust::Held);
-        // A partition that moves, or has moved meanwhile, is routed one way or the other.
-        let is_at_rest = |view: &View| !view.handoffs.contains_key(&partition) && !view.is_malformed(partition);
-        if !is_at_rest(before) || !is_at_rest(after) || route(before, partition, Trust::Held) != expected {
-            return None;
-        }
+    let resting = PartitionId::all(view.partitions()).filter(|partition| is_at_rest(view, *partition));
+    let compared = resting.filter_map(|partition| {
+        let expected = route(view, partition, Trust::Held);
         let line = lines.get(&partition);
         let agrees = match (&expected, line) {
             (Route::To(target), Some(line)) => line.goes_to(target),
@@ -148,10 +163,29 @@ fn differences(before: &View, after: &View, table: &RouterTable) -> Vec<Differen
     compared.collect()
 }
 
+/// Returns whether the partition rested between two views. One that moves, or has moved meanwhile, is routed one way or
+/// the other.
+fn has_rested(before: &View, after: &View, partition: PartitionId) -> bool {
+    let is_same = || route(before, partition, Trust::Held) == route(after, partition, Trust::Held);
+    is_at_rest(before, partition) && is_at_rest(after, partition) && is_same()
+}
+
+fn is_at_rest(view: &View, partition: PartitionId) -> bool {
+    !view.handoffs.contains_key(&partition) && !view.is_malformed(partition)
+}
+
 fn in_words(route: &Route) -> String {
     match route {
         Route::To(target) => format!("{} at epoch {}", target.pod, target.epoch),
         Route::Hold(_) => "nowhere".to_owned(),
+    }
+}
+
+impl RouterLine {
+    /// Returns whether this difference is one of the router's.
+    fn shows(&self, seen: &Difference) -> bool {
+        let found = self.differences.binary_search_by_key(&seen.partition, |difference| difference.partition);
+        found.is_ok_and(|at| self.differences[at] == *seen)
     }
 }
 

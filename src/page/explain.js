@@ -55,7 +55,7 @@ export function inWords(report, podName) {
   const says = (report.handoff?.awaited ?? []).filter((one) => one.says).map(({ kind, name, says }) =>
     element('li', {}, `${kind} ${name}: ${says}`));
   return [
-    ...(says.length > 0 ? [element('h3', {}, 'Who is waited for says'), element('ul', { class: 'says' }, ...says)] : []),
+    ...(says.length > 0 ? [element('h3', {}, 'What participants say'), element('ul', { class: 'says' }, ...says)] : []),
     element('h3', {}, 'Next steps'), element('ul', {}, ...steps.map((step) => element('li', {}, step))),
     element('h3', {}, 'Candidates'), element('ul', { class: 'candidates' }, ...candidates),
   ];

@@ -477,6 +477,26 @@ fn a_hang_up_takes_the_limits_of_the_stash_over_unless_they_do_not_go_with_what_
 }
 
 #[test]
+fn a_hang_up_names_a_default_that_follows_from_a_setting_and_waits_for_a_restart() {
+    let folder = TempDir::new().unwrap();
+    let (router, admin) = (free_address(), free_address());
+    let text = |max_wait: &str| {
+        format!(
+            "[store]\nkind = \"memory\"\n[router]\nlisten = \"{router}\"\nstash = {{ max_wait = \"{max_wait}\" }}\n\
+             [coordinator]\n[admin]\nlisten = \"{admin}\"\n"
+        )
+    };
+    let path = file(&folder, &text("12s"));
+    let printed = |what: &str| std::fs::read_to_string(folder.path().join("segue.log")).unwrap().contains(what);
+    let mut process = start(folder.path(), &path);
+    process.until("/ready", || is_ready(admin));
+    std::fs::write(&path, text("30s")).unwrap();
+    process.signal("HUP");
+    process.until("the name of the default", || printed("take effect with a restart keys=\"router.drain.timeout\""));
+    assert!(process.terminate().0.success());
+}
+
+#[test]
 fn a_load_that_is_told_to_end_is_reported() {
     let folder = TempDir::new().unwrap();
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
