@@ -64,6 +64,7 @@ pub(crate) struct Place {
 impl Sessions {
     /// Registers a stream for this registration. A previous stream is told to end.
     pub(crate) fn take(self: &Arc<Self>, pod: &str, incarnation: Incarnation) -> Place {
+        self.polled.lock().unwrap_or_else(PoisonError::into_inner).remove(&incarnation);
         let (done, received) = mpsc::channel(ACKS);
         let replaced = CancellationToken::new();
         let (status, published) = watch::channel(StreamStatus::new(pod));

@@ -2,8 +2,9 @@
 //! something.
 //!
 //! One watch covers the keyspace's root, so all its keys are seen at one revision together. A new snapshot is taken
-//! after any error, a compaction included, and at a slow interval, which grows with the keyspace. It is also taken when the keys that are followed have
-//! changed while the watch was silent: handoffs wait for each participant and are cancelled before that interval ends.
+//! after any error, a compaction included, and at a slow interval, which grows with the keyspace. It is also taken when the
+//! keys that are followed have changed while the watch was silent: handoffs wait for each participant and are cancelled
+//! before that interval ends.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;

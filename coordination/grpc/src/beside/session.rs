@@ -70,6 +70,7 @@ impl Session {
         (token, abilities): (&[u8], Abilities),
     ) -> Result<Self, Status> {
         let taken = || Status::already_exists("another process has a stream at this sidecar; retry once it is closed");
+        let load = first.load.as_ref().map(Load::read).transpose()?;
         let (stream, resumed) = shared.modify(|state| state.open(token, lease_now())).ok_or_else(taken)?;
         let token = if resumed { token.to_owned() } else { rand::random::<[u8; 16]>().to_vec() };
         Ok(Session {
@@ -90,7 +91,7 @@ impl Session {
             owned: BTreeMap::new(),
             due: BTreeMap::new(),
             reports: Reports::default(),
-            load: None,
+            load,
         })
     }
 

@@ -8,8 +8,8 @@
 //!
 //! * Nothing depends on a checkpoint but where a new owner starts: not who owns, nor which phase follows. The new owner
 //!   waits at most for [`CheckpointTimes::timeout`](crate::records::CheckpointTimes), and the old owner serves meanwhile.
-//! * A wait that is over does not begin anew, in another process neither if the pod reports the progress of its `Warm`. An
-//!   owner that has let one new owner wait in vain lets no other wait before it has made a checkpoint.
+//! * A wait that is over does not begin anew, not even in another process, provided that the pod reports the progress of its
+//!   `Warm`. An owner that has let one new owner wait in vain lets no other wait before it has made a checkpoint.
 //! * No checkpoint becomes due while requests are held.
 //! * Only the owner of an epoch records a checkpoint of it. A late one is refused by the store.
 //! * Times are counted by one process's own clock, from the view in which a record was first seen.

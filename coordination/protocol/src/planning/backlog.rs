@@ -8,8 +8,8 @@
 //!
 //! * A remembered move begins only while everything that it was planned from is unchanged: the assignment, the absence of a
 //!   handoff, the new owner. A move that has to wait for anything but a place is left to the next placement.
-//! * A partition without a living owner whose new owner may warm nothing more goes to another pod that may. It takes no
-//!   place of an urgent move that needs no other pod.
+//! * A partition without a living owner whose new owner may warm nothing more goes to another pod that may. Such a
+//!   move begins only after every urgent move whose own pod has room.
 //! * While moves begin, a placement follows within the pause after which they are checked.
 
 use std::collections::BTreeMap;
