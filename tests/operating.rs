@@ -1,4 +1,5 @@
-//! Compares docs/operating.md with the code: it lists exactly the metrics, the reasons and the log events that exist.
+//! Compares docs/operating.md with the code: it lists exactly the metrics, the reasons and the log events that
+//! exist, and has an example of each command.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,6 +7,8 @@ use std::fmt::Debug;
 use std::path::Path;
 use std::time::Duration;
 
+use clap::CommandFactory as _;
+use segue::commands::Cli;
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::{Op, Txn};
@@ -172,4 +175,14 @@ fn the_page_lists_every_event_at_warn_and_error_and_no_other() {
         let is_written = |part: &str| sources.iter().any(|source| source.contains(part));
         assert!(event.split("{…}").all(is_written), "docs/operating.md lists what nothing logs: {event}");
     }
+}
+
+#[test]
+fn the_page_shows_every_command_and_no_other() {
+    let shown = PAGE.lines().filter_map(|line| line.strip_prefix("$ segue ")?.split(' ').next());
+    let line = Cli::command();
+    assert_same(
+        shown,
+        line.get_subcommands().filter(|command| !command.is_hide_set()).map(|command| command.get_name()),
+    );
 }

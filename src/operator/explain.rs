@@ -416,3 +416,49 @@ impl Explanation for PodReport {
         text + &steps_in_words(&self.next_steps)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use segue_protocol::ids::{LeaseId, Revision};
+    use segue_protocol::keys::Keyspace;
+    use segue_protocol::txn::{KeyValue, Snapshot};
+
+    use super::*;
+
+    /// A keyspace of one partition, which `a` has. The last heartbeat of `b` came at `at`, in Unix milliseconds.
+    fn view(at: u64) -> View {
+        let heartbeat = format!(r#"{{"incarnation":3,"at":{at},"interval_ms":5000,"total":0.0}}"#);
+        let entry = |(key, value): (&str, &str)| KeyValue {
+            key: format!("/segue/default/{key}"),
+            value: value.as_bytes().to_vec(),
+            create_revision: Revision::new(3),
+            mod_revision: Revision::new(8),
+            lease: Some(LeaseId::new(1)).filter(|_| !key.starts_with("assignments/")),
+        };
+        let entries = [
+            ("assignments/0", r#"{"partition":0,"owner":"a","incarnation":3,"epoch":1}"#),
+            ("config", r#"{"partitions":1}"#),
+            ("pods/a", r#"{"pod_name":"a","address":"127.0.0.1:1"}"#),
+            ("pods/b", r#"{"pod_name":"b","address":"127.0.0.1:2"}"#),
+            ("~heartbeats/b", &heartbeat),
+        ];
+        let entries = entries.map(entry).into();
+        View::from_snapshot(Keyspace::new("/segue/", "default"), Snapshot { revision: Revision::new(9), entries })
+    }
+
+    #[test]
+    fn a_pod_that_has_missed_its_heartbeats_is_no_candidate_because_it_is_suspected() {
+        let reason = |view: &View, pod: &str| {
+            let policy = Policy { partitions: 1, ..Policy::default() };
+            let report = super::partition(view, &policy, PartitionId::new(0)).unwrap();
+            let candidate = report.candidates.into_iter().find(|candidate| candidate.pod == pod).unwrap();
+            (candidate.verdict == Verdict::No, candidate.reason)
+        };
+        let (refused, why) = reason(&view(unix_millis() - 3_600_000), "b");
+        assert!(refused && why.starts_with("it is suspected: its last heartbeat was 360"), "{why}");
+        // A heartbeat that lies ahead is as fresh as one can be, however slow this test is.
+        let (refused, why) = reason(&view(unix_millis() + 3_600_000), "b");
+        assert!(refused && !why.contains("suspected"), "{why}");
+        assert_eq!(reason(&view(0), "a"), (false, "it has the partition".to_owned()), "a pod without heartbeats");
+    }
+}
