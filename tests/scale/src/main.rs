@@ -83,7 +83,7 @@ async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let routers = site.routers();
     let largest = routers.iter().copied().map(rss_mib).fold(0.0, f64::max);
     println!(
-        "memory in MiB: coordinator {:.0}, largest router {largest:.0}, all {} pods {:.0}, etcd {:.0}",
+        "memory in MiB: coordinator {:.0}, largest router {largest:.0}, harness with all {} pods {:.0}, etcd {:.0}",
         rss_mib(site.coordinator()),
         size.pods,
         rss_mib(std::process::id()),
@@ -105,7 +105,7 @@ async fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 const HEAD: &str = "\
-step                    time, s   moves  per move: txns   puts deletes  sent to each, KiB  watches  CPU, s: coordinator   router     etcd";
+step                    time, s   moves  per move: txns   puts deletes  sent to each, KiB  watches  CPU, s: coordinator   router  harness     etcd";
 
 async fn step(
     name: &str,
@@ -119,7 +119,7 @@ async fn step(
     let cost = site.meters().await?.since(&before, took, moves);
     let per_move = |count: f64| count / moves.max(1) as f64;
     println!(
-        "{name:20}{:11.1}{moves:8}{:16.1}{:7.1}{:8.1}{:19.2}{:9}{:21.1}{:9.1}{:9.1}",
+        "{name:20}{:11.1}{moves:8}{:16.1}{:7.1}{:8.1}{:19.2}{:9}{:21.1}{:9.1}{:9.1}{:9.1}",
         took.as_secs_f64(),
         per_move(cost.transactions),
         per_move(cost.puts),
@@ -128,6 +128,7 @@ async fn step(
         cost.watches,
         cost.coordinator_cpu.as_secs_f64(),
         cost.router_cpu.as_secs_f64(),
+        cost.harness_cpu.as_secs_f64(),
         cost.etcd_cpu.as_secs_f64(),
     );
     Ok(cost)

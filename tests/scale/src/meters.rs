@@ -21,6 +21,7 @@ pub(crate) struct Reading {
     coordinator_cpu: Duration,
     /// Of all routers.
     router_cpu: Vec<Duration>,
+    harness_cpu: Duration,
     etcd_cpu: Duration,
 }
 
@@ -40,6 +41,8 @@ pub(crate) struct Cost {
     pub(crate) coordinator_cpu: Duration,
     /// Of the router that took most.
     pub(crate) router_cpu: Duration,
+    /// Of this process, which measures and has all pods.
+    pub(crate) harness_cpu: Duration,
     pub(crate) etcd_cpu: Duration,
 }
 
@@ -63,6 +66,7 @@ impl Reading {
             watches: metric(&["etcd_debugging_mvcc_watcher_total"])?,
             coordinator_cpu: coordinator.map(cpu).unwrap_or_default(),
             router_cpu: routers.iter().copied().map(cpu).collect(),
+            harness_cpu: cpu(std::process::id()),
             etcd_cpu: Duration::from_secs_f64(metric(&["process_cpu_seconds_total"])?),
         })
     }
@@ -80,6 +84,7 @@ impl Reading {
             watches: self.watches,
             coordinator_cpu: self.coordinator_cpu.saturating_sub(before.coordinator_cpu),
             router_cpu: routers.map(|(now, before)| now.saturating_sub(*before)).max().unwrap_or_default(),
+            harness_cpu: self.harness_cpu.saturating_sub(before.harness_cpu),
             etcd_cpu: self.etcd_cpu.saturating_sub(before.etcd_cpu),
         }
     }
