@@ -73,7 +73,7 @@ impl Restarting {
         self.started += 1;
         let config = self.cluster.router_config("r", self.listen, self.admin).set("router.workers", workers);
         let config = config.set("router.lease_ttl", format!("{}s", self.cluster.lease_ttl));
-        let config = config.set("router.drain.timeout", "30s");
+        let config = config.set("router.drain.timeout", "25s");
         let config = config.set("router.hot_restart_socket", self.socket().to_str().unwrap());
         let config = config.set("admin.socket", self.admin_socket().to_str().unwrap());
         self.cluster.run(&process_name(self.started), &config)
