@@ -115,7 +115,7 @@ pub enum Outcome {
     },
     /// No response within the allowed time.
     Unanswered {
-        /// What the client was waiting for, on which connection.
+        /// The stage of the exchange that did not end, and its connection.
         place: Arc<str>,
     },
 }

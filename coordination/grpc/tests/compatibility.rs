@@ -161,7 +161,7 @@ fn without_the_published_proto_the_check_fails_unless_it_is_about_to_be_publishe
     let problem = check(missing(), present, false).unwrap_err();
     assert!(problem.starts_with("the published pods.binpb cannot be read: "), "{problem}");
     assert_eq!(check(missing(), present, true), Ok(()));
-    // It is there, so what it says counts.
+    // A file that exists is compared, whatever the variable says.
     assert!(check(Err(io::ErrorKind::PermissionDenied.into()), present, true).is_err());
 }
 

@@ -92,7 +92,7 @@ async fn caught_up(copies: &mut CopyReader, keys: &Keyspace, shown: &Shown) -> O
     }
 }
 
-/// What the reader has been shown.
+/// The revision that the reader has been shown last, and the way to show it more.
 struct Shown {
     updates: mpsc::Sender<Update>,
     revision: AtomicU64,

@@ -445,7 +445,7 @@ impl<S: Service> Membership<S> {
             self.acks_due.notified().await;
             let due: Vec<_> = self.state().acks.values().cloned().collect();
             let mut again = false;
-            // What is too early must not keep the others from their turn.
+            // A task that is too early must not keep the others from their turn.
             for batch in due.chunks(MAX_ACKS) {
                 again |= self.send(batch).await;
             }

@@ -66,7 +66,7 @@ pub struct Forward {
     keyspaces: Option<Rc<Keyspaces>>,
 }
 
-/// What a worker needs for one keyspace: its settings, its access to the keyspace's table, and its counters.
+/// One keyspace as a worker serves it: its settings, its access to the table, and its counters.
 pub(crate) type WorkerKeyspace = (ForwardSettings, TableHandle, Arc<WorkerMetrics>);
 
 impl std::fmt::Debug for Forward {
