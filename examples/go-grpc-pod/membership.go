@@ -274,7 +274,7 @@ func (m *Membership) follow(ctx context.Context, client pb.PodsClient) error {
 			seq++
 			sent[seq] = leaseNow()
 			if err := stream.Send(&pb.Heartbeat{Seq: seq, Seen: seen}); err != nil {
-				return <-failed
+				beats = nil // the stream has ended: the reason follows the events that came before it
 			}
 		case err := <-failed:
 			return err
@@ -318,11 +318,9 @@ func (m *Membership) welcome(welcome *pb.Welcome) {
 		// Another life: nothing of the earlier one is owned, and its state is of no use.
 		m.fence()
 		m.acks = map[ackKey]*pb.Ack{}
-		for partition, running := range m.running {
+		for partition := range m.running {
 			m.abandon(partition)
-			running.cancel()
 		}
-		m.running = map[uint32]*runningTask{}
 		for partition := range m.held {
 			m.service.Release(partition)
 		}
@@ -361,8 +359,10 @@ func (m *Membership) apply(event *pb.Event, sent map[uint64]time.Duration) {
 		m.keepOnly(event.GetTasks())
 	}
 	for _, dropped := range event.GetDropped() {
-		if running := m.running[dropped.GetPartition()]; running != nil && running.handoff == dropped.GetHandoff() {
-			running.cancel()
+		partition := dropped.GetPartition()
+		running := m.running[partition]
+		if running != nil && running.handoff == dropped.GetHandoff() && running.kind != pb.AckKind_RELEASED {
+			m.cancel(partition)
 		}
 	}
 	for _, task := range event.GetTasks() {
@@ -378,24 +378,32 @@ func (m *Membership) keepOnly(due []*pb.Task) {
 		isDue[ackKey{task.GetId().GetPartition(), task.GetId().GetHandoff(), report(task)}] = true
 	}
 	for partition, running := range m.running {
-		// A checkpoint may be acknowledged as long as the pod owns its epoch.
-		if running.kind != pb.AckKind_CHECKPOINTED && !isDue[ackKey{partition, running.handoff, running.kind}] {
+		// A Release always ends. A checkpoint may be acknowledged as long as the pod owns its epoch.
+		mayGoOn := running.kind == pb.AckKind_RELEASED || running.kind == pb.AckKind_CHECKPOINTED
+		if !mayGoOn && !isDue[ackKey{partition, running.handoff, running.kind}] {
 			m.abandon(partition)
 		}
 	}
 }
 
-// abandon stops a task that is due no more, unless it is a Release. It frees what a Warm has copied: no Release follows,
-// because the holdings do not list it. The caller holds the lock.
+// abandon stops a task that is due no more. It frees what a Warm has copied: no Release follows, because the holdings do
+// not list it. The caller holds the lock.
 func (m *Membership) abandon(partition uint32) {
 	running := m.running[partition]
-	if running.kind == pb.AckKind_RELEASED || running.isDone() {
+	if running.isDone() {
 		return
 	}
-	running.cancel()
+	m.cancel(partition)
 	if running.kind == pb.AckKind_READY {
 		go m.free(partition, m.turns[partition])
 	}
+}
+
+// cancel cancels the partition's task and forgets it: it may take a while to end, and if it is due again meanwhile, it has
+// to begin anew. The caller holds the lock.
+func (m *Membership) cancel(partition uint32) {
+	m.running[partition].cancel()
+	delete(m.running, partition)
 }
 
 // free frees what a Warm that was stopped has copied.

@@ -52,6 +52,10 @@ class KafkaLog:
         while True:
             producer.poll(1.0)
 
+    async def connect(self):
+        """Connects the producer. That may take longer than a record may wait in it."""
+        await asyncio.to_thread(self.producer.list_topics, self.topic, 10.0)
+
     async def append(self, partition, record):
         """Appends a record. Returns the offset after it."""
         done = self.loop.create_future()
@@ -100,6 +104,11 @@ class KafkaLog:
                     raise KafkaException(message.error())
         finally:
             consumer.close()
+
+
+def has_timed_out(error):
+    """Says whether the producer gave up a record that it may have sent."""
+    return error.args[0].code() == KafkaError._MSG_TIMED_OUT
 
 
 def epoch_of(message):

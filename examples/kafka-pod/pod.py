@@ -5,13 +5,18 @@ import logging
 import pathlib
 import sys
 
-from kafka_log import KafkaLog
+from confluent_kafka import KafkaException
+from kafka_log import KafkaLog, has_timed_out
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(EXAMPLES / "python-grpc-pod"), str(EXAMPLES / "python-writer")]
 
 from membership import Membership, load_stubs  # noqa: E402
 from writer import State, Writer, parser, serve  # noqa: E402
+
+
+# How often a claim is sent before its request fails.
+CLAIMS = 5
 
 
 class FencedState(State):
@@ -35,16 +40,31 @@ class KafkaWriter(Writer):
 
     state = FencedState
 
+    async def warm(self, partition, epoch, from_address):
+        # Otherwise the first request would wait for it.
+        await self.log.connect()
+        await super().warm(partition, epoch, from_address)
+
     async def enter(self, partition, epoch):
         """Returns the state for a request. The first request of an epoch shuts earlier epochs out of the log, and reads what they
         wrote until then."""
         state = self.states[partition]
         async with state.claiming:
             if state.claimed < epoch:
-                await self.log.append(partition, {"key": "", "epoch": epoch})
+                await self.claim(partition, epoch)
                 state.apply(*await self.log.read(partition, state.read_to))
                 state.claimed = epoch
         return state
+
+    async def claim(self, partition, epoch):
+        """Appends a claim, again if it has timed out: a new producer gets its id from the brokers first. A claim changes no state,
+        so a second one does no harm."""
+        for attempt in range(1, CLAIMS + 1):
+            try:
+                return await self.log.append(partition, {"key": "", "epoch": epoch})
+            except KafkaException as error:
+                if attempt == CLAIMS or not has_timed_out(error):
+                    raise
 
 
 async def main():

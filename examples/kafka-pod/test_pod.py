@@ -15,6 +15,9 @@ class Log:
     def __init__(self, *records):
         self.records = list(records)
 
+    async def connect(self):
+        pass
+
     async def append(self, partition, added):
         self.records.append(added)
         return len(self.records)

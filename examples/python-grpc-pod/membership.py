@@ -88,7 +88,7 @@ class Membership:
         self.trusted_until = self.stands_until = 0.0
         self.trust, self.ttl = lease_ttl * 2 / 3, lease_ttl
         self.running = {}  # partition: (kind, handoff, task)
-        self.freeing = set()
+        self.ending = set()  # tasks that end, and those that free what they have copied
         self.locks = collections.defaultdict(asyncio.Lock)  # partition: held while one of its tasks runs
         self.acks = {}
         self.acks_due = asyncio.Event()
@@ -217,10 +217,8 @@ class Membership:
             # Another life: nothing of the earlier one is owned, and its state is of no use.
             self.fence()
             self.acks.clear()
-            for partition, (_, _, task) in self.running.items():
-                self.abandon(partition)
-                task.cancel()
-            self.running.clear()
+            for partition in list(self.running):
+                self.abandon(partition, self.running[partition][0])
             for partition in list(self.held):
                 await self.service.release(partition)
             self.held.clear()
@@ -249,13 +247,14 @@ class Membership:
             if before[:2] == (kind, handoff):
                 return  # repeated after a reconnect
             if before[0] != "release":
-                before[2].cancel()
+                self.cancel(partition)
         self.running[partition] = (kind, handoff, asyncio.create_task(self.do(kind, task)))
 
     def stop(self, partition, handoff):
+        """Stops the task of this handoff, unless it is a Release."""
         kind, running, task = self.running.get(partition, (None, None, None))
-        if running == handoff and kind != "release":
-            task.cancel()
+        if running == handoff and kind != "release" and not task.done():
+            self.cancel(partition)
 
     def progress(self):
         """Returns the progress of each Warm that runs."""
@@ -266,22 +265,31 @@ class Membership:
     def keep_only(self, due):
         """Stops the tasks of earlier streams that the first event of a stream does not list."""
         due = {(task.id.partition, task.WhichOneof("kind"), task.id.handoff) for task in due}
-        for partition, (kind, handoff, _) in self.running.items():
-            # A checkpoint may be acknowledged as long as the pod owns its epoch.
-            if kind != "checkpoint" and (partition, kind, handoff) not in due:
-                self.abandon(partition)
+        for partition, (kind, handoff, _) in list(self.running.items()):
+            # A Release always ends. A checkpoint may be acknowledged as long as the pod owns its epoch.
+            if kind not in ("release", "checkpoint") and (partition, kind, handoff) not in due:
+                self.abandon(partition, kind)
 
-    def abandon(self, partition):
-        """Stops a task that is due no more, unless it is a Release. Frees what a Warm has copied: no Release follows, because
-        the holdings do not list it."""
-        kind, _, task = self.running[partition]
-        if kind == "release" or task.done():
+    def abandon(self, partition, kind):
+        """Stops a task that is due no more. Frees what a Warm has copied: no Release follows, because the holdings do not list
+        it."""
+        if self.running[partition][2].done():
             return
-        task.cancel()
+        self.cancel(partition)
         if kind == "warm":
-            freeing = asyncio.create_task(self.free(partition))
-            self.freeing.add(freeing)
-            freeing.add_done_callback(self.freeing.discard)
+            self.keep(asyncio.create_task(self.free(partition)))
+
+    def cancel(self, partition):
+        """Cancels the partition's task and forgets it: it may take a while to end, and if it is due again meanwhile, it has to
+        begin anew."""
+        _, _, task = self.running.pop(partition)
+        task.cancel()
+        self.keep(task)
+
+    def keep(self, task):
+        """Keeps a task until it ends: asyncio itself does not."""
+        self.ending.add(task)
+        task.add_done_callback(self.ending.discard)
 
     async def free(self, partition):
         async with self.locks[partition]:

@@ -11,11 +11,17 @@ class Service:
     def __init__(self):
         self.calls = []
         self.hangs = False
+        self.may_end = None  # an event for which a Warm that was cancelled waits
 
     async def warm(self, partition, epoch, from_address):
         self.calls.append("warm")
         if self.hangs:
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                if self.may_end:
+                    await self.may_end.wait()
+                    self.calls.append("warm ended")
 
     async def release(self, partition):
         self.calls.append("release")
@@ -101,10 +107,36 @@ class Lives(unittest.IsolatedAsyncioTestCase):
         membership.begin(Task("warm", 14, 2))
         await self.until_idle()
         self.assertEqual(service.calls, ["warm", "warm", "release", "warm"])
-        running = {partition: not task.done() for partition, (_, _, task) in membership.running.items()}
-        self.assertEqual(running, {1: True, 2: True, 3: False, 4: True, 5: True})
+        running = sorted(partition for partition, (_, _, task) in membership.running.items() if not task.done())
+        self.assertEqual(running, [1, 2, 4, 5])
         for _, _, task in membership.running.values():
             task.cancel()
+
+    async def test_a_stopped_warm_that_is_due_again_before_it_has_ended_begins_anew_afterwards(self):
+        membership, service = self.membership, self.membership.service
+        membership.pb = types.SimpleNamespace(READY=1, Progress=types.SimpleNamespace, TaskId=types.SimpleNamespace)
+        service.hangs, warm = True, Task("warm", 11)
+        dropped = ["warm", "warm ended", "warm"]
+        for stop, expected in (
+            (lambda: membership.stop(0, 11), dropped),
+            (lambda: membership.keep_only([]), ["warm", "warm ended", "release", "warm"]),
+            # The second time, the first Warm is still about to end: it is not interrupted once more.
+            (lambda: (membership.stop(0, 11), membership.begin(Task("warm", 12)), membership.stop(0, 12)), dropped),
+        ):
+            service.calls, service.may_end = [], asyncio.Event()
+            membership.begin(warm)
+            await self.until_idle()
+            stop()
+            await self.until_idle()
+            self.assertEqual((service.calls, membership.progress()), (["warm"], []))
+            membership.begin(warm)
+            await self.until_idle()
+            self.assertEqual((service.calls, len(membership.progress())), (["warm"], 1))
+            service.may_end.set()
+            await self.until_idle()
+            self.assertEqual(service.calls, expected)
+            membership.stop(0, 11)
+            await self.until_idle()
 
     async def test_the_state_of_a_finished_warm_is_kept_whatever_the_next_stream_lists(self):
         self.membership.pb = types.SimpleNamespace(READY=1, Ack=types.SimpleNamespace)

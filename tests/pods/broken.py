@@ -3,8 +3,11 @@ arguments, where EXAMPLE is `etcd`, `grpc` or `kafka`.
 """
 
 import asyncio
+import copy
+import json
 import pathlib
 import sys
+import time
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 
@@ -59,7 +62,88 @@ def late_write(writer, pod):
     writer.Log.append = later
 
 
-FAULTS = {"no-tail": no_tail, "no-warm": no_warm, "only-checkpoint": only_checkpoint, "late-write": late_write}
+def kept(writer, name):
+    """Returns the file in which a pod keeps something for the process after it."""
+    return writer.log.folder / f"{name}.kept"
+
+
+def keeps_token(writer, pod):
+    """Goes on with the token of the process before."""
+
+    class Keeping(pod.Membership):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            file = kept(self.service, self.name)
+            self.resume = file.read_bytes() if file.exists() else b""
+
+        async def welcomed(self, welcome):
+            await super().welcomed(welcome)
+            kept(self.service, self.name).write_bytes(welcome.resume)
+
+    pod.Membership = Keeping
+
+
+def keeps_ownership(writer, pod):
+    """Serves what the process before has owned until it is registered."""
+
+    class Keeping(pod.Membership):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            file = kept(self.service, self.name)
+            if file.exists():
+                self.owned = {int(partition): epoch for partition, epoch in json.loads(file.read_text()).items()}
+                self.service.states = {partition: self.service.state() for partition in self.owned}
+                self.trusted_until = self.stands_until = time.clock_gettime(time.CLOCK_BOOTTIME) + 60
+
+        async def assigned(self, event):
+            await super().assigned(event)
+            kept(self.service, self.name).write_text(json.dumps(self.owned))
+
+    pod.Membership = Keeping
+
+
+def stays_down(writer, pod):
+    """Ends at once if it is started again."""
+
+    class Once(pod.Membership):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            file = kept(self.service, self.name)
+            if file.exists():
+                sys.exit(3)
+            file.touch()
+
+    pod.Membership = Once
+
+
+def any_life(writer, pod):
+    """Does what handoffs to its earlier lives ask for."""
+    import membership
+
+    def of_any_life(decide):
+        def decided(view, own, *arguments):
+            view = dict(view)
+            for key, entry in view.items():
+                if key.startswith("handoffs/") and entry.value and entry.value["new_owner"] == own.name:
+                    view[key] = copy.copy(entry)
+                    view[key].value = entry.value | {"new_incarnation": own.incarnation}
+            return decide(view, own, *arguments)
+
+        return decided
+
+    membership.due, membership.partitions = of_any_life(membership.due), of_any_life(membership.partitions)
+
+
+FAULTS = {
+    "no-tail": no_tail,
+    "no-warm": no_warm,
+    "only-checkpoint": only_checkpoint,
+    "late-write": late_write,
+    "keeps-token": keeps_token,
+    "keeps-ownership": keeps_ownership,
+    "stays-down": stays_down,
+    "any-life": any_life,
+}
 
 
 def main():

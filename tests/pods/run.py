@@ -166,15 +166,13 @@ async def play(site, arguments):
         print(f"  fewer handoffs than {arguments.handoffs}")
     languages = len({pod.language for pod in site.pods.values() if written[pod.name]})
     pods = [] if arguments.sabotage else list(site.pods.values())
-    # Two of four pods in Kafka answered 500 to the first request after the faults, once. The cause is not known.
-    asked = [] if arguments.kafka else pods
-    answering = await answer(site, asked)
+    answering = await answer(site, pods)
     examples = {pod.kind: pod for pod in pods if pod.plays_handoffs}
     conforming = await conform(site, list(examples.values()))
-    conform_in = f"answer={answering}/{len(asked)} conform={conforming}/{len(examples)}"
+    conform_in = f"answer={answering}/{len(pods)} conform={conforming}/{len(examples)}"
     print(f"pods: languages={languages} handoffs={run.handoffs} harm={harm} {conform_in}")
     is_sound = report["sound"] and not harm and not idle and not lazy and run.handoffs >= arguments.handoffs
-    return is_sound and answering == len(asked) and conforming == len(examples)
+    return is_sound and answering == len(pods) and conforming == len(examples)
 
 
 async def main():

@@ -103,20 +103,19 @@ struct Running {
     task: JoinHandle<()>,
 }
 
-impl Running {
-    /// Stops the task, unless it frees state.
-    fn stop(&self) {
-        if self.kind != AckKind::Released {
-            self.task.abort();
-        }
-    }
-}
-
 impl State {
     /// Stops all requests: the registration is over.
     fn fence(&mut self) {
         self.owned.clear();
         (self.trusted_until, self.stands_until) = (Duration::ZERO, Duration::ZERO);
+    }
+
+    /// Aborts the partition's task and forgets it: it may take a while to end, and if it is due again meanwhile, it has to
+    /// begin anew. Returns its kind.
+    fn cancel(&mut self, partition: u32) -> Option<AckKind> {
+        let running = self.running.remove(&partition)?;
+        running.task.abort();
+        Some(running.kind)
     }
 
     fn accepts(&self, partition: u32, epoch: u64) -> bool {
@@ -288,8 +287,8 @@ impl<S: Service> Membership<S> {
             // Another life: nothing of the earlier one is owned, and its state is of no use.
             state.fence();
             state.acks.clear();
-            state.running.keys().for_each(|partition| self.abandon(&state, *partition));
-            state.running.clear();
+            let running: Vec<u32> = state.running.keys().copied().collect();
+            running.into_iter().for_each(|partition| self.abandon(&mut state, partition));
             state.held.drain().for_each(|(partition, _)| self.service.release(partition));
         }
         state.resume.clone_from(&welcome.resume);
@@ -314,14 +313,12 @@ impl<S: Service> Membership<S> {
             state.owned.extend(assignment.owned.iter().map(|owned| (owned.partition, owned.epoch)));
         }
         if event.welcome.is_some() {
-            self.keep_only(&state, &event.tasks);
+            self.keep_only(&mut state, &event.tasks);
         }
         for TaskId { partition, handoff, .. } in event.dropped {
-            state
-                .running
-                .get(&partition)
-                .filter(|running| running.handoff == handoff)
-                .inspect(|running| running.stop());
+            if state.running.get(&partition).is_some_and(|it| it.handoff == handoff && it.kind != AckKind::Released) {
+                state.cancel(partition);
+            }
         }
         for task in event.tasks {
             self.begin(&mut state, task);
@@ -331,24 +328,26 @@ impl<S: Service> Membership<S> {
     }
 
     /// Stops the tasks of earlier streams that the first event of a stream does not list.
-    fn keep_only(self: &Arc<Self>, state: &State, tasks: &[Task]) {
+    fn keep_only(self: &Arc<Self>, state: &mut State, tasks: &[Task]) {
         let due = |task: &Task| Some((task.id?.partition, task.id?.handoff, report(task.kind.as_ref()?)?));
         let due: HashSet<_> = tasks.iter().filter_map(due).collect();
-        for (&partition, running) in &state.running {
-            // A checkpoint may be acknowledged as long as the pod owns its epoch.
-            let may_go_on = running.kind == AckKind::Checkpointed;
-            if !may_go_on && !due.contains(&(partition, running.handoff, running.kind)) {
-                self.abandon(state, partition);
-            }
-        }
+        // A Release always ends. A checkpoint may be acknowledged as long as the pod owns its epoch.
+        let may_go_on = |kind| matches!(kind, AckKind::Released | AckKind::Checkpointed);
+        let over = state
+            .running
+            .iter()
+            .filter(|(partition, it)| !may_go_on(it.kind) && !due.contains(&(**partition, it.handoff, it.kind)));
+        let over: Vec<u32> = over.map(|(partition, _)| *partition).collect();
+        over.into_iter().for_each(|partition| self.abandon(state, partition));
     }
 
-    /// Stops a task that is due no more, unless it is a `Release`. Frees what a `Warm` has copied: no `Release` follows,
-    /// because the holdings do not list it.
-    fn abandon(self: &Arc<Self>, state: &State, partition: u32) {
-        let Some(running) = state.running.get(&partition).filter(|it| !it.task.is_finished()) else { return };
-        running.stop();
-        if running.kind == AckKind::Ready {
+    /// Stops a task that is due no more. Frees what a `Warm` has copied: no `Release` follows, because the holdings do not
+    /// list it.
+    fn abandon(self: &Arc<Self>, state: &mut State, partition: u32) {
+        if state.running[&partition].task.is_finished() {
+            return;
+        }
+        if state.cancel(partition) == Some(AckKind::Ready) {
             let (turn, membership) = (state.turns[&partition].clone(), self.clone());
             tokio::spawn(async move {
                 let _turn = turn.lock().await;
@@ -370,7 +369,9 @@ impl<S: Service> Membership<S> {
             if (before.kind, before.handoff) == (kind, id.handoff) {
                 return; // repeated after a reconnect
             }
-            before.stop();
+            if before.kind != AckKind::Released {
+                before.task.abort();
+            }
         }
         // What frees state is finished before the next task begins.
         let turn = state.turns.entry(id.partition).or_default().clone();

@@ -117,3 +117,18 @@ async fn the_state_of_a_finished_warm_is_kept_whatever_the_next_stream_lists() {
     apply(&membership, welcomed(true, vec![])).await;
     assert_eq!((service.take(), membership.state().held.get(&0)), (vec![("warm", 0)], Some(&3)));
 }
+
+#[tokio::test]
+async fn a_stopped_warm_that_is_due_again_before_it_has_ended_begins_anew() {
+    let dropped = Event { dropped: warm(7, 11).id.into_iter().collect(), ..Event::default() };
+    for (stop, calls) in [(dropped, vec![("warm", 7)]), (welcomed(true, vec![]), vec![("release", 7), ("warm", 7)])] {
+        let (membership, service) = membership();
+        apply(&membership, welcomed(true, vec![warm(7, 11)])).await;
+        assert_eq!(service.take(), [("warm", 7)]);
+        // The task that was stopped has no turn in between, in which it could end.
+        membership.apply(stop, &mut HashMap::new());
+        assert_eq!((membership.first_heartbeat().progress, running(&membership)), (vec![], vec![]));
+        apply(&membership, welcomed(true, vec![warm(7, 11)])).await;
+        assert_eq!((service.take(), running(&membership)), (calls, vec![7]));
+    }
+}
