@@ -9,7 +9,9 @@ FROM rust:1.95-bookworm AS chef
 RUN apt-get update \
  && apt-get install -y --no-install-recommends libprotobuf-dev protobuf-compiler python3 \
  && rm -rf /var/lib/apt/lists/*
-RUN cargo install --locked cargo-chef@0.1.78
+# cargo-auditable puts the list of the crates into the binary, where scanners of images look for it. Both tools only start
+# compilers, so an optimised build of them would be wasted.
+RUN cargo install --locked --debug cargo-chef@0.1.78 cargo-auditable@0.7.7
 WORKDIR /segue
 
 FROM chef AS recipe
@@ -27,7 +29,7 @@ ARG REVISION=unknown
 ENV SEGUE_REVISION=$REVISION
 # Another value compiles the crates of the workspace once more. The test of the image compares the layers of both builds.
 ARG BUILD=1
-RUN cargo build --release --locked --bin segue
+RUN cargo auditable build --release --locked --bin segue
 # The time of all files and of the bill of materials: docker build --build-arg SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) .
 ARG SOURCE_DATE_EPOCH=0
 # The image's file system: the binary, the libraries that it loads, its user, the licences, and the bill of materials.

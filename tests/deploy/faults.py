@@ -8,7 +8,7 @@ import resource
 import signal
 import threading
 
-from site_processes import read, until
+from site_processes import is_up, read, until
 
 SLOW = 20
 
@@ -46,6 +46,27 @@ def a_pod_that_cannot_take_a_partition(site):
         yield
     finally:
         site.services[pod].refuses = False
+
+
+@contextlib.contextmanager
+def a_coordinator_of_another_keyspace(site):
+    """Its target has the label of this keyspace, as if somebody had left the label out."""
+    stranger = site.stranger()
+    try:
+        yield
+    finally:
+        stranger.kill()
+
+
+@contextlib.contextmanager
+def a_pod_that_never_gets_warm(site):
+    pod = site.other_owner(3)
+    site.services[pod].warms_for_ever = True
+    try:
+        site.move(3, pod)
+        yield
+    finally:
+        site.services[pod].warms_for_ever = False
 
 
 @contextlib.contextmanager
@@ -158,11 +179,29 @@ def no_store(site):
         site.restart_etcd()
 
 
+@contextlib.contextmanager
+def a_store_that_fails_again_and_again(site):
+    """More than ten times in the ten minutes of the alert."""
+    def resyncs():
+        metrics = read(f"http://127.0.0.1:{site.ports['router']}/metrics")
+        return sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith("segue_store_resyncs_total{"))
+
+    for _ in range(12):
+        before = resyncs()
+        site.etcd.process.kill()
+        until(lambda: resyncs() > before, "a lost watch")  # noqa: B023
+        site.restart_etcd()
+        until(lambda: is_up(f"http://127.0.0.1:{site.ports['router']}/ready"), "a router that follows the store again")
+    yield
+
+
 # In an order in which none hides another.
 FAULTS = [
     (nothing_at_all, {"SegueCertificateExpires"}),
     (a_client_that_bypasses_the_routers, {"SeguePodBypassed"}),
     (a_pod_that_cannot_take_a_partition, {"SeguePodHookFails", "SegueHandoffsCancelled"}),
+    (a_coordinator_of_another_keyspace, {"SegueTwoLeaders"}),
+    (a_pod_that_never_gets_warm, {"SegueHandoffOld"}),
     (requests_that_outlast_the_drain, {"SeguePauseLong", "SegueExchangesSevered", "SegueRequestsRefused"}),
     (a_router_that_hangs, {"SegueHandoffWaits", "SegueRequestsHeld"}),
     (a_key_that_cannot_be_read, {"SegueUnusableKeys"}),
@@ -171,7 +210,11 @@ FAULTS = [
     (no_coordinator, {"SegueNoLeader"}),
     (a_slow_store, {"SegueStoreSlow"}),
     (no_store, {"SegueStoreUnreachable", "SegueLeaseNotTrusted", "SegueHotRestartFailed"}),
+    (a_store_that_fails_again_and_again, {"SegueStoreResyncs"}),
 ]
 
-# What a live site cannot be brought to within seconds, or at all. rules.test.yaml tests these alerts.
-BY_RULE_TEST = {"SegueTwoLeaders", "SegueHandoffOld", "SegueStoreResyncs", "SegueVersionsMixed"}
+# Thresholds that a fault would reach only after minutes, each with the one that the rule has here.
+SHORTER = {"SegueHandoffOld": ("> 600", "> 10")}
+
+# What a live site cannot be brought to: a build has one version. rules.test.yaml tests this alert, and those with a threshold.
+BY_RULE_TEST = {"SegueVersionsMixed"}

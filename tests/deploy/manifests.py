@@ -30,16 +30,27 @@ VALUES = {
         "image": {"repository": "example.org/segue", "tag": "1"},
         "imagePullSecrets": [{"name": "pull"}],
         "store": {"endpoints": ["https://a:2379", "https://b:2379"], "credentialsSecret": "etcd", "tlsSecret": "etcd-tls"},
+        "admin": {"write": "token", "tokenSecret": "operators", "tlsSecret": "admin-tls"},
         "router": {
+            "tls": {"secret": "router-tls", "clientCertificates": True},
             "service": {"type": "LoadBalancer", "port": 8080, "annotations": {"a": "b"}},
             "autoscaling": {"enabled": True}, "podAnnotations": {"a": "1"}, "nodeSelector": {"disk": "ssd"},
             "tolerations": [{"key": "only", "operator": "Exists"}],
             "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
                 "nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]}]}}},
         },
-        "coordinator": {"podAnnotations": {"a": "1"}, "replicas": 3},
-        "monitoring": {"podMonitor": True, "rules": True, "dashboard": True, "labels": {"release": "prometheus"}},
+        "coordinator": {
+            "podAnnotations": {"a": "1"}, "replicas": 3,
+            "config": '[coordinator]\nlisten = "0.0.0.0:7070"\ntoken_file = "/run/secrets/pods/token"\n'
+                      'tls = { cert = "/run/secrets/pods/tls.crt", key = "/run/secrets/pods/tls.key" }\n',
+            "extraVolumes": [{"name": "pods", "secret": {"secretName": "pods", "defaultMode": 0o440}}],
+            "extraVolumeMounts": [{"name": "pods", "mountPath": "/run/secrets/pods", "readOnly": True}],
+        },
+        "monitoring": {"podMonitor": True, "rules": True, "dashboard": True, "labels": {"release": "prometheus"},
+                       "tlsConfig": {"ca": {"secret": {"name": "admin-tls", "key": "ca.crt"}}, "serverName": "segue-admin"}},
     },
+    "a token of the chart": {"admin": {"write": "token", "token": "0123456789abcdef"}},
+    "operators' certificates": {"admin": {"write": "client_cert", "tlsSecret": "admin-tls"}, "router": {"tls": {"secret": "router-tls"}}},
     "its own etcd": {"etcd": {"enabled": True, "storageClass": "fast"}},
     "least": {"networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False}, "router": {"preStopSeconds": 0}},
 }
@@ -49,6 +60,8 @@ REFUSED = [
     {"routers": {}}, {"router": {"replica": 2}}, {"router": {"replicas": 0}}, {"store": {"endpoints": []}},
     {"store": {"endpoints": ["etcd:2379"]}}, {"keyspace": "a b"}, {"image": {"pullPolicy": "always"}},
     {"router": {"service": {"port": 70000}}}, {"monitoring": {"rules": "yes"}}, {"etcd": {"replicas": 2}},
+    {"admin": {"write": "all"}}, {"admin": {"write": "token"}}, {"admin": {"write": "token", "token": "short"}},
+    {"admin": {"write": "client_cert"}}, {"router": {"tls": {"clientCertificates": True}}}, {"router": {"extraVolumes": [{}]}},
 ]
 
 
@@ -105,6 +118,11 @@ def containers(workload):
     return spec["containers"] + spec.get("initContainers", [])
 
 
+def segue_of(workload):
+    """Returns the container that runs Segue."""
+    return next(one for one in containers(workload) if "--config" in one.get("args", []))
+
+
 def selects(selector, workload):
     labels = workload["spec"]["template"]["metadata"]["labels"]
     return all(labels.get(key) == value for key, value in selector.items())
@@ -114,10 +132,9 @@ def configuration(workload, documents):
     """Returns the text of a workload's configuration and its environment, as they are in a pod with the address 10.0.0.7."""
     volume = next(one for one in workload["spec"]["template"]["spec"]["volumes"] if one["name"] == "config")
     maps = {one["metadata"]["name"]: one["data"] for one in documents if one["kind"] == "ConfigMap"}
-    segue = next(one for one in containers(workload) if "--config" in one.get("args", []))
     given = {"status.podIP": "10.0.0.7"}
     environment = {}
-    for variable in segue.get("env", []):
+    for variable in segue_of(workload).get("env", []):
         source = variable.get("valueFrom", {})
         path = source.get("fieldRef", {}).get("fieldPath")
         value = variable.get("value", given.get(path, "some"))
@@ -125,22 +142,37 @@ def configuration(workload, documents):
     return maps[volume["configMap"]["name"]]["segue.toml"], environment
 
 
-def make_secrets(folder):
-    """Makes the files that the chart mounts from secrets."""
-    store, tls = (os.path.join(folder, "secrets", name) for name in ("segue-store", "segue-store-tls"))
-    os.makedirs(store, exist_ok=True)
-    os.makedirs(tls, exist_ok=True)
-    with open(os.path.join(store, "password"), "w", encoding="utf-8") as out:
-        out.write("secret")
-    key, cert, ca = (os.path.join(tls, name) for name in ("tls.key", "tls.crt", "ca.crt"))
+# Where secrets are mounted.
+SECRETS = "/run/secrets/"
+# The keys of a secret, by where it is mounted; the others have TLS_KEYS.
+KEYS = {"segue-store": ["password"], "segue-admin-token": ["token"], "pods": ["token", "tls.crt", "tls.key"]}
+TLS_KEYS = ["tls.crt", "tls.key", "ca.crt"]
+
+
+def make_secrets(folder, workload):
+    """Makes the files that a workload mounts from secrets. Returns the folder that stands for SECRETS, and the files' paths there."""
+    into, made = os.path.join(folder, "secrets"), set()
+    os.makedirs(into, exist_ok=True)
+    key, cert = (os.path.join(into, name) for name in ("key", "cert"))
     subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
                     "-subj", "/CN=segue", "-keyout", key, "-out", cert], check=True, capture_output=True)
-    shutil.copy(cert, ca)
+    for mount in segue_of(workload)["volumeMounts"]:
+        if mount["mountPath"].startswith(SECRETS):
+            name = mount["mountPath"].removeprefix(SECRETS)
+            os.makedirs(os.path.join(into, name), exist_ok=True)
+            for file in KEYS.get(name, TLS_KEYS):
+                path = os.path.join(into, name, file)
+                made.add(f"{mount['mountPath']}/{file}")
+                if file.startswith(("tls.", "ca.")):
+                    shutil.copy(key if file == "tls.key" else cert, path)
+                else:
+                    with open(path, "w", encoding="utf-8") as out:
+                        out.write("a-secret-of-some-length")
+    return os.path.join(into, ""), made
 
 
 def check_configurations(segue, folder, name, documents):
     """Lets `segue check` read what the processes will read, with the files of one deployment together."""
-    make_secrets(folder)
     files, common = [], {}
 
     def accepted(environment, *paths):
@@ -150,15 +182,22 @@ def check_configurations(segue, folder, name, documents):
         said = check.stdout + check.stderr
         assert check.returncode == 0 and "warning" not in said, f"{name}: {paths}: {said}"
 
+    made = {document["metadata"]["name"] for document in documents if document["kind"] == "Secret"}
     for workload in segues(documents):
+        volumes = {volume["name"]: volume for volume in workload["spec"]["template"]["spec"]["volumes"]}
+        mounted = {mount["name"] for container in containers(workload) for mount in container.get("volumeMounts", [])}
+        assert mounted == set(volumes), f"{name}: mounts and volumes differ by {mounted ^ set(volumes)}"
+        named = {volume["secret"]["secretName"] for volume in volumes.values() if "secret" in volume}
+        assert made <= named, f"{name}: the secrets {made - named} are not mounted"
         text, environment = configuration(workload, documents)
-        segue_container = next(one for one in containers(workload) if "--config" in one.get("args", []))
-        mounts = {mount["mountPath"] for mount in segue_container["volumeMounts"]}
-        for path in re.findall(r"/run/secrets/[\w-]+", text):
-            assert path in mounts, f"{name}: {path} is not mounted"
+        secrets, files_there = make_secrets(folder, workload)
+        # `segue check` does not read files of tokens.
+        for path in re.findall(f"{SECRETS}[\\w./-]+", "\n".join([text, *environment.values()])):
+            assert path in files_there, f"{name}: {path} is not mounted"
+        environment = {key: value.replace(SECRETS, secrets) for key, value in environment.items()}
         path = os.path.join(folder, f"{workload['metadata']['name']}.toml")
         with open(path, "w", encoding="utf-8") as out:
-            out.write(text.replace("/run/secrets/", os.path.join(folder, "secrets", "")))
+            out.write(text.replace(SECRETS, secrets))
         accepted(environment, path)
         files.append(path)
         common |= {key: value for key, value in environment.items() if key.startswith("SEGUE__STORE__")}

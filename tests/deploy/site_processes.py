@@ -58,10 +58,10 @@ def is_up(url):
 
 
 class Service:
-    """A writer behind a sidecar: `/slow` takes 20 s, and the hook `warm` can be made to fail for good."""
+    """A writer behind a sidecar: `/slow` takes 20 s, and the hook `warm` can be made to fail for good or to go on for ever."""
 
     def __init__(self):
-        self.port, self.refuses = free_port(), False
+        self.port, self.refuses, self.warms_for_ever = free_port(), False, False
         service = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -72,8 +72,9 @@ class Service:
                 if self.path == "/slow":
                     time.sleep(20)
                 refused = service.refuses and self.path == "/warm"
-                body = b'{"permanent":true,"reason":"told to"}' if refused else b"{}"
-                self.send_response(409 if refused else 200)
+                warming = service.warms_for_ever and self.path == "/warm"
+                body = b'{"permanent":true,"reason":"told to"}' if refused else b'{"progress":0.1}' if warming else b"{}"
+                self.send_response(409 if refused else 202 if warming else 200)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -97,7 +98,7 @@ class Site:
         self.etcd = Etcd(folder)
         until(self.etcd.is_up, "etcd")
         self.ports, self.configs, self.processes, self.services = {}, {}, {}, {}
-        self.router = free_port()
+        self.router, self.stranger_port = free_port(), free_port()
         self.loading = threading.Event()
         self.loading.set()
         self.tls = self.certificate(days=5)
@@ -166,6 +167,14 @@ sync = {{ url = "http://127.0.0.1:{service.port}/sync" }}
 
     def run(self, name):
         return Process(name, self.folder, [self.segue, "run", "--config", self.configs[name]])
+
+    def stranger(self):
+        """Starts a coordinator of another keyspace."""
+        config = os.path.join(self.folder, "stranger.toml")
+        with open(config, "w", encoding="utf-8") as out:
+            out.write(f'keyspace = "other"\n[store]\nendpoints = ["{self.etcd.url}"]\n[coordinator]\nname = "stranger"\n'
+                      f'[admin]\nlisten = "127.0.0.1:{self.stranger_port}"\n')
+        return Process("stranger", self.folder, [self.segue, "run", "--config", config])
 
     def pid(self, name):
         return self.processes[name].process.pid
@@ -248,19 +257,24 @@ class Demo:
 class Prometheus:
     """Debian's Prometheus with the alerts of deploy/, which here need not last before they fire."""
 
-    def __init__(self, folder, rules, targets):
-        """`targets`: for each keyspace the ports by the name of the process."""
+    def __init__(self, folder, rules, targets, shorter, stranger):
+        """`targets`: for each keyspace the ports by the name of the process. `shorter`: thresholds by the alert, as written and
+        as used here. `stranger`: the port of a process that runs now and then."""
         with open(rules, encoding="utf-8") as file:
             groups = yaml.safe_load(file)
         for group in groups["groups"]:
             for rule in group["rules"]:
                 rule.pop("for", None)
+                if written := shorter.get(rule.get("alert")):
+                    assert written[0] in rule["expr"], rule
+                    rule["expr"] = rule["expr"].replace(*written)
         config, rules = os.path.join(folder, "prometheus.yml"), os.path.join(folder, "rules.yml")
         with open(rules, "w", encoding="utf-8") as out:
             yaml.safe_dump(groups, out)
         self.processes = len(targets["site"])
         static = [{"targets": [f"127.0.0.1:{port}"], "labels": {"keyspace": keyspace, "instance": name}}
                   for keyspace, ports in targets.items() for name, port in ports.items()]
+        static.append({"targets": [f"127.0.0.1:{stranger}"], "labels": {"keyspace": "site", "instance": "stranger"}})
         with open(config, "w", encoding="utf-8") as out:
             yaml.safe_dump({
                 "global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "rule_files": [rules],

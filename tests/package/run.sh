@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Tests the Debian package: two builds are equal, lintian finds nothing, its bill of materials is whole, and a minimal Debian
-# installs, upgrades, removes and purges it. Needs a Docker engine, the network of apt, and `scripts/setup package`.
+# Tests the Debian package: two builds are equal, lintian finds nothing, its bill of materials is whole, a minimal Debian
+# installs, upgrades, removes and purges it, shells complete its commands, and a systemd runs its unit. Needs a Docker engine,
+# the network of apt, and `scripts/setup package`. The last part needs an engine whose containers may mount control
+# groups, and is skipped on others.
 #
-#   tests/package/run.sh target/verify/segue
+#   tests/package/run.sh target/verify/segue        # the example `writer` is beside it, in examples
 set -euo pipefail
 
 binary=$(realpath "$1")
@@ -10,8 +12,9 @@ here=$(cd "${BASH_SOURCE[0]%/*}" && pwd)
 root=$(cd "$here/../.." && pwd)
 work=$(mktemp -d)
 container=segue-package-$$
+readonly helper=segue:test-package-helper
 proxies=()
-trap 'docker rm --force "$container" >/dev/null 2>&1 || true; rm -rf "$work"' EXIT
+trap 'docker rm --force "$container" "$container-shells" "$container-systemd" >/dev/null 2>&1 || true; rm -rf "$work"' EXIT
 
 die() { echo "package: FAILED: $*" >&2; exit 1; }
 mkdir "$work/one" "$work/two" "$work/newer"
@@ -40,4 +43,29 @@ for name in http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY; do
 done
 docker exec "${proxies[@]}" --env DEBIAN_FRONTEND=noninteractive "$container" \
   bash /life.sh "/packages/one/${package##*/}" "/packages/newer/${newer##*/}" || die "see above"
-echo "package: version=$version size_kb=$(($(stat --format %s "$package") / 1000)) reproducible=yes lintian=clean crates=$crates life=ok"
+
+# Shells, a reader of manual pages, and what the site of the unit needs: etcd is a unit too, enabled when it is installed.
+"$root/tests/image/build.sh" --tag "$helper" - <<DOCKERFILE || die "the image of the test's helpers cannot be built"
+FROM $debian
+RUN apt-get update \\
+ && apt-get install -y --no-install-recommends bash-completion curl etcd-server fish jq mandoc systemd zsh \\
+ && rm -rf /var/lib/apt/lists/*
+DOCKERFILE
+docker run --rm --name "$container-shells" --network none --volume "$work:/packages:ro" --volume "$here/shells.sh:/test/shells.sh:ro" \
+  "$helper" bash /test/shells.sh "/packages/one/${package##*/}" || die "completions or manual pages, see above"
+
+# What systemd needs of a container: to mount, also for the sandbox of a unit, and control groups of its own.
+boot='mount -t cgroup2 none /sys/fs/cgroup && exec /lib/systemd/systemd'
+grants=(--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined
+  --cgroupns private --network none --tmpfs /run --tmpfs /tmp)
+requests=skipped
+if docker run --rm "${grants[@]}" "$helper" sh -c "${boot%% &&*}" >/dev/null 2>"$work/log"; then
+  docker run --detach --name "$container-systemd" "${grants[@]}" --env container=docker --volume "$work:/packages:ro" \
+    --volume "$here/supervised.sh:/test/supervised.sh:ro" --volume "${binary%/*}/examples/writer:/test/writer:ro" \
+    "$helper" sh -c "$boot" >/dev/null
+  requests=$(docker exec "$container-systemd" bash /test/supervised.sh "/packages/one/${package##*/}" \
+    "/packages/newer/${newer##*/}") || die "under systemd, see above"
+else
+  echo "package: SKIPPED the unit under systemd: a container cannot mount its control groups: $(tail -n 1 "$work/log")" >&2
+fi
+echo "package: version=$version size_kb=$(($(stat --format %s "$package") / 1000)) reproducible=yes lintian=clean crates=$crates life=ok shells=ok systemd_requests=$requests"

@@ -123,7 +123,9 @@ class Site:
         self.service = Service(8080)
         self.coordinators = Deployment(self.host, self.coordinator)
         self.routers = Deployment(self.host, self.router, self.service)
-        self.writers = StatefulSet(self.host, self.reversed_order, replicas)
+        # The short form with a mistake has one update, which ends pods that were started with it.
+        first = self.usual if sabotage == "no-pre-stop" else self.reversed_order
+        self.writers = StatefulSet(self.host, first, replicas)
         self.controllers = [self.coordinators, self.routers, self.writers]
         for pod in self.pods():
             pod.until_ready()
@@ -147,15 +149,17 @@ class Site:
         docker("rmi", "--force", *self.made, check=False)
 
 
-def updates(site, short):
+def updates(site, short, sabotage):
     """Returns the updates as pairs of a description and what makes it. A pod ends as the manifest says that it was started with."""
+    # The first update that a mistake harms.
+    harmed = {"no-order": 0, "no-pre-stop": 1}
     writers = [
         ("writers, the service outlives its sidecar", lambda: site.writers.update(site.usual)),
         ("writers with a preStop hook, the service's end begins first", lambda: site.writers.update(site.usual, "writer")),
         ("writers with a preStop hook, the sidecar's end begins first", lambda: site.writers.update(site.reversed_order, "segue")),
     ]
     if short:
-        return writers
+        return writers if sabotage is None else [writers[harmed[sabotage]]]
     return writers + [
         ("coordinators", lambda: site.coordinators.update(site.coordinator)),
         ("routers", lambda: site.routers.update(site.router)),
@@ -172,7 +176,7 @@ def run(site, arguments):
     faults, count = [], 0
     try:
         until(lambda: any(entry.stat().st_size for entry in os.scandir(site.log)), "the first writes of the load")
-        for what, update in updates(site, arguments.short):
+        for what, update in updates(site, arguments.short, arguments.sabotage):
             began = time.monotonic()
             ended = update()
             count += len(ended)
@@ -198,9 +202,11 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--segue", required=True, help="the binary")
     arguments.add_argument("--image", help="an image of Segue to run, in place of one that is made from the binary")
-    arguments.add_argument("--short", action="store_true", help="two writers, each updated three times")
+    arguments.add_argument("--short", action="store_true", help="two writers, each updated three times; with a mistake, once")
     arguments.add_argument("--sabotage", choices=["no-pre-stop", "no-order", "router-no-pre-stop"], help="make this mistake")
-    arguments = arguments.parse_args()
+    parser, arguments = arguments, arguments.parse_args()
+    if arguments.short and arguments.sabotage == "router-no-pre-stop":
+        parser.error("the short form updates no router")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="segue-rollout-", ignore_cleanup_errors=True) as folder:
         site = Site(arguments, folder)

@@ -90,16 +90,39 @@ containers:
       - name: SEGUE__STORE__USERNAME
         valueFrom: {secretKeyRef: {name: {{ . }}, key: username}}
       {{- end }}
+      {{- with .root.Values.admin }}
+      {{- if ne .write "none" }}
+      - {name: SEGUE__ADMIN__WRITE, value: {{ .write }}}
+      {{- end }}
+      {{- if eq .write "token" }}
+      - {name: SEGUE__ADMIN__TOKEN_FILE, value: /run/secrets/segue-admin-token/token}
+      {{- end }}
+      {{- if .tlsSecret }}
+      - {name: SEGUE__ADMIN__TLS__CERT, value: /run/secrets/segue-admin-tls/tls.crt}
+      - {name: SEGUE__ADMIN__TLS__KEY, value: /run/secrets/segue-admin-tls/tls.key}
+      {{- end }}
+      {{- if eq .write "client_cert" }}
+      - {name: SEGUE__ADMIN__TLS__CLIENT_CA, value: /run/secrets/segue-admin-tls/ca.crt}
+      {{- end }}
+      {{- end }}
+      {{- if dig "tls" "secret" "" .values }}
+      - {name: SEGUE__ROUTER__TLS__CERT, value: /run/secrets/segue-router-tls/tls.crt}
+      - {name: SEGUE__ROUTER__TLS__KEY, value: /run/secrets/segue-router-tls/tls.key}
+      {{- if .values.tls.clientCertificates }}
+      - {name: SEGUE__ROUTER__TLS__CLIENT_CA, value: /run/secrets/segue-router-tls/ca.crt}
+      {{- end }}
+      {{- end }}
     ports:
       {{- range $name, $port := .ports }}
       - {name: {{ $name }}, containerPort: {{ $port }}}
       {{- end }}
+    {{- $scheme := ternary "HTTPS" "HTTP" (not (empty .root.Values.admin.tlsSecret)) }}
     readinessProbe:
-      httpGet: {path: /ready, port: admin}
+      httpGet: {path: /ready, port: admin, scheme: {{ $scheme }}}
       periodSeconds: 2
       failureThreshold: 2
     livenessProbe:
-      httpGet: {path: /health, port: admin}
+      httpGet: {path: /health, port: admin, scheme: {{ $scheme }}}
       periodSeconds: 5
       failureThreshold: 6
     {{- with .values.preStopSeconds }}
@@ -116,6 +139,16 @@ containers:
       {{- if .root.Values.store.tlsSecret }}
       - {name: store-tls, mountPath: /run/secrets/segue-store-tls, readOnly: true}
       {{- end }}
+      {{- if eq .root.Values.admin.write "token" }}
+      - {name: admin-token, mountPath: /run/secrets/segue-admin-token, readOnly: true}
+      {{- end }}
+      {{- if .root.Values.admin.tlsSecret }}
+      - {name: admin-tls, mountPath: /run/secrets/segue-admin-tls, readOnly: true}
+      {{- end }}
+      {{- if dig "tls" "secret" "" .values }}
+      - {name: router-tls, mountPath: /run/secrets/segue-router-tls, readOnly: true}
+      {{- end }}
+      {{- with .values.extraVolumeMounts }} {{- toYaml . | nindent 6 }} {{- end }}
 volumes:
   - name: config
     configMap: {name: {{ include "segue.name" . }}}
@@ -127,6 +160,19 @@ volumes:
   - name: store-tls
     secret: {secretName: {{ . }}, defaultMode: 0440}
   {{- end }}
+  {{- if eq .root.Values.admin.write "token" }}
+  - name: admin-token
+    secret: {secretName: {{ .root.Values.admin.tokenSecret | default (include "segue.name" (dict "role" "admin" "root" .root)) }}, defaultMode: 0440}
+  {{- end }}
+  {{- with .root.Values.admin.tlsSecret }}
+  - name: admin-tls
+    secret: {secretName: {{ . }}, defaultMode: 0440}
+  {{- end }}
+  {{- with dig "tls" "secret" "" .values }}
+  - name: router-tls
+    secret: {secretName: {{ . }}, defaultMode: 0440}
+  {{- end }}
+  {{- with .values.extraVolumes }} {{- toYaml . | nindent 2 }} {{- end }}
 {{- end }}
 
 {{- /* ConfigMap, Deployment and PodDisruptionBudget of a role. */}}
