@@ -21,10 +21,10 @@ test: setup-build setup-etcd setup-python-pods lint ## Format, lints and every t
 	$(CARGO) test --workspace --locked --no-fail-fast
 
 .PHONY: test-http1
-test-http1: setup-build setup-etcd ## The data path's tests with `http1_server = "segue"`
+test-http1: setup-build setup-etcd ## The data path's tests with `http1_server = "hyper"`
 	@# By their names: with `-p segue-proxy` the dependencies would have other features and be built once more. Tests of
 	@# processes have two of the names too. They run along, as in `make test`: the variable is none of the program's.
-	SEGUE_TEST_HTTP1_SERVER=segue $(CARGO) test --workspace --locked $(addprefix --test ,$(notdir $(patsubst %.rs,%,$(wildcard proxy/tests/*.rs)) $(patsubst %/main.rs,%,$(wildcard proxy/tests/*/main.rs))))
+	SEGUE_TEST_HTTP1_SERVER=hyper $(CARGO) test --workspace --locked $(addprefix --test ,$(notdir $(patsubst %.rs,%,$(wildcard proxy/tests/*.rs)) $(patsubst %/main.rs,%,$(wildcard proxy/tests/*/main.rs))))
 
 .PHONY: lint
 lint: setup-build ## Formatting, clippy, documentation, and that the decisions build without everything else
@@ -74,6 +74,7 @@ foreign: setup-build setup-etcd setup-foreign ## Every protocol with clients and
 .PHONY: pods
 pods: setup-build setup-etcd setup-pods ## Pods in every language under load while pods, connections and leaders fail (ARGS=--short)
 	@$(BUILD_VERIFY)
+	@examples/go-grpc-pod/with-stubs go test .
 	@examples/go-grpc-pod/build target/verify/go-grpc-pod
 	@PYTHONDONTWRITEBYTECODE=1 .tools/pods/bin/python tests/pods/run.py --binaries target/verify $(ARGS)
 
@@ -134,6 +135,10 @@ peers: setup-build setup-etcd setup-peers ## CPU time a request beside HAProxy, 
 	@$(CARGO) build --release --locked --bin segue
 	@python3 benches/comparison/run.py $(ARGS)
 
+.PHONY: pgo
+pgo: setup-build setup-etcd setup-pgo ## Build target/pgo/segue, optimised for what it does under the loads of `make peers`
+	@scripts/pgo
+
 .PHONY: instructions
 instructions: setup-build setup-instructions ## Instructions per request under callgrind: fails when they have grown (ARGS=--accept: take the new counts)
 	@$(BUILD_VERIFY)
@@ -159,7 +164,7 @@ package: setup-build setup-debian ## Make the Debian package of an optimised bui
 	@mkdir -p target/debian && deploy/debian/build target/release/segue target/debian
 
 .PHONY: test-package
-test-package: setup-build setup-package ## The Debian package: lintian, and installed, upgraded, removed and purged in a minimal Debian (needs a Docker engine)
+test-package: setup-build setup-package ## The Debian package: lintian, its life in a minimal Debian, its completions, its unit under systemd (needs a Docker engine)
 	@$(BUILD_VERIFY)
 	@tests/package/run.sh target/verify/segue
 
@@ -222,6 +227,10 @@ setup-instructions: # valgrind
 .PHONY: setup-kafka
 setup-kafka: # kafka-python, for its assignor
 	@scripts/setup kafka
+
+.PHONY: setup-pgo
+setup-pgo: # The proxies' load, and LLVM's program that merges profiles
+	@scripts/setup pgo
 
 .PHONY: setup-peers
 setup-peers: # The proxies, h2load, and cmake for C parts of Pingora

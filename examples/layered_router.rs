@@ -92,7 +92,7 @@ async fn main() -> anyhow::Result<()> {
         .layer(SetResponseHeaderLayer::overriding(served_by, HeaderValue::try_from(&arguments.name)?))
         .layer(RateLimit::new(arguments.requests_per_second));
 
-    let server = ServerSettings { listen: arguments.listen, workers: 0, tls: None, http1: Http1Server::Hyper };
+    let server = ServerSettings { listen: arguments.listen, workers: 0, tls: None, http1: Http1Server::default() };
     let router = BoundRouter::bind(server, StashLimits::default())?.join(store, keys, settings, Arc::new(()));
     router.state().ready().await;
     let router = router.accept_with_layer(&forward, layers).await?;

@@ -32,6 +32,8 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::resting::{Rest, resting};
+
 /// How long a reading serves further readers of the admin endpoint.
 const FRESH: Duration = Duration::from_secs(1);
 /// Most responses at a time. Each keeps a reading until its client has taken it.
@@ -44,6 +46,9 @@ pub struct History {
     pub handoffs: Vec<HistoryEntry>,
     /// Number of entries that this version cannot read.
     pub unreadable: usize,
+    /// What rests after failed moves, also of handoffs that are left out.
+    #[serde(default)]
+    pub resting: Vec<Rest>,
 }
 
 impl History {
@@ -54,7 +59,8 @@ impl History {
         let read = entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok());
         let mut handoffs: Vec<HistoryEntry> = read.collect();
         handoffs.sort_by_key(|it| Reverse((it.handoff, it.partition)));
-        Ok(History { unreadable: entries.len() - handoffs.len(), handoffs })
+        let resting = resting(&handoffs, unix_millis());
+        Ok(History { unreadable: entries.len() - handoffs.len(), handoffs, resting })
     }
 
     /// Keeps the newest `count` handoffs.
@@ -161,6 +167,8 @@ struct Reading {
     /// The handoffs, the newest first, each with its JSON after a comma.
     handoffs: Vec<(PartitionId, Bytes)>,
     unreadable: usize,
+    /// What rests after failed moves, as JSON.
+    resting: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -212,14 +220,15 @@ impl Reading {
     fn of(history: &History) -> Self {
         let text = |entry: &HistoryEntry| (entry.partition, Bytes::from(format!(",{}", json!(entry))));
         let handoffs = history.handoffs.iter().map(text).collect();
-        Reading { at: Instant::now(), handoffs, unreadable: history.unreadable }
+        let resting = json!(history.resting).to_string();
+        Reading { at: Instant::now(), handoffs, unreadable: history.unreadable, resting }
     }
 
     /// Returns a body with the handoffs that are asked for. It keeps its place until it has been sent.
     fn body(self: Arc<Self>, asked: &Asked, place: OwnedSemaphorePermit) -> Body {
         let (partition, limit) = (asked.partition, asked.limit.unwrap_or(usize::MAX));
         let head = Bytes::from(format!("{{\"now\":{},\"handoffs\":[", unix_millis()));
-        let tail = Bytes::from(format!("],\"unreadable\":{}}}", self.unreadable));
+        let tail = Bytes::from(format!("],\"unreadable\":{},\"resting\":{}}}", self.unreadable, self.resting));
         let mut next = 0;
         let chosen = std::iter::from_fn(move || {
             let rest = &self.handoffs[next..];
@@ -270,7 +279,7 @@ mod tests {
                 "end_reason":"the new owner is dead","begun_at":1000,"ended_at":1010,"news":1}"#,
             ),
         ];
-        let table = History { handoffs, unreadable: 1 }.table(92_500);
+        let table = History { handoffs, unreadable: 1, resting: Vec::new() }.table(92_500);
         let lines: Vec<&str> = table.lines().collect();
         assert!(lines[0].starts_with("AGE    PARTITION  MOVE"), "{table}");
         assert!(

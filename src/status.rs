@@ -4,12 +4,18 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
-use segue_coordination::coordinator::describe_waits;
+use segue_coordination::session::unix_millis;
 use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::planning::{Assurance, MISSED_BEFORE_SUSPECTED, repair};
 use segue_protocol::records::{Mode, Phase, Pin, PodStatus};
 use segue_protocol::view::{Versioned, View};
 use serde::{Deserialize, Serialize};
+
+use crate::resting::Rest;
+use crate::waits::WaitLine;
+
+/// Most waits of a handoff that are listed with their beginning.
+const MOST_WAITS: usize = 16;
 
 /// The keyspace at one revision.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -30,6 +36,9 @@ pub struct KeyspaceStatus {
     pub unowned: usize,
     /// The handoffs in progress.
     pub handoffs: Vec<HandoffLine>,
+    /// What rests after failed moves. Only `segue status` fills it, from the history, which no process follows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub resting: Vec<Rest>,
     /// The operator who has paused planned moves, and the reason.
     pub paused: Option<String>,
     /// The pods that operators drain, registered or not, each with the operator and the reason.
@@ -167,6 +176,9 @@ pub struct HandoffLine {
     pub phase_age_ms: u64,
     /// What the handoff waits for.
     pub waiting_for: String,
+    /// The first of these, each with the beginning of the wait. Empty from an earlier version.
+    #[serde(default)]
+    pub waits: Vec<WaitLine>,
     /// Why the move was planned.
     pub reason: String,
 }
@@ -215,7 +227,8 @@ impl KeyspaceStatus {
             handoffs: view
                 .handoffs
                 .iter()
-                .map(|(partition, handoff)| HandoffLine {
+                .map(|(partition, handoff)| (partition, handoff, WaitLine::all(view, *partition, now)))
+                .map(|(partition, handoff, waits)| HandoffLine {
                     id: handoff.id(),
                     partition: *partition,
                     from: handoff.value.old_owner.clone(),
@@ -223,10 +236,12 @@ impl KeyspaceStatus {
                     phase: handoff.value.phase,
                     mode: handoff.value.mode,
                     phase_age_ms: now.saturating_sub(handoff.value.phase_entered_at),
-                    waiting_for: describe_waits(view, *partition),
+                    waiting_for: waits.iter().map(|wait| wait.what.as_str()).collect::<Vec<_>>().join(", "),
+                    waits: waits.into_iter().take(MOST_WAITS).collect(),
                     reason: handoff.value.reason.clone(),
                 })
                 .collect(),
+            resting: Vec::new(),
             paused: view.intentions.pause.as_ref().map(|pause| pause.value.origin.to_string()),
             drains: view
                 .intentions
@@ -276,10 +291,11 @@ impl fmt::Display for KeyspaceStatus {
             let from = handoff.from.as_deref().unwrap_or("nobody");
             let seconds = handoff.phase_age_ms as f64 / 1000.0;
             write!(out, "  {:>5}  {from} → {}  {:?} for {seconds:.1} s", handoff.partition, handoff.to, handoff.phase)?;
-            if !handoff.waiting_for.is_empty() {
-                write!(out, ", waiting for {}", handoff.waiting_for)?;
-            }
+            write!(out, "{}", handoff.waits_in_words())?;
             writeln!(out, "  ({})", handoff.reason)?;
+        }
+        for rest in &self.resting {
+            writeln!(out, "resting     {}", rest.in_words(unix_millis()))?;
         }
         self.intentions(out)?;
         if let Some(assurance) = &self.assurance {
@@ -296,6 +312,19 @@ impl fmt::Display for KeyspaceStatus {
             writeln!(out, "{when}  {command}")?;
         }
         Ok(())
+    }
+}
+
+impl HandoffLine {
+    /// Returns what the handoff waits for, and the time of each wait that began after the phase.
+    fn waits_in_words(&self) -> String {
+        if self.waiting_for.is_empty() {
+            return String::new();
+        }
+        let later = self.waits.iter().filter(|wait| wait.age_ms.is_some_and(|age| age < self.phase_age_ms));
+        let later: Vec<String> = later.map(ToString::to_string).collect();
+        let later = if later.is_empty() { String::new() } else { format!(" ({})", later.join("; ")) };
+        format!(", waiting for {}{later}", self.waiting_for)
     }
 }
 

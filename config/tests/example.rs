@@ -89,7 +89,7 @@ fn the_defaults_are_those_that_users_were_told() {
             lease_ttl: seconds(15),
             on_store_loss: OnStoreLoss::Auto,
             workers: None,
-            http1_server: Http1Server::Hyper,
+            http1_server: Http1Server::Segue,
             hot_restart_socket: None,
             trust_forwarded: false,
             drain: Drain { timeout: seconds(20), on_timeout: OnDrainTimeout::Auto },

@@ -44,7 +44,7 @@
 //!     upstream,
 //! };
 //!
-//! let server = ServerSettings { listen: "127.0.0.1:8080".to_owned(), workers: 0, tls: None, http1: Http1Server::Hyper };
+//! let server = ServerSettings { listen: "127.0.0.1:8080".to_owned(), workers: 0, tls: None, http1: Http1Server::default() };
 //! let router = BoundRouter::bind(server, StashLimits::default())?.join(store, keys, settings, Arc::new(()));
 //! router.state().ready().await;
 //! let router = router.accept(&forward).await?;

@@ -155,15 +155,15 @@ pub struct ServerSettings {
 /// What serves HTTP/1.1 towards clients (`http1_server`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Http1Server {
-    /// hyper.
-    #[default]
-    Hyper,
     /// Segue's own server for plain requests. A connection on which any other request arrives is served by hyper from
-    /// there on, and so are all connections of a server with layers. Experimental.
+    /// there on, and so are all connections of a server with layers.
+    #[default]
     Segue,
+    /// hyper.
+    Hyper,
 }
 
 impl Http1Server {
     /// All choices, by their names in the file.
-    pub const NAMES: &[(&str, Self)] = &[("hyper", Http1Server::Hyper), ("segue", Http1Server::Segue)];
+    pub const NAMES: &[(&str, Self)] = &[("segue", Http1Server::Segue), ("hyper", Http1Server::Hyper)];
 }

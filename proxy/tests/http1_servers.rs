@@ -321,6 +321,61 @@ async fn a_request_that_has_begun_before_its_server_stops_is_served_and_is_the_l
 }
 
 #[tokio::test]
+async fn an_upload_that_goes_on_behind_its_response_is_delivered_by_a_server_that_stops() {
+    const LENGTH: usize = 1 << 20;
+    for server in SERVERS {
+        let mut fixture = fixture(server);
+        let pod = fixture.scripted_pod().await;
+        let mut client = fixture.send(post(&format!("content-length: {LENGTH}"), &"x".repeat(1000))).await;
+        let mut connection = pod.accept_request().await;
+        connection.write("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nn").await;
+        assert_eq!(client.head().await.header("connection"), "close", "{server:?}");
+        let stopping = fixture.shut_down();
+        fixture.refuses_connections().await;
+        connection.write("o").await;
+        client.write(vec![b'x'; LENGTH - 1000]).await;
+        let received = connection.exactly_bytes(LENGTH).await;
+        assert!(received.iter().all(|byte| *byte == b'x'), "{server:?}");
+        assert_eq!(client.rest().await, "no", "{server:?}");
+        soon(stopping).await.unwrap();
+    }
+}
+
+/// hyper drops the second one.
+#[tokio::test]
+async fn a_request_behind_one_whose_response_promised_to_keep_the_connection_is_served_by_a_server_that_stops() {
+    let mut fixture = fixture(Http1Server::Segue);
+    let pod = fixture.scripted_pod().await;
+    let mut client = fixture.send([GET, GET].concat()).await;
+    let mut connection = pod.accept_request().await;
+    connection.write("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nn").await;
+    assert_eq!(client.head().await.header("connection"), "");
+    let stopping = fixture.shut_down();
+    fixture.refuses_connections().await;
+    connection.write("o").await;
+    connection.head().await;
+    connection.write(OK).await;
+    let both = client.rest().await;
+    assert!(both.starts_with("noHTTP/1.1 200 OK\r\n") && both.contains("connection: close\r\n"), "{both}");
+    soon(stopping).await.unwrap();
+}
+
+#[tokio::test]
+async fn trailers_that_arrive_while_a_request_is_held_count_in_the_stash() {
+    let settings = Settings::with(|settings| {
+        settings.server.http1 = Http1Server::Segue;
+        settings.stash.max_bytes = 100_000;
+    });
+    let fixture = Fixture::with(settings);
+    fixture.hold(P0, HoldCause::Handoff);
+    let upload = post("transfer-encoding: chunked", "5\r\nhello\r\n0\r\n") + &format!("x: {}", "x".repeat(60_000));
+    let _first = fixture.send(&upload).await;
+    fixture.held(P0, 1).await;
+    let mut second = fixture.send(&upload).await;
+    assert_eq!(second.answer().await.reason(), (503, "stash-full"));
+}
+
+#[tokio::test]
 async fn informational_responses_that_a_client_does_not_read_are_dropped() {
     const HEADS: usize = 1000;
     for server in SERVERS {

@@ -7,8 +7,8 @@
 //!
 //! * Nothing is changed for a request that `guard` has not admitted.
 //! * Bodies, waits and the number of concurrent requests to the store are bounded.
-//! * Other processes are asked at the addresses in their registrations alone, and without what the request presents. How
-//!   many requests have them asked at a time is bounded.
+//! * Other processes are asked at the addresses that they have put into the store alone, and without what the request
+//!   presents. How many requests have them asked at a time is bounded.
 
 mod guard;
 mod keyspaces;

@@ -83,10 +83,11 @@ impl Changeable {
         }
     }
 
-    /// Returns whether a change of a key of a table in the list takes effect, such as `keyspaces.1.stash.max_wait`.
+    /// Returns whether a change of a key of a table in the list takes effect, such as `keyspaces.1.stash.max_wait` of the second
+    /// table.
     fn takes_of_table(&self, key: &str, config: &Config) -> Option<bool> {
         let (number, rest) = key.strip_prefix("keyspaces.")?.split_once('.')?;
-        let keyspace = config.keyspaces.get(number.parse::<usize>().ok()?.checked_sub(1)?)?;
+        let keyspace = config.keyspaces.get(number.parse::<usize>().ok()?)?;
         Some(rest.starts_with("stash.") && self.tables.iter().any(|(name, _)| *name == keyspace.name))
     }
 }

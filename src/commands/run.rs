@@ -96,7 +96,7 @@ async fn bind(
     };
     let advertised = config.admin.as_ref().and_then(|section| section.advertise.clone());
     let coordinator = match &config.coordinator {
-        Some(section) => Some(BoundCoordinator::bind(section, certificates).await?),
+        Some(section) => Some(BoundCoordinator::bind(section, advertised.clone(), certificates).await?),
         None => None,
     };
     let listeners = startup.router_listeners();

@@ -48,7 +48,10 @@ async fn show(args: &Args) -> Result<(), Failure> {
     }
     if !args.watch {
         let reach = Reach::open(&args.reach).await?;
-        return show_once(&reach.status().await?, args);
+        let mut status = reach.status().await?;
+        // The status is worth printing without it, as of a process of an earlier version.
+        status.resting = reach.history(None, 1).await.map(|history| history.resting).unwrap_or_default();
+        return show_once(&status, args);
     }
     match args.reach.server {
         Some(_) => look(args).await,

@@ -1,18 +1,21 @@
 //! Asks the participants that a handoff waits for what they say of its partition.
 //!
-//! Each is asked at the admin address in its registration. One that cannot be asked is part of the explanation, and no
-//! failure.
+//! Each is asked at the admin address in its registration. A pod that uses the gRPC service has none: the coordinator that
+//! serves its stream is asked in its place. One that cannot be asked is part of the explanation, and no failure.
 
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, ensure};
 use futures_util::future::join_all;
+use segue_coordination::store::StoreError;
 use segue_protocol::ids::PartitionId;
+use segue_protocol::records::PodStream;
+use segue_protocol::txn::Keys;
 use segue_proxy::tls::ClientTls;
 use serde::Deserialize;
 
 use super::explain::Awaited;
-use super::process;
+use super::{Link, process};
 
 /// How long a participant may take to respond.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -22,10 +25,17 @@ const MOST: usize = 8;
 /// The part of a process's status that tells of a partition.
 #[derive(Debug, Deserialize)]
 struct ProcessStatus {
+    coordinator: Option<CoordinatorPart>,
     router: Option<RouterPart>,
     pod: Option<PodPart>,
     /// The names of the keyspaces, if the process has several and was asked of none.
     keyspaces: Option<Vec<String>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct CoordinatorPart {
+    /// The pods that use its gRPC service, if it has one.
+    pod_streams: Option<Vec<Stream>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -54,6 +64,9 @@ struct PodPart {
 
 #[derive(Debug, Deserialize)]
 struct Stream {
+    pod: String,
+    /// Whether the pod's lease is not renewed because the pod applies no events.
+    is_stuck: bool,
     /// The tasks that are due.
     tasks: Vec<Task>,
 }
@@ -83,6 +96,17 @@ struct Hook {
     failure: Option<String>,
 }
 
+/// Notes which coordinators serve the pods among these that have no admin address of their own.
+pub(super) async fn find_streams(awaited: &mut [Awaited], link: &Link) -> Result<(), StoreError> {
+    for pod in awaited.iter_mut().filter(|one| one.kind == "pod" && one.admin.is_none()).take(MOST) {
+        let found = link.store.snapshot(&Keys::One(link.keys.pod_stream(&pod.name))).await?;
+        let stream = found.entries.first().and_then(|entry| serde_json::from_slice::<PodStream>(&entry.value).ok());
+        pod.by_stream = stream.is_some();
+        pod.admin = stream.and_then(|stream| stream.admin);
+    }
+    Ok(())
+}
+
 /// Asks the first few of these participants. Their admin endpoints are asked by TLS if `tls` is given.
 pub(super) async fn ask(
     awaited: &mut [Awaited],
@@ -103,21 +127,48 @@ async fn answer(
     tls: Option<&ClientTls>,
     keyspace: Option<&str>,
 ) -> anyhow::Result<String> {
+    let is_reachable = !one.by_stream || one.admin.is_some();
+    ensure!(is_reachable, "the coordinator that serves it has no admin address: set [admin] advertise in its file");
     let status: ProcessStatus = process::status(one.admin.as_deref(), tls, keyspace, RESPONSE_TIMEOUT).await?;
-    status.says(&one.kind, partition)
+    status.says(one, partition)
 }
 
 impl ProcessStatus {
-    /// Returns what the participant of this kind says of the partition.
-    fn says(self, kind: &str, partition: PartitionId) -> anyhow::Result<String> {
+    /// Returns what this participant says of the partition.
+    fn says(self, one: &Awaited, partition: PartitionId) -> anyhow::Result<String> {
         if let Some(names) = self.keyspaces {
             let names = names.join(", ");
             return Err(anyhow!("its process has several keyspaces; expected --keyspace, one of {names}"));
         }
-        match kind {
+        match &*one.kind {
+            "pod" if one.by_stream => {
+                let part = self.coordinator.context("the process that served it runs no coordinator now")?;
+                part.says(&one.name, partition)
+            }
             "router" => Ok(self.router.context("the process at its admin address runs no router")?.says(partition)),
             _ => Ok(self.pod.context("the process at its admin address runs no sidecar")?.says(partition)),
         }
+    }
+}
+
+impl CoordinatorPart {
+    fn says(&self, pod: &str, partition: PartitionId) -> anyhow::Result<String> {
+        let stream = self.pod_streams.iter().flatten().find(|stream| stream.pod == pod);
+        let stream = stream.context("the coordinator that served it last does not serve it now")?;
+        let mut parts: Vec<String> = stream.tasks_of(partition).map(Task::in_words).collect();
+        if parts.is_empty() {
+            parts.push("no task is due for the partition".to_owned());
+        }
+        if stream.is_stuck {
+            parts.push("it applies no events, so its lease is not renewed".to_owned());
+        }
+        Ok(parts.join("; "))
+    }
+}
+
+impl Stream {
+    fn tasks_of(&self, partition: PartitionId) -> impl Iterator<Item = &Task> {
+        self.tasks.iter().filter(move |task| task.partition == partition)
     }
 }
 
@@ -139,7 +190,7 @@ impl PodPart {
             parts.push("its service is down".to_owned());
         }
         let stream = self.stream.as_ref();
-        let tasks = stream.iter().flat_map(|stream| &stream.tasks).filter(|task| task.partition == partition);
+        let tasks = stream.iter().flat_map(|stream| stream.tasks_of(partition));
         let hooks = self.hooks.iter().filter(|hook| hook.partition == partition);
         let work: Vec<String> = hooks.map(Hook::in_words).chain(tasks.map(Task::in_words)).collect();
         if work.is_empty() {
@@ -194,8 +245,14 @@ mod tests {
     use super::*;
 
     fn says(kind: &str, status: serde_json::Value) -> String {
+        says_by(kind, false, status)
+    }
+
+    fn says_by(kind: &str, by_stream: bool, status: serde_json::Value) -> String {
         let status: ProcessStatus = serde_json::from_value(status).unwrap();
-        status.says(kind, PartitionId::new(3)).unwrap_or_else(|error| error.to_string())
+        let (kind, name) = (kind.to_owned(), "a".to_owned());
+        let one = Awaited { kind, name, admin: None, by_stream, says: None };
+        status.says(&one, PartitionId::new(3)).unwrap_or_else(|error| error.to_string())
     }
 
     #[test]
@@ -244,6 +301,30 @@ mod tests {
         assert_eq!(says("pod", none), "no task is due for the partition, 7 requests in flight in all");
         let unopened = pod(json!(null));
         assert_eq!(says("pod", unopened), "no hook runs for the partition, 7 requests in flight in all");
+    }
+
+    #[test]
+    fn the_coordinator_that_serves_a_pod_says_which_task_is_due_and_how_far_it_is() {
+        let stream = |pod, is_stuck, partition| {
+            let progress = json!({ "fraction": 0.5, "detail": "7 of 14 files" });
+            let task = json!({ "partition": partition, "handoff": 9, "task": "warm", "progress": progress });
+            json!({ "pod": pod, "behind": 0, "is_stuck": is_stuck, "tasks": [task], "load": null })
+        };
+        let status = |streams: serde_json::Value| json!({ "coordinator": { "leads": true, "pod_streams": streams } });
+        let served = |is_stuck, partition| {
+            says_by("pod", true, status(json!([stream("b", false, 3), stream("a", is_stuck, partition)])))
+        };
+        assert_eq!(served(false, 3), "task warm is due, 50 % done (7 of 14 files)");
+        assert_eq!(
+            served(true, 2),
+            "no task is due for the partition; it applies no events, so its lease is not renewed"
+        );
+        for gone in [json!([stream("b", false, 3)]), json!(null)] {
+            let expected = "the coordinator that served it last does not serve it now";
+            assert_eq!(says_by("pod", true, status(gone)), expected);
+        }
+        let other = json!({ "router": null, "pod": null });
+        assert_eq!(says_by("pod", true, other), "the process that served it runs no coordinator now");
     }
 
     #[test]

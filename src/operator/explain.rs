@@ -1,23 +1,26 @@
-//! Explanations: the state of a partition or a pod, the reasons, and the next steps.
+//! Explanations: the state of a partition, the reasons, and the next steps.
 
 use segue_coordination::session::unix_millis;
-use segue_protocol::handoff::advance::waiting_for;
+use segue_coordination::store::StoreError;
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
 use segue_protocol::planning::phase_timeouts::past_no_return;
 use segue_protocol::planning::{Plan, Policy, preview};
-use segue_protocol::records::{HistoryEntry, Phase};
+use segue_protocol::records::{HistoryEntry, Phase, Resting};
 use segue_protocol::view::{PodLife, View};
 use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
 
+use super::Link;
+use super::awaited;
 use super::plan::{Move, moves};
 use super::standing::owned;
-use super::{awaited, or_none};
-use crate::history::in_words;
+use crate::history::{History, in_words};
+use crate::resting::Rest;
 use crate::status::{checkpoint_age, heartbeat_age};
+use crate::waits::WaitLine;
 
 /// Number of earlier handoffs that are shown.
-pub(super) const LAST_HANDOFFS: usize = 5;
+const LAST_HANDOFFS: usize = 5;
 
 /// An explanation, as text or as JSON.
 pub(crate) trait Explanation: Serialize {
@@ -46,7 +49,10 @@ pub(crate) struct PartitionReport {
     wanted: Option<Move>,
     candidates: Vec<Candidate>,
     /// The last handoffs, the newest first.
-    pub(super) history: Vec<HistoryEntry>,
+    history: Vec<HistoryEntry>,
+    /// What rests after failed moves of the partition.
+    #[serde(default)]
+    resting: Vec<Rest>,
     next_steps: Vec<String>,
 }
 
@@ -71,6 +77,9 @@ struct HandoffReport {
     #[serde(default)]
     phase_age_ms: u64,
     waits_for: Vec<String>,
+    /// The same, each with the beginning of the wait. Empty from an earlier version.
+    #[serde(default)]
+    waits: Vec<WaitLine>,
     /// The participants among those.
     #[serde(default)]
     awaited: Vec<Awaited>,
@@ -83,8 +92,11 @@ pub(crate) struct Awaited {
     /// `router` or `pod`.
     pub(crate) kind: String,
     pub(crate) name: String,
-    /// The address of its admin endpoint.
+    /// The address of the admin endpoint of its process, or of the coordinator that serves its stream.
     pub(crate) admin: Option<String>,
+    /// Whether a coordinator serves its stream: the participant is a pod that uses the gRPC service.
+    #[serde(default)]
+    pub(crate) by_stream: bool,
     /// What its process says of the partition, if that was asked.
     #[serde(default)]
     pub(crate) says: Option<String>,
@@ -118,35 +130,28 @@ struct Candidate {
     owns: usize,
 }
 
-/// A pod explained.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct PodReport {
-    pod: String,
-    state: String,
-    owns: Vec<PartitionId>,
-    arriving: Vec<PartitionId>,
-    leaving: Vec<PartitionId>,
-    /// Moves that the planner would make to the pod or away from it.
-    wanted: Vec<Move>,
-    next_steps: Vec<String>,
-}
-
 /// Explains a partition.
-pub(super) fn partition(view: &View, policy: &Policy, partition: PartitionId) -> Result<PartitionReport, String> {
-    partition_report(view, &preview(view, policy), partition)
+pub(super) fn partition(
+    view: &View,
+    policy: &Policy,
+    partition: PartitionId,
+    history: History,
+) -> Result<PartitionReport, String> {
+    partition_report(view, &preview(view, policy), partition, history)
 }
 
-/// Explains a pod.
-pub(super) fn pod(view: &View, policy: &Policy, pod: &str) -> Result<PodReport, String> {
-    pod_report(view, &preview(view, policy), pod)
-}
-
-fn partition_report(view: &View, plan: &Plan, partition: PartitionId) -> Result<PartitionReport, String> {
+fn partition_report(
+    view: &View,
+    plan: &Plan,
+    partition: PartitionId,
+    history: History,
+) -> Result<PartitionReport, String> {
     let count = view.partitions();
     if partition.get() >= count {
         return Err(format!("there is no partition {partition}: the keyspace has {count}"));
     }
     let assignment = view.assignments.get(&partition).map(|assignment| &assignment.value);
+    let waits = WaitLine::all(view, partition, unix_millis());
     let handoff = view.handoffs.get(&partition).map(|handoff| HandoffReport {
         id: handoff.id(),
         from: handoff.value.old_owner.clone(),
@@ -155,8 +160,9 @@ fn partition_report(view: &View, plan: &Plan, partition: PartitionId) -> Result<
         epoch: handoff.value.epoch,
         reason: handoff.value.reason.clone(),
         phase_age_ms: unix_millis().saturating_sub(handoff.value.phase_entered_at),
-        waits_for: waiting_for(view, partition).iter().map(ToString::to_string).collect(),
-        awaited: participants(view, partition),
+        waits_for: waits.iter().map(|wait| wait.what.clone()).collect(),
+        awaited: participants(view, &waits),
+        waits,
         may_be_cancelled: !past_no_return(&handoff.value),
     });
     let checkpoint = view.checkpoints.get(&partition).map(|it| &it.value).and_then(|record| {
@@ -186,7 +192,8 @@ fn partition_report(view: &View, plan: &Plan, partition: PartitionId) -> Result<
         handoff,
         wanted,
         candidates: Vec::new(),
-        history: Vec::new(),
+        resting: history.resting.clone(),
+        history: history.newest(LAST_HANDOFFS).handoffs,
         next_steps: Vec::new(),
     };
     report.candidates = view.pods.keys().map(|pod| candidate(view, &report, pod)).collect();
@@ -195,10 +202,10 @@ fn partition_report(view: &View, plan: &Plan, partition: PartitionId) -> Result<
 }
 
 /// Returns the registered participants that a handoff waits for.
-fn participants(view: &View, partition: PartitionId) -> Vec<Awaited> {
+fn participants(view: &View, waits: &[WaitLine]) -> Vec<Awaited> {
     let mut all: Vec<Awaited> = Vec::new();
-    for wait in waiting_for(view, partition) {
-        let (kind, name) = wait.party();
+    for WaitLine { kind, name, .. } in waits {
+        let (kind, name) = (kind.as_str(), name.as_str());
         let admin = match kind {
             "router" => view.routers.get(name).map(|router| router.value.admin.clone()),
             "pod" => view.pods.get(name).map(|pod| pod.value.admin.clone()),
@@ -207,7 +214,7 @@ fn participants(view: &View, partition: PartitionId) -> Vec<Awaited> {
         if let Some(admin) =
             admin.filter(|_| all.iter().all(|known| (known.kind.as_str(), known.name.as_str()) != (kind, name)))
         {
-            all.push(Awaited { kind: kind.to_owned(), name: name.to_owned(), admin, says: None });
+            all.push(Awaited { kind: kind.to_owned(), name: name.to_owned(), admin, by_stream: false, says: None });
         }
     }
     all
@@ -221,7 +228,8 @@ fn candidate(view: &View, report: &PartitionReport, pod: &str) -> Candidate {
     let (verdict, reason) = if let Some(handoff) = of_handoff {
         (Verdict::Chosen, format!("the partition moves to it: {}", handoff.reason))
     } else if let Some(wanted) = of_plan {
-        (Verdict::Chosen, format!("the planner wants it there: {}", wanted.reason))
+        let rests = if report.resting.is_empty() { "" } else { "; a failed move has to rest first" };
+        (Verdict::Chosen, format!("the planner wants it there: {}{rests}", wanted.reason))
     } else if report.owner_lives && report.owner.as_deref() == Some(pod) {
         (Verdict::Owner, "it has the partition".to_owned())
     } else if let Some(obstacle) = obstacle(view, pod) {
@@ -232,6 +240,8 @@ fn candidate(view: &View, report: &PartitionReport, pod: &str) -> Candidate {
         (Verdict::No, format!("the partition is pinned to {to}"))
     } else if report.handoff.is_some() {
         (Verdict::No, "the partition moves to another pod".to_owned())
+    } else if report.resting.iter().any(|rest| rest.of != Resting::Partition && rest.pod == pod) {
+        (Verdict::No, "it rests after a failed move".to_owned())
     } else {
         (Verdict::No, "the strategy places the partition elsewhere".to_owned())
     };
@@ -239,7 +249,7 @@ fn candidate(view: &View, report: &PartitionReport, pod: &str) -> Candidate {
 }
 
 /// Returns why a pod gets no partitions at all.
-fn obstacle(view: &View, pod: &str) -> Option<String> {
+pub(super) fn obstacle(view: &View, pod: &str) -> Option<String> {
     if let Some(drain) = view.intentions.drains.get(pod) {
         return Some(format!("it is drained by {}", drain.value.origin));
     }
@@ -271,6 +281,9 @@ fn partition_steps(view: &View, report: &PartitionReport) -> Vec<String> {
     } else if report.wanted.is_some() {
         steps.push(format!("the coordinator moves it by itself: segue wait moved {partition}"));
     }
+    if report.handoff.is_none() && report.resting.iter().any(|rest| rest.of == Resting::Partition) {
+        steps.push("mend what the last move failed for; the coordinator tries again by itself".to_owned());
+    }
     if report.pinned.is_some() {
         steps.push(format!("segue unpin {partition}"));
     }
@@ -278,7 +291,7 @@ fn partition_steps(view: &View, report: &PartitionReport) -> Vec<String> {
 }
 
 /// Returns what is wrong with the keyspace as a whole.
-fn keyspace_steps(view: &View) -> Vec<String> {
+pub(super) fn keyspace_steps(view: &View) -> Vec<String> {
     let mut steps = Vec::new();
     if view.coordinator().is_none() {
         steps.push("start a coordinator: none leads".to_owned());
@@ -292,53 +305,7 @@ fn keyspace_steps(view: &View) -> Vec<String> {
     steps
 }
 
-fn pod_report(view: &View, plan: &Plan, pod: &str) -> Result<PodReport, String> {
-    let owns: Vec<PartitionId> =
-        view.assignments.iter().filter(|(_, it)| it.value.owner == pod).map(|(partition, _)| *partition).collect();
-    let drain = view.intentions.drains.get(pod);
-    if view.pod_key(pod).is_none() && owns.is_empty() && drain.is_none() {
-        let pods: Vec<&str> = view.pods.keys().map(String::as_str).collect();
-        return Err(format!("no pod {pod} is registered; registered are: {}", or_none(&pods.join(", "))));
-    }
-    let life = match view.pod_key(pod) {
-        None if owns.is_empty() => "not registered".to_owned(),
-        None => "dead: its partitions move to other pods".to_owned(),
-        Some(_) if !view.pods.contains_key(pod) => "registered, but the registration cannot be read".to_owned(),
-        Some(_) => "registered".to_owned(),
-    };
-    let state = obstacle(view, pod).map_or(life.clone(), |obstacle| format!("{life}; {obstacle}"));
-    let moving = |is_it: &dyn Fn(&segue_protocol::records::Handoff) -> bool| -> Vec<PartitionId> {
-        view.handoffs.iter().filter(|(_, handoff)| is_it(&handoff.value)).map(|(partition, _)| *partition).collect()
-    };
-    let wanted = moves(plan).into_iter().filter(|wanted| wanted.to == pod || wanted.from.as_deref() == Some(pod));
-    let mut next_steps = keyspace_steps(view);
-    let key = view.keys().pod(pod);
-    if view.malformed.contains_key(&key) || view.leaseless().any(|leaseless| leaseless == key) {
-        next_steps.push(format!("if its process is gone: segue forget pod {pod}"));
-    }
-    if drain.is_some() {
-        if !owns.is_empty() {
-            next_steps.push(format!("segue wait drained {pod}"));
-        }
-        next_steps.push(format!("segue undrain {pod}"));
-    }
-    Ok(PodReport {
-        pod: pod.to_owned(),
-        state,
-        arriving: moving(&|handoff| handoff.new_owner == pod),
-        leaving: moving(&|handoff| handoff.old_owner.as_deref() == Some(pod)),
-        wanted: wanted.collect(),
-        owns,
-        next_steps,
-    })
-}
-
-fn list(partitions: &[PartitionId]) -> String {
-    let names: Vec<String> = partitions.iter().map(ToString::to_string).collect();
-    or_none(&names.join(", ")).to_owned()
-}
-
-fn steps_in_words(steps: &[String]) -> String {
+pub(super) fn steps_in_words(steps: &[String]) -> String {
     match steps {
         [] => "next steps  none: it is as it should be\n".to_owned(),
         steps => steps.iter().map(|step| format!("next step   {step}\n")).collect(),
@@ -351,17 +318,25 @@ impl PartitionReport {
         self.handoff.as_ref().is_some_and(|handoff| !handoff.awaited.is_empty())
     }
 
+    /// Notes which coordinators serve the streams of the pods that its handoff waits for.
+    pub(super) async fn find_streams(&mut self, link: &Link) -> Result<(), StoreError> {
+        awaited::find_streams(self.awaited(), link).await
+    }
+
     /// Asks the participants that its handoff waits for, by TLS if `tls` is given.
     pub(crate) async fn ask(&mut self, tls: Option<&ClientTls>) {
-        let awaited = self.handoff.as_mut().map_or(&mut [][..], |handoff| &mut handoff.awaited);
         // A process with several keyspaces has to be told which one is meant.
-        awaited::ask(awaited, self.partition, tls, self.keyspace.as_deref()).await;
+        let (partition, keyspace) = (self.partition, self.keyspace.clone());
+        awaited::ask(self.awaited(), partition, tls, keyspace.as_deref()).await;
     }
 
     /// Says why the participants that its handoff waits for were not asked.
     pub(crate) fn leave_unasked(&mut self, why: &str) {
-        let awaited = self.handoff.iter_mut().flat_map(|handoff| &mut handoff.awaited);
-        awaited.for_each(|one| one.says = Some(format!("not asked: {why}")));
+        self.awaited().iter_mut().for_each(|one| one.says = Some(format!("not asked: {why}")));
+    }
+
+    fn awaited(&mut self) -> &mut [Awaited] {
+        self.handoff.as_mut().map_or(&mut [], |handoff| &mut handoff.awaited)
     }
 }
 
@@ -383,7 +358,8 @@ impl Explanation for PartitionReport {
             let (id, to, reason) = (handoff.id, &handoff.to, &handoff.reason);
             let (phase, seconds) = (handoff.phase.as_str(), handoff.phase_age_ms as f64 / 1000.0);
             text += &format!("handoff     {id}: {from} → {to}, {phase} for {seconds:.1} s ({reason})\n");
-            for wait in &handoff.waits_for {
+            let waits: Vec<String> = handoff.waits.iter().map(ToString::to_string).collect();
+            for wait in if waits.is_empty() { &handoff.waits_for } else { &waits } {
                 text += &format!("waits for   {wait}\n");
             }
             for Awaited { kind, name, says, .. } in &handoff.awaited {
@@ -397,21 +373,11 @@ impl Explanation for PartitionReport {
             text += &format!("candidate   {pod}: {}, {reason} (owns {owns})\n", verdict.word());
         }
         let now = unix_millis();
+        for rest in &self.resting {
+            text += &format!("resting     {}\n", rest.in_words(now));
+        }
         for handoff in &self.history {
             text += &format!("earlier     {}\n", in_words(handoff, now));
-        }
-        text + &steps_in_words(&self.next_steps)
-    }
-}
-
-impl Explanation for PodReport {
-    fn in_words(&self) -> String {
-        let mut text = format!("pod         {}\nstate       {}\n", self.pod, self.state);
-        text += &format!("owns        {}: {}\n", self.owns.len(), list(&self.owns));
-        text += &format!("arriving    {}\nleaving     {}\n", list(&self.arriving), list(&self.leaving));
-        for wanted in &self.wanted {
-            let from = wanted.from.as_deref().unwrap_or("nobody");
-            text += &format!("wanted      {}: {from} → {} ({})\n", wanted.partition, wanted.to, wanted.reason);
         }
         text + &steps_in_words(&self.next_steps)
     }
@@ -450,7 +416,7 @@ mod tests {
     fn a_pod_that_has_missed_its_heartbeats_is_no_candidate_because_it_is_suspected() {
         let reason = |view: &View, pod: &str| {
             let policy = Policy { partitions: 1, ..Policy::default() };
-            let report = super::partition(view, &policy, PartitionId::new(0)).unwrap();
+            let report = super::partition(view, &policy, PartitionId::new(0), History::default()).unwrap();
             let candidate = report.candidates.into_iter().find(|candidate| candidate.pod == pod).unwrap();
             (candidate.verdict == Verdict::No, candidate.reason)
         };

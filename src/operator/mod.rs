@@ -14,6 +14,7 @@ mod actions;
 mod awaited;
 mod change;
 mod explain;
+mod explain_pod;
 mod forget;
 mod operation;
 mod plan;
@@ -38,7 +39,8 @@ use segue_proxy::tls::ClientTls;
 use crate::history::History;
 
 pub(crate) use self::actions::{Action, Order, Outcome, perform};
-pub(crate) use self::explain::{Explanation, PartitionReport, PodReport};
+pub(crate) use self::explain::{Explanation, PartitionReport};
+pub(crate) use self::explain_pod::PodReport;
 pub(crate) use self::forget::Kind;
 pub(crate) use self::plan::Preview;
 pub(crate) use self::process::{exchange, segment};
@@ -100,8 +102,10 @@ impl Link {
     /// Explains a partition.
     pub(crate) async fn explain_partition(&self, partition: PartitionId) -> Result<PartitionReport, OperatorError> {
         let view = self.view().await?;
-        let mut report = explain::partition(&view, &self.policy(&view), partition).map_err(OperatorError::Refused)?;
-        report.history = self.history(Some(partition)).await?.newest(explain::LAST_HANDOFFS).handoffs;
+        let history = self.history(Some(partition)).await?;
+        let report = explain::partition(&view, &self.policy(&view), partition, history);
+        let mut report = report.map_err(OperatorError::Refused)?;
+        report.find_streams(self).await?;
         Ok(report)
     }
 
@@ -118,7 +122,9 @@ impl Link {
     /// Explains a pod.
     pub(crate) async fn explain_pod(&self, pod: &str) -> Result<PodReport, OperatorError> {
         let view = self.view().await?;
-        explain::pod(&view, &self.policy(&view), pod).map_err(OperatorError::Refused)
+        let mut report = explain_pod::pod(&view, &self.policy(&view), pod).map_err(OperatorError::Refused)?;
+        report.add_resting(self.history(None).await?);
+        Ok(report)
     }
 
     /// Runs the planner on the keyspace as it is now, and as if `without` were drained.

@@ -1,4 +1,4 @@
-//! Asks a process of the keyspace for its status, at the admin address in its registration.
+//! Asks a process of the keyspace for its status, at the admin address that it has put into the store.
 //!
 //! # Invariants
 //!

@@ -45,8 +45,8 @@ async function learn(partition, subject, seen, draw) {
 const MOST = 12;
 const RANK = { chosen: 0, owner: 1, no: 2 };
 
-// Returns an explanation as elements. `podName` makes those of a pod's name.
-export function inWords(report, podName) {
+// Returns an explanation as elements. `podName` makes those of a pod's name, and `clock` shows a time of the process.
+export function inWords(report, podName, clock) {
   const ranked = [...report.candidates].sort((a, b) => RANK[a.verdict] - RANK[b.verdict]);
   const candidates = ranked.slice(0, MOST).map(({ pod, verdict, reason }) =>
     element('li', {}, ...podName(pod), element('span', { class: 'faint' }, ` ${verdict}, ${reason}`)));
@@ -54,7 +54,9 @@ export function inWords(report, podName) {
   const steps = report.next_steps.length > 0 ? report.next_steps : ['None: it is as it should be.'];
   const says = (report.handoff?.awaited ?? []).filter((one) => one.says).map(({ kind, name, says }) =>
     element('li', {}, `${kind} ${name}: ${says}`));
+  const rests = report.resting.map(({ what, why, until }) => element('li', {}, `${what} until ${clock(until)}: ${why}`));
   return [
+    ...(rests.length > 0 ? [element('h3', {}, 'Rests after failed moves'), element('ul', { class: 'rests' }, ...rests)] : []),
     ...(says.length > 0 ? [element('h3', {}, 'What participants say'), element('ul', { class: 'says' }, ...says)] : []),
     element('h3', {}, 'Next steps'), element('ul', {}, ...steps.map((step) => element('li', {}, step))),
     element('h3', {}, 'Candidates'), element('ul', { class: 'candidates' }, ...candidates),

@@ -7,6 +7,7 @@ import { ask, button, isCancellable, isKnown, isOpen, learn, mayAct, start } fro
 import { byId, element, plural, setText } from './dom.js';
 import { explained, inWords } from './explain.js';
 import { named, shown, start as startKeyspaces } from './keyspace.js';
+import { resting } from './resting.js';
 
 const PHASES = ['Warming', 'Ready', 'Syncing', 'Switching', 'Complete'];
 // Time in a phase, in milliseconds, after which a handoff counts as stuck. Only copying state may take long.
@@ -141,6 +142,9 @@ function span(milliseconds) {
 
 const age = (handoff) => handoff.phase_age_ms + performance.now() - state.arrived;
 const isStuck = (handoff) => age(handoff) > (STUCK[handoff.phase] ?? STUCK_OTHERWISE);
+// How long a handoff has waited. The process says it as of its last event; what the store does not say counts from the phase's beginning.
+const waited = (handoff, wait) => (wait.age_ms === null ? age(handoff) : wait.age_ms + performance.now() - state.arrived);
+const inTenths = (milliseconds) => span(Math.floor(milliseconds / 100) * 100);
 const oldestFirst = (handoffs) => [...handoffs].sort((a, b) => b.phase_age_ms - a.phase_age_ms || a.partition - b.partition);
 
 function verdict() {
@@ -171,6 +175,11 @@ function verdict() {
   return ['settled', 'Settled: every partition has its owner and none moves'];
 }
 
+// Only a failed move warns of a partition in the log.
+const failures = () => state.log.findLast(({ warn, partition }) => warn && partition !== null)?.n ?? 0;
+const now = () => Date.now() - state.clock;
+const rests = () => (state.connected && !state.lost ? resting(failures(), now(), draw) : []);
+
 const drainInWords = ([pod, by]) => `pod ${pod} is drained, by ${by}`;
 
 function drawVerdict() {
@@ -195,6 +204,7 @@ function drawVerdict() {
     ...['router', 'coordinator', 'pod'].filter((role) => process[role]?.not_ready).map((role) => `${role}: ${process[role].not_ready}`),
     ...(keyspace.paused ? [`planned moves are paused, by ${keyspace.paused}`] : []),
     ...keyspace.drains.map(drainInWords),
+    ...rests().map(({ what, why, until }) => `${what} for ${span(Math.ceil((until - now()) / 1_000) * 1_000)}: ${why}`),
     ...keyspace.malformed.map(([key, reason]) => `${key} cannot be read: ${reason}`),
     ...keyspace.leaseless.map((key) => `${key} has no lease and will not end by itself`),
     ...keyspace.repairs.map((command) => `if its process is gone: ${command}`),
@@ -470,8 +480,9 @@ function drawRouters() {
   list(byId('routers').querySelector('tbody'), routers, String, (router) => {
     const waiting = handoffs.filter(({ waiting_for: text }) => text.split(', ').some((one) => one.includes(`router ${router} `)));
     const late = waiting.some(isStuck);
-    const longest = Math.floor(Math.max(0, ...waiting.map(age)) / 100) * 100;
-    const text = waiting.length > 0 ? `${plural(waiting.length, 'waits', 'wait')} for it, ${span(longest)}` : 'none waits for it';
+    const its = (handoff) => handoff.waits.filter(({ kind, name }) => kind === 'router' && name === router);
+    const longest = Math.max(0, ...waiting.flatMap((handoff) => its(handoff).map((wait) => waited(handoff, wait))));
+    const text = waiting.length > 0 ? `${plural(waiting.length, 'waits', 'wait')} for it, ${inTenths(longest)}` : 'none waits for it';
     const { in_flight: inFlight, stashed } = known.get(router) ?? {};
     const number = (value) => element('td', { class: 'number' }, value?.toLocaleString('en') ?? element('span', { class: 'faint', title: 'Another process: see its own page' }, '–'));
     return element('tr', {}, element('td', {}, router), element('td', { class: late ? 'late' : waiting.length > 0 ? '' : 'faint' }, text), number(inFlight), number(stashed));
@@ -561,12 +572,17 @@ function facts(pairs) {
     .flatMap(([name, value]) => [element('dt', {}, name), element('dd', {}, String(value))]));
 }
 
+function waitsInWords(handoff) {
+  if (handoff.waits.length === 0) return handoff.waiting_for;
+  return handoff.waits.map((wait) => wait.what + (wait.age_ms === null ? '' : `, for ${inTenths(waited(handoff, wait))}`)).join('; ');
+}
+
 // What the explanation of the selected partition depends on, as far as the page knows it.
 function circumstances(handoff, pin) {
   const { leader, paused, drains, pods } = state.keyspace;
   const moves = handoff && [handoff.id, handoff.phase, handoff.waiting_for];
   const conditions = pods.map(({ name, status, suspected }) => [name, status, suspected]);
-  return JSON.stringify([ownerOf(selected), moves, pin, leader, paused, drains, conditions]);
+  return JSON.stringify([ownerOf(selected), moves, pin, leader, paused, drains, conditions, failures()]);
 }
 
 function drawDetail() {
@@ -581,14 +597,14 @@ function drawDetail() {
     [pin?.until_pod_goes ? 'Moved' : 'Pinned', pin && `to ${pin.to ?? 'where it is'}, by ${pin.by}`],
     ['Moves to', handoff?.to],
     ['Phase', handoff && `${handoff.phase} for ${span(Math.floor(age(handoff) / 100) * 100)}`],
-    ['Waits for', handoff?.waiting_for],
+    ['Waits for', handoff && waitsInWords(handoff)],
     ['Why', handoff?.reason],
     ['Mode', handoff?.mode],
   ])];
   const isLarge = state.keyspace.partitions > MOST_EXPLAINED;
   const mayAsk = state.connected && !state.lost && !isLarge;
   const report = explained(selected, mayAsk ? circumstances(handoff, pin) : null, draw);
-  if (report) content.push(...inWords(report, podName));
+  if (report) content.push(...inWords(report, podName, time));
   if (isLarge) content.push(element('p', { class: 'faint' }, `Candidates and next steps: segue explain ${selected}`));
   const section = (title, items, none) => content.push(element('h3', {}, title),
     items.length > 0 ? element('ul', {}, ...items.map((text) => element('li', {}, text))) : element('p', { class: 'empty' }, none));

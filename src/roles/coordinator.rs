@@ -31,11 +31,16 @@ pub struct BoundCoordinator {
     section: config::Coordinator,
     listener: Option<TcpListener>,
     tls: Option<PodsTls>,
+    admin: Option<String>,
 }
 
 impl BoundCoordinator {
-    /// Binds the address of the pods' service.
-    pub async fn bind(section: &config::Coordinator, certificates: &Certificates) -> anyhow::Result<Self> {
+    /// Binds the address of the pods' service. `admin` is where others reach the admin endpoint.
+    pub async fn bind(
+        section: &config::Coordinator,
+        admin: Option<String>,
+        certificates: &Certificates,
+    ) -> anyhow::Result<Self> {
         let listener = match section.listen {
             Some(listen) => {
                 let bound = TcpListener::bind(listen).await;
@@ -44,7 +49,7 @@ impl BoundCoordinator {
             None => None,
         };
         let tls = certificates.coordinator.clone().map(|tls| PodsTls::new(move || tls.current()));
-        Ok(BoundCoordinator { section: section.clone(), listener, tls })
+        Ok(BoundCoordinator { section: section.clone(), listener, tls, admin })
     }
 
     /// Starts a coordinator in each keyspace, and the pods' service of all.
@@ -64,7 +69,8 @@ impl BoundCoordinator {
             let (registry, keys) = (keyspace.registry(registry), keyspace.keys.clone());
             let policy = keyspace.section.policy.clone().unwrap_or_default();
             let pods = self.listener.is_some().then(|| {
-                let settings = PodsSettings { keyspace: keyspace.section.name.clone(), policy: policy.clone() };
+                let (keyspace_name, admin) = (keyspace.section.name.clone(), self.admin.clone());
+                let settings = PodsSettings { keyspace: keyspace_name, policy: policy.clone(), admin };
                 let metrics = Arc::new(PodsServiceMetrics::new(registry));
                 keyspace.span().in_scope(|| PodsKeyspace::new(store.clone(), keys.clone(), settings, metrics))
             });

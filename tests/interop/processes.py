@@ -112,7 +112,7 @@ class Cluster:
     """A router and two pods, `a` and `b`, in front of one kind of service."""
 
     # What serves HTTP/1.1 clients.
-    http1_server = "hyper"
+    http1_server = "segue"
 
     def __init__(self, segue, folder, etcd, kind, upstreams, protocol="auto", limits="", past_sidecar=False):
         self.segue, self.folder, self.etcd, self.kind = segue, folder, etcd, kind

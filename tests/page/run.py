@@ -110,6 +110,8 @@ def a_stuck_handoff_names_its_router(run):
         show_partition(run.browser, keyspace["handoffs"][0]["partition"])
         says = "router r-1: cannot be asked: its registration has no admin address"
         until(lambda: says in (run.browser.read()["detail"] or ""), "what the router says")
+        assert "router r-1 to drain, for " in run.browser.read()["detail"], run.browser.read()["detail"]
+        run.picture("stuck-details")
         run.browser.press("ESCAPE")
     finally:
         stopped.send_signal(signal.SIGCONT)

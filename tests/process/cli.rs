@@ -12,7 +12,7 @@ use segue_protocol::txn::{Keys, Op, Txn};
 use segue_tests::cluster::TestCluster;
 use segue_tests::config::Config;
 use segue_tests::etcd::Etcd;
-use segue_tests::http::{Request, get, is_ready, metric};
+use segue_tests::http::{get, is_ready};
 use segue_tests::ports::free_address;
 use segue_tests::process::Process;
 use tempfile::TempDir;
@@ -396,104 +396,6 @@ fn a_process_with_all_roles_gets_ready_shows_itself_and_ends_gracefully() {
     let overview: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(overview["routers"], serde_json::json!([]), "it has deregistered");
     assert_eq!(overview["leader"], serde_json::Value::Null, "it has resigned");
-}
-
-#[test]
-fn a_hang_up_takes_the_log_level_over_and_names_what_needs_a_restart() {
-    let folder = TempDir::new().unwrap();
-    let text = |level: &str| format!("[store]\nkind = \"memory\"\n[coordinator]\n[log]\nlevel = \"{level}\"\n");
-    let path = file(&folder, &text("info"));
-    let log = folder.path().join("segue.log");
-    let printed = |what: &str| std::fs::read_to_string(&log).unwrap().contains(what);
-    let mut process = start(folder.path(), &path);
-    process.until("its start", || printed("running"));
-    std::fs::write(&path, text("loud")).unwrap();
-    process.signal("HUP");
-    process.until("a refusal", || printed("configuration reload rejected"));
-    std::fs::write(&path, text("debug")).unwrap();
-    process.signal("HUP");
-    process.until("the new level", || printed("configuration reloaded"));
-    std::fs::write(&path, text("debug") + "[admin]\nlisten = \"127.0.0.1:0\"\n").unwrap();
-    process.signal("HUP");
-    process.until("the name of the other setting", || {
-        printed("settings that have changed take effect with a restart keys=\"admin.listen\"")
-    });
-    let logged = std::fs::read_to_string(&log).unwrap();
-    assert_eq!(logged.matches("take effect with a restart").count(), 1, "the level alone needs none: {logged}");
-    assert!(process.terminate().0.success());
-}
-
-#[test]
-fn a_hang_up_takes_the_limits_of_the_stash_over_unless_they_do_not_go_with_what_stays() {
-    let folder = TempDir::new().unwrap();
-    let (router, admin) = (free_address(), free_address());
-    let text = |requests: u32, max_wait: &str, drain: &str| {
-        format!(
-            "[store]\nkind = \"memory\"\n[router]\nlisten = \"{router}\"\nstash = {{ max_requests = {requests}, \
-             max_wait = \"{max_wait}\" }}\ndrain = {{ timeout = \"{drain}\" }}\n[coordinator]\n[admin]\nlisten = \"{admin}\"\n"
-        )
-    };
-    let path = file(&folder, &text(10, "10m", "5s"));
-    let log = || std::fs::read_to_string(folder.path().join("segue.log")).unwrap();
-    let mut process = start(folder.path(), &path);
-    process.until("/ready", || is_ready(admin));
-    let to_one_partition = || Request::get("/").header("x-partition", 0).timeout(Duration::from_secs(600));
-    let hold = || {
-        let request = to_one_partition();
-        std::thread::spawn(move || request.send(router))
-    };
-    let holds = |process: &mut Process, count: f64| {
-        let held = || metric(&get(admin, "/metrics").unwrap_or_default().1, "segue_stash_requests");
-        process.until("the requests that are held", || held() == Some(count));
-    };
-    let reload = |process: &mut Process, text: String, outcome: &str| {
-        let before = log().matches(outcome).count();
-        std::fs::write(&path, text).unwrap();
-        process.signal("HUP");
-        process.until(outcome, || log().matches(outcome).count() > before);
-    };
-    let mut held = vec![hold()];
-    holds(&mut process, 1.0);
-    reload(&mut process, text(1, "10m", "5s"), "configuration reloaded");
-    let refused = to_one_partition().send(router).unwrap();
-    assert!(refused.status == 503 && refused.body.contains("stash-full"), "{refused:?}");
-
-    // The file is right by itself, but the drain of this process takes as long as before.
-    reload(&mut process, text(5, "4s", "1s"), "configuration reload rejected");
-    assert!(log().contains("is not above the router.drain.timeout of this process, 5s"), "{}", log());
-    let refused = to_one_partition().send(router).unwrap();
-    assert!(refused.status == 503 && refused.body.contains("stash-full"), "nothing of it has changed: {refused:?}");
-
-    reload(&mut process, text(2, "9m", "5s"), "configuration reloaded");
-    held.push(hold());
-    holds(&mut process, 2.0);
-    assert!(!log().contains("take effect with a restart"), "{}", log());
-    reload(&mut process, text(2, "9m", "6s"), "take effect with a restart keys=\"router.drain.timeout\"");
-    let (status, _) = process.terminate();
-    assert!(status.success());
-    for request in held {
-        assert!(request.join().unwrap().unwrap().body.contains("\"shutdown\""), "it was held to the end");
-    }
-}
-
-#[test]
-fn a_hang_up_names_a_default_that_follows_from_a_setting_and_waits_for_a_restart() {
-    let folder = TempDir::new().unwrap();
-    let (router, admin) = (free_address(), free_address());
-    let text = |max_wait: &str| {
-        format!(
-            "[store]\nkind = \"memory\"\n[router]\nlisten = \"{router}\"\nstash = {{ max_wait = \"{max_wait}\" }}\n\
-             [coordinator]\n[admin]\nlisten = \"{admin}\"\n"
-        )
-    };
-    let path = file(&folder, &text("12s"));
-    let printed = |what: &str| std::fs::read_to_string(folder.path().join("segue.log")).unwrap().contains(what);
-    let mut process = start(folder.path(), &path);
-    process.until("/ready", || is_ready(admin));
-    std::fs::write(&path, text("30s")).unwrap();
-    process.signal("HUP");
-    process.until("the name of the default", || printed("take effect with a restart keys=\"router.drain.timeout\""));
-    assert!(process.terminate().0.success());
 }
 
 #[test]

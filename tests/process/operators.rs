@@ -225,9 +225,21 @@ fn a_move_is_cancelled_before_the_point_of_no_return() {
     assert!(code == Some(4) && said.contains("moves to w-9: Warming"), "{said}");
     let explained = cluster.json(&["explain", "3"]);
     assert_eq!(explained["handoff"]["may_be_cancelled"], true, "{explained}");
+    let wait = |handoff: &Value| {
+        let wait = handoff["waits"][0].clone();
+        (wait["name"].clone(), wait["since"].as_u64().unwrap())
+    };
+    let known = wait(&explained["handoff"]);
+    assert_eq!(wait(&cluster.json(&["status"])["handoffs"][0]), known, "every reader is told the same");
     let said = cluster.does(&["cancel", "3", "--why", "never mind"]);
     assert!(said.contains("partition 3 stays with w-0"), "{said}");
     assert!(!cluster.json(&["status"])["pins"].to_string().contains("w-9"));
+    let ended = cluster.json(&["history", "3", "--limit", "1"])["handoffs"][0].clone();
+    assert_eq!((&known.0, known.1), (&Value::from("w-9"), ended["begun_at"].as_u64().unwrap()), "{ended}");
+    let back_off = &ended["back_offs"][0];
+    assert_eq!((&back_off["of"], &back_off["failures"]), (&Value::from("partition"), &Value::from(1)), "{ended}");
+    let rests = back_off["until"].as_u64().unwrap() - ended["ended_at"].as_u64().unwrap();
+    assert!(rests > 0 && rests <= 5_000, "{ended}");
 }
 
 #[test]

@@ -83,6 +83,11 @@ fn a_pod_on_kafka_ignores_what_an_earlier_epoch_has_left_in_flight() {
     unit_tests("examples/kafka-pod", "test_pod");
 }
 
+#[test]
+fn a_pod_on_kafka_serves_its_first_request_although_its_producer_is_new() {
+    unit_tests("tests/pods", "test_kafka_pod");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_while_python_pods_and_their_coordinators_come_and_go() {
     let mut cluster = WriterCluster::start();

@@ -22,16 +22,18 @@ pub(crate) struct Load {
 }
 
 const GET: Load =
-    Load { name: "h1_get", http2: false, post: false, grpc: false, http1: Http1Server::Hyper, tracing: false };
+    Load { name: "h1_get", http2: false, post: false, grpc: false, http1: Http1Server::Segue, tracing: false };
 
-pub(crate) const LOADS: [Load; 8] = [
+pub(crate) const LOADS: [Load; 10] = [
     GET,
     Load { name: "h1_post", post: true, ..GET },
-    Load { name: "segue_h1_get", http1: Http1Server::Segue, ..GET },
-    Load { name: "segue_h1_post", post: true, http1: Http1Server::Segue, ..GET },
-    Load { name: "segue_h1_get_unsampled", http1: Http1Server::Segue, tracing: true, ..GET },
+    Load { name: "h1_get_unsampled", tracing: true, ..GET },
+    Load { name: "h1_post_unsampled", post: true, tracing: true, ..GET },
+    Load { name: "hyper_h1_get", http1: Http1Server::Hyper, ..GET },
+    Load { name: "hyper_h1_post", post: true, http1: Http1Server::Hyper, ..GET },
     Load { name: "h2_get", http2: true, ..GET },
     Load { name: "h2_post", http2: true, post: true, ..GET },
+    Load { name: "h2_post_unsampled", http2: true, post: true, tracing: true, ..GET },
     Load { name: "grpc", http2: true, post: true, grpc: true, ..GET },
 ];
 

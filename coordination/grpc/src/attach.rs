@@ -6,7 +6,7 @@ use std::time::Duration;
 use segue_coordination::session::unix_millis;
 use segue_coordination::store::StoreError;
 use segue_protocol::ids::{Incarnation, LeaseId, PartitionId, Revision};
-use segue_protocol::records::{Capabilities, MAX_PARTITIONS, PodRecord, encode};
+use segue_protocol::records::{Capabilities, MAX_PARTITIONS, PodRecord, PodStream, encode};
 use segue_protocol::registration::{Attachment, attachment, put_back};
 use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use segue_protocol::view::View;
@@ -155,11 +155,14 @@ struct Mark {
     /// That of the record, in case another writer overwrites the record.
     resume_digest: String,
     way: Way,
+    #[serde(flatten)]
+    server: PodStream,
 }
 
 impl Mark {
     fn put(shared: &Shared, pod: &str, digest: &str, way: Way, lease: LeaseId) -> Op {
-        let mark = Mark { resume_digest: digest.to_owned(), way };
+        let server = PodStream { admin: shared.settings.admin.clone() };
+        let mark = Mark { resume_digest: digest.to_owned(), way, server };
         Op::Put { key: shared.keys.pod_stream(pod), value: encode(&mark), lease: Some(lease) }
     }
 

@@ -50,6 +50,9 @@ pub struct PodsSettings {
     /// The policy of this process's configuration. Pods are told the timeouts of the policy that is in force in the
     /// keyspace.
     pub policy: Policy,
+    /// The address of this process's admin endpoint, if others can reach it: `host:port`. Operators' commands ask it about
+    /// the pods that this service serves.
+    pub admin: Option<String>,
 }
 
 /// The state that all calls of an instance about one keyspace share.

@@ -162,7 +162,8 @@ impl Keyspace {
     }
 
     /// Returns the key that an instance of the gRPC service puts when a pod attaches to it. A view that shows its
-    /// revision shows everything before it. Only that service reads its value.
+    /// revision shows everything before it. Others than that service read only a [`PodStream`](crate::records::PodStream)
+    /// in its value.
     pub fn pod_stream(&self, pod: &str) -> String {
         format!("{}pod_streams/{pod}", self.root)
     }

@@ -351,7 +351,7 @@ impl<'a> Leadership<'a> {
         self.tell(plan.notices);
         for action in &plan.actions {
             info!("{action}");
-            if let Action::Cancel { observed, reason } = action {
+            if let Action::Cancel { observed, reason, .. } = action {
                 self.cancels.insert(observed.partition(), (observed.handoff.id(), reason.as_str()));
             }
             let subject = action.partition().map_or(Subject::Keyspace, Subject::Partition);

@@ -30,6 +30,9 @@ pub(crate) trait ReadBody {
     /// Returns how much is left of this request's body, if that is known.
     fn left(&self, request: u64) -> Option<u64>;
 
+    /// Returns how many bytes have arrived that are part of no frame yet.
+    fn buffered(&self) -> usize;
+
     /// Notes that this request's body will not be read any further.
     fn release(&self, request: u64);
 }
@@ -63,6 +66,14 @@ impl ClientBody {
     /// Returns the body of this request on this connection.
     pub(crate) fn of_connection(connection: Rc<dyn ReadBody>, request: u64) -> Self {
         ClientBody(Kind::Direct(Direct { connection, request }))
+    }
+
+    /// Returns how many bytes have arrived that are part of no frame yet, as far as that is known: hyper does not tell.
+    pub(crate) fn buffered(&self) -> usize {
+        match &self.0 {
+            Kind::Empty | Kind::Hyper(_) => 0,
+            Kind::Direct(body) => body.connection.buffered(),
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! The store shows what the pod owns. A result of stamps counts only if the pod owned the same before and after.
 
 mod cases;
+mod process;
 mod scenes;
 mod service;
 mod stage;
@@ -26,9 +27,11 @@ use segue_protocol::keys::Keyspace;
 use segue_protocol::view::View;
 use serde::Serialize;
 use tokio::net::TcpStream;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 
 use self::cases::{Case, Observed, Owned, cases, fault};
+use self::process::PodProcess;
 use self::scenes::PodUnderTest;
 use self::service::Service;
 use self::stage::Stage;
@@ -61,6 +64,9 @@ pub(super) struct Args {
     /// With --listen: the file of a token that the pod has to present.
     #[arg(long, value_name = "FILE", requires = "listen")]
     token_file: Option<PathBuf>,
+    /// With --handoffs: start the pod by this command of the shell, kill its process with SIGKILL and start it again.
+    #[arg(long, value_name = "COMMAND", requires = "handoffs")]
+    command: Option<String>,
     /// With --handoffs: how long the pod may take for each step.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = segue_config::parse_duration)]
     patience: Duration,
@@ -115,15 +121,28 @@ async fn play(args: &Args) -> Result<scenes::Report, Failure> {
         Some(listen) => Some(Service::start(&stage, listen, args.token_file.clone()).await),
         None => None,
     };
-    let played = match service.transpose() {
-        Ok(service) => {
-            let pod = PodUnderTest { authority, path: args.path.clone(), name: args.name.clone() };
-            scenes::play(&stage, service, pod).await
-        }
-        Err(error) => Err(error),
+    let pod = PodUnderTest { authority, path: args.path.clone(), name: args.name.clone() };
+    let played = async {
+        let service = service.transpose()?;
+        let process = args.command.as_deref().map(PodProcess::start).transpose()?;
+        scenes::play(&stage, service, process, pod).await
+    };
+    let played = tokio::select! {
+        played = played => played,
+        // The process that was started has to be killed.
+        signal = signalled() => signal.and_then(|name| Err(anyhow!("ended by {name}"))),
     };
     stage.clear().await?;
     Ok(played?)
+}
+
+/// Returns the signal that asks this program to end.
+async fn signalled() -> anyhow::Result<&'static str> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::select! {
+        _ = interrupt.recv() => Ok("SIGINT"),
+        _ = terminate.recv() => Ok("SIGTERM"),
+    }
 }
 
 /// Returns host and port of the pod.

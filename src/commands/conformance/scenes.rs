@@ -5,6 +5,7 @@
 //! * Each scene begins with a pod that owns what the scene needs, whatever it did in the scenes before.
 
 mod checkpoint;
+mod killed;
 mod lives;
 
 use std::fmt;
@@ -21,6 +22,7 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::cases::{Case, Expected, Observed, fault, stamps};
+use super::process::PodProcess;
 use super::send;
 use super::service::Service;
 use super::stage::{OWN, Party, Play, Stage};
@@ -50,10 +52,12 @@ enum Scene {
     Restart,
     Silence,
     LeaseLoss,
+    KilledWarming,
+    KilledOwning,
 }
 
 impl Scene {
-    const ALL: [Scene; 9] = [
+    const ALL: [Scene; 11] = [
         Scene::FirstPlacement,
         Scene::Departure,
         Scene::Return,
@@ -63,6 +67,8 @@ impl Scene {
         Scene::Restart,
         Scene::Silence,
         Scene::LeaseLoss,
+        Scene::KilledWarming,
+        Scene::KilledOwning,
     ];
 
     fn name(self) -> &'static str {
@@ -76,14 +82,17 @@ impl Scene {
             Scene::Restart => "the service is restarted",
             Scene::Silence => "the service is gone for longer than the lease",
             Scene::LeaseLoss => "the pod's lease is revoked",
+            Scene::KilledWarming => "the pod is killed while it warms, and started again",
+            Scene::KilledOwning => "the pod is killed while it owns a partition, and started again",
         }
     }
 
-    /// Returns whether there is nothing to play with a pod that has these capabilities.
-    fn is_left_out(self, has_service: bool, capabilities: Capabilities) -> bool {
+    /// Returns whether there is nothing to play with this pod.
+    fn is_left_out(self, player: &Player<'_>) -> bool {
         match self {
-            Scene::Restart | Scene::Silence => !has_service,
-            Scene::Checkpoint => !capabilities.checkpoint,
+            Scene::Restart | Scene::Silence => player.service.is_none(),
+            Scene::Checkpoint => !player.capabilities.checkpoint,
+            Scene::KilledWarming | Scene::KilledOwning => player.process.is_none(),
             _ => false,
         }
     }
@@ -121,8 +130,13 @@ impl From<anyhow::Error> for End {
 
 type Played<T = ()> = Result<T, End>;
 
-/// Plays all scenes, without `service` those that need none.
-pub(super) async fn play(stage: &Stage, service: Option<Service>, pod: PodUnderTest) -> anyhow::Result<Report> {
+/// Plays all scenes, without `service` or `process` those that need none.
+pub(super) async fn play(
+    stage: &Stage,
+    service: Option<Service>,
+    mut process: Option<PodProcess>,
+    pod: PodUnderTest,
+) -> anyhow::Result<Report> {
     let is_meant = |view: &View| {
         let mut pods = view.pods.iter();
         let found = pods.find(|(name, record)| match &pod.name {
@@ -132,12 +146,15 @@ pub(super) async fn play(stage: &Stage, service: Option<Service>, pod: PodUnderT
         found.map(|(name, record)| (name.clone(), record.value.capabilities))
     };
     let registered = stage.until(is_meant).await?;
-    let (name, capabilities) =
-        registered.with_context(|| format!("no pod registered at {} within {:?}", pod.authority, stage.patience))?;
-    let mut player = Player { stage, service, listen: None, pod, name, capabilities };
+    let (name, capabilities) = registered.with_context(|| {
+        let ended = process.as_mut().and_then(PodProcess::ended);
+        let ended = ended.map_or_else(String::new, |ended| format!("; --command has ended: {ended}"));
+        format!("no pod registered at {} within {:?}{ended}", pod.authority, stage.patience)
+    })?;
+    let mut player = Player { stage, service, listen: None, process, pod, name, capabilities };
     let mut scenes = Vec::new();
     for scene in Scene::ALL {
-        if scene.is_left_out(player.service.is_some(), capabilities) {
+        if scene.is_left_out(&player) {
             continue;
         }
         let fault = match player.play(scene).await {
@@ -163,6 +180,8 @@ struct Player<'a> {
     service: Option<Service>,
     /// The address of the service while it is stopped, and the file of its token.
     listen: Option<(SocketAddr, Option<PathBuf>)>,
+    /// The pod's process, if this program has started it.
+    process: Option<PodProcess>,
     pod: PodUnderTest,
     name: String,
     capabilities: Capabilities,
@@ -180,6 +199,8 @@ impl Player<'_> {
             Scene::Restart => self.restart().await,
             Scene::Silence => self.silence().await,
             Scene::LeaseLoss => self.lease_loss().await,
+            Scene::KilledWarming => self.killed_while_it_warms().await,
+            Scene::KilledOwning => self.killed_while_it_owns().await,
         }
     }
 

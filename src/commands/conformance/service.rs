@@ -31,7 +31,7 @@ impl Service {
             TcpListener::bind(listen).await.with_context(|| format!("cannot listen at --listen {listen}"))?;
         let listen = listener.local_addr()?;
         let policy = Policy { warm_timeout: stage.patience, phase_timeout: stage.patience, ..Policy::default() };
-        let settings = PodsSettings { keyspace: stage.keys.name().to_owned(), policy };
+        let settings = PodsSettings { keyspace: stage.keys.name().to_owned(), policy, admin: None };
         let keyspace = PodsKeyspace::new(stage.store.clone(), stage.keys.clone(), settings, Arc::new(()));
         let server = PodsServer::new([keyspace]);
         let server = match token.clone().map(TokenFile::new) {

@@ -197,7 +197,11 @@ impl Reach {
     }
 
     /// Returns at most `limit` handoffs that have ended, the newest first.
-    pub(super) async fn history(&self, partition: Option<PartitionId>, limit: usize) -> Result<History, Failure> {
+    pub(in crate::commands) async fn history(
+        &self,
+        partition: Option<PartitionId>,
+        limit: usize,
+    ) -> Result<History, Failure> {
         match self {
             Reach::Store(link) => Ok(link.history(partition).await?.newest(limit)),
             Reach::Server(server) => {

@@ -13,6 +13,7 @@ mod cluster;
 mod delivery;
 mod enabled_actions;
 mod gate_model;
+mod heartbeats;
 mod initial_state;
 mod leader;
 mod model;
@@ -92,14 +93,26 @@ fn main() -> ExitCode {
             };
             let is_chosen = |it: &Scenario| it.name.starts_with(&scenario) && it.size <= most;
             let streams = streams::all().into_iter().filter(|it| it.name.starts_with(&scenario) && it.size <= most);
-            check(scenarios::all().into_iter().filter(is_chosen).collect(), streams.collect(), trace)
+            let heartbeats =
+                heartbeats::all().into_iter().filter(|it| it.name.starts_with(&scenario) && it.size <= most);
+            check(
+                scenarios::all().into_iter().filter(is_chosen).collect(),
+                streams.collect(),
+                heartbeats.collect(),
+                trace,
+            )
         }
         Command::Mutants { rule, quick, trace } => mutants::run(&rule, quick, trace),
     }
 }
 
 #[allow(clippy::print_stdout)]
-fn check(scenarios: Vec<Scenario>, streams: Vec<streams::Search>, trace: bool) -> ExitCode {
+fn check(
+    scenarios: Vec<Scenario>,
+    streams: Vec<streams::Search>,
+    heartbeats: Vec<heartbeats::Search>,
+    trace: bool,
+) -> ExitCode {
     println!("{:<20} {:>12} {:>13} {:>6} {:>8}  verdict", "scenario", "states", "transitions", "depth", "seconds");
     let (mut count, mut states, mut violated) = (0, 0, 0);
     let searches = scenarios.into_iter().map(|scenario| {
@@ -107,7 +120,9 @@ fn check(scenarios: Vec<Scenario>, streams: Vec<streams::Search>, trace: bool) -
         (name, about, verdict, search(scenario, MOST, ANY_TIME))
     });
     let streams = streams.into_iter().map(|of| (of.name, of.about, Verdict::Holds, streams::search(&of, None, MOST)));
-    for (name, about, verdict, outcome) in searches.chain(streams) {
+    let heartbeats =
+        heartbeats.into_iter().map(|of| (of.name, of.about, Verdict::Holds, heartbeats::search(&of, None, MOST)));
+    for (name, about, verdict, outcome) in searches.chain(streams).chain(heartbeats) {
         let complaint = outcome.complaint(verdict);
         let Outcome { states: met, transitions, depth, took, .. } = &outcome;
         let said = match (&complaint, verdict) {

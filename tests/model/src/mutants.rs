@@ -8,6 +8,7 @@ use std::time::Duration;
 use segue_protocol::records::Capabilities;
 
 use crate::checkpoint_scenarios::with_checkpoints;
+use crate::heartbeats;
 use crate::round_scenarios::with_rounds;
 use crate::rules::Rule;
 use crate::scenario::{Scenario, Size, Verdict};
@@ -267,6 +268,13 @@ pub(crate) fn run(only: &str, quick: bool, trace: bool) -> ExitCode {
     // The same searches find nothing with the rule in place: `check` makes them.
     for (rule, of) in streams::mutants().into_iter().filter(|(rule, _)| format!("{rule:?}").starts_with(only)) {
         let outcome = streams::search(&of, Some(rule), PATIENCE);
+        let found = shortest(&outcome);
+        let verdict = (found.is_some(), found.map_or("NOT CAUGHT: nothing fails".to_owned(), failure));
+        tally.note(&format!("{rule:?}"), &outcome, verdict, trace);
+    }
+    let of_heartbeats = heartbeats::mutants();
+    for (rule, of) in of_heartbeats.into_iter().filter(|(rule, _)| format!("{rule:?}").starts_with(only)) {
+        let outcome = heartbeats::search(&of, Some(rule), PATIENCE);
         let found = shortest(&outcome);
         let verdict = (found.is_some(), found.map_or("NOT CAUGHT: nothing fails".to_owned(), failure));
         tally.note(&format!("{rule:?}"), &outcome, verdict, trace);

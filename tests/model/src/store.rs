@@ -188,6 +188,8 @@ impl Store {
         match self.keys.parse(key) {
             Some(KeyName::Router(_) | KeyName::Rounds(RoundsKey::Participant(_))) => (true, false),
             Some(KeyName::Config | KeyName::Wanted | KeyName::Assignment(_) | KeyName::Checkpoint(_)) => (false, true),
+            // A new revision is a new heartbeat.
+            Some(KeyName::Load(_)) => (false, true),
             // The heartbeat's is in no guard, and in views.
             Some(KeyName::Rounds(RoundsKey::Current | RoundsKey::Gathering | RoundsKey::Heartbeat)) => (false, true),
             Some(KeyName::Leader | KeyName::Pod(_) | KeyName::Handoff(_)) => (true, true),
@@ -300,7 +302,7 @@ impl Store {
                 let (epoch, handoff) = (numbers.of_epoch(record.epoch), handoff(record.handoff));
                 encode(&Checkpoint { epoch, handoff, ..record })
             }
-            // The model has no operator, and its pods send no heartbeats.
+            // The model has no operator, and where pods send heartbeats nothing is numbered anew.
             KeyName::Rounds(_)
             | KeyName::Load(_)
             | KeyName::Drain(_)

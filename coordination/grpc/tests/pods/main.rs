@@ -14,3 +14,4 @@ mod moves;
 mod polling;
 mod site;
 mod tls;
+mod window;

@@ -148,7 +148,7 @@ impl Site {
     }
 
     fn keyspace(&self, store: &Arc<dyn Store>) -> PodsKeyspace {
-        let settings = PodsSettings { keyspace: self.name.clone(), policy: Policy::default() };
+        let settings = PodsSettings { keyspace: self.name.clone(), policy: Policy::default(), admin: None };
         PodsKeyspace::new(store.clone(), self.keys.clone(), settings, self.counts.clone())
     }
 

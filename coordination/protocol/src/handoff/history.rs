@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::authority::Authority;
 use crate::ids::{HandoffId, PartitionId};
-use crate::records::{Handoff, HandoffEnd, HistoryEntry, Phase, RouterPart, encode};
+use crate::records::{Handoff, HandoffEnd, HistoryEntry, PastBackOff, Phase, RouterPart, encode};
 use crate::txn::{Keys, Op};
 use crate::view::{Acks, Versioned, View};
 
@@ -37,11 +37,17 @@ pub(crate) struct Ending {
     pub(crate) cause: &'static str,
     /// The reason in words.
     pub(crate) reason: String,
+    pub(crate) back_offs: Vec<PastBackOff>,
 }
 
 impl Ending {
     /// A handoff that completes by itself.
-    pub(crate) const COMPLETED: Ending = Ending { result: HandoffEnd::Completed, cause: "", reason: String::new() };
+    pub(crate) const COMPLETED: Ending = Ending::new(HandoffEnd::Completed, "", String::new());
+
+    /// An end that no back-off follows.
+    pub(crate) const fn new(result: HandoffEnd, cause: &'static str, reason: String) -> Self {
+        Ending { result, cause, reason, back_offs: Vec::new() }
+    }
 }
 
 /// Returns the writes that end a handoff: they delete its record and all of its acks, and put its history entry. `now`
@@ -84,6 +90,7 @@ fn entry(view: &View, handoff: &Versioned<Handoff>, ending: Ending, now: u64) ->
         more_routers,
         held,
         severed,
+        back_offs: ending.back_offs,
     }
 }
 

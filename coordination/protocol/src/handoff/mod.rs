@@ -3,6 +3,7 @@
 //! | module | called by | decides |
 //! | --- | --- | --- |
 //! | [`advance`] | coordinator, acknowledging participants | what is waited for; the transaction that moves the phase on |
+//! | [`waits`] | status, explanations | nothing: since when a handoff waits for whom |
 //! | [`checkpoint`] | pods | when a checkpoint is due, and from which one a new owner starts |
 //! | [`history`] | whoever ends a handoff, the coordinator | what a handoff leaves behind, and for how long |
 //! | [`router`] | routers | where a partition's requests go; the next step towards that |
@@ -39,3 +40,4 @@ pub mod pod;
 pub mod pod_reconcile;
 pub mod remote_pod;
 pub mod router;
+pub mod waits;

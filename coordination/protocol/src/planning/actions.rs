@@ -11,6 +11,7 @@
 //! * the reason for the action no longer holds.
 
 use std::fmt;
+use std::time::Duration;
 
 use super::answers::{self, Answered, FailedMove};
 use super::budget::MoveCause;
@@ -18,7 +19,7 @@ use crate::authority::Authority;
 use crate::handoff::advance::{PendingOn, flip};
 use crate::handoff::history::{Ending, end_handoff};
 use crate::ids::{PartitionId, Revision};
-use crate::records::{Handoff, HandoffEnd, KeyspaceConfig, Mode, Operation, Phase, Pin, encode};
+use crate::records::{Handoff, HandoffEnd, KeyspaceConfig, Mode, Operation, PastBackOff, Phase, Pin, Resting, encode};
 use crate::txn::{Compare, Keys, Op, Txn};
 use crate::view::{Versioned, View};
 
@@ -35,6 +36,24 @@ impl ObservedHandoff {
     /// Returns the partition that the handoff moves.
     pub fn partition(&self) -> PartitionId {
         self.handoff.value.partition
+    }
+}
+
+/// A back-off after a cancel, as its decision saw it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BackOff {
+    /// Whom it concerns. The pod is the new owner of the cancelled handoff.
+    pub of: Resting,
+    /// Failures in a row.
+    pub failures: u32,
+    /// How long it still lasts.
+    pub remains: Duration,
+}
+
+impl BackOff {
+    fn recorded(self, now_ms: u64) -> PastBackOff {
+        let remains = u64::try_from(self.remains.as_millis()).unwrap_or(u64::MAX);
+        PastBackOff { of: self.of, failures: self.failures, until: now_ms.saturating_add(remains) }
     }
 }
 
@@ -175,6 +194,8 @@ pub enum Action {
         observed: ObservedHandoff,
         /// The reason.
         reason: CancelReason,
+        /// The back-offs that are in force from then on.
+        back_offs: Vec<BackOff>,
     },
     /// End a move whose new owner died past the point of no return. The new owner becomes a dead owner, from which
     /// the next move starts.
@@ -252,7 +273,7 @@ impl fmt::Display for Action {
                 let from = from.as_deref().unwrap_or("nobody");
                 write!(out, "move partition {partition} from {from} to {to}: {}", handoff.reason)
             }
-            Action::Cancel { observed, reason } => {
+            Action::Cancel { observed, reason, .. } => {
                 let (partition, to) = (observed.partition(), &observed.handoff.value.new_owner);
                 write!(out, "cancel the move of partition {partition} to {to}: {reason}")
             }
@@ -312,13 +333,14 @@ pub fn txn(view: &View, action: &Action, authority: &Authority, now_ms: u64) -> 
             let record = Handoff { started_at, phase_entered_at, cause, ..handoff.clone() };
             vec![put(keys.handoff(handoff.partition), encode(&record))]
         }
-        Action::Cancel { observed, reason } => {
+        Action::Cancel { observed, reason, back_offs } => {
             when.extend(still(view, observed));
             if *reason == CancelReason::NewOwnerDead {
                 when.push(new_owner_is_gone(view, observed));
             }
             let (result, cause) = (HandoffEnd::Cancelled, reason.as_str());
-            let ending = Ending { result, cause, reason: reason.to_string() };
+            let back_offs = back_offs.iter().map(|back_off| back_off.recorded(now_ms)).collect();
+            let ending = Ending { result, cause, reason: reason.to_string(), back_offs };
             let mut then = end_handoff(view, &observed.handoff, ending, now_ms);
             if let CancelReason::Operator { answered, wish } = reason {
                 answers::cancel(view, answered, *wish, now_ms, &mut when, &mut then);
@@ -332,8 +354,8 @@ pub fn txn(view: &View, action: &Action, authority: &Authority, now_ms: u64) -> 
             when.extend(still(view, observed));
             when.push(new_owner_is_gone(view, observed));
             let handoff = &observed.handoff.value;
-            let (result, cause) = (HandoffEnd::Abandoned, CancelReason::NewOwnerDead.as_str());
-            let ending = Ending { result, cause, reason: "the new owner died after it had taken over".to_owned() };
+            let reason = "the new owner died after it had taken over".to_owned();
+            let ending = Ending::new(HandoffEnd::Abandoned, CancelReason::NewOwnerDead.as_str(), reason);
             let mut then = end_handoff(view, &observed.handoff, ending, now_ms);
             // In `independent` mode the assignment flips last, and requests may have reached the new owner before.
             if handoff.phase < Phase::Switching {
@@ -344,8 +366,7 @@ pub fn txn(view: &View, action: &Action, authority: &Authority, now_ms: u64) -> 
         Action::Delete { observed, waiting } => {
             when.extend(still(view, observed));
             let reason = format!("ended without waiting for {}", all(waiting));
-            let ending = Ending { result: HandoffEnd::Completed, cause: "not_released", reason };
-            end_handoff(view, &observed.handoff, ending, now_ms)
+            end_handoff(view, &observed.handoff, Ending::new(HandoffEnd::Completed, "not_released", reason), now_ms)
         }
         Action::Sweep { partition } => {
             when.push(Compare::unchanged_since(keys.handoff(*partition), Revision::ZERO));

@@ -8,6 +8,8 @@
 //!
 //! * A remembered move begins only while everything that it was planned from is unchanged: the assignment, the absence of a
 //!   handoff, the new owner. A move that has to wait for anything but a place is left to the next placement.
+//! * A remembered move for balance begins only while no handoff has failed: a partition that stays where it is changes how
+//!   many partitions each pod will have.
 //! * A partition without a living owner whose new owner may warm nothing more goes to another pod that may. Such a
 //!   move begins only after every urgent move whose own pod has room.
 //! * While moves begin, a placement follows within the pause after which they are checked.
@@ -39,6 +41,8 @@ pub(super) struct Taker {
 pub(super) struct Backlog {
     open: bool,
     ended: bool,
+    /// A handoff has ended before its new owner took over.
+    failed: bool,
     /// A move waits until its new owner warms fewer partitions.
     full_pod: bool,
     /// A partition with a handoff is wanted on another pod than that handoff's.
@@ -67,6 +71,11 @@ impl Backlog {
     /// Records that a place in the budget is free, or that a partition is no longer pinned.
     pub(super) fn a_handoff_ended(&mut self) {
         self.ended = true;
+    }
+
+    /// Records that a partition stays where it is although the last placement counted it at its new owner.
+    pub(super) fn a_handoff_failed(&mut self) {
+        self.failed = true;
     }
 
     /// Records that a new owner has warmed a partition.
@@ -155,6 +164,9 @@ impl Backlog {
                 let (pod, _) = context.view.pods.get_key_value(&next.to.0)?;
                 if !context.may_begin(next)? {
                     return Some(Attempt::Rests);
+                }
+                if self.failed && next.cause.is_balance() {
+                    return None;
                 }
                 match budget.take(next.cause, pod, next.to.1) {
                     Ok(()) => {

@@ -20,10 +20,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::actions::{Action, CancelReason};
+use super::actions::{self, Action, CancelReason};
 use super::notice::Notice;
 use crate::handoff::advance::PendingOn;
 use crate::ids::PartitionId;
+use crate::records::{Handoff, Resting};
 
 /// Wait after the first failure; each further failure in a row doubles it. A partition without a live owner never waits
 /// longer than this.
@@ -81,7 +82,7 @@ pub(super) struct BackOffs {
 impl BackOffs {
     /// Records a cancelled handoff.
     pub(super) fn note(&mut self, action: &Action, now: Duration) {
-        let Action::Cancel { observed, reason } = action else {
+        let Action::Cancel { observed, reason, .. } = action else {
             return;
         };
         let handoff = &observed.handoff.value;
@@ -113,6 +114,22 @@ impl BackOffs {
         if new_owner_is_slow {
             self.shun(&handoff.new_owner, now);
         }
+    }
+
+    /// Adds to a cancel which back-offs are in force for its partition and for the pod that did not get it.
+    pub(super) fn show(&self, action: &mut Action, now: Duration) {
+        let Action::Cancel { observed, back_offs, .. } = action else { return };
+        let Handoff { partition, new_owner: pod, .. } = &observed.handoff.value;
+        let of = [
+            (Resting::Partition, self.partitions.get(partition)),
+            (Resting::Pod, self.pods.get(pod)),
+            (Resting::Pair, self.pairs.get(&(*partition, pod.clone()))),
+        ];
+        let shown = |(of, back_off): (Resting, Option<&BackOff>)| {
+            let BackOff { failures, until, .. } = *back_off.filter(|back_off| back_off.until > now)?;
+            Some(actions::BackOff { of, failures, remains: until - now })
+        };
+        *back_offs = of.into_iter().filter_map(shown).collect();
     }
 
     /// Returns from how many partitions this pod is barred now.
@@ -186,7 +203,7 @@ mod tests {
     use super::*;
     use crate::ids::{Epoch, Incarnation, Revision};
     use crate::planning::actions::ObservedHandoff;
-    use crate::records::{Handoff, Phase};
+    use crate::records::Phase;
     use crate::view::Versioned;
 
     const E1: Epoch = Epoch::new(1);
@@ -203,7 +220,8 @@ mod tests {
             lease: None,
             value: handoff,
         };
-        Action::Cancel { observed: ObservedHandoff { handoff, assignment: Revision::ZERO }, reason }
+        let observed = ObservedHandoff { handoff, assignment: Revision::ZERO };
+        Action::Cancel { observed, reason, back_offs: Vec::new() }
     }
 
     fn timed_out(who: PendingOn) -> Action {
@@ -288,6 +306,29 @@ mod tests {
         }
         assert_eq!(waits[..9], [5, 10, 20, 40, 80, 160, 320, 600, 600]);
         assert_eq!(waits[39], 600);
+    }
+
+    #[test]
+    fn a_cancel_shows_how_often_the_move_failed_and_for_how_long_it_rests() {
+        let (mut backoffs, mut now) = (BackOffs::default(), Duration::ZERO);
+        let shown = |backoffs: &BackOffs, mut action: Action, now| {
+            backoffs.show(&mut action, now);
+            let Action::Cancel { back_offs, .. } = action else { unreachable!() };
+            let seconds = |it: &actions::BackOff| (it.of, it.failures, it.remains.as_secs());
+            back_offs.iter().map(seconds).collect::<Vec<_>>()
+        };
+        for _ in 0..2 {
+            backoffs.note(&cancel(CancelReason::WarmTimeout), now);
+            now += Duration::from_secs(2 * 5);
+        }
+        // The second failure was at 10 s.
+        let now = now - Duration::from_secs(1);
+        let expected = [(Resting::Partition, 2, 1), (Resting::Pod, 2, 11)];
+        assert_eq!(shown(&backoffs, cancel(CancelReason::WarmTimeout), now), expected);
+        backoffs.note(&cancel(CancelReason::NewOwnerFailed { reason: "no disk".into(), wish: None }), now);
+        let rest = shown(&backoffs, cancel(CancelReason::NewOwnerDraining), now);
+        assert_eq!(rest[2], (Resting::Pair, 1, 10));
+        assert_eq!(shown(&BackOffs::default(), cancel(CancelReason::NewOwnerDraining), now), []);
     }
 
     #[test]

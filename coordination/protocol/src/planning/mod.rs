@@ -59,7 +59,7 @@ mod waiting_moves;
 #[cfg(test)]
 mod tests;
 
-pub use self::actions::{Action, CancelReason, ObservedHandoff, txn};
+pub use self::actions::{Action, BackOff, CancelReason, ObservedHandoff, txn};
 pub use self::answers::{Answered, FailedMove};
 pub use self::backoff::{FIRST_BACK_OFF, MAX_BACK_OFF};
 pub use self::budget::MoveCause;
@@ -250,6 +250,9 @@ impl Memory {
         if progress.ended {
             self.backlog.a_handoff_ended();
         }
+        if progress.failed {
+            self.backlog.a_handoff_failed();
+        }
         if progress.warmed {
             self.backlog.a_handoff_warmed();
         }
@@ -381,10 +384,11 @@ fn end_handoffs(view: &View, policy: &Policy, memory: &mut Memory, now: Duration
         match phase_timeouts::verdict(view, policy, partitions, handoff, age) {
             None => continue,
             Some(phase_timeouts::Verdict::Overdue(notice)) => plan.notices.push(notice),
-            Some(phase_timeouts::Verdict::End(action)) => {
+            Some(phase_timeouts::Verdict::End(mut action)) => {
                 if memory.phase_timeouts.gives_up(partition) {
                     memory.backoffs.note(&action, now);
                 }
+                memory.backoffs.show(&mut action, now);
                 plan.actions.push(action);
                 ending = true;
             }

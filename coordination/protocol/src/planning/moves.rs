@@ -134,7 +134,7 @@ impl Context<'_> {
             if !actions.iter().any(|action| ends(action, partition)) {
                 let observed =
                     ObservedHandoff { handoff: handoff.clone(), assignment: view.assignment_revision(partition) };
-                actions.push(Action::Cancel { observed, reason: CancelReason::MoreUrgent });
+                actions.push(Action::Cancel { observed, reason: CancelReason::MoreUrgent, back_offs: Vec::new() });
                 backlog.try_again_at(self.retry_at);
             }
         }

@@ -55,10 +55,12 @@ pub(super) fn answer(view: &View, memory: &mut Memory, now: Duration, actions: &
                 let pin = view.intentions.pin(partition).filter(|pin| pin.value.to == *to);
                 let wish = pin.filter(|pin| pin.value.ends_with_the_pod()).map(|pin| pin.mod_revision);
                 let answered = Box::new(answered(true, text));
-                let action = Action::Cancel { observed, reason: CancelReason::Operator { answered, wish } };
+                let reason = CancelReason::Operator { answered, wish };
+                let mut action = Action::Cancel { observed, reason, back_offs: Vec::new() };
                 if memory.phase_timeouts.gives_up(partition) {
                     memory.backoffs.note(&action, now);
                 }
+                memory.backoffs.show(&mut action, now);
                 actions.push(action);
             }
         }

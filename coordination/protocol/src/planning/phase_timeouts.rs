@@ -47,6 +47,8 @@ struct Seen {
 pub(super) struct Progress {
     /// Whether a handoff has ended.
     pub(super) ended: bool,
+    /// Whether a handoff has ended before its new owner took over.
+    pub(super) failed: bool,
     /// Whether a handoff has left `Warming`.
     pub(super) warmed: bool,
     /// The partitions that new owners take over from others.
@@ -69,9 +71,13 @@ impl PhaseTimeouts {
             // Several phases may pass between two views.
             let assignment = view.assignments.get(partition).map(|assignment| &assignment.value);
             let passed_unseen = !stands && seen.phase < Phase::Switching;
-            if let Some(is) = assignment.filter(|is| passed_unseen && is.epoch == seen.epoch) {
-                backoffs.succeeded(*partition, &is.owner);
-                progress.moved.extend(seen.has_old_owner.then_some(*partition));
+            match assignment.filter(|is| is.epoch == seen.epoch) {
+                Some(is) if passed_unseen => {
+                    backoffs.succeeded(*partition, &is.owner);
+                    progress.moved.extend(seen.has_old_owner.then_some(*partition));
+                }
+                Some(_) => {}
+                None => progress.failed |= passed_unseen,
             }
             stands
         });
@@ -178,7 +184,7 @@ pub(super) fn verdict(
         };
     }
     cancel_reason(view, partitions, handoff, overdue)
-        .map(|reason| Verdict::End(Action::Cancel { observed: observed(), reason }))
+        .map(|reason| Verdict::End(Action::Cancel { observed: observed(), reason, back_offs: Vec::new() }))
 }
 
 fn cancel_reason(

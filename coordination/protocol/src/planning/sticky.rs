@@ -4,7 +4,7 @@
 //! that round up are chosen so that the fewest partitions move: first pods that already have one more than their
 //! rounded-down share, then those with the largest remainder, then those of the newest version, then those in the zone
 //! that is furthest below its own share, then by name. Versions and zones are only tie-breaks: they never cost a move
-//! or a pod's balance. During a rolling restart, partitions that have to move go to pods of the newest version first.
+//! or a pod's balance. Zones are even if the sum of the squares of what each has above or below its share is small. During a rolling restart, partitions that have to move go to pods of the newest version first.
 //!
 //! No balanced placement moves fewer. With `have[i]` partitions on pod `i` now and `gets[i]` afterwards, at least
 //! `have[i] - gets[i]` must leave it, and no more do. The sum is smallest when odd partitions go to pods with `have >

@@ -64,6 +64,29 @@ pub struct RouterPart {
     pub severed: u64,
 }
 
+/// Whom a back-off concerns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Resting {
+    /// The partition is not moved.
+    Partition,
+    /// The pod gets no more partitions.
+    Pod,
+    /// The pod does not get this partition.
+    Pair,
+}
+
+/// A back-off that was in force when a handoff was cancelled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PastBackOff {
+    /// Whom it concerns. The pod is the new owner of the handoff.
+    pub of: Resting,
+    /// Failures in a row.
+    pub failures: u32,
+    /// Unix milliseconds, by the clock of the coordinator that cancelled the handoff. Only that coordinator obeys it.
+    pub until: u64,
+}
+
 /// `~history/{partition}/{handoff}`: a handoff that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct HistoryEntry {
@@ -116,4 +139,7 @@ pub struct HistoryEntry {
     /// Number of exchanges that all routers together severed.
     #[serde(default)]
     pub severed: u64,
+    /// The back-offs after a cancelled handoff.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub back_offs: Vec<PastBackOff>,
 }

@@ -171,6 +171,14 @@ impl RouterRecord {
     }
 }
 
+/// The part of `pod_streams/{pod}` that others than the pods' gRPC service read: who serves the pod.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct PodStream {
+    /// The address of the admin endpoint of the service's process: `host:port`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admin: Option<String>,
+}
+
 /// `coordinator/leader`, leased: the elected coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Leader {

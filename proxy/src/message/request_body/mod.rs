@@ -33,6 +33,7 @@ pub(crate) use self::pace::{Pace, Upload};
 pub(crate) use self::source::{BodyError, KEPT_BYTES};
 use self::source::{Reading, Source};
 use crate::message::client_body::ClientBody;
+use crate::message::header_scan::HeaderScan;
 use crate::message::local_reply::is_grpc;
 use crate::message::reserved::Reserved;
 use crate::runtime::coarse_timer::CoarseTimer;
@@ -133,7 +134,9 @@ impl RequestBody {
         self.source.as_ref().map_or(0, |source| {
             let source = source.borrow();
             let length = source.length.and_then(|length| usize::try_from(length).ok());
-            length.map_or(source.kept_bytes, |length| length.min(KEPT_BYTES))
+            let data = length.map_or(source.kept_bytes, |length| length.min(KEPT_BYTES));
+            let trailers = source.trailers.as_ref().map_or(0, |trailers| HeaderScan::of(trailers).weight as usize);
+            data + trailers + source.incoming.buffered()
         })
     }
 

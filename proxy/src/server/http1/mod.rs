@@ -190,17 +190,13 @@ impl Session<'_> {
         drop(rest);
         drop(serving);
         writer.give_back(wire);
-        let is_drained = std::future::poll_fn(|context| {
-            match wire.poll_settled(context) {
-                // Nothing more is said to this client.
-                Poll::Pending if self.is_told(ConnectionCommand::DrainAndClose) => Poll::Ready(false),
-                settled => settled,
-            }
+        // A drain that begins only now cuts off an upload whose response is complete, as with hyper.
+        let drains = self.is_told(ConnectionCommand::DrainAndClose);
+        let is_read = std::future::poll_fn(|context| match wire.poll_settled(context) {
+            Poll::Pending if !drains && self.is_told(ConnectionCommand::DrainAndClose) => Poll::Ready(false),
+            settled => settled,
         });
-        if !is_drained.await || closes || self.is_told(ConnectionCommand::DrainAndClose) {
-            return Then::Close;
-        }
-        Then::Continue
+        if is_read.await && !closes { Then::Continue } else { Then::Close }
     }
 
     /// Waits for the response. Meanwhile writes the pod's informational responses, says whether the client is still

@@ -247,6 +247,10 @@ impl State {
                 Ok(Decoded::Trailers(trailers)) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
                 Ok(Decoded::End) => return Poll::Ready(None),
                 Ok(Decoded::Starved) => {
+                    if self.input.is_empty() {
+                        // An empty handle still holds the memory of what was read.
+                        self.input = BytesMut::new();
+                    }
                     let Poll::Ready(read) = self.poll_bytes(context, scratch) else {
                         self.reader = Some(context.waker().clone());
                         return Poll::Pending;
@@ -294,6 +298,10 @@ impl ReadBody for Wire {
         if state.request == request { state.body.left() } else { Some(0) }
     }
 
+    fn buffered(&self) -> usize {
+        self.state.borrow().input.len()
+    }
+
     fn release(&self, request: u64) {
         let state = &mut *self.state.borrow_mut();
         if state.request == request {
@@ -302,5 +310,33 @@ impl ReadBody for Wire {
                 connection.wake();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body::Body as _;
+    use http_body_util::BodyExt as _;
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_body_whose_rest_has_not_arrived_holds_nothing_of_what_was_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        client.write_all(b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 20\r\n\r\n0123456789").await.unwrap();
+
+        let wire = Wire::new(Stream::Plain(server), BytesMut::new(), Scratch::default());
+        let next = std::future::poll_fn(|context| wire.poll_head(context, 64 << 10)).await;
+        let Next::Request(head) = next else { panic!("no request") };
+        let mut body = wire.begin(head.framing);
+        let data = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert_eq!(data, "0123456789");
+        let mut starved = Pin::new(&mut body);
+        assert!(std::future::poll_fn(|context| Poll::Ready(starved.as_mut().poll_frame(context).is_pending())).await);
+        assert!(data.is_unique());
     }
 }

@@ -176,7 +176,7 @@ fn check(view: &View, policy: &Policy, plan: &Plan) {
                 let may_warm = cause.is_urgent() || *warms <= policy.max_warming_per_pod;
                 assert!(may_warm, "{} warms {warms} partitions", handoff.new_owner);
             }
-            Action::Cancel { observed, reason } => {
+            Action::Cancel { observed, reason, .. } => {
                 assert!(!past_no_return(&observed.handoff.value));
                 assert!(CancelReason::NAMES.contains(&reason.as_str()), "{reason:?}");
             }

@@ -183,7 +183,11 @@ fn a_create_that_was_delayed_fails_once_another_one_of_its_decision_has_ended() 
         handoff: world.view().handoffs[&P0].clone(),
         assignment: world.view().assignment_revision(P0),
     };
-    assert!(world.carry_out(&Action::Cancel { observed: cancelled, reason: CancelReason::WarmTimeout }));
+    assert!(world.carry_out(&Action::Cancel {
+        observed: cancelled,
+        reason: CancelReason::WarmTimeout,
+        back_offs: Vec::new()
+    }));
     assert!(!world.store.commit(&delayed), "its epoch has been given");
     let Action::Create { handoff, cause, assignment, .. } = create else { unreachable!() };
     let seen = world.view().revision;

@@ -18,3 +18,4 @@ mod shares;
 mod sweeps;
 mod unreadable;
 mod world;
+mod zones;

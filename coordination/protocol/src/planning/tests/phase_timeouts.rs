@@ -25,7 +25,7 @@ pub(super) fn moving(mode: Mode, phase: Phase) -> World {
 pub(super) fn cancels(plans: &[Plan]) -> Vec<(PartitionId, &CancelReason)> {
     let actions = plans.iter().flat_map(|plan| &plan.actions);
     let cancels = actions.filter_map(|action| match action {
-        Action::Cancel { observed, reason } => Some((observed.partition(), reason)),
+        Action::Cancel { observed, reason, .. } => Some((observed.partition(), reason)),
         _ => None,
     });
     cancels.collect()

@@ -11,7 +11,7 @@ use crate::records::Thousandths;
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 const ZONES: [Option<&str>; 3] = [None, Some("x"), Some("y")];
 
-fn layouts(members: usize, slots: usize, weights: &'static [u32]) -> impl Strategy<Value = Layout<'static>> {
+pub(super) fn layouts(members: usize, slots: usize, weights: &'static [u32]) -> impl Strategy<Value = Layout<'static>> {
     let eligibility = prop_oneof![4 => Just(Eligibility::Open), 1 => Just(Eligibility::Leaving)];
     layouts_with(members, slots, weights, eligibility)
 }
@@ -50,19 +50,19 @@ fn layouts_with(
     })
 }
 
-fn loads(layout: &Layout<'_>, places: &[Option<usize>]) -> Vec<u32> {
+pub(super) fn loads(layout: &Layout<'_>, places: &[Option<usize>]) -> Vec<u32> {
     let mut loads = vec![0; layout.members.len()];
     places.iter().flatten().for_each(|member| loads[*member] += 1);
     loads
 }
 
-fn moves(layout: &Layout<'_>, places: &[Option<usize>]) -> usize {
+pub(super) fn moves(layout: &Layout<'_>, places: &[Option<usize>]) -> usize {
     layout.slots.iter().zip(places).filter(|(slot, place)| slot.owner != **place).count()
 }
 
 /// Returns whether every partition is with a member that accepts some, and each of those has its share rounded down or
 /// up.
-fn is_balanced(layout: &Layout<'_>, places: &[Option<usize>]) -> bool {
+pub(super) fn is_balanced(layout: &Layout<'_>, places: &[Option<usize>]) -> bool {
     let takes = |member: &Member<'_>| member.eligibility != Eligibility::Leaving;
     let equal = layout.members.iter().filter(|member| takes(member)).all(|member| member.weight.0 == 0);
     let weight = |member: &Member<'_>| if equal { 1 } else { u64::from(member.weight.0) };
@@ -186,7 +186,7 @@ impl Flow {
     }
 }
 
-fn has_takers(layout: &Layout<'_>) -> bool {
+pub(super) fn has_takers(layout: &Layout<'_>) -> bool {
     layout.members.iter().any(|member| member.eligibility != Eligibility::Leaving)
 }
 

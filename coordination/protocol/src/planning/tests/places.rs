@@ -272,3 +272,19 @@ fn a_waiting_move_whose_new_owner_has_gone_is_planned_anew() {
     world.run_until_quiet();
     assert_eq!(Vec::from_iter(world.balance().into_values()), [60]);
 }
+
+#[test]
+fn a_waiting_move_for_balance_is_planned_anew_when_a_handoff_fails() {
+    let few = Policy { max_concurrent_handoffs: 4, ..policy(3) };
+    let mut world = World::settled(few, &["w-0", "w-1"]);
+    let (from, _) = world.balance().into_iter().max_by_key(|(_, count)| *count).unwrap();
+    world.drain_pod(&from);
+    world.wait(secs(2));
+    world.join_pod(&from);
+    let plans = world.wait(secs(2));
+    assert_eq!(world.view().handoffs.len(), 2, "all places of planned moves are taken");
+    assert_eq!(plans.last().unwrap().waiting, 1, "the pod that drained would have no partition");
+    let fails = *world.view().handoffs.keys().next().unwrap();
+    world.store.delete(world.keys.handoff(fails));
+    assert!(all_begun(&world.wait(secs(2))).is_empty(), "it keeps one partition, and the other pod has two");
+}

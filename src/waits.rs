@@ -1,0 +1,43 @@
+//! Since when a handoff waits for whom, in words and as JSON. The times come from the store ([`waits`](segue_protocol::handoff::waits)), so
+//! that every process says the same.
+
+use std::fmt;
+
+use segue_protocol::handoff::waits::waits;
+use segue_protocol::ids::PartitionId;
+use segue_protocol::view::View;
+use serde::{Deserialize, Serialize};
+
+/// Something that a handoff waits for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitLine {
+    /// `router`, `pod`, or `key` for a key that has to be repaired.
+    pub kind: String,
+    /// The participant, or the key.
+    pub name: String,
+    /// What is waited for, in words.
+    pub what: String,
+    /// Since when, in Unix milliseconds. `None` if the store does not say.
+    pub since: Option<u64>,
+    /// The time since then, by the clocks of two machines. Informational.
+    pub age_ms: Option<u64>,
+}
+
+impl WaitLine {
+    /// Returns all that the partition's handoff waits for. `now` is in Unix milliseconds.
+    pub fn all(view: &View, partition: PartitionId, now: u64) -> Vec<Self> {
+        let line = |wait: segue_protocol::handoff::waits::Wait| {
+            let ((kind, name), what) = (wait.on.party(), wait.on.to_string());
+            let age_ms = wait.since.map(|since| now.saturating_sub(since));
+            WaitLine { kind: kind.to_owned(), name: name.to_owned(), what, since: wait.since, age_ms }
+        };
+        waits(view, partition).into_iter().map(line).collect()
+    }
+}
+
+impl fmt::Display for WaitLine {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.what)?;
+        self.age_ms.map_or(Ok(()), |age| write!(out, ", for {:.1} s", age as f64 / 1000.0))
+    }
+}
