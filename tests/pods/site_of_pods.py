@@ -58,7 +58,7 @@ class Pod:
 class PodWithSidecar(Pod):
     """A service that opens its stream at a sidecar, which starts and supervises it. `command` starts the service."""
 
-    # Those of a sidecar: tests/process/conformance_handoffs.rs.
+    # Those of a sidecar: tests/process/conformance/handoffs.rs.
     plays_handoffs = False
 
     def __init__(self, name, language, command, segue, etcd):

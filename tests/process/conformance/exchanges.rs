@@ -1,5 +1,4 @@
 //! `segue conformance` against pods that each break one rule on purpose, and against correct ones.
-#![allow(clippy::unwrap_used)]
 
 use std::net::SocketAddr;
 use std::process::{Command, Output};

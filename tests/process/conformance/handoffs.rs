@@ -1,5 +1,4 @@
 //! `segue conformance --handoffs` against pods by gRPC that each break one rule on purpose, and against a correct one.
-#![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -1,6 +1,5 @@
 //! `segue conformance --handoffs --command` with pods that it kills and starts again: pods that each go wrong only after a
 //! restart, and correct ones.
-#![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
