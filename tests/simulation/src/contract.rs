@@ -88,6 +88,11 @@ impl Contract {
         ask(&self.lock().view)
     }
 
+    /// The newest epoch of each partition that had an owner.
+    pub(crate) fn epochs(&self) -> BTreeMap<PartitionId, Epoch> {
+        self.lock().epochs.clone()
+    }
+
     fn check(&self, inner: &mut Inner, before: &View, author: Author<'_>) {
         let after = &inner.view;
         if let Author::Coordinator(name) = author

@@ -18,6 +18,7 @@ mod contract;
 mod exchange;
 mod faults;
 mod history;
+mod large;
 mod log;
 mod network;
 mod pod;
@@ -33,6 +34,7 @@ mod sweep;
 mod trace;
 mod world;
 
+pub use large::{Size, Step, run_large};
 pub use run::{Outcome, Scenario, run};
 pub use sabotage::Sabotage;
 pub use sweep::{Failure, MUST_BE_SEEN, Regression, Sweep, Total, regressions};

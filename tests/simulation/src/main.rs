@@ -6,10 +6,11 @@ use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread::available_parallelism;
+use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use clap::Parser;
-use segue_simulation::{Sabotage, Scenario, Sweep, regressions, run};
+use segue_simulation::{Sabotage, Scenario, Size, Step, Sweep, regressions, run, run_large};
 
 /// Simulates whole clusters under random faults: coordinators, routers, pods and clients in one thread, a simulated clock
 /// and network, every choice from a seed.
@@ -44,6 +45,22 @@ struct Arguments {
     #[arg(long)]
     check_determinism: bool,
 
+    /// Instead of seeds: a site with this many routers, without faults, and what its moves cost.
+    #[arg(long)]
+    routers: Option<u64>,
+
+    /// With --routers: the number of pods.
+    #[arg(long, requires = "routers", default_value_t = 10)]
+    pods: u64,
+
+    /// With --routers: the number of partitions of each keyspace.
+    #[arg(long, requires = "routers", default_value_t = 16)]
+    partitions: u32,
+
+    /// With --routers: the number of keyspaces, in each of which every process takes part.
+    #[arg(long, requires = "routers", default_value_t = 1)]
+    keyspaces: u64,
+
     /// Break a rule on purpose, to see whether it is noticed; `list` names them, `all` tries each.
     #[arg(long, hide = true)]
     sabotage: Option<String>,
@@ -66,6 +83,10 @@ fn main() -> anyhow::Result<ExitCode> {
             None => bail!("there is no sabotage {name:?}; --sabotage list names them"),
         },
     };
+    if let Some(routers) = arguments.routers {
+        let Arguments { pods, partitions, keyspaces, .. } = arguments;
+        return play_large(Size { keyspaces, routers, pods, partitions });
+    }
     if let Some(seed) = arguments.seed {
         return replay(seed, sabotage, arguments.trace.as_deref());
     }
@@ -98,6 +119,23 @@ fn main() -> anyhow::Result<ExitCode> {
     }
     println!("{total}");
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Plays the steps of a site of this size and tells what they took.
+fn play_large(size: Size) -> anyhow::Result<ExitCode> {
+    let Size { keyspaces, routers, pods, partitions } = size;
+    println!("keyspaces={keyspaces} routers={routers} pods={pods} partitions={partitions}");
+    let began = Instant::now();
+    let (steps, violations) = run_large(0, size).context("cannot make a runtime")?;
+    for Step { name, simulated, moves, delivered } in steps {
+        let each = delivered as f64 / moves.max(1) as f64;
+        println!("{name}: simulated_s={:.1} moves={moves} delivered_per_move={each:.0}", simulated.as_secs_f64());
+    }
+    for violation in &violations {
+        eprintln!("{violation}");
+    }
+    println!("large: violations={} took_s={}", violations.len(), began.elapsed().as_secs());
+    Ok(if violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Runs one seed and tells its history.

@@ -67,7 +67,7 @@ pub fn run(scenario: Scenario) -> std::io::Result<Outcome> {
     let outcome = LocalSet::new().block_on(&runtime, async move {
         count_by_tokio();
         let began = Instant::now();
-        let site = Site::start(World::all(seed, sabotage, keeps_lines));
+        let site = Site::start(World::all(seed, sabotage, keeps_lines, |_| {}));
         play(&site).await;
         let totals = site.clusters.iter().map(|cluster| cluster.world.history.totals());
         let requests = totals.fold((0, 0), |(made, done), (more, of_them)| (made + more, done + of_them));
@@ -154,7 +154,7 @@ fn bounded(cluster: &Cluster) {
 }
 
 /// Why this cluster is not at rest as it should be.
-fn what_is_not_well(cluster: &Cluster) -> Vec<String> {
+pub(crate) fn what_is_not_well(cluster: &Cluster) -> Vec<String> {
     let world = &cluster.world;
     let mut why = Vec::new();
     world.contract.with_view(|view| {

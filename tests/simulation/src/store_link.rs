@@ -5,6 +5,7 @@
 //! process: a stopped process sends its calls and receives their results when it resumes.
 
 use std::future::Future;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -303,7 +304,10 @@ async fn relay(
             false => Err(StoreError::Unavailable("the watch broke".into())),
         };
         match &batch {
-            Ok(batch) => world.trace.event(format_args!("{name} sees {} ({})", batch.revision, deletes(batch))),
+            Ok(batch) => {
+                world.delivered.fetch_add(batch.events.len() as u64, Relaxed);
+                world.trace.event(format_args!("{name} sees {} ({})", batch.revision, deletes(batch)));
+            }
             Err(error) => {
                 if matches!(error, StoreError::Compacted { .. }) {
                     world.trace.seen("a watch fell behind a compaction");

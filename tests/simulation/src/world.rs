@@ -1,6 +1,7 @@
 //! What all participants in a keyspace share: the store, the network, the log of the partitions, and what checks them.
 //! Keyspaces of one simulation have the store, the network and the faults in common.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -31,13 +32,21 @@ pub(crate) struct World {
     pub(crate) contract: Contract,
     pub(crate) history: RequestHistory,
     pub(crate) trace: Arc<Trace>,
+    /// How many changes of keys watches have brought.
+    pub(crate) delivered: AtomicU64,
 }
 
 impl World {
-    /// The worlds of a seed, one for each keyspace. To be called inside its runtime.
-    pub(crate) fn all(seed: u64, sabotage: Option<Sabotage>, keeps_lines: bool) -> Vec<Arc<Self>> {
+    /// The worlds of a seed, one for each keyspace, with the setting as `adapt` leaves it. To be called inside its runtime.
+    pub(crate) fn all(
+        seed: u64,
+        sabotage: Option<Sabotage>,
+        keeps_lines: bool,
+        adapt: impl FnOnce(&mut Setting),
+    ) -> Vec<Arc<Self>> {
         let rng = Arc::new(Rng::new(seed));
-        let setting = Setting::of(&rng.fork());
+        let mut setting = Setting::of(&rng.fork());
+        adapt(&mut setting);
         let trace = Arc::new(Trace::new(keeps_lines));
         trace.event(format_args!("{setting:?}"));
         let (store, network, disk) = (MemoryStore::new(), Arc::<Network>::default(), Arc::<Mutex<Duration>>::default());
@@ -55,6 +64,7 @@ impl World {
                 setting: setting.clone(),
                 sabotage,
                 trace: trace.clone(),
+                delivered: AtomicU64::new(0),
             })
         };
         (0..setting.keyspaces).map(world).collect()
