@@ -85,6 +85,11 @@ fn main() -> anyhow::Result<ExitCode> {
     };
     if let Some(routers) = arguments.routers {
         let Arguments { pods, partitions, keyspaces, .. } = arguments;
+        if u64::from(partitions) <= pods {
+            bail!(
+                "{partitions} partitions on {pods} pods: a pod that joins gets one only if there are more partitions than pods"
+            );
+        }
         return play_large(Size { keyspaces, routers, pods, partitions });
     }
     if let Some(seed) = arguments.seed {
