@@ -22,7 +22,7 @@ use clap::{Parser, Subcommand};
 use segue_config::{Located, Problem};
 
 use crate::certificates::Certificates;
-use crate::supervise;
+use crate::{supervise, token_file};
 
 /// An L7 proxy that moves partitions between writer pods while clients keep sending, without losing a request.
 #[derive(Debug, Parser)]
@@ -251,12 +251,15 @@ fn load(path: &std::path::Path) -> Result<Located, Failure> {
     segue_config::load(path).map_err(|error| Failure::BadInput(error.to_string()))
 }
 
-/// Returns the configuration of a file and the certificates that it names.
+/// Returns the configuration of a file and the certificates that it names. A file of a token that cannot be used is bad
+/// input, too.
 fn load_with_certificates(path: &std::path::Path) -> Result<(Located, Certificates), Failure> {
     let located = load(path)?;
+    let tokens = token_file::problems(&located);
     match Certificates::load(&located) {
-        Ok(certificates) => Ok((located, certificates)),
-        Err(problems) => Err(bad(located, problems)),
+        Ok(certificates) if tokens.is_empty() => Ok((located, certificates)),
+        Ok(_) => Err(bad(located, tokens)),
+        Err(problems) => Err(bad(located, problems.into_iter().chain(tokens).collect())),
     }
 }
 

@@ -74,6 +74,29 @@ fn check_reports_every_mistake_with_its_place_and_exits_2() {
     }
 }
 
+#[test]
+fn a_token_file_that_cannot_be_used_is_a_mistake_with_its_place() {
+    let folder = TempDir::new().unwrap();
+    let empty = folder.path().join("empty");
+    std::fs::write(&empty, "\n").unwrap();
+    let text = format!(
+        "[coordinator]\npartitions = 4\nlisten = \"127.0.0.1:0\"\ntoken_file = {empty:?}\n[admin]\nwrite = \"token\"\n\
+         token_file = \"/nowhere/token\"\n"
+    );
+    let path = file(&folder, &text);
+    let checked = run(&["check", "--config", path.to_str().unwrap()]);
+    let started = run(&["run", "--config", path.to_str().unwrap()]);
+    for output in [checked, started] {
+        assert_eq!(output.status.code(), Some(2));
+        let said = stderr(&output);
+        assert!(
+            said.contains("segue.toml:4:14: coordinator.token_file") && said.contains("the file is empty"),
+            "{said}"
+        );
+        assert!(said.contains("segue.toml:7:14: admin.token_file") && said.contains("/nowhere/token"), "{said}");
+    }
+}
+
 /// `segue check` of several files: its exit code, what it prints, and what it says is wrong.
 fn check_together(texts: &[&str]) -> (Option<i32>, String, String) {
     let folder = TempDir::new().unwrap();
