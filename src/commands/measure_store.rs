@@ -17,7 +17,7 @@ use super::store::open;
 use super::{Failure, runtime};
 use crate::operator::span;
 
-/// Number of writes, and of leases.
+/// Most writes, and leases.
 const WRITES: usize = 50;
 const LEASES: usize = 10;
 /// TTL of the leases, which end by themselves if this process is interrupted.
@@ -93,7 +93,12 @@ impl Times {
         let keys = Keys::One(key.clone());
         let lease = store.grant(TTL).await?;
         let mut watch = store.watch(&keys, store.snapshot(&keys).await?.revision.next()).await?;
+        // A store so slow that the key's lease would end is measured by fewer writes.
+        let last = Instant::now() + TTL / 2;
         for number in 0..WRITES {
+            if Instant::now() > last {
+                break;
+            }
             let put = Op::Put { key: key.clone(), value: number.to_string().into_bytes(), lease: Some(lease) };
             let begun = Instant::now();
             let revision = store.commit(Txn { then: vec![put], ..Txn::default() }).await?.revision;
@@ -172,28 +177,33 @@ mod tests {
     use segue_protocol::keys::Keyspace;
     use segue_protocol::txn::{Batch, Snapshot, TxnOutcome};
     use tokio::sync::mpsc;
+    use tokio::time::sleep;
 
     use super::*;
 
-    /// A store that answers every call, but whose watch brings nothing.
+    /// A store with a fault.
     #[derive(Debug)]
-    struct Silent {
+    struct Faulty {
         store: MemoryStore,
-        /// Takes the senders that keep the silent watches open.
-        open: mpsc::Sender<mpsc::Sender<Result<Batch, StoreError>>>,
+        /// How long a commit takes.
+        commit: Duration,
+        /// If watches bring nothing: takes the senders that keep them open.
+        silenced: Option<mpsc::Sender<mpsc::Sender<Result<Batch, StoreError>>>>,
     }
 
     #[async_trait]
-    impl Store for Silent {
+    impl Store for Faulty {
         async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
             self.store.snapshot(keys).await
         }
-        async fn watch(&self, _: &Keys, _: Revision) -> Result<Watch, StoreError> {
+        async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
+            let Some(silenced) = &self.silenced else { return self.store.watch(keys, from).await };
             let (sender, batches) = mpsc::channel(1);
-            self.open.send(sender).await.unwrap();
+            silenced.send(sender).await.unwrap();
             Ok(Watch::new(batches))
         }
         async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
+            sleep(self.commit).await;
             self.store.commit(txn).await
         }
         async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
@@ -210,10 +220,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_silent_watch_fails_the_measurement_within_seconds() {
         let (open, _opened) = mpsc::channel(1);
-        let store = Arc::new(Silent { store: MemoryStore::new(), open });
+        let store = Arc::new(Faulty { store: MemoryStore::new(), commit: Duration::ZERO, silenced: Some(open) });
         let measured = timeout(2 * EVENT_TIMEOUT, Times::of(store, "/segue/")).await.expect("it ends");
         let error = measured.unwrap_err().to_string();
         assert!(error.contains("expected the event of each write within 10s, got 0 of 50"), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_takes_seconds_for_a_write_is_measured_by_fewer() {
+        let commit = Duration::from_secs(4);
+        let store = Arc::new(Faulty { store: MemoryStore::new(), commit, silenced: None });
+        let times = Times::of(store, "/segue/").await.unwrap();
+        assert_eq!((slowest(&times.commits), times.commits.len()), (commit, 4));
     }
 
     #[test]
