@@ -27,6 +27,10 @@ const PARTITIONS: Setting = Setting { own: "keyspaces.partitions", common: "coor
 const PARTITION: Setting = Setting { own: "keyspaces.partition", common: "router.partition" };
 const MATCH: Setting = Setting { own: "keyspaces.match", common: "keyspace" };
 const STRATEGY: Setting = Setting { own: "keyspaces.strategy", common: "coordinator.strategy" };
+const MOST_HANDOFFS: Setting =
+    Setting { own: "keyspaces.max_concurrent_handoffs", common: "coordinator.max_concurrent_handoffs" };
+const MOST_WARMING: Setting =
+    Setting { own: "keyspaces.max_warming_per_pod", common: "coordinator.max_warming_per_pod" };
 
 /// A file, as far as it is about one keyspace.
 #[derive(Clone, Copy)]
@@ -255,6 +259,8 @@ impl Findings {
         let differing = [
             (PARTITIONS, first.partitions != second.partitions),
             (STRATEGY, first.strategy != second.strategy),
+            (MOST_HANDOFFS, first.max_concurrent_handoffs != second.max_concurrent_handoffs),
+            (MOST_WARMING, first.max_warming_per_pod != second.max_warming_per_pod),
             (common("coordinator.mode"), first.mode != second.mode),
             (common("coordinator.coordination"), first.coordination != second.coordination),
         ];

@@ -217,7 +217,7 @@ fn each_commented_key_of_a_table_is_accepted() {
         accepted(line, &format!("[router]\n[coordinator]\n[[keyspaces]]\n{table}"));
         tried += 1;
     }
-    assert_eq!(tried, 12);
+    assert_eq!(tried, 17);
 }
 
 #[test]

@@ -19,12 +19,19 @@ max_total_bytes = "1GiB"
 max_wait = "40s"
 [coordinator]
 partitions = 32
+max_concurrent_handoffs = 20
+cool_down = "3s"
 
 [[keyspaces]]
 name = "orders"
 match = { host = "Orders.example" }
 partitions = 256
 strategy = "ring"
+max_concurrent_handoffs = 1
+max_warming_per_pod = 2
+cool_down = "0s"
+balance_load = true
+max_keys_per_partition = 9
 [keyspaces.partition]
 key = { header = "x-order" }
 [keyspaces.stash]
@@ -75,6 +82,13 @@ fn each_table_is_a_keyspace_with_settings_of_its_own() {
     assert_eq!((routing(orders).stash.max_requests, routing(orders).stash.max_wait), (5, Duration::from_secs(9)));
     assert_eq!((routing(rest).stash.max_requests, routing(rest).stash.max_wait), (10_000, Duration::from_secs(40)));
     assert!(config.keyspaces.iter().all(|keyspace| routing(keyspace).stash.max_total_bytes == 1 << 30));
+    let limits = |keyspace: &KeyspaceSection| {
+        let policy = policy(keyspace);
+        (policy.max_concurrent_handoffs, policy.max_warming_per_pod, policy.cool_down.as_secs())
+    };
+    assert_eq!([orders, persons, rest].map(limits), [(1, 2, 0), (20, 8, 3), (20, 8, 3)]);
+    let of_load = |keyspace: &KeyspaceSection| (policy(keyspace).balance_load, policy(keyspace).max_keys_per_partition);
+    assert_eq!([orders, persons, rest].map(of_load), [(true, 9), (false, 0), (false, 0)]);
     // Two thirds of the shortest.
     assert_eq!(config.router.unwrap().drain.timeout, Duration::from_secs(6));
 }
@@ -193,7 +207,8 @@ fn a_match_is_one_host_or_one_prefix() {
 fn a_table_has_only_settings_of_roles_that_run() {
     assert_refused(
         "[pod]\n[[keyspaces]]\nname = \"a\"\nmatch.host = \"h\"\npartition.header = \"p\"\nstash.max_requests = 1\n\
-         partitions = 8\nstrategy = \"jump\"\n",
+         partitions = 8\nstrategy = \"jump\"\nmax_concurrent_handoffs = 4\nmax_warming_per_pod = 2\ncool_down = \"1s\"\n\
+         balance_load = true\nmax_keys_per_partition = 7\n",
         &[
             "segue.toml:4:1: keyspaces.match: given in a file without [router], which alone uses it; expected it in the \
              router's file",
@@ -205,8 +220,66 @@ fn a_table_has_only_settings_of_roles_that_run() {
              the coordinator's file",
             "segue.toml:8:1: keyspaces.strategy: given in a file without [coordinator], which alone uses it; expected it in \
              the coordinator's file",
+            "segue.toml:9:1: keyspaces.max_concurrent_handoffs: given in a file without [coordinator], which alone uses it; \
+             expected it in the coordinator's file",
+            "segue.toml:10:1: keyspaces.max_warming_per_pod: given in a file without [coordinator], which alone uses it; \
+             expected it in the coordinator's file",
+            "segue.toml:11:1: keyspaces.cool_down: given in a file without [coordinator], which alone uses it; \
+             expected it in the coordinator's file",
+            "segue.toml:12:1: keyspaces.balance_load: given in a file without [coordinator], which alone uses it; \
+             expected it in the coordinator's file",
+            "segue.toml:13:1: keyspaces.max_keys_per_partition: given in a file without [coordinator], which alone uses it; \
+             expected it in the coordinator's file",
         ],
     );
+}
+
+#[test]
+fn a_table_takes_the_same_values_as_the_coordinators_section() {
+    let values = [
+        ("max_concurrent_handoffs", &["1", "9223372036854775807"][..], &["0", "-1", "\"4\"", "1.5", "true"][..]),
+        ("max_warming_per_pod", &["1", "9223372036854775807"], &["0", "-1", "\"4\"", "1.5", "true"]),
+        ("cool_down", &["\"0s\"", "\"1h\""], &["10", "\"10\"", "\"-1s\"", "\"9000h\""]),
+        ("balance_load", &["true", "false"], &["1", "\"true\""]),
+        ("max_keys_per_partition", &["0", "1"], &["-1", "\"0\""]),
+        ("partitions", &["1", "65536"], &["0", "65537"]),
+        ("strategy", &["\"jump\""], &["\"jmp\"", "1"]),
+    ];
+    for (name, accepted, wrong) in values {
+        for value in accepted {
+            assert_accepted(&format!("[coordinator]\n[[keyspaces]]\n{name} = {value}\nname = \"a\"\n"));
+        }
+        for value in wrong {
+            let in_the_section = refused(&format!("\n[coordinator]\n{name} = {value}\n"));
+            let in_a_table = refused(&format!("[coordinator]\n[[keyspaces]]\n{name} = {value}\nname = \"a\"\n"));
+            assert_eq!(
+                in_a_table,
+                in_the_section.replace(&format!(" coordinator.{name}:"), &format!(" keyspaces.{name}:"))
+            );
+        }
+    }
+    assert_refused(
+        "[coordinator]\n[[keyspaces]]\nname = \"a\"\nmax_concurrent_handoffs = 0\nmax_warming_per_pods = 3\n",
+        &[
+            "segue.toml:4:27: keyspaces.max_concurrent_handoffs: 0 is out of range; expected a whole number of at least 1",
+            "segue.toml:5:1: keyspaces.max_warming_per_pods: unknown key; expected one of name, match, partition, stash, \
+             partitions, strategy, max_concurrent_handoffs, max_warming_per_pod, cool_down, balance_load, \
+             max_keys_per_partition; did you mean max_warming_per_pod",
+        ],
+    );
+}
+
+#[test]
+fn variables_of_the_coordinators_section_are_the_default_of_the_tables() {
+    let variable = |name: &str, value: &str| (format!("SEGUE__COORDINATOR__{name}"), value.to_owned());
+    let text = "[coordinator]\n[[keyspaces]]\nname = \"a\"\nmax_concurrent_handoffs = 2\n[[keyspaces]]\nname = \"b\"\n";
+    let variables = [variable("MAX_CONCURRENT_HANDOFFS", "5"), variable("MAX_WARMING_PER_POD", "3")];
+    let config = parse("segue.toml", text, variables, "host-1").unwrap();
+    let limits = |keyspace: &KeyspaceSection| {
+        let policy = keyspace.policy.as_ref().unwrap();
+        (policy.max_concurrent_handoffs, policy.max_warming_per_pod)
+    };
+    assert_eq!(config.keyspaces.iter().map(limits).collect::<Vec<_>>(), [(2, 3), (5, 3)]);
 }
 
 #[test]
@@ -276,6 +349,35 @@ fn files_are_compared_keyspace_by_keyspace() {
         [
             "standby:3:14: coordinator.partitions: another value than coordinator coordinator has (coordinator): the keyspace \
           keeps that of its first leader; expected the same in all coordinators of a keyspace"
+        ]
+    );
+}
+
+#[test]
+fn limits_of_a_keyspace_are_compared_wherever_they_stand() {
+    let located = |name: &str, text: &str| locate(name, text, [], name).unwrap();
+    let tables = "[coordinator]\nmax_warming_per_pod = 3\n[[keyspaces]]\nname = \"a\"\nmax_concurrent_handoffs = 1\n\
+                  [[keyspaces]]\nname = \"b\"\n";
+    let one = located("one", tables);
+    let warnings = |text: &str| {
+        let found = compare(&[one.clone(), located("two", text)]);
+        assert_eq!(found.problems, []);
+        found.warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let why = "another value than coordinator one has (one): the keyspace keeps that of its first leader; expected the same \
+               in all coordinators of a keyspace";
+    // The same limits, as the section's.
+    let same = "keyspace = \"a\"\n[coordinator]\nmax_concurrent_handoffs = 1\nmax_warming_per_pod = 3\n";
+    assert_eq!(warnings(same), [""; 0]);
+    assert_eq!(warnings(tables), [""; 0]);
+    let tables = "[coordinator]\nmax_concurrent_handoffs = 1\n[[keyspaces]]\nname = \"b\"\nmax_warming_per_pod = 3\n";
+    assert_eq!(warnings(tables), [format!("two:2:27: coordinator.max_concurrent_handoffs: {why}")]);
+    let tables = "[coordinator]\n[[keyspaces]]\nname = \"a\"\nmax_concurrent_handoffs = 2\nmax_warming_per_pod = 4\n";
+    assert_eq!(
+        warnings(tables),
+        [
+            format!("two:4:27: keyspaces.max_concurrent_handoffs: {why}"),
+            format!("two:5:23: keyspaces.max_warming_per_pod: {why}"),
         ]
     );
 }

@@ -182,6 +182,12 @@ fn a_hang_up_takes_the_stash_of_one_of_several_keyspaces_over_and_names_the_rest
     let waits = "take effect with a restart keys=\"keyspaces.1.strategy\"";
     reload(&mut process, text(&stash(2), &(stash(1) + "\nstrategy = \"jump\"")), waits);
     is_full("persons");
+    let waits =
+        "take effect with a restart keys=\"keyspaces.0.max_warming_per_pod, keyspaces.1.max_concurrent_handoffs\"";
+    let limits = ["max_warming_per_pod = 2", "max_concurrent_handoffs = 3"];
+    let [orders, persons] = [2, 1].map(stash);
+    let changed = text(&format!("{orders}\n{}", limits[0]), &format!("{persons}\n{}", limits[1]));
+    reload(&mut process, changed, waits);
     assert!(process.terminate().0.success());
     for request in waiting {
         assert!(request.join().unwrap().unwrap().body.contains("\"shutdown\""), "it was held to the end");

@@ -1,9 +1,9 @@
 //! The coordinator's section.
 
-use segue_protocol::planning::{Coordination, Policy, Strategy};
+use segue_protocol::planning::{Coordination, Policy};
 use segue_protocol::records::Mode;
 
-use super::{pods_service, seconds};
+use super::{placement, pods_service, seconds};
 use crate::reader::Reader;
 use crate::units::show_duration;
 use crate::validated::Coordinator;
@@ -47,15 +47,13 @@ pub(super) fn coordinator(r: &mut Reader<'_>) -> Coordinator {
     }
 }
 
-/// Reads the placement policy, which is the default of every keyspace.
+/// Reads the policy of planning, which is the default of every keyspace.
 pub(super) fn policy(r: &mut Reader<'_>) -> Policy {
     let default = Policy::default();
     let coordination = r.choice("coordinator.coordination", Coordination::NAMES, default.coordination);
     // A stuck participant drops out with the next heartbeat: before a router's `max_wait`, if nothing is set.
     let heartbeat = if coordination == Coordination::Rounds { seconds(20) } else { default.heartbeat };
     let policy = Policy {
-        partitions: r.integer("coordinator.partitions", 1..=65536, default.partitions),
-        strategy: r.choice("coordinator.strategy", Strategy::NAMES, default.strategy),
         coordination,
         mode: r.choice("coordinator.mode", Mode::NAMES, default.mode),
         settle: r.duration_or_zero("coordinator.settle", default.settle),
@@ -66,20 +64,8 @@ pub(super) fn policy(r: &mut Reader<'_>) -> Policy {
         phase_timeout: r.duration("coordinator.phase_timeout", default.phase_timeout),
         checkpoint_interval: r.write_interval_or_zero("coordinator.checkpoint_interval", default.checkpoint_interval),
         checkpoint_timeout: r.duration("coordinator.checkpoint_timeout", default.checkpoint_timeout),
-        max_concurrent_handoffs: r.integer(
-            "coordinator.max_concurrent_handoffs",
-            1..=i64::MAX,
-            default.max_concurrent_handoffs,
-        ),
-        max_warming_per_pod: r.integer("coordinator.max_warming_per_pod", 1..=i64::MAX, default.max_warming_per_pod),
-        cool_down: r.duration_or_zero("coordinator.cool_down", default.cool_down),
-        balance_load: r.boolean("coordinator.balance_load", default.balance_load),
-        max_keys_per_partition: r.integer(
-            "coordinator.max_keys_per_partition",
-            0..=i64::MAX,
-            default.max_keys_per_partition,
-        ),
         config_wins: r.boolean("coordinator.config_wins", default.config_wins),
+        ..placement::read(r, &placement::COORDINATOR, &default)
     };
     let settle = ("coordinator.settle", policy.settle);
     r.ordered(settle, ("coordinator.settle_max", policy.settle_max), false, show_duration);

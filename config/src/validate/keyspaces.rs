@@ -8,13 +8,13 @@
 //! * Each keyspace has a name of its own, and each can be reached by some request.
 //! * A table has no setting of a role that the file does not have.
 
-use segue_protocol::planning::{Policy, Strategy};
+use segue_protocol::planning::Policy;
 use segue_proxy::routing::keyspace_choice::{HostName, KeyspaceMatch, PathPrefix};
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 
 use super::partition::{self, PartitionKeys};
-use super::{coordinator, router};
+use super::{coordinator, placement, router};
 use crate::error::{Place, Wrong, quoted};
 use crate::keys::Keys;
 use crate::reader::{Reader, text};
@@ -50,6 +50,11 @@ pub(crate) static KEYS: Keys = Keys {
         "keyspaces.stash.max_wait",
         "keyspaces.partitions",
         "keyspaces.strategy",
+        "keyspaces.max_concurrent_handoffs",
+        "keyspaces.max_warming_per_pod",
+        "keyspaces.cool_down",
+        "keyspaces.balance_load",
+        "keyspaces.max_keys_per_partition",
     ]],
     tables: None,
 };
@@ -57,7 +62,18 @@ pub(crate) static KEYS: Keys = Keys {
 /// The keys of a table that belong to a role.
 const OF_ROLES: [(&str, &[&str]); 2] = [
     ("router", &[MATCH, "keyspaces.partition", "keyspaces.stash"]),
-    ("coordinator", &["keyspaces.partitions", "keyspaces.strategy"]),
+    (
+        "coordinator",
+        &[
+            "keyspaces.partitions",
+            "keyspaces.strategy",
+            "keyspaces.max_concurrent_handoffs",
+            "keyspaces.max_warming_per_pod",
+            "keyspaces.cool_down",
+            "keyspaces.balance_load",
+            "keyspaces.max_keys_per_partition",
+        ],
+    ),
 ];
 
 /// The settings of a keyspace whose table does not have its own.
@@ -127,7 +143,7 @@ fn keyspace(r: &mut Reader<'_>, table: &mut Reader<'_>, defaults: &Defaults) -> 
         table.report(None, partition::KEYSPACE.section, Wrong::new("not given", remedy));
     }
     let stash = stash(r, table, &defaults.stash.unwrap_or_default());
-    let policy = policy(table, &defaults.policy.clone().unwrap_or_default());
+    let policy = placement::read(table, &placement::KEYSPACE, &defaults.policy.clone().unwrap_or_default());
     KeyspaceSection {
         name: name.unwrap_or_default(),
         routing: defaults.stash.map(|_| Routing { matching, partition, stash }),
@@ -173,14 +189,6 @@ fn stash(r: &Reader<'_>, table: &mut Reader<'_>, default: &StashLimits) -> Stash
         table.report_value(MAX_BYTES, Wrong::new(fact, format!("expected at most {total}")));
     }
     stash
-}
-
-fn policy(table: &mut Reader<'_>, default: &Policy) -> Policy {
-    Policy {
-        partitions: table.integer("keyspaces.partitions", 1..=65536, default.partitions),
-        strategy: table.choice("keyspaces.strategy", Strategy::NAMES, default.strategy),
-        ..default.clone()
-    }
 }
 
 /// Refuses keyspaces of one name, and those that no request could reach because of an earlier one.

@@ -13,6 +13,7 @@ mod coordinator;
 mod hooks;
 mod keyspaces;
 mod partition;
+mod placement;
 mod pods_service;
 mod router;
 mod stream;
