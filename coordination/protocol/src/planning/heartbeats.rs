@@ -9,14 +9,15 @@
 //!
 //! * A pod that has never sent a heartbeat in its present life is not suspected.
 //! * No partition moves because its owner is suspected.
-//! * A pod counts as overloaded only after [`OVERLOADS_BEFORE_MOVE`] heartbeats in a row since partitions last moved.
+//! * A pod counts as overloaded only after [`OVERLOADS_BEFORE_MOVE`] heartbeats in a row of its present life since
+//!   partitions last moved.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::notice::Notice;
 use super::{Policy, Strategy, in_force};
-use crate::ids::{PartitionId, Revision};
+use crate::ids::{Incarnation, PartitionId, Revision};
 use crate::records::PodLoad;
 use crate::view::{Versioned, View};
 
@@ -41,6 +42,8 @@ pub fn uses_load(view: &View) -> bool {
 /// The last heartbeat of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Beat {
+    /// The life of the pod that sent it.
+    incarnation: Incarnation,
     seen: Revision,
     /// When the pod becomes suspected without another heartbeat.
     suspected_at: Duration,
@@ -62,7 +65,8 @@ impl Heartbeats {
         self.beats.retain(|pod, _| view.load(pod).is_some());
         let mut share = None;
         for (pod, load) in view.loads.iter().filter(|(pod, _)| view.load(pod).is_some()) {
-            let known = self.beats.get(pod);
+            // One look may show the end of a life together with the first heartbeat of the next.
+            let known = self.beats.get(pod).filter(|beat| beat.incarnation == load.value.incarnation);
             if known.is_some_and(|beat| beat.seen == load.mod_revision) {
                 continue;
             }
@@ -71,6 +75,7 @@ impl Heartbeats {
             let overloads = if is_over { known.map_or(0, |beat| beat.overloads).saturating_add(1) } else { 0 };
             let interval = Duration::from_millis(load.value.interval_ms).max(MIN_INTERVAL);
             let beat = Beat {
+                incarnation: load.value.incarnation,
                 seen: load.mod_revision,
                 suspected_at: now.saturating_add(interval.saturating_mul(MISSED_BEFORE_SUSPECTED)),
                 overloads,

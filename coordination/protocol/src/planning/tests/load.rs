@@ -2,6 +2,7 @@
 
 use super::world::{World, policy, secs};
 use crate::ids::{LeaseId, PartitionId};
+use crate::planning::heartbeats::Heartbeats;
 use crate::planning::{
     Action, MISSED_BEFORE_SUSPECTED, MoveCause, Notice, OVERLOADS_BEFORE_MOVE, Policy, Strategy, stored, uses_load,
 };
@@ -131,6 +132,29 @@ fn an_overloaded_pod_exchanges_a_partition_and_the_number_of_each_stays() {
     assert!(begun.iter().any(|(_, to)| *to == owner) && begun.iter().any(|(_, to)| *to != owner));
     assert_eq!(Vec::from_iter(world.balance().into_values()), [8, 8, 8]);
     assert_eq!(world.beat_all(OVERLOADS_BEFORE_MOVE - 1, load), [], "the next one needs heartbeats of its own");
+}
+
+#[test]
+fn overloads_of_an_earlier_life_do_not_count_in_the_next() {
+    let mut world = balancing(8, &["w-0", "w-1"]);
+    assert!(world.beat("w-1", |_| 10));
+    let mut heartbeats = Heartbeats::default();
+    let load = [(PartitionId::new(0), PartitionLoad { load: Thousandths(100_000), keys: None })];
+    let mut beats = |world: &mut World| {
+        let record = PodLoad::new(world.view().incarnation_of("w-0"), INTERVAL * 1000, load.into());
+        world.store.put_leased(world.keys.load("w-0"), encode(&record));
+        heartbeats.observe(&world.view(), &world.policy, secs(0));
+        heartbeats.is_overloaded("w-0")
+    };
+    for _ in 1..OVERLOADS_BEFORE_MOVE {
+        assert!(!beats(&mut world));
+    }
+    // The next look shows the new life with its first heartbeat.
+    world.restart_pod("w-0");
+    for heartbeat in 1..OVERLOADS_BEFORE_MOVE {
+        assert!(!beats(&mut world), "heartbeat {heartbeat} of the new life");
+    }
+    assert!(beats(&mut world));
 }
 
 #[test]
