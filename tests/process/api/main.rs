@@ -1,0 +1,11 @@
+//! Operators' actions over the admin endpoint: with a token, a client certificate or the Unix socket, by hand and by the
+//! commands with `--server`.
+#![allow(clippy::unwrap_used)]
+
+mod access;
+mod actions;
+mod commands;
+mod peers;
+mod site;
+#[path = "../writers/mod.rs"]
+mod writers;

@@ -1,0 +1,126 @@
+//! A coordinator with an admin endpoint and writers, and what a test asks of them: by HTTP, by a command, by the store.
+
+use std::net::SocketAddr;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::txn::{Keys, Op, Txn};
+use segue_tests::config::Config;
+use segue_tests::http::{Request, Response, get, is_ready};
+use segue_tests::ports::free_address;
+use serde_json::Value;
+
+use crate::writers::{PARTITIONS, WriterCluster};
+
+pub(crate) const TOKEN: &str = "correct-horse-battery-staple";
+
+/// A cluster with one coordinator that has an admin endpoint, and writers.
+pub(crate) struct Site {
+    pub(crate) cluster: WriterCluster,
+    pub(crate) admin: SocketAddr,
+}
+
+impl Site {
+    /// Starts a coordinator whose endpoint admits those with the token.
+    pub(crate) fn with_token(pods: &[&str]) -> Self {
+        Self::start(pods, |site, config| {
+            let file = site.path().join("token");
+            std::fs::write(&file, format!("{TOKEN}\n")).unwrap();
+            config.set("admin.write", "token").set("admin.token_file", file.to_str().unwrap())
+        })
+    }
+
+    pub(crate) fn start(pods: &[&str], with: impl FnOnce(&WriterCluster, Config) -> Config) -> Self {
+        let (mut cluster, admin) = (WriterCluster::start(), free_address());
+        // No test waits for the end of a writer's lease, and the store is away for a while in one.
+        cluster.lease_ttl = 60;
+        let config = Config::new([cluster.etcd().endpoint()]).coordinator("c-0", PARTITIONS).admin(admin).quick();
+        let config = with(&cluster, config);
+        let mut process = cluster.run("c-0", &config);
+        process.until("the admin endpoint", || is_ready(admin) || TcpProbe(admin).answers());
+        cluster.processes.insert("c-0".to_owned(), process);
+        for pod in pods {
+            cluster.writer(pod);
+        }
+        cluster.settles(pods);
+        Site { cluster, admin }
+    }
+
+    /// Sends a request with the token.
+    #[track_caller]
+    pub(crate) fn send(&self, method: &str, path: &str, body: &str) -> Response {
+        let request = Request::json(method, path, body).header("authorization", format!("Bearer {TOKEN}"));
+        let response = request.send(self.admin).unwrap();
+        eprintln!("{method} {path} {body}\n{} {}", response.status, response.body);
+        response
+    }
+
+    /// Sends a request with the token that has to succeed. Returns the text of the response.
+    #[track_caller]
+    pub(crate) fn does(&self, method: &str, path: &str, body: &str) -> String {
+        let response = self.send(method, path, body);
+        assert_eq!(response.status, 200, "{method} {path} {body}: {}", response.body);
+        text(&response, "text")
+    }
+
+    pub(crate) fn read(&self, path: &str) -> Value {
+        let (status, body) = get(self.admin, path).unwrap();
+        assert_eq!(status, 200, "{path}: {body}");
+        serde_json::from_str(&body).unwrap()
+    }
+
+    /// Returns the keys that operators write.
+    pub(crate) fn intentions(&self) -> Vec<String> {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let store = || EtcdStore::connect(EtcdOptions::new([self.cluster.etcd().endpoint()])).unwrap();
+        let root = Keyspace::new("/segue/", "default").root().to_owned();
+        let snapshot = runtime.block_on(async { store().snapshot(&Keys::Prefix(root)).await.unwrap() });
+        let keys = snapshot.entries.into_iter().map(|entry| entry.key);
+        keys.filter(|key| ["/operator/", "/operations/", "/wanted"].iter().any(|part| key.contains(part))).collect()
+    }
+
+    /// Registers a participant that only has an admin address.
+    pub(crate) fn register(&self, key: impl FnOnce(&Keyspace) -> String, record: &Value) {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let store = EtcdStore::connect(EtcdOptions::new([self.cluster.etcd().endpoint()])).unwrap();
+            let lease = Some(store.grant(Duration::from_secs(600)).await.unwrap());
+            let key = key(&Keyspace::new("/segue/", "default"));
+            let then = vec![Op::Put { key, value: record.to_string().into(), lease }];
+            store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+        });
+    }
+
+    pub(crate) fn owner(&self, partition: u32) -> String {
+        self.read(&format!("/v1/partitions/{partition}"))["owner"].as_str().unwrap().to_owned()
+    }
+}
+
+/// An endpoint by TLS, which is only known to listen.
+pub(crate) struct TcpProbe(SocketAddr);
+
+impl TcpProbe {
+    pub(crate) fn answers(&self) -> bool {
+        std::net::TcpStream::connect(self.0).is_ok()
+    }
+}
+
+pub(crate) fn text(response: &Response, field: &str) -> String {
+    let value: Value = serde_json::from_str(&response.body).unwrap_or_default();
+    value[field].as_str().unwrap_or_default().to_owned()
+}
+
+pub(crate) fn segue(words: &[&str]) -> Output {
+    let output = Command::new(env!("CARGO_BIN_EXE_segue")).args(words).env("USER", "ann").output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    eprintln!("$ segue {}\n{err}{out}[{}]", words.join(" "), output.status);
+    output
+}
+
+/// Returns the exit code of a command, and what it printed.
+pub(crate) fn says(words: &[&str]) -> (Option<i32>, String) {
+    let output = segue(words);
+    (output.status.code(), String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap())
+}
