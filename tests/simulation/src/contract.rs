@@ -18,6 +18,7 @@ use segue_protocol::records::{Checkpoint, Handoff, Mode, Phase, PodAckKind};
 use segue_protocol::txn::{Batch, Event, Snapshot};
 use segue_protocol::view::{PodLife, Versioned, View};
 
+use crate::causes::Causes;
 use crate::trace::Trace;
 
 /// The store as it is, and the epochs that it has had.
@@ -32,6 +33,7 @@ struct Inner {
     view: View,
     known: BTreeMap<String, Revision>,
     epochs: BTreeMap<PartitionId, Epoch>,
+    causes: Causes,
 }
 
 /// The author of a write.
@@ -46,8 +48,8 @@ pub(crate) enum Author<'a> {
 }
 
 impl Contract {
-    pub(crate) fn new(keys: Keyspace, trace: Arc<Trace>) -> Self {
-        let inner = Inner { view: View::empty(keys), known: BTreeMap::new(), epochs: BTreeMap::new() };
+    pub(crate) fn new(keys: Keyspace, causes: Causes, trace: Arc<Trace>) -> Self {
+        let inner = Inner { view: View::empty(keys), known: BTreeMap::new(), epochs: BTreeMap::new(), causes };
         Contract { trace, inner: Mutex::new(inner) }
     }
 
@@ -77,6 +79,8 @@ impl Contract {
         if author != Author::Operator {
             self.check(&mut inner, &before, author);
         }
+        let Inner { view, causes, .. } = &mut *inner;
+        causes.look(&before, view, &self.trace);
         for (partition, assignment) in &inner.view.assignments.clone() {
             let epoch = inner.epochs.entry(*partition).or_default();
             *epoch = assignment.value.epoch.max(*epoch);

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use segue_coordination::store::Store as _;
-use segue_protocol::ids::PartitionId;
-use segue_protocol::records::{PodRecord, PodStatus, encode};
+use segue_protocol::ids::{Incarnation, PartitionId};
+use segue_protocol::records::{PodLoad, PodRecord, PodStatus, Thousandths, encode};
 use segue_protocol::registration::clear;
 use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use tokio::task::spawn_local;
@@ -20,6 +20,7 @@ use crate::cluster::Cluster;
 use crate::contract::Author;
 use crate::setting::Row;
 use crate::site::{Member, Site};
+use crate::store_link::Heartbeats;
 use crate::world::World;
 
 /// The name of a router that joins for a while.
@@ -61,6 +62,13 @@ pub(crate) enum Fault {
     /// The part of a process in one keyspace stands still, while its other parts and its requests go on. Only where a
     /// process has several parts, so it is not among [`ALL`](Self::ALL).
     PausePart,
+    /// A pod's heartbeats do not arrive, although its lease is renewed. This and the next two only where pods send
+    /// heartbeats.
+    SilenceHeartbeats,
+    /// A pod's heartbeats arrive late.
+    DelayHeartbeats,
+    /// Another hand writes a pod's heartbeat, absurd or unreadable.
+    ForgeHeartbeat,
 }
 
 impl Fault {
@@ -92,6 +100,10 @@ impl Fault {
         Fault::StallPod,
         Fault::DetachKey,
     ];
+
+    /// Those of heartbeats.
+    pub(crate) const OF_HEARTBEATS: [Fault; 3] =
+        [Fault::SilenceHeartbeats, Fault::DelayHeartbeats, Fault::ForgeHeartbeat];
 
     /// Whether the protocol promises anything to pods of this row under the fault.
     pub(crate) fn is_allowed(self, row: Row) -> bool {
@@ -189,6 +201,7 @@ pub(crate) fn heal(site: &Site) {
         process.resume();
         link.set_cut(false);
         link.set_stalled(false);
+        link.set_heartbeats(Heartbeats::Pass);
     }
     site.parts().iter().for_each(|part| part.resume());
     site.complete();
@@ -384,6 +397,36 @@ async fn befall(site: Rc<Site>, fault: Fault, lasts: Duration) {
                 site.crash_pod(&pod.process);
                 site.start_pod(&pod.process.name);
             }
+        }
+        Fault::SilenceHeartbeats => {
+            let Some(pod) = rng.pick(&pods) else { return };
+            world.trace.seen("a pod sent no heartbeats");
+            pod.link.set_heartbeats(Heartbeats::Fail);
+            // Long enough for it to be suspected, by whoever has seen the last one late, too.
+            sleep(Duration::from_secs(60)).await;
+            pod.link.set_heartbeats(Heartbeats::Pass);
+        }
+        Fault::DelayHeartbeats => {
+            let Some(pod) = rng.pick(&pods) else { return };
+            pod.link.set_heartbeats(Heartbeats::Wait(rng.millis(1_000..=4_000)));
+            sleep(lasts * 2).await;
+            pod.link.set_heartbeats(Heartbeats::Pass);
+        }
+        Fault::ForgeHeartbeat => {
+            let world = &cluster.world;
+            let loads = world.contract.with_view(|view| view.loads.clone());
+            let loads: Vec<_> = loads.into_iter().collect();
+            let Some((pod, load)) = rng.pick(&loads) else { return };
+            let absurd = |total, interval_ms| encode(&PodLoad { total, interval_ms, ..load.value.clone() });
+            let value = match rng.among(0..=3) {
+                0 => b"no JSON".to_vec(),
+                1 => absurd(Thousandths(u32::MAX), u64::MAX),
+                2 => absurd(Thousandths(0), 0),
+                _ => encode(&PodLoad { incarnation: Incarnation::NONE, ..load.value.clone() }),
+            };
+            world.trace.seen("a heartbeat was written by another hand");
+            let put = Op::Put { key: world.keys.load(pod), value, lease: load.lease };
+            by_hand(&cluster, Txn { then: vec![put], ..Txn::default() }).await;
         }
         Fault::PausePart => {
             let Some(part) = rng.pick(&site.parts()).cloned() else { return };

@@ -12,6 +12,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod byzantine;
+mod causes;
 mod client;
 mod cluster;
 mod contract;
@@ -19,6 +20,7 @@ mod exchange;
 mod faults;
 mod history;
 mod large;
+mod loads;
 mod log;
 mod network;
 mod pod;

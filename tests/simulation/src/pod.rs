@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use segue_coordination::pod::{
-    HandlerError, HandoffContext, HandoffHandler, Owned, OwnershipService, PodHandle, PodSettings,
+    HandlerError, HandoffContext, HandoffHandler, LoadReport, Owned, OwnershipService, PodHandle, PodSettings,
 };
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
 use tokio::sync::oneshot;
@@ -28,6 +28,7 @@ use crate::history::{Owner, RequestId};
 use crate::log::Writer;
 use crate::process::Process;
 use crate::sabotage::Sabotage;
+use crate::setting::Setting;
 use crate::site::Member;
 use crate::world::World;
 
@@ -238,6 +239,11 @@ impl HandoffHandler for Writing {
         }
         self.world.trace.event(format_args!("{} has a checkpoint of {}", self.process.name, part.partition));
         Ok(Some(length.to_string()))
+    }
+
+    fn load(&self, partition: PartitionId) -> LoadReport {
+        let Setting { load, partitions, .. } = self.world.setting;
+        LoadReport { load: load.load(partition, partitions, self.world.began.elapsed()), keys: None }
     }
 
     async fn drain(&self, part: &HandoffContext) -> Result<(), HandlerError> {

@@ -16,6 +16,7 @@ use segue_protocol::planning::{Coordination, Policy, Strategy};
 use segue_protocol::records::{Capabilities, Mode};
 
 use crate::faults::Fault;
+use crate::loads::Pattern;
 use crate::rng::Rng;
 
 /// What the pods of a cluster can do: a row of the protocol's table.
@@ -42,6 +43,8 @@ pub(crate) struct Setting {
     pub(crate) partitions: u32,
     pub(crate) lease_ttl: Duration,
     pub(crate) policy: Policy,
+    /// What pods report of their load.
+    pub(crate) load: Pattern,
     pub(crate) on_store_loss: OnStoreLoss,
     pub(crate) drain_timeout: Duration,
     pub(crate) on_drain_timeout: OnDrainTimeout,
@@ -142,6 +145,7 @@ impl Setting {
                 max_keys_per_partition: 0,
                 config_wins: false,
             },
+            load: Pattern::Requests,
             on_store_loss: rng.pick(&losses).copied().unwrap_or_default(),
             drain_timeout: if independent { Duration::from_secs(60) } else { rng.millis(500..=3_000) },
             on_drain_timeout: rng.pick(&policies).copied().unwrap_or_default(),
@@ -169,8 +173,8 @@ impl Setting {
         let added = added.iter().filter(|fault| fault.is_allowed(row) && !independent);
         setting.faults.extend(added.filter(|_| rng.percent(40)));
         setting.policy.max_warming_per_pod = rng.among(1..=4) as usize;
-        setting.policy.cool_down = rng.millis(0..=2_000);
-        setting.policy.balance_load = rng.percent(30);
+        setting.policy.cool_down = rng.millis(0..=8_000);
+        setting.policy.balance_load = rng.percent(50);
         // Told from a number that is drawn already, so that every other seed remains what it was.
         if setting.fault_rest_ms.is_multiple_of(4) {
             (setting.policy.coordination, setting.coordinators) = (Coordination::Rounds, 3);
@@ -183,6 +187,12 @@ impl Setting {
         };
         if setting.keyspaces > 1 && row != Row::Plain && !independent {
             setting.faults.push(Fault::PausePart);
+        }
+        if setting.policy.balance_load && setting.policy.strategy == Strategy::Sticky {
+            setting.load = Pattern::ALL[setting.rest_ms as usize % Pattern::ALL.len()];
+            // An overload shows only in heartbeats between which nothing moves.
+            setting.fault_rest_ms *= if setting.rest_ms.is_multiple_of(2) { 6 } else { 1 };
+            setting.faults.extend(Fault::OF_HEARTBEATS);
         }
         setting.capabilities.checkpoint = rng.percent(40);
         if setting.capabilities.checkpoint {

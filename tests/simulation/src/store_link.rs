@@ -41,6 +41,16 @@ struct State {
     stalled: bool,
     /// How often watches were broken.
     breaks: u64,
+    heartbeats: Heartbeats,
+}
+
+/// What becomes of a pod's heartbeats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Heartbeats {
+    #[default]
+    Pass,
+    Fail,
+    Wait(Duration),
 }
 
 /// A [`State`] that can be waited for, first come, first served. (Whom a `tokio::sync::watch` wakes first is random.)
@@ -101,6 +111,10 @@ impl StoreLink {
 
     pub(crate) fn set_stalled(&self, stalled: bool) {
         self.state.change(|state| state.stalled = stalled);
+    }
+
+    pub(crate) fn set_heartbeats(&self, heartbeats: Heartbeats) {
+        self.state.change(|state| state.heartbeats = heartbeats);
     }
 
     /// Ends the watches that stand: their reader has to begin anew.
@@ -219,6 +233,13 @@ impl Store for StoreLink {
         if let Some(sabotage) = self.world.sabotage {
             self.worlds.iter().for_each(|world| sabotage.strip(&world.keys, &mut txn));
         }
+        if self.worlds.iter().any(|world| txn.then.iter().any(|op| is_a_heartbeat(&world.keys, op))) {
+            match self.state.get().heartbeats {
+                Heartbeats::Pass => {}
+                Heartbeats::Wait(delay) => sleep(delay).await,
+                Heartbeats::Fail => return Err(StoreError::Unavailable("heartbeats get lost".into())),
+            }
+        }
         let (name, kind, worlds) = (self.process.name.clone(), self.kind, self.worlds.clone());
         let outcome = self.call(true, move |world| async move {
             look(&worlds, |_| Author::Other).await;
@@ -331,4 +352,8 @@ fn deletes(batch: &Batch) -> usize {
 fn is_about_a_seat(keys: &Keyspace, op: &Op) -> bool {
     let (Op::Put { key, .. } | Op::Delete(Keys::One(key))) = op else { return false };
     matches!(keys.parse(key), Some(KeyName::Rounds(_))) || matches!(op, Op::Put { .. } if *key == keys.leader())
+}
+
+fn is_a_heartbeat(keys: &Keyspace, op: &Op) -> bool {
+    matches!(op, Op::Put { key, .. } if matches!(keys.parse(key), Some(KeyName::Load(_))))
 }

@@ -43,6 +43,9 @@ pub const MUST_BE_SEEN: &[&str] = &[
     "a watch fell behind a compaction",
     "a registration was detached from its lease",
     "a process stood still in one keyspace",
+    "a partition moved for load",
+    "a pod sent no heartbeats",
+    "a heartbeat was written by another hand",
     "the outcome of a store call stayed unknown",
     "the log refused an old epoch",
 ];

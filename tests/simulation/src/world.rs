@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use segue_coordination::store::MemoryStore;
 use segue_protocol::keys::Keyspace;
+use tokio::time::Instant;
 
+use crate::causes::Causes;
 use crate::contract::Contract;
 use crate::history::RequestHistory;
 use crate::log::Logs;
@@ -34,6 +36,8 @@ pub(crate) struct World {
     pub(crate) trace: Arc<Trace>,
     /// How many changes of keys watches have brought.
     pub(crate) delivered: AtomicU64,
+    /// When it began.
+    pub(crate) began: Instant,
 }
 
 impl World {
@@ -50,6 +54,7 @@ impl World {
         let trace = Arc::new(Trace::new(keeps_lines));
         trace.event(format_args!("{setting:?}"));
         let (store, network, disk) = (MemoryStore::new(), Arc::<Network>::default(), Arc::<Mutex<Duration>>::default());
+        let began = Instant::now();
         let world = |number: u64| {
             let keys = Keyspace::new("/segue/", &format!("sim-{number}"));
             Arc::new(World {
@@ -57,7 +62,7 @@ impl World {
                 network: network.clone(),
                 disk: disk.clone(),
                 logs: Logs::new(setting.partitions, trace.clone()),
-                contract: Contract::new(keys.clone(), trace.clone()),
+                contract: Contract::new(keys.clone(), Causes::new(setting.policy.cool_down), trace.clone()),
                 history: RequestHistory::new(trace.clone()),
                 rng: rng.clone(),
                 keys,
@@ -65,6 +70,7 @@ impl World {
                 sabotage,
                 trace: trace.clone(),
                 delivered: AtomicU64::new(0),
+                began,
             })
         };
         (0..setting.keyspaces).map(world).collect()
