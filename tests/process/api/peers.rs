@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use segue_tests::certificates::Authority;
-use segue_tests::http::{Request, get, is_ready};
+use segue_tests::http::{Request, is_ready};
 use segue_tests::ports::free_address;
 use segue_tests::process::until;
 use serde_json::Value;
