@@ -1,8 +1,8 @@
-//! Checks that a handoff has begun for a reason that is true: each record names the kind of its reason, and heartbeats are
-//! never a reason by themselves.
+//! Checks that a handoff has begun for a reason that is true, and within the limits on handoffs: each record names the kind
+//! of its reason, and heartbeats that are missing are none.
 //!
 //! Whoever plans has seen the store as it was, late or not at all while cut off, and remembers nothing of the time before
-//! it took its seat. So a reason holds here if anyone could have seen it.
+//! it took its seat. So a reason holds here if it was true in any state of the store that it may have seen.
 //!
 //! # Invariants
 //!
@@ -12,7 +12,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
-use segue_protocol::records::Handoff;
+use segue_protocol::planning::{Policy, Strategy};
+use segue_protocol::records::{Handoff, Phase};
 use segue_protocol::view::{Versioned, View};
 use tokio::time::Instant;
 
@@ -22,8 +23,8 @@ use crate::trace::Trace;
 const OVERLOADS: usize = 3;
 /// A pod is overloaded with more than this percentage of its share.
 const OVERLOAD_PERCENT: u128 = 125;
-/// Heartbeats that are remembered of a pod.
-const REMEMBERED: usize = 24;
+/// Heartbeats that are remembered of a pod: those, and as many as a planner may have missed.
+const REMEMBERED: usize = 8;
 /// How late a planner may have seen a heartbeat: the longest pause or silence of a watch that a fault makes.
 const LATEST: Duration = Duration::from_secs(20);
 /// How long before its commit a transaction may have been decided on, and how late it arrives.
@@ -32,14 +33,20 @@ const DECIDED: Duration = Duration::from_millis(2_000);
 /// What is known of heartbeats and moves.
 #[derive(Debug, Default)]
 pub(crate) struct Causes {
-    /// The shortest time between a partition's move and its next one for balance or load.
-    cool_down: Duration,
+    policy: Policy,
     beats: BTreeMap<String, Beats>,
     /// When each partition last went from one owner to another.
     moved: BTreeMap<PartitionId, Instant>,
-    /// Since when the same processes plan.
-    planned_since: Option<(Option<Revision>, Instant)>,
+    /// When each pod was last draining.
+    draining: BTreeMap<String, Instant>,
+    /// When the first of two pods last had or got more partitions than the second.
+    uneven: BTreeMap<(String, String), Instant>,
+    /// Who plans, and since when.
+    planned_since: Option<(Seat, Instant)>,
 }
+
+/// The leader's election, or the participants of the round.
+type Seat = (Option<Revision>, BTreeMap<String, Incarnation>);
 
 /// The heartbeats of one life of a pod.
 #[derive(Debug)]
@@ -53,23 +60,27 @@ struct Beats {
 }
 
 impl Causes {
-    pub(crate) fn new(cool_down: Duration) -> Self {
-        Causes { cool_down, ..Causes::default() }
+    pub(crate) fn new(policy: Policy) -> Self {
+        Causes { policy, ..Causes::default() }
     }
 
     /// Follows the store, and checks the handoffs that have begun.
     pub(crate) fn look(&mut self, before: &View, after: &View, trace: &Trace) {
         let now = Instant::now();
-        let seat = after.leader.as_ref().map(|leader| leader.create_revision);
-        let seat = seat.max(after.rounds.current.as_ref().map(|round| round.mod_revision));
-        if self.planned_since.is_none_or(|(known, _)| known != seat) {
+        let round = after.rounds.current.as_ref().map(|round| round.value.participants.clone());
+        let seat = (after.leader.as_ref().map(|leader| leader.create_revision), round.unwrap_or_default());
+        if self.planned_since.as_ref().is_none_or(|(known, _)| *known != seat) {
             self.planned_since = Some((seat, now));
         }
         self.follow_heartbeats(after, now);
         for (partition, handoff) in &after.handoffs {
             let is_new =
                 before.handoffs.get(partition).is_none_or(|known| known.create_revision != handoff.create_revision);
-            if is_new && let Err(why) = self.check(before, &handoff.value, now, trace) {
+            if !is_new {
+                continue;
+            }
+            let checked = self.check_limits(after, &handoff.value);
+            if let Err(why) = checked.and_then(|()| self.check(before, &handoff.value, now, trace)) {
                 let Handoff { new_owner, cause, .. } = &handoff.value;
                 trace.violation("causes", format!("partition {partition} moves to {new_owner} for {cause}: {why}"));
             }
@@ -79,6 +90,45 @@ impl Causes {
             if was.is_some_and(|was| was.value.epoch != assignment.value.epoch) {
                 self.moved.insert(*partition, now);
             }
+        }
+        self.follow_owners(after, now);
+    }
+
+    /// What speaks for a move, for as long as somebody may take it for the present.
+    fn follow_owners(&mut self, view: &View, now: Instant) {
+        let mut counts: BTreeMap<&String, usize> = view.pods.keys().map(|pod| (pod, 0)).collect();
+        for partition in PartitionId::all(view.partitions()) {
+            let owner = view.assignments.get(&partition).map(|it| &it.value.owner);
+            let owner = view.handoffs.get(&partition).map(|it| &it.value.new_owner).or(owner);
+            if let Some(count) = owner.and_then(|owner| counts.get_mut(owner)) {
+                *count += 1;
+            }
+        }
+        for (pod, count) in &counts {
+            if view.is_draining(pod) {
+                self.draining.insert((*pod).clone(), now);
+            }
+            for (other, _) in counts.iter().filter(|(_, of_other)| *count > **of_other) {
+                self.uneven.insert(((*pod).clone(), (*other).clone()), now);
+            }
+        }
+    }
+
+    /// A leader keeps to the limits on handoffs. Participants of a round may exceed them by less than their number.
+    fn check_limits(&self, after: &View, handoff: &Handoff) -> Result<(), String> {
+        let (all, most) = (after.handoffs.len(), self.policy.max_concurrent_handoffs);
+        if after.leader.is_none() {
+            return Ok(());
+        }
+        if all > most {
+            return Err(format!("{all} handoffs stand, of {most}"));
+        }
+        let is_warming =
+            |it: &&Versioned<Handoff>| it.value.phase == Phase::Warming && it.value.new_owner == handoff.new_owner;
+        let (warming, most) = (after.handoffs.values().filter(is_warming).count(), self.policy.max_warming_per_pod);
+        match &*handoff.cause {
+            "balance" | "load" if warming > most => Err(format!("the pod warms {warming} partitions, of {most}")),
+            _ => Ok(()),
         }
     }
 
@@ -119,7 +169,7 @@ impl Causes {
 
     fn check(&self, view: &View, handoff: &Handoff, now: Instant, trace: &Trace) -> Result<(), String> {
         let Handoff { partition, old_owner, old_incarnation, new_owner, cause, .. } = handoff;
-        let since = self.planned_since.map_or(now, |(_, since)| since);
+        let since = self.planned_since.as_ref().map_or(now, |(_, since)| *since);
         let is_optional = matches!(&**cause, "balance" | "load");
         // Partitions that have to move go to a suspected pod if there is no other.
         let beats = self.beats.get(new_owner).filter(|beats| beats.incarnation == handoff.new_incarnation);
@@ -136,6 +186,13 @@ impl Causes {
             "dead_owner" if view.live_pod(old_owner, *old_incarnation).is_some() => {
                 return Err(format!("{old_owner} lives"));
             }
+            "draining_owner" if self.draining.get(old_owner).is_none_or(|at| *at + LATEST < now) => {
+                return Err(format!("{old_owner} does not drain"));
+            }
+            // The other strategies choose a pod by a hash, and say so in the same way.
+            "balance" if self.policy.strategy == Strategy::Sticky && self.was_even(old_owner, new_owner, now) => {
+                return Err(format!("{old_owner} does not have more than {new_owner}"));
+            }
             "load" => {
                 trace.seen("a partition moved for load");
                 if !self.was_overloaded(old_owner) && !self.was_overloaded(new_owner) {
@@ -145,10 +202,15 @@ impl Causes {
             _ => {}
         }
         let moved = self.moved.get(partition).filter(|moved| is_optional && **moved > since);
-        match moved.filter(|moved| **moved + self.cool_down > now + DECIDED) {
+        match moved.filter(|moved| **moved + self.policy.cool_down > now + DECIDED) {
             Some(moved) => Err(format!("it has moved {:?} ago", now - *moved)),
             None => Ok(()),
         }
+    }
+
+    fn was_even(&self, old_owner: &str, new_owner: &str, now: Instant) -> bool {
+        let pair = (old_owner.to_owned(), new_owner.to_owned());
+        self.uneven.get(&pair).is_none_or(|at| *at + LATEST < now)
     }
 
     fn was_overloaded(&self, pod: &str) -> bool {

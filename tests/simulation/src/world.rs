@@ -62,7 +62,7 @@ impl World {
                 network: network.clone(),
                 disk: disk.clone(),
                 logs: Logs::new(setting.partitions, trace.clone()),
-                contract: Contract::new(keys.clone(), Causes::new(setting.policy.cool_down), trace.clone()),
+                contract: Contract::new(keys.clone(), Causes::new(setting.policy.clone()), trace.clone()),
                 history: RequestHistory::new(trace.clone()),
                 rng: rng.clone(),
                 keys,
