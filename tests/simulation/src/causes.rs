@@ -165,6 +165,10 @@ impl Causes {
             }
             self.beats.insert(pod.clone(), beats);
         }
+        // Whoever sees that a heartbeat is unreadable, or of another life, knows of none.
+        for (_, beats) in self.beats.iter_mut().filter(|(pod, _)| view.load(pod).is_none()) {
+            beats.last_at = now;
+        }
     }
 
     fn check(&self, view: &View, handoff: &Handoff, now: Instant, trace: &Trace) -> Result<(), String> {
