@@ -186,7 +186,7 @@ pub enum Notice {
     },
     /// A rolling restart is in progress, so moves for balance wait.
     Roll {
-        /// The version of the pod that registered last.
+        /// The version of the pod that registered last, if it has one.
         newest: Option<String>,
     },
     /// The guarantee that the registered pods allow.
@@ -256,12 +256,11 @@ impl fmt::Display for Notice {
             Notice::TooManyKeys { partition, pod, keys, most } => {
                 write!(out, "partition {partition} on {pod} has {keys} keys, above max_keys_per_partition = {most}")
             }
-            Notice::Roll { newest } => write!(
-                out,
-                "pods restart one by one with version {}: moves for balance wait, at most {} s for each pod",
-                newest.as_deref().unwrap_or("(none)"),
-                ROLL_PATIENCE.as_secs()
-            ),
+            Notice::Roll { newest } => {
+                let with = newest.as_ref().map(|version| format!(" with version {version}")).unwrap_or_default();
+                let patience = ROLL_PATIENCE.as_secs();
+                write!(out, "pods restart one by one{with}: moves for balance wait, at most {patience} s for each pod")
+            }
             Notice::Assurance(assurance) => assurance.fmt(out),
         }
     }

@@ -19,7 +19,7 @@ fn ann(why: &str) -> Origin {
 }
 
 impl World {
-    fn operator_drains(&mut self, pod: &str) {
+    pub(super) fn operator_drains(&mut self, pod: &str) {
         self.store.put(self.keys.drain(pod), encode(&Drain { origin: ann("kernel update") }));
     }
 

@@ -85,6 +85,7 @@ impl Rolling {
     fn restart(&mut self, roll: Roll, number: usize) {
         let name = name(number);
         self.world.put_pod_of(&name, PodStatus::Draining, roll.versions.then_some("v1"));
+        self.act();
         let began = self.world.now;
         while self.world.balance()[&name] > 0 || !self.world.view().handoffs.is_empty() {
             self.run(secs(1));
@@ -123,12 +124,14 @@ const QUICK: Roll = Roll { pods: 5, partitions: 20, away: secs(10), rest: secs(5
 
 #[test]
 fn a_roll_moves_no_more_partitions_than_any_planner_has_to() {
-    for rolled in [
+    let shapes = [
         QUICK,
         Roll { away: secs(50), ..QUICK },
         Roll { rest: secs(50), ..QUICK },
         Roll { pods: 3, partitions: 12, ..QUICK },
-    ] {
+        Roll { pods: 2, partitions: 4, ..QUICK },
+    ];
+    for rolled in shapes.into_iter().flat_map(|roll| [true, false].map(|versions| Roll { versions, ..roll })) {
         let outcome = roll(rolled);
         assert_eq!(outcome.moves, fewest(rolled), "{outcome:?}");
         let remaining = rolled.partitions as usize / (rolled.pods - 1);
@@ -140,17 +143,49 @@ fn a_roll_moves_no_more_partitions_than_any_planner_has_to() {
 
 #[test]
 fn a_roll_that_pauses_leaves_no_pod_empty() {
-    let mut rolling = Rolling::new(QUICK);
-    rolling.restart(QUICK, 4);
-    assert_eq!(rolling.world.balance()[&name(4)], 0);
-    let says = |rolling: &mut Rolling| {
-        let notices = rolling.world.plan().notices;
-        notices.iter().any(|notice| *notice == Notice::Roll { newest: Some("v2".into()) })
-    };
-    assert!(says(&mut rolling));
+    for versions in [true, false] {
+        let roll = Roll { versions, ..QUICK };
+        let mut rolling = Rolling::new(roll);
+        rolling.restart(roll, 4);
+        assert_eq!(rolling.world.balance()[&name(4)], 0);
+        let notice = Notice::Roll { newest: versions.then(|| "v2".into()) };
+        assert!(rolling.world.plan().notices.contains(&notice));
+        rolling.run(ROLL_PATIENCE);
+        assert!(rolling.world.balance().into_values().all(|count| count == 4), "{:?}", rolling.world.balance());
+        assert!(!rolling.world.plan().notices.contains(&notice));
+    }
+}
+
+#[test]
+fn a_pod_that_comes_back_late_or_drained_by_an_operator_is_filled_at_once() {
+    let roll = Roll { versions: false, ..QUICK };
+    let mut rolling = Rolling::new(roll);
+    rolling.restart(Roll { away: ROLL_PATIENCE + secs(1), ..roll }, 4);
+    assert_eq!(rolling.world.balance()[&name(4)], 4, "after more than {ROLL_PATIENCE:?}");
+
+    rolling.world.operator_drains(&name(4));
+    rolling.run(secs(10));
+    rolling.world.kill_pod(&name(4));
+    rolling.run(secs(10));
+    rolling.world.put_pod_of(&name(4), PodStatus::Ready, None);
+    rolling.world.store.delete(rolling.world.keys.drain(&name(4)));
+    rolling.run(secs(10));
+    assert_eq!(rolling.world.balance()[&name(4)], 4, "after an operator's drain");
+}
+
+#[test]
+fn a_roll_without_versions_that_a_new_leader_takes_over_ends_within_a_minute() {
+    let roll = Roll { versions: false, ..QUICK };
+    let mut rolling = Rolling::new(roll);
+    for number in (0..roll.pods).rev() {
+        rolling.restart(roll, number);
+        if number == 2 {
+            rolling.world.elect();
+        }
+    }
+    assert_eq!(rolling.world.balance()[&name(0)], 0);
     rolling.run(ROLL_PATIENCE);
     assert!(rolling.world.balance().into_values().all(|count| count == 4), "{:?}", rolling.world.balance());
-    assert!(!says(&mut rolling));
 }
 
 #[test]
@@ -163,6 +198,17 @@ fn a_pod_that_restarts_again_and_again_does_not_hold_balance_up() {
         rolling.world.put_pod_of(&name(4), PodStatus::Ready, Some("v2"));
         rolling.run(secs(20));
     }
+    assert!(rolling.world.balance()[&name(4)] > 0);
+}
+
+#[test]
+fn a_pod_that_drains_and_comes_back_again_and_again_does_not_hold_balance_up() {
+    let roll = Roll { versions: false, away: secs(2), rest: secs(20), ..QUICK };
+    let mut rolling = Rolling::new(roll);
+    for _ in 0..4 {
+        rolling.restart(roll, 4);
+    }
+    rolling.restart(roll, 4);
     assert!(rolling.world.balance()[&name(4)] > 0);
 }
 
