@@ -54,6 +54,18 @@ pub struct LeftOver {
     pub registered: Registered,
 }
 
+/// What is to be done at a turn of the task that renews the lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Turn {
+    /// The participants for which the lease is to be renewed. If there is none it is not renewed: it ends, and all keys
+    /// with it.
+    pub renewed: Vec<HolderId>,
+    /// The keys of the participants that are stuck.
+    pub stuck: Vec<String>,
+    /// The keys to delete.
+    pub left: Vec<LeftOver>,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Holder {
     keys: OwnKeys,
@@ -78,6 +90,8 @@ impl Holder {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Holders {
     ttl: u64,
+    /// When the last request was sent.
+    asked: u64,
     /// When the last confirmed request was sent.
     confirmed: u64,
     is_over: bool,
@@ -88,7 +102,7 @@ pub struct Holders {
 impl Holders {
     /// Begins with nobody, for a lease of `ttl`.
     pub fn new(ttl: u64) -> Self {
-        Holders { ttl, confirmed: 0, is_over: false, next: 0, all: BTreeMap::new() }
+        Holders { ttl, asked: 0, confirmed: 0, is_over: false, next: 0, all: BTreeMap::new() }
     }
 
     /// Adds a participant, unless the lease is over.
@@ -159,9 +173,21 @@ impl Holders {
         }
     }
 
+    /// Returns what is to be done at this moment.
+    pub fn turn(&mut self, now: u64) -> Turn {
+        let (renewed, stuck) = self.to_renew(now);
+        // Without a loop that makes progress and without responses, an outage may be what holds them up.
+        let is_known = !renewed.is_empty() || self.confirmed == self.asked;
+        let left = if is_known { self.left_over(now, &renewed) } else { Vec::new() };
+        if !renewed.is_empty() {
+            self.asked = now;
+        }
+        Turn { renewed, stuck, left }
+    }
+
     /// Returns the participants for which the lease is to be renewed at this moment, and the keys of those that are
     /// stuck.
-    pub fn to_renew(&self, now: u64) -> (Vec<HolderId>, Vec<String>) {
+    fn to_renew(&self, now: u64) -> (Vec<HolderId>, Vec<String>) {
         let live = self.all.iter().filter(|(_, it)| it.is_live());
         let (renewed, stuck): (Vec<_>, Vec<_>) =
             live.partition(|(_, it)| has_made_progress(now, it.progress, self.ttl));
@@ -199,7 +225,7 @@ impl Holders {
     /// Returns the keys that have to be deleted, as the lease goes on for others: those of the participants whose share is
     /// over and that are not among the `renewed`. A participant that is stuck is told that its lease is lost. Nobody is,
     /// and no key is returned, until a renewal shows that the lease does go on.
-    pub fn left_over(&mut self, now: u64, renewed: &[HolderId]) -> Vec<LeftOver> {
+    fn left_over(&mut self, now: u64, renewed: &[HolderId]) -> Vec<LeftOver> {
         if self.is_unconfirmed(now) {
             return Vec::new();
         }
@@ -277,6 +303,34 @@ mod tests {
         assert!(is_lost(&holders, b) && !is_lost(&holders, a));
         holders.made_progress(b, TTL);
         assert_eq!(holders.to_renew(TTL).0, [a], "what is lost is not renewed");
+    }
+
+    #[test]
+    fn a_stuck_one_loses_its_key_in_time_although_the_others_have_left() {
+        let mut holders = holders();
+        let (a, b) = (registered(&mut holders, "a", 0), registered(&mut holders, "b", 0));
+        holders.made_progress(b, TTL - 1);
+        let renewed = holders.turn(TTL - 1).renewed;
+        assert_eq!(renewed, [b]);
+        holders.confirm(TTL - 1, &renewed);
+        holders.set_registered(b, Registered::No);
+        assert!(!holders.leave(b, TTL - 1), "what is stuck may not have fenced");
+        let turn = holders.turn(TTL);
+        assert!(turn.renewed.is_empty(), "the store keeps the lease for a TTL more");
+        assert_eq!(names(&turn.left), ["a"]);
+        assert!(is_lost(&holders, a));
+    }
+
+    #[test]
+    fn an_outage_that_holds_all_loops_up_ends_no_share() {
+        let mut holders = holders();
+        let a = registered(&mut holders, "a", 0);
+        holders.confirm(1, &[]);
+        let b = registered(&mut holders, "b", 1);
+        assert_eq!(holders.turn(3).renewed, [a, b], "no response comes");
+        let turn = holders.turn(TTL);
+        assert_eq!((turn.renewed, turn.left), (Vec::new(), Vec::new()), "the share of `a` is over, the lease not yet");
+        assert!(!is_lost(&holders, a));
     }
 
     #[test]

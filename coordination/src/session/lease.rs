@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_protocol::holders::{HolderId, LeftOver, Registered};
+use segue_protocol::holders::{HolderId, LeftOver, Registered, Turn};
 use segue_protocol::ids::{Incarnation, LeaseId};
 use segue_protocol::lease::keepalive_interval;
 use segue_protocol::registration::{OwnKeys, end};
@@ -133,31 +133,18 @@ impl Keeper {
             // The interval counts from when this keepalive is sent, so that an unanswered one is followed by the next
             // at once. If the wait for the response were added, two lost keepalives would cost the trust.
             due = Instant::now() + interval;
-            let (renewed, stuck, left) = self.turn(sent);
+            let Turn { renewed, stuck, left } = self.shares.decide(|holders| holders.turn(sent));
             for key in stuck {
                 warn!(lease = self.id.get(), key, "control loop makes no progress; lease not renewed");
             }
-            // A lease that is not renewed ends, and all keys with it.
-            if renewed.is_empty() {
-                continue;
-            }
             // A deletion without a response holds up no confirmation.
             let deletions = timeout(patience, self.delete_all(left));
-            let (is_over, _) = tokio::join!(self.renew(sent, &renewed, patience), deletions);
+            let renewal = async { !renewed.is_empty() && self.renew(sent, &renewed, patience).await };
+            let (is_over, _) = tokio::join!(renewal, deletions);
             if is_over {
                 return;
             }
         }
-    }
-
-    /// Returns the participants to renew the lease for, the keys of those that are stuck, and the keys to delete.
-    fn turn(&self, now: u64) -> (Vec<HolderId>, Vec<String>, Vec<LeftOver>) {
-        // One lock: a participant that registers in between would count as one that is not renewed.
-        self.shares.decide(|holders| {
-            let (renewed, stuck) = holders.to_renew(now);
-            let left = if renewed.is_empty() { Vec::new() } else { holders.left_over(now, &renewed) };
-            (renewed, stuck, left)
-        })
     }
 
     /// Renews the lease. Returns whether it is over.
