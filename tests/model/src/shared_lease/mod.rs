@@ -19,8 +19,10 @@ mod store;
 use std::time::Instant;
 
 use segue_protocol::ids::{Incarnation, LeaseId};
+use segue_protocol::txn::Op;
 use stateright::{Checker as _, HasDiscoveries, Model, Property};
 
+use self::process::drop_unheld;
 pub(crate) use self::searches::{Rule, Search, all, mutants};
 use self::state::{Faults, Owner, Part, Request, Stage, State};
 use self::step::{Ending, Step};
@@ -98,7 +100,8 @@ impl Model for SharedLease {
             self.of_lease(state, kept.id, steps);
         }
         if !state.store.is_away {
-            steps.extend((0..state.under_way.len()).map(|request| Step::Late { request }));
+            let requests = (0..state.under_way.len()).filter(|request| !is_of_nobody(state, *request));
+            steps.extend(requests.map(|request| Step::Late { request }));
             steps.extend(state.store.overdue(state.now).into_iter().map(|lease| Step::Expire { lease }));
         }
         steps.extend((state.is_up && state.faults.crashes > 0).then_some(Step::Crash));
@@ -181,7 +184,8 @@ impl SharedLease {
             steps.extend((sticks > 0 && !is_stuck).then_some(Step::Stick { part }));
             steps.extend(is_stuck.then_some(Step::Resume { part }));
         }
-        steps.extend((drops > 0 && stage != Stage::Off).then_some(Step::Drop { part }));
+        let is_there = !matches!(stage, Stage::Off | Stage::Starting);
+        steps.extend((drops > 0 && is_there).then_some(Step::Drop { part }));
         let Owner::Life(owner) = state.owners[part] else { return };
         if state.store.life(KEYS[part]) != owner {
             steps.push(Step::TakeOver { part, by_other: true });
@@ -205,7 +209,11 @@ impl SharedLease {
             }
         }
         steps.extend(kept.renewal.as_ref().map(|_| Step::Hear { lease }));
-        if !kept.looks.is_empty() && !state.store.is_away {
+        let has_read = kept.looks.first().is_some_and(|look| look.seen.is_some());
+        let unread = kept.looks.first().filter(|look| look.seen.is_none() && !state.store.is_away);
+        let of = |key: &str| KEYS.iter().position(|known| *known == key);
+        steps.extend(unread.and_then(|look| of(&look.left.keys.key)).map(|part| Step::Read { lease, part }));
+        if has_read && !state.store.is_away {
             steps.push(Step::Look { lease, deletes_later: false });
             steps.extend((late > 0).then_some(Step::Look { lease, deletes_later: true }));
         }
@@ -229,6 +237,7 @@ impl SharedLease {
                 state.slips += u64::from(deletes_later);
                 self.look(state, lease, deletes_later);
             }
+            Step::Read { lease, part } => self.read(state, lease, part),
             Step::Expire { lease } => state.store.end(lease),
             Step::Attempt { part } => self.attempt(state, part),
             Step::Arrive { part } => self.arrive(state, part),
@@ -239,7 +248,10 @@ impl SharedLease {
             }
             Step::Late { request } => match state.under_way.remove(request) {
                 Request::Commit(txn) => drop(state.store.commit(&txn)),
-                Request::Revoke(lease) => state.store.end(lease),
+                Request::Revoke(lease) => {
+                    state.store.end(lease);
+                    drop_unheld(state);
+                }
             },
             Step::Fence { part, ending } => {
                 self.spend_ending(state, ending);
@@ -271,8 +283,11 @@ impl SharedLease {
             Step::Resume { part } => state.parts[part].is_stuck = false,
             Step::Crash => {
                 state.faults.crashes -= 1;
+                let slips = state.slips;
                 (0..2).for_each(|part| self.drop_part(state, part));
                 state.ghosts.clear();
+                state.leases.clear();
+                state.slips = slips;
                 (state.is_up, state.newest) = (false, LeaseId::NONE);
             }
             Step::Restart => (state.is_up, state.parts) = (true, [Part::STARTING; 2]),
@@ -302,9 +317,8 @@ impl SharedLease {
         for part in 0..2 {
             let Part { stage, .. } = state.parts[part];
             state.faults.slow -= u8::from(matches!(stage, Stage::Putting { .. }) && !state.store.is_away);
-            if state.parts[part].moves()
-                && let Some((lease, holder)) = state.parts[part].lease()
-            {
+            let counts = state.parts[part].moves() || self.without == Some(Rule::OnlyProgressCounts);
+            if counts && let Some((lease, holder)) = state.parts[part].lease() {
                 state.kept_mut(lease).iter_mut().for_each(|kept| kept.holders.made_progress(holder, now - kept.base));
             }
             let life = state.store.life(KEYS[part]);
@@ -316,6 +330,14 @@ impl SharedLease {
             state.leases.iter_mut().for_each(|kept| kept.holders.confirm(now - kept.base, &[]));
         }
     }
+}
+
+/// Returns whether a request puts the key of a part that has left or does not look again. It is left out: the key would stand until the process
+/// ends, as ARCHITECTURE.md says.
+fn is_of_nobody(state: &State, request: usize) -> bool {
+    let Request::Commit(txn) = &state.under_way[request] else { return false };
+    let is_off = |key: &String| KEYS.iter().zip(state.parts).any(|(of, part)| of == key && part.stage == Stage::Off);
+    state.is_up && txn.then.iter().any(|op| matches!(op, Op::Put { key, .. } if is_off(key)))
 }
 
 fn judge(state: &mut State) {

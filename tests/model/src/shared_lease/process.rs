@@ -210,20 +210,26 @@ impl SharedLease {
             Registered::No => {}
             Registered::Since(life) => self.delete_life(state, lease, &left, life, later),
             Registered::Perhaps => {
-                let entry = state.store.get(&left.keys.key).filter(|entry| entry.lease == Some(lease));
-                let seen = entry.map(|entry| Incarnation::registered_at(entry.create_revision));
                 if let Some(kept) = state.kept_mut(lease) {
-                    kept.looks.push(Look { left, seen });
+                    kept.looks.push(Look { left, seen: None });
                 }
             }
         }
+    }
+
+    /// The store is asked for the key of an attempt.
+    pub(super) fn read(&self, state: &mut State, lease: LeaseId, part: usize) {
+        let entry = state.store.get(KEYS[part]).filter(|entry| entry.lease == Some(lease));
+        let seen = entry.map(|entry| Incarnation::registered_at(entry.create_revision));
+        let looks = state.kept_mut(lease).map(|kept| &mut kept.looks);
+        looks.into_iter().flatten().filter(|it| it.left.keys.key == KEYS[part]).for_each(|it| it.seen = Some(seen));
     }
 
     /// The response to the look at an attempt's key arrives.
     pub(super) fn look(&self, state: &mut State, lease: LeaseId, later: bool) {
         let Some(kept) = state.kept_mut(lease) else { return };
         let Look { left, seen } = kept.looks.remove(0);
-        match seen.filter(|_| self.lacks(Rule::LooksAgain) || kept.holders.is_left_over(&left)) {
+        match seen.flatten().filter(|_| self.lacks(Rule::LooksAgain) || kept.holders.is_left_over(&left)) {
             Some(life) => self.delete_life(state, lease, &left, life, later),
             None => kept.holders.set_deleted(&left),
         }
@@ -271,8 +277,13 @@ fn join(kept: &mut Kept, now: u64, part: usize) -> Option<HolderId> {
 }
 
 /// A lease that no part holds is not renewed any more.
-fn drop_unheld(state: &mut State) {
+pub(super) fn drop_unheld(state: &mut State) {
     let parts = state.parts;
-    let is_held = |kept: &Kept| parts.iter().filter_map(Part::lease).any(|(lease, _)| lease == kept.id);
+    // One that ends its lease holds it until the store has responded.
+    let ends = |kept: &Kept| state.under_way.contains(&Request::Revoke(kept.id));
+    let is_held = |kept: &Kept| parts.iter().filter_map(Part::lease).any(|(lease, _)| lease == kept.id) || ends(kept);
+    // Nobody deletes what is left under one that nobody holds: it stands until the lease ends.
+    let is_left = |kept: &&Kept| !is_held(kept) && state.store.has(kept.id);
+    state.slips += TTL / 2 * state.leases.iter().filter(is_left).count() as u64;
     state.leases.retain(is_held);
 }

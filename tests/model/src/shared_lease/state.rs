@@ -120,7 +120,8 @@ pub(super) struct Renewal {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Look {
     pub(super) left: LeftOver,
-    pub(super) seen: Option<Incarnation>,
+    /// The life that was seen under the lease, once the store was asked.
+    pub(super) seen: Option<Option<Incarnation>>,
 }
 
 /// The process's part in a keyspace.

@@ -33,6 +33,11 @@ pub(crate) enum Step {
     Hear {
         lease: LeaseId,
     },
+    /// The key of an attempt is looked for.
+    Read {
+        lease: LeaseId,
+        part: usize,
+    },
     /// What was found at the key of an attempt is deleted.
     Look {
         lease: LeaseId,
@@ -117,6 +122,7 @@ impl fmt::Display for Step {
                 write!(out, "the lease is renewed for those that make progress{}", later(deletes_later))
             }
             Step::Hear { .. } => out.write_str("the renewal is confirmed"),
+            Step::Read { part, .. } => write!(out, "{}: an attempt's key is looked for", of(part)),
             Step::Look { deletes_later, .. } => {
                 write!(out, "what stood at an attempt's key is deleted{}", later(deletes_later))
             }
