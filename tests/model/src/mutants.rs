@@ -281,10 +281,11 @@ pub(crate) fn run(only: &str, quick: bool, trace: bool) -> ExitCode {
         tally.note(&format!("{rule:?}"), &outcome, verdict, trace);
     }
     let of_shared = shared_lease::mutants();
-    for (rule, of) in of_shared.into_iter().filter(|(rule, _)| format!("{rule:?}").starts_with(only)) {
+    for (rule, of, steps) in of_shared.into_iter().filter(|(rule, ..)| format!("{rule:?}").starts_with(only)) {
         let outcome = shared_lease::search(&of, Some(rule), PATIENCE);
         let found = shortest(&outcome);
-        let verdict = (found.is_some(), found.map_or("NOT CAUGHT: nothing fails".to_owned(), failure));
+        let is_as_pinned = found.is_some_and(|found| found.steps.len() == steps);
+        let verdict = (is_as_pinned, found.map_or("NOT CAUGHT: nothing fails".to_owned(), failure));
         tally.note(&format!("{rule:?}"), &outcome, verdict, trace);
     }
     let Tally { rules, caught, unexpected } = tally;

@@ -146,7 +146,7 @@ impl SharedLease {
             }
         };
         let is_overdue = !is_away && state.now > 0 && !state.store.overdue(state.now - 1).is_empty();
-        if state.now < self.ticks && !has_turns && !is_overdue && !(state.is_up && (0..2).any(is_late)) {
+        if state.now < self.ticks && !has_turns && !is_overdue && (!state.is_up || !(0..2).any(is_late)) {
             steps.push(Step::Tick);
         }
     }
@@ -314,14 +314,14 @@ impl SharedLease {
     fn pass(&self, state: &mut State) {
         state.now += 1;
         let now = state.now;
-        for part in 0..2 {
+        for (part, key) in KEYS.iter().enumerate() {
             let Part { stage, .. } = state.parts[part];
             state.faults.slow -= u8::from(matches!(stage, Stage::Putting { .. }) && !state.store.is_away);
             let counts = state.parts[part].moves() || self.without == Some(Rule::OnlyProgressCounts);
             if counts && let Some((lease, holder)) = state.parts[part].lease() {
                 state.kept_mut(lease).iter_mut().for_each(|kept| kept.holders.made_progress(holder, now - kept.base));
             }
-            let life = state.store.life(KEYS[part]);
+            let life = state.store.life(key);
             let (of, ticks) = state.blocked[part];
             let is_free = life == Incarnation::NONE || state.is_attended(part) || state.store.is_away;
             state.blocked[part] = (life, if is_free || of != life { 0 } else { ticks + 1 });

@@ -99,20 +99,20 @@ pub(crate) fn all() -> Vec<Search> {
     ]
 }
 
-/// The rules, each with the search in which its absence shows.
-pub(crate) fn mutants() -> Vec<(Rule, Search)> {
+/// The rules, each with the search in which its absence shows, and in how many steps.
+pub(crate) fn mutants() -> Vec<(Rule, Search, usize)> {
     let places = [
-        (Rule::OnlyProgressCounts, "shared-stuck"),
-        (Rule::LeftOversAreDeleted, "shared-stuck"),
-        (Rule::StuckAloneLosesKey, "shared-alone"),
-        (Rule::DroppedKeepsShare, "shared-drop"),
-        (Rule::DroppedKeepsKey, "shared-drop"),
-        (Rule::AttemptsAreLookedAfter, "shared-attempt"),
-        (Rule::LooksAgain, "shared-attempt"),
-        (Rule::DeletesOneLife, "shared-leave"),
-        (Rule::NobodyJoinsTheEnd, "shared-leave"),
-        (Rule::OutageGivesTime, "shared-outage"),
+        (Rule::OnlyProgressCounts, "shared-stuck", 38),
+        (Rule::LeftOversAreDeleted, "shared-stuck", 37),
+        (Rule::StuckAloneLosesKey, "shared-alone", 33),
+        (Rule::DroppedKeepsShare, "shared-drop", 9),
+        (Rule::DroppedKeepsKey, "shared-drop", 9),
+        (Rule::AttemptsAreLookedAfter, "shared-attempt", 41),
+        (Rule::LooksAgain, "shared-attempt", 10),
+        (Rule::DeletesOneLife, "shared-leave", 7),
+        (Rule::NobodyJoinsTheEnd, "shared-leave", 9),
+        (Rule::OutageGivesTime, "shared-outage", 24),
     ];
     let of = |name| all().into_iter().find(|search| search.name == name);
-    places.into_iter().filter_map(|(rule, name)| Some((rule, of(name)?))).collect()
+    places.into_iter().filter_map(|(rule, name, steps)| Some((rule, of(name)?, steps))).collect()
 }
