@@ -125,7 +125,7 @@ async fn a_stream_stops_what_its_first_event_does_not_list_and_frees_what_a_warm
 }
 
 #[tokio::test]
-async fn the_state_of_a_finished_warm_is_kept_whatever_the_next_stream_lists() {
+async fn the_state_of_a_finished_warm_is_kept_until_the_next_life_whatever_a_stream_lists() {
     let (membership, service) = membership();
     service.goes_on.notify_one();
     apply(&membership, welcomed(true, vec![warm(0, 3)])).await;
@@ -133,6 +133,12 @@ async fn the_state_of_a_finished_warm_is_kept_whatever_the_next_stream_lists() {
     // Once the pod is ready, nothing is listed until the old owner has drained.
     apply(&membership, welcomed(true, vec![])).await;
     assert_eq!((service.take(), membership.state().held.get(&0)), (vec![("warm", 0)], Some(&3)));
+    apply(&membership, welcomed(false, vec![])).await;
+    assert_eq!(
+        (service.take(), membership.state().held.len()),
+        (vec![("release", 0)], 0),
+        "of no use to the next life"
+    );
 }
 
 #[tokio::test]
