@@ -115,6 +115,14 @@ fn any_process_asks_the_participant_that_a_handoff_waits_for() {
     let (server, token) = (format!("http://{}", site.admin), site.cluster.path().join("token"));
     let (code, said) = says(&["explain", "3", "--server", &server, "--token-file", token.to_str().unwrap()]);
     assert!(code == Some(0) && said.contains(&format!("it says     pod w-9: {expected}\n")), "{said}");
+
+    let explained = |query: &str| site.read(&format!("/v1/pods/w-9{query}"));
+    let before = asked.lock().unwrap().len();
+    assert!(explained("")["process"]["says"].is_null() && asked.lock().unwrap().len() == before);
+    assert_eq!(explained("?ask=true")["works_on"][0]["says"], expected);
+    assert_eq!(site.send("GET", "/v1/pods/w-9?ask=whom", "").status, 400);
+    let (code, said) = says(&["explain", "w-9", "--server", &server, "--token-file", token.to_str().unwrap()]);
+    assert!(code == Some(0) && said.contains(&format!("works on    3: {expected}\n")), "{said}");
     only_the_status_was_asked_for(&asked);
 }
 
