@@ -1,0 +1,91 @@
+//! A cluster whose operator knows its etcd, and what a test asks of it by commands.
+
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::txn::{Op, Txn};
+use serde_json::Value;
+
+use crate::writers::WriterCluster;
+
+/// A cluster whose operator knows its etcd.
+pub(crate) struct Operated(pub(crate) WriterCluster);
+
+impl Operated {
+    pub(crate) fn start(pods: &[&str]) -> Self {
+        let mut cluster = WriterCluster::start();
+        cluster.coordinator("c-0");
+        for pod in pods {
+            cluster.writer(pod);
+        }
+        cluster.settles(pods);
+        Operated(cluster)
+    }
+
+    pub(crate) fn run(&self, words: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
+        command.args(words).args(["--etcd", &self.0.etcd().endpoint()]).env("USER", "ann").env_remove("SUDO_USER");
+        let output = command.output().unwrap();
+        eprintln!(
+            "$ segue {}\n{}{}[{}]",
+            words.join(" "),
+            String::from_utf8_lossy(&output.stderr),
+            String::from_utf8_lossy(&output.stdout),
+            output.status
+        );
+        output
+    }
+
+    /// Returns the exit code of a command, and what it printed.
+    pub(crate) fn says(&self, words: &[&str]) -> (Option<i32>, String) {
+        let output = self.run(words);
+        (output.status.code(), String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap())
+    }
+
+    /// Returns what a command that has to succeed printed.
+    #[track_caller]
+    pub(crate) fn does(&self, words: &[&str]) -> String {
+        let (code, said) = self.says(words);
+        assert_eq!(code, Some(0), "{words:?}: {said}");
+        said
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self, words: &[&str]) -> Value {
+        let output = self.run(&[words, &["--json"]].concat());
+        assert!(output.status.success(), "{words:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Returns a pod's line of the status; null if it is not registered.
+    pub(crate) fn pod(&self, name: &str) -> Value {
+        let status = self.json(&["status"]);
+        let pods = status["pods"].as_array().unwrap();
+        pods.iter().find(|pod| pod["name"] == name).cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn owns(&self, pod: &str) -> u64 {
+        self.pod(pod)["partitions"].as_u64().unwrap_or(0)
+    }
+
+    pub(crate) fn life(&self, pod: &str) -> Value {
+        self.pod(pod)["incarnation"].clone()
+    }
+
+    pub(crate) fn owner(&self, partition: u32) -> String {
+        self.json(&["explain", &partition.to_string()])["owner"].as_str().unwrap().to_owned()
+    }
+
+    /// Puts a key by hand; with a lease if it is a registration.
+    pub(crate) fn put(&self, key: impl FnOnce(&Keyspace) -> String, value: &str, leased: bool) {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let store = EtcdStore::connect(EtcdOptions::new([self.0.etcd().endpoint()])).unwrap();
+            let lease = if leased { Some(store.grant(Duration::from_secs(120)).await.unwrap()) } else { None };
+            let then = vec![Op::Put { key: key(&Keyspace::new("/segue/", "default")), value: value.into(), lease }];
+            store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+        });
+    }
+}
