@@ -3,6 +3,7 @@
 
 mod commands;
 mod operated;
+mod orders;
 mod routers;
 #[path = "../writers/mod.rs"]
 mod writers;
