@@ -7,5 +7,6 @@ mod actions;
 mod commands;
 mod peers;
 mod site;
+mod waits;
 #[path = "../writers/mod.rs"]
 mod writers;
