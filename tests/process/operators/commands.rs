@@ -103,6 +103,8 @@ fn a_moved_partition_stays_and_a_pinned_one_comes_back() {
     assert!(code == Some(1) && said.contains("choose another id"), "{said}");
     let (code, said) = cluster.says(&["pause", "--for", "0s"]);
     assert!(code == Some(2) && said.contains("expected a time above zero"), "{said}");
+    let (code, said) = cluster.says(&["move", "three", "--to", to]);
+    assert!(code == Some(2) && said.contains("expected the number of a partition, such as 7"), "{said}");
     for (words, why) in [
         (&["move", "3", "--to", "w-7"][..], "no pod w-7 is registered"),
         (&["move", "99", "--to", "w-0"], "there is no partition 99"),
