@@ -49,6 +49,11 @@ fn a_command_that_cannot_be_fulfilled_yet_exits_4_and_without_a_store_3() {
     let (code, said) = cluster.says(&["drain", "w-0", "--timeout", "1s"]);
     assert!(code == Some(4) && said.contains("no other pod accepts partitions"), "{said}");
     assert_eq!(cluster.owns("w-0"), u64::from(PARTITIONS));
+    let said = cluster.does(&["status", "--keyspace", "defualt"]);
+    assert!(
+        said.starts_with("leader      none, and none has led here yet (") && said.contains("name right?"),
+        "{said}"
+    );
     let nowhere = format!("http://{}", free_address());
     let commands = [&["drain", "w-0"][..], &["pause"], &["move", "0", "--to", "w-0"], &["plan"], &["wait", "settled"]];
     for words in commands.into_iter().chain([&["status"][..], &["status", "--routers"]]) {
