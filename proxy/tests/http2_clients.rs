@@ -16,7 +16,7 @@ use segue_protocol::handoff::router::HoldCause;
 use segue_proxy::settings::UpstreamProtocol;
 use support::client::{Body, Http2Client, data, empty, full, stream};
 use support::{BOTH_VERSIONS, Fixture, P0, P1, Settings, soon};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 /// Returns how often to repeat what needs luck to go wrong. `SEGUE_TEST_ROUNDS` names another number.
@@ -65,8 +65,12 @@ async fn bodies_that_nobody_reads_use_up_no_window() {
         let fixture = Fixture::with(settings);
         let _pod = fixture.pod(speaks, echo).await;
         fixture.hold(P1, HoldCause::NoOwner);
-        let client = fixture.http2_client().await;
+        let mut client = fixture.http2_client().await;
         for round in 0..rounds(100) {
+            // Another connection before this one is closed for its unread uploads.
+            if round % 40 == 39 {
+                client = fixture.http2_client().await;
+            }
             let (begun, body) = stream();
             begun.send(data("begun")).unwrap();
             let too_large = client.request("POST", "/").header("content-length", 1 << 20).body(body).unwrap();
@@ -78,6 +82,41 @@ async fn bodies_that_nobody_reads_use_up_no_window() {
             }
         }
         assert_eq!(client.post("/", large()).await.body.len(), LARGE_BYTES);
+    }
+}
+
+#[tokio::test]
+async fn uploads_that_are_refused_cost_no_other_request_its_answer() {
+    let (speaks, protocol) = BOTH_VERSIONS[0];
+    let fixture = Fixture::with(Settings::with_protocol(protocol));
+    let (begun, mut others) = mpsc::unbounded_channel();
+    let _pod = fixture
+        .pod(speaks, move |_| {
+            let (answer, answered) = oneshot::channel();
+            begun.send(answer).unwrap();
+            async move { answered.await.unwrap() }
+        })
+        .await;
+    let mut client = fixture.http2_client().await;
+    let mut refused = 0;
+    while refused < 2_000 {
+        // A connection has another request in flight for as long as it lasts.
+        let other = client.spawn_ask(client.request("GET", "/").body(empty()).unwrap());
+        let answer = soon(others.recv()).await.unwrap();
+        loop {
+            let nowhere = client.request("POST", "/").header("x-partition", "none").body(large()).unwrap();
+            match client.begin(nowhere).await {
+                Ok(response) => assert_eq!(response.status(), 400),
+                Err(error) => break assert!(client.is_closed(), "{error:?} after {refused} refusals"),
+            }
+            refused += 1;
+            if client.is_closed() || refused == 2_000 {
+                break;
+            }
+        }
+        answer.send(Response::new(full("other"))).unwrap();
+        assert_eq!(soon(other).await.unwrap().body, b"other", "after {refused} refusals");
+        client = fixture.http2_client().await;
     }
 }
 
@@ -104,8 +143,11 @@ async fn severed_exchanges_use_up_no_window() {
                 }
             })
             .await;
-        let client = fixture.http2_client().await;
+        let mut client = fixture.http2_client().await;
         for epoch in (2..).take(rounds(4)) {
+            if epoch % 100 == 0 {
+                client = fixture.http2_client().await;
+            }
             let path = if epoch % 2 == 0 { "/unanswered" } else { "/answered" };
             let (sender, body) = stream();
             sender.send(part()).unwrap();
