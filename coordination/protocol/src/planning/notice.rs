@@ -256,11 +256,12 @@ impl fmt::Display for Notice {
             Notice::TooManyKeys { partition, pod, keys, most } => {
                 write!(out, "partition {partition} on {pod} has {keys} keys, above max_keys_per_partition = {most}")
             }
-            Notice::Roll { newest } => {
-                let with = newest.as_ref().map(|version| format!(" with version {version}")).unwrap_or_default();
-                let patience = ROLL_PATIENCE.as_secs();
-                write!(out, "pods restart one by one{with}: moves for balance wait, at most {patience} s for each pod")
-            }
+            Notice::Roll { newest } => write!(
+                out,
+                "pods restart one by one with version {}: moves for balance wait, at most {} s for each pod",
+                newest.as_deref().unwrap_or("(none)"),
+                ROLL_PATIENCE.as_secs()
+            ),
             Notice::Assurance(assurance) => assurance.fmt(out),
         }
     }

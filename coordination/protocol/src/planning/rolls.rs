@@ -6,10 +6,11 @@
 //! pod's partitions would have to go to pods that have not been restarted yet. The load of the other pods is the same as
 //! while any pod is away. When all pods have been restarted, balance fills the pod that came back last.
 //!
-//! Two signs show a rolling restart: pods have different versions, or a pod has come back within [`ROLL_PATIENCE`] after
-//! it drained by itself. Versions are in the store. Returns are only remembered: a new leader knows those that it has
-//! seen, and balance may then wait for [`ROLL_PATIENCE`] after the last pod has come back. A pod that an operator drains
-//! stays drained when it comes back, and is no sign.
+//! Two signs show a rolling restart: pods have different versions, or a pod with a version, be it the same one, has come
+//! back within [`ROLL_PATIENCE`] after it drained by itself. Versions are in the store. Returns are only remembered: a new
+//! leader knows those that it has seen, and balance may then wait for [`ROLL_PATIENCE`] after the last pod has come back.
+//! Pods without versions are filled at once: whoever names none has not said that pods restart one after the other. A pod
+//! that an operator drains stays drained when it comes back, and is no sign.
 //!
 //! A rolling restart that pauses must not leave a pod empty. Balance therefore waits no longer than [`ROLL_PATIENCE`]
 //! for the next drain.
@@ -22,6 +23,7 @@
 //! * A pod that restarts repeatedly, each time within [`ROLL_PATIENCE`], does not prolong the wait. Only a growing
 //!   number of restarted pods does.
 //! * Once all pods have been restarted, nothing waits.
+//! * Pods without versions are in no rolling restart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -98,7 +100,7 @@ impl Versions {
     }
 }
 
-/// A rolling restart that shows by pods that drain and come back under their names.
+/// A rolling restart that shows by pods with versions that drain and come back under their names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct Returns {
     /// The pods that drain by themselves, or did so until they went.
@@ -119,7 +121,7 @@ struct Drained {
 
 impl Returns {
     fn observe(&mut self, view: &View, now: Duration) {
-        for (name, pod) in &view.pods {
+        for (name, pod) in view.pods.iter().filter(|(_, pod)| pod.value.version.is_some()) {
             let life = pod.incarnation();
             if pod.value.status == PodStatus::Draining {
                 self.drained.insert(name.clone(), Drained { life, gone_since: None });

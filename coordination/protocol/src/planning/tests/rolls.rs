@@ -16,8 +16,13 @@ struct Roll {
     partitions: u32,
     away: Duration,
     rest: Duration,
-    versions: bool,
+    /// The version of the pods before and after it.
+    versions: [Option<&'static str>; 2],
 }
+
+const NONE: [Option<&str>; 2] = [None, None];
+const SAME: [Option<&str>; 2] = [Some("v1"), Some("v1")];
+const NEW: [Option<&str>; 2] = [Some("v1"), Some("v2")];
 
 /// Observations during a rolling restart.
 #[derive(Debug)]
@@ -41,7 +46,7 @@ impl Rolling {
         let mut world = World::new(policy(roll.partitions));
         world.join_router("r-0");
         for name in &names {
-            world.put_pod_of(name, PodStatus::Ready, roll.versions.then_some("v1"));
+            world.put_pod_of(name, PodStatus::Ready, roll.versions[0]);
         }
         world.run_until_quiet();
         let mut rolling =
@@ -84,7 +89,7 @@ impl Rolling {
     /// Restarts one pod with the next version.
     fn restart(&mut self, roll: Roll, number: usize) {
         let name = name(number);
-        self.world.put_pod_of(&name, PodStatus::Draining, roll.versions.then_some("v1"));
+        self.world.put_pod_of(&name, PodStatus::Draining, roll.versions[0]);
         self.act();
         let began = self.world.now;
         while self.world.balance()[&name] > 0 || !self.world.view().handoffs.is_empty() {
@@ -93,7 +98,7 @@ impl Rolling {
         }
         self.world.kill_pod(&name);
         self.run(roll.away);
-        self.world.put_pod_of(&name, PodStatus::Ready, roll.versions.then_some("v2"));
+        self.world.put_pod_of(&name, PodStatus::Ready, roll.versions[1]);
         self.run(roll.rest);
     }
 }
@@ -120,7 +125,7 @@ fn fewest(roll: Roll) -> u32 {
     roll.partitions + 2 * share
 }
 
-const QUICK: Roll = Roll { pods: 5, partitions: 20, away: secs(10), rest: secs(5), versions: true };
+const QUICK: Roll = Roll { pods: 5, partitions: 20, away: secs(10), rest: secs(5), versions: NEW };
 
 #[test]
 fn a_roll_moves_no_more_partitions_than_any_planner_has_to() {
@@ -131,7 +136,7 @@ fn a_roll_moves_no_more_partitions_than_any_planner_has_to() {
         Roll { pods: 3, partitions: 12, ..QUICK },
         Roll { pods: 2, partitions: 4, ..QUICK },
     ];
-    for rolled in shapes.into_iter().flat_map(|roll| [true, false].map(|versions| Roll { versions, ..roll })) {
+    for rolled in shapes.into_iter().flat_map(|roll| [NEW, SAME].map(|versions| Roll { versions, ..roll })) {
         let outcome = roll(rolled);
         assert_eq!(outcome.moves, fewest(rolled), "{outcome:?}");
         let remaining = rolled.partitions as usize / (rolled.pods - 1);
@@ -143,12 +148,12 @@ fn a_roll_moves_no_more_partitions_than_any_planner_has_to() {
 
 #[test]
 fn a_roll_that_pauses_leaves_no_pod_empty() {
-    for versions in [true, false] {
+    for versions in [NEW, SAME] {
         let roll = Roll { versions, ..QUICK };
         let mut rolling = Rolling::new(roll);
         rolling.restart(roll, 4);
         assert_eq!(rolling.world.balance()[&name(4)], 0);
-        let notice = Notice::Roll { newest: versions.then(|| "v2".into()) };
+        let notice = Notice::Roll { newest: versions[1].map(Into::into) };
         assert!(rolling.world.plan().notices.contains(&notice));
         rolling.run(ROLL_PATIENCE);
         assert!(rolling.world.balance().into_values().all(|count| count == 4), "{:?}", rolling.world.balance());
@@ -157,8 +162,16 @@ fn a_roll_that_pauses_leaves_no_pod_empty() {
 }
 
 #[test]
+fn a_pod_without_a_version_that_comes_back_is_filled_at_once() {
+    let roll = Roll { versions: NONE, rest: secs(10), ..QUICK };
+    let mut rolling = Rolling::new(roll);
+    rolling.restart(roll, 4);
+    assert_eq!(rolling.world.balance()[&name(4)], 4);
+}
+
+#[test]
 fn a_pod_that_comes_back_late_or_drained_by_an_operator_is_filled_at_once() {
-    let roll = Roll { versions: false, ..QUICK };
+    let roll = Roll { versions: SAME, ..QUICK };
     let mut rolling = Rolling::new(roll);
     rolling.restart(Roll { away: ROLL_PATIENCE + secs(1), ..roll }, 4);
     assert_eq!(rolling.world.balance()[&name(4)], 4, "after more than {ROLL_PATIENCE:?}");
@@ -167,15 +180,15 @@ fn a_pod_that_comes_back_late_or_drained_by_an_operator_is_filled_at_once() {
     rolling.run(secs(10));
     rolling.world.kill_pod(&name(4));
     rolling.run(secs(10));
-    rolling.world.put_pod_of(&name(4), PodStatus::Ready, None);
+    rolling.world.put_pod_of(&name(4), PodStatus::Ready, Some("v1"));
     rolling.world.store.delete(rolling.world.keys.drain(&name(4)));
     rolling.run(secs(10));
     assert_eq!(rolling.world.balance()[&name(4)], 4, "after an operator's drain");
 }
 
 #[test]
-fn a_roll_without_versions_that_a_new_leader_takes_over_ends_within_a_minute() {
-    let roll = Roll { versions: false, ..QUICK };
+fn a_roll_to_the_same_version_that_a_new_leader_takes_over_ends_within_a_minute() {
+    let roll = Roll { versions: SAME, ..QUICK };
     let mut rolling = Rolling::new(roll);
     for number in (0..roll.pods).rev() {
         rolling.restart(roll, number);
@@ -203,7 +216,7 @@ fn a_pod_that_restarts_again_and_again_does_not_hold_balance_up() {
 
 #[test]
 fn a_pod_that_drains_and_comes_back_again_and_again_does_not_hold_balance_up() {
-    let roll = Roll { versions: false, away: secs(2), rest: secs(20), ..QUICK };
+    let roll = Roll { versions: SAME, away: secs(2), rest: secs(20), ..QUICK };
     let mut rolling = Rolling::new(roll);
     for _ in 0..4 {
         rolling.restart(roll, 4);
@@ -223,10 +236,15 @@ fn table_of_rolls() {
     println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     for (pods, partitions) in [(3, 12), (5, 20), (10, 90)] {
         for (away, rest) in [(10, 5), (50, 30), (10, 90)] {
-            for versions in [false, true] {
+            for versions in [NONE, SAME, NEW] {
                 let rolled = Roll { pods, partitions, away: secs(away), rest: secs(rest), versions };
                 let outcome = roll(rolled);
-                let (version, fewest) = (if versions { "yes" } else { "no" }, fewest(rolled));
+                let version = match versions {
+                    NONE => "none",
+                    SAME => "the same",
+                    _ => "new",
+                };
+                let fewest = fewest(rolled);
                 let mean = f64::from(outcome.moves) / f64::from(partitions);
                 println!(
                     "| {pods} | {partitions} | {away} s | {rest} s | {version} | {} | {mean:.2} | {fewest} | {} |",
