@@ -263,7 +263,11 @@ impl fmt::Display for KeyspaceStatus {
         if let Some(stale) = &self.stale {
             writeln!(out, "stale       {stale}")?;
         }
-        let leader = self.leader.as_deref().unwrap_or("none (is a coordinator running?)");
+        let nobody = match self.partitions {
+            0 => "none, and none has led here yet (is a coordinator running, and the keyspace's name right?)",
+            _ => "none (is a coordinator running?)",
+        };
+        let leader = self.leader.as_deref().unwrap_or(nobody);
         writeln!(out, "leader      {leader}")?;
         writeln!(out, "partitions  {}, {} without a living owner", self.partitions, self.unowned)?;
         writeln!(out, "routers     {}", or_none(&self.routers.join(", ")))?;

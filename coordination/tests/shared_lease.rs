@@ -1,6 +1,6 @@
 //! Participants of one process that share a lease, with the embedded store under a paused clock and with a real etcd.
 //!
-//! Not here: the times of each holder (`session/holders`), and whole clusters under faults (`tests/simulation`).
+//! Not here: the times of each holder (`segue_protocol::holders`), and whole clusters under faults (`tests/simulation`).
 
 #![allow(clippy::unwrap_used)]
 

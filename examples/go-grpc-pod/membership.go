@@ -46,6 +46,8 @@ func (file token) GetRequestMetadata(context.Context, ...string) (map[string]str
 // RequireTransportSecurity lets the token travel in clear text, as everything else of this example.
 func (token) RequireTransportSecurity() bool { return false }
 
+var errSilent = errors.New("the coordinator is silent")
+
 // maxAcks is the most acknowledgements that one call may carry.
 const maxAcks = 4096
 
@@ -226,7 +228,15 @@ func (m *Membership) connect(ctx context.Context, target string) error {
 }
 
 func (m *Membership) follow(ctx context.Context, client pb.PodsClient) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// A coordinator responds to every heartbeat. If it is silent, the pod leaves it while the lease is still good.
+	silence := time.AfterFunc(m.trust/2, cancel)
+	defer silence.Stop()
 	stream, err := client.Register(ctx)
+	if ctx.Err() != nil {
+		return errSilent
+	}
 	if err != nil {
 		return err
 	}
@@ -252,9 +262,6 @@ func (m *Membership) follow(ctx context.Context, client pb.PodsClient) error {
 	}()
 	var beats <-chan time.Time
 	seq, seen := uint64(1), uint64(0)
-	// A coordinator confirms every heartbeat. If it falls silent, the pod leaves it while the lease is still good.
-	silence := time.NewTimer(m.trust / 2)
-	defer silence.Stop()
 	for {
 		select {
 		case event := <-events:
@@ -278,8 +285,8 @@ func (m *Membership) follow(ctx context.Context, client pb.PodsClient) error {
 			}
 		case err := <-failed:
 			return err
-		case <-silence.C:
-			return errors.New("the coordinator is silent")
+		case <-ctx.Done():
+			return errSilent
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"reflect"
 	"sort"
 	"testing"
@@ -206,5 +207,32 @@ func TestAStreamThatEndsWhileAHeartbeatIsSentIsLeft(t *testing.T) {
 	case <-left:
 	case <-time.After(patience):
 		t.Fatal("the pod stays at a stream that has ended")
+	}
+}
+
+func TestACoordinatorThatNeverRespondsIsLeftForTheNextOne(t *testing.T) {
+	listen := func() *net.TCPListener {
+		listener, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return listener
+	}
+	// The kernel takes connections to the first one, and nobody accepts them.
+	hung, other := listen(), listen()
+	defer hung.Close()
+	defer other.Close()
+	m, _ := start()
+	m.coordinators = []string{hung.Addr().String(), other.Addr().String()}
+	m.leaseTTL, m.trust = 3*time.Second, 2*time.Second
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go m.Run(ctx)
+	// Of itself, grpc-go waits for 20 s.
+	if err := other.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Accept(); err != nil {
+		t.Fatalf("the pod stays at a coordinator that never responds: %v", err)
 	}
 }

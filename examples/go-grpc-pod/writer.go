@@ -301,9 +301,11 @@ func (w *Writer) work(m *Membership, out http.ResponseWriter, request *http.Requ
 			Partition: partition, Epoch: epoch, Pod: m.Name, Incarnation: life, Request: number, Key: key, Sequence: sent,
 			AcceptedAt: acceptedAt, Value: string(body),
 		}
-		if status, err := w.append(m, state, &record, life); err != nil {
-			out.Header().Set("segue-reason", "lease-lost")
-			http.Error(out, err.Error(), status)
+		if err := w.append(m, state, &record, life); err != nil {
+			if err == errLeaseLost {
+				out.Header().Set("segue-reason", "lease-lost")
+			}
+			http.Error(out, err.Error(), http.StatusInternalServerError)
 			return
 		}
 		sequence = sent
@@ -315,17 +317,23 @@ func (w *Writer) work(m *Membership, out http.ResponseWriter, request *http.Requ
 	io.WriteString(out, value)
 }
 
+var errLeaseLost = errors.New("the lease ended")
+
 // append appends a record, with the state locked so that it changes in the order of the log.
-func (w *Writer) append(m *Membership, state *State, record *Record, life uint64) (int, error) {
+func (w *Writer) append(m *Membership, state *State, record *Record, life uint64) error {
 	state.mu.Lock()
 	defer state.mu.Unlock()
 	if !m.MayWrite(life) {
-		return http.StatusInternalServerError, errors.New("the lease ended")
+		return errLeaseLost
 	}
 	end, err := w.log.Append(record)
 	if err != nil {
-		return http.StatusInternalServerError, err
+		return err
 	}
 	state.apply([]Record{*record}, end)
-	return 0, nil
+	if !m.MayWrite(life) {
+		// The next owner may not have seen the record.
+		return errLeaseLost
+	}
+	return nil
 }

@@ -172,11 +172,12 @@ class Membership:
             hello.capabilities.append("checkpoint")
         hello.resume = self.resume
         hello.holdings.extend(pb.Holding(partition=p, epoch=e) for p, e in self.held.items())
-        # Another instance may have told them, and would wait anew for a checkpoint.
-        await call.write(pb.Heartbeat(seq=1, hello=hello, progress=self.progress()))
         beats, seen = None, [0]
         try:
-            # A coordinator confirms every heartbeat. If it falls silent, the pod leaves it while the lease is still good.
+            # Another instance may have told them, and would wait anew for a checkpoint.
+            first = call.write(pb.Heartbeat(seq=1, hello=hello, progress=self.progress()))
+            # A coordinator responds to every heartbeat. If it is silent, the pod leaves it while the lease is still good.
+            await asyncio.wait_for(first, self.trust / 2)
             while (event := await asyncio.wait_for(call.read(), self.trust / 2)) is not grpc.aio.EOF:
                 if event.HasField("welcome"):
                     await self.welcomed(event.welcome)

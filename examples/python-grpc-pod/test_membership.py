@@ -1,10 +1,14 @@
 """Tests of `membership.py` without a coordinator: `python -m unittest`, as `cargo test --workspace --test python_pods` does."""
 
 import asyncio
+import pathlib
+import socket
 import types
 import unittest
 
-from membership import Membership, lease_now
+from membership import Membership, lease_now, load_stubs
+
+PROTO = pathlib.Path(__file__).resolve().parents[2] / "coordination/proto"
 
 
 class Service:
@@ -201,6 +205,23 @@ class Lives(unittest.IsolatedAsyncioTestCase):
         await membership.running[0][2]
         ack = membership.acks[0, 0, 5]
         self.assertEqual((ack.checkpoint, ack.epoch), (b"0@0", 0))
+
+    async def test_a_coordinator_that_never_responds_is_left_for_the_next_one(self):
+        reached = asyncio.Event()
+
+        def accepted(_, stream):
+            stream.close()
+            reached.set()
+
+        # The kernel takes connections to it, and nobody accepts them.
+        with socket.create_server(("127.0.0.1", 0)) as hung:
+            async with await asyncio.start_server(accepted, "127.0.0.1", 0) as other:
+                coordinators = [f"127.0.0.1:{it.getsockname()[1]}" for it in (hung, other.sockets[0])]
+                lease, patience = 3, 10  # of itself, grpcio waits for 20 s
+                pod = Membership(load_stubs(PROTO), coordinators, "default", "a", "127.0.0.1:1", lease, Service())
+                running = asyncio.create_task(pod.run())
+                await asyncio.wait_for(reached.wait(), patience)
+                running.cancel()
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ pub(crate) use self::keyspaces::ByKeyspace;
 pub use self::own_pod::OwnPod;
 pub(crate) use self::own_pod::OwnProcess;
 use self::problem::Problem;
-use crate::operator::{Link, OperatorError, PartitionReport, Said};
+use crate::operator::{Explanation, Link, OperatorError, Said};
 
 /// Most questions, waits, actions and drains of the own pod at a time. Questions and waits need no right to write, so they
 /// have places of their own: those who ask cannot keep out those who act.
@@ -133,9 +133,9 @@ impl Api {
         self.spawn(work(self.link.clone(), watch::Sender::default())).await?.map_err(Problem::from)
     }
 
-    /// Has the participants asked that the handoff of an explained partition waits for.
-    async fn ask(&self, mut report: PartitionReport) -> Result<PartitionReport, Problem> {
-        if !report.awaits() {
+    /// Has the participants of an explanation asked.
+    async fn ask<E: Explanation + Send + 'static>(&self, mut report: E) -> Result<E, Problem> {
+        if !report.has_participants() {
             return Ok(report);
         }
         let Ok(_place) = self.control.asks.try_acquire() else {

@@ -52,11 +52,16 @@ fn time(wait: Option<&str>) -> Result<Duration, Problem> {
     }
 }
 
-fn explained(explanation: Result<impl Explanation, Problem>) -> Answer {
-    explanation.map(|explanation| Json(explanation).into_response()).map_err(Problem::of_question)
+/// Responds with an explanation, once its participants have been asked if they are to be.
+async fn explained<E: Explanation + Send + 'static>(api: &Api, report: Result<E, Problem>, ask: bool) -> Answer {
+    let report = match report {
+        Ok(report) if ask => api.ask(report).await,
+        other => other,
+    };
+    report.map(|report| Json(report).into_response()).map_err(Problem::of_question)
 }
 
-/// `ask=true` asks the participants that the handoff waits for.
+/// `ask=true` asks the participants that a partition's handoff waits for, or the pod.
 #[derive(Debug, Deserialize)]
 pub(super) struct AskQuery {
     #[serde(default)]
@@ -71,10 +76,7 @@ pub(super) async fn partition(
     let (partition, AskQuery { ask }) = (of_path(path)?, of_query(query)?);
     let explain =
         api.run(&api.control.questions, move |link, _| async move { link.explain_partition(partition).await });
-    match explain.await {
-        Ok(report) if ask => explained(api.ask(report).await),
-        other => explained(other),
-    }
+    explained(&api, explain.await, ask).await
 }
 
 pub(super) async fn routers(State(api): State<Arc<Api>>) -> Answer {
@@ -85,9 +87,10 @@ pub(super) async fn routers(State(api): State<Arc<Api>>) -> Answer {
     Ok(Json(compared.map_err(late)??).into_response())
 }
 
-pub(super) async fn pod(State(api): State<Arc<Api>>, path: PathOf<String>) -> Answer {
-    let pod = of_path(path)?;
-    explained(api.run(&api.control.questions, |link, _| async move { link.explain_pod(&pod).await }).await)
+pub(super) async fn pod(State(api): State<Arc<Api>>, path: PathOf<String>, query: QueryOf<AskQuery>) -> Answer {
+    let (pod, AskQuery { ask }) = (of_path(path)?, of_query(query)?);
+    let explain = api.run(&api.control.questions, |link, _| async move { link.explain_pod(&pod).await });
+    explained(&api, explain.await, ask).await
 }
 
 /// `without=POD`.

@@ -27,13 +27,14 @@ pub(super) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
 /// Where the pages go.
 #[derive(Debug, clap::Args)]
 pub(super) struct ManArgs {
-    /// Folder that gets a page for `segue` and for each of its commands.
+    /// Folder that gets a page for `segue` and for each of its commands. It is created if it does not exist.
     folder: PathBuf,
 }
 
 /// Writes the manual pages.
 pub(super) fn man(args: &ManArgs) -> Result<(), Failure> {
-    clap_mangen::generate_to(Cli::command(), &args.folder)
+    std::fs::create_dir_all(&args.folder)
+        .and_then(|()| clap_mangen::generate_to(Cli::command(), &args.folder))
         .with_context(|| format!("cannot write manual pages into {}", args.folder.display()))?;
     Ok(())
 }

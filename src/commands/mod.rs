@@ -152,7 +152,6 @@ enum Command {
     /// Print completions of the command line for a shell.
     Completions(generate::CompletionsArgs),
     /// Write manual pages of all commands into a folder.
-    #[command(hide = true)]
     Man(generate::ManArgs),
     /// Enforce the deadline of a sidecar's service. Started by the sidecar.
     #[command(hide = true)]

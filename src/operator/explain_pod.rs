@@ -1,21 +1,27 @@
-//! Explanations of a pod: its state, what comes and goes, and the next steps.
+//! Explanations of a pod: its state, what comes and goes, what it works on, and the next steps.
 
 use segue_coordination::session::unix_millis;
+use segue_coordination::store::StoreError;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::planning::{Policy, preview};
 use segue_protocol::records::Resting;
 use segue_protocol::view::View;
+use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
 
-use super::explain::{Explanation, keyspace_steps, obstacle, steps_in_words};
-use super::or_none;
+use super::explain::{Explanation, Participant, keyspace_steps, obstacle, steps_in_words};
 use super::plan::{Move, moves};
+use super::process_status::Work;
+use super::{Link, or_none, participants};
 use crate::history::History;
 use crate::resting::Rest;
 
 /// A pod explained.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PodReport {
+    /// The keyspace's name. `None` from an earlier version.
+    #[serde(default)]
+    keyspace: Option<String>,
     pod: String,
     state: String,
     owns: Vec<PartitionId>,
@@ -26,6 +32,12 @@ pub(crate) struct PodReport {
     /// What it does not get after failed moves.
     #[serde(default)]
     resting: Vec<Rest>,
+    /// Its process, or the coordinator that serves its stream. `None` unless it is registered.
+    #[serde(default)]
+    process: Option<Participant>,
+    /// The work that it has not finished, if its process was asked.
+    #[serde(default)]
+    works_on: Vec<Work>,
     next_steps: Vec<String>,
 }
 
@@ -61,13 +73,23 @@ pub(super) fn pod(view: &View, policy: &Policy, pod: &str) -> Result<PodReport, 
         }
         next_steps.push(format!("segue undrain {pod}"));
     }
+    let process = view.pods.get(pod).map(|record| Participant {
+        kind: "pod".to_owned(),
+        name: pod.to_owned(),
+        admin: record.value.admin.clone(),
+        by_stream: false,
+        says: None,
+    });
     Ok(PodReport {
+        keyspace: Some(view.keys().name().to_owned()),
         pod: pod.to_owned(),
         state,
         arriving: moving(&|handoff| handoff.new_owner == pod),
         leaving: moving(&|handoff| handoff.old_owner.as_deref() == Some(pod)),
         wanted: wanted.collect(),
         resting: Vec::new(),
+        process,
+        works_on: Vec::new(),
         owns,
         next_steps,
     })
@@ -84,6 +106,11 @@ impl PodReport {
         let is_its = |rest: &Rest| rest.of != Resting::Partition && rest.pod == self.pod;
         self.resting = history.resting.into_iter().filter(is_its).collect();
     }
+
+    /// Notes which coordinator serves the pod's stream.
+    pub(super) async fn find_stream(&mut self, link: &Link) -> Result<(), StoreError> {
+        participants::find_streams(self.process.as_mut_slice(), link).await
+    }
 }
 
 impl Explanation for PodReport {
@@ -91,6 +118,13 @@ impl Explanation for PodReport {
         let mut text = format!("pod         {}\nstate       {}\n", self.pod, self.state);
         text += &format!("owns        {}: {}\n", self.owns.len(), list(&self.owns));
         text += &format!("arriving    {}\nleaving     {}\n", list(&self.arriving), list(&self.leaving));
+        if let Some(says) = self.process.as_ref().and_then(|process| process.says.as_ref()).filter(|it| !it.is_empty())
+        {
+            text += &format!("it says     {says}\n");
+        }
+        for Work { partition, says, .. } in &self.works_on {
+            text += &format!("works on    {partition}: {says}\n");
+        }
         for wanted in &self.wanted {
             let from = wanted.from.as_deref().unwrap_or("nobody");
             text += &format!("wanted      {}: {from} → {} ({})\n", wanted.partition, wanted.to, wanted.reason);
@@ -99,5 +133,19 @@ impl Explanation for PodReport {
             text += &format!("resting     {}\n", rest.in_words(unix_millis()));
         }
         text + &steps_in_words(&self.next_steps)
+    }
+
+    fn has_participants(&self) -> bool {
+        self.process.is_some()
+    }
+
+    async fn ask(&mut self, tls: Option<&ClientTls>) {
+        if let Some(process) = &mut self.process {
+            self.works_on = participants::ask_pod(process, tls, self.keyspace.as_deref()).await;
+        }
+    }
+
+    fn leave_unasked(&mut self, why: &str) {
+        self.process.iter_mut().for_each(|process| process.says = Some(format!("not asked: {why}")));
     }
 }

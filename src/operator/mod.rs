@@ -11,14 +11,16 @@
 //!   asks the leader to.
 
 mod actions;
-mod awaited;
 mod change;
 mod explain;
+mod explain_partition;
 mod explain_pod;
 mod forget;
 mod operation;
+mod participants;
 mod plan;
 mod process;
+mod process_status;
 mod routers;
 mod standing;
 mod wait;
@@ -39,7 +41,8 @@ use segue_proxy::tls::ClientTls;
 use crate::history::History;
 
 pub(crate) use self::actions::{Action, Order, Outcome, perform};
-pub(crate) use self::explain::{Explanation, PartitionReport};
+pub(crate) use self::explain::Explanation;
+pub(crate) use self::explain_partition::PartitionReport;
 pub(crate) use self::explain_pod::PodReport;
 pub(crate) use self::forget::Kind;
 pub(crate) use self::plan::Preview;
@@ -103,7 +106,7 @@ impl Link {
     pub(crate) async fn explain_partition(&self, partition: PartitionId) -> Result<PartitionReport, OperatorError> {
         let view = self.view().await?;
         let history = self.history(Some(partition)).await?;
-        let report = explain::partition(&view, &self.policy(&view), partition, history);
+        let report = explain_partition::partition(&view, &self.policy(&view), partition, history);
         let mut report = report.map_err(OperatorError::Refused)?;
         report.find_streams(self).await?;
         Ok(report)
@@ -124,6 +127,7 @@ impl Link {
         let view = self.view().await?;
         let mut report = explain_pod::pod(&view, &self.policy(&view), pod).map_err(OperatorError::Refused)?;
         report.add_resting(self.history(None).await?);
+        report.find_stream(self).await?;
         Ok(report)
     }
 

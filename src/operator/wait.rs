@@ -47,6 +47,10 @@ pub(crate) async fn until(
     if let Condition::Drained { pod, by_operator: false } = condition {
         ensure_known(&view, pod)?;
     }
+    // However short the wait is, what is missing is known.
+    if let Some(end) = ended(condition.judge(&view), said) {
+        return end;
+    }
     watch(link, timeout, |view| condition.judge(view), said).await
 }
 
@@ -82,10 +86,20 @@ pub(super) async fn watch(
             view.iter_mut().for_each(|view| drop(view.apply(batch.clone())));
         }
         let Some(view) = &view else { continue };
-        match judge(view) {
-            Standing::Done(text) => return Ok(text),
-            Standing::Failed(why) => return Err(OperatorError::Refused(why)),
-            Standing::Waiting(text) => drop(said.send_replace(text)),
+        if let Some(end) = ended(judge(view), said) {
+            return end;
+        }
+    }
+}
+
+/// Returns how a wait ends, or says what is missing.
+fn ended(standing: Standing, said: &Said) -> Option<Result<String, OperatorError>> {
+    match standing {
+        Standing::Done(text) => Some(Ok(text)),
+        Standing::Failed(why) => Some(Err(OperatorError::Refused(why))),
+        Standing::Waiting(text) => {
+            said.send_replace(text);
+            None
         }
     }
 }

@@ -139,10 +139,11 @@ class Operated(Cluster):
         self.pod("b")
         until(lambda: self.at_rest(["a", "b"]), "two pods at rest")
 
-    def change(self, method, path):
+    def change(self, method, path, body=None):
         """Does what an operator does by another way than the page."""
         headers = {"authorization": f"Bearer {self.TOKEN}", "content-type": "application/json"}
-        request = urllib.request.Request(f"{self.admin.url}{path}", b"{}", headers, method=method)
+        data = json.dumps(body or {}).encode()
+        request = urllib.request.Request(f"{self.admin.url}{path}", data, headers, method=method)
         with urllib.request.urlopen(request, timeout=60) as response:
             return response.read()
 

@@ -446,6 +446,38 @@ def a_handoff_is_cancelled(run):
     until(lambda: cluster.at_rest(["a", "b"]), "a cluster at rest")
 
 
+def a_failed_move_is_shown_to_rest(run):
+    cluster, browser = run.cluster(Operated), run.browser
+    browser.open(cluster.admin.url)
+    run.equals_status(cluster.admin)
+    show_partition(browser, 11)
+    other = {"a": "b", "b": "a"}[cluster.explain(11)["owner"]]
+    text = "partition 11 does not move"
+
+    def is_shown():
+        page = browser.read()
+        notices = [notice for notice in page["notices"] if notice.startswith(f"{text} for ")]
+        return notices and f"{text} until " in page["detail"] and notices
+
+    def is_shown_after_a_cancel():
+        cluster.change("POST", "/v1/moves", {"partition": 11, "to": other})
+        until(lambda: cluster.explain(11)["handoff"], "the move")
+        cluster.change("POST", "/v1/handoffs/11/cancel")
+        return until(lambda: is_shown() or (not cluster.explain(11)["resting"] and ["missed"]), "the rest on the page")
+
+    stopped = cluster.routers["r-1"].process
+    stopped.send_signal(signal.SIGSTOP)
+    try:
+        # Each further failure doubles the rest, so one is long enough to be seen, however busy the machine is.
+        shown = until(lambda: (notices := is_shown_after_a_cancel()) != ["missed"] and notices, "the rest on the page")
+        run.notes.append(shown[0])
+        run.picture("resting")
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+    browser.press("ESCAPE")
+    until(lambda: cluster.at_rest(["a", "b"]), "a cluster at rest")
+
+
 def without_the_right_to_write_there_is_no_action(run):
     demo, browser = run.demo(), run.browser
     browser.open(demo.admin.url)
@@ -587,6 +619,7 @@ CHECKS = [
     an_answer_stays_with_its_action,
     an_action_needs_no_mouse_and_shows_text_as_text,
     a_handoff_is_cancelled,
+    a_failed_move_is_shown_to_rest,
     a_client_certificate_admits_to_actions,
     the_keyspace_is_chosen_by_keyboard_and_kept_in_the_url,
     a_lost_store_makes_the_page_old,

@@ -14,6 +14,7 @@ use segue_tests::cluster::TestCluster;
 use segue_tests::http::is_ready;
 use segue_tests::ports::free_address;
 use segue_tests::process::until;
+use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{interval, sleep};
 use tokio_stream::wrappers::ReceiverStream;
@@ -109,19 +110,34 @@ async fn stream(at: SocketAddr, known: &mut Known, reporting: &watch::Receiver<b
     }
 }
 
-/// Waits until `segue explain 0` with these arguments has a line that begins so.
-fn explain_says(arguments: &[&str], expected: &str) {
+/// Runs `segue explain` with these words until what it prints is as expected.
+fn explains(words: &[&str], what: &str, is_as_expected: impl Fn(&str) -> bool) {
     let mut said = String::new();
     tokio::task::block_in_place(|| {
-        until(&format!("{expected:?} in the explanation"), || {
-            let output = Command::new(SEGUE).args(["explain", "0"]).args(arguments).output().unwrap();
+        until(&format!("{what} in the explanation by {words:?}"), || {
+            let output = Command::new(SEGUE).arg("explain").args(words).output().unwrap();
             let text = String::from_utf8(output.stdout).unwrap();
             if text != said {
                 eprintln!("{text}{}", String::from_utf8_lossy(&output.stderr));
                 said = text;
             }
-            said.lines().any(|line| line.starts_with(expected))
+            is_as_expected(&said)
         });
+    });
+}
+
+/// Waits until `segue explain` with these arguments has a line that begins so.
+fn explain_says(subject: &str, reach: [&str; 2], expected: &str) {
+    let words = [&[subject], &reach[..]].concat();
+    explains(&words, expected, |said| said.lines().any(|line| line.starts_with(expected)));
+}
+
+/// Waits until `segue explain --json` with these arguments has this value there.
+fn explain_has(subject: &str, reach: [&str; 2], pointer: &str, expected: &Value) {
+    let words = [&[subject, "--json"], &reach[..]].concat();
+    explains(&words, &expected.to_string(), |said| {
+        let explained: Value = serde_json::from_str(said).unwrap_or_default();
+        explained.pointer(pointer) == Some(expected)
     });
 }
 
@@ -141,17 +157,27 @@ async fn explain_asks_the_coordinator_that_serves_a_pod_how_far_its_task_is() {
     first.until("/ready", || is_ready(admin));
     second.until("the pods' service listens", || std::net::TcpStream::connect(listen[1]).is_ok());
 
-    let pod = Pod::start(listen[0]);
-    explain_says(&["--etcd", &etcd], "it says     pod g-0: task warm is due, no progress reported");
-    pod.reports.send_replace(true);
-    let far = "it says     pod g-0: task warm is due, 50 % done (7 of 14 files)";
-    explain_says(&["--etcd", &etcd], far);
     let server = format!("http://{admin}");
-    explain_says(&["--server", &server], far);
+    let (by_store, by_process) = (["--etcd", &*etcd], ["--server", &*server]);
+    let pod = Pod::start(listen[0]);
+    explain_says("0", by_store, "it says     pod g-0: task warm is due, no progress reported");
+    explain_says("g-0", by_store, "works on    0: task warm is due, no progress reported");
+    pod.reports.send_replace(true);
+    let far = "task warm is due, 50 % done (7 of 14 files)";
+    let work = json!({ "partition": 0, "callback": "warm", "progress": 0.5, "detail": "7 of 14 files", "says": far });
+    for reach in [by_store, by_process] {
+        explain_says("0", reach, &format!("it says     pod g-0: {far}"));
+        explain_says("g-0", reach, &format!("works on    0: {far}"));
+        explain_has("0", reach, "/handoff/awaited/0/says", &json!(far));
+        explain_has("g-0", reach, "/works_on", &json!([work]));
+    }
 
     // The pod goes on at an instance that cannot be asked. The first one knows nothing of it any more.
     pod.at.send_replace(listen[1]);
-    let unasked = "it says     pod g-0: cannot be asked: the coordinator that serves it has no admin address";
-    explain_says(&["--etcd", &etcd], unasked);
-    explain_says(&["--server", &server], unasked);
+    let unasked = "cannot be asked: the coordinator that serves it has no admin address";
+    for reach in [by_store, by_process] {
+        explain_says("0", reach, &format!("it says     pod g-0: {unasked}"));
+        explain_says("g-0", reach, &format!("it says     {unasked}"));
+        explain_has("g-0", reach, "/works_on", &json!([]));
+    }
 }

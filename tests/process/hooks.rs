@@ -95,20 +95,22 @@ impl OnePartition {
         (self.cluster.run(name, &config), admin)
     }
 
-    /// Returns what `segue explain` says of the partition. The coordinator's process is asked, which in turn knows only the store.
-    async fn explained(&self) -> String {
+    /// Returns what `segue explain` says with these words. The coordinator's process is asked, which in turn knows only the
+    /// store.
+    async fn explained(&self, words: &'static [&'static str]) -> String {
         let server = format!("http://{}", self.control);
-        let explain = move || Command::new(SEGUE).args(["explain", "0", "--server", &server]).output().unwrap();
+        let explain =
+            move || Command::new(SEGUE).arg("explain").args(words).args(["--server", &server]).output().unwrap();
         let output = tokio::task::spawn_blocking(explain).await.unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
     /// Waits until `segue explain` says all of this.
-    async fn explains(&self, parts: &[&str]) {
+    async fn explains(&self, words: &'static [&'static str], parts: &[&str]) {
         let begun = Instant::now();
         loop {
-            let explained = self.explained().await;
+            let explained = self.explained(words).await;
             if parts.iter().all(|part| explained.contains(part)) {
                 return;
             }
@@ -196,14 +198,21 @@ async fn what_hooks_say_is_shown_and_the_old_owner_drains_before_the_new_one_syn
     assert_eq!((&shown["partition"], &shown["failures"]), (&0.into(), &0.into()), "{shown}");
     assert_eq!(fixture.served_by().await.as_deref(), Some("a"), "while b warms");
     let runs = "it says     pod b: hook warm runs, for ";
-    fixture.explains(&["waits for   pod b to warm", runs, ", 40 % done (7 of 20 files)"]).await;
+    fixture.explains(&["0"], &["waits for   pod b to warm", runs, ", 40 % done (7 of 20 files)"]).await;
+    let runs = "works on    0: hook warm runs, for ";
+    fixture.explains(&["b"], &["arriving    0", runs, ", 40 % done (7 of 20 files)"]).await;
+    let explained: Value = serde_json::from_str(&fixture.explained(&["b", "--json"]).await).unwrap();
+    let work = &explained["works_on"][0];
+    let far = (&work["callback"], &work["progress"], &work["detail"]);
+    assert_eq!(far, (&"warm".into(), &0.4.into(), &"7 of 20 files".into()), "{explained}");
     b.answers("warm", 200, "");
     until("drain of a", async || {
         said(a_admin).await.is_some_and(|said| said["hook"] == "drain" && said["failures"].as_u64() > Some(0))
     })
     .await;
     assert!(!b.called().contains(&"sync".to_owned()), "the log of a is not at rest");
-    fixture.explains(&["it says     pod a: hook drain ", ": a batch is open"]).await;
+    fixture.explains(&["0"], &["it says     pod a: hook drain ", ": a batch is open"]).await;
+    fixture.explains(&["a"], &["works on    0: hook drain ", ": a batch is open"]).await;
     a.answers("drain", 200, "");
     until("answer of b", async || fixture.served_by().await.as_deref() == Some("b")).await;
     let (status, output) = leaving.await.unwrap();

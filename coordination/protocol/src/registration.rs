@@ -1,4 +1,4 @@
-//! A participant's own key: its state, and the transactions that restore and withdraw it.
+//! A participant's own key: its state, and the transactions that create, restore and withdraw it.
 //!
 //! Pure. A plain put by another writer detaches the key from its lease. The key would then outlive its process, and no
 //! partition would ever be moved away from it. The participant restores the key under guards that only its own life can
@@ -10,6 +10,28 @@ use crate::keys::Keyspace;
 use crate::records::{PodLoad, encode};
 use crate::txn::{Compare, Keys, Op, Txn};
 use crate::view::Versioned;
+
+/// The keys that a participant puts under its lease.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct OwnKeys {
+    /// The registration.
+    pub key: String,
+    /// Keys that end with the registration.
+    pub also: Vec<String>,
+}
+
+/// A key that exists where a participant is about to register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Standing {
+    /// The life that it belongs to.
+    pub incarnation: Incarnation,
+    /// The revision of its last put.
+    pub mod_revision: Revision,
+    /// The lease that it is attached to.
+    pub lease: Option<LeaseId>,
+    /// An attempt of this process has put it without learning of it, so that nobody acts by it.
+    pub is_forgotten: bool,
+}
 
 /// The state of a participant's own key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,6 +51,25 @@ pub fn attachment<T>(seen: Option<&Versioned<T>>, incarnation: Incarnation, leas
         Some(seen) if seen.lease == Some(lease) => Attachment::Attached,
         Some(seen) => Attachment::Detached(seen.mod_revision),
     }
+}
+
+/// Creates the key of a new life under its lease. An existing key belongs to another life and is not overwritten.
+pub fn register(key: &str, value: Vec<u8>, lease: LeaseId) -> Txn {
+    Txn {
+        when: vec![Compare::created_at(key, Revision::ZERO)],
+        then: vec![Op::Put { key: key.to_owned(), value, lease: Some(lease) }],
+        otherwise: None,
+    }
+}
+
+/// Deletes a key that keeps a participant from registering, if its life is known to be over: `ended`, an earlier life of
+/// this process which has fenced itself; one that was forgotten; and, where a key means nothing without a lease, one
+/// without. `None` if it may belong to another life.
+pub fn clear_obstacle(key: &str, standing: Standing, ended: Incarnation, clears_leaseless: bool) -> Option<Txn> {
+    if standing.incarnation == ended || standing.is_forgotten {
+        return Some(withdraw(key, standing.incarnation));
+    }
+    (clears_leaseless && standing.lease.is_none()).then(|| clear(key, standing.mod_revision))
 }
 
 /// Restores the key of this life as it was registered, if it has not changed since it was last put at `seen`.
@@ -65,6 +106,19 @@ pub fn withdraw(key: &str, incarnation: Incarnation) -> Txn {
         then: vec![Op::Delete(Keys::One(key.to_owned()))],
         otherwise: None,
     }
+}
+
+/// Deletes the registration of this life, if it exists, and the keys that end with it. Those are left behind by a
+/// registration that was deleted by hand, and belong to nobody then.
+pub fn end(keys: &OwnKeys, incarnation: Incarnation) -> Txn {
+    let also = || keys.also.iter().map(|key| Op::Delete(Keys::One(key.clone())));
+    let mut txn = withdraw(&keys.key, incarnation);
+    txn.then.extend(also());
+    if !keys.also.is_empty() {
+        let is_gone = Compare::created_at(&keys.key, Revision::ZERO);
+        txn.otherwise = Some(Box::new(Txn { when: vec![is_gone], then: also().collect(), otherwise: None }));
+    }
+    txn
 }
 
 /// Deletes a key that was last put at `seen`, with any owner and any lease. An operator's decision.

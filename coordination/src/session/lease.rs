@@ -6,23 +6,23 @@
 //! is not a lost lease. Keepalives continue until the store says that the lease is gone; meanwhile the times limit what
 //! the holder may presume.
 //!
-//! Elsewhere: who holds which lease ([`leases`](super::leases)), the times of each holder ([`holders`](super::holders)).
+//! Elsewhere: who holds which lease ([`leases`](super::leases)), the times of each holder ([`holders`](segue_protocol::holders)).
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use segue_protocol::ids::{Incarnation, LeaseId, Revision};
+use segue_protocol::holders::{HolderId, LeftOver, Registered, Turn};
+use segue_protocol::ids::{Incarnation, LeaseId};
 use segue_protocol::lease::keepalive_interval;
-use segue_protocol::registration::withdraw;
-use segue_protocol::txn::{Compare, Keys, Op, Txn};
+use segue_protocol::registration::{OwnKeys, end};
+use segue_protocol::txn::Keys;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info, warn};
 
 use super::clock::lease_now;
-use super::holders::{HolderId, Holders, Joined, LeaseState, LeftOver, OwnKeys, Registered};
+use super::shares::{LeaseState, Shares};
 use crate::store::{Store, StoreError};
 
 /// A lease that the store has granted, together with the task that keeps it alive. Dropping it stops the task and lets
@@ -31,8 +31,7 @@ use crate::store::{Store, StoreError};
 pub(super) struct Lease {
     id: LeaseId,
     store: Arc<dyn Store>,
-    base: Instant,
-    holders: Arc<Mutex<Holders>>,
+    shares: Arc<Shares>,
     _keeper: AbortOnDropHandle<()>,
 }
 
@@ -41,15 +40,15 @@ impl Lease {
     pub(super) async fn grant(store: Arc<dyn Store>, ttl: Duration) -> Result<Arc<Self>, StoreError> {
         let base = lease_now();
         let id = store.grant(ttl).await?;
-        let holders = Arc::new(Mutex::new(Holders::new(base, ttl)));
-        let keeper = Keeper { store: store.clone(), id, ttl, base, holders: holders.clone() };
+        let shares = Arc::new(Shares::new(base, ttl));
+        let keeper = Keeper { store: store.clone(), id, ttl, shares: shares.clone() };
         let keeper = AbortOnDropHandle::new(tokio::spawn(keeper.run()));
-        Ok(Arc::new(Lease { id, store, base, holders, _keeper: keeper }))
+        Ok(Arc::new(Lease { id, store, shares, _keeper: keeper }))
     }
 
     /// Returns whether an attempt of this process has put this key under this lease without learning of it.
     pub(super) fn has_forgotten(&self, key: &str, lease: LeaseId) -> bool {
-        lease == self.id && !lock(&self.holders).has(key)
+        lease == self.id && !self.shares.decide(|holders| holders.has(key))
     }
 }
 
@@ -60,15 +59,13 @@ pub struct KeptLease {
     lease: Arc<Lease>,
     holder: HolderId,
     state: watch::Receiver<LeaseState>,
-    progress: Arc<AtomicU64>,
 }
 
 impl KeptLease {
     /// Joins the holders of a lease. `None` if it is over.
     pub(super) fn join(lease: Arc<Lease>, keys: OwnKeys) -> Option<Self> {
-        let joined = lock(&lease.holders).join(micros(lease.base, lease_now()), keys)?;
-        let Joined { id: holder, state, progress } = joined;
-        Some(KeptLease { lease, holder, state, progress })
+        let (holder, state) = lease.shares.join(keys)?;
+        Some(KeptLease { lease, holder, state })
     }
 
     /// Returns the store's identifier of the lease.
@@ -83,7 +80,7 @@ impl KeptLease {
 
     /// Reports that the holder's loop has made progress.
     pub fn made_progress(&self) {
-        self.progress.store(micros(self.lease.base, lease_now()), Relaxed);
+        self.lease.shares.made_progress(self.holder);
     }
 
     /// Returns a channel with the known state of the lease.
@@ -93,25 +90,26 @@ impl KeptLease {
 
     /// Records whether the participant's key exists.
     pub(super) fn set_registered(&self, registered: Registered) {
-        lock(&self.lease.holders).set_registered(self.holder, registered);
+        self.lease.shares.decide(|holders| holders.set_registered(self.holder, registered));
     }
 
     /// Records that the store has ended the lease.
     pub(super) fn is_gone(&self) {
-        lock(&self.lease.holders).end();
+        self.lease.shares.decide(|holders| holders.end());
     }
 
     /// Ends the share, and the lease if nobody else has one. The caller must have fenced itself before. A key that it
     /// could not delete is deleted with the lease, or by the task that keeps the lease alive.
     pub(super) async fn leave(self) -> Result<(), StoreError> {
-        let is_last = lock(&self.lease.holders).leave(self.holder, micros(self.lease.base, lease_now()));
+        let shares = &self.lease.shares;
+        let is_last = shares.decide(|holders| holders.leave(self.holder, shares.micros(lease_now())));
         if is_last { self.lease.store.revoke(self.lease.id).await } else { Ok(()) }
     }
 }
 
 impl Drop for KeptLease {
     fn drop(&mut self) {
-        lock(&self.lease.holders).drop_out(self.holder);
+        self.lease.shares.decide(|holders| holders.drop_out(self.holder));
     }
 }
 
@@ -120,8 +118,7 @@ struct Keeper {
     store: Arc<dyn Store>,
     id: LeaseId,
     ttl: Duration,
-    base: Instant,
-    holders: Arc<Mutex<Holders>>,
+    shares: Arc<Shares>,
 }
 
 impl Keeper {
@@ -132,42 +129,30 @@ impl Keeper {
         let mut due = Instant::now() + interval;
         loop {
             sleep_until(due).await;
-            let sent = micros(self.base, lease_now());
+            let sent = self.shares.micros(lease_now());
             // The interval counts from when this keepalive is sent, so that an unanswered one is followed by the next
             // at once. If the wait for the response were added, two lost keepalives would cost the trust.
             due = Instant::now() + interval;
-            let (renewed, stuck, left) = self.turn(sent);
+            let Turn { renewed, stuck, left } = self.shares.decide(|holders| holders.turn(sent));
             for key in stuck {
                 warn!(lease = self.id.get(), key, "control loop makes no progress; lease not renewed");
             }
-            // A lease that is not renewed ends, and all keys with it.
-            if renewed.is_empty() {
-                continue;
-            }
             // A deletion without a response holds up no confirmation.
             let deletions = timeout(patience, self.delete_all(left));
-            let (is_over, _) = tokio::join!(self.renew(sent, &renewed, patience), deletions);
+            let renewal = async { !renewed.is_empty() && self.renew(sent, &renewed, patience).await };
+            let (is_over, _) = tokio::join!(renewal, deletions);
             if is_over {
                 return;
             }
         }
     }
 
-    /// Returns the participants to renew the lease for, the keys of those that are stuck, and the keys to delete.
-    fn turn(&self, now: u64) -> (Vec<HolderId>, Vec<String>, Vec<LeftOver>) {
-        // One lock: a participant that registers in between would count as one that is not renewed.
-        let mut holders = lock(&self.holders);
-        let (renewed, stuck) = holders.to_renew(now);
-        let left = if renewed.is_empty() { Vec::new() } else { holders.left_over(now, &renewed) };
-        (renewed, stuck, left)
-    }
-
     /// Renews the lease. Returns whether it is over.
     async fn renew(&self, sent: u64, renewed: &[HolderId], patience: Duration) -> bool {
         match timeout(patience, self.store.keep_alive(self.id)).await {
-            Ok(Ok(())) => lock(&self.holders).confirm(sent, renewed),
+            Ok(Ok(())) => self.shares.decide(|holders| holders.confirm(sent, renewed)),
             Ok(Err(StoreError::LeaseNotFound)) => {
-                lock(&self.holders).end();
+                self.shares.decide(|holders| holders.end());
                 return true;
             }
             Ok(Err(error)) => debug!(%error, "keepalive failed"),
@@ -181,7 +166,7 @@ impl Keeper {
             match self.delete(&left).await {
                 Ok(()) => {
                     info!(key = left.keys.key, "registration of a participant that has ended deleted");
-                    lock(&self.holders).set_deleted(&left);
+                    self.shares.decide(|holders| holders.set_deleted(&left));
                 }
                 Err(error) => {
                     warn!(key = left.keys.key, %error, "registration of a participant that has ended cannot be deleted; retrying");
@@ -199,7 +184,7 @@ impl Keeper {
                 let put_by_us = seen.entries.into_iter().find(|entry| entry.lease == Some(self.id));
                 match put_by_us {
                     // The next attempt may have begun meanwhile, and the key may be its own.
-                    Some(entry) if lock(&self.holders).is_left_over(left) => {
+                    Some(entry) if self.shares.decide(|holders| holders.is_left_over(left)) => {
                         Incarnation::registered_at(entry.create_revision)
                     }
                     _ => return Ok(()),
@@ -210,31 +195,10 @@ impl Keeper {
     }
 }
 
-/// Deletes the registration of this life, if it exists, and the keys that end with it. Those are left behind by a
-/// registration that was deleted by hand, and belong to nobody then.
-pub(super) fn end(keys: &OwnKeys, incarnation: Incarnation) -> Txn {
-    let also = || keys.also.iter().map(|key| Op::Delete(Keys::One(key.clone())));
-    let mut txn = withdraw(&keys.key, incarnation);
-    txn.then.extend(also());
-    if !keys.also.is_empty() {
-        let is_gone = Compare::created_at(&keys.key, Revision::ZERO);
-        txn.otherwise = Some(Box::new(Txn { when: vec![is_gone], then: also().collect(), otherwise: None }));
-    }
-    txn
-}
-
-fn lock(holders: &Mutex<Holders>) -> MutexGuard<'_, Holders> {
-    holders.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn micros(base: Instant, at: Instant) -> u64 {
-    at.saturating_duration_since(base).as_micros() as u64
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
     use async_trait::async_trait;
     use segue_protocol::ids::Revision;

@@ -9,10 +9,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use segue_protocol::ids::LeaseId;
+use segue_protocol::registration::OwnKeys;
 use tokio::sync::Mutex;
 
 use super::KeptLease;
-use super::holders::OwnKeys;
 use super::lease::Lease;
 use crate::store::{Store, StoreError};
 

@@ -1,25 +1,26 @@
 //! The common part of routers, pods and coordinators: they hold a lease, register a key, and follow the store.
 //!
-//! Shells only: [`lease`](segue_protocol::lease) decides how long a lease may be trusted.
+//! Shells only: [`lease`](segue_protocol::lease) decides how long a lease may be trusted, and
+//! [`holders`](segue_protocol::holders) whose key is deleted while others go on with it.
 
 mod beside;
 mod clock;
-mod holders;
 mod jitter;
 mod lease;
 mod leases;
 mod own_key;
 mod registration;
+mod shares;
 mod watcher;
 mod write_queue;
 
 pub use clock::{boottime, count_by_tokio, lease_now, suspend, wakes_at};
-pub use holders::LeaseState;
 pub use jitter::seed_jitter;
 pub use lease::KeptLease;
 pub use leases::Leases;
 pub(crate) use own_key::OwnKey;
 pub use registration::{Claim, Registration, register};
+pub use shares::LeaseState;
 pub use watcher::{Update, Watcher};
 pub(crate) use write_queue::{WriteQueue, WriteResults};
 

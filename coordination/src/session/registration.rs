@@ -10,14 +10,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_protocol::ids::{Incarnation, LeaseId, Revision};
-use segue_protocol::registration::{clear, withdraw};
-use segue_protocol::txn::{Compare, Keys, Op, Txn};
+use segue_protocol::holders::Registered;
+use segue_protocol::ids::{Incarnation, LeaseId};
+use segue_protocol::registration::{self, OwnKeys, Standing, clear_obstacle, end};
+use segue_protocol::txn::Keys;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::holders::{OwnKeys, Registered};
-use super::lease::end;
 use super::{KeptLease, Leases, StoreRetry};
 use crate::store::{Store, StoreError};
 
@@ -143,27 +142,25 @@ async fn try_register(
 ) -> Result<Attempt, StoreError> {
     let (store, key) = (leases.store(), &claim.keys.key);
     // An existing key would cost a lease for nothing.
-    if let Some(standing) = store.snapshot(&Keys::One(key.clone())).await?.entries.into_iter().next() {
-        let clear = if standing.create_revision == claim.ended.revision() {
-            withdraw(key, claim.ended)
-        } else if claim.clears_leaseless && standing.lease.is_none() {
-            clear(key, standing.mod_revision)
-        } else if let Some(lease) = standing.lease
-            && leases.have_forgotten(key, lease).await
-        {
-            withdraw(key, Incarnation::registered_at(standing.create_revision))
-        } else {
-            return Ok(Attempt::Taken(standing.lease));
+    if let Some(entry) = store.snapshot(&Keys::One(key.clone())).await?.entries.into_iter().next() {
+        let is_forgotten = match entry.lease {
+            Some(lease) => leases.have_forgotten(key, lease).await,
+            None => false,
+        };
+        let standing = Standing {
+            incarnation: Incarnation::registered_at(entry.create_revision),
+            mod_revision: entry.mod_revision,
+            lease: entry.lease,
+            is_forgotten,
+        };
+        let Some(clear) = clear_obstacle(key, standing, claim.ended, claim.clears_leaseless) else {
+            return Ok(Attempt::Taken(entry.lease));
         };
         store.commit(clear).await?;
         return Ok(Attempt::Cleared);
     }
     let lease = leases.share(claim.ttl, &claim.keys).await?;
-    let txn = Txn {
-        when: vec![Compare::created_at(key, Revision::ZERO)],
-        then: vec![Op::Put { key: key.clone(), value: value(lease.id()), lease: Some(lease.id()) }],
-        otherwise: None,
-    };
+    let txn = registration::register(key, value(lease.id()), lease.id());
     lease.set_registered(Registered::Perhaps);
     let outcome = match store.commit(txn).await {
         Ok(outcome) => outcome,
@@ -206,7 +203,8 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
     use async_trait::async_trait;
-    use segue_protocol::txn::{Snapshot, TxnOutcome};
+    use segue_protocol::ids::Revision;
+    use segue_protocol::txn::{Snapshot, Txn, TxnOutcome};
     use tokio::time::Instant;
 
     use super::*;

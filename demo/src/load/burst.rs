@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use super::super::clock::{self, Nanos};
 use super::super::record::{Burst, Exchange, Kind, Outcome};
-use super::connection::{self, Connection, Driver};
+use super::connection::{self, Connection};
 use super::{AFTER_REFUSAL, Common, KEYS, Said, target};
 
 /// Most writes of a burst.
@@ -37,16 +37,16 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
     let partitions = settings.partitions.max(1);
     let mut sequences = vec![0_u64; partitions as usize];
     let (mut sent, mut id) = (0, u64::from(number) << 32);
-    let mut connection: Option<(Sender, Driver, Arc<str>)> = None;
+    let (mut connection, mut place): (_, Arc<str>) = (None, "".into());
     while !common.stop.is_cancelled() {
-        let Some((sender, _, place)) = &mut connection else {
+        let Some(Connection::Http2(sender, _)) = &mut connection else {
             let router = &settings.routers[random.random_range(0..settings.routers.len())];
-            match Connection::open(router, true).await.ok().and_then(Connection::into_http2) {
-                Some((sender, driver)) => {
-                    let place = format!("in a burst, HTTP/2 to {}", router.address);
-                    connection = Some((sender, driver, place.into()));
+            match Connection::open(router, true).await {
+                Ok(opened) => {
+                    connection = Some(opened);
+                    place = format!("in a burst, HTTP/2 to {}", router.address).into();
                 }
-                None => tokio::time::sleep(AFTER_REFUSAL).await,
+                Err(_) => tokio::time::sleep(AFTER_REFUSAL).await,
             }
             continue;
         };
@@ -77,7 +77,8 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
                 Exchange { request, key, partition, kind, due_at, sent_at, ended_at, outcome, answered_by, burst }
             }
         });
-        let (taken_by, mut answers) = tokio::join!(sentinel, join_all(answers));
+        let all = async { tokio::join!(sentinel, join_all(answers)) };
+        let (taken_by, mut answers) = connection::answers_on(&mut connection, all).await;
         answers.iter_mut().for_each(|exchange| exchange.burst = Some(Burst { id, taken_by }));
         let broken = |exchange: &Exchange| {
             matches!(exchange.outcome, Outcome::Unknown { code: 0, .. } | Outcome::Unanswered { .. })

@@ -2,9 +2,11 @@
 
 use std::future::Future;
 use std::io;
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::Either;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -12,6 +14,7 @@ use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::record::Outcome;
@@ -22,19 +25,26 @@ type Body = Full<Bytes>;
 /// One connection.
 pub(super) enum Connection {
     /// HTTP/1.1 with keep-alive.
-    Http1 { sender: http1::SendRequest<Body>, _driver: Driver },
+    Http1(http1::SendRequest<Body>, Driver),
     /// HTTP/2, with prior knowledge if there is no TLS.
     Http2(http2::SendRequest<Body>, Driver),
 }
 
 /// The task that drives a connection. It ends with its owner.
 pub(super) struct Driver {
+    ended: CancellationToken,
     _task: AbortOnDropHandle<()>,
 }
 
 impl Driver {
     fn start<E>(connection: impl Future<Output = Result<(), E>> + Send + 'static) -> Self {
-        Driver { _task: AbortOnDropHandle::new(tokio::spawn(async move { drop(connection.await) })) }
+        let ended = CancellationToken::new();
+        let end = ended.clone().drop_guard();
+        let task = tokio::spawn(async move {
+            let _end = end;
+            drop(connection.await);
+        });
+        Driver { ended, _task: AbortOnDropHandle::new(task) }
     }
 }
 
@@ -56,27 +66,47 @@ impl Connection {
             return Ok(Connection::Http2(sender, Driver::start(connection)));
         }
         let (sender, connection) = http1::handshake(stream).await.map_err(io::Error::other)?;
-        Ok(Connection::Http1 { sender, _driver: Driver::start(connection) })
+        Ok(Connection::Http1(sender, Driver::start(connection)))
     }
 
-    /// Returns a handle for several concurrent requests.
-    pub(super) fn into_http2(self) -> Option<(http2::SendRequest<Body>, Driver)> {
+    fn driver(&self) -> &Driver {
         match self {
-            Connection::Http2(sender, driver) => Some((sender, driver)),
-            Connection::Http1 { .. } => None,
+            Connection::Http1(_, driver) | Connection::Http2(_, driver) => driver,
         }
     }
 
-    async fn send(&mut self, request: Request<Body>) -> Result<Response<Incoming>, TrySendError<Request<Body>>> {
+    /// Hands a request over, and returns the response to come.
+    async fn send(
+        &mut self,
+        request: Request<Body>,
+    ) -> impl Future<Output = Result<Response<Incoming>, TrySendError<Request<Body>>>> + use<> {
         match self {
-            Connection::Http1 { sender, .. } => match sender.ready().await {
-                Ok(()) => sender.try_send_request(request).await,
-                // The connection was closed while idle: the next line reports that and returns the request.
-                Err(_) => sender.try_send_request(request).await,
-            },
-            Connection::Http2(sender, _) => sender.try_send_request(request).await,
+            Connection::Http1(sender, _) => {
+                // If the connection was closed while idle, the next line reports that and returns the request.
+                let _ = sender.ready().await;
+                Either::Left(sender.try_send_request(request))
+            }
+            Connection::Http2(sender, _) => Either::Right(sender.try_send_request(request)),
         }
     }
+}
+
+/// Waits for what was sent on the connection in `slot` to be answered. Drops the connection if it ends before that.
+///
+/// hyper keeps requests in a channel until the connection's task takes them. One that another thread puts there at the
+/// moment at which the task ends stays there, and is handed back only when the last sender is dropped. Whoever waits
+/// for it with the sender in hand waits for ever.
+pub(super) async fn answers_on<T>(slot: &mut Option<Connection>, answers: impl Future<Output = T>) -> T {
+    let mut answers = pin!(answers);
+    if let Some(connection) = slot {
+        tokio::select! {
+            biased;
+            answered = &mut answers => return answered,
+            () = connection.driver().ended.cancelled() => {}
+        }
+        *slot = None;
+    }
+    answers.await
 }
 
 /// Sends on the connection in `slot`, opening it first if necessary. A request that was never sent uses a new
@@ -102,7 +132,8 @@ pub(super) async fn exchange(
                 },
             };
             stage = "waiting for the head of the response";
-            match connection.send(request.clone()).await {
+            let response = connection.send(request.clone()).await;
+            match answers_on(slot, response).await {
                 Ok(response) => {
                     stage = "reading the body of the response";
                     return answer(response).await;
@@ -156,4 +187,28 @@ pub(super) fn broken(error: &hyper::Error) -> Said {
 
 fn said(outcome: Outcome) -> Said {
     Said { outcome, answered_by: None, seen: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// hyper's part of the connection stays here, so that what would be lost with it can still be seen.
+    #[tokio::test]
+    async fn who_waits_on_a_connection_that_has_ended_keeps_no_sender_of_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        let mut slot = Some(Connection::Http2(sender, Driver::start(std::future::ready(Ok::<_, ()>(())))));
+        let request = Request::builder().uri("http://demo/").body(Full::default()).unwrap();
+        let answer = slot.as_mut().unwrap().send(request).await;
+        let waiting = tokio::spawn(async move { answers_on(&mut slot, answer).await.is_ok() });
+        // It ends once there are no senders, and hands back what they sent.
+        tokio::time::timeout(Duration::from_secs(10), connection).await.unwrap().unwrap();
+        assert!(!waiting.is_finished(), "the request was sent, and the listener answers nothing");
+        drop(listener);
+        assert!(!waiting.await.unwrap());
+    }
 }

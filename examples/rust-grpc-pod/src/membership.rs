@@ -14,7 +14,7 @@
 #![allow(clippy::needless_update, unreachable_patterns)]
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
+use tokio::time::{Instant, interval, sleep, sleep_until, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
@@ -39,6 +39,8 @@ use crate::proto::{
 use crate::token::Token;
 
 const RETRY: Duration = Duration::from_millis(100);
+/// How long a call may take. The coordinator may hang.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most acknowledgements that one call may carry.
 const MAX_ACKS: usize = 4096;
 const CATCH_UP: Duration = Duration::from_millis(250);
@@ -211,7 +213,10 @@ impl<S: Service> Membership<S> {
         let endpoint = Endpoint::from_shared(format!("http://{coordinator}"));
         let endpoint = endpoint.map_err(|error| Status::invalid_argument(error.to_string()))?;
         let trust = self.state().trust;
-        let channel = endpoint.connect_timeout(trust / 2).connect().await;
+        // A coordinator responds to every heartbeat. If it is silent, the pod leaves it while the lease is still good.
+        let mut silent_at = Instant::now() + trust / 2;
+        let silent = || Status::deadline_exceeded("the coordinator is silent");
+        let channel = timeout_at(silent_at, endpoint.connect()).await.map_err(|_| silent())?;
         let channel = channel.map_err(|error| Status::unavailable(error.to_string()))?;
         let mut client = PodsClient::with_interceptor(channel, self.identity.token.clone());
         self.state().client = Some(client.clone());
@@ -220,11 +225,11 @@ impl<S: Service> Membership<S> {
         let mut sent = HashMap::from([(1, lease_now())]);
         let gone = |_| Status::unavailable("the stream is closed");
         outgoing.send(self.first_heartbeat()).await.map_err(gone)?;
-        let mut events = client.register(ReceiverStream::new(heartbeats)).await?.into_inner();
+        let registered = timeout_at(silent_at, client.register(ReceiverStream::new(heartbeats))).await;
+        let mut events = registered.map_err(|_| silent())??.into_inner();
         let (mut seq, mut seen) = (1, 0);
         // Set by the welcome.
         let mut ticks = interval(trust);
-        let mut silent_at = Instant::now() + trust / 2;
         loop {
             tokio::select! {
                 event = events.message() => {
@@ -246,8 +251,7 @@ impl<S: Service> Membership<S> {
                     sent.insert(seq, lease_now());
                     outgoing.send(Heartbeat { seq, seen, ..Heartbeat::default() }).await.map_err(gone)?;
                 }
-                // A coordinator confirms every heartbeat. If it falls silent, the pod leaves it in time.
-                () = sleep_until(silent_at) => return Err(Status::deadline_exceeded("the coordinator is silent")),
+                () = sleep_until(silent_at) => return Err(silent()),
             }
         }
     }
@@ -465,7 +469,7 @@ impl<S: Service> Membership<S> {
         };
         let Some(mut client) = client else { return true };
         let request = AckRequest { resume, acks: batch.to_vec(), ..AckRequest::default() };
-        let Ok(Ok(response)) = timeout(Duration::from_secs(5), client.ack(request)).await else { return true };
+        let Ok(Ok(response)) = timeout(RESPONSE_TIMEOUT, client.ack(request)).await else { return true };
         let outcomes = response.into_inner().outcomes;
         let mut state = self.state();
         for (ack, _) in batch.iter().zip(&outcomes).filter(|(_, outcome)| **outcome != i32::from(AckOutcome::Again)) {
@@ -492,9 +496,12 @@ impl<S: Service> Membership<S> {
                     return self.state().owned.is_empty();
                 }
                 if let Some(mut client) = client {
-                    match client.leave(LeaveRequest { resume, ..LeaveRequest::default() }).await {
-                        Ok(response) => return response.into_inner().empty,
-                        Err(error) => tracing::info!(%error, "leaving"),
+                    // A repeated call goes on waiting. It goes to the coordinator of the present stream.
+                    let call = client.leave(LeaveRequest { resume, ..LeaveRequest::default() });
+                    match timeout(RESPONSE_TIMEOUT, call).await {
+                        Ok(Ok(response)) => return response.into_inner().empty,
+                        Ok(Err(error)) => tracing::info!(%error, "leaving"),
+                        Err(_) => {}
                     }
                 }
                 sleep(RETRY).await;

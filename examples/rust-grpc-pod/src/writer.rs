@@ -3,6 +3,9 @@
 //! The log has a file for each partition, a JSON object on each line, locked while it is written or read. Each accepted
 //! write is appended without a comparison of epochs, so the log shows every mistake.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Seek as _, SeekFrom, Write as _};
@@ -203,12 +206,15 @@ async fn handle(
 
 #[allow(clippy::result_large_err)]
 fn write(writer: &Writer, accepted: &Accepted<Writer>, record: Record) -> Result<(), Response> {
-    if !accepted.may_write() {
-        let reason = [("segue-reason", "lease-lost")];
-        return Err((StatusCode::INTERNAL_SERVER_ERROR, reason, "the lease ended\n").into_response());
-    }
+    let lease_ended =
+        || (StatusCode::INTERNAL_SERVER_ERROR, [("segue-reason", "lease-lost")], "the lease ended\n").into_response();
     let failed = |error: io::Error| (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response();
-    writer.append(record).map_err(failed)
+    if !accepted.may_write() {
+        return Err(lease_ended());
+    }
+    writer.append(record).map_err(failed)?;
+    // If the lease has ended meanwhile, the next owner may not have seen the record.
+    if accepted.may_write() { Ok(()) } else { Err(lease_ended()) }
 }
 
 /// The promise that nothing was done: the router asks again.

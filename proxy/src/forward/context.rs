@@ -1,6 +1,7 @@
 //! State that outlives a request: what a worker's requests share, and the client that sends them.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,6 +91,8 @@ pub struct ClientInfo {
     pub(crate) presence: Presence,
     /// What the client's address uses of the worker.
     pub(crate) usage: Rc<Usage>,
+    /// How many of its requests by HTTP/2 got their response before their end.
+    pub(crate) unread_uploads: Cell<u32>,
     /// The guard of the connection. A tunnel keeps it after the connection has switched protocols.
     pub(crate) seat: Weak<dyn Any>,
 }

@@ -114,12 +114,14 @@ impl ForwardRequest {
     }
 
     /// Adds `Connection: close` to a response that precedes the end of its request's body: the rest of the body stands
-    /// before any next request.
+    /// before any next request. By HTTP/2 the response is counted.
     pub(super) fn announce_close(&self, response: &mut Response<ResponseBody>) {
-        if self.head.version != Version::HTTP_2
-            && self.body.is_unread()
-            && response.status() != StatusCode::SWITCHING_PROTOCOLS
-        {
+        if !self.body.is_unread() || response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return;
+        }
+        if self.head.version == Version::HTTP_2 {
+            self.peer.unread_uploads.set(self.peer.unread_uploads.get().saturating_add(1));
+        } else {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
     }

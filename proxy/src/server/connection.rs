@@ -8,6 +8,7 @@
 //! * hyper serves a request whose beginning it gets from another reader, also while the server drains.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
@@ -55,6 +56,11 @@ const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// A client that leaves a ping unacknowledged for [`PING_TIMEOUT`] is taken for gone.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How many responses may precede the end of their requests on an HTTP/2 connection before it is closed properly. Each data
+/// frame that arrives after such a response makes h2 reset its stream once more, up to a window's worth of them, and after
+/// 1,024 resets over the life of a connection h2 ends it with all that is in flight on it.
+const MOST_UNREAD_UPLOADS: u32 = 128;
 
 impl ConnectionGuard {
     /// Serves the connection until it closes.
@@ -104,6 +110,7 @@ impl ConnectionGuard {
             interim: interim.clone(),
             presence: presence.clone(),
             usage: client.address.usage().clone(),
+            unread_uploads: Cell::new(0),
             seat,
         });
         if !is_http2 {
@@ -247,9 +254,15 @@ fn service<S: ServeRequest>(
             drop(peer.interim.take());
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {
                 client.upgraded.set(true);
-            } else if !client.http2.get() && response.headers().contains_key(CONNECTION) {
+            } else if client.http2.get() {
+                if peer.unread_uploads.get() >= MOST_UNREAD_UPLOADS
+                    && client.command.get() == ConnectionCommand::Continue
+                {
+                    client.tell(ConnectionCommand::DrainAndClose);
+                }
+            } else if response.headers().contains_key(CONNECTION) {
                 client.unread.set(true);
-            } else if client.command.get() == ConnectionCommand::CloseAfterResponse && !client.http2.get() {
+            } else if client.command.get() == ConnectionCommand::CloseAfterResponse {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             Ok(response.map(|body| TrackedBody { body, _request: serving }))

@@ -8,7 +8,9 @@
 //! * A request is sent again only if hyper hands it back.
 //! * Nothing of a request has been sent while it has no [`Used`] connection.
 //! * One attempt to connect serves all exchanges that wait for it, even if it fails.
+//! * Nobody keeps a sender of a connection that has ended.
 
+use std::pin::pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -20,6 +22,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::body::BoxError;
 use super::connection::{CONNECT_TIMEOUT, ServiceConnection, ServiceStream};
@@ -50,6 +53,8 @@ struct Shared {
 #[derive(Debug, Clone)]
 struct Session {
     sender: SendRequest<RequestBody>,
+    /// Cancelled once the connection accepts no further requests.
+    ended: CancellationToken,
     handle: Arc<ServiceConnection>,
     /// Whether it was made for the exchange that holds this.
     fresh: bool,
@@ -83,14 +88,27 @@ impl Http2 {
         used: &Used,
     ) -> Result<Response<Incoming>, Failure> {
         loop {
-            let mut session = self.session().await.map_err(Failure::Unreachable)?;
-            *used.lock().unwrap_or_else(PoisonError::into_inner) = Some(session.handle.clone());
-            let mut error = match session.sender.try_send_request(request).await {
+            let Session { mut sender, ended, handle, fresh } = self.session().await.map_err(Failure::Unreachable)?;
+            *used.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle);
+            let mut response = pin!(sender.try_send_request(request));
+            let result = tokio::select! {
+                biased;
+                result = &mut response => result,
+                // hyper keeps requests in a channel until the connection's task takes them. One that another thread
+                // puts there at the moment at which the task ends stays there, and is handed back only when the last
+                // sender is dropped.
+                () = ended.cancelled() => {
+                    drop(sender);
+                    self.forget_ended().await;
+                    response.await
+                }
+            };
+            let mut error = match result {
                 Ok(response) => return Ok(response),
                 Err(error) => error,
             };
             match error.take_message() {
-                Some(unsent) if !session.fresh => {
+                Some(unsent) if !fresh => {
                     used.lock().unwrap_or_else(PoisonError::into_inner).take();
                     request = unsent;
                 }
@@ -119,6 +137,14 @@ impl Http2 {
         made
     }
 
+    /// Drops the shared connection if it has ended.
+    async fn forget_ended(&self) {
+        let mut shared = self.session.lock().await;
+        if shared.open.as_ref().is_some_and(|open| open.ended.is_cancelled()) {
+            shared.open = None;
+        }
+    }
+
     async fn connect(&self) -> Result<Session, BoxError> {
         let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.upstream.as_str())).await??;
         stream.set_nodelay(true)?;
@@ -129,12 +155,15 @@ impl Http2 {
         builder.max_header_list_size(MAX_HEAD_BYTES as u32);
         builder.keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PING_TIMEOUT);
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
+        let ended = CancellationToken::new();
+        let end = ended.clone().drop_guard();
         tokio::spawn(async move {
+            let _end = end;
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection to the service has ended");
             }
         });
-        Ok(Session { sender, handle, fresh: true })
+        Ok(Session { sender, ended, handle, fresh: true })
     }
 
     /// Makes later exchanges use another connection than this one, so that it closes when its last exchange has ended.
@@ -151,8 +180,48 @@ impl Http2 {
 
 #[cfg(test)]
 mod tests {
+    use hyper::service::service_fn;
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::net::TcpListener;
+    use tokio::sync::mpsc;
+
     use super::*;
     use crate::sidecar::tests::deaf;
+
+    /// Returns a request as a router sends it, and its connection.
+    async fn request() -> (Request<RequestBody>, impl Sized) {
+        let (mut router, sidecar) = tokio::io::duplex(1 << 10);
+        let (arrived, mut requests) = mpsc::unbounded_channel();
+        let service = service_fn(move |request: Request<Incoming>| {
+            arrived.send(request).unwrap();
+            std::future::pending::<Result<Response<String>, BoxError>>()
+        });
+        tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(sidecar), service));
+        router.write_all(b"GET http://x/ HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let (mut request, _) =
+            RequestBody::of(requests.recv().await.unwrap(), CancellationToken::new().cancelled_owned());
+        *request.version_mut() = http::Version::HTTP_2;
+        (request, router)
+    }
+
+    /// A request that is put into the channel when the connection's task has just emptied it for the last time cannot be
+    /// had at will. So the task's part of the connection stays here: it too ends only when there is no sender.
+    #[tokio::test]
+    async fn an_exchange_keeps_no_sender_of_a_connection_that_has_ended() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let client = Http2::new(address.to_string().parse().unwrap(), Arc::default());
+        let stream = ServiceStream::http2(TcpStream::connect(address).await.unwrap(), Arc::default());
+        let handle = stream.handle();
+        let (sender, connection) = Builder::new(TokioExecutor::new()).handshake(TokioIo::new(stream)).await.unwrap();
+        let ended = CancellationToken::new();
+        client.session.lock().await.open = Some(Session { sender, ended: ended.clone(), handle, fresh: false });
+        let (request, _router) = request().await;
+        let exchange = tokio::spawn(async move { client.request(request, &Used::default()).await.is_ok() });
+        ended.cancel();
+        timeout(Duration::from_secs(20), connection).await.expect("a sender is left").unwrap();
+        assert!(!exchange.is_finished(), "the request has been sent and is not answered");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn an_attempt_to_connect_fails_for_all_who_wait_for_it() {

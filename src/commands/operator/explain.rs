@@ -12,8 +12,8 @@ pub(in crate::commands) struct ExplainArgs {
     /// Number of a partition, or name of a pod.
     #[arg(value_name = "PARTITION|POD")]
     subject: String,
-    /// Certificate authorities to trust at the admin endpoints of the participants that a handoff waits for, as a PEM
-    /// file. Without it they are asked without TLS. With --server that process asks, by its admin.peers_tls.
+    /// Certificate authorities to trust at the admin endpoints of the participants that a handoff waits for, or of the
+    /// pod, as a PEM file. Without it they are asked without TLS. With --server that process asks, by its admin.peers_tls.
     #[arg(long, value_name = "FILE", conflicts_with = "server")]
     admin_ca: Option<PathBuf>,
     #[command(flatten)]
@@ -25,7 +25,7 @@ pub(in crate::commands) fn explain(args: &ExplainArgs) -> Result<(), Failure> {
     block_on(async {
         let reach = Reach::open(&args.target.reach).await?;
         // A pod may have a number for a name, and then is meant.
-        let pod = reach.explain_pod(&args.subject).await;
+        let pod = reach.explain_pod(&args.subject, tls.as_ref()).await;
         match (args.subject.parse(), pod) {
             (_, Ok(pod)) => show(&args.target, &pod),
             (Ok(partition), Err(Failure::Work(_))) => {

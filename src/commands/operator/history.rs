@@ -3,12 +3,13 @@
 use segue_coordination::session::unix_millis;
 use segue_protocol::ids::PartitionId;
 
-use super::{Failure, Reach, Target, block_on, print_text};
+use super::{Failure, Reach, Target, block_on, partition_number, print_text};
 
 /// Which handoffs to show.
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct HistoryArgs {
     /// Only the handoffs of this partition.
+    #[arg(value_parser = partition_number)]
     partition: Option<PartitionId>,
     /// Most handoffs to show.
     #[arg(long, value_name = "N", default_value_t = 50)]

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use segue_coordination::session::unix_millis;
+use segue_protocol::ids::PartitionId;
 use segue_protocol::records::Origin;
 use serde_json::json;
 
@@ -103,6 +104,11 @@ impl Asked {
         let origin = Origin { who: who(), why: self.why.clone(), at: unix_millis() };
         Order { action, id: self.id.clone(), origin }
     }
+}
+
+/// Reads the number of a partition on the command line.
+fn partition_number(text: &str) -> Result<PartitionId, &'static str> {
+    text.parse().map_err(|_| "expected the number of a partition, such as 7")
 }
 
 /// Returns who runs this command: `user@host`.

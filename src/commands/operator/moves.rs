@@ -2,13 +2,14 @@
 
 use segue_protocol::ids::PartitionId;
 
-use super::{Asked, Failure, Patience, act, act_and_wait, print};
+use super::{Asked, Failure, Patience, act, act_and_wait, partition_number, print};
 use crate::operator::{Action, Condition};
 
 /// The move.
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct MoveArgs {
     /// Number of the partition.
+    #[arg(value_parser = partition_number)]
     partition: PartitionId,
     /// Pod that gets the partition.
     #[arg(long, value_name = "POD")]
@@ -26,6 +27,7 @@ pub(in crate::commands) struct MoveArgs {
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct PartitionArgs {
     /// Number of the partition.
+    #[arg(value_parser = partition_number)]
     partition: PartitionId,
     #[command(flatten)]
     asked: Asked,
@@ -35,6 +37,7 @@ pub(in crate::commands) struct PartitionArgs {
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct CancelArgs {
     /// Number of the partition.
+    #[arg(value_parser = partition_number)]
     partition: PartitionId,
     #[command(flatten)]
     asked: Asked,

@@ -20,8 +20,8 @@ use crate::commands::server::{Server, read_token};
 use crate::commands::store::ReachArgs;
 use crate::history::History;
 use crate::operator::{
-    Action, Comparison, Condition, Kind, Link, OperatorError, Order, Outcome, PartitionReport, PodReport, Preview,
-    Said, perform, segment, until,
+    Action, Comparison, Condition, Explanation, Kind, Link, OperatorError, Order, Outcome, PartitionReport, PodReport,
+    Preview, Said, perform, segment, until,
 };
 use crate::status::KeyspaceStatus;
 
@@ -187,11 +187,17 @@ impl Reach {
         }
     }
 
-    pub(super) async fn explain_pod(&self, pod: &str) -> Result<PodReport, Failure> {
+    /// Explains a pod, with what it works on. It is asked as the participants of a partition's handoff are.
+    pub(super) async fn explain_pod(&self, pod: &str, tls: Option<&ClientTls>) -> Result<PodReport, Failure> {
         match self {
-            Reach::Store(link) => Ok(link.explain_pod(pod).await?),
+            Reach::Store(link) => {
+                let mut report = link.explain_pod(pod).await?;
+                report.ask(tls).await;
+                Ok(report)
+            }
             Reach::Server(server) => {
-                read(server, server.get(&format!("/v1/pods/{}", segment(pod)), Duration::ZERO).await?)
+                let path = format!("/v1/pods/{}?ask=true", segment(pod));
+                read(server, server.get(&path, Duration::ZERO).await?)
             }
         }
     }

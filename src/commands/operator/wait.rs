@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use segue_protocol::ids::PartitionId;
 
-use super::{Failure, Reach, Target, block_on, print};
+use super::{Failure, Reach, Target, block_on, partition_number, print};
 use crate::operator::{self, Outcome};
 
 /// The condition to wait for.
@@ -25,6 +25,7 @@ enum Condition {
     /// pinned.
     Moved {
         /// The partition.
+        #[arg(value_parser = partition_number)]
         partition: PartitionId,
         #[command(flatten)]
         limited: Limited,

@@ -26,6 +26,7 @@ mod rules;
 mod scenario;
 mod scenarios;
 mod search;
+mod shared_lease;
 mod state;
 mod step;
 mod store;
@@ -95,10 +96,12 @@ fn main() -> ExitCode {
             let streams = streams::all().into_iter().filter(|it| it.name.starts_with(&scenario) && it.size <= most);
             let heartbeats =
                 heartbeats::all().into_iter().filter(|it| it.name.starts_with(&scenario) && it.size <= most);
+            let shared = shared_lease::all().into_iter().filter(|it| it.name.starts_with(&scenario) && it.size <= most);
             check(
                 scenarios::all().into_iter().filter(is_chosen).collect(),
                 streams.collect(),
                 heartbeats.collect(),
+                shared.collect(),
                 trace,
             )
         }
@@ -111,6 +114,7 @@ fn check(
     scenarios: Vec<Scenario>,
     streams: Vec<streams::Search>,
     heartbeats: Vec<heartbeats::Search>,
+    shared: Vec<shared_lease::Search>,
     trace: bool,
 ) -> ExitCode {
     println!("{:<20} {:>12} {:>13} {:>6} {:>8}  verdict", "scenario", "states", "transitions", "depth", "seconds");
@@ -122,7 +126,9 @@ fn check(
     let streams = streams.into_iter().map(|of| (of.name, of.about, Verdict::Holds, streams::search(&of, None, MOST)));
     let heartbeats =
         heartbeats.into_iter().map(|of| (of.name, of.about, Verdict::Holds, heartbeats::search(&of, None, MOST)));
-    for (name, about, verdict, outcome) in searches.chain(streams).chain(heartbeats) {
+    let shared =
+        shared.into_iter().map(|of| (of.name, of.about, Verdict::Holds, shared_lease::search(&of, None, MOST)));
+    for (name, about, verdict, outcome) in searches.chain(streams).chain(heartbeats).chain(shared) {
         let complaint = outcome.complaint(verdict);
         let Outcome { states: met, transitions, depth, took, .. } = &outcome;
         let said = match (&complaint, verdict) {

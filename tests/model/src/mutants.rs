@@ -14,6 +14,7 @@ use crate::rules::Rule;
 use crate::scenario::{Scenario, Size, Verdict};
 use crate::scenarios::{self, NO_FAULT};
 use crate::search::{ANY_TIME, Found, MOST, Outcome, fails_within, search};
+use crate::shared_lease;
 use crate::state::Budget;
 use crate::streams;
 
@@ -277,6 +278,14 @@ pub(crate) fn run(only: &str, quick: bool, trace: bool) -> ExitCode {
         let outcome = heartbeats::search(&of, Some(rule), PATIENCE);
         let found = shortest(&outcome);
         let verdict = (found.is_some(), found.map_or("NOT CAUGHT: nothing fails".to_owned(), failure));
+        tally.note(&format!("{rule:?}"), &outcome, verdict, trace);
+    }
+    let of_shared = shared_lease::mutants();
+    for (rule, of, steps) in of_shared.into_iter().filter(|(rule, ..)| format!("{rule:?}").starts_with(only)) {
+        let outcome = shared_lease::search(&of, Some(rule), PATIENCE);
+        let found = shortest(&outcome);
+        let is_as_pinned = found.is_some_and(|found| found.steps.len() == steps);
+        let verdict = (is_as_pinned, found.map_or("NOT CAUGHT: nothing fails".to_owned(), failure));
         tally.note(&format!("{rule:?}"), &outcome, verdict, trace);
     }
     let Tally { rules, caught, unexpected } = tally;

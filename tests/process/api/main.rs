@@ -6,6 +6,8 @@ mod access;
 mod actions;
 mod commands;
 mod peers;
+mod resting;
 mod site;
+mod waits;
 #[path = "../writers/mod.rs"]
 mod writers;

@@ -1,6 +1,7 @@
 //! A coordinator with an admin endpoint and writers, and what a test asks of them: by HTTP, by a command, by the store.
 
-use std::net::SocketAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Output};
 use std::time::Duration;
 
@@ -25,10 +26,15 @@ pub(crate) struct Site {
 impl Site {
     /// Starts a coordinator whose endpoint admits those with the token.
     pub(crate) fn with_token(pods: &[&str]) -> Self {
+        Self::with_token_and(pods, |config| config)
+    }
+
+    /// Starts the same with more in the coordinator's file.
+    pub(crate) fn with_token_and(pods: &[&str], with: impl FnOnce(Config) -> Config) -> Self {
         Self::start(pods, |site, config| {
             let file = site.path().join("token");
             std::fs::write(&file, format!("{TOKEN}\n")).unwrap();
-            config.set("admin.write", "token").set("admin.token_file", file.to_str().unwrap())
+            with(config.set("admin.write", "token").set("admin.token_file", file.to_str().unwrap()))
         })
     }
 
@@ -63,6 +69,13 @@ impl Site {
         let response = self.send(method, path, body);
         assert_eq!(response.status, 200, "{method} {path} {body}: {}", response.body);
         text(&response, "text")
+    }
+
+    /// Sends `GET path` and leaves its response to be [received](receive).
+    pub(crate) fn ask(&self, path: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(self.admin).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n", self.admin).unwrap();
+        stream
     }
 
     pub(crate) fn read(&self, path: &str) -> Value {
@@ -103,8 +116,17 @@ pub(crate) struct TcpProbe(SocketAddr);
 
 impl TcpProbe {
     pub(crate) fn answers(&self) -> bool {
-        std::net::TcpStream::connect(self.0).is_ok()
+        TcpStream::connect(self.0).is_ok()
     }
+}
+
+/// Returns the body of a response that has the status 200.
+pub(crate) fn receive(mut stream: TcpStream) -> Value {
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 "), "{response}");
+    serde_json::from_str(body).unwrap()
 }
 
 pub(crate) fn text(response: &Response, field: &str) -> String {

@@ -1,7 +1,7 @@
 //! Tests of a membership without a coordinator.
 
 use super::*;
-use crate::proto::{Checkpoint, Drain, Release, Warm};
+use crate::proto::{Assignment, Checkpoint, Drain, Owned, Release, Warm};
 
 /// A service whose `warm` ends when it is let go on.
 #[derive(Default)]
@@ -41,16 +41,31 @@ impl super::Service for Service {
     }
 }
 
-fn membership() -> (Arc<Membership<Service>>, Arc<Service>) {
-    let identity = Identity {
+pub(crate) fn identity() -> Identity {
+    Identity {
         keyspace: "default".to_owned(),
         name: "a".to_owned(),
         address: "127.0.0.1:1".to_owned(),
         lease_ttl: Duration::from_secs(10),
         token: Token(None),
-    };
+    }
+}
+
+fn membership() -> (Arc<Membership<Service>>, Arc<Service>) {
     let service = Arc::new(Service::default());
-    (Membership::new(identity, service.clone()), service)
+    (Membership::new(identity(), service.clone()), service)
+}
+
+/// Has the pod own a partition at an epoch, with a lease that lasts.
+pub(crate) fn give<S>(membership: &Membership<S>, partition: u32, epoch: u64) {
+    let (mut state, later) = (membership.state.lock().unwrap_or_else(PoisonError::into_inner), Duration::from_secs(60));
+    state.owned.insert(partition, epoch);
+    (state.trusted_until, state.stands_until) = (lease_now() + later, lease_now() + later);
+}
+
+/// Ends the pod's lease.
+pub(crate) fn end_lease<S>(membership: &Membership<S>) {
+    membership.state.lock().unwrap_or_else(PoisonError::into_inner).fence();
 }
 
 fn task(partition: u32, handoff: u64, kind: Kind) -> Task {
@@ -106,16 +121,24 @@ async fn a_stream_stops_what_its_first_event_does_not_list_and_frees_what_a_warm
     assert_eq!((service.take(), running(&membership)), (vec![("release", 2)], vec![1, 4, 5]));
     apply(&membership, welcomed(false, vec![])).await;
     assert_eq!(service.take(), [("release", 1)], "a new life frees what a warm has copied");
+    assert_eq!(running(&membership), [0; 0], "nothing of an earlier life goes on");
 }
 
 #[tokio::test]
-async fn the_state_of_a_finished_warm_is_kept_whatever_the_next_stream_lists() {
+async fn the_state_of_a_finished_warm_is_kept_until_the_next_life_whatever_a_stream_lists() {
     let (membership, service) = membership();
     service.goes_on.notify_one();
     apply(&membership, welcomed(true, vec![warm(0, 3)])).await;
+    assert_eq!(membership.first_heartbeat().progress, [], "it does not run any more");
     // Once the pod is ready, nothing is listed until the old owner has drained.
     apply(&membership, welcomed(true, vec![])).await;
     assert_eq!((service.take(), membership.state().held.get(&0)), (vec![("warm", 0)], Some(&3)));
+    apply(&membership, welcomed(false, vec![])).await;
+    assert_eq!(
+        (service.take(), membership.state().held.len()),
+        (vec![("release", 0)], 0),
+        "of no use to the next life"
+    );
 }
 
 #[tokio::test]
@@ -131,4 +154,96 @@ async fn a_stopped_warm_that_is_due_again_before_it_has_ended_begins_anew() {
         apply(&membership, welcomed(true, vec![warm(7, 11)])).await;
         assert_eq!((service.take(), running(&membership)), (calls, vec![7]));
     }
+}
+
+#[tokio::test]
+async fn a_coordinator_that_never_responds_is_left_for_the_next_one() -> io::Result<()> {
+    // The kernel takes connections to it, and nobody accepts them.
+    let hung = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let other = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let (membership, _) = membership();
+    let coordinators = vec![hung.local_addr()?.to_string(), other.local_addr()?.to_string()];
+    let running = tokio::spawn(membership.run(coordinators));
+    timeout(Duration::from_secs(30), other.accept()).await??;
+    running.abort();
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_request_is_accepted_at_the_owned_epoch_within_the_lease_and_writes_in_the_life_that_accepted_it() {
+    let (membership, _) = membership();
+    give(&membership, 0, 7);
+    let accepts = async |epoch| membership.accept(0, epoch).await.is_some();
+    assert!(accepts(7).await && !accepts(6).await && !accepts(8).await && membership.accept(1, 7).await.is_none());
+    membership.state().trusted_until = Duration::ZERO;
+    assert!(!accepts(7).await, "the lease is not trusted");
+    give(&membership, 0, 7);
+    let accepted = membership.accept(0, 7).await.unwrap_or_else(|| unreachable!("the lease is trusted again"));
+    assert!(accepted.may_write());
+    let next_life = Welcome { incarnation: 8, ..Welcome::default() };
+    apply(&membership, Event { welcome: Some(next_life), ..Event::default() }).await;
+    assert!(!accepts(7).await && !accepted.may_write(), "the next life owns nothing yet");
+    give(&membership, 0, 7);
+    assert!(accepts(7).await && !accepted.may_write(), "others may have owned it in between");
+}
+
+#[tokio::test]
+async fn the_lease_counts_from_when_the_confirmed_heartbeat_was_sent() {
+    let (membership, _) = membership();
+    let seconds = |seconds| prost_types::Duration { seconds, nanos: 0 };
+    membership.welcome(&Welcome { trust: Some(seconds(10)), lease_ttl: Some(seconds(15)), ..Welcome::default() });
+    let at = |seconds: f64| Duration::from_secs_f64(seconds);
+    let mut sent = HashMap::from([(1, at(100.0)), (2, at(200.0)), (3, at(300.0))]);
+    membership.apply(Event { confirmed: 2, ..Event::default() }, &mut sent);
+    let state = membership.state();
+    assert_eq!((state.trusted_until, state.stands_until), (at(210.0), at(212.5)));
+    assert_eq!(sent, HashMap::from([(3, at(300.0))]));
+}
+
+#[tokio::test]
+async fn a_full_assignment_replaces_what_is_owned_and_another_one_changes_it() {
+    let (membership, _) = membership();
+    let told = async |full, owned: &[(u32, u64)], gone: &[u32]| {
+        let owned = owned.iter().map(|&(partition, epoch)| Owned { partition, epoch }).collect();
+        let assignment = Some(Assignment { full, owned, gone: gone.to_vec() });
+        apply(&membership, Event { assignment, ..Event::default() }).await;
+        membership.state().owned.clone()
+    };
+    assert_eq!(told(true, &[(1, 5), (2, 5)], &[]).await, HashMap::from([(1, 5), (2, 5)]));
+    assert_eq!(told(false, &[(3, 6)], &[1]).await, HashMap::from([(2, 5), (3, 6)]));
+    assert_eq!(told(true, &[(4, 7)], &[]).await, HashMap::from([(4, 7)]));
+}
+
+#[tokio::test]
+async fn a_release_waits_for_requests_is_finished_before_later_tasks_and_spares_a_later_epoch() {
+    let (membership, service) = membership();
+    let release = || task(5, 9, Kind::Release(Release::default()));
+    membership.state().held.insert(5, 9);
+    membership.state().in_flight.insert(5, 1);
+    let due = |tasks| Event { tasks, ..Event::default() };
+    apply(&membership, due(vec![release()])).await;
+    let dropped = Event { dropped: release().id.into_iter().collect(), ..Event::default() };
+    apply(&membership, dropped).await;
+    apply(&membership, due(vec![warm(5, 12)])).await;
+    assert_eq!(service.take(), [], "a request is in flight");
+    membership.state().in_flight.insert(5, 0);
+    service.goes_on.notify_one();
+    apply(&membership, Event::default()).await;
+    assert_eq!((service.take(), membership.state().held.get(&5)), (vec![("release", 5), ("warm", 5)], Some(&12)));
+    apply(&membership, due(vec![release()])).await;
+    assert_eq!((service.take(), membership.state().held.get(&5)), (vec![], Some(&12)));
+}
+
+#[tokio::test]
+async fn a_drain_is_reported_once_no_request_is_in_flight_and_forgotten_by_the_next_life() {
+    let (membership, _) = membership();
+    membership.state().in_flight.insert(3, 1);
+    apply(&membership, welcomed(true, vec![task(3, 13, Kind::Drain(Drain {}))])).await;
+    assert!(membership.state().acks.is_empty());
+    membership.state().in_flight.insert(3, 0);
+    apply(&membership, Event::default()).await;
+    let reported: Vec<_> = membership.state().acks.keys().copied().collect();
+    assert_eq!(reported, [(3, 13, i32::from(AckKind::Drained))]);
+    apply(&membership, welcomed(false, vec![])).await;
+    assert!(membership.state().acks.is_empty());
 }

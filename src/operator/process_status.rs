@@ -1,30 +1,17 @@
-//! Asks the participants that a handoff waits for what they say of its partition.
-//!
-//! Each is asked at the admin address in its registration. A pod that uses the gRPC service has none: the coordinator that
-//! serves its stream is asked in its place. One that cannot be asked is part of the explanation, and no failure.
+//! What the status of a process says of a partition or a pod, in words.
 
-use std::time::Duration;
-
-use anyhow::{Context as _, anyhow, ensure};
-use futures_util::future::join_all;
-use segue_coordination::store::StoreError;
+use anyhow::{Context as _, anyhow};
 use segue_protocol::ids::PartitionId;
-use segue_protocol::records::PodStream;
-use segue_protocol::txn::Keys;
-use segue_proxy::tls::ClientTls;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use super::explain::Awaited;
-use super::{Link, process};
+use super::explain::Participant;
 
-/// How long a participant may take to respond.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Most participants that are asked.
-const MOST: usize = 8;
+/// What a pod by gRPC says if nothing is due.
+const NO_TASK: &str = "no task is due";
 
-/// The part of a process's status that tells of a partition.
+/// The part of a process's status that is used here.
 #[derive(Debug, Deserialize)]
-struct ProcessStatus {
+pub(super) struct ProcessStatus {
     coordinator: Option<CoordinatorPart>,
     router: Option<RouterPart>,
     pod: Option<PodPart>,
@@ -96,79 +83,121 @@ struct Hook {
     failure: Option<String>,
 }
 
-/// Notes which coordinators serve the pods among these that have no admin address of their own.
-pub(super) async fn find_streams(awaited: &mut [Awaited], link: &Link) -> Result<(), StoreError> {
-    for pod in awaited.iter_mut().filter(|one| one.kind == "pod" && one.admin.is_none()).take(MOST) {
-        let found = link.store.snapshot(&Keys::One(link.keys.pod_stream(&pod.name))).await?;
-        let stream = found.entries.first().and_then(|entry| serde_json::from_slice::<PodStream>(&entry.value).ok());
-        pod.by_stream = stream.is_some();
-        pod.admin = stream.and_then(|stream| stream.admin);
-    }
-    Ok(())
+/// Work that a pod has not finished: a call of a hook, or a task of the gRPC service.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Work {
+    pub(super) partition: PartitionId,
+    /// `warm`, `sync`, `drain`, `release` or `checkpoint`.
+    callback: String,
+    /// The progress that the service has reported, from 0 to 1.
+    progress: Option<f64>,
+    /// The service's description of its progress.
+    detail: Option<String>,
+    /// All of it in words.
+    pub(super) says: String,
 }
 
-/// Asks the first few of these participants. Their admin endpoints are asked by TLS if `tls` is given.
-pub(super) async fn ask(
-    awaited: &mut [Awaited],
-    partition: PartitionId,
-    tls: Option<&ClientTls>,
-    keyspace: Option<&str>,
-) {
-    let asked = awaited.iter_mut().take(MOST).map(|one| async move {
-        let said = answer(one, partition, tls, keyspace).await;
-        one.says = Some(said.unwrap_or_else(|error| format!("cannot be asked: {error:#}")));
-    });
-    join_all(asked).await;
-}
-
-async fn answer(
-    one: &Awaited,
-    partition: PartitionId,
-    tls: Option<&ClientTls>,
-    keyspace: Option<&str>,
-) -> anyhow::Result<String> {
-    let is_reachable = !one.by_stream || one.admin.is_some();
-    ensure!(is_reachable, "the coordinator that serves it has no admin address: set [admin] advertise in its file");
-    let status: ProcessStatus = process::status(one.admin.as_deref(), tls, keyspace, RESPONSE_TIMEOUT).await?;
-    status.says(one, partition)
+/// What a pod does.
+#[derive(Debug)]
+struct Activity {
+    /// What is wrong with it.
+    faults: Vec<String>,
+    work: Vec<Work>,
+    /// What it says without work.
+    idle: &'static str,
+    /// Its requests, if they go through the process that was asked.
+    in_flight: Option<u64>,
 }
 
 impl ProcessStatus {
     /// Returns what this participant says of the partition.
-    fn says(self, one: &Awaited, partition: PartitionId) -> anyhow::Result<String> {
-        if let Some(names) = self.keyspaces {
-            let names = names.join(", ");
-            return Err(anyhow!("its process has several keyspaces; expected --keyspace, one of {names}"));
-        }
+    pub(super) fn of_partition(self, one: &Participant, partition: PartitionId) -> anyhow::Result<String> {
         match &*one.kind {
-            "pod" if one.by_stream => {
-                let part = self.coordinator.context("the process that served it runs no coordinator now")?;
-                part.says(&one.name, partition)
+            "router" => {
+                let router = self.one_keyspace()?.router;
+                Ok(router.context("the process at its admin address runs no router")?.says(partition))
             }
-            "router" => Ok(self.router.context("the process at its admin address runs no router")?.says(partition)),
-            _ => Ok(self.pod.context("the process at its admin address runs no sidecar")?.says(partition)),
+            _ => Ok(self.activity(one)?.on(partition)),
         }
+    }
+
+    /// Returns what this pod says of itself, and the work that it has not finished.
+    pub(super) fn of_pod(self, pod: &Participant) -> anyhow::Result<(String, Vec<Work>)> {
+        let activity = self.activity(pod)?;
+        Ok((activity.in_all(), activity.work))
+    }
+
+    fn activity(self, pod: &Participant) -> anyhow::Result<Activity> {
+        let status = self.one_keyspace()?;
+        if pod.by_stream {
+            let part = status.coordinator.context("the process that served it runs no coordinator now")?;
+            return part.activity(&pod.name);
+        }
+        Ok(status.pod.context("the process at its admin address runs no sidecar")?.activity())
+    }
+
+    fn one_keyspace(self) -> anyhow::Result<Self> {
+        let Some(names) = self.keyspaces else { return Ok(self) };
+        let names = names.join(", ");
+        Err(anyhow!("its process has several keyspaces; expected --keyspace, one of {names}"))
+    }
+}
+
+impl Activity {
+    /// Returns what the pod says of a partition.
+    fn on(&self, partition: PartitionId) -> String {
+        let mut parts = self.faults.clone();
+        let work = self.work.iter().filter(|work| work.partition == partition);
+        parts.extend(work.map(|work| work.says.clone()));
+        if parts.len() == self.faults.len() {
+            let requests = self.in_flight.map_or(String::new(), |count| format!(", {count} requests in flight in all"));
+            parts.push(format!("{} for the partition{requests}", self.idle));
+        }
+        parts.join("; ")
+    }
+
+    /// Returns what the pod says besides its work.
+    fn in_all(&self) -> String {
+        let mut parts = self.faults.clone();
+        if self.work.is_empty() {
+            parts.push(self.idle.to_owned());
+        }
+        parts.extend(self.in_flight.map(|count| format!("{count} requests in flight")));
+        parts.join("; ")
     }
 }
 
 impl CoordinatorPart {
-    fn says(&self, pod: &str, partition: PartitionId) -> anyhow::Result<String> {
-        let stream = self.pod_streams.iter().flatten().find(|stream| stream.pod == pod);
+    fn activity(self, pod: &str) -> anyhow::Result<Activity> {
+        let stream = self.pod_streams.into_iter().flatten().find(|stream| stream.pod == pod);
         let stream = stream.context("the coordinator that served it last does not serve it now")?;
-        let mut parts: Vec<String> = stream.tasks_of(partition).map(Task::in_words).collect();
-        if parts.is_empty() {
-            parts.push("no task is due for the partition".to_owned());
+        Ok(Activity { faults: stream.faults(), work: stream.work().collect(), idle: NO_TASK, in_flight: None })
+    }
+}
+
+impl PodPart {
+    fn activity(self) -> Activity {
+        let mut faults: Vec<String> = self.not_ready.iter().map(|reason| format!("not ready: {reason}")).collect();
+        if !self.service_up {
+            faults.push("its service is down".to_owned());
         }
-        if stream.is_stuck {
-            parts.push("it applies no events, so its lease is not renewed".to_owned());
-        }
-        Ok(parts.join("; "))
+        let stream = self.stream.as_ref();
+        faults.extend(stream.iter().flat_map(|stream| stream.faults()));
+        let tasks = stream.into_iter().flat_map(Stream::work);
+        let work = self.hooks.iter().map(Hook::work).chain(tasks).collect();
+        let idle = if stream.is_some() { NO_TASK } else { "no hook runs" };
+        Activity { faults, work, idle, in_flight: Some(self.in_flight) }
     }
 }
 
 impl Stream {
-    fn tasks_of(&self, partition: PartitionId) -> impl Iterator<Item = &Task> {
-        self.tasks.iter().filter(move |task| task.partition == partition)
+    fn faults(&self) -> Vec<String> {
+        let stuck = self.is_stuck.then(|| "it applies no events, so its lease is not renewed".to_owned());
+        stuck.into_iter().collect()
+    }
+
+    fn work(&self) -> impl Iterator<Item = Work> {
+        self.tasks.iter().map(Task::work)
     }
 }
 
@@ -183,58 +212,51 @@ impl RouterPart {
     }
 }
 
-impl PodPart {
-    fn says(&self, partition: PartitionId) -> String {
-        let mut parts: Vec<String> = self.not_ready.iter().map(|reason| format!("not ready: {reason}")).collect();
-        if !self.service_up {
-            parts.push("its service is down".to_owned());
-        }
-        let stream = self.stream.as_ref();
-        let tasks = stream.iter().flat_map(|stream| stream.tasks_of(partition));
-        let hooks = self.hooks.iter().filter(|hook| hook.partition == partition);
-        let work: Vec<String> = hooks.map(Hook::in_words).chain(tasks.map(Task::in_words)).collect();
-        if work.is_empty() {
-            let none = if stream.is_some() { "no task is due" } else { "no hook runs" };
-            parts.push(format!("{none} for the partition, {} requests in flight in all", self.in_flight));
-        }
-        parts.extend(work);
-        parts.join("; ")
-    }
-}
-
 impl Task {
-    fn in_words(&self) -> String {
-        let mut text = format!("task {} is due", self.task);
+    fn work(&self) -> Work {
+        let mut says = format!("task {} is due", self.task);
         match &self.progress {
             Some(Progress { fraction, detail }) => {
-                text += &format!(", {:.0} % done", 100.0 * fraction);
+                says += &format!(", {:.0} % done", 100.0 * fraction);
                 if !detail.is_empty() {
-                    text += &format!(" ({detail})");
+                    says += &format!(" ({detail})");
                 }
             }
-            None => text += ", no progress reported",
+            None => says += ", no progress reported",
         }
-        text
+        Work {
+            partition: self.partition,
+            callback: self.task.clone(),
+            progress: self.progress.as_ref().map(|progress| progress.fraction),
+            detail: self.progress.as_ref().map(|progress| progress.detail.clone()).filter(|detail| !detail.is_empty()),
+            says,
+        }
     }
 }
 
 impl Hook {
-    fn in_words(&self) -> String {
+    fn work(&self) -> Work {
         let seconds = self.for_ms as f64 / 1000.0;
         let state = if self.running { "runs" } else { "waits for its next attempt" };
-        let mut text = format!("hook {} {state}, for {seconds:.1} s", self.hook);
+        let mut says = format!("hook {} {state}, for {seconds:.1} s", self.hook);
         if let Some(progress) = self.progress {
-            text += &format!(", {:.0} % done", 100.0 * progress);
+            says += &format!(", {:.0} % done", 100.0 * progress);
         }
         if let Some(detail) = &self.detail {
-            text += &format!(" ({detail})");
+            says += &format!(" ({detail})");
         }
         if let Some(failure) = &self.failure {
             let times =
                 if self.failures == 1 { "once".to_owned() } else { format!("{} times in a row", self.failures) };
-            text += &format!("; it has failed {times}, with: {failure}");
+            says += &format!("; it has failed {times}, with: {failure}");
         }
-        text
+        Work {
+            partition: self.partition,
+            callback: self.hook.clone(),
+            progress: self.progress,
+            detail: self.detail.clone(),
+            says,
+        }
     }
 }
 
@@ -251,8 +273,8 @@ mod tests {
     fn says_by(kind: &str, by_stream: bool, status: serde_json::Value) -> String {
         let status: ProcessStatus = serde_json::from_value(status).unwrap();
         let (kind, name) = (kind.to_owned(), "a".to_owned());
-        let one = Awaited { kind, name, admin: None, by_stream, says: None };
-        status.says(&one, PartitionId::new(3)).unwrap_or_else(|error| error.to_string())
+        let one = Participant { kind, name, admin: None, by_stream, says: None };
+        status.of_partition(&one, PartitionId::new(3)).unwrap_or_else(|error| error.to_string())
     }
 
     #[test]
@@ -317,7 +339,7 @@ mod tests {
         assert_eq!(served(false, 3), "task warm is due, 50 % done (7 of 14 files)");
         assert_eq!(
             served(true, 2),
-            "no task is due for the partition; it applies no events, so its lease is not renewed"
+            "it applies no events, so its lease is not renewed; no task is due for the partition"
         );
         for gone in [json!([stream("b", false, 3)]), json!(null)] {
             let expected = "the coordinator that served it last does not serve it now";
@@ -325,6 +347,36 @@ mod tests {
         }
         let other = json!({ "router": null, "pod": null });
         assert_eq!(says_by("pod", true, other), "the process that served it runs no coordinator now");
+    }
+
+    #[test]
+    fn a_pod_says_all_that_it_works_on_and_what_is_wrong_with_it() {
+        let all = |status: serde_json::Value, by_stream| {
+            let status: ProcessStatus = serde_json::from_value(status).unwrap();
+            let (kind, name) = ("pod".to_owned(), "a".to_owned());
+            let (says, work) = status.of_pod(&Participant { kind, name, admin: None, by_stream, says: None }).unwrap();
+            (says, work.into_iter().map(|work| (work.partition.get(), work.says)).collect::<Vec<_>>())
+        };
+        let tasks = json!([
+            { "partition": 2, "task": "sync", "progress": null },
+            { "partition": 3, "task": "warm", "progress": { "fraction": 0.25, "detail": "" } },
+        ]);
+        let due = vec![
+            (2, "task sync is due, no progress reported".to_owned()),
+            (3, "task warm is due, 25 % done".to_owned()),
+        ];
+        let stream = json!({ "pod": "a", "is_stuck": true, "tasks": tasks });
+        let served = json!({ "coordinator": { "pod_streams": [stream] } });
+        assert_eq!(all(served, true), ("it applies no events, so its lease is not renewed".to_owned(), due.clone()));
+        let sidecar = |hooks: serde_json::Value, stream: serde_json::Value| {
+            let pod =
+                json!({ "not_ready": null, "service_up": false, "in_flight": 7, "hooks": hooks, "stream": stream });
+            json!({ "pod": pod })
+        };
+        let stuck = "its service is down; it applies no events, so its lease is not renewed; 7 requests in flight";
+        assert_eq!(all(sidecar(json!([]), stream), false), (stuck.to_owned(), due));
+        let idle = "its service is down; no hook runs; 7 requests in flight";
+        assert_eq!(all(sidecar(json!([]), json!(null)), false), (idle.to_owned(), vec![]));
     }
 
     #[test]

@@ -1,102 +1,14 @@
-//! The operator's commands against a running cluster: a coordinator, writer pods and etcd.
-#![allow(clippy::unwrap_used)]
+//! What each command does, and what it says.
 
-mod writers;
+use std::process::Command;
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
-use std::process::{Command, Output};
-use std::time::Duration;
-
-use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
-use segue_protocol::keys::Keyspace;
-use segue_protocol::txn::{Op, Txn};
-use segue_tests::certificates::Authority;
 use segue_tests::http::get;
 use segue_tests::ports::free_address;
 use segue_tests::process::until;
 use serde_json::Value;
-use writers::{PARTITIONS, WriterCluster};
 
-/// A cluster whose operator knows its etcd.
-struct Operated(WriterCluster);
-
-impl Operated {
-    fn start(pods: &[&str]) -> Self {
-        let mut cluster = WriterCluster::start();
-        cluster.coordinator("c-0");
-        for pod in pods {
-            cluster.writer(pod);
-        }
-        cluster.settles(pods);
-        Operated(cluster)
-    }
-
-    fn run(&self, words: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
-        command.args(words).args(["--etcd", &self.0.etcd().endpoint()]).env("USER", "ann").env_remove("SUDO_USER");
-        let output = command.output().unwrap();
-        eprintln!(
-            "$ segue {}\n{}{}[{}]",
-            words.join(" "),
-            String::from_utf8_lossy(&output.stderr),
-            String::from_utf8_lossy(&output.stdout),
-            output.status
-        );
-        output
-    }
-
-    /// Returns the exit code of a command, and what it printed.
-    fn says(&self, words: &[&str]) -> (Option<i32>, String) {
-        let output = self.run(words);
-        (output.status.code(), String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap())
-    }
-
-    /// Returns what a command that has to succeed printed.
-    #[track_caller]
-    fn does(&self, words: &[&str]) -> String {
-        let (code, said) = self.says(words);
-        assert_eq!(code, Some(0), "{words:?}: {said}");
-        said
-    }
-
-    #[track_caller]
-    fn json(&self, words: &[&str]) -> Value {
-        let output = self.run(&[words, &["--json"]].concat());
-        assert!(output.status.success(), "{words:?}");
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
-    /// Returns a pod's line of the status; null if it is not registered.
-    fn pod(&self, name: &str) -> Value {
-        let status = self.json(&["status"]);
-        let pods = status["pods"].as_array().unwrap();
-        pods.iter().find(|pod| pod["name"] == name).cloned().unwrap_or_default()
-    }
-
-    fn owns(&self, pod: &str) -> u64 {
-        self.pod(pod)["partitions"].as_u64().unwrap_or(0)
-    }
-
-    fn life(&self, pod: &str) -> Value {
-        self.pod(pod)["incarnation"].clone()
-    }
-
-    fn owner(&self, partition: u32) -> String {
-        self.json(&["explain", &partition.to_string()])["owner"].as_str().unwrap().to_owned()
-    }
-
-    /// Puts a key by hand; with a lease if it is a registration.
-    fn put(&self, key: impl FnOnce(&Keyspace) -> String, value: &str, leased: bool) {
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        runtime.block_on(async {
-            let store = EtcdStore::connect(EtcdOptions::new([self.0.etcd().endpoint()])).unwrap();
-            let lease = if leased { Some(store.grant(Duration::from_secs(120)).await.unwrap()) } else { None };
-            let then = vec![Op::Put { key: key(&Keyspace::new("/segue/", "default")), value: value.into(), lease }];
-            store.commit(Txn { then, ..Txn::default() }).await.unwrap();
-        });
-    }
-}
+use crate::operated::Operated;
+use crate::writers::PARTITIONS;
 
 #[test]
 fn a_drained_pod_is_empty_when_the_command_ends_and_stays_so_through_restarts_until_it_is_undrained() {
@@ -137,6 +49,11 @@ fn a_command_that_cannot_be_fulfilled_yet_exits_4_and_without_a_store_3() {
     let (code, said) = cluster.says(&["drain", "w-0", "--timeout", "1s"]);
     assert!(code == Some(4) && said.contains("no other pod accepts partitions"), "{said}");
     assert_eq!(cluster.owns("w-0"), u64::from(PARTITIONS));
+    let said = cluster.does(&["status", "--keyspace", "defualt"]);
+    assert!(
+        said.starts_with("leader      none, and none has led here yet (") && said.contains("name right?"),
+        "{said}"
+    );
     let nowhere = format!("http://{}", free_address());
     let commands = [&["drain", "w-0"][..], &["pause"], &["move", "0", "--to", "w-0"], &["plan"], &["wait", "settled"]];
     for words in commands.into_iter().chain([&["status"][..], &["status", "--routers"]]) {
@@ -191,6 +108,8 @@ fn a_moved_partition_stays_and_a_pinned_one_comes_back() {
     assert!(code == Some(1) && said.contains("choose another id"), "{said}");
     let (code, said) = cluster.says(&["pause", "--for", "0s"]);
     assert!(code == Some(2) && said.contains("expected a time above zero"), "{said}");
+    let (code, said) = cluster.says(&["move", "three", "--to", to]);
+    assert!(code == Some(2) && said.contains("expected the number of a partition, such as 7"), "{said}");
     for (words, why) in [
         (&["move", "3", "--to", "w-7"][..], "no pod w-7 is registered"),
         (&["move", "99", "--to", "w-0"], "there is no partition 99"),
@@ -278,58 +197,4 @@ fn every_process_tells_how_handoffs_ended() {
     let last = cluster.json(&["history", "3", "--limit", "1"])["handoffs"][0].clone();
     assert_eq!((&last["result"], &last["end_cause"]), (&Value::from("cancelled"), &Value::from("operator")), "{last}");
     assert!(last["end_reason"].as_str().unwrap().ends_with("(never mind)"), "{last}");
-}
-
-#[test]
-fn the_tables_of_routers_are_compared_with_the_store() {
-    let mut cluster = Operated::start(&["w-0", "w-1"]);
-    let (code, said) = cluster.says(&["status", "--routers"]);
-    assert!(code == Some(0) && said == "no router is registered\n", "{said}");
-    let admin = free_address();
-    cluster.0.router("r-0", free_address(), admin);
-    assert_eq!(cluster.does(&["status", "--routers"]), format!("same     r-0 at {admin}\n"));
-
-    // Routers that are not what they should be: one has an old table, one is silent, one cannot be asked.
-    let (stale, silent) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
-    for (name, admin) in [("r-1", Some(&stale)), ("r-2", Some(&silent)), ("r-3", None)] {
-        let admin = admin.map(|listener| listener.local_addr().unwrap().to_string());
-        let record = serde_json::json!({ "router_name": name, "admin": admin }).to_string();
-        cluster.put(|keys| keys.router(name), &record, true);
-    }
-    std::thread::spawn(move || {
-        let table: Vec<Value> = (0..PARTITIONS)
-            .map(|partition| serde_json::json!({ "partition": partition, "stage": "open", "pod": "w-7", "epoch": 1 }))
-            .collect();
-        let body = serde_json::json!({ "router": { "name": "r-1", "partitions": table } }).to_string();
-        for stream in stale.incoming() {
-            let mut stream = stream.unwrap();
-            let _ = stream.read(&mut [0; 4096]);
-            let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-        }
-    });
-    let (code, said) = cluster.says(&["status", "--routers"]);
-    assert_eq!(code, Some(1));
-    assert!(said.contains(&format!("same     r-0 at {admin}")), "{said}");
-    assert!(said.contains("DIFFERS  r-1 at ") && said.contains(": 16 partitions"), "{said}");
-    assert!(said.contains(" at epoch ") && said.contains("; router: w-7 at epoch 1, open"), "{said}");
-    assert!(said.contains("UNKNOWN  r-2 at ") && said.contains("no response within 5s"), "{said}");
-    assert!(said.contains("UNKNOWN  r-3 at no address: ") && said.contains("[admin] advertise"), "{said}");
-    drop(silent);
-}
-
-#[test]
-fn the_tables_of_routers_are_compared_by_tls_too() {
-    let mut cluster = Operated::start(&["w-0"]);
-    let authority = Authority::new(cluster.0.path(), "ours");
-    let (served, admin) = (authority.issue("served"), free_address());
-    let tls = format!("cert = \"{}\"\nkey = \"{}\"", served.cert.display(), served.key.display());
-    let config = cluster.0.router_config("r-0", free_address(), admin).with("admin.tls", &tls);
-    let router = cluster.0.run("r-0", &config);
-    cluster.0.processes.insert("r-0".to_owned(), router);
-    until("the router", || cluster.json(&["status"])["routers"] == serde_json::json!(["r-0"]));
-    let (code, said) = cluster.says(&["status", "--routers"]);
-    assert!(code == Some(1) && said.contains("UNKNOWN  r-0 at ") && said.contains("--admin-ca"), "{said}");
-    let ca = authority.file.to_str().unwrap();
-    let said = cluster.does(&["status", "--routers", "--admin-ca", ca]);
-    assert_eq!(said, format!("same     r-0 at {admin}\n"));
 }

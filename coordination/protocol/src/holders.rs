@@ -1,8 +1,7 @@
 //! The participants that share a lease: what each may presume about it, and whose keys have to be deleted while the
 //! lease goes on for the others.
 //!
-//! No I/O and no clock: [`lease`](super::lease) passes the moments, in microseconds since the lease was requested, and
-//! carries the deletions out.
+//! Moments are in microseconds since the lease was requested.
 //!
 //! # Invariants
 //!
@@ -14,68 +13,60 @@
 //! * Nobody joins a lease that is over or is being revoked.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 
-use segue_protocol::ids::Incarnation;
-use segue_protocol::lease::{LeaseTimes, has_made_progress};
-use tokio::sync::watch;
-use tokio::time::Instant;
+use crate::ids::Incarnation;
+use crate::lease::{LeaseTimes, has_made_progress};
+use crate::registration::OwnKeys;
 
-#[cfg(doc)]
-use super::clock::lease_now;
-
-/// The known state of a lease. Its moments are on the clock of [`lease_now`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LeaseState {
-    /// New work may begin before this moment.
-    pub trusted_until: Instant,
-    /// The lease is valid at least until this moment.
-    pub stands_until: Instant,
-    /// The lease is gone: the store has said so, or the holder was stuck for so long that its key is deleted. An
-    /// unreachable store leaves this `false` for ever; the times above then limit what may be presumed.
+/// What a participant may presume about the lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Share {
+    /// How long the lease may be trusted.
+    pub times: LeaseTimes,
+    /// The lease is gone: the store has said so, or the participant was stuck for so long that its key is deleted. An
+    /// unreachable store leaves this `false` for ever; the times then limit what may be presumed.
     pub lost: bool,
 }
 
 /// A participant among the holders of a lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct HolderId(u64);
-
-/// The keys that a participant puts under the lease.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct OwnKeys {
-    /// The registration.
-    pub(super) key: String,
-    /// Keys that end with the registration.
-    pub(super) also: Vec<String>,
-}
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HolderId(u64);
 
 /// Whether a participant's key exists.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Registered {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Registered {
+    /// It does not.
     No,
     /// The key was sent to the store, which has not responded.
     Perhaps,
+    /// It does, and this life began with it.
     Since(Incarnation),
 }
 
 /// The key of a participant whose share is over.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct LeftOver {
+    /// The participant.
+    pub id: HolderId,
+    /// Its keys.
+    pub keys: OwnKeys,
+    /// Whether its key exists, as far as that is known.
+    pub registered: Registered,
+}
+
+/// What is to be done at a turn of the task that renews the lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct LeftOver {
-    pub(super) id: HolderId,
-    pub(super) keys: OwnKeys,
-    pub(super) registered: Registered,
+pub struct Turn {
+    /// The participants for which the lease is to be renewed. If there is none it is not renewed: it ends, and all keys
+    /// with it.
+    pub renewed: Vec<HolderId>,
+    /// The keys of the participants that are stuck.
+    pub stuck: Vec<String>,
+    /// The keys to delete.
+    pub left: Vec<LeftOver>,
 }
 
-/// The share of a participant that has joined.
-pub(super) struct Joined {
-    pub(super) id: HolderId,
-    pub(super) state: watch::Receiver<LeaseState>,
-    pub(super) progress: Arc<AtomicU64>,
-}
-
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Holder {
     keys: OwnKeys,
     registered: Registered,
@@ -83,22 +74,24 @@ struct Holder {
     stays: bool,
     /// When its share is over.
     ends_at: u64,
-    progress: Arc<AtomicU64>,
-    state: watch::Sender<LeaseState>,
+    /// When its loop has last made progress.
+    progress: u64,
+    share: Share,
 }
 
 impl Holder {
     /// Returns whether the lease has to be renewed for this participant.
     fn is_live(&self) -> bool {
-        self.stays && !self.state.borrow().lost
+        self.stays && !self.share.lost
     }
 }
 
 /// The holders of one lease.
-#[derive(Debug)]
-pub(super) struct Holders {
-    base: Instant,
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Holders {
     ttl: u64,
+    /// When the last request was sent.
+    asked: u64,
     /// When the last confirmed request was sent.
     confirmed: u64,
     is_over: bool,
@@ -107,13 +100,13 @@ pub(super) struct Holders {
 }
 
 impl Holders {
-    /// Begins with nobody, for a lease of `ttl` that was requested at `base`.
-    pub(super) fn new(base: Instant, ttl: Duration) -> Self {
-        Holders { base, ttl: ttl.as_micros() as u64, confirmed: 0, is_over: false, next: 0, all: BTreeMap::new() }
+    /// Begins with nobody, for a lease of `ttl`.
+    pub fn new(ttl: u64) -> Self {
+        Holders { ttl, asked: 0, confirmed: 0, is_over: false, next: 0, all: BTreeMap::new() }
     }
 
     /// Adds a participant, unless the lease is over.
-    pub(super) fn join(&mut self, now: u64, keys: OwnKeys) -> Option<Joined> {
+    pub fn join(&mut self, now: u64, keys: OwnKeys) -> Option<HolderId> {
         if self.is_over {
             return None;
         }
@@ -123,17 +116,26 @@ impl Holders {
         let registered = if self.all.len() < attempts { Registered::Perhaps } else { Registered::No };
         let id = HolderId(self.next);
         self.next += 1;
-        let known = self.state_of(self.confirmed);
-        let (sender, state) = watch::channel(known);
-        let progress = Arc::new(AtomicU64::new(now));
-        let ends_at = self.confirmed.saturating_add(self.ttl);
-        let holder = Holder { keys, registered, stays: true, ends_at, progress: progress.clone(), state: sender };
-        self.all.insert(id, holder);
-        Some(Joined { id, state, progress })
+        let share = self.confirmed_at(self.confirmed);
+        let ends_at = share.times.stands_until;
+        self.all.insert(id, Holder { keys, registered, stays: true, ends_at, progress: now, share });
+        Some(id)
+    }
+
+    /// Returns the participant's share, for as long as it is among the holders.
+    pub fn share(&self, id: HolderId) -> Option<Share> {
+        self.all.get(&id).map(|it| it.share)
+    }
+
+    /// Records that the participant's loop has made progress.
+    pub fn made_progress(&mut self, id: HolderId, now: u64) {
+        if let Some(holder) = self.all.get_mut(&id) {
+            holder.progress = now;
+        }
     }
 
     /// Records whether the participant's key exists.
-    pub(super) fn set_registered(&mut self, id: HolderId, registered: Registered) {
+    pub fn set_registered(&mut self, id: HolderId, registered: Registered) {
         if let Some(holder) = self.all.get_mut(&id) {
             holder.registered = registered;
             if !holder.stays && registered == Registered::No {
@@ -144,14 +146,14 @@ impl Holders {
 
     /// Returns whether a participant has registered this key or is about to. One that was dropped counts for as long as
     /// its key exists: it may not have fenced.
-    pub(super) fn has(&self, key: &str) -> bool {
+    pub fn has(&self, key: &str) -> bool {
         let has = |it: &Holder| it.stays || matches!(it.registered, Registered::Since(_));
         self.all.values().any(|it| it.keys.key == key && has(it))
     }
 
     /// Ends the share of a participant that has fenced. Returns `true` if nobody needs the lease any more: it must be
     /// revoked.
-    pub(super) fn leave(&mut self, id: HolderId, now: u64) -> bool {
+    pub fn leave(&mut self, id: HolderId, now: u64) -> bool {
         if let Some(holder) = self.all.get_mut(&id) {
             holder.ends_at = 0;
         }
@@ -162,7 +164,7 @@ impl Holders {
     }
 
     /// Ends the renewals for a participant that is gone, perhaps without having fenced.
-    pub(super) fn drop_out(&mut self, id: HolderId) {
+    pub fn drop_out(&mut self, id: HolderId) {
         if let Some(holder) = self.all.get_mut(&id) {
             holder.stays = false;
             if holder.registered == Registered::No {
@@ -171,61 +173,73 @@ impl Holders {
         }
     }
 
+    /// Returns what is to be done at this moment.
+    pub fn turn(&mut self, now: u64) -> Turn {
+        let (renewed, stuck) = self.to_renew(now);
+        // Without a loop that makes progress and without responses, an outage may be what holds them up.
+        let is_known = !renewed.is_empty() || self.confirmed == self.asked;
+        let left = if is_known { self.left_over(now, &renewed) } else { Vec::new() };
+        if !renewed.is_empty() {
+            self.asked = now;
+        }
+        Turn { renewed, stuck, left }
+    }
+
     /// Returns the participants for which the lease is to be renewed at this moment, and the keys of those that are
     /// stuck.
-    pub(super) fn to_renew(&self, now: u64) -> (Vec<HolderId>, Vec<String>) {
+    fn to_renew(&self, now: u64) -> (Vec<HolderId>, Vec<String>) {
         let live = self.all.iter().filter(|(_, it)| it.is_live());
         let (renewed, stuck): (Vec<_>, Vec<_>) =
-            live.partition(|(_, it)| has_made_progress(now, it.progress.load(Relaxed), self.ttl));
+            live.partition(|(_, it)| has_made_progress(now, it.progress, self.ttl));
         let keys = stuck.into_iter().map(|(_, it)| it.keys.key.clone());
         (renewed.into_iter().map(|(id, _)| *id).collect(), keys.collect())
     }
 
     /// Records that a renewal for these participants was sent at this moment, and confirmed.
-    pub(super) fn confirm(&mut self, sent: u64, renewed: &[HolderId]) {
-        let share = sent.saturating_add(self.ttl);
+    pub fn confirm(&mut self, sent: u64, renewed: &[HolderId]) {
+        let share = self.confirmed_at(sent);
+        let ends_at = share.times.stands_until;
         if self.is_unconfirmed(sent) {
             // The store was away, and has kept the lease. All loops were held up; each returns in its own time.
             for holder in self.all.values_mut().filter(|it| it.is_live()) {
-                holder.ends_at = holder.ends_at.max(share);
+                holder.ends_at = holder.ends_at.max(ends_at);
             }
         }
         self.confirmed = sent;
-        let state = self.state_of(sent);
         for id in renewed {
             if let Some(holder) = self.all.get_mut(id).filter(|it| it.is_live()) {
-                holder.ends_at = share;
-                holder.state.send_replace(state);
+                holder.ends_at = ends_at;
+                holder.share = share;
             }
         }
     }
 
     /// Records that the store has ended the lease.
-    pub(super) fn end(&mut self) {
+    pub fn end(&mut self) {
         self.is_over = true;
-        for holder in self.all.values() {
-            holder.state.send_modify(|state| state.lost = true);
+        for holder in self.all.values_mut() {
+            holder.share.lost = true;
         }
     }
 
     /// Returns the keys that have to be deleted, as the lease goes on for others: those of the participants whose share is
     /// over and that are not among the `renewed`. A participant that is stuck is told that its lease is lost. Nobody is,
     /// and no key is returned, until a renewal shows that the lease does go on.
-    pub(super) fn left_over(&mut self, now: u64, renewed: &[HolderId]) -> Vec<LeftOver> {
+    fn left_over(&mut self, now: u64, renewed: &[HolderId]) -> Vec<LeftOver> {
         if self.is_unconfirmed(now) {
             return Vec::new();
         }
         let is_over = |it: &Holder| it.ends_at <= now && it.registered != Registered::No;
-        let over = self.all.iter().filter(|(id, it)| is_over(it) && !renewed.contains(id));
+        let over = self.all.iter_mut().filter(|(id, it)| is_over(it) && !renewed.contains(id));
         let over = over.map(|(id, holder)| {
-            holder.state.send_if_modified(|state| !std::mem::replace(&mut state.lost, true));
+            holder.share.lost = true;
             LeftOver { id: *id, keys: holder.keys.clone(), registered: holder.registered }
         });
         over.collect()
     }
 
     /// Returns whether a key still has to be deleted.
-    pub(super) fn is_left_over(&self, left: &LeftOver) -> bool {
+    pub fn is_left_over(&self, left: &LeftOver) -> bool {
         self.all.get(&left.id).is_some_and(|it| it.registered == left.registered)
     }
 
@@ -235,19 +249,14 @@ impl Holders {
     }
 
     /// Records that a key was deleted, unless it was put meanwhile: what the deletion saw is then out of date.
-    pub(super) fn set_deleted(&mut self, left: &LeftOver) {
+    pub fn set_deleted(&mut self, left: &LeftOver) {
         if self.is_left_over(left) {
             self.set_registered(left.id, Registered::No);
         }
     }
 
-    fn state_of(&self, sent: u64) -> LeaseState {
-        let times = LeaseTimes::confirmed(sent, self.ttl);
-        LeaseState {
-            trusted_until: self.base + Duration::from_micros(times.trusted_until),
-            stands_until: self.base + Duration::from_micros(times.stands_until),
-            lost: false,
-        }
+    fn confirmed_at(&self, sent: u64) -> Share {
+        Share { times: LeaseTimes::confirmed(sent, self.ttl), lost: false }
     }
 }
 
@@ -258,17 +267,21 @@ mod tests {
     const TTL: u64 = 12;
 
     fn holders() -> Holders {
-        Holders::new(Instant::now(), Duration::from_micros(TTL))
+        Holders::new(TTL)
     }
 
     fn keys(key: &str) -> OwnKeys {
         OwnKeys { key: key.to_owned(), also: Vec::new() }
     }
 
-    fn registered(holders: &mut Holders, key: &str, now: u64) -> Joined {
-        let joined = holders.join(now, keys(key)).unwrap();
-        holders.set_registered(joined.id, Registered::Since(Incarnation::registered_at(7.into())));
-        joined
+    fn registered(holders: &mut Holders, key: &str, now: u64) -> HolderId {
+        let id = holders.join(now, keys(key)).unwrap();
+        holders.set_registered(id, Registered::Since(Incarnation::registered_at(7.into())));
+        id
+    }
+
+    fn is_lost(holders: &Holders, id: HolderId) -> bool {
+        holders.share(id).unwrap().lost
     }
 
     fn names(left: &[LeftOver]) -> Vec<&str> {
@@ -279,27 +292,55 @@ mod tests {
     fn a_renewal_counts_only_for_those_that_make_progress() {
         let mut holders = holders();
         let (a, b) = (registered(&mut holders, "a", 0), registered(&mut holders, "b", 0));
-        a.progress.store(7, Relaxed);
-        assert_eq!(holders.to_renew(7), (vec![a.id], vec!["b".to_owned()]));
-        let before = *b.state.borrow();
-        holders.confirm(7, &[a.id]);
-        assert!(a.state.borrow().trusted_until > before.trusted_until);
-        assert_eq!(*b.state.borrow(), before);
+        holders.made_progress(a, 7);
+        assert_eq!(holders.to_renew(7), (vec![a], vec!["b".to_owned()]));
+        let before = holders.share(b).unwrap();
+        holders.confirm(7, &[a]);
+        assert!(holders.share(a).unwrap().times.trusted_until > before.times.trusted_until);
+        assert_eq!(holders.share(b).unwrap(), before);
         assert_eq!(names(&holders.left_over(TTL - 1, &[])), [""; 0], "a lease of its own would still stand");
-        assert_eq!(names(&holders.left_over(TTL, &[a.id])), ["b"]);
-        assert!(b.state.borrow().lost && !a.state.borrow().lost);
-        b.progress.store(TTL, Relaxed);
-        assert_eq!(holders.to_renew(TTL).0, [a.id], "what is lost is not renewed");
+        assert_eq!(names(&holders.left_over(TTL, &[a])), ["b"]);
+        assert!(is_lost(&holders, b) && !is_lost(&holders, a));
+        holders.made_progress(b, TTL);
+        assert_eq!(holders.to_renew(TTL).0, [a], "what is lost is not renewed");
+    }
+
+    #[test]
+    fn a_stuck_one_loses_its_key_in_time_although_the_others_have_left() {
+        let mut holders = holders();
+        let (a, b) = (registered(&mut holders, "a", 0), registered(&mut holders, "b", 0));
+        holders.made_progress(b, TTL - 1);
+        let renewed = holders.turn(TTL - 1).renewed;
+        assert_eq!(renewed, [b]);
+        holders.confirm(TTL - 1, &renewed);
+        holders.set_registered(b, Registered::No);
+        assert!(!holders.leave(b, TTL - 1), "what is stuck may not have fenced");
+        let turn = holders.turn(TTL);
+        assert!(turn.renewed.is_empty(), "the store keeps the lease for a TTL more");
+        assert_eq!(names(&turn.left), ["a"]);
+        assert!(is_lost(&holders, a));
+    }
+
+    #[test]
+    fn an_outage_that_holds_all_loops_up_ends_no_share() {
+        let mut holders = holders();
+        let a = registered(&mut holders, "a", 0);
+        holders.confirm(1, &[]);
+        let b = registered(&mut holders, "b", 1);
+        assert_eq!(holders.turn(3).renewed, [a, b], "no response comes");
+        let turn = holders.turn(TTL);
+        assert_eq!((turn.renewed, turn.left), (Vec::new(), Vec::new()), "the share of `a` is over, the lease not yet");
+        assert!(!is_lost(&holders, a));
     }
 
     #[test]
     fn one_whose_renewals_the_store_does_not_confirm_is_not_stuck() {
         let mut holders = holders();
         let a = registered(&mut holders, "a", 0);
-        a.progress.store(2 * TTL, Relaxed);
+        holders.made_progress(a, 2 * TTL);
         let (renewed, _) = holders.to_renew(2 * TTL);
         assert!(holders.left_over(2 * TTL, &renewed).is_empty());
-        assert!(!a.state.borrow().lost);
+        assert!(!is_lost(&holders, a));
     }
 
     #[test]
@@ -307,25 +348,25 @@ mod tests {
         let mut holders = holders();
         let (a, b) = (registered(&mut holders, "a", 0), registered(&mut holders, "b", 0));
         let back = 2 * TTL;
-        a.progress.store(back, Relaxed);
+        holders.made_progress(a, back);
         let (renewed, _) = holders.to_renew(back);
-        assert_eq!(renewed, [a.id]);
+        assert_eq!(renewed, [a]);
         assert!(holders.left_over(back, &renewed).is_empty(), "nothing was confirmed since the outage");
         holders.confirm(back, &renewed);
-        a.progress.store(back + TTL - 1, Relaxed);
-        holders.confirm(back + TTL - 1, &[a.id]);
-        assert!(holders.left_over(back + TTL - 1, &[a.id]).is_empty() && !b.state.borrow().lost);
-        assert_eq!(names(&holders.left_over(back + TTL, &[a.id])), ["b"], "it is stuck");
+        holders.made_progress(a, back + TTL - 1);
+        holders.confirm(back + TTL - 1, &[a]);
+        assert!(holders.left_over(back + TTL - 1, &[a]).is_empty() && !is_lost(&holders, b));
+        assert_eq!(names(&holders.left_over(back + TTL, &[a])), ["b"], "it is stuck");
     }
 
     #[test]
     fn the_last_one_that_leaves_ends_the_lease_and_nobody_joins_it() {
         let mut holders = holders();
         let (a, b) = (registered(&mut holders, "a", 0), registered(&mut holders, "b", 0));
-        holders.set_registered(a.id, Registered::No);
-        assert!(!holders.leave(a.id, 1));
-        assert!(holders.join(1, keys("c")).is_some_and(|c| !holders.leave(c.id, 1)));
-        assert!(holders.leave(b.id, 2));
+        holders.set_registered(a, Registered::No);
+        assert!(!holders.leave(a, 1));
+        assert!(holders.join(1, keys("c")).is_some_and(|c| !holders.leave(c, 1)));
+        assert!(holders.leave(b, 2));
         assert!(holders.join(2, keys("a")).is_none());
     }
 
@@ -333,20 +374,20 @@ mod tests {
     fn a_lease_is_not_revoked_before_the_share_of_one_that_has_not_fenced_is_over() {
         let mut holders = holders();
         let (a, b) = (registered(&mut holders, "a", 0), registered(&mut holders, "b", 0));
-        holders.drop_out(a.id);
+        holders.drop_out(a);
         assert!(holders.left_over(TTL - 1, &[]).is_empty());
-        assert!(!holders.leave(b.id, TTL - 1));
+        assert!(!holders.leave(b, TTL - 1));
         let c = registered(&mut holders, "c", TTL);
-        assert!(holders.leave(c.id, TTL));
+        assert!(holders.leave(c, TTL));
     }
 
     #[test]
     fn only_what_an_attempt_has_left_is_forgotten() {
         let mut holders = holders();
         let (a, _b) = (registered(&mut holders, "a", 0), registered(&mut holders, "b", 0));
-        holders.drop_out(a.id);
+        holders.drop_out(a);
         assert!(holders.has("a"), "a life that has not fenced is left to the end of its share");
-        holders.set_registered(a.id, Registered::No);
+        holders.set_registered(a, Registered::No);
         assert!(!holders.has("a"));
     }
 
@@ -354,11 +395,11 @@ mod tests {
     fn a_key_that_a_leaver_could_not_delete_is_deleted_at_once() {
         let mut holders = holders();
         let (a, _b) = (registered(&mut holders, "a", 0), registered(&mut holders, "b", 0));
-        holders.leave(a.id, 1);
+        holders.leave(a, 1);
         let left = holders.left_over(1, &[]);
         assert_eq!(names(&left), ["a"]);
         assert!(holders.is_left_over(&left[0]));
-        holders.set_registered(a.id, Registered::No);
+        holders.set_registered(a, Registered::No);
         assert!(!holders.is_left_over(&left[0]) && holders.left_over(1, &[]).is_empty());
     }
 
@@ -366,11 +407,11 @@ mod tests {
     fn a_key_that_is_put_while_it_is_looked_for_is_still_deleted() {
         let mut holders = holders();
         let slow = holders.join(0, keys("a")).unwrap();
-        holders.set_registered(slow.id, Registered::Perhaps);
+        holders.set_registered(slow, Registered::Perhaps);
         holders.confirm(1, &[]);
         let left = holders.left_over(TTL, &[]);
         let put = Registered::Since(Incarnation::registered_at(8.into()));
-        holders.set_registered(slow.id, put);
+        holders.set_registered(slow, put);
         holders.set_deleted(&left[0]);
         let left = holders.left_over(TTL, &[]);
         assert_eq!(left.iter().map(|left| left.registered).collect::<Vec<_>>(), [put]);
@@ -383,15 +424,15 @@ mod tests {
         let mut holders = holders();
         let _other = registered(&mut holders, "b", 0);
         let attempt = holders.join(0, keys("a")).unwrap();
-        holders.set_registered(attempt.id, Registered::Perhaps);
-        holders.drop_out(attempt.id);
+        holders.set_registered(attempt, Registered::Perhaps);
+        holders.drop_out(attempt);
         holders.confirm(1, &[]);
         let left = holders.left_over(TTL, &[]);
         assert_eq!(names(&left), ["b", "a"]);
         assert!(!holders.has("a"));
         let next = holders.join(TTL, keys("a")).unwrap();
         assert!(holders.has("a") && !holders.is_left_over(&left[1]));
-        holders.drop_out(next.id);
+        holders.drop_out(next);
         holders.confirm(TTL, &[]);
         assert_eq!(
             names(&holders.left_over(TTL + 1, &[])),

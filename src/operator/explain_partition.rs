@@ -1,0 +1,367 @@
+//! Explanations of a partition: its state, the candidates with the reasons, and the next steps.
+
+use segue_coordination::session::unix_millis;
+use segue_coordination::store::StoreError;
+use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
+use segue_protocol::planning::phase_timeouts::past_no_return;
+use segue_protocol::planning::{Plan, Policy, preview};
+use segue_protocol::records::{HistoryEntry, Phase, Resting};
+use segue_protocol::view::View;
+use segue_proxy::tls::ClientTls;
+use serde::{Deserialize, Serialize};
+
+use super::explain::{Explanation, Participant, keyspace_steps, obstacle, steps_in_words};
+use super::plan::{Move, moves};
+use super::standing::owned;
+use super::{Link, participants};
+use crate::history::{History, in_words};
+use crate::resting::Rest;
+use crate::status::checkpoint_age;
+use crate::waits::WaitLine;
+
+/// Number of earlier handoffs that are shown.
+const LAST_HANDOFFS: usize = 5;
+
+/// A partition explained.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct PartitionReport {
+    /// The keyspace's name. `None` from an earlier version.
+    #[serde(default)]
+    keyspace: Option<String>,
+    partition: PartitionId,
+    owner: Option<String>,
+    /// Whether the owner is registered in the life that owns the partition.
+    owner_lives: bool,
+    epoch: Option<Epoch>,
+    /// The partition's pin, in words.
+    pinned: Option<String>,
+    /// The newest checkpoint, from which the next owner starts.
+    #[serde(default)]
+    checkpoint: Option<CheckpointReport>,
+    handoff: Option<HandoffReport>,
+    /// The move that the planner would make.
+    wanted: Option<Move>,
+    candidates: Vec<Candidate>,
+    /// The last handoffs, the newest first.
+    history: Vec<HistoryEntry>,
+    /// What rests after failed moves of the partition.
+    #[serde(default)]
+    resting: Vec<Rest>,
+    next_steps: Vec<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct CheckpointReport {
+    name: String,
+    pod: String,
+    epoch: Epoch,
+    /// By the clocks of two machines. Informational.
+    age_ms: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct HandoffReport {
+    id: HandoffId,
+    from: Option<String>,
+    to: String,
+    phase: Phase,
+    epoch: Epoch,
+    reason: String,
+    /// How long the phase has lasted, by the clocks of two machines. Informational.
+    #[serde(default)]
+    phase_age_ms: u64,
+    waits_for: Vec<String>,
+    /// The same, each with the beginning of the wait. Empty from an earlier version.
+    #[serde(default)]
+    waits: Vec<WaitLine>,
+    /// The participants among those.
+    #[serde(default)]
+    awaited: Vec<Participant>,
+    may_be_cancelled: bool,
+}
+
+/// Whether a partition goes to a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Owner,
+    Chosen,
+    No,
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Verdict::Owner => "owner",
+            Verdict::Chosen => "chosen",
+            Verdict::No => "no",
+        }
+    }
+}
+
+/// A pod, and whether the partition goes to it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Candidate {
+    pod: String,
+    verdict: Verdict,
+    reason: String,
+    owns: usize,
+}
+
+/// Explains a partition.
+pub(super) fn partition(
+    view: &View,
+    policy: &Policy,
+    partition: PartitionId,
+    history: History,
+) -> Result<PartitionReport, String> {
+    partition_report(view, &preview(view, policy), partition, history)
+}
+
+fn partition_report(
+    view: &View,
+    plan: &Plan,
+    partition: PartitionId,
+    history: History,
+) -> Result<PartitionReport, String> {
+    let count = view.partitions();
+    if partition.get() >= count {
+        return Err(format!("there is no partition {partition}: the keyspace has {count}"));
+    }
+    let assignment = view.assignments.get(&partition).map(|assignment| &assignment.value);
+    let waits = WaitLine::all(view, partition, unix_millis());
+    let handoff = view.handoffs.get(&partition).map(|handoff| HandoffReport {
+        id: handoff.id(),
+        from: handoff.value.old_owner.clone(),
+        to: handoff.value.new_owner.clone(),
+        phase: handoff.value.phase,
+        epoch: handoff.value.epoch,
+        reason: handoff.value.reason.clone(),
+        phase_age_ms: unix_millis().saturating_sub(handoff.value.phase_entered_at),
+        waits_for: waits.iter().map(|wait| wait.what.clone()).collect(),
+        awaited: participants(view, &waits),
+        waits,
+        may_be_cancelled: !past_no_return(&handoff.value),
+    });
+    let checkpoint = view.checkpoints.get(&partition).map(|it| &it.value).and_then(|record| {
+        Some(CheckpointReport {
+            name: record.checkpoint.as_ref()?.as_str().to_owned(),
+            pod: record.pod_name.clone(),
+            epoch: record.epoch,
+            age_ms: checkpoint_age(view, partition, unix_millis())?,
+        })
+    });
+    let wanted = moves(plan).into_iter().find(|wanted| wanted.partition == partition);
+    let pinned = view.intentions.pins.get(&partition).map(|pin| match pin {
+        Some(pin) if pin.value.ends_with_the_pod() => {
+            format!("to {} until that pod goes, by {}", pin.value.to, pin.value.origin)
+        }
+        Some(pin) => format!("to {}, by {}", pin.value.to, pin.value.origin),
+        None => "where it is: the pin cannot be read".to_owned(),
+    });
+    let mut report = PartitionReport {
+        keyspace: Some(view.keys().name().to_owned()),
+        partition,
+        owner: assignment.map(|assignment| assignment.owner.clone()),
+        owner_lives: view.live_owner(partition).is_some(),
+        epoch: assignment.map(|assignment| assignment.epoch),
+        pinned,
+        checkpoint,
+        handoff,
+        wanted,
+        candidates: Vec::new(),
+        resting: history.resting.clone(),
+        history: history.newest(LAST_HANDOFFS).handoffs,
+        next_steps: Vec::new(),
+    };
+    report.candidates = view.pods.keys().map(|pod| candidate(view, &report, pod)).collect();
+    report.next_steps = partition_steps(view, &report);
+    Ok(report)
+}
+
+/// Returns the registered participants that a handoff waits for.
+fn participants(view: &View, waits: &[WaitLine]) -> Vec<Participant> {
+    let mut all: Vec<Participant> = Vec::new();
+    for WaitLine { kind, name, .. } in waits {
+        let (kind, name) = (kind.as_str(), name.as_str());
+        let admin = match kind {
+            "router" => view.routers.get(name).map(|router| router.value.admin.clone()),
+            "pod" => view.pods.get(name).map(|pod| pod.value.admin.clone()),
+            _ => None,
+        };
+        if let Some(admin) =
+            admin.filter(|_| all.iter().all(|known| (known.kind.as_str(), known.name.as_str()) != (kind, name)))
+        {
+            all.push(Participant { kind: kind.to_owned(), name: name.to_owned(), admin, by_stream: false, says: None });
+        }
+    }
+    all
+}
+
+fn candidate(view: &View, report: &PartitionReport, pod: &str) -> Candidate {
+    let owns = owned(view, pod);
+    let pin = view.intentions.pin(report.partition).map(|pin| pin.value.to.as_str());
+    let of_handoff = report.handoff.as_ref().filter(|handoff| handoff.to == pod);
+    let of_plan = report.wanted.as_ref().filter(|wanted| wanted.to == pod);
+    let (verdict, reason) = if let Some(handoff) = of_handoff {
+        (Verdict::Chosen, format!("the partition moves to it: {}", handoff.reason))
+    } else if let Some(wanted) = of_plan {
+        let rests = if report.resting.is_empty() { "" } else { "; a failed move has to rest first" };
+        (Verdict::Chosen, format!("the planner wants it there: {}{rests}", wanted.reason))
+    } else if report.owner_lives && report.owner.as_deref() == Some(pod) {
+        (Verdict::Owner, "it has the partition".to_owned())
+    } else if let Some(obstacle) = obstacle(view, pod) {
+        (Verdict::No, obstacle)
+    } else if pin == Some(pod) {
+        (Verdict::Chosen, "an operator wants the partition there, and its move has not begun".to_owned())
+    } else if let Some(to) = pin.filter(|to| *to != pod) {
+        (Verdict::No, format!("the partition is pinned to {to}"))
+    } else if report.handoff.is_some() {
+        (Verdict::No, "the partition moves to another pod".to_owned())
+    } else if report.resting.iter().any(|rest| rest.of != Resting::Partition && rest.pod == pod) {
+        (Verdict::No, "it rests after a failed move".to_owned())
+    } else {
+        (Verdict::No, "the strategy places the partition elsewhere".to_owned())
+    };
+    Candidate { pod: pod.to_owned(), verdict, reason, owns }
+}
+
+fn partition_steps(view: &View, report: &PartitionReport) -> Vec<String> {
+    let partition = report.partition;
+    let mut steps = keyspace_steps(view);
+    if view.is_malformed(partition) {
+        steps.push("repair the record of the partition that segue status names".to_owned());
+    }
+    if let Some(handoff) = &report.handoff {
+        for wait in &handoff.waits_for {
+            steps.push(format!("wait for {wait}, or look at its log and status"));
+        }
+        match handoff.may_be_cancelled {
+            true => steps.push(format!("segue cancel {partition}")),
+            false => steps.push("the move is past the point of no return and completes by itself".to_owned()),
+        }
+    } else if report.wanted.is_some() {
+        steps.push(format!("the coordinator moves it by itself: segue wait moved {partition}"));
+    }
+    if report.handoff.is_none() && report.resting.iter().any(|rest| rest.of == Resting::Partition) {
+        steps.push("mend what the last move failed for; the coordinator tries again by itself".to_owned());
+    }
+    if report.pinned.is_some() {
+        steps.push(format!("segue unpin {partition}"));
+    }
+    steps
+}
+
+impl PartitionReport {
+    /// Notes which coordinators serve the streams of the pods that its handoff waits for.
+    pub(super) async fn find_streams(&mut self, link: &Link) -> Result<(), StoreError> {
+        participants::find_streams(self.awaited(), link).await
+    }
+
+    fn awaited(&mut self) -> &mut [Participant] {
+        self.handoff.as_mut().map_or(&mut [], |handoff| &mut handoff.awaited)
+    }
+}
+
+impl Explanation for PartitionReport {
+    fn in_words(&self) -> String {
+        let owner = self.owner.as_deref().unwrap_or("nobody");
+        let dead = if self.owner.is_some() && !self.owner_lives { ", which is dead" } else { "" };
+        let epoch = self.epoch.map_or(String::new(), |epoch| format!(" at epoch {epoch}"));
+        let mut text = format!("partition   {}\nowner       {owner}{dead}{epoch}\n", self.partition);
+        if let Some(pinned) = &self.pinned {
+            text += &format!("pinned      {pinned}\n");
+        }
+        if let Some(CheckpointReport { name, pod, epoch, age_ms }) = &self.checkpoint {
+            let seconds = *age_ms as f64 / 1000.0;
+            text += &format!("checkpoint  {name}, by {pod} at epoch {epoch}, {seconds:.1} s old\n");
+        }
+        if let Some(handoff) = &self.handoff {
+            let from = handoff.from.as_deref().unwrap_or("nobody");
+            let (id, to, reason) = (handoff.id, &handoff.to, &handoff.reason);
+            let (phase, seconds) = (handoff.phase.as_str(), handoff.phase_age_ms as f64 / 1000.0);
+            text += &format!("handoff     {id}: {from} → {to}, {phase} for {seconds:.1} s ({reason})\n");
+            let waits: Vec<String> = handoff.waits.iter().map(ToString::to_string).collect();
+            for wait in if waits.is_empty() { &handoff.waits_for } else { &waits } {
+                text += &format!("waits for   {wait}\n");
+            }
+            for Participant { kind, name, says, .. } in &handoff.awaited {
+                text += &says.as_ref().map_or(String::new(), |says| format!("it says     {kind} {name}: {says}\n"));
+            }
+        }
+        if let Some(wanted) = &self.wanted {
+            text += &format!("wanted      on {}: {}\n", wanted.to, wanted.reason);
+        }
+        for Candidate { pod, verdict, reason, owns } in &self.candidates {
+            text += &format!("candidate   {pod}: {}, {reason} (owns {owns})\n", verdict.word());
+        }
+        let now = unix_millis();
+        for rest in &self.resting {
+            text += &format!("resting     {}\n", rest.in_words(now));
+        }
+        for handoff in &self.history {
+            text += &format!("earlier     {}\n", in_words(handoff, now));
+        }
+        text + &steps_in_words(&self.next_steps)
+    }
+
+    fn has_participants(&self) -> bool {
+        self.handoff.as_ref().is_some_and(|handoff| !handoff.awaited.is_empty())
+    }
+
+    async fn ask(&mut self, tls: Option<&ClientTls>) {
+        // A process with several keyspaces has to be told which one is meant.
+        let (partition, keyspace) = (self.partition, self.keyspace.clone());
+        participants::ask(self.awaited(), partition, tls, keyspace.as_deref()).await;
+    }
+
+    fn leave_unasked(&mut self, why: &str) {
+        self.awaited().iter_mut().for_each(|one| one.says = Some(format!("not asked: {why}")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use segue_protocol::ids::{LeaseId, Revision};
+    use segue_protocol::keys::Keyspace;
+    use segue_protocol::txn::{KeyValue, Snapshot};
+
+    use super::*;
+
+    /// A keyspace of one partition, which `a` has. The last heartbeat of `b` came at `at`, in Unix milliseconds.
+    fn view(at: u64) -> View {
+        let heartbeat = format!(r#"{{"incarnation":3,"at":{at},"interval_ms":5000,"total":0.0}}"#);
+        let entry = |(key, value): (&str, &str)| KeyValue {
+            key: format!("/segue/default/{key}"),
+            value: value.as_bytes().to_vec(),
+            create_revision: Revision::new(3),
+            mod_revision: Revision::new(8),
+            lease: Some(LeaseId::new(1)).filter(|_| !key.starts_with("assignments/")),
+        };
+        let entries = [
+            ("assignments/0", r#"{"partition":0,"owner":"a","incarnation":3,"epoch":1}"#),
+            ("config", r#"{"partitions":1}"#),
+            ("pods/a", r#"{"pod_name":"a","address":"127.0.0.1:1"}"#),
+            ("pods/b", r#"{"pod_name":"b","address":"127.0.0.1:2"}"#),
+            ("~heartbeats/b", &heartbeat),
+        ];
+        let entries = entries.map(entry).into();
+        View::from_snapshot(Keyspace::new("/segue/", "default"), Snapshot { revision: Revision::new(9), entries })
+    }
+
+    #[test]
+    fn a_pod_that_has_missed_its_heartbeats_is_no_candidate_because_it_is_suspected() {
+        let reason = |view: &View, pod: &str| {
+            let policy = Policy { partitions: 1, ..Policy::default() };
+            let report = super::partition(view, &policy, PartitionId::new(0), History::default()).unwrap();
+            let candidate = report.candidates.into_iter().find(|candidate| candidate.pod == pod).unwrap();
+            (candidate.verdict == Verdict::No, candidate.reason)
+        };
+        let (refused, why) = reason(&view(unix_millis() - 3_600_000), "b");
+        assert!(refused && why.starts_with("it is suspected: its last heartbeat was 360"), "{why}");
+        // A heartbeat that lies ahead is as fresh as one can be, however slow this test is.
+        let (refused, why) = reason(&view(unix_millis() + 3_600_000), "b");
+        assert!(refused && !why.contains("suspected"), "{why}");
+        assert_eq!(reason(&view(0), "a"), (false, "it has the partition".to_owned()), "a pod without heartbeats");
+    }
+}

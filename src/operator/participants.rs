@@ -1,0 +1,66 @@
+//! Asks participants what they do: those that a handoff waits for about its partition, and a pod about itself.
+//!
+//! Each is asked at the admin address in its registration. A pod that uses the gRPC service has none: the coordinator that
+//! serves its stream is asked in its place. One that cannot be asked is part of the explanation, and no failure.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use futures_util::future::join_all;
+use segue_coordination::store::StoreError;
+use segue_protocol::ids::PartitionId;
+use segue_protocol::records::PodStream;
+use segue_protocol::txn::Keys;
+use segue_proxy::tls::ClientTls;
+
+use super::explain::Participant;
+use super::process_status::{ProcessStatus, Work};
+use super::{Link, process};
+
+/// How long a participant may take to respond.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Most participants that are asked.
+const MOST: usize = 8;
+
+/// Notes which coordinators serve the pods among these that have no admin address of their own.
+pub(super) async fn find_streams(awaited: &mut [Participant], link: &Link) -> Result<(), StoreError> {
+    for pod in awaited.iter_mut().filter(|one| one.kind == "pod" && one.admin.is_none()).take(MOST) {
+        let found = link.store.snapshot(&Keys::One(link.keys.pod_stream(&pod.name))).await?;
+        let stream = found.entries.first().and_then(|entry| serde_json::from_slice::<PodStream>(&entry.value).ok());
+        pod.by_stream = stream.is_some();
+        pod.admin = stream.and_then(|stream| stream.admin);
+    }
+    Ok(())
+}
+
+/// Asks the first few of these participants about a partition. Their admin endpoints are asked by TLS if `tls` is given.
+pub(super) async fn ask(
+    awaited: &mut [Participant],
+    partition: PartitionId,
+    tls: Option<&ClientTls>,
+    keyspace: Option<&str>,
+) {
+    let asked = awaited.iter_mut().take(MOST).map(|one| async move {
+        let said = status(one, tls, keyspace).await.and_then(|status| status.of_partition(one, partition));
+        one.says = Some(said.unwrap_or_else(|error| unasked(&error)));
+    });
+    join_all(asked).await;
+}
+
+/// Asks the process of a pod about the pod. Returns the work that the pod has not finished.
+pub(super) async fn ask_pod(pod: &mut Participant, tls: Option<&ClientTls>, keyspace: Option<&str>) -> Vec<Work> {
+    let said = status(pod, tls, keyspace).await.and_then(|status| status.of_pod(pod));
+    let (says, work) = said.unwrap_or_else(|error| (unasked(&error), Vec::new()));
+    pod.says = Some(says);
+    work
+}
+
+async fn status(one: &Participant, tls: Option<&ClientTls>, keyspace: Option<&str>) -> anyhow::Result<ProcessStatus> {
+    let is_reachable = !one.by_stream || one.admin.is_some();
+    ensure!(is_reachable, "the coordinator that serves it has no admin address: set [admin] advertise in its file");
+    process::status(one.admin.as_deref(), tls, keyspace, RESPONSE_TIMEOUT).await
+}
+
+fn unasked(error: &anyhow::Error) -> String {
+    format!("cannot be asked: {error:#}")
+}

@@ -1,0 +1,148 @@
+//! A cluster whose operator knows its etcd, and what a test asks of it by commands.
+
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::txn::{Op, Txn};
+use segue_tests::process::{Process, until};
+use serde_json::Value;
+
+use crate::writers::WriterCluster;
+
+/// The exit code of a command that cannot reach the store.
+const UNREACHABLE: i32 = 3;
+
+/// A cluster whose operator knows its etcd.
+pub(crate) struct Operated(pub(crate) WriterCluster);
+
+impl Operated {
+    pub(crate) fn start(pods: &[&str]) -> Self {
+        Self::of(WriterCluster::start(), pods)
+    }
+
+    /// Starts a cluster in which no pod loses its lease, however busy the machine is.
+    pub(crate) fn with_long_leases(pods: &[&str]) -> Self {
+        let mut cluster = WriterCluster::start();
+        cluster.lease_ttl = 600;
+        Self::of(cluster, pods)
+    }
+
+    fn of(mut cluster: WriterCluster, pods: &[&str]) -> Self {
+        cluster.coordinator("c-0");
+        for pod in pods {
+            cluster.writer(pod);
+        }
+        cluster.settles(pods);
+        Operated(cluster)
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
+        command.args(words).args(["--etcd", &self.0.etcd().endpoint()]).env("USER", "ann").env_remove("SUDO_USER");
+        command
+    }
+
+    /// Starts a command, and waits until it says that it waits.
+    pub(crate) fn begin(&self, words: &[&str], waits: &str) -> Process {
+        let start = || Process::start(words[0], self.0.path(), &mut self.command(words));
+        let mut process = start();
+        until(waits, || {
+            if process.ended().is_some() {
+                process = start();
+            }
+            process.output().contains(waits)
+        });
+        process
+    }
+
+    /// Waits for the end of a command that was begun. If it has given up, its order stands and is asked for again.
+    pub(crate) fn finish(&self, words: &[&str], mut process: Process) {
+        if !process.wait().success() {
+            eprintln!("{}", process.output());
+            self.does(words);
+        }
+    }
+
+    /// Runs a command, again if etcd does not respond: a busy machine may stop it for longer than a request may take.
+    pub(crate) fn run(&self, words: &[&str]) -> Output {
+        let mut output = self.once(words);
+        until("a store that responds", || {
+            let is_reached = output.status.code() != Some(UNREACHABLE);
+            if !is_reached {
+                output = self.once(words);
+            }
+            is_reached
+        });
+        output
+    }
+
+    fn once(&self, words: &[&str]) -> Output {
+        let output = self.command(words).output().unwrap();
+        eprintln!(
+            "$ segue {}\n{}{}[{}]",
+            words.join(" "),
+            String::from_utf8_lossy(&output.stderr),
+            String::from_utf8_lossy(&output.stdout),
+            output.status
+        );
+        output
+    }
+
+    /// Returns the exit code of a command, and what it printed.
+    pub(crate) fn says(&self, words: &[&str]) -> (Option<i32>, String) {
+        let output = self.run(words);
+        (output.status.code(), String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap())
+    }
+
+    /// Returns what a command that has to succeed printed.
+    #[track_caller]
+    pub(crate) fn does(&self, words: &[&str]) -> String {
+        let (code, said) = self.says(words);
+        assert_eq!(code, Some(0), "{words:?}: {said}");
+        said
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self, words: &[&str]) -> Value {
+        let output = self.run(&[words, &["--json"]].concat());
+        assert!(output.status.success(), "{words:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Returns a pod's line of the status; null if it is not registered.
+    pub(crate) fn pod(&self, name: &str) -> Value {
+        let status = self.json(&["status"]);
+        let pods = status["pods"].as_array().unwrap();
+        pods.iter().find(|pod| pod["name"] == name).cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn owns(&self, pod: &str) -> u64 {
+        self.pod(pod)["partitions"].as_u64().unwrap_or(0)
+    }
+
+    pub(crate) fn life(&self, pod: &str) -> Value {
+        self.pod(pod)["incarnation"].clone()
+    }
+
+    pub(crate) fn owner(&self, partition: u32) -> String {
+        self.json(&["explain", &partition.to_string()])["owner"].as_str().unwrap().to_owned()
+    }
+
+    /// Returns the partitions that a pod owns.
+    pub(crate) fn owned(&self, pod: &str) -> Vec<u32> {
+        serde_json::from_value(self.json(&["explain", pod])["owns"].clone()).unwrap()
+    }
+
+    /// Puts a key by hand; with a lease if it is a registration.
+    pub(crate) fn put(&self, key: impl FnOnce(&Keyspace) -> String, value: &str, leased: bool) {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let store = EtcdStore::connect(EtcdOptions::new([self.0.etcd().endpoint()])).unwrap();
+            let lease = if leased { Some(store.grant(Duration::from_secs(120)).await.unwrap()) } else { None };
+            let then = vec![Op::Put { key: key(&Keyspace::new("/segue/", "default")), value: value.into(), lease }];
+            store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+        });
+    }
+}
