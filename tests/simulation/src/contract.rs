@@ -56,8 +56,34 @@ impl Contract {
     /// Checks the store as it is now, after a write of `author` or none.
     pub(crate) fn look(&self, snapshot: Snapshot, author: Author<'_>) {
         let mut inner = self.lock();
-        if snapshot.revision <= inner.view.revision {
+        let Some(before) = self.apply(&mut inner, snapshot) else { return };
+        if author != Author::Operator {
+            self.check(&mut inner, &before, author);
+        }
+        let Inner { view, causes, .. } = &mut *inner;
+        causes.look(&before, view, &self.trace);
+        note_epochs(&mut inner);
+    }
+
+    /// Takes the store as it is now, after any number of writes. Of these, only the epochs are checked.
+    pub(crate) fn follow(&self, snapshot: Snapshot) {
+        let mut inner = self.lock();
+        if self.apply(&mut inner, snapshot).is_none() {
             return;
+        }
+        for (partition, assignment) in &inner.view.assignments {
+            let (epoch, known) = (assignment.value.epoch, inner.epochs.get(partition).copied().unwrap_or_default());
+            if epoch < known {
+                self.trace.violation("epochs_grow", format!("partition {partition} has epoch {epoch} after {known}"));
+            }
+        }
+        note_epochs(&mut inner);
+    }
+
+    /// Applies what has changed. Returns the view before it, if anything has.
+    fn apply(&self, inner: &mut Inner, snapshot: Snapshot) -> Option<View> {
+        if snapshot.revision <= inner.view.revision {
+            return None;
         }
         let mut events = Vec::new();
         let mut known = BTreeMap::new();
@@ -76,15 +102,7 @@ impl Contract {
         inner.known = known;
         let before = inner.view.clone();
         inner.view.apply(Batch { revision: snapshot.revision, events });
-        if author != Author::Operator {
-            self.check(&mut inner, &before, author);
-        }
-        let Inner { view, causes, .. } = &mut *inner;
-        causes.look(&before, view, &self.trace);
-        for (partition, assignment) in &inner.view.assignments.clone() {
-            let epoch = inner.epochs.entry(*partition).or_default();
-            *epoch = assignment.value.epoch.max(*epoch);
-        }
+        Some(before)
     }
 
     /// Calls `ask` with the view of the store.
@@ -252,6 +270,15 @@ impl Contract {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Notes the newest epoch of each partition.
+fn note_epochs(inner: &mut Inner) {
+    let Inner { view, epochs, .. } = inner;
+    for (partition, assignment) in &view.assignments {
+        let epoch = epochs.entry(*partition).or_default();
+        *epoch = assignment.value.epoch.max(*epoch);
     }
 }
 

@@ -129,7 +129,8 @@ fn main() -> anyhow::Result<ExitCode> {
 /// Plays the steps of a site of this size and tells what they took.
 fn play_large(size: Size) -> anyhow::Result<ExitCode> {
     let Size { keyspaces, routers, pods, partitions } = size;
-    println!("keyspaces={keyspaces} routers={routers} pods={pods} partitions={partitions}");
+    let checks = if size.checks_calls() { "each call of the store" } else { "epochs and outcomes" };
+    println!("keyspaces={keyspaces} routers={routers} pods={pods} partitions={partitions}, checked: {checks}");
     let began = Instant::now();
     let (steps, violations) = run_large(0, size).context("cannot make a runtime")?;
     for Step { name, simulated, moves, delivered } in steps {

@@ -75,6 +75,8 @@ pub(crate) struct Setting {
     pub(crate) fault_rest_ms: u64,
     /// How long things go wrong.
     pub(crate) storm: Duration,
+    /// Whether the contract is checked after each call of the store. It costs a look at all keys each time.
+    pub(crate) checks_calls: bool,
 }
 
 impl Setting {
@@ -165,6 +167,7 @@ impl Setting {
             faults,
             fault_rest_ms: rng.among(1_000..=6_000),
             storm: 2 * rng.millis(20_000..=40_000),
+            checks_calls: true,
             // Few places make a flush release what is hot after a few; many never do.
             flush_concurrency: if rng.percent(50) { rng.among(1..=4) as usize } else { 1_000_000 },
             gives_way_after: rng.millis(5..=250),

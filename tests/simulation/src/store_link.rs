@@ -170,8 +170,11 @@ async fn lost<T>(answer: oneshot::Sender<T>, notices: bool) {
     drop(answer);
 }
 
-/// Looks at all keyspaces.
+/// Looks at all keyspaces, if calls are checked.
 async fn look<'a>(worlds: &[Arc<World>], author: impl Fn(usize) -> Author<'a>) {
+    if !worlds[0].setting.checks_calls {
+        return;
+    }
     for (number, world) in worlds.iter().enumerate() {
         world.look(author(number)).await;
     }
@@ -192,6 +195,13 @@ impl World {
         // Unavailable: then nothing is written either.
         if let Ok(snapshot) = self.store.snapshot(&Keys::Prefix(self.keys.root().to_owned())).await {
             self.contract.look(snapshot, author);
+        }
+    }
+
+    /// Follows the store without checking how it got there.
+    pub(crate) async fn follow(&self) {
+        if let Ok(snapshot) = self.store.snapshot(&Keys::Prefix(self.keys.root().to_owned())).await {
+            self.contract.follow(snapshot);
         }
     }
 }
