@@ -146,13 +146,19 @@ class Site:
         return [*known, "--token-file", self.token]
 
     async def settled(self):
-        """Waits until every pod owns partitions, every partition is owned, and none moves."""
+        """Waits until every pod owns partitions in its present life, every partition is owned, and none moves."""
+        # The key of a pod that was killed stays until its lease ends. Each life has an address of its own.
+        addresses = {f"pods/{name}": (name, pod.listen) for name, pod in self.pods.items()}
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             view = await self.view()
             owners = [view.get(f"assignments/{partition}") for partition in range(self.partitions)]
             lives = [owner and (owner.value["owner"], owner.value["incarnation"]) for owner in owners]
-            alive = {(name, view[f"pods/{name}"].create_revision) for name in self.pods if f"pods/{name}" in view}
+            alive = {
+                (name, view[key].create_revision)
+                for key, (name, address) in addresses.items()
+                if key in view and view[key].value["address"] == address
+            }
             if set(lives) == alive and len(alive) == len(self.pods) and not any("handoffs/" in key for key in view):
                 return
             await asyncio.sleep(0.1)
