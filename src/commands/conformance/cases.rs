@@ -91,6 +91,18 @@ pub(super) fn stamps(keyspace: &str, partition: PartitionId, epoch: Epoch) -> Ve
     ]
 }
 
+impl Observed {
+    /// Returns whether the pod has refused the request as not its own.
+    pub(super) fn is_refusal(&self) -> bool {
+        match self {
+            Observed::Response { status, misdirected } => {
+                *status == StatusCode::MISDIRECTED_REQUEST && misdirected.as_deref() != Some("0")
+            }
+            Observed::Silence(_) | Observed::Broken(_) => false,
+        }
+    }
+}
+
 /// Returns what is wrong with a response and its consequence, or `None` if it conforms.
 pub(super) fn fault(expected: Expected, observed: &Observed) -> Option<String> {
     let (status, own) = match observed {
