@@ -33,7 +33,7 @@ pub(crate) struct Participant {
     /// Whether a coordinator serves its stream: the participant is a pod that uses the gRPC service.
     #[serde(default)]
     pub(crate) by_stream: bool,
-    /// What its process says, if that was asked.
+    /// The answer of its process, if that was asked.
     #[serde(default)]
     pub(crate) says: Option<String>,
 }

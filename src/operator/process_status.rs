@@ -1,4 +1,4 @@
-//! What the status of a process says of a partition or a pod, in words.
+//! The status of a process about a partition or a pod, in words.
 
 use anyhow::{Context as _, anyhow};
 use segue_protocol::ids::PartitionId;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::explain::Participant;
 
-/// What a pod by gRPC says if nothing is due.
+/// The answer of a pod by gRPC if nothing is due.
 const NO_TASK: &str = "no task is due";
 
 /// The part of a process's status that is used here.
@@ -97,10 +97,10 @@ pub(super) struct Work {
     pub(super) says: String,
 }
 
-/// What a pod does.
+/// The activity of a pod.
 #[derive(Debug)]
 struct Activity {
-    /// What is wrong with it.
+    /// Its faults, in words.
     faults: Vec<String>,
     work: Vec<Work>,
     /// What it says without work.

@@ -18,7 +18,7 @@ use crate::ids::Incarnation;
 use crate::lease::{LeaseTimes, has_made_progress};
 use crate::registration::OwnKeys;
 
-/// What a participant may presume about the lease.
+/// A participant's share: how long it may trust the lease, and whether the lease is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
     /// How long the lease may be trusted.
@@ -54,7 +54,7 @@ pub struct LeftOver {
     pub registered: Registered,
 }
 
-/// What is to be done at a turn of the task that renews the lease.
+/// The work of one turn of the task that renews the lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turn {
     /// The participants for which the lease is to be renewed. If there is none it is not renewed: it ends, and all keys

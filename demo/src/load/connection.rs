@@ -94,8 +94,8 @@ impl Connection {
 /// Waits for what was sent on the connection in `slot` to be answered. Drops the connection if it ends before that.
 ///
 /// hyper keeps requests in a channel until the connection's task takes them. One that another thread puts there at the
-/// moment at which the task ends stays there, and is handed back only when the last sender is dropped. Whoever waits
-/// for it with the sender in hand waits for ever.
+/// moment at which the task ends stays there, and is handed back only when the last sender is dropped. A task
+/// that waits for it with the sender in hand waits for ever.
 pub(super) async fn answers_on<T>(slot: &mut Option<Connection>, answers: impl Future<Output = T>) -> T {
     let mut answers = pin!(answers);
     if let Some(connection) = slot {

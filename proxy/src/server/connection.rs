@@ -57,9 +57,10 @@ const SEND_BUFFER_BYTES: usize = 64 << 10;
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many responses may precede the end of their requests on an HTTP/2 connection before it is closed properly. Each data
-/// frame that arrives after such a response makes h2 reset its stream once more, up to a window's worth of them, and after
-/// 1,024 resets over the life of a connection h2 ends it with all that is in flight on it.
+/// How many responses may precede the end of their requests on an HTTP/2 connection before it is closed properly. h2 soon
+/// forgets the stream of such a response. Each data frame that arrives there later is one more reset, at most a stream's
+/// window of them, and h2 ends a connection with all that is in flight on it after 1,024 in its life. Frames usually have
+/// 16 KiB, four in a window. So there is room for this many uploads, and for as many that are under way on other streams.
 const MOST_UNREAD_UPLOADS: u32 = 128;
 
 impl ConnectionGuard {

@@ -118,7 +118,7 @@ pub(super) fn fault(expected: Expected, observed: &Observed) -> Option<String> {
     };
     let misdirected = status == StatusCode::MISDIRECTED_REQUEST;
     match expected {
-        Expected::Accepted if misdirected && !own => {
+        Expected::Accepted if observed.is_refusal() => {
             Some("refused; expected the service's own response: the router holds the request".to_owned())
         }
         Expected::Accepted if status.is_server_error() => {

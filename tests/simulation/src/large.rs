@@ -27,8 +27,10 @@ use crate::world::World;
 
 /// How long a step may take, in simulated time.
 const PATIENCE: Duration = Duration::from_secs(7_200);
-/// How often a look at the site is worth its cost, in simulated time: if each call is checked anyway, and if not.
-const LOOK: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10)];
+/// How often a look at the site is worth its cost, in simulated time.
+const LOOK: Duration = Duration::from_millis(100);
+/// The same for a site that is too large to have each call checked.
+const RARE_LOOK: Duration = Duration::from_secs(10);
 /// Most partitions of a site, over all keyspaces, whose store's calls are checked.
 const MOST_CHECKED: u64 = 1_024;
 
@@ -107,7 +109,7 @@ async fn take_step(site: &Rc<Site>, name: &'static str, happens: impl FnOnce()) 
     happens();
     let checks = site.world().setting.checks_calls;
     loop {
-        sleep(LOOK[usize::from(!checks)]).await;
+        sleep(if checks { LOOK } else { RARE_LOOK }).await;
         let mut why = Vec::new();
         for cluster in &site.clusters {
             match checks {
