@@ -90,7 +90,7 @@ pub(super) fn admit(write: &Write, peer: Option<&Peer>, request: &Parts) -> Resu
         }
         (_, Write::Nobody) => {
             let text = "this endpoint is read-only: set admin.write to \"token\" or \"client_cert\", use its unix socket \
-                        (admin.socket), or run the command with --config or --etcd";
+                        (admin.socket), or run the command with --config";
             return Err(Problem::new(StatusCode::FORBIDDEN, "read-only", text));
         }
     }

@@ -88,6 +88,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     let text = if args.json { report.to_json() } else { report.to_string() };
     writeln!(out, "{}", text.trim_end()).map_err(anyhow::Error::new)?;
+    if report.sound && report.ok == 0 {
+        // Nothing was harmed, but nothing was tried either: a script must not take this for a service that works.
+        return Err(Failure::Work(anyhow::anyhow!("no request succeeded, so the checks prove nothing")));
+    }
     // The report has already said what went wrong.
     if report.sound { Ok(()) } else { Err(Failure::AlreadyReported) }
 }

@@ -422,7 +422,7 @@ fn a_process_with_all_roles_gets_ready_shows_itself_and_ends_gracefully() {
 }
 
 #[test]
-fn a_load_that_is_told_to_end_is_reported() {
+fn a_load_that_is_told_to_end_is_reported_and_fails_if_no_request_succeeded() {
     let folder = TempDir::new().unwrap();
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", server.local_addr().unwrap());
@@ -430,9 +430,11 @@ fn a_load_that_is_told_to_end_is_reported() {
     let load = Process::start("bench", folder.path(), command.args(["bench", &url, "--duration", "1h", "--json"]));
     // The load has begun, and no request of it gets a response.
     drop((server.accept().unwrap(), server));
-    let (status, report) = load.terminate();
-    assert!(status.success(), "{report}");
-    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    let (status, said) = load.terminate();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("segue: no request succeeded"), "{said}");
+    let report = said.lines().find(|line| line.starts_with('{')).unwrap_or_default();
+    let report: serde_json::Value = serde_json::from_str(report).unwrap();
     assert!(report["requests"].as_u64() > Some(0), "{report}");
 }
 
