@@ -19,7 +19,7 @@ use segue_protocol::txn::{Keys, Op, Snapshot, Txn, TxnOutcome};
 use super::check::{Owners, Ownership};
 use super::clock::{self, Nanos};
 
-/// The observed store. Clones share it.
+/// The observed store. Clones share it and the record.
 #[derive(Debug, Clone)]
 pub struct History {
     store: Arc<dyn Store>,
@@ -48,6 +48,11 @@ impl History {
     /// Observes the writes to `store` below `keys`.
     pub fn new(store: Arc<dyn Store>, keys: Keyspace) -> Self {
         History { store, keys, seen: Arc::default() }
+    }
+
+    /// Returns a way to another store with the same content, or to the same one, whose writes are recorded here too.
+    pub(super) fn over(&self, store: Arc<dyn Store>) -> Self {
+        History { store, ..self.clone() }
     }
 
     /// Returns what was observed.

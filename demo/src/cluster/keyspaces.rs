@@ -22,23 +22,28 @@ pub(super) async fn open(options: &Options) -> anyhow::Result<(Processes, Vec<(S
     let names: Vec<String> = (1..=options.keyspaces.max(1))
         .map(|number| if number == 1 { first.clone() } else { format!("{first}-{number}") })
         .collect();
-    let mut store: Arc<dyn Store> = match &options.etcd {
-        None => Arc::new(MemoryStore::new()),
+    let connect: Box<dyn Fn() -> Arc<dyn Store> + Send + Sync> = match &options.etcd {
+        None => {
+            let memory = Arc::new(MemoryStore::new());
+            Box::new(move || memory.clone())
+        }
         Some(url) => {
             let etcd = EtcdStore::connect(EtcdOptions::new([url.clone()]))?;
             // An etcd that cannot be reached is reported here, not later by each part.
             let config = Keyspace::new("/segue/", &first).config();
             etcd.snapshot(&Keys::One(config)).await.with_context(|| format!("etcd at {url}"))?;
-            Arc::new(etcd)
+            Box::new(move || Arc::new(etcd.with_own_connection()))
         }
     };
-    let mut keyspaces = Vec::new();
-    for name in names {
-        let keys = Keyspace::new("/segue/", &name);
-        // Participants of all keyspaces write through all records, because they share a store and a lease.
-        let history = History::new(store, keys.clone());
-        store = Arc::new(history.clone());
-        keyspaces.push((name, keys, history));
-    }
-    Ok((Processes::new(store), keyspaces))
+    let keyspaces: Vec<_> = names
+        .into_iter()
+        .map(|name| {
+            let keys = Keyspace::new("/segue/", &name);
+            (name, keys.clone(), History::new(connect(), keys))
+        })
+        .collect();
+    // Participants of all keyspaces write through all records, because they share a lease.
+    let histories: Vec<_> = keyspaces.iter().map(|(_, _, history)| history.clone()).collect();
+    let open = move || histories.iter().fold(connect(), |store, history| Arc::new(history.over(store)));
+    Ok((Processes::new(open), keyspaces))
 }

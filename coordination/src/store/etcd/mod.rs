@@ -74,7 +74,7 @@ impl fmt::Debug for EtcdOptions {
     }
 }
 
-/// The store in etcd. Clones share one connection.
+/// The store in etcd. Clones share one connection and the leases that are kept alive.
 #[derive(Clone)]
 pub struct EtcdStore {
     connections: Arc<Connections>,
@@ -117,6 +117,13 @@ impl EtcdStore {
         }
         let connections = Arc::new(Connections::new(options));
         Ok(EtcdStore { connections, keepers: Arc::default(), tap: Arc::default() })
+    }
+
+    /// Returns a store at the same endpoints as another process has it: nothing is shared.
+    #[must_use]
+    pub fn with_own_connection(&self) -> Self {
+        let connections = Arc::new(Connections::new(self.connections.options.clone()));
+        EtcdStore { connections, keepers: Arc::default(), tap: Arc::default() }
     }
 
     /// Renews over the stream in `slot`, or over a new one. A caller that gives up half-way, because its lease cannot
