@@ -76,6 +76,7 @@ impl Router {
                 Err(error) => info!(partition = id.0.get(), %error, "acknowledgement cannot be written; retrying"),
             }
         }
+        self.stop_limiter.write_takes(self.acks.round_trip());
         let view = &self.view;
         self.acks.forget(|(partition, handoff, _)| {
             view.handoffs.get(partition).is_none_or(|record| record.id() != *handoff)

@@ -64,7 +64,7 @@ pub(super) struct Router {
     pub(super) incarnation: Incarnation,
     trust: Trust,
     pub(super) acks: WriteQueue<AckId>,
-    stop_limiter: StopLimiter,
+    pub(super) stop_limiter: StopLimiter,
     /// When to reconsider a partition.
     pub(super) timers: BTreeSet<(Instant, PartitionId)>,
     drains: HashMap<PartitionId, Drain>,

@@ -4,11 +4,16 @@
 //! writes. A router therefore stops a few partitions at a time, in the order in which their new owners became ready,
 //! which is the same for all routers. Meanwhile the old owners serve the other partitions.
 //!
+//! A partition gives its place up when its requests flow again, which all routers learn from the same write. Places that are
+//! given up before that, because a handoff lasts too long, let one router run ahead of another, and its partitions then wait for
+//! both. So the longest time grows with the time that the store takes for a write.
+//!
 //! # Invariants
 //!
 //! * A partition whose handoff does not complete blocks the others only for a moment.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use segue_protocol::ids::{PartitionId, Revision};
@@ -16,18 +21,34 @@ use tokio::time::Instant;
 
 /// Most partitions stopped at a time. More make the pauses longer and the total hardly shorter.
 const MAX_STOPPED: usize = 2;
-/// How long a stopped partition occupies its place. With [`MAX_STOPPED`] it guarantees at least 250 stops in a second,
-/// however long the drains: 1,024 in 4 s.
-const MAX_STOP_TIME: Duration = Duration::from_millis(8);
+/// Least and most time for which a stopped partition occupies its place. With [`MAX_STOPPED`] the least guarantees 250 stops
+/// in a second, however long the drains: 1,024 in 4 s.
+const STOP_TIME: RangeInclusive<Duration> = Duration::from_millis(8)..=Duration::from_millis(64);
+/// How many writes last as long as a stopped partition may occupy its place. A cutover takes up to three, one after the
+/// other, and each may have to wait for others.
+const WRITES_PER_STOP: u32 = 8;
 
 /// The stopped partitions, and those that wait.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct StopLimiter {
     taken: HashMap<PartitionId, Instant>,
     waiting: BTreeSet<(Revision, PartitionId)>,
+    /// How long a stopped partition occupies its place.
+    stop_time: Duration,
+}
+
+impl Default for StopLimiter {
+    fn default() -> Self {
+        StopLimiter { taken: HashMap::new(), waiting: BTreeSet::new(), stop_time: *STOP_TIME.start() }
+    }
 }
 
 impl StopLimiter {
+    /// Records how long the store takes for a write.
+    pub(super) fn write_takes(&mut self, write: Duration) {
+        self.stop_time = (write * WRITES_PER_STOP).clamp(*STOP_TIME.start(), *STOP_TIME.end());
+    }
+
     /// Returns whether this partition, whose stop has been due since `since`, may be stopped now. Otherwise it is
     /// queued.
     pub(super) fn take(&mut self, partition: PartitionId, since: Revision, now: Instant) -> bool {
@@ -57,13 +78,13 @@ impl StopLimiter {
 
     /// Returns when a place becomes free at the latest, if a partition waits for one.
     pub(super) fn due(&self) -> Option<Instant> {
-        let last = || self.taken.values().min().map(|since| *since + MAX_STOP_TIME);
+        let last = || self.taken.values().min().map(|since| *since + self.stop_time);
         if self.waiting.is_empty() { None } else { last() }
     }
 
     fn has_place(&mut self, now: Instant) -> bool {
         if self.taken.len() >= MAX_STOPPED {
-            self.taken.retain(|_, since| now < *since + MAX_STOP_TIME);
+            self.taken.retain(|_, since| now < *since + self.stop_time);
         }
         self.taken.len() < MAX_STOPPED
     }
@@ -105,9 +126,23 @@ mod tests {
         let (mut stop_limiter, now) = (StopLimiter::default(), Instant::now());
         assert!(PartitionId::all(MAX_STOPPED as u32).all(|partition| stop_limiter.take(partition, since(100), now)));
         assert!(!stop_limiter.take(P77, since(200), now));
-        assert_eq!(stop_limiter.due(), Some(now + MAX_STOP_TIME));
-        assert_eq!(stop_limiter.next(now + MAX_STOP_TIME), Some(P77));
-        assert!(stop_limiter.take(P77, since(200), now + MAX_STOP_TIME));
+        let later = now + *STOP_TIME.start();
+        assert_eq!(stop_limiter.due(), Some(later));
+        assert_eq!(stop_limiter.next(later), Some(P77));
+        assert!(stop_limiter.take(P77, since(200), later));
         assert_eq!(stop_limiter.due(), None, "nobody waits");
+    }
+
+    #[test]
+    fn a_slow_store_gives_stopped_partitions_more_time_within_bounds() {
+        let (mut stop_limiter, now) = (StopLimiter::default(), Instant::now());
+        assert!(PartitionId::all(MAX_STOPPED as u32).all(|partition| stop_limiter.take(partition, since(100), now)));
+        assert!(!stop_limiter.take(P77, since(200), now));
+        for (write, stop_time) in [(0, 8), (1, 8), (3, 24), (5_000, 64)] {
+            stop_limiter.write_takes(Duration::from_millis(write));
+            assert_eq!(stop_limiter.due(), Some(now + Duration::from_millis(stop_time)), "{write} ms");
+        }
+        assert_eq!(stop_limiter.next(now + Duration::from_millis(63)), None);
+        assert_eq!(stop_limiter.next(now + Duration::from_millis(64)), Some(P77));
     }
 }

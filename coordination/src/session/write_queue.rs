@@ -25,6 +25,9 @@ use crate::store::{Store, StoreError};
 /// round trip.
 const MAX_REQUESTS: usize = 4;
 
+/// How many requests the mean time of a request looks back, about.
+const REMEMBERED_REQUESTS: u32 = 8;
+
 /// The pending writes of one participant.
 pub(crate) struct WriteQueue<W> {
     store: Arc<dyn Store>,
@@ -32,7 +35,9 @@ pub(crate) struct WriteQueue<W> {
     rest: Duration,
     states: HashMap<W, State>,
     due: Vec<W>,
-    requests: JoinSet<WriteResults<W>>,
+    requests: JoinSet<(Duration, WriteResults<W>)>,
+    /// How long requests have taken lately; zero before the first.
+    round_trip: Duration,
 }
 
 /// The results of the items of a request.
@@ -51,7 +56,8 @@ enum State {
 
 impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
     pub(crate) fn new(store: Arc<dyn Store>, rest: Duration) -> Self {
-        WriteQueue { store, rest, states: HashMap::new(), due: Vec::new(), requests: JoinSet::new() }
+        let (states, due, requests) = (HashMap::new(), Vec::new(), JoinSet::new());
+        WriteQueue { store, rest, states, due, requests, round_trip: Duration::ZERO }
     }
 
     /// Queues an item that is due according to a view of revision `seen`. Returns when to call again, if no result will
@@ -87,7 +93,11 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
         }
         if !sent.is_empty() {
             let store = self.store.clone();
-            self.requests.spawn(async move { sent.into_iter().zip(store.commit_all(txns).await).collect() });
+            self.requests.spawn(async move {
+                let begun = Instant::now();
+                let results = sent.into_iter().zip(store.commit_all(txns).await).collect();
+                (begun.elapsed(), results)
+            });
         }
     }
 
@@ -96,7 +106,11 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
         let Some(results) = self.requests.join_next().await else {
             return std::future::pending().await;
         };
-        let results = results.unwrap_or_default();
+        let (took, results) = results.unwrap_or_default();
+        self.round_trip = match self.round_trip {
+            Duration::ZERO => took,
+            mean => (mean * (REMEMBERED_REQUESTS - 1) + took) / REMEMBERED_REQUESTS,
+        };
         let again = Instant::now() + self.rest;
         for (item, result) in &results {
             let state = match result {
@@ -107,6 +121,11 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
             self.states.insert(*item, state);
         }
         results
+    }
+
+    /// Returns how long requests have taken lately; zero before the first.
+    pub(crate) fn round_trip(&self) -> Duration {
+        self.round_trip
     }
 
     /// Forgets the items for which `is_over` holds, unless they are due: their handoffs have ended.
@@ -124,5 +143,64 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
         self.states.clear();
         self.due.clear();
         self.requests = JoinSet::new();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use segue_protocol::ids::LeaseId;
+    use segue_protocol::txn::{Keys, Op, Snapshot};
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::store::{MemoryStore, Watch};
+
+    /// A store whose writes take as many milliseconds as their value has bytes.
+    #[derive(Debug)]
+    struct Slow(MemoryStore);
+
+    #[async_trait]
+    impl Store for Slow {
+        async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
+            self.0.snapshot(keys).await
+        }
+
+        async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
+            self.0.watch(keys, from).await
+        }
+
+        async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
+            if let Some(Op::Put { value, .. }) = txn.then.first() {
+                sleep(Duration::from_millis(value.len() as u64)).await;
+            }
+            self.0.commit(txn).await
+        }
+
+        async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+            self.0.grant(ttl).await
+        }
+
+        async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
+            self.0.keep_alive(lease).await
+        }
+
+        async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+            self.0.revoke(lease).await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_of_a_request_is_that_of_the_last_few() {
+        let mut queue = WriteQueue::new(Arc::new(Slow(MemoryStore::new())), Duration::ZERO);
+        assert_eq!(queue.round_trip(), Duration::ZERO);
+        let mut times = Vec::new();
+        for (item, millis) in [8, 16, 16].into_iter().enumerate() {
+            let put = Op::Put { key: "k".to_owned(), value: vec![0; millis], lease: None };
+            queue.send([(item, Some(Txn { then: vec![put], ..Txn::default() }))]);
+            queue.next_results().await;
+            times.push(queue.round_trip().as_micros());
+        }
+        assert_eq!(times, [8_000, 9_000, 9_875]);
     }
 }
