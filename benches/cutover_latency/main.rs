@@ -11,22 +11,23 @@
 mod measurement;
 mod plot;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_demo::Options;
 use segue_demo::measure::Distribution;
-use segue_demo::{Options, clock};
 use segue_protocol::records::Capabilities;
-use segue_protocol::txn::{Op, Txn};
 use segue_tests::etcd::Etcd;
 
-use measurement::{Measured, Moves, measure};
+use measurement::{Measured, Moves, ending_after, measure, puts};
 use plot::{Curve, Panel};
 
 /// Capabilities of pods that only refuse what they do not own. A cutover waits for routers alone.
 const PLAIN: Capabilities =
     Capabilities { sync: false, drained: false, released: false, fence: true, checkpoint: false };
+
+/// How long puts follow each other without a pause.
+const IN_A_ROW: Duration = Duration::from_millis(300);
 
 /// The command line.
 #[derive(Debug, Default)]
@@ -59,8 +60,7 @@ fn main() -> anyhow::Result<()> {
 async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let times = if arguments.long { 5 } else { 1 };
     let mut bench = Bench { etcd: Etcd::start_on_disk(), only: arguments.only, done: Vec::new() };
-    let puts = bench.puts().await?;
-    println!("etcd put, one in flight: p50 {} us, p99 {} us, max {} us; load {}", puts.p50, puts.p99, puts.max, load());
+    let in_a_row = bench.puts_in_a_row().await?;
     println!("{HEAD}");
     let small = Options { clients: 16, rate: 500, partitions: 17, ..Options::default() };
     let begun = |at_once, rounds: u32| Moves::Begun { at_once, rounds: rounds * times };
@@ -97,23 +97,22 @@ async fn run(arguments: Arguments) -> anyhow::Result<()> {
     if let Some(file) = arguments.plot {
         std::fs::write(file, plot::svg(&bench.panels()))?;
     }
-    let again = bench.puts().await?;
+    let again = bench.puts_in_a_row().await?;
+    let (p50, p99) = (in_a_row.p50.min(again.p50), in_a_row.p99.min(again.p99));
+    let puts = bench.single_puts();
     println!(
-        "etcd put, one in flight: p50 {} us, p99 {} us, max {} us; load {}",
-        again.p50,
-        again.p99,
-        again.max,
-        load()
+        "pause:{} etcd_put_p50_us={} etcd_put_p99_us={} etcd_puts_in_a_row_p50_us={p50} etcd_puts_in_a_row_p99_us={p99}",
+        bench.summary(puts.p50, puts.p99),
+        puts.p50,
+        puts.p99,
     );
-    let (p50, p99) = (puts.p50.min(again.p50), puts.p99.min(again.p99));
-    println!("pause:{} etcd_put_p50_us={p50} etcd_put_p99_us={p99}", bench.summary(p50, p99));
     ensure!(bench.done.iter().all(|cell| cell.measured.harm.none()), "requests were harmed");
     Ok(())
 }
 
 const HEAD: &str = "\
-                                                       pause beyond drain, us           with drain   moved  per move   most  refused
-                                              at once     p50     p99   p99.9     max     p50     p99     ms txns puts  held /requests     moves";
+                                                       pause beyond drain, us           with drain   moved  per move   most  refused                puts, us
+                                              at once     p50     p99   p99.9     max     p50     p99     ms txns puts  held /requests     moves    p50    p99";
 
 struct Bench {
     etcd: Etcd,
@@ -126,6 +125,13 @@ struct Cell {
     name: String,
     at_once: u32,
     measured: Measured,
+}
+
+impl Cell {
+    /// Returns whether the measurement is one of this kind, whatever the number of routers.
+    fn is_of(&self, kinds: &[&str]) -> bool {
+        kinds.iter().any(|kind| self.name == format!("routers={} pods={kind}", self.routers))
+    }
 }
 
 impl Bench {
@@ -143,8 +149,9 @@ impl Bench {
         let measured = measure(&self.etcd, options, moves).await.with_context(|| name.clone())?;
         let Measured { pause, whole, .. } = &measured;
         let asked = format!("{}/{}", measured.refused, measured.requests);
+        let amid = measured.puts_amid;
         println!(
-            "{name:48}{at_once:5} {:7} {:7} {:7} {:7} {:7} {:7} {:6} {:4.1} {:4.1} {:5}  {asked:14}{:5}",
+            "{name:48}{at_once:5} {:7} {:7} {:7} {:7} {:7} {:7} {:6} {:4.1} {:4.1} {:5}  {asked:14}{:5} {:6} {:6}",
             pause.p50,
             pause.p99,
             pause.p999,
@@ -156,6 +163,8 @@ impl Bench {
             measured.puts,
             measured.stashed,
             measured.moves,
+            amid.p50,
+            amid.p99,
         );
         if !measured.harm.none() {
             println!("  HARM: {:?}", measured.harm);
@@ -206,40 +215,45 @@ impl Bench {
     }
 
     /// Returns the figures that have goals, in microseconds and as multiples (`x`) of the same percentile of a single
-    /// put. Multiples differ less between machines. The time in which many partitions move is a multiple of the median
+    /// put under the same load. Multiples differ less between machines. The time in which many partitions move is a multiple of the median
     /// put.
     fn summary(&self, put_p50: u64, put_p99: u64) -> String {
         let mut summary = String::new();
         let times = |figure: u64, put: u64| figure as f64 / put as f64;
-        for Cell { routers, name, at_once, measured } in &self.done {
+        for cell in &self.done {
+            let Cell { name, at_once, measured, .. } = cell;
             let pause = measured.pause;
-            let is_one_of = |kinds: &[&str]| kinds.iter().any(|kind| *name == format!("routers={routers} pods={kind}"));
-            if !is_one_of(&["plain", "sync", "sync planned"]) || ![1, 1024].contains(at_once) {
+            if !cell.is_of(&["plain", "sync", "sync planned"]) || ![1, 1024].contains(at_once) {
                 continue;
             }
             let (p50, p99) = (times(pause.p50, put_p50), times(pause.p99, put_p99));
+            let amid = measured.puts_amid.p99;
             summary += &format!(" {}", name.replace(" planned", " moves=planned"));
             if *at_once > 1 {
                 let moved = measured.moved_in;
                 let puts = times(moved.as_micros() as u64, put_p50);
-                summary += &format!(" at_once={at_once} moved_ms={} moved_x={puts:.0}", moved.as_millis());
+                summary += &format!(
+                    " at_once={at_once} moved_ms={} moved_x={puts:.0} puts_amid_p99_us={amid}",
+                    moved.as_millis()
+                );
             }
             summary += &format!(" p50_us={} p99_us={} p50_x={p50:.1} p99_x={p99:.1}", pause.p50, pause.p99);
         }
         summary
     }
 
-    /// Measures the time of a put while etcd has nothing else to do.
-    async fn puts(&self) -> anyhow::Result<Distribution> {
-        let store = EtcdStore::connect(EtcdOptions::new([self.etcd.endpoint()]))?;
-        let mut times = Vec::new();
-        for number in 0..500 {
-            let put = Op::Put { key: "/bench/put".to_owned(), value: vec![b'x'; 200 + number % 2], lease: None };
-            let begun = Instant::now();
-            store.commit(Txn { then: vec![put], ..Txn::default() }).await?;
-            times.push(clock::nanos(begun.elapsed()));
-        }
-        Ok(Distribution::of(times))
+    /// Measures the time of a put that follows the one before at once, while etcd has nothing else to do.
+    async fn puts_in_a_row(&self) -> anyhow::Result<Distribution> {
+        let puts = Distribution::of(puts(&self.etcd, Duration::ZERO, ending_after(IN_A_ROW)).await?);
+        let Distribution { p50, p99, max, .. } = puts;
+        println!("etcd puts in a row: p50 {p50} us, p99 {p99} us, max {max} us; load {}", load());
+        Ok(puts)
+    }
+
+    /// Returns the times of the single puts under the load of the measurements of single partitions.
+    fn single_puts(&self) -> Distribution {
+        let single = self.done.iter().filter(|cell| cell.is_of(&["plain", "sync"]) && cell.at_once == 1);
+        Distribution::of(single.flat_map(|cell| cell.measured.put_times.iter().copied()))
     }
 }
 

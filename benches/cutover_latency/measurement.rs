@@ -1,5 +1,8 @@
 //! A single measurement: a cluster in this process against a real etcd, a checked load, and partitions that move.
 //!
+//! A cutover of one partition finds a store that has written nothing for some milliseconds. Before and after the moves, under
+//! the same load, the time of a put is measured that finds it so as well.
+//!
 //! The bench begins moves by writing their records, as the coordinator does. So the wanted number begins at once and no
 //! other move does. Everything after that is production code. The moves swap partitions between two pods, so the
 //! placement stays balanced and the coordinator plans none.
@@ -10,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use segue_coordination::session::{Update, Watcher};
-use segue_coordination::store::Store;
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store};
 use segue_demo::check::{Evidence, Harm, check};
+use segue_demo::clock::Nanos;
 use segue_demo::cluster::Cluster;
 use segue_demo::load::{Load, LoadSettings};
 use segue_demo::measure::{Distribution, Latencies, latencies};
@@ -24,10 +28,13 @@ use segue_protocol::records::{Handoff, encode};
 use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use segue_protocol::view::View;
 use segue_tests::etcd::Etcd;
+use tokio_util::sync::CancellationToken;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Time without moves before and after the measurement, for the steady latency.
 const STEADY: Duration = Duration::from_millis(700);
+/// Time between two puts without moves.
+const PUT_PAUSE: Duration = Duration::from_millis(20);
 /// Number of records that one transaction writes. etcd accepts 128 operations in a transaction.
 const BEGUN_TOGETHER: usize = 64;
 
@@ -50,6 +57,10 @@ pub(crate) struct Measured {
     pub(crate) whole: Distribution,
     /// Latencies that clients saw.
     pub(crate) latency: Latencies,
+    /// Times of puts while nothing moved.
+    pub(crate) put_times: Vec<Nanos>,
+    /// The same while partitions moved.
+    pub(crate) puts_amid: Distribution,
     /// Time of the slowest round, from its start until nothing moved any more.
     pub(crate) moved_in: Duration,
     /// Number of moves.
@@ -73,12 +84,14 @@ pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyh
     let mut cluster = Cluster::start(&options, timeline.clone()).await?;
     ensure!(cluster.settled(PATIENCE).await, "the cluster did not get ready: {:?}", cluster.snapshot());
     let load = Load::start(load_settings(&options, &cluster));
-    tokio::time::sleep(STEADY).await;
+    let mut put_times = puts(etcd, PUT_PAUSE, ending_after(STEADY)).await?;
 
     timeline.events().holds.clear();
     let mut bystander = Bystander::start(&cluster).await?;
     let before = Count::now(etcd, &bystander).await?;
     let mut moved_in = Duration::ZERO;
+    let moving = CancellationToken::new();
+    let puts_amid = tokio::spawn(puts(etcd, PUT_PAUSE, moving.clone()));
     match moves {
         Moves::Begun { at_once, rounds } => {
             for round in 0..rounds {
@@ -104,10 +117,12 @@ pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyh
             }
         }
     }
+    moving.cancel();
+    let puts_amid = Distribution::of(puts_amid.await??);
     let after = Count::now(etcd, &bystander).await?;
     drop(bystander);
 
-    tokio::time::sleep(STEADY).await;
+    put_times.extend(puts(etcd, PUT_PAUSE, ending_after(STEADY)).await?);
     let exchanges = load.finish().await;
     let (log, owners) = (cluster.log().read_all()?, cluster.history().seen().owners.clone());
     let evidence = Evidence { exchanges, log: Some(log), owners: Some(owners) };
@@ -130,20 +145,55 @@ pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyh
         let drained = routers.iter().map(|times| times.drain).max().unwrap_or_default();
         beyond.extend(routers.iter().map(|times| clock::nanos(times.pause.saturating_sub(drained))));
     }
+    let own_puts = puts_amid.count as f64;
     let refused = |outcome: &Outcome| matches!(outcome, Outcome::Refused { .. });
     Ok(Measured {
         pause: Distribution::of(beyond),
         whole: Distribution::of(events.holds.iter().map(|hold| clock::nanos(hold.times.pause))),
         latency: latencies(&evidence.exchanges, windows(&events)),
+        put_times,
+        puts_amid,
         moved_in,
         moves,
-        transactions: (after.revision.get() - before.revision.get()) as f64 / moves.max(1) as f64,
-        puts: (after.puts - before.puts) / moves.max(1) as f64,
+        transactions: ((after.revision.get() - before.revision.get()) as f64 - own_puts) / moves.max(1) as f64,
+        puts: (after.puts - before.puts - own_puts) / moves.max(1) as f64,
         stashed: events.holds.iter().map(|hold| hold.times.stashed).max().unwrap_or(0),
         refused: evidence.exchanges.iter().filter(|exchange| refused(&exchange.outcome)).count() as u64,
         requests: evidence.exchanges.len() as u64,
         harm,
     })
+}
+
+/// Puts a key until `stop` is cancelled, with a pause after each put. Returns how long each took.
+pub(crate) fn puts(
+    etcd: &Etcd,
+    pause: Duration,
+    stop: CancellationToken,
+) -> impl Future<Output = anyhow::Result<Vec<Nanos>>> + Send + use<> {
+    let store = EtcdStore::connect(EtcdOptions::new([etcd.endpoint()]));
+    async move {
+        let (store, mut times) = (store?, Vec::new());
+        while !stop.is_cancelled() {
+            let value = vec![b'x'; 200 + times.len() % 2];
+            let put = Op::Put { key: "/bench/put".to_owned(), value, lease: None };
+            let begun = Instant::now();
+            store.commit(Txn { then: vec![put], ..Txn::default() }).await?;
+            times.push(clock::nanos(begun.elapsed()));
+            stop.run_until_cancelled(tokio::time::sleep(pause)).await;
+        }
+        Ok(times)
+    }
+}
+
+/// Returns a token that is cancelled after this time.
+pub(crate) fn ending_after(time: Duration) -> CancellationToken {
+    let token = CancellationToken::new();
+    let told = token.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(time).await;
+        told.cancel();
+    });
+    token
 }
 
 fn load_settings(options: &Options, cluster: &Cluster) -> LoadSettings {
@@ -200,13 +250,18 @@ impl Bystander {
         }
         // The pod with more partitions comes first. It gives one more if `at_once` is odd.
         owned.sort_by_key(|(_, partitions)| std::cmp::Reverse(partitions.len()));
-        let mut records = Vec::new();
+        let mut shares: Vec<Vec<_>> = Vec::new();
         for (from, (old, partitions)) in owned.iter().enumerate() {
             let share = (at_once as usize + 1 - from) / 2;
             let first = round as usize * share % partitions.len().max(1);
             let new = &owned[1 - from].0;
-            records.extend(partitions.iter().cycle().skip(first).take(share).map(|partition| (*partition, old, new)));
+            let share = partitions.iter().cycle().skip(first).take(share);
+            shares.push(share.map(|partition| (*partition, old, new)).collect());
         }
+        // In turn, so that the placement is balanced after each transaction: otherwise the coordinator might begin a move.
+        let longest = shares.iter().map(Vec::len).max().unwrap_or(0);
+        let nth = |at: usize| shares.iter().filter_map(move |share| share.get(at));
+        let records: Vec<_> = (0..longest).flat_map(nth).collect();
         let mut moving = Vec::new();
         let mut txns = Vec::new();
         for chunk in records.chunks(BEGUN_TOGETHER) {
