@@ -27,6 +27,8 @@ const OVERLOAD_PERCENT: u128 = 125;
 const REMEMBERED: usize = 8;
 /// How late a planner may have seen a heartbeat: the longest pause or silence of a watch that a fault makes.
 const LATEST: Duration = Duration::from_secs(20);
+/// How long a planner may bar a pod after a move to it that came to nothing.
+const BARRED: Duration = Duration::from_secs(600);
 /// How long before its commit a transaction may have been decided on, and how late it arrives.
 const DECIDED: Duration = Duration::from_millis(2_000);
 
@@ -39,6 +41,10 @@ pub(crate) struct Causes {
     moved: BTreeMap<PartitionId, Instant>,
     /// When each pod was last draining.
     draining: BTreeMap<String, Instant>,
+    /// When each pod last registered.
+    registered: BTreeMap<String, (Incarnation, Instant)>,
+    /// When a move to each pod last came to nothing.
+    failed: BTreeMap<String, Instant>,
     /// When the first of two pods last had or got more partitions than the second.
     uneven: BTreeMap<(String, String), Instant>,
     /// Who plans, and since when.
@@ -89,6 +95,20 @@ impl Causes {
             let was = before.assignments.get(partition);
             if was.is_some_and(|was| was.value.epoch != assignment.value.epoch) {
                 self.moved.insert(*partition, now);
+            }
+        }
+        for (partition, handoff) in &before.handoffs {
+            let stands = after.handoffs.get(partition).is_some_and(|it| it.create_revision == handoff.create_revision);
+            let has_moved = after.assignments.get(partition).is_some_and(|it| it.value.epoch == handoff.value.epoch);
+            if !stands && !has_moved {
+                self.failed.insert(handoff.value.new_owner.clone(), now);
+            }
+        }
+        self.registered.retain(|pod, _| after.pods.contains_key(pod));
+        for (pod, record) in &after.pods {
+            let life = self.registered.entry(pod.clone()).or_insert((record.incarnation(), now));
+            if life.0 != record.incarnation() {
+                *life = (record.incarnation(), now);
             }
         }
         self.follow_owners(after, now);
@@ -177,10 +197,13 @@ impl Causes {
         let is_optional = matches!(&**cause, "balance" | "load");
         // Partitions that have to move go to a suspected pod if there is no other.
         let beats = self.beats.get(new_owner).filter(|beats| beats.incarnation == handoff.new_incarnation);
-        if let Some(beats) = beats.filter(|_| is_optional) {
-            let suspected = beats.last_at.max(since) + LATEST + beats.interval.saturating_mul(3);
-            if suspected < now {
+        let suspected = |beats: &&Beats| beats.last_at.max(since) + LATEST + beats.interval.saturating_mul(3) < now;
+        if let Some(beats) = beats.filter(suspected) {
+            if is_optional {
                 return Err(format!("its last heartbeat is {:?} old", now - beats.last_at));
+            }
+            if let Some(other) = view.pods.keys().find(|pod| self.is_open(view, pod, now)) {
+                return Err(format!("its last heartbeat is {:?} old, and {other} is free", now - beats.last_at));
             }
         }
         let Some(old_owner) = old_owner else {
@@ -210,6 +233,18 @@ impl Causes {
             Some(moved) => Err(format!("it has moved {:?} ago", now - *moved)),
             None => Ok(()),
         }
+    }
+
+    /// Returns whether every planner knows this pod as one that may be given partitions.
+    fn is_open(&self, view: &View, pod: &str, now: Instant) -> bool {
+        let Some(record) = view.pods.get(pod).filter(|record| record.lease.is_some()) else { return false };
+        let is_old = |at: &Instant| *at + LATEST < now;
+        let is_known = self.registered.get(pod).is_some_and(|(life, at)| *life == record.incarnation() && is_old(at));
+        let may_be_suspected = self.beats.get(pod).is_some_and(|beats| beats.last_at + beats.interval < now);
+        let may_be_barred = self.failed.get(pod).is_some_and(|at| *at + BARRED > now);
+        let is_leaving = self.draining.get(pod).is_some_and(|at| !is_old(at));
+        let warms = view.handoffs.values().any(|it| it.value.new_owner == pod && it.value.phase == Phase::Warming);
+        is_known && !may_be_suspected && !may_be_barred && !is_leaving && !warms
     }
 
     fn was_even(&self, old_owner: &str, new_owner: &str, now: Instant) -> bool {
