@@ -376,7 +376,7 @@ impl Router {
     }
 
     /// Does the same for a router whose listeners another process serves by now. An idle connection stays open until its
-    /// next response, because its client's next request may be on the way.
+    /// next response.
     pub async fn stop_replaced(self, deadline: Instant) {
         self.stop_server(deadline, ServerHandle::shutdown_replaced).await;
     }

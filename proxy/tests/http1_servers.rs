@@ -295,6 +295,49 @@ async fn an_idle_connection_is_closed_when_its_server_stops() {
     }
 }
 
+/// A server that closes an idle connection loses the request that its client has just sent there.
+#[tokio::test]
+async fn a_request_on_its_way_to_a_server_that_stops_is_served_and_is_the_last() {
+    for server in SERVERS {
+        let mut fixture = fixture(server);
+        let _pod = fixture.quick_pod().await;
+        let mut idle = fixture.client().await;
+        assert_eq!(idle.ask(GET).await.status, 200);
+        let mut fresh = fixture.client().await;
+        let stopping = fixture.shut_down();
+        fixture.refuses_connections().await;
+        for client in [&mut idle, &mut fresh] {
+            let answer = client.ask(GET).await;
+            assert_eq!((answer.status, answer.header("connection")), (200, "close"), "{server:?}");
+        }
+        assert_eq!((idle.rest().await, fresh.rest().await), (String::new(), String::new()), "{server:?}");
+        soon(stopping).await.unwrap();
+    }
+}
+
+/// The head of its response has promised that the connection stays open.
+#[tokio::test]
+async fn a_connection_that_was_busy_when_its_server_stopped_may_carry_one_more_request() {
+    for server in SERVERS {
+        let mut fixture = fixture(server);
+        let pod = fixture.scripted_pod().await;
+        let idle = fixture.client().await;
+        let (mut busy, mut connection) = fixture.exchange(&pod, GET).await;
+        connection.write("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\no").await;
+        assert_eq!(busy.head().await.header("connection"), "", "{server:?}");
+        let stopping = fixture.shut_down();
+        assert_eq!(idle.rest().await, "", "{server:?}");
+        connection.write("k").await;
+        assert_eq!(busy.exactly(2).await, b"ok", "{server:?}");
+        busy.write(GET).await;
+        connection.head().await;
+        connection.write(OK).await;
+        let answer = busy.answer().await;
+        assert_eq!((answer.status, answer.header("connection")), (200, "close"), "{server:?}");
+        soon(stopping).await.unwrap();
+    }
+}
+
 /// hyper closes a connection that drains before hyper has read from it.
 #[tokio::test]
 async fn a_request_that_has_begun_before_its_server_stops_is_served_and_is_the_last() {

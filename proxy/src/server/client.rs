@@ -5,8 +5,8 @@
 //! # Invariants
 //!
 //! * A request head that takes longer than `header_read_timeout` ends the connection.
-//! * A connection between two requests is closed only after [`MAX_IDLE_TIME`], to make room, or because the server
-//!   stops.
+//! * A connection between two requests is closed only after the time of an [`IdleLimit`], to make room, or at the deadline
+//!   of a server that stops.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -21,9 +21,33 @@ use crate::routing::client_share::Connection;
 use crate::settings::Http1Server;
 use crate::tls::ServerTls;
 
-/// How long a connection may be idle between requests. Most clients and load balancers keep theirs for 60 to 90 s, so they
-/// close first: a request that meets a closing connection is lost.
-const MAX_IDLE_TIME: Duration = Duration::from_secs(180);
+/// How long a connection may be idle.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct IdleLimit {
+    /// The time before does not count.
+    from: Instant,
+    time: Duration,
+}
+
+impl IdleLimit {
+    /// Between requests. Most clients and load balancers keep their connections for 60 to 90 s, so they close first: a
+    /// request that meets a closing connection is lost.
+    const BETWEEN_REQUESTS: Duration = Duration::from_secs(180);
+
+    /// Returns the limit of a server that serves.
+    pub(super) fn serving() -> Self {
+        IdleLimit { from: Instant::now(), time: Self::BETWEEN_REQUESTS }
+    }
+
+    /// Returns the limit of a server that stops now. A request that is on its way meanwhile is served.
+    pub(super) fn stopping(time: Duration) -> Self {
+        IdleLimit { from: Instant::now(), time: time.min(Self::BETWEEN_REQUESTS) }
+    }
+
+    fn is_exceeded(&self, idle_since: Instant, now: Instant) -> bool {
+        now.saturating_duration_since(idle_since.max(self.from)) > self.time
+    }
+}
 
 /// What a worker allows its clients.
 #[derive(Debug, Clone)]
@@ -106,17 +130,17 @@ impl Client {
     }
 
     /// Closes it if its time is up.
-    pub(super) fn check(&self, now: Instant, terms: &ClientTerms) {
+    pub(super) fn check(&self, now: Instant, terms: &ClientTerms, limit: IdleLimit) {
         let in_head = self.serving.get() == 0 && self.arrived.is_in_head() && !self.http2.get();
         if self.served.take() || self.serving.get() > 0 || self.upgraded.get() || in_head != self.in_head.get() {
             self.since.set(now);
             self.in_head.set(in_head);
         }
-        let lasted = now.saturating_duration_since(self.since.get());
-        if in_head && lasted > terms.header_read_timeout {
+        if in_head && now.saturating_duration_since(self.since.get()) > terms.header_read_timeout {
             self.tell(ConnectionCommand::HeaderTimeout);
-        } else if !in_head
-            && lasted > MAX_IDLE_TIME
+        } else if limit.is_exceeded(self.since.get(), now)
+            // A TLS handshake counts as a head, and a client that is not heard of again keeps no server from stopping.
+            && (!in_head || !self.asked.get())
             && matches!(self.command.get(), ConnectionCommand::Continue | ConnectionCommand::CloseAfterResponse)
         {
             self.tell(ConnectionCommand::DrainAndClose);

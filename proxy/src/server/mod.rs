@@ -45,11 +45,13 @@ use client::ClientTerms;
 use data_path::{Bare, BoxError, Layered, Layers};
 pub use keyspaces::ServedKeyspace;
 pub(crate) use keyspaces::{ServedKeyspaces, Several};
-use registry::IdlePolicy;
 use worker::{Stop, Worker};
 
 /// Connections that the kernel has completed and no worker has accepted yet.
 const BACKLOG: i32 = 4096;
+
+/// How long a server that stops keeps an idle HTTP/1.1 connection for a request that may be on its way.
+const LAST_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why a server cannot be bound or started.
 #[derive(Debug, thiserror::Error)]
@@ -297,16 +299,17 @@ impl ServerHandle {
         self.address
     }
 
-    /// Stops accepting, lets requests in flight end, and closes the rest at the deadline. Returns when all workers have
-    /// ended.
+    /// Stops accepting, lets requests in flight end, and closes the rest at the deadline. An idle connection stays open for
+    /// a second or until its next response, because its client's next request may be on the way. Returns when all workers
+    /// have ended.
     pub async fn shutdown(self, deadline: Instant) {
-        self.end(Stop { deadline, idle: IdlePolicy::Close }).await;
+        self.end(Stop { deadline, idle: LAST_REQUEST_TIMEOUT }).await;
     }
 
     /// Does the same for a server whose listeners another process serves by now. An idle connection stays open until its
-    /// next response, because its client's next request may be on the way.
+    /// next response.
     pub async fn shutdown_replaced(self, deadline: Instant) {
-        self.end(Stop { deadline, idle: IdlePolicy::CloseAfterNextResponse }).await;
+        self.end(Stop { deadline, idle: Duration::MAX }).await;
     }
 
     async fn end(mut self, stop: Stop) {
@@ -321,7 +324,7 @@ impl ServerHandle {
 impl Drop for ServerHandle {
     fn drop(&mut self) {
         if !self.workers.is_empty() {
-            self.stop.send_replace(Some(Stop { deadline: Instant::now(), idle: IdlePolicy::Close }));
+            self.stop.send_replace(Some(Stop::now()));
         }
     }
 }

@@ -20,7 +20,7 @@ use slab::Slab;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::client::{Client, ClientTerms, ConnectionCommand};
+use super::client::{Client, ClientTerms, ConnectionCommand, IdleLimit};
 use super::http1::Scratch;
 use crate::metrics::WorkerMetrics;
 use crate::routing::client_share::Addresses;
@@ -32,15 +32,6 @@ const EVICTION_SAMPLE_CLIENTS: usize = 64;
 /// One in so many connections may belong to clients that have not sent a request yet. Beyond that share such a client is
 /// evicted however young it is.
 const NEWCOMERS_SHARE: usize = 8;
-
-/// What happens to idle HTTP/1.1 connections when a server stops.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum IdlePolicy {
-    /// They are closed. A request that is on its way on one of them is lost, as it would be a moment later.
-    Close,
-    /// They are closed after one more response, which says so.
-    CloseAfterNextResponse,
-}
 
 /// The clients of one worker.
 pub(super) struct ConnectionRegistry {
@@ -59,6 +50,7 @@ pub(super) struct ConnectionRegistry {
     pub(super) terms: ClientTerms,
     /// The command that new clients start with.
     command: Cell<ConnectionCommand>,
+    limit: Cell<IdleLimit>,
     metrics: Arc<WorkerMetrics>,
 }
 
@@ -80,6 +72,7 @@ impl ConnectionRegistry {
             left: Notify::new(),
             terms,
             command: Cell::new(ConnectionCommand::Continue),
+            limit: Cell::new(IdleLimit::serving()),
             metrics,
         }
     }
@@ -92,7 +85,7 @@ impl ConnectionRegistry {
     /// Closes clients whose time is up. To be called a few times a second.
     pub(super) fn check(&self) {
         let now = Instant::now();
-        self.open.borrow().iter().for_each(|(_, client)| client.check(now, &self.terms));
+        self.open.borrow().iter().for_each(|(_, client)| client.check(now, &self.terms, self.limit.get()));
         self.newcomers.borrow_mut().retain(|client| silent(client).is_some());
         self.addresses.sweep();
     }
@@ -143,14 +136,11 @@ impl ConnectionRegistry {
         some.filter(|client| client.has_been_idle(now, least)).min_by_key(|client| client.eviction_rank()).cloned()
     }
 
-    /// Closes idle clients as `idle` says, and the others after their response.
-    pub(super) fn finish(&self, idle: IdlePolicy) {
-        let command = match idle {
-            IdlePolicy::Close => ConnectionCommand::DrainAndClose,
-            IdlePolicy::CloseAfterNextResponse => ConnectionCommand::CloseAfterResponse,
-        };
-        self.command.set(command);
-        self.open.borrow().iter().for_each(|(_, client)| client.tell(command));
+    /// Closes each client after its next response, which says so, or when a check finds it idle for longer than `idle`.
+    pub(super) fn finish(&self, idle: Duration) {
+        self.limit.set(IdleLimit::stopping(idle));
+        self.command.set(ConnectionCommand::CloseAfterResponse);
+        self.open.borrow().iter().for_each(|(_, client)| client.tell(ConnectionCommand::CloseAfterResponse));
     }
 
     /// Closes all clients at once.

@@ -24,7 +24,7 @@ use super::client::ClientTerms;
 use super::data_path::{DataPath, Layers};
 use super::keyspaces::ServedKeyspaces;
 use super::overload::Overload;
-use super::registry::{ConnectionRegistry, IdlePolicy};
+use super::registry::ConnectionRegistry;
 use crate::forward::Forward;
 use crate::forward::tunnel::WEBSOCKET_CLOSE_TIMEOUT;
 use crate::metrics::WorkerMetrics;
@@ -37,11 +37,22 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a new client waits for the connection that is evicted in its favour.
 const EVICTION_TIMEOUT: Duration = Duration::from_millis(20);
 
+/// How often a worker checks its clients while it stops.
+const STOPPING_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
 /// How a server stops.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stop {
     pub(super) deadline: Instant,
-    pub(super) idle: IdlePolicy,
+    /// How long an idle HTTP/1.1 connection is kept for a request that may be on its way.
+    pub(super) idle: Duration,
+}
+
+impl Stop {
+    /// Stops at once.
+    pub(super) fn now() -> Self {
+        Stop { deadline: Instant::now(), idle: Duration::ZERO }
+    }
 }
 
 /// What one worker thread runs with.
@@ -75,13 +86,7 @@ impl<M: Layers> Worker<M> {
         let limit =
             ConnectionLimit { most: self.max_connections, idle: look_every, secure, metrics: self.metrics.clone() };
         let clients = Rc::new(ConnectionRegistry::new(self.terms, self.max_requests, self.metrics.clone()));
-        let watched = clients.clone();
-        tokio::task::spawn_local(async move {
-            loop {
-                tokio::time::sleep(look_every).await;
-                watched.check();
-            }
-        });
+        tokio::task::spawn_local(check_every(look_every, clients.clone()));
         tokio::select! {
             () = accept_all(&listeners, &clients, &path, &limit) => {}
             _ = self.stop.wait_for(Option::is_some) => {}
@@ -89,8 +94,9 @@ impl<M: Layers> Worker<M> {
         accept_backlog(&listeners, &clients, &path).await;
         drop(listeners);
         let stop = *self.stop.borrow();
-        let Stop { deadline, idle } = stop.unwrap_or(Stop { deadline: Instant::now(), idle: IdlePolicy::Close });
+        let Stop { deadline, idle } = stop.unwrap_or_else(Stop::now);
         clients.finish(idle);
+        tokio::task::spawn_local(check_every(look_every.min(STOPPING_CHECK_INTERVAL), clients.clone()));
         // WebSockets never end by themselves, and closing them takes a moment.
         let notice = deadline.checked_sub(WEBSOCKET_CLOSE_TIMEOUT).unwrap_or(deadline);
         if tokio::time::timeout_at(notice, drained(&clients, &path.forward)).await.is_ok() {
@@ -102,6 +108,14 @@ impl<M: Layers> Worker<M> {
             // Each connection task needs one turn to close properly.
             tokio::task::yield_now().await;
         }
+    }
+}
+
+/// Closes clients whose time is up, for ever.
+async fn check_every(interval: Duration, clients: Rc<ConnectionRegistry>) {
+    loop {
+        tokio::time::sleep(interval).await;
+        clients.check();
     }
 }
 
