@@ -194,6 +194,20 @@ async fn a_shutdown_lets_what_is_under_way_end() {
     soon(shutdown).await.unwrap();
 }
 
+/// Its connection is still in the kernel's queue, most of the time.
+#[tokio::test]
+async fn a_request_of_a_client_that_has_just_connected_is_served_by_a_server_that_stops() {
+    for round in 0..50 {
+        let mut fixture = Fixture::new();
+        let _pod = fixture.quick_pod().await;
+        let mut client = fixture.send(GET).await;
+        let shutdown = fixture.shut_down();
+        let answer = client.answer().await;
+        assert_eq!((answer.status, answer.header("connection")), (200, "close"), "round {round}");
+        soon(shutdown).await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn a_shutdown_waits_for_pods_whose_client_has_left() {
     let mut fixture = Fixture::new();

@@ -8,10 +8,10 @@
 //! * An accepted connection is served, also while the server shuts down, until the deadline.
 //! * No client is left in the listen backlog: a worker without room refuses it at once.
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -91,8 +91,11 @@ impl<M: Layers> Worker<M> {
             () = accept_all(&listeners, &clients, &path, &limit) => {}
             _ = self.stop.wait_for(Option::is_some) => {}
         }
-        accept_backlog(&listeners, &clients, &path).await;
-        drop(listeners);
+        for listener in listeners {
+            if let Err(error) = accept_backlog(listener, &clients, &path) {
+                tracing::warn!(%error, "cannot accept the last connections");
+            }
+        }
         let stop = *self.stop.borrow();
         let Stop { deadline, idle } = stop.unwrap_or_else(Stop::now);
         clients.finish(idle);
@@ -148,16 +151,23 @@ impl ConnectionLimit {
     }
 }
 
-/// Accepts the connections that the kernel has completed already: to their clients they are established.
-async fn accept_backlog<M: Layers>(listeners: &[TcpListener], clients: &Rc<ConnectionRegistry>, path: &DataPath<M>) {
-    for listener in listeners {
-        while let Some(Ok((stream, peer))) = std::future::poll_fn(|context| match listener.poll_accept(context) {
-            Poll::Ready(accepted) => Poll::Ready(Some(accepted)),
-            Poll::Pending => Poll::Ready(None),
-        })
-        .await
-        {
-            serve(clients, path, stream, peer);
+/// Closes a listener after the connections in its queue have been accepted: to their clients they are established. tokio does
+/// not know of those that have come since it last waited for events, so the kernel is asked.
+fn accept_backlog<M: Layers>(
+    listener: TcpListener,
+    clients: &Rc<ConnectionRegistry>,
+    path: &DataPath<M>,
+) -> std::io::Result<()> {
+    let listener = listener.into_std()?;
+    loop {
+        match listener.accept() {
+            Ok((stream, peer)) => {
+                stream.set_nonblocking(true)?;
+                serve(clients, path, TcpStream::from_std(stream)?, peer);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+            Err(error) => return Err(error),
         }
     }
 }
@@ -206,7 +216,7 @@ async fn accept<M: Layers>(
             }
             Err(error) => {
                 // Neither a client's failure nor a lack of file descriptors ends the server.
-                if error.kind() == std::io::ErrorKind::ConnectionAborted {
+                if error.kind() == ErrorKind::ConnectionAborted {
                     continue;
                 }
                 let closes_idle = is_shortage(&error);

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::support::pod::{Pod, ScriptedPod, Speaks};
-use super::support::{P0, soon};
+use super::support::{P0, TEST_TIMEOUT, soon};
 use super::{Authorities, curl, fixture, python, run, tell, text};
 
 async fn plain_pod() -> Pod {
@@ -139,6 +139,18 @@ async fn a_handshake_that_does_not_come_is_given_up_in_time_and_holds_nobody_els
     for stream in &mut silent {
         soon(stream.read_to_end(&mut Vec::new())).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_handshake_that_does_not_come_keeps_no_server_from_stopping() {
+    let authorities = Authorities::new();
+    let mut fixture = fixture(Some(authorities.server(None)), None, |_| {});
+    let mut silent = TcpStream::connect(fixture.address).await.unwrap();
+    let began = Instant::now();
+    let stopping = fixture.shut_down();
+    assert_eq!(soon(silent.read(&mut [0])).await.unwrap(), 0);
+    soon(stopping).await.unwrap();
+    assert!(began.elapsed() < TEST_TIMEOUT / 2, "the server waits for its deadline");
 }
 
 const UPGRADE: &str = "
