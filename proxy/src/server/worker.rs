@@ -72,7 +72,7 @@ pub(super) struct Worker<M> {
 
 impl<M: Layers> Worker<M> {
     /// Serves until the server stops and everything in flight has ended, or its deadline has passed.
-    pub(super) async fn run(mut self) {
+    pub(super) async fn run(self) {
         let forward = self.keyspaces.data_path(self.index);
         let listeners: std::io::Result<Vec<_>> = self.listeners.into_iter().map(TcpListener::from_std).collect();
         let (forward, listeners) = match (forward, listeners) {
@@ -87,15 +87,7 @@ impl<M: Layers> Worker<M> {
             ConnectionLimit { most: self.max_connections, idle: look_every, secure, metrics: self.metrics.clone() };
         let clients = Rc::new(ConnectionRegistry::new(self.terms, self.max_requests, self.metrics.clone()));
         tokio::task::spawn_local(check_every(look_every, clients.clone()));
-        tokio::select! {
-            () = accept_all(&listeners, &clients, &path, &limit) => {}
-            _ = self.stop.wait_for(Option::is_some) => {}
-        }
-        for listener in listeners {
-            if let Err(error) = accept_backlog(listener, &clients, &path) {
-                tracing::warn!(%error, "cannot accept the last connections");
-            }
-        }
+        accept_all(listeners, &clients, &path, &limit, &self.stop).await;
         let stop = *self.stop.borrow();
         let Stop { deadline, idle } = stop.unwrap_or_else(Stop::now);
         clients.finish(idle);
@@ -183,30 +175,43 @@ async fn drained(clients: &ConnectionRegistry, forward: &Forward) {
     }
 }
 
-/// Accepts from all listeners for ever.
+/// Accepts from all listeners until the server stops, and closes them.
 async fn accept_all<M: Layers>(
-    listeners: &[TcpListener],
+    listeners: Vec<TcpListener>,
     clients: &Rc<ConnectionRegistry>,
     path: &DataPath<M>,
     limit: &ConnectionLimit,
+    stop: &watch::Receiver<Option<Stop>>,
 ) {
     let overload = Overload::default();
-    join_all(listeners.iter().map(|listener| accept(listener, clients, path, limit, &overload))).await;
-    // A worker without a listener waits for the server to stop.
-    std::future::pending().await
+    join_all(listeners.into_iter().map(async |listener| {
+        accept(&listener, clients, path, limit, &overload, stop.clone()).await;
+        if let Err(error) = accept_backlog(listener, clients, path) {
+            tracing::warn!(%error, "cannot accept the last connections");
+        }
+    }))
+    .await;
+    // A worker may have no listener.
+    let _ = stop.clone().wait_for(Option::is_some).await;
 }
 
-/// Accepts from one listener for ever, within the limit.
+/// Accepts from one listener within the limit until the server stops.
 async fn accept<M: Layers>(
     listener: &TcpListener,
     clients: &Rc<ConnectionRegistry>,
     path: &DataPath<M>,
     limit: &ConnectionLimit,
     overload: &Overload,
+    mut stop: watch::Receiver<Option<Stop>>,
 ) {
     let mut logged: Option<Instant> = None;
     loop {
-        match listener.accept().await {
+        // Only here: a connection that has been accepted is served, also if it waits for room.
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stop.wait_for(Option::is_some) => return,
+        };
+        match accepted {
             Ok((stream, peer)) => {
                 if limit.has_room(clients).await {
                     serve(clients, path, stream, peer);
