@@ -10,21 +10,47 @@
 //!
 //! # Invariants
 //!
-//! * A cool-down begins when this planner last saw that a new owner takes over or has taken over.
+//! * A cool-down begins when this planner last saw that a new owner takes over or has taken over. Moves that it has begun
+//!   itself count although all their phases pass between two of its views.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Policy;
-use crate::ids::PartitionId;
+use crate::ids::{Epoch, PartitionId};
+use crate::records::Handoff;
+use crate::view::View;
 
 /// The time of each partition's last move.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct CoolDowns {
     moved: BTreeMap<PartitionId, Duration>,
+    /// The epochs of new owners in moves that this planner has begun and no view has shown yet. A move that could not be
+    /// written stays here until the partition moves, or is to be moved, again.
+    begun: BTreeMap<PartitionId, Epoch>,
 }
 
 impl CoolDowns {
+    /// Records a move that this planner begins.
+    pub(super) fn begins(&mut self, policy: &Policy, handoff: &Handoff) {
+        if handoff.old_owner.is_some() && !policy.cool_down.is_zero() {
+            self.begun.insert(handoff.partition, handoff.epoch);
+        }
+    }
+
+    /// Records moves that have begun and ended between two views.
+    pub(super) fn observe(&mut self, view: &View, now: Duration) {
+        let moved = &mut self.moved;
+        self.begun.retain(|partition, epoch| {
+            let has_moved = view.assignments.get(partition).is_some_and(|is| is.value.epoch >= *epoch);
+            if has_moved {
+                moved.insert(*partition, now);
+            }
+            // Whoever follows the handoff reports the rest.
+            !has_moved && !view.handoffs.contains_key(partition)
+        });
+    }
+
     /// Records that the partition's new owner takes over.
     pub(super) fn moved(&mut self, partition: PartitionId, now: Duration) {
         self.moved.insert(partition, now);

@@ -260,6 +260,7 @@ impl Memory {
             self.heartbeats.count_anew();
             self.cool_downs.moved(partition, now);
         }
+        self.cool_downs.observe(view, now);
         self.backoffs.forget_old(now);
         self.cool_downs.forget_old(policy, now);
     }
@@ -355,6 +356,11 @@ fn decide(
         plan.actions.extend(checkpoints::beyond_config(view));
     }
     plan.actions.retain(|action| authority.acts_for(action.partition()));
+    for action in &plan.actions {
+        if let Action::Create { handoff, .. } = action {
+            memory.cool_downs.begins(policy, handoff);
+        }
+    }
     plan.waiting = memory.backlog.waiting();
     plan.notices.extend(memory.backlog.notice());
     plan.notices.extend(memory.backoffs.notices(now));

@@ -132,6 +132,24 @@ fn a_partition_that_has_moved_rests_before_it_moves_for_balance() {
     assert!(plans.iter().all(|plan| plan.round.is_none()), "it moves when its rest is over, without a round");
 }
 
+/// A planner that waits for its own writes, or that is cut off from the store, sees nothing of such a move.
+#[test]
+fn a_partition_rests_after_a_move_that_is_over_before_it_is_seen() {
+    let mut world = World::settled(policy(8), &["w-0", "w-1"]);
+    world.join_pod("w-2");
+    world.drain_pod("w-1");
+    while all_begun(&[world.lead()]).is_empty() {
+        world.now = world.wake.expect("a leader always wakes again");
+    }
+    while world.participate_all() {}
+    assert!(world.view().handoffs.is_empty());
+    assert_eq!(Vec::from_iter(world.balance().into_values()), [4, 0, 4]);
+    world.join_pod("w-1");
+    let plans = world.wait(secs(5));
+    assert!(all_begun(&plans).iter().all(|(handoff, _)| handoff.old_owner.as_deref() == Some("w-0")));
+    assert_eq!((all_begun(&plans).len(), plans.last().unwrap().waiting), (1, 1));
+}
+
 #[test]
 fn a_partition_that_has_moved_does_not_rest_when_its_owner_dies_or_drains() {
     for drains in [false, true] {
