@@ -8,7 +8,7 @@
 //! * It fences before it gives its registration up.
 //! * A callback that hangs never blocks the loop, whose progress keeps the lease alive.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use segue_protocol::handoff::checkpoint::Waits;
@@ -106,7 +106,8 @@ pub(super) struct Driver {
     pub(super) refusing: bool,
     /// The own record is `Draining` only because the service is down.
     pub(super) drains_for_service: bool,
-    pub(super) work: HashMap<PartitionId, PartitionWork>,
+    // In order: a simulated run has to repeat exactly.
+    pub(super) work: BTreeMap<PartitionId, PartitionWork>,
     pub(super) callbacks: JoinSet<CallbackResult>,
     pub(super) running: HashMap<task::Id, PartitionId>,
     pub(super) writes: WriteQueue<PendingWrite>,
@@ -146,7 +147,7 @@ impl Driver {
             ending: false,
             refusing: false,
             drains_for_service: false,
-            work: HashMap::new(),
+            work: BTreeMap::new(),
             callbacks: JoinSet::new(),
             running: HashMap::new(),
             timers: BTreeSet::new(),
