@@ -1,5 +1,5 @@
 //! Checks the structure that ARCHITECTURE.md draws: within a crate, a folder imports only from those named before it,
-//! and no file is too long.
+//! and no file is too long. Also checks that what the simulation runs leaves no choice to chance.
 //!
 //! Imports are found in the text, without a parser: rustfmt writes one `use` for each module, and a path elsewhere
 //! begins with `crate` or `super` as well. Tests inside the sources and loom's models may import what they like.
@@ -127,6 +127,18 @@ fn no_file_is_longer_than_what_is_read_in_one_go() {
         }
     }
     assert!(long.is_empty(), "more than {MAX_LINES} lines without tests:\n{}", long.join("\n"));
+}
+
+/// tokio begins with a random branch otherwise, and a seed of the simulation would not repeat.
+#[test]
+fn what_the_simulation_runs_polls_branches_in_order() {
+    let mut files = Vec::new();
+    for folder in ["coordination/src", "proxy/src/routing", "tests/simulation/src"] {
+        sources(&root().join(folder), &mut files);
+    }
+    let is_random = |branches: &str| !branches.trim_start().starts_with("biased;");
+    let random: Vec<_> = files.iter().filter(|file| code(file).split("select! {").skip(1).any(is_random)).collect();
+    assert!(random.is_empty(), "select! without biased: {random:#?}");
 }
 
 #[test]

@@ -91,6 +91,7 @@ async fn run(
             Ok(true) => {
                 let more_have_ended = async { ended.wait_for(|ended| *ended >= seen + INTERVAL).await.is_ok() };
                 let goes_on = tokio::select! {
+                    biased;
                     goes_on = more_have_ended => goes_on,
                     changed = authority.changed() => {
                         sleep(RETRY_PAUSE).await;

@@ -123,6 +123,7 @@ pub async fn run_coordinator(
     let mut earlier = Incarnation::NONE;
     // A process that took the leader's key first would stop the rounds of a keyspace at each of its starts.
     let mut coordination = tokio::select! {
+        biased;
         coordination = seat::coordination(store, &keys, &settings.policy) => coordination,
         () = shutdown.cancelled() => return,
     };

@@ -132,6 +132,7 @@ impl Seat {
         match &mut self.kind {
             Kind::Leader(_) => self.own_key.written().await,
             Kind::Participant(participation) => tokio::select! {
+                biased;
                 () = self.own_key.written() => {}
                 () = participation.taken() => {}
             },

@@ -122,6 +122,7 @@ impl LentLease {
             let told = *self.told.borrow();
             let Some(over) = told.until.filter(|over| *over > lease_now()) else { return };
             tokio::select! {
+                biased;
                 () = sleep_until(wakes_at(over)) => {}
                 () = self.until(|now| now.until != told.until) => {}
             }
