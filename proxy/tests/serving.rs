@@ -194,7 +194,7 @@ async fn a_shutdown_lets_what_is_under_way_end() {
     soon(shutdown).await.unwrap();
 }
 
-/// Its connection is still in the kernel's queue, most of the time.
+/// Most of the time the connection is still in the kernel's queue.
 #[tokio::test]
 async fn a_request_of_a_client_that_has_just_connected_is_served_by_a_server_that_stops() {
     for round in 0..50 {

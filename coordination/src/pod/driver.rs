@@ -106,7 +106,7 @@ pub(super) struct Driver {
     pub(super) refusing: bool,
     /// The own record is `Draining` only because the service is down.
     pub(super) drains_for_service: bool,
-    // In order: a simulated run has to repeat exactly.
+    // Ordered, because a simulated run has to repeat exactly.
     pub(super) work: BTreeMap<PartitionId, PartitionWork>,
     pub(super) callbacks: JoinSet<CallbackResult>,
     pub(super) running: HashMap<task::Id, PartitionId>,

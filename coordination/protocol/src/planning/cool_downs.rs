@@ -46,7 +46,7 @@ impl CoolDowns {
             if has_moved {
                 moved.insert(*partition, now);
             }
-            // Whoever follows the handoff reports the rest.
+            // `PhaseTimeouts` reports the moves of handoffs that a view shows.
             !has_moved && !view.handoffs.contains_key(partition)
         });
     }
