@@ -37,9 +37,11 @@ async fn a_client_that_sends_a_whole_upload_before_it_reads_is_told_why_it_was_r
     let _pod = fixture.pod(Speaks::Http1, echo_body).await;
     let chunks = format!("10000\r\n{}\r\n", "x".repeat(0x10000)).repeat(64) + "0\r\n\r\n";
     for (head, body, status) in [
-        (bad("content-length: 1048576"), "x".repeat(MIB), "400"),
+        (bad("content-length: 1048576"), "x".repeat(4 * MIB), "400"),
         (post("content-length: 4194304", ""), "x".repeat(4 * MIB), "413"),
         (post("transfer-encoding: chunked", ""), chunks, "413"),
+        (post("no field\r\ncontent-length: 1048576", ""), "x".repeat(4 * MIB), "400"),
+        ("GET / HTTP/1.1\r\nhost: h\r\nx-large: ".to_owned(), "x".repeat(4 * MIB), "431"),
     ] {
         let mut client = fixture.send(&head).await;
         client.write(&body).await;

@@ -16,6 +16,8 @@ use segue_protocol::handoff::router::HoldCause;
 use segue_proxy::settings::UpstreamProtocol;
 use support::client::{Body, Http2Client, data, empty, full, stream};
 use support::{BOTH_VERSIONS, Fixture, P0, P1, Settings, soon};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
@@ -118,6 +120,70 @@ async fn uploads_that_are_refused_cost_no_other_request_its_answer() {
         assert_eq!(soon(other).await.unwrap().body, b"other", "after {refused} refusals");
         client = fixture.http2_client().await;
     }
+}
+
+/// Sends a request whose body takes no notice of the window of its stream, until `bytes` are sent, and returns whether the
+/// connection took them all.
+async fn exceed_window(client: &mut TcpStream, bytes: usize) -> bool {
+    const HEADERS: u8 = 1;
+    const SETTINGS: u8 = 4;
+    const END_HEADERS: u8 = 4;
+    let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
+    };
+    // POST, http, / and :authority of RFC 7541's static table, and a field in full.
+    let head = b"\x83\x86\x84\x41\x01h\x40\x0bx-partition\x010";
+    let data = frame(0, 0, 1, &[b'x'; 16 << 10]);
+    let mut all = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    all.extend(frame(SETTINGS, 0, 0, b""));
+    all.extend(frame(HEADERS, END_HEADERS, 1, head));
+    all.extend(data.repeat(bytes / data.len()));
+    soon(client.write_all(&all)).await.is_ok()
+}
+
+/// Returns the error codes of the GOAWAY frames.
+fn goaways(mut bytes: &[u8]) -> Vec<u32> {
+    let mut codes = Vec::new();
+    while let [a, b, c, kind, _, _, _, _, _, rest @ ..] = bytes {
+        let (payload, next) = rest.split_at(u32::from_be_bytes([0, *a, *b, *c]) as usize);
+        if *kind == 7 {
+            codes.push(u32::from_be_bytes(payload[4..8].try_into().unwrap()));
+        }
+        bytes = next;
+    }
+    codes
+}
+
+#[tokio::test]
+async fn a_client_that_sends_on_behind_its_mistake_is_told_of_it() {
+    const FLOW_CONTROL_ERROR: u32 = 3;
+    let fixture = Fixture::new();
+    let _pod = fixture.scripted_pod().await;
+    let mut client = TcpStream::connect(fixture.address).await.unwrap();
+    assert!(exceed_window(&mut client, 4 << 20).await, "the connection was reset");
+    let mut said = Vec::new();
+    soon(client.read_to_end(&mut said)).await.expect("an end");
+    assert_eq!(goaways(&said), [FLOW_CONTROL_ERROR]);
+}
+
+#[tokio::test]
+async fn a_client_that_stays_behind_its_mistake_does_not_keep_a_router_that_stops() {
+    let mut fixture = Fixture::new();
+    let _pod = fixture.scripted_pod().await;
+    let mut client = TcpStream::connect(fixture.address).await.unwrap();
+    assert!(exceed_window(&mut client, 1 << 20).await, "the connection was reset");
+    soon(client.read_to_end(&mut Vec::new())).await.expect("an end");
+    let ended = fixture.shut_down();
+    tokio::time::timeout(Duration::from_secs(4), ended).await.expect("it has waited for the client").unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_never_stops_sending_behind_its_mistake_is_closed() {
+    let fixture = Fixture::new();
+    let _pod = fixture.scripted_pod().await;
+    let mut client = TcpStream::connect(fixture.address).await.unwrap();
+    assert!(!exceed_window(&mut client, 64 << 20).await, "all was read");
 }
 
 #[tokio::test]

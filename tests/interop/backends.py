@@ -181,7 +181,7 @@ async def serve_websockets(name, port, note):
 
 
 def nginx(folder, ports):
-    """nginx by HTTP/1.1 and by HTTP/2 without TLS: static files, errors, trailers."""
+    """nginx by HTTP/1.1 and by HTTP/2 without TLS: static files, errors, trailers, and uploads that it reads to their end."""
     root = os.path.join(folder, "www")
     os.makedirs(root, exist_ok=True)
     with open(os.path.join(root, "small.txt"), "w", encoding="ascii") as out:
@@ -191,6 +191,7 @@ def nginx(folder, ports):
     server = """
     server {{ listen 127.0.0.1:{port}{http2}; root {root}; client_max_body_size 64m; if_modified_since before;
       location / {{ add_header x-name {name}; }}
+      location /upload {{ proxy_pass http://127.0.0.1:{port}/gone; }}
       location /gone {{ return 410 "gone\\n"; }}
       location /hints {{ add_header link "</a.css>; rel=preload"; return 204; }}
       location /trailers {{ gzip on; gzip_proxied any; gzip_min_length 1; gzip_types *; add_trailer x-sum 42; try_files /small.txt =404; }}

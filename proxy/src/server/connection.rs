@@ -30,7 +30,8 @@ use super::active_request::{ActiveRequest, TrackedBody};
 use super::client::{Client, ConnectionCommand};
 use super::data_path::{DataPath, Layers, ServeRequest};
 use super::http1::{End, Session};
-use super::io::{ClientIo, linger};
+use super::io::ClientIo;
+use super::linger::linger;
 use super::registry::{ConnectionGuard, ConnectionRegistry};
 use crate::forward::ClientInfo;
 use crate::forward::client_presence::Presence;
@@ -175,14 +176,22 @@ impl ConnectionGuard {
             Pin::new(&mut connection).poll(context).map(Ok)
         })
         .await;
+        let is_unread = match &ended {
+            Ok(Ok(())) => client.unread.get(),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "a client's connection has ended");
+                // hyper has answered 400 or 431.
+                error.is_parse()
+            }
+            Err(_) => false,
+        };
         match ended {
-            Ok(Err(error)) => tracing::debug!(%error, "a client's connection has ended"),
-            Ok(Ok(())) if client.unread.get() => {
+            Ok(_) if is_unread => {
                 if let Some(parts) = connection.into_parts() {
                     self.linger(Box::pin(parts.io.into_inner().linger())).await;
                 }
             }
-            Ok(Ok(())) | Err(ConnectionCommand::CloseNow) => {}
+            Ok(_) | Err(ConnectionCommand::CloseNow) => {}
             Err(_) => {
                 if let Some(parts) = connection.into_parts() {
                     parts.io.into_inner().refuse(LocalReply::TooSlow);
@@ -191,8 +200,8 @@ impl ConnectionGuard {
         }
     }
 
-    /// Waits for the end of what the client sends behind its last response. Only a server that stops, or one that needs the
-    /// room, ends the wait. `reading` is boxed: otherwise every connection would reserve room for it.
+    /// Waits for the end of what the client sends on a connection that is shut down on this side. Only a server that stops,
+    /// or one that needs the room, ends the wait. `reading` is boxed: otherwise every connection would reserve room for it.
     async fn linger(&self, reading: Pin<Box<impl Future<Output = ()>>>) {
         let client = &self.client;
         if client.command.get() == ConnectionCommand::DrainAndClose {
@@ -225,13 +234,22 @@ impl ConnectionGuard {
                 | ConnectionCommand::DrainAndClose
                 | ConnectionCommand::CloseAfterResponse => {}
                 // Sent before the protocol was known, or to make room.
-                ConnectionCommand::HeaderTimeout | ConnectionCommand::CloseNow => return Poll::Ready(Ok(())),
+                ConnectionCommand::HeaderTimeout | ConnectionCommand::CloseNow => return Poll::Ready(Some(Ok(()))),
             }
-            Pin::new(&mut connection).poll(context)
+            match Pin::new(&mut connection).poll(context) {
+                Poll::Pending if client.arrived.is_discarded() => Poll::Ready(None),
+                ended => ended.map(Some),
+            }
         })
         .await;
-        if let Err(error) = ended {
-            tracing::debug!(%error, "a client's connection has ended");
+        let log = |ended| {
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a client's connection has ended");
+            }
+        };
+        match ended {
+            Some(ended) => log(ended),
+            None => self.linger(Box::pin(async { log(connection.await) })).await,
         }
     }
 }

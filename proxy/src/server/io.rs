@@ -6,17 +6,18 @@
 //! # Invariants
 //!
 //! * Otherwise bytes pass unchanged.
+//! * An HTTP/2 connection that is shut down on this side is read on, so that it is not reset.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::linger::{Linger, linger};
 use crate::forward::client_presence::Presence;
 use crate::message::interim::Interim;
 use crate::message::local_reply::LocalReply;
@@ -24,18 +25,16 @@ use crate::tls::Stream;
 
 /// Largest response, with its head, that is written in one piece.
 const MAX_JOINED_BYTES: usize = 1 << 10;
-/// Bounds of what is read of an upload whose response came before its end. A client that reads its response stops
-/// within a round trip.
-const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
-const MAX_LINGER_BYTES: usize = 8 << 20;
 
-/// What has arrived from an HTTP/1.1 client, shared with its connection.
+/// What has arrived from a client, shared with its connection. The first two are about HTTP/1.1.
 #[derive(Debug, Default)]
 pub(super) struct Arrived {
     /// Whether it ends in the middle of a head, assuming that it is heads.
     in_head: AtomicBool,
     /// How many bytes have arrived behind the head of the request that is being served.
     behind: AtomicU64,
+    /// Whether the rest of it is discarded: the connection is shut down on this side.
+    discarded: AtomicBool,
 }
 
 /// Value of `behind` while the end of the next head has not been seen.
@@ -48,6 +47,10 @@ impl Arrived {
 
     pub(super) fn set_in_head(&self, in_head: bool) {
         self.in_head.store(in_head, Relaxed);
+    }
+
+    pub(super) fn is_discarded(&self) -> bool {
+        self.discarded.load(Relaxed)
     }
 
     /// Notes that a request comes next.
@@ -105,6 +108,9 @@ pub(super) struct ClientIo {
     /// copies data frames of up to 1 KiB, instead of 256 bytes, behind the frames before them. It then writes a small
     /// response with its trailers, or several small responses, at once. For larger frames `h2` reads the value again.
     is_vectored: bool,
+    is_http2: bool,
+    /// Reads on behind the shutdown of an HTTP/2 connection, which hyper never gives back.
+    linger: Option<Linger>,
 }
 
 impl ClientIo {
@@ -126,6 +132,8 @@ impl ClientIo {
             presence,
             between: Bytes::new(),
             is_vectored: !is_http2,
+            is_http2,
+            linger: None,
         };
         io.note(&ahead);
         io.ahead = ahead;
@@ -145,7 +153,7 @@ impl ClientIo {
         self.arrived.note(bytes, matches!(self.last, [b'\n', b'\r', b'\n'] | [_, b'\n', b'\n']));
     }
 
-    /// Reads for a while what the client still sends, as [`linger`] does.
+    /// Waits for the end of what an HTTP/1.1 client sends, as [`linger`] does.
     pub(super) async fn linger(self) {
         linger(self.stream).await;
     }
@@ -162,21 +170,6 @@ impl ClientIo {
     pub(super) fn refuse(&mut self, own: LocalReply) {
         self.stream.write_now(&local_reply_bytes(own));
     }
-}
-
-/// Reads for a while what the client still sends on a connection that is shut down on this side. Closed with unread
-/// bytes it would be reset, and the client might lose the response.
-pub(super) async fn linger(mut stream: Stream) {
-    let read_on = async {
-        let (mut unread, mut left) = ([0; 4 << 10], MAX_LINGER_BYTES);
-        while left > 0 {
-            match stream.read(&mut unread).await {
-                Ok(0) | Err(_) => break,
-                Ok(bytes) => left = left.saturating_sub(bytes),
-            }
-        }
-    };
-    let _ = tokio::time::timeout(LINGER_TIMEOUT, read_on).await;
 }
 
 /// Returns a local reply as HTTP/1.1 writes it, for where hyper cannot send it. The connection closes behind it.
@@ -282,7 +275,19 @@ impl AsyncWrite for ClientIo {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        let this = &mut *self;
+        let linger = match &mut this.linger {
+            Some(linger) => linger,
+            None => {
+                ready!(Pin::new(&mut this.stream).poll_shutdown(context))?;
+                if !this.is_http2 {
+                    return Poll::Ready(Ok(()));
+                }
+                this.arrived.discarded.store(true, Relaxed);
+                this.linger.insert(Linger::new())
+            }
+        };
+        linger.poll(&mut this.stream, context).map(Ok)
     }
 }
 

@@ -17,6 +17,7 @@ mod data_path;
 mod http1;
 mod io;
 mod keyspaces;
+mod linger;
 mod overload;
 mod registry;
 mod worker;
