@@ -8,6 +8,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use segue_proxy::tls::ServerTls;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, copy, sink};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
@@ -43,6 +44,8 @@ pub(super) const IO_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_LIFETIME: Duration = Duration::from_secs(60);
 /// How long the answer to a connection's last request may take to make. Longer than a request may wait.
 const MAX_LAST_ANSWER: Duration = Duration::from_secs(60);
+/// Most bytes that are read behind a connection's last response.
+const MAX_LINGER_BYTES: u64 = 8 << 20;
 /// Pause of the accept loop after an error, such as no file descriptors left.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(50);
 
@@ -147,19 +150,19 @@ async fn serve(
             answer.await
         }
     });
-    let connection = http1::Builder::new()
+    let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IO_TIMEOUT)
         .serve_connection(TokioIo::new(stream), routes);
-    let mut connection = std::pin::pin!(connection);
+    let mut serving = Pin::new(&mut connection);
     let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
+        ended = serving.as_mut() => Some(ended),
         () = end.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            timeout(IO_TIMEOUT, connection).await.unwrap_or(Ok(()))
+            serving.as_mut().graceful_shutdown();
+            timeout(IO_TIMEOUT, serving).await.ok()
         }
         () = sleep(MAX_LIFETIME) => {
-            connection.as_mut().graceful_shutdown();
+            serving.as_mut().graceful_shutdown();
             let too_long = async {
                 // A request whose head has begun to arrive is served.
                 sleep(IO_TIMEOUT).await;
@@ -170,12 +173,29 @@ async fn serve(
                 }
                 sleep(IO_TIMEOUT).await;
             };
-            tokio::select! { ended = connection => ended, () = too_long => Ok(()) }
+            tokio::select! { ended = serving => Some(ended), () = too_long => None }
         }
     };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a connection to the admin endpoint has ended");
+    let is_shut_down = match ended {
+        Some(Ok(())) => true,
+        Some(Err(error)) => {
+            tracing::debug!(%error, "a connection to the admin endpoint has ended");
+            // hyper has responded that it cannot read the head.
+            error.is_parse()
+        }
+        None => false,
+    };
+    if is_shut_down {
+        let reading = linger(connection.into_parts().io.into_inner());
+        tokio::select! { () = reading => {}, () = end.cancelled() => {} }
     }
+}
+
+/// Waits for the end of what the client sends on a connection that is shut down on this side. Closed with unread bytes it
+/// would be reset, and the client might lose the response.
+async fn linger(stream: impl AsyncRead + Unpin) {
+    let mut rest = stream.take(MAX_LINGER_BYTES);
+    let _ = timeout(IO_TIMEOUT, copy(&mut rest, &mut sink())).await;
 }
 
 /// Responds that there is no room, and waits until that can have been read.
@@ -183,14 +203,14 @@ async fn turn_away(mut stream: TcpStream) -> io::Result<()> {
     let answer = "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n";
     stream.write_all(answer.as_bytes()).await?;
     stream.shutdown().await?;
-    let mut unread = [0; 1024];
-    while stream.read(&mut unread).await? > 0 {}
+    linger(stream).await;
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use axum::routing::get;
+    use axum::http::StatusCode;
+    use axum::routing::{get, put};
     use tokio::io::duplex;
     use tokio::time::Instant;
 
@@ -217,6 +237,25 @@ mod tests {
         }
         assert_eq!(client.read(&mut bytes).await.unwrap(), 0, "no third one");
         serving.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_client_that_sends_a_whole_body_before_it_reads_is_told_why_it_was_refused() {
+        for (head, status) in [
+            ("PUT /refuse HTTP/1.1\r\nhost: h\r\ncontent-length: 4194304\r\n\r\n", "403"),
+            ("PUT /refuse HTTP/1.1\r\nhost: h\r\nno field\r\ncontent-length: 4194304\r\n\r\n", "400"),
+        ] {
+            let (mut client, server) = duplex(4096);
+            let routes = Router::new().route("/refuse", put(|| async { StatusCode::FORBIDDEN }));
+            let serving = tokio::spawn(serve(server, Peer::Unix { uid: 0 }, routes, CancellationToken::new()));
+            client.write_all(head.as_bytes()).await.unwrap();
+            client.write_all(&vec![b'x'; 4 << 20]).await.unwrap();
+            client.shutdown().await.unwrap();
+            let mut text = String::new();
+            client.read_to_string(&mut text).await.unwrap();
+            assert!(text.starts_with(&format!("HTTP/1.1 {status} ")), "{text}");
+            serving.await.unwrap();
+        }
     }
 
     #[tokio::test(start_paused = true)]
