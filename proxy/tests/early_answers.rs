@@ -9,7 +9,7 @@ use std::time::Duration;
 use http::Response;
 use support::client::full;
 use support::pod::{Speaks, echo_body};
-use support::{Fixture, POST, Settings, post, soon};
+use support::{Fixture, GET, POST, Settings, post, soon};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const MIB: usize = 1 << 20;
@@ -81,6 +81,56 @@ async fn a_pods_answer_before_the_end_of_an_upload_says_that_the_connection_clos
         let answer = client.answer().await;
         assert_eq!((answer.text(), answer.header("connection")), ("no", "close"), "{status}");
     }
+}
+
+#[tokio::test]
+async fn a_request_behind_the_last_response_of_a_router_that_stops_does_not_cost_that_response() {
+    const RESPONSE_BYTES: usize = 10_000;
+    let mut fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
+    let mut client = fixture.send(GET).await;
+    let mut connection = pod.accept_request().await;
+    let behind = post("content-length: 4194304", &"x".repeat(4 * MIB));
+    // The router reads a little of it, and the rest only behind its response.
+    let (mut reader, mut writer) = client.stream.split();
+    let written = async {
+        writer.write_all(behind.as_bytes()).await.unwrap();
+        writer.shutdown().await.unwrap();
+    };
+    let answered = async {
+        let stopped = fixture.shut_down();
+        fixture.refuses_connections().await;
+        let body = "y".repeat(RESPONSE_BYTES);
+        connection.write(format!("HTTP/1.1 200 OK\r\ncontent-length: {RESPONSE_BYTES}\r\n\r\n{body}")).await;
+        stopped
+    };
+    let ((), stopped) = soon(async { tokio::join!(written, answered) }).await;
+    let mut text = String::new();
+    soon(reader.read_to_string(&mut text)).await.unwrap();
+    assert!(text.starts_with("HTTP/1.1 200 ") && text.contains("connection: close\r\n"), "{:.200}", text);
+    assert!(text.ends_with('y') && text.len() > RESPONSE_BYTES);
+    soon(stopped).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_upload_behind_its_response_is_no_head_that_takes_too_long() {
+    let fixture =
+        Fixture::with(Settings::with_limits(|limits| limits.header_read_timeout = Duration::from_millis(300)));
+    let pod = fixture.scripted_pod().await;
+    let head = post("expect: 100-continue\r\ncontent-length: 20", "");
+    let mut client = fixture.send(head).await;
+    let mut connection = pod.accept_request().await;
+    connection.write("HTTP/1.1 100 Continue\r\n\r\n").await;
+    assert_eq!(client.head().await.status, 100);
+    connection.write("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    assert_eq!(client.answer().await.text(), "ok");
+    for _ in 0..20 {
+        client.write("x").await;
+        // Longer in all than a head may take.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(connection.exactly(20).await, "x".repeat(20));
+    assert_eq!(client.rest().await, "");
 }
 
 #[tokio::test]

@@ -72,7 +72,8 @@ pub(super) struct Client {
     pub(super) asked: Cell<bool>,
     /// Whether it has switched to another protocol.
     pub(super) upgraded: Cell<bool>,
-    /// Whether it got its response before the end of its request.
+    /// Whether more of it may arrive behind its last response: the rest of that request, or a request that it had sent
+    /// before it was told that the connection closes.
     pub(super) unread: Cell<bool>,
     pub(super) address: Connection,
     /// When it became idle, or began to send a head.
@@ -120,7 +121,9 @@ impl Client {
     /// Returns whether it has been idle, or sending a head, for longer than `least`.
     pub(super) fn has_been_idle(&self, now: Instant, least: Duration) -> bool {
         let idle = self.serving.get() == 0 && !self.served.get() && !self.upgraded.get();
-        let stays = matches!(self.command.get(), ConnectionCommand::Continue | ConnectionCommand::CloseAfterResponse);
+        // One that is to close does so by itself. By HTTP/2 that takes an acknowledgement, which may never come.
+        let stays = self.http2.get()
+            || matches!(self.command.get(), ConnectionCommand::Continue | ConnectionCommand::CloseAfterResponse);
         idle && stays && now.saturating_duration_since(self.since.get()) > least
     }
 
@@ -131,7 +134,8 @@ impl Client {
 
     /// Closes it if its time is up.
     pub(super) fn check(&self, now: Instant, terms: &ClientTerms, limit: IdleLimit) {
-        let in_head = self.serving.get() == 0 && self.arrived.is_in_head() && !self.http2.get();
+        // Behind an early response comes the rest of its request.
+        let in_head = self.serving.get() == 0 && self.arrived.is_in_head() && !self.http2.get() && !self.unread.get();
         if self.served.take() || self.serving.get() > 0 || self.upgraded.get() || in_head != self.in_head.get() {
             self.since.set(now);
             self.in_head.set(in_head);

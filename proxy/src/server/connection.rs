@@ -84,15 +84,18 @@ impl ConnectionGuard {
         };
         let interim = Interim::default();
         let mut ahead = BytesMut::new();
-        let recognised = match stream.agreed_on_http2() {
-            Some(is_http2) => Ok(Some(is_http2)),
-            None => until_told(client, recognise(&mut stream, &mut ahead, client)).await,
+        let agreed_on_http2 = stream.agreed_on_http2();
+        let recognised = match agreed_on_http2 {
+            Some(false) => Ok(Some(false)),
+            // h2 itself would wait for the preface without an end.
+            Some(true) | None => until_told(client, recognise(&mut stream, &mut ahead, client)).await,
         };
         let is_http2 = match recognised {
-            Ok(Some(is_http2)) => is_http2,
+            // h2 refuses whatever is not its preface.
+            Ok(Some(is_http2)) => agreed_on_http2.unwrap_or(is_http2),
             Ok(None) => return,
             Err(command) => {
-                if command == ConnectionCommand::HeaderTimeout {
+                if command == ConnectionCommand::HeaderTimeout && agreed_on_http2.is_none() {
                     let presence = Presence::default();
                     ClientIo::new(stream, Bytes::new(), client.arrived.clone(), interim, presence, false)
                         .refuse(LocalReply::TooSlow);
@@ -177,7 +180,7 @@ impl ConnectionGuard {
         })
         .await;
         let is_unread = match &ended {
-            Ok(Ok(())) => client.unread.get(),
+            Ok(Ok(())) => client.unread.get() || client.command.get() != ConnectionCommand::Continue,
             Ok(Err(error)) => {
                 tracing::debug!(%error, "a client's connection has ended");
                 // hyper has answered 400 or 431.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use segue_proxy::settings::Http1Server;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -151,6 +151,40 @@ async fn a_handshake_that_does_not_come_keeps_no_server_from_stopping() {
     assert_eq!(soon(silent.read(&mut [0])).await.unwrap(), 0);
     soon(stopping).await.unwrap();
     assert!(began.elapsed() < TEST_TIMEOUT / 2, "the server waits for its deadline");
+}
+
+/// Agrees on HTTP/2, sends what is given, and waits for the end.
+const SILENT: &str = "
+import socket, ssl, sys
+host, port = sys.argv[1].split(':')
+context = ssl.create_default_context(cafile=sys.argv[2])
+context.set_alpn_protocols(['h2'])
+stream = context.wrap_socket(socket.create_connection((host, int(port))), server_hostname='localhost')
+stream.sendall(sys.argv[3].encode())
+print(stream.selected_alpn_protocol(), flush=True)
+while stream.recv(4096): pass
+print('closed')
+";
+
+#[tokio::test]
+async fn a_client_that_agreed_on_http2_and_does_not_begin_it_is_closed_like_any_other() {
+    let authorities = Authorities::new();
+    for (sends, stops) in [("", true), ("PRI", true), ("PRI", false)] {
+        let mut fixture = fixture(Some(authorities.server(None)), None, |settings| {
+            settings.forward.limits.header_read_timeout = Duration::from_millis(if stops { 60_000 } else { 400 });
+        });
+        let file = authorities.ours.file.to_str().unwrap();
+        let mut client = python(SILENT, &[&fixture.address.to_string(), file, sends]);
+        let mut client = client.stdout(std::process::Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+        let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+        assert_eq!(soon(lines.next_line()).await.unwrap().as_deref(), Some("h2"));
+        let began = Instant::now();
+        if stops {
+            soon(fixture.shut_down()).await.unwrap();
+        }
+        assert_eq!(soon(lines.next_line()).await.unwrap().as_deref(), Some("closed"), "{sends:?}");
+        assert!(began.elapsed() < TEST_TIMEOUT / 2, "{sends:?}: the server waits for its deadline");
+    }
 }
 
 const UPGRADE: &str = "

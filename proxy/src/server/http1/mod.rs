@@ -159,11 +159,11 @@ impl Session<'_> {
         let (head, mut body) = response.into_parts();
         let lines = body.take_lines();
         // The service says so if it has responded before the end of the request.
-        self.client.unread.set(head.headers.contains_key(CONNECTION));
-        let closes = close
-            || self.client.unread.get()
-            || self.is_told(ConnectionCommand::CloseAfterResponse)
-            || self.is_told(ConnectionCommand::DrainAndClose);
+        let is_early = head.headers.contains_key(CONNECTION);
+        let is_told =
+            self.is_told(ConnectionCommand::CloseAfterResponse) || self.is_told(ConnectionCommand::DrainAndClose);
+        self.client.unread.set(is_early || is_told);
+        let closes = close || self.client.unread.get();
         let length = if body.is_end_stream() { Some(0) } else { body.size_hint().exact() };
         let date = || self.clients.scratch.date();
         let out = writer.begin(wire, &self.peer.interim);
