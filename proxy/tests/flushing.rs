@@ -104,6 +104,33 @@ fn upload(
 }
 
 #[tokio::test]
+async fn requests_that_come_before_the_partitions_are_known_keep_their_order() {
+    let fixture = Fixture::with(Settings { partitions: 0, ..settings(UpstreamProtocol::Http1) });
+    let service = Service::start(Speaks::Http1).await;
+    let client = fixture.http2_client().await;
+    let ask = |number: usize| {
+        let request = client.request("GET", &format!("/{number}")).header("x-key", "one").body(empty()).unwrap();
+        client.spawn_ask(request)
+    };
+    let mut asked = Vec::new();
+    for number in 0..20 {
+        asked.push(ask(number));
+        // Not at one moment: each would look at the table at the same times as the others.
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    fixture.table.set_partitions(8);
+    for number in 20..30 {
+        asked.push(ask(number));
+        tokio::task::yield_now().await;
+    }
+    fixture.route(P0, service.pod.address, 1);
+    for answer in asked {
+        assert_eq!(soon(answer).await.unwrap().status, 200);
+    }
+    assert_eq!(service.seen(), Vec::from_iter((0..30).map(|number| format!("/{number}"))));
+}
+
+#[tokio::test]
 async fn uploads_that_wait_for_their_clients_hold_up_nobody_else() {
     for (speaks, protocol) in BOTH_VERSIONS {
         let fixture = Fixture::with(settings(protocol));

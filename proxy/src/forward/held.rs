@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use super::error::RouteError;
 use super::request::ForwardRequest;
@@ -69,7 +69,8 @@ impl Future for HeldRequest<'_> {
     }
 }
 
-/// Waits until the router has read the store for the first time, for no longer than any held request.
+/// Waits until the router has read the store for the first time, for no longer than any held request. The caller enters the
+/// gate before it waits for anything else: the next request has its turn then.
 #[cold]
 pub(crate) async fn table_is_there(worker: &TableHandle, request: &ForwardRequest) -> Result<u32, RouteError> {
     let Some(_early) = worker.wait_early() else {
@@ -80,6 +81,12 @@ pub(crate) async fn table_is_there(worker: &TableHandle, request: &ForwardReques
         return Err(LocalReply::Overload.into());
     };
     let max_wait = worker.max_wait();
+    let last = request.arrived + max_wait;
+    let Ok(_turn) = timeout_at(request.deadline.map_or(last, |deadline| deadline.min(last)), worker.turn()).await
+    else {
+        let expired = request.deadline.is_some_and(|deadline| deadline <= last);
+        return Err(if expired { LocalReply::Deadline } else { LocalReply::NoOwner }.into());
+    };
     loop {
         if worker.shutting_down() {
             return Err(LocalReply::Shutdown.into());

@@ -35,6 +35,8 @@ struct Inner {
     index: usize,
     /// Number of requests that wait because the number of partitions is not known yet.
     early: Cell<usize>,
+    /// Lets these requests in one by one, in the order in which they came.
+    turn: tokio::sync::Mutex<()>,
     last_arrival: Cell<u64>,
 }
 
@@ -82,12 +84,25 @@ impl Table {
     /// Returns the access of worker number `index`. To be made on that worker's thread.
     pub fn worker(self: &Arc<Self>, index: usize) -> TableHandle {
         TableHandle {
-            inner: Rc::new(Inner { table: self.clone(), index, early: Cell::new(0), last_arrival: Cell::new(0) }),
+            inner: Rc::new(Inner {
+                table: self.clone(),
+                index,
+                early: Cell::new(0),
+                turn: tokio::sync::Mutex::new(()),
+                last_arrival: Cell::new(0),
+            }),
         }
     }
 }
 
 impl TableHandle {
+    /// Returns the number of partitions, or 0 if a request has to wait for it: it has not been read from the store yet, or
+    /// earlier requests still wait.
+    #[inline]
+    pub(crate) fn partitions_at_once(&self) -> u32 {
+        if self.inner.early.get() == 0 { self.partitions() } else { 0 }
+    }
+
     /// Returns the number of partitions, 0 until it has been read from the store.
     #[inline]
     pub fn partitions(&self) -> u32 {
@@ -116,6 +131,11 @@ impl TableHandle {
     /// Returns the longest time that a request waits.
     pub(crate) fn max_wait(&self) -> Duration {
         self.inner.table.max_wait()
+    }
+
+    /// Waits until the requests that wait for the number of partitions and came earlier have entered or left.
+    pub(crate) async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.inner.turn.lock().await
     }
 
     /// Returns a place for a request that waits for the number of partitions, or `None` if as many wait already as may
