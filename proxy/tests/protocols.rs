@@ -13,6 +13,7 @@ use segue_proxy::metrics::BounceCause;
 use support::client::{Body, Http2Client, data, empty, stream};
 use support::pod::{Pod, Speaks, echo_body};
 use support::{Fixture, GET, P0, P1, Settings, get_at, post, soon, until};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
 
 fn call(http2: &Http2Client, timeout: &str) -> http::request::Builder {
@@ -172,6 +173,25 @@ async fn a_severed_websocket_is_closed_between_two_frames_towards_both_sides() {
     assert_eq!((to_pod[0], to_pod[1] & 0x80, u16::from_be_bytes([to_pod[6], to_pod[7]])), (0x88, 0x80, 1001));
     drop(connection);
     fixture.in_flight(P0, 0).await;
+}
+
+#[tokio::test]
+async fn the_last_words_of_a_pod_reach_a_client_that_goes_on_sending() {
+    let fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
+    for round in 0..20 {
+        let (client, mut connection) = fixture.websocket(&pod, b"").await;
+        let (mut reader, mut writer) = client.stream.into_split();
+        let sending = tokio::spawn(async move { while writer.write_all(&[b'x'; 64 << 10]).await.is_ok() {} });
+        connection.exactly_bytes(1024).await;
+        connection.write("bye").await;
+        // What it has not read makes this a reset.
+        drop(connection);
+        let mut said = Vec::new();
+        let _ = soon(reader.read_to_end(&mut said)).await;
+        assert_eq!(said, b"bye", "round {round}");
+        sending.abort();
+    }
 }
 
 #[tokio::test]

@@ -74,6 +74,7 @@ pub(crate) fn join(
                 over = std::future::poll_fn(|context| tunnel.poll(context, || progress = timer.now())) => {
                     if let Err(error) = over {
                         tracing::debug!(%error, "an upgraded connection has ended");
+                        return tunnel.fail(in_flight).await;
                     }
                     return drop((tunnel, in_flight));
                 }
@@ -108,6 +109,17 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Tunnel<C> {
         if up.is_ready() && down.is_ready() { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
+    /// Ends after an error. What the pod sent before it closed its connection still reaches the client.
+    async fn fail(self, in_flight: Box<InFlight>) {
+        let Tunnel { mut client, mut pod, up, mut down } = self;
+        if up.is_refused {
+            let rest = std::future::poll_fn(|context| down.poll(&mut pod, &mut client, context, &mut || ()));
+            let _ = timeout(CLOSE_STEP_TIMEOUT, rest).await;
+        }
+        drop((pod, in_flight));
+        end(client).await;
+    }
+
     /// Closes a WebSocket towards both sides. The pod is done once it has closed too.
     async fn close(self, cause: Cause, in_flight: Box<InFlight>) {
         let Tunnel { mut client, mut pod, mut up, mut down } = self;
@@ -124,10 +136,17 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Tunnel<C> {
         .await;
         drop(pod);
         drop(in_flight);
-        // If the connection were closed with unread bytes, the kernel would reset it and the client might lose what was
-        // written.
-        let _ = timeout(CLOSE_STEP_TIMEOUT, until_closed(&mut client)).await;
+        end(client).await;
     }
+}
+
+/// Closes the client's connection. Closed with unread bytes it would be reset, and the client might lose what was written.
+async fn end(mut client: impl AsyncRead + AsyncWrite + Unpin) {
+    let _ = timeout(CLOSE_STEP_TIMEOUT, async {
+        client.shutdown().await?;
+        until_closed(&mut client).await
+    })
+    .await;
 }
 
 async fn until_closed(io: &mut (impl AsyncRead + Unpin)) -> io::Result<()> {
@@ -143,13 +162,16 @@ struct Pipe {
     ended: bool,
     shut: bool,
     unflushed: bool,
+    /// Whether the side that is written to has closed.
+    is_refused: bool,
     /// The position of what was written in the WebSocket's frames; `None` for other protocols.
     frames: Option<Frames>,
 }
 
 impl Pipe {
     fn new(buffer: BytesMut, websocket: bool) -> Self {
-        Pipe { buffer, ended: false, shut: false, unflushed: false, frames: websocket.then(Frames::default) }
+        let frames = websocket.then(Frames::default);
+        Pipe { buffer, ended: false, shut: false, unflushed: false, is_refused: false, frames }
     }
 
     fn written(&mut self, bytes: usize) {
@@ -168,7 +190,9 @@ impl Pipe {
     ) -> Poll<io::Result<()>> {
         loop {
             while !self.buffer.is_empty() {
-                let bytes = ready!(Pin::new(&mut *to).poll_write(context, &self.buffer))?;
+                let written = ready!(Pin::new(&mut *to).poll_write(context, &self.buffer));
+                self.is_refused = written.is_err();
+                let bytes = written?;
                 if bytes == 0 {
                     return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
                 }
