@@ -142,11 +142,14 @@ fn limit(policy: &Policy, phase: Phase) -> Duration {
     }
 }
 
-/// Returns whether the handoff waits for nothing but the bound of its dead old owner.
+/// Returns whether the handoff waits for nothing but the bound of its dead old owner. The new owner reads the tail only
+/// after that.
 pub(super) fn waits_for_bound(view: &View, handoff: &Versioned<Handoff>) -> bool {
     let partition = handoff.value.partition;
     pending_bound(view, partition).is_some()
-        && waiting_for(view, partition).iter().all(|wait| matches!(wait, PendingOn::WorkEnds(_)))
+        && waiting_for(view, partition)
+            .iter()
+            .all(|wait| matches!(wait, PendingOn::WorkEnds(_) | PendingOn::PodSynced(_)))
 }
 
 /// What to do about a handoff.

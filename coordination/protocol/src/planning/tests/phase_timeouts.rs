@@ -209,6 +209,24 @@ fn a_dead_owners_bound_takes_none_of_the_time_of_a_phase_and_counts_from_when_it
 }
 
 #[test]
+fn an_owner_that_dies_while_its_drain_is_awaited_takes_none_of_the_time_and_its_heir_is_not_shunned() {
+    let mut world = moving(Mode::Barrier, Phase::Syncing);
+    let bounded = Assignment { work_ends_within_ms: Some(90_000), ..world.view().assignments[&P0].value.clone() };
+    world.store.put(world.keys.assignment(P0), encode(&bounded));
+    world.lead();
+    world.kill_pod("w-0");
+    // The new owner reads the tail only once the log is at rest.
+    world.silent.insert("w-1".into());
+    let plans = world.wait(secs(100));
+    assert!(cancels(&plans).is_empty(), "{:?}", cancels(&plans));
+    let step = advance_past_bound(&world.view(), P0, 0).unwrap();
+    assert!(world.store.commit(&step.txn));
+    world.silent.clear();
+    world.run_until_quiet();
+    assert_eq!(world.owner(P0), "w-1");
+}
+
+#[test]
 fn a_pod_that_dies_each_time_it_warms_is_left_alone_for_longer_each_time() {
     let mut world = World::settled(policy(4), &["w-0", "w-1"]);
     world.silent.insert("w-2".into());
