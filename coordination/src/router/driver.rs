@@ -367,7 +367,7 @@ impl Router {
         if let Route::Hold(cause) = wanted {
             plane.name_cause(partition, cause);
         }
-        self.watch_drain(partition);
+        self.watch_drain(partition, &wanted);
     }
 
     /// Opens connections to the new owner while the old one drains, so that held requests need not wait for them.
@@ -386,14 +386,16 @@ impl Router {
         }
     }
 
-    fn watch_drain(&mut self, partition: PartitionId) {
+    /// Acts on a drain that takes too long. `wanted` is where the partition's requests belong.
+    fn watch_drain(&mut self, partition: PartitionId, wanted: &Route) {
         let (Stage::Draining(from), retry_at) = self.plane.stage(partition) else {
             self.drains.remove(&partition);
             return;
         };
         let is_gone = self.view.incarnation_of(&from.pod) != from.incarnation;
-        // A live pod that refused requests gets a pause; nothing has to be severed.
-        if retry_at.is_some() && !is_gone {
+        // A live owner that refused requests gets a pause; nothing has to be severed. One that has to give the partition up
+        // gets no further request.
+        if retry_at.is_some() && !is_gone && *wanted == Route::To(from.clone()) {
             return;
         }
         let now = Instant::now();

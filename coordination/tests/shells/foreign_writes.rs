@@ -1,6 +1,6 @@
 //! Settings, registrations and leaders' keys that another hand has written into the store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -47,11 +47,11 @@ pub(crate) async fn until<T>(what: &str, mut shows: impl AsyncFnMut() -> Option<
     timeout(TEST_TIMEOUT, seen).await.unwrap_or_else(|_| panic!("never seen: {what}"))
 }
 
-fn by_key(name: &str) -> Partitioner {
+pub(crate) fn by_key(name: &str) -> Partitioner {
     Partitioner::Key { key: format!("header:{name}"), hash: "murmur2".into() }
 }
 
-async fn write_mapping(store: &MemoryStore, partitioner: Option<Partitioner>) {
+pub(crate) async fn write_mapping(store: &MemoryStore, partitioner: Option<Partitioner>) {
     put(store, keys().config(), encode(&KeyspaceConfig { partitioner, ..KeyspaceConfig::new(4) })).await;
 }
 
@@ -65,7 +65,10 @@ async fn mapping(store: &MemoryStore) -> Option<Partitioner> {
 pub(crate) struct Gates {
     pub(crate) open: Mutex<BTreeMap<PartitionId, Target>>,
     /// Where the requests that are in flight have gone, if there are any.
-    in_flight: Mutex<Option<Target>>,
+    pub(crate) in_flight: Mutex<Option<Target>>,
+    /// The partitions whose owner has refused requests, and when they are sent again.
+    pub(crate) refused: Mutex<BTreeMap<PartitionId, Instant>>,
+    pub(crate) severed: Mutex<BTreeSet<PartitionId>>,
     /// How often the router has looked at a partition.
     pub(crate) looks: AtomicU32,
 }
@@ -82,7 +85,8 @@ impl DataPlane for Gates {
         self.looks.fetch_add(1, SeqCst);
         let (open, in_flight) = (self.open.lock().unwrap(), self.in_flight.lock().unwrap());
         let shut = || in_flight.clone().map_or(Stage::Closed, Stage::Draining);
-        (open.get(&partition).cloned().map_or_else(shut, Stage::Open), None)
+        let retry_at = self.refused.lock().unwrap().get(&partition).copied();
+        (open.get(&partition).cloned().map_or_else(shut, Stage::Open), retry_at)
     }
     fn stop(&self, partition: PartitionId, _: HoldCause) {
         self.open.lock().unwrap().remove(&partition);
@@ -91,8 +95,11 @@ impl DataPlane for Gates {
     fn switch(&self, partition: PartitionId, target: &Target, _: &PodRecord, _: bool) {
         self.open.lock().unwrap().insert(partition, target.clone());
     }
-    fn retry_now(&self, _: PartitionId) {}
-    fn sever(&self, _: PartitionId) -> u64 {
+    fn retry_now(&self, partition: PartitionId) {
+        self.refused.lock().unwrap().remove(&partition);
+    }
+    fn sever(&self, partition: PartitionId) -> u64 {
+        self.severed.lock().unwrap().insert(partition);
         0
     }
     fn trust_until(&self, _: Instant) {}
@@ -112,7 +119,7 @@ pub(crate) struct Router {
     pub(crate) gates: Arc<Gates>,
     status: watch::Receiver<RouterStatus>,
     shutdown: CancellationToken,
-    _notices: mpsc::UnboundedSender<PartitionId>,
+    pub(crate) notices: mpsc::UnboundedSender<PartitionId>,
 }
 
 impl Router {
@@ -132,7 +139,7 @@ impl Router {
         let ports = RouterPorts { plane: gates.clone(), notices, observer: Arc::new(Quiet), status: sender };
         let shutdown = CancellationToken::new();
         tokio::spawn(run_router(Arc::new(store.clone()), keys(), settings, ports, shutdown.clone()));
-        Router { gates, status, shutdown, _notices: notice }
+        Router { gates, status, shutdown, notices: notice }
     }
 
     async fn not_ready(&self, because: &str) {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod drains;
 mod foreign_writes;
 mod many_partitions;
 mod several_keyspaces;
