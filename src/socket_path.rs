@@ -100,6 +100,14 @@ pub(crate) async fn connect(key: &str, path: &Path) -> anyhow::Result<Option<Uni
     }
 }
 
+/// Refuses a path at which a process listens.
+pub(crate) async fn ensure_nobody_listens(key: &str, path: &Path) -> anyhow::Result<()> {
+    match connect(key, path).await? {
+        Some(_) => bail!("{key}: another process listens at {}; expected a path of its own", path.display()),
+        None => Ok(()),
+    }
+}
+
 fn ensure_free_or_socket(key: &str, path: &Path) -> anyhow::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(there) if there.file_type().is_socket() => Ok(()),

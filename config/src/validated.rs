@@ -10,7 +10,7 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::Uri;
@@ -220,6 +220,14 @@ impl StreamListen {
         match self {
             StreamListen::Tcp(address) => Some(*address),
             StreamListen::Unix(_) => None,
+        }
+    }
+
+    /// Returns the path if it is a Unix socket.
+    pub fn unix(&self) -> Option<&Path> {
+        match self {
+            StreamListen::Tcp(_) => None,
+            StreamListen::Unix(path) => Some(path),
         }
     }
 }

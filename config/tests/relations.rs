@@ -258,6 +258,10 @@ fn two_sockets_have_two_paths() {
         "[router]\nhot_restart_socket = \"/run/s\"\n[admin]\nsocket = \"/run/s\"\n",
         &["segue.toml:2:22: router.hot_restart_socket: the same path as admin.socket; expected a path of its own"],
     );
+    assert_refused(
+        "[pod]\nstream = \"unix:/run/s\"\n[admin]\nsocket = \"/run/s\"\n",
+        &["segue.toml:2:10: pod.stream: the same path as admin.socket; expected a path of its own"],
+    );
 }
 
 #[test]

@@ -46,6 +46,8 @@ use crate::socket_path::SocketPath;
 /// [`MAX_PAGE_AGE`]. Making pages takes at most a twentieth of the thread's time.
 const PAGE_AGE_FACTOR: u32 = 20;
 const MAX_PAGE_AGE: Duration = Duration::from_secs(1);
+/// The configuration key of the endpoint's Unix socket.
+pub(crate) const SOCKET_KEY: &str = "admin.socket";
 
 /// A role of this process, as the admin endpoint sees it.
 pub trait StatusSource: Send + Sync + 'static {
@@ -139,7 +141,7 @@ impl Admin {
     /// Listens at a Unix socket as well, unless it does already. Replaces a socket that is there.
     pub fn open_socket(&mut self, path: &Path) -> anyhow::Result<()> {
         if self.socket.is_none() {
-            self.socket = Some(SocketPath::claim("admin.socket", path)?);
+            self.socket = Some(SocketPath::claim(SOCKET_KEY, path)?);
         }
         Ok(())
     }

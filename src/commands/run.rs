@@ -21,7 +21,7 @@ use super::logging::start_logging;
 use super::reload::{Changeable, Reloading};
 use super::store::open;
 use super::{Failure, load_with_certificates, runtime, service_manager};
-use crate::admin::Admin;
+use crate::admin::{Admin, SOCKET_KEY};
 use crate::api::Write;
 use crate::certificates::{Certificates, Watching};
 use crate::files;
@@ -33,6 +33,7 @@ use crate::roles::keyspace::ServedKeyspace;
 use crate::roles::pod::{BoundPod, PodRole, uncoordinated};
 use crate::roles::router::{BoundRouterRole, JoiningRouterRole, Leaving, RouterRole};
 use crate::roles::running::Running;
+use crate::socket_path::ensure_nobody_listens;
 use crate::supervise::Ended;
 use crate::token_file::TokenFile;
 
@@ -82,15 +83,10 @@ async fn bind(
     files: usize,
     certificates: &Certificates,
 ) -> anyhow::Result<Bound> {
-    let admin = match &config.admin {
+    let mut admin = match &config.admin {
         Some(section) => {
             let admin = Admin::bind(section.listen, startup.admin_listener())?;
-            let mut admin = admin.with_tls(certificates.admin.clone()).with_peers(certificates.peers.clone());
-            // The socket of a process that still serves stays where it is.
-            if let Some(path) = section.socket.as_ref().filter(|_| !startup.takes_over()) {
-                admin.open_socket(path)?;
-            }
-            Some(admin)
+            Some(admin.with_tls(certificates.admin.clone()).with_peers(certificates.peers.clone()))
         }
         None => None,
     };
@@ -113,6 +109,13 @@ async fn bind(
         }
         None => None,
     };
+    // Last, because a process that cannot start must not take the path from one that serves. In a hot restart that one
+    // keeps it until it has left.
+    let socket = config.admin.as_ref().and_then(|section| section.socket.as_ref());
+    if let (Some(admin), Some(path), false) = (&mut admin, socket, startup.takes_over()) {
+        ensure_nobody_listens(SOCKET_KEY, path).await?;
+        admin.open_socket(path)?;
+    }
     Ok(Bound { admin, coordinator, router, pod })
 }
 

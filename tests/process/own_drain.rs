@@ -122,6 +122,29 @@ impl Load {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_process_that_cannot_start_leaves_the_socket_of_another_alone() {
+    let site = Site::start();
+    let a = site.pod("a").await;
+    let socket = site.cluster.path().join("a.sock");
+    let pod = |name: &str, listen: SocketAddr| {
+        let config = site.cluster.config().pod(name, listen, free_address()).admin(free_address()).quick();
+        config.set("admin.socket", socket.to_str().unwrap())
+    };
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    for (name, listen, says) in [
+        ("no-address", taken.local_addr().unwrap(), "cannot listen"),
+        ("no-socket", free_address(), "admin.socket: another process listens at"),
+    ] {
+        let mut other = site.cluster.run(name, &pod(name, listen));
+        assert_eq!(other.wait().code(), Some(1), "{}", other.output());
+        assert!(other.output().contains(says), "{}", other.output());
+    }
+    let (code, said) = drain_itself(&["--server", &format!("unix:{}", socket.display()), "--no-wait"]);
+    assert!(code == Some(0) && said.contains("pod a"), "{said}");
+    drop(a);
+}
+
 /// Returns the exit code of `segue drain --self`, and what it printed.
 fn drain_itself(words: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(SEGUE).args(["drain", "--self"]).args(words).output().unwrap();
@@ -158,6 +181,8 @@ async fn a_pre_stop_hook_empties_its_pod_under_load_and_the_next_life_gets_parti
     load.goes_on(200);
     let (code, said) = drain_itself(&["--config", a.file.to_str().unwrap(), "--wait", "1s"]);
     assert!(code == Some(4) && said.contains("it still has 8"), "nobody can take over: {said}");
+    let (code, said) = drain_itself(&["--server", &server, "--keyspace", "other", "--wait", "1s"]);
+    assert!(code == Some(2) && said.contains("is about the pod in all keyspaces"), "{said}");
     for words in [&["a"][..], &["--etcd", "http://a:1"], &["--why", "because"]] {
         assert_eq!(drain_itself(words).0, Some(2), "{words:?}");
     }

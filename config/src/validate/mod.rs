@@ -68,6 +68,7 @@ pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
     a_role_is_there(r);
     drain_fits_into_a_phase(r, &config);
     listeners_are_apart(r, &config);
+    socket_paths_are_apart(r, &config);
     hot_restart_is_possible(r, &config);
     (config, reader.into_problems())
 }
@@ -108,11 +109,6 @@ fn hot_restart_is_possible(r: &mut Reader<'_>, config: &Config) {
             Wrong::new(fact, "expected the router and the coordinator in files of their own"),
         );
     }
-    let admin_socket = config.admin.as_ref().and_then(|admin| admin.socket.as_ref());
-    if admin_socket.is_some() && admin_socket == config.router.as_ref().and_then(|it| it.hot_restart_socket.as_ref()) {
-        let fact = "the same path as admin.socket";
-        r.report_value(router::HOT_RESTART_SOCKET, Wrong::new(fact, "expected a path of its own"));
-    }
     if config.store.kind == StoreKind::Memory {
         let fact = "given with store.kind = \"memory\", which another process cannot see";
         r.report_key(router::HOT_RESTART_SOCKET, Wrong::new(fact, "expected it only with etcd"));
@@ -137,6 +133,19 @@ fn listeners_are_apart(r: &mut Reader<'_>, config: &Config) {
             let (key, other) = if r.is_given(b_key) { (b_key, a_key) } else { (a_key, b_key) };
             let fact = format!("the same address as {other} ({})", r.origin(other));
             r.report_value(key, Wrong::new(fact, "expected an address of its own"));
+        }
+    }
+}
+
+fn socket_paths_are_apart(r: &mut Reader<'_>, config: &Config) {
+    let sockets = [
+        ("admin.socket", config.admin.as_ref().and_then(|admin| admin.socket.as_deref())),
+        (router::HOT_RESTART_SOCKET, config.router.as_ref().and_then(|router| router.hot_restart_socket.as_deref())),
+        (stream::KEY, config.pod.as_ref().and_then(|pod| pod.stream.as_ref()).and_then(StreamListen::unix)),
+    ];
+    for (i, &(other, a)) in sockets.iter().enumerate() {
+        for (key, _) in sockets[i + 1..].iter().filter(|(_, b)| a.is_some() && a == *b) {
+            r.report_value(key, Wrong::new(format!("the same path as {other}"), "expected a path of its own"));
         }
     }
 }

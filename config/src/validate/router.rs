@@ -102,7 +102,7 @@ const UPSTREAM_TLS: tls::ClientKeys = tls::ClientKeys {
 pub(super) const HOT_RESTART_SOCKET: &str = "router.hot_restart_socket";
 const EXPECTED_SOCKET: &str = "expected the path of a Unix socket, such as \"/run/segue/router-0.sock\"";
 /// Longest path of the socket, in bytes. The system accepts 107, and the socket has a longer name until it is in place.
-const MAX_SOCKET_PATH_BYTES: usize = 90;
+pub(super) const MAX_SOCKET_PATH_BYTES: usize = 90;
 
 /// Reads the path of a Unix socket that one process takes over from another.
 pub(super) fn socket_path(r: &mut Reader<'_>, key: &'static str) -> Option<PathBuf> {

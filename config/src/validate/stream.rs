@@ -6,8 +6,7 @@
 
 use std::net::SocketAddr;
 
-use segue_coordination::pod::MAX_SOCKET_PATH;
-
+use super::router::MAX_SOCKET_PATH_BYTES;
 use crate::error::{Wrong, quoted};
 use crate::reader::{Reader, text};
 use crate::validated::StreamListen;
@@ -35,7 +34,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> Option<StreamListen> {
         if let Some(path) = text.strip_prefix("unix:") {
             return match path {
                 path if !path.starts_with('/') => Err(wrong("does not name a socket by an absolute path")),
-                path if path.len() > MAX_SOCKET_PATH => Err(wrong("names a socket by too long a path")),
+                path if path.len() > MAX_SOCKET_PATH_BYTES => Err(wrong("names a socket by too long a path")),
                 path => Ok(StreamListen::Unix(path.into())),
             };
         }

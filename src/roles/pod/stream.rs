@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-use crate::socket_path::SocketPath;
+use crate::socket_path::{SocketPath, ensure_nobody_listens};
 
 const KEY: &str = "pod.stream";
 
@@ -27,7 +27,10 @@ impl StreamListener {
                 let bound = TcpListener::bind(address).await;
                 Ok(StreamListener::Tcp(bound.with_context(|| format!("{KEY}: cannot listen on {address}"))?))
             }
-            StreamListen::Unix(path) => Ok(StreamListener::Unix(SocketPath::claim(KEY, path)?)),
+            StreamListen::Unix(path) => {
+                ensure_nobody_listens(KEY, path).await?;
+                Ok(StreamListener::Unix(SocketPath::claim(KEY, path)?))
+            }
         }
     }
 
