@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::environment::{ConfigMaps, Environment};
 use super::yaml::{Node, Place, documents};
 
 const RUN_AS_USER: [&str; 2] = ["securityContext", "runAsUser"];
@@ -12,8 +13,7 @@ const RUN_AS_USER: [&str; 2] = ["securityContext", "runAsUser"];
 #[derive(Debug, Default)]
 pub(crate) struct Manifests {
     pub(crate) workloads: Vec<Workload>,
-    /// By namespace and name.
-    pub(crate) config_maps: BTreeMap<(String, String), BTreeMap<String, String>>,
+    pub(crate) config_maps: ConfigMaps,
     pub(crate) budgets: Vec<Budget>,
     pub(crate) services: Vec<Service>,
 }
@@ -52,8 +52,7 @@ pub(crate) struct Container {
     pub(crate) stage: Stage,
     /// The command and its arguments.
     pub(crate) words: Vec<String>,
-    /// Only those whose value the manifest or the pod itself determines.
-    pub(crate) environment: Vec<(String, String)>,
+    pub(crate) environment: Environment,
     pub(crate) ports: BTreeMap<String, u16>,
     pub(crate) mounts: Vec<Mount>,
     /// The user that the manifest names.
@@ -262,7 +261,7 @@ impl Container {
                 (false, _) => Stage::Before,
             },
             words,
-            environment: environment(node, own),
+            environment: Environment::read(node, own),
             mounts: mounts.collect(),
             user: node.number(&RUN_AS_USER).or(user),
             readiness: probe(node, "readinessProbe", &ports),
@@ -271,25 +270,6 @@ impl Container {
             ports,
         }
     }
-}
-
-/// Returns a container's variables. `own` are the facts of the pod by their paths.
-fn environment(container: Node<'_>, own: &BTreeMap<&str, String>) -> Vec<(String, String)> {
-    let mut found: Vec<(String, String)> = Vec::new();
-    for variable in container.items(&["env"]) {
-        let field = || {
-            let path = variable.text(&["valueFrom", "fieldRef", "fieldPath"])?;
-            Some(own.get(path).cloned().unwrap_or_else(|| "some".to_owned()))
-        };
-        let secret = || variable.at(&["valueFrom"]).map(|_| "some".to_owned());
-        let value = variable.text(&["value"]).map(str::to_owned).or_else(field).or_else(secret);
-        if let (Some(name), Some(value)) = (variable.text(&["name"]), value) {
-            // As Kubernetes does: only variables that are defined earlier.
-            let replaced = found.iter().fold(value, |value, (name, known)| value.replace(&format!("$({name})"), known));
-            found.push((name.to_owned(), replaced));
-        }
-    }
-    found
 }
 
 fn probe(container: Node<'_>, key: &str, ports: &BTreeMap<String, u16>) -> Option<Probe> {

@@ -15,6 +15,7 @@
 //! * A finding is one line: its place, its object, what is wrong and what was expected.
 //! * What is absent from the files is never taken as right: it is a finding, or its part is given as an argument.
 
+mod environment;
 mod hook;
 mod manifest;
 mod rules;
@@ -27,6 +28,7 @@ use std::fmt::Display;
 
 use segue_config::{Located, locate};
 
+use self::environment::Resolved;
 use self::hook::{commands, option};
 use self::manifest::{Container, Manifests, Workload, mount_of};
 use self::rules::Process;
@@ -67,7 +69,7 @@ pub(crate) fn check(files: &[(String, String)], given: Option<&Located>) -> Find
         for container in &workload.containers {
             let Some(path) = config_path(container) else { continue };
             processes += 1;
-            let config = match config_of(&manifests, workload, container, path, given) {
+            let config = match config_of(&manifests, workload, container, path, given, &mut found) {
                 Ok(config) => config,
                 Err(problem) => {
                     found.problems.push(problem);
@@ -105,6 +107,7 @@ fn config_of(
     container: &Container,
     path: &str,
     given: Option<&Located>,
+    findings: &mut Findings,
 ) -> Result<Located, String> {
     let about = format!("{} {}, container {}", workload.kind, workload.name, container.name);
     let found = mount_of(container, path).and_then(|mount| {
@@ -125,5 +128,22 @@ fn config_of(
         return given.cloned().ok_or(problem);
     };
     let name = format!("ConfigMap {map}: {key}");
-    locate(&name, text, container.environment.clone(), &workload.name).map_err(|errors| errors.to_string())
+    let Resolved { mut variables, guessed, absent } =
+        container.environment.resolve(&manifests.config_maps, &workload.namespace);
+    let located = |variables: &[(String, String)]| locate(&name, text, variables.to_vec(), &workload.name);
+    let mistakes = |variables: &[(String, String)]| located(variables).err().map_or(0, |errors| errors.iter().count());
+    let remedy = "expected its value in these files; what it sets is not checked";
+    for (variable, place) in guessed {
+        // A stand-in is as good as any text, and is neither a number nor a time nor an address.
+        let without: Vec<_> = variables.iter().filter(|(name, _)| *name != variable).cloned().collect();
+        if mistakes(&variables) > mistakes(&without) {
+            findings.warning(&place, &about, format!("the value of {variable} is somewhere else"), remedy);
+            variables = without;
+        }
+    }
+    for (source, place) in absent {
+        let fact = format!("{source} is not in these files");
+        findings.warning(&place, &about, fact, "expected it; variables of Segue in it are not checked");
+    }
+    located(&variables).map_err(|errors| errors.to_string())
 }

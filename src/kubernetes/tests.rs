@@ -272,6 +272,32 @@ fn configurations_are_checked_in_their_places() {
 }
 
 #[test]
+fn a_variable_has_the_value_that_the_files_give_it() {
+    const ADVERTISE: &str = "            - {name: SEGUE__POD__ADVERTISE, value: \"$(POD_IP):8181\"}\n";
+    const NAME: &str = "        - name: segue\n";
+    let map = |data: &str| format!("{GOOD}---\nkind: ConfigMap\nmetadata: {{name: more}}\ndata: {{{data}}}\n");
+    let from = |key: &str, map: &str| {
+        format!(
+            "{ADVERTISE}            - {{name: {key}, valueFrom: {{configMapKeyRef: {{name: {map}, key: time}}}}}}\n"
+        )
+    };
+    let timeout = from("SEGUE__POD__SHUTDOWN_TIMEOUT", "more");
+    let all = format!("{NAME}          envFrom: [{{prefix: SEGUE__POD__, configMapRef: {{name: more}}}}]\n");
+    let too_long = "the process may take pod.shutdown_timeout, 120s";
+    for (key, change) in [("time", (ADVERTISE, timeout.as_str())), ("SHUTDOWN_TIMEOUT", (NAME, &all))] {
+        finds_nothing(&map(&format!("{key}: 61s")), &[change]);
+        finds(&map(&format!("{key}: 120s")), change, too_long);
+    }
+    let elsewhere = "the value of SEGUE__POD__SHUTDOWN_TIMEOUT is somewhere else";
+    finds(GOOD, (ADVERTISE, &timeout), elsewhere);
+    let secret = timeout.replace("configMapKeyRef", "secretKeyRef");
+    finds(&map("time: 120s"), (ADVERTISE, &secret), elsewhere);
+    finds_nothing(GOOD, &[(ADVERTISE, &secret.replace("SHUTDOWN_TIMEOUT", "NAME"))]);
+    finds(GOOD, (NAME, &all), "ConfigMap more is not in these files");
+    finds(GOOD, (NAME, &all.replace("configMapRef", "secretRef")), "Secret more is not in these files");
+}
+
+#[test]
 fn a_volume_may_give_keys_other_names() {
     let items = |path: &str| format!("{{name: writer, items: [{{key: segue.toml, path: {path}}}]}}");
     let own = format!("configMap: {}", items("own.toml"));
