@@ -15,9 +15,10 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Json, Response};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use futures_util::stream;
 use segue_coordination::session::unix_millis;
@@ -32,6 +33,7 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::api::problem::{Problem, method_not_allowed};
 use crate::resting::{Rest, resting};
 
 /// How long a reading serves further readers of the admin endpoint.
@@ -181,22 +183,26 @@ struct Asked {
 pub fn routes(store: Arc<dyn Store>, keys: Keyspace) -> Router {
     let places = Arc::new(Semaphore::new(MAX_RESPONSES));
     let reader = Reader { store, keys, runtime: Handle::current(), places, last: Mutex::default() };
-    Router::new().route("/v1/history", get(answer)).with_state(Arc::new(reader))
+    let routes = Router::new().route("/v1/history", get(answer));
+    routes.method_not_allowed_fallback(method_not_allowed).with_state(Arc::new(reader))
 }
 
-async fn answer(State(reader): State<Arc<Reader>>, Query(asked): Query<Asked>) -> Response {
+async fn answer(State(reader): State<Arc<Reader>>, asked: Result<Query<Asked>, QueryRejection>) -> Response {
+    let Query(asked) = match asked {
+        Ok(asked) => asked,
+        Err(error) => return Problem::bad_request(error.body_text()).into_response(),
+    };
     let Ok(place) = reader.places.clone().try_acquire_owned() else {
-        return unavailable("busy", format!("{MAX_RESPONSES} clients are reading the history; try again"));
+        let text = format!("{MAX_RESPONSES} clients are reading the history; try again");
+        return Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", text).into_response();
     };
     match reader.read().await {
         Ok(reading) => ([(header::CONTENT_TYPE, "application/json")], reading.body(&asked, place)).into_response(),
-        Err(error) => unavailable("store-unavailable", format!("the history cannot be read: {error}")),
+        Err(error) => {
+            let text = format!("the history cannot be read: {error}");
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", text).into_response()
+        }
     }
-}
-
-fn unavailable(reason: &str, error: String) -> Response {
-    let body = Json(json!({ "error": error, "reason": reason }));
-    (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "1")], body).into_response()
 }
 
 impl Reader {
@@ -379,6 +385,9 @@ mod tests {
         assert_eq!(numbers("").await, (1..=20).rev().collect::<Vec<_>>());
         assert_eq!(numbers("?partition=1&limit=2").await, [19, 17]);
         assert_eq!(numbers("?partition=7").await, [0; 0]);
+        let refused = ask(&routes, "?limit=-1").await;
+        assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
+        assert_eq!(refused.headers()["content-type"], "application/json");
 
         let mut unread = Vec::new();
         for _ in 0..MAX_RESPONSES {

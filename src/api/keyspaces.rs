@@ -74,7 +74,7 @@ impl ByKeyspace {
 }
 
 /// Returns the keyspace that a request names.
-fn named(uri: &Uri) -> Result<Option<String>, Problem> {
+pub(super) fn named(uri: &Uri) -> Result<Option<String>, Problem> {
     let query = Query::<KeyspaceQuery>::try_from_uri(uri);
     query.map(|Query(query)| query.keyspace).map_err(|error| Problem::bad_request(error.body_text()))
 }

@@ -13,7 +13,7 @@
 mod guard;
 mod keyspaces;
 mod own_pod;
-mod problem;
+pub(crate) mod problem;
 mod read;
 mod write;
 

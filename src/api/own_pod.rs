@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Json, Router};
@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 use tracing::info;
 
+use super::keyspaces::named;
 use super::problem::{self, Problem};
 use super::read::WaitQuery;
 use super::{Api, Control, Peer, guard};
@@ -72,6 +73,20 @@ impl OwnProcess {
         })
     }
 
+    /// Refuses a request that names one of several keyspaces, and one that names another.
+    fn ensure_about_all(&self, uri: &Uri) -> Result<(), Problem> {
+        match named(uri)? {
+            Some(name) if self.apis.len() > 1 || self.apis.iter().any(|api| api.keyspace() != name) => {
+                let text = format!(
+                    "{} is about the pod in all keyspaces of this process; expected it without keyspace={name}",
+                    uri.path()
+                );
+                Err(Problem::bad_request(text))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns what distinguishes a text about one of several keyspaces.
     fn of(&self, keyspace: &str) -> String {
         if self.apis.len() > 1 { format!("keyspace {keyspace}: ") } else { String::new() }
@@ -102,6 +117,7 @@ async fn drain(
 ) -> Result<Response, Problem> {
     let (parts, _) = request.into_parts();
     guard::admit(&process.control.write, parts.extensions.get::<Peer>(), &parts)?;
+    process.ensure_about_all(&parts.uri)?;
     let (time, OwnPod { name, handles }) = (WaitQuery::time(wait)?, process.pod()?);
     let Ok(_place) = process.control.drains.try_acquire() else { return Err(Problem::busy()) };
     if !handles.iter().all(|(_, handle)| handle.status().borrow().draining) {
@@ -130,7 +146,8 @@ async fn emptied(handle: &PodHandle) -> bool {
 }
 
 /// Responds whether the pod has what the plans of all keyspaces give it.
-async fn settled(State(process): State<Arc<OwnProcess>>) -> Result<Response, Problem> {
+async fn settled(State(process): State<Arc<OwnProcess>>, uri: Uri) -> Result<Response, Problem> {
+    process.ensure_about_all(&uri)?;
     let OwnPod { name, handles } = process.pod()?;
     let mut texts = Vec::new();
     for (keyspace, handle) in handles {

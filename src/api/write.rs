@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use super::problem::Problem;
 use super::read::{WaitQuery, of_path};
 use super::{Api, Peer, guard};
-use crate::operator::{Action, Kind, Order, perform};
+use crate::operator::{Action, GivenOwners, Kind, Order, perform};
 
 /// Most bytes of a body, and of the wanted owners: etcd takes no more in a value.
 const MAX_BODY: usize = 64 << 10;
@@ -134,7 +134,7 @@ pub(super) async fn planner(State(api): State<Arc<Api>>, wait: Wait, request: Re
 }
 
 pub(super) async fn wanted(State(api): State<Arc<Api>>, wait: Wait, request: Request) -> Answer {
-    act(&api, wait, request, MAX_WANTED, |wanted| Ok(Action::Want(wanted))).await
+    act(&api, wait, request, MAX_WANTED, |given: GivenOwners| Ok(Action::Want(given.into()))).await
 }
 
 pub(super) async fn forget_pod(

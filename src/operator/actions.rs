@@ -1,12 +1,14 @@
 //! The actions of operators: what each is called, and how it is carried out.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
 use segue_protocol::ids::{HandoffId, PartitionId};
-use segue_protocol::records::{Origin, Wanted};
+use segue_protocol::records::{Origin, Wanted, WantedDefault, encode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use twox_hash::XxHash3_64;
 
 use super::wait::Said;
 use super::{Kind, Link, OperatorError, change, operation, span};
@@ -52,6 +54,23 @@ pub(crate) enum Action {
     },
 }
 
+/// The wanted owners as somebody gives them. An unknown field is a mistake here, while a record in the store may be that of
+/// a later version.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct GivenOwners {
+    generation: u64,
+    owners: BTreeMap<PartitionId, String>,
+    #[serde(default)]
+    default: WantedDefault,
+}
+
+impl From<GivenOwners> for Wanted {
+    fn from(GivenOwners { generation, owners, default }: GivenOwners) -> Self {
+        Wanted { generation, owners, default }
+    }
+}
+
 /// The name of an action as it is recorded with an id. Equal names mean equal actions.
 impl fmt::Display for Action {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,8 +87,13 @@ impl fmt::Display for Action {
             Action::Pause { span: Some(time) } => write!(out, "pause planned moves for {}", span(*time)),
             Action::Pause { span: None } => out.write_str("pause planned moves"),
             Action::Resume => out.write_str("resume planned moves"),
-            Action::Want(wanted) => write!(out, "write generation {} of the wanted owners", wanted.generation),
-            Action::Forget { kind, name, .. } => write!(out, "forget {} {name}", kind.word()),
+            Action::Want(wanted) => {
+                let hash = XxHash3_64::oneshot(&encode(wanted));
+                write!(out, "write generation {} of the wanted owners (xxh3 {hash:016x})", wanted.generation)
+            }
+            Action::Forget { kind, name, force, .. } => {
+                write!(out, "forget {} {name}{}", kind.word(), if *force { " by force" } else { "" })
+            }
         }
     }
 }

@@ -40,7 +40,7 @@ use segue_proxy::tls::ClientTls;
 
 use crate::history::History;
 
-pub(crate) use self::actions::{Action, Order, Outcome, perform};
+pub(crate) use self::actions::{Action, GivenOwners, Order, Outcome, perform};
 pub(crate) use self::explain::Explanation;
 pub(crate) use self::explain_partition::PartitionReport;
 pub(crate) use self::explain_pod::PodReport;

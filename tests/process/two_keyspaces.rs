@@ -340,6 +340,10 @@ fn the_admin_endpoint_and_the_commands_ask_which_of_several_keyspaces_is_meant()
         assert_eq!(http::get(admin, "/v1/plan?keyspace=orders").unwrap().0, 200);
         assert_eq!(http::get(admin, "/ready"), Some((200, "ready\n".to_owned())));
     }
+    for path in ["/settled?keyspace=persons", "/settled?keyspace=other", "/drain?keyspace=persons"] {
+        let (status, said) = http::get(of_pod, path).unwrap();
+        assert!(status == 400 || path.starts_with("/drain") && status == 403, "{path}: {status} {said}");
+    }
     until("/settled", || http::get(of_pod, "/settled").is_some_and(|(status, _)| status == 200));
     let said = http::get(of_pod, "/settled").unwrap().1;
     assert!(KEYSPACES.iter().all(|keyspace| said.contains(&format!("keyspace {keyspace}: "))), "{said}");

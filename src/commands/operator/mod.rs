@@ -14,7 +14,7 @@ mod wait;
 mod wanted;
 
 use std::io::Write as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use segue_coordination::session::unix_millis;
@@ -88,11 +88,12 @@ fn act(action: Action, asked: &Asked) -> Result<(), Failure> {
 fn act_and_wait(action: Action, condition: &Condition, asked: &Asked, patience: &Patience) -> Result<Outcome, Failure> {
     block_on(async {
         let reach = Reach::open(&asked.target.reach).await?;
+        let began = Instant::now();
         let for_answer = if patience.no_wait { ANSWER_TIMEOUT } else { patience.timeout };
         let mut outcome = reach.perform(&asked.order(action), for_answer).await?;
         if !patience.no_wait {
             eprintln!("{}", outcome.text);
-            outcome.text = reach.until(condition, patience.timeout).await?;
+            outcome.text = reach.until(condition, patience.timeout.saturating_sub(began.elapsed())).await?;
         }
         outcome.facts.insert("waited".to_owned(), json!(!patience.no_wait));
         Ok(outcome)

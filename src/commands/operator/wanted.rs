@@ -3,10 +3,8 @@
 use std::io::Read as _;
 use std::path::PathBuf;
 
-use segue_protocol::records::Wanted;
-
 use super::{Asked, Failure, act};
-use crate::operator::Action;
+use crate::operator::{Action, GivenOwners};
 
 /// The wanted owners.
 #[derive(Debug, clap::Args)]
@@ -25,9 +23,9 @@ pub(in crate::commands) fn wanted(args: &WantedArgs) -> Result<(), Failure> {
         false => std::fs::read(&args.file).map(|read| text = read),
     };
     read.map_err(|error| Failure::BadInput(format!("segue: cannot read {path}: {error}")))?;
-    let wanted: Wanted = serde_json::from_slice(&text).map_err(|error| {
+    let given: GivenOwners = serde_json::from_slice(&text).map_err(|error| {
         let expected = r#"{"generation":41,"owners":{"0":"writer-1"}}"#;
         Failure::BadInput(format!("segue: {path}: {error}; expected wanted owners, such as {expected}"))
     })?;
-    act(Action::Want(wanted), &args.asked)
+    act(Action::Want(given.into()), &args.asked)
 }

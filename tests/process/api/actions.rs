@@ -83,4 +83,23 @@ fn a_repeated_id_has_no_second_effect() {
     }
     let operations = site.intentions();
     assert!(operations.iter().any(|key| key.ends_with("/operations/p-1")), "{operations:?}");
+
+    let want = |owner: &str| format!(r#"{{"generation":41,"owners":{{"0":"{owner}"}},"id":"w-41"}}"#);
+    let first = site.does("PUT", "/v1/wanted", &want("w-0"));
+    assert_eq!(site.does("PUT", "/v1/wanted", &want("w-0")), first);
+    let other = site.send("PUT", "/v1/wanted", &want("w-1"));
+    assert_eq!(other.status, 409, "other owners: {}", other.body);
+}
+
+#[test]
+fn misspelt_owners_are_refused_and_replace_none() {
+    let site = Site::with_token(&["w-0"]);
+    for (body, named) in [
+        (r#"{"generation":42,"owner":{"0":"w-0"}}"#, "unknown field `owner`"),
+        (r#"{"generation":42}"#, "missing field `owners`"),
+    ] {
+        let refused = site.send("PUT", "/v1/wanted", body);
+        assert!(refused.status == 400 && text(&refused, "error").contains(named), "{}", refused.body);
+    }
+    assert!(!site.intentions().iter().any(|key| key.ends_with("/wanted")), "{:?}", site.intentions());
 }
