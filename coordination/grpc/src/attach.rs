@@ -114,6 +114,8 @@ pub(crate) async fn attach(shared: &Arc<Shared>, hello: &Hello, way: Way) -> Res
         let (of, keyspace) = (&token.keyspace, &shared.keyspace);
         return Err(Status::invalid_argument(format!("`resume` is of keyspace {of:?}, `keyspace` is {keyspace:?}")));
     }
+    // Before the lease is renewed.
+    shared.hub.ensure_sighted(ttl)?;
     let shared = shared.clone();
     // A task of its own: a pod that hangs up must not break off a renewal. The store takes that for the end of its
     // connection, which carries all leases and watches of this process.

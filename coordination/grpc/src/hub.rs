@@ -9,18 +9,21 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use segue_coordination::session::{Update, Watcher};
+use segue_coordination::session::{Update, Watcher, boottime};
 use segue_coordination::store::Store;
 use segue_protocol::handoff::checkpoint::Waits;
 use segue_protocol::handoff::parties::Parties;
 use segue_protocol::ids::{PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
+use segue_protocol::lease::has_made_progress;
 use segue_protocol::view::View;
 use tokio::sync::{broadcast, watch};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 use tracing::{Instrument as _, warn};
+
+use crate::stream::micros;
 
 /// Most notices that wait for a reader. A reader that misses some looks at every partition.
 const NOTICES: usize = 256;
@@ -43,6 +46,14 @@ struct Shared {
     revision: watch::Sender<Revision>,
     /// The revision that last changed a partition or the membership.
     changed: watch::Sender<Revision>,
+    /// Since when the view may be behind the store, on the clock of [`boottime`]; `None` while it follows.
+    blind_since: Mutex<Option<Duration>>,
+}
+
+impl Shared {
+    fn blind_since(&self) -> MutexGuard<'_, Option<Duration>> {
+        self.blind_since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A view, and which of its partitions each pod has a part in.
@@ -89,6 +100,7 @@ impl Hub {
             changes: broadcast::Sender::new(NOTICES),
             revision: watch::Sender::new(Revision::ZERO),
             changed: watch::Sender::new(Revision::ZERO),
+            blind_since: Mutex::new(Some(boottime())),
         });
         let task = follow(shared.clone(), Watcher::start_with_heartbeats(store, keys)).in_current_span();
         let task = AbortOnDropHandle::new(tokio::spawn(task));
@@ -108,12 +120,22 @@ impl Hub {
         Changes { receiver: self.shared.changes.subscribe(), pod: pod.to_owned(), partitions: None }
     }
 
+    /// Refuses to work for a pod with a lease of this TTL if the store has not been followed for half of it. The pod is to
+    /// go to another instance: its lease stands for a loop that acts, and this one tells it nothing.
+    pub(crate) fn ensure_sighted(&self, ttl: Duration) -> Result<(), Status> {
+        let blind_since = *self.shared.blind_since();
+        match blind_since {
+            Some(since) if !has_made_progress(micros(boottime()), micros(since), micros(ttl)) => Err(cannot_follow()),
+            _ => Ok(()),
+        }
+    }
+
     /// Waits until the view shows this revision.
     pub(crate) async fn shows(&self, revision: Revision) -> Result<(), Status> {
         let mut seen = self.shared.revision.subscribe();
         match timeout(CATCH_UP, seen.wait_for(|seen| *seen >= revision)).await {
             Ok(Ok(_)) => Ok(()),
-            _ => Err(Status::unavailable("this instance cannot follow the store at present; retry")),
+            _ => Err(cannot_follow()),
         }
     }
 
@@ -175,6 +197,10 @@ impl Changes {
     }
 }
 
+fn cannot_follow() -> Status {
+    Status::unavailable("this instance cannot follow the store at present; retry")
+}
+
 async fn exceeds(number: &watch::Sender<Revision>, revision: Revision) {
     if number.subscribe().wait_for(|number| *number > revision).await.is_err() {
         // The sender lives as long as the hub.
@@ -205,11 +231,13 @@ async fn follow(shared: Arc<Shared>, mut watcher: Watcher) {
                 }
                 Update::Lost(error) => {
                     warn!(%error, "pods' service lost its store watch; resyncing");
+                    shared.blind_since().get_or_insert_with(boottime);
                     continue;
                 }
             };
             (change, view.revision)
         };
+        *shared.blind_since() = None;
         shared.revision.send_replace(revision);
         // Heartbeats and operators' keys concern no pod. They would wake every stream.
         if change.as_ref().is_none_or(|affected| !affected.partitions.is_empty() || !affected.pods.is_empty()) {

@@ -117,6 +117,7 @@ impl Stream {
         let mut looked = Instant::now();
         loop {
             if renewal.is_none() && self.beat > self.confirmed && self.is_reading() {
+                shared.hub.ensure_sighted(self.attached.token.ttl())?;
                 renewal = Some(self.renew());
             }
             self.attached.keep_registration(&shared).await?;
@@ -290,7 +291,7 @@ async fn time_passes(shared: &Shared, looked: Instant) {
     }
 }
 
-fn micros(span: Duration) -> u64 {
+pub(crate) fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 

@@ -10,6 +10,7 @@ use segue_protocol::txn::Keys;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use crate::client::{BEATS_OF_A_LEASE, Known, Pod, connect, hello, register};
@@ -101,6 +102,21 @@ async fn a_silent_pod_loses_its_lease_and_nobody_else_does() {
     let known = a.owns(4).await;
     assert_eq!(known.incarnation(), site.view().await.incarnation_of("a").get());
     assert!(known.ended.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_instance_that_sees_nothing_sends_its_pods_elsewhere_although_it_could_renew_their_leases() {
+    let mut site = Site::start().await;
+    let blinded = CancellationToken::new();
+    let blind = site.instance_that_goes_blind(blinded.clone()).await;
+    let a = Pod::start(blind, hello(&site.name, "a")).await;
+    let before = a.owns(4).await;
+    blinded.cancel();
+    let known = a.until("its stream ends", |known| known.ended.is_some()).await;
+    assert_eq!(known.ended, Some(Code::Unavailable));
+    let a = Pod::resume(site.address(0), hello(&site.name, "a"), known).await;
+    let known = a.owns(4).await;
+    assert_eq!(known.incarnation(), before.incarnation(), "its lease has not ended");
 }
 
 #[tokio::test(flavor = "multi_thread")]
