@@ -90,21 +90,17 @@ async fn a_request_behind_the_last_response_of_a_router_that_stops_does_not_cost
     let pod = fixture.scripted_pod().await;
     let mut client = fixture.send(GET).await;
     let mut connection = pod.accept_request().await;
-    let behind = post("content-length: 4194304", &"x".repeat(4 * MIB));
-    // The router reads a little of it, and the rest only behind its response.
+    let stopped = fixture.shut_down();
+    fixture.refuses_connections().await;
     let (mut reader, mut writer) = client.stream.split();
-    let written = async {
-        writer.write_all(behind.as_bytes()).await.unwrap();
+    let behind = async {
+        writer.write_all(post("content-length: 4194304", &"x".repeat(4 * MIB)).as_bytes()).await.unwrap();
         writer.shutdown().await.unwrap();
     };
-    let answered = async {
-        let stopped = fixture.shut_down();
-        fixture.refuses_connections().await;
-        let body = "y".repeat(RESPONSE_BYTES);
-        connection.write(format!("HTTP/1.1 200 OK\r\ncontent-length: {RESPONSE_BYTES}\r\n\r\n{body}")).await;
-        stopped
-    };
-    let ((), stopped) = soon(async { tokio::join!(written, answered) }).await;
+    let body = "y".repeat(RESPONSE_BYTES);
+    let answer = connection.write(format!("HTTP/1.1 200 OK\r\ncontent-length: {RESPONSE_BYTES}\r\n\r\n{body}"));
+    // The router reads a little of the next request, and the rest only behind its response.
+    soon(async { tokio::join!(behind, answer) }).await;
     let mut text = String::new();
     soon(reader.read_to_string(&mut text)).await.unwrap();
     assert!(text.starts_with("HTTP/1.1 200 ") && text.contains("connection: close\r\n"), "{:.200}", text);
