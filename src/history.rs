@@ -18,7 +18,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
 use futures_util::stream;
 use segue_coordination::session::unix_millis;
@@ -33,7 +33,6 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::api::problem::{Problem, method_not_allowed};
 use crate::resting::{Rest, resting};
 
 /// How long a reading serves further readers of the admin endpoint.
@@ -190,19 +189,27 @@ pub fn routes(store: Arc<dyn Store>, keys: Keyspace) -> Router {
 async fn answer(State(reader): State<Arc<Reader>>, asked: Result<Query<Asked>, QueryRejection>) -> Response {
     let Query(asked) = match asked {
         Ok(asked) => asked,
-        Err(error) => return Problem::bad_request(error.body_text()).into_response(),
+        Err(error) => return refusal(StatusCode::BAD_REQUEST, "bad-request", error.body_text()),
     };
     let Ok(place) = reader.places.clone().try_acquire_owned() else {
-        let text = format!("{MAX_RESPONSES} clients are reading the history; try again");
-        return Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", text).into_response();
+        return unavailable("busy", format!("{MAX_RESPONSES} clients are reading the history; try again"));
     };
     match reader.read().await {
         Ok(reading) => ([(header::CONTENT_TYPE, "application/json")], reading.body(&asked, place)).into_response(),
-        Err(error) => {
-            let text = format!("the history cannot be read: {error}");
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", text).into_response()
-        }
+        Err(error) => unavailable("store-unavailable", format!("the history cannot be read: {error}")),
     }
+}
+
+async fn method_not_allowed() -> Response {
+    refusal(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "the path does not have this method".to_owned())
+}
+
+fn unavailable(reason: &str, error: String) -> Response {
+    ([(header::RETRY_AFTER, "1")], refusal(StatusCode::SERVICE_UNAVAILABLE, reason, error)).into_response()
+}
+
+fn refusal(status: StatusCode, reason: &str, error: String) -> Response {
+    (status, Json(json!({ "error": error, "reason": reason }))).into_response()
 }
 
 impl Reader {

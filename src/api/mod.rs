@@ -13,7 +13,7 @@
 mod guard;
 mod keyspaces;
 mod own_pod;
-pub(crate) mod problem;
+mod problem;
 mod read;
 mod write;
 

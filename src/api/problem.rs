@@ -10,18 +10,18 @@ use crate::operator::OperatorError;
 
 /// Why a request was not fulfilled: the status, a name for programs, and a sentence.
 #[derive(Debug)]
-pub(crate) struct Problem {
+pub(super) struct Problem {
     status: StatusCode,
     reason: &'static str,
     error: String,
 }
 
 impl Problem {
-    pub(crate) fn new(status: StatusCode, reason: &'static str, error: impl Into<String>) -> Self {
+    pub(super) fn new(status: StatusCode, reason: &'static str, error: impl Into<String>) -> Self {
         Problem { status, reason, error: error.into() }
     }
 
-    pub(crate) fn bad_request(error: impl Into<String>) -> Self {
+    pub(super) fn bad_request(error: impl Into<String>) -> Self {
         Problem::new(StatusCode::BAD_REQUEST, "bad-request", error)
     }
 
@@ -81,6 +81,6 @@ pub(super) async fn unknown() -> Problem {
 }
 
 /// Responds to a method that a path does not have.
-pub(crate) async fn method_not_allowed() -> Problem {
+pub(super) async fn method_not_allowed() -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "the path does not have this method")
 }

@@ -23,8 +23,6 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 use tracing::{Instrument as _, warn};
 
-use crate::stream::micros;
-
 /// Most notices that wait for a reader. A reader that misses some looks at every partition.
 const NOTICES: usize = 256;
 
@@ -195,6 +193,10 @@ impl Changes {
     pub(crate) fn take(&mut self) -> Option<BTreeSet<PartitionId>> {
         self.partitions.replace(BTreeSet::new())
     }
+}
+
+pub(crate) fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn cannot_follow() -> Status {

@@ -25,7 +25,7 @@ use tracing::{debug, info, warn};
 use crate::attach::{Attached, STORE_TIMEOUT};
 use crate::checkpoints::look_interval;
 use crate::events::{WINDOW, event, span, welcome};
-use crate::hub::Changes;
+use crate::hub::{Changes, micros};
 use crate::proto::{Event, GoAway, Heartbeat, Hello, Progress};
 use crate::sessions::{Done, Place};
 use crate::shared::{GO_AWAY_WITHIN, Shared, unavailable};
@@ -289,10 +289,6 @@ async fn time_passes(shared: &Shared, looked: Instant) {
         Some(interval) => sleep_until(looked + interval).await,
         None => std::future::pending().await,
     }
-}
-
-pub(crate) fn micros(span: Duration) -> u64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Returns the pod with the state and the work that its first heartbeat reports.
