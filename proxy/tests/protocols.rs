@@ -185,7 +185,7 @@ async fn the_last_words_of_a_pod_reach_a_client_that_goes_on_sending() {
         let sending = tokio::spawn(async move { while writer.write_all(&[b'x'; 64 << 10]).await.is_ok() {} });
         connection.exactly_bytes(1024).await;
         connection.write("bye").await;
-        // What it has not read makes this a reset.
+        // Unread bytes make this close a reset.
         drop(connection);
         let mut said = Vec::new();
         let _ = soon(reader.read_to_end(&mut said)).await;

@@ -121,7 +121,7 @@ impl Client {
     /// Returns whether it has been idle, or sending a head, for longer than `least`.
     pub(super) fn has_been_idle(&self, now: Instant, least: Duration) -> bool {
         let idle = self.serving.get() == 0 && !self.served.get() && !self.upgraded.get();
-        // One that is to close does so by itself. By HTTP/2 that takes an acknowledgement, which may never come.
+        // A connection that is to close does so by itself. By HTTP/2 the client has to acknowledge that, and may never do so.
         let stays = self.http2.get()
             || matches!(self.command.get(), ConnectionCommand::Continue | ConnectionCommand::CloseAfterResponse);
         idle && stays && now.saturating_duration_since(self.since.get()) > least

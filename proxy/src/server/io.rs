@@ -26,7 +26,7 @@ use crate::tls::Stream;
 /// Largest response, with its head, that is written in one piece.
 const MAX_JOINED_BYTES: usize = 1 << 10;
 
-/// What has arrived from a client, shared with its connection. The first two are about HTTP/1.1.
+/// Facts about what has arrived from a client, shared with its connection. `in_head` and `behind` are about HTTP/1.1.
 #[derive(Debug, Default)]
 pub(super) struct Arrived {
     /// Whether it ends in the middle of a head, assuming that it is heads.

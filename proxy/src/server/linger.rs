@@ -23,7 +23,7 @@ const LINGER_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_LINGER_BYTES: usize = 8 << 20;
 const READ_BYTES: usize = 4 << 10;
 
-/// What may still be read.
+/// The bytes and the time that are left for reading.
 pub(super) struct Linger {
     bytes_left: usize,
     timeout: Pin<Box<Sleep>>,
