@@ -1,6 +1,4 @@
 //! Settings that differ between two versions of a file.
-#![allow(clippy::unwrap_used)]
-
 use segue_config::{Written, locate};
 
 fn written(text: &str, variables: &[(&str, &str)]) -> Written {

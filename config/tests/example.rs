@@ -1,7 +1,5 @@
 //! The example files agree with the program.
 
-#![allow(clippy::unwrap_used)]
-
 use std::time::Duration;
 
 use segue_config::{

@@ -1,16 +1,13 @@
 //! Several keyspaces in one file: what is accepted, what it means, and the exact text of each mistake.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::time::Duration;
 
 use segue_config::{Config, KeyspaceSection, compare, locate, parse};
 use segue_protocol::planning::Strategy;
 use segue_proxy::routing::keyspace_choice::{HostName, KeyspaceMatch, PathPrefix};
 use segue_proxy::routing::partition_key::{KeySource, PartitionSource};
-use support::{assert_accepted, assert_refused, refused};
+
+use crate::support::{assert_accepted, assert_refused, refused};
 
 const SITE: &str = r#"
 [router]

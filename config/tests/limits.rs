@@ -1,12 +1,9 @@
 //! Both ends of every limit: the last value that is accepted and the first that is refused.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use proptest::prelude::*;
 use segue_config::parse;
-use support::{assert_accepted, assert_refused, refused};
+
+use crate::support::{assert_accepted, assert_refused, refused};
 
 /// Returns the smallest file in which the key has this value.
 fn file(key: &str, value: &str) -> String {

@@ -1,8 +1,6 @@
 //! The exact text of each mistake in a key or a value, with its place.
 
-mod support;
-
-use support::{assert_accepted, assert_refused, refused};
+use crate::support::{assert_accepted, assert_refused, refused};
 
 #[test]
 fn an_unknown_key_names_the_nearest_known_one() {

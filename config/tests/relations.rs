@@ -1,13 +1,10 @@
 //! The rules that a file must satisfy as a whole, and the exact text of each mistake.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::time::Duration;
 
 use segue_config::parse;
-use support::{assert_accepted, assert_refused, refused};
+
+use crate::support::{assert_accepted, assert_refused, refused};
 
 #[test]
 fn a_file_without_a_role_is_refused() {

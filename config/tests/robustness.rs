@@ -1,7 +1,5 @@
 //! No input makes the parser panic, and every mistake stays on one line.
 
-#![allow(clippy::unwrap_used)]
-
 use proptest::prelude::*;
 use segue_config::{LoadError, load, parse};
 

@@ -1,14 +1,11 @@
 //! TLS: the settings that belong together, and the place at which a problem of a file is shown.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::path::Path;
 
 use segue_config::parse;
 use segue_proxy::tls::{ClientFiles as ClientTls, IdentityFiles as Identity, ServerFiles as ServerTls};
-use support::{assert_accepted, assert_refused, refused};
+
+use crate::support::{assert_accepted, assert_refused, refused};
 
 #[test]
 fn the_files_of_all_sections_are_understood() {

@@ -1,7 +1,5 @@
 //! Settings from `SEGUE__SECTION__KEY` variables in the environment.
 
-#![allow(clippy::unwrap_used)]
-
 use std::time::Duration;
 
 use segue_config::{Config, Errors, parse};

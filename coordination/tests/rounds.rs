@@ -1,8 +1,6 @@
 //! A keyspace that is coordinated by assignment rounds, on a real etcd: each process is a pod and takes part in them,
 //! and there is no leader.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;

@@ -2,8 +2,6 @@
 //!
 //! Not here: the times of each holder (`segue_protocol::holders`), and whole clusters under faults (`tests/simulation`).
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock, Mutex};

@@ -1,9 +1,5 @@
 //! Limits on bodies, on requests in flight to a pod and on retries, and the responses beyond them.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
@@ -13,12 +9,13 @@ use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::message::local_reply::LocalReply;
 use segue_proxy::metrics::BounceCause;
-use support::client::{data, empty, stream};
-use support::pod::{Pod, ScriptedPod, Speaks, closed_address};
-use support::{BOTH_VERSIONS, Fixture, GET, OK, P0, P1, P2, POST, Settings, get_at, post, soon, until};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
+
+use crate::support::client::{data, empty, stream};
+use crate::support::pod::{Pod, ScriptedPod, Speaks, closed_address};
+use crate::support::{BOTH_VERSIONS, Fixture, GET, OK, P0, P1, P2, POST, Settings, get_at, post, soon, until};
 
 #[tokio::test]
 async fn a_body_that_says_it_is_too_large_is_refused_and_reaches_nobody() {

@@ -1,16 +1,13 @@
 //! Answers that come before the end of their request's body. They reach the client, and so does the next answer.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod support;
-
 use std::time::Duration;
 
 use http::Response;
-use support::client::full;
-use support::pod::{Speaks, echo_body};
-use support::{Fixture, GET, POST, Settings, post, soon};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::support::client::full;
+use crate::support::pod::{Speaks, echo_body};
+use crate::support::{Fixture, GET, POST, Settings, post, soon};
 
 const MIB: usize = 1 << 20;
 

@@ -1,16 +1,13 @@
 //! Exchanges that fail: pods and clients that break off, timeouts, and severing at the end of a drain.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod support;
-
 use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
-use support::client::{data, empty, stream};
-use support::pod::{ScriptedPod, Speaks, echo_body};
-use support::{BOTH_VERSIONS, Fixture, GET, OK, P0, POST, Settings, get_at, post, soon, until};
+
+use crate::support::client::{data, empty, stream};
+use crate::support::pod::{ScriptedPod, Speaks, echo_body};
+use crate::support::{BOTH_VERSIONS, Fixture, GET, OK, P0, POST, Settings, get_at, post, soon, until};
 
 #[tokio::test]
 async fn a_pod_that_dies_with_the_request_is_never_asked_twice() {

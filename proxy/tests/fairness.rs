@@ -1,20 +1,17 @@
 //! What one client may take from the others: connections, requests in flight, flow-control windows.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod support;
-
 use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
-use support::client::{RawHttp1Client, empty, full};
-use support::pod::{Pod, Speaks};
-use support::{Fixture, GET, OK, P0, P1, Settings, TEST_TIMEOUT, get_at, post, soon, until};
 use tokio::io::AsyncReadExt as _;
 use tokio::time::Instant;
+
+use crate::support::client::{RawHttp1Client, empty, full};
+use crate::support::pod::{Pod, Speaks};
+use crate::support::{Fixture, GET, OK, P0, P1, Settings, TEST_TIMEOUT, get_at, post, soon, until};
 
 /// Two of the addresses that every machine has.
 const HERE: [u8; 4] = [127, 0, 0, 1];

@@ -1,9 +1,5 @@
 //! The order within a flush. A request waits only for earlier ones of its own key.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod support;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,12 +9,13 @@ use hyper::body::Incoming;
 use segue_coordination::router::DataPlane;
 use segue_protocol::handoff::router::{HoldCause, Stage};
 use segue_proxy::settings::UpstreamProtocol;
-use support::client::{Answer, Body, Http2Client, RawHttp1Client, data, empty, full, stream};
-use support::pod::{Pod, Speaks, start_h2_pod};
-use support::{BOTH_VERSIONS, Fixture, P0, Settings, soon, until};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+
+use crate::support::client::{Answer, Body, Http2Client, RawHttp1Client, data, empty, full, stream};
+use crate::support::pod::{Pod, Speaks, start_h2_pod};
+use crate::support::{BOTH_VERSIONS, Fixture, P0, Settings, soon, until};
 
 /// Far less than `max_wait`, and far more than a flush takes.
 const PROMPT_RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);

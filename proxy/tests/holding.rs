@@ -1,9 +1,5 @@
 //! Requests that are held, put back or refused: a cutover as clients and pods see it.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod support;
-
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -13,10 +9,11 @@ use segue_protocol::handoff::router::HoldCause;
 use segue_proxy::message::local_reply::LocalReply;
 use segue_proxy::metrics::BounceCause;
 use segue_proxy::routing::partition_key::{KeySource, PartitionSource};
-use support::client::{empty, full};
-use support::pod::{Pod, ScriptedPod, Speaks, closed_address, echo_body};
-use support::{BOTH_VERSIONS, Fixture, GET, OK, P0, POST, POST_THAT_EXPECTS, Settings, get_at, post, until};
 use tokio::net::TcpListener;
+
+use crate::support::client::{empty, full};
+use crate::support::pod::{Pod, ScriptedPod, Speaks, closed_address, echo_body};
+use crate::support::{BOTH_VERSIONS, Fixture, GET, OK, P0, POST, POST_THAT_EXPECTS, Settings, get_at, post, until};
 
 const MISDIRECTED: &str = "HTTP/1.1 421 Misdirected Request\r\ncontent-length: 0\r\n\r\n";
 

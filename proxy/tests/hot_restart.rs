@@ -1,9 +1,5 @@
 //! A hot restart between two servers: one adopts the listeners of the other, which finishes its requests.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod support;
-
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,10 +7,11 @@ use std::time::Duration;
 use http::Response;
 use segue_proxy::server::Server;
 use segue_proxy::settings::{ServerSettings, UpstreamProtocol};
-use support::client::{empty, full};
-use support::pod::{Pod, Speaks};
-use support::{Fixture, GET, P0, Settings, TEST_TIMEOUT, http1_server, soon, until};
 use tokio::time::Instant;
+
+use crate::support::client::{empty, full};
+use crate::support::pod::{Pod, Speaks};
+use crate::support::{Fixture, GET, P0, Settings, TEST_TIMEOUT, http1_server, soon, until};
 
 fn workers(workers: usize) -> Settings {
     Settings::with(|settings| settings.server.workers = workers)

@@ -1,16 +1,13 @@
 //! The two servers of HTTP/1.1 beside each other: clients see no difference.
-#![allow(clippy::unwrap_used, missing_docs)]
-
-#[path = "support/mod.rs"]
-mod support;
 
 use segue_protocol::handoff::router::HoldCause;
 use segue_proxy::settings::Http1Server;
-use support::client::{Body, full};
-use support::pod::{Speaks, echo_body};
-use support::{Fixture, GET, OK, P0, P1, Settings, TEST_TIMEOUT, get_at, post, soon};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
+
+use crate::support::client::{Body, full};
+use crate::support::pod::{Speaks, echo_body};
+use crate::support::{Fixture, GET, OK, P0, P1, Settings, TEST_TIMEOUT, get_at, post, soon};
 
 const SERVERS: [Http1Server; 2] = [Http1Server::Hyper, Http1Server::Segue];
 
@@ -443,8 +440,17 @@ async fn informational_responses_that_a_client_does_not_read_are_dropped() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_request_that_waits_has_no_buffer_for_its_response() {
+    const NAME: &str = "http1_servers::a_request_that_waits_has_no_buffer_for_its_response";
     const WAITING: usize = 600;
     const HEAD: usize = 60 << 10;
+    // The memory is that of a process, and other tests run in this one.
+    if std::env::var_os("SEGUE_TEST_ALONE").is_none() {
+        let mut alone = tokio::process::Command::new(std::env::current_exe().unwrap());
+        let output = alone.args([NAME, "--exact"]).env("SEGUE_TEST_ALONE", "1").output().await.unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
     let settings = Settings::with(|settings| {
         settings.server.http1 = Http1Server::Segue;
         settings.stash.max_requests = 2 * WAITING;

@@ -1,10 +1,6 @@
 //! HTTP/2 connections of clients on which much goes wrong: a router that stops, bodies that nobody reads, exchanges that
 //! are severed. No request may be left without an answer, and none may use up what others on its connection need.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod support;
-
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,12 +10,13 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use segue_protocol::handoff::router::HoldCause;
 use segue_proxy::settings::UpstreamProtocol;
-use support::client::{Body, Http2Client, data, empty, full, stream};
-use support::{BOTH_VERSIONS, Fixture, P0, P1, Settings, soon};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
+
+use crate::support::client::{Body, Http2Client, data, empty, full, stream};
+use crate::support::{BOTH_VERSIONS, Fixture, P0, P1, Settings, soon};
 
 /// Returns how often to repeat what needs luck to go wrong. `SEGUE_TEST_ROUNDS` names another number.
 fn rounds(usual: usize) -> usize {

@@ -1,9 +1,5 @@
 //! Layers of tower around the data path.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod support;
-
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,11 +12,12 @@ use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use segue_proxy::server::Server;
 use segue_proxy::settings::UpstreamProtocol;
-use support::client::full;
-use support::pod::Speaks;
-use support::{Fixture, GET, P0, Settings};
 use tower::{Layer, Service, ServiceBuilder};
 use tower_http::set_header::SetResponseHeaderLayer;
+
+use crate::support::client::full;
+use crate::support::pod::Speaks;
+use crate::support::{Fixture, GET, P0, Settings};
 
 /// Lets so many requests pass and answers all others with `429`.
 #[derive(Debug, Clone)]

@@ -1,16 +1,14 @@
 //! What the metrics of the data path say of requests that real clients send and real pods answer.
-#![allow(clippy::unwrap_used)]
-
-mod support;
 
 use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use segue_protocol::ids::PartitionId;
-use support::client::{RawHttp1Client, full};
-use support::pod::{Pod, Speaks};
-use support::{Fixture, until};
+
+use crate::support::client::{RawHttp1Client, full};
+use crate::support::pod::{Pod, Speaks};
+use crate::support::{Fixture, until};
 
 const P0: PartitionId = PartitionId::new(0);
 const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";

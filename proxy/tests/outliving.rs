@@ -1,20 +1,17 @@
 //! Exchanges that outlast their answer, their client or their connection: how long they count as in flight, and when they
 //! are broken off.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod support;
-
 use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
 use segue_protocol::handoff::router::HoldCause;
 use segue_proxy::settings::UpstreamProtocol;
-use support::client::{Body, RawHttp1Client, data, empty, stream};
-use support::pod::{Connection, Speaks, start_h2_pod};
-use support::{BOTH_VERSIONS, Fixture, GET, OK, P0, POST, Settings, post, soon, until};
 use tokio::time::Instant;
+
+use crate::support::client::{Body, RawHttp1Client, data, empty, stream};
+use crate::support::pod::{Connection, Speaks, start_h2_pod};
+use crate::support::{BOTH_VERSIONS, Fixture, GET, OK, P0, POST, Settings, post, soon, until};
 
 /// Waits until the router has seen that no client is connected any more.
 async fn all_clients_are_gone(fixture: &Fixture) {

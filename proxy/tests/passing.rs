@@ -1,19 +1,16 @@
 //! Requests and responses that pass through: both versions of HTTP on either side, bodies, trailers, headers, upgrades.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod support;
-
 use bytes::Bytes;
 use http::{HeaderMap, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::settings::UpstreamProtocol;
-use support::client::{Body, data, empty, full, stream};
-use support::pod::{Pod, Speaks, echo_body};
-use support::{BOTH_VERSIONS, Fixture, GET, P0, POST, POST_THAT_EXPECTS, Settings, get_at, post, soon};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::support::client::{Body, data, empty, full, stream};
+use crate::support::pod::{Pod, Speaks, echo_body};
+use crate::support::{BOTH_VERSIONS, Fixture, GET, P0, POST, POST_THAT_EXPECTS, Settings, get_at, post, soon};
 
 const P3: PartitionId = PartitionId::new(3);
 

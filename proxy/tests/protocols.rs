@@ -1,20 +1,17 @@
 //! Rules of protocols beyond passing bytes: deadlines of gRPC, close frames of WebSocket, the origin of a `421`, and the
 //! size that a held body counts with.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod support;
-
 use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
 use segue_proxy::metrics::BounceCause;
-use support::client::{Body, Http2Client, data, empty, stream};
-use support::pod::{Pod, Speaks, echo_body};
-use support::{Fixture, GET, P0, P1, Settings, get_at, post, soon, until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
+
+use crate::support::client::{Body, Http2Client, data, empty, stream};
+use crate::support::pod::{Pod, Speaks, echo_body};
+use crate::support::{Fixture, GET, P0, P1, Settings, get_at, post, soon, until};
 
 fn call(http2: &Http2Client, timeout: &str) -> http::request::Builder {
     let call = http2.request("POST", "/svc/Do").header("content-type", "application/grpc");

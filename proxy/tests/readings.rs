@@ -1,8 +1,6 @@
 //! A pod finds the same key in a request as the router does: paths, queries and cookies made of parts that servers read
 //! differently, compared with the rules of those servers. The fuzz target `partition` searches further.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
 #[path = "../../tests/fuzz/support/servers.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod servers;

@@ -1,7 +1,4 @@
 //! A whole router over the embedded store: when it is registered, and when it answers.
-#![allow(clippy::unwrap_used)]
-
-mod support;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +10,12 @@ use segue_protocol::ids::{LeaseId, PartitionId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::{Keys, Op, Snapshot, Txn};
 use segue_proxy::router::{BoundRouter, JoiningRouter, Router};
-use support::client::RawHttp1Client;
-use support::pod::ScriptedPod;
-use support::{Settings, TEST_TIMEOUT, soon};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
+
+use crate::support::client::RawHttp1Client;
+use crate::support::pod::ScriptedPod;
+use crate::support::{Settings, TEST_TIMEOUT, soon};
 
 const P0: PartitionId = PartitionId::new(0);
 const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
@@ -81,15 +79,18 @@ impl Site {
 }
 
 async fn until_held(router: &Router) {
-    support::until(|| router.state().table().stashed(P0).0 == 1, "the request to be held").await;
+    crate::support::until(|| router.state().table().stashed(P0).0 == 1, "the request to be held").await;
 }
 
 #[tokio::test]
 async fn a_router_without_clients_is_ready_once_it_knows_the_keyspace() {
     let site = Site { store: Arc::new(MemoryStore::new()), keys: Keyspace::new("/segue/", "test") };
     let router = site.join("r");
-    support::until(|| router.state().not_ready().is_some_and(|why| why.contains("no settings")), "a registration")
-        .await;
+    crate::support::until(
+        || router.state().not_ready().is_some_and(|why| why.contains("no settings")),
+        "a registration",
+    )
+    .await;
     assert!(site.is_registered("r").await);
     site.put(site.keys.config(), r#"{"partitions":1}"#, None).await;
     soon(router.state().ready()).await;

@@ -1,18 +1,16 @@
 //! The server: its address, its limits, its shutdown.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod support;
-
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use http::Response;
 use segue_proxy::server::{Server, ServerError};
 use segue_proxy::settings::ServerSettings;
-use support::client::full;
-use support::pod::Speaks;
-use support::{Fixture, GET, OK, P0, POST, Settings, TEST_TIMEOUT, get_at, http1_server, post, soon, until};
 use tokio::time::Instant;
+
+use crate::support::client::full;
+use crate::support::pod::Speaks;
+use crate::support::{Fixture, GET, OK, P0, POST, Settings, TEST_TIMEOUT, get_at, http1_server, post, soon, until};
 
 fn server(listen: &str, workers: usize) -> ServerSettings {
     ServerSettings { listen: listen.to_owned(), workers, tls: None, http1: http1_server() }
@@ -197,7 +195,8 @@ async fn a_shutdown_lets_what_is_under_way_end() {
 /// Most of the time the connection is still in the kernel's queue.
 #[tokio::test]
 async fn a_request_of_a_client_that_has_just_connected_is_served_by_a_server_that_stops() {
-    for round in 0..50 {
+    // Each round waits for a second or so.
+    let round = async |round| {
         let mut fixture = Fixture::new();
         let _pod = fixture.quick_pod().await;
         let mut client = fixture.send(GET).await;
@@ -205,7 +204,8 @@ async fn a_request_of_a_client_that_has_just_connected_is_served_by_a_server_tha
         let answer = client.answer().await;
         assert_eq!((answer.status, answer.header("connection")), (200, "close"), "round {round}");
         soon(shutdown).await.unwrap();
-    }
+    };
+    join_all((0..50).map(round)).await;
 }
 
 #[tokio::test]

@@ -1,6 +1,4 @@
 //! The public interface of the stash: the places of a flush, and requests that are put back.
-#![allow(clippy::unwrap_used)]
-
 use segue_proxy::routing::stash::{Arrival, QueuePosition, Stash};
 
 /// Returns the position of the request that arrived as this number.

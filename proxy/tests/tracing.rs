@@ -5,10 +5,6 @@
 //! * Without tracing, and for a request that is not recorded, the context passes unchanged.
 //! * A pod sees the span of its own attempt as its parent.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
@@ -20,10 +16,11 @@ use segue_protocol::keys::Keyspace;
 use segue_protocol::trace_context::SpanContext;
 use segue_proxy::settings::UpstreamProtocol;
 use segue_proxy::spans::{Sampling, Span, SpanKind, Tracer, Value};
-use support::client::{Body, empty};
-use support::pod::{Pod, Speaks, start_h2_pod};
-use support::{BOTH_VERSIONS, Fixture, GET, P0, POST, Settings, get_at, soon, until};
 use tokio::sync::mpsc;
+
+use crate::support::client::{Body, empty};
+use crate::support::pod::{Pod, Speaks, start_h2_pod};
+use crate::support::{BOTH_VERSIONS, Fixture, GET, P0, POST, Settings, get_at, soon, until};
 
 const SAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 const NOT_SAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
@@ -173,7 +170,7 @@ async fn a_refused_attempt_is_a_span_of_its_own() {
     let (mut client, mut connection) = traced_one.fixture.exchange(&pod, traced(SAMPLED)).await;
     connection.write("HTTP/1.1 421 Misdirected Request\r\ncontent-length: 0\r\n\r\n").await;
     let first_parent = traceparent(&connection.head().await);
-    connection.write(support::OK).await;
+    connection.write(crate::support::OK).await;
     assert_eq!(client.answer().await.status, 200);
     let [server, refused, stash, accepted] = traced_one.spans().await;
     assert_eq!(*value(&refused, "http.response.status_code"), Value::Number(421));

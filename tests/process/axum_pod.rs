@@ -1,6 +1,4 @@
 //! The example of an axum service: counters that move between pods under load.
-#![allow(clippy::unwrap_used)]
-
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};

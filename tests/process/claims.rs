@@ -1,8 +1,5 @@
 //! The sidecar's claims when it or its service fails alone: nothing that the old owner's service does takes effect once
 //! the next owner has begun to write. Sidecars and services are real processes, and services log each write.
-#![allow(clippy::unwrap_used)]
-
-mod service;
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -14,6 +11,8 @@ use segue_tests::cluster::TestCluster;
 use segue_tests::http::{Request, get, is_ready};
 use segue_tests::ports::free_address;
 use segue_tests::process::{Process, until};
+
+use crate::service;
 
 /// The lease time of all participants.
 const TTL: Duration = Duration::from_secs(2);
@@ -135,12 +134,6 @@ fn working(by: By, kind: &str, more: &str) -> (OnePartition, Pod, Pod) {
     // `sticky` leaves the one partition where it is.
     drop(fixture.work(6000));
     (fixture, a, b)
-}
-
-#[test]
-#[ignore = "the service behind the sidecars of the other tests, which start it"]
-fn the_service() {
-    service::run();
 }
 
 #[test]

@@ -1,6 +1,4 @@
 //! The `segue` command as a user meets it: real processes, bad input, signals.
-#![allow(clippy::unwrap_used)]
-
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

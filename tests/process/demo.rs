@@ -1,6 +1,4 @@
 //! `segue demo` as a user meets it: what it refuses, what it reports, and what it shows meanwhile.
-#![allow(clippy::unwrap_used)]
-
 use std::collections::HashSet;
 use std::process::Command;
 

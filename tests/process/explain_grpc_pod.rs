@@ -1,7 +1,5 @@
 //! `segue explain` and a pod that uses the gRPC service: a pod without an admin address, whose coordinator knows how far it
 //! is.
-#![allow(clippy::unwrap_used)]
-
 use std::mem::take;
 use std::net::SocketAddr;
 use std::process::Command;

@@ -1,7 +1,5 @@
 //! The hooks of a sidecar as processes: a service's responses decide the outcome of the handoff, and `/status` shows
 //! them.
-#![allow(clippy::unwrap_used)]
-
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::process::Command;

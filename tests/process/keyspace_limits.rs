@@ -2,8 +2,6 @@
 //!
 //! The pods' hooks answer when the test lets their keyspace go on, so each keyspace takes all places that it may take. What
 //! was in flight at any moment is read from the history of etcd, change by change.
-#![allow(clippy::unwrap_used)]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

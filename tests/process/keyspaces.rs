@@ -2,8 +2,6 @@
 //!
 //! Clients mix requests for two keyspaces on each connection while the pods of one keyspace change. The services write
 //! down what reached them, and that is compared with what clients were told.
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};

@@ -1,7 +1,4 @@
 //! The example of a router with layers of its own, in front of real writer pods.
-#![allow(clippy::unwrap_used)]
-
-mod writers;
 
 use std::process::Command;
 
@@ -9,7 +6,8 @@ use segue_tests::examples::example;
 use segue_tests::http::{Request, Response};
 use segue_tests::ports::free_address;
 use segue_tests::process::Process;
-use writers::WriterCluster;
+
+use crate::writers::WriterCluster;
 
 #[test]
 fn a_router_with_layers_routes_and_limits_and_hands_its_place_back() {

@@ -1,6 +1,4 @@
 //! `segue drain --self`, `/drain` and `/settled`: a sidecar's pod leaves under load, as in a rollout.
-#![allow(clippy::unwrap_used)]
-
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,6 +1,4 @@
 //! Pods that coordinate themselves by assignment rounds, as processes: there is no coordinator but in their own files.
-#![allow(clippy::unwrap_used)]
-
 use std::net::SocketAddr;
 
 use axum::Router;

@@ -2,14 +2,12 @@
 //!
 //! Pods join, leave and are killed, and so are a router and the leader, all under load. Then clients' records are
 //! compared with the pods' logs.
-#![allow(clippy::unwrap_used)]
-
-mod writers;
 
 use segue_tests::http::get;
 use segue_tests::ports::free_address;
-use writers::WriterCluster;
-use writers::load::CheckedLoad;
+
+use crate::writers::WriterCluster;
+use crate::writers::load::CheckedLoad;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_while_pods_routers_and_the_leader_come_and_go() {

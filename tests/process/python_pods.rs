@@ -3,9 +3,6 @@
 //!
 //! Pods join, leave, are killed, restart, and lose the coordinator that they talk to. Then clients' records are compared
 //! with the pods' logs.
-#![allow(clippy::unwrap_used)]
-
-mod writers;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,8 +11,9 @@ use std::process::Command;
 use segue_tests::http::is_ready;
 use segue_tests::ports::free_address;
 use segue_tests::process::Process;
-use writers::WriterCluster;
-use writers::load::CheckedLoad;
+
+use crate::writers::WriterCluster;
+use crate::writers::load::CheckedLoad;
 
 /// Returns a folder of the repository, and a command that runs Python with what the examples need.
 fn python(folder: &str) -> (PathBuf, Command) {

@@ -1,6 +1,4 @@
 //! What SIGHUP takes over in a running process, and what it names.
-#![allow(clippy::unwrap_used)]
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;

@@ -1,6 +1,4 @@
 //! What a service manager such as systemd is told: when a process serves, when it ends, and which process replaces it.
-#![allow(clippy::unwrap_used)]
-
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixDatagram;

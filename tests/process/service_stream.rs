@@ -2,9 +2,6 @@
 //! which knows nothing of sidecars.
 //!
 //! Sidecars and services join, leave, are killed and stopped. Then clients' records are compared with the services' logs.
-#![allow(clippy::unwrap_used)]
-
-mod writers;
 
 use std::path::Path;
 use std::process::Command;
@@ -13,8 +10,9 @@ use segue_tests::config::Config;
 use segue_tests::http::is_ready;
 use segue_tests::ports::free_address;
 use segue_tests::process::Process;
-use writers::WriterCluster;
-use writers::load::CheckedLoad;
+
+use crate::writers::WriterCluster;
+use crate::writers::load::CheckedLoad;
 
 /// Starts a service, which opens its stream there.
 fn service(cluster: &mut WriterCluster, name: &str, listen: &str, stream: &str) {

@@ -1,10 +1,6 @@
 //! One service in two keyspaces behind a sidecar: what ends its work ends it in both, and what it does by its stream of
 //! one keyspace leaves the other alone. Sidecars are real processes; services of the first tests too, and they log each
 //! write.
-#![allow(clippy::unwrap_used)]
-
-#[allow(dead_code, reason = "the tests of claims use the rest")]
-mod service;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -27,6 +23,7 @@ use segue_tests::config::Config;
 use segue_tests::http::{self, Request, is_ready};
 use segue_tests::ports::free_address;
 use segue_tests::process::{Process, until};
+
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -34,6 +31,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::interval;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
+
+use crate::service;
 
 const KEYSPACES: [&str; 2] = ["persons", "orders"];
 /// Longer than anything is held or worked on.
@@ -172,12 +171,6 @@ fn ask(router: SocketAddr, keyspace: &str, path: &str) -> Option<(u16, String)> 
     let request = Request::get(&format!("/{keyspace}{path}")).header("x-partition", 0).timeout(LONGEST_REQUEST);
     let response = request.send(router)?;
     Some((response.status, response.body))
-}
-
-#[test]
-#[ignore = "the service behind the sidecars of the other tests, which start it"]
-fn the_service() {
-    service::run();
 }
 
 #[test]

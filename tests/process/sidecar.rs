@@ -1,7 +1,5 @@
 //! The sidecar: a service that knows nothing of Segue gets fencing, handoffs and hooks from a `segue run` with a
 //! `[pod]` section in front of it.
-#![allow(clippy::unwrap_used)]
-
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

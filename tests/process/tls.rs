@@ -1,7 +1,5 @@
 //! TLS on every connection: etcd, the router and the sidecar demand client certificates. The service is plain Python,
 //! and the client is curl.
-#![allow(clippy::unwrap_used)]
-
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

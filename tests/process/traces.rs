@@ -1,6 +1,4 @@
 //! Traces as a collector gets them: of requests, of a handoff, and what becomes of both without a collector.
-#![allow(clippy::unwrap_used)]
-
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

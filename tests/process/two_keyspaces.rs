@@ -1,7 +1,5 @@
 //! Pods, operators and hooks of processes with two keyspaces: what a sidecar registers, refuses and hands over, and what
 //! the admin endpoint and the commands say.
-#![allow(clippy::unwrap_used)]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::process::Command;

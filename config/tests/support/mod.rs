@@ -1,7 +1,5 @@
 //! Helpers of the tests of mistakes.
 
-#![allow(clippy::unwrap_used)]
-
 use segue_config::parse;
 
 /// Returns the text of a bad file's mistakes.

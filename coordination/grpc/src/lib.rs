@@ -44,11 +44,8 @@ pub use service::{PodsKeyspace, PodsServer, PodsStatus};
 pub use shared::PodsSettings;
 pub use status::{Load, Progress, StreamStatus, TaskStatus};
 
-/// The messages, the client and the server of `pods.proto`.
+/// The messages, the client and the server of `pods.proto`, as they are committed beside it.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
 pub mod proto {
-    tonic::include_proto!("segue.v1");
-
-    /// The descriptor set of this version of `pods.proto`.
-    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pods.binpb"));
+    include!("../../proto/segue/v1/segue.v1.rs");
 }

@@ -1,10 +1,9 @@
 //! `pods.proto` as it was published, against the present one: no field's number, type or name may change, and what is
-//! reserved stays so.
+//! reserved stays so. And the code that is committed beside it, against what it compiles to.
 //!
-//! The published descriptor set is `coordination/proto/segue/v1/pods.binpb`. A compatible change of the .proto is
-//! published with `SEGUE_PUBLISH_PROTO=1 cargo test --workspace --test compatibility`.
-#![allow(clippy::unwrap_used)]
-
+//! The published descriptor set is `coordination/proto/segue/v1/pods.binpb`, the code `segue.v1.rs`. A compatible change of
+//! the .proto is published, and the code made anew, with
+//! `SEGUE_PUBLISH_PROTO=1 cargo test --workspace --test grpc compatibility`.
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
@@ -15,7 +14,11 @@ use prost_types::enum_descriptor_proto::EnumReservedRange;
 use prost_types::{DescriptorProto, EnumDescriptorProto, FileDescriptorSet};
 
 fn published() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../proto/segue/v1/pods.binpb")
+    committed("pods.binpb")
+}
+
+fn committed(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../proto/segue/v1").join(name)
 }
 
 fn parse(bytes: &[u8]) -> FileDescriptorSet {
@@ -137,16 +140,18 @@ fn check(published: io::Result<Vec<u8>>, present: &[u8], publishes: bool) -> Res
         return Err(format!("clients in use would break:\n{}", broken.join("\n")));
     }
     if !publishes && (contract(&published), reserved(&published)) != (contract(&present), reserved(&present)) {
-        return Err("pods.proto has additions: publish them with SEGUE_PUBLISH_PROTO=1 cargo test --workspace --test \
+        return Err(
+            "pods.proto has additions: publish them with SEGUE_PUBLISH_PROTO=1 cargo test --workspace --test grpc \
                     compatibility"
-            .to_owned());
+                .to_owned(),
+        );
     }
     Ok(())
 }
 
 #[test]
 fn the_present_proto_is_compatible_with_the_published_one_and_published_itself() {
-    let present = segue_grpc::proto::DESCRIPTORS;
+    let present = segue_pods_proto::DESCRIPTORS;
     let publishes = std::env::var_os("SEGUE_PUBLISH_PROTO").is_some();
     check(std::fs::read(published()), present, publishes).unwrap_or_else(|problem| panic!("{problem}"));
     if publishes {
@@ -155,8 +160,21 @@ fn the_present_proto_is_compatible_with_the_published_one_and_published_itself()
 }
 
 #[test]
+fn the_committed_code_is_what_the_proto_compiles_to() {
+    let present = segue_pods_proto::CODE;
+    if std::env::var_os("SEGUE_PUBLISH_PROTO").is_some() {
+        std::fs::write(committed("segue.v1.rs"), present).unwrap();
+    }
+    let is_current = std::fs::read_to_string(committed("segue.v1.rs")).unwrap() == present;
+    assert!(
+        is_current,
+        "make segue.v1.rs anew: SEGUE_PUBLISH_PROTO=1 cargo test --workspace --test grpc compatibility"
+    );
+}
+
+#[test]
 fn without_the_published_proto_the_check_fails_unless_it_is_about_to_be_published() {
-    let present = segue_grpc::proto::DESCRIPTORS;
+    let present = segue_pods_proto::DESCRIPTORS;
     let missing = || Err(io::ErrorKind::NotFound.into());
     let problem = check(missing(), present, false).unwrap_err();
     assert!(problem.starts_with("the published pods.binpb cannot be read: "), "{problem}");
@@ -167,7 +185,7 @@ fn without_the_published_proto_the_check_fails_unless_it_is_about_to_be_publishe
 
 #[test]
 fn a_changed_number_type_or_name_a_removed_call_and_what_is_not_reserved_any_more_are_found() {
-    let mut set = parse(segue_grpc::proto::DESCRIPTORS);
+    let mut set = parse(segue_pods_proto::DESCRIPTORS);
     let file = set.file.iter_mut().find(|file| file.package() == "segue.v1").unwrap();
     let hello = file.message_type.iter().position(|message| message.name() == "Hello").unwrap();
     file.message_type[hello].reserved_name.push("labels".to_owned());

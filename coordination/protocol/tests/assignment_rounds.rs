@@ -8,8 +8,6 @@
 //! that a writer's life still takes part, and that a round opens and closes only over the gathering that was seen. Not
 //! taken out is the guard that a round closes after the one before it: two that close at once would only cost a round.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 

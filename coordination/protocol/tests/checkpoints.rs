@@ -1,6 +1,4 @@
 //! When an owner makes a checkpoint, whom a new owner waits for, and what the store accepts.
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeSet;
 use std::time::Duration;
 

@@ -1,7 +1,5 @@
 //! The JSON of the store between versions: what this one writes it reads back; what an older one leaves out and a newer
 //! one adds is read; a view of both decides as a view of its own records would.
-#![allow(clippy::unwrap_used)]
-
 use proptest::prelude::*;
 use segue_protocol::handoff::advance::{advance, waiting_for};
 use segue_protocol::handoff::pod::duty;

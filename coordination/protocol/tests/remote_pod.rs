@@ -1,6 +1,4 @@
 //! What a pod in another process is told along a handoff, for every choice of views that the instance skips.
-#![allow(clippy::unwrap_used)]
-
 use std::time::Duration;
 
 use segue_protocol::handoff::checkpoint::Waits;

@@ -14,8 +14,8 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 
-use crate::fixture::{Conduct, Fixture, Pod, TTL};
-use crate::sidecar::{answer, service, url};
+use super::fixture::{Conduct, Fixture, Pod, TTL};
+use super::sidecar::{answer, service, url};
 
 /// A service whose fate the test decides.
 #[derive(Debug)]

@@ -8,8 +8,8 @@ use segue_protocol::records::{Capabilities, Checkpoint, Phase, PodAckKind};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::behind::Scripted;
-use crate::fixture::{Call, Conduct, Fixture, Pod, TTL};
+use super::behind::Scripted;
+use super::fixture::{Call, Conduct, Fixture, Pod, TTL};
 
 const E1: Epoch = Epoch::new(1);
 const E2: Epoch = Epoch::new(2);

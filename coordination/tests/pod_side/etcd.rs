@@ -11,7 +11,7 @@ use segue_protocol::txn::{Keys, Op};
 use segue_protocol::view::View;
 use segue_tests::etcd::Etcd;
 
-use crate::fixture::{Fixture, Pod};
+use super::fixture::{Fixture, Pod};
 
 const E2: Epoch = Epoch::new(2);
 const P0: PartitionId = PartitionId::new(0);

@@ -14,7 +14,7 @@ use segue_protocol::txn::Keys;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use crate::fixture::{Call, Conduct, Fixture, Flaky, Pod};
+use super::fixture::{Call, Conduct, Fixture, Flaky, Pod};
 
 const E1: Epoch = Epoch::new(1);
 const E2: Epoch = Epoch::new(2);
@@ -109,7 +109,7 @@ async fn drained_waits_for_what_the_service_holds_and_for_its_drain() {
     let arrival = old.arrival().await;
     let background = arrival.owned.hold().unwrap();
     let owned = arrival.owned.clone();
-    assert!(arrival.answer.send(crate::fixture::whole("accepted")).is_ok());
+    assert!(arrival.answer.send(super::fixture::whole("accepted")).is_ok());
     drop(sent.await.unwrap());
 
     old.service.let_it("drain", Conduct::Last);
@@ -228,7 +228,7 @@ async fn a_cancelled_drain_reopens_and_the_next_one_counts_anew() {
     fixture.move_to(P0, Phase::Syncing).await;
     sleep(Duration::from_secs(60)).await;
     assert!(!fixture.has_said(P0, "old", PodAckKind::Drained, second).await);
-    assert!(working.answer.send(crate::fixture::whole("done")).is_ok());
+    assert!(working.answer.send(super::fixture::whole("done")).is_ok());
     drop(sent.await.unwrap());
     fixture.until("drained", |view| view.pod_ack(P0, "old", PodAckKind::Drained, second).is_some()).await;
 }

@@ -10,7 +10,7 @@ use segue_protocol::txn::{Keys, Op};
 use segue_protocol::view::View;
 use tokio::time::sleep;
 
-use crate::fixture::{Fixture, Pod, TTL};
+use super::fixture::{Fixture, Pod, TTL};
 
 const P0: PartitionId = PartitionId::new(0);
 const P1: PartitionId = PartitionId::new(1);

@@ -12,7 +12,7 @@ use segue_protocol::txn::{Keys, Op};
 use segue_protocol::view::View;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::fixture::{Call, Conduct, Fixture, Flaky, Pod, TTL, whole};
+use super::fixture::{Call, Conduct, Fixture, Flaky, Pod, TTL, whole};
 
 const E1: Epoch = Epoch::new(1);
 const E2: Epoch = Epoch::new(2);

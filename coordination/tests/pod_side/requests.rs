@@ -17,7 +17,7 @@ use segue_protocol::records::{Phase, PodAckKind};
 use tokio::time::{Instant, sleep};
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
-use crate::fixture::{Fixture, Pod, whole};
+use super::fixture::{Fixture, Pod, whole};
 
 const E1: Epoch = Epoch::new(1);
 const P0: PartitionId = PartitionId::new(0);

@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::task::JoinHandle;
 
-use crate::fixture::{Fixture, Pod};
+use super::fixture::{Fixture, Pod};
 
 const H42: HandoffId = HandoffId::created_at(Revision::new(42));
 const E3: Epoch = Epoch::new(3);

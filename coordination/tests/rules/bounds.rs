@@ -7,7 +7,7 @@ use segue_protocol::handoff::pod::{Duty, duty};
 use segue_protocol::ids::HandoffId;
 use segue_protocol::records::{Assignment, Capabilities, Mode, Phase, PodAckKind, encode};
 
-use crate::{E5, Fixture, NO_SYNC, NONE, P0, drained, says};
+use super::{E5, Fixture, NO_SYNC, NONE, P0, drained, says};
 
 #[tokio::test]
 async fn the_flip_copies_the_bound_of_the_new_owner_into_the_assignment() {

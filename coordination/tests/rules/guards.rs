@@ -5,7 +5,7 @@ use segue_protocol::handoff::pod::warmed;
 use segue_protocol::ids::Incarnation;
 use segue_protocol::records::{Capabilities, Handoff, Mode, Phase, PodAckKind, encode};
 
-use crate::{Fixture, NO_SYNC, NONE, P0, drained, is_held, says};
+use super::{Fixture, NO_SYNC, NONE, P0, drained, is_held, says};
 
 #[tokio::test]
 async fn a_router_that_registers_late_makes_the_move_fail() {

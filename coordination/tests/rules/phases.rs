@@ -8,7 +8,7 @@ use segue_protocol::records::{
     encode,
 };
 
-use crate::{E1, E4, E5, Fixture, NO_SYNC, NONE, P0, at, cut_over, drained, is_held, says};
+use super::{E1, E4, E5, Fixture, NO_SYNC, NONE, P0, at, cut_over, drained, is_held, says};
 
 #[tokio::test]
 async fn a_handoff_goes_through_its_phases_and_each_last_ack_carries_the_move() {

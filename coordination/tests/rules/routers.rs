@@ -9,7 +9,7 @@ use segue_protocol::mapping::{Agreement, agree, is_shown};
 use segue_protocol::records::{Capabilities, Mode, Partitioner, Phase};
 use segue_protocol::view::View;
 
-use crate::{Fixture, I1, NONE, P0, at};
+use super::{Fixture, I1, NONE, P0, at};
 
 #[tokio::test]
 async fn a_stop_may_wait_only_while_a_living_old_owner_serves_what_this_router_has_to_drain() {

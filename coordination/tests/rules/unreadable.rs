@@ -7,7 +7,7 @@ use segue_protocol::handoff::router::{HoldCause, Route, Stage, Step, Trust, next
 use segue_protocol::records::{Capabilities, Mode, Phase};
 use segue_protocol::txn::Keys;
 
-use crate::{Fixture, NO_SYNC, NONE, P0, at, drained};
+use super::{Fixture, NO_SYNC, NONE, P0, at, drained};
 
 #[tokio::test]
 async fn a_record_that_cannot_be_read_stops_everything_about_its_partition() {

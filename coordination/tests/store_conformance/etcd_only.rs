@@ -11,7 +11,7 @@ use segue_tests::certificates::{Authority, Issued};
 use segue_tests::etcd::Etcd;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::fixture::{REQUEST_TIMEOUT, TEST_TIMEOUT, etcd_store};
+use super::fixture::{REQUEST_TIMEOUT, TEST_TIMEOUT, etcd_store};
 
 /// An endpoint at which nothing listens, on a port that is never assigned by chance.
 const CLOSED_ENDPOINT: &str = "http://127.0.0.1:1";

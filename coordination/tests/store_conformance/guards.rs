@@ -6,7 +6,7 @@ use segue_coordination::store::StoreError;
 use segue_protocol::ids::{LeaseId, Revision};
 use segue_protocol::txn::{Compare, Field, Keys, Op, Relation, Txn};
 
-use crate::fixture::{Fixture, TTL};
+use super::fixture::{Fixture, TTL};
 
 use Field::{CreateRevision as Created, Lease, ModRevision as Modified};
 use Relation::{Equal, Greater, Less, NotEqual};

@@ -14,7 +14,7 @@ use segue_tests::etcd::Etcd;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::fixture::TEST_TIMEOUT;
+use super::fixture::TEST_TIMEOUT;
 
 /// The election timeout of the chaos tests: members elect another leader after 0.5 s to 1 s of silence.
 const LEASE_TTL: Duration = Duration::from_secs(3);

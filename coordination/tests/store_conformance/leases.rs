@@ -8,7 +8,7 @@ use segue_protocol::ids::{LeaseId, Revision};
 use segue_protocol::txn::{Compare, Txn};
 use tokio::time::{Instant, sleep};
 
-use crate::fixture::{Fixture, TEST_TIMEOUT, TTL, collect, next};
+use super::fixture::{Fixture, TEST_TIMEOUT, TTL, collect, next};
 
 const UNKNOWN_LEASE: LeaseId = LeaseId::new(0x5e60e);
 

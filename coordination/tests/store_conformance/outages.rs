@@ -9,7 +9,7 @@ use segue_coordination::store::{StoreError, Watch};
 use segue_protocol::ids::{LeaseId, Revision};
 use tokio::time::{Instant, timeout};
 
-use crate::fixture::{Fixture, REQUEST_TIMEOUT, TEST_TIMEOUT, collect, next};
+use super::fixture::{Fixture, REQUEST_TIMEOUT, TEST_TIMEOUT, collect, next};
 
 /// Time that a call may take beyond its timeout on a busy machine.
 const MAX_TIMEOUT_OVERRUN: Duration = Duration::from_secs(2);

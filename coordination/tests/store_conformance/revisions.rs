@@ -3,7 +3,7 @@
 use segue_protocol::ids::Revision;
 use segue_protocol::txn::{Compare, Op, Txn};
 
-use crate::fixture::{Fixture, TTL};
+use super::fixture::{Fixture, TTL};
 
 pub(crate) async fn a_change_makes_one_revision_and_nothing_else_makes_any(fixture: Fixture) {
     assert_eq!(fixture.snapshot().await.revision, Revision::new(1), "an untouched store");

@@ -9,7 +9,7 @@ use segue_coordination::store::StoreError;
 use segue_protocol::ids::Revision;
 use segue_protocol::txn::{Event, Op};
 
-use crate::fixture::{Fixture, collect, next, try_next};
+use super::fixture::{Fixture, collect, next, try_next};
 
 fn put_revision(event: &Event) -> Revision {
     match event {

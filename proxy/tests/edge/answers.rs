@@ -3,8 +3,8 @@
 use tokio::io::AsyncReadExt;
 
 use crate::support::pod::Connection;
+use crate::support::wire::{self, Stop};
 use crate::support::{Fixture, GET, P0, soon};
-use crate::wire::{self, Stop};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Gets {

@@ -6,11 +6,11 @@ use hyper::body::Incoming;
 use segue_proxy::settings::UpstreamProtocol;
 use tokio::io::AsyncReadExt;
 
-use crate::recorder::Recorder;
+use super::recorder::Recorder;
 use crate::support::client::{Body, empty, stream};
 use crate::support::pod::Speaks;
+use crate::support::wire::Message;
 use crate::support::{Fixture, P0, Settings};
-use crate::wire::Message;
 
 /// Sends this head by HTTP/1.1. Returns the request that the pod gets.
 async fn passed_on(fixture: &Fixture, pod: &Recorder, head: &str) -> Message {

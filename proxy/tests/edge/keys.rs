@@ -5,7 +5,7 @@ use segue_protocol::ids::PartitionId;
 use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{KeySource, PartitionSource};
 
-use crate::recorder::Recorder;
+use super::recorder::Recorder;
 use crate::support::client::{Answer, empty};
 use crate::support::pod::Speaks;
 use crate::support::{Fixture, Settings};

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use crate::support::until;
-use crate::wire::{self, Manner, Message, Stop};
+use crate::support::wire::{self, Manner, Message, Stop};
 
 #[derive(Default)]
 struct Heard {

@@ -3,9 +3,9 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::recorder::Recorder;
+use super::recorder::Recorder;
+use crate::support::wire::{self, Message};
 use crate::support::{Fixture, P0, soon};
-use crate::wire::{self, Message};
 
 /// The first fields of every head.
 const H: &str = "host: h\r\nx-partition: 0\r\n";

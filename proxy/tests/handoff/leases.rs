@@ -10,7 +10,7 @@ use segue_proxy::routing::permit::Admission;
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{Fixture, P3, PARTITIONS, REQUEST_TIMEOUT, TTL, crash, within};
+use super::{Fixture, P3, PARTITIONS, REQUEST_TIMEOUT, TTL, crash, within};
 
 #[tokio::test(start_paused = true)]
 async fn keys_of_routers_and_leaders_that_another_hand_detached_from_their_leases_are_put_back() {

@@ -6,7 +6,7 @@ use segue_protocol::ids::PartitionId;
 use segue_protocol::records::{Capabilities, Mode};
 use tokio::time::{Instant, sleep};
 
-use crate::{Fixture, PARTITIONS, Router, crash, within};
+use super::{Fixture, PARTITIONS, Router, crash, within};
 
 async fn pods_join_and_leave(mode: Mode, routers: &[&str]) {
     let fixture = Fixture::new(mode);

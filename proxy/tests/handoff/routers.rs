@@ -12,7 +12,7 @@ use segue_protocol::txn::{Keys, Op, Txn};
 use segue_proxy::routing::permit::Admission;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{Blindfold, Fixture, P3, PARTITIONS, TTL, crash, within};
+use super::{Blindfold, Fixture, P3, PARTITIONS, TTL, crash, within};
 
 #[tokio::test(start_paused = true)]
 async fn a_router_that_dies_is_waited_for_no_longer_than_its_lease() {

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use bytes::Bytes;
 
+use super::{ScriptedHttp2Pod, get, ok, upstream};
 use crate::support::{P0, soon, until};
-use crate::{ScriptedHttp2Pod, get, ok, upstream};
 
 #[tokio::test]
 async fn a_pod_that_allows_few_streams_gets_more_connections_and_nothing_waits_in_between() {

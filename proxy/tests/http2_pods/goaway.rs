@@ -4,8 +4,8 @@ use segue_proxy::metrics::BounceCause;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
+use super::{ScriptedHttp2Pod, get, next, ok, serve, upstream};
 use crate::support::{P0, soon, until};
-use crate::{ScriptedHttp2Pod, get, next, ok, serve, upstream};
 
 #[tokio::test]
 async fn a_request_above_the_last_one_that_a_leaving_pod_names_is_sent_again() {

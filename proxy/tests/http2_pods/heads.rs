@@ -7,9 +7,9 @@ use http::{Request, Response};
 use segue_proxy::metrics::BounceCause;
 use tokio::net::{TcpListener, TcpStream};
 
+use super::{ScriptedHttp2Pod, get, next, ok, serve, upstream};
 use crate::support::client::{data, stream};
 use crate::support::{Fixture, P0, POST_THAT_EXPECTS, Settings, soon, until};
-use crate::{ScriptedHttp2Pod, get, next, ok, serve, upstream};
 
 #[tokio::test]
 async fn a_large_head_of_an_answer_reaches_its_client() {

@@ -10,10 +10,10 @@ use http_body_util::BodyExt as _;
 use segue_proxy::metrics::BounceCause;
 use segue_proxy::settings::UpstreamProtocol;
 
+use super::{ScriptedHttp2Pod, get, next, ok, serve, upstream};
 use crate::support::client::{data, empty, stream};
 use crate::support::pod::start_h2_pod;
 use crate::support::{Fixture, P0, Settings, soon, until};
-use crate::{ScriptedHttp2Pod, get, next, ok, serve, upstream};
 
 /// Servers count the streams that are reset before they have accepted them, and end the connection after about twenty.
 #[tokio::test]

@@ -8,6 +8,7 @@
 
 pub mod client;
 pub mod pod;
+pub mod wire;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

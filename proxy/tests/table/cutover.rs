@@ -11,7 +11,7 @@ use segue_proxy::routing::permit::{Admission, TableHandle};
 use segue_proxy::routing::table::{StashLimits, Table};
 use tokio::time::Instant;
 
-use crate::{E1, LIMITS, P0, is_pending, passes, stage, switch, table, target, waits};
+use super::{E1, LIMITS, P0, is_pending, passes, stage, switch, table, target, waits};
 
 #[tokio::test(start_paused = true)]
 async fn a_partition_that_leads_nowhere_holds_and_lets_in_once_it_leads_somewhere() {

@@ -8,7 +8,7 @@ use segue_protocol::handoff::router::{HoldCause, Stage};
 use segue_proxy::routing::table::{AdmissionError, StashTotal, Table};
 use tokio::time::Instant;
 
-use crate::{LIMITS, P0, P1, P2, is_pending, passes, stage, switch, table, waits};
+use super::{LIMITS, P0, P1, P2, is_pending, passes, stage, switch, table, waits};
 
 #[tokio::test(start_paused = true)]
 async fn requests_of_one_key_reach_the_pod_in_order_and_newcomers_go_behind() {

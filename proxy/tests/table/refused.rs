@@ -8,7 +8,7 @@ use segue_proxy::routing::permit::QueuedPermit;
 use segue_proxy::routing::table::{AdmissionError, StashLimits};
 use tokio::time::Instant;
 
-use crate::{LIMITS, P0, is_pending, passes, stage, switch, table, waits};
+use super::{LIMITS, P0, is_pending, passes, stage, switch, table, waits};
 
 #[tokio::test]
 async fn requests_of_a_key_that_their_pod_refuses_go_again_in_the_order_in_which_they_came() {

@@ -13,9 +13,9 @@ use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::support::client::RawHttp1Client;
-use super::support::{Fixture, GET, OK, P0, get_at, post, soon};
 use super::{Authorities, SecurePod, config, curl, fixture, python, run, text};
+use crate::support::client::RawHttp1Client;
+use crate::support::{Fixture, GET, OK, P0, get_at, post, soon};
 
 const BOTH: &[&str] = &["h2", "http/1.1"];
 

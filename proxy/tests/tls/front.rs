@@ -7,9 +7,9 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use super::support::pod::{Pod, ScriptedPod, Speaks};
-use super::support::{P0, TEST_TIMEOUT, soon};
 use super::{Authorities, curl, fixture, python, run, tell, text};
+use crate::support::pod::{Pod, ScriptedPod, Speaks};
+use crate::support::{P0, TEST_TIMEOUT, soon};
 
 async fn plain_pod() -> Pod {
     Pod::start(Speaks::Http1, |request| async { tell(request).await.unwrap() }).await

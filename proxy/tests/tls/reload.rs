@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use segue_proxy::tls::{Refreshed, ServerTls};
 use segue_tests::certificates::Authority;
 
-use super::support::P0;
-use super::support::pod::{Pod, Speaks};
 use super::{Authorities, curl, fixture, python, run, server, tell, text};
+use crate::support::P0;
+use crate::support::pod::{Pod, Speaks};
 
 /// Returns the line of OpenSSL that names the issuer of the certificate that is served now.
 async fn issuer(address: &str) -> String {

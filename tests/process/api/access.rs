@@ -9,7 +9,7 @@ use segue_tests::http::Request;
 use segue_tests::process::until;
 use serde_json::Value;
 
-use crate::site::{Site, TOKEN, says, text};
+use super::site::{Site, TOKEN, says, text};
 
 /// A request that changes something, each by its method, path and body.
 const WRITES: [(&str, &str, &str); 11] = [

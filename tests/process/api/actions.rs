@@ -3,7 +3,7 @@
 use segue_tests::http::Request;
 use segue_tests::process::until;
 
-use crate::site::{Site, TOKEN, text};
+use super::site::{Site, TOKEN, text};
 use crate::writers::PARTITIONS;
 
 #[test]

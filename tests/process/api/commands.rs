@@ -8,7 +8,7 @@ use segue_tests::http::Request;
 use segue_tests::ports::free_address;
 use segue_tests::process::until;
 
-use crate::site::{Site, says};
+use super::site::{Site, says};
 
 #[test]
 fn commands_need_nothing_but_a_server() {

@@ -11,7 +11,7 @@ use segue_tests::ports::free_address;
 use segue_tests::process::until;
 use serde_json::Value;
 
-use crate::site::{Site, TOKEN, receive, says, text};
+use super::site::{Site, TOKEN, receive, says, text};
 use crate::writers::PARTITIONS;
 
 /// Starts an admin endpoint of another process, which responds with this status to everything. Returns its address and

@@ -4,7 +4,7 @@ use segue_protocol::records::Resting;
 use segue_tests::process::until;
 use serde_json::Value;
 
-use crate::site::{Site, says};
+use super::site::{Site, says};
 
 #[test]
 fn a_pod_that_never_gets_warm_is_shown_to_rest_by_everybody_who_is_asked() {

@@ -7,7 +7,7 @@ use segue_tests::http::Request;
 use segue_tests::process::until;
 use serde_json::{Value, json};
 
-use crate::site::{Site, says, text};
+use super::site::{Site, says, text};
 
 /// Most that `/status` lists of what a handoff waits for.
 const LISTED: usize = 16;

@@ -3,7 +3,7 @@
 use segue_tests::process::until;
 use serde_json::Value;
 
-use crate::operated::Operated;
+use super::operated::Operated;
 use crate::writers::PARTITIONS;
 
 /// Returns how often an operator's order has moved a partition.

@@ -8,7 +8,7 @@ use segue_tests::ports::free_address;
 use segue_tests::process::until;
 use serde_json::Value;
 
-use crate::operated::Operated;
+use super::operated::Operated;
 use crate::writers::PARTITIONS;
 
 #[test]

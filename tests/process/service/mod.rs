@@ -36,7 +36,7 @@ impl Settings<'_> {
 /// The command line of the service.
 pub(crate) fn command() -> Vec<String> {
     let program = std::env::current_exe().unwrap().to_str().unwrap().to_owned();
-    [&program, "the_service", "--exact", "--ignored", "--nocapture"].map(str::to_owned).to_vec()
+    [&program, "service::the_service", "--exact", "--ignored", "--nocapture"].map(str::to_owned).to_vec()
 }
 
 /// One write.
@@ -110,7 +110,9 @@ fn variable(name: &str) -> String {
 }
 
 /// Is the service, for ever.
-pub(crate) fn run() {
+#[test]
+#[ignore = "the service behind the sidecars of the other tests, which start it"]
+fn the_service() {
     if let Ok(worker) = std::env::var("SERVICE_WORKER") {
         let (place, millis) = worker.rsplit_once(' ').unwrap();
         let (epoch, keyspace) = place.split_once(' ').unwrap();

@@ -9,8 +9,8 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-use crate::client::{connect, hello};
-use crate::site::Site;
+use super::client::{connect, hello};
+use super::site::Site;
 
 type Presenting = PodsClient<InterceptedService<Channel, Box<dyn FnMut(Request<()>) -> Result<Request<()>, Status>>>>;
 

@@ -16,8 +16,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Code;
 
-use crate::client::{Pod, ack, beat, connect, hello, register};
-use crate::site::Site;
+use super::client::{Pod, ack, beat, connect, hello, register};
+use super::site::Site;
 
 pub(crate) const TTL: Duration = Duration::from_secs(8);
 

@@ -8,11 +8,11 @@ use segue_protocol::planning::Policy;
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::beside::{Sidecar, TTL};
-use crate::checkpoints::{able, site, site_that_waits, warmed_from};
-use crate::client::{Known, Pod, ack, connect, hello, register};
-use crate::polling::Polling;
-use crate::site::Site;
+use super::beside::{Sidecar, TTL};
+use super::checkpoints::{able, site, site_that_waits, warmed_from};
+use super::client::{Known, Pod, ack, connect, hello, register};
+use super::polling::Polling;
+use super::site::Site;
 
 fn polling(a: &Sidecar, hello: Hello) -> Polling {
     Polling::new([a.address], hello)

@@ -9,10 +9,10 @@ use segue_protocol::records::{PodRecord, encode};
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::beside::Sidecar;
-use crate::client::{Pod, ack, connect, hello, name, register};
-use crate::polling::Polling;
-use crate::site::Site;
+use super::beside::Sidecar;
+use super::client::{Pod, ack, connect, hello, name, register};
+use super::polling::Polling;
+use super::site::Site;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hello_that_cannot_be_is_refused_in_words() {

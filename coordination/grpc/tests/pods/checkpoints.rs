@@ -9,9 +9,9 @@ use segue_protocol::ids::PartitionId;
 use segue_protocol::planning::Policy;
 use tokio::time::{Instant, timeout};
 
-use crate::client::{Known, Pod, ack, hello, register_with};
-use crate::polling::Polling;
-use crate::site::Site;
+use super::client::{Known, Pod, ack, hello, register_with};
+use super::polling::Polling;
+use super::site::Site;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 

@@ -4,8 +4,8 @@ use segue_grpc::proto::{Ack, AckKind, AckOutcome, Heartbeat, Hello, LeaveRequest
 use segue_protocol::view::View;
 use tonic::Code;
 
-use crate::client::{Pod, ack, connect, hello, register};
-use crate::site::Site;
+use super::client::{Pod, ack, connect, hello, register};
+use super::site::Site;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_takes_part_in_two_keyspaces_by_a_stream_for_each() {

@@ -13,8 +13,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use crate::client::{BEATS_OF_A_LEASE, Known, Pod, connect, hello, register};
-use crate::site::Site;
+use super::client::{BEATS_OF_A_LEASE, Known, Pod, connect, hello, register};
+use super::site::Site;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_goes_on_at_another_instance_costs_no_move() {
@@ -74,7 +74,7 @@ async fn a_restarted_process_waits_for_the_old_lease_and_is_a_new_incarnation() 
     let known = a.owns(4).await;
     assert!(known.incarnation() > before.incarnation() && !known.welcome.unwrap().resumed);
     assert!(known.owned.iter().all(|(partition, epoch)| *epoch > before.owned[partition]));
-    assert_eq!(known.tasks.iter().filter(|task| crate::client::name(task) == "warm").count(), 4);
+    assert_eq!(known.tasks.iter().filter(|task| super::client::name(task) == "warm").count(), 4);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,8 +5,8 @@ use segue_protocol::ids::PartitionId;
 use segue_protocol::records::{Thousandths, encode};
 use segue_protocol::view::View;
 
-use crate::client::{beat, connect, hello, register};
-use crate::site::Site;
+use super::client::{beat, connect, hello, register};
+use super::site::Site;
 
 impl Site {
     async fn balance_load(&self, on: bool) {

@@ -9,8 +9,8 @@ use segue_grpc::proto::{Ack, AckKind, AckOutcome, Heartbeat, LeaveRequest, Load,
 
 use tokio::time::timeout;
 
-use crate::client::{Pod, ack, connect, hello, name, register};
-use crate::site::{Site, WARM_TIMEOUT};
+use super::client::{Pod, ack, connect, hello, name, register};
+use super::site::{Site, WARM_TIMEOUT};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn partitions_are_placed_and_move_between_two_pods_through_every_task() {

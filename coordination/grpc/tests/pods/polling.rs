@@ -7,7 +7,7 @@ use segue_grpc::proto::{Event, Heartbeat, Hello, Holding, PollRequest, Progress}
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
-use crate::client::{Known, acknowledge, connect};
+use super::client::{Known, acknowledge, connect};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -20,8 +20,8 @@ use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-use crate::client::hello;
-use crate::site::Site;
+use super::client::hello;
+use super::site::Site;
 
 struct Certificates {
     ours: Authority,

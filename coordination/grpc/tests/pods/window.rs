@@ -8,8 +8,8 @@ use segue_protocol::records::{Assignment, Origin, Pause, encode};
 use tokio::time::timeout;
 use tonic::Streaming;
 
-use crate::client::{Pod, hello, name, register};
-use crate::site::{PARTITIONS, Site};
+use super::client::{Pod, hello, name, register};
+use super::site::{PARTITIONS, Site};
 
 /// What the service promises in `Welcome.window`.
 const WINDOW: u64 = 256;

@@ -1,7 +1,5 @@
 //! The rules that make a handoff safe, one by one: each decision, and the store's refusal of its transaction once the view
 //! is outdated. Over the embedded store, without tasks or clocks.
-#![allow(clippy::unwrap_used)]
-
 mod bounds;
 mod guards;
 mod phases;

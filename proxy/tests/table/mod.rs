@@ -1,6 +1,4 @@
 //! The public interface of the routing table: workers with requests, and a control side that stops and switches.
-#![allow(clippy::unwrap_used)]
-
 mod cutover;
 mod held;
 mod refused;

@@ -4,8 +4,6 @@
 //! clock, and `etcd::…` against an etcd that the suite starts. Not here: behaviour of one store alone (`etcd_only.rs` and
 //! the stores' own unit tests).
 
-#![allow(clippy::unwrap_used)]
-
 mod etcd_only;
 mod fixture;
 mod guards;
@@ -23,7 +21,7 @@ macro_rules! conformance {
             $(
                 #[tokio::test(start_paused = true)]
                 async fn $case() {
-                    crate::$module::$case(crate::fixture::Fixture::memory()).await;
+                    crate::store_conformance::$module::$case(crate::store_conformance::fixture::Fixture::memory()).await;
                 }
             )*
         }
@@ -31,7 +29,7 @@ macro_rules! conformance {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $case() {
-                    crate::$module::$case(crate::fixture::Fixture::$etcd()).await;
+                    crate::store_conformance::$module::$case(crate::store_conformance::fixture::Fixture::$etcd()).await;
                 }
             )*
         }

@@ -8,15 +8,8 @@
 //! * A connection about whose state two sides may disagree is not used again.
 //! * The next client is served.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
 mod answers;
 mod claims;
 mod keys;
 mod recorder;
 mod requests;
-#[path = "../support/mod.rs"]
-mod support;
-#[path = "../support/wire.rs"]
-#[allow(dead_code, unreachable_pub)]
-mod wire;

@@ -1,7 +1,5 @@
 //! The shells of routers, coordinators and pods over the embedded store, under a paused clock.
 
-#![allow(clippy::unwrap_used)]
-
 mod drains;
 mod foreign_writes;
 mod many_partitions;

@@ -1,7 +1,5 @@
 //! Operators' actions over the admin endpoint: with a token, a client certificate or the Unix socket, by hand and by the
 //! commands with `--server`.
-#![allow(clippy::unwrap_used)]
-
 mod access;
 mod actions;
 mod commands;
@@ -9,5 +7,3 @@ mod peers;
 mod resting;
 mod site;
 mod waits;
-#[path = "../writers/mod.rs"]
-mod writers;

@@ -1,8 +1,6 @@
 //! Proves that the demo's five counts of harm are measured: each rises when the protocol is broken in its own way, and
 //! none rises otherwise.
 
-#![allow(clippy::unwrap_used)]
-
 mod early_switch;
 mod mishap;
 

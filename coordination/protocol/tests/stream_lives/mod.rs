@@ -1,8 +1,6 @@
 //! Random lives of two pods that take part by a stream: streams break and continue at an instance that is behind,
 //! events are lost, acknowledgements come late, twice and to another instance, handoffs are cancelled, and processes
 //! restart. No write is made without all earlier ones, and everything comes to rest once the faults stop.
-#![allow(clippy::unwrap_used)]
-
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 

@@ -1,12 +1,8 @@
 //! TLS on both sides of a router, with curl, OpenSSL and Python as clients, and Python and hyper as pods.
 
-#![allow(clippy::unwrap_used, missing_docs)]
-
 mod behind;
 mod front;
 mod reload;
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -21,11 +17,12 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use segue_proxy::settings::UpstreamProtocol;
 use segue_proxy::tls::{ClientFiles, ClientTls, IdentityFiles, ServerFiles, ServerTls};
 use segue_tests::certificates::{Authority, Issued};
-use support::client::{Body, full};
-use support::{Fixture, Settings, soon};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::process::Command;
+
+use crate::support::client::{Body, full};
+use crate::support::{Fixture, Settings, soon};
 
 /// Two authorities, one of which is trusted.
 struct Authorities {

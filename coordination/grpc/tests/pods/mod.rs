@@ -1,6 +1,4 @@
 //! Pods that take part by gRPC alone, on a real etcd with a real coordinator.
-#![allow(clippy::unwrap_used)]
-
 mod access;
 mod beside;
 mod beside_tasks;

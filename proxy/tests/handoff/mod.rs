@@ -3,8 +3,6 @@
 //!
 //! Pods and sockets are left out here: a request goes no further than its [`Permit`], and the pod that it was passed to is
 //! asked whether it would accept it. Whole processes are tested in the root package.
-#![allow(clippy::unwrap_used)]
-
 mod leases;
 mod moves;
 mod routers;

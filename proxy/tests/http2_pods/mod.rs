@@ -1,13 +1,9 @@
 //! Pods that speak HTTP/2, where many exchanges share a connection: how one affects the others, and which requests are
 //! sent again.
-#![allow(clippy::unwrap_used, missing_docs)]
-
 mod few_streams;
 mod goaway;
 mod heads;
 mod resets;
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,8 +14,8 @@ use http::{Request, Response};
 use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
 use tokio::net::{TcpListener, TcpStream};
 
-use support::client::RawHttp1Client;
-use support::{Fixture, P0, Settings, soon};
+use crate::support::client::RawHttp1Client;
+use crate::support::{Fixture, P0, Settings, soon};
 
 fn upstream(change: impl Fn(&mut UpstreamSettings)) -> Fixture {
     Fixture::with(Settings::with_upstream(|upstream| {

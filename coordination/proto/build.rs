@@ -1,4 +1,4 @@
-//! Compiles `pods.proto` without protoc: to Rust, and to a descriptor set that a test compares with the committed one.
+//! Compiles `pods.proto` without protoc: to Rust, and to a descriptor set.
 #![allow(missing_docs)]
 
 use std::path::PathBuf;
@@ -6,12 +6,11 @@ use std::{env, fs};
 
 use prost::Message as _;
 
-const INCLUDE: &str = "../proto";
 const FILE: &str = "segue/v1/pods.proto";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    println!("cargo:rerun-if-changed={INCLUDE}/{FILE}");
-    let descriptors = protox::compile([FILE], [INCLUDE])?;
+    println!("cargo:rerun-if-changed={FILE}");
+    let descriptors = protox::compile([FILE], ["."])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let mut bare = descriptors.clone();
     bare.file.iter_mut().for_each(|file| file.source_code_info = None);

@@ -1,7 +1,5 @@
 //! Compares docs/operating.md with the code: it lists exactly the metrics, the reasons and the log events that
 //! exist, and has an example of each command.
-#![allow(clippy::unwrap_used)]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::path::Path;
@@ -18,7 +16,7 @@ use segue_tests::cluster::TestCluster;
 use segue_tests::http::get;
 use segue_tests::ports::free_address;
 
-const PAGE: &str = include_str!("../docs/operating.md");
+const PAGE: &str = include_str!("../../docs/operating.md");
 
 /// Returns the rows, cell by cell, of the tables in a section whose first column has this title.
 fn rows(section: &str, first_column: &str) -> Vec<Vec<&'static str>> {

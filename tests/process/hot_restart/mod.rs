@@ -1,9 +1,5 @@
 //! Hot restart of a router, by starting it once more: real processes, a real etcd, real clients, and no lost request.
-#![allow(clippy::unwrap_used)]
-
 mod sockets;
-#[path = "../writers/mod.rs"]
-mod writers;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -25,7 +21,8 @@ use segue_tests::http::{get, is_ready};
 use segue_tests::ports::free_address;
 use segue_tests::process::Process;
 use serde_json::Value;
-use writers::{PARTITIONS, WriterCluster};
+
+use crate::writers::{PARTITIONS, WriterCluster};
 
 /// A router whose processes succeed each other.
 struct Restarting {

@@ -1,8 +1,6 @@
 //! The pod's side of the protocol, driven by a scripted coordinator, which writes the records itself, and by requests
 //! through the layer.
 
-#![allow(clippy::unwrap_used)]
-
 mod behind;
 mod checkpoints;
 mod etcd;

@@ -3,8 +3,6 @@
 //!
 //! Imports are found in the text, without a parser: rustfmt writes one `use` for each module, and a path elsewhere
 //! begins with `crate` or `super` as well. Tests inside the sources and loom's models may import what they like.
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,30 @@
+//! The data path over real sockets, one module for each promise.
+//!
+//! One executable: what the tests share is compiled once, and their waits overlap.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod bounds;
+mod early_answers;
+mod edge;
+mod failing;
+mod fairness;
+mod flushing;
+mod handoff;
+mod holding;
+mod hot_restart;
+mod http1_servers;
+mod http2_clients;
+mod http2_pods;
+mod layers;
+mod metrics;
+mod outliving;
+mod passing;
+mod protocols;
+mod readings;
+mod router;
+mod serving;
+mod stash;
+mod support;
+mod table;
+mod tls;
+mod tracing;

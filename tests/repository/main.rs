@@ -1,0 +1,5 @@
+//! What the repository says of itself: its structure, and the lists of its documents.
+#![allow(clippy::unwrap_used)]
+
+mod operating;
+mod structure;
