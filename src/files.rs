@@ -4,11 +4,9 @@
 //! files can neither accept clients nor reach pods, its store or its admin endpoint, so it accepts fewer clients
 //! instead. Not here: the behaviour when files run out all the same (`segue_proxy::server`).
 
-use std::sync::OnceLock;
-
 use anyhow::ensure;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use segue_config::{Config, Located, Problem, Router};
+use segue_proxy::open_files;
 
 /// Reserve for logs, the store's connections, certificates being read, and a hot restart.
 const PROCESS_FILES: usize = 64;
@@ -20,32 +18,6 @@ const POD_FILES: usize = 64;
 const ADMIN_FILES: usize = 88;
 
 const MAX_CONNECTIONS: &str = "router.limits.max_connections";
-
-/// Raises the soft limit to the hard one: the soft one protects programs that cannot handle descriptors above 1,024.
-/// Returns how many files may be open.
-pub fn raise_limit() -> usize {
-    let limit = getrlimit(Resource::Nofile);
-    let _ = FOUND.set(limit.current);
-    if limit.current != limit.maximum {
-        let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-        if let Err(error) = setrlimit(Resource::Nofile, raised) {
-            tracing::warn!(%error, "cannot raise the limit on open files");
-        }
-    }
-    files(getrlimit(Resource::Nofile).current)
-}
-
-/// Returns the soft limit that this process was started with, for the programs that it starts. `None` if that was
-/// unlimited or [`raise_limit`] was never called.
-pub fn found() -> Option<u64> {
-    FOUND.get().copied().flatten()
-}
-
-static FOUND: OnceLock<Option<u64>> = OnceLock::new();
-
-fn files(limit: Option<u64>) -> usize {
-    limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
-}
 
 /// Returns how many of these files a router, or a pod, may use: half of them if both are in one process.
 pub fn share(config: &Config, files: usize) -> usize {
@@ -82,7 +54,7 @@ pub fn fit(config: &mut Config, files: usize) -> anyhow::Result<()> {
 /// Returns the warning of `segue check`: the machine it runs on may not be the one that will run the file.
 pub fn doubt(located: &Located) -> Option<Problem> {
     let router = located.config.router.as_ref()?;
-    let (wanted, files) = (router.limits.max_connections, files(getrlimit(Resource::Nofile).maximum));
+    let (wanted, files) = (router.limits.max_connections, open_files::most());
     let is_doubtful = located.is_given(MAX_CONNECTIONS) && is_far_too_much(wanted, files);
     is_doubtful.then(|| {
         let fact = format!("{wanted} may take {} open files, and here a process may have {files}", 2 * wanted);

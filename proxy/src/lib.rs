@@ -12,6 +12,7 @@ pub mod forward;
 pub mod keyspaces;
 pub mod message;
 pub mod metrics;
+pub mod open_files;
 pub mod router;
 pub mod routing;
 mod runtime;

@@ -11,9 +11,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Failure, runtime};
 use crate::certificates::trusting;
-use crate::files;
 use segue_demo::Progress;
 use segue_demo::bench::{BenchOptions, bench};
+use segue_proxy::open_files;
 
 /// The load, and the routers that it is sent to.
 #[derive(Debug, clap::Args)]
@@ -78,7 +78,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         progress: if args.json { Progress::Quiet } else { Progress::Stderr },
         stop: stop.clone(),
     };
-    files::raise_limit();
+    open_files::raise_limit();
     let report = runtime()?.block_on(async {
         let interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
         let terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;

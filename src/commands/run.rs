@@ -10,6 +10,7 @@ use prometheus_client::registry::Registry;
 use segue_config::{AdminWrite, Config};
 use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
+use segue_proxy::open_files;
 use segue_proxy::spans::Tracer;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -49,7 +50,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (mut located, certificates) = load_with_certificates(&args.config)?;
     let level = start_logging(&located.config);
     let reloading = Reloading::new(&args.config, level, located.written().clone());
-    let files = files::raise_limit();
+    let files = open_files::raise_limit();
     files::fit(&mut located.config, files)?;
     match run_to_end(runtime()?, serve(located.config, files, certificates, &reloading))? {
         0 => Ok(()),

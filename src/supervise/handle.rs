@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use segue_coordination::pod::boottime_millis;
+use segue_proxy::open_files;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
@@ -17,7 +18,6 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{error, info, warn};
 
 use super::descendants;
-use crate::files;
 
 /// How long a supervisor may take to kill a service before its sidecar does.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -78,7 +78,7 @@ impl Supervisor {
         let (near, far) = StdStream::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.arg0("segue").arg("supervise");
-        if let Some(files) = files::found() {
+        if let Some(files) = open_files::found() {
             command.args(["--files", &files.to_string()]);
         }
         command.arg("--").args(&self.command);

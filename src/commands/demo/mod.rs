@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use self::instruments::AdminInstruments;
 use super::{Failure, runtime};
-use crate::files;
 use segue_demo::instruments::Instruments;
 use segue_demo::{Options, Progress, Scenario};
 use segue_protocol::planning::{Coordination, Strategy};
+use segue_proxy::open_files;
 
 /// The scenario, and the size of its cluster and load.
 #[derive(Debug, clap::Args)]
@@ -90,7 +90,7 @@ pub(super) fn demo(args: &Args) -> Result<(), Failure> {
         progress: if args.json { Progress::Quiet } else { Progress::Stderr },
         ..Options::default()
     };
-    files::raise_limit();
+    open_files::raise_limit();
     let report = runtime()?.block_on(segue_demo::run(options))?;
     let mut out = std::io::stdout().lock();
     let text = if args.json { report.to_json() } else { report.to_string() };
