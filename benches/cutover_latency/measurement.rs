@@ -77,10 +77,25 @@ pub(crate) struct Measured {
     pub(crate) harm: Harm,
 }
 
+/// The client URL of the etcd that the cluster uses.
+#[derive(Debug)]
+struct EtcdOfDemo(String);
+
+impl segue_demo::etcd::Etcd for EtcdOfDemo {
+    fn url(&self) -> &str {
+        &self.0
+    }
+
+    fn connect(&self) -> Arc<dyn Store> {
+        let store = EtcdStore::connect(EtcdOptions::new([&self.0]));
+        Arc::new(store.unwrap_or_else(|error| panic!("{}: {error}", self.0)))
+    }
+}
+
 /// Starts a cluster, measures the moves and stops the cluster.
 pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyhow::Result<Measured> {
     let timeline = Arc::new(Timeline::default());
-    let options = Options { etcd: Some(etcd.endpoint()), pods: 2, ..options };
+    let options = Options { etcd: Some(Arc::new(EtcdOfDemo(etcd.endpoint()))), pods: 2, ..options };
     let mut cluster = Cluster::start(&options, timeline.clone()).await?;
     ensure!(cluster.settled(PATIENCE).await, "the cluster did not get ready: {:?}", cluster.snapshot());
     let load = Load::start(load_settings(&options, &cluster));

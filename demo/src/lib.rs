@@ -16,6 +16,7 @@ pub mod bench;
 pub mod check;
 pub mod clock;
 pub mod cluster;
+pub mod etcd;
 pub mod history;
 pub mod instruments;
 pub mod load;
@@ -107,7 +108,7 @@ pub async fn run(options: Options) -> anyhow::Result<Report> {
     report.checked.owners = true;
     tell(&mut report, &site, &verdict.exchanges, options.partitions);
     report.cluster = report::Cluster {
-        store: options.etcd.clone().unwrap_or_else(|| "embedded".to_owned()),
+        store: options.etcd.as_ref().map_or("embedded", |etcd| etcd.url()).to_owned(),
         keyspaces: options.keyspaces.max(1),
         coordination: options.coordination.name(),
         strategy: options.strategy.name(),
@@ -153,7 +154,7 @@ impl Verdict {
 
 fn announcement(options: &Options) -> String {
     let Options { routers, pods, partitions, clients, seed, .. } = options;
-    let store = options.etcd.as_ref().map_or("an embedded store".to_owned(), |url| format!("etcd at {url}"));
+    let store = options.etcd.as_ref().map_or("an embedded store".to_owned(), |etcd| format!("etcd at {}", etcd.url()));
     let scenario = options.scenario.as_str();
     let who = format!("{routers} routers, {pods} writers, {partitions} partitions, {clients} clients");
     let each = match options.keyspaces {

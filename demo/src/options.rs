@@ -6,6 +6,7 @@ use std::time::Duration;
 use segue_protocol::planning::{Coordination, Strategy};
 use segue_protocol::records::Capabilities;
 
+use super::etcd::Etcd;
 use super::instruments::Instruments;
 use super::wiring::Wiring;
 
@@ -28,8 +29,8 @@ pub struct Options {
     pub rate: u32,
     /// The seed of all choices: pods, keys and moments. Timings depend on the machine.
     pub seed: u64,
-    /// Client URL of an etcd to use instead of the embedded store.
-    pub etcd: Option<String>,
+    /// The etcd to use instead of the embedded store.
+    pub etcd: Option<Arc<dyn Etcd>>,
     /// The interface that counts and shows the demo while it runs.
     pub instruments: Option<Arc<dyn Instruments>>,
     /// How long a pod works on a request, plus or minus a half.

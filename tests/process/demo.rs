@@ -2,6 +2,9 @@
 use std::collections::HashSet;
 use std::process::Command;
 
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_protocol::txn::Keys;
+use segue_tests::etcd::Etcd;
 use segue_tests::http::get;
 use segue_tests::ports::free_address;
 use segue_tests::process::Process;
@@ -63,4 +66,19 @@ fn a_demo_with_an_admin_endpoint_counts_its_routers_and_shows_its_steps() {
     assert_eq!(status["keyspace"]["routers"], serde_json::json!(["router-0", "router-1"]));
     assert_eq!(status["demo"]["steps"][0]["scenario"], "start");
     assert_eq!(status["demo"]["leader"], status["keyspace"]["leader"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_demo_on_an_etcd_leaves_nothing_in_it() {
+    let etcd = Etcd::start();
+    let load = ["--partitions", "8", "--clients", "4", "--rate", "100", "--duration", "1s", "--scenario", "scale-up"];
+    let output = segue().args(["demo", "--json", "--etcd", &etcd.endpoint()]).args(load).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(report["cluster"]["store"], etcd.endpoint());
+    let store = EtcdStore::connect(EtcdOptions::new([etcd.endpoint()])).unwrap();
+    let left = store.snapshot(&Keys::Prefix("/segue/".to_owned())).await.unwrap();
+    // The keyspaces' writes came before the revision that deletes them.
+    assert!(left.revision.get() > 10 && left.entries.is_empty(), "{left:?}");
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use segue_coordination::store::{EtcdOptions, EtcdStore, MemoryStore, Store};
+use segue_coordination::store::{MemoryStore, Store};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::Keys;
 
@@ -27,12 +27,12 @@ pub(super) async fn open(options: &Options) -> anyhow::Result<(Processes, Vec<(S
             let memory = Arc::new(MemoryStore::new());
             Box::new(move || memory.clone())
         }
-        Some(url) => {
-            let etcd = EtcdStore::connect(EtcdOptions::new([url.clone()]))?;
+        Some(etcd) => {
             // An etcd that cannot be reached is reported here, not later by each part.
             let config = Keyspace::new("/segue/", &first).config();
-            etcd.snapshot(&Keys::One(config)).await.with_context(|| format!("etcd at {url}"))?;
-            Box::new(move || Arc::new(etcd.with_own_connection()))
+            etcd.connect().snapshot(&Keys::One(config)).await.with_context(|| format!("etcd at {}", etcd.url()))?;
+            let etcd = etcd.clone();
+            Box::new(move || etcd.connect())
         }
     };
     let keyspaces: Vec<_> = names

@@ -1,5 +1,6 @@
 //! `segue demo`: the main job with nothing installed.
 
+mod etcd;
 mod instruments;
 
 use std::io::Write as _;
@@ -7,8 +8,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::etcd::EtcdAt;
 use self::instruments::AdminInstruments;
 use super::{Failure, runtime};
+use segue_demo::etcd::Etcd;
 use segue_demo::instruments::Instruments;
 use segue_demo::{Options, Progress, Scenario};
 use segue_protocol::planning::{Coordination, Strategy};
@@ -73,6 +76,7 @@ fn strategy(text: &str) -> Result<Strategy, &'static str> {
 
 pub(super) fn demo(args: &Args) -> Result<(), Failure> {
     let serve = |address| -> Arc<dyn Instruments> { Arc::new(AdminInstruments::new(address)) };
+    let connect = |url: &String| -> anyhow::Result<Arc<dyn Etcd>> { Ok(Arc::new(EtcdAt::new(url)?)) };
     let options = Options {
         duration: args.duration,
         scenario: args.scenario,
@@ -85,7 +89,7 @@ pub(super) fn demo(args: &Args) -> Result<(), Failure> {
         strategy: args.strategy,
         keyspaces: args.keyspaces,
         seed: args.seed.unwrap_or_else(rand::random),
-        etcd: args.etcd.clone(),
+        etcd: args.etcd.as_ref().map(connect).transpose()?,
         instruments: args.admin.map(serve),
         progress: if args.json { Progress::Quiet } else { Progress::Stderr },
         ..Options::default()
