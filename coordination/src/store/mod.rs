@@ -1,17 +1,19 @@
 //! The store: the part of etcd v3 that the protocol needs, with etcd's semantics.
 //!
 //! Its data and key names are pure and in `segue-protocol` ([`txn`](segue_protocol::txn),
-//! [`keys`](segue_protocol::keys)). This module contains the trait and its two implementations. A deployment that
-//! outgrows one machine runs an etcd cluster; Segue itself replicates nothing.
+//! [`keys`](segue_protocol::keys)). This module contains the trait and its two implementations, the one in etcd with the
+//! feature `etcd`. A deployment that outgrows one machine runs an etcd cluster; Segue itself replicates nothing.
 
 mod client;
 mod error;
+#[cfg(feature = "etcd")]
 mod etcd;
 mod memory;
 mod tap;
 
 pub use self::client::{Store, Survey, Watch};
 pub use self::error::StoreError;
+#[cfg(feature = "etcd")]
 pub use self::etcd::{ClientIdentity, EtcdOptions, EtcdStore, EtcdTls};
 pub use self::memory::MemoryStore;
 pub use self::tap::Tap;
