@@ -16,6 +16,7 @@ pub mod bench;
 pub mod check;
 pub mod clock;
 pub mod cluster;
+pub mod command;
 pub mod etcd;
 pub mod history;
 pub mod instruments;

@@ -133,7 +133,7 @@ enum Command {
     ///
     /// Runs an embedded store, two coordinators, routers, writer pods and clients over loopback sockets. Nothing has to
     /// be installed. Prints a report, and exits 0 only if every invariant held.
-    Demo(demo::Args),
+    Demo(segue_demo::command::DemoArgs),
     /// Send the demo's load to running routers, and check that no request is lost, duplicated or reordered.
     ///
     /// SIGTERM or SIGINT ends the load before its time; the report follows. A second signal exits 1 at once.
