@@ -11,9 +11,21 @@ BUILD_VERIFY = $(CARGO) build --profile verify --locked --workspace --bins --exa
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
 
+# The demo is a program of its own, which builds quickly. The options that it lacks are those of the whole `segue`.
 .PHONY: demo
-demo: setup-build ## Watch partitions move under load: builds Segue and runs `segue demo`
-	@$(CARGO) run --release --locked --bin segue -- demo $(ARGS)
+ifeq ($(filter --admin% --etcd%,$(ARGS)),)
+demo: ## Watch partitions move under load: builds the demo and plays it (ARGS="--scenario crash")
+	@[ -e target/demo/segue-demo ] || echo "building the demo: 2 to 3 minutes on two cores, once" >&2
+	@$(CARGO) run --profile demo --locked -p segue-demo -- $(ARGS)
+else
+demo: setup-build
+	@[ -e target/demo/segue ] || echo "building all of segue, for --admin or --etcd: 3 to 6 minutes on two cores, once" >&2
+	@$(CARGO) run --profile demo --locked --bin segue -- demo $(ARGS)
+endif
+
+.PHONY: release
+release: setup-build ## The optimised build: target/release/segue
+	@$(CARGO) build --release --locked --bin segue
 
 .PHONY: test
 test: setup-build setup-etcd setup-python-pods lint ## Format, lints and every test, against a real etcd
@@ -32,6 +44,8 @@ lint: setup-build ## Formatting, clippy, documentation, and that the decisions b
 	@# Benches that are built only when asked for by name are no part of all targets.
 	$(CARGO) clippy --workspace --all-targets --bench cutover_latency --bench strategies --locked -- -D warnings
 	$(CARGO) clippy -p segue-protocol --locked -- -D warnings
+	@# As `make demo` builds it: without the client of etcd.
+	$(CARGO) clippy -p segue-demo --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features --locked
 
 .PHONY: model
