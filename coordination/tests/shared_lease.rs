@@ -3,16 +3,16 @@
 //! Not here: the times of each holder (`segue_protocol::holders`), and whole clusters under faults (`tests/simulation`).
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::future::pending;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use futures_util::future::join_all;
 use segue_coordination::session::{Claim, Leases, Registration, lease_now, register};
-use segue_coordination::store::{EtcdOptions, EtcdStore, MemoryStore, Store, StoreError, Watch};
-use segue_protocol::ids::{Incarnation, LeaseId, Revision};
-use segue_protocol::txn::{KeyValue, Keys, Op, Snapshot, Txn, TxnOutcome};
+use segue_coordination::store::{Call, EtcdOptions, EtcdStore, FaultyStore, MemoryStore, Store, StoreError, Verdict};
+use segue_protocol::ids::{Incarnation, LeaseId};
+use segue_protocol::txn::{KeyValue, Keys, Op, Txn};
 use segue_tests::etcd::Etcd;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -24,40 +24,61 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 static ETCD: LazyLock<Etcd> = LazyLock::new(Etcd::start);
 static PREFIXES: AtomicUsize = AtomicUsize::new(0);
 
-/// A store that counts its calls, and that may keep the responses of writes to itself.
-#[derive(Debug)]
-struct Counting {
-    store: Arc<dyn Store>,
+/// A store whose calls are counted, and names of participants that no other test has.
+struct Shared {
+    store: Arc<FaultyStore>,
+    /// The store itself, for what the test reads and writes.
+    uncounted: Arc<dyn Store>,
     prefix: String,
     ttl: Duration,
-    calls: Mutex<BTreeMap<&'static str, usize>>,
-    /// A write takes effect, and its response never comes.
-    mute: AtomicBool,
-    /// A write takes effect, and its caller gets an error.
-    forgetful: AtomicBool,
 }
 
-impl Counting {
-    fn memory() -> Arc<Self> {
+impl Shared {
+    fn memory() -> Self {
         Self::new(Arc::new(MemoryStore::new()), TTL)
     }
 
-    fn etcd() -> Arc<Self> {
+    fn etcd() -> Self {
         Self::new(Arc::new(EtcdStore::connect(EtcdOptions::new([ETCD.endpoint()])).unwrap()), ETCD_TTL)
     }
 
-    fn new(store: Arc<dyn Store>, ttl: Duration) -> Arc<Self> {
+    fn new(uncounted: Arc<dyn Store>, ttl: Duration) -> Self {
         let prefix = format!("/shared-{}/", PREFIXES.fetch_add(1, SeqCst));
-        let (mute, forgetful) = (AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new(Counting { store, prefix, ttl, calls: Mutex::default(), mute, forgetful })
+        Shared { store: Arc::new(FaultyStore::new(uncounted.clone())), uncounted, prefix, ttl }
     }
 
-    fn count(&self, call: &'static str) {
-        *self.calls.lock().unwrap().entry(call).or_default() += 1;
+    fn leases(&self) -> Leases {
+        Leases::from(self.store.clone())
     }
 
-    fn called(&self, call: &str) -> usize {
-        self.calls.lock().unwrap().get(call).copied().unwrap_or(0)
+    /// Returns the numbers of snapshots, grants, commits, renewals, revocations and other calls.
+    fn counts(&self) -> [usize; 6] {
+        let kind = |call: &Call| match call {
+            Call::Snapshot(_) => 0,
+            Call::Grant => 1,
+            Call::Commit(_) => 2,
+            Call::KeepAlive => 3,
+            Call::Revoke => 4,
+            Call::Survey(_) | Call::Watch(_) => 5,
+        };
+        [0, 1, 2, 3, 4, 5].map(|counted| self.store.count(|call| kind(call) == counted))
+    }
+
+    fn grants(&self) -> usize {
+        self.counts()[1]
+    }
+
+    fn renewals(&self) -> usize {
+        self.counts()[3]
+    }
+
+    fn revocations(&self) -> usize {
+        self.counts()[4]
+    }
+
+    /// Lets this become of the next write.
+    fn next_write(&self, verdict: fn() -> Verdict) {
+        self.store.next(1, |call| matches!(call, Call::Commit(_)), verdict);
     }
 
     fn key(&self, name: &str) -> String {
@@ -76,53 +97,18 @@ impl Counting {
 
     /// Reads without being counted.
     async fn get(&self, name: &str) -> Option<KeyValue> {
-        self.store.snapshot(&Keys::One(self.key(name))).await.unwrap().entries.pop()
+        self.uncounted.snapshot(&Keys::One(self.key(name))).await.unwrap().entries.pop()
     }
 
     /// Returns the names of the keys below the prefix, and their leases.
     async fn keys(&self) -> BTreeMap<String, Option<LeaseId>> {
-        let snapshot = self.store.snapshot(&Keys::Prefix(self.prefix.clone())).await.unwrap();
+        let snapshot = self.uncounted.snapshot(&Keys::Prefix(self.prefix.clone())).await.unwrap();
         snapshot.entries.into_iter().map(|entry| (entry.key[self.prefix.len()..].to_owned(), entry.lease)).collect()
     }
 
     async fn delete(&self, name: &str) {
         let delete = Op::Delete(Keys::One(self.key(name)));
-        self.store.commit(Txn { then: vec![delete], ..Txn::default() }).await.unwrap();
-    }
-}
-
-#[async_trait]
-impl Store for Counting {
-    async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
-        self.count("snapshot");
-        self.store.snapshot(keys).await
-    }
-    async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
-        self.count("watch");
-        self.store.watch(keys, from).await
-    }
-    async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
-        self.count("commit");
-        let outcome = self.store.commit(txn).await;
-        if self.mute.swap(false, SeqCst) {
-            return std::future::pending().await;
-        }
-        if self.forgetful.swap(false, SeqCst) {
-            return Err(StoreError::Unavailable("the response was lost".into()));
-        }
-        outcome
-    }
-    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-        self.count("grant");
-        self.store.grant(ttl).await
-    }
-    async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.count("keep_alive");
-        self.store.keep_alive(lease).await
-    }
-    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.count("revoke");
-        self.store.revoke(lease).await
+        self.uncounted.commit(Txn { then: vec![delete], ..Txn::default() }).await.unwrap();
     }
 }
 
@@ -141,7 +127,7 @@ async fn alive(participants: &[&Registration], until: impl Future<Output = ()>) 
 }
 
 /// Returns once the store has the keys of these names and no others.
-async fn only(store: &Counting, names: &[&str]) {
+async fn only(store: &Shared, names: &[&str]) {
     while !store.keys().await.keys().eq(names) {
         sleep(TTL / 100).await;
     }
@@ -155,26 +141,26 @@ fn is_lost(registration: &Registration) -> bool {
     registration.lease.state().borrow().lost
 }
 
-async fn all(leases: &Leases, store: &Counting, names: [&str; 3], ended: [Incarnation; 3]) -> [Registration; 3] {
+async fn all(leases: &Leases, store: &Shared, names: [&str; 3], ended: [Incarnation; 3]) -> [Registration; 3] {
     let claims: Vec<Claim> = names.iter().zip(ended).map(|(name, ended)| store.claim(name).after(ended)).collect();
     let registered = join_all(claims.iter().map(|claim| register(leases, claim, |_| Vec::new()))).await;
     registered.try_into().unwrap()
 }
 
-async fn three(store: &Arc<Counting>) -> (Leases, [Registration; 3]) {
-    let leases = Leases::from(store.clone());
+async fn three(store: &Shared) -> (Leases, [Registration; 3]) {
+    let leases = store.leases();
     let registered = all(&leases, store, ["a", "b", "c"], [Incarnation::NONE; 3]).await;
     (leases, registered)
 }
 
-async fn they_share_a_lease_and_its_renewals_and_the_last_one_revokes_it(store: Arc<Counting>) {
+async fn they_share_a_lease_and_its_renewals_and_the_last_one_revokes_it(store: Shared) {
     let (_leases, [a, b, c]) = three(&store).await;
-    let (before, since) = (store.called("keep_alive"), Instant::now());
+    let (before, since) = (store.renewals(), Instant::now());
     let (lease, ttl) = (a.lease.id(), store.ttl);
     assert_eq!(store.keys().await, BTreeMap::from(["a", "b", "c"].map(|name| (name.to_owned(), Some(lease)))));
     alive(&[&a, &b, &c], sleep(ttl * 2)).await;
     // One at each sixth of the TTL, as a single participant has it.
-    let renewed = store.called("keep_alive") - before;
+    let renewed = store.renewals() - before;
     let most = since.elapsed().div_duration_f64(ttl / 6) as usize + 1;
     assert!((1..=most).contains(&renewed), "{renewed} renewals, of {most} at most");
     for (leaves, left) in [(a, &["b", "c"][..]), (b, &["c"])] {
@@ -183,18 +169,18 @@ async fn they_share_a_lease_and_its_renewals_and_the_last_one_revokes_it(store: 
         alive(&[&c], sleep(ttl * 5 / 4)).await;
         assert!(!is_lost(&c));
     }
-    assert_eq!((store.called("grant"), store.called("revoke")), (1, 0));
+    assert_eq!((store.grants(), store.revocations()), (1, 0));
     c.withdraw().await.unwrap();
     assert!(store.keys().await.is_empty());
-    assert_eq!(store.called("revoke"), 1);
-    assert!(matches!(store.keep_alive(lease).await, Err(StoreError::LeaseNotFound)));
+    assert_eq!(store.revocations(), 1);
+    assert!(matches!(store.uncounted.keep_alive(lease).await, Err(StoreError::LeaseNotFound)));
 }
 
-async fn a_lease_that_another_revokes_is_lost_to_all_and_they_register_anew_under_one(store: Arc<Counting>) {
+async fn a_lease_that_another_revokes_is_lost_to_all_and_they_register_anew_under_one(store: Shared) {
     let (leases, first) = three(&store).await;
     let [a, b, c] = &first;
     let old = a.lease.id();
-    store.store.revoke(old).await.unwrap();
+    store.uncounted.revoke(old).await.unwrap();
     alive(&[a, b, c], async {
         join_all([lost(a), lost(b), lost(c)]).await;
     })
@@ -207,23 +193,23 @@ async fn a_lease_that_another_revokes_is_lost_to_all_and_they_register_anew_unde
     let lease = next[0].lease.id();
     assert_ne!(lease, old);
     assert_eq!(store.keys().await, BTreeMap::from(["a", "b", "c"].map(|name| (name.to_owned(), Some(lease)))));
-    assert_eq!(store.called("grant"), 2);
+    assert_eq!(store.grants(), 2);
     assert!(next.iter().zip(ended).all(|(next, ended)| next.incarnation > ended), "new lives");
 }
 
-async fn a_registration_under_a_lease_that_has_ended_tells_the_others(store: Arc<Counting>) {
+async fn a_registration_under_a_lease_that_has_ended_tells_the_others(store: Shared) {
     let (leases, [a, b, c]) = three(&store).await;
     let (old, ended) = (a.lease.id(), c.incarnation);
     // Before any renewal could show it.
-    store.store.revoke(old).await.unwrap();
+    store.uncounted.revoke(old).await.unwrap();
     c.withdraw().await.unwrap();
     let again = register(&leases, &store.claim("c").after(ended), |_| Vec::new()).await;
     assert_ne!(again.lease.id(), old);
     assert!(is_lost(&a) && is_lost(&b) && !is_lost(&again));
-    assert_eq!(store.called("grant"), 2);
+    assert_eq!(store.grants(), 2);
 }
 
-async fn a_stuck_participant_alone_loses_its_key_when_its_own_lease_would_have_ended(store: Arc<Counting>) {
+async fn a_stuck_participant_alone_loses_its_key_when_its_own_lease_would_have_ended(store: Shared) {
     let (leases, [a, b, c]) = three(&store).await;
     let stuck_at = Instant::now();
     a.lease.made_progress();
@@ -240,7 +226,7 @@ async fn a_stuck_participant_alone_loses_its_key_when_its_own_lease_would_have_e
     only(&store, &["a", "b", "c"]).await;
 }
 
-async fn a_participant_whose_key_was_deleted_registers_anew_under_the_same_lease(store: Arc<Counting>) {
+async fn a_participant_whose_key_was_deleted_registers_anew_under_the_same_lease(store: Shared) {
     let (leases, [a, b, c]) = three(&store).await;
     let (lease, ended) = (a.lease.id(), a.incarnation);
     store.delete("a").await;
@@ -250,10 +236,10 @@ async fn a_participant_whose_key_was_deleted_registers_anew_under_the_same_lease
     assert!(again.incarnation > ended, "another life");
     alive(&[&again, &b, &c], sleep(store.ttl * 5 / 4)).await;
     assert!(!is_lost(&again) && !is_lost(&b));
-    assert_eq!((store.called("grant"), store.called("revoke")), (1, 0));
+    assert_eq!((store.grants(), store.revocations()), (1, 0));
 }
 
-async fn a_dropped_participants_keys_go_and_not_before_its_lease_would_have_ended(store: Arc<Counting>) {
+async fn a_dropped_participants_keys_go_and_not_before_its_lease_would_have_ended(store: Shared) {
     let (_leases, [a, b, c]) = three(&store).await;
     let dropped_at = Instant::now();
     drop(c);
@@ -263,9 +249,9 @@ async fn a_dropped_participants_keys_go_and_not_before_its_lease_would_have_ende
     assert!(!is_lost(&a) && !is_lost(&b));
 }
 
-async fn a_stop_in_the_middle_of_a_registration_leaves_no_key(store: Arc<Counting>) {
+async fn a_stop_in_the_middle_of_a_registration_leaves_no_key(store: Shared) {
     let (leases, [a, b, c]) = three(&store).await;
-    store.mute.store(true, SeqCst);
+    store.next_write(|| Verdict::hold_answer(pending()));
     let claim = store.claim("d");
     {
         let mut stopped = std::pin::pin!(register(&leases, &claim, |_| Vec::new()));
@@ -284,9 +270,9 @@ async fn a_stop_in_the_middle_of_a_registration_leaves_no_key(store: Arc<Countin
     assert!(![a, b, c].iter().any(is_lost));
 }
 
-async fn a_registration_whose_response_was_lost_is_made_again_under_the_same_lease(store: Arc<Counting>) {
+async fn a_registration_whose_response_was_lost_is_made_again_under_the_same_lease(store: Shared) {
     let (leases, [a, b, c]) = three(&store).await;
-    store.forgetful.store(true, SeqCst);
+    store.next_write(|| Verdict::LoseAnswer);
     let began = Instant::now();
     let d = register(&leases, &store.claim("d"), |_| Vec::new()).await;
     assert!(began.elapsed() < store.at_most(store.ttl / 2), "it does not wait for its own key to vanish");
@@ -303,7 +289,7 @@ macro_rules! on_both_stores {
             $(
                 #[tokio::test(start_paused = true)]
                 async fn $case() {
-                    super::$case(super::Counting::memory()).await;
+                    super::$case(super::Shared::memory()).await;
                 }
             )*
         }
@@ -311,7 +297,7 @@ macro_rules! on_both_stores {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $case() {
-                    super::$case(super::Counting::etcd()).await;
+                    super::$case(super::Shared::etcd()).await;
                 }
             )*
         }
@@ -331,21 +317,19 @@ on_both_stores! {
 
 #[tokio::test(start_paused = true)]
 async fn a_participant_alone_makes_the_requests_of_a_lease_of_its_own() {
-    let store = Counting::memory();
-    let only = register(&store.clone().into(), &store.claim("only"), |_| Vec::new()).await;
-    let registered = BTreeMap::from([("snapshot", 1), ("grant", 1), ("commit", 1)]);
-    assert_eq!(*store.calls.lock().unwrap(), registered);
+    let store = Shared::memory();
+    let only = register(&store.leases(), &store.claim("only"), |_| Vec::new()).await;
+    assert_eq!(store.counts(), [1, 1, 1, 0, 0, 0]);
     // A renewal at each sixth of the TTL.
     alive(&[&only], sleep(TTL + TTL / 12)).await;
     only.withdraw().await.unwrap();
-    let lived = BTreeMap::from([("snapshot", 1), ("grant", 1), ("commit", 2), ("keep_alive", 6), ("revoke", 1)]);
-    assert_eq!(*store.calls.lock().unwrap(), lived);
+    assert_eq!(store.counts(), [1, 1, 2, 6, 1, 0]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_expires_while_the_store_is_out_is_lost_to_all() {
     let memory = MemoryStore::new();
-    let store = Counting::new(Arc::new(memory.clone()), TTL);
+    let store = Shared::new(Arc::new(memory.clone()), TTL);
     let (_leases, [a, b, c]) = three(&store).await;
     memory.set_available(false);
     alive(&[&a, &b, &c], sleep(TTL * 2)).await;
@@ -360,10 +344,10 @@ async fn a_lease_that_expires_while_the_store_is_out_is_lost_to_all() {
 
 #[tokio::test(start_paused = true)]
 async fn a_deletion_without_a_response_holds_up_no_confirmation() {
-    let store = Counting::memory();
+    let store = Shared::memory();
     let (_leases, [a, b, c]) = three(&store).await;
     drop(c);
-    store.mute.store(true, SeqCst);
+    store.next_write(|| Verdict::hold_answer(pending()));
     alive(&[&a, &b], only(&store, &["a", "b"])).await;
     // The renewal beside the deletion was sent since `only` looked the last time.
     let stands_until = a.lease.state().borrow().stands_until;
@@ -372,7 +356,7 @@ async fn a_deletion_without_a_response_holds_up_no_confirmation() {
 
 #[tokio::test(start_paused = true)]
 async fn a_name_that_a_participant_of_the_same_process_has_is_taken() {
-    let store = Counting::memory();
+    let store = Shared::memory();
     let (leases, [a, _b, _c]) = three(&store).await;
     let claim = store.claim("a");
     let second = register(&leases, &claim, |_| Vec::new());

@@ -129,88 +129,44 @@ impl Shown {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
-
-    use async_trait::async_trait;
-    use segue_protocol::ids::{LeaseId, Revision};
-    use segue_protocol::txn::{Op, Snapshot, Txn, TxnOutcome};
+    use segue_protocol::txn::{Op, Txn};
     use tokio::sync::oneshot;
     use tokio::task::yield_now;
 
     use super::super::Watcher;
     use super::*;
-    use crate::store::{MemoryStore, StoreError, Tap, Watch};
+    use crate::store::{Call, FaultyStore, MemoryStore, Verdict};
 
-    /// A store with a tap that counts the watches that have been opened.
-    #[derive(Debug, Default)]
-    struct Tapped {
-        store: Mutex<MemoryStore>,
-        tap: Tap,
-        watches: AtomicU32,
-        /// Delays the response to the next snapshot until its sender is gone. The first sender is told that the snapshot has
-        /// been read.
-        held: Mutex<Option<(oneshot::Sender<()>, oneshot::Receiver<()>)>>,
+    /// Returns a store with a tap. Other tasks run while a read is on its way.
+    fn tapped() -> Arc<FaultyStore> {
+        let store = FaultyStore::with_tap(Arc::new(MemoryStore::new()));
+        store.set_rule(slow_reads);
+        Arc::new(store)
     }
 
-    impl Tapped {
-        async fn put(&self) -> Revision {
-            let then = vec![Op::Put { key: keyspace().config(), value: Vec::new(), lease: None }];
-            self.commit(Txn { then, ..Txn::default() }).await.unwrap().revision
-        }
-
-        fn watches(&self) -> u32 {
-            self.watches.load(SeqCst)
-        }
-
-        fn store(&self) -> MemoryStore {
-            self.store.lock().unwrap().clone()
-        }
-
-        /// Replaces the store by one without revisions.
-        fn go_back(&self) {
-            std::mem::take(&mut *self.store.lock().unwrap()).set_available(false);
-        }
-
-        /// Holds back the response to the next snapshot. Returns what tells that it has been read, and what releases it.
-        fn hold(&self) -> (oneshot::Receiver<()>, oneshot::Sender<()>) {
-            let ((tell, read), (release, released)) = (oneshot::channel(), oneshot::channel());
-            *self.held.lock().unwrap() = Some((tell, released));
-            (read, release)
-        }
+    fn slow_reads(call: &Call) -> Verdict {
+        if matches!(call, Call::Snapshot(_)) { Verdict::hold(yield_now()) } else { Verdict::Pass }
     }
 
-    #[async_trait]
-    impl Store for Tapped {
-        async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
-            // Other tasks run while a request is on its way.
-            yield_now().await;
-            let held = self.held.lock().unwrap().take();
-            let snapshot = self.store().snapshot(keys).await;
-            if let Some((tell, released)) = held {
-                let _ = (tell.send(()), released.await);
-            }
-            snapshot
-        }
-        async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
-            self.watches.fetch_add(1, SeqCst);
-            self.store().watch(keys, from).await
-        }
-        async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
-            self.store().commit(txn).await
-        }
-        async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-            self.store().grant(ttl).await
-        }
-        async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
-            self.store().keep_alive(lease).await
-        }
-        async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-            self.store().revoke(lease).await
-        }
-        fn tap(&self) -> Option<&Tap> {
-            Some(&self.tap)
-        }
+    async fn put(store: &FaultyStore) -> Revision {
+        let then = vec![Op::Put { key: keyspace().config(), value: Vec::new(), lease: None }];
+        store.commit(Txn { then, ..Txn::default() }).await.unwrap().revision
+    }
+
+    /// Returns the number of watches that have been opened.
+    fn watches(store: &FaultyStore) -> usize {
+        store.count(|call| matches!(call, Call::Watch(_)))
+    }
+
+    /// Holds back the answer to the next snapshot. Returns what tells that it has been read, and what releases it.
+    fn hold(store: &FaultyStore) -> (oneshot::Receiver<()>, oneshot::Sender<()>) {
+        let ((tell, read), (release, released)) = (oneshot::channel(), oneshot::channel::<()>());
+        let mut held = Some(async move { drop((tell.send(()), released.await)) });
+        store.set_rule(move |call| match call {
+            Call::Snapshot(_) => held.take().map_or_else(|| slow_reads(call), Verdict::hold_answer),
+            _ => Verdict::Pass,
+        });
+        (read, release)
     }
 
     fn keyspace() -> Keyspace {
@@ -237,113 +193,114 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_reader_beside_a_participant_sees_what_it_sees_without_a_watch() {
-        let store = Arc::new(Tapped::default());
+        let store = tapped();
         let mut participant = Watcher::start(store.clone(), keyspace());
         let (mut seen, mut shown) = (View::empty(keyspace()), View::empty(keyspace()));
-        let revision = store.put().await;
+        let revision = put(&store).await;
         reach(&mut participant, &mut seen, revision).await;
         let mut reader = Watcher::start_beside(store.clone(), keyspace(), false);
         reach(&mut reader, &mut shown, revision).await;
         for _ in 0..3 {
-            let revision = store.put().await;
+            let revision = put(&store).await;
             reach(&mut participant, &mut seen, revision).await;
             reach(&mut reader, &mut shown, revision).await;
             assert_eq!(seen, shown);
         }
-        assert_eq!(store.watches(), 2, "the participant's own, and its next one after the snapshot for the reader");
+        assert_eq!(watches(&store), 2, "the participant's own, and its next one after the snapshot for the reader");
     }
 
     #[tokio::test(start_paused = true)]
     async fn only_one_of_two_participants_reads_the_keyspace_again_for_a_reader() {
-        let store = Arc::new(Tapped::default());
+        let store = tapped();
         let mut participants = [(); 2].map(|()| Watcher::start(store.clone(), keyspace()));
         let mut seen = [(); 2].map(|()| View::empty(keyspace()));
         let mut shown = View::empty(keyspace());
-        let revision = store.put().await;
+        let revision = put(&store).await;
         for (participant, seen) in participants.iter_mut().zip(&mut seen) {
             reach(participant, seen, revision).await;
         }
         let mut reader = Watcher::start_beside(store.clone(), keyspace(), false);
         reach(&mut reader, &mut shown, revision).await;
-        let revision = store.put().await;
+        let revision = put(&store).await;
         for (participant, seen) in participants.iter_mut().zip(&mut seen) {
             reach(participant, seen, revision).await;
         }
         reach(&mut reader, &mut shown, revision).await;
         assert_eq!(seen, [shown.clone(), shown]);
-        assert_eq!(store.watches(), 3, "one of each participant, and the next one of that which accepted the reader");
+        assert_eq!(watches(&store), 3, "one of each participant, and the next one of that which accepted the reader");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_reader_has_a_watch_of_its_own_while_nobody_follows_the_same_keys() {
-        let store = Arc::new(Tapped::default());
+        let store = tapped();
         // Those who plan follow other keys.
         let planner = Watcher::start_with_heartbeats(store.clone(), keyspace());
         let mut reader = Watcher::start_beside(store.clone(), keyspace(), false);
         let mut shown = View::empty(keyspace());
-        reach(&mut reader, &mut shown, store.put().await).await;
-        assert_eq!(store.watches(), 2);
+        reach(&mut reader, &mut shown, put(&store).await).await;
+        assert_eq!(watches(&store), 2);
         let (mut participant, mut seen) = (Watcher::start(store.clone(), keyspace()), View::empty(keyspace()));
-        reach(&mut participant, &mut seen, store.put().await).await;
-        reach(&mut reader, &mut shown, store.put().await).await;
-        assert_eq!(store.watches(), 3, "the participant's first snapshot is for both");
+        reach(&mut participant, &mut seen, put(&store).await).await;
+        reach(&mut reader, &mut shown, put(&store).await).await;
+        assert_eq!(watches(&store), 3, "the participant's first snapshot is for both");
         drop(participant);
-        reach(&mut reader, &mut shown, store.put().await).await;
-        assert_eq!(store.watches(), 4);
+        reach(&mut reader, &mut shown, put(&store).await).await;
+        assert_eq!(watches(&store), 4);
         drop(planner);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_reader_sees_what_a_stuck_participant_does_not() {
-        let store = Arc::new(Tapped::default());
+        let store = tapped();
         let stuck = Watcher::start(store.clone(), keyspace());
         let mut reader = Watcher::start_beside(store.clone(), keyspace(), false);
         let mut shown = View::empty(keyspace());
         for _ in 0..1000 {
-            reach(&mut reader, &mut shown, store.put().await).await;
+            reach(&mut reader, &mut shown, put(&store).await).await;
         }
         drop(stuck);
     }
 
     #[tokio::test(start_paused = true)]
     async fn copies_of_an_older_snapshot_take_a_reader_with_a_watch_of_its_own_not_back() {
-        let store = Arc::new(Tapped::default());
+        let store = tapped();
         let mut reader = Watcher::start_beside(store.clone(), keyspace(), false);
         let mut shown = View::empty(keyspace());
-        reach(&mut reader, &mut shown, store.put().await).await;
-        let (read, release) = store.hold();
+        reach(&mut reader, &mut shown, put(&store).await).await;
+        let (read, release) = hold(&store);
         let (mut participant, mut seen) = (Watcher::start(store.clone(), keyspace()), View::empty(keyspace()));
         read.await.expect("the participant reads its snapshot");
         for _ in 0..3 {
-            reach(&mut reader, &mut shown, store.put().await).await;
+            reach(&mut reader, &mut shown, put(&store).await).await;
         }
         drop(release);
         for _ in 0..3 {
-            let revision = store.put().await;
+            let revision = put(&store).await;
             reach(&mut participant, &mut seen, revision).await;
             reach(&mut reader, &mut shown, revision).await;
             assert_eq!(seen, shown);
         }
-        assert_eq!(store.watches(), 2, "the copies are used: the participant takes no second snapshot for the reader");
+        assert_eq!(watches(&store), 2, "the copies are used: the participant takes no second snapshot for the reader");
         // Once the copies have reached what the reader has been shown, it needs the participant.
         drop(participant);
-        reach(&mut reader, &mut shown, store.put().await).await;
-        assert_eq!(store.watches(), 3);
+        reach(&mut reader, &mut shown, put(&store).await).await;
+        assert_eq!(watches(&store), 3);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_store_that_has_gone_back_is_followed_by_copies_and_by_a_watch() {
-        let store = Arc::new(Tapped::default());
+        let store = tapped();
         let mut reader = Watcher::start_beside(store.clone(), keyspace(), false);
         let mut shown = View::empty(keyspace());
         let (mut participant, mut seen) = (None, View::empty(keyspace()));
         for _ in 0..3 {
             let mut revision = Revision::ZERO;
             for _ in 0..5 {
-                revision = store.put().await;
+                revision = put(&store).await;
             }
             reach(&mut reader, &mut shown, revision).await;
-            store.go_back();
+            // To one without revisions.
+            store.replace(Arc::new(MemoryStore::new()));
             let gone_back = async {
                 loop {
                     match reader.next().await {
@@ -355,7 +312,7 @@ mod tests {
             // The first time the participant is new, and its copies begin below what the reader has been shown.
             let participant = participant.get_or_insert_with(|| Watcher::start(store.clone(), keyspace()));
             shown = timeout(Duration::from_secs(30), gone_back).await.expect("the store is followed");
-            let revision = store.put().await;
+            let revision = put(&store).await;
             reach(&mut reader, &mut shown, revision).await;
             while seen.revision != revision {
                 match participant.next().await {
@@ -370,14 +327,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_participant_does_not_wait_for_a_slow_reader() {
-        let store = Arc::new(Tapped::default());
+        let store = tapped();
         let mut participant = Watcher::start(store.clone(), keyspace());
         let mut reader = Watcher::start_beside(store.clone(), keyspace(), false);
         let (mut seen, mut shown) = (View::empty(keyspace()), View::empty(keyspace()));
-        reach(&mut reader, &mut shown, store.put().await).await;
+        reach(&mut reader, &mut shown, put(&store).await).await;
         let mut revision = Revision::ZERO;
         for _ in 0..3000 {
-            revision = store.put().await;
+            revision = put(&store).await;
             reach(&mut participant, &mut seen, revision).await;
         }
         reach(&mut reader, &mut shown, revision).await;

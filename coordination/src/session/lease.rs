@@ -197,59 +197,12 @@ impl Keeper {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-
-    use async_trait::async_trait;
-    use segue_protocol::ids::Revision;
-    use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
+    use tokio::sync::mpsc;
     use tokio::time::sleep;
 
     use super::*;
     use crate::session::{count_by_tokio, suspend};
-    use crate::store::{MemoryStore, Watch};
-
-    /// A store with slow lease responses.
-    #[derive(Debug, Default)]
-    struct Slow {
-        store: MemoryStore,
-        /// Number of renewals that get no response.
-        unanswered: AtomicU32,
-        /// The delay of each response. The grant or renewal itself takes effect at once.
-        takes: Duration,
-        /// The arrival times of renewals.
-        renewals: Mutex<Vec<Instant>>,
-    }
-
-    #[async_trait]
-    impl Store for Slow {
-        async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
-            self.store.snapshot(keys).await
-        }
-        async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
-            self.store.watch(keys, from).await
-        }
-        async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
-            self.store.commit(txn).await
-        }
-        async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-            let lease = self.store.grant(ttl).await;
-            sleep(self.takes).await;
-            lease
-        }
-        async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
-            self.renewals.lock().unwrap().push(Instant::now());
-            if self.unanswered.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
-                std::future::pending::<()>().await;
-            }
-            let renewed = self.store.keep_alive(lease).await;
-            sleep(self.takes).await;
-            renewed
-        }
-        async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-            self.store.revoke(lease).await
-        }
-    }
+    use crate::store::{Call, FaultyStore, MemoryStore, Verdict};
 
     async fn own_lease(store: Arc<dyn Store>, ttl: Duration) -> KeptLease {
         let keys = OwnKeys { key: "/key".to_owned(), also: Vec::new() };
@@ -259,7 +212,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn two_renewals_without_an_answer_cost_no_trust() {
         for ttl in [3, 15].map(Duration::from_secs) {
-            let store: Arc<dyn Store> = Arc::new(Slow { unanswered: AtomicU32::new(2), ..Slow::default() });
+            let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
+            store.next(2, |call| matches!(call, Call::KeepAlive), || Verdict::Silence);
             let lease = own_lease(store, ttl).await;
             let granted = Instant::now();
             while granted.elapsed() < ttl * 2 {
@@ -294,18 +248,24 @@ mod tests {
     async fn the_lease_clock_counts_from_when_a_request_was_sent_and_not_from_its_answer() {
         count_by_tokio();
         let ttl = Duration::from_secs(15);
-        let slow = Arc::new(Slow { takes: Duration::from_secs(2), ..Slow::default() });
-        let asked = Instant::now();
-        let lease = own_lease(slow.clone(), ttl).await;
+        let takes = Duration::from_secs(2);
+        let slow = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
+        let (asks, mut asked) = mpsc::unbounded_channel();
+        slow.set_rule(move |_| {
+            asks.send(Instant::now()).unwrap();
+            Verdict::hold_answer(sleep(takes))
+        });
+        let lease = own_lease(slow, ttl).await;
+        let sent = asked.recv().await.unwrap();
         let known = *lease.state().borrow();
-        assert_eq!((known.trusted_until, known.stands_until), believed(asked, ttl), "the grant");
+        assert_eq!((known.trusted_until, known.stands_until), believed(sent, ttl), "the grant");
         let mut state = lease.state();
         for renewal in 0..5 {
             lease.made_progress();
             state.changed().await.unwrap();
             let known = *state.borrow();
-            let sent = slow.renewals.lock().unwrap()[renewal];
-            assert!(Instant::now() >= sent + slow.takes);
+            let sent = asked.recv().await.unwrap();
+            assert!(Instant::now() >= sent + takes);
             assert_eq!((known.trusted_until, known.stands_until), believed(sent, ttl), "renewal {renewal}");
         }
     }

@@ -200,61 +200,20 @@ async fn vanished(store: &Arc<dyn Store>, key: &str, ttl: Duration) -> Result<()
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-
-    use async_trait::async_trait;
-    use segue_protocol::ids::Revision;
-    use segue_protocol::txn::{Snapshot, Txn, TxnOutcome};
     use tokio::time::Instant;
 
     use super::*;
-    use crate::store::{MemoryStore, Watch};
-
-    /// A store that may stop answering writes.
-    #[derive(Debug, Default)]
-    struct Mute {
-        store: MemoryStore,
-        on: AtomicBool,
-    }
-
-    impl Mute {
-        async fn answers(&self) {
-            if self.on.load(SeqCst) {
-                std::future::pending::<()>().await;
-            }
-        }
-    }
-
-    #[async_trait]
-    impl Store for Mute {
-        async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
-            self.store.snapshot(keys).await
-        }
-        async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
-            self.store.watch(keys, from).await
-        }
-        async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
-            self.answers().await;
-            self.store.commit(txn).await
-        }
-        async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-            self.store.grant(ttl).await
-        }
-        async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
-            self.store.keep_alive(lease).await
-        }
-        async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-            self.answers().await;
-            self.store.revoke(lease).await
-        }
-    }
+    use crate::store::{Call, FaultyStore, MemoryStore, Verdict};
 
     #[tokio::test(start_paused = true)]
     async fn a_store_that_does_not_answer_holds_up_no_end() {
-        let mute = Arc::new(Mute::default());
-        let store: Arc<dyn Store> = mute.clone();
-        let registration = register(&store.into(), &Claim::new("/key", Duration::from_secs(15)), |_| Vec::new()).await;
-        mute.on.store(true, SeqCst);
+        let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
+        let registration =
+            register(&store.clone().into(), &Claim::new("/key", Duration::from_secs(15)), |_| Vec::new()).await;
+        store.set_rule(|call| match call {
+            Call::Commit(_) | Call::Revoke => Verdict::Silence,
+            _ => Verdict::Pass,
+        });
         let began = Instant::now();
         let withdrawn = timeout(Duration::from_secs(60), registration.withdraw()).await.expect("it ends");
         assert!(matches!(withdrawn, Err(StoreError::Unavailable(_))), "{withdrawn:?}");

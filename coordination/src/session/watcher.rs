@@ -353,69 +353,33 @@ impl WatcherTask {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-
-    use async_trait::async_trait;
-    use segue_protocol::ids::{LeaseId, PartitionId};
-    use segue_protocol::txn::{Op, Snapshot, Txn, TxnOutcome};
+    use segue_protocol::ids::PartitionId;
+    use segue_protocol::txn::{Op, Txn};
 
     use super::*;
-    use crate::store::{MemoryStore, Survey, Watch};
+    use crate::store::{Call, FaultyStore, MemoryStore, Verdict};
 
-    /// A store that answers every call, but whose watches may bring nothing.
-    #[derive(Debug, Default)]
-    struct Silent {
-        store: MemoryStore,
-        on: AtomicBool,
-        /// The senders that keep silent watches open.
-        open: Mutex<Vec<mpsc::Sender<Result<Batch, StoreError>>>>,
-        /// Number of reads of a single key.
-        looks: AtomicU32,
-        /// Number of surveys.
-        surveys: AtomicU32,
-        /// Number of reads of the whole keyspace.
-        snapshots: AtomicU32,
+    /// Returns a store whose calls are counted, and how the test itself writes to it.
+    fn counted() -> (Arc<FaultyStore>, MemoryStore) {
+        let memory = MemoryStore::new();
+        (Arc::new(FaultyStore::new(Arc::new(memory.clone()))), memory)
     }
 
-    impl Silent {
-        async fn put(&self, key: String) -> Revision {
-            let then = vec![Op::Put { key, value: Vec::new(), lease: None }];
-            self.store.commit(Txn { then, ..Txn::default() }).await.unwrap().revision
-        }
+    /// As [`counted`], with a store that answers every call, but whose watches bring nothing.
+    fn silent() -> (Arc<FaultyStore>, MemoryStore) {
+        let (store, memory) = counted();
+        store.set_rule(|call| if matches!(call, Call::Watch(_)) { Verdict::Silence } else { Verdict::Pass });
+        (store, memory)
     }
 
-    #[async_trait]
-    impl Store for Silent {
-        async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
-            let reads = if matches!(keys, Keys::One(_)) { &self.looks } else { &self.snapshots };
-            reads.fetch_add(1, SeqCst);
-            self.store.snapshot(keys).await
-        }
-        async fn survey(&self, keys: &Keys, since: Revision) -> Result<Survey, StoreError> {
-            self.surveys.fetch_add(1, SeqCst);
-            self.store.survey(keys, since).await
-        }
-        async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
-            if !self.on.load(SeqCst) {
-                return self.store.watch(keys, from).await;
-            }
-            let (open, batches) = mpsc::channel(1);
-            self.open.lock().unwrap().push(open);
-            Ok(Watch::new(batches))
-        }
-        async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
-            self.store.commit(txn).await
-        }
-        async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-            self.store.grant(ttl).await
-        }
-        async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
-            self.store.keep_alive(lease).await
-        }
-        async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-            self.store.revoke(lease).await
-        }
+    async fn put(store: &MemoryStore, key: String) -> Revision {
+        let then = vec![Op::Put { key, value: Vec::new(), lease: None }];
+        store.commit(Txn { then, ..Txn::default() }).await.unwrap().revision
+    }
+
+    /// Returns the number of reads of the whole keyspace.
+    fn snapshots(store: &FaultyStore) -> usize {
+        store.count(|call| matches!(call, Call::Snapshot(Keys::Prefix(_) | Keys::Between(..))))
     }
 
     fn keyspace() -> Keyspace {
@@ -431,13 +395,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn changes_that_a_silent_watch_keeps_to_itself_are_seen_within_seconds_again_and_again() {
-        let store = Arc::new(Silent { on: true.into(), ..Silent::default() });
-        let mut watcher = Watcher::start(store.clone(), keyspace());
+        let (store, memory) = silent();
+        let mut watcher = Watcher::start(store, keyspace());
         snapshot(&mut watcher).await;
         for _ in 0..5 {
             // A quiet keyspace must not make the checks rarer.
             assert!(timeout(Duration::from_secs(34), watcher.next()).await.is_err());
-            let put = store.put(keyspace().config()).await;
+            let put = put(&memory, keyspace().config()).await;
             let seen = timeout(Duration::from_secs(7), async {
                 assert!(matches!(watcher.next().await, Update::Lost(_)), "it is counted, and logged");
                 snapshot(&mut watcher).await
@@ -448,15 +412,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_watch_is_noticed_within_seconds_while_only_other_keys_are_written() {
-        let store = Arc::new(Silent { on: true.into(), ..Silent::default() });
-        store.put(keyspace().pod("a")).await;
-        let mut watcher = Watcher::start(store.clone(), keyspace());
+        let (store, memory) = silent();
+        put(&memory, keyspace().pod("a")).await;
+        let mut watcher = Watcher::start(store, keyspace());
         snapshot(&mut watcher).await;
         let heartbeats = AbortOnDropHandle::new(tokio::spawn({
-            let store = store.clone();
+            let memory = memory.clone();
             async move {
                 loop {
-                    store.put(keyspace().load("a")).await;
+                    put(&memory, keyspace().load("a")).await;
                     sleep(Duration::from_secs(2)).await;
                 }
             }
@@ -467,7 +431,7 @@ mod tests {
             snapshot(&mut watcher).await;
         }
         let then = vec![Op::Delete(Keys::One(keyspace().pod("a")))];
-        store.store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+        memory.commit(Txn { then, ..Txn::default() }).await.unwrap();
         let seen = timeout(Duration::from_secs(7), async {
             assert!(matches!(watcher.next().await, Update::Lost(_)), "it is counted, and logged");
             snapshot(&mut watcher).await
@@ -478,13 +442,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_writes_of_other_keyspaces_cost_no_storm_of_snapshots() {
-        let store = Arc::new(Silent::default());
+        let (store, memory) = counted();
         let mut watcher = Watcher::start(store.clone(), keyspace());
         let hour = async {
             for second in 0..3600 {
-                store.put("/another/key".to_owned()).await;
+                put(&memory, "/another/key".to_owned()).await;
                 if second % 30 == 0 {
-                    store.put(keyspace().config()).await;
+                    put(&memory, keyspace().config()).await;
                 }
                 sleep(Duration::from_secs(1)).await;
             }
@@ -498,22 +462,24 @@ mod tests {
             () = hour => {}
             () = nothing_lost => {}
         }
-        let [looks, surveys, snapshots] = [&store.looks, &store.surveys, &store.snapshots].map(|it| it.load(SeqCst));
+        let snapshots = snapshots(&store);
+        let looks = store.count(|call| matches!(call, Call::Snapshot(Keys::One(_))));
+        let surveys = store.count(|call| matches!(call, Call::Survey(_)));
         assert!(snapshots <= 61, "{snapshots} snapshots, where the slow tick alone takes 60");
         assert!(looks <= 3600 / 5 && surveys <= looks, "{looks} looks, {surveys} surveys");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_large_keyspace_is_read_again_more_rarely() {
-        let store = Arc::new(Silent::default());
+        let (store, memory) = counted();
         for partition in PartitionId::all(20_000) {
-            store.put(keyspace().assignment(partition)).await;
+            put(&memory, keyspace().assignment(partition)).await;
         }
         let mut watcher = Watcher::start(store.clone(), keyspace());
         snapshot(&mut watcher).await;
         assert!(timeout(Duration::from_secs(199), watcher.next()).await.is_err(), "20,000 keys at 100 a second");
         timeout(Duration::from_secs(52), snapshot(&mut watcher)).await.expect("the next snapshot");
-        assert_eq!(store.snapshots.load(SeqCst), 2);
+        assert_eq!(snapshots(&store), 2);
         assert_eq!((least_patience(20_000), least_patience(100)), (Duration::from_secs(40), SILENCE_TIMEOUT));
         let times: std::collections::BTreeSet<_> = (0..50).map(|_| spread(Duration::from_secs(200))).collect();
         assert!(times.len() > 1 && times.iter().all(|time| (200..=250).contains(&time.as_secs())), "{times:?}");
@@ -523,8 +489,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn participants_of_a_keyspace_that_was_empty_at_first_do_not_read_it_together_once_it_is_large() {
-        const PARTICIPANTS: u32 = 8;
-        let store = Arc::new(Silent::default());
+        const PARTICIPANTS: usize = 8;
+        let (store, memory) = counted();
         let mut watchers = Vec::new();
         for _ in 0..PARTICIPANTS {
             let mut watcher = Watcher::start(store.clone(), keyspace());
@@ -540,7 +506,7 @@ mod tests {
                 lease: None,
             };
             let then = some.iter().map(put).collect();
-            store.store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+            memory.commit(Txn { then, ..Txn::default() }).await.unwrap();
             for watcher in &mut watchers {
                 assert!(matches!(watcher.next().await, Update::Batch(_)));
             }
@@ -561,7 +527,7 @@ mod tests {
             "20,000 keys at 100 a second: {times:?}"
         );
         assert!(times.len() > 1, "all read it at {times:?}");
-        assert_eq!(store.snapshots.load(SeqCst), 2 * PARTICIPANTS);
+        assert_eq!(snapshots(&store), 2 * PARTICIPANTS);
     }
 
     #[tokio::test]

@@ -148,55 +148,21 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
 
 #[cfg(test)]
 mod tests {
-    use async_trait::async_trait;
-    use segue_protocol::ids::LeaseId;
-    use segue_protocol::txn::{Keys, Op, Snapshot};
+    use segue_protocol::txn::Op;
     use tokio::time::sleep;
 
     use super::*;
-    use crate::store::{MemoryStore, Watch};
-
-    /// A store whose writes take as many milliseconds as their value has bytes.
-    #[derive(Debug)]
-    struct Slow(MemoryStore);
-
-    #[async_trait]
-    impl Store for Slow {
-        async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
-            self.0.snapshot(keys).await
-        }
-
-        async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
-            self.0.watch(keys, from).await
-        }
-
-        async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
-            if let Some(Op::Put { value, .. }) = txn.then.first() {
-                sleep(Duration::from_millis(value.len() as u64)).await;
-            }
-            self.0.commit(txn).await
-        }
-
-        async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-            self.0.grant(ttl).await
-        }
-
-        async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
-            self.0.keep_alive(lease).await
-        }
-
-        async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-            self.0.revoke(lease).await
-        }
-    }
+    use crate::store::{FaultyStore, MemoryStore, Verdict};
 
     #[tokio::test(start_paused = true)]
     async fn the_time_of_a_request_is_that_of_the_last_few() {
-        let mut queue = WriteQueue::new(Arc::new(Slow(MemoryStore::new())), Duration::ZERO);
+        let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
+        let mut queue = WriteQueue::new(store.clone(), Duration::ZERO);
         assert_eq!(queue.round_trip(), Duration::ZERO);
         let mut times = Vec::new();
         for (item, millis) in [8, 16, 16].into_iter().enumerate() {
-            let put = Op::Put { key: "k".to_owned(), value: vec![0; millis], lease: None };
+            store.set_rule(move |_| Verdict::hold(sleep(Duration::from_millis(millis))));
+            let put = Op::Put { key: "k".to_owned(), value: Vec::new(), lease: None };
             queue.send([(item, Some(Txn { then: vec![put], ..Txn::default() }))]);
             queue.next_results().await;
             times.push(queue.round_trip().as_micros());

@@ -8,6 +8,8 @@ mod client;
 mod error;
 #[cfg(feature = "etcd")]
 mod etcd;
+#[cfg(any(test, feature = "test-util"))]
+mod faulty;
 mod memory;
 mod tap;
 
@@ -15,6 +17,8 @@ pub use self::client::{Store, Survey, Watch};
 pub use self::error::StoreError;
 #[cfg(feature = "etcd")]
 pub use self::etcd::{ClientIdentity, EtcdOptions, EtcdStore, EtcdTls};
+#[cfg(any(test, feature = "test-util"))]
+pub use self::faulty::{Call, FaultyStore, Verdict};
 pub use self::memory::MemoryStore;
 pub use self::tap::Tap;
 pub(crate) use self::tap::{Copied, Copies, CopyReader};

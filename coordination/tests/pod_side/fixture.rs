@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ use segue_coordination::pod::{
     HandlerError, HandoffContext, HandoffHandler, Owned, OwnedBody, PodHandle, PodSettings, PodState,
 };
 use segue_coordination::session::{Leases, Update, Watcher, count_by_tokio};
-use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
-use segue_protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
+use segue_coordination::store::{Call as StoreCall, FaultyStore, MemoryStore, Store, Verdict};
+use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Assignment, Handoff, Mode, Phase, PodAckKind, encode};
-use segue_protocol::txn::{Compare, Keys, Op, Snapshot, Txn, TxnOutcome};
+use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use segue_protocol::view::View;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
 pub(crate) const TTL: Duration = Duration::from_secs(15);
@@ -49,6 +49,13 @@ impl Fixture {
 
     pub(crate) fn on(store: Arc<dyn Store>) -> Fixture {
         Fixture { pods_store: store.clone(), store, keys: Keyspace::new("/segue/", "default") }
+    }
+
+    /// Returns a keyspace where the test decides about what pods ask of the store.
+    pub(crate) fn with_faults() -> (Fixture, Arc<FaultyStore>) {
+        let (fixture, memory) = Fixture::new();
+        let faulty = Arc::new(FaultyStore::new(Arc::new(memory)));
+        (Fixture { pods_store: faulty.clone(), ..fixture }, faulty)
     }
 
     pub(crate) async fn commit(&self, when: Vec<Compare>, then: Vec<Op>) -> Revision {
@@ -181,78 +188,10 @@ impl Fixture {
     }
 }
 
-/// A store whose next writes fail, and that can be made blind.
-#[derive(Debug)]
-pub(crate) struct Flaky {
-    inner: MemoryStore,
-    /// Number of writes that fail, and whether they take effect all the same.
-    failing: Mutex<(u32, bool)>,
-    /// Whether reads and watches fail.
-    blind: AtomicBool,
-}
-
-impl Flaky {
-    pub(crate) fn new(inner: MemoryStore) -> Self {
-        Flaky { inner, failing: Mutex::default(), blind: AtomicBool::new(false) }
-    }
-
-    /// Ends all watches. Leases and writes go on.
-    pub(crate) async fn set_blind(&self, blind: bool) {
-        self.blind.store(blind, SeqCst);
-        self.inner.set_available(false);
-        sleep(Duration::from_millis(10)).await;
-        self.inner.set_available(true);
-    }
-
-    fn sees(&self) -> Result<(), StoreError> {
-        let unseen = || StoreError::Unavailable("the test wants it unseen".to_owned());
-        if self.blind.load(SeqCst) { Err(unseen()) } else { Ok(()) }
-    }
-
-    pub(crate) fn fail_next(&self, writes: u32, carried_out: bool) {
-        *self.failing.lock().unwrap() = (writes, carried_out);
-    }
-}
-
-#[async_trait]
-impl Store for Flaky {
-    async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
-        self.sees()?;
-        self.inner.snapshot(keys).await
-    }
-
-    async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
-        self.sees()?;
-        self.inner.watch(keys, from).await
-    }
-
-    async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
-        let (fails, carried_out) = {
-            let mut failing = self.failing.lock().unwrap();
-            let fails = failing.0 > 0;
-            failing.0 -= u32::from(fails);
-            (fails, failing.1)
-        };
-        if !fails {
-            return self.inner.commit(txn).await;
-        }
-        if carried_out {
-            self.inner.commit(txn).await?;
-        }
-        Err(StoreError::Unavailable("the test wants it".to_owned()))
-    }
-
-    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-        self.inner.grant(ttl).await
-    }
-
-    async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.inner.keep_alive(lease).await
-    }
-
-    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.inner.revoke(lease).await
-    }
+/// Fails as many of the next writes, which take effect all the same or not.
+pub(crate) fn fail_writes(store: &FaultyStore, times: usize, carried_out: bool) {
+    let verdict = move || if carried_out { Verdict::LoseAnswer } else { Verdict::Fail };
+    store.next(times, |call| matches!(call, StoreCall::Commit(_)), verdict);
 }
 
 /// A running pod with its service.

@@ -1,6 +1,5 @@
 //! A pod's callbacks and acknowledgements in a handoff, phase by phase.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,7 +13,7 @@ use segue_protocol::txn::Keys;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use super::fixture::{Call, Conduct, Fixture, Flaky, Pod};
+use super::fixture::{Call, Conduct, Fixture, Pod, fail_writes};
 
 const E1: Epoch = Epoch::new(1);
 const E2: Epoch = Epoch::new(2);
@@ -320,13 +319,11 @@ async fn what_could_not_be_said_is_said_when_the_store_is_back() {
 #[tokio::test(start_paused = true)]
 async fn a_write_whose_answer_is_lost_is_tried_again_whether_it_was_carried_out_or_not() {
     for carried_out in [false, true] {
-        let (mut fixture, memory) = Fixture::new();
-        let flaky = Arc::new(Flaky::new(memory));
-        fixture.pods_store = flaky.clone();
+        let (fixture, store) = Fixture::with_faults();
         let mut pod = Pod::start(&fixture, "w").await;
-        flaky.fail_next(2, carried_out);
+        fail_writes(&store, 2, carried_out);
         fixture.place(P0, &pod, 1).await;
-        flaky.fail_next(2, carried_out);
+        fail_writes(&store, 2, carried_out);
         pod.handle.set_draining();
         pod.until("it is draining", |state| state.draining).await;
         assert_eq!(pod.status_of(P0, 1).await, 200);

@@ -1,6 +1,5 @@
 //! A pod's registration and lease: how they are gained, lost and given up.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
@@ -12,7 +11,7 @@ use segue_protocol::txn::{Keys, Op};
 use segue_protocol::view::View;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::fixture::{Call, Conduct, Fixture, Flaky, Pod, TTL, whole};
+use super::fixture::{Call, Conduct, Fixture, Pod, TTL, fail_writes, whole};
 
 const E1: Epoch = Epoch::new(1);
 const E2: Epoch = Epoch::new(2);
@@ -239,31 +238,27 @@ async fn a_shutdown_hands_over_then_deregisters() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_has_lost_sight_of_the_store_gives_up_its_lease() {
-    let (mut fixture, memory) = Fixture::new();
-    let flaky = Arc::new(Flaky::new(memory));
-    fixture.pods_store = flaky.clone();
+    let (fixture, store) = Fixture::with_faults();
     let mut pod = Pod::start(&fixture, "w").await;
     fixture.place(P0, &pod, 1).await;
     let before = pod.incarnation();
 
     // Its keepalives would still arrive.
-    flaky.set_blind(true).await;
+    store.blind();
     let blind_since = Instant::now();
     fixture.until("its registration is gone", |view| !view.pods.contains_key("w")).await;
     // Half a TTL without progress, then a whole one from the last keepalive on.
     assert!(blind_since.elapsed() <= TTL * 3 / 2 + TTL / 6, "gone after {:?}", blind_since.elapsed());
     assert_eq!(pod.status_of(P0, 1).await, 421);
 
-    flaky.set_blind(false).await;
+    store.pass();
     let state = pod.until("it lives again", |state| state.not_ready.is_none()).await;
     assert!(state.incarnation > before);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_with_nothing_to_hand_over_is_announced_all_the_same() {
-    let (mut fixture, memory) = Fixture::new();
-    let flaky = Arc::new(Flaky::new(memory));
-    fixture.pods_store = flaky.clone();
+    let (fixture, store) = Fixture::with_faults();
     let pod = Pod::start(&fixture, "w").await;
     let announced = tokio::spawn({
         let fixture = fixture.clone();
@@ -271,7 +266,7 @@ async fn a_shutdown_with_nothing_to_hand_over_is_announced_all_the_same() {
     });
     tokio::task::yield_now().await;
     let began = Instant::now();
-    flaky.fail_next(2, false);
+    fail_writes(&store, 2, false);
     pod.handle.shutdown(Duration::from_secs(20)).await;
     assert!(began.elapsed() < Duration::from_secs(1));
     // Otherwise a coordinator could begin a handoff to a pod that is about to leave.
@@ -422,13 +417,11 @@ async fn capabilities_that_another_hand_took_from_a_registration_are_put_back_an
 
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_lost_its_lease_deletes_its_own_key_that_outlived_the_lease() {
-    let (mut fixture, memory) = Fixture::new();
-    let flaky = Arc::new(Flaky::new(memory));
-    fixture.pods_store = flaky.clone();
+    let (fixture, store) = Fixture::with_faults();
     let pod = Pod::start(&fixture, "w").await;
     let seen = fixture.view().await.pods["w"].clone();
     // Nothing that it writes arrives.
-    flaky.fail_next(u32::MAX, false);
+    fail_writes(&store, usize::MAX, false);
     fixture.put(fixture.keys.pod("w"), encode(&seen.value)).await;
     fixture.store.revoke(seen.lease.unwrap()).await.unwrap();
     pod.until("it has fenced", |state| state.incarnation == Incarnation::NONE).await;
@@ -438,7 +431,7 @@ async fn a_pod_that_lost_its_lease_deletes_its_own_key_that_outlived_the_lease()
         Incarnation::registered_at(seen.create_revision),
         "the key has outlived its lease"
     );
-    flaky.fail_next(0, false);
+    store.pass();
     pod.until("it is ready", |state| state.not_ready.is_none()).await;
     let next = fixture.view().await.pods["w"].clone();
     assert!(next.create_revision > seen.create_revision && next.lease.is_some());

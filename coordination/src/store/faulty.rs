@@ -1,0 +1,367 @@
+//! A store whose calls a test delays, fails or leaves without an answer, and counts.
+//!
+//! For unit tests of this crate and, with the feature `test-util`, for those of others. A test states a rule, which sees
+//! each [`Call`] before the store behind does and gives a [`Verdict`]. At first every call passes.
+//!
+//! Elsewhere: outages of a store for all who use it ([`MemoryStore::set_available`](super::MemoryStore::set_available)), and
+//! the faults that a simulation draws from a seed (`tests/simulation`).
+//!
+//! # Invariants
+//!
+//! * Each transaction of [`Store::commit_all`] is a call of its own.
+//! * A call is counted before its verdict, whatever that is.
+
+use std::fmt;
+use std::future::pending;
+use std::mem::take;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::BoxFuture;
+use segue_protocol::ids::{LeaseId, Revision};
+use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::{Store, StoreError, Survey, Tap, Watch};
+
+/// What a store is asked.
+#[derive(Debug, Clone)]
+pub enum Call {
+    /// A read of these keys.
+    Snapshot(Keys),
+    /// A look at these keys without their values.
+    Survey(Keys),
+    /// A watch of these keys.
+    Watch(Keys),
+    /// A transaction.
+    Commit(Txn),
+    /// A new lease.
+    Grant,
+    /// The renewal of a lease.
+    KeepAlive,
+    /// The end of a lease.
+    Revoke,
+}
+
+/// What becomes of a call.
+pub enum Verdict {
+    /// It is carried out and answered.
+    Pass,
+    /// It is carried out once this has completed.
+    Hold(BoxFuture<'static, ()>),
+    /// It is carried out at once, and answered once this has completed. This begins when the call has been carried out.
+    HoldAnswer(BoxFuture<'static, ()>),
+    /// It fails with [`StoreError::Unavailable`] and is not carried out.
+    Fail,
+    /// It is carried out, and fails with [`StoreError::Unavailable`].
+    LoseAnswer,
+    /// It is neither carried out nor answered. A watch opens, and brings nothing.
+    Silence,
+}
+
+impl Verdict {
+    /// Returns the verdict on a call that is carried out after `until`.
+    pub fn hold(until: impl Future<Output = ()> + Send + 'static) -> Self {
+        Verdict::Hold(Box::pin(until))
+    }
+
+    /// Returns the verdict on a call that is carried out at once and answered after `until`.
+    pub fn hold_answer(until: impl Future<Output = ()> + Send + 'static) -> Self {
+        Verdict::HoldAnswer(Box::pin(until))
+    }
+}
+
+type Rule = Box<dyn FnMut(&Call) -> Verdict + Send>;
+
+/// A store that a test puts before another one.
+pub struct FaultyStore {
+    inner: Mutex<Arc<dyn Store>>,
+    rule: Mutex<Rule>,
+    calls: Mutex<Vec<Call>>,
+    /// Ends the watches that are open.
+    watches: Mutex<CancellationToken>,
+    tap: Option<Tap>,
+}
+
+impl FaultyStore {
+    /// Returns a store that passes every call to `inner`.
+    pub fn new(inner: Arc<dyn Store>) -> Self {
+        FaultyStore {
+            inner: Mutex::new(inner),
+            rule: Mutex::new(Box::new(|_| Verdict::Pass)),
+            calls: Mutex::default(),
+            watches: Mutex::default(),
+            tap: None,
+        }
+    }
+
+    /// Returns a store with a tap of its own.
+    #[cfg(test)]
+    pub(crate) fn with_tap(inner: Arc<dyn Store>) -> Self {
+        FaultyStore { tap: Some(Tap::default()), ..Self::new(inner) }
+    }
+
+    /// Sends later calls to another store, and ends the watches that are open.
+    #[cfg(test)]
+    pub(crate) fn replace(&self, inner: Arc<dyn Store>) {
+        *lock(&self.inner) = inner;
+        self.end_watches();
+    }
+
+    /// Lets `rule` decide about later calls, in place of the rule before.
+    pub fn set_rule(&self, rule: impl FnMut(&Call) -> Verdict + Send + 'static) {
+        *lock(&self.rule) = Box::new(rule);
+    }
+
+    /// Passes later calls.
+    pub fn pass(&self) {
+        self.set_rule(|_| Verdict::Pass);
+    }
+
+    /// Gives this verdict on as many of the later calls as `is_meant` holds for, and passes all others.
+    pub fn next(
+        &self,
+        mut times: usize,
+        is_meant: impl Fn(&Call) -> bool + Send + 'static,
+        verdict: impl Fn() -> Verdict + Send + 'static,
+    ) {
+        self.set_rule(move |call| {
+            if times == 0 || !is_meant(call) {
+                return Verdict::Pass;
+            }
+            times -= 1;
+            verdict()
+        });
+    }
+
+    /// Fails later reads and watches, and ends the watches that are open. Writes and leases go on.
+    pub fn blind(&self) {
+        self.set_rule(|call| match call {
+            Call::Snapshot(_) | Call::Survey(_) | Call::Watch(_) => Verdict::Fail,
+            Call::Commit(_) | Call::Grant | Call::KeepAlive | Call::Revoke => Verdict::Pass,
+        });
+        self.end_watches();
+    }
+
+    /// Returns the number of calls so far that `is_meant` holds for.
+    pub fn count(&self, is_meant: impl Fn(&Call) -> bool) -> usize {
+        lock(&self.calls).iter().filter(|call| is_meant(call)).count()
+    }
+
+    fn end_watches(&self) {
+        take(&mut *lock(&self.watches)).cancel();
+    }
+
+    fn inner(&self) -> Arc<dyn Store> {
+        lock(&self.inner).clone()
+    }
+
+    fn verdict(&self, call: Call) -> Verdict {
+        let verdict = lock(&self.rule)(&call);
+        lock(&self.calls).push(call);
+        verdict
+    }
+}
+
+impl fmt::Debug for FaultyStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultyStore").finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn unavailable() -> StoreError {
+    StoreError::Unavailable("the test wants it".to_owned())
+}
+
+async fn carry_out<T>(verdict: Verdict, request: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    match verdict {
+        Verdict::Pass => request.await,
+        Verdict::Hold(until) => {
+            until.await;
+            request.await
+        }
+        Verdict::HoldAnswer(until) => {
+            let answer = request.await;
+            until.await;
+            answer
+        }
+        Verdict::Fail => Err(unavailable()),
+        Verdict::LoseAnswer => {
+            request.await?;
+            Err(unavailable())
+        }
+        Verdict::Silence => pending().await,
+    }
+}
+
+#[async_trait]
+impl Store for FaultyStore {
+    async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
+        carry_out(self.verdict(Call::Snapshot(keys.clone())), self.inner().snapshot(keys)).await
+    }
+
+    async fn survey(&self, keys: &Keys, since: Revision) -> Result<Survey, StoreError> {
+        carry_out(self.verdict(Call::Survey(keys.clone())), self.inner().survey(keys, since)).await
+    }
+
+    async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
+        let end = lock(&self.watches).clone();
+        let mut open = match self.verdict(Call::Watch(keys.clone())) {
+            Verdict::Silence => None,
+            verdict => Some(carry_out(verdict, self.inner().watch(keys, from)).await?),
+        };
+        let (batches, watch) = mpsc::channel(1);
+        tokio::spawn(async move {
+            loop {
+                let next = async {
+                    match &mut open {
+                        Some(watch) => watch.next().await,
+                        None => pending().await,
+                    }
+                };
+                let batch = tokio::select! {
+                    biased;
+                    () = batches.closed() => return,
+                    () = end.cancelled() => Err(unavailable()),
+                    batch = next => batch,
+                };
+                let is_last = batch.is_err();
+                if batches.send(batch).await.is_err() || is_last {
+                    return;
+                }
+            }
+        });
+        Ok(Watch::new(watch))
+    }
+
+    async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
+        carry_out(self.verdict(Call::Commit(txn.clone())), self.inner().commit(txn)).await
+    }
+
+    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
+        carry_out(self.verdict(Call::Grant), self.inner().grant(ttl)).await
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
+        carry_out(self.verdict(Call::KeepAlive), self.inner().keep_alive(lease)).await
+    }
+
+    fn forget_lease(&self, lease: LeaseId) {
+        self.inner().forget_lease(lease);
+    }
+
+    fn tap(&self) -> Option<&Tap> {
+        self.tap.as_ref()
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
+        carry_out(self.verdict(Call::Revoke), self.inner().revoke(lease)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use segue_protocol::txn::Op;
+    use tokio::sync::oneshot;
+    use tokio::time::{Instant, sleep, timeout};
+
+    use super::*;
+    use crate::store::MemoryStore;
+
+    const SOON: Duration = Duration::from_secs(1);
+
+    fn faulty() -> (FaultyStore, MemoryStore) {
+        let memory = MemoryStore::new();
+        (FaultyStore::new(Arc::new(memory.clone())), memory)
+    }
+
+    fn key() -> Keys {
+        Keys::One("a".to_owned())
+    }
+
+    fn put() -> Txn {
+        Txn { then: vec![Op::Put { key: "a".to_owned(), value: Vec::new(), lease: None }], ..Txn::default() }
+    }
+
+    fn is_commit(call: &Call) -> bool {
+        matches!(call, Call::Commit(_))
+    }
+
+    async fn is_put(memory: &MemoryStore) -> bool {
+        !memory.snapshot(&key()).await.unwrap().entries.is_empty()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_call_is_carried_out_only_if_its_answer_alone_is_lost() {
+        let (faulty, memory) = faulty();
+        faulty.next(1, is_commit, || Verdict::Fail);
+        assert!(matches!(faulty.commit(put()).await, Err(StoreError::Unavailable(_))));
+        assert!(!is_put(&memory).await);
+        faulty.next(1, is_commit, || Verdict::LoseAnswer);
+        assert!(matches!(faulty.commit(put()).await, Err(StoreError::Unavailable(_))));
+        assert!(is_put(&memory).await);
+        faulty.commit(put()).await.expect("only the next one fails");
+        faulty.snapshot(&key()).await.unwrap();
+        assert_eq!((faulty.count(is_commit), faulty.count(|_| true)), (3, 4));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_waits_before_or_after_it_is_carried_out() {
+        let (faulty, memory) = faulty();
+        faulty.next(1, is_commit, || Verdict::hold(sleep(2 * SOON)));
+        let began = Instant::now();
+        let wait = async {
+            sleep(SOON).await;
+            assert!(!is_put(&memory).await);
+        };
+        let (outcome, ()) = tokio::join!(faulty.commit(put()), wait);
+        assert!(outcome.is_ok() && began.elapsed() == 2 * SOON && is_put(&memory).await);
+
+        let (read, release) = oneshot::channel();
+        let mut released = Some(release);
+        faulty.set_rule(move |_| {
+            let released = released.take();
+            Verdict::hold_answer(async move { drop(released.unwrap().await) })
+        });
+        let write = memory.commit(Txn { then: vec![Op::Delete(key())], ..Txn::default() });
+        let delete = async {
+            write.await.unwrap();
+            read.send(()).unwrap();
+        };
+        let key = key();
+        let (snapshot, ()) = tokio::join!(faulty.snapshot(&key), delete);
+        assert_eq!(snapshot.unwrap().entries.len(), 1, "it was read before the deletion");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_store_answers_nothing_and_its_watches_bring_nothing() {
+        let (faulty, memory) = faulty();
+        faulty.set_rule(|_| Verdict::Silence);
+        assert!(timeout(SOON, faulty.commit(put())).await.is_err());
+        assert!(!is_put(&memory).await);
+        let mut watch = faulty.watch(&key(), Revision::new(1)).await.unwrap();
+        memory.commit(put()).await.unwrap();
+        assert!(timeout(SOON, watch.next()).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_blind_participant_writes_and_sees_nothing_until_calls_pass_again() {
+        let (faulty, _memory) = faulty();
+        let from = faulty.commit(put()).await.unwrap().revision;
+        let mut watch = faulty.watch(&key(), from).await.unwrap();
+        assert_eq!(watch.next().await.unwrap().revision, from);
+        faulty.blind();
+        assert!(matches!(watch.next().await, Err(StoreError::Unavailable(_))), "its watch ends");
+        assert!(faulty.snapshot(&key()).await.is_err() && faulty.watch(&key(), from).await.is_err());
+        let unseen = faulty.commit(put()).await.unwrap().revision;
+        faulty.pass();
+        let mut watch = faulty.watch(&key(), unseen).await.unwrap();
+        assert_eq!(watch.next().await.unwrap().revision, unseen);
+    }
+}
