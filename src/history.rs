@@ -261,15 +261,14 @@ impl Reading {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use std::future::pending;
 
-    use async_trait::async_trait;
     use axum::body::to_bytes;
     use axum::http::Request;
     use futures_util::{FutureExt as _, StreamExt as _};
-    use segue_coordination::store::{MemoryStore, Watch};
-    use segue_protocol::ids::{HandoffId, LeaseId, Revision};
-    use segue_protocol::txn::{Keys, Op, Snapshot, Txn, TxnOutcome};
+    use segue_coordination::store::{FaultyStore, MemoryStore, Verdict};
+    use segue_protocol::ids::{HandoffId, Revision};
+    use segue_protocol::txn::{Op, Txn};
     use tokio::time::timeout;
     use tower::ServiceExt as _;
 
@@ -312,45 +311,6 @@ mod tests {
         assert_eq!(ages, ["0s", "59s", "1m0s", "2h1m", "2d2h"]);
     }
 
-    /// A store that never answers, and counts those who wait for it.
-    #[derive(Debug, Default)]
-    struct Silent(AtomicUsize);
-
-    #[async_trait]
-    impl Store for Silent {
-        async fn snapshot(&self, _: &Keys) -> Result<Snapshot, StoreError> {
-            struct Waits<'a>(&'a AtomicUsize);
-            impl Drop for Waits<'_> {
-                fn drop(&mut self) {
-                    self.0.fetch_sub(1, SeqCst);
-                }
-            }
-            self.0.fetch_add(1, SeqCst);
-            let _waits = Waits(&self.0);
-            std::future::pending().await
-        }
-
-        async fn watch(&self, _: &Keys, _: Revision) -> Result<Watch, StoreError> {
-            std::future::pending().await
-        }
-
-        async fn commit(&self, _: Txn) -> Result<TxnOutcome, StoreError> {
-            std::future::pending().await
-        }
-
-        async fn grant(&self, _: Duration) -> Result<LeaseId, StoreError> {
-            std::future::pending().await
-        }
-
-        async fn keep_alive(&self, _: LeaseId) -> Result<(), StoreError> {
-            std::future::pending().await
-        }
-
-        async fn revoke(&self, _: LeaseId) -> Result<(), StoreError> {
-            std::future::pending().await
-        }
-    }
-
     fn keys() -> Keyspace {
         Keyspace::new("/segue/", "default")
     }
@@ -362,13 +322,24 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_reading_ends_with_its_client() {
-        let store = Arc::<Silent>::default();
+        let waiting = Arc::new(());
+        let waits = waiting.clone();
+        let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
+        store.set_rule(move |_| {
+            let waits = waits.clone();
+            Verdict::hold(async move {
+                let _waits = waits;
+                pending().await
+            })
+        });
         let routes = routes(store.clone(), keys());
         for _ in 0..3 {
             timeout(Duration::from_secs(1), ask(&routes, "")).await.unwrap_err();
         }
+        assert_eq!(store.count(|_| true), 3);
         tokio::task::yield_now().await;
-        assert_eq!(store.0.load(SeqCst), 0, "readings without a client");
+        // The rule has the other one.
+        assert_eq!(Arc::strong_count(&waiting), 2, "readings without a client");
     }
 
     #[tokio::test]

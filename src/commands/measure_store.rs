@@ -171,56 +171,16 @@ fn millis(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use async_trait::async_trait;
-    use segue_coordination::store::MemoryStore;
-    use segue_protocol::ids::LeaseId;
+    use segue_coordination::store::{Call, FaultyStore, MemoryStore, Verdict};
     use segue_protocol::keys::Keyspace;
-    use segue_protocol::txn::{Batch, Snapshot, TxnOutcome};
-    use tokio::sync::mpsc;
     use tokio::time::sleep;
 
     use super::*;
 
-    /// A store with a fault.
-    #[derive(Debug)]
-    struct Faulty {
-        store: MemoryStore,
-        /// How long a commit takes.
-        commit: Duration,
-        /// If watches bring nothing: takes the senders that keep them open.
-        silenced: Option<mpsc::Sender<mpsc::Sender<Result<Batch, StoreError>>>>,
-    }
-
-    #[async_trait]
-    impl Store for Faulty {
-        async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
-            self.store.snapshot(keys).await
-        }
-        async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
-            let Some(silenced) = &self.silenced else { return self.store.watch(keys, from).await };
-            let (sender, batches) = mpsc::channel(1);
-            silenced.send(sender).await.unwrap();
-            Ok(Watch::new(batches))
-        }
-        async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
-            sleep(self.commit).await;
-            self.store.commit(txn).await
-        }
-        async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-            self.store.grant(ttl).await
-        }
-        async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
-            self.store.keep_alive(lease).await
-        }
-        async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-            self.store.revoke(lease).await
-        }
-    }
-
     #[tokio::test(start_paused = true)]
     async fn a_silent_watch_fails_the_measurement_within_seconds() {
-        let (open, _opened) = mpsc::channel(1);
-        let store = Arc::new(Faulty { store: MemoryStore::new(), commit: Duration::ZERO, silenced: Some(open) });
+        let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
+        store.set_rule(|call| if matches!(call, Call::Watch(_)) { Verdict::Silence } else { Verdict::Pass });
         let measured = timeout(2 * EVENT_TIMEOUT, Times::of(store, "/segue/")).await.expect("it ends");
         let error = measured.unwrap_err().to_string();
         assert!(error.contains("expected the event of each write within 10s, got 0 of 50"), "{error}");
@@ -229,7 +189,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_store_that_takes_seconds_for_a_write_is_measured_by_fewer() {
         let commit = Duration::from_secs(4);
-        let store = Arc::new(Faulty { store: MemoryStore::new(), commit, silenced: None });
+        let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
+        store.set_rule(move |call| match call {
+            Call::Commit(_) => Verdict::hold(sleep(commit)),
+            _ => Verdict::Pass,
+        });
         let times = Times::of(store, "/segue/").await.unwrap();
         assert_eq!((slowest(&times.commits), times.commits.len()), (commit, 4));
     }

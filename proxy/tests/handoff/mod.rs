@@ -11,25 +11,22 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use segue_coordination::coordinator::{
     CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
 };
 use segue_coordination::router::{DrainSettings, RouterSettings};
 use segue_coordination::session::{Claim, Registration, Update, Watcher, count_by_tokio, register};
-use segue_coordination::store::{MemoryStore, Store, StoreError, Watch};
+use segue_coordination::store::{MemoryStore, Store, StoreError};
 use segue_protocol::handoff::advance::{Ack, acknowledge};
 use segue_protocol::handoff::pod::{Duty, duty, warmed};
 use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
-use segue_protocol::ids::{Epoch, LeaseId, PartitionId, Revision};
+use segue_protocol::ids::{Epoch, PartitionId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{Policy, RoundCause};
 use segue_protocol::records::{Capabilities, Mode, Phase, PodAck, PodAckKind, PodRecord, encode};
-use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
+use segue_protocol::txn::Keys;
 use segue_protocol::view::View;
 use segue_proxy::router::Control;
 use segue_proxy::routing::permit::{Admission, TableHandle};
@@ -55,46 +52,6 @@ impl CoordinatorObserver for Quiet {
     fn handoff_ended(&self, _: PartitionId, _: HandoffResult) {}
     fn view_changed(&self, _: &View) {}
     fn resync(&self, _: &StoreError) {}
-}
-
-/// The embedded store as one participant reaches it, whose watches can be made to fail.
-#[derive(Debug)]
-struct Blindfold {
-    store: Arc<MemoryStore>,
-    on: AtomicBool,
-}
-
-#[async_trait]
-impl Store for Blindfold {
-    async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
-        if self.on.load(SeqCst) {
-            return Err(StoreError::Unavailable("blindfolded".to_owned()));
-        }
-        self.store.snapshot(keys).await
-    }
-
-    async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
-        if self.on.load(SeqCst) {
-            return Err(StoreError::Unavailable("blindfolded".to_owned()));
-        }
-        self.store.watch(keys, from).await
-    }
-
-    async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
-        self.store.commit(txn).await
-    }
-
-    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-        self.store.grant(ttl).await
-    }
-
-    async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.store.keep_alive(lease).await
-    }
-
-    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.store.revoke(lease).await
-    }
 }
 
 /// The epochs that each pod accepts, as the pods themselves believe.

@@ -1,18 +1,16 @@
 //! Routers that die, end, see nothing, or lose the store or their registration.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use segue_coordination::store::Store as _;
+use segue_coordination::store::{FaultyStore, Store as _};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::{Capabilities, Mode};
 use segue_protocol::txn::{Keys, Op, Txn};
 use segue_proxy::routing::permit::Admission;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Blindfold, Fixture, P3, PARTITIONS, TTL, crash, within};
+use super::{Fixture, P3, PARTITIONS, TTL, crash, within};
 
 #[tokio::test(start_paused = true)]
 async fn a_router_that_dies_is_waited_for_no_longer_than_its_lease() {
@@ -36,19 +34,15 @@ async fn a_router_that_sees_nothing_loses_its_lease_although_it_could_renew_it()
     within(async || {
         let fixture = Fixture::new(Mode::Barrier);
         let (_stop, _coordinator) = fixture.coordinator("c-0");
-        let blindfold = Arc::new(Blindfold { store: fixture.store.clone(), on: AtomicBool::new(false) });
-        let (_sees, blind) = (fixture.router("r-0"), fixture.router_of("r-1", blindfold.clone()));
+        let store = Arc::new(FaultyStore::new(fixture.store.clone()));
+        let (_sees, blind) = (fixture.router("r-0"), fixture.router_of("r-1", store.clone()));
         let _a = fixture.pod("a", Capabilities::ALL);
         fixture.settles(1).await;
-        blindfold.on.store(true, SeqCst);
-        // Its watch ends, and no other begins.
-        fixture.store.set_available(false);
-        sleep(Duration::from_millis(10)).await;
-        fixture.store.set_available(true);
+        store.blind();
         let _b = fixture.pod("b", Capabilities::ALL);
         fixture.settles(2).await;
         assert!(!fixture.view().await.routers.contains_key("r-1"));
-        blindfold.on.store(false, SeqCst);
+        store.pass();
         while !fixture.view().await.routers.contains_key("r-1") {
             sleep(Duration::from_millis(10)).await;
         }

@@ -10,7 +10,6 @@ use segue_protocol::txn::Keys;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use super::client::{BEATS_OF_A_LEASE, Known, Pod, connect, hello, register};
@@ -107,11 +106,10 @@ async fn a_silent_pod_loses_its_lease_and_nobody_else_does() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_instance_that_sees_nothing_sends_its_pods_elsewhere_although_it_could_renew_their_leases() {
     let mut site = Site::start().await;
-    let blinded = CancellationToken::new();
-    let blind = site.instance_that_goes_blind(blinded.clone()).await;
-    let a = Pod::start(blind, hello(&site.name, "a")).await;
+    let (address, store) = site.instance_on_faulty_store().await;
+    let a = Pod::start(address, hello(&site.name, "a")).await;
     let before = a.owns(4).await;
-    blinded.cancel();
+    store.blind();
     let known = a.until("its stream ends", |known| known.ended.is_some()).await;
     assert_eq!(known.ended, Some(Code::Unavailable));
     let a = Pod::resume(site.address(0), hello(&site.name, "a"), known).await;

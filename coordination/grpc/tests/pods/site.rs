@@ -6,23 +6,22 @@ use std::sync::atomic::{AtomicI64, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use segue_coordination::coordinator::{
     CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
 };
-use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError, Watch};
+use segue_coordination::store::{EtcdOptions, EtcdStore, FaultyStore, Store, StoreError};
 use segue_grpc::proto::AckOutcome;
 use segue_grpc::{PodsKeyspace, PodsObserver, PodsServer, PodsSettings, PodsStatus, PodsTls, PodsToken};
 use segue_protocol::handoff::pod_reconcile::Callback;
-use segue_protocol::ids::{LeaseId, PartitionId, Revision};
+use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{Policy, RoundCause};
 use segue_protocol::records::Phase;
-use segue_protocol::txn::{Keys, Op, Snapshot, Txn, TxnOutcome};
+use segue_protocol::txn::{Keys, Op, Txn};
 use segue_protocol::view::View;
 use segue_tests::etcd::Etcd;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub(crate) const PARTITIONS: u32 = 4;
@@ -81,58 +80,6 @@ fn store() -> Arc<dyn Store> {
     Arc::new(EtcdStore::connect(EtcdOptions::new([ETCD.endpoint()])).unwrap())
 }
 
-/// The store as an instance reaches it that can write and see nothing, once it is blinded.
-#[derive(Debug)]
-struct Blindfold {
-    store: Arc<dyn Store>,
-    blinded: CancellationToken,
-}
-
-fn blinded() -> StoreError {
-    StoreError::Unavailable("blindfolded".to_owned())
-}
-
-#[async_trait]
-impl Store for Blindfold {
-    async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
-        if self.blinded.is_cancelled() { Err(blinded()) } else { self.store.snapshot(keys).await }
-    }
-
-    async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
-        let (mut seen, (batches, watch)) = (self.store.watch(keys, from).await?, mpsc::channel(16));
-        let ended = self.blinded.clone();
-        tokio::spawn(async move {
-            loop {
-                let batch = tokio::select! {
-                    batch = seen.next() => batch,
-                    () = ended.cancelled() => Err(blinded()),
-                };
-                let is_last = batch.is_err();
-                if batches.send(batch).await.is_err() || is_last {
-                    return;
-                }
-            }
-        });
-        Ok(Watch::new(watch))
-    }
-
-    async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
-        self.store.commit(txn).await
-    }
-
-    async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-        self.store.grant(ttl).await
-    }
-
-    async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.store.keep_alive(lease).await
-    }
-
-    async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-        self.store.revoke(lease).await
-    }
-}
-
 /// Asks the store again while it is not available: on a busy machine a connection may be given up.
 async fn available<T>(ask: impl AsyncFn() -> Result<T, StoreError>) -> T {
     for _ in 0..100 {
@@ -188,10 +135,10 @@ impl Site {
         self.instance_as(None, |server| server.with_token(token)).await
     }
 
-    /// Starts an instance that sees nothing once `blinded` is cancelled.
-    pub(crate) async fn instance_that_goes_blind(&mut self, blinded: CancellationToken) -> SocketAddr {
-        let store = Arc::new(Blindfold { store: store(), blinded });
-        self.instance_on(store, None, |server| server).await
+    /// Starts an instance whose calls to the store the test decides about.
+    pub(crate) async fn instance_on_faulty_store(&mut self) -> (SocketAddr, Arc<FaultyStore>) {
+        let store = Arc::new(FaultyStore::new(store()));
+        (self.instance_on(store.clone(), None, |server| server).await, store)
     }
 
     async fn instance_as(&mut self, tls: Option<PodsTls>, with: impl FnOnce(PodsServer) -> PodsServer) -> SocketAddr {
