@@ -14,7 +14,7 @@ use segue_tests::process::{Process, until};
 
 use crate::service;
 
-/// The lease time of all participants.
+/// The TTL of a pod's lease.
 const TTL: Duration = Duration::from_secs(2);
 /// Longer than anything is held or worked on.
 const LONGEST_REQUEST: Duration = Duration::from_secs(120);
@@ -59,7 +59,8 @@ impl OnePartition {
     fn pod(&self, name: &str, by: By, kind: &str, more: &str) -> Pod {
         let (listen, upstream, admin) = (free_address(), free_address(), free_address());
         let settings = service::Settings { name, kind, listen: upstream, log: &self.log() };
-        let config = self.cluster.config().admin(admin).pod(name, listen, upstream).with("pod", more).quick();
+        let config = self.cluster.config().admin(admin).pod(name, listen, upstream).with("pod", more);
+        let config = config.lease("pod", &format!("{}s", TTL.as_secs())).quick();
         let config = match by {
             By::Nothing => config,
             By::Exec => config.set("pod.exec", service::command()),

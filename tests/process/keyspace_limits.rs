@@ -99,7 +99,7 @@ impl Site {
         };
         let table = |name: &str| format!("[[keyspaces]]\nname = \"{name}\"\n{}", of_table(name));
         let config = cluster.config().with("", &KEYSPACES.map(table).concat()).coordinator("c-0", PARTITIONS as u32);
-        let config = config.set(&format!("coordinator.{limit}"), common).set("coordinator.lease_ttl", "30s");
+        let config = config.set(&format!("coordinator.{limit}"), common);
         // A gate may stay closed for long.
         let config = config.set("coordinator.phase_timeout", "5m").quick();
         let processes = vec![cluster.run("control", &config)];
@@ -114,7 +114,7 @@ impl Site {
         let tables = KEYSPACES.map(|name| format!("[[keyspaces]]\nname = \"{name}\"\n")).concat();
         let config = self.cluster.config().with("", &tables).pod(name, free_address(), upstream);
         let hooks = ["warm", "release"].map(|hook| format!("{hook} = {{ url = \"http://{upstream}/{hook}\" }}\n"));
-        let config = config.set("pod.lease_ttl", "30s").with("pod.hooks", &hooks.concat());
+        let config = config.with("pod.hooks", &hooks.concat());
         self.processes.push(self.cluster.run(name, &config.quick()));
     }
 

@@ -19,8 +19,6 @@ use segue_tests::process::{Process, until};
 
 const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
 const PATIENCE: Duration = Duration::from_secs(60);
-/// No process dies here. A busy machine may stop one for longer than a short lease lasts.
-const LEASE: &str = "30s";
 
 /// Writes `keyspace key number` of each request into its file and responds with it.
 const SERVICE: &str = "
@@ -88,8 +86,6 @@ impl Site {
             .set("router.drain.timeout", "9s")
             .set("router.upstream.protocol", "http1")
             .with("", KEYSPACES)
-            .set("router.lease_ttl", LEASE)
-            .set("coordinator.lease_ttl", LEASE)
             .admin(admin)
             .quick();
         let mut segue = cluster.run("segue", &config);
@@ -109,7 +105,7 @@ impl Site {
         let mut service = Process::start(&format!("{name}-service"), self.cluster.path(), &mut command);
         service.until("the service listens", || TcpStream::connect(upstream).is_ok());
         let config = self.cluster.config().pod(name, listen, upstream).set("keyspace", keyspace);
-        let sidecar = self.cluster.run(name, &config.set("pod.lease_ttl", LEASE).quick());
+        let sidecar = self.cluster.run(name, &config.quick());
         self.processes.insert(name.to_owned(), (sidecar, service));
     }
 

@@ -24,8 +24,7 @@ async fn service() -> SocketAddr {
 }
 
 async fn pod(cluster: &TestCluster, name: &str) -> Config {
-    // A busy machine may stop a process for longer than a short lease lasts.
-    cluster.config().pod(name, free_address(), service().await).set("pod.lease_ttl", "30s")
+    cluster.config().pod(name, free_address(), service().await)
 }
 
 /// Returns the settings of the keyspace in the store.
@@ -43,7 +42,7 @@ async fn pods_with_a_coordinator_section_create_the_settings_and_place_each_othe
     let mut running = Vec::new();
     for name in ["a", "b"] {
         let config = pod(&cluster, name).await.coordinator(name, PARTITIONS).set("coordinator.coordination", "rounds");
-        running.push(cluster.run(name, &config.set("coordinator.lease_ttl", "30s").quick()));
+        running.push(cluster.run(name, &config.quick()));
     }
     tokio::task::block_in_place(|| cluster.settles(PARTITIONS, &["a", "b"]));
     let created = settings(&store).await.unwrap();

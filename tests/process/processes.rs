@@ -6,12 +6,13 @@
 use segue_tests::http::get;
 use segue_tests::ports::free_address;
 
-use crate::writers::WriterCluster;
 use crate::writers::load::CheckedLoad;
+use crate::writers::{LeaseTtls, WriterCluster};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_while_pods_routers_and_the_leader_come_and_go() {
     let mut cluster = WriterCluster::start();
+    cluster.leases = LeaseTtls { coordinator: 2, router: 2, writer: 2 };
     let (routers, admins) = ([free_address(), free_address()], [free_address(), free_address()]);
     cluster.coordinator("c-0");
     cluster.coordinator("c-1");

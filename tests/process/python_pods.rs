@@ -89,6 +89,7 @@ fn a_pod_on_kafka_serves_its_first_request_although_its_producer_is_new() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_while_python_pods_and_their_coordinators_come_and_go() {
     let mut cluster = WriterCluster::start();
+    cluster.leases.coordinator = 2;
     let token = cluster.path().join("token");
     std::fs::write(&token, "a token of all pods\n").unwrap();
     cluster.token_file = Some(token);

@@ -31,7 +31,7 @@ fn service(cluster: &mut WriterCluster, name: &str, listen: &str, stream: &str) 
 fn pod(cluster: &mut WriterCluster, name: &str, stream: &str) -> (String, String) {
     let upstream = free_address();
     let config = Config::new([cluster.etcd().endpoint()]);
-    let config = config.pod(name, free_address(), upstream).set("pod.stream", stream).set("pod.lease_ttl", "6s");
+    let config = config.pod(name, free_address(), upstream).set("pod.stream", stream).lease("pod", "6s");
     let process = cluster.run(name, &config.set("pod.shutdown_timeout", "20s"));
     cluster.processes.insert(name.to_owned(), process);
     service(cluster, name, &upstream.to_string(), stream);

@@ -87,7 +87,7 @@ impl World {
         let (upstream, admin, log) = (free_address(), free_address(), self.log());
         let kind = if by == By::Lease { "lent" } else { "plain" };
         let settings = service::Settings { name, kind, listen: upstream, log: &log };
-        let config = self.pod_config(name, upstream, admin).set("pod.lease_ttl", "6s").quick();
+        let config = self.pod_config(name, upstream, admin).lease("pod", "6s").quick();
         let config = match by {
             By::Exec => config.set("pod.exec", service::command()),
             By::Lease => config.set("pod.hooks.lease.url", format!("http://{upstream}/lease")),
@@ -309,9 +309,7 @@ async fn a_service_that_leaves_by_its_stream_of_one_keyspace_goes_on_in_the_othe
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (upstream, stream, admin) = (listener.local_addr().unwrap(), free_address(), free_address());
     tokio::spawn(service.clone().serve(listener));
-    // Longer than this takes: nothing here is about a service that falls silent.
-    let config =
-        world.pod_config("a", upstream, admin).set("pod.lease_ttl", "120s").set("pod.stream", stream.to_string());
+    let config = world.pod_config("a", upstream, admin).set("pod.stream", stream.to_string()).quick();
     let _a = world.cluster.run("a", &config);
     let tokens = KEYSPACES.map(|keyspace| {
         let (token, told) = watch::channel(Vec::new());

@@ -254,14 +254,16 @@ async fn messages_that_end_with_an_empty_frame_pass_by_the_hundred() {
 async fn work_whose_router_is_gone_still_holds_the_handoff_back() {
     let (cluster, listen, admin) = (TestCluster::start(SEGUE), free_address(), free_address());
     let _control = cluster.run("control", &cluster.config().coordinator("c-0", 1).quick());
-    let router = |name: &str, listen: SocketAddr| cluster.run(name, &cluster.config().router(name, listen).quick());
+    let router = |name: &str, listen: SocketAddr, ttl: &str| {
+        cluster.run(name, &cluster.config().router(name, listen).lease("router", ttl).quick())
+    };
     let ((a_address, a_seen), (b_address, b_seen)) = (service("a").await, service("b").await);
     let pod = |name: &str, upstream: SocketAddr| {
         let pod = cluster.config().pod(name, free_address(), upstream).quick();
         pod.set("pod.sync_url", format!("http://{upstream}/sync"))
     };
     let a = cluster.run("a", &pod("a", a_address).admin(admin));
-    let dies = router("r-0", listen);
+    let dies = router("r-0", listen, "2s");
     until("answer of a", async || epoch_of("a", listen).await.is_some()).await;
     let first = epoch_of("a", listen).await.unwrap();
 
@@ -275,7 +277,7 @@ async fn work_whose_router_is_gone_still_holds_the_handoff_back() {
     tokio::task::spawn_blocking(|| dies.kill()).await.unwrap();
     assert!(cut_off.await.unwrap().is_none(), "its router is dead");
     let other = free_address();
-    let _other = router("r-1", other);
+    let _other = router("r-1", other, "10m");
     let _b = cluster.run("b", &pod("b", b_address));
     let leaving = tokio::task::spawn_blocking(move || a.terminate());
     // No router has anything in flight, and still b has to wait: only a's sidecar knows that a works on.

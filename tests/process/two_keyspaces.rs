@@ -250,7 +250,9 @@ fn both_keyspaces_of_a_pod_move_under_load_by_balance_rolling_and_crash() {
     let (status, output) = a.terminate();
     assert!(status.success(), "{output}");
     world.settles(&[("b", PARTITIONS)]);
-    let (a, _) = world.pod("a");
+    // This life ends with a crash.
+    let config = world.pod_config("a", free_address(), free_address()).lease("pod", "2s");
+    let a = world.cluster.run("a", &config);
     world.settles(&[("a", PARTITIONS / 2), ("b", PARTITIONS / 2)]);
     let (status, output) = b.terminate();
     assert!(status.success(), "{output}");

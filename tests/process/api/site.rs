@@ -40,8 +40,6 @@ impl Site {
 
     pub(crate) fn start(pods: &[&str], with: impl FnOnce(&WriterCluster, Config) -> Config) -> Self {
         let (mut cluster, admin) = (WriterCluster::start(), free_address());
-        // No test waits for the end of a writer's lease, and the store is away for a while in one.
-        cluster.lease_ttl = 60;
         let config = Config::new([cluster.etcd().endpoint()]).coordinator("c-0", PARTITIONS).admin(admin).quick();
         let config = with(&cluster, config);
         let mut process = cluster.run("c-0", &config);

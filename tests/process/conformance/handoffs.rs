@@ -347,7 +347,7 @@ async fn a_sidecar_and_the_axum_example_conform_in_handoffs() {
     let routes = axum::Router::new().fallback(|| async { "hello" });
     tokio::spawn(async move { axum::serve(service, routes).await });
     let (sidecar, direct) = (free_address(), free_address());
-    let config = cluster.config().pod("sidecar", sidecar, upstream).set("pod.lease_ttl", "6s");
+    let config = cluster.config().pod("sidecar", sidecar, upstream).lease("pod", "6s");
     let _sidecar = cluster.run("sidecar", &config);
     tokio::task::block_in_place(|| {
         let mut command = Command::new(example("axum_pod"));
@@ -375,7 +375,7 @@ async fn a_sidecar_with_hooks_conforms_in_handoffs_and_each_hook_is_called() {
     let config = hooks.into_iter().fold(cluster.config().pod("hooked", listen, upstream), |config, hook| {
         config.set(&format!("pod.hooks.{hook}.url"), format!("http://{upstream}/hooks/{hook}"))
     });
-    let _sidecar = cluster.run("hooked", &config.set("pod.lease_ttl", "6s").quick());
+    let _sidecar = cluster.run("hooked", &config.lease("pod", "6s").quick());
     assert_eq!(tokio::task::block_in_place(|| played(&cluster, "hooked", listen, "default")), [""; 0]);
     assert_eq!(*called.lock().unwrap(), hooks.map(str::to_owned).into());
 }
@@ -385,7 +385,7 @@ async fn a_sidecar_with_a_stream_conforms_in_handoffs() {
     let (cluster, listen) = (TestCluster::start(SEGUE), free_address());
     let (upstream, stream, keyspace) = start(Flaw::Nothing).await;
     let config = cluster.config().set("keyspace", &*keyspace).pod("w", listen, upstream);
-    let config = config.set("pod.stream", stream.to_string()).set("pod.lease_ttl", "6s");
+    let config = config.set("pod.stream", stream.to_string()).lease("pod", "6s");
     let _sidecar = cluster.run("w", &config.quick());
     assert_eq!(tokio::task::block_in_place(|| played(&cluster, "w", listen, &keyspace)), [""; 0]);
 }

@@ -35,13 +35,7 @@ struct Restarting {
 impl Restarting {
     /// With a coordinator and writers that have all partitions.
     fn start(writers: &[&str]) -> Self {
-        Self::start_with_leases(writers, 2)
-    }
-
-    /// Does the same with leases of this TTL in seconds for routers and writers.
-    fn start_with_leases(writers: &[&str], lease_ttl: u64) -> Self {
         let mut cluster = WriterCluster::start();
-        (cluster.service_time, cluster.lease_ttl) = (2, lease_ttl);
         cluster.coordinator("c-0");
         for name in writers {
             cluster.writer(name);
@@ -69,7 +63,6 @@ impl Restarting {
     fn process(&mut self, workers: u32) -> Process {
         self.started += 1;
         let config = self.cluster.router_config("r", self.listen, self.admin).set("router.workers", workers);
-        let config = config.set("router.lease_ttl", format!("{}s", self.cluster.lease_ttl));
         let config = config.set("router.drain.timeout", "25s");
         let config = config.set("router.hot_restart_socket", self.socket().to_str().unwrap());
         let config = config.set("admin.socket", self.admin_socket().to_str().unwrap());
@@ -233,9 +226,7 @@ fn ask(address: SocketAddr, kept: &mut Option<BufReader<TcpStream>>, keep: bool,
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_is_lost_while_a_router_restarts_and_partitions_move() {
-    // A machine under load may stop a process for longer than a short lease lasts. It then registers again, and is missing
-    // from the list of routers meanwhile.
-    let mut router = Restarting::start_with_leases(&["w-0", "w-1"], 30);
+    let mut router = Restarting::start(&["w-0", "w-1"]);
     let first = router.first(&["w-0", "w-1"]);
     let load = Load::start(LoadSettings {
         routers: vec![router.listen.into()],
@@ -350,6 +341,7 @@ async fn a_new_process_that_dies_before_it_is_ready_harms_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_process_starts_alone_when_the_old_one_dies_in_the_middle() {
     let mut router = Restarting::start(&["w-0"]);
+    router.cluster.leases.router = 2;
     let old = router.first(&["w-0"]);
     router.name_is_taken("r~next", true).await;
     let mut new = router.process(3);
@@ -374,8 +366,7 @@ async fn a_new_process_starts_alone_when_the_old_one_dies_in_the_middle() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_long_request_is_finished_by_the_process_that_took_it_and_handoffs_wait_for_that() {
-    // A writer that is stopped for a while keeps its lease.
-    let mut router = Restarting::start_with_leases(&["w-0"], 60);
+    let mut router = Restarting::start(&["w-0"]);
     let mut old = router.first(&["w-0"]);
     stop(&router.cluster.processes["w-0"]);
     let long = std::thread::spawn({

@@ -56,6 +56,7 @@ async fn who_says_nothing_that_is_understood_gets_nothing_and_harms_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_path_that_is_no_socket_is_refused_and_what_a_crash_left_is_not() {
     let mut router = Restarting::start(&["w-0"]);
+    router.cluster.leases.router = 2;
     std::fs::write(router.socket(), "precious").unwrap();
     let mut process = router.process(1);
     assert_eq!(process.wait().code(), Some(1));

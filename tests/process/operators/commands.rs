@@ -8,11 +8,11 @@ use segue_tests::process::until;
 use serde_json::Value;
 
 use super::operated::Operated;
-use crate::writers::PARTITIONS;
+use crate::writers::{LeaseTtls, PARTITIONS};
 
 #[test]
 fn a_drained_pod_is_empty_when_the_command_ends_and_stays_so_through_restarts_until_it_is_undrained() {
-    let mut cluster = Operated::start(&["w-0", "w-1", "w-2"]);
+    let mut cluster = Operated::with_leases(LeaseTtls { writer: 2, ..LeaseTtls::LONG }, &["w-0", "w-1", "w-2"]);
     let (code, said) = cluster.says(&["drain", "w-9"]);
     assert!(code == Some(1) && said.contains("no pod w-9") && said.contains("w-0, w-1, w-2"), "{said}");
     assert_eq!(cluster.says(&["drain"]).0, Some(2));
@@ -75,7 +75,7 @@ fn an_unreadable_drain_is_obeyed_named_and_can_be_removed() {
 
 #[test]
 fn while_paused_only_dead_owners_move_and_the_store_ends_a_pause() {
-    let mut cluster = Operated::start(&["w-0", "w-1"]);
+    let mut cluster = Operated::with_leases(LeaseTtls { writer: 2, ..LeaseTtls::LONG }, &["w-0", "w-1"]);
     let said = cluster.does(&["pause", "--why", "incident"]);
     assert!(said.contains("paused until segue resume"), "{said}");
     assert!(cluster.does(&["status"]).contains("paused      planned moves, by ann@"));
@@ -96,7 +96,7 @@ fn while_paused_only_dead_owners_move_and_the_store_ends_a_pause() {
 
 #[test]
 fn a_moved_partition_stays_and_a_pinned_one_comes_back() {
-    let mut cluster = Operated::start(&["w-0", "w-1"]);
+    let mut cluster = Operated::with_leases(LeaseTtls { writer: 2, ..LeaseTtls::LONG }, &["w-0", "w-1"]);
     let from = cluster.owner(3);
     let to = if from == "w-0" { "w-1" } else { "w-0" };
     let said = cluster.does(&["move", "3", "--to", to, "--id", "first", "--why", "hot"]);

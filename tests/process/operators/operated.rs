@@ -9,7 +9,7 @@ use segue_protocol::txn::{Op, Txn};
 use segue_tests::process::{Process, until};
 use serde_json::Value;
 
-use crate::writers::WriterCluster;
+use crate::writers::{LeaseTtls, WriterCluster};
 
 /// The exit code of a command that cannot reach the store.
 const UNREACHABLE: i32 = 3;
@@ -19,17 +19,12 @@ pub(crate) struct Operated(pub(crate) WriterCluster);
 
 impl Operated {
     pub(crate) fn start(pods: &[&str]) -> Self {
-        Self::of(WriterCluster::start(), pods)
+        Self::with_leases(LeaseTtls::LONG, pods)
     }
 
-    /// Starts a cluster in which no pod loses its lease, however busy the machine is.
-    pub(crate) fn with_long_leases(pods: &[&str]) -> Self {
+    pub(crate) fn with_leases(leases: LeaseTtls, pods: &[&str]) -> Self {
         let mut cluster = WriterCluster::start();
-        cluster.lease_ttl = 600;
-        Self::of(cluster, pods)
-    }
-
-    fn of(mut cluster: WriterCluster, pods: &[&str]) -> Self {
+        cluster.leases = leases;
         cluster.coordinator("c-0");
         for pod in pods {
             cluster.writer(pod);

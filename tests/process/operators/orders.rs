@@ -4,7 +4,7 @@ use segue_tests::process::until;
 use serde_json::Value;
 
 use super::operated::Operated;
-use crate::writers::PARTITIONS;
+use crate::writers::{LeaseTtls, PARTITIONS};
 
 /// Returns how often an operator's order has moved a partition.
 fn moves_by_operators(cluster: &Operated, partition: &str) -> usize {
@@ -15,7 +15,8 @@ fn moves_by_operators(cluster: &Operated, partition: &str) -> usize {
 
 #[test]
 fn the_next_leader_carries_out_what_a_killed_one_has_accepted() {
-    let mut cluster = Operated::with_long_leases(&["w-0", "w-1", "w-2", "w-3"]);
+    let mut cluster =
+        Operated::with_leases(LeaseTtls { coordinator: 2, ..LeaseTtls::LONG }, &["w-0", "w-1", "w-2", "w-3"]);
     let (moved, pinned) = (cluster.owned("w-0")[0], cluster.owned("w-2")[0]);
     let (a_move, a_pin, share) = (moved.to_string(), pinned.to_string(), cluster.owned("w-2"));
     // While planned moves are paused, the first leader accepts the other orders and carries none of them out.
@@ -49,7 +50,7 @@ fn the_next_leader_carries_out_what_a_killed_one_has_accepted() {
 
 #[test]
 fn the_next_leader_answers_once_what_was_ordered_while_nobody_led() {
-    let mut cluster = Operated::with_long_leases(&["w-0", "w-1", "w-2"]);
+    let mut cluster = Operated::with_leases(LeaseTtls { coordinator: 2, ..LeaseTtls::LONG }, &["w-0", "w-1", "w-2"]);
     let owned = cluster.owned("w-0");
     let [moved, kept] = [owned[0], owned[1]].map(|partition| partition.to_string());
     cluster.0.take("c-0").kill();

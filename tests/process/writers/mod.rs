@@ -20,11 +20,24 @@ use segue_tests::status::Status;
 
 pub const PARTITIONS: u32 = 16;
 
+/// The TTLs of leases in seconds.
+#[derive(Clone, Copy)]
+pub struct LeaseTtls {
+    pub coordinator: u64,
+    pub router: u64,
+    pub writer: u64,
+}
+
+impl LeaseTtls {
+    /// Those of a test that waits for the end of none.
+    pub const LONG: Self = LeaseTtls { coordinator: 600, router: 600, writer: 600 };
+}
+
 pub struct WriterCluster {
     /// How long a writer takes for a request, in milliseconds.
     pub service_time: u64,
-    /// The TTL of a writer's lease, in seconds.
-    pub lease_ttl: u64,
+    /// The leases of processes that start later, at first [`LeaseTtls::LONG`].
+    pub leases: LeaseTtls,
     pub processes: BTreeMap<String, Process>,
     /// The token that pods by gRPC have to present to the coordinators.
     pub token_file: Option<PathBuf>,
@@ -37,7 +50,8 @@ impl WriterCluster {
         // First, as it may have to be built.
         let writer = example("writer");
         let cluster = TestCluster::start(env!("CARGO_BIN_EXE_segue"));
-        WriterCluster { service_time: 2, lease_ttl: 2, processes: BTreeMap::new(), token_file: None, writer, cluster }
+        let (leases, processes) = (LeaseTtls::LONG, BTreeMap::new());
+        WriterCluster { service_time: 2, leases, processes, token_file: None, writer, cluster }
     }
 
     pub fn path(&self) -> &Path {
@@ -70,7 +84,8 @@ impl WriterCluster {
                 config = config.set("coordinator.token_file", file.to_str().unwrap());
             }
         }
-        let process = self.run(name, &config.quick());
+        let config = config.lease("coordinator", &format!("{}s", self.leases.coordinator)).quick();
+        let process = self.run(name, &config);
         self.processes.insert(name.to_owned(), process);
     }
 
@@ -78,7 +93,8 @@ impl WriterCluster {
     pub fn router_config(&self, name: &str, listen: SocketAddr, admin: SocketAddr) -> Config {
         let partition = "header = \"x-partition\"\norder_by = { header = \"x-key\" }";
         let router = self.cluster.config().router(name, listen).with("router.partition", partition);
-        router.with("router", "workers = 2\ndrain = { timeout = \"5s\" }").admin(admin).quick()
+        let router = router.with("router", "workers = 2\ndrain = { timeout = \"5s\" }").admin(admin);
+        router.lease("router", &format!("{}s", self.leases.router)).quick()
     }
 
     pub fn router(&mut self, name: &str, listen: SocketAddr, admin: SocketAddr) {
@@ -91,7 +107,7 @@ impl WriterCluster {
         let mut command = Command::new(&self.writer);
         let (listen, logs) = (free_address().to_string(), self.logs());
         command.args(["--etcd", &self.etcd().endpoint(), "--name", name, "--listen", &listen]);
-        command.args(["--lease-ttl", &self.lease_ttl.to_string()]);
+        command.args(["--lease-ttl", &self.leases.writer.to_string()]);
         command.args(["--service-time", &self.service_time.to_string(), "--warm-time", "30", "--log-dir"]).arg(logs);
         let process = Process::start(name, self.path(), &mut command);
         self.processes.insert(name.to_owned(), process);
