@@ -64,17 +64,14 @@ simulate: setup-build ## Simulate whole clusters under random faults, SEEDS of t
 	@$(BUILD_VERIFY)
 	@target/verify/segue-simulation --seeds $(SEEDS) $(ARGS)
 
-LOOM = RUSTFLAGS="$$RUSTFLAGS --cfg segue_loom" $(CARGO) test --profile verify --locked --target-dir target/loom \
-  -p segue-proxy -p segue-coordination --lib
-
 .PHONY: loom
-loom: setup-build ## Every interleaving of gate, stash and table, and of the pod's ownership
-	@set -o pipefail; $(LOOM) loom:: -- --nocapture --test-threads 2 | scripts/loom-sum
+loom: setup-build ## Every interleaving of gate, stash and table, and of the pod's ownership (ARGS=gate: the models of that name)
+	@$(CARGO) test --workspace --locked --no-run --test loom
+	@target/debug/segue-loom $(ARGS)
 
 .PHONY: build-proofs
 build-proofs: setup-build # What the proofs run, built ahead of them
 	@$(BUILD_VERIFY)
-	@$(LOOM) --no-run
 
 .PHONY: chaos
 chaos: setup-build setup-etcd setup-netns ## Kill, stop and cut off real processes and a 3-node etcd cluster under load (needs root; ARGS=--short)

@@ -11,8 +11,6 @@ pub mod config;
 pub mod etcd;
 pub mod examples;
 pub mod http;
-#[cfg(segue_loom)]
-pub mod loom;
 pub mod ports;
 pub mod process;
 pub mod status;

@@ -12,8 +12,6 @@ mod data_plane;
 pub mod gate;
 pub mod key_hash;
 pub mod keyspace_choice;
-#[cfg(all(test, segue_loom))]
-mod loom;
 pub mod partition_key;
 pub mod partition_state;
 pub mod permit;

@@ -1,4 +1,5 @@
-//! The pod's admission of requests in all interleavings that loom knows of: `make loom`.
+//! The pod's admission of requests in all interleavings that loom knows of: `make loom`. Compiled in `tests/loom` alone,
+//! which has `explore`.
 //!
 //! The models cover requests that enter and leave, the shell that closes, opens and waits until no request is inside,
 //! and a lease that ends. A lost wake-up is a deadlock, which loom reports. Notifications, and the creation of waits
@@ -20,14 +21,26 @@
 //! | a window is extended in two steps | `a_term_that_is_over_…` |
 //! | the notification of a new partition precedes its epoch | none: a waiter that wakes too early waits for the epoch itself |
 
+#![warn(dead_code, reason = "a model that is not listed does not run")]
+
 use std::sync::atomic::Ordering::SeqCst;
 
 use ::loom::future::block_on;
 use ::loom::thread::{JoinHandle, spawn};
 use segue_protocol::ids::{Epoch, PartitionId};
-use segue_tests::loom::explore;
 
 use super::*;
+use crate::{Model, explore, models};
+
+pub(crate) const MODELS: &[Model] = models![
+    "ownership":
+    a_closed_partition_gets_idle_and_stays_so,
+    nobody_enters_after_the_fence,
+    work_that_is_held_is_waited_for,
+    a_request_that_is_ahead_of_the_view_is_not_forgotten,
+    a_request_for_a_partition_that_is_not_seen_yet_is_not_forgotten,
+    a_term_that_is_over_stays_over,
+];
 
 const E1: Epoch = Epoch::new(1);
 const E2: Epoch = Epoch::new(2);
@@ -87,9 +100,8 @@ impl Pod {
 }
 
 /// Once a closed partition was seen idle, no request is inside and none enters, and the wait for it ends.
-#[test]
-fn a_closed_partition_gets_idle_and_stays_so() {
-    explore("ownership::a_closed_partition_gets_idle_and_stays_so", Some(4), || {
+fn a_closed_partition_gets_idle_and_stays_so() -> u64 {
+    explore(Some(4), || {
         let pod = Pod::serving();
         let requests = [0, 1].map(|_| pod.thread(|pod| pod.request()));
         pod.ownership.set(PARTITION, None, E1);
@@ -98,13 +110,12 @@ fn a_closed_partition_gets_idle_and_stays_so() {
         requests.into_iter().for_each(|request| request.join().unwrap());
         assert!(pod.refuses());
         assert_eq!(pod.ownership.total_in_flight(), 0);
-    });
+    })
 }
 
 /// After the fence no request enters, even one that had checked before. Requests inside are notified and waited for.
-#[test]
-fn nobody_enters_after_the_fence() {
-    explore("ownership::nobody_enters_after_the_fence", Some(4), || {
+fn nobody_enters_after_the_fence() -> u64 {
+    explore(Some(4), || {
         let pod = Pod::serving();
         let requests = [0, 1].map(|_| pod.thread(|pod| pod.request()));
         pod.ownership.fence();
@@ -116,14 +127,13 @@ fn nobody_enters_after_the_fence() {
         pod.assert_at_rest();
         requests.into_iter().for_each(|request| request.join().unwrap());
         assert!(pod.refuses());
-    });
+    })
 }
 
 /// Work that outlives its request keeps the partition busy: a granted hold is waited for, and none is granted once the
 /// partition was seen idle.
-#[test]
-fn work_that_is_held_is_waited_for() {
-    explore("ownership::work_that_is_held_is_waited_for", Some(4), || {
+fn work_that_is_held_is_waited_for() -> u64 {
+    explore(Some(4), || {
         let pod = Pod::serving();
         let request = pod.thread(|pod| {
             let Entry::In(in_flight) = pod.ownership.try_enter(PARTITION, E1, lease_now()) else { return };
@@ -141,13 +151,12 @@ fn work_that_is_held_is_waited_for() {
         pod.assert_at_rest();
         request.join().unwrap();
         assert_eq!(pod.ownership.total_in_flight(), 0);
-    });
+    })
 }
 
 /// A request with an epoch that this pod does not know yet is admitted as soon as it does, whenever that is.
-#[test]
-fn a_request_that_is_ahead_of_the_view_is_not_forgotten() {
-    explore("ownership::a_request_that_is_ahead_of_the_view_is_not_forgotten", None, || {
+fn a_request_that_is_ahead_of_the_view_is_not_forgotten() -> u64 {
+    explore(None, || {
         let pod = Pod::serving();
         let request = pod.thread(|pod| {
             loop {
@@ -162,13 +171,12 @@ fn a_request_that_is_ahead_of_the_view_is_not_forgotten() {
         pod.ownership.set(PARTITION, Some(E2), E2);
         request.join().unwrap();
         assert_eq!(pod.ownership.total_in_flight(), 0);
-    });
+    })
 }
 
 /// The same, for a partition that is not known yet.
-#[test]
-fn a_request_for_a_partition_that_is_not_seen_yet_is_not_forgotten() {
-    explore("ownership::a_request_for_a_partition_that_is_not_seen_yet_is_not_forgotten", None, || {
+fn a_request_for_a_partition_that_is_not_seen_yet_is_not_forgotten() -> u64 {
+    explore(None, || {
         let pod = Pod::serving();
         let request = pod.thread(|pod| {
             loop {
@@ -181,13 +189,12 @@ fn a_request_for_a_partition_that_is_not_seen_yet_is_not_forgotten() {
         });
         pod.ownership.set(OTHER_PARTITION, Some(E1), E1);
         request.join().unwrap();
-    });
+    })
 }
 
 /// A lease that is confirmed at the moment at which the window ends does not revive it.
-#[test]
-fn a_term_that_is_over_stays_over() {
-    explore("ownership::a_term_that_is_over_stays_over", None, || {
+fn a_term_that_is_over_stays_over() -> u64 {
+    explore(None, || {
         let pod = Pod::serving();
         let window = pod.ownership.read().window.clone();
         let confirmed = {
@@ -198,5 +205,5 @@ fn a_term_that_is_over_stays_over() {
         window.end();
         confirmed.join().unwrap();
         assert!(!window.is_trusted(lease_now()) && window.is_over(lease_now()));
-    });
+    })
 }

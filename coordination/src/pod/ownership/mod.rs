@@ -368,7 +368,7 @@ impl Owned {
     }
 }
 
-#[cfg(all(test, segue_loom))]
-mod loom;
+#[cfg(segue_loom)]
+pub(super) mod loom;
 #[cfg(test)]
 mod tests;

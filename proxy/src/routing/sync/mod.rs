@@ -1,9 +1,9 @@
 //! The primitives that the concurrent mechanisms are built from: the real ones, or loom's models of them.
 //!
 //! [`gate`](crate::routing::gate), [`segmented_vec`](crate::routing::segmented_vec), [`table`](crate::routing::table)
-//! and [`permit`](crate::routing::permit) take their atomics, locks, grants and timers only from here. Without `--cfg
-//! segue_loom` this file is a list of names. (The flag is not `cfg(loom)` because that has a meaning of its own for
-//! tokio and bytes.)
+//! and [`permit`](crate::routing::permit) take their atomics, locks, grants and timers only from here. In this crate the
+//! file is a list of names. `tests/loom` compiles the folder `routing` once more with `cfg(segue_loom)`, for its models.
+//! (The name is not `cfg(loom)` because that has a meaning of its own for tokio and bytes.)
 //!
 //! # Invariants
 //!

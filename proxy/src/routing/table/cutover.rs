@@ -148,7 +148,7 @@ impl Table {
     }
 
     /// Returns whether nothing of the last cutover is kept.
-    #[cfg(all(test, segue_loom))]
+    #[cfg(segue_loom)]
     pub(crate) fn is_forgotten(&self, partition: PartitionId) -> bool {
         Self::lock(self.cell(partition)).is_none()
     }

@@ -2,9 +2,17 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use loom::sync::atomic::AtomicU32;
+
 use super::*;
 use crate::routing::gate::{Gate, Inside};
-use crate::routing::sync::AtomicU32;
+
+pub(super) const MODELS: &[Model] = models![
+    "gate":
+    whoever_got_in_is_counted_or_the_closer_is_seen,
+    an_opened_gate_shows_where_it_leads,
+    somebody_notices_that_the_last_one_has_left,
+];
 
 #[derive(Default)]
 struct Site {
@@ -29,9 +37,8 @@ impl Site {
 
 /// A request inside reads one owner, however often it looks. The closer changes the owner only when no request is
 /// inside.
-#[test]
-fn whoever_got_in_is_counted_or_the_closer_is_seen() {
-    explore("gate::whoever_got_in_is_counted_or_the_closer_is_seen", None, || {
+fn whoever_got_in_is_counted_or_the_closer_is_seen() -> u64 {
+    explore(None, || {
         let site = Site::open();
         let workers = [0, 1].map(|index| {
             let site = site.clone();
@@ -48,13 +55,12 @@ fn whoever_got_in_is_counted_or_the_closer_is_seen() {
             site.owner.store(2, Relaxed);
         }
         workers.into_iter().for_each(|worker| worker.join().unwrap());
-    });
+    })
 }
 
 /// A request that enters a reopened gate reads the new owner.
-#[test]
-fn an_opened_gate_shows_where_it_leads() {
-    explore("gate::an_opened_gate_shows_where_it_leads", None, || {
+fn an_opened_gate_shows_where_it_leads() -> u64 {
+    explore(None, || {
         let site = Arc::new(Site::default());
         let worker = {
             let site = site.clone();
@@ -70,14 +76,13 @@ fn an_opened_gate_shows_where_it_leads() {
         site.owner.store(2, Relaxed);
         site.gate.set(GateState::Open);
         worker.join().unwrap();
-    });
+    })
 }
 
 /// Either the last request to leave a closed gate finds it draining and the counters at zero, or the closer found them
 /// at zero.
-#[test]
-fn somebody_notices_that_the_last_one_has_left() {
-    explore("gate::somebody_notices_that_the_last_one_has_left", None, || {
+fn somebody_notices_that_the_last_one_has_left() -> u64 {
+    explore(None, || {
         let site = Site::open();
         site.inside.iter().for_each(|inside| assert!(site.gate.enter(inside).is_some()));
         let workers = [0, 1].map(|index| {
@@ -88,5 +93,5 @@ fn somebody_notices_that_the_last_one_has_left() {
         let seen_by_closer = site.count() == 0;
         let seen_by_leaver = workers.map(|worker| worker.join().unwrap()).contains(&true);
         assert!(seen_by_closer || seen_by_leaver, "nobody looks any more, and the gate drains for ever");
-    });
+    })
 }

@@ -3,10 +3,19 @@
 
 use super::*;
 
+pub(super) const MODELS: &[Model] = models![
+    "cutover":
+    everyone_gets_through_to_one_owner_at_a_time,
+    one_after_the_other_gets_through,
+    a_cancelled_cutover_opens_again,
+    giving_up_at_the_moment_of_the_grant_leaves_nothing_behind,
+    hanging_up_at_the_moment_of_the_grant_leaves_nothing_behind,
+    nobody_waits_once_the_router_ends,
+];
+
 /// Stop, drain, switch, flush, open, with requests of one key from two workers on the way.
-#[test]
-fn everyone_gets_through_to_one_owner_at_a_time() {
-    explore("cutover::everyone_gets_through_to_one_owner_at_a_time", Some(2), || {
+fn everyone_gets_through_to_one_owner_at_a_time() -> u64 {
+    explore(Some(2), || {
         let mut fixture = Fixture::open(2);
         let workers =
             [0, 1].map(|index| fixture.worker(index, move |client| client.permit(index as u32).served(index as u32)));
@@ -14,13 +23,12 @@ fn everyone_gets_through_to_one_owner_at_a_time() {
         fixture.move_to(2);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
         fixture.assert_at_rest(GateState::Open);
-    });
+    })
 }
 
 /// One worker and the control side alone; the second request finds the state that the first has left.
-#[test]
-fn one_after_the_other_gets_through() {
-    explore("cutover::one_after_the_other_gets_through", Some(4), || {
+fn one_after_the_other_gets_through() -> u64 {
+    explore(Some(4), || {
         let mut fixture = Fixture::open(1);
         let worker = fixture.worker(0, |client| (1..=2).for_each(|number| client.permit(number).served(number)));
         fixture.stop();
@@ -28,13 +36,12 @@ fn one_after_the_other_gets_through() {
         worker.join().unwrap();
         fixture.assert_at_rest(GateState::Open);
         assert_eq!(fixture.acted(), [1, 2]);
-    });
+    })
 }
 
 /// A handoff that is cancelled while requests are in flight: they stay inside, and the gate opens around them.
-#[test]
-fn a_cancelled_cutover_opens_again() {
-    explore("cutover::a_cancelled_cutover_opens_again", Some(3), || {
+fn a_cancelled_cutover_opens_again() -> u64 {
+    explore(Some(3), || {
         let mut fixture = Fixture::open(1);
         let worker = fixture.worker(0, |client| (1..=2).for_each(|number| client.permit(number).served(number)));
         fixture.stop();
@@ -42,14 +49,13 @@ fn a_cancelled_cutover_opens_again() {
         fixture.until(GateState::Open);
         worker.join().unwrap();
         fixture.assert_at_rest(GateState::Open);
-    });
+    })
 }
 
 /// A request's time is up at the moment of its grant. It passes or is refused, and either way the next of its key
 /// starts.
-#[test]
-fn giving_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
-    explore("cutover::giving_up_at_the_moment_of_the_grant_leaves_nothing_behind", Some(3), || {
+fn giving_up_at_the_moment_of_the_grant_leaves_nothing_behind() -> u64 {
+    explore(Some(3), || {
         let mut fixture = Fixture::held(2, Duration::ZERO);
         let workers = [0, 1].map(|index| {
             fixture.worker(index, move |client| {
@@ -66,13 +72,12 @@ fn giving_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
         fixture.until(GateState::Open);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
         fixture.assert_at_rest(GateState::Open);
-    });
+    })
 }
 
 /// A client disconnects at any moment; the request behind it is admitted all the same.
-#[test]
-fn hanging_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
-    explore("cutover::hanging_up_at_the_moment_of_the_grant_leaves_nothing_behind", Some(4), || {
+fn hanging_up_at_the_moment_of_the_grant_leaves_nothing_behind() -> u64 {
+    explore(Some(4), || {
         let mut fixture = Fixture::held(1, Duration::from_secs(3600));
         let worker = fixture.worker(0, |client| {
             let first = client.enter(1).unwrap();
@@ -88,13 +93,12 @@ fn hanging_up_at_the_moment_of_the_grant_leaves_nothing_behind() {
         fixture.until(GateState::Open);
         worker.join().unwrap();
         fixture.assert_at_rest(GateState::Open);
-    });
+    })
 }
 
 /// The router shuts down while requests wait, arrive and come back: each is admitted or refused, none waits for ever.
-#[test]
-fn nobody_waits_once_the_router_ends() {
-    explore("cutover::nobody_waits_once_the_router_ends", Some(3), || {
+fn nobody_waits_once_the_router_ends() -> u64 {
+    explore(Some(3), || {
         let fixture = Fixture::open(2);
         let one = fixture.worker(0, |client| {
             if let Ok(Admission::Admitted(permit)) = client.enter(1) {
@@ -110,5 +114,5 @@ fn nobody_waits_once_the_router_ends() {
         one.join().unwrap();
         other.join().unwrap();
         assert_eq!((fixture.table.in_flight(PARTITION), fixture.table.stashed(PARTITION)), (0, (0, 0)));
-    });
+    })
 }

@@ -2,10 +2,15 @@
 
 use super::*;
 
+pub(super) const MODELS: &[Model] = models![
+    "growing":
+    a_partition_that_counts_is_there,
+    a_lease_that_is_confirmed_again_lets_everyone_go_on,
+];
+
 /// A thread that sees a partition in the count finds it made.
-#[test]
-fn a_partition_that_counts_is_there() {
-    explore("growing::a_partition_that_counts_is_there", None, || {
+fn a_partition_that_counts_is_there() -> u64 {
+    explore(None, || {
         let fixture = Fixture::new(1, Duration::ZERO);
         let worker = fixture.worker(0, |client| {
             if client.worker.partitions() > 0 {
@@ -16,13 +21,12 @@ fn a_partition_that_counts_is_there() {
         fixture.switch(1);
         worker.join().unwrap();
         fixture.assert_at_rest(GateState::Open);
-    });
+    })
 }
 
 /// The router's lease is over: a request that arrives closes the gate, waits, and starts once the lease is confirmed.
-#[test]
-fn a_lease_that_is_confirmed_again_lets_everyone_go_on() {
-    explore("growing::a_lease_that_is_confirmed_again_lets_everyone_go_on", Some(1), || {
+fn a_lease_that_is_confirmed_again_lets_everyone_go_on() -> u64 {
+    explore(Some(1), || {
         let mut fixture = Fixture::open(2);
         fixture.table.trust_until(fixture.began);
         let workers = [0, 1]
@@ -31,5 +35,5 @@ fn a_lease_that_is_confirmed_again_lets_everyone_go_on() {
         fixture.keep_open(2, 2);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
         fixture.assert_at_rest(GateState::Open);
-    });
+    })
 }

@@ -2,11 +2,18 @@
 
 use super::*;
 
+pub(super) const MODELS: &[Model] = models![
+    "returning":
+    coming_back_and_leaving_at_once,
+    refused_requests_keep_their_order,
+    coming_back_races_a_cutover,
+    coming_back_races_a_cutover_and_a_newcomer,
+];
+
 /// Two requests of one key have passed the open gate and come back in reverse order, while the partition moves and a
 /// newcomer arrives. They leave in the order in which they arrived, and the newcomer behind them if it had to wait.
-#[test]
-fn refused_requests_keep_their_order() {
-    explore("returning::refused_requests_keep_their_order", Some(1), || {
+fn refused_requests_keep_their_order() -> u64 {
+    explore(Some(1), || {
         let mut fixture = Fixture::open(2);
         let one = fixture.worker(0, |client| {
             let (first, second) = (client.permit(1), client.permit(2));
@@ -47,20 +54,18 @@ fn refused_requests_keep_their_order() {
         if had_to_wait.load(SeqCst) {
             assert_eq!(position(3), acted.len() - 1, "{acted:?}");
         }
-    });
+    })
 }
 
 /// A held request is refused and comes back while the control side stops the partition and leads it elsewhere: it is
 /// served once.
-#[test]
-fn coming_back_races_a_cutover() {
-    explore("returning::coming_back_races_a_cutover", Some(3), || coming_back(1));
+fn coming_back_races_a_cutover() -> u64 {
+    explore(Some(3), || coming_back(1))
 }
 
 /// The same with a newcomer of the same key.
-#[test]
-fn coming_back_races_a_cutover_and_a_newcomer() {
-    explore("returning::coming_back_races_a_cutover_and_a_newcomer", Some(1), || coming_back(2));
+fn coming_back_races_a_cutover_and_a_newcomer() -> u64 {
+    explore(Some(1), || coming_back(2))
 }
 
 fn coming_back(requests: usize) {
@@ -88,9 +93,8 @@ fn coming_back(requests: usize) {
 }
 
 /// A request that comes back gives up or disconnects at the moment at which it would be admitted again.
-#[test]
-fn coming_back_and_leaving_at_once() {
-    explore("returning::coming_back_and_leaving_at_once", Some(2), || {
+fn coming_back_and_leaving_at_once() -> u64 {
+    explore(Some(2), || {
         let mut fixture = Fixture::held(2, Duration::from_secs(3600));
         let one = fixture.worker(0, |client| drop(client.permit(1).left().put_back()));
         let other = fixture.worker(1, |client| client.permit(2).served(2));
@@ -98,5 +102,5 @@ fn coming_back_and_leaving_at_once() {
         one.join().unwrap();
         other.join().unwrap();
         fixture.assert_at_rest(GateState::Open);
-    });
+    })
 }

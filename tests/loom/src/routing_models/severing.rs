@@ -2,6 +2,12 @@
 
 use super::*;
 
+pub(super) const MODELS: &[Model] = models![
+    "severing":
+    severing_reaches_who_is_inside_and_nobody_else,
+    severing_reaches_who_was_just_let_in,
+];
+
 impl Client {
     /// An exchange with the pod of epoch 1 that ends only when it is severed, or one with that of epoch 2, which is not.
     fn lasts(&self, number: u32) {
@@ -18,9 +24,8 @@ impl Client {
 
 /// A request that was in flight when its partition was severed has its token cancelled, whenever it asks for it. A
 /// later request does not.
-#[test]
-fn severing_reaches_who_is_inside_and_nobody_else() {
-    explore("severing::severing_reaches_who_is_inside_and_nobody_else", Some(2), || {
+fn severing_reaches_who_is_inside_and_nobody_else() -> u64 {
+    explore(Some(2), || {
         let mut fixture = Fixture::open(2);
         let workers = [0, 1].map(|index| fixture.worker(index, move |client| client.lasts(index as u32)));
         fixture.stop();
@@ -28,13 +33,12 @@ fn severing_reaches_who_is_inside_and_nobody_else() {
         fixture.move_to(2);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
         fixture.assert_at_rest(GateState::Open);
-    });
+    })
 }
 
 /// A request that was admitted from the stash is severed as well, even if it has not noticed its admission yet.
-#[test]
-fn severing_reaches_who_was_just_let_in() {
-    explore("severing::severing_reaches_who_was_just_let_in", Some(3), || {
+fn severing_reaches_who_was_just_let_in() -> u64 {
+    explore(Some(3), || {
         let mut fixture = Fixture::held(1, Duration::from_secs(3600));
         let worker = fixture.worker(0, |client| client.lasts(1));
         fixture.switch(1);
@@ -43,5 +47,5 @@ fn severing_reaches_who_was_just_let_in() {
         fixture.move_to(2);
         worker.join().unwrap();
         fixture.assert_at_rest(GateState::Open);
-    });
+    })
 }

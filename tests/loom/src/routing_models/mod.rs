@@ -11,7 +11,7 @@
 //! * The passing of time: a timer is due at once or never.
 //! * A load that sees a store which comes later in the same run. So no model fails if the release half of
 //!   [`leave`](crate::routing::gate::Gate::leave) is made `Relaxed`, although it is needed.
-//! * Switching a gate that is not empty; `tests/table/` does that.
+//! * Switching a gate that is not empty; `proxy/tests/table/` does that.
 //!
 //! Each of these faults was introduced once; these models failed:
 //!
@@ -40,17 +40,22 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::task::Poll;
 use std::time::Duration;
 
-use ::loom::future::block_on;
-use ::loom::thread::{JoinHandle, spawn};
+use loom::future::block_on;
+use loom::thread::{JoinHandle, spawn};
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::{Incarnation, PartitionId};
-use segue_tests::loom::explore;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
 use crate::routing::gate::GateState;
 use crate::routing::permit::{Admission, Permit, TableHandle};
 use crate::routing::table::{AdmissionError, StashLimits, Table};
+use crate::{Model, explore, models};
+
+/// The models of each mechanism.
+pub(crate) const MODELS: [&[Model]; 5] =
+    // The longest first, for all cores to end together.
+    [returning::MODELS, cutover::MODELS, gate::MODELS, growing::MODELS, severing::MODELS];
 
 /// The only partition.
 const PARTITION: PartitionId = PartitionId::new(0);
