@@ -16,6 +16,7 @@ use super::response_body::ResponseBody;
 use super::trace::RequestTrace;
 use crate::message::client_body::ClientBody;
 use crate::message::grpc_timeout;
+use crate::message::header_names;
 use crate::message::header_scan::HeaderScan;
 use crate::message::headers;
 use crate::message::local_reply::{LocalReply, is_grpc};
@@ -136,7 +137,10 @@ impl ForwardRequest {
             return Err(LocalReply::BodyTooLarge);
         }
         let has_no_host = self.head.version == Version::HTTP_11 && !self.scan.host;
-        if has_no_host || headers::is_ambiguous(&self.head.headers, self.body.is_sized()) {
+        // hyper and Segue's own reader refuse such names in HTTP/1.1.
+        let has_bad_name =
+            self.head.version == Version::HTTP_2 && self.head.headers.keys().any(header_names::has_quote);
+        if has_no_host || has_bad_name || headers::is_ambiguous(&self.head.headers, self.body.is_sized()) {
             return Err(LocalReply::Ambiguous);
         }
         self.unmatched.map_or(Ok(()), |why| Err(why.into()))

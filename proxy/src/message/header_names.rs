@@ -63,3 +63,9 @@ pub(crate) fn ends_up_in_a_head(name: &HeaderName) -> bool {
         ]
         .contains(name)
 }
+
+/// Returns whether a name contains a quote. By HTTP/2 `http` takes that for a part of a token, and RFC 9110 (5.6.2) does
+/// not: pods refuse the whole head, and close the connection.
+pub(crate) fn has_quote(name: &HeaderName) -> bool {
+    name.as_str().contains('"')
+}

@@ -139,7 +139,9 @@ impl LocalReply {
             LocalReply::BadPartition => {
                 "the request names a partition that does not exist, or two, or a key that pods may read differently"
             }
-            LocalReply::Ambiguous => "the request names no host or two, or a transfer coding other than chunked",
+            LocalReply::Ambiguous => {
+                "the request names no host or two, a transfer coding other than chunked, or a header with a quote in its name"
+            }
             LocalReply::UpstreamFailed => "the pod broke the exchange; the request may have taken effect",
             LocalReply::Severed => "the partition moved before this request had ended; it may have taken effect",
             LocalReply::UpstreamTimeout => "the pod did not respond in time; the request may have taken effect",

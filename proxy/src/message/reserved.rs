@@ -12,7 +12,7 @@
 use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, COOKIE, FORWARDED, HOST, HeaderName, VIA};
 
-use super::header_names::{X_FORWARDED_FOR, ends_up_in_a_head, is_hop_by_hop, is_said_by_the_router};
+use super::header_names::{X_FORWARDED_FOR, ends_up_in_a_head, has_quote, is_hop_by_hop, is_said_by_the_router};
 use crate::routing::partition_key::{KeySource, PartitionSource};
 
 /// The reserved names, as far as the configuration decides them.
@@ -57,7 +57,7 @@ impl Reserved {
             || [CONTENT_LENGTH, HOST, VIA, X_FORWARDED_FOR].contains(&dashed)
     }
 
-    /// Removes from a request's trailers what a pod may read as if it had been in the head.
+    /// Removes from a request's trailers what a pod may read as if it had been in the head, or could not read at all.
     pub(crate) fn clean_trailers(&self, trailers: &mut HeaderMap) {
         let is_reserved = |name: &HeaderName| {
             ends_up_in_a_head(name)
@@ -66,6 +66,7 @@ impl Reserved {
                 || self.locating.contains(name)
                 || self.is_disguised(name)
                 || *name == COOKIE
+                || has_quote(name)
         };
         let others: Vec<HeaderName> = trailers.keys().filter(|name| is_reserved(name)).cloned().collect();
         for name in others {

@@ -138,6 +138,28 @@ async fn cookies_that_came_in_pieces_are_one_line_for_a_pod_by_http1() {
     assert_eq!(values(&request, "cookie"), ["a=1; b=2"]);
 }
 
+/// By HTTP/2 hyper takes a quote for a part of a name. Parsers of HTTP/1.1 refuse it.
+#[tokio::test]
+async fn a_name_with_a_quote_reaches_no_pod() {
+    let fixture = Fixture::with(Settings::with_protocol(UpstreamProtocol::Http1));
+    let pod = Recorder::start().await;
+    fixture.route(P0, pod.address, 1);
+    let client = fixture.http2_client().await;
+    let quoted = HeaderName::from_lowercase(b"x-\"a").unwrap();
+    let request = client.request("GET", "/").header(&quoted, "b").body(empty()).unwrap();
+    assert_eq!(client.ask(request).await.status, 400);
+    let (frames, body) = stream();
+    let mut trailers = HeaderMap::new();
+    trailers.insert(quoted, HeaderValue::from_static("1"));
+    trailers.insert("x-sum", HeaderValue::from_static("1"));
+    frames.send(Some(http_body::Frame::trailers(trailers))).unwrap();
+    frames.send(None).unwrap();
+    assert_eq!(client.ask(client.request("PUT", "/").body(body).unwrap()).await.status, 200);
+    let requests = pod.requests().await;
+    let names: Vec<_> = requests.iter().flat_map(|request| &request.trailers).map(|(name, _)| name.as_str()).collect();
+    assert_eq!((requests.len(), names), (1, vec!["x-sum"]));
+}
+
 #[tokio::test]
 async fn a_request_by_http11_names_its_host() {
     let fixture = Fixture::new();
