@@ -23,8 +23,8 @@ pub mod spans;
 pub mod tls;
 mod upstream;
 
-/// Entry points for `tests/fuzz`; not an interface.
-#[cfg(fuzzing)]
+/// Entry points for `tests/fuzz`; not an interface. With the feature `fuzzing`, which adds nothing else.
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::server::{compare_with_hyper, serve_client};

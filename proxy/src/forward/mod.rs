@@ -30,7 +30,7 @@ pub(crate) mod tunnel;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 use std::time::Duration;
 
 use futures_util::future::Either;
@@ -142,7 +142,7 @@ impl Forward {
         self.keyspaces.as_ref().map_or(std::slice::from_ref(&self.shared), |keyspaces| &keyspaces.each)
     }
 
-    #[cfg(fuzzing)]
+    #[cfg(feature = "fuzzing")]
     pub(crate) fn idle_timeout(&self) -> Duration {
         self.shared.idle_timeout
     }

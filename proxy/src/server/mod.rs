@@ -335,13 +335,13 @@ impl Drop for ServerHandle {
 /// # Panics
 ///
 /// If it does not.
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub fn compare_with_hyper(pieces: &[&[u8]]) {
     http1::twin::compare(pieces, ClientLimits::default().max_header_bytes);
 }
 
 /// Serves one client on the caller's thread, without a listener. To be called inside a set of local tasks.
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub async fn serve_client(
     stream: tokio::net::TcpStream,
     peer: http::HeaderValue,

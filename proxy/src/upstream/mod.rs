@@ -34,7 +34,7 @@ pub(crate) use connections::Checkout;
 use connections::PodConnections;
 pub(crate) use error::{Broken, SendError, is_backing_off};
 pub(crate) use exchange::{Exchange, PodResponse, ResponseStream};
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub(crate) use http1::fuzzing;
 use http1::{Connection, MAX_IDLE_AGE};
 pub(crate) use http1::{Decoded, Decoder, HeadLines, MAX_HEAD_BYTES, ResponseHead, ResponseKind, chunk_size};

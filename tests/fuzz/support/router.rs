@@ -16,29 +16,29 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
+use segue_coordination::router::DataPlane;
+use segue_protocol::handoff::router::Target;
 use segue_protocol::ids::{Incarnation, PartitionId};
 use segue_protocol::records::PodRecord;
-use segue_protocol::handoff::router::Target;
-use segue_coordination::router::DataPlane;
 use segue_proxy::forward::Forward;
 use segue_proxy::fuzzing::serve_client;
 use segue_proxy::metrics::{Metrics, WorkerMetrics};
 use segue_proxy::routing::partition_key::PartitionSource;
+use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::settings::{
     ClientLimits, ForwardSettings, Http1Server, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
-use segue_proxy::routing::table::{StashLimits, Table};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::frames::{self, DATA, END_STREAM, Frame, HEADERS};
-use crate::wire::{self, Manner, Message, Stop};
+use super::frames::{self, DATA, END_STREAM, Frame, HEADERS};
+use super::wire::{self, Manner, Message, Stop};
 
 /// The only partition.
 const P0: PartitionId = PartitionId::new(0);
 
 /// Longer than any step of a run takes.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Router {
     forward: Forward,
@@ -137,9 +137,8 @@ impl Router {
         // There are thousands of connections a second. None may leave its port in TIME_WAIT.
         client.set_zero_linger().expect("an option");
         let peer = HeaderValue::from_static("192.0.2.1");
-        let served =
-            serve_client(stream, peer, self.forward.clone(), self.metrics.clone(), &self.limits, self.http1);
-        let talk = async {
+        let served = serve_client(stream, peer, self.forward.clone(), self.metrics.clone(), &self.limits, self.http1);
+        let talk = async move {
             let mut answers = Vec::new();
             for piece in pieces {
                 // A router that has closed the connection reads no more.
@@ -162,6 +161,8 @@ impl Router {
                 }
             }
             let _ = client.read_to_end(&mut answers).await;
+            // The router waits for this: it reads on for a while after it has refused a request.
+            drop(client);
             answers
         };
         let (answers, ()) = tokio::join!(talk, served);
@@ -258,19 +259,36 @@ async fn serve_pod(listener: TcpListener, is_http2: bool, seen: Seen) {
 async fn serve_http1(mut stream: TcpStream, heard: Rc<RefCell<Heard>>) {
     let mut buffer = [0; 4096];
     let mut pending = Vec::new();
+    let mut has_asked = false;
     while let Ok(length @ 1..) = stream.read(&mut buffer).await {
         heard.borrow_mut().bytes.extend_from_slice(&buffer[..length]);
         pending.extend_from_slice(&buffer[..length]);
-        while let Ok((request, length)) = wire::request(&pending, Manner::Strict) {
+        loop {
+            let (request, length) = match wire::request(&pending, Manner::Strict) {
+                Ok(whole) => whole,
+                Err(Stop::Incomplete) => break,
+                Err(Stop::Malformed(why)) => panic!("{why}: {}", pending.escape_ascii()),
+            };
             pending.drain(..length);
+            has_asked = false;
             let body = if request.method() == b"HEAD" { "" } else { "ok" };
             let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{body}");
             if stream.write_all(answer.as_bytes()).await.is_err() {
                 break;
             }
         }
+        if !has_asked && is_withheld(&pending) {
+            has_asked = true;
+            let _ = stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await;
+        }
     }
     heard.borrow_mut().closed = true;
+}
+
+/// Returns whether the router waits for the pod before it sends the body of this request.
+fn is_withheld(pending: &[u8]) -> bool {
+    let end = pending.windows(4).position(|bytes| bytes == b"\r\n\r\n");
+    end.is_some_and(|end| pending[..end].to_ascii_lowercase().windows(9).any(|bytes| bytes == b"\r\nexpect:"))
 }
 
 /// Answers each whole request and records it.

@@ -6,7 +6,7 @@
 //!
 //! * Where ambiguous paths are refused, a server that resolves dot segments, decodes escapes, merges slashes, takes `\`
 //!   for `/` or drops parameters, in any order, finds the same key as the router or refuses the path as well.
-//!   (`tests/fuzz/fuzz_targets/partition.rs` models the rules of five servers.)
+//!   (`tests/fuzz/targets/partition.rs` models the rules of five servers.)
 
 use std::borrow::Cow;
 

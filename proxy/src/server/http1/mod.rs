@@ -15,7 +15,7 @@
 mod request_head;
 mod response_head;
 mod scratch;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod twin;
 mod wire;
 mod writer;

@@ -13,7 +13,7 @@
 
 mod connection;
 mod decoder;
-#[cfg(fuzzing)]
+#[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod head_lines;
 mod reader;

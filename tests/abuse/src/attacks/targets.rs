@@ -1,7 +1,7 @@
 //! Request targets that a router and a pod may read as different keys, so that two pods would write one key.
 //!
 //! Each aims at the key `smuggled` through the partition of another key. None may reach a pod.
-//! `tests/fuzz/fuzz_targets/partition.rs` compares how servers read such paths.
+//! `tests/fuzz/targets/partition.rs` compares how servers read such paths.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;

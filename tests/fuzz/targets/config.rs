@@ -1,15 +1,14 @@
 //! Fuzzes the configuration file and the variables. Every input gives either a configuration or mistakes. Each mistake
 //! is one line with a place that exists in the text. Parsing an input again gives the same result.
 
-#![no_main]
-
-use libfuzzer_sys::{Corpus, fuzz_target};
 use segue_config::parse;
+
+use crate::Outcome;
 
 const FILE: &str = "segue.toml";
 
-fuzz_target!(|data: &[u8]| -> Corpus {
-    let Ok(input) = std::str::from_utf8(data) else { return Corpus::Reject };
+pub fn run(data: &[u8]) -> Outcome {
+    let Ok(input) = std::str::from_utf8(data) else { return Outcome::NoInput };
     // Variables follow the first NUL, each as `NAME=value`. A file cannot contain a NUL.
     let (text, variables) = input.split_once('\0').unwrap_or((input, ""));
     let variables: Vec<(String, String)> = variables
@@ -17,11 +16,11 @@ fuzz_target!(|data: &[u8]| -> Corpus {
         .filter_map(|line| line.split_once('='))
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect();
-    run(text, &variables);
-    Corpus::Keep
-});
+    check(text, &variables);
+    Outcome::Checked
+}
 
-fn run(text: &str, variables: &[(String, String)]) {
+fn check(text: &str, variables: &[(String, String)]) {
     let read = |text: &str| parse(FILE, text, variables.to_vec(), "host-1");
     let first = read(text);
     assert_eq!(first, read(text), "read twice");

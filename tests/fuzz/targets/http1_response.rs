@@ -2,21 +2,20 @@
 //! not depend on the pieces, and a body is no longer than declared. A complete response is also complete for hyper's
 //! client, which reads the same response.
 
-#![no_main]
-
 use http::Method;
-use libfuzzer_sys::{Corpus, fuzz_target};
-use segue_fuzz::{hyper_client, pieces};
 use segue_proxy::fuzzing::{End, NoResponse, ParsedResponse, read_response};
 
-fuzz_target!(|data: &[u8]| -> Corpus {
-    let Some((how, pieces)) = pieces::cut(data) else { return Corpus::Reject };
-    let method = if how % 16 == 7 { Method::HEAD } else { Method::GET };
-    run(&data[1..], &pieces, &method);
-    Corpus::Keep
-});
+use crate::Outcome;
+use crate::support::{hyper_client, pieces};
 
-fn run(bytes: &[u8], pieces: &[&[u8]], method: &Method) {
+pub fn run(data: &[u8]) -> Outcome {
+    let Some((how, pieces)) = pieces::cut(data) else { return Outcome::NoInput };
+    let method = if how % 16 == 7 { Method::HEAD } else { Method::GET };
+    check(&data[1..], &pieces, &method);
+    Outcome::Checked
+}
+
+fn check(bytes: &[u8], pieces: &[&[u8]], method: &Method) {
     let whole = read_response(&[bytes], method);
     assert_eq!(whole, read_response(pieces, method), "the same bytes, cut differently");
     let Ok(answer) = whole else { return };

@@ -2,26 +2,25 @@
 //! gives the same view as a snapshot of its end. Values that cannot be read are kept apart. On no view does a decision
 //! panic or write a key twice.
 
-#![no_main]
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use arbitrary::Arbitrary;
-use libfuzzer_sys::fuzz_target;
+use arbitrary::{Arbitrary, Unstructured};
 use segue_protocol::authority::Authority;
-use segue_protocol::planning::{Memory, Policy, Strategy, plan, txn};
 use segue_protocol::handoff::advance::{Ack, acknowledge, advance, waiting_for};
-use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::handoff::pod::{duty, warmed};
-use segue_protocol::records::{Mode, Phase, PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck};
 use segue_protocol::handoff::router::{
     HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Target, Trust, drain_timed_out, next_step, route,
 };
-use segue_protocol::view::View;
-use segue_protocol::txn::{Batch, Event, KeyValue, Op, Snapshot, Txn};
+use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
+use segue_protocol::planning::{Memory, Policy, Strategy, plan, txn};
+use segue_protocol::records::{Mode, Phase, PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck};
+use segue_protocol::txn::{Batch, Event, KeyValue, Op, Snapshot, Txn};
+use segue_protocol::view::View;
 use serde_json::{Value, json};
+
+use crate::Outcome;
 
 /// There are few names, so that records refer to each other.
 const PARTITIONS: u32 = 3;
@@ -113,9 +112,13 @@ enum Edit<'a> {
     Add(&'a str, u64),
 }
 
-fuzz_target!(|input: Input<'_>| run(&input));
+pub fn run(data: &[u8]) -> Outcome {
+    let Ok(input) = Input::arbitrary_take_rest(Unstructured::new(data)) else { return Outcome::NoInput };
+    replay(&input);
+    Outcome::Checked
+}
 
-fn run(input: &Input<'_>) {
+fn replay(input: &Input<'_>) {
     let keys = Keyspace::new("/segue/", "default");
     let mut history = History {
         keys: keys.clone(),
@@ -376,7 +379,9 @@ fn steps(view: &View, router: &str, partition: PartitionId) {
         }
         match route(view, partition, trust) {
             Route::To(target) => assert_eq!(stage, Stage::Open(target)),
-            Route::Hold(HoldCause::NoOwner | HoldCause::Handoff | HoldCause::Fenced) => assert_eq!(stage, Stage::Closed),
+            Route::Hold(HoldCause::NoOwner | HoldCause::Handoff | HoldCause::Fenced) => {
+                assert_eq!(stage, Stage::Closed)
+            }
         }
     }
 }

@@ -5,24 +5,27 @@
 //! An input is a byte that selects the source of the key, one for the hash, four for the number of partitions, and
 //! text.
 
-#![no_main]
-
 use http::header::{COOKIE, HeaderName, HeaderValue};
-use libfuzzer_sys::{Corpus, fuzz_target};
 use segue_protocol::ids::PartitionId;
-use segue_fuzz::hashes;
-use segue_fuzz::servers::{SERVERS, cookies, decoded, parameters};
 use segue_proxy::routing::key_hash::KeyHash;
-use segue_proxy::routing::partition_key::{AmbiguousPaths, KeySource, Located, PartitionSource, PathTemplate, Unlocated};
+use segue_proxy::routing::partition_key::{
+    AmbiguousPaths, KeySource, Located, PartitionSource, PathTemplate, Unlocated,
+};
+
+use crate::Outcome;
+use crate::support::hashes;
+use crate::support::servers::{SERVERS, cookies, decoded, parameters};
 
 const NAME: &str = "x-key";
 /// Most partitions. The keys of a request are so few that no two of them share a partition by chance.
 const MANY: u32 = i32::MAX as u32;
 
-fuzz_target!(|input: &[u8]| -> Corpus { if run(input).is_some() { Corpus::Keep } else { Corpus::Reject } });
+pub fn run(data: &[u8]) -> Outcome {
+    check(data).map_or(Outcome::NoInput, |()| Outcome::Checked)
+}
 
-/// Runs an input. `None` means that no client can send it.
-fn run(input: &[u8]) -> Option<()> {
+/// Checks an input. `None` means that no client can send it.
+fn check(input: &[u8]) -> Option<()> {
     let (&[place, hash, a, b, c, d], text) = input.split_first_chunk::<6>()?;
     // Kafka numbers partitions with a signed 32-bit integer.
     let partitions = u32::from_le_bytes([a, b, c, d]) % MANY + 1;

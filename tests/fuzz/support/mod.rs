@@ -1,8 +1,6 @@
 //! Shared parts of the fuzz targets: a router to send to, and slow, obviously correct twins of the fuzzed code. The
 //! twins are written from standards and from other projects' sources, never from Segue's code.
 
-#![allow(missing_docs)]
-
 pub mod frames;
 pub mod hashes;
 pub mod hyper_client;

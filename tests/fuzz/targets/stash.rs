@@ -2,13 +2,12 @@
 //! starts next, which wait, and how many bytes they hold, after any sequence of arrivals, grants, returns and
 //! departures. After any sequence, a request that is always refused does not block the requests of another line.
 
-#![no_main]
-
 use std::collections::HashMap;
 
-use arbitrary::Arbitrary;
-use libfuzzer_sys::fuzz_target;
+use arbitrary::{Arbitrary, Unstructured};
 use segue_proxy::routing::stash::{Arrival, QueuePosition, Stash};
+
+use crate::Outcome;
 
 /// An operation. An index selects one of the present requests and wraps around.
 #[derive(Debug, Clone, Copy, Arbitrary)]
@@ -68,9 +67,13 @@ enum Operation {
     },
 }
 
-fuzz_target!(|operations: Vec<Operation>| run(&operations));
+pub fn run(data: &[u8]) -> Outcome {
+    let Ok(operations) = Vec::arbitrary_take_rest(Unstructured::new(data)) else { return Outcome::NoInput };
+    check(&operations);
+    Outcome::Checked
+}
 
-fn run(operations: &[Operation]) {
+fn check(operations: &[Operation]) {
     let mut both = Both::default();
     for operation in operations {
         both.act(*operation);
@@ -126,7 +129,11 @@ impl Both {
             }
             Operation::Sent { index } => {
                 let Some(request) = self.tried(index) else { return };
-                assert_eq!(self.stash.sent(request.place()), request.is_unsent, "whether others may have waited for it");
+                assert_eq!(
+                    self.stash.sent(request.place()),
+                    request.is_unsent,
+                    "whether others may have waited for it"
+                );
                 self.twin.change(request.name, |request| request.is_unsent = false);
             }
             Operation::Probe { newest } => {
@@ -245,7 +252,8 @@ impl Both {
         assert_eq!((stash.waiting(), stash.bytes()), (twin.waiting().count(), bytes), "requests and bytes that wait");
         assert_eq!(stash.is_idle(), twin.requests.is_empty());
         let mut tried = twin.requests.iter().filter(|request| request.tried);
-        let keeps_order = tried.any(|request| request.key.is_some() && (!twin.is_released(request) || request.is_unsent));
+        let keeps_order =
+            tried.any(|request| request.key.is_some() && (!twin.is_released(request) || request.is_unsent));
         assert_eq!(stash.is_flushed(), twin.waiting().count() == 0 && !keeps_order, "whether newcomers may pass");
         assert_eq!(stash.is_under_way(), twin.is_under_way(), "whether what was there is under way");
     }

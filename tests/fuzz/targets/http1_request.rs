@@ -6,15 +6,14 @@
 //! Any other client closes its side. Each input is served by both of the router's servers of HTTP/1.1, and
 //! what Segue's own reads in it, hyper reads in the same way.
 
-#![no_main]
-
-use libfuzzer_sys::{Corpus, fuzz_target};
-use segue_fuzz::pieces;
-use segue_fuzz::router::{Ending, Router};
-use segue_fuzz::wire::{self, Manner, Message, Stop};
 use segue_proxy::fuzzing::compare_with_hyper;
 use segue_proxy::settings::{Http1Server, UpstreamProtocol};
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
+
+use crate::Outcome;
+use crate::support::pieces;
+use crate::support::router::{Ending, Router};
+use crate::support::wire::{self, Manner, Message, Stop};
 
 const LAST: &[u8] = b"GET /last HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: close\r\n\r\n";
 
@@ -29,18 +28,18 @@ thread_local! {
     };
 }
 
-fuzz_target!(|data: &[u8]| -> Corpus {
-    let Some((_, pieces)) = pieces::cut(data) else { return Corpus::Reject };
+pub fn run(data: &[u8]) -> Outcome {
+    let Some((_, pieces)) = pieces::cut(data) else { return Outcome::NoInput };
     compare_with_hyper(&pieces);
     ROUTERS.with(|(runtime, routers)| {
         for router in routers {
-            runtime.block_on(run(router, &data[1..], &pieces));
+            runtime.block_on(check(router, &data[1..], &pieces));
         }
     });
-    Corpus::Keep
-});
+    Outcome::Checked
+}
 
-async fn run(router: &Router, bytes: &[u8], pieces: &[&[u8]]) {
+async fn check(router: &Router, bytes: &[u8], pieces: &[&[u8]]) {
     let (sent, rest, stop) = wire::requests(bytes, Manner::Tolerant);
     let agreed = stop == Stop::Incomplete && rest.is_empty() && sent.iter().all(goes_on);
     let ending = if agreed { Ending::Last(LAST) } else { Ending::Close { turns: 0 } };

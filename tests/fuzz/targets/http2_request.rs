@@ -14,16 +14,15 @@
 //! of the pod, bit 2 whether the client closes at once or leaves time for responses. The second byte tells where the
 //! bytes are cut ([`pieces::cut`]). So a seed is two digits, followed by the bytes themselves.
 
-#![no_main]
-
 use arbitrary::{Arbitrary, Unstructured};
-use libfuzzer_sys::{Corpus, fuzz_target};
-use segue_fuzz::frames::{self, ACK, DATA, END_HEADERS, END_STREAM, HEADERS, SETTINGS, Sent};
-use segue_fuzz::pieces;
-use segue_fuzz::router::{Ending, Router};
-use segue_fuzz::wire::Message;
 use segue_proxy::settings::{Http1Server, UpstreamProtocol};
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
+
+use crate::Outcome;
+use crate::support::frames::{self, ACK, DATA, END_HEADERS, END_STREAM, HEADERS, SETTINGS, Sent};
+use crate::support::pieces;
+use crate::support::router::{Ending, Router};
+use crate::support::wire::Message;
 
 /// More turns than a request to the pod and its response take.
 const TURNS: usize = 50;
@@ -41,19 +40,19 @@ thread_local! {
     };
 }
 
-fuzz_target!(|data: &[u8]| -> Corpus {
-    let [how, cut, rest @ ..] = data else { return Corpus::Reject };
+pub fn run(data: &[u8]) -> Outcome {
+    let [how, cut, rest @ ..] = data else { return Outcome::NoInput };
     let mut bytes = vec![*cut];
     bytes.extend_from_slice(frames::PREFACE);
     let mut plain = None;
     if how & 1 == 0 {
         bytes.extend_from_slice(rest);
     } else {
-        let Ok(parts) = Vec::<Part<'_>>::arbitrary_take_rest(Unstructured::new(rest)) else { return Corpus::Reject };
+        let Ok(parts) = Vec::<Part<'_>>::arbitrary_take_rest(Unstructured::new(rest)) else { return Outcome::NoInput };
         Client::default().write_all(&parts, &mut bytes);
         plain = parts.iter().all(Part::is_plain).then_some(parts.len());
     }
-    let Some((_, pieces)) = pieces::cut(&bytes) else { return Corpus::Reject };
+    let Some((_, pieces)) = pieces::cut(&bytes) else { return Outcome::NoInput };
     let ending = match plain {
         Some(streams) => Ending::Answered { streams },
         None => Ending::Close { turns: if how & 4 == 0 { TURNS } else { 0 } },
@@ -63,8 +62,8 @@ fuzz_target!(|data: &[u8]| -> Corpus {
         let (answers, seen) = runtime.block_on(routers[usize::from(how >> 1 & 1)].serve(&pieces, ending));
         check(sent, &answers, &seen, plain);
     });
-    Corpus::Keep
-});
+    Outcome::Checked
+}
 
 /// Checks the invariants. `plain` is the number of requests if all of them are plain and the client sends nothing else.
 fn check(sent: &[u8], answers: &[u8], seen: &[Message], plain: Option<usize>) {
@@ -293,7 +292,7 @@ impl Client {
                 let mut payload: Vec<u8> = padding.iter().copied().chain(bytes.iter().copied()).collect();
                 payload.resize(payload.len() + usize::from(padding.unwrap_or(0)), 0);
                 let padded = if padding.is_some() { frames::PADDED } else { 0 };
-                frames::write(to, DATA, u8::from(*ended) * END_STREAM | padded, stream(*index), &payload);
+                frames::write(to, DATA, (u8::from(*ended) * END_STREAM) | padded, stream(*index), &payload);
             }
             Part::Trailers { stream: index, fields } => write_trailers(to, stream(*index), fields),
             Part::Settings { name, value } => {
@@ -329,7 +328,7 @@ impl Client {
         let block = head.block();
         let at = head.split.map_or(block.len(), |at| usize::from(at).min(block.len()));
         let all = if at == block.len() { END_HEADERS } else { 0 };
-        frames::write(to, HEADERS, u8::from(ended) * END_STREAM | all, stream, &block[..at]);
+        frames::write(to, HEADERS, (u8::from(ended) * END_STREAM) | all, stream, &block[..at]);
         if at < block.len() {
             frames::write(to, frames::CONTINUATION, END_HEADERS, stream, &block[at..]);
         }

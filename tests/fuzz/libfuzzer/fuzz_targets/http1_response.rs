@@ -1,0 +1,7 @@
+//! The target `http1_response` under libFuzzer.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| -> libfuzzer_sys::Corpus {
+    segue_fuzz_libfuzzer::verdict(segue_fuzz::targets::http1_response::run(data))
+});

@@ -1,0 +1,7 @@
+//! The target `http2_request` under libFuzzer.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| -> libfuzzer_sys::Corpus {
+    segue_fuzz_libfuzzer::verdict(segue_fuzz::targets::http2_request::run(data))
+});

@@ -1,0 +1,7 @@
+//! The target `store_values` under libFuzzer.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| -> libfuzzer_sys::Corpus {
+    segue_fuzz_libfuzzer::verdict(segue_fuzz::targets::store_values::run(data))
+});
