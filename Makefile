@@ -3,9 +3,9 @@
 SHELL := /bin/bash
 CARGO ?= cargo
 
-# Builds all verification programs at once. cargo unifies features over the packages of a build, so building each
-# program alone would build most dependencies again.
-BUILD_VERIFY = $(CARGO) build --profile verify --locked --workspace --bins --example writer
+# Builds all programs at once. cargo unifies features over the packages of a build, and with those of the tests if an example is
+# built, so building each program alone would build most dependencies again.
+BUILD = @$(CARGO) build --locked --workspace --bins --examples
 
 .PHONY: help
 help: ## Show this list
@@ -30,13 +30,28 @@ release: setup-build ## The optimised build: target/release/segue
 .PHONY: test
 test: setup-build setup-etcd setup-python-pods lint ## Format, lints and every test, against a real etcd
 	$(CARGO) build --workspace --all-targets --locked
-	$(CARGO) test --workspace --locked --no-fail-fast
+	scripts/run-tests
 
 .PHONY: test-http1
 test-http1: setup-build setup-etcd ## The data path's tests with `http1_server = "hyper"`
-	@# By their names: with `-p segue-proxy` the dependencies would have other features and be built once more. Tests of
-	@# processes have two of the names too. They run along, as in `make test`: the variable is none of the program's.
-	SEGUE_TEST_HTTP1_SERVER=hyper $(CARGO) test --workspace --locked $(addprefix --test ,$(notdir $(patsubst %.rs,%,$(wildcard proxy/tests/*.rs)) $(patsubst %/main.rs,%,$(wildcard proxy/tests/*/main.rs))))
+	SEGUE_TEST_HTTP1_SERVER=hyper $(CARGO) test --workspace --locked --test proxy
+
+.PHONY: quick
+quick: setup-build ## What an edit can have broken: the crates that it touches, in a minute when warm (ALL=1: their tests over sockets too)
+	@scripts/quick $(if $(ALL),--all)
+
+N ?= 30
+.PHONY: stress
+stress: setup-build setup-etcd ## Run a test N times at once on a quarter of a core, with random stops (TEST="proxy serving::", N=30)
+	@scripts/stress -n $(N) $(TEST)
+
+.PHONY: full
+full: ## The proofs that .ci/run leaves out, with their verdicts in proofs.lock: at most 85 minutes (ARGS="--only loom")
+	@scripts/full $(ARGS)
+
+.PHONY: sabotage
+sabotage: setup-build setup-etcd ## Put in one fault at a time and see the tests catch it (ARGS="--only NAME")
+	@tests/sabotage/run.py $(ARGS)
 
 .PHONY: lint
 lint: setup-build ## Formatting, clippy, documentation, and that the decisions build without everything else
@@ -50,87 +65,83 @@ lint: setup-build ## Formatting, clippy, documentation, and that the decisions b
 
 .PHONY: model
 model: setup-build ## Exhaustive model of the handoff: every scenario, states and verdicts (ARGS=--large: a longer search)
-	@$(BUILD_VERIFY)
-	@target/verify/segue-model check $(ARGS)
+	$(BUILD)
+	@target/debug/segue-model check $(ARGS)
 
 .PHONY: mutants
 mutants: setup-build ## Take out one rule of the protocol at a time and see the model find the fault
-	@$(BUILD_VERIFY)
-	@target/verify/segue-model mutants $(ARGS)
+	$(BUILD)
+	@target/debug/segue-model mutants $(ARGS)
 
 SEEDS ?= 1000
 .PHONY: simulate
 simulate: setup-build ## Simulate whole clusters under random faults, SEEDS of them (ARGS="--seed N": replay one)
-	@$(BUILD_VERIFY)
-	@target/verify/segue-simulation --seeds $(SEEDS) $(ARGS)
+	$(BUILD)
+	@target/debug/segue-simulation --seeds $(SEEDS) $(ARGS)
 
 .PHONY: loom
 loom: setup-build ## Every interleaving of gate, stash and table, and of the pod's ownership (ARGS=gate: the models of that name)
 	@$(CARGO) test --workspace --locked --no-run --test loom
 	@target/debug/segue-loom $(ARGS)
 
-.PHONY: build-proofs
-build-proofs: setup-build # What the proofs run, built ahead of them
-	@$(BUILD_VERIFY)
-
 .PHONY: chaos
 chaos: setup-build setup-etcd setup-netns ## Kill, stop and cut off real processes and a 3-node etcd cluster under load (needs root; ARGS=--short)
-	@$(BUILD_VERIFY)
-	@target/verify/segue-chaos $(ARGS)
+	$(BUILD)
+	@target/debug/segue-chaos $(ARGS)
 
 RUNS ?= 20
 .PHONY: failover
 failover: setup-build setup-etcd setup-netns ## Have pods' hosts vanish RUNS times: how long after the lease their partitions are served (needs root)
-	@$(BUILD_VERIFY)
-	@target/verify/segue-chaos $$(printf -- '--scenario vanished-host %.0s' $$(seq $(RUNS)))
+	$(BUILD)
+	@target/debug/segue-chaos $$(printf -- '--scenario vanished-host %.0s' $$(seq $(RUNS)))
 
 .PHONY: foreign
 foreign: setup-build setup-etcd setup-foreign ## Every protocol with clients and servers nobody here wrote (ARGS="--only websocket")
-	@$(BUILD_VERIFY)
-	@PATH=$$PATH:/usr/sbin .tools/foreign/bin/python tests/interop/run.py --segue target/verify/segue $(ARGS)
+	$(BUILD)
+	@PATH=$$PATH:/usr/sbin .tools/foreign/bin/python tests/interop/run.py --segue target/debug/segue $(ARGS)
 
 .PHONY: pods
 pods: setup-build setup-etcd setup-pods ## Pods in every language under load while pods, connections and leaders fail (ARGS=--short)
-	@$(BUILD_VERIFY)
+	$(BUILD)
 	@examples/go-grpc-pod/with-stubs go test .
-	@examples/go-grpc-pod/build target/verify/go-grpc-pod
-	@PYTHONDONTWRITEBYTECODE=1 .tools/pods/bin/python tests/pods/run.py --binaries target/verify $(ARGS)
+	@examples/go-grpc-pod/build target/debug/go-grpc-pod
+	@PYTHONDONTWRITEBYTECODE=1 .tools/pods/bin/python tests/pods/run.py --binaries target/debug $(ARGS)
 
 .PHONY: kafka-pods
 kafka-pods: setup-build setup-etcd setup-python-pods ## The same with pods that keep their state in Kafka
-	@$(BUILD_VERIFY)
-	@PYTHONDONTWRITEBYTECODE=1 .tools/pods/bin/python tests/pods/run.py --binaries target/verify --kafka $(ARGS)
+	$(BUILD)
+	@PYTHONDONTWRITEBYTECODE=1 .tools/pods/bin/python tests/pods/run.py --binaries target/debug --kafka $(ARGS)
 
 .PHONY: page
 page: setup-build setup-etcd setup-browser ## The live page in a real Chromium, compared with /status (ARGS="--only keys", ARGS="--pictures FOLDER")
-	@$(BUILD_VERIFY)
-	@.tools/browser/bin/python tests/page/run.py --segue target/verify/segue $(ARGS)
+	$(BUILD)
+	@.tools/browser/bin/python tests/page/run.py --segue target/debug/segue $(ARGS)
 
 .PHONY: deploy-check
 deploy-check: setup-build setup-etcd setup-deploy ## What deploy/ offers: dashboard and alerts with a real Prometheus, manifests against Kubernetes' schemas
-	@$(BUILD_VERIFY)
-	@.tools/deploy/bin/python tests/deploy/run.py --segue target/verify/segue $(ARGS)
+	$(BUILD)
+	@.tools/deploy/bin/python tests/deploy/run.py --segue target/debug/segue $(ARGS)
 
 .PHONY: rollout
 rollout: setup-build setup-etcd setup-deploy ## Rolling updates of what deploy/ ships, as containers under load (needs a Docker engine; ARGS=--short)
-	@$(BUILD_VERIFY)
-	@.tools/deploy/bin/python tests/rollout/run.py --segue target/verify/segue $(ARGS)
+	$(BUILD)
+	@.tools/deploy/bin/python tests/rollout/run.py --segue target/debug/segue $(ARGS)
 
 .PHONY: scale
 scale: setup-build setup-etcd ## Many pods, routers and 65,536 partitions on a real etcd: times, writes, bytes, memory (ARGS=--short)
-	@$(BUILD_VERIFY)
-	@target/verify/segue-scale $(ARGS)
+	$(BUILD)
+	@target/debug/segue-scale $(ARGS)
 
 .PHONY: abuse
 abuse: setup-build setup-etcd ## Attack, overload and fill a router while well-behaved clients go on (ARGS="--only h2-")
-	@$(BUILD_VERIFY)
-	@target/verify/segue-abuse $(ARGS)
+	$(BUILD)
+	@target/debug/segue-abuse $(ARGS)
 
 MINUTES ?= 10
 .PHONY: soak
 soak: setup-build setup-etcd ## A steady load with handoffs for MINUTES: does memory grow?
-	@$(BUILD_VERIFY)
-	@target/verify/segue-abuse soak --minutes $(MINUTES)
+	$(BUILD)
+	@target/debug/segue-abuse soak --minutes $(MINUTES)
 
 SECONDS ?= 60
 SEED ?= 0
@@ -159,8 +170,8 @@ pgo: setup-build setup-etcd setup-pgo ## Build target/pgo/segue, optimised for w
 
 .PHONY: instructions
 instructions: setup-build setup-instructions ## Instructions per request under callgrind: fails when they have grown (ARGS=--accept: take the new counts)
-	@$(BUILD_VERIFY)
-	@target/verify/segue-instructions $(ARGS)
+	$(BUILD)
+	@target/debug/segue-instructions $(ARGS)
 
 .PHONY: pause
 pause: setup-build setup-etcd ## How long clients wait when partitions move, against a real etcd on disk (ARGS=--long, ARGS="--plot FILE")
@@ -183,8 +194,8 @@ package: setup-build setup-debian ## Make the Debian package of an optimised bui
 
 .PHONY: test-package
 test-package: setup-build setup-package ## The Debian package: lintian, its life in a minimal Debian, its completions, its unit under systemd (needs a Docker engine)
-	@$(BUILD_VERIFY)
-	@tests/package/run.sh target/verify/segue
+	$(BUILD)
+	@tests/package/run.sh target/debug/segue
 
 .PHONY: test-fresh
 test-fresh: setup-fresh ## Demo and tests in a minimal Debian that has nothing else (needs root; ARGS=COMMAND: only that)

@@ -4,7 +4,7 @@
 # the network of apt, and `scripts/setup package`. The last part needs an engine whose containers may mount control
 # groups, and is skipped on others.
 #
-#   tests/package/run.sh target/verify/segue        # the example `writer` is beside it, in examples
+#   tests/package/run.sh target/debug/segue        # the example `writer` is beside it, in examples
 set -euo pipefail
 
 binary=$(realpath "$1")
