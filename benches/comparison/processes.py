@@ -7,19 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-GIVEN = set()
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests/interop"))
 
-
-def free_port():
-    """A port that nobody listens on and that was not given before."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        if port not in GIVEN:
-            GIVEN.add(port)
-            return port
-
+from ports import free_port  # noqa: E402, F401
 
 STARTED = []
 

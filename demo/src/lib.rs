@@ -3,7 +3,7 @@
 //!
 //! [`run`] does all of it. Clients and pods record what they see ([`record`]); nothing is judged during the run.
 //! Afterwards [`check`](mod@check) compares the clients' responses with the logs and with the owners according to the
-//! store's transactions ([`history`]), and counts harm in five kinds. `tests/demo_harm` breaks the protocol on purpose
+//! store's transactions ([`history`]), and counts harm in five kinds. `tests/process/demo_harm` breaks the protocol on purpose
 //! and shows that each kind is detected.
 //!
 //! The pods are [`writer`]s; `examples/writer.rs` is a separate program that does the same in one file. [`mod@bench`]

@@ -1,4 +1,4 @@
-"""Tests of `checkpoint.py`: `python -m unittest`, as `cargo test --workspace --test python_pods` does."""
+"""Tests of `checkpoint.py`: `python -m unittest`, as `cargo test --workspace --test process python_pods::` does."""
 
 import unittest
 

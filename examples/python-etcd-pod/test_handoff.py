@@ -1,4 +1,4 @@
-"""Tests of `handoff.py`: `python -m unittest`, as `cargo test --workspace --test python_pods` does."""
+"""Tests of `handoff.py`: `python -m unittest`, as `cargo test --workspace --test process python_pods::` does."""
 
 import types
 import unittest

@@ -1,4 +1,4 @@
-"""Tests of `membership.py` without a coordinator: `python -m unittest`, as `cargo test --workspace --test python_pods` does."""
+"""Tests of `membership.py` without a coordinator: `python -m unittest`, as `cargo test --workspace --test process python_pods::` does."""
 
 import asyncio
 import pathlib

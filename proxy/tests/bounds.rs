@@ -9,12 +9,13 @@ use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::message::local_reply::LocalReply;
 use segue_proxy::metrics::BounceCause;
+use segue_tests::ports::free_address;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::support::client::{data, empty, stream};
-use crate::support::pod::{Pod, ScriptedPod, Speaks, closed_address};
+use crate::support::pod::{Pod, ScriptedPod, Speaks};
 use crate::support::{BOTH_VERSIONS, Fixture, GET, OK, P0, P1, P2, POST, Settings, get_at, post, soon, until};
 
 #[tokio::test]
@@ -217,7 +218,7 @@ async fn a_pod_that_refuses_everything_is_noticed_and_not_any_more_once_it_accep
 #[tokio::test]
 async fn a_pod_that_cannot_be_reached_is_tried_by_one_request_at_a_time_of_all_partitions() {
     let fixture = Fixture::new();
-    let address = closed_address().await;
+    let address = free_address();
     for partition in PartitionId::all(8) {
         fixture.route(partition, address, 1);
     }

@@ -9,10 +9,11 @@ use segue_protocol::handoff::router::HoldCause;
 use segue_proxy::message::local_reply::LocalReply;
 use segue_proxy::metrics::BounceCause;
 use segue_proxy::routing::partition_key::{KeySource, PartitionSource};
+use segue_tests::ports::free_address;
 use tokio::net::TcpListener;
 
 use crate::support::client::{empty, full};
-use crate::support::pod::{Pod, ScriptedPod, Speaks, closed_address, echo_body};
+use crate::support::pod::{Pod, ScriptedPod, Speaks, echo_body};
 use crate::support::{BOTH_VERSIONS, Fixture, GET, OK, P0, POST, POST_THAT_EXPECTS, Settings, get_at, post, until};
 
 const MISDIRECTED: &str = "HTTP/1.1 421 Misdirected Request\r\ncontent-length: 0\r\n\r\n";
@@ -225,7 +226,7 @@ async fn a_bounce_of_an_upload_too_large_to_keep_leaves_the_client_to_try_again(
 #[tokio::test]
 async fn a_pod_that_refuses_connections_gets_the_request_once_it_listens() {
     let fixture = Fixture::new();
-    let address = closed_address().await;
+    let address = free_address();
     fixture.route(P0, address, 1);
     let (mut http1, http2) = (fixture.client().await, fixture.http2_client().await);
     http1.write(POST).await;

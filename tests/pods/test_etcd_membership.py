@@ -1,4 +1,4 @@
-"""Tests of the example straight on etcd against a real etcd: `python -m unittest`, as `cargo test --workspace --test python_pods`
+"""Tests of the example straight on etcd against a real etcd: `python -m unittest`, as `cargo test --workspace --test process python_pods::`
 does."""
 
 import asyncio

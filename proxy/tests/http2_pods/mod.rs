@@ -12,6 +12,7 @@ use bytes::Bytes;
 use h2::server::{Connection, SendResponse};
 use http::{Request, Response};
 use segue_proxy::settings::{UpstreamProtocol, UpstreamSettings};
+use segue_tests::ports::free_address;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::client::RawHttp1Client;
@@ -38,7 +39,7 @@ type Accepted = (Request<h2::RecvStream>, SendResponse<Bytes>);
 
 impl ScriptedHttp2Pod {
     async fn new() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = TcpListener::bind(free_address()).await.unwrap();
         let address = listener.local_addr().unwrap();
         ScriptedHttp2Pod { listener, address }
     }

@@ -91,11 +91,6 @@ pub async fn echo_body(request: Request<Incoming>) -> Response<Body> {
     Response::new(full(request.into_body().collect().await.unwrap().to_bytes()))
 }
 
-/// Returns an address at which nobody listens.
-pub async fn closed_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
-}
-
 /// Starts a pod on bare `h2`, which hands each request to `answer`.
 pub async fn start_h2_pod(
     answer: impl Fn(Request<h2::RecvStream>, SendResponse<Bytes>) + Clone + Send + 'static,

@@ -17,6 +17,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use segue_proxy::settings::UpstreamProtocol;
 use segue_proxy::tls::{ClientFiles, ClientTls, IdentityFiles, ServerFiles, ServerTls};
 use segue_tests::certificates::{Authority, Issued};
+use segue_tests::ports::free_address;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::process::Command;
@@ -111,7 +112,7 @@ struct SecurePod {
 impl SecurePod {
     /// Starts a pod that offers these protocols by ALPN.
     async fn start(identity: &Issued, client_ca: Option<&Authority>, protocols: &[&str]) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = TcpListener::bind(free_address()).await.unwrap();
         Self::start_on(listener, identity, client_ca, protocols)
     }
 
