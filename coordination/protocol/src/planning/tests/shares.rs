@@ -86,6 +86,21 @@ fn participants_share_the_places_and_together_exceed_them_by_less_than_their_num
 }
 
 #[test]
+fn planned_moves_of_all_participants_exceed_half_of_the_places_by_less_than_their_number() {
+    for (of, each) in [(1, 8), (2, 4), (3, 3), (5, 2), (16, 1)] {
+        let limits = Policy { max_concurrent_handoffs: 16, max_warming_per_pod: 64, ..policy(160) };
+        let mut world = World::settled(limits, &["w-0"]);
+        world.join_pod("w-1");
+        for mut participant in Participant::new_ones(of) {
+            let begun = participant.begins(&world);
+            assert_eq!(begun.len(), each, "{of} participants");
+            let of = of as usize;
+            assert!(begun.len() * of < 8 + of);
+        }
+    }
+}
+
+#[test]
 fn a_pod_warms_no_more_partitions_because_several_participants_move_them() {
     let planned = Policy { max_warming_per_pod: 4, max_concurrent_handoffs: 64, ..policy(24) };
     let mut world = World::settled(planned, &["w-0"]);
