@@ -344,6 +344,23 @@ mod tests {
     }
 
     #[test]
+    fn a_newcomer_trusts_no_renewal_that_nobody_has_confirmed() {
+        let mut holders = holders();
+        let a = registered(&mut holders, "a", 0);
+        holders.made_progress(a, 4);
+        let renewed = holders.turn(4).renewed;
+        assert_eq!(renewed, [a]);
+        let b = registered(&mut holders, "b", 5);
+        assert_eq!(holders.share(b), Some(Share { times: LeaseTimes::confirmed(0, TTL), lost: false }));
+        holders.confirm(4, &renewed);
+        let c = registered(&mut holders, "c", 6);
+        assert_eq!(holders.share(c), Some(Share { times: LeaseTimes::confirmed(4, TTL), lost: false }));
+        assert_eq!(holders.share(c), holders.share(a));
+        // A renewal that was sent without `b` says nothing of its loop.
+        assert_eq!(holders.share(b).unwrap().times, LeaseTimes::confirmed(0, TTL));
+    }
+
+    #[test]
     fn after_an_outage_longer_than_the_ttl_each_has_a_ttl_to_make_progress_again() {
         let mut holders = holders();
         let (a, b) = (registered(&mut holders, "a", 0), registered(&mut holders, "b", 0));
