@@ -136,18 +136,28 @@ impl Causes {
 
     /// A leader keeps to the limits on handoffs. Participants of a round may exceed them by less than their number.
     fn check_limits(&self, after: &View, handoff: &Handoff) -> Result<(), String> {
-        let (all, most) = (after.handoffs.len(), self.policy.max_concurrent_handoffs);
-        if after.leader.is_none() {
-            return Ok(());
+        let most = self.policy.max_concurrent_handoffs;
+        let round = after.rounds.current.as_ref().filter(|_| after.leader.is_none());
+        let beyond = round.map_or(0, |round| round.value.participants.len().saturating_sub(1));
+        let all = after.handoffs.len();
+        if all > most + beyond {
+            return Err(format!("{all} handoffs stand, of {most}, and {beyond} for a round"));
         }
-        if all > most {
-            return Err(format!("{all} handoffs stand, of {most}"));
+        let is_planned = |it: &Handoff| {
+            let old = it.old_owner.as_deref();
+            old.is_some_and(|old| after.live_pod(old, it.old_incarnation).is_some())
+        };
+        let (planned, half) = (after.handoffs.values().filter(|it| is_planned(&it.value)).count(), (most / 2).max(1));
+        if is_planned(handoff) && planned > half + beyond {
+            return Err(format!("{planned} planned handoffs stand, of {half}, and {beyond} for a round"));
         }
         let is_warming =
             |it: &&Versioned<Handoff>| it.value.phase == Phase::Warming && it.value.new_owner == handoff.new_owner;
         let (warming, most) = (after.handoffs.values().filter(is_warming).count(), self.policy.max_warming_per_pod);
         match &*handoff.cause {
-            "balance" | "load" if warming > most => Err(format!("the pod warms {warming} partitions, of {most}")),
+            "balance" | "load" if warming > most + beyond => {
+                Err(format!("the pod warms {warming} partitions, of {most}, and {beyond} for a round"))
+            }
             _ => Ok(()),
         }
     }
