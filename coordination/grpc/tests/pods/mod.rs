@@ -6,6 +6,7 @@ mod calls;
 mod checkpoints;
 mod client;
 mod keyspaces;
+mod lease_clock;
 mod lives;
 mod loads;
 mod moves;
