@@ -73,8 +73,31 @@ async fn a_stream_of_http2_is_answered_after_its_client_was_told_to_go() {
     soon(left).await.unwrap();
 }
 
+/// Longer than an idle connection is kept by a server that stops without a successor.
+const HEAD_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// The server closes connections whose time is up when it looks for them, idle ones and unfinished heads alike.
 #[tokio::test]
-async fn a_client_that_asks_nothing_more_is_waited_for_until_the_deadline() {
+async fn an_idle_client_of_a_replaced_server_is_kept_for_its_request() {
+    let mut fixture = Fixture::with(Settings::with_limits(|limits| limits.header_read_timeout = HEAD_TIMEOUT));
+    let _pod = fixture.pod(Speaks::Http1, |_| async { Response::new(full("ok")) }).await;
+    let (mut used, mut fresh, mut slow) = (fixture.client().await, fixture.client().await, fixture.client().await);
+    assert_eq!(used.ask(GET).await.status, 200);
+    let left = fixture.replace_server();
+    fixture.refuses_connections().await;
+    slow.write("GET / HTTP/1.1\r\nhost:").await;
+    assert_eq!(slow.answer().await.status, 408);
+    drop(slow);
+    for client in [&mut used, &mut fresh] {
+        let answer = client.ask(GET).await;
+        assert_eq!((answer.status, answer.text(), answer.header("connection")), (200, "ok", "close"));
+    }
+    assert_eq!((used.rest().await, fresh.rest().await), (String::new(), String::new()));
+    soon(left).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_asks_nothing_more_is_closed_at_the_deadline() {
     let mut fixture = Fixture::new();
     let _pod = fixture.quick_pod().await;
     let mut silent = fixture.client().await;
