@@ -201,6 +201,21 @@ fn a_supervised_service_that_is_killed_ends_its_sidecar_and_its_partition_moves(
 }
 
 #[test]
+fn a_supervised_service_that_ends_by_itself_leaves_no_child_that_writes() {
+    let fixture = OnePartition::start();
+    let mut a = fixture.pod("a", By::Exec, "leaves-a-child", "");
+    fixture.served_by("a");
+    let b = fixture.pod("b", By::Exec, "plain", "");
+    until("registration of b", || is_ready(b.admin));
+    assert!(fixture.ask("/work?60000").is_some_and(|(status, _)| status == 502));
+    let status = a.sidecar.wait();
+    let child = fixture.writes()[0].pid;
+    assert!(!service::is_alive(child), "{}", a.sidecar.output());
+    assert_eq!(status.code(), Some(0), "{}", a.sidecar.output());
+    fixture.succeeded_by("b");
+}
+
+#[test]
 fn a_supervised_services_exit_code_is_its_sidecars() {
     let fixture = OnePartition::start();
     let mut a = fixture.pod("a", By::Exec, "plain", "");

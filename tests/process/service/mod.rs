@@ -19,8 +19,9 @@ const STEP: Duration = Duration::from_millis(20);
 pub(crate) struct Settings<'a> {
     pub(crate) name: &'a str,
     /// `plain` works whatever becomes of its client; `eager` begins before it has read the body; `prefork` has a child
-    /// write; `hangs` answers no health check while it works; `lent` writes only as long as it may, and confirms an end
-    /// once it has stopped; `stubborn` does so too and confirms no end.
+    /// write; `leaves-a-child` has a child write in a session of its own, and ends without an error once it does;
+    /// `hangs` answers no health check while it works; `lent` writes only as long as it may, and confirms an end once it
+    /// has stopped; `stubborn` does so too and confirms no end.
     pub(crate) kind: &'a str,
     pub(crate) listen: SocketAddr,
     pub(crate) log: &'a Path,
@@ -116,6 +117,9 @@ fn the_service() {
     if let Ok(worker) = std::env::var("SERVICE_WORKER") {
         let (place, millis) = worker.rsplit_once(' ').unwrap();
         let (epoch, keyspace) = place.split_once(' ').unwrap();
+        if variable("SERVICE_KIND") == "leaves-a-child" {
+            rustix::process::setsid().unwrap();
+        }
         return work(epoch, keyspace, millis.parse().unwrap());
     }
     let Ok(listen) = std::env::var("SERVICE_LISTEN") else { return };
@@ -160,11 +164,14 @@ fn answer(path: &str, (epoch, keyspace): (&str, &str), body: &str) -> (u16, Stri
     // With several keyspaces each has paths of its own.
     let path = path.rfind('/').map_or(path, |last| &path[last..]);
     match (path, kind.as_str()) {
-        ("/work", "prefork") => {
-            let words = command();
-            let mut child = Command::new(&words[0]);
-            let worker = child.args(&words[1..]).env("SERVICE_WORKER", format!("{epoch} {keyspace} {value}"));
-            worker.status().unwrap();
+        ("/work", "prefork") => drop(worker(epoch, keyspace, value).status().unwrap()),
+        ("/work", "leaves-a-child") => {
+            let child = worker(epoch, keyspace, value).spawn().unwrap().id() as i32;
+            let log = variable("SERVICE_LOG");
+            while !writes(Path::new(&log)).iter().any(|write| write.pid == child) {
+                std::thread::sleep(STEP);
+            }
+            std::process::exit(0);
         }
         ("/work", _) => {
             WORKING.fetch_add(1, SeqCst);
@@ -191,6 +198,14 @@ fn answer(path: &str, (epoch, keyspace): (&str, &str), body: &str) -> (u16, Stri
         _ => {}
     }
     (200, name)
+}
+
+/// Returns the command of a child that does the work.
+fn worker(epoch: &str, keyspace: &str, millis: &str) -> Command {
+    let words = command();
+    let mut child = Command::new(&words[0]);
+    child.args(&words[1..]).env("SERVICE_WORKER", format!("{epoch} {keyspace} {millis}"));
+    child
 }
 
 /// Writes for so long, on a machine that is busy too: a step that comes late does not put off the next one.
