@@ -62,6 +62,13 @@ pub(crate) fn all() -> Vec<Search> {
             Faults { drops: 1, starts: 1, lost: 1, late: 1, ..NO_FAULT },
         ),
         search(
+            "shared-newcomer",
+            "two keyspaces, one lease: a part leaves and joins again while renewals are lost",
+            Size::Usual,
+            9,
+            Faults { leaves: 1, starts: 1, lost: 6, ..NO_FAULT },
+        ),
+        search(
             "shared-attempt",
             "two keyspaces, one lease: a put has no response",
             Size::Usual,
