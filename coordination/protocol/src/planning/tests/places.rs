@@ -62,6 +62,31 @@ fn dead_owners_go_before_balance_and_do_not_wait_for_it() {
 }
 
 #[test]
+fn of_the_moves_that_make_room_the_youngest_goes_first() {
+    let mut world = World::settled(policy(9), &["w-0", "w-1", "w-2"]);
+    world.policy.max_concurrent_handoffs = 4;
+    world.join_pod("w-3");
+    world.silent.insert("w-3".into());
+    world.wait(secs(5));
+    let planned = world.view().handoffs;
+    assert_eq!(planned.len(), 2, "half of the places");
+    let gives = |pod: &&str| planned.values().any(|it| it.value.old_owner.as_deref() == Some(*pod));
+    world.kill_pod(["w-0", "w-1", "w-2"].iter().find(|pod| !gives(pod)).unwrap());
+    let plans = world.wait(secs(5));
+    let cancelled: Vec<_> = plans
+        .iter()
+        .flat_map(|plan| &plan.actions)
+        .filter_map(|action| match action {
+            Action::Cancel { observed, .. } => Some(observed.handoff.create_revision),
+            _ => None,
+        })
+        .collect();
+    let youngest = planned.values().map(|it| it.create_revision).max().unwrap();
+    assert_eq!(cancelled, [youngest], "three urgent moves, and two places");
+    assert_eq!(all_begun(&plans).len(), 3);
+}
+
+#[test]
 fn a_pod_warms_no_more_partitions_at_a_time_than_it_may() {
     let mut world = World::settled(policy(40), &["w-0", "w-1"]);
     world.policy.max_warming_per_pod = 3;
