@@ -406,6 +406,7 @@ fn hash(token: &[u8]) -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
+    use segue_coordination::pod::PermanentFailure;
     use segue_coordination::session::lease_now;
     use segue_protocol::ids::Revision;
 
@@ -509,6 +510,17 @@ mod tests {
         assert_eq!(world.ack(Callback::Drain, 20), Acknowledged::Accepted, "it is repeated");
         world.state.accepts(P);
         assert!(world.state.may_write_until().is_some(), "the handoff was cancelled");
+    }
+
+    #[test]
+    fn a_partition_whose_drain_has_failed_may_still_be_written() {
+        let mut world = taking_part();
+        world.state.accepts(P);
+        let mut drained = world.call(Callback::Drain, 20);
+        let failed = Some(Err(PermanentFailure::new("no disk")));
+        assert_eq!(world.state.acknowledge(P, |_| true, failed), Acknowledged::Accepted);
+        assert!(matches!(drained.try_recv(), Ok(Err(_))));
+        assert_eq!(world.state.may_write_until(), Some(world.now + TERM));
     }
 
     #[test]
