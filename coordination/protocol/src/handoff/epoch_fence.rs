@@ -67,3 +67,38 @@ pub fn known_epoch(accepted: Option<Epoch>, duty: Duty, assigned: Option<Epoch>)
         _ => assigned.unwrap_or_default(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fence(accepted: Option<u64>, known: u64) -> EpochFence {
+        let mut fence = EpochFence::default();
+        fence.set(accepted.map(Epoch::new), Epoch::new(known));
+        fence
+    }
+
+    fn checks(fence: &EpochFence) -> Vec<EpochCheck> {
+        (2..6).map(|epoch| fence.check(Epoch::new(epoch))).collect()
+    }
+
+    #[test]
+    fn only_the_accepted_epoch_is_admitted_and_only_a_later_one_waits() {
+        use EpochCheck::{Accept, NotOwner, Stale, Wait};
+        let mut fence = fence(Some(4), 4);
+        assert_eq!(checks(&fence), [Stale, Stale, Accept, Wait]);
+        assert!(fence.set(None, Epoch::new(4)), "the partition drains");
+        assert_eq!(checks(&fence), [NotOwner, NotOwner, Stale, Wait]);
+        assert!(fence.set(None, Epoch::new(5)), "another pod has it");
+        assert_eq!(checks(&fence), [NotOwner, NotOwner, Stale, NotOwner]);
+        assert!(!fence.set(None, Epoch::new(5)));
+    }
+
+    #[test]
+    fn a_pod_that_owns_nothing_waits_for_what_its_view_may_be_behind_of() {
+        assert_eq!(
+            checks(&fence(None, 3)),
+            [EpochCheck::NotOwner, EpochCheck::NotOwner, EpochCheck::Wait, EpochCheck::Wait]
+        );
+    }
+}
