@@ -264,19 +264,30 @@ fn two_pods_that_write_at_the_same_time_overlap() {
     assert_eq!(world.harm(), [0, 0, 0, 0, 1]);
 }
 
-#[test]
-fn an_epoch_that_falls_is_an_overlap() {
+/// Returns a history in which the last write of `a` is in the log behind the first one of `b`, the later owner.
+fn late_write_of_an_owner(writes_before: usize) -> World {
     let mut world = World::new();
     world.give(P1, 0);
+    (0..writes_before).for_each(|_| _ = world.write(1));
     let late = world.send(1, unknown(504));
     world.give(P1, 1);
     world.write(1);
-    let time = world.log()[0].accepted_at;
+    let time = world.log()[writes_before].accepted_at;
     let record = world.append(late);
     (record.epoch, record.pod, record.incarnation) = (Epoch::new(1), "a".into(), life(1));
     // Its times are those of the old epoch; only its place in the log is too late.
     (record.accepted_at, record.appended_at) = (time - 25, time - 25);
-    assert_eq!(world.harm(), [0, 0, 0, 0, 1]);
+    world
+}
+
+#[test]
+fn an_epoch_that_falls_is_an_overlap() {
+    assert_eq!(late_write_of_an_owner(0).harm(), [0, 0, 0, 0, 1]);
+}
+
+#[test]
+fn a_record_of_an_owner_among_those_of_the_next_is_an_overlap() {
+    assert_eq!(late_write_of_an_owner(2).harm(), [0, 0, 0, 0, 1]);
 }
 
 fn burst(world: &mut World, id: u64, count: usize, taken_by: Option<Nanos>) -> Vec<usize> {
