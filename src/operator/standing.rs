@@ -310,6 +310,15 @@ mod tests {
     }
 
     #[test]
+    fn a_move_has_ended_only_when_its_handoff_has() {
+        let to_b = |entries: &[(&str, &str)]| moved(&view(entries), PartitionId::new(1), Some("b"));
+        let complete = MOVING.1.replace("Warming", "Complete");
+        assert!(matches!(to_b(&[A, B, A_HAS_1, MOVING]), Standing::Waiting(_)));
+        assert!(matches!(to_b(&[A, B, B_HAS_1, (MOVING.0, &complete)]), Standing::Waiting(_)), "b owns it already");
+        assert!(is_done(to_b(&[A, B, B_HAS_1])));
+    }
+
+    #[test]
     fn a_move_fails_once_its_pod_gives_up_its_partitions() {
         let pin = ("operator/pins/0", r#"{"to":"b","incarnation":3,"who":"ann"}"#);
         let to_b = |entries: &[(&str, &str)]| moved(&view(entries), P0, Some("b"));
