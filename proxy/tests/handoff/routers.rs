@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use segue_coordination::store::{FaultyStore, Store as _};
 use segue_protocol::ids::PartitionId;
-use segue_protocol::records::{Capabilities, Mode};
+use segue_protocol::records::{Capabilities, Mode, encode};
 use segue_protocol::txn::{Keys, Op, Txn};
 use segue_proxy::routing::permit::Admission;
 use tokio::time::{Instant, sleep, timeout};
@@ -66,6 +66,32 @@ async fn a_router_that_is_deregistered_by_hand_holds_until_it_is_registered_agai
             sleep(Duration::from_millis(1)).await;
         }
         timeout(Duration::from_secs(10), fixture.request(&router.table.worker(0), P3)).await.unwrap();
+    })
+    .await;
+}
+
+/// Handoffs do not wait for it any more.
+#[tokio::test(start_paused = true)]
+async fn a_router_whose_key_is_anothers_holds_at_once_until_it_has_its_own() {
+    within(async || {
+        let fixture = Fixture::new(Mode::Barrier);
+        let (_stop, _coordinator) = fixture.coordinator("c-0");
+        let router = fixture.router("r-0");
+        let _a = fixture.pod("a", Capabilities::ALL);
+        fixture.settles(1).await;
+        let worker = router.table.worker(0);
+        timeout(Duration::from_secs(10), fixture.request(&worker, P3)).await.unwrap();
+        let (key, lease) = (fixture.keys.router("r-0"), fixture.store.grant(Duration::from_secs(600)).await.unwrap());
+        let value = encode(&fixture.view().await.routers["r-0"].value);
+        let put = Op::Put { key: key.clone(), value, lease: Some(lease) };
+        for op in [Op::Delete(Keys::One(key)), put] {
+            fixture.store.commit(Txn { then: vec![op], ..Txn::default() }).await.unwrap();
+        }
+        // The clock goes on only once the router has done what there is to do.
+        sleep(Duration::from_millis(1)).await;
+        assert!(timeout(Duration::from_secs(5), fixture.request(&worker, P3)).await.is_err(), "it is held");
+        fixture.store.revoke(lease).await.unwrap();
+        timeout(Duration::from_secs(10), fixture.request(&worker, P3)).await.unwrap();
     })
     .await;
 }
