@@ -49,10 +49,6 @@ stress: setup-build setup-etcd ## Run a test N times at once on a quarter of a c
 full: ## The proofs that .ci/run leaves out, with their verdicts in proofs.lock: at most 85 minutes (ARGS="--only loom")
 	@scripts/full $(ARGS)
 
-.PHONY: sabotage
-sabotage: setup-build setup-etcd ## Put in one fault at a time and see the tests catch it (ARGS="--only NAME")
-	@tests/sabotage/run.py $(ARGS)
-
 .PHONY: lint
 lint: setup-build ## Formatting, clippy, documentation, and that the decisions build without everything else
 	$(CARGO) fmt --all --check
@@ -72,6 +68,10 @@ model: setup-build ## Exhaustive model of the handoff: every scenario, states an
 mutants: setup-build ## Take out one rule of the protocol at a time and see the model find the fault
 	$(BUILD)
 	@target/debug/segue-model mutants $(ARGS)
+
+.PHONY: sabotage
+sabotage: setup-build setup-etcd ## Put in one fault after the other, and see the suite that must catch it fail (ARGS="--only lease": some of them)
+	@CARGO=$(CARGO) python3 tests/sabotage/run.py $(ARGS)
 
 SEEDS ?= 1000
 .PHONY: simulate
