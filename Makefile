@@ -52,8 +52,9 @@ full: ## The proofs that .ci/run leaves out, with their verdicts in proofs.lock:
 .PHONY: lint
 lint: setup-build ## Formatting, clippy, documentation, and that the decisions build without everything else
 	$(CARGO) fmt --all --check
-	@# Benches that are built only when asked for by name are no part of all targets.
-	$(CARGO) clippy --workspace --all-targets --bench cutover_latency --bench strategies --locked -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	@# Benches that are built only when asked for by name are no part of all targets, and `--all-targets` overrides names.
+	$(CARGO) clippy --workspace --bench cutover_latency --bench strategies --locked -- -D warnings
 	$(CARGO) clippy -p segue-protocol --locked -- -D warnings
 	@# As `make demo` builds it: without the client of etcd.
 	$(CARGO) clippy -p segue-demo --locked -- -D warnings
