@@ -46,7 +46,7 @@ stress: setup-build setup-etcd ## Run a test N times at once on a quarter of a c
 	@scripts/stress -n $(N) $(TEST)
 
 .PHONY: full
-full: ## The proofs that .ci/run leaves out, with their verdicts in proofs.lock: at most 85 minutes (ARGS="--only loom")
+full: ## The proofs that .ci/run leaves out, with their verdicts in proofs.lock (ARGS="--only loom")
 	@scripts/full $(ARGS)
 
 .PHONY: lint
