@@ -310,6 +310,8 @@ def a_refused_action_shows_the_reason(run):
     browser.click("#action-close")
     until(lambda: cluster.at_rest(["a"]) or all(pod["partitions"] == 0 for pod in cluster.admin.keyspace()["pods"]
                                                 if pod["name"] == "b"), "an empty pod")
+    # A page that still shows the partition on the drained pod offers the other one.
+    run.equals_status(cluster.admin)
     show_partition(browser, 5)
     browser.click("#move")
     answer = confirm(browser)
@@ -660,6 +662,8 @@ def main():
                     last = {process.log: process for process in Process.started}.values()
                     tails = "".join(f"--- {process.name}\n{process.tail()}" for process in last)
                     result = f"FAILED\n{traceback.format_exc()}{tails}"
+                    # What its console shows belongs to this check.
+                    run.browser.logs()
                 print(f"{check.__name__} | {'; '.join(run.notes)} | {result}", flush=True)
         finally:
             if run:
