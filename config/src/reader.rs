@@ -225,7 +225,11 @@ impl<'a> Reader<'a> {
 
     /// Returns one of `choices`, by its name.
     pub(crate) fn choice<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)], default: T) -> T {
-        self.read(key, |value| choice(value, choices)).unwrap_or(default)
+        self.choice_if_given(key, choices).unwrap_or(default)
+    }
+
+    pub(crate) fn choice_if_given<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)]) -> Option<T> {
+        self.read(key, |value| choice(value, choices))
     }
 
     pub(crate) fn boolean(&mut self, key: &'static str, default: bool) -> bool {

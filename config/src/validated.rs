@@ -22,7 +22,7 @@ use segue_proxy::routing::keyspace_choice::KeyspaceMatch;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
+    ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
 use segue_proxy::sidecar::Checks;
 use segue_proxy::spans::Sampling;
@@ -84,6 +84,8 @@ pub struct Routing {
     /// Limits of what is held during a cutover: at least one request, one byte and one of a flush; `max_bytes` at most
     /// `max_total_bytes`, which counts all keyspaces.
     pub stash: StashLimits,
+    /// The version of HTTP towards the keyspace's pods; `None`: that of the router's `upstream`.
+    pub protocol: Option<UpstreamProtocol>,
 }
 
 /// The store of the cluster's state.
@@ -171,7 +173,10 @@ impl Router {
             limits: self.limits.clone(),
             upload_grace: UPLOAD_GRACE,
             tracer: None,
-            upstream: self.upstream.clone().with_tls(pods),
+            upstream: UpstreamSettings {
+                protocol: routing.protocol.unwrap_or(self.upstream.protocol),
+                ..self.upstream.clone().with_tls(pods)
+            },
         }
     }
 
@@ -245,6 +250,8 @@ pub struct Pod {
     pub advertise: String,
     /// The service's address, `host:port`; never `listen`.
     pub upstream: String,
+    /// The version of HTTP towards the service.
+    pub protocol: UpstreamProtocol,
     /// The TTL of the registration; whole seconds, at least two.
     pub lease_ttl: Duration,
     /// The pod's share of the partitions relative to the other pods' weights; above zero.

@@ -43,6 +43,7 @@ fn default_keyspace() -> KeyspaceSection {
                 max_wait: seconds(30),
                 flush_concurrency: 64,
             },
+            protocol: None,
         }),
         policy: Some(Policy {
             partitions: 64,
@@ -124,6 +125,7 @@ fn the_defaults_are_those_that_users_were_told() {
             listen: "127.0.0.1:8181".parse().unwrap(),
             advertise: "127.0.0.1:8181".to_owned(),
             upstream: "127.0.0.1:8182".to_owned(),
+            protocol: Protocol::Auto,
             lease_ttl: seconds(15),
             weight: 1.0,
             load_interval: None,
@@ -215,7 +217,7 @@ fn each_commented_key_of_a_table_is_accepted() {
         accepted(line, &format!("[router]\n[coordinator]\n[[keyspaces]]\n{table}"));
         tried += 1;
     }
-    assert_eq!(tried, 17);
+    assert_eq!(tried, 18);
 }
 
 #[test]

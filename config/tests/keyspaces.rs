@@ -6,6 +6,7 @@ use segue_config::{Config, KeyspaceSection, compare, locate, parse};
 use segue_protocol::planning::Strategy;
 use segue_proxy::routing::keyspace_choice::{HostName, KeyspaceMatch, PathPrefix};
 use segue_proxy::routing::partition_key::{KeySource, PartitionSource};
+use segue_proxy::settings::UpstreamProtocol;
 
 use crate::support::{assert_accepted, assert_refused, refused};
 
@@ -34,6 +35,8 @@ key = { header = "x-order" }
 [keyspaces.stash]
 max_requests = 5
 max_wait = "9s"
+[keyspaces.upstream]
+protocol = "http2"
 
 [[keyspaces]]
 name = "persons"
@@ -78,6 +81,9 @@ fn each_table_is_a_keyspace_with_settings_of_its_own() {
     assert_eq!((policy(rest).partitions, policy(rest).strategy), (32, Strategy::Sticky));
     assert_eq!((routing(orders).stash.max_requests, routing(orders).stash.max_wait), (5, Duration::from_secs(9)));
     assert_eq!((routing(rest).stash.max_requests, routing(rest).stash.max_wait), (10_000, Duration::from_secs(40)));
+    let router = config.router.clone().unwrap();
+    let protocol = |keyspace: &KeyspaceSection| router.forward_settings("", &routing(keyspace), None).upstream.protocol;
+    assert_eq!((protocol(orders), protocol(rest)), (UpstreamProtocol::Http2, UpstreamProtocol::Auto));
     assert!(config.keyspaces.iter().all(|keyspace| routing(keyspace).stash.max_total_bytes == 1 << 30));
     let limits = |keyspace: &KeyspaceSection| {
         let policy = policy(keyspace);
@@ -260,7 +266,7 @@ fn a_table_takes_the_same_values_as_the_coordinators_section() {
         &[
             "segue.toml:4:27: keyspaces.max_concurrent_handoffs: 0 is out of range; expected a whole number of at least 1",
             "segue.toml:5:1: keyspaces.max_warming_per_pods: unknown key; expected one of name, match, partition, stash, \
-             partitions, strategy, max_concurrent_handoffs, max_warming_per_pod, cool_down, balance_load, \
+             upstream, partitions, strategy, max_concurrent_handoffs, max_warming_per_pod, cool_down, balance_load, \
              max_keys_per_partition; did you mean max_warming_per_pod",
         ],
     );

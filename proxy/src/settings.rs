@@ -87,10 +87,10 @@ impl<Files> UpstreamSettings<Files> {
     }
 }
 
-/// The version of HTTP towards pods.
+/// The version of HTTP towards pods, and from a sidecar towards its service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum UpstreamProtocol {
-    /// The version of the client's request.
+    /// HTTP/2 for gRPC, which has no other, and HTTP/1.1 for all else, which every service speaks.
     #[default]
     Auto,
     /// HTTP/1.1.
@@ -100,6 +100,16 @@ pub enum UpstreamProtocol {
 }
 
 impl UpstreamProtocol {
+    /// Returns whether a request goes by HTTP/2.
+    #[inline]
+    pub(crate) fn is_http2(self, is_grpc: impl FnOnce() -> bool) -> bool {
+        match self {
+            UpstreamProtocol::Auto => is_grpc(),
+            UpstreamProtocol::Http1 => false,
+            UpstreamProtocol::Http2 => true,
+        }
+    }
+
     /// All choices, by their names in the file.
     pub const NAMES: &[(&str, Self)] =
         &[("auto", UpstreamProtocol::Auto), ("http1", UpstreamProtocol::Http1), ("http2", UpstreamProtocol::Http2)];

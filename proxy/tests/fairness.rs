@@ -179,7 +179,7 @@ async fn a_websocket_keeps_its_place_until_it_is_closed() {
 
 #[tokio::test]
 async fn uploads_that_nobody_reads_do_not_stop_others_of_their_connection() {
-    let fixture = Fixture::new();
+    let fixture = Fixture::of_http2_pods();
     let pod = Pod::start(Speaks::Http2, |request| async {
         let body = request.into_body().collect().await.unwrap().to_bytes();
         Response::new(full(body.len().to_string()))

@@ -236,7 +236,8 @@ async fn a_pod_that_refuses_connections_gets_the_request_once_it_listens() {
     // The same by HTTP/2.
     drop(pod);
     fixture.hold(P0, HoldCause::Handoff);
-    let asked = http2.spawn_ask(http2.request("POST", "/").body(full("other")).unwrap());
+    let asked = http2
+        .spawn_ask(http2.request("POST", "/").header("content-type", "application/grpc").body(full("other")).unwrap());
     fixture.held(P0, 1).await;
     let pod = Pod::start(Speaks::Http2, echo_body).await;
     fixture.route(P0, pod.address, 2);

@@ -19,6 +19,7 @@ mod layers;
 mod metrics;
 mod outliving;
 mod passing;
+mod protocol_choice;
 mod protocols;
 mod readings;
 mod router;

@@ -202,7 +202,7 @@ async fn eager_http2_pod() -> (std::net::SocketAddr, tokio::sync::mpsc::Unbounde
 #[tokio::test]
 async fn an_upload_by_http2_counts_until_it_is_sent_although_its_answer_is_there() {
     for sever in [false, true] {
-        let fixture = Fixture::new();
+        let fixture = Fixture::of_http2_pods();
         let (address, mut bodies) = eager_http2_pod().await;
         fixture.route(P0, address, 1);
         let http2 = fixture.http2_client().await;
@@ -363,7 +363,7 @@ async fn a_connection_is_not_used_past_the_time_that_its_pod_gives_it() {
 
 #[tokio::test]
 async fn the_mark_of_a_refusal_that_comes_too_late_is_not_passed_on() {
-    let fixture = Fixture::new();
+    let fixture = Fixture::of_http2_pods();
     let _pod = fixture
         .pod(Speaks::Http2, |_| async {
             let (frames, body) = stream();

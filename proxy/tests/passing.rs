@@ -80,16 +80,6 @@ async fn each_version_passes_to_each_version() {
 }
 
 #[tokio::test]
-async fn automatic_means_the_version_that_the_client_came_with() {
-    let fixture = Fixture::new();
-    let (first, second) = (Pod::start(Speaks::Http1, echo).await, Pod::start(Speaks::Http2, echo).await);
-    fixture.route(P0, first.address, 1);
-    assert_eq!(fixture.ask(GET).await.header("x-version"), "HTTP/1.1");
-    fixture.route(P0, second.address, 2);
-    assert_eq!(fixture.http2_client().await.get("/").await.header("x-version"), "HTTP/2.0");
-}
-
-#[tokio::test]
 async fn bodies_stream_both_ways_at_once() {
     for (speaks, protocol) in BOTH_VERSIONS {
         let fixture = Fixture::with(Settings::with_protocol(protocol));

@@ -103,7 +103,7 @@ async fn a_call_that_its_pod_does_not_answer_in_time_is_told_so_and_the_pod_as_w
 
 #[tokio::test]
 async fn a_call_without_body_weighs_little_and_a_body_what_has_arrived() {
-    let fixture = Fixture::new();
+    let fixture = Fixture::of_http2_pods();
     let http2 = fixture.http2_client().await;
     let (frames, body) = stream();
     let asked = http2.spawn_ask(http2.request("POST", "/").body(body).unwrap());
@@ -208,7 +208,7 @@ async fn a_websocket_is_closed_towards_both_sides_when_its_router_ends() {
 /// Rust's `h2` closes a connection, and with it everybody's exchanges, after a hundred empty frames that end nothing.
 #[tokio::test]
 async fn clients_that_end_their_bodies_with_an_empty_frame_do_not_use_up_a_pods_patience() {
-    let fixture = Fixture::new();
+    let fixture = Fixture::of_http2_pods();
     let answer_now = std::sync::Arc::new(tokio::sync::Notify::new());
     let told = answer_now.clone();
     let pod = fixture
@@ -252,7 +252,7 @@ async fn clients_that_end_their_bodies_with_an_empty_frame_do_not_use_up_a_pods_
 #[tokio::test]
 async fn a_client_that_does_not_read_small_frames_leaves_others_their_connection_to_the_pod() {
     const MESSAGES: usize = 60_000;
-    let fixture = Fixture::new();
+    let fixture = Fixture::of_http2_pods();
     let (written, mut all_written) = tokio::sync::mpsc::unbounded_channel();
     let pod = fixture
         .pod(Speaks::Http2, move |request| {

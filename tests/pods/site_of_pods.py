@@ -230,7 +230,5 @@ header = "x-partition"
 order_by = {{ header = "x-key" }}
 [router.drain]
 timeout = "5s"
-[router.upstream]
-protocol = "http1"
 """)
         return f"http://127.0.0.1:{port}"

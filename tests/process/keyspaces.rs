@@ -84,7 +84,6 @@ impl Site {
             .set("router.workers", 2)
             // Below the shortest `max_wait`. A busy machine may stop a service for seconds, which must sever no request.
             .set("router.drain.timeout", "9s")
-            .set("router.upstream.protocol", "http1")
             .with("", KEYSPACES)
             .admin(admin)
             .quick();

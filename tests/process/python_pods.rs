@@ -98,7 +98,7 @@ async fn nothing_is_lost_while_python_pods_and_their_coordinators_come_and_go() 
     for (name, listen) in ["c-0", "c-1"].into_iter().zip(listen) {
         cluster.coordinator_at(name, Some(listen));
     }
-    let config = cluster.router_config("r-0", router, admin).set("router.upstream.protocol", "http1");
+    let config = cluster.router_config("r-0", router, admin);
     let mut process = cluster.run("r-0", &config);
     process.until("/ready", || is_ready(admin));
     cluster.processes.insert("r-0".to_owned(), process);

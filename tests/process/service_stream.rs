@@ -43,7 +43,7 @@ async fn nothing_is_lost_while_services_with_streams_and_their_sidecars_come_and
     let mut cluster = WriterCluster::start();
     let (router, admin) = (free_address(), free_address());
     cluster.coordinator("c-0");
-    let config = cluster.router_config("r-0", router, admin).set("router.upstream.protocol", "http1");
+    let config = cluster.router_config("r-0", router, admin);
     let mut process = cluster.run("r-0", &config);
     process.until("/ready", || is_ready(admin));
     cluster.processes.insert("r-0".to_owned(), process);

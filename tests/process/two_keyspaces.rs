@@ -110,7 +110,7 @@ impl World {
         let config = cluster.config().with("", &KEYSPACES.map(table).concat()).admin(admin);
         let config = config.set("admin.advertise", admin.to_string()).router("r-0", router);
         // A connection to a pod carries one request at a time, so a pod's death breaks one request of each.
-        let config = config.set("router.workers", WORKERS).set("router.upstream.protocol", "http1");
+        let config = config.set("router.workers", WORKERS);
         let control = cluster.run("control", &config.set("coordinator.name", "c-0").quick());
         let services = ["a", "b"].map(|pod| (pod, runtime.block_on(service(pod, ledger.clone()))));
         let services = services.into_iter().collect();

@@ -30,9 +30,7 @@ from manifests import charted, kustomized  # noqa: E402
 
 VALUES = {
     "keyspace": "orders",
-    # The service of this test speaks HTTP/1.1 only.
-    "router": {"config": '[router]\nlisten = "0.0.0.0:8080"\n[router.partition]\nheader = "x-partition"\n'
-                         '[router.upstream]\nprotocol = "http1"\n'},
+    "router": {"config": '[router]\nlisten = "0.0.0.0:8080"\n[router.partition]\nheader = "x-partition"\n'},
 }
 PARTITIONS = 64
 RATE = 200

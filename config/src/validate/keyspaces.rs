@@ -12,6 +12,7 @@ use segue_protocol::planning::Policy;
 use segue_proxy::routing::keyspace_choice::{HostName, KeyspaceMatch, PathPrefix};
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
+use segue_proxy::settings::UpstreamProtocol;
 
 use super::partition::{self, PartitionKeys};
 use super::{coordinator, placement, router};
@@ -28,6 +29,7 @@ const NAME: &str = "keyspaces.name";
 const HOST: &str = "keyspaces.match.host";
 const PATH_PREFIX: &str = "keyspaces.match.path_prefix";
 const MATCH: &str = "keyspaces.match";
+const PROTOCOL: &str = "keyspaces.upstream.protocol";
 const MAX_BYTES: &str = "keyspaces.stash.max_bytes";
 const MAX_TOTAL_BYTES: &str = "router.stash.max_total_bytes";
 
@@ -48,6 +50,7 @@ pub(crate) static KEYS: Keys = Keys {
         "keyspaces.stash.max_requests",
         MAX_BYTES,
         "keyspaces.stash.max_wait",
+        PROTOCOL,
         "keyspaces.partitions",
         "keyspaces.strategy",
         "keyspaces.max_concurrent_handoffs",
@@ -61,7 +64,7 @@ pub(crate) static KEYS: Keys = Keys {
 
 /// The keys of a table that belong to a role.
 const OF_ROLES: [(&str, &[&str]); 2] = [
-    ("router", &[MATCH, "keyspaces.partition", "keyspaces.stash"]),
+    ("router", &[MATCH, "keyspaces.partition", "keyspaces.stash", "keyspaces.upstream"]),
     (
         "coordinator",
         &[
@@ -91,7 +94,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> Vec<KeyspaceSection> {
     let Some((place, mut tables)) = r.tables() else {
         let name = r.name("keyspace").unwrap_or_else(|| "default".to_owned());
         let Defaults { stash, policy } = defaults;
-        let routing = stash.map(|stash| Routing { matching: None, partition: one_partition(r), stash });
+        let routing = stash.map(|stash| Routing { matching: None, partition: one_partition(r), stash, protocol: None });
         return vec![KeyspaceSection { name, routing, policy }];
     };
     nothing_beside_the_list(r, &place);
@@ -143,10 +146,11 @@ fn keyspace(r: &mut Reader<'_>, table: &mut Reader<'_>, defaults: &Defaults) -> 
         table.report(None, partition::KEYSPACE.section, Wrong::new("not given", remedy));
     }
     let stash = stash(r, table, &defaults.stash.unwrap_or_default());
+    let protocol = table.choice_if_given(PROTOCOL, UpstreamProtocol::NAMES);
     let policy = placement::read(table, &placement::KEYSPACE, &defaults.policy.clone().unwrap_or_default());
     KeyspaceSection {
         name: name.unwrap_or_default(),
-        routing: defaults.stash.map(|_| Routing { matching, partition, stash }),
+        routing: defaults.stash.map(|_| Routing { matching, partition, stash, protocol }),
         policy: defaults.policy.as_ref().map(|_| policy),
     }
 }

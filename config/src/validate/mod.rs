@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use http::Uri;
 use segue_coordination::pod::PodSettings;
+use segue_proxy::settings::UpstreamProtocol;
 use segue_proxy::sidecar::Checks;
 
 use crate::error::{Problem, Wrong, quoted};
@@ -225,6 +226,7 @@ const POD_KEYS: &[&str] = &[
     "pod.tls.client_ca",
     "pod.advertise",
     "pod.upstream",
+    "pod.protocol",
     "pod.lease_ttl",
     "pod.weight",
     "pod.load_interval",
@@ -274,6 +276,7 @@ fn pod(r: &mut Reader<'_>) -> Pod {
         tls: tls::server(r, &TLS),
         advertise: advertise.unwrap_or_else(|| listen.to_string()),
         upstream,
+        protocol: r.choice("pod.protocol", UpstreamProtocol::NAMES, UpstreamProtocol::default()),
         lease_ttl: r.lease("pod.lease_ttl", default.lease_ttl),
         weight: r.weight("pod.weight", default.weight),
         load_interval: r

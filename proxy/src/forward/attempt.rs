@@ -30,7 +30,7 @@ use super::response_head::{AwaitResponse, NoResponse};
 use super::tunnel;
 use crate::message::grpc_timeout;
 use crate::message::headers::{self, RoutingHeaders};
-use crate::message::local_reply::LocalReply;
+use crate::message::local_reply::{LocalReply, is_grpc};
 use crate::message::request_body::{BodyError, RequestBody};
 use crate::routing::permit::Permit;
 use crate::routing::table::Pod;
@@ -39,6 +39,7 @@ use crate::runtime::shortage::is_shortage;
 use crate::tls::Stream;
 use crate::upstream::{
     Broken, Checkout, Counted, PodResponse, ResponseKind, ResponseStream, SendError, Wanted, Which, is_backing_off,
+    is_not_http2,
 };
 
 /// Why there is no response to pass on.
@@ -59,6 +60,8 @@ pub(crate) enum NotProcessed {
     Misdirected,
     /// The pod read no request from the connection, or reported that it processed none.
     Refused,
+    /// The pod does not speak HTTP/2, in which the request was sent.
+    NotHttp2,
     /// No connection could be made.
     Unreachable,
     /// No connection was tried, because the pod is backed off from.
@@ -91,7 +94,8 @@ pub(crate) async fn send(
     request: &mut ForwardRequest,
     mut in_flight: Box<InFlight>,
 ) -> Result<Response<ResponseBody>, AttemptError> {
-    let by_http2 = request.switch.is_none() && shared.upstream.by_http2(request.head.version);
+    let is_grpc = || request.scan.content_type && is_grpc(&request.head.headers);
+    let by_http2 = request.switch.is_none() && shared.upstream.by_http2(is_grpc);
     let mut which = if request.was_rejected { Which::Exclusive } else { Which::Any };
     loop {
         if let Some(trace) = &request.trace {
@@ -330,7 +334,8 @@ fn failure(request: &ForwardRequest, why: NoResponse, in_flight: Box<InFlight>) 
         NoResponse::Send(SendError::NotSent(error)) => {
             body.take_back();
             tracing::debug!(pod = in_flight.pod().name, %error, "a pod takes no request");
-            AttemptError::NotProcessed(in_flight.undo(), NotProcessed::Refused)
+            let cause = if is_not_http2(&error) { NotProcessed::NotHttp2 } else { NotProcessed::Refused };
+            AttemptError::NotProcessed(in_flight.undo(), cause)
         }
         NoResponse::Send(SendError::Rejected(error)) => {
             tracing::debug!(pod = in_flight.pod().name, %error, "a pod ended two connections of a request; answering 502");

@@ -298,6 +298,7 @@ fn not_processed(shared: &WorkerContext, permit: Permit, cause: NotProcessed) ->
     let (bounce, refused) = match cause {
         NotProcessed::Misdirected => (BounceCause::Misdirected, Some(Refused::Misdirected)),
         NotProcessed::Refused | NotProcessed::Unreachable => (BounceCause::ConnectFailed, Some(Refused::Unreachable)),
+        NotProcessed::NotHttp2 => (BounceCause::ConnectFailed, Some(Refused::NotHttp2)),
         NotProcessed::BackingOff | NotProcessed::Severed => (BounceCause::BackingOff, None),
     };
     shared.metrics.bounced(bounce);
@@ -310,10 +311,12 @@ fn not_processed(shared: &WorkerContext, permit: Permit, cause: NotProcessed) ->
         None => {}
     }
     match cause {
-        NotProcessed::Misdirected | NotProcessed::Refused => permit.refused().map_err(|refused_for_good| {
-            tracing::debug!(pod = pod.name, "{refused_for_good}");
-            LocalReply::NoOwner
-        }),
+        NotProcessed::Misdirected | NotProcessed::Refused | NotProcessed::NotHttp2 => {
+            permit.refused().map_err(|refused_for_good| {
+                tracing::debug!(pod = pod.name, "{refused_for_good}");
+                LocalReply::NoOwner
+            })
+        }
         NotProcessed::Unreachable => Ok(permit.put_back()),
         NotProcessed::BackingOff | NotProcessed::Severed => Ok(permit.put_back_untried()),
     }

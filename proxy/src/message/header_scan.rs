@@ -26,6 +26,7 @@ pub(crate) struct HeaderScan {
     pub(crate) grpc_timeout: bool,
     pub(crate) traceparent: bool,
     pub(crate) host: bool,
+    pub(crate) content_type: bool,
     /// Whether there is more than one `Cookie` line.
     pub(crate) cookies: bool,
     /// Whether a name has an underscore.
@@ -49,6 +50,7 @@ impl HeaderScan {
             grpc_timeout: false,
             traceparent: false,
             host: false,
+            content_type: false,
             cookies: false,
             underscore: false,
             routine: true,
@@ -75,6 +77,10 @@ impl HeaderScan {
         match name.as_bytes() {
             [b'c', ..] => match name {
                 "connection" => self.connection = true,
+                "content-type" => {
+                    self.content_type = true;
+                    return true;
+                }
                 "cookie" => {
                     // Several of them may have to be joined.
                     let is_second = std::mem::replace(&mut self.cookie, true);
@@ -202,7 +208,8 @@ mod tests {
         assert!(all.connection && all.upgrade && all.expect && all.te && all.via);
         assert!(all.x_forwarded_for && all.grpc_timeout && !all.host && !all.traceparent && !all.routine);
         let other = scan(&["host", "traceparent", "cookie", "content-length", "accept", "x-partition"]);
-        assert!(other.host && other.traceparent && other.routine && !other.cookies);
+        assert!(other.host && other.traceparent && other.routine && !other.cookies && !other.content_type);
+        assert!(scan(&["content-type"]).content_type && scan(&["content-type"]).routine);
         assert!(scan(&["cookie", "cookie"]).cookies && !scan(&["cookie", "cookie"]).routine);
         assert!(scan(&[]).routine);
     }

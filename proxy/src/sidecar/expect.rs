@@ -54,15 +54,15 @@ pub(super) struct RequestBody {
 }
 
 impl RequestBody {
-    /// Wraps a request for the service. Returns it and the outcome of its upload. `lost` resolves when the lease is
-    /// lost.
+    /// Wraps a request for the service that came by HTTP/2 or not. Returns it and the outcome of its upload. `lost` resolves
+    /// when the lease is lost.
     pub(super) fn of(
         request: Request<Incoming>,
+        http2: bool,
         lost: WaitForCancellationFutureOwned,
     ) -> (Request<Self>, oneshot::Receiver<Upload>) {
         // By HTTP/2 hyper does not report informational responses, so there the body follows its head.
-        let expects = request.version() != Version::HTTP_2 && expects_continue(request.headers());
-        let http2 = request.version() == Version::HTTP_2;
+        let expects = !http2 && request.version() != Version::HTTP_2 && expects_continue(request.headers());
         let (ended, upload) = oneshot::channel();
         let mut request = request.map(|incoming| RequestBody {
             incoming,

@@ -65,13 +65,15 @@ impl Forwarder {
         lost: WaitForCancellationFutureOwned,
     ) -> (impl Future<Output = ()> + Send + 'static, oneshot::Receiver<Response<ResponseBody>>) {
         let switch = wants_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
-        prepare(&mut request, &self.upstream.address, switch.is_some());
-        let (request, upload) = RequestBody::of(request, lost);
+        let came_by_http2 = request.version() == Version::HTTP_2;
+        let by_http2 = switch.is_none() && self.upstream.protocol.is_http2(|| is_grpc(request.headers()));
+        prepare(&mut request, &self.upstream.address, by_http2, switch.is_some());
+        let (request, upload) = RequestBody::of(request, came_by_http2, lost);
         let (to_router, response) = oneshot::channel();
         let exchange = Exchange { upstream: self.upstream.clone(), replies, abandoned, upload, to_router };
-        let sending = match request.version() {
-            Version::HTTP_2 => Either::Left(exchange.over_http2(self.http2.clone(), request)),
-            _ => Either::Right(exchange.over_http1(self.http1.clone(), request, switch)),
+        let sending = match by_http2 {
+            true => Either::Left(exchange.over_http2(self.http2.clone(), request)),
+            false => Either::Right(exchange.over_http1(self.http1.clone(), request, switch)),
         };
         (sending, response)
     }

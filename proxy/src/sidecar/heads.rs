@@ -3,18 +3,20 @@
 //!
 //! Pure.
 
-use http::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, TE, UPGRADE};
+use http::header::{CONNECTION, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, TE, UPGRADE};
 use http::uri::{Authority, Scheme};
 use http::{Request, Uri, Version};
-use hyper::body::Incoming;
 
 use crate::message::header_names::is_hop_by_hop;
 
-/// Rewrites a router's request for the service. With `upgrade` it keeps what asks for another protocol.
-pub(super) fn prepare(request: &mut Request<Incoming>, upstream: &Authority, upgrade: bool) {
+/// Rewrites a router's request for the service, `by_http2` or by HTTP/1.1. With `upgrade` it keeps what asks for another
+/// protocol.
+pub(super) fn prepare<B>(request: &mut Request<B>, upstream: &Authority, by_http2: bool, upgrade: bool) {
     let path = request.uri().path_and_query().cloned();
-    let authority = request.uri().authority().cloned();
-    let by_http2 = request.version() == Version::HTTP_2;
+    let authority = request.uri().authority().cloned().or_else(|| {
+        let host = request.headers().get(HOST).filter(|_| by_http2)?;
+        Authority::try_from(host.as_bytes()).ok()
+    });
     let mut parts = http::uri::Parts::default();
     parts.scheme = Some(Scheme::HTTP);
     // By HTTP/1.1 this is the address to connect to, and the host is a header.
@@ -23,16 +25,27 @@ pub(super) fn prepare(request: &mut Request<Incoming>, upstream: &Authority, upg
     if let Ok(uri) = Uri::from_parts(parts) {
         *request.uri_mut() = uri;
     }
-    if !by_http2 {
-        *request.version_mut() = Version::HTTP_11;
-    }
+    *request.version_mut() = if by_http2 { Version::HTTP_2 } else { Version::HTTP_11 };
     let headers = request.headers_mut();
+    if !by_http2 {
+        join_cookies(headers);
+    }
     match authority.and_then(|authority| HeaderValue::try_from(authority.as_str()).ok()) {
         Some(_) if by_http2 => drop(headers.remove(HOST)),
         Some(host) => drop(headers.entry(HOST).or_insert(host)),
         None => {}
     }
     strip_hop_by_hop(headers, upgrade);
+}
+
+/// Joins the pieces in which HTTP/2 may carry cookies (RFC 9113, 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let lines: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if lines.len() > 1
+        && let Ok(joined) = HeaderValue::from_bytes(&lines.join(&b"; "[..]))
+    {
+        headers.insert(COOKIE, joined);
+    }
 }
 
 /// Removes the headers of a single connection. With `upgrade` it keeps those that agree on another protocol.

@@ -174,12 +174,14 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
+    use crate::settings::UpstreamProtocol;
 
     #[tokio::test]
     async fn a_check_that_began_before_the_service_was_stopped_says_nothing() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string().parse().unwrap();
-        let upstream = Upstream { address, work_ends_within: None, traffic: Arc::default() };
+        let upstream =
+            Upstream { address, protocol: UpstreamProtocol::Auto, work_ends_within: None, traffic: Arc::default() };
         let path = Some(PathAndQuery::from_static("/"));
         let checks = Checks { path, every: Duration::from_secs(10), unhealthy_after: 1000 };
         let health = Health::watch(upstream, checks);

@@ -199,7 +199,7 @@ mod tests {
         tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(sidecar), service));
         router.write_all(b"GET http://x/ HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
         let (mut request, _) =
-            RequestBody::of(requests.recv().await.unwrap(), CancellationToken::new().cancelled_owned());
+            RequestBody::of(requests.recv().await.unwrap(), false, CancellationToken::new().cancelled_owned());
         *request.version_mut() = http::Version::HTTP_2;
         (request, router)
     }

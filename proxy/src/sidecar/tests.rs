@@ -27,6 +27,7 @@ use super::body::empty;
 use super::forwarder::Forwarder;
 use super::local_reply::LocalReplies;
 use super::upstream::Upstream;
+use crate::settings::UpstreamProtocol;
 
 /// More than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -42,8 +43,16 @@ struct World {
 
 impl World {
     fn new(service: SocketAddr) -> Self {
-        let upstream =
-            Upstream { address: service.to_string().parse().unwrap(), work_ends_within: None, traffic: Arc::default() };
+        World::of(service, UpstreamProtocol::Auto)
+    }
+
+    fn of(service: SocketAddr, protocol: UpstreamProtocol) -> Self {
+        let upstream = Upstream {
+            address: service.to_string().parse().unwrap(),
+            protocol,
+            work_ends_within: None,
+            traffic: Arc::default(),
+        };
         let (router, sidecar) = tokio::io::duplex(1 << 20);
         let (abandoned, lost) = (CancellationToken::new(), CancellationToken::new());
         let (begun, exchange) = oneshot::channel();
@@ -136,6 +145,11 @@ async fn an_upload_goes_no_further_once_the_lease_is_lost() {
     assert_eq!(more, b"");
 }
 
+/// Begins to build a request of gRPC.
+fn call(method: &str) -> http::request::Builder {
+    Request::builder().method(method).uri("http://x/").header("content-type", "application/grpc")
+}
+
 /// An upload by HTTP/2 that its service has answered whole: its two ends, and its exchange. It ends when its sender is
 /// dropped.
 async fn answered_by_http2() -> (mpsc::UnboundedSender<Bytes>, Incoming, JoinHandle<()>) {
@@ -158,7 +172,7 @@ async fn answered_by_http2() -> (mpsc::UnboundedSender<Bytes>, Incoming, JoinHan
     let frames =
         futures_util::stream::poll_fn(move |context| sent.poll_recv(context).map(|data| data.map(Frame::data)));
     let body = StreamBody::new(frames.map(Ok::<_, Infallible>));
-    let response = in_time(client.send_request(Request::post("http://x/").body(body).unwrap())).await;
+    let response = in_time(client.send_request(call("POST").body(body).unwrap())).await;
     assert!(response.unwrap().into_body().is_end_stream());
     (send, in_time(uploads.recv()).await.unwrap(), world.exchange.await.unwrap())
 }
@@ -192,11 +206,68 @@ async fn a_request_that_waits_for_a_connection_ends_with_its_router() {
             let (mut client, connection) =
                 hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(world.router)).await.unwrap();
             tokio::spawn(connection);
-            tokio::spawn(client.send_request(Request::get("http://x/").body(empty()).unwrap()));
+            tokio::spawn(client.send_request(call("GET").body(empty()).unwrap()));
         } else {
             world.upload().await;
         }
         world.exchange.await.unwrap().await.unwrap();
         assert_eq!(begun.elapsed().as_secs(), 0, "the time in which to connect was waited out; by HTTP/2: {by_http2}");
+    }
+}
+
+/// Starts a service that tells the version, the host, the cookies and the body of each request.
+async fn telling_service(by_http2: bool) -> SocketAddr {
+    let (listener, address) = listen().await;
+    tokio::spawn(async move {
+        let stream = TokioIo::new(listener.accept().await.unwrap().0);
+        let service = service_fn(async |request: Request<Incoming>| {
+            let (head, body) = request.into_parts();
+            let host = head.headers.get("host").map(|host| host.to_str().unwrap().to_owned());
+            let host = host.unwrap_or_else(|| head.uri.authority().unwrap().to_string());
+            let cookies: Vec<_> = head.headers.get_all("cookie").iter().map(|line| line.to_str().unwrap()).collect();
+            let body = body.collect().await.unwrap().to_bytes();
+            let told = format!("{:?} {host} {cookies:?} {}", head.version, String::from_utf8_lossy(&body));
+            Ok::<_, Infallible>(Response::new(http_body_util::Full::new(Bytes::from(told))))
+        });
+        let _ = match by_http2 {
+            true => {
+                let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                builder.serve_connection(stream, service).await
+            }
+            false => hyper::server::conn::http1::Builder::new().serve_connection(stream, service).await,
+        };
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_service_is_spoken_to_in_its_protocol_whatever_its_router_speaks() {
+    use UpstreamProtocol::{Auto, Http1, Http2};
+    for (protocol, is_grpc, expected) in [
+        (Auto, false, "HTTP/1.1 host.example [\"a=1; b=2\"] body"),
+        (Auto, true, "HTTP/2.0 host.example [\"a=1\", \"b=2\"] body"),
+        (Http1, true, "HTTP/1.1 host.example [\"a=1; b=2\"] body"),
+        (Http2, false, "HTTP/2.0 host.example [\"a=1\", \"b=2\"] body"),
+    ] {
+        for router_speaks_http2 in [false, true] {
+            let world = World::of(telling_service(expected.starts_with("HTTP/2")).await, protocol);
+            let mut request = Request::post("/").header("cookie", "a=1").header("cookie", "b=2");
+            request = request.header("content-type", if is_grpc { "application/grpc" } else { "text/plain" });
+            let body = http_body_util::Full::new(Bytes::from_static(b"body"));
+            let response = if router_speaks_http2 {
+                let io = TokioIo::new(world.router);
+                let (mut client, connection) =
+                    hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+                tokio::spawn(connection);
+                in_time(client.send_request(request.uri("http://host.example/").body(body).unwrap())).await
+            } else {
+                let (mut client, connection) =
+                    hyper::client::conn::http1::handshake(TokioIo::new(world.router)).await.unwrap();
+                tokio::spawn(connection);
+                in_time(client.send_request(request.header("host", "host.example").body(body).unwrap())).await
+            };
+            let told = in_time(response.unwrap().collect()).await.unwrap().to_bytes();
+            assert_eq!(told, expected, "{protocol:?}, gRPC: {is_grpc}, router by HTTP/2: {router_speaks_http2}");
+        }
     }
 }

@@ -52,3 +52,19 @@ impl From<BackingOff> for io::Error {
 pub(crate) fn is_backing_off(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<BackingOff>())
 }
+
+/// The pod has answered in another protocol, so it has read no request.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("the pod does not speak HTTP/2")]
+pub(super) struct NotHttp2;
+
+impl From<NotHttp2> for io::Error {
+    fn from(not_http2: NotHttp2) -> Self {
+        io::Error::new(io::ErrorKind::Unsupported, not_http2)
+    }
+}
+
+/// Returns whether the pod does not speak HTTP/2.
+pub(crate) fn is_not_http2(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<NotHttp2>())
+}

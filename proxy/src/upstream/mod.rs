@@ -20,7 +20,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Version;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -32,7 +31,7 @@ use crate::tls::{Offer, Stream};
 use connect_retry::ConnectRetry;
 pub(crate) use connections::Checkout;
 use connections::PodConnections;
-pub(crate) use error::{Broken, SendError, is_backing_off};
+pub(crate) use error::{Broken, SendError, is_backing_off, is_not_http2};
 pub(crate) use exchange::{Exchange, PodResponse, ResponseStream};
 #[cfg(feature = "fuzzing")]
 pub(crate) use http1::fuzzing;
@@ -71,13 +70,9 @@ impl Upstream {
         }
     }
 
-    /// Returns whether a request that came by `version` goes to pods by HTTP/2.
-    pub(crate) fn by_http2(&self, version: Version) -> bool {
-        match self.settings.protocol {
-            UpstreamProtocol::Auto => version == Version::HTTP_2,
-            UpstreamProtocol::Http1 => false,
-            UpstreamProtocol::Http2 => true,
-        }
+    /// Returns whether a request goes to pods by HTTP/2.
+    pub(crate) fn by_http2(&self, is_grpc: impl FnOnce() -> bool) -> bool {
+        self.settings.protocol.is_http2(is_grpc)
     }
 
     /// Takes an open connection to the pod. Returns `None` if [`checkout`](Self::checkout) has to make one.

@@ -68,7 +68,7 @@ async fn a_trusted_proxy_says_where_its_clients_come_from() {
 
 #[tokio::test]
 async fn an_http2_client_does_not_say_where_it_comes_from() {
-    let fixture = Fixture::new();
+    let fixture = Fixture::of_http2_pods();
     let _pod = fixture.pod(Speaks::Http2, mirror).await;
     let client = fixture.http2_client().await;
     let request = client.request("GET", "/").header("x-forwarded-for", "1.2.3.4").header("x-forwarded-proto", "https");
@@ -109,7 +109,7 @@ async fn trailers_of_a_request_neither_route_nor_speak_for_the_router() {
     let request = passed_on(&fixture, &pod, head).await;
     assert_eq!(request.trailers, [("x-sum".to_owned(), b"7".to_vec())]);
 
-    let fixture = Fixture::new();
+    let fixture = Fixture::of_http2_pods();
     let _pod = fixture.pod(Speaks::Http2, mirror).await;
     let client = fixture.http2_client().await;
     let (frames, body) = stream();

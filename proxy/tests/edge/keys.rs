@@ -191,7 +191,7 @@ async fn a_target_without_a_path_reaches_the_pod_as_one_with_a_path() {
     let lines: Vec<_> = pod.requests().await.into_iter().map(|request| request.start).collect();
     assert_eq!(lines, [b"GET /?id=7 HTTP/1.1".to_vec(), b"GET / HTTP/1.1".to_vec()]);
 
-    let fixture = Fixture::new();
+    let fixture = Fixture::of_http2_pods();
     let _pod = fixture
         .pod(Speaks::Http2, |request| async move {
             let target = request.uri().path_and_query().map_or(String::new(), |target| target.to_string());

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use segue_proxy::metrics::BounceCause;
+use segue_proxy::settings::UpstreamProtocol;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{ScriptedHttp2Pod, get, next, ok, serve, upstream};
@@ -73,7 +74,9 @@ async fn a_client_that_asks_first_is_told_to_go_on_only_once_there_is_a_pod() {
 
 #[tokio::test]
 async fn a_body_that_is_too_large_when_it_arrives_is_refused_before_anything_is_sent() {
-    let fixture = Fixture::with(Settings::with_limits(|limits| limits.max_body_bytes = Some(1000)));
+    let mut settings = Settings::with_protocol(UpstreamProtocol::Http2);
+    settings.forward.limits.max_body_bytes = Some(1000);
+    let fixture = Fixture::with(settings);
     let pod = ScriptedHttp2Pod::start(&fixture).await;
     let stream = TcpStream::connect(fixture.address).await.unwrap();
     let (client, connection) = h2::client::handshake(stream).await.unwrap();
@@ -127,7 +130,7 @@ async fn pods_that_take_more_are_sent_more() {
 
 #[tokio::test]
 async fn trailers_too_large_for_a_pod_cost_their_sender_its_exchange_and_nobody_else_anything() {
-    let fixture = Fixture::new();
+    let fixture = Fixture::of_http2_pods();
     let pod = ScriptedHttp2Pod::start(&fixture).await;
     let upload = async || {
         let http2 = fixture.http2_client().await;
@@ -163,7 +166,7 @@ async fn trailers_too_large_for_a_pod_cost_their_sender_its_exchange_and_nobody_
 #[tokio::test]
 async fn a_length_that_has_arrived_is_no_end_of_a_request_by_http2() {
     for ends in [true, false] {
-        let fixture = Fixture::new();
+        let fixture = Fixture::of_http2_pods();
         let pod = ScriptedHttp2Pod::start(&fixture).await;
         let http2 = fixture.http2_client().await;
         let (sender, body) = stream();

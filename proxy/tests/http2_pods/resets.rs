@@ -18,7 +18,7 @@ use crate::support::{Fixture, P0, Settings, soon, until};
 /// Servers count the streams that are reset before they have accepted them, and end the connection after about twenty.
 #[tokio::test]
 async fn a_client_that_abandons_its_uploads_costs_nobody_else_an_answer() {
-    let fixture = Fixture::new();
+    let fixture = Fixture::of_http2_pods();
     let pod = ScriptedHttp2Pod::start(&fixture).await;
     let bystander = fixture.http2_client().await;
     let asked =
@@ -47,7 +47,7 @@ async fn a_client_that_abandons_its_uploads_costs_nobody_else_an_answer() {
 /// Some servers end a connection on which two hundred streams were reset within a short time.
 #[tokio::test]
 async fn a_connection_on_which_many_answers_were_abandoned_gets_no_further_exchanges() {
-    let fixture = Fixture::new();
+    let fixture = Fixture::of_http2_pods();
     let pod = ScriptedHttp2Pod::start(&fixture).await;
     let most = Arc::new(AtomicUsize::new(0));
     let seen = most.clone();

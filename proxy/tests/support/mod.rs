@@ -155,6 +155,11 @@ impl Fixture {
         Self::with(Settings::default())
     }
 
+    /// Speaks to pods by HTTP/2, whatever the request.
+    pub fn of_http2_pods() -> Self {
+        Self::with(Settings::with_protocol(UpstreamProtocol::Http2))
+    }
+
     pub fn with(settings: Settings) -> Self {
         let server = Server::bind(settings.server.clone()).unwrap();
         Self::over(server, settings)

@@ -14,7 +14,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::{Authorities, SecurePod, config, curl, fixture, python, run, text};
-use crate::support::client::RawHttp1Client;
+use crate::support::client::{RawHttp1Client, empty};
 use crate::support::{Fixture, GET, OK, P0, get_at, post, soon};
 
 const BOTH: &[&str] = &["h2", "http/1.1"];
@@ -50,8 +50,11 @@ impl ScriptedTlsPod {
     }
 }
 
-async fn by_http2(fixture: &Fixture) -> String {
-    fixture.http2_client().await.get("/").await.text().to_owned()
+/// Returns what the pod says of a call of gRPC.
+async fn of_grpc(fixture: &Fixture) -> String {
+    let http2 = fixture.http2_client().await;
+    let call = http2.request("GET", "/").header("content-type", "application/grpc");
+    http2.ask(call.body(empty()).unwrap()).await.text().to_owned()
 }
 
 #[tokio::test]
@@ -59,7 +62,7 @@ async fn pods_are_spoken_to_as_alpn_and_the_configuration_say() {
     use UpstreamProtocol::{Auto, Http1, Http2};
     let authorities = Authorities::new();
     let own = authorities.ours.issue("pod");
-    for (protocol, pod, of_http1, of_http2, connections) in [
+    for (protocol, pod, of_others, of_calls, connections) in [
         (Auto, BOTH, "HTTP/1.1 - http 0", "HTTP/2.0 https http 0", 2),
         (Http1, BOTH, "HTTP/1.1 - http 0", "HTTP/1.1 - http 0", 1),
         (Http2, BOTH, "HTTP/2.0 https http 0", "HTTP/2.0 https http 0", 1),
@@ -74,8 +77,9 @@ async fn pods_are_spoken_to_as_alpn_and_the_configuration_say() {
         fixture.route(P0, pod.address, 1);
         for _ in 0..3 {
             let mut client = fixture.client().await;
-            assert_eq!(client.ask(GET).await.text(), of_http1, "{protocol:?}");
-            assert_eq!(by_http2(&fixture).await, of_http2, "{protocol:?}");
+            assert_eq!(client.ask(GET).await.text(), of_others, "{protocol:?}");
+            assert_eq!(fixture.http2_client().await.get("/").await.text(), of_others, "{protocol:?}");
+            assert_eq!(of_grpc(&fixture).await, of_calls, "{protocol:?}");
         }
         // However many requests: tickets of TLS are not taken for an answer.
         assert_eq!((pod.begun(), pod.shaken()), (connections, connections), "{protocol:?}");
@@ -86,18 +90,19 @@ async fn pods_are_spoken_to_as_alpn_and_the_configuration_say() {
 async fn bodies_of_any_size_pass_both_ways() {
     let authorities = Authorities::new();
     let pod = SecurePod::start(&authorities.ours.issue("pod"), None, BOTH).await;
-    let fixture = fixture(Some(authorities.server(None)), Some(authorities.pods(None)), |_| {});
-    fixture.route(P0, pod.address, 1);
     let file = authorities.path().join("body");
-    for size in [1, 4_000, 16_384, 16_385, 70_000, 5_000_000] {
-        let mut body = std::fs::File::create(&file).unwrap();
-        body.write_all(&vec![b'x'; size]).unwrap();
-        let body = format!("@{}", file.display());
-        for (version, seen) in [("--http1.1", "HTTP/1.1 -"), ("--http2", "HTTP/2.0 https")] {
-            for more in [&[][..], &["--header", "transfer-encoding: chunked"]] {
-                let mut arguments = vec![version, "--data-binary", body.as_str()];
-                // Chunks are of HTTP/1.1 alone.
-                arguments.extend(more.iter().filter(|_| version == "--http1.1"));
+    for (protocol, seen) in [(UpstreamProtocol::Http1, "HTTP/1.1 -"), (UpstreamProtocol::Http2, "HTTP/2.0 https")] {
+        let fixture = fixture(Some(authorities.server(None)), Some(authorities.pods(None)), |settings| {
+            settings.forward.upstream.protocol = protocol;
+        });
+        fixture.route(P0, pod.address, 1);
+        for size in [1, 4_000, 16_384, 16_385, 70_000, 5_000_000] {
+            let mut body = std::fs::File::create(&file).unwrap();
+            body.write_all(&vec![b'x'; size]).unwrap();
+            let body = format!("@{}", file.display());
+            // Chunks are of HTTP/1.1 alone.
+            for more in [&["--http1.1"][..], &["--http2"], &["--http1.1", "--header", "transfer-encoding: chunked"]] {
+                let arguments = [more, &["--data-binary", body.as_str()]].concat();
                 let output = run(curl(&authorities.ours, &arguments, fixture.address)).await;
                 assert!(text(&output).starts_with(&format!("{seen} https {size}\n200")), "{}", text(&output));
             }

@@ -118,7 +118,12 @@ impl BoundPod {
             ),
         }
         let address = section.upstream.parse().context("pod.upstream")?;
-        let service = Upstream { address, work_ends_within: section.work_ends_within, traffic: Arc::default() };
+        let service = Upstream {
+            address,
+            protocol: section.protocol,
+            work_ends_within: section.work_ends_within,
+            traffic: Arc::default(),
+        };
         let process = ServiceProcess::new(&section, service.clone())?;
         let shares = Shares::of(process, keyspaces.len());
         // One lease for all: a process that dies is gone in all keyspaces at once.

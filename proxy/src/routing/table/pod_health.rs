@@ -17,6 +17,8 @@ const OUTLIER_REFUSALS: u32 = 5;
 pub enum Refused {
     /// No connection could be made, or none took the request.
     Unreachable,
+    /// The pod does not speak HTTP/2, in which the request has to be sent.
+    NotHttp2,
     /// The pod responded that the partition is not its own, although the table says so.
     Misdirected,
 }
@@ -34,7 +36,7 @@ impl Health {
     /// doubles.
     pub(crate) fn refused(&self, how: Refused) -> Option<u32> {
         match how {
-            Refused::Unreachable => self.unreachable.fetch_add(1, Relaxed),
+            Refused::Unreachable | Refused::NotHttp2 => self.unreachable.fetch_add(1, Relaxed),
             Refused::Misdirected => self.misdirected.fetch_add(1, Relaxed),
         };
         let in_a_row = self.in_a_row.fetch_add(1, Relaxed).saturating_add(1);

@@ -1,6 +1,9 @@
-//! The bound on heads that a pod announces in its first SETTINGS.
+//! Whether a pod speaks HTTP/2, and the bound on heads that it announces in its first SETTINGS.
 //!
-//! `h2` does not expose it. It matters because many servers end the whole connection over a head that is somewhat
+//! SETTINGS are the first frame of a server (RFC 9113, 3.4), so one that begins with anything else speaks another protocol
+//! and has read no request.
+//!
+//! `h2` exposes neither. The bound matters because many servers end the whole connection over a head that is somewhat
 //! larger: Netty, and so gRPC for Java, announces 8 KiB and does that beyond 10 KiB.
 //!
 //! Not here: SETTINGS that a pod sends later; none is known to lower its bound.
@@ -21,19 +24,19 @@ pub(super) enum Announced {
     Nothing,
     /// The beginning of the frame.
     Some(Vec<u8>),
-    /// The frame has arrived, or something else.
+    /// The frame has arrived.
     All,
+    /// Something else has arrived.
+    Foreign,
 }
 
 impl Announced {
     /// Reads what has arrived. Returns the bound once it is there.
     pub(super) fn read(&mut self, arrived: &[u8]) -> Option<usize> {
-        if matches!(self, Announced::All) {
-            return None;
-        }
-        let mut frame = match std::mem::take(self) {
-            Announced::Some(frame) => frame,
-            Announced::Nothing | Announced::All => Vec::new(),
+        let mut frame = match self {
+            Announced::All | Announced::Foreign => return None,
+            Announced::Some(frame) => std::mem::take(frame),
+            Announced::Nothing => Vec::new(),
         };
         frame.extend_from_slice(&arrived[..arrived.len().min(MAX_FRAME_BYTES - frame.len())]);
         let Some(&[first, second, third, kind]) = frame.first_chunk() else {
@@ -41,7 +44,9 @@ impl Announced {
             return None;
         };
         let length = HEADER_BYTES + u32::from_be_bytes([0, first, second, third]) as usize;
-        if kind != SETTINGS || length > MAX_FRAME_BYTES {
+        if kind != SETTINGS {
+            *self = Announced::Foreign;
+        } else if length > MAX_FRAME_BYTES {
             *self = Announced::All;
         } else if let Some(settings) = frame.get(HEADER_BYTES..length) {
             *self = Announced::All;
@@ -50,6 +55,11 @@ impl Announced {
             *self = Announced::Some(frame);
         }
         None
+    }
+
+    /// Returns whether the pod speaks another protocol.
+    pub(super) fn is_foreign(&self) -> bool {
+        matches!(self, Announced::Foreign)
     }
 }
 
@@ -84,5 +94,19 @@ mod tests {
         assert_eq!(Announced::default().read(&[0xff; 4096]), None);
         let mut endless = Announced::default();
         assert!((0..1000).all(|_| endless.read(b"\0\x01\0\x04").is_none()));
+    }
+
+    #[test]
+    fn a_server_of_another_protocol_is_recognised_however_its_words_arrive() {
+        for text in [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], b"220 mail.example ESMTP\r\n", FRAME] {
+            for pieces in 1..=text.len() {
+                let mut announced = Announced::default();
+                for piece in text.chunks(pieces) {
+                    let _ = announced.read(piece);
+                }
+                assert_eq!(announced.is_foreign(), text != FRAME, "{text:?} in pieces of {pieces}");
+            }
+        }
+        assert!(!Announced::default().is_foreign(), "a server that says nothing may have read the request");
     }
 }

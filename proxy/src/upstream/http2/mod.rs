@@ -112,8 +112,7 @@ impl Exchange {
         };
         Poll::Ready(match result {
             Ok(response) => Ok(live.into_response(response)),
-            Err(error) if live.upload.lease.is_refused() => Err(SendError::NotSent(io::Error::other(error))),
-            Err(error) => Err(why(error)),
+            Err(error) => Err(live.upload.lease.refusal().map_or_else(|| why(error), SendError::NotSent)),
         })
     }
 }

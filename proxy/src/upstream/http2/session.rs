@@ -25,6 +25,7 @@ use tokio::time::Instant;
 use super::announced::Announced;
 use super::joined_writes::{ExpectedBodies, JoinedWrites};
 use crate::tls::{Stream, refuses_certificate};
+use crate::upstream::error::NotHttp2;
 use crate::upstream::http1::MAX_HEAD_BYTES;
 
 /// Window of a stream: 64 MB/s at a round trip of 1 ms. A client that does not read costs as much memory for each of
@@ -72,6 +73,8 @@ struct State {
     busy: Cell<bool>,
     /// Whether the pod has refused the router's certificate, and so has looked at no request.
     refuses: Cell<bool>,
+    /// Whether the pod speaks another protocol, and so has read no request.
+    is_foreign: Cell<bool>,
     /// The bound on heads that the pod has announced, as HTTP/2 counts.
     most_head: Cell<Option<usize>>,
 }
@@ -127,9 +130,13 @@ impl Lease {
         }
     }
 
-    /// Returns whether the pod has refused the connection itself.
-    pub(super) fn is_refused(&self) -> bool {
-        self.session.state.refuses.get()
+    /// Returns why the pod has looked at no request of the connection, if that is so.
+    pub(super) fn refusal(&self) -> Option<io::Error> {
+        let state = &self.session.state;
+        if state.is_foreign.get() {
+            return Some(NotHttp2.into());
+        }
+        state.refuses.get().then(|| io::Error::other("the pod refuses the router's certificate"))
     }
 
     /// Notes that the connection takes no further exchanges.
@@ -223,6 +230,7 @@ impl Heard {
                 if let Some(most) = self.announced.read(bytes) {
                     self.state.most_head.set(Some(most));
                 }
+                self.state.is_foreign.set(self.announced.is_foreign());
             }
             Poll::Ready(Err(error)) if !self.state.accepted.get() && refuses_certificate(error) => {
                 self.state.refuses.set(true);
