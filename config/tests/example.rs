@@ -202,7 +202,7 @@ fn each_commented_key_of_the_example_is_accepted() {
         }
         tried += 1;
     }
-    assert_eq!(tried, 47);
+    assert_eq!(tried, 48);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn each_commented_key_of_a_table_is_accepted() {
         accepted(line, &format!("[router]\n[coordinator]\n[[keyspaces]]\n{table}"));
         tried += 1;
     }
-    assert_eq!(tried, 18);
+    assert_eq!(tried, 19);
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn a_key_or_an_order_that_names_nothing_is_refused() {
     assert_refused(
         "[router.partition]\nkey = {}\norder_by = {}\n",
         &[
-            "segue.toml:2:1: router.partition.key: empty; expected one of header, path, query, cookie",
+            "segue.toml:2:1: router.partition.key: empty; expected one of header, path, query, cookie, host",
             "segue.toml:3:1: router.partition.order_by: empty; expected header",
         ],
     );
@@ -68,6 +68,22 @@ fn ambiguous_paths_need_a_key_in_the_path_and_a_template_without_doubts() {
         assert!(text.contains("has a segment that not all servers read alike; expected a path"), "{text}");
         assert_accepted(&keyed(&key, "ambiguous_paths = \"pass\"\n"));
     }
+}
+
+#[test]
+fn a_host_is_a_key_of_its_own_and_no_header() {
+    assert_accepted("[router.partition]\nkey = { host = true }\n");
+    assert_refused(
+        "[router.partition]\nkey = { host = false }\n",
+        &["segue.toml:2:16: router.partition.key.host: false; expected true, or no key"],
+    );
+    assert_refused(
+        "[router.partition]\nkey = { header = \"Host\" }\n",
+        &[
+            "segue.toml:2:18: router.partition.key.header: \"host\" is a header by HTTP/1.1 alone; expected key = { host = true }, \
+           which is the host by HTTP/2 too",
+        ],
+    );
 }
 
 #[test]

@@ -44,6 +44,7 @@ pub(crate) static KEYS: Keys = Keys {
         "keyspaces.partition.key.path",
         "keyspaces.partition.key.query",
         "keyspaces.partition.key.cookie",
+        "keyspaces.partition.key.host",
         "keyspaces.partition.hash",
         "keyspaces.partition.order_by.header",
         "keyspaces.partition.ambiguous_paths",

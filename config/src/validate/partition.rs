@@ -5,6 +5,7 @@
 //! * Of two sources neither is preferred; the file must choose.
 
 use http::HeaderName;
+use http::header::HOST;
 use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{AmbiguousPaths, KeySource, PartitionSource, PathTemplate};
 
@@ -23,6 +24,7 @@ pub(super) struct PartitionKeys {
     key_path: &'static str,
     key_query: &'static str,
     key_cookie: &'static str,
+    key_host: &'static str,
     ambiguous_paths: &'static str,
 }
 
@@ -39,6 +41,7 @@ macro_rules! keys_of {
             key_path: concat!($section, ".key.path"),
             key_query: concat!($section, ".key.query"),
             key_cookie: concat!($section, ".key.cookie"),
+            key_host: concat!($section, ".key.host"),
             ambiguous_paths: concat!($section, ".ambiguous_paths"),
         }
     };
@@ -51,8 +54,8 @@ pub(super) const KEYSPACE: PartitionKeys = keys_of!("keyspaces.partition");
 
 impl PartitionKeys {
     /// Returns the keys of the sources, of which a section has one.
-    fn sources(&self) -> [&'static str; 5] {
-        [self.header, self.key_header, self.key_path, self.key_query, self.key_cookie]
+    fn sources(&self) -> [&'static str; 6] {
+        [self.header, self.key_header, self.key_path, self.key_query, self.key_cookie, self.key_host]
     }
 }
 
@@ -64,10 +67,11 @@ pub(super) fn read(r: &mut Reader<'_>, keys: &PartitionKeys) -> PartitionSource 
     let ambiguous = r.choice(keys.ambiguous_paths, AmbiguousPaths::NAMES, AmbiguousPaths::default());
     // Each is read before the number of sources is checked, so that a mistake in any is found.
     let found = [
-        r.header(keys.key_header).map(KeySource::Header),
+        key_header(r, keys.key_header).map(KeySource::Header),
         r.read(keys.key_path, |value| path_template(text(value, EXPECTED_TEMPLATE)?, ambiguous)).map(KeySource::Path),
         r.text(keys.key_query).map(KeySource::Query),
         cookie(r, keys.key_cookie).map(KeySource::Cookie),
+        host(r, keys.key_host).then_some(KeySource::Host),
     ];
     one_source(r, keys);
     match found.into_iter().flatten().next() {
@@ -87,7 +91,7 @@ fn one_source(r: &mut Reader<'_>, keys: &PartitionKeys) {
         }
     }
     let sections =
-        [(keys.key, "expected one of header, path, query, cookie"), (keys.order_by_section, "expected header")];
+        [(keys.key, "expected one of header, path, query, cookie, host"), (keys.order_by_section, "expected header")];
     for (section, expected) in sections {
         if let Some(place) = r.empty_section(section) {
             r.report(Some(place), section, Wrong::new("empty", expected));
@@ -127,4 +131,23 @@ fn cookie(r: &mut Reader<'_>, key: &'static str) -> Option<String> {
         let wrong = || Wrong::new(format!("{} is not the name of a cookie", quoted(text)), EXPECTED);
         is_name.then(|| text.to_owned()).ok_or_else(wrong)
     })
+}
+
+/// Reads the name of a header with the key. By HTTP/2 there is no header `host`.
+fn key_header(r: &mut Reader<'_>, key: &'static str) -> Option<HeaderName> {
+    let name = r.header(key)?;
+    if name == HOST {
+        let fact = "\"host\" is a header by HTTP/1.1 alone";
+        r.report_value(key, Wrong::new(fact, "expected key = { host = true }, which is the host by HTTP/2 too"));
+        return None;
+    }
+    Some(name)
+}
+
+fn host(r: &mut Reader<'_>, key: &'static str) -> bool {
+    let given = r.boolean(key, true);
+    if !given {
+        r.report_value(key, Wrong::new("false", "expected true, or no key"));
+    }
+    r.is_given(key) && given
 }

@@ -36,6 +36,7 @@ pub(super) const KEYS: &[&str] = &[
     "router.partition.key.path",
     "router.partition.key.query",
     "router.partition.key.cookie",
+    "router.partition.key.host",
     "router.partition.hash",
     "router.partition.order_by.header",
     "router.partition.ambiguous_paths",

@@ -149,7 +149,7 @@ impl KeyspaceChoice {
     /// Returns the index of the keyspace that a request with this target and these headers is for.
     pub fn of(&self, uri: &Uri, headers: &HeaderMap) -> Result<usize, NoKeyspace> {
         if !self.hosts.is_empty()
-            && let Some(host) = host(uri, headers)
+            && let Some(host) = host_of(uri, headers)
             && let Some((_, index)) = self.hosts.iter().find(|(name, _)| name.0.eq_ignore_ascii_case(host))
         {
             return Ok(*index);
@@ -175,7 +175,7 @@ fn has_empty_segment(path: &str, depth: usize) -> bool {
 
 /// Returns the host of a request as a [`HostName`] has it, but for its case. The target's host precedes the header, as it
 /// does towards pods.
-fn host<'head>(uri: &'head Uri, headers: &'head HeaderMap) -> Option<&'head str> {
+pub(super) fn host_of<'head>(uri: &'head Uri, headers: &'head HeaderMap) -> Option<&'head str> {
     let host = match uri.host() {
         Some(host) => Some(host),
         None => headers.get(HOST).and_then(|host| host.to_str().ok()).map(without_port),

@@ -8,7 +8,7 @@ use segue_proxy::routing::partition_key::{KeySource, PartitionSource};
 use super::recorder::Recorder;
 use crate::support::client::{Answer, empty};
 use crate::support::pod::Speaks;
-use crate::support::{Fixture, Settings};
+use crate::support::{Fixture, Settings, until};
 
 fn by(source: KeySource) -> Settings {
     let mut settings = Settings::default();
@@ -201,4 +201,22 @@ async fn a_target_without_a_path_reaches_the_pod_as_one_with_a_path() {
     let client = fixture.http2_client().await;
     let request = http::Request::get(format!("http://{}?id=7", fixture.address)).header("x-partition", "0");
     assert_eq!(client.ask(request.body(empty()).unwrap()).await.header("got"), "/?id=7");
+}
+
+#[tokio::test]
+async fn a_host_is_the_key_by_both_versions() {
+    let fixture = Fixture::with(by(KeySource::Host));
+    let http2 = fixture.http2_client().await;
+    let held = |number| PartitionId::all(8).find(|partition| fixture.table.stashed(*partition).0 == number);
+    for host in ["a.example", "b.example", "c.example"] {
+        let of_http1 = fixture.send(format!("GET / HTTP/1.1\r\nhost: {host}:8080\r\n\r\n")).await;
+        until(|| held(1).is_some(), "the request by HTTP/1.1").await;
+        let mut request = http2.request("GET", "/").body(empty()).unwrap();
+        *request.uri_mut() = format!("http://{host}/").parse().unwrap();
+        let of_http2 = http2.spawn_ask(request);
+        until(|| held(2).is_some(), "both in one partition").await;
+        drop(of_http1);
+        of_http2.abort();
+        until(|| held(1).is_none() && held(2).is_none(), "their end").await;
+    }
 }

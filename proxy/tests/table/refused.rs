@@ -141,6 +141,7 @@ async fn a_request_that_is_refused_while_another_is_taken_is_tried_once_more() {
         }
     }
     assert_eq!(seen, [(1, true); 3]);
+    tokio::time::advance(Duration::from_secs(1)).await;
     switch(&table, P0, "a", 1);
     assert_eq!(tries(&mut tickets, |number| number == 1).await, (2, true), "another key's after three");
     assert_eq!(tries(&mut tickets, |_| true).await, (1, false), "refused for good");
@@ -161,6 +162,33 @@ async fn a_request_is_not_given_up_while_its_pod_takes_nothing() {
         tried[number as usize] += 1;
     }
     assert!(tried[1] >= 5 && tried[2] >= 5, "both are tried: {tried:?}");
+}
+
+/// As of a service that comes up: it refuses, takes a request, and refuses again for some milliseconds.
+#[tokio::test(start_paused = true)]
+async fn no_request_is_given_up_within_a_second_of_its_first_refusal() {
+    let (table, _notices) = table(1);
+    let worker = table.worker(0);
+    let mut tickets = vec![(1, waits(&worker, Some(7)))];
+    let begun = Instant::now();
+    let mut next = 1;
+    while begun.elapsed() < Duration::from_millis(950) {
+        next += 1;
+        tickets.push((next, waits(&worker, Some(7 + u64::from(next)))));
+        let mut taken = false;
+        while !taken {
+            switch(&table, P0, "a", 1);
+            let (number, is_held) = tries(&mut tickets, |number| number == 1).await;
+            assert!(is_held, "request {number} was given up after {:?}", begun.elapsed());
+            taken = number != 1;
+        }
+        let tried_at_once = tries(&mut tickets, |number| number == 1).await;
+        assert_eq!(tried_at_once, (1, true), "after {:?}", begun.elapsed());
+        tokio::time::advance(Duration::from_millis(50)).await;
+    }
+    assert!(next > 10, "others were taken meanwhile");
+    switch(&table, P0, "a", 1);
+    assert_eq!(tries(&mut tickets, |_| false).await, (1, true), "and then it is taken itself");
 }
 
 #[tokio::test(start_paused = true)]

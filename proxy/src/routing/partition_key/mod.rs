@@ -15,12 +15,13 @@ mod path;
 
 use std::borrow::Cow;
 
-use http::header::HeaderName;
+use http::header::{HOST, HeaderName};
 use http::request::Parts;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::Partitioner;
 
 use crate::routing::key_hash::{KeyHash, order_of};
+use crate::routing::keyspace_choice::host_of;
 
 pub use decoding::Unlocated;
 pub(super) use decoding::decode;
@@ -57,6 +58,8 @@ pub enum KeySource {
     Query(String),
     /// The cookie of this name.
     Cookie(String),
+    /// The host that the request is for, in lower case and without its port.
+    Host,
 }
 
 /// The partition and the order of a request, as far as its head says.
@@ -81,7 +84,7 @@ impl PartitionSource {
                     return Err(Unlocated::Bad);
                 }
                 let order = match order_by.as_ref().map(|name| only(head, name)) {
-                    None | Some(Err(Unlocated::Missing)) => None,
+                    None | Some(Err(Unlocated::Missing) | Ok(b"")) => None,
                     Some(key) => Some(order_of(key?)),
                 };
                 Ok(Located { partition, order })
@@ -92,7 +95,11 @@ impl PartitionSource {
                     KeySource::Path(template) => template.key(head.uri.path())?,
                     KeySource::Query(name) => pairs::query(head.uri.query().unwrap_or_default(), name)?,
                     KeySource::Cookie(name) => pairs::cookie(&head.headers, name)?,
+                    KeySource::Host => host(head)?,
                 };
+                if key.is_empty() {
+                    return Err(Unlocated::Missing);
+                }
                 Ok(Located { partition: hash.partition(&key, partitions), order: Some(order_of(&key)) })
             }
         }
@@ -108,6 +115,7 @@ impl PartitionSource {
             KeySource::Query(name) => format!("query:{name}"),
             KeySource::Cookie(name) => format!("cookie:{name}"),
             KeySource::Path(template) => format!("path:{template}"),
+            KeySource::Host => "host".to_owned(),
         };
         Partitioner::Key { key, hash: hash.name().to_owned() }
     }
@@ -132,6 +140,19 @@ fn only<'head>(head: &'head Parts, name: &HeaderName) -> Result<&'head [u8], Unl
     let mut values = values(head, name);
     let first = values.next().ok_or(Unlocated::Missing)?;
     if values.next().is_none() && first.trim_ascii() == first { Ok(first) } else { Err(Unlocated::Bad) }
+}
+
+/// Returns the host that a request is for, as all servers read it: two `Host` lines may contradict each other.
+fn host(head: &Parts) -> Result<Cow<'_, [u8]>, Unlocated> {
+    if values(head, &HOST).nth(1).is_some() {
+        return Err(Unlocated::Bad);
+    }
+    let host = host_of(&head.uri, &head.headers).ok_or(Unlocated::Missing)?;
+    Ok(if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        Cow::Owned(host.to_ascii_lowercase().into_bytes())
+    } else {
+        Cow::Borrowed(host.as_bytes())
+    })
 }
 
 /// Parses a decimal number without a sign or leading zeros.
@@ -255,7 +276,6 @@ mod tests {
         assert_eq!(found("/?id=42"), of_key(b"42"));
         assert_eq!(found("/?a=1&id=a%26b+c&z"), of_key(b"a&b c"));
         assert_eq!(found("/?i%64=42"), of_key(b"42"));
-        assert_eq!(found("/?id="), of_key(b""));
         assert_eq!(found("/?id=%zz"), Err(Unlocated::Bad));
         assert_eq!(found("/?ids=1"), Err(Unlocated::Missing));
         assert_eq!(found("/"), Err(Unlocated::Missing));
@@ -319,6 +339,7 @@ mod tests {
             (KeySource::Path("/persons/{key}/events".parse().unwrap()), "path:/persons/{key}/events"),
             (KeySource::Query("id".to_owned()), "query:id"),
             (KeySource::Cookie("sid".to_owned()), "cookie:sid"),
+            (KeySource::Host, "host"),
         ] {
             assert_eq!(told(source), Partitioner::Key { key: key.to_owned(), hash: "fnv1a".to_owned() });
         }
@@ -326,9 +347,30 @@ mod tests {
     }
 
     #[test]
-    fn a_key_header_may_be_empty_and_is_then_the_empty_key() {
-        let key = by(KeySource::Header(HeaderName::from_static("x-key")));
-        assert_eq!(key.locate(&head("/", &[("x-key", "")]), 64), of_key(b""));
-        assert_eq!(key.locate(&head("/", &[]), 64), Err(Unlocated::Missing));
+    fn an_empty_key_is_no_key() {
+        let missing = Err(Unlocated::Missing);
+        let header = by(KeySource::Header(HeaderName::from_static("x-key")));
+        assert_eq!(header.locate(&head("/", &[("x-key", "")]), 64), missing);
+        assert_eq!(by(KeySource::Query("id".to_owned())).locate(&head("/?id=&x=1", &[]), 64), missing);
+        assert_eq!(by(KeySource::Cookie("sid".to_owned())).locate(&head("/", &[("cookie", "sid=")]), 64), missing);
+        assert_eq!(by(KeySource::Host).locate(&head("/", &[("host", "")]), 64), missing);
+        assert_eq!(by(KeySource::Host).locate(&head("/", &[("host", ":80")]), 64), missing);
+        let ordered = by_header().locate(&head("/", &[("x-partition", "1"), ("x-key", "")]), 64);
+        assert_eq!(ordered.unwrap().order, None);
+    }
+
+    #[test]
+    fn a_host_is_one_key_however_it_is_written() {
+        let found = |uri: &str, headers: &[(&'static str, &str)]| by(KeySource::Host).locate(&head(uri, headers), 64);
+        let tenant = of_key(b"tenant.example");
+        for host in ["tenant.example", "Tenant.Example", "tenant.example:8080", "tenant.example."] {
+            assert_eq!(found("/", &[("host", host)]), tenant, "{host}");
+        }
+        // As by HTTP/2, and for an absolute target, which counts before the header.
+        assert_eq!(found("http://tenant.example:8080/a", &[]), tenant);
+        assert_eq!(found("http://tenant.example/a", &[("host", "other")]), tenant);
+        assert_eq!(found("/", &[("host", "[::1]:80")]), of_key(b"[::1]"));
+        assert_eq!(found("/", &[]), Err(Unlocated::Missing));
+        assert_eq!(found("/", &[("host", "a"), ("host", "a")]), Err(Unlocated::Bad));
     }
 }

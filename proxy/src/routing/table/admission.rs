@@ -8,6 +8,7 @@ use std::time::Duration;
 use segue_coordination::session::boottime;
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::hold::{Closed, Waiter};
@@ -174,7 +175,7 @@ impl Table {
         self.close(partition, cell, &mut guard, cause.unwrap_or(HoldCause::NoOwner));
         let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
         if let Some(returned) = returned {
-            refusals = Refusals::after(refusals, route, returned, closed.taken);
+            refusals = Refusals::after(refusals, route, returned, closed.taken, Instant::now());
             if was_passing {
                 closed.back_off();
             }

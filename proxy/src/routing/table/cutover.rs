@@ -108,8 +108,9 @@ impl Table {
         while let Some((position, waiter)) = closed.state.start_next(gate) {
             let inside = self.inside(waiter.worker, partition);
             cell.gate.admit(inside);
-            route.last_try =
-                waiter.refusals.is_some_and(|refusals| refusals.leave_one_try(route.slot, route.epoch, closed.taken));
+            route.last_try = waiter
+                .refusals
+                .is_some_and(|refusals| refusals.leave_one_try(route.slot, route.epoch, closed.taken, Instant::now()));
             if waiter.granted.send(route).is_err() {
                 // The request has just given up. The gate is not draining, so leaving cannot empty it.
                 let _ = cell.gate.leave(inside);

@@ -2,15 +2,21 @@
 //! itself.
 //!
 //! A pod that is not ready refuses whatever it is sent. A pod that accepts others and refuses one request again and
-//! again will refuse it for ever, and that request must hold up only its own key. Plain data; the [`table`](super) asks
+//! again will refuse it for ever, and that request must hold up only its own key. A service that is just coming up looks
+//! the same for some milliseconds, so refusals count as the request's own only after [`LEAST_DURATION`]. Plain data; the [`table`](super) asks
 //! it when a request comes back and when it starts again.
 
+use std::time::Duration;
+
 use segue_protocol::ids::Epoch;
+use tokio::time::Instant;
 
 use super::route::Route;
 
 /// Tries of a request with one owner before another key's request is tried in its place.
 pub(super) const TRIES_IN_A_ROW: u32 = 3;
+/// Time between the first refusal of a request and the one that is for good.
+const LEAST_DURATION: Duration = Duration::from_secs(1);
 
 /// Why a request came back although no pod acted on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,24 +38,36 @@ pub(crate) struct Refusals {
     returns: u16,
     /// Number of times that the pod itself refused it.
     refused: u16,
+    /// When it did so first.
+    first_refused: Option<Instant>,
     /// Number of other requests that the pod had accepted when this one came back last.
     taken: u32,
 }
 
 impl Refusals {
     /// Returns the refusals after one more return of a request that was admitted by `way`.
-    pub(super) fn after(before: Option<Self>, route: Route, returned: Returned, taken: u32) -> Option<Self> {
+    pub(super) fn after(
+        before: Option<Self>,
+        route: Route,
+        returned: Returned,
+        taken: u32,
+        at: Instant,
+    ) -> Option<Self> {
         let before = before.filter(|before| before.are_of(route.slot, route.epoch));
         let tried = returned != Returned::Untried;
         if before.is_none() && !tried {
             return None;
         }
-        let mut now =
-            before.unwrap_or(Refusals { slot: route.slot, epoch: route.epoch, returns: 0, refused: 0, taken });
-        now.returns = now.returns.saturating_add(1);
-        now.refused = now.refused.saturating_add(u16::from(returned == Returned::Refused));
-        now.taken = taken;
-        Some(now)
+        let (slot, epoch) = (route.slot, route.epoch);
+        let none = Refusals { slot, epoch, returns: 0, refused: 0, first_refused: None, taken };
+        let mut after = before.unwrap_or(none);
+        after.returns = after.returns.saturating_add(1);
+        if returned == Returned::Refused {
+            after.refused = after.refused.saturating_add(1);
+            after.first_refused.get_or_insert(at);
+        }
+        after.taken = taken;
+        Some(after)
     }
 
     pub(crate) fn are_of(&self, slot: u32, epoch: Epoch) -> bool {
@@ -62,10 +80,13 @@ impl Refusals {
         u32::from(self.returns) / TRIES_IN_A_ROW
     }
 
-    /// Returns whether the next try is the last one: the owner has refused the request often enough, and has accepted
-    /// another since.
-    pub(super) fn leave_one_try(&self, slot: u32, epoch: Epoch, taken: u32) -> bool {
-        self.are_of(slot, epoch) && u32::from(self.refused) >= TRIES_IN_A_ROW && taken != self.taken
+    /// Returns whether the next try is the last one: the owner has refused the request often enough and for long enough,
+    /// and has accepted another since.
+    pub(super) fn leave_one_try(&self, slot: u32, epoch: Epoch, taken: u32, at: Instant) -> bool {
+        self.are_of(slot, epoch)
+            && u32::from(self.refused) >= TRIES_IN_A_ROW
+            && self.first_refused.is_some_and(|first| at.saturating_duration_since(first) >= LEAST_DURATION)
+            && taken != self.taken
     }
 }
 
@@ -78,33 +99,40 @@ mod tests {
         Route { slot: 1, epoch: epoch.into(), severs: Gate::default().severs(), last_try: false }
     }
 
-    fn after(returns: &[(Returned, u32)]) -> Option<Refusals> {
-        returns.iter().fold(None, |before, (returned, taken)| Refusals::after(before, to(7), *returned, *taken))
+    fn after(returns: &[(Returned, u32)], at: Instant) -> Option<Refusals> {
+        returns.iter().fold(None, |before, (returned, taken)| Refusals::after(before, to(7), *returned, *taken, at))
     }
 
     #[test]
-    fn three_refusals_and_another_request_taken_since_leave_one_try() {
+    fn three_refusals_over_a_second_and_another_request_taken_since_leave_one_try() {
         use Returned::{Refused, Unreachable, Untried};
-        let three = after(&[(Refused, 0), (Refused, 0), (Refused, 4)]).unwrap();
-        assert!(!three.leave_one_try(1, Epoch::new(7), 4), "nothing was taken since");
-        assert!(three.leave_one_try(1, Epoch::new(7), 5));
+        let first = Instant::now();
+        let late = first + LEAST_DURATION;
+        let three = after(&[(Refused, 0), (Refused, 0), (Refused, 4)], first).unwrap();
+        assert!(!three.leave_one_try(1, Epoch::new(7), 4, late), "nothing was taken since");
+        assert!(three.leave_one_try(1, Epoch::new(7), 5, late));
+        let early = late - Duration::from_millis(1);
+        assert!(!three.leave_one_try(1, Epoch::new(7), 5, early), "the pod may be coming up");
         assert!(
-            !three.leave_one_try(1, Epoch::new(8), 5) && !three.leave_one_try(2, Epoch::new(7), 5),
+            !three.leave_one_try(1, Epoch::new(8), 5, late) && !three.leave_one_try(2, Epoch::new(7), 5, late),
             "another owner has not refused it"
         );
-        let unreachable = after(&[(Refused, 0), (Unreachable, 0), (Untried, 0), (Refused, 0)]).unwrap();
+        let again = Refusals::after(Some(three), to(7), Refused, 5, late).unwrap();
+        assert!(again.leave_one_try(1, Epoch::new(7), 6, late), "the first refusal counts, not the last");
+        let unreachable = after(&[(Refused, 0), (Unreachable, 0), (Untried, 0), (Refused, 0)], first).unwrap();
         assert!(
-            !unreachable.leave_one_try(1, Epoch::new(7), 1),
+            !unreachable.leave_one_try(1, Epoch::new(7), 1, late),
             "a pod that cannot be reached says nothing about a request"
         );
-        assert!(after(&[(Untried, 0)]).is_none());
+        assert!(after(&[(Untried, 0)], first).is_none());
     }
 
     #[test]
     fn a_request_lets_others_go_first_after_every_third_return() {
-        let ranks = (1..=7).map(|returns| after(&vec![(Returned::Unreachable, 0); returns]).unwrap().rank());
+        let now = Instant::now();
+        let ranks = (1..=7).map(|returns| after(&vec![(Returned::Unreachable, 0); returns], now).unwrap().rank());
         assert_eq!(ranks.collect::<Vec<_>>(), [0, 0, 1, 1, 1, 2, 2]);
-        let elsewhere = Refusals::after(after(&[(Returned::Refused, 0); 3]), to(8), Returned::Refused, 0).unwrap();
-        assert_eq!(elsewhere.rank(), 0);
+        let before = after(&[(Returned::Refused, 0); 3], now);
+        assert_eq!(Refusals::after(before, to(8), Returned::Refused, 0, now).unwrap().rank(), 0);
     }
 }
