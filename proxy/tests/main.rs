@@ -24,6 +24,7 @@ mod protocols;
 mod readings;
 mod router;
 mod serving;
+mod sidecar;
 mod stash;
 mod support;
 mod table;

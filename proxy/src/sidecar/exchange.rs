@@ -26,10 +26,11 @@ use tokio::time::Instant;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::body::{ResponseBody, empty};
+use super::by_partition::Lease;
 use super::connection::Connector;
 use super::expect::{RequestBody, Upload};
 use super::heads::strip_hop_by_hop;
-use super::http2::{Failure, Http2};
+use super::http2::Failure;
 use super::local_reply::LocalReplies;
 use super::relayed_body::relayed_body;
 use super::service_side::{Side, within};
@@ -39,7 +40,7 @@ use crate::message::frames::poll_telling_frame;
 use crate::message::header_names::SEGUE_REASON;
 
 /// How long an HTTP/2 response is read on after its router has gone, before its stream is reset.
-const UNREAD_TIMEOUT: Duration = Duration::from_secs(5);
+pub const UNREAD_TIMEOUT: Duration = Duration::from_secs(1);
 /// Frames of a response that are read ahead of the router.
 const READ_AHEAD_FRAMES: usize = 4;
 
@@ -78,10 +79,10 @@ impl Exchange {
         self.see_through(sending, service, switch).await;
     }
 
-    pub(super) async fn over_http2(self, client: Http2, request: Request<RequestBody>) {
+    pub(super) async fn over_http2(self, connection: Lease, request: Request<RequestBody>) {
         let used = Arc::default();
-        let service = Side::Http2(client.clone(), Arc::clone(&used));
-        self.see_through(client.request(request, &used), service, None).await;
+        let service = Side::Http2(connection.http2.clone(), Arc::clone(&used));
+        self.see_through(connection.http2.request(request, &used), service, None).await;
     }
 
     /// Sends the request, responds to the router, and returns once the service has ended the exchange.
@@ -194,8 +195,14 @@ impl Responding {
                 until = until.or_else(|| upstream.work_ends_within.map(|bound| Instant::now() + bound));
                 reset_at = service.is_told_by_reset().then(|| Instant::now() + UNREAD_TIMEOUT);
             }
-            let next = poll_fn(|context| poll_telling_frame(&mut body, context));
-            let Some(frame) = within(until.into_iter().chain(reset_at).min(), next).await else {
+            let next = async {
+                tokio::select! {
+                    biased;
+                    frame = poll_fn(|context| poll_telling_frame(&mut body, context)) => Some(frame),
+                    () = sender.closed(), if read => None,
+                }
+            };
+            let Some(next) = within(until.into_iter().chain(reset_at).min(), next).await else {
                 if until.is_none_or(|until| Instant::now() < until) {
                     // The response does not end, so its stream is reset: there is no other way to tell the service.
                     drop(body);
@@ -203,18 +210,20 @@ impl Responding {
                 }
                 return;
             };
-            match frame {
-                None => {
+            match next {
+                // The router has gone while the service says nothing.
+                None => read = false,
+                Some(None) => {
                     sender.end();
                     return service.has_all(upload, &upstream, until).await;
                 }
-                Some(Err(error)) => {
+                Some(Some(Err(error))) => {
                     sender.abort(error.into());
                     drop(body);
                     return service.closed(&upstream, until).await;
                 }
-                Some(Ok(frame)) if read => read = sender.send(frame).await,
-                Some(Ok(_)) => {}
+                Some(Some(Ok(frame))) if read => read = sender.send(frame).await,
+                Some(Some(Ok(_))) => {}
             }
         }
     }

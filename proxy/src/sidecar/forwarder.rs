@@ -23,11 +23,11 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use tower::Service;
 
 use super::body::ResponseBody;
+use super::by_partition::ByPartition;
 use super::connection::{CONNECT_TIMEOUT, Connector};
 use super::exchange::Exchange;
 use super::expect::RequestBody;
 use super::heads::prepare;
-use super::http2::Http2;
 use super::local_reply::LocalReplies;
 use super::upstream::Upstream;
 use crate::message::headers::wants_upgrade;
@@ -38,7 +38,7 @@ use crate::message::local_reply::is_grpc;
 pub(super) struct Forwarder {
     upstream: Upstream,
     http1: Client<Connector, RequestBody>,
-    http2: Http2,
+    http2: ByPartition,
 }
 
 impl Forwarder {
@@ -52,7 +52,7 @@ impl Forwarder {
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
             .build(Connector { connector, traffic: upstream.traffic.clone() });
-        let http2 = Http2::new(upstream.address.clone(), upstream.traffic.clone());
+        let http2 = ByPartition::new(upstream.address.clone(), upstream.traffic.clone());
         Forwarder { upstream, http1, http2 }
     }
 
@@ -69,10 +69,11 @@ impl Forwarder {
         let by_http2 = switch.is_none() && self.upstream.protocol.is_http2(|| is_grpc(request.headers()));
         prepare(&mut request, &self.upstream.address, by_http2, switch.is_some());
         let (request, upload) = RequestBody::of(request, came_by_http2, lost);
+        let partition = replies.partition;
         let (to_router, response) = oneshot::channel();
         let exchange = Exchange { upstream: self.upstream.clone(), replies, abandoned, upload, to_router };
         let sending = match by_http2 {
-            true => Either::Left(exchange.over_http2(self.http2.clone(), request)),
+            true => Either::Left(exchange.over_http2(self.http2.lease(partition), request)),
             false => Either::Right(exchange.over_http1(self.http1.clone(), request, switch)),
         };
         (sending, response)

@@ -10,11 +10,12 @@
 //!   protocols counts until the service has closed it. Only the loss of the pod's lease, and a declared end of all
 //!   work, cut them off.
 //! * A service is told of a router that is gone, and is read on: by HTTP/1.1 it is told by a half-closed connection, by HTTP/2
-//!   by a reset, once its response has begun and gone on for a while.
+//!   by a reset, once its response has begun and gone on for a second.
 //! * A client that asks before it sends is told to go on by the service, not from here.
 //! * A request that the service was not sent gets `421` with the mark, so that its router holds it.
 
 mod body;
+mod by_partition;
 mod connection;
 mod count_answers;
 mod exchange;
@@ -49,6 +50,7 @@ use tokio_util::sync::CancellationToken;
 use tower::layer::Layer as _;
 
 use self::count_answers::CountAnswers;
+pub use self::exchange::UNREAD_TIMEOUT;
 use self::forwarder::Forwarder;
 pub use self::health::{Checks, Health};
 use self::router_connection::{ROUTER_IDLE_TIMEOUT, bounded, recognising, secured};
@@ -131,4 +133,4 @@ impl Sidecar {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

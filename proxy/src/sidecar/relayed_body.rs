@@ -50,6 +50,11 @@ impl Sender {
         self.frames.send(frame).await.is_ok()
     }
 
+    /// Returns once the router takes no frames any more.
+    pub(super) async fn closed(&self) {
+        self.frames.closed().await;
+    }
+
     /// Ends the body as a whole one.
     pub(super) fn end(self) {
         let _ = self.outcome.send(Ok(()));

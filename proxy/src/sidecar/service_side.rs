@@ -3,7 +3,8 @@
 //! # Invariants
 //!
 //! * The service learns that its router has gone by a half-closed connection (HTTP/1.1) or by a reset (HTTP/2).
-//! * An exchange that broke counts until the service has closed its connection, or until its bound has passed.
+//! * An exchange that broke counts until the service has closed its connection, which no other partition uses, or until its
+//!   bound has passed.
 
 use std::future::Future;
 use std::sync::{Arc, PoisonError};
