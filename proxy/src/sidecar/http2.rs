@@ -1,4 +1,4 @@
-//! The HTTP/2 connection to a service. All exchanges share it, and it is made anew once it has closed.
+//! A partition's HTTP/2 connection to a service. Its exchanges share it, and it is made anew once it has closed.
 //!
 //! hyper-util's client does not fit: it takes the host that a request names for the address too, and services refuse a
 //! request whose `host` differs from its `:authority`.
@@ -12,7 +12,6 @@
 
 use std::pin::pin;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
 
 use http::uri::Authority;
 use http::{Request, Response};
@@ -28,12 +27,7 @@ use super::body::BoxError;
 use super::connection::{CONNECT_TIMEOUT, ServiceConnection, ServiceStream};
 use super::expect::RequestBody;
 use super::traffic::Traffic;
-use crate::upstream::{CONNECTION_WINDOW_BYTES, MAX_HEAD_BYTES, says_unprocessed};
-
-/// Interval between two pings while responses are awaited. A service that leaves one unacknowledged for
-/// [`PING_TIMEOUT`] is taken for gone.
-const PING_INTERVAL: Duration = Duration::from_secs(10);
-const PING_TIMEOUT: Duration = Duration::from_secs(5);
+use crate::upstream::{CONNECTION_WINDOW_BYTES, MAX_HEAD_BYTES, end_without_peer, says_unprocessed};
 
 #[derive(Debug, Clone)]
 pub(super) struct Http2 {
@@ -148,12 +142,12 @@ impl Http2 {
     async fn connect(&self) -> Result<Session, BoxError> {
         let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.upstream.as_str())).await??;
         stream.set_nodelay(true)?;
+        end_without_peer(&stream);
         let stream = ServiceStream::http2(stream, self.traffic.clone());
         let handle = stream.handle();
         let mut builder = Builder::new(TokioExecutor::new());
         builder.timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW_BYTES);
         builder.max_header_list_size(MAX_HEAD_BYTES as u32);
-        builder.keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PING_TIMEOUT);
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
         let ended = CancellationToken::new();
         let end = ended.clone().drop_guard();
@@ -180,6 +174,8 @@ impl Http2 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use hyper::service::service_fn;
     use tokio::io::AsyncWriteExt as _;
     use tokio::net::TcpListener;

@@ -28,6 +28,7 @@ use super::forwarder::Forwarder;
 use super::local_reply::LocalReplies;
 use super::upstream::Upstream;
 use crate::settings::UpstreamProtocol;
+use crate::message::PREFACE;
 
 /// More than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -103,6 +104,23 @@ pub(super) async fn deaf() -> (TcpListener, Vec<TcpStream>, SocketAddr) {
     (listener, vec![TcpStream::connect(address).await.unwrap()], address)
 }
 
+pub(crate) const HEADERS_FRAME: u8 = 1;
+pub(crate) const PING_FRAME: u8 = 6;
+
+/// Returns the kinds of the HTTP/2 frames that a server is sent in `time`, in which it sends no more than its settings.
+pub(crate) async fn frames_for(mut server: TcpStream, time: Duration) -> Vec<u8> {
+    server.write_all(b"\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let mut read = Vec::new();
+    let closed = timeout(time, server.read_to_end(&mut read)).await;
+    assert!(closed.is_err(), "the connection was closed");
+    let (mut frames, mut rest) = (Vec::new(), read.strip_prefix(PREFACE).unwrap());
+    while let [a, b, c, kind, ..] = *rest {
+        frames.push(kind);
+        rest = &rest[9 + u32::from_be_bytes([0, a, b, c]) as usize..];
+    }
+    frames
+}
+
 async fn read_to(stream: &mut (impl AsyncRead + Unpin), end: &str) {
     let mut read = Vec::new();
     while !read.ends_with(end.as_bytes()) {
@@ -125,6 +143,23 @@ async fn an_upload_that_is_cut_off_after_its_answer_counts_until_the_service_has
     drop(world.router);
     assert_eq!(in_time(service.read(&mut [0; 1])).await.unwrap(), 0, "the service is told");
     assert!(!exchange.is_finished(), "the service works on what it has");
+    drop(service);
+    in_time(exchange).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_service_that_is_silent_in_its_response_is_told_that_its_router_has_gone() {
+    let (listener, address) = listen().await;
+    let mut world = World::new(address);
+    world.router.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut service = in_time(listener.accept()).await.unwrap().0;
+    in_time(read_to(&mut service, "\r\n\r\n")).await;
+    service.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\nbegun").await.unwrap();
+    in_time(read_to(&mut world.router, "begun")).await;
+    let exchange = world.exchange.await.unwrap();
+    drop(world.router);
+    assert_eq!(in_time(service.read(&mut [0; 1])).await.unwrap(), 0);
+    assert!(!exchange.is_finished(), "the service works on");
     drop(service);
     in_time(exchange).await.unwrap();
 }
@@ -193,6 +228,22 @@ async fn a_service_ends_an_upload_by_http2_with_a_reset_behind_its_answer() {
     let (_send, upload, exchange) = answered_by_http2().await;
     drop(upload);
     in_time(exchange).await.unwrap();
+}
+
+/// gRPC servers take more than two pings for abuse, unless five minutes are between them or data.
+#[tokio::test(start_paused = true)]
+async fn a_service_that_works_on_a_request_for_long_gets_no_pings() {
+    let (listener, address) = listen().await;
+    let world = World::new(address);
+    let (mut client, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(world.router)).await.unwrap();
+    tokio::spawn(connection);
+    let request = tokio::spawn(client.send_request(Request::get("http://x/").body(empty()).unwrap()));
+    let service = listener.accept().await.unwrap().0;
+    let frames = frames_for(service, Duration::from_secs(600)).await;
+    assert!(frames.contains(&HEADERS_FRAME), "{frames:?}");
+    assert!(!frames.contains(&PING_FRAME), "{frames:?}");
+    assert!(!request.is_finished());
 }
 
 #[tokio::test(start_paused = true)]

@@ -128,7 +128,7 @@ impl Stream {
         let _ = socket2::SockRef::from(self.socket()).set_linger(Some(Duration::ZERO));
     }
 
-    fn socket(&self) -> &TcpStream {
+    pub(crate) fn socket(&self) -> &TcpStream {
         match self {
             Stream::Plain(stream) => stream,
             Stream::Tls(stream) => &stream.get_ref().0.io,

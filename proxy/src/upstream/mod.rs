@@ -6,6 +6,7 @@
 
 mod connect_retry;
 mod connections;
+mod dead_peers;
 mod error;
 mod exchange;
 mod http1;
@@ -31,6 +32,7 @@ use crate::tls::{Offer, Stream};
 use connect_retry::ConnectRetry;
 pub(crate) use connections::Checkout;
 use connections::PodConnections;
+pub(crate) use dead_peers::end_without_peer;
 pub(crate) use error::{Broken, SendError, is_backing_off, is_not_http2};
 pub(crate) use exchange::{Exchange, PodResponse, ResponseStream};
 #[cfg(feature = "fuzzing")]

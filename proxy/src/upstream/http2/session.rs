@@ -11,14 +11,13 @@
 
 use std::cell::Cell;
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use h2::client::{self, SendRequest};
-use h2::{Ping, PingPong};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
@@ -26,6 +25,7 @@ use super::announced::Announced;
 use super::joined_writes::{ExpectedBodies, JoinedWrites};
 use crate::tls::{Stream, refuses_certificate};
 use crate::upstream::error::NotHttp2;
+use crate::upstream::end_without_peer;
 use crate::upstream::http1::MAX_HEAD_BYTES;
 
 /// Window of a stream: 64 MB/s at a round trip of 1 ms. A client that does not read costs as much memory for each of
@@ -37,10 +37,6 @@ const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 128 << 20;
 /// Most bytes of one upload that lie inside `h2`, once the pod's window allows them.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
-/// A pod that leaves a ping unacknowledged for [`PING_TIMEOUT`] while responses are due, and sends nothing else, is
-/// taken for gone.
-const PING_INTERVAL: Duration = Duration::from_secs(10);
-const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How much one connection carries.
 #[derive(Debug, Clone, Copy)]
@@ -66,11 +62,8 @@ pub(super) struct Session {
 #[derive(Default)]
 struct State {
     closed: Cell<bool>,
-    /// Whether bytes have arrived since the last look.
-    heard: Cell<bool>,
     /// Whether the pod has sent something, and so has accepted the connection.
     accepted: Cell<bool>,
-    busy: Cell<bool>,
     /// Whether the pod has refused the router's certificate, and so has looked at no request.
     refuses: Cell<bool>,
     /// Whether the pod speaks another protocol, and so has read no request.
@@ -115,7 +108,6 @@ pub(crate) struct Lease {
 impl Lease {
     pub(super) fn of(session: &Rc<Session>, fresh: bool) -> Self {
         session.load.set(session.load.get() + 1);
-        session.state.busy.set(true);
         Lease { session: session.clone(), fresh, is_reset: Cell::new(false) }
     }
 
@@ -147,17 +139,16 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let left = self.session.load.get() - 1;
-        self.session.load.set(left);
-        self.session.state.busy.set(left > 0);
+        self.session.load.set(self.session.load.get() - 1);
         self.session.used.set(Instant::now());
     }
 }
 
 pub(super) async fn open_session(stream: Stream) -> io::Result<Session> {
     let secure = stream.is_secure();
+    end_without_peer(stream.socket());
     let (state, expected_bodies) = (Rc::<State>::default(), ExpectedBodies::default());
-    let (sender, mut connection) = client::Builder::new()
+    let (sender, connection) = client::Builder::new()
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_header_list_size(MAX_HEAD_BYTES as u32)
@@ -171,13 +162,10 @@ pub(super) async fn open_session(stream: Stream) -> io::Result<Session> {
         })
         .await
         .map_err(io::Error::other)?;
-    let (pings, driven) = (connection.ping_pong(), state.clone());
+    let driven = state.clone();
     tokio::task::spawn_local(async move {
-        tokio::select! {
-            ended = connection => if let Err(error) = ended {
-                tracing::debug!(%error, "a connection to a pod has ended");
-            },
-            () = silence(pings, &driven) => tracing::debug!("a pod does not acknowledge pings; its connection is closed"),
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "a connection to a pod has ended");
         }
         driven.closed.set(true);
     });
@@ -192,24 +180,7 @@ pub(super) async fn open_session(stream: Stream) -> io::Result<Session> {
     })
 }
 
-/// Returns once responses are due and the pod sends nothing, not even a ping acknowledgement.
-async fn silence(pings: Option<PingPong>, state: &State) {
-    let Some(mut pings) = pings else { return std::future::pending().await };
-    loop {
-        tokio::time::sleep(PING_INTERVAL).await;
-        if state.heard.take() || !state.busy.get() {
-            continue;
-        }
-        let mut pong = pin!(pings.ping(Ping::opaque()));
-        while tokio::time::timeout(PING_TIMEOUT, pong.as_mut()).await.is_err() {
-            if !state.heard.take() {
-                return;
-            }
-        }
-    }
-}
-
-/// A connection that records in its [`State`] when bytes arrive, and whether the pod refuses it.
+/// A connection that records in its [`State`] whether the pod accepts or refuses it, and what it announces.
 struct Heard {
     stream: JoinedWrites,
     state: Rc<State>,
@@ -225,7 +196,6 @@ impl Heard {
     fn note(&mut self, read: &Poll<io::Result<()>>, bytes: &[u8]) {
         match read {
             Poll::Ready(Ok(())) => {
-                self.state.heard.set(true);
                 self.state.accepted.set(self.state.accepted.get() || !bytes.is_empty());
                 if let Some(most) = self.announced.read(bytes) {
                     self.state.most_head.set(Some(most));
@@ -295,5 +265,37 @@ impl AsyncWrite for Heard {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::task::LocalSet;
+
+    use super::*;
+    use crate::sidecar::tests::{HEADERS_FRAME, PING_FRAME, frames_for};
+
+    /// gRPC servers take more than two pings for abuse, unless five minutes are between them or data.
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_works_on_a_request_for_long_gets_no_pings() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let exchange = async {
+            let socket = socket2::SockRef::from(&stream).try_clone().unwrap();
+            let session = Rc::new(open_session(Stream::Plain(stream)).await.unwrap());
+            assert!(socket.keepalive().unwrap(), "the kernel looks after a pod that has gone");
+            #[cfg(target_os = "linux")]
+            assert!(socket.tcp_user_timeout().unwrap().is_some());
+            let lease = Lease::of(&session, true);
+            let request = http::Request::get("http://x/").body(()).unwrap();
+            let (response, _) = lease.session().sender.clone().send_request(request, true).unwrap();
+            let service = listener.accept().await.unwrap().0;
+            let frames = frames_for(service, Duration::from_secs(600)).await;
+            assert!(frames.contains(&HEADERS_FRAME), "{frames:?}");
+            assert!(!frames.contains(&PING_FRAME), "{frames:?}");
+            drop((response, lease));
+        };
+        LocalSet::new().run_until(exchange).await;
     }
 }
