@@ -1,7 +1,7 @@
 """Drives the real `segue` with clients, and through it servers, that nobody here wrote; prints a table.
 
-`make foreign`, or `make foreign ARGS="--only websocket"` for the lines that have this in them. With
-`ARGS="--http1-server segue"` routers serve HTTP/1.1 themselves.
+`make foreign`, or `make foreign ARGS="--only websocket"` for the lines that have this in them; `ARGS=--long` adds those that
+take minutes. With `ARGS="--http1-server segue"` routers serve HTTP/1.1 themselves.
 """
 
 import argparse
@@ -23,8 +23,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 class Fixture:
     """All clusters, each in front of one kind of service."""
 
-    def __init__(self, segue, folder):
-        self.folder = folder
+    def __init__(self, segue, folder, long):
+        self.folder, self.long = folder, long
         self.etcd = Etcd(folder)
         self.note = os.path.join(folder, "websockets.note")
         open(self.note, "w", encoding="utf-8").close()
@@ -39,6 +39,8 @@ class Fixture:
         self.aiohttp = cluster("aiohttp", self.serve("aiohttp"), protocol="http1")
         self.direct = cluster("direct", self.serve("aiohttp"), protocol="http1", past_sidecar=True)
         self.grpc = cluster("grpc", self.serve("grpc"))
+        # The same without a sidecar between.
+        self.grpc_direct = cluster("grpc-direct", self.serve("grpc"), past_sidecar=True) if self.long else None
         self.websockets = cluster("websockets", self.serve("websockets", self.note))
         ports = {(name, http2): free_port() for name in "ab" for http2 in (False, True)}
         command = nginx(self.folder, [(name, port, http2) for (name, http2), port in ports.items()])
@@ -48,7 +50,7 @@ class Fixture:
         # Nobody serves there, so that everything is held.
         self.nobody = cluster("nobody", {}, limits='[router.stash]\nmax_wait = "2s"')
         served = (self.aiohttp, self.direct, self.grpc, self.websockets, self.nginx1, self.nginx2)
-        await asyncio.gather(*(one.ready() for one in served))
+        await asyncio.gather(*(one.ready() for one in served), *([self.grpc_direct.ready()] if self.long else []))
 
     def serve(self, kind, *rest):
         ports = {name: free_port() for name in "ab"}
@@ -62,6 +64,7 @@ async def main():
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--segue", required=True, help="the binary")
     arguments.add_argument("--only", default="", help="run the checks whose line has this in it")
+    arguments.add_argument("--long", action="store_true", help="also run the checks that take minutes")
     arguments.add_argument("--http1-server", choices=("hyper", "segue"), default=Cluster.http1_server,
                            help="the routers' `http1_server`")
     arguments = arguments.parse_args()
@@ -71,10 +74,10 @@ async def main():
     # So that what was started is ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="segue-foreign-") as folder:
-        fixture = Fixture(arguments.segue, folder)
+        fixture = Fixture(arguments.segue, folder, arguments.long)
         try:
             await fixture.start()
-            return await run_all(fixture, arguments.only)
+            return await run_all(fixture, arguments.only, arguments.long)
         finally:
             for process in Process.started:
                 process.kill()

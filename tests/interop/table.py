@@ -9,6 +9,8 @@ from processes import Process
 
 CHECKS = []
 LONGEST = 60.0
+# For those that only run with `--long`.
+MUCH_LONGER = 300.0
 
 
 @dataclass
@@ -18,18 +20,20 @@ class Check:
     server: str
     what: str
     run: object
+    long: bool
 
 
-def check(protocol, client, server, what):
+def check(protocol, client, server, what, long=False):
     def register(function):
-        CHECKS.append(Check(protocol, client, server, what, function))
+        CHECKS.append(Check(protocol, client, server, what, function, long))
         return function
 
     return register
 
 
-async def run_all(fixture, only):
-    chosen = [one for one in CHECKS if only in " ".join((one.protocol, one.client, one.server, one.what))]
+async def run_all(fixture, only, long):
+    chosen = [one for one in CHECKS if long or not one.long]
+    chosen = [one for one in chosen if only in " ".join((one.protocol, one.client, one.server, one.what))]
     assert chosen, f"no check has {only!r} in its line"
     widths = [max(len(getattr(one, field)) for one in chosen) for field in ("protocol", "client", "server", "what")]
 
@@ -41,7 +45,7 @@ async def run_all(fixture, only):
     for one in chosen:
         begun = time.monotonic()
         try:
-            await asyncio.wait_for(one.run(fixture), LONGEST)
+            await asyncio.wait_for(one.run(fixture), MUCH_LONGER if one.long else LONGEST)
             result = f"passed {time.monotonic() - begun:.1f}s"
         except Exception:  # noqa: BLE001: whatever it is, the check has failed
             failures.append((one, traceback.format_exc()))

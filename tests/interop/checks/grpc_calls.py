@@ -182,3 +182,26 @@ async def severed(fixture):
         await again.write(b"y")
         assert await again.read() == b"y"
         again.cancel()
+
+
+@check("gRPC", "grpcio", SERVER, "calls and a stream that are silent for two minutes, while others begin", long=True)
+async def silent(fixture):
+    """Such a server ends connections on which it is pinged while nothing else is sent, with all calls on them."""
+    async def stays_silent(channel):
+        answer, _, _ = await unary(channel, b"slow", timeout=150, delay="120")
+        assert answer == b"slow", answer
+
+    async def through(cluster):
+        async with channel_to(cluster) as one, channel_to(cluster) as other:
+            stream = method(one, "stream_stream", "Endless")(metadata=(PARTITION,))
+            await stream.write(b"before")
+            assert await stream.read() == b"before"
+            calls = [asyncio.create_task(stays_silent(one))]
+            await asyncio.sleep(10)
+            calls.append(asyncio.create_task(stays_silent(other)))
+            await asyncio.gather(*calls)
+            await stream.write(b"after")
+            assert await stream.read() == b"after"
+            stream.cancel()
+
+    await asyncio.gather(through(fixture.grpc), through(fixture.grpc_direct))
