@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use segue_protocol::planning::{Coordination, Policy};
 use segue_proxy::routing::partition_key::PartitionSource;
 
+use crate::drain_time::{DRAIN, Overrun, PHASE};
 use crate::error::{Problem, quoted};
 use crate::located::{Located, Setting};
 use crate::units::show_duration;
@@ -129,15 +130,13 @@ impl Findings {
         (part, router, routing): (Part<'_>, &Router, &Routing),
         (other, _, policy): (Part<'_>, &Coordinator, &Policy),
     ) {
-        const DRAIN: &str = "router.drain.timeout";
-        const PHASE: &str = "coordinator.phase_timeout";
-        let (drain, phase) = (router.drain.timeout, policy.phase_timeout);
-        let (phase_text, its_origin) = (show_duration(phase), other.file.origin(PHASE));
+        let phase = policy.phase_timeout;
         // Within one file this is already a problem.
-        if drain >= phase && !is_same_file {
-            let fact = format!("{} is not below {PHASE}, which is {phase_text} ({its_origin})", show_duration(drain));
-            self.problems.push(part.file.problem(DRAIN, fact, format!("expected less than {phase_text}")));
+        if !is_same_file && let Some(overrun) = Overrun::of(router.drain.timeout, phase) {
+            let (fact, remedy) = overrun.of_drain(&other.file.origin(PHASE));
+            self.problems.push(part.file.problem(DRAIN, fact, remedy));
         }
+        let phase_text = show_duration(phase);
         let max_wait = routing.stash.max_wait;
         if phase >= max_wait {
             let bound = show_duration(max_wait);

@@ -20,6 +20,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod deployment;
+mod drain_time;
 mod error;
 mod keys;
 mod located;

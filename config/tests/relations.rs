@@ -114,13 +114,30 @@ fn bounds_in_the_wrong_order_point_at_the_one_that_was_given() {
 fn a_drain_must_end_before_its_phase_where_both_roles_are_in_the_file() {
     assert_refused(
         "[router.drain]\ntimeout = \"25s\"\n[coordinator]\n",
-        &["segue.toml:2:11: router.drain.timeout: 25s is not below coordinator.phase_timeout, which is 25s (the \
-           default); expected less than 25s"],
+        &["segue.toml:2:11: router.drain.timeout: 25s, 1s until sidecars have reset what was severed and 2s for \
+           acknowledgements are together 28s, which is not below coordinator.phase_timeout, which is 25s (the default); \
+           expected less than 22s"],
     );
     assert_refused(
         "[router]\n[coordinator]\nphase_timeout = \"10s\"\n",
         &["segue.toml:3:17: coordinator.phase_timeout: 10s is not above router.drain.timeout, which is 20s (the \
-           default); expected more than 20s"],
+           default), 1s until sidecars have reset what was severed and 2s for acknowledgements, which are together 23s; \
+           expected more than 23s"],
+    );
+    assert_refused(
+        "[router.drain]\ntimeout = \"1s\"\n[coordinator]\nphase_timeout = \"3s\"\n",
+        &["segue.toml:2:11: router.drain.timeout: 1s, 1s until sidecars have reset what was severed and 2s for \
+           acknowledgements are together 4s, which is not below coordinator.phase_timeout, which is 3s (segue.toml:4:1); \
+           expected coordinator.phase_timeout to be more than 4s"],
+    );
+    // To the second.
+    let drains = |drain| format!("[router.drain]\ntimeout = \"{drain}s\"\n[coordinator]\n");
+    assert_accepted(&drains(21));
+    assert_refused(
+        &drains(22),
+        &["segue.toml:2:11: router.drain.timeout: 22s, 1s until sidecars have reset what was severed and 2s for \
+           acknowledgements are together 25s, which is not below coordinator.phase_timeout, which is 25s (the default); \
+           expected less than 22s"],
     );
     assert_accepted("[router.drain]\ntimeout = \"25s\"\n");
 }

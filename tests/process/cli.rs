@@ -131,7 +131,7 @@ fn several_files_are_checked_against_each_other_and_the_promise_is_told() {
     let (code, _, said) = check_together(&[ROUTER, coordinator]);
     assert_eq!(code, Some(2));
     assert!(
-        said.contains("router.drain.timeout: 20s is not below coordinator.phase_timeout, which is 20s ("),
+        said.contains("together 23s, which is not below coordinator.phase_timeout, which is 20s ("),
         "{said}"
     );
 

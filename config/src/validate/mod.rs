@@ -28,11 +28,11 @@ use segue_coordination::pod::PodSettings;
 use segue_proxy::settings::UpstreamProtocol;
 use segue_proxy::sidecar::Checks;
 
+use crate::drain_time::drain_fits_into_a_phase;
 use crate::error::{Problem, Wrong, quoted};
 use crate::keys::{self, Keys};
 use crate::raw::{Raw, Value};
 use crate::reader::{self, Reader, text};
-use crate::units::show_duration;
 use crate::validated::{Config, Credentials, Log, LogFormat, LogLevel, Pod, Store, StoreKind, StreamListen};
 
 /// Every key that a file may have. Each section's keys are listed where they are read.
@@ -78,16 +78,6 @@ fn a_role_is_there(r: &mut Reader<'_>) {
     if !keys::ROLES.iter().any(|role| r.has_section(role)) {
         let remedy = "expected at least one of the sections [router], [coordinator], [pod]";
         r.report(None, "router, coordinator, pod", Wrong::new("there is no role to run", remedy));
-    }
-}
-
-/// Refuses a drain that may outlast the phase it belongs to: its handoff would always be cancelled.
-fn drain_fits_into_a_phase(r: &mut Reader<'_>, config: &Config) {
-    // All keyspaces have the same.
-    let policy = config.keyspaces.first().and_then(|keyspace| keyspace.policy.as_ref());
-    if let (Some(router), Some(policy)) = (&config.router, policy) {
-        let drain = ("router.drain.timeout", router.drain.timeout);
-        r.ordered(drain, ("coordinator.phase_timeout", policy.phase_timeout), true, show_duration);
     }
 }
 
