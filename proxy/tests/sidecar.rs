@@ -24,6 +24,7 @@ use segue_protocol::planning::{Policy, RoundCause};
 use segue_protocol::records::{Capabilities, Phase};
 use segue_protocol::txn::Keys;
 use segue_protocol::view::View;
+use segue_proxy::settings::UpstreamProtocol;
 use segue_proxy::sidecar::{Sidecar, Traffic, Upstream};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
@@ -110,6 +111,7 @@ impl Site {
         let pod = pod(&store, &keys, "w", address);
         let upstream = Upstream {
             address: service.to_string().parse().unwrap(),
+            protocol: UpstreamProtocol::Http2,
             work_ends_within: None,
             traffic: Arc::new(Traffic::default()),
         };

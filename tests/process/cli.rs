@@ -130,10 +130,7 @@ fn several_files_are_checked_against_each_other_and_the_promise_is_told() {
     let coordinator = "[coordinator]\nname = \"c-0\"\nphase_timeout = \"20s\"\n";
     let (code, _, said) = check_together(&[ROUTER, coordinator]);
     assert_eq!(code, Some(2));
-    assert!(
-        said.contains("together 23s, which is not below coordinator.phase_timeout, which is 20s ("),
-        "{said}"
-    );
+    assert!(said.contains("together 23s, which is not below coordinator.phase_timeout, which is 20s ("), "{said}");
 
     let (code, _, said) = check_together(&[ROUTER, "[pod]\nname = \"w-0\"\nlease_ttl = \"30s\"\n"]);
     assert!(

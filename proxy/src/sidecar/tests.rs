@@ -27,8 +27,8 @@ use super::body::empty;
 use super::forwarder::Forwarder;
 use super::local_reply::LocalReplies;
 use super::upstream::Upstream;
-use crate::settings::UpstreamProtocol;
 use crate::message::PREFACE;
+use crate::settings::UpstreamProtocol;
 
 /// More than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -238,7 +238,7 @@ async fn a_service_that_works_on_a_request_for_long_gets_no_pings() {
     let (mut client, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(world.router)).await.unwrap();
     tokio::spawn(connection);
-    let request = tokio::spawn(client.send_request(Request::get("http://x/").body(empty()).unwrap()));
+    let request = tokio::spawn(client.send_request(call("GET").body(empty()).unwrap()));
     let service = listener.accept().await.unwrap().0;
     let frames = frames_for(service, Duration::from_secs(600)).await;
     assert!(frames.contains(&HEADERS_FRAME), "{frames:?}");
