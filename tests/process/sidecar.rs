@@ -244,6 +244,7 @@ async fn messages_that_end_with_an_empty_frame_pass_by_the_hundred() {
     tokio::spawn(connection);
     for count in 0..250 {
         let request = hyper::Request::post(format!("http://{}/", fixture.router)).header("x-partition", "0");
+        let request = request.header("content-type", "application/grpc");
         let answer = client.send_request(request.body(ended_by_an_empty_frame()).unwrap()).await.unwrap();
         assert_eq!(answer.status(), 200, "request {count}: {:?}", answer.headers());
         assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "a message", "answer {count}");
