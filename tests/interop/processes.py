@@ -96,6 +96,7 @@ class Cluster:
         self.upstreams = upstreams
         # Routers then send to the service itself, and the sidecar only takes part.
         self.past_sidecar = past_sidecar
+        self.protocol = protocol
         self.port, self.admin = free_port(), free_port()
         self.pods = {}
         self.moving = asyncio.Lock()
@@ -143,6 +144,7 @@ name = "{name}"
 listen = "127.0.0.1:{listen}"
 advertise = "127.0.0.1:{advertised}"
 upstream = "127.0.0.1:{self.upstreams[name]}"
+protocol = "{self.protocol}"
 lease_ttl = "5s"
 """)
 
