@@ -382,3 +382,20 @@ async fn a_body_that_waits_for_its_pod_goes_on_waiting_after_hints() {
     assert_eq!(client.head().await.status, 103);
     connection.continue_and_answer(&mut client).await;
 }
+
+/// A pod whose server takes no trailers of that size closes the connection behind its response, which would break off the next
+/// client's request.
+#[tokio::test]
+async fn a_connection_on_which_trailers_were_sent_carries_no_other_clients_request() {
+    for (trailers, connections) in [("", 1), ("x-sum: 7\r\n", 3)] {
+        let fixture = Fixture::new();
+        let pod = fixture.pod(Speaks::Http1, echo_body).await;
+        let upload = format!(
+            "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n{trailers}\r\n"
+        );
+        for _ in 0..3 {
+            assert_eq!(fixture.ask(&upload).await.text(), "hello");
+        }
+        assert_eq!(pod.connections.load(std::sync::atomic::Ordering::SeqCst), connections, "{trailers:?}");
+    }
+}

@@ -122,15 +122,15 @@ impl Cluster {
     }
 
     /// Starts the router that is attacked.
-    pub(crate) async fn victim(&self) -> anyhow::Result<Router> {
+    pub(crate) async fn victim(&self, protocol: &str) -> anyhow::Result<Router> {
         let keys = format!(
             "limits = {{ max_connections = {CONNECTIONS}, header_read_timeout = \"{}s\", max_body_bytes = \"8MiB\" }}\n\
-             upstream = {{ idle_timeout = \"{}s\", request_timeout = \"5s\", max_idle_per_pod = 8, \
+             upstream = {{ protocol = \"{protocol}\", idle_timeout = \"{}s\", request_timeout = \"5s\", max_idle_per_pod = 8, \
              max_in_flight_per_pod = {IN_FLIGHT} }}",
             HEAD_TIMEOUT.as_secs(),
             IDLE_TIMEOUT.as_secs()
         );
-        self.router("r-0", &keys).await
+        self.router(&format!("r-{protocol}"), &keys).await
     }
 
     /// Returns the file of a router that finds the partition and the key in headers.

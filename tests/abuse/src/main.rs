@@ -23,6 +23,7 @@ mod service;
 mod soak;
 mod wire;
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -105,11 +106,54 @@ fn say(line: &str) {
     println!("{line}");
 }
 
+/// Plays attacks against a router that speaks to pods by `protocol`.
+async fn play_all(
+    cluster: &Cluster,
+    protocol: &str,
+    keyed: SocketAddr,
+    attacks: &[attacks::Attack],
+    count: &mut impl FnMut((bool, String)),
+) -> anyhow::Result<()> {
+    if attacks.is_empty() {
+        return Ok(());
+    }
+    let mut router = cluster.victim(protocol).await?;
+    let authority = Authority::new(cluster.folder(), &format!("ours-{protocol}"));
+    let shown = authority.issue("router");
+    let keys =
+        format!("tls = {{ cert = {:?}, key = {:?} }}\nlimits.header_read_timeout = \"2s\"", shown.cert, shown.key);
+    let secure = cluster.router(&format!("r-tls-{protocol}"), &keys).await?;
+    let (seen, admin) = (cluster.pods.seen.clone(), router.admin);
+    let target = Target { router: router.address, secure: secure.address, keyed, seen, admin };
+    let good = Good::start(router.address, PARTITIONS);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    good.take();
+    tokio::time::sleep(CALM).await;
+    let measured = good.take();
+    ensure!(measured.errors.is_empty(), "not even calm: {:?}", measured.errors.first());
+    let calm = Calm { p99: measured.p99(), rss_kib: rss_kib(router.pid()), files: files(router.pid()) };
+    say(&format!(
+        "calm, protocol = {protocol}: p99 {} ms, {} requests in {} s, rss {} MiB, {} files; bound under attack: {} ms",
+        millis(calm.p99),
+        measured.requests,
+        CALM.as_secs(),
+        calm.rss_kib >> 10,
+        calm.files,
+        millis(calm.bound())
+    ));
+    for attack in attacks {
+        count(play(attack, &target, &mut router, &good, &calm).await);
+    }
+    Ok(())
+}
+
 async fn abuse(only: Option<&str>) -> anyhow::Result<bool> {
     let files_allowed = raise_file_limit(FILES);
     let mut attacks = attacks::all();
     let chosen = |name: &str| only.is_none_or(|only| name.contains(only));
     attacks.retain(|attack| chosen(attack.name));
+    let mut shared = attacks::on_shared_connections();
+    shared.retain(|attack| chosen(attack.name));
     let mut cluster = Cluster::start().await?;
     let (mut played, mut harmless) = (0, 0);
     let mut count = |(ok, line): (bool, String)| {
@@ -117,35 +161,10 @@ async fn abuse(only: Option<&str>) -> anyhow::Result<bool> {
         played += 1;
         harmless += usize::from(ok);
     };
-    if !attacks.is_empty() {
-        let mut router = cluster.victim().await?;
-        let authority = Authority::new(cluster.folder(), "ours");
-        let shown = authority.issue("router");
-        let keys =
-            format!("tls = {{ cert = {:?}, key = {:?} }}\nlimits.header_read_timeout = \"2s\"", shown.cert, shown.key);
-        let secure = cluster.router("r-tls", &keys).await?;
+    if !attacks.is_empty() || !shared.is_empty() {
         let keyed = cluster.keyed_router("r-keys").await?;
-        let (seen, admin) = (cluster.pods.seen.clone(), router.admin);
-        let target =
-            Target { router: router.address, secure: secure.address, keyed: keyed.router.address, seen, admin };
-        let good = Good::start(router.address, PARTITIONS);
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        good.take();
-        tokio::time::sleep(CALM).await;
-        let measured = good.take();
-        ensure!(measured.errors.is_empty(), "not even calm: {:?}", measured.errors.first());
-        let calm = Calm { p99: measured.p99(), rss_kib: rss_kib(router.pid()), files: files(router.pid()) };
-        say(&format!(
-            "calm: p99 {} ms, {} requests in {} s, rss {} MiB, {} files; bound under attack: {} ms",
-            millis(calm.p99),
-            measured.requests,
-            CALM.as_secs(),
-            calm.rss_kib >> 10,
-            calm.files,
-            millis(calm.bound())
-        ));
-        for attack in &attacks {
-            count(play(attack, &target, &mut router, &good, &calm).await);
+        for (protocol, attacks) in [("auto", attacks), ("http2", shared)] {
+            play_all(&cluster, protocol, keyed.router.address, &attacks, &mut count).await?;
         }
     }
     if chosen("few-files") {

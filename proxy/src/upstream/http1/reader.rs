@@ -171,6 +171,7 @@ impl Reader {
 fn give_back(mut connection: Box<Connection>, pool: Option<Rc<Pool<Box<Connection>>>>) {
     if let Some(pool) = pool
         && connection.read.is_empty()
+        && !connection.upload.has_trailers
     {
         connection.idle_since = pool.now();
         pool.give_back(connection);

@@ -38,6 +38,8 @@ pub(super) struct Upload {
     /// Whether the chunk in `large` still needs its line end.
     line_end_due: bool,
     ended: bool,
+    /// Whether trailers were sent. Servers that take none of that size close the connection behind their response.
+    pub(super) has_trailers: bool,
     /// Whether the client waits for `100 Continue`.
     pub(super) withheld: bool,
     /// Number of bytes written.
@@ -70,6 +72,7 @@ impl Upload {
             large: Bytes::new(),
             line_end_due: false,
             ended: true,
+            has_trailers: false,
             withheld: false,
             written: 0,
         }
@@ -81,6 +84,7 @@ impl Upload {
         self.framing = framing;
         self.line_end_due = false;
         self.ended = framing == Framing::None;
+        self.has_trailers = false;
         self.withheld = false;
         self.written = 0;
     }
@@ -196,6 +200,7 @@ impl Upload {
     }
 
     fn end(&mut self, trailers: Option<&HeaderMap>) -> Result<(), UploadError> {
+        self.has_trailers = trailers.is_some_and(|trailers| !trailers.is_empty());
         match self.framing {
             // The client's declared length was not reached: hyper refuses that, and so would the pod.
             Framing::Length(left) if left > 0 => return Err(UploadError::Body),

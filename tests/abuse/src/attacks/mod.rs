@@ -120,6 +120,10 @@ pub(crate) fn all() -> Vec<Attack> {
     attacks.extend(smuggling::all());
     attacks.extend(targets::all());
     attacks.extend(held::all());
-    attacks.extend(shared::all());
     attacks
+}
+
+/// Those on connections to pods that exchanges share: all by HTTP/2.
+pub(crate) fn on_shared_connections() -> Vec<Attack> {
+    shared::all()
 }
