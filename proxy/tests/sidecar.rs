@@ -14,14 +14,13 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2::SendRequest;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use segue_coordination::coordinator::run_coordinator;
-use segue_coordination::coordinator::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult};
+use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, run_coordinator};
 use segue_coordination::pod::{HandoffHandler, PodHandle, PodSettings};
-use segue_coordination::store::{MemoryStore, Store, StoreError};
+use segue_coordination::store::{MemoryStore, Store};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
-use segue_protocol::planning::{Policy, RoundCause};
-use segue_protocol::records::{Capabilities, Phase};
+use segue_protocol::planning::Policy;
+use segue_protocol::records::Capabilities;
 use segue_protocol::txn::Keys;
 use segue_protocol::view::View;
 use segue_proxy::settings::UpstreamProtocol;
@@ -31,6 +30,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::handoff::Quiet;
 use crate::support::soon;
 
 /// The partition that moves; the ones before it have exchanges of others.
@@ -38,17 +38,6 @@ const MOVES: PartitionId = PartitionId::new(12);
 const PARTITIONS: u32 = 13;
 /// Longer than anything here takes, so that nothing is cancelled.
 const LONG: Duration = Duration::from_secs(600);
-
-struct Quiet;
-
-impl CoordinatorObserver for Quiet {
-    fn leads(&self, _: bool) {}
-    fn round(&self, _: RoundCause) {}
-    fn phase_ended(&self, _: Phase, _: Duration) {}
-    fn handoff_ended(&self, _: PartitionId, _: HandoffResult) {}
-    fn view_changed(&self, _: &View) {}
-    fn resync(&self, _: &StoreError) {}
-}
 
 struct NoState;
 impl HandoffHandler for NoState {}

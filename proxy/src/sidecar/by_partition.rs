@@ -29,10 +29,10 @@ const MAX_IDLE: usize = 256;
 
 /// The connections of all partitions to one service.
 #[derive(Debug, Clone)]
-pub(super) struct ByPartition(Arc<Shared>);
+pub(super) struct ByPartition(Arc<ServiceConnections>);
 
 #[derive(Debug)]
-struct Shared {
+struct ServiceConnections {
     upstream: Authority,
     traffic: Arc<Traffic>,
     partitions: Mutex<Partitions>,
@@ -59,12 +59,12 @@ struct Connection {
 pub(super) struct Lease {
     pub(super) http2: Http2,
     partition: Option<PartitionId>,
-    shared: Arc<Shared>,
+    shared: Arc<ServiceConnections>,
 }
 
 impl ByPartition {
     pub(super) fn new(upstream: Authority, traffic: Arc<Traffic>) -> Self {
-        ByPartition(Arc::new(Shared { upstream, traffic, partitions: Mutex::default() }))
+        ByPartition(Arc::new(ServiceConnections { upstream, traffic, partitions: Mutex::default() }))
     }
 
     /// Returns the connection for an exchange of the partition.
@@ -89,7 +89,7 @@ impl ByPartition {
     }
 }
 
-impl Shared {
+impl ServiceConnections {
     fn partitions(&self) -> MutexGuard<'_, Partitions> {
         self.partitions.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -130,7 +130,7 @@ impl Partitions {
 }
 
 /// Closes idle connections until there is no connection left.
-async fn sweep(shared: Weak<Shared>) {
+async fn sweep(shared: Weak<ServiceConnections>) {
     loop {
         sleep(SWEEP_INTERVAL).await;
         let Some(shared) = shared.upgrade() else { return };

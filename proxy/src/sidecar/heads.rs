@@ -6,12 +6,13 @@
 use http::header::{CONNECTION, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, TE, UPGRADE};
 use http::uri::{Authority, Scheme};
 use http::{Request, Uri, Version};
+use hyper::body::Incoming;
 
 use crate::message::header_names::is_hop_by_hop;
 
 /// Rewrites a router's request for the service, `by_http2` or by HTTP/1.1. With `upgrade` it keeps what asks for another
 /// protocol.
-pub(super) fn prepare<B>(request: &mut Request<B>, upstream: &Authority, by_http2: bool, upgrade: bool) {
+pub(super) fn prepare(request: &mut Request<Incoming>, upstream: &Authority, by_http2: bool, upgrade: bool) {
     let path = request.uri().path_and_query().cloned();
     let authority = request.uri().authority().cloned().or_else(|| {
         let host = request.headers().get(HOST).filter(|_| by_http2)?;

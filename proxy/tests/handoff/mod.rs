@@ -43,7 +43,7 @@ const TTL: Duration = Duration::from_secs(6);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(8);
 
-struct Quiet;
+pub(crate) struct Quiet;
 
 impl CoordinatorObserver for Quiet {
     fn leads(&self, _: bool) {}
