@@ -132,11 +132,13 @@ fn request_line(line: &[u8], manner: Manner) -> Result<(), Stop> {
     let parts: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
     let [method, target, version] = parts[..] else { return Err(Malformed("no request line")) };
     let versions: &[&[u8]] = if manner == Manner::Strict { &[b"HTTP/1.1"] } else { &[b"HTTP/1.1", b"HTTP/1.0"] };
-    let visible = |byte: &u8| byte.is_ascii_graphic() || (*byte >= 0x80 && manner == Manner::Tolerant);
+    // RFC 9112 has no other bytes than ASCII here; servers take UTF-8, and tolerant ones whatever comes.
+    let visible = |byte: &u8| byte.is_ascii_graphic() || *byte >= 0x80;
+    let readable = manner == Manner::Tolerant || std::str::from_utf8(target).is_ok();
     if method.is_empty() || !method.iter().all(|byte| is_token(*byte)) {
         return Err(Malformed("no method"));
     }
-    if target.is_empty() || !target.iter().all(visible) {
+    if target.is_empty() || !target.iter().all(visible) || !readable {
         return Err(Malformed("no target"));
     }
     if !versions.contains(&version) {

@@ -8,7 +8,7 @@
 //! * Each request at the pod is whole, framed in one way, and stamped by this router.
 //! * Nothing is left in flight once the client has disconnected.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -47,6 +47,8 @@ pub struct Router {
     limits: ClientLimits,
     http1: Http1Server,
     front: TcpListener,
+    /// How many clients there have been. Each has an address of its own, which its requests carry.
+    clients: Cell<u64>,
     seen: Seen,
 }
 
@@ -114,13 +116,14 @@ impl Router {
         let is_http2 = protocol == UpstreamProtocol::Http2;
         tokio::task::spawn_local(serve_pod(pod, is_http2, seen.clone()));
         let front = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        Router { forward, table, metrics, limits: settings.limits, http1, front, seen }
+        Router { forward, table, metrics, limits: settings.limits, http1, front, clients: Cell::new(0), seen }
     }
 
     /// Sends the pieces and reads to the end. Returns the responses and the whole requests that the pod got.
     pub async fn serve(&self, pieces: &[&[u8]], ending: Ending<'_>) -> (Vec<u8>, Vec<Message>) {
-        match tokio::time::timeout(PATIENCE, self.exchange(pieces, ending)).await {
-            Ok(answers) => (answers, self.at_the_pod()),
+        let client = format!("2001:db8::{:x}", self.clients.replace(self.clients.get() + 1));
+        match tokio::time::timeout(PATIENCE, self.exchange(&client, pieces, ending)).await {
+            Ok(answers) => (answers, self.at_the_pod(&client)),
             Err(_) => panic!(
                 "not answered, not hung up on, or half a request left with the pod; {} in flight, {:?}",
                 self.table.in_flight(P0),
@@ -129,14 +132,14 @@ impl Router {
         }
     }
 
-    async fn exchange(&self, pieces: &[&[u8]], ending: Ending<'_>) -> Vec<u8> {
+    async fn exchange(&self, client: &str, pieces: &[&[u8]], ending: Ending<'_>) -> Vec<u8> {
+        let peer = HeaderValue::from_str(client).expect("a header value");
         let address = self.front.local_addr().expect("an address");
         let (client, accepted) = tokio::join!(TcpStream::connect(address), self.front.accept());
         let (mut client, (stream, _)) = (client.expect("a connection"), accepted.expect("a connection"));
         client.set_nodelay(true).expect("an option");
         // There are thousands of connections a second. None may leave its port in TIME_WAIT.
         client.set_zero_linger().expect("an option");
-        let peer = HeaderValue::from_static("192.0.2.1");
         let served = serve_client(stream, peer, self.forward.clone(), self.metrics.clone(), &self.limits, self.http1);
         let talk = async move {
             let mut answers = Vec::new();
@@ -175,8 +178,9 @@ impl Router {
         answers
     }
 
-    /// Returns the requests at the pod, read as strictly as possible.
-    fn at_the_pod(&self) -> Vec<Message> {
+    /// Returns the requests of a client at the pod, read as strictly as possible. Those of earlier clients may be there, too:
+    /// a request whose client has gone is abandoned, perhaps before the pod has read it.
+    fn at_the_pod(&self, client: &str) -> Vec<Message> {
         let mut whole = std::mem::take(&mut *self.seen.messages.borrow_mut());
         whole.iter().for_each(without_connection);
         self.seen.bytes.borrow_mut().retain(|heard| {
@@ -190,6 +194,7 @@ impl Router {
             !heard.closed
         });
         whole.iter().for_each(stamped);
+        whole.retain(|request| request.all("x-forwarded-for").eq([client.as_bytes()]));
         whole
     }
 }
@@ -202,7 +207,8 @@ fn stamped(request: &Message) {
         let values: Vec<&[u8]> = request.all(name).collect();
         assert_eq!(values, [value], "{name}");
     }
-    assert!(request.all("x-forwarded-for").all(|value| value == b"192.0.2.1"));
+    let clients: Vec<&[u8]> = request.all("x-forwarded-for").collect();
+    assert!(matches!(clients[..], [client] if client.starts_with(b"2001:db8::")), "{clients:?}");
     for (name, _) in request.fields.iter().chain(&request.trailers) {
         let said_by_a_client =
             ["segue-misdirected", "segue-reason", "forwarded", "x-forwarded-host"].contains(&name.as_str());

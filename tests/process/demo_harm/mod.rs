@@ -127,7 +127,13 @@ async fn an_acknowledged_write_that_was_dropped_is_seen_as_lost() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_that_is_acknowledged_before_it_is_done_is_seen_as_reordered() {
-    let report = demo(Scenario::ScaleUp, Sabotage::AnswersFirst).await;
-    assert!(report.reordered > 0, "{report}");
-    assert_eq!(report.duplicated, 0, "{report}");
+    // On a machine that is slow, a run of two seconds may have no two writes of a key that are near enough.
+    for _ in 0..20 {
+        let report = demo(Scenario::ScaleUp, Sabotage::AnswersFirst).await;
+        assert_eq!(report.duplicated, 0, "{report}");
+        if report.reordered > 0 {
+            return;
+        }
+    }
+    panic!("20 runs, and nothing was reordered");
 }
