@@ -19,7 +19,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
 
-use crate::message::local_reply::LocalReply;
+use crate::message::local_reply::{LocalReply, PodReason};
 
 /// Upper bounds of the buckets of all histograms of durations, in microseconds. Dense below 50 ms, so that a cutover's
 /// pause shows.
@@ -41,6 +41,38 @@ pub enum BounceCause {
     BackingOff,
 }
 
+/// Why a response that had begun did not reach its client in full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CutOff {
+    /// The pod broke the exchange off.
+    Broken,
+    /// The partition was severed at the end of its drain.
+    Severed,
+    /// No bytes have flowed for too long.
+    Idle,
+    /// The deadline that a gRPC call's client gave has passed.
+    Deadline,
+    /// The client disconnected or reset its stream.
+    ClientGone,
+}
+
+impl CutOff {
+    /// All causes, in the order of their numbers.
+    pub const ALL: [CutOff; 5] =
+        [CutOff::Broken, CutOff::Severed, CutOff::Idle, CutOff::Deadline, CutOff::ClientGone];
+
+    /// Returns the value of the label `cause`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            CutOff::Broken => "broken",
+            CutOff::Severed => "severed",
+            CutOff::Idle => "idle",
+            CutOff::Deadline => "deadline",
+            CutOff::ClientGone => "client_gone",
+        }
+    }
+}
+
 /// The counters of all workers.
 #[derive(Debug, Clone)]
 pub struct Metrics {
@@ -51,9 +83,11 @@ pub struct Metrics {
 pub struct WorkerMetrics {
     passed: [AtomicU64; CODES],
     own: [AtomicU64; LocalReply::ALL.len()],
+    of_pods: [AtomicU64; PodReason::ALL.len()],
     aborted: AtomicU64,
     requests_in_flight: AtomicU64,
     requests_bounced: [AtomicU64; 3],
+    responses_cut_off: [AtomicU64; CutOff::ALL.len()],
     durations: Times,
     upstream_durations: Times,
     stash_waits: Times,
@@ -94,9 +128,11 @@ impl Default for WorkerMetrics {
         WorkerMetrics {
             passed: std::array::from_fn(|_| AtomicU64::new(0)),
             own: std::array::from_fn(|_| AtomicU64::new(0)),
+            of_pods: Default::default(),
             aborted: AtomicU64::new(0),
             requests_in_flight: AtomicU64::new(0),
             requests_bounced: Default::default(),
+            responses_cut_off: Default::default(),
             durations: Times::default(),
             upstream_durations: Times::default(),
             stash_waits: Times::default(),
@@ -120,6 +156,12 @@ impl WorkerMetrics {
         }
     }
 
+    /// Counts a response that a pod's layer or sidecar has made in place of the service, and that is passed on.
+    #[cold]
+    pub(crate) fn passed_reason(&self, reason: PodReason) {
+        add(&self.of_pods[reason as usize], 1);
+    }
+
     pub(crate) fn answered(&self, own: LocalReply) {
         add(&self.own[own.index()], 1);
     }
@@ -131,6 +173,11 @@ impl WorkerMetrics {
 
     pub(crate) fn bounced(&self, cause: BounceCause) {
         add(&self.requests_bounced[cause as usize], 1);
+    }
+
+    /// Counts a response that had begun and did not reach its client in full.
+    pub(crate) fn cut_off(&self, cause: CutOff) {
+        add(&self.responses_cut_off[cause as usize], 1);
     }
 
     #[inline]
@@ -215,13 +262,23 @@ impl Metrics {
         self.sum(|worker| &worker.own[own.index()])
     }
 
+    /// Returns how many responses of pods gave this reason.
+    pub fn pod_answers(&self, reason: PodReason) -> u64 {
+        self.sum(|worker| &worker.of_pods[reason as usize])
+    }
+
     fn encode_own(&self, mut requests: MetricEncoder<'_>) -> fmt::Result {
+        let none: Option<&Exemplar<NoLabels, u64>> = None;
         for own in LocalReply::ALL {
             let labels = Answered { code: own.status().as_u16(), reason: own.reason() };
-            let none: Option<&Exemplar<NoLabels, u64>> = None;
-            requests.encode_family(&labels)?.encode_counter(&self.own_answers(own), none)?;
+            // A router and a pod's sidecar have one reason for a broken exchange, and so one series.
+            let of_pods = if own == LocalReply::UpstreamFailed { Some(PodReason::UpstreamFailed) } else { None };
+            let count = self.own_answers(own) + of_pods.map_or(0, |reason| self.pod_answers(reason));
+            requests.encode_family(&labels)?.encode_counter(&count, none)?;
         }
-        Ok(())
+        let lost = PodReason::LeaseLost;
+        let labels = Answered { code: lost.status().as_u16(), reason: lost.as_str() };
+        requests.encode_family(&labels)?.encode_counter(&self.pod_answers(lost), none)
     }
 
     fn encode_times(&self, mut encoder: MetricEncoder<'_>, times: impl Fn(&WorkerMetrics) -> &Times) -> fmt::Result {
@@ -234,6 +291,11 @@ impl Metrics {
         let count = buckets.iter().map(|(_, count)| count).sum();
         let seconds = self.sum(|worker| &times(worker).nanoseconds) as f64 / 1e9;
         encoder.encode_histogram::<NoLabels>(seconds, count, &buckets, None)
+    }
+
+    /// Returns how many responses were cut off for this cause.
+    pub fn responses_cut_off(&self, cause: CutOff) -> u64 {
+        self.sum(|worker| &worker.responses_cut_off[cause as usize])
     }
 
     /// Returns how often a request came back unprocessed for this cause.
@@ -259,7 +321,7 @@ impl EncodeLabelSet for Answered {
     }
 }
 
-const REQUESTS_HELP: &str = "Requests answered, by status and, for the router's own answers, by reason";
+const REQUESTS_HELP: &str = "Requests answered, by status and, for answers that are not the service's, by reason";
 
 impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
@@ -276,6 +338,14 @@ impl Collector for Metrics {
             }
         }
         self.encode_own(requests)?;
+
+        let help = "Responses that had begun and did not reach their clients in full, by cause";
+        let mut cut_off = encoder.encode_descriptor("responses_cut_off", help, None, Counter)?;
+        for cause in CutOff::ALL {
+            cut_off
+                .encode_family(&[("cause", cause.as_str())])?
+                .encode_counter(&self.responses_cut_off(cause), none)?;
+        }
 
         let help = "Requests whose client hung up before there was an answer";
         let mut aborted = encoder.encode_descriptor("requests_aborted", help, None, Counter)?;
@@ -370,6 +440,7 @@ mod tests {
             assert!(text.contains(&line), "{line} in {text}");
         }
         for line in [
+            "segue_requests_total{code=\"500\",reason=\"lease-lost\"} 0\n",
             "segue_requests_bounced_total{cause=\"misdirected\"} 0\n",
             "segue_requests_bounced_total{cause=\"refused\"} 0\n",
             "segue_requests_bounced_total{cause=\"spared\"} 0\n",

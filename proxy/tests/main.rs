@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod bounds;
+mod cut_off;
 mod early_answers;
 mod edge;
 mod failing;

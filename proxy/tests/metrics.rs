@@ -40,3 +40,38 @@ async fn the_time_with_a_pod_leaves_out_the_time_in_the_stash() {
     assert_eq!(client.ask(GET).await.text(), "ok");
     until(|| value(&fixture, "segue_upstream_duration_seconds_count") == 2.0, "the exchange to be over").await;
 }
+
+#[tokio::test]
+async fn a_reason_that_a_pods_sidecar_gives_is_counted_as_that_reason() {
+    let fixture = Fixture::new();
+    let _pod = fixture
+        .pod(Speaks::Http1, |request| async move {
+            let (status, reason) = match request.uri().path() {
+                "/broken" => (502, "upstream-failed"),
+                "/lost" => (500, "lease-lost"),
+                "/grpc" => (200, "upstream-failed"),
+                _ => (503, "fenced"),
+            };
+            http::Response::builder().status(status).header("segue-reason", reason).body(full("{}")).unwrap()
+        })
+        .await;
+    let mut client = RawHttp1Client::connect(fixture.address).await;
+    for (path, status, reason) in [
+        ("/broken", 502, "upstream-failed"),
+        ("/lost", 500, "lease-lost"),
+        ("/grpc", 200, "upstream-failed"),
+        ("/forged", 503, ""),
+    ] {
+        let answer = client.ask(GET.replace(" / ", &format!(" {path} "))).await;
+        assert_eq!((answer.status, answer.header("segue-reason")), (status, reason));
+    }
+    for (series, count) in [
+        (r#"segue_requests_total{code="502",reason="upstream-failed"}"#, 2.0),
+        (r#"segue_requests_total{code="500",reason="lease-lost"}"#, 1.0),
+        (r#"segue_requests_total{code="503",reason=""}"#, 1.0),
+        (r#"segue_requests_total{code="200",reason=""}"#, 0.0),
+        (r#"segue_requests_total{code="503",reason="fenced"}"#, 0.0),
+    ] {
+        assert_eq!(value(&fixture, series), count, "{series}");
+    }
+}

@@ -86,6 +86,9 @@ impl Collector for Requests {
                 .encode_family(&[("reason", reason.as_str())])?
                 .encode_counter(&self.ownership.refused(why), none)?;
         }
+        let help = "Responses that the service began and broke off";
+        let cut_off = self.traffic.responses_cut_off();
+        encoder.encode_descriptor("pod_responses_cut_off", help, None, Counter)?.encode_counter(&cut_off, none)?;
         let in_flight = self.traffic.under_way() as i64;
         let help = "Requests that the service has not ended";
         encoder.encode_descriptor("pod_requests_in_flight", help, None, Gauge)?.encode_gauge(&in_flight)?;
@@ -206,6 +209,7 @@ mod tests {
                 r#"segue_pod_refused_total{reason="unstamped"} 0"#,
                 r#"segue_pod_refused_total{reason="not_owner"} 0"#,
                 r#"segue_pod_refused_total{reason="stale_epoch"} 0"#,
+                "segue_pod_responses_cut_off_total 0",
                 "segue_pod_requests_in_flight 0",
                 "segue_pod_partitions_owned 0",
                 r#"segue_lease_trusted_until_timestamp_seconds{role="pod"} 0.0"#,

@@ -223,7 +223,7 @@ impl Series {
         let (stash_requests, stash_bytes, outliers) = (Gauge::default(), Gauge::default(), Gauge::default());
         registry.register("stash_requests", "Requests that wait", stash_requests.clone());
         registry.register("stash_bytes", "Memory that waiting requests take", stash_bytes.clone());
-        let help = "Pods that take nothing they are sent; /status names them";
+        let help = "Pods that take nothing they are sent or break off every response; /status names them";
         registry.register("outlier_pods", help, outliers.clone());
         Series { metrics: Arc::new(metrics), stash_requests, stash_bytes, outliers }
     }
@@ -276,6 +276,7 @@ impl StatusSource for RouterStatusSource {
                 "refused_in_a_row": pod.health.in_a_row(),
                 "unreachable": unreachable,
                 "misdirected": misdirected,
+                "responses_broken_off": pod.health.broken_responses(),
             })
         });
         json!({

@@ -216,5 +216,6 @@ FAULTS = [
 # Thresholds that a fault would reach only after minutes, each with the one that the rule has here.
 SHORTER = {"SegueHandoffOld": ("> 600", "> 10")}
 
-# What a live site cannot be brought to: a build has one version. rules.test.yaml tests this alert, and those with a threshold.
-BY_RULE_TEST = {"SegueVersionsMixed"}
+# What a live site cannot be brought to within seconds, or what several faults may set off. rules.test.yaml tests these alerts, and
+# those with a threshold.
+BY_RULE_TEST = {"SegueVersionsMixed", "SegueServerErrors", "SegueResponsesCutOff"}

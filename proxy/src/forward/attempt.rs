@@ -29,8 +29,9 @@ use super::response_body::ResponseBody;
 use super::response_head::{AwaitResponse, NoResponse};
 use super::tunnel;
 use crate::message::grpc_timeout;
+use crate::message::header_names::SEGUE_REASON;
 use crate::message::headers::{self, RoutingHeaders};
-use crate::message::local_reply::{LocalReply, is_grpc};
+use crate::message::local_reply::{LocalReply, PodReason, is_grpc};
 use crate::message::request_body::{BodyError, RequestBody};
 use crate::routing::permit::Permit;
 use crate::routing::table::Pod;
@@ -366,7 +367,10 @@ fn pass_on(
     mut in_flight: Box<InFlight>,
     request: RequestBody,
 ) -> Response<ResponseBody> {
-    in_flight.passed(response.status());
+    // Few responses have a reason, and looking at their names costs less than a lookup. One whose headers are lines has none.
+    let has_reason = response.headers().keys().any(|name| *name == SEGUE_REASON);
+    let reason = has_reason.then(|| response.headers().get(SEGUE_REASON).and_then(PodReason::of)).flatten();
+    in_flight.passed(response.status(), reason);
     response.map(|stream| ResponseBody::from_pod(stream, in_flight, request))
 }
 
@@ -377,7 +381,7 @@ fn switched(
     read: BytesMut,
     mut in_flight: Box<InFlight>,
 ) -> Response<ResponseBody> {
-    in_flight.passed(response.status());
+    in_flight.passed(response.status(), None);
     tunnel::join(client, seat, stream, read, in_flight, response.headers().get(UPGRADE));
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
     response.map(|()| ResponseBody::whole(bytes::Bytes::new()))

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::client_presence::Presence;
 use super::concurrency_limit::ConcurrencyLimit;
+use super::cut_off_log::CutOffLog;
 use super::error::InvalidName;
 use super::retry_budget::RetryBudgets;
 use crate::message::headers::{ClientLines, Identity};
@@ -36,6 +37,7 @@ pub(crate) struct WorkerContext {
     pub(crate) upstream: Upstream,
     pub(crate) load: ConcurrencyLimit,
     pub(crate) budgets: RetryBudgets,
+    pub(super) cut_off_log: CutOffLog,
     pub(crate) request_timeout: Duration,
     pub(crate) idle_timeout: Duration,
     pub(crate) max_header_bytes_http2: usize,
@@ -69,6 +71,7 @@ impl WorkerContext {
             upstream: Upstream::new(settings.upstream.clone(), timer.clone()),
             load: ConcurrencyLimit::new(max_in_flight),
             budgets: RetryBudgets::default(),
+            cut_off_log: CutOffLog::default(),
             request_timeout: settings.upstream.request_timeout,
             idle_timeout: settings.upstream.idle_timeout,
             max_header_bytes_http2: settings.upstream.max_header_bytes_http2,

@@ -21,6 +21,8 @@ use super::context::WorkerContext;
 use super::response_head::NoResponse;
 use super::trace::AttemptTrace;
 use crate::message::headers;
+use crate::message::local_reply::PodReason;
+use crate::metrics::CutOff;
 use crate::routing::permit::Permit;
 use crate::routing::table::Pod;
 use crate::runtime::background::Background;
@@ -137,10 +139,14 @@ impl InFlight {
         }
     }
 
-    /// Records that this response of the pod is passed on to the client.
-    pub(crate) fn passed(&mut self, status: StatusCode) {
+    /// Records that this response of the pod is passed on to the client. `reason`: if the pod's layer or sidecar made it
+    /// in place of the service.
+    pub(crate) fn passed(&mut self, status: StatusCode, reason: Option<PodReason>) {
         self.delivered();
-        self.shared.metrics.passed(status);
+        match reason {
+            None => self.shared.metrics.passed(status),
+            Some(reason) => self.shared.metrics.passed_reason(reason),
+        }
         if let Some(trace) = &self.trace {
             trace.responded(status, true);
         }
@@ -150,6 +156,37 @@ impl InFlight {
     pub(crate) fn failed(&self, why: &'static str) {
         if let Some(trace) = &self.trace {
             trace.failed(why);
+        }
+    }
+
+    /// Records that the pod has sent all of its response.
+    #[inline]
+    pub(super) fn completed(&self) {
+        self.pod().health.completed_response();
+    }
+
+    /// Records why the client does not get all of a response that has begun.
+    #[cold]
+    pub(super) fn cut_off(&self, cause: CutOff) {
+        self.shared.metrics.cut_off(cause);
+        if cause == CutOff::ClientGone {
+            return;
+        }
+        self.failed(cause.as_str());
+        // The other causes are the router's own acts, or those of the client.
+        if matches!(cause, CutOff::Broken | CutOff::Idle) {
+            let pod = self.pod();
+            pod.health.broke_response();
+            if let Some(responses) = self.shared.cut_off_log.note(Instant::now()) {
+                tracing::warn!(
+                    pod = pod.name,
+                    address = pod.address,
+                    partition = self.partition().get(),
+                    cause = cause.as_str(),
+                    responses,
+                    "a pod did not send all of a response; its client got a part of it"
+                );
+            }
         }
     }
 
@@ -249,8 +286,11 @@ pub(crate) fn see_rest_through(stream: ResponseStream, in_flight: Box<InFlight>)
     let (shared, severed) = (in_flight.shared.clone(), in_flight.sever_token());
     // With HTTP/2 the end may follow the last byte, which is all that the client waits for.
     let client_has_all = stream.left() == Some(0);
-    if let Some(trace) = in_flight.trace.as_ref().filter(|_| !client_has_all) {
-        trace.client_left();
+    if !client_has_all {
+        in_flight.cut_off(CutOff::ClientGone);
+        if let Some(trace) = &in_flight.trace {
+            trace.client_left();
+        }
     }
     shared.background.run(read_on(stream, in_flight, severed));
 }

@@ -4,7 +4,7 @@
 //!
 //! * The exchange counts as in flight until the pod has sent all of the body.
 //! * Severing ends it, and so does silence, even if the client has stopped reading or sends its request byte by byte.
-//! * A response that is cut off ends with an error, never as a shorter response.
+//! * A response that is cut off ends with an error, never as a shorter response, and is counted once.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use super::in_flight::{InFlight, see_rest_through};
 use crate::message::request_body::RequestBody;
+use crate::metrics::CutOff;
 use crate::runtime::coarse_timer::{OnExpiry, TimerEntry, TimerKey};
 use crate::upstream::{Broken, Counted, HeadLines, ResponseStream};
 
@@ -48,14 +49,13 @@ pub enum ResponseError {
     Deadline,
 }
 
-impl ResponseError {
-    /// Returns the name of the cause in traces.
-    fn as_str(self) -> &'static str {
-        match self {
-            ResponseError::Broken => "broken",
-            ResponseError::Severed => "severed",
-            ResponseError::Idle => "idle",
-            ResponseError::Deadline => "deadline",
+impl From<ResponseError> for CutOff {
+    fn from(error: ResponseError) -> Self {
+        match error {
+            ResponseError::Broken => CutOff::Broken,
+            ResponseError::Severed => CutOff::Severed,
+            ResponseError::Idle => CutOff::Idle,
+            ResponseError::Deadline => CutOff::Deadline,
         }
     }
 }
@@ -131,6 +131,7 @@ impl ResponseBody {
     pub(crate) fn from_pod(mut stream: ResponseStream, in_flight: Box<InFlight>, request: RequestBody) -> Self {
         let lines = stream.take_lines();
         if let Some(whole) = stream.take_whole() {
+            in_flight.completed();
             stream.finish(in_flight);
             return ResponseBody { kind: Kind::Whole(whole), lines };
         }
@@ -167,7 +168,7 @@ impl Streaming {
         let mut state = self.state.borrow_mut();
         let live = self.close(&mut state);
         if let Some((_, in_flight)) = &live {
-            in_flight.failed(error.as_str());
+            in_flight.cut_off(error.into());
         }
         state.error = Some(error);
         let waker = state.waker.take();
@@ -202,9 +203,10 @@ impl Streaming {
         };
         if over && let Some((stream, in_flight)) = self.close(state) {
             if whole {
+                in_flight.completed();
                 stream.finish(in_flight);
             } else {
-                in_flight.failed(ResponseError::Broken.as_str());
+                in_flight.cut_off(CutOff::Broken);
                 drop(stream);
                 drop(in_flight);
             }

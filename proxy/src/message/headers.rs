@@ -16,7 +16,7 @@ use super::header_names::{
     ends_up_in_a_head, is_hop_by_hop, is_said_by_the_router,
 };
 use super::header_scan::HeaderScan;
-use super::local_reply::is_pods_reason;
+use super::local_reply::PodReason;
 use super::reserved::Reserved;
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -122,7 +122,7 @@ pub(crate) fn passes_to_pod(name: &HeaderName, scan: HeaderScan, declared: &Decl
 
 /// Removes from a pod's response what does not go on to the client. (An HTTP/1.1 response is parsed without it.)
 pub(crate) fn clean_response(headers: &mut HeaderMap) {
-    let forged = headers.get_all(SEGUE_REASON).iter().any(|reason| !is_pods_reason(reason));
+    let forged = headers.get_all(SEGUE_REASON).iter().any(|reason| PodReason::of(reason).is_none());
     let stays = |name: &HeaderName| !(is_hop_by_hop(name) || (forged && *name == SEGUE_REASON));
     if headers.keys().all(stays) {
         return;

@@ -4,7 +4,7 @@
 //!
 //! # Invariants
 //!
-//! * Each has its `segue-reason`, and no other response has one, except the pod reasons of `is_pods_reason`.
+//! * Each has its `segue-reason`, and no other response has one, except a [`PodReason`].
 //! * A reply to a request that a pod may have acted on never looks safe to retry.
 
 use bytes::Bytes;
@@ -18,9 +18,38 @@ use crate::routing::keyspace_choice::NoKeyspace;
 use crate::routing::partition_key::Unlocated;
 use crate::routing::table::AdmissionError;
 
-/// Returns whether a response that a pod's layer or sidecar makes may pass this reason on to clients.
-pub(crate) fn is_pods_reason(reason: &HeaderValue) -> bool {
-    matches!(reason.as_bytes(), b"lease-lost" | b"upstream-failed")
+/// A reason that a response of a pod's layer or sidecar may pass on to clients. Any other one is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PodReason {
+    /// The pod's lease ended in the midst of the request.
+    LeaseLost,
+    /// The service broke the exchange after the request may have reached it.
+    UpstreamFailed,
+}
+
+impl PodReason {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [PodReason; 2] = [PodReason::LeaseLost, PodReason::UpstreamFailed];
+
+    pub(crate) fn of(reason: &HeaderValue) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| reason.as_bytes() == known.as_str().as_bytes())
+    }
+
+    /// Returns the value of `segue-reason`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PodReason::LeaseLost => "lease-lost",
+            PodReason::UpstreamFailed => "upstream-failed",
+        }
+    }
+
+    /// Returns the status of the response by HTTP, which is also that of the metrics by gRPC.
+    pub fn status(self) -> StatusCode {
+        match self {
+            PodReason::LeaseLost => StatusCode::INTERNAL_SERVER_ERROR,
+            PodReason::UpstreamFailed => StatusCode::BAD_GATEWAY,
+        }
+    }
 }
 
 /// Why the router responds itself.

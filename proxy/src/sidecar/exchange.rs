@@ -218,6 +218,7 @@ impl Responding {
                     return service.has_all(upload, &upstream, until).await;
                 }
                 Some(Some(Err(error))) => {
+                    upstream.traffic.count_cut_off();
                     sender.abort(error.into());
                     drop(body);
                     return service.closed(&upstream, until).await;

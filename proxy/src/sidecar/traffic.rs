@@ -28,6 +28,8 @@ pub struct Traffic {
     refused: Arc<Notify>,
     /// How often each status from 100 on was answered.
     answered: [AtomicU64; STATUSES],
+    /// How many responses the service broke off.
+    cut_off: AtomicU64,
 }
 
 /// Number of status codes, from 100 on, that are counted.
@@ -42,6 +44,7 @@ impl Default for Traffic {
             idle: Notify::new(),
             refused: Arc::default(),
             answered: std::array::from_fn(|_| AtomicU64::new(0)),
+            cut_off: AtomicU64::new(0),
         }
     }
 }
@@ -103,6 +106,16 @@ impl Traffic {
         if let Some(count) = self.answered.get(usize::from(status.as_u16()).wrapping_sub(100)) {
             count.fetch_add(1, Relaxed);
         }
+    }
+
+    /// Counts a response that the service began and broke off.
+    pub(super) fn count_cut_off(&self) {
+        self.cut_off.fetch_add(1, Relaxed);
+    }
+
+    /// Returns how many responses the service broke off.
+    pub fn responses_cut_off(&self) -> u64 {
+        self.cut_off.load(Relaxed)
     }
 
     /// Returns how often each status was answered.

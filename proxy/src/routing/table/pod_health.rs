@@ -1,4 +1,4 @@
-//! Records whether a pod accepts its requests.
+//! Records whether a pod accepts its requests and sends its responses in full.
 //!
 //! A partition has one writer, so a pod that refuses cannot be left out: no other pod may get its requests. Its health
 //! is recorded so that operators see which pod it is.
@@ -23,12 +23,14 @@ pub enum Refused {
     Misdirected,
 }
 
-/// The refusals of one pod.
+/// The failures of one pod.
 #[derive(Debug, Default)]
 pub struct Health {
     in_a_row: AtomicU32,
     unreachable: AtomicU64,
     misdirected: AtomicU64,
+    broken_in_a_row: AtomicU32,
+    broken: AtomicU64,
 }
 
 impl Health {
@@ -54,9 +56,28 @@ impl Health {
         (in_a_row >= OUTLIER_REFUSALS).then_some(in_a_row)
     }
 
-    /// Returns whether the pod has refused too many requests in a row.
+    /// Records a response that began and that the pod did not send in full.
+    pub(crate) fn broke_response(&self) {
+        self.broken.fetch_add(1, Relaxed);
+        self.broken_in_a_row.fetch_add(1, Relaxed);
+    }
+
+    /// Records a response that the pod has sent in full.
+    #[inline]
+    pub(crate) fn completed_response(&self) {
+        if self.broken_in_a_row.load(Relaxed) != 0 {
+            self.broken_in_a_row.store(0, Relaxed);
+        }
+    }
+
+    /// Returns whether the pod has refused too many requests in a row, or broken off as many responses.
     pub fn is_outlier(&self) -> bool {
-        self.in_a_row() >= OUTLIER_REFUSALS
+        self.in_a_row() >= OUTLIER_REFUSALS || self.broken_in_a_row.load(Relaxed) >= OUTLIER_REFUSALS
+    }
+
+    /// Returns how many responses the pod did not send in full.
+    pub fn broken_responses(&self) -> u64 {
+        self.broken.load(Relaxed)
     }
 
     /// Returns the number of refusals since the last acceptance.
@@ -85,5 +106,17 @@ mod tests {
         assert_eq!((health.accepted(), health.is_outlier()), (Some(100), false));
         assert_eq!(health.refused(Refused::Unreachable), None);
         assert_eq!(health.refusals(), (1, 104));
+    }
+
+    #[test]
+    fn responses_broken_off_in_a_row_make_an_outlier_and_a_whole_one_ends_it() {
+        let health = Health::default();
+        (0..4).for_each(|_| health.broke_response());
+        assert!(!health.is_outlier());
+        health.broke_response();
+        // The pod accepts its requests all the while.
+        assert_eq!((health.accepted(), health.is_outlier()), (None, true));
+        health.completed_response();
+        assert_eq!((health.is_outlier(), health.broken_responses()), (false, 5));
     }
 }

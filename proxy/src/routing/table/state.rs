@@ -204,7 +204,7 @@ impl Table {
         cell.closed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the pods that have refused too many requests in a row, of those that partitions lead to or last led to.
+    /// Returns the pods that have refused too many requests or broken off too many responses in a row, of those that partitions lead to or last led to.
     pub fn outliers(&self) -> Vec<Arc<Pod>> {
         let led_to = |partition| {
             let seen = self.position(partition);

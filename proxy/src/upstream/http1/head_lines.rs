@@ -51,10 +51,11 @@ impl HeadLines {
                 continue;
             }
             let value = HeaderValue::from_maybe_shared(head.slice(value)).map_err(|_| HeadError::Syntax)?;
-            if said.passes(version, status, &name, &value)? && name != CONTENT_LENGTH {
+            let passes = said.passes(version, status, &name, &value)?;
+            if passes && name != CONTENT_LENGTH {
                 encoded.push(&name, value.as_bytes());
             }
-            if name == SEGUE_MISDIRECTED || name == TRAILER {
+            if name == SEGUE_MISDIRECTED || name == TRAILER || (passes && name == SEGUE_REASON) {
                 return Ok(None);
             }
         }
@@ -161,6 +162,7 @@ mod tests {
             "content-length: 5\r\ntransfer-encoding: chunked",
             "transfer-encoding: chunked\r\ntrailer: x-sum",
             "segue-misdirected: 0",
+            "segue-reason: upstream-failed",
             "segue-misdirected: 1\r\ngrpc-status: 9",
         ] {
             assert!(!check(format!("HTTP/1.1 200 OK\r\n{lines}\r\n\r\n").as_bytes()), "{lines}");
@@ -201,6 +203,7 @@ mod tests {
         "proxy-authenticate: Basic",
         "segue-reason: fenced",
         "segue-reason: x",
+        "segue-reason: lease-lost",
         "segue-misdirected: 1",
         "date: today",
         "x-a: 1",

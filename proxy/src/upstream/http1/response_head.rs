@@ -17,7 +17,7 @@ use http::{StatusCode, Version};
 use super::head_lines::HeadLines;
 use crate::message::header_names::{KEEP_ALIVE, SEGUE_REASON, is_hop_by_hop};
 use crate::message::headers::options;
-use crate::message::local_reply::is_pods_reason;
+use crate::message::local_reply::PodReason;
 use crate::message::name_cache::header_name;
 
 /// Most headers of a response.
@@ -206,7 +206,7 @@ impl Said {
             self.keep_for = keep_for(value);
         }
         let switches = status == StatusCode::SWITCHING_PROTOCOLS && *name == UPGRADE;
-        let forged = *name == SEGUE_REASON && !is_pods_reason(value);
+        let forged = *name == SEGUE_REASON && PodReason::of(value).is_none();
         Ok(switches || !(is_hop_by_hop || forged))
     }
 
