@@ -133,11 +133,15 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn duration(&mut self, key: &'static str, default: Duration) -> Duration {
-        let read = self.read(key, |value| match duration(value)? {
+        self.duration_if_given(key).unwrap_or(default)
+    }
+
+    /// Returns a duration above zero; `None` by default.
+    pub(crate) fn duration_if_given(&mut self, key: &'static str) -> Option<Duration> {
+        self.read(key, |value| match duration(value)? {
             Duration::ZERO => Err(Wrong::new("zero", "expected more than that")),
             length => Ok(length),
-        });
-        read.unwrap_or(default)
+        })
     }
 
     pub(crate) fn duration_or_zero(&mut self, key: &'static str, default: Duration) -> Duration {

@@ -109,6 +109,8 @@ fn the_defaults_are_those_that_users_were_told() {
                 min_upload_rate: 100,
                 header_read_timeout: seconds(10),
                 max_header_bytes: 64 << 10,
+                max_connection_age: None,
+                proxy_protocol: false,
                 max_body_bytes: None,
             },
         }),

@@ -58,8 +58,7 @@ pub enum CutOff {
 
 impl CutOff {
     /// All causes, in the order of their numbers.
-    pub const ALL: [CutOff; 5] =
-        [CutOff::Broken, CutOff::Severed, CutOff::Idle, CutOff::Deadline, CutOff::ClientGone];
+    pub const ALL: [CutOff; 5] = [CutOff::Broken, CutOff::Severed, CutOff::Idle, CutOff::Deadline, CutOff::ClientGone];
 
     /// Returns the value of the label `cause`.
     pub fn as_str(self) -> &'static str {

@@ -130,6 +130,10 @@ pub struct ClientLimits {
     pub header_read_timeout: Duration,
     /// Most bytes of a request's head.
     pub max_header_bytes: usize,
+    /// Age at which a connection is closed after its next response, give or take a tenth. `None`: never.
+    pub max_connection_age: Option<Duration>,
+    /// Whether connections begin with a header of the PROXY protocol, version 1 or 2, which names the client.
+    pub proxy_protocol: bool,
     /// Most bytes of a request's body. `None`: no limit, as the router does not keep whole bodies.
     pub max_body_bytes: Option<usize>,
 }
@@ -144,6 +148,8 @@ impl Default for ClientLimits {
             min_upload_rate: 100,
             header_read_timeout: Duration::from_secs(10),
             max_header_bytes: 64 << 10,
+            max_connection_age: None,
+            proxy_protocol: false,
             max_body_bytes: None,
         }
     }

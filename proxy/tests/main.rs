@@ -3,6 +3,7 @@
 //! One executable: what the tests share is compiled once, and their waits overlap.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod balancers;
 mod bounds;
 mod cut_off;
 mod early_answers;
@@ -17,6 +18,7 @@ mod http1_servers;
 mod http2_clients;
 mod http2_pods;
 mod layers;
+mod malformed;
 mod metrics;
 mod outliving;
 mod passing;

@@ -64,6 +64,8 @@ pub(super) const KEYS: &[&str] = &[
     "router.limits.min_upload_rate",
     "router.limits.header_read_timeout",
     "router.limits.max_header_bytes",
+    "router.limits.max_connection_age",
+    "router.limits.proxy_protocol",
     "router.limits.max_body_bytes",
 ];
 
@@ -214,6 +216,8 @@ fn limits(r: &mut Reader<'_>) -> ClientLimits {
         min_upload_rate: r.size_or_zero("router.limits.min_upload_rate", default.min_upload_rate),
         header_read_timeout: r.duration("router.limits.header_read_timeout", default.header_read_timeout),
         max_header_bytes: r.size("router.limits.max_header_bytes", default.max_header_bytes),
+        max_connection_age: r.duration_if_given("router.limits.max_connection_age"),
+        proxy_protocol: r.boolean("router.limits.proxy_protocol", default.proxy_protocol),
         max_body_bytes: r.size_if_given("router.limits.max_body_bytes"),
     }
 }

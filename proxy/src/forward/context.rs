@@ -19,7 +19,7 @@ use crate::message::interim::Interim;
 use crate::message::request_body::Pace;
 use crate::message::reserved::Reserved;
 use crate::metrics::WorkerMetrics;
-use crate::routing::client_share::Usage;
+use crate::routing::client_share::{Addresses, Usage};
 use crate::routing::partition_key::PartitionSource;
 use crate::routing::permit::TableHandle;
 use crate::runtime::background::Background;
@@ -92,8 +92,10 @@ pub struct ClientInfo {
     pub(crate) lines: ClientLines,
     pub(crate) interim: Interim,
     pub(crate) presence: Presence,
-    /// What the client's address uses of the worker.
+    /// What the address of the connection's client uses of the worker.
     pub(crate) usage: Rc<Usage>,
+    /// All addresses that use the worker, for requests that are forwarded for others.
+    pub(crate) addresses: Rc<Addresses>,
     /// How many of its requests by HTTP/2 got their response before their end.
     pub(crate) unread_uploads: Cell<u32>,
     /// The guard of the connection. A tunnel keeps it after the connection has switched protocols.

@@ -17,6 +17,7 @@ use super::request::ForwardRequest;
 use crate::message::detach::compact;
 use crate::message::local_reply::LocalReply;
 use crate::message::request_body::BodyError;
+use crate::message::reserved::Reserved;
 use crate::routing::permit::{Permit, QueuedPermit, TableHandle};
 
 /// Waits for a request's turn, and reads its body ahead meanwhile. Reading shows when the client disconnects, and how
@@ -72,12 +73,16 @@ impl Future for HeldRequest<'_> {
 /// Waits until the router has read the store for the first time, for no longer than any held request. The caller enters the
 /// gate before it waits for anything else: the next request has its turn then.
 #[cold]
-pub(crate) async fn table_is_there(worker: &TableHandle, request: &ForwardRequest) -> Result<u32, RouteError> {
+pub(crate) async fn table_is_there(
+    worker: &TableHandle,
+    reserved: &Reserved,
+    request: &ForwardRequest,
+) -> Result<u32, RouteError> {
     let Some(_early) = worker.wait_early() else {
         return Err(LocalReply::StashFull.into());
     };
     // A request that waits here counts towards its client's limit as well.
-    let Some(_claim) = request.peer.usage.claim() else {
+    let Some(_claim) = request.claim(reserved) else {
         return Err(LocalReply::Overload.into());
     };
     let max_wait = worker.max_wait();

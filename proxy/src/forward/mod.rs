@@ -223,7 +223,7 @@ impl Drop for Open<'_> {
 async fn route(shared: &Rc<WorkerContext>, request: &mut ForwardRequest) -> Result<Response<ResponseBody>, RouteError> {
     request.check()?;
     let partitions = match shared.worker.partitions_at_once() {
-        0 => Box::pin(table_is_there(&shared.worker, request)).await?,
+        0 => Box::pin(table_is_there(&shared.worker, &shared.reserved, request)).await?,
         partitions => partitions,
     };
     let mut admission = admit(shared, request, partitions)?;
@@ -271,7 +271,7 @@ fn admit(shared: &WorkerContext, request: &mut ForwardRequest, partitions: u32) 
     if let Some(trace) = &request.trace {
         trace.located(located.partition);
     }
-    let claim = request.peer.usage.claim().ok_or(LocalReply::Overload)?;
+    let claim = request.claim(&shared.reserved).ok_or(LocalReply::Overload)?;
     let mut admission = shared.worker.enter(located.partition, located.order, request.weight(), request.arrived)?;
     admission.keep(claim);
     match &admission {

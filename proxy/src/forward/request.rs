@@ -21,6 +21,8 @@ use crate::message::header_scan::HeaderScan;
 use crate::message::headers;
 use crate::message::local_reply::{LocalReply, is_grpc};
 use crate::message::request_body::RequestBody;
+use crate::message::reserved::{Reserved, forwarded_for};
+use crate::routing::client_share::ShareGuard;
 use crate::routing::keyspace_choice::NoKeyspace;
 use crate::upstream::ResponseHead;
 
@@ -144,6 +146,16 @@ impl ForwardRequest {
             return Err(LocalReply::Ambiguous);
         }
         self.unmatched.map_or(Ok(()), |why| Err(why.into()))
+    }
+
+    /// Counts the request towards its client, unless the client is at its limit. Whoever stands in front of the router says
+    /// who the client is, if it is trusted.
+    pub(super) fn claim(&self, reserved: &Reserved) -> Option<ShareGuard> {
+        let forwarded = reserved.trusts_forwarded().then(|| forwarded_for(&self.head.headers)).flatten();
+        match forwarded {
+            None => self.peer.usage.claim(),
+            Some(ip) => self.peer.addresses.usage(ip).claim(),
+        }
     }
 
     /// Returns about how many bytes the request takes up in memory.

@@ -61,6 +61,8 @@ pub enum LocalReply {
     BadPartition,
     /// The request's head contradicts itself.
     Ambiguous,
+    /// What arrived is no request by the rules of HTTP.
+    Malformed,
     /// The pod broke the exchange after the request may have reached it.
     UpstreamFailed,
     /// The exchange was severed at the end of its partition's drain.
@@ -93,10 +95,11 @@ pub enum LocalReply {
 
 impl LocalReply {
     /// All replies that are counted apart, in the order in which [`index`](Self::index) numbers them.
-    pub const ALL: [LocalReply; 16] = [
+    pub const ALL: [LocalReply; 17] = [
         LocalReply::NoPartition,
         LocalReply::BadPartition,
         LocalReply::Ambiguous,
+        LocalReply::Malformed,
         LocalReply::UpstreamFailed,
         LocalReply::Severed,
         LocalReply::UpstreamTimeout,
@@ -124,9 +127,11 @@ impl LocalReply {
     /// Returns the status of the response.
     pub fn status(self) -> StatusCode {
         match self {
-            LocalReply::NoPartition | LocalReply::NoKeyspace | LocalReply::BadPartition | LocalReply::Ambiguous => {
-                StatusCode::BAD_REQUEST
-            }
+            LocalReply::NoPartition
+            | LocalReply::NoKeyspace
+            | LocalReply::BadPartition
+            | LocalReply::Ambiguous
+            | LocalReply::Malformed => StatusCode::BAD_REQUEST,
             LocalReply::UpstreamFailed | LocalReply::Severed => StatusCode::BAD_GATEWAY,
             LocalReply::UpstreamTimeout | LocalReply::Deadline => StatusCode::GATEWAY_TIMEOUT,
             LocalReply::StashTimeout
@@ -147,6 +152,7 @@ impl LocalReply {
             LocalReply::NoPartition | LocalReply::NoKeyspace => "no-partition",
             LocalReply::BadPartition => "bad-partition",
             LocalReply::Ambiguous => "ambiguous",
+            LocalReply::Malformed => "malformed",
             LocalReply::UpstreamFailed => "upstream-failed",
             LocalReply::Severed => "severed",
             LocalReply::UpstreamTimeout => "upstream-timeout",
@@ -171,6 +177,9 @@ impl LocalReply {
             LocalReply::Ambiguous => {
                 "the request names no host or two, a transfer coding other than chunked, or a header with a quote in its name"
             }
+            LocalReply::Malformed => {
+                "this is no valid HTTP request; a path or query may need percent-encoding, as for '<', '>' or a space"
+            }
             LocalReply::UpstreamFailed => "the pod broke the exchange; the request may have taken effect",
             LocalReply::Severed => "the partition moved before this request had ended; it may have taken effect",
             LocalReply::UpstreamTimeout => "the pod did not respond in time; the request may have taken effect",
@@ -193,7 +202,11 @@ impl LocalReply {
     /// retry after `UNAVAILABLE`.
     fn grpc_status(self) -> &'static str {
         match self {
-            LocalReply::NoPartition | LocalReply::NoKeyspace | LocalReply::BadPartition | LocalReply::Ambiguous => "3",
+            LocalReply::NoPartition
+            | LocalReply::NoKeyspace
+            | LocalReply::BadPartition
+            | LocalReply::Ambiguous
+            | LocalReply::Malformed => "3",
             LocalReply::UpstreamFailed | LocalReply::Severed => "13",
             LocalReply::UpstreamTimeout | LocalReply::Deadline | LocalReply::TooSlow => "4",
             LocalReply::StashTimeout

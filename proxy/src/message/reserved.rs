@@ -9,11 +9,23 @@
 //!   trailers into the head.
 //! * What a client states about itself in `x-forwarded-*` and `forwarded` is trusted only if the configuration says so.
 
+use std::net::{IpAddr, SocketAddr};
+
 use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, COOKIE, FORWARDED, HOST, HeaderName, VIA};
 
 use super::header_names::{X_FORWARDED_FOR, ends_up_in_a_head, has_quote, is_hop_by_hop, is_said_by_the_router};
 use crate::routing::partition_key::{KeySource, PartitionSource};
+
+/// Returns the address that the last `x-forwarded-for` names last: the client of the proxy that stands in front of the
+/// router. Earlier addresses are what that client has said.
+pub(crate) fn forwarded_for(headers: &HeaderMap) -> Option<IpAddr> {
+    let last = headers.get_all(X_FORWARDED_FOR).iter().next_back()?.to_str().ok()?;
+    let address = last.rsplit(',').next()?.trim();
+    let with_port = || address.parse::<SocketAddr>().ok().map(|address| address.ip());
+    let bare = address.strip_prefix('[').and_then(|address| address.strip_suffix(']')).unwrap_or(address);
+    bare.parse().ok().or_else(with_port)
+}
 
 /// The reserved names, as far as the configuration decides them.
 pub(crate) struct Reserved {
@@ -81,6 +93,8 @@ fn is_forwarded(name: &HeaderName) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     fn reserved(trusts_forwarded: bool) -> Reserved {
@@ -98,6 +112,24 @@ mod tests {
         // The configuration may name a header with an underscore.
         for name in ["x_order", "my_own", "x-partition"] {
             assert!(!is_disguised(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_last_address_is_the_one_that_the_proxy_in_front_has_seen() {
+        let of = |values: &[&'static str]| {
+            let values = values.iter().map(|value| (X_FORWARDED_FOR, HeaderValue::from_static(value)));
+            forwarded_for(&values.collect())
+        };
+        let ip = |text: &str| Some(text.parse().unwrap());
+        assert_eq!(of(&["203.0.113.7"]), ip("203.0.113.7"));
+        assert_eq!(of(&["198.51.100.1, 203.0.113.7"]), ip("203.0.113.7"));
+        assert_eq!(of(&["198.51.100.1", "203.0.113.7:4711"]), ip("203.0.113.7"));
+        assert_eq!(of(&["2001:db8::7"]), ip("2001:db8::7"));
+        assert_eq!(of(&["[2001:db8::7]:443"]), ip("2001:db8::7"));
+        assert_eq!(of(&["[2001:db8::7]"]), ip("2001:db8::7"));
+        for none in [&[][..], &["unknown"], &["203.0.113.7, "], &["_hidden"]] {
+            assert_eq!(of(none), None, "{none:?}");
         }
     }
 

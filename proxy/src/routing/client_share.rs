@@ -46,10 +46,15 @@ impl Addresses {
         Addresses { usage: RefCell::default(), most: if most == 0 { usize::MAX } else { most } }
     }
 
+    /// Returns the use of an address, for a request that has come by a connection of another.
+    pub(crate) fn usage(&self, ip: IpAddr) -> Rc<Usage> {
+        let new = || Rc::new(Usage { connections: Cell::new(0), requests: Cell::new(0), most: self.most });
+        self.usage.borrow_mut().entry(client(ip)).or_insert_with(new).clone()
+    }
+
     /// Counts a connection of this address.
     pub(crate) fn connect(&self, ip: IpAddr) -> Connection {
-        let new = || Rc::new(Usage { connections: Cell::new(0), requests: Cell::new(0), most: self.most });
-        let usage = self.usage.borrow_mut().entry(client(ip)).or_insert_with(new).clone();
+        let usage = self.usage(ip);
         usage.connections.set(usage.connections.get() + 1);
         Connection(usage)
     }

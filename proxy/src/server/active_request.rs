@@ -26,6 +26,7 @@ impl ActiveRequest {
     pub(super) fn begin(clients: &ConnectionRegistry, client: &Rc<Client>, length: Option<u64>) -> Self {
         clients.forget_newcomer(client);
         client.serving.set(client.serving.get() + 1);
+        client.arrived.begin_request();
         ActiveRequest { client: client.clone(), length }
     }
 }

@@ -7,6 +7,7 @@
 //! * A request head that takes longer than `header_read_timeout` ends the connection.
 //! * A connection between two requests is closed only after the time of an [`IdleLimit`], to make room, or at the deadline
 //!   of a server that stops.
+//! * A connection that has reached its age serves the requests that have begun.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -55,6 +56,8 @@ pub(super) struct ClientTerms {
     pub(super) header_read_timeout: Duration,
     pub(super) max_header_bytes: usize,
     pub(super) max_streams: u32,
+    pub(super) max_age: Option<Duration>,
+    pub(super) proxy_protocol: bool,
     /// How long a client may read nothing of what was sent to it.
     pub(super) unread_timeout: Duration,
     pub(super) tls: Option<ServerTls>,
@@ -76,6 +79,8 @@ pub(super) struct Client {
     /// before it was told that the connection closes.
     pub(super) unread: Cell<bool>,
     pub(super) address: Connection,
+    /// When it has reached the age of [`ClientTerms::max_age`].
+    pub(super) retires_at: Option<Instant>,
     /// When it became idle, or began to send a head.
     pub(super) since: Cell<Instant>,
     pub(super) in_head: Cell<bool>,
@@ -134,6 +139,9 @@ impl Client {
 
     /// Closes it if its time is up.
     pub(super) fn check(&self, now: Instant, terms: &ClientTerms, limit: IdleLimit) {
+        if self.retires_at.is_some_and(|at| at <= now) && self.command.get() == ConnectionCommand::Continue {
+            self.tell(ConnectionCommand::CloseAfterResponse);
+        }
         // Behind an early response comes the rest of its request.
         let in_head = self.serving.get() == 0 && self.arrived.is_in_head() && !self.http2.get() && !self.unread.get();
         if self.served.take() || self.serving.get() > 0 || self.upgraded.get() || in_head != self.in_head.get() {

@@ -10,6 +10,7 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::task::Poll;
@@ -32,7 +33,9 @@ use super::data_path::{DataPath, Layers, ServeRequest};
 use super::http1::{End, Session};
 use super::io::ClientIo;
 use super::linger::linger;
+use super::proxy_protocol::read_header;
 use super::registry::{ConnectionGuard, ConnectionRegistry};
+use super::worker::address_of;
 use crate::forward::ClientInfo;
 use crate::forward::client_presence::Presence;
 use crate::message::PREFACE;
@@ -59,10 +62,15 @@ const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How many responses may precede the end of their requests on an HTTP/2 connection before it is closed properly. h2 soon
-/// forgets the stream of such a response. Each data frame that arrives there later is one more reset, at most a stream's
-/// window of them, and h2 ends a connection with all that is in flight on it after 1,024 in its life. Frames usually have
-/// 16 KiB, four in a window. So there is room for this many uploads, and for as many that are under way on other streams.
+/// forgets the stream of such a response, and each data frame that arrives there later is one more reset.
 const MOST_UNREAD_UPLOADS: u32 = 128;
+
+/// How many streams h2 may reset by its own decision before the connection is closed properly: its requests in flight are
+/// served, and its client makes another one.
+const MOST_RESETS: u32 = 256;
+/// After how many h2 ends a connection with all that is in flight on it. Between the two bounds lies what arrives until the
+/// client has been told. It is finite because each such reset may leave a pod with work that nobody awaits.
+const MOST_RESETS_OF_H2: usize = 64 << 10;
 
 impl ConnectionGuard {
     /// Serves the connection until it closes.
@@ -74,6 +82,20 @@ impl ConnectionGuard {
         // Bytes that a client does not read have left hyper, and their exchange is over: only the kernel sees them.
         #[cfg(target_os = "linux")]
         let _ = socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(this.clients.terms.unread_timeout));
+        let (mut stream, mut peer) = (stream, peer);
+        // Counted for as long as the connection lasts.
+        let mut named = None;
+        if this.clients.terms.proxy_protocol {
+            // Boxed: otherwise every connection would reserve room for it.
+            match Box::pin(name_client(&mut stream, client, &this.clients)).await {
+                Some(Some(ip)) => {
+                    peer = address_of(ip);
+                    named = Some(this.clients.addresses.connect(ip));
+                }
+                Some(None) => {}
+                None => return,
+            }
+        }
         let mut stream = match &this.clients.terms.tls {
             None => Stream::Plain(stream),
             // Boxed: otherwise every task would reserve room for a handshake, also those in clear text.
@@ -97,6 +119,7 @@ impl ConnectionGuard {
             Err(command) => {
                 if command == ConnectionCommand::HeaderTimeout && agreed_on_http2.is_none() {
                     let presence = Presence::default();
+                    this.clients.replied(LocalReply::TooSlow);
                     ClientIo::new(stream, Bytes::new(), client.arrived.clone(), interim, presence, false)
                         .refuse(LocalReply::TooSlow);
                 }
@@ -114,7 +137,8 @@ impl ConnectionGuard {
             ),
             interim: interim.clone(),
             presence: presence.clone(),
-            usage: client.address.usage().clone(),
+            usage: named.as_ref().unwrap_or(&client.address).usage().clone(),
+            addresses: this.clients.addresses.clone(),
             unread_uploads: Cell::new(0),
             seat,
         });
@@ -179,11 +203,14 @@ impl ConnectionGuard {
             Pin::new(&mut connection).poll(context).map(Ok)
         })
         .await;
+        if let Some(reply) = client.arrived.replied() {
+            self.clients.replied(reply);
+        }
         let is_unread = match &ended {
             Ok(Ok(())) => client.unread.get() || client.command.get() != ConnectionCommand::Continue,
             Ok(Err(error)) => {
                 tracing::debug!(%error, "a client's connection has ended");
-                // hyper has answered 400 or 431.
+                // The client has got a reply that says so.
                 error.is_parse()
             }
             Err(_) => false,
@@ -197,6 +224,7 @@ impl ConnectionGuard {
             Ok(_) | Err(ConnectionCommand::CloseNow) => {}
             Err(_) => {
                 if let Some(parts) = connection.into_parts() {
+                    self.clients.replied(LocalReply::TooSlow);
                     parts.io.into_inner().refuse(LocalReply::TooSlow);
                 }
             }
@@ -221,6 +249,7 @@ impl ConnectionGuard {
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(STREAM_WINDOW_BYTES.saturating_mul(streams).min(MAX_WINDOW_BYTES))
             .max_send_buf_size(SEND_BUFFER_BYTES)
+            .max_local_error_reset_streams(MOST_RESETS_OF_H2)
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
             .max_header_list_size(u32::try_from(self.clients.terms.max_header_bytes).unwrap_or(u32::MAX))
@@ -239,7 +268,13 @@ impl ConnectionGuard {
                 // Sent before the protocol was known, or to make room.
                 ConnectionCommand::HeaderTimeout | ConnectionCommand::CloseNow => return Poll::Ready(Some(Ok(()))),
             }
-            match Pin::new(&mut connection).poll(context) {
+            let polled = Pin::new(&mut connection).poll(context);
+            (0..client.arrived.take_malformed()).for_each(|_| self.clients.replied(LocalReply::Malformed));
+            if client.arrived.resets() >= MOST_RESETS && client.command.get() == ConnectionCommand::Continue {
+                tracing::debug!("a client has made too many mistakes on one HTTP/2 connection; closing it properly");
+                client.tell(ConnectionCommand::DrainAndClose);
+            }
+            match polled {
                 Poll::Pending if client.arrived.is_discarded() => Poll::Ready(None),
                 ended => ended.map(Some),
             }
@@ -290,6 +325,22 @@ fn service<S: ServeRequest>(
             Ok(response.map(|body| TrackedBody { body, _request: serving }))
         }
     })
+}
+
+/// Reads the header of the PROXY protocol. It has as long as a request head, counted from the accept. Returns the address
+/// that it names, if any, or `None` if the connection has to close.
+async fn name_client(stream: &mut TcpStream, client: &Client, clients: &ConnectionRegistry) -> Option<Option<IpAddr>> {
+    client.arrived.set_in_head(true);
+    let read = until_told(client, read_header(stream)).await;
+    client.arrived.set_in_head(false);
+    match read {
+        Ok(Ok(named)) => Some(named),
+        Ok(Err(error)) => {
+            clients.misled(&error);
+            None
+        }
+        Err(_) => None,
+    }
 }
 
 /// Performs the TLS handshake. It has as long as a request head, counted from the accept.

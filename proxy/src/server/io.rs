@@ -1,23 +1,25 @@
 //! A client's connection as hyper reads and writes it.
 //!
-//! Puts back what was read to tell HTTP/1.1 from HTTP/2, notes when bytes arrive, writes informational responses, and
-//! completes the one response that hyper makes by itself: its bare 431.
+//! Puts back what was read to tell HTTP/1.1 from HTTP/2, notes when bytes arrive, writes informational responses, puts this
+//! router's replies in the place of those that hyper makes by itself, and counts the streams that `h2` resets.
 //!
 //! # Invariants
 //!
-//! * Otherwise bytes pass unchanged.
+//! * Otherwise bytes pass unchanged, those of a response to a request that was served in any case.
 //! * An HTTP/2 connection that is shut down on this side is read on, so that it is not reset.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::linger::{Linger, linger};
+use super::own_replies;
+use super::resets::Resets;
 use crate::forward::client_presence::Presence;
 use crate::message::interim::Interim;
 use crate::message::local_reply::LocalReply;
@@ -35,6 +37,15 @@ pub(super) struct Arrived {
     behind: AtomicU64,
     /// Whether the rest of it is discarded: the connection is shut down on this side.
     discarded: AtomicBool,
+    /// Whether a request is being served by HTTP/1.1.
+    serving: AtomicBool,
+    /// Whether what hyper writes next may belong to a request that was served.
+    responds: AtomicBool,
+    /// The number of the reply, from 1 on, that has taken the place of hyper's own; 0: none.
+    replied: AtomicU8,
+    /// How many streams `h2` has reset by its own decision, and how many of them because their requests were malformed.
+    resets: AtomicU32,
+    malformed: AtomicU32,
 }
 
 /// Value of `behind` while the end of the next head has not been seen.
@@ -53,8 +64,36 @@ impl Arrived {
         self.discarded.load(Relaxed)
     }
 
+    /// Notes that hyper serves a request from here on.
+    pub(super) fn begin_request(&self) {
+        self.serving.store(true, Relaxed);
+        self.responds.store(true, Relaxed);
+    }
+
+    /// Returns the reply that has taken the place of hyper's own.
+    pub(super) fn replied(&self) -> Option<LocalReply> {
+        LocalReply::ALL.get(usize::from(self.replied.load(Relaxed)).checked_sub(1)?).copied()
+    }
+
+    /// Returns how many streams `h2` has reset by its own decision.
+    pub(super) fn resets(&self) -> u32 {
+        self.resets.load(Relaxed)
+    }
+
+    /// Takes the number of malformed requests that `h2` has refused since the last call.
+    pub(super) fn take_malformed(&self) -> u32 {
+        match self.malformed.load(Relaxed) {
+            0 => 0,
+            malformed => {
+                self.malformed.store(0, Relaxed);
+                malformed
+            }
+        }
+    }
+
     /// Notes that a request comes next.
     pub(super) fn await_head(&self) {
+        self.serving.store(false, Relaxed);
         self.behind.store(UNSEEN, Relaxed);
     }
 
@@ -109,6 +148,7 @@ pub(super) struct ClientIo {
     /// response with its trailers, or several small responses, at once. For larger frames `h2` reads the value again.
     is_vectored: bool,
     is_http2: bool,
+    resets: Resets,
     /// Reads on behind the shutdown of an HTTP/2 connection, which hyper never gives back.
     linger: Option<Linger>,
 }
@@ -133,8 +173,10 @@ impl ClientIo {
             between: Bytes::new(),
             is_vectored: !is_http2,
             is_http2,
+            resets: Resets::default(),
             linger: None,
         };
+        io.arrived.responds.store(false, Relaxed);
         io.note(&ahead);
         io.ahead = ahead;
         io
@@ -151,6 +193,15 @@ impl ClientIo {
             }
         }
         self.arrived.note(bytes, matches!(self.last, [b'\n', b'\r', b'\n'] | [_, b'\n', b'\n']));
+    }
+
+    /// Notes frames that have been written.
+    fn note_frames(&mut self, bytes: &[u8]) {
+        let seen = self.resets.follow(bytes);
+        if seen.by_h2 > 0 {
+            self.arrived.resets.fetch_add(seen.by_h2, Relaxed);
+            self.arrived.malformed.fetch_add(seen.malformed, Relaxed);
+        }
     }
 
     /// Waits for the end of what an HTTP/1.1 client sends, as [`linger`] does.
@@ -186,16 +237,6 @@ pub(super) fn local_reply_bytes(reply: LocalReply) -> Bytes {
     Bytes::from(bytes)
 }
 
-/// Returns whether this is hyper's own response to a head that is too large, byte for byte: any other 431 has other
-/// headers.
-fn is_bare_431(bytes: &[u8]) -> bool {
-    const BEGINS: &[u8] = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n";
-    bytes.len() < BEGINS.len() + 64
-        && bytes.starts_with(BEGINS)
-        && bytes.ends_with(b"\r\n\r\n")
-        && bytes[BEGINS.len()..].iter().filter(|byte| **byte == b'\n').count() <= 2
-}
-
 impl AsyncRead for ClientIo {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -220,8 +261,17 @@ impl AsyncWrite for ClientIo {
         this.is_vectored = true;
         this.presence.reply(|| this.stream.is_closed_by_peer());
         ready!(this.poll_write_between(context))?;
-        if this.instead.is_none() && is_bare_431(bytes) {
-            this.instead = Some((local_reply_bytes(LocalReply::HeadTooLarge), bytes.len()));
+        if this.is_http2 {
+            let written = ready!(Pin::new(&mut this.stream).poll_write(context, bytes))?;
+            this.note_frames(&bytes[..written]);
+            return Poll::Ready(Ok(written));
+        }
+        if this.instead.is_none()
+            && !this.arrived.responds.load(Relaxed)
+            && let Some(reply) = own_replies::in_place_of(bytes)
+        {
+            this.arrived.replied.store(reply.index() as u8 + 1, Relaxed);
+            this.instead = Some((local_reply_bytes(reply), bytes.len()));
         }
         if let Some((response, asked)) = &mut this.instead {
             while response.has_remaining() {
@@ -255,7 +305,16 @@ impl AsyncWrite for ClientIo {
             return self.poll_write(context, &joined[..end]);
         }
         ready!(self.poll_write_between(context))?;
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, slices))?;
+        if self.is_http2 {
+            let mut left = written;
+            for slice in slices {
+                let taken = &slice[..left.min(slice.len())];
+                left -= taken.len();
+                self.note_frames(taken);
+            }
+        }
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -271,7 +330,11 @@ impl AsyncWrite for ClientIo {
             self.between = heads;
         }
         ready!(self.poll_write_between(context))?;
-        Pin::new(&mut self.stream).poll_flush(context)
+        ready!(Pin::new(&mut self.stream).poll_flush(context))?;
+        if !self.arrived.serving.load(Relaxed) {
+            self.arrived.responds.store(false, Relaxed);
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -307,14 +370,5 @@ mod tests {
         ] {
             assert_eq!(end_of_head(text.as_bytes()), end, "{text:?}");
         }
-    }
-
-    #[test]
-    fn only_hypers_own_431_is_completed() {
-        let head = "HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n";
-        assert!(is_bare_431(format!("{head}date: Tue, 15 Nov 1994 08:12:31 GMT\r\n\r\n").as_bytes()));
-        assert!(!is_bare_431(format!("{head}x-pods: own\r\ndate: Tue, 15 Nov 1994 08:12:31 GMT\r\n\r\n").as_bytes()));
-        assert!(!is_bare_431(b"HTTP/1.1 431 Too Large\r\ncontent-length: 0\r\n\r\n"));
-        assert!(!is_bare_431(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"));
     }
 }

@@ -19,7 +19,10 @@ mod io;
 mod keyspaces;
 mod linger;
 mod overload;
+mod own_replies;
+mod proxy_protocol;
 mod registry;
+mod resets;
 mod worker;
 
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -237,6 +240,8 @@ fn terms(limits: &ClientLimits, settings: &ServerSettings, unread_timeout: Durat
         header_read_timeout: limits.header_read_timeout,
         max_header_bytes: limits.max_header_bytes,
         max_streams: limits.max_streams_per_connection,
+        max_age: limits.max_connection_age,
+        proxy_protocol: limits.proxy_protocol,
         unread_timeout,
         tls: settings.tls.clone(),
         http1: settings.http1,

@@ -22,12 +22,17 @@ use tokio::time::Instant;
 
 use super::client::{Client, ClientTerms, ConnectionCommand, IdleLimit};
 use super::http1::Scratch;
+use super::proxy_protocol::HeaderError;
+use crate::message::local_reply::LocalReply;
 use crate::metrics::WorkerMetrics;
 use crate::routing::client_share::Addresses;
 
 /// Number of clients that are examined to evict one. Examining all of them per accept would let an attacker keep the worker
 /// busy.
 const EVICTION_SAMPLE_CLIENTS: usize = 64;
+
+/// Shortest interval between two log lines about connections that do not begin as configured.
+const MISLED_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// One in so many connections may belong to clients that have not sent a request yet. Beyond that share such a client is
 /// evicted however young it is.
@@ -42,7 +47,7 @@ pub(super) struct ConnectionRegistry {
     newcomers: RefCell<VecDeque<Weak<Client>>>,
     /// How many clients have not sent a request yet.
     silent: Cell<usize>,
-    addresses: Addresses,
+    pub(super) addresses: Rc<Addresses>,
     /// The buffers of connections that hyper does not serve.
     pub(super) scratch: Scratch,
     /// Notified when a client disconnects.
@@ -52,6 +57,14 @@ pub(super) struct ConnectionRegistry {
     command: Cell<ConnectionCommand>,
     limit: Cell<IdleLimit>,
     metrics: Arc<WorkerMetrics>,
+    /// When it was last logged that a connection does not begin as configured.
+    misled: Cell<Option<Instant>>,
+}
+
+/// Returns the age, give or take a tenth, so that connections which were made together are not closed together. `random`:
+/// from 0 to 1.
+fn with_jitter(age: Duration, random: f64) -> Duration {
+    age.mul_f64(0.9 + 0.2 * random.clamp(0.0, 1.0))
 }
 
 /// Returns the client if it is still connected and has not sent a request yet.
@@ -67,13 +80,14 @@ impl ConnectionRegistry {
             cursor: Cell::new(0),
             newcomers: RefCell::default(),
             silent: Cell::new(0),
-            addresses: Addresses::new(most_requests),
+            addresses: Rc::new(Addresses::new(most_requests)),
             scratch: Scratch::default(),
             left: Notify::new(),
             terms,
             command: Cell::new(ConnectionCommand::Continue),
             limit: Cell::new(IdleLimit::serving()),
             metrics,
+            misled: Cell::new(None),
         }
     }
 
@@ -143,6 +157,21 @@ impl ConnectionRegistry {
         self.open.borrow().iter().for_each(|(_, client)| client.tell(ConnectionCommand::CloseAfterResponse));
     }
 
+    /// Notes a connection without a usable header of the PROXY protocol.
+    pub(super) fn misled(&self, error: &HeaderError) {
+        let now = Instant::now();
+        if self.misled.get().is_none_or(|noted| now.saturating_duration_since(noted) > MISLED_LOG_INTERVAL) {
+            self.misled.set(Some(now));
+            tracing::warn!(%error, "closed a connection; router.limits.proxy_protocol is on");
+        }
+    }
+
+    /// Counts a reply to bytes that never became a request.
+    pub(super) fn replied(&self, reply: LocalReply) {
+        tracing::debug!(code = reply.status().as_u16(), reason = reply.reason(), "refused what is no request");
+        self.metrics.answered(reply);
+    }
+
     /// Closes all clients at once.
     pub(super) fn close(&self) {
         self.open.borrow().iter().for_each(|(_, client)| client.tell(ConnectionCommand::CloseNow));
@@ -158,6 +187,7 @@ impl ConnectionRegistry {
             upgraded: Cell::new(false),
             unread: Cell::new(false),
             address: self.addresses.connect(address),
+            retires_at: self.terms.max_age.map(|age| Instant::now() + with_jitter(age, rand::random())),
             since: Cell::new(Instant::now()),
             in_head: Cell::new(false),
             http2: Cell::new(false),

@@ -244,6 +244,6 @@ fn serve<M: Layers>(clients: &Rc<ConnectionRegistry>, path: &DataPath<M>, stream
 }
 
 /// Returns the client's address for `x-forwarded-for`. An IPv4-mapped IPv6 address is written as IPv4.
-fn address_of(ip: IpAddr) -> HeaderValue {
+pub(super) fn address_of(ip: IpAddr) -> HeaderValue {
     HeaderValue::try_from(ip.to_canonical().to_string()).unwrap_or_else(|_| HeaderValue::from_static("unknown"))
 }

@@ -16,6 +16,7 @@ use super::exchange::Exchange;
 use super::http1::{self, Connection, ResponseKind};
 use super::http2::{self, Lease, Sessions};
 use super::pool::Pool;
+use super::sharing::OddResponses;
 use super::wanted::Wanted;
 use crate::message::header_scan::HeaderScan;
 use crate::message::headers::RoutingHeaders;
@@ -32,16 +33,19 @@ pub(super) struct PodConnections {
     pub(super) pool: Rc<Pool<Box<Connection>>>,
     pub(super) whole: Sessions,
     pub(super) uploading: Sessions,
+    pub(super) odd: Rc<OddResponses>,
     pub(super) back_off: Cell<ConnectRetry>,
     pub(super) connecting: Semaphore,
 }
 
 impl PodConnections {
-    pub(super) fn new(max_idle: usize, timer: CoarseTimer) -> Self {
+    pub(super) fn new(pod: &str, max_idle: usize, timer: CoarseTimer) -> Self {
+        let odd = Rc::new(OddResponses::of(pod));
         PodConnections {
             pool: Rc::new(Pool::new(max_idle, timer)),
-            whole: Sessions::new(http2::WHOLE),
-            uploading: Sessions::new(http2::UPLOADING),
+            whole: Sessions::new(http2::WHOLE, odd.clone()),
+            uploading: Sessions::new(http2::UPLOADING, odd.clone()),
+            odd,
             back_off: Cell::default(),
             connecting: Semaphore::new(MAX_CONNECTING),
         }

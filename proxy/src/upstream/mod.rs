@@ -4,6 +4,7 @@
 //! them (`exchange`), and how those fail (`error`).
 //! Not here: what to do when a pod cannot be reached or breaks an exchange ([`forward`](crate::forward)).
 
+mod addresses;
 mod connect_retry;
 mod connections;
 mod dead_peers;
@@ -13,6 +14,7 @@ mod http1;
 mod http2;
 mod pool;
 mod rest;
+mod sharing;
 mod wanted;
 
 use std::cell::{Cell, RefCell};
@@ -80,13 +82,19 @@ impl Upstream {
     /// Takes an open connection to the pod. Returns `None` if [`checkout`](Self::checkout) has to make one.
     #[inline]
     pub(crate) fn take_open(&self, pod: &Arc<Pod>, wanted: Wanted) -> Option<Checkout> {
-        self.connections_to(pod.slot).open(wanted)
+        let connections = self.connections_to(pod);
+        if wanted != Wanted::Http1 && !connections.odd.may_share(self.timer.now()) {
+            return None;
+        }
+        connections.open(wanted)
     }
 
     /// Takes a connection to the pod, making one if need be.
     pub(crate) async fn checkout(&self, pod: &Arc<Pod>, wanted: Wanted, which: Which) -> io::Result<Checkout> {
-        let connections = self.connections_to(pod.slot);
+        let connections = self.connections_to(pod);
         self.spoken[wanted as usize].set(true);
+        let is_shared = wanted == Wanted::Http1 || connections.odd.may_share(self.timer.now());
+        let which = if which == Which::Any && !is_shared { Which::Exclusive } else { which };
         if which == Which::Any
             && let Some(checkout) = connections.open(wanted)
         {
@@ -124,7 +132,7 @@ impl Upstream {
 
     /// Makes a connection to the pod for each of the kinds that requests have wanted, where there is none.
     pub(crate) async fn prepare(&self, pod: &Arc<Pod>) {
-        let connections = self.connections_to(pod.slot);
+        let connections = self.connections_to(pod);
         for wanted in Wanted::ALL {
             let missing = connections.sessions(wanted).map_or_else(|| connections.pool.is_empty(), Sessions::is_empty);
             // If it cannot be made now, the request that needs it makes it, and handles the failure.
@@ -148,13 +156,13 @@ impl Upstream {
         Ok(if http2 { Agreed::Http2(stream) } else { Agreed::Http1(stream) })
     }
 
-    fn connections_to(&self, slot: u32) -> Rc<PodConnections> {
+    fn connections_to(&self, pod: &Pod) -> Rc<PodConnections> {
         let mut pods = self.pods.borrow_mut();
-        let slot = slot as usize;
+        let slot = pod.slot as usize;
         if pods.len() <= slot {
             pods.resize_with(slot + 1, || None);
         }
-        let make = || Rc::new(PodConnections::new(self.settings.max_idle_per_pod, self.timer.clone()));
+        let make = || Rc::new(PodConnections::new(&pod.name, self.settings.max_idle_per_pod, self.timer.clone()));
         pods[slot].get_or_insert_with(make).clone()
     }
 
@@ -186,8 +194,11 @@ impl Upstream {
     }
 
     async fn reach(&self, pod: &Pod) -> io::Result<TcpStream> {
-        let stream = match TcpStream::connect(&pod.address).await {
-            Err(error) if is_shortage(&error) && self.close_idle() > 0 => TcpStream::connect(&pod.address).await,
+        let timeout = self.settings.connect_timeout;
+        let stream = match addresses::connect(&pod.address, timeout).await {
+            Err(error) if is_shortage(&error) && self.close_idle() > 0 => {
+                addresses::connect(&pod.address, timeout).await
+            }
             connected => connected,
         }?;
         stream.set_nodelay(true)?;

@@ -3,6 +3,7 @@
 mod few_streams;
 mod goaway;
 mod heads;
+mod odd;
 mod resets;
 
 use std::net::SocketAddr;

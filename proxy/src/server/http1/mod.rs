@@ -97,6 +97,7 @@ impl Session<'_> {
             Ok(Next::Other) => End::NotPlain(stream, input),
             Ok(_) if self.client.unread.get() => End::Unread(stream),
             Err(ConnectionCommand::HeaderTimeout) => {
+                self.clients.replied(LocalReply::TooSlow);
                 stream.write_now(&local_reply_bytes(LocalReply::TooSlow));
                 End::Closed
             }

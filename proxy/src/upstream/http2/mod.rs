@@ -112,7 +112,13 @@ impl Exchange {
         };
         Poll::Ready(match result {
             Ok(response) => Ok(live.into_response(response)),
-            Err(error) => Err(live.upload.lease.refusal().map_or_else(|| why(error), SendError::NotSent)),
+            Err(error) => {
+                if error.is_library() {
+                    // `h2` has reset the stream because of the response.
+                    live.upload.lease.note_reset();
+                }
+                Err(live.upload.lease.refusal().map_or_else(|| why(error), SendError::NotSent))
+            }
         })
     }
 }

@@ -27,6 +27,7 @@ use crate::tls::{Stream, refuses_certificate};
 use crate::upstream::end_without_peer;
 use crate::upstream::error::NotHttp2;
 use crate::upstream::http1::MAX_HEAD_BYTES;
+use crate::upstream::sharing::OddResponses;
 
 /// Window of a stream: 64 MB/s at a round trip of 1 ms. A client that does not read costs as much memory for each of
 /// its streams.
@@ -37,6 +38,9 @@ const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 128 << 20;
 /// Most bytes of one upload that lie inside `h2`, once the pod's window allows them.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
+/// After how many resets of its own in the connection's life `h2` ends it, with all exchanges on it. [`Bounds`] retires a
+/// connection long before.
+const MOST_RESETS_OF_H2: usize = 64 << 10;
 
 /// How much one connection carries.
 #[derive(Debug, Clone, Copy)]
@@ -144,7 +148,7 @@ impl Drop for Lease {
     }
 }
 
-pub(super) async fn open_session(stream: Stream) -> io::Result<Session> {
+pub(super) async fn open_session(stream: Stream, odd: Rc<OddResponses>) -> io::Result<Session> {
     let secure = stream.is_secure();
     end_without_peer(stream.socket());
     let (state, expected_bodies) = (Rc::<State>::default(), ExpectedBodies::default());
@@ -154,6 +158,7 @@ pub(super) async fn open_session(stream: Stream) -> io::Result<Session> {
         .max_header_list_size(MAX_HEAD_BYTES as u32)
         .max_send_buffer_size(SEND_BUFFER_BYTES)
         .enable_push(false)
+        .max_local_error_reset_streams(Some(MOST_RESETS_OF_H2))
         .handshake::<_, Bytes>(Heard {
             stream: JoinedWrites::new(stream, expected_bodies.clone()),
             state: state.clone(),
@@ -165,6 +170,7 @@ pub(super) async fn open_session(stream: Stream) -> io::Result<Session> {
     let driven = state.clone();
     tokio::task::spawn_local(async move {
         if let Err(error) = connection.await {
+            odd.note(&error);
             tracing::debug!(%error, "a connection to a pod has ended");
         }
         driven.closed.set(true);

@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use super::session::{Bounds, Lease, Session, open_session};
 use crate::tls::Stream;
 use crate::upstream::error::{BackingOff, is_backing_off};
+use crate::upstream::sharing::OddResponses;
 use crate::upstream::wanted::Which;
 
 /// For requests that have all arrived. Few servers allow fewer than 100 streams (RFC 9113 asks for no less). Their resets
@@ -34,6 +35,7 @@ pub(in crate::upstream) const UPLOADING: Bounds = Bounds { streams: 16, resets: 
 /// The connections of one kind.
 pub(in crate::upstream) struct Sessions {
     bounds: Bounds,
+    odd: Rc<OddResponses>,
     open: RefCell<Vec<Rc<Session>>>,
     connecting: Cell<bool>,
     changed: Notify,
@@ -89,9 +91,10 @@ pub(in crate::upstream) enum Leased {
 }
 
 impl Sessions {
-    pub(in crate::upstream) fn new(bounds: Bounds) -> Self {
+    pub(in crate::upstream) fn new(bounds: Bounds, odd: Rc<OddResponses>) -> Self {
         Sessions {
             bounds,
+            odd,
             open: RefCell::default(),
             connecting: Cell::default(),
             changed: Notify::default(),
@@ -167,7 +170,7 @@ impl Sessions {
                 self.declined.set(true);
                 Ok(Made::Declined(stream))
             }
-            Agreed::Http2(stream) => Ok(Made::Session(Rc::new(open_session(stream).await?))),
+            Agreed::Http2(stream) => Ok(Made::Session(Rc::new(open_session(stream, self.odd.clone()).await?))),
         }
     }
 
@@ -214,7 +217,7 @@ mod tests {
 
     #[tokio::test]
     async fn those_who_wait_for_a_connection_that_is_not_tried_are_told_so() {
-        let sessions = Sessions::new(WHOLE);
+        let sessions = Sessions::new(WHOLE, Rc::new(OddResponses::of("pod")));
         let backing_off = async || {
             tokio::task::yield_now().await;
             Err(BackingOff.into())

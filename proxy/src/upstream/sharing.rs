@@ -1,0 +1,115 @@
+//! Decides whether the exchanges with a pod share HTTP/2 connections.
+//!
+//! `h2` takes some odd bytes in the head of one response for an error of the connection, and ends it with all exchanges
+//! on it. A pod that has sent such a response gets a connection for each exchange, so that the next one harms its own client
+//! alone. Sharing is tried again after a pause.
+//!
+//! # Invariants
+//!
+//! * Each time that sharing is tried in vain makes the pause longer, up to a bound.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The pause after the first odd response.
+const FIRST_PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+
+/// What a worker knows of a pod's odd responses.
+#[derive(Debug)]
+pub(super) struct OddResponses {
+    pod: String,
+    sharing: Cell<Sharing>,
+}
+
+impl OddResponses {
+    pub(super) fn of(pod: &str) -> Self {
+        OddResponses { pod: pod.to_owned(), sharing: Cell::default() }
+    }
+
+    /// Returns whether exchanges share connections.
+    pub(super) fn may_share(&self, now: Instant) -> bool {
+        self.sharing.get().is_allowed(now)
+    }
+
+    /// Records why a connection has ended.
+    pub(super) fn note(&self, error: &h2::Error) {
+        let is_ours = error.is_go_away() && error.is_library();
+        if !is_ours || error.reason() != Some(h2::Reason::PROTOCOL_ERROR) {
+            return;
+        }
+        let mut sharing = self.sharing.get();
+        let was_shared = sharing.note_odd(Instant::now());
+        self.sharing.set(sharing);
+        if was_shared {
+            tracing::warn!(
+                pod = self.pod,
+                pause_s = sharing.pause().as_secs(),
+                "a response of the pod broke the rules of HTTP/2 and ended its connection, with all exchanges on it; \
+                 for a while each exchange gets a connection of its own"
+            );
+        }
+    }
+}
+
+/// When exchanges share connections.
+#[derive(Debug, Default, Clone, Copy)]
+struct Sharing {
+    /// How often sharing was tried in vain.
+    in_vain: u32,
+    again_at: Option<Instant>,
+}
+
+impl Sharing {
+    /// Returns whether exchanges share connections.
+    fn is_allowed(&self, now: Instant) -> bool {
+        self.again_at.is_none_or(|at| at <= now)
+    }
+
+    /// Records an odd response. Returns whether connections were shared until then.
+    fn note_odd(&mut self, now: Instant) -> bool {
+        let was_shared = self.is_allowed(now);
+        if was_shared {
+            let is_over = self.again_at.is_some_and(|at| now.saturating_duration_since(at) > LONGEST_PAUSE);
+            self.in_vain = if is_over { 1 } else { self.in_vain.saturating_add(1) };
+        }
+        self.again_at = Some(now + self.pause());
+        was_shared
+    }
+
+    fn pause(&self) -> Duration {
+        (FIRST_PAUSE * (1 << self.in_vain.saturating_sub(1).min(16))).min(LONGEST_PAUSE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_with_each_time_that_sharing_is_tried_in_vain() {
+        let (mut sharing, mut now) = (Sharing::default(), Instant::now());
+        for seconds in [10, 20, 40, 80, 160, 320, 600, 600] {
+            assert!(sharing.is_allowed(now));
+            assert!(sharing.note_odd(now));
+            assert!(!sharing.note_odd(now), "one on a connection of its own makes no pause longer");
+            let pause = Duration::from_secs(seconds);
+            assert!(!sharing.is_allowed(now + pause - Duration::from_millis(1)), "{pause:?}");
+            now += pause;
+        }
+        now += LONGEST_PAUSE + Duration::from_secs(1);
+        assert!(sharing.note_odd(now));
+        assert!(sharing.is_allowed(now + FIRST_PAUSE), "after a long time without, it begins anew");
+    }
+
+    #[test]
+    fn odd_responses_without_sharing_put_the_next_try_off() {
+        let (mut sharing, now) = (Sharing::default(), Instant::now());
+        sharing.note_odd(now);
+        sharing.note_odd(now + Duration::from_secs(9));
+        assert!(!sharing.is_allowed(now + Duration::from_secs(18)));
+        assert!(sharing.is_allowed(now + Duration::from_secs(19)));
+    }
+}

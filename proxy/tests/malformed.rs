@@ -1,0 +1,214 @@
+//! Bytes that are no request by the rules of HTTP: their clients are told why, and the metrics count them, whichever part of
+//! the router finds them.
+
+use std::time::Duration;
+
+use http::Response;
+use segue_proxy::message::local_reply::LocalReply;
+use segue_proxy::settings::{Http1Server, UpstreamProtocol};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+use crate::support::client::empty;
+use crate::support::pod::Speaks;
+use crate::support::{Fixture, GET, P0, Settings, soon, until};
+
+fn fixtures() -> impl Iterator<Item = Fixture> {
+    [Http1Server::Segue, Http1Server::Hyper].into_iter().map(|server| {
+        Fixture::with(Settings::with(|settings| {
+            settings.server.http1 = server;
+            settings.forward.limits.header_read_timeout = Duration::from_millis(200);
+        }))
+    })
+}
+
+#[tokio::test]
+async fn a_head_that_is_no_request_is_refused_with_its_reason_and_counted() {
+    for fixture in fixtures() {
+        let _pod = fixture.quick_pod().await;
+        let to = |target: &[u8]| [b"GET ", target, b" HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n"].concat();
+        for accepted in ["/\"{}|^\u{e9}", "/?`{}|^\u{e9}", "/%3C%3E"] {
+            assert_eq!(fixture.ask(to(accepted.as_bytes())).await.status, 200, "{accepted}");
+        }
+        let heads = [
+            to(b"/a<b>"),
+            to(b"/a`b"),
+            to(b"/a b"),
+            to(b"/a\x7f"),
+            to(b"/\xe9"),
+            to(b"/?\""),
+            to(b"/?<"),
+            to(b"/?>"),
+            to(b"/?\xe9"),
+            b"GET / HTTP/1.1\r\nhost: h\r\nno colon\r\n\r\n".to_vec(),
+            b"nonsense\r\n\r\n".to_vec(),
+        ];
+        let mut expected = 0;
+        for head in &heads {
+            for behind_a_request in [false, true] {
+                let mut client = fixture.client().await;
+                if behind_a_request {
+                    assert_eq!(client.ask(GET).await.status, 200);
+                }
+                let answer = client.ask(head).await;
+                assert_eq!(answer.reason(), (400, "malformed"), "{}", head.escape_ascii());
+                assert_eq!(client.rest().await, "");
+                expected += 1;
+                let counted = || fixture.metrics.own_answers(LocalReply::Malformed) == expected;
+                until(counted, "the refusal to be counted").await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn heads_that_are_too_large_or_too_slow_are_counted_as_well() {
+    for fixture in fixtures() {
+        let target = format!("GET /{} HTTP/1.1\r\nhost: h\r\n\r\n", "a".repeat(65_535));
+        let headers = format!("GET / HTTP/1.1\r\nhost: h\r\nx: {}\r\n\r\n", "a".repeat(200 << 10));
+        for (count, head) in [target, headers].iter().enumerate() {
+            let mut client = fixture.client().await;
+            // The router closes before it has read all of it.
+            let _ = client.stream.write_all(head.as_bytes()).await;
+            assert_eq!(client.answer().await.reason(), (431, "limit"));
+            let counted = || fixture.metrics.own_answers(LocalReply::HeadTooLarge) == count as u64 + 1;
+            until(counted, "the refusal to be counted").await;
+        }
+        // By a bare head, and behind what only hyper serves.
+        for (count, begun) in ["GET / HTTP", "GET / HTTP/1.1\r\nupgrade: x\r\n"].iter().enumerate() {
+            let mut client = fixture.send(begun).await;
+            assert_eq!(client.answer().await.reason(), (408, "limit"));
+            let counted = || fixture.metrics.own_answers(LocalReply::TooSlow) == count as u64 + 1;
+            until(counted, "the refusal to be counted").await;
+        }
+    }
+}
+
+/// hyper writes such a response of a pod byte for byte as it writes its own.
+#[tokio::test]
+async fn a_pods_own_bare_refusal_stays_the_pods() {
+    for fixture in fixtures() {
+        let pod = fixture.scripted_pod().await;
+        let upload = "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 10\r\n\r\nhello";
+        for status in ["400 Bad Request", "431 Request Header Fields Too Large", "414 URI Too Long"] {
+            let (mut client, mut connection) = fixture.exchange(&pod, upload).await;
+            connection.write(format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n")).await;
+            drop(connection);
+            let answer = client.head().await;
+            assert!(status.starts_with(&answer.status.to_string()));
+            assert_eq!((answer.header("segue-reason"), answer.header("connection")), ("", "close"));
+        }
+        for own in [LocalReply::Malformed, LocalReply::HeadTooLarge] {
+            assert_eq!(fixture.metrics.own_answers(own), 0, "{own:?}");
+        }
+    }
+}
+
+/// A client by HTTP/2 that writes frames as it likes.
+struct FramesClient {
+    stream: TcpStream,
+    read: Vec<u8>,
+}
+
+/// Returns a frame.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u32).to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// Returns a literal header without an index.
+fn literal(name: &str, value: &str) -> Vec<u8> {
+    [&[0, name.len() as u8], name.as_bytes(), &[value.len() as u8], value.as_bytes()].concat()
+}
+
+/// Returns a whole `GET` to partition 0 with this authority.
+fn request(stream: u32, authority: &str) -> Vec<u8> {
+    let pseudo = [&[0x82, 0x86, 0x84, 0x01, authority.len() as u8], authority.as_bytes()].concat();
+    frame(1, 0x5, stream, &[pseudo, literal("x-partition", "0")].concat())
+}
+
+impl FramesClient {
+    async fn connect(fixture: &Fixture) -> Self {
+        let mut stream = TcpStream::connect(fixture.address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        stream.write_all(&frame(4, 0, 0, b"")).await.unwrap();
+        FramesClient { stream, read: Vec::new() }
+    }
+
+    async fn write(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).await.unwrap();
+    }
+
+    /// Returns kind, flags, stream and payload of the next frame; `None` at the end.
+    async fn next(&mut self) -> Option<(u8, u8, u32, Vec<u8>)> {
+        loop {
+            if let [a, b, c, kind, flags, s, t, u, v, ..] = self.read[..] {
+                let end = 9 + u32::from_be_bytes([0, a, b, c]) as usize;
+                if self.read.len() >= end {
+                    let frame: Vec<u8> = self.read.drain(..end).collect();
+                    return Some((kind, flags, u32::from_be_bytes([s, t, u, v]), frame[9..].to_vec()));
+                }
+            }
+            if soon(self.stream.read_buf(&mut self.read)).await.unwrap_or(0) == 0 {
+                return None;
+            }
+        }
+    }
+}
+
+const SLOW: u32 = 20;
+
+/// Returns how many of some slow requests are answered with success behind so many heads that `h2` refuses, and the code of
+/// the connection's GOAWAY.
+async fn behind_refused_heads(refused: u32) -> (u32, Option<u32>) {
+    let fixture = Fixture::with(Settings::with_protocol(UpstreamProtocol::Http1));
+    let (release, released) = watch::channel(false);
+    let _pod = fixture
+        .pod(Speaks::Http1, move |_| {
+            let mut released = released.clone();
+            async move {
+                released.wait_for(|released| *released).await.unwrap();
+                Response::new(empty())
+            }
+        })
+        .await;
+    let mut client = FramesClient::connect(&fixture).await;
+    for number in 0..SLOW {
+        client.write(&request(2 * number + 1, "h")).await;
+    }
+    fixture.in_flight(P0, SLOW).await;
+    for number in SLOW..SLOW + refused {
+        client.write(&request(2 * number + 1, "h:80:90")).await;
+    }
+    let (mut resets, mut malformed, mut answered, mut goaway) = (0, 0, 0, None);
+    while answered < SLOW {
+        if resets == refused {
+            release.send_replace(true);
+        }
+        match client.next().await {
+            None => break,
+            Some((1, _, _, head)) => answered += u32::from(head[0] == 0x88),
+            Some((3, _, stream, code)) => {
+                assert!(stream > 2 * SLOW - 1);
+                resets += 1;
+                // Some are refused because too many others have not been reset yet.
+                malformed += u64::from(code == [0, 0, 0, 1]);
+            }
+            Some((7, _, _, payload)) => goaway = Some(u32::from_be_bytes(payload[4..8].try_into().unwrap())),
+            // A ping that is not acknowledged: the client has not heard of the first GOAWAY yet.
+            Some(_) => {}
+        }
+    }
+    let counted = || fixture.metrics.own_answers(LocalReply::Malformed) == malformed;
+    until(counted, "the refusals to be counted").await;
+    (answered, goaway)
+}
+
+#[tokio::test]
+async fn heads_that_are_refused_by_http2_are_counted_and_end_nobody_elses_requests() {
+    assert_eq!(behind_refused_heads(10).await, (SLOW, None));
+    // Its connection is closed properly.
+    assert_eq!(behind_refused_heads(1_100).await, (SLOW, Some(0)));
+}
