@@ -168,9 +168,11 @@ async fn an_old_connection_by_http2_ends_once_its_requests_have_been_served() {
     let client = fixture.http2_client().await;
     let slow = client.spawn_ask(client.request("GET", "/").body(empty()).unwrap());
     fixture.in_flight(P0, 1).await;
-    until(|| client.is_closed(), "the connection to take no further requests").await;
+    // The request is in flight when the connection reaches its age.
+    tokio::time::sleep(Duration::from_millis(800)).await;
     release.send_replace(true);
     assert_eq!(soon(slow).await.unwrap().status, 200);
+    until(|| client.is_closed(), "the connection to end").await;
 }
 
 #[tokio::test]
