@@ -91,7 +91,12 @@ fn the_defaults_are_those_that_users_were_told() {
             http1_server: Http1Server::Segue,
             hot_restart_socket: None,
             trust_forwarded: false,
-            drain: Drain { timeout: seconds(20), on_timeout: OnDrainTimeout::Auto },
+            drain: Drain {
+                timeout: seconds(20),
+                on_timeout: OnDrainTimeout::Auto,
+                streams: seconds(2),
+                patience: seconds(10),
+            },
             upstream: Upstream {
                 tls: None,
                 protocol: Protocol::Auto,

@@ -18,6 +18,7 @@ mod http1_servers;
 mod http2_clients;
 mod http2_pods;
 mod layers;
+mod long_exchanges;
 mod malformed;
 mod metrics;
 mod outliving;

@@ -47,6 +47,8 @@ pub(super) const KEYS: &[&str] = &[
     "router.stash.flush_concurrency",
     "router.drain.timeout",
     "router.drain.on_timeout",
+    "router.drain.streams",
+    "router.drain.patience",
     "router.upstream.protocol",
     "router.upstream.connect_timeout",
     "router.upstream.request_timeout",
@@ -147,6 +149,9 @@ pub(super) fn stash(r: &mut Reader<'_>) -> StashLimits {
 /// just before they could be sent.
 fn drain(r: &mut Reader<'_>, keyspaces: &[KeyspaceSection]) -> DrainSettings {
     const TIMEOUT: &str = "router.drain.timeout";
+    const STREAMS: &str = "router.drain.streams";
+    const PATIENCE: &str = "router.drain.patience";
+    const MAX_WAIT: &str = "router.stash.max_wait";
     let default = DrainSettings::default();
     let max_waits =
         keyspaces.iter().filter_map(|keyspace| Some((keyspace.routing.as_ref()?.stash.max_wait, &keyspace.name)));
@@ -154,11 +159,11 @@ fn drain(r: &mut Reader<'_>, keyspaces: &[KeyspaceSection]) -> DrainSettings {
     let max_wait = max_wait.unwrap_or(StashLimits::default().max_wait);
     let timeout = r.duration(TIMEOUT, default.timeout.min(max_wait * 2 / 3));
     if r.is_given(TIMEOUT) && r.tables().is_none() {
-        r.ordered((TIMEOUT, timeout), ("router.stash.max_wait", max_wait), true, show_duration);
+        r.ordered((TIMEOUT, timeout), (MAX_WAIT, max_wait), true, show_duration);
     } else if r.is_given(TIMEOUT)
         && timeout >= max_wait
         && !r.is_refused(TIMEOUT)
-        && !r.is_refused("router.stash.max_wait")
+        && !r.is_refused(MAX_WAIT)
     {
         let (timeout, bound) = (show_duration(timeout), show_duration(max_wait));
         let name = keyspace.map(|name| quoted(name)).unwrap_or_default();
@@ -166,7 +171,22 @@ fn drain(r: &mut Reader<'_>, keyspaces: &[KeyspaceSection]) -> DrainSettings {
         r.report_value(TIMEOUT, Wrong::new(fact, format!("expected less than {bound}")));
     }
     let on_timeout = r.choice("router.drain.on_timeout", OnDrainTimeout::NAMES, default.on_timeout);
-    DrainSettings { timeout, on_timeout }
+    let streams = r.duration_or_zero(STREAMS, default.streams.min(timeout));
+    if r.is_given(STREAMS) {
+        r.ordered((STREAMS, streams), (TIMEOUT, timeout), false, show_duration);
+    }
+    let most = max_wait.saturating_sub(timeout);
+    let patience = r.duration_or_zero(PATIENCE, default.patience.min(most));
+    // Other routers hold the partition's requests for the whole time.
+    if r.is_given(PATIENCE) && patience > most && ![PATIENCE, TIMEOUT, MAX_WAIT].iter().any(|key| r.is_refused(key)) {
+        let [patience, timeout, bound] = [patience, timeout, max_wait].map(show_duration);
+        let origin = r.origin(TIMEOUT);
+        let fact = format!(
+            "{patience} and {TIMEOUT}, which is {timeout} ({origin}), are together above stash.max_wait, which is {bound}"
+        );
+        r.report_value(PATIENCE, Wrong::new(fact, format!("expected at most {}", show_duration(most))));
+    }
+    DrainSettings { timeout, on_timeout, streams, patience }
 }
 
 const CONNECT_TIMEOUT: &str = "router.upstream.connect_timeout";

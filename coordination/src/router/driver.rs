@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use segue_protocol::handoff::router::{
     DrainTimeout, HoldCause, Route, Stage, Step, Target, Trust, dead_owner_patience, drain_timed_out, may_stop_later,
-    next_step, route,
+    next_step, route, waits_for_exchange,
 };
-use segue_protocol::ids::{Incarnation, PartitionId};
+use segue_protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Capabilities, RouterRecord, encode};
 use segue_protocol::view::{View, ViewDelta};
@@ -34,6 +34,10 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(50);
 
 /// Time between two checks for requests in flight while the router leaves.
 const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Time between two checks for long exchanges while a stop waits for them, and between two severings while a drain lasts
+/// too long.
+const EXCHANGE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Why a life of a router has ended.
 pub(super) enum End {
@@ -68,6 +72,8 @@ pub(super) struct Router {
     /// When to reconsider a partition.
     pub(super) timers: BTreeSet<(Instant, PartitionId)>,
     drains: HashMap<PartitionId, Drain>,
+    /// The stops that are postponed: the revision since which each has been due, and when this router first saw that.
+    stops_due: HashMap<PartitionId, (Revision, Instant)>,
     pub(super) severed: HashMap<PartitionId, u64>,
     /// The capabilities of the pod that a partition's requests last went to, as of then.
     capabilities: HashMap<PartitionId, Capabilities>,
@@ -92,6 +98,7 @@ impl Router {
             stop_limiter: StopLimiter::default(),
             timers: BTreeSet::new(),
             drains: HashMap::new(),
+            stops_due: HashMap::new(),
             severed: HashMap::new(),
             capabilities: HashMap::new(),
             times: HashMap::new(),
@@ -175,7 +182,8 @@ impl Router {
     pub(super) fn record(&self) -> Vec<u8> {
         let now = unix_millis();
         let (router_name, admin) = (self.settings.name.clone(), self.settings.admin.clone());
-        encode(&RouterRecord { router_name, registered_at: now, last_heartbeat: now, admin })
+        let patience_ms = self.settings.drain.patience.as_millis() as u64;
+        encode(&RouterRecord { router_name, registered_at: now, last_heartbeat: now, admin, patience_ms })
     }
 
     /// Keeps this router's key. Returns `false` if the registration is gone or another life's.
@@ -326,9 +334,10 @@ impl Router {
                 Some(Step::Stop) => {
                     // Queried only where the stop may wait. Partitions that have their turn keep it.
                     let ready_since = may_stop_later(&self.view, partition, self.trust, &stage);
-                    if ready_since.is_some_and(|since| !self.stop_limiter.take(partition, since, Instant::now())) {
+                    if ready_since.is_some_and(|since| self.postpones(partition, since)) {
                         break;
                     }
+                    self.stops_due.remove(&partition);
                     let cause = match wanted {
                         Route::Hold(cause) => cause,
                         Route::To(_) => HoldCause::Handoff,
@@ -368,6 +377,23 @@ impl Router {
             plane.name_cause(partition, cause);
         }
         self.watch_drain(partition, &wanted);
+    }
+
+    /// Returns whether a partition's stop, due since the revision `ready_since`, is postponed: for a long exchange, or
+    /// for the stops of other partitions.
+    fn postpones(&mut self, partition: PartitionId, ready_since: Revision) -> bool {
+        let now = Instant::now();
+        let due = self.stops_due.entry(partition).or_insert((ready_since, now));
+        if due.0 != ready_since {
+            *due = (ready_since, now);
+        }
+        let waited = now - due.1;
+        let oldest = self.plane.oldest_exchange(partition).map(|since| now.saturating_duration_since(since));
+        if waits_for_exchange(oldest, waited, self.settings.drain.patience) {
+            self.timers.insert((now + EXCHANGE_CHECK_INTERVAL, partition));
+            return true;
+        }
+        !self.stop_limiter.take(partition, ready_since, now)
     }
 
     /// Opens connections to the new owner while the old one drains, so that held requests need not wait for them.
@@ -411,7 +437,8 @@ impl Router {
         let is_due = |at: Instant| at <= now;
         if !is_due(times_out_at) && !sever_at.is_some_and(is_due) {
             let next = sever_at.map_or(times_out_at, |at| at.min(times_out_at));
-            self.timers.insert((next, partition));
+            let streams_next = self.watch_streams(partition, &from.pod, since, had_fence);
+            self.timers.insert((streams_next.map_or(next, |at| at.min(next)), partition));
             return;
         }
         let timed_out = match sever_at {
@@ -430,7 +457,7 @@ impl Router {
                     );
                 }
                 *self.severed.entry(partition).or_default() += severed;
-                self.timers.insert((now + Duration::from_millis(100), partition));
+                self.timers.insert((now + EXCHANGE_CHECK_INTERVAL, partition));
             }
             DrainTimeout::GiveUp => {
                 let said = |handoff| self.view.drained_ack(partition, &self.settings.name, handoff).is_some();
@@ -443,5 +470,24 @@ impl Router {
                 self.timers.insert((sever_at.unwrap_or(now + self.settings.drain.timeout), partition));
             }
         }
+    }
+
+    /// Severs the streams of a drain that has lasted since `since`, once their time is up. Returns when to look again.
+    fn watch_streams(&mut self, partition: PartitionId, pod: &str, since: Instant, had_fence: bool) -> Option<Instant> {
+        let (now, due) = (Instant::now(), since + self.settings.drain.streams);
+        if now < due {
+            return Some(due);
+        }
+        // Where a drain's end would not sever, its streams are not severed either: the old owner might go on with them.
+        if drain_timed_out(&self.view, partition, self.settings.drain.on_timeout, had_fence) != DrainTimeout::Sever {
+            return None;
+        }
+        let severed = self.plane.sever_streams(partition);
+        if severed > 0 {
+            debug!(partition = partition.get(), pod, severed, "streams severed, because their partition moves");
+        }
+        *self.severed.entry(partition).or_default() += severed;
+        // Exchanges may still become streams.
+        Some(now + EXCHANGE_CHECK_INTERVAL)
     }
 }

@@ -66,6 +66,12 @@ pub trait DataPlane: Send + Sync + 'static {
     fn retry_now(&self, partition: PartitionId);
     /// Ends everything that is in flight. Returns the number of severed exchanges.
     fn sever(&self, partition: PartitionId) -> u64;
+    /// Ends the streams that are in flight and have lasted for a moment. Returns how many there were that had not been
+    /// severed before.
+    fn sever_streams(&self, partition: PartitionId) -> u64;
+    /// Returns since when the oldest exchange in flight has lasted, other than a stream. `None` if none has lasted for
+    /// a moment.
+    fn oldest_exchange(&self, partition: PartitionId) -> Option<Instant>;
     /// Sets until when the router's lease may be trusted, on the clock of [`lease_now`].
     fn trust_until(&self, until: Instant);
     /// Returns the times of the last cutover, if one has ended since the last call.
@@ -98,12 +104,22 @@ pub struct DrainSettings {
     pub timeout: Duration,
     /// The policy after that.
     pub on_timeout: OnDrainTimeout,
+    /// How long a router waits for streams among them: upgraded connections, event streams, and gRPC responses that
+    /// have begun. Not above `timeout`.
+    pub streams: Duration,
+    /// In a planned move, how long a router goes on routing to the old owner because an exchange is under way.
+    pub patience: Duration,
 }
 
 /// The defaults of the configuration file.
 impl Default for DrainSettings {
     fn default() -> Self {
-        DrainSettings { timeout: Duration::from_secs(20), on_timeout: OnDrainTimeout::default() }
+        DrainSettings {
+            timeout: Duration::from_secs(20),
+            on_timeout: OnDrainTimeout::default(),
+            streams: Duration::from_secs(2),
+            patience: Duration::from_secs(10),
+        }
     }
 }
 

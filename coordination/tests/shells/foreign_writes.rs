@@ -10,7 +10,7 @@ use segue_coordination::router::{
     run_router,
 };
 use segue_coordination::store::{MemoryStore, Store, StoreError};
-use segue_protocol::handoff::router::{HoldCause, OnDrainTimeout, OnStoreLoss, Stage, Target};
+use segue_protocol::handoff::router::{HoldCause, OnStoreLoss, Stage, Target};
 use segue_protocol::ids::{LeaseId, PartitionId};
 use segue_protocol::records::{KeyspaceConfig, Leader, Partitioner, PodRecord, RouterRecord, encode};
 use segue_protocol::txn::{KeyValue, Keys, Op, Txn};
@@ -23,7 +23,7 @@ use super::{coordinator, keys};
 const P0: PartitionId = PartitionId::new(0);
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
-const TTL: Duration = Duration::from_secs(3);
+pub(crate) const TTL: Duration = Duration::from_secs(3);
 const ADMIN: &str = "10.0.0.7:9090";
 
 pub(crate) async fn put(store: &MemoryStore, key: String, value: Vec<u8>) {
@@ -69,6 +69,10 @@ pub(crate) struct Gates {
     /// The partitions whose owner has refused requests, and when they are sent again.
     pub(crate) refused: Mutex<BTreeMap<PartitionId, Instant>>,
     pub(crate) severed: Mutex<BTreeSet<PartitionId>>,
+    /// When the router first severed streams of a partition.
+    pub(crate) severed_streams: Mutex<BTreeMap<PartitionId, Instant>>,
+    /// Since when a partition's oldest exchange has lasted.
+    pub(crate) oldest: Mutex<BTreeMap<PartitionId, Instant>>,
     /// How often the router has looked at a partition.
     pub(crate) looks: AtomicU32,
 }
@@ -102,6 +106,13 @@ impl DataPlane for Gates {
         self.severed.lock().unwrap().insert(partition);
         0
     }
+    fn sever_streams(&self, partition: PartitionId) -> u64 {
+        self.severed_streams.lock().unwrap().entry(partition).or_insert_with(Instant::now);
+        0
+    }
+    fn oldest_exchange(&self, partition: PartitionId) -> Option<Instant> {
+        self.oldest.lock().unwrap().get(&partition).copied()
+    }
     fn trust_until(&self, _: Instant) {}
     fn take_times(&self, _: PartitionId) -> Option<CutoverTimes> {
         None
@@ -128,7 +139,7 @@ impl Router {
             name: name.into(),
             lease_ttl: TTL,
             on_store_loss: OnStoreLoss::Auto,
-            drain: DrainSettings { timeout: TTL, on_timeout: OnDrainTimeout::Auto },
+            drain: DrainSettings { timeout: TTL, ..DrainSettings::default() },
             request_timeout: Duration::from_secs(60),
             admin: Some(ADMIN.into()),
             partitioner: Some(partitioner),

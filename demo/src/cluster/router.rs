@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::router::{DataPlane, DrainSettings, RouterSettings};
-use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
+use segue_protocol::handoff::router::OnStoreLoss;
 use segue_proxy::router::{self, BoundRouter};
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
@@ -50,7 +50,7 @@ impl Router {
             name,
             lease_ttl: ROUTER_LEASE,
             on_store_loss: OnStoreLoss::Auto,
-            drain: DrainSettings { timeout: Duration::from_secs(5), on_timeout: OnDrainTimeout::Auto },
+            drain: DrainSettings { timeout: Duration::from_secs(5), ..DrainSettings::default() },
             admin: None,
             partitioner: None,
             request_timeout: REQUEST_TIMEOUT,

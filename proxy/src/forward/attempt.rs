@@ -371,6 +371,9 @@ fn pass_on(
     let has_reason = response.headers().keys().any(|name| *name == SEGUE_REASON);
     let reason = has_reason.then(|| response.headers().get(SEGUE_REASON).and_then(PodReason::of)).flatten();
     in_flight.passed(response.status(), reason);
+    if response.body().is_stream() {
+        in_flight.streams();
+    }
     response.map(|stream| ResponseBody::from_pod(stream, in_flight, request))
 }
 
@@ -382,6 +385,7 @@ fn switched(
     mut in_flight: Box<InFlight>,
 ) -> Response<ResponseBody> {
     in_flight.passed(response.status(), None);
+    in_flight.streams();
     tunnel::join(client, seat, stream, read, in_flight, response.headers().get(UPGRADE));
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
     response.map(|()| ResponseBody::whole(bytes::Bytes::new()))

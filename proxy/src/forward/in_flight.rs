@@ -152,6 +152,11 @@ impl InFlight {
         }
     }
 
+    /// Records that the exchange has become a stream.
+    pub(crate) fn streams(&self) {
+        self.permit().streams();
+    }
+
     /// Records why the exchange ends early.
     pub(crate) fn failed(&self, why: &'static str) {
         if let Some(trace) = &self.trace {
@@ -263,6 +268,9 @@ pub(crate) fn see_through(mut exchange: Exchange, mut in_flight: Box<InFlight>) 
                 }
                 if !headers::take_misdirected(response.status(), response.headers_mut()) {
                     in_flight.delivered();
+                }
+                if response.body().is_stream() {
+                    in_flight.streams();
                 }
                 read_on(response.into_body(), in_flight, severed).await;
             }

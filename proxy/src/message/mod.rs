@@ -16,6 +16,7 @@ pub mod local_reply;
 pub(crate) mod name_cache;
 pub(crate) mod request_body;
 pub(crate) mod reserved;
+pub(crate) mod stream_kind;
 pub(crate) mod websocket;
 
 /// The first bytes of an HTTP/2 connection (RFC 9113, 3.4).

@@ -62,6 +62,14 @@ impl DataPlane for Table {
         u64::from(Table::sever(self, partition))
     }
 
+    fn sever_streams(&self, partition: PartitionId) -> u64 {
+        u64::from(Table::sever_streams(self, partition))
+    }
+
+    fn oldest_exchange(&self, partition: PartitionId) -> Option<Instant> {
+        Table::oldest_exchange(self, partition)
+    }
+
     fn trust_until(&self, until: Instant) {
         Table::trust_until(self, until);
     }

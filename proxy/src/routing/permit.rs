@@ -21,7 +21,7 @@ use crate::routing::client_share::ShareGuard;
 use crate::routing::stash::{Arrival, QueuePosition};
 use crate::routing::sync::oneshot;
 use crate::routing::sync::time::{Sleep, sleep_until};
-use crate::routing::table::{AdmissionError, Pod, Refusals, Requeue, Returned, Route, Table, WaitOutcome};
+use crate::routing::table::{AdmissionError, LastingId, Pod, Refusals, Requeue, Returned, Route, Table, WaitOutcome};
 
 /// One worker thread's access to the table.
 #[derive(Debug, Clone)]
@@ -307,6 +307,9 @@ pub struct Permit {
     is_tried: bool,
     /// Whether it has given its place in the flush away.
     gave_way: Cell<bool>,
+    /// Its place among the exchanges that last, once it has asked for its token.
+    lasting: Cell<Option<LastingId>>,
+    is_stream: Cell<bool>,
 }
 
 /// A pod refuses a request for good, while it accepts others.
@@ -317,7 +320,14 @@ pub struct RefusedForGood;
 impl Permit {
     #[inline]
     fn new(request: Request, route: Route, is_tried: bool) -> Self {
-        Permit { request: Some(request), route, is_tried, gave_way: Cell::new(false) }
+        Permit {
+            request: Some(request),
+            route,
+            is_tried,
+            gave_way: Cell::new(false),
+            lasting: Cell::new(None),
+            is_stream: Cell::new(false),
+        }
     }
 
     fn request(&self) -> &Request {
@@ -411,6 +421,7 @@ impl Permit {
 
     fn back(mut self, returned: Option<Returned>) -> QueuedPermit {
         let mut request = self.request.take().expect("a permit that was not put back");
+        self.unlist(&request);
         let max_wait = request.table().max_wait();
         request.held_until.get_or_insert_with(|| Instant::now() + max_wait);
         let requeue = Requeue {
@@ -425,10 +436,32 @@ impl Permit {
         QueuedPermit::new(request, grant)
     }
 
-    /// Returns the token that is cancelled when the partition's exchanges are severed.
+    /// Returns the token that is cancelled when the exchange is severed. An exchange that asks for it lasts.
     pub fn sever_token(&self) -> CancellationToken {
         let request = self.request();
-        request.table().sever_token(request.worker.inner.index, request.partition, self.route.severs)
+        let (table, worker, partition) = (request.table(), request.worker.inner.index, request.partition);
+        if let Some(token) = self.lasting.get().and_then(|id| table.lasting_token(worker, partition, id)) {
+            return token;
+        }
+        let (id, token) = table.list_lasting(worker, partition, self.route.severs, self.is_stream.get());
+        self.lasting.set(Some(id));
+        token
+    }
+
+    /// Records that the exchange has become a stream, which may be without an end.
+    pub fn streams(&self) {
+        self.is_stream.set(true);
+        if let Some(id) = self.lasting.get() {
+            let request = self.request();
+            request.table().lasting_streams(request.worker.inner.index, request.partition, id);
+        }
+    }
+
+    /// Takes the exchange off the list of those that last.
+    fn unlist(&self, request: &Request) {
+        if let Some(id) = self.lasting.take() {
+            request.table().lasting_ended(request.worker.inner.index, request.partition, id);
+        }
     }
 }
 
@@ -436,6 +469,7 @@ impl Drop for Permit {
     #[inline]
     fn drop(&mut self) {
         let Some(request) = &self.request else { return };
+        self.unlist(request);
         if self.is_tried {
             request.table().done(request.partition, request.position(), false);
         }

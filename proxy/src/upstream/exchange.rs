@@ -9,7 +9,8 @@
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use http::{Response, Version};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, Response, Version};
 use http_body::{Frame, SizeHint};
 
 use super::error::{Broken, SendError};
@@ -17,6 +18,7 @@ use super::http1::HeadLines;
 use super::rest::{Counted, Rest};
 use super::{http1, http2};
 use crate::message::headers::{clean_response, clean_response_trailers};
+use crate::message::stream_kind::is_stream;
 use crate::tls::Stream;
 
 /// A request that is being sent, until the head of its response is there. Dropping it breaks it off.
@@ -51,7 +53,9 @@ impl Exchange {
                             // Boxed: most bodies arrive with their head, and what surrounds this is moved often.
                             http1::Body::Reader(reader) => Source::Http1(Box::new(reader)),
                         };
-                        let body = ResponseStream { source, rest, lines };
+                        let is_stream =
+                            lines.as_ref().map_or_else(|| says_stream(&head.headers), |lines| lines.is_stream);
+                        let body = ResponseStream { source, rest, lines, is_stream };
                         PodResponse::Response(response(head, body))
                     }
                     http1::PodResponse::Switched(head, stream, read) => {
@@ -64,11 +68,17 @@ impl Exchange {
                 // The version is that of the client's connection.
                 parts.version = Version::HTTP_11;
                 clean_response(&mut parts.headers);
-                let body = ResponseStream { source: Source::Http2(reader), rest: rest.map(Rest::new), lines: None };
+                let (source, rest, is_stream) =
+                    (Source::Http2(reader), rest.map(Rest::new), says_stream(&parts.headers));
+                let body = ResponseStream { source, rest, lines: None, is_stream };
                 PodResponse::Response(Response::from_parts(parts, body))
             }),
         })
     }
+}
+
+fn says_stream(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|kind| is_stream(kind.as_bytes()))
 }
 
 fn response<B>(head: http1::ResponseHead, body: B) -> Response<B> {
@@ -89,6 +99,7 @@ pub(crate) struct ResponseStream {
     source: Source,
     /// The headers of the response, if its map is empty for that reason.
     lines: Option<HeadLines>,
+    is_stream: bool,
 }
 
 enum Source {
@@ -106,6 +117,11 @@ impl ResponseStream {
             Source::Http1(reader) => reader.is_done(),
             Source::Http2(reader) => reader.is_done(),
         }
+    }
+
+    /// Returns whether the response is a stream by its content type.
+    pub(crate) fn is_stream(&self) -> bool {
+        self.is_stream
     }
 
     /// Takes the headers of the response, if they are lines.

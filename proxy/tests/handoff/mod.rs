@@ -21,7 +21,7 @@ use segue_coordination::session::{Claim, Registration, Update, Watcher, count_by
 use segue_coordination::store::{MemoryStore, Store, StoreError};
 use segue_protocol::handoff::advance::{Ack, acknowledge};
 use segue_protocol::handoff::pod::{Duty, duty, warmed};
-use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
+use segue_protocol::handoff::router::OnStoreLoss;
 use segue_protocol::ids::{Epoch, PartitionId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{Policy, RoundCause};
@@ -127,7 +127,7 @@ impl Fixture {
             name: name.to_owned(),
             lease_ttl: TTL,
             on_store_loss: OnStoreLoss::Auto,
-            drain: DrainSettings { timeout: DRAIN_TIMEOUT, on_timeout: OnDrainTimeout::Auto },
+            drain: DrainSettings { timeout: DRAIN_TIMEOUT, ..DrainSettings::default() },
             admin: None,
             partitioner: None,
             request_timeout: REQUEST_TIMEOUT,

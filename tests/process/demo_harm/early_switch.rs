@@ -103,6 +103,14 @@ impl DataPlane for EarlySwitch {
         DataPlane::sever(&*self.table, partition)
     }
 
+    fn sever_streams(&self, partition: PartitionId) -> u64 {
+        DataPlane::sever_streams(&*self.table, partition)
+    }
+
+    fn oldest_exchange(&self, partition: PartitionId) -> Option<Instant> {
+        DataPlane::oldest_exchange(&*self.table, partition)
+    }
+
     fn trust_until(&self, until: Instant) {
         Table::trust_until(&self.table, until);
     }

@@ -98,7 +98,12 @@ impl Router {
             name: name.to_owned(),
             lease_ttl: setting.lease_ttl,
             on_store_loss: setting.on_store_loss,
-            drain: DrainSettings { timeout: setting.drain_timeout, on_timeout: setting.on_drain_timeout },
+            drain: DrainSettings {
+                timeout: setting.drain_timeout,
+                on_timeout: setting.on_drain_timeout,
+                streams: setting.drain_timeout / 4,
+                patience: setting.drain_timeout / 2,
+            },
             admin: None,
             partitioner: Some(Partitioner::NUMBER),
             request_timeout: setting.request_timeout,

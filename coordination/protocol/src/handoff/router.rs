@@ -189,6 +189,16 @@ pub fn may_stop_later(view: &View, partition: PartitionId, trust: Trust, stage: 
     (waits && serves && trust == Trust::Held).then_some(handoff.mod_revision)
 }
 
+/// Age from which an exchange is worth waiting for before its partition is stopped.
+const LONG_EXCHANGE_AGE: Duration = Duration::from_secs(1);
+
+/// Returns whether a stop that may wait ([`may_stop_later`]) waits for an exchange, since requests would otherwise be held
+/// until that exchange has ended. `oldest` is the age of the partition's oldest exchange other than a stream, `waited` the
+/// time since the stop has been due, and `patience` the longest wait.
+pub fn waits_for_exchange(oldest: Option<Duration>, waited: Duration, patience: Duration) -> bool {
+    waited < patience && oldest.is_some_and(|age| age > LONG_EXCHANGE_AGE)
+}
+
 fn drained_due(view: &View, me: &str, partition: PartitionId) -> Option<HandoffId> {
     let standing = view.handoffs.get(&partition)?;
     let (id, handoff) = (standing.id(), &standing.value);

@@ -98,7 +98,8 @@ pub struct Policy {
     pub heartbeat: Duration,
     /// How long a new owner may take to warm.
     pub warm_timeout: Duration,
-    /// How long `Ready` and `Syncing` may take together, and each of the later phases.
+    /// How long `Ready` and `Syncing` may take together, and each of the later phases. The patience of the registered
+    /// routers is added to the former.
     pub phase_timeout: Duration,
     /// Time between two checkpoints of a partition; zero for none. Pods obey it, not planning.
     pub checkpoint_interval: Duration,
@@ -368,7 +369,7 @@ fn decide(
     plan.notices.extend(
         memory.rolls.balance_waits_until(now).map(|_| Notice::Roll { newest: rolls::newest(view).map(str::to_owned) }),
     );
-    plan.next_wake = next_wake(policy, memory, now, !plan.actions.is_empty());
+    plan.next_wake = next_wake(view, policy, memory, now, !plan.actions.is_empty());
     plan
 }
 
@@ -407,11 +408,11 @@ fn retry_pause(policy: &Policy) -> Duration {
     policy.min_interval.max(MIN_RETRY)
 }
 
-fn next_wake(policy: &Policy, memory: &Memory, now: Duration, acted: bool) -> Option<Duration> {
+fn next_wake(view: &View, policy: &Policy, memory: &Memory, now: Duration, acted: bool) -> Option<Duration> {
     let retry = acted.then(|| now + retry_pause(policy));
     [
         memory.rounds.next_wake(policy),
-        memory.phase_timeouts.next_wake(policy, now),
+        memory.phase_timeouts.next_wake(view, policy, now),
         // While changes settle only the partitions of dead owners move; the round of those changes comes first.
         memory.backlog.next_wake().filter(|_| !memory.rounds.is_settling() || memory.backlog.has_dead_owners()),
         memory.departures.next_wake(),

@@ -1,7 +1,7 @@
 //! Handoffs in flight: how long each has been in its phase, and which are cancelled.
 //!
 //! Time in a phase counts from when this planner first saw the record in it, never from a timestamp in the record.
-//! `Ready` and `Syncing` count together. The wait for a dead owner's bound does not count. Not here: moving a phase on
+//! `Ready` and `Syncing` count together, and the patience of the registered routers is added. The wait for a dead owner's bound does not count. Not here: moving a phase on
 //! ([`advance`](crate::handoff::advance)).
 //!
 //! # Invariants
@@ -129,15 +129,25 @@ impl PhaseTimeouts {
     }
 
     /// Returns when the next phase reaches its limit.
-    pub(super) fn next_wake(&self, policy: &Policy, now: Duration) -> Option<Duration> {
-        let due = |seen: &Seen| seen.since + limit(policy, seen.phase);
-        self.seen.values().map(due).filter(|due| *due > now).min()
+    pub(super) fn next_wake(&self, view: &View, policy: &Policy, now: Duration) -> Option<Duration> {
+        let patience = patience(view);
+        let due = |(partition, seen): (&PartitionId, &Seen)| {
+            Some(seen.since + limit(view, policy, patience, &view.handoffs.get(partition)?.value))
+        };
+        self.seen.iter().filter_map(due).filter(|due| *due > now).min()
     }
 }
 
-fn limit(policy: &Policy, phase: Phase) -> Duration {
-    match phase {
+/// Returns the longest time for which a registered router may go on routing in a planned move.
+fn patience(view: &View) -> Duration {
+    Duration::from_millis(view.routers.values().map(|router| router.value.patience_ms).max().unwrap_or_default())
+}
+
+/// Returns how long a handoff may be in its phase. A router may stop later only while the old owner lives.
+fn limit(view: &View, policy: &Policy, patience: Duration, record: &Handoff) -> Duration {
+    match record.phase {
         Phase::Warming => policy.warm_timeout,
+        Phase::Ready | Phase::Syncing if view.live_old_owner(record).is_some() => policy.phase_timeout + patience,
         _ => policy.phase_timeout,
     }
 }
@@ -172,7 +182,7 @@ pub(super) fn verdict(
     let record = &handoff.value;
     let observed =
         || ObservedHandoff { handoff: handoff.clone(), assignment: view.assignment_revision(record.partition) };
-    let overdue = age >= limit(policy, record.phase);
+    let overdue = age >= limit(view, policy, patience(view), record);
     if past_no_return(record) {
         // An unreadable assignment has an owner that this version cannot know, so it is not overwritten.
         let may_end = !view.is_malformed(record.partition);

@@ -162,12 +162,25 @@ pub struct RouterRecord {
     /// The address of the admin endpoint: `host:port`.
     #[serde(default)]
     pub admin: Option<String>,
+    /// How long the router may go on routing in a planned move, in milliseconds. A handoff's time is longer by it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub patience_ms: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl RouterRecord {
-    /// Returns the record of a router without an admin endpoint.
+    /// Returns the record of a router without an admin endpoint and without patience.
     pub fn new(router_name: impl Into<String>) -> Self {
-        RouterRecord { router_name: router_name.into(), registered_at: 0, last_heartbeat: 0, admin: None }
+        RouterRecord {
+            router_name: router_name.into(),
+            registered_at: 0,
+            last_heartbeat: 0,
+            admin: None,
+            patience_ms: 0,
+        }
     }
 }
 

@@ -1,7 +1,6 @@
 //! What requests do at a partition's gate, one operation each. [`TableHandle`](crate::routing::permit::TableHandle) is
 //! the interface to it.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -9,14 +8,13 @@ use segue_coordination::session::boottime;
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::hold::{Closed, Waiter};
 use super::limits::AdmissionError;
 use super::refusals::{Refusals, Returned};
 use super::route::Route;
 use super::state::{Table, whole_nanos};
-use crate::routing::gate::{AbortGeneration, GateState};
+use crate::routing::gate::GateState;
 use crate::routing::stash::QueuePosition;
 use crate::routing::sync::oneshot;
 
@@ -257,22 +255,5 @@ impl Table {
 
     pub(crate) fn is_shutting_down(&self) -> bool {
         self.shutting_down.load(Relaxed)
-    }
-
-    /// Returns the token that is cancelled when the partition's exchanges are severed, or have been since `began`.
-    pub(crate) fn sever_token(
-        &self,
-        worker: usize,
-        partition: PartitionId,
-        began: AbortGeneration,
-    ) -> CancellationToken {
-        let mut tokens = self.severing[worker].lock().unwrap_or_else(PoisonError::into_inner);
-        // Whoever severed counted it before it took the tokens, under this lock.
-        if self.cell(partition).gate.severs() != began {
-            let token = CancellationToken::new();
-            token.cancel();
-            return token;
-        }
-        tokens.entry(partition).or_default().clone()
     }
 }

@@ -7,7 +7,6 @@
 //! * Where a partition leads changes only while its gate is closed and empty.
 //! * A gate opens only when nobody waits and no request that had to wait can be overtaken by one of its key.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 
 use segue_coordination::router::CutoverTimes;
@@ -159,15 +158,10 @@ impl Table {
         let cell = self.cell(partition);
         let guard = Self::lock(cell);
         let severed = self.in_flight(partition);
-        // Before the tokens are removed: an exchange takes one only after a while, and this tells it that it is too late.
+        // Before the tokens are cancelled: an exchange takes one only after a while, and this tells it that it is too late.
         cell.gate.sever();
         drop(guard);
-        for tokens in &self.severing {
-            let token = tokens.lock().unwrap_or_else(PoisonError::into_inner).remove(&partition);
-            if let Some(token) = token {
-                token.cancel();
-            }
-        }
+        self.cancel(partition, |_| true);
         severed
     }
 

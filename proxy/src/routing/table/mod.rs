@@ -2,8 +2,8 @@
 //!
 //! The request path reads it without a lock; `data_plane` changes it as the protocol says. It is a dense array by partition
 //! number with a cache line for each partition, and each worker has counters of its own.
-//! Elsewhere: the data (`state`), what the control side does (`cutover`), what requests do (`admission`), and what is known
-//! of a closed gate (`hold`).
+//! Elsewhere: the data (`state`), what the control side does (`cutover`), what requests do (`admission`), what is known of
+//! a closed gate (`hold`), and the exchanges that last (`lasting`).
 //!
 //! # Invariants
 //!
@@ -15,6 +15,7 @@
 mod admission;
 mod cutover;
 mod hold;
+mod lasting;
 mod limits;
 mod pod_health;
 mod pods;
@@ -25,6 +26,7 @@ mod state;
 
 pub(crate) use self::admission::{Requeue, WaitOutcome};
 pub(crate) use self::hold::POD_RETRY;
+pub(crate) use self::lasting::LastingId;
 pub use self::limits::{AdmissionError, StashLimits, StashTotal};
 pub use self::pod_health::{Health, Refused};
 pub use self::pods::Pod;

@@ -7,7 +7,7 @@
 //! * Cells and counters are made before the number of partitions grows, so a checked number can always be looked up.
 //! * The lease is trusted only as long as both of its clocks agree.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -16,9 +16,9 @@ use segue_coordination::session::{boottime, lease_now};
 use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::hold::Closed;
+use super::lasting::LastingExchanges;
 use super::limits::{LimitsInForce, StashLimits, StashTotal};
 use super::pods::{Pod, Pods};
 use super::preconnect::Expected;
@@ -62,8 +62,8 @@ pub struct Table {
     pub(super) cells: Segments<Cell>,
     pub(super) partitions: AtomicU32,
     pub(super) inside: Vec<Segments<Inside>>,
-    /// For each worker and partition, the token that cancels its long exchanges when the partition is severed.
-    pub(super) severing: Vec<Mutex<HashMap<PartitionId, CancellationToken>>>,
+    /// For each worker, its exchanges that last.
+    pub(super) lasting: Vec<Mutex<LastingExchanges>>,
     pub(super) pods: Pods,
     pub(super) expected: Expected,
     pub(super) limits: LimitsInForce,
@@ -110,7 +110,7 @@ impl Table {
             cells: Segments::new(),
             partitions: AtomicU32::new(0),
             inside: (0..workers).map(|_| Segments::new()).collect(),
-            severing: (0..workers).map(|_| Mutex::default()).collect(),
+            lasting: (0..workers).map(|_| Mutex::default()).collect(),
             pods: Pods::default(),
             expected: Expected::new(workers),
             limits: LimitsInForce::new(limits),

@@ -201,7 +201,7 @@ mod tests {
     fn lines_are_written_as_they_are() {
         let (head, ()) = Response::builder().header("connection", "close").body(()).unwrap().into_parts();
         let written = |length, has_date, body| {
-            let lines = HeadLines { lines: b"x-a: 1\r\n".to_vec(), length, has_date };
+            let lines = HeadLines { lines: b"x-a: 1\r\n".to_vec(), length, has_date, is_stream: false };
             let (mut out, terms) = (Vec::new(), Terms { to_head: false, closes: true });
             let date = || HeaderValue::from_static("today");
             write_head(&mut out, (&head, Some(&lines)), body, terms, date).unwrap();

@@ -10,12 +10,13 @@
 //! * Lines and map have the same headers, but for `content-length`, which the writer adds.
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, DATE, HeaderName, HeaderValue, TRAILER};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderName, HeaderValue, TRAILER};
 use http::{StatusCode, Version};
 
 use super::response_head::{HeadError, Place, Said};
 use crate::message::header_names::{SEGUE_MISDIRECTED, SEGUE_REASON, is_hop_by_hop};
 use crate::message::name_cache::header_name;
+use crate::message::stream_kind::is_stream;
 
 /// The headers of a response, encoded.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub(crate) struct HeadLines {
     pub(crate) lines: Vec<u8>,
     pub(crate) length: Option<u64>,
     pub(crate) has_date: bool,
+    /// Whether the response is a stream by its content type.
+    pub(crate) is_stream: bool,
 }
 
 impl HeadLines {
@@ -40,8 +43,8 @@ impl HeadLines {
             return Ok(None);
         }
         let mut said = Said::default();
-        let mut encoded =
-            HeadLines { lines: Vec::with_capacity(head.len() + places.len()), length: None, has_date: false };
+        let lines = Vec::with_capacity(head.len() + places.len());
+        let mut encoded = HeadLines { lines, length: None, has_date: false, is_stream: false };
         for (name_start, name_end, value_start, value_end) in places {
             let name = &head[*name_start as usize..*name_end as usize];
             let name = header_name(name).map_err(|_| HeadError::Syntax)?;
@@ -73,6 +76,7 @@ impl HeadLines {
         lines.extend_from_slice(value);
         lines.extend_from_slice(b"\r\n");
         self.has_date |= *name == DATE;
+        self.is_stream |= *name == CONTENT_TYPE && is_stream(value);
     }
 }
 

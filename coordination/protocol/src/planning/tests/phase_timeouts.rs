@@ -4,7 +4,7 @@ use super::world::{World, policy, secs};
 use crate::handoff::advance::{PendingOn, advance_past_bound};
 use crate::ids::{HandoffId, PartitionId, Revision};
 use crate::planning::{Action, CancelReason, FIRST_BACK_OFF, Notice, Plan, Policy};
-use crate::records::{Assignment, Mode, Phase, RouterDrainedAck, encode};
+use crate::records::{Assignment, Mode, Phase, RouterDrainedAck, RouterRecord, encode};
 
 pub(super) const P0: PartitionId = PartitionId::new(0);
 pub(super) const P7: PartitionId = PartitionId::new(7);
@@ -165,6 +165,25 @@ fn a_move_whose_old_owner_cannot_be_read_stays_in_its_phase_and_is_cancelled_in_
         world.drain_pod("w-0");
         world.run_until_quiet();
         assert_eq!(world.owner(P0), "w-1", "it goes on once the registration is repaired");
+    }
+}
+
+#[test]
+fn a_handoff_has_so_much_more_time_as_a_router_may_go_on_routing_while_the_old_owner_lives() {
+    for (old_dies, limit) in [(false, 67), (true, 60)] {
+        let mut world = moving(Mode::Barrier, Phase::Ready);
+        for (name, patience_ms) in [("r-1", 7_000), ("r-2", 5_000)] {
+            let patient = RouterRecord { patience_ms, ..RouterRecord::new(name) };
+            world.store.put_leased(world.keys.router(name), encode(&patient));
+        }
+        ["r-0", "r-1", "r-2"].map(|name| world.silent.insert(name.into()));
+        world.lead();
+        if old_dies {
+            world.kill_pod("w-0");
+        }
+        assert!(cancels(&world.wait(secs(limit - 1))).is_empty(), "{old_dies}");
+        let plans = world.wait(secs(2));
+        assert!(matches!(cancels(&plans)[..], [(P0, CancelReason::PhaseTimeout { .. })]), "{old_dies}");
     }
 }
 

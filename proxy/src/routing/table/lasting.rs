@@ -1,0 +1,139 @@
+//! The exchanges of each partition that have lasted for a moment: since when, of what kind, and the token that severs
+//! each.
+//!
+//! Most exchanges end before they are listed here. One that lasts is listed by its permit, in the list of its worker,
+//! until it ends. Elsewhere: when exchanges are severed (`segue_coordination::router`).
+//!
+//! # Invariants
+//!
+//! * An exchange that was inside when its partition was severed has its token cancelled, whenever it is listed.
+//! * Severing streams leaves every other exchange alone.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::PoisonError;
+
+use segue_protocol::ids::PartitionId;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::state::Table;
+use crate::routing::gate::AbortGeneration;
+use crate::routing::sync::MutexGuard;
+
+/// The place of an exchange in its worker's list. Later exchanges have greater ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LastingId(u64);
+
+/// One worker's list.
+#[derive(Debug, Default)]
+pub(super) struct LastingExchanges {
+    next: u64,
+    by_partition: HashMap<PartitionId, BTreeMap<LastingId, Lasting>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Lasting {
+    since: Instant,
+    is_stream: bool,
+    severed: CancellationToken,
+}
+
+impl LastingExchanges {
+    fn get_mut(&mut self, partition: PartitionId, id: LastingId) -> Option<&mut Lasting> {
+        self.by_partition.get_mut(&partition)?.get_mut(&id)
+    }
+
+    fn of(&self, partition: PartitionId) -> impl Iterator<Item = &Lasting> {
+        self.by_partition.get(&partition).into_iter().flat_map(BTreeMap::values)
+    }
+}
+
+impl Table {
+    fn lasting(&self, worker: usize) -> MutexGuard<'_, LastingExchanges> {
+        // The list is consistent between any two statements that can panic.
+        self.lasting[worker].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lists an exchange that passed the gate when its partition had been severed `began` times. Returns the token that
+    /// is cancelled when it is severed, or has been since.
+    pub(crate) fn list_lasting(
+        &self,
+        worker: usize,
+        partition: PartitionId,
+        began: AbortGeneration,
+        is_stream: bool,
+    ) -> (LastingId, CancellationToken) {
+        let severed = CancellationToken::new();
+        let mut lasting = self.lasting(worker);
+        // Whoever severed counted it before it read the list, under this lock.
+        if self.cell(partition).gate.severs() != began {
+            severed.cancel();
+        }
+        let id = LastingId(lasting.next);
+        lasting.next += 1;
+        let exchange = Lasting { since: Instant::now(), is_stream, severed: severed.clone() };
+        lasting.by_partition.entry(partition).or_default().insert(id, exchange);
+        (id, severed)
+    }
+
+    /// Returns the token of a listed exchange.
+    pub(crate) fn lasting_token(
+        &self,
+        worker: usize,
+        partition: PartitionId,
+        id: LastingId,
+    ) -> Option<CancellationToken> {
+        self.lasting(worker).get_mut(partition, id).map(|exchange| exchange.severed.clone())
+    }
+
+    /// Records that a listed exchange has become a stream.
+    pub(crate) fn lasting_streams(&self, worker: usize, partition: PartitionId, id: LastingId) {
+        if let Some(exchange) = self.lasting(worker).get_mut(partition, id) {
+            exchange.is_stream = true;
+        }
+    }
+
+    /// Takes an exchange that has ended off the list.
+    pub(crate) fn lasting_ended(&self, worker: usize, partition: PartitionId, id: LastingId) {
+        let mut lasting = self.lasting(worker);
+        if let Some(exchanges) = lasting.by_partition.get_mut(&partition) {
+            exchanges.remove(&id);
+            if exchanges.is_empty() {
+                lasting.by_partition.remove(&partition);
+            }
+        }
+    }
+
+    /// Returns since when the partition's oldest exchange has lasted. Streams do not count, nor do exchanges that have
+    /// only just begun.
+    pub fn oldest_exchange(&self, partition: PartitionId) -> Option<Instant> {
+        let oldest = |worker| {
+            let lasting = self.lasting(worker);
+            let since = lasting.of(partition).find(|exchange| !exchange.is_stream).map(|exchange| exchange.since);
+            since
+        };
+        (0..self.lasting.len()).filter_map(oldest).min()
+    }
+
+    /// Ends the streams among the partition's exchanges that last. Returns the number of those that were not severed
+    /// before.
+    pub fn sever_streams(&self, partition: PartitionId) -> u32 {
+        self.cancel(partition, |exchange| exchange.is_stream)
+    }
+
+    /// Cancels the tokens of the listed exchanges that `are_meant`. Returns the number of those that were not cancelled.
+    pub(super) fn cancel(&self, partition: PartitionId, are_meant: impl Fn(&Lasting) -> bool) -> u32 {
+        let mut cancelled = 0;
+        for worker in 0..self.lasting.len() {
+            let tokens: Vec<CancellationToken> = {
+                let lasting = self.lasting(worker);
+                let exchanges = lasting.of(partition).filter(|it| are_meant(it) && !it.severed.is_cancelled());
+                exchanges.map(|exchange| exchange.severed.clone()).collect()
+            };
+            cancelled += tokens.len() as u32;
+            // Outside the lock: cancelling wakes tasks.
+            tokens.iter().for_each(CancellationToken::cancel);
+        }
+        cancelled
+    }
+}

@@ -1,0 +1,214 @@
+//! Long exchanges beside short ones while their partition moves: a whole router over the embedded store, and real
+//! sockets. The test plays coordinator and pods.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use segue_coordination::router::{DataPlane, DrainSettings, RouterSettings};
+use segue_coordination::store::{MemoryStore, Store};
+use segue_protocol::handoff::router::{OnStoreLoss, Stage};
+use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::records::{Assignment, Capabilities, Handoff, KeyspaceConfig, Phase, PodRecord, encode};
+use segue_protocol::txn::{Keys, Op, Txn};
+use segue_proxy::router::{BoundRouter, Router};
+use tokio::time::{Instant, sleep};
+
+use crate::support::client::RawHttp1Client;
+use crate::support::pod::{Connection, ScriptedPod};
+use crate::support::{GET, OK, P0, P1, POST, Settings, get_at, soon, until};
+
+/// Longer than a test waits for anything.
+const NEVER: Duration = Duration::from_secs(3600);
+const UPGRADE: &str = "connection: upgrade\r\nupgrade: websocket\r\n";
+
+/// Two pods, `old` with all partitions, and a router.
+struct Site {
+    store: Arc<MemoryStore>,
+    keys: Keyspace,
+    old: ScriptedPod,
+    new: ScriptedPod,
+    lives: [Incarnation; 2],
+    router: Router,
+}
+
+impl Site {
+    async fn new(drain: DrainSettings) -> Self {
+        let (store, keys) = (Arc::new(MemoryStore::new()), Keyspace::new("/segue/", "test"));
+        let (old, new) = (ScriptedPod::new().await, ScriptedPod::new().await);
+        let lease = store.grant(Duration::from_secs(600)).await.unwrap();
+        let put = |key, value, lease| Op::Put { key, value, lease };
+        let mut then = vec![put(keys.config(), encode(&KeyspaceConfig::new(2)), None)];
+        for (name, pod) in [("old", &old), ("new", &new)] {
+            let record = PodRecord { capabilities: Capabilities::ALL, ..PodRecord::new(name, pod.address.to_string()) };
+            then.push(put(keys.pod(name), encode(&record), Some(lease)));
+        }
+        store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+        let pods = store.snapshot(&Keys::Prefix(keys.root().to_owned())).await.unwrap().entries;
+        let lives = ["old", "new"].map(|name| {
+            let entry = pods.iter().find(|entry| entry.key == keys.pod(name)).unwrap();
+            Incarnation::registered_at(entry.create_revision)
+        });
+        let assignments = [P0, P1].map(|partition| {
+            let owned = Assignment::new(partition, "old", lives[0], Epoch::new(1));
+            put(keys.assignment(partition), encode(&owned), None)
+        });
+        store.commit(Txn { then: assignments.into(), ..Txn::default() }).await.unwrap();
+        let Settings { server, stash, forward, .. } = Settings::default();
+        let settings = RouterSettings {
+            name: "r".to_owned(),
+            lease_ttl: Duration::from_secs(10),
+            on_store_loss: OnStoreLoss::Auto,
+            drain,
+            admin: None,
+            partitioner: None,
+            request_timeout: NEVER,
+        };
+        let joining =
+            BoundRouter::bind(server, stash).unwrap().join(store.clone(), keys.clone(), settings, Arc::new(()));
+        soon(joining.state().ready()).await;
+        let router = joining.accept(&forward).await.unwrap();
+        Site { store, keys, old, new, lives, router }
+    }
+
+    async fn client(&self) -> RawHttp1Client {
+        RawHttp1Client::connect(self.router.local_addr()).await
+    }
+
+    /// Brings a request from a new client to the old owner, which sends this.
+    async fn begun(&self, request: impl AsRef<[u8]>, response: impl AsRef<[u8]>) -> (RawHttp1Client, Connection) {
+        let mut client = self.client().await;
+        let mut connection = self.old.accept_from(&mut client, request).await;
+        connection.write(response).await;
+        (client, connection)
+    }
+
+    fn stage(&self) -> Stage {
+        DataPlane::stage(&**self.router.state().table(), P0).0
+    }
+
+    fn handoff(&self, partition: PartitionId, phase: Phase) -> Op {
+        let [old, new] = self.lives;
+        let handoff = Handoff::new(partition, "new", new, Epoch::new(100)).taken_from("old", old);
+        Op::Put { key: self.keys.handoff(partition), value: encode(&handoff.entering(phase, 0)), lease: None }
+    }
+
+    /// Lets handoffs of these partitions be in `Ready`.
+    async fn ready(&self, partitions: &[PartitionId]) {
+        let then = partitions.iter().map(|partition| self.handoff(*partition, Phase::Ready)).collect();
+        self.store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+    }
+
+    async fn has_drained(&self, partition: PartitionId) -> bool {
+        let key = Keys::One(self.keys.router_drained(partition, "r"));
+        !self.store.snapshot(&key).await.unwrap().entries.is_empty()
+    }
+
+    /// Waits for the router's ack.
+    async fn drained(&self, partition: PartitionId) {
+        soon(async {
+            while !self.has_drained(partition).await {
+                sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+    }
+
+    /// Gives a partition that has drained to the new owner.
+    async fn switch(&self, partition: PartitionId) {
+        let owned = Assignment::new(partition, "new", self.lives[1], Epoch::new(100));
+        let owned = Op::Put { key: self.keys.assignment(partition), value: encode(&owned), lease: None };
+        let then = vec![owned, self.handoff(partition, Phase::Switching)];
+        self.store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+    }
+}
+
+/// Streams end after a moment, everything else never; a planned move waits for nothing.
+fn streams_end() -> DrainSettings {
+    let streams = Duration::from_millis(500);
+    DrainSettings { timeout: NEVER, streams, patience: Duration::ZERO, ..DrainSettings::default() }
+}
+
+/// Moves partition 0 while this stream of it is open, and a short request beside it waits for the move.
+async fn moves_beside_a_stream(request: String, response: String) {
+    let site = Site::new(streams_end()).await;
+    let (mut stream, mut at_old) = site.begun(request, &response).await;
+    stream.head().await;
+    site.ready(&[P0]).await;
+    until(|| !matches!(site.stage(), Stage::Open(_)), "the stop").await;
+    let mut client = site.client().await;
+    client.write(POST).await;
+    at_old.rest().await;
+    drop(at_old);
+    site.drained(P0).await;
+    site.switch(P0).await;
+    let mut connection = site.new.accept().await;
+    connection.receive(POST).await;
+    connection.write(OK).await;
+    assert_eq!(client.answer().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_post_beside_a_websocket_waits_for_the_end_of_streams_alone() {
+    let switched = format!("HTTP/1.1 101 Switching Protocols\r\n{UPGRADE}\r\n");
+    moves_beside_a_stream(get_at(P0, UPGRADE), switched).await;
+}
+
+#[tokio::test]
+async fn a_post_beside_an_event_stream_waits_for_the_end_of_streams_alone() {
+    let begun = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n3\r\n:1\n\r\n";
+    moves_beside_a_stream(GET.to_owned(), begun.to_owned()).await;
+}
+
+#[tokio::test]
+async fn a_download_is_finished_while_streams_of_its_partition_are_severed() {
+    let site = Site::new(streams_end()).await;
+    let part = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhel";
+    let (mut download, mut from_old) = site.begun(GET, part).await;
+    download.head().await;
+    let switched = format!("HTTP/1.1 101 Switching Protocols\r\n{UPGRADE}\r\n");
+    let (mut stream, mut at_old) = site.begun(get_at(P0, UPGRADE), switched).await;
+    stream.head().await;
+    site.ready(&[P0]).await;
+    at_old.rest().await;
+    drop(at_old);
+    assert!(!site.has_drained(P0).await);
+    from_old.write("lo").await;
+    assert_eq!(download.exactly(5).await, b"hello");
+    site.drained(P0).await;
+}
+
+#[tokio::test]
+async fn requests_are_routed_while_a_long_download_is_finished_before_a_planned_move() {
+    let site = Site::new(DrainSettings { timeout: NEVER, patience: NEVER, ..DrainSettings::default() }).await;
+    let part = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhel";
+    let (mut download, mut from_old) = site.begun(GET, part).await;
+    download.head().await;
+    let table = site.router.state().table();
+    let is_long = |since: Instant| since.elapsed() > Duration::from_millis(1_100);
+    until(|| table.oldest_exchange(P0).is_some_and(is_long), "the download to be long").await;
+    site.ready(&[P0, P1]).await;
+    // The other partition of the same write has no long exchange.
+    site.drained(P1).await;
+    for _ in 0..2 {
+        let (mut client, _connection) = site.begun(POST, OK).await;
+        assert_eq!(client.answer().await.status, 200, "from the old owner");
+    }
+    assert!(!site.has_drained(P0).await);
+    from_old.write("lo").await;
+    assert_eq!(download.exactly(5).await, b"hello");
+    site.drained(P0).await;
+}
+
+#[tokio::test]
+async fn a_planned_move_does_not_wait_for_streams_before_it_stops() {
+    let site = Site::new(DrainSettings { patience: NEVER, ..streams_end() }).await;
+    let switched = format!("HTTP/1.1 101 Switching Protocols\r\n{UPGRADE}\r\n");
+    let (mut stream, mut at_old) = site.begun(get_at(P0, UPGRADE), switched).await;
+    stream.head().await;
+    sleep(Duration::from_millis(1_500)).await;
+    site.ready(&[P0]).await;
+    at_old.rest().await;
+    drop(at_old);
+    site.drained(P0).await;
+}
