@@ -241,8 +241,8 @@ class Membership:
 
     def begin(self, task):
         kind, partition, handoff = task.WhichOneof("kind"), task.id.partition, task.id.handoff
-        if kind is None:
-            return  # a kind of a later version
+        if kind in (None, "leaving"):
+            return  # a kind of a later version; or the end of streams, of which this service has none
         before = self.running.get(partition)
         if before and not before[2].done():
             if before[:2] == (kind, handoff):

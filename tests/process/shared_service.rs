@@ -275,7 +275,7 @@ impl Streaming {
                     if let Some(welcome) = event.welcome {
                         token.send_replace(welcome.resume);
                     }
-                    let acks: Vec<_> = event.tasks.iter().map(|task| self.run(keyspace, task)).collect();
+                    let acks: Vec<_> = event.tasks.iter().filter_map(|task| self.run(keyspace, task)).collect();
                     let request = AckRequest { resume: token.borrow().clone(), acks };
                     if !request.acks.is_empty() {
                         // A sidecar has each task that it tells. A coordinator's view may be behind.
@@ -287,7 +287,7 @@ impl Streaming {
         }
     }
 
-    fn run(&self, keyspace: &str, task: &Task) -> Ack {
+    fn run(&self, keyspace: &str, task: &Task) -> Option<Ack> {
         let kind = match task.kind.as_ref().unwrap() {
             Kind::Warm(_) => {
                 let owned = (keyspace.to_owned(), task.id.unwrap().partition.into(), task.epoch);
@@ -298,8 +298,9 @@ impl Streaming {
             Kind::Drain(_) => AckKind::Drained,
             Kind::Release(_) => AckKind::Released,
             Kind::Checkpoint(_) => AckKind::Checkpointed,
+            Kind::Leaving(_) => return None,
         };
-        Ack { id: task.id, kind: kind.into(), epoch: task.epoch, ..Ack::default() }
+        Some(Ack { id: task.id, kind: kind.into(), epoch: task.epoch, ..Ack::default() })
     }
 }
 

@@ -33,6 +33,12 @@ const SYNC: HookKeys = HookKeys {
     timeout: "pod.hooks.sync.timeout",
     short: Some("pod.sync_url"),
 };
+const LEAVING: HookKeys = HookKeys {
+    callback: Callback::Leaving,
+    url: "pod.hooks.leaving.url",
+    timeout: "pod.hooks.leaving.timeout",
+    short: None,
+};
 const DRAIN: HookKeys =
     HookKeys { callback: Callback::Drain, url: "pod.hooks.drain.url", timeout: "pod.hooks.drain.timeout", short: None };
 const RELEASE: HookKeys = HookKeys {
@@ -55,13 +61,14 @@ pub(super) fn read(r: &mut Reader<'_>) -> HookSettings {
     let settings = HookSettings {
         warm: hook(r, &WARM),
         sync: hook(r, &SYNC),
+        leaving: hook(r, &LEAVING),
         drain: hook(r, &DRAIN),
         release: hook(r, &RELEASE),
         checkpoint: hook(r, &CHECKPOINT),
         lease: url(r, LEASE_URL),
         secret_file: r.text(SECRET_FILE).map(PathBuf::from),
     };
-    let hooks = [&WARM, &SYNC, &DRAIN, &RELEASE, &CHECKPOINT];
+    let hooks = [&WARM, &SYNC, &LEAVING, &DRAIN, &RELEASE, &CHECKPOINT];
     let mut urls = hooks.into_iter().flat_map(|keys| [Some(keys.url), keys.short]).flatten().chain([LEASE_URL]);
     if r.is_given(SECRET_FILE) && !urls.any(|key| r.is_given(key)) {
         r.report_key(SECRET_FILE, Wrong::new("given without a hook", "expected a hook that is called with the secret"));

@@ -235,6 +235,8 @@ const POD_KEYS: &[&str] = &[
     "pod.hooks.warm.timeout",
     "pod.hooks.sync.url",
     "pod.hooks.sync.timeout",
+    "pod.hooks.leaving.url",
+    "pod.hooks.leaving.timeout",
     "pod.hooks.drain.url",
     "pod.hooks.drain.timeout",
     "pod.hooks.release.url",

@@ -14,9 +14,10 @@ use crate::validated::StreamListen;
 pub(super) const KEY: &str = "pod.stream";
 
 /// The hooks that the stream's tasks replace.
-const HOOKS: [&str; 8] = [
+const HOOKS: [&str; 9] = [
     "pod.hooks.warm.url",
     "pod.hooks.sync.url",
+    "pod.hooks.leaving.url",
     "pod.hooks.drain.url",
     "pod.hooks.release.url",
     "pod.hooks.checkpoint.url",

@@ -12,7 +12,7 @@ use segue_protocol::view::View;
 
 use crate::attach::{Attached, PROTOCOL};
 use crate::proto::task::Kind;
-use crate::proto::{Assignment, Checkpoint, Drain, Event, Owned, Release, Sync, Task, TaskId, Warm, Welcome};
+use crate::proto::{Assignment, Checkpoint, Drain, Event, Leaving, Owned, Release, Sync, Task, TaskId, Warm, Welcome};
 use crate::shared::PodsSettings;
 
 /// How many events the server may be ahead of what the pod has applied.
@@ -74,6 +74,12 @@ fn task(view: &View, policy: &Policy, due: RemoteTask) -> Task {
             (Some(policy.warm_timeout), Kind::Warm(Warm { from_pod, from_address, checkpoint }))
         }
         Callback::Sync => (Some(policy.phase_timeout), Kind::Sync(Sync {})),
+        Callback::Leaving => {
+            let to = record.and_then(|record| view.live_new_owner(record));
+            let (to_pod, to_address) =
+                to.map_or_else(Default::default, |to| (to.pod_name.clone(), to.address.clone()));
+            (Some(policy.phase_timeout), Kind::Leaving(Leaving { to_pod, to_address }))
+        }
         Callback::Drain => (Some(policy.phase_timeout), Kind::Drain(Drain {})),
         Callback::Release => (None, Kind::Release(Release { cancelled })),
         Callback::Checkpoint => (None, Kind::Checkpoint(Checkpoint {})),

@@ -33,7 +33,9 @@ pub(crate) async fn poll(
     let mut pod = remote_pod(shared, &attached, heartbeat);
     let view = shared.hub.view();
     let partitions = pod.concerned(&view.parties);
-    let changes = pod.update(&view, partitions, boottime(), &mut shared.hub.waits());
+    let leaving = pod.tell_leaving(&view, partitions.iter().copied());
+    let mut changes = pod.update(&view, partitions, boottime(), &mut shared.hub.waits());
+    changes.tasks.extend(leaving);
     shared.loads.take(&shared.store, &view, &attached.token, load.as_ref());
     shared.sessions.polled(&attached.token, &pod.tasks().collect::<Vec<_>>(), (load, &heartbeat.progress));
     let event = Event {

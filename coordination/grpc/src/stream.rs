@@ -244,7 +244,9 @@ impl Stream {
         let view = shared.hub.view();
         let mut event = if self.changes.any() && self.has_room() {
             let partitions = self.changes.take().unwrap_or_else(|| self.pod.concerned(&view.parties));
-            let changes = self.pod.update(&view, partitions, boottime(), &mut shared.hub.waits());
+            let leaving = self.pod.tell_leaving(&view, partitions.iter().copied());
+            let mut changes = self.pod.update(&view, partitions, boottime(), &mut shared.hub.waits());
+            changes.tasks.extend(leaving);
             event(&view, &shared.settings, changes, is_first)
         } else {
             Event { revision: view.revision.get(), ..Event::default() }

@@ -83,6 +83,20 @@ fn task(callback: Callback, handoff: HandoffId, epoch: Epoch) -> RemoteTask {
 }
 
 #[test]
+fn the_old_owner_alone_is_told_once_on_each_stream_that_routers_stop() {
+    let steps = steps();
+    let (mut a, mut b) = (pod(&steps[0], "a", &[(P, OLD)]), pod(&steps[0], "b", &[]));
+    for (number, view) in steps.iter().enumerate() {
+        let expected = if number == 2 { vec![task(Callback::Leaving, H, OLD)] } else { Vec::new() };
+        assert_eq!(a.tell_leaving(view, [P]), expected, "step {number}");
+        assert_eq!(a.tell_leaving(view, [P]), [], "again in step {number}");
+        assert_eq!(b.tell_leaving(view, [P]), [], "the new owner in step {number}");
+    }
+    let mut reconnected = pod(&steps[2], "a", &[(P, OLD)]);
+    assert_eq!(reconnected.tell_leaving(&steps[2], [P]), [task(Callback::Leaving, H, OLD)]);
+}
+
+#[test]
 fn both_pods_are_told_each_step_of_a_move_once() {
     let steps = steps();
     let (mut a, mut b) = (pod(&steps[0], "a", &[(P, OLD)]), pod(&steps[0], "b", &[]));

@@ -14,14 +14,14 @@ use std::time::Duration;
 use segue_protocol::handoff::checkpoint::{Made, Schedule, awaited, is_recorded, newest, record, recorded_at};
 use segue_protocol::handoff::pod_reconcile::{Callback, PodAction, Task};
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
-use segue_protocol::records::{CheckpointName, Phase};
+use segue_protocol::records::{CheckpointName, Phase, PodRecord};
 use segue_protocol::txn::Txn;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
-use super::HandoffContext;
 use super::driver::Driver;
 use super::partition_work::{PartitionWork, PendingWrite};
+use super::{HandoffContext, PodAddress};
 use crate::session::{boottime, unix_millis};
 
 /// Bounds of the time between two looks for checkpoints that have become due.
@@ -97,7 +97,24 @@ impl Driver {
         };
         let start = newest(&self.view, partition).filter(|_| callback == Callback::Warm);
         let checkpoint = start.map(|name| name.as_str().to_owned());
-        HandoffContext { keyspace: self.ownership.keyspace().to_owned(), partition, epoch, handoff, checkpoint }
+        let (from, to) = self.sides(partition, task);
+        let (keyspace, partitions) = (self.ownership.keyspace().to_owned(), self.view.partitions());
+        HandoffContext { keyspace, partition, epoch, handoff, checkpoint, partitions, from, to }
+    }
+
+    /// Returns the living pods of the handoff that moves the partition to this pod or away from it.
+    fn sides(&self, partition: PartitionId, task: Task) -> (Option<PodAddress>, Option<PodAddress>) {
+        let Some(standing) = self.view.handoffs.get(&partition) else { return (None, None) };
+        let record = &standing.value;
+        let (me, life) = (self.settings.name.as_str(), self.incarnation);
+        let leaves = (record.old_owner.as_deref(), record.old_incarnation) == (Some(me), life);
+        // The state of an earlier handoff may be released while another one begins.
+        let comes = (record.new_owner.as_str(), record.new_incarnation, standing.id()) == (me, life, task.handoff);
+        if !leaves && !comes {
+            return (None, None);
+        }
+        let side = |pod: &PodRecord| PodAddress { pod: pod.pod_name.clone(), address: pod.address.clone() };
+        (self.view.live_old_owner(record).map(side), self.view.live_new_owner(record).map(side))
     }
 
     /// Takes the result of a checkpoint that the service has made.

@@ -62,13 +62,28 @@ pub struct HandoffContext {
     pub keyspace: String,
     /// The partition.
     pub partition: PartitionId,
-    /// The epoch that begins (`warm`, `sync`), ends (`drain`, `release`) or lasts (`checkpoint`).
+    /// The epoch that begins (`warm`, `sync`), ends (`leaving`, `drain`, `release`) or lasts (`checkpoint`).
     pub epoch: Epoch,
-    /// The handoff: in `drain` the one that takes the partition away, otherwise the one that brought it. 0 if an
+    /// The handoff: in `leaving` and `drain` the one that takes the partition away, otherwise the one that brought it. 0 if an
     /// operator assigned the partition by hand. In `checkpoint` the one before which the checkpoint is wanted, or 0.
     pub handoff: HandoffId,
     /// In `warm` the newest checkpoint of the partition, if there is one: any state from there on will do.
     pub checkpoint: Option<String>,
+    /// The number of partitions of the keyspace.
+    pub partitions: u32,
+    /// The pod that the partition moves away from, while it lives and the handoff is not over.
+    pub from: Option<PodAddress>,
+    /// The pod that the partition moves to, while it lives and the handoff is not over.
+    pub to: Option<PodAddress>,
+}
+
+/// One side of a handoff.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PodAddress {
+    /// The pod's name.
+    pub pod: String,
+    /// The address at which routers reach it: `host:port`.
+    pub address: String,
 }
 
 /// The reason for which a callback failed. The callback is retried with a growing back-off while it is due, unless the
@@ -107,6 +122,14 @@ pub trait HandoffHandler: Send + Sync + 'static {
     /// Read what was written since `warm`: the log is at rest. Requests are held meanwhile. Called only with the
     /// capability `sync`.
     async fn sync(&self, _context: &HandoffContext) -> Result<(), HandlerError> {
+        Ok(())
+    }
+
+    /// End the partition's streams: routers have stopped sending its requests here, and wait for those in flight. Clients
+    /// that connect again come to the new owner. Requests that the pod has are finished, and may still arrive from a router
+    /// that stops a moment later. Nobody waits for the result: the call is dropped once the routers have drained or the
+    /// handoff is cancelled, in which case requests simply come again. A failure is retried until then.
+    async fn leaving(&self, _context: &HandoffContext) -> Result<(), HandlerError> {
         Ok(())
     }
 
@@ -157,6 +180,10 @@ impl<H: CallbackHandler> HandoffHandler for H {
 
     async fn sync(&self, context: &HandoffContext) -> Result<(), HandlerError> {
         self.call(Callback::Sync, context).await.map(drop)
+    }
+
+    async fn leaving(&self, context: &HandoffContext) -> Result<(), HandlerError> {
+        self.call(Callback::Leaving, context).await.map(drop)
     }
 
     async fn drain(&self, context: &HandoffContext) -> Result<(), HandlerError> {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use segue_protocol::handoff::advance::{Ack, acknowledge};
 use segue_protocol::handoff::epoch_fence::known_epoch;
-use segue_protocol::handoff::pod::{Duty, duty, warmed};
+use segue_protocol::handoff::pod::{Duty, duty, leaving, warmed};
 use segue_protocol::handoff::pod_reconcile::{Callback, Decision, LocalState, PodAction, PodReport, Task, decide};
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
 use segue_protocol::records::{CheckpointName, PodAck, PodAckKind, PodRecord, PodStatus, encode};
@@ -41,6 +41,8 @@ pub(super) struct PartitionWork {
     failure: Option<String>,
     back_off: StoreRetry,
     pub(super) checkpoints: Checkpoints,
+    /// The handoff of which the service was told that routers stop.
+    left: Option<HandoffId>,
 }
 
 #[derive(Debug)]
@@ -97,7 +99,7 @@ impl Driver {
         if accept.is_some() {
             work.local.reopen();
         }
-        let action = action.or_else(|| self.checkpoint(partition, accept));
+        let action = action.or_else(|| self.leave(partition, accept)).or_else(|| self.checkpoint(partition, accept));
         let work = self.work.entry(partition).or_default();
         if let Some(running) = &work.running {
             // The next callback begins when this one has ended.
@@ -112,6 +114,14 @@ impl Driver {
             None if !work.has_begun() => drop(self.work.remove(&partition)),
             None => {}
         }
+    }
+
+    /// Returns the callback that tells the service that routers stop, unless it has been told.
+    fn leave(&self, partition: PartitionId, accept: Option<Epoch>) -> Option<PodAction> {
+        let (handoff, epoch) = leaving(&self.view, &self.settings.name, self.incarnation, partition)?;
+        let is_told = self.work.get(&partition).is_some_and(|work| work.left == Some(handoff));
+        let task = Task { callback: Callback::Leaving, handoff, epoch };
+        (accept == Some(epoch) && !is_told).then_some(PodAction::Run(task))
     }
 
     fn duty(&self, partition: PartitionId) -> Duty {
@@ -169,6 +179,7 @@ impl Driver {
             match task.callback {
                 Callback::Warm => handler.warm(&part).await?,
                 Callback::Sync => handler.sync(&part).await?,
+                Callback::Leaving => handler.leaving(&part).await?,
                 Callback::Drain => {
                     ownership.idle(partition).await;
                     handler.drain(&part).await?;
@@ -216,6 +227,9 @@ impl Driver {
                 );
                 work.failed = None;
                 work.local.end(task);
+                if task.callback == Callback::Leaving {
+                    work.left = Some(task.handoff);
+                }
             }
             Some(Err(error)) => {
                 let again = work.back_off.next();

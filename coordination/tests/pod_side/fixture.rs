@@ -355,13 +355,16 @@ pub(crate) struct Service {
     /// The name of the next checkpoint; `None` if there is nothing new.
     checkpoint: Mutex<Option<String>>,
     checkpoints: AtomicU32,
+    /// What each call was about, `leaving` included. [`Call`]s leave out the pods and the number of partitions.
+    contexts: Mutex<Vec<(&'static str, HandoffContext)>>,
 }
 
 impl Service {
     fn new(pod: &str) -> (Arc<Service>, mpsc::UnboundedReceiver<Call>) {
         let (calls, receiver) = mpsc::unbounded_channel();
         let checkpoint = Mutex::new(Some(format!("{pod}/#")));
-        (Arc::new(Service { calls, conduct: Mutex::default(), checkpoint, checkpoints: AtomicU32::new(0) }), receiver)
+        let (conduct, contexts) = (Mutex::default(), Mutex::default());
+        (Arc::new(Service { calls, conduct, checkpoint, checkpoints: AtomicU32::new(0), contexts }), receiver)
     }
 
     /// Sets the name of each further checkpoint. `None`: there is nothing new.
@@ -379,7 +382,15 @@ impl Service {
         self.conduct(name).send_replace(conduct);
     }
 
+    /// Returns what the calls of this callback were about.
+    pub(crate) fn contexts(&self, name: &str) -> Vec<HandoffContext> {
+        let contexts = self.contexts.lock().unwrap();
+        contexts.iter().filter(|(called, _)| *called == name).map(|(_, context)| context.clone()).collect()
+    }
+
     async fn run(&self, name: &'static str, part: &HandoffContext) -> Result<(), HandlerError> {
+        self.contexts.lock().unwrap().push((name, part.clone()));
+        let part = &HandoffContext { partitions: 4, from: None, to: None, ..part.clone() };
         let mut told = Told { calls: self.calls.clone(), last: Some(Call::Dropped(name, part.clone())) };
         self.calls.send(Call::Began(name, part.clone()))?;
         let mut conduct = self.conduct(name).subscribe();
@@ -403,7 +414,9 @@ struct Told {
 
 impl Drop for Told {
     fn drop(&mut self) {
-        let _ = self.last.take().map(|last| self.calls.send(last));
+        if let Some(last) = self.last.take() {
+            let _ = self.calls.send(last);
+        }
     }
 }
 
@@ -415,6 +428,15 @@ impl HandoffHandler for Service {
 
     async fn sync(&self, part: &HandoffContext) -> Result<(), HandlerError> {
         self.run("sync", part).await
+    }
+
+    async fn leaving(&self, part: &HandoffContext) -> Result<(), HandlerError> {
+        self.contexts.lock().unwrap().push(("leaving", part.clone()));
+        let mut conduct = self.conduct("leaving").subscribe();
+        match *conduct.wait_for(|conduct| *conduct != Conduct::Last).await? {
+            Conduct::Fail => Err("the test wants it".into()),
+            _ => Ok(()),
+        }
     }
 
     async fn drain(&self, part: &HandoffContext) -> Result<(), HandlerError> {

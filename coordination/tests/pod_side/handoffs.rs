@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::Response;
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
-use segue_coordination::pod::{HandlerError, HandoffContext, PodSettings};
+use segue_coordination::pod::{HandlerError, HandoffContext, PodAddress, PodSettings};
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
 use segue_protocol::records::{Capabilities, Mode, Phase, PodAckKind, encode};
 use segue_protocol::txn::Keys;
@@ -21,7 +21,16 @@ const E5: Epoch = Epoch::new(5);
 const P0: PartitionId = PartitionId::new(0);
 
 fn part(epoch: u64, handoff: HandoffId) -> HandoffContext {
-    HandoffContext { keyspace: "default".to_owned(), partition: P0, epoch: epoch.into(), handoff, checkpoint: None }
+    HandoffContext {
+        keyspace: "default".to_owned(),
+        partition: P0,
+        epoch: epoch.into(),
+        handoff,
+        checkpoint: None,
+        partitions: 4,
+        from: None,
+        to: None,
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -355,4 +364,43 @@ async fn a_record_rewritten_under_its_identity_does_not_lose_the_word() {
 /// A channel's receiving end as a stream.
 fn tokio_stream<T>(receiver: mpsc::Receiver<T>) -> impl futures_util::Stream<Item = T> {
     futures_util::stream::unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) })
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_old_owner_is_told_once_that_routers_stop_and_by_whom_it_is_replaced() {
+    let (fixture, _) = Fixture::new();
+    let old = Pod::start(&fixture, "old").await;
+    let new = Pod::start(&fixture, "new").await;
+    fixture.place(P0, &old, 1).await;
+    let handoff = fixture.begin(P0, Some(&old), &new, 2).await;
+    fixture.in_phase(P0, Phase::Ready).await;
+    sleep(Duration::from_secs(60)).await;
+    let told = old.service.contexts("leaving");
+    let [told] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((told.partition, told.epoch, told.handoff), (P0, E1, handoff));
+    let pod = |side: &Option<PodAddress>| side.as_ref().map(|side| side.pod.clone());
+    assert_eq!((pod(&told.from), pod(&told.to)), (Some("old".to_owned()), Some("new".to_owned())));
+    assert_eq!(told.partitions, fixture.view().await.partitions());
+    assert_eq!(old.state().owned.get(&P0), Some(&E1), "it goes on serving");
+    assert!(new.service.contexts("leaving").is_empty());
+    let warm = new.service.contexts("warm").pop().unwrap();
+    assert_eq!(pod(&warm.from), Some("old".to_owned()), "from whom to copy");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_hangs_in_leaving_holds_up_no_handoff_and_one_that_fails_is_told_again() {
+    for conduct in [Conduct::Last, Conduct::Fail] {
+        let (fixture, _) = Fixture::new();
+        let old = Pod::start(&fixture, "old").await;
+        let new = Pod::start(&fixture, "new").await;
+        fixture.place(P0, &old, 1).await;
+        old.service.let_it("leaving", conduct);
+        let handoff = fixture.begin(P0, Some(&old), &new, 2).await;
+        fixture.in_phase(P0, Phase::Ready).await;
+        sleep(Duration::from_secs(10)).await;
+        let told = old.service.contexts("leaving").len();
+        assert_eq!(told > 1, conduct == Conduct::Fail, "{told}");
+        fixture.move_to(P0, Phase::Syncing).await;
+        fixture.until("drained", |view| view.pod_ack(P0, "old", PodAckKind::Drained, handoff).is_some()).await;
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::pod::{
-    HandoffContext, HandoffHandler as _, Hook, HookSettings, HookUrl, Hooks, PermanentFailure, PodHandle, PodSettings,
+    HandoffContext, HandoffHandler as _, Hook, HookSettings, HookUrl, Hooks, PermanentFailure, PodAddress, PodHandle, PodSettings,
 };
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
@@ -40,7 +40,16 @@ fn warms(port: u16, timeout: Duration) -> Hooks {
 }
 
 fn part() -> HandoffContext {
-    HandoffContext { keyspace: "orders".to_owned(), partition: P7, epoch: E3, handoff: H42, checkpoint: None }
+    HandoffContext {
+        keyspace: "orders".to_owned(),
+        partition: P7,
+        epoch: E3,
+        handoff: H42,
+        checkpoint: None,
+        partitions: 4,
+        from: None,
+        to: Some(PodAddress { pod: "w-1".to_owned(), address: "10.0.0.1:1".to_owned() }),
+    }
 }
 
 /// Answers each connection with the next of these statuses. The task returns the requests.
@@ -150,7 +159,10 @@ async fn a_hook_gets_the_move_as_json_and_any_2xx_means_done() {
     assert!(seen[0].contains(&format!("host: 127.0.0.1:{port}\r\n")) && !seen[0].contains("segue-hook-secret"));
     let (_, body) = seen[0].split_once("\r\n\r\n").unwrap();
     let body: serde_json::Value = serde_json::from_str(body).unwrap();
-    assert_eq!(body, serde_json::json!({"keyspace": "orders", "partition": 7, "epoch": 3, "handoff": 42}));
+    assert_eq!(body, serde_json::json!({
+        "keyspace": "orders", "partition": 7, "epoch": 3, "handoff": 42, "partitions": 4,
+        "from": null, "to": {"pod": "w-1", "address": "10.0.0.1:1"},
+    }));
     assert!(seen[1].starts_with("POST /segue/drain HTTP/1.1\r\n"), "{}", seen[1]);
 }
 

@@ -94,7 +94,7 @@ impl Cluster {
             match task.callback {
                 Callback::Warm | Callback::Sync => part.state = log,
                 Callback::Release => part.state = 0,
-                Callback::Drain | Callback::Checkpoint => {}
+                Callback::Leaving | Callback::Drain | Callback::Checkpoint => {}
             }
         }
         // It continues for ever, with nothing new to see.

@@ -145,6 +145,8 @@ impl Pod {
                 (AckKind::Released, Flaw::NeverReleases)
             }
             Kind::Checkpoint(_) => (AckKind::Checkpointed, Flaw::MakesNoCheckpoints),
+            // Nobody waits for it.
+            Kind::Leaving(_) => return None,
         };
         let (checkpoint, epoch) = match kind {
             AckKind::Checkpointed => (b"here".to_vec(), task.epoch),

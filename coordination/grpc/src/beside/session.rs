@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::pod::{PodHandle, PodState};
+use segue_coordination::pod::{PodAddress, PodHandle, PodState};
 use segue_coordination::session::{boottime, lease_now};
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::handoff::remote_pod::RemoteTask;
@@ -27,7 +27,7 @@ use crate::attach::PROTOCOL;
 use crate::events::{WINDOW, span};
 use crate::proto::task::Kind;
 use crate::proto::{
-    Assignment, Checkpoint, Drain, Event, GoAway, Heartbeat, Owned, Release, Sync, Task, TaskId, Warm, Welcome,
+    Assignment, Checkpoint, Drain, Event, GoAway, Heartbeat, Leaving, Owned, Release, Sync, Task, TaskId, Warm, Welcome,
 };
 use crate::shared::GO_AWAY_WITHIN;
 use crate::status::{Load, Reports, StreamStatus};
@@ -278,7 +278,7 @@ impl Session {
             let due = state.due();
             let owned = pod.borrow().owned.clone();
             let is_dropped = |task: &&RemoteTask| {
-                let may_be = !matches!(task.callback, Callback::Release | Callback::Checkpoint);
+                let may_be = !matches!(task.callback, Callback::Leaving | Callback::Release | Callback::Checkpoint);
                 !due.contains_key(&task.partition) && !state.is_done(task) && may_be
             };
             let dropped: Vec<_> = self.due.values().map(|call| &call.task).filter(is_dropped).map(id).collect();
@@ -339,11 +339,19 @@ impl Drop for Session {
     }
 }
 
-fn task(DueCall { task: due, checkpoint, .. }: &DueCall) -> Task {
+fn task(DueCall { task: due, checkpoint, from, to, .. }: &DueCall) -> Task {
+    let named = |side: &Option<PodAddress>| {
+        side.as_ref().map_or_else(Default::default, |pod| (pod.pod.clone(), pod.address.clone()))
+    };
     let kind = match due.callback {
         Callback::Warm => {
             let checkpoint = checkpoint.as_ref().map_or_else(Vec::new, |name| name.as_bytes().to_vec());
-            Kind::Warm(Warm { checkpoint, ..Warm::default() })
+            let (from_pod, from_address) = named(from);
+            Kind::Warm(Warm { from_pod, from_address, checkpoint })
+        }
+        Callback::Leaving => {
+            let (to_pod, to_address) = named(to);
+            Kind::Leaving(Leaving { to_pod, to_address })
         }
         Callback::Sync => Kind::Sync(Sync {}),
         Callback::Drain => Kind::Drain(Drain {}),

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ring::digest::{SHA256, digest};
-use segue_coordination::pod::HandoffContext;
+use segue_coordination::pod::{HandoffContext, PodAddress};
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::handoff::remote_pod::RemoteTask;
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
@@ -98,7 +98,7 @@ impl Abilities {
         match callback {
             Callback::Sync => self.syncs,
             Callback::Checkpoint => self.makes_checkpoints,
-            Callback::Warm | Callback::Drain | Callback::Release => true,
+            Callback::Warm | Callback::Leaving | Callback::Drain | Callback::Release => true,
         }
     }
 }
@@ -108,8 +108,7 @@ impl Abilities {
 struct Call {
     number: u64,
     task: RemoteTask,
-    /// The checkpoint from which a `Warm` starts.
-    checkpoint: Option<String>,
+    context: HandoffContext,
     done: Option<oneshot::Sender<Done>>,
 }
 
@@ -121,6 +120,8 @@ pub(super) struct DueCall {
     pub(super) task: RemoteTask,
     /// The checkpoint from which a `Warm` starts.
     pub(super) checkpoint: Option<String>,
+    pub(super) from: Option<PodAddress>,
+    pub(super) to: Option<PodAddress>,
 }
 
 /// The effect of an acknowledgement.
@@ -223,8 +224,9 @@ impl State {
     /// Returns the calls that are due.
     pub(super) fn due(&self) -> BTreeMap<PartitionId, DueCall> {
         let due = self.calls.iter().filter(|(_, call)| call.done.is_some());
-        due.map(|(partition, Call { number, task, checkpoint, .. })| {
-            (*partition, DueCall { number: *number, task: *task, checkpoint: checkpoint.clone() })
+        due.map(|(partition, Call { number, task, context, .. })| {
+            let HandoffContext { checkpoint, from, to, .. } = context.clone();
+            (*partition, DueCall { number: *number, task: *task, checkpoint, from, to })
         })
         .collect()
     }
@@ -373,8 +375,7 @@ impl State {
         self.number += 1;
         let task = RemoteTask { partition, callback, handoff, epoch: Epoch::new(epoch.get()), cancelled };
         self.done.remove(&partition);
-        let checkpoint = context.checkpoint.clone();
-        self.calls.insert(partition, Call { number: self.number, task, checkpoint, done: Some(done) });
+        self.calls.insert(partition, Call { number: self.number, task, context: context.clone(), done: Some(done) });
         Some(self.number)
     }
 
@@ -435,7 +436,7 @@ mod tests {
 
     fn context(handoff: u64) -> HandoffContext {
         let handoff = HandoffId::created_at(Revision::new(handoff));
-        HandoffContext { keyspace: "k".to_owned(), partition: P, epoch: Epoch::new(3), handoff, checkpoint: None }
+        HandoffContext { keyspace: "k".to_owned(), partition: P, epoch: Epoch::new(3), handoff, checkpoint: None, partitions: 4, from: None, to: None }
     }
 
     impl World {

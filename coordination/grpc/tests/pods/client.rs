@@ -32,6 +32,8 @@ pub(crate) struct Known {
     pub(crate) held: BTreeMap<u32, u64>,
     /// The tasks, in the order in which they came.
     pub(crate) tasks: Vec<Task>,
+    /// The tasks `Leaving`, which nobody waits for: a quick move is over before its pod is told.
+    pub(crate) left: Vec<Task>,
     pub(crate) confirmed: u64,
     pub(crate) gone_away: bool,
     /// How the stream ended.
@@ -72,7 +74,9 @@ impl Known {
             assignment.gone.iter().for_each(|partition| _ = self.owned.remove(partition));
             self.owned.extend(assignment.owned.iter().map(|owned| (owned.partition, owned.epoch)));
         }
-        self.tasks.extend(event.tasks.iter().cloned());
+        let (left, tasks) = event.tasks.iter().cloned().partition(|task| matches!(task.kind, Some(Kind::Leaving(_))));
+        self.tasks.extend::<Vec<_>>(tasks);
+        self.left.extend::<Vec<_>>(left);
     }
 
     /// Does a task. Returns its acknowledgement.
@@ -92,6 +96,7 @@ impl Known {
                 }
                 AckKind::Released
             }
+            Kind::Leaving(_) => return None,
             Kind::Checkpoint(_) if self.makes_no_checkpoint => return None,
             Kind::Checkpoint(_) => {
                 (checkpoint, epoch) = (format!("{partition}@{}", task.epoch).into_bytes(), task.epoch);
@@ -109,6 +114,7 @@ pub(crate) fn name(task: &Task) -> &'static str {
         Kind::Drain(_) => "drain",
         Kind::Release(_) => "release",
         Kind::Checkpoint(_) => "checkpoint",
+        Kind::Leaving(_) => "leaving",
     }
 }
 

@@ -112,7 +112,7 @@ pub struct Event {
     #[prost(message, optional, tag = "5")]
     pub assignment: ::core::option::Option<Assignment>,
     /// Tasks that have become due. Each replaces an unfinished task of its partition, except a Release, which is finished
-    /// first.
+    /// first. A Leaving replaces none.
     #[prost(message, repeated, tag = "6")]
     pub tasks: ::prost::alloc::vec::Vec<Task>,
     /// Tasks that are no longer due, and that no other task replaces. The pod stops working on them and keeps the state.
@@ -175,12 +175,12 @@ pub struct TaskId {
     #[prost(uint64, tag = "2")]
     pub handoff: u64,
 }
-/// A task is due until it is acknowledged, replaced or dropped.
+/// A task is due until it is acknowledged, replaced or dropped. Only Leaving is not: nobody waits for it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Task {
     #[prost(message, optional, tag = "1")]
     pub id: ::core::option::Option<TaskId>,
-    /// The epoch that begins (Warm, Sync), ends (Drain, Release) or lasts (Checkpoint).
+    /// The epoch that begins (Warm, Sync), ends (Leaving, Drain, Release) or lasts (Checkpoint).
     #[prost(uint64, tag = "2")]
     pub epoch: u64,
     /// Time from the beginning of the phase after which the coordinator cancels the handoff. Absent: it does not cancel.
@@ -189,7 +189,7 @@ pub struct Task {
     /// Why the partition moves. Informational.
     #[prost(string, tag = "4")]
     pub why: ::prost::alloc::string::String,
-    #[prost(oneof = "task::Kind", tags = "5, 6, 7, 8, 9")]
+    #[prost(oneof = "task::Kind", tags = "5, 6, 7, 8, 9, 10")]
     pub kind: ::core::option::Option<task::Kind>,
 }
 /// Nested message and enum types in `Task`.
@@ -206,6 +206,8 @@ pub mod task {
         Release(super::Release),
         #[prost(message, tag = "9")]
         Checkpoint(super::Checkpoint),
+        #[prost(message, tag = "10")]
+        Leaving(super::Leaving),
     }
 }
 /// Copy the state while the old owner still serves, then acknowledge READY. If the handoff is cancelled on the same stream, a
@@ -224,6 +226,18 @@ pub struct Warm {
 /// The log is at rest: read what was written since Warm, then acknowledge SYNCED.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Sync {}
+/// Routers have stopped sending requests of the partition, or are about to, and wait for those in flight. End its streams:
+/// their clients come back to the new owner. Go on serving. Sent once for each handoff, and again after a reconnect. It is
+/// not acknowledged, replaces no task and is not dropped. If the handoff is cancelled, nothing more is said: requests come
+/// again.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Leaving {
+    /// The new owner, if it is alive.
+    #[prost(string, tag = "1")]
+    pub to_pod: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub to_address: ::prost::alloc::string::String,
+}
 /// Refuse requests of the partition, finish those in flight, then acknowledge DRAINED. If the task is dropped, the pod
 /// serves the partition again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -102,6 +102,19 @@ pub fn duty(view: &View, me: &str, incarnation: Incarnation, partition: Partitio
     }
 }
 
+/// Returns the handoff by which routers stop sending the partition's requests to the pod `me`, and the epoch that ends,
+/// while they do so: from `Ready` until they have drained. The pod goes on serving, and should end its own streams.
+pub fn leaving(view: &View, me: &str, incarnation: Incarnation, partition: PartitionId) -> Option<(HandoffId, Epoch)> {
+    if view.is_malformed(partition) {
+        return None;
+    }
+    let (standing, assignment) = (view.handoffs.get(&partition)?, &view.assignments.get(&partition)?.value);
+    let record = &standing.value;
+    let is_old = record.old_owner.as_deref() == Some(me) && record.old_incarnation == incarnation;
+    let owns = assignment.owner == me && assignment.incarnation == incarnation;
+    (record.phase == Phase::Ready && is_old && owns).then_some((standing.id(), assignment.epoch))
+}
+
 /// Returns the transaction by which a new owner reports that it is warm: `Warming` → `Ready`. `None` if there is no
 /// such handoff, or if one of its parties cannot be read.
 pub fn warmed(

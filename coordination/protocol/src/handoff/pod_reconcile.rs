@@ -68,6 +68,10 @@ pub enum Callback {
     Warm,
     /// Read the tail of the log.
     Sync,
+    /// End the streams of the partition: routers stop sending its requests here. [`decide`] never returns it: it is told
+    /// while the partition is served ([`leaving`](super::pod::leaving)), and gives way to every other callback but a
+    /// checkpoint.
+    Leaving,
     /// Drain the partition. Runs once nothing is in flight.
     Drain,
     /// Release the state. Runs once nothing is in flight.
@@ -79,14 +83,21 @@ pub enum Callback {
 
 impl Callback {
     /// All callbacks.
-    pub const ALL: [Callback; 5] =
-        [Callback::Warm, Callback::Sync, Callback::Drain, Callback::Release, Callback::Checkpoint];
+    pub const ALL: [Callback; 6] = [
+        Callback::Warm,
+        Callback::Sync,
+        Callback::Leaving,
+        Callback::Drain,
+        Callback::Release,
+        Callback::Checkpoint,
+    ];
 
     /// Returns the callback's name in logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Callback::Warm => "warm",
             Callback::Sync => "sync",
+            Callback::Leaving => "leaving",
             Callback::Drain => "drain",
             Callback::Release => "release",
             Callback::Checkpoint => "checkpoint",

@@ -18,7 +18,7 @@ use std::time::Duration;
 use super::advance::{Ack, acknowledge};
 use super::checkpoint::{Schedule, Waits};
 use super::parties::Parties;
-use super::pod::{Duty, duty, warmed};
+use super::pod::{Duty, duty, leaving, warmed};
 use super::pod_reconcile::{Callback, Completeness, LoadedState, LocalState, PodAction, PodReport, Task, decide};
 use crate::ids::{Epoch, HandoffId, Incarnation, PartitionId};
 use crate::records::{Phase, PodAck, PodAckKind};
@@ -31,6 +31,8 @@ pub struct RemotePod {
     name: String,
     incarnation: Incarnation,
     told: BTreeMap<PartitionId, Told>,
+    /// The handoffs of which the pod was told that routers stop.
+    leaving: BTreeMap<PartitionId, HandoffId>,
 }
 
 /// The last messages to a pod about a partition.
@@ -69,7 +71,7 @@ pub struct RemoteTask {
     pub callback: Callback,
     /// The handoff that the report has to name; 0 without a handoff.
     pub handoff: HandoffId,
-    /// The epoch that begins (warm, sync), ends (drain, release) or lasts (checkpoint).
+    /// The epoch that begins (warm, sync), ends (leaving, drain, release) or lasts (checkpoint).
     pub epoch: Epoch,
     /// Whether the epoch of a `Release` never took effect.
     pub cancelled: bool,
@@ -104,7 +106,7 @@ impl RemotePod {
         incarnation: Incarnation,
         holdings: impl IntoIterator<Item = (PartitionId, Epoch)>,
     ) -> Self {
-        let mut pod = RemotePod { name: name.into(), incarnation, told: BTreeMap::new() };
+        let mut pod = RemotePod { name: name.into(), incarnation, told: BTreeMap::new(), leaving: BTreeMap::new() };
         for (partition, epoch) in holdings {
             // Epochs never come back, so the epoch tells which handoff brought the state.
             let brought = view.handoffs.get(&partition).filter(|record| {
@@ -190,6 +192,22 @@ impl RemotePod {
             }
         }
         changes
+    }
+
+    /// Returns the tasks by which the pod learns that routers stop sending it requests of these partitions, and records
+    /// them as told. Nobody waits for such a task, so it is never due: it replaces none and is not dropped.
+    pub fn tell_leaving(&mut self, view: &View, partitions: impl IntoIterator<Item = PartitionId>) -> Vec<RemoteTask> {
+        let mut tasks = Vec::new();
+        for partition in partitions {
+            let Some((handoff, epoch)) = leaving(view, &self.name, self.incarnation, partition) else {
+                self.leaving.remove(&partition);
+                continue;
+            };
+            if self.leaving.insert(partition, handoff) != Some(handoff) {
+                tasks.push(RemoteTask { partition, callback: Callback::Leaving, handoff, epoch, cancelled: false });
+            }
+        }
+        tasks
     }
 
     /// Returns the partitions about which the pod has to be told something because time has passed.

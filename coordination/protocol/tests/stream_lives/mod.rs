@@ -259,7 +259,7 @@ impl World {
                 let is_later = |held| epoch != Epoch::default() && held > epoch;
                 client.held.retain(|at, (held, _)| *at != partition || is_later(*held));
             }
-            Callback::Checkpoint => unreachable!("these pods make none"),
+            Callback::Leaving | Callback::Checkpoint => unreachable!("these pods are told none"),
         }
         client.acks.push(report);
     }

@@ -36,7 +36,7 @@ use tokio::time::{sleep, timeout};
 
 use self::answer::{Answer, Progress, checkpoint_in};
 use self::reports::Running;
-use super::{CallbackHandler, HandlerError, HandoffContext, PermanentFailure};
+use super::{CallbackHandler, HandlerError, HandoffContext, PermanentFailure, PodAddress};
 
 /// Pauses between two requests of a call in progress. They are short at first, because requests wait for `sync` and
 /// `drain`.
@@ -116,11 +116,13 @@ impl CallbackHandler for Hooks {
             running.end(&Ok(()));
             return Ok(None);
         };
-        let HandoffContext { keyspace, partition, epoch, handoff, checkpoint } = context;
+        let HandoffContext { keyspace, partition, epoch, handoff, partitions, from, to, .. } = context;
+        let side = |pod: &PodAddress| serde_json::json!({ "pod": pod.pod, "address": pod.address });
         let mut body = serde_json::json!({
             "keyspace": keyspace, "partition": partition, "epoch": epoch, "handoff": handoff,
+            "partitions": partitions, "from": from.as_ref().map(side), "to": to.as_ref().map(side),
         });
-        if let Some(checkpoint) = checkpoint {
+        if let Some(checkpoint) = &context.checkpoint {
             body["checkpoint"] = checkpoint.as_str().into();
         }
         let mut progress = None;

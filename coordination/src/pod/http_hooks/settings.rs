@@ -25,6 +25,8 @@ pub struct HookSettings {
     pub warm: Option<Hook>,
     /// Catch up with the old owner's last writes. With this hook the pod has the capability `sync`.
     pub sync: Option<Hook>,
+    /// End the streams of a partition whose requests routers have stopped sending.
+    pub leaving: Option<Hook>,
     /// End what outlives requests, before the partition moves away.
     pub drain: Option<Hook>,
     /// Release a partition.
@@ -43,6 +45,7 @@ impl HookSettings {
         match callback {
             Callback::Warm => self.warm.as_ref(),
             Callback::Sync => self.sync.as_ref(),
+            Callback::Leaving => self.leaving.as_ref(),
             Callback::Drain => self.drain.as_ref(),
             Callback::Release => self.release.as_ref(),
             Callback::Checkpoint => self.checkpoint.as_ref(),
@@ -60,13 +63,13 @@ pub struct Hook {
 }
 
 impl Hook {
-    /// Returns the timeout of a hook that sets none: `warm` copies state, `sync` and `drain` are short because requests
-    /// are held meanwhile, `release` frees the state, and nothing waits for `checkpoint` longer than
+    /// Returns the timeout of a hook that sets none: `warm` copies state, `sync`, `leaving` and `drain` are short because
+    /// requests are held meanwhile, `release` frees the state, and nothing waits for `checkpoint` longer than
     /// `coordinator.checkpoint_timeout`.
     pub fn default_timeout(callback: Callback) -> Duration {
         Duration::from_secs(match callback {
             Callback::Warm => 300,
-            Callback::Sync | Callback::Drain => 30,
+            Callback::Sync | Callback::Leaving | Callback::Drain => 30,
             Callback::Release | Callback::Checkpoint => 60,
         })
     }

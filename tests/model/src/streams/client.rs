@@ -46,7 +46,7 @@ impl Streams {
                 client.held.take_if(|(held, _)| !is_later(*held));
             }
             // Its writes are over as soon as they are accepted. It makes no checkpoints.
-            Callback::Drain | Callback::Checkpoint => {}
+            Callback::Leaving | Callback::Drain | Callback::Checkpoint => {}
         }
         if task.handoff != HandoffId::NONE {
             let (partition, handoff, callback) = (task.partition, task.handoff, task.callback);
