@@ -168,13 +168,17 @@ fn a_drain_ends_before_what_is_held_is_refused() {
 fn streams_end_no_later_than_the_drain_and_patience_leaves_time_for_it() {
     assert_refused(
         "[router.drain]\ntimeout = \"5s\"\nstreams = \"6s\"\n",
-        &["segue.toml:3:11: router.drain.streams: 6s is above router.drain.timeout, which is 5s (segue.toml:2:1); expected \
-           at most 5s"],
+        &[
+            "segue.toml:3:11: router.drain.streams: 6s is above router.drain.timeout, which is 5s (segue.toml:2:1); expected \
+           at most 5s",
+        ],
     );
     assert_refused(
         "[router.drain]\npatience = \"11s\"\n",
-        &["segue.toml:2:12: router.drain.patience: 11s and router.drain.timeout, which is 20s (the default), are together \
-           above stash.max_wait, which is 30s; expected at most 10s"],
+        &[
+            "segue.toml:2:12: router.drain.patience: 11s and router.drain.timeout, which is 20s (the default), are together \
+           above stash.max_wait, which is 30s; expected at most 10s",
+        ],
     );
     assert_accepted("[router.drain]\nstreams = \"0s\"\npatience = \"0s\"\n");
     for (timeout, streams, patience) in [("1s", 1, 10), ("20s", 2, 10), ("25s", 2, 5)] {

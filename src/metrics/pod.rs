@@ -291,7 +291,16 @@ mod tests {
         let hooks =
             MeteredHooks::new(Stubborn, vec![Callback::Warm, Callback::Drain, Callback::Release], &mut registry);
         let (keyspace, partition) = ("default".to_owned(), PartitionId::new(0));
-        let part = HandoffContext { keyspace, partition, epoch: 7.into(), handoff: HandoffId::NONE, checkpoint: None, partitions: 4, from: None, to: None };
+        let part = HandoffContext {
+            keyspace,
+            partition,
+            epoch: 7.into(),
+            handoff: HandoffId::NONE,
+            checkpoint: None,
+            partitions: 4,
+            from: None,
+            to: None,
+        };
         hooks.warm(&part).await.unwrap_err();
         hooks.sync(&part).await.unwrap();
         hooks.drain(&part).await.unwrap_err();

@@ -160,11 +160,7 @@ fn drain(r: &mut Reader<'_>, keyspaces: &[KeyspaceSection]) -> DrainSettings {
     let timeout = r.duration(TIMEOUT, default.timeout.min(max_wait * 2 / 3));
     if r.is_given(TIMEOUT) && r.tables().is_none() {
         r.ordered((TIMEOUT, timeout), (MAX_WAIT, max_wait), true, show_duration);
-    } else if r.is_given(TIMEOUT)
-        && timeout >= max_wait
-        && !r.is_refused(TIMEOUT)
-        && !r.is_refused(MAX_WAIT)
-    {
+    } else if r.is_given(TIMEOUT) && timeout >= max_wait && !r.is_refused(TIMEOUT) && !r.is_refused(MAX_WAIT) {
         let (timeout, bound) = (show_duration(timeout), show_duration(max_wait));
         let name = keyspace.map(|name| quoted(name)).unwrap_or_default();
         let fact = format!("{timeout} is not below stash.max_wait of keyspace {name}, which is {bound}");

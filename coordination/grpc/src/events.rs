@@ -76,8 +76,7 @@ fn task(view: &View, policy: &Policy, due: RemoteTask) -> Task {
         Callback::Sync => (Some(policy.phase_timeout), Kind::Sync(Sync {})),
         Callback::Leaving => {
             let to = record.and_then(|record| view.live_new_owner(record));
-            let (to_pod, to_address) =
-                to.map_or_else(Default::default, |to| (to.pod_name.clone(), to.address.clone()));
+            let (to_pod, to_address) = to.map_or_else(Default::default, |to| (to.pod_name.clone(), to.address.clone()));
             (Some(policy.phase_timeout), Kind::Leaving(Leaving { to_pod, to_address }))
         }
         Callback::Drain => (Some(policy.phase_timeout), Kind::Drain(Drain {})),

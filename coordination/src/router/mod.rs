@@ -11,6 +11,7 @@
 //! [`handoff::router`]: segue_protocol::handoff::router
 
 mod acks;
+mod drains;
 mod driver;
 mod mapping;
 mod stop_limiter;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::pod::{
-    HandoffContext, HandoffHandler as _, Hook, HookSettings, HookUrl, Hooks, PermanentFailure, PodAddress, PodHandle, PodSettings,
+    HandoffContext, HandoffHandler as _, Hook, HookSettings, HookUrl, Hooks, PermanentFailure, PodAddress, PodHandle,
+    PodSettings,
 };
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
@@ -159,10 +160,13 @@ async fn a_hook_gets_the_move_as_json_and_any_2xx_means_done() {
     assert!(seen[0].contains(&format!("host: 127.0.0.1:{port}\r\n")) && !seen[0].contains("segue-hook-secret"));
     let (_, body) = seen[0].split_once("\r\n\r\n").unwrap();
     let body: serde_json::Value = serde_json::from_str(body).unwrap();
-    assert_eq!(body, serde_json::json!({
-        "keyspace": "orders", "partition": 7, "epoch": 3, "handoff": 42, "partitions": 4,
-        "from": null, "to": {"pod": "w-1", "address": "10.0.0.1:1"},
-    }));
+    assert_eq!(
+        body,
+        serde_json::json!({
+            "keyspace": "orders", "partition": 7, "epoch": 3, "handoff": 42, "partitions": 4,
+            "from": null, "to": {"pod": "w-1", "address": "10.0.0.1:1"},
+        })
+    );
     assert!(seen[1].starts_with("POST /segue/drain HTTP/1.1\r\n"), "{}", seen[1]);
 }
 

@@ -436,7 +436,16 @@ mod tests {
 
     fn context(handoff: u64) -> HandoffContext {
         let handoff = HandoffId::created_at(Revision::new(handoff));
-        HandoffContext { keyspace: "k".to_owned(), partition: P, epoch: Epoch::new(3), handoff, checkpoint: None, partitions: 4, from: None, to: None }
+        HandoffContext {
+            keyspace: "k".to_owned(),
+            partition: P,
+            epoch: Epoch::new(3),
+            handoff,
+            checkpoint: None,
+            partitions: 4,
+            from: None,
+            to: None,
+        }
     }
 
     impl World {

@@ -83,14 +83,8 @@ pub enum Callback {
 
 impl Callback {
     /// All callbacks.
-    pub const ALL: [Callback; 6] = [
-        Callback::Warm,
-        Callback::Sync,
-        Callback::Leaving,
-        Callback::Drain,
-        Callback::Release,
-        Callback::Checkpoint,
-    ];
+    pub const ALL: [Callback; 6] =
+        [Callback::Warm, Callback::Sync, Callback::Leaving, Callback::Drain, Callback::Release, Callback::Checkpoint];
 
     /// Returns the callback's name in logs.
     pub fn as_str(self) -> &'static str {

@@ -1,8 +1,9 @@
-//! The state of a request that goes through the table: a [`QueuedPermit`] while it waits, a [`Permit`] while it is in
-//! flight.
+//! The state of a request that goes through the table: a [`QueuedPermit`] while held, a [`Permit`] while in flight.
 //!
 //! Both undo themselves when dropped: a held request whose client disconnects leaves the stash, and an exchange that
 //! ends in any way leaves the gate. Each belongs to one worker thread.
+
+mod lasting;
 
 use std::cell::Cell;
 use std::future::Future;
@@ -15,7 +16,6 @@ use std::time::Duration;
 use segue_protocol::ids::{Epoch, PartitionId};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use crate::routing::client_share::ShareGuard;
 use crate::routing::stash::{Arrival, QueuePosition};
@@ -434,34 +434,6 @@ impl Permit {
         let (grant, refusals) = request.table().put_back(request.partition, requeue, self.route, returned);
         request.refusals = refusals.map(Box::new);
         QueuedPermit::new(request, grant)
-    }
-
-    /// Returns the token that is cancelled when the exchange is severed. An exchange that asks for it lasts.
-    pub fn sever_token(&self) -> CancellationToken {
-        let request = self.request();
-        let (table, worker, partition) = (request.table(), request.worker.inner.index, request.partition);
-        if let Some(token) = self.lasting.get().and_then(|id| table.lasting_token(worker, partition, id)) {
-            return token;
-        }
-        let (id, token) = table.list_lasting(worker, partition, self.route.severs, self.is_stream.get());
-        self.lasting.set(Some(id));
-        token
-    }
-
-    /// Records that the exchange has become a stream, which may be without an end.
-    pub fn streams(&self) {
-        self.is_stream.set(true);
-        if let Some(id) = self.lasting.get() {
-            let request = self.request();
-            request.table().lasting_streams(request.worker.inner.index, request.partition, id);
-        }
-    }
-
-    /// Takes the exchange off the list of those that last.
-    fn unlist(&self, request: &Request) {
-        if let Some(id) = self.lasting.take() {
-            request.table().lasting_ended(request.worker.inner.index, request.partition, id);
-        }
     }
 }
 
