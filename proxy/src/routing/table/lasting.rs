@@ -10,6 +10,7 @@
 //! * Severing streams leaves every other exchange alone.
 
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU32;
 use std::sync::PoisonError;
 
 use segue_protocol::ids::PartitionId;
@@ -20,14 +21,15 @@ use super::state::Table;
 use crate::routing::gate::AbortGeneration;
 use crate::routing::sync::MutexGuard;
 
-/// The place of an exchange in its worker's list. Later exchanges have greater ones.
+/// The place of an exchange among those of its partition in its worker's list. Small, because every permit has room for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct LastingId(u64);
+pub(crate) struct LastingId(NonZeroU32);
 
 /// One worker's list.
 #[derive(Debug, Default)]
 pub(super) struct LastingExchanges {
-    next: u64,
+    /// The number of the last exchange. The numbers begin anew after 2^32.
+    last: u32,
     by_partition: HashMap<PartitionId, BTreeMap<LastingId, Lasting>>,
 }
 
@@ -69,10 +71,16 @@ impl Table {
         if self.cell(partition).gate.severs() != began {
             severed.cancel();
         }
-        let id = LastingId(lasting.next);
-        lasting.next += 1;
-        let exchange = Lasting { since: Instant::now(), is_stream, severed: severed.clone() };
-        lasting.by_partition.entry(partition).or_default().insert(id, exchange);
+        let LastingExchanges { last, by_partition } = &mut *lasting;
+        let exchanges = by_partition.entry(partition).or_default();
+        let id = loop {
+            *last = last.wrapping_add(1);
+            match NonZeroU32::new(*last).map(LastingId) {
+                Some(id) if !exchanges.contains_key(&id) => break id,
+                _ => {}
+            }
+        };
+        exchanges.insert(id, Lasting { since: Instant::now(), is_stream, severed: severed.clone() });
         (id, severed)
     }
 
@@ -109,8 +117,8 @@ impl Table {
     pub fn oldest_exchange(&self, partition: PartitionId) -> Option<Instant> {
         let oldest = |worker| {
             let lasting = self.lasting(worker);
-            let since = lasting.of(partition).find(|exchange| !exchange.is_stream).map(|exchange| exchange.since);
-            since
+            let others = lasting.of(partition).filter(|exchange| !exchange.is_stream);
+            others.map(|exchange| exchange.since).min()
         };
         (0..self.lasting.len()).filter_map(oldest).min()
     }
