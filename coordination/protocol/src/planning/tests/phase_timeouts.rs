@@ -176,7 +176,7 @@ fn a_handoff_has_so_much_more_time_as_a_router_may_go_on_routing_while_the_old_o
             let patient = RouterRecord { patience_ms, ..RouterRecord::new(name) };
             world.store.put_leased(world.keys.router(name), encode(&patient));
         }
-        ["r-0", "r-1", "r-2"].map(|name| world.silent.insert(name.into()));
+        world.silent.extend(["r-0", "r-1", "r-2"].map(str::to_owned));
         world.lead();
         if old_dies {
             world.kill_pod("w-0");
