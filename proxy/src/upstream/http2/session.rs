@@ -289,7 +289,7 @@ mod tests {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let exchange = async {
             let socket = socket2::SockRef::from(&stream).try_clone().unwrap();
-            let session = Rc::new(open_session(Stream::Plain(stream)).await.unwrap());
+            let session = Rc::new(open_session(Stream::Plain(stream), Rc::new(OddResponses::of("w"))).await.unwrap());
             assert!(socket.keepalive().unwrap(), "the kernel looks after a pod that has gone");
             #[cfg(target_os = "linux")]
             assert!(socket.tcp_user_timeout().unwrap().is_some());
