@@ -6,7 +6,8 @@ use std::rc::Rc;
 
 use http::header::{CONNECTION, HeaderValue};
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode, Version};
+use http::uri::PathAndQuery;
+use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::upgrade::OnUpgrade;
 use segue_protocol::ids::PartitionId;
 use tokio::time::Instant;
@@ -130,7 +131,7 @@ impl ForwardRequest {
     }
 
     /// Returns an error if the request cannot be passed on at all.
-    pub(super) fn check(&self) -> Result<(), LocalReply> {
+    pub(super) fn check(&self, reserved: &Reserved) -> Result<(), LocalReply> {
         if self.head.method == Method::CONNECT {
             // CONNECT asks for a tunnel to some host, not for a partition.
             return Err(LocalReply::NoPartition);
@@ -139,11 +140,17 @@ impl ForwardRequest {
             return Err(LocalReply::BodyTooLarge);
         }
         let has_no_host = self.head.version == Version::HTTP_11 && !self.scan.host;
+        let has_bad_target = self.scan.is_bad_host || !is_target(&self.head.method, &self.head.uri);
         // hyper and Segue's own reader refuse such names in HTTP/1.1.
         let has_bad_name =
             self.head.version == Version::HTTP_2 && self.head.headers.keys().any(header_names::has_quote);
-        if has_no_host || has_bad_name || headers::is_ambiguous(&self.head.headers, self.body.is_sized()) {
+        if has_no_host || has_bad_target || has_bad_name || headers::is_ambiguous(&self.head.headers, self.body.is_sized()) {
             return Err(LocalReply::Ambiguous);
+        }
+        if self.scan.connection
+            && let Some(refused) = headers::refuse_options(&self.head.headers, reserved)
+        {
+            return Err(refused);
         }
         self.unmatched.map_or(Ok(()), |why| Err(why.into()))
     }
@@ -164,5 +171,32 @@ impl ForwardRequest {
         const REQUEST_BYTES: usize = 512;
         let uri = self.head.uri.path_and_query().map_or(1, |path| path.as_str().len());
         REQUEST_BYTES + uri + self.scan.weight as usize + self.body.weight()
+    }
+}
+
+/// Returns whether this is the target of a request for a resource: a path, a URI with a scheme, or the `*` of OPTIONS
+/// (RFC 9112, 3.2). `http` also reads a bare authority, the form of CONNECT.
+fn is_target(method: &Method, uri: &Uri) -> bool {
+    match uri.path_and_query().map(PathAndQuery::as_str) {
+        Some("*") => *method == Method::OPTIONS,
+        Some(path) => uri.scheme().is_some() || path.starts_with('/'),
+        None => uri.scheme().is_some(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_a_path_or_has_a_scheme() {
+        let is_target = |target| is_target(&Method::GET, &Uri::try_from(target).unwrap());
+        for target in ["/", "/a:1", "//h/x", "/?q", "http://h", "http://h?q", "https://h:1/x"] {
+            assert!(is_target(target), "{target}");
+        }
+        for other in ["a", "h:80", "user@h", "*"] {
+            assert!(!is_target(other), "{other}");
+        }
+        assert!(super::is_target(&Method::OPTIONS, &Uri::from_static("*")));
     }
 }

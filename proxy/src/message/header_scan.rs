@@ -10,7 +10,7 @@
 //! * A head is routine only if each of its headers but `host` and `content-length` goes on to the pod unchanged, whatever
 //!   the configuration says.
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 
 /// Bytes that a header takes beside its text: its slots in the map.
 const BYTES_PER_HEADER: usize = 104;
@@ -26,6 +26,8 @@ pub(crate) struct HeaderScan {
     pub(crate) grpc_timeout: bool,
     pub(crate) traceparent: bool,
     pub(crate) host: bool,
+    /// Whether `host` has a byte that ends a host, or separates two, wherever it is read.
+    pub(crate) is_bad_host: bool,
     pub(crate) content_type: bool,
     /// Whether there is more than one `Cookie` line.
     pub(crate) cookies: bool,
@@ -50,6 +52,7 @@ impl HeaderScan {
             grpc_timeout: false,
             traceparent: false,
             host: false,
+            is_bad_host: false,
             content_type: false,
             cookies: false,
             underscore: false,
@@ -61,7 +64,7 @@ impl HeaderScan {
         for (name, value) in headers {
             let name = name.as_str();
             weight += name.len() + value.len() + BYTES_PER_HEADER;
-            scan.routine &= scan.note(name);
+            scan.routine &= scan.note(name, value);
             if has_underscore(name.as_bytes()) {
                 scan.underscore = true;
                 scan.routine = false;
@@ -73,7 +76,7 @@ impl HeaderScan {
 
     /// Notes a header. Returns whether it is routine.
     #[inline]
-    fn note(&mut self, name: &str) -> bool {
+    fn note(&mut self, name: &str, value: &HeaderValue) -> bool {
         match name.as_bytes() {
             [b'c', ..] => match name {
                 "connection" => self.connection = true,
@@ -96,7 +99,10 @@ impl HeaderScan {
             [b'f', ..] => return name != "forwarded",
             [b'g', ..] if name == "grpc-timeout" => self.grpc_timeout = true,
             [b'h', ..] => {
-                self.host |= name == "host";
+                if name == "host" {
+                    self.host = true;
+                    self.is_bad_host |= !value.as_bytes().iter().all(|byte| is_in_a_host(*byte));
+                }
                 return true;
             }
             [b'k', ..] => return name != "keep-alive",
@@ -118,6 +124,12 @@ impl HeaderScan {
         }
         false
     }
+}
+
+/// Returns whether a byte can stand in a host, with its port. Laxer than RFC 9110 (7.2): what a server may read in two ways is
+/// refused, and nothing else.
+fn is_in_a_host(byte: u8) -> bool {
+    !matches!(byte, 0..=b' ' | b'/' | b'\\' | b'?' | b'#' | b'@' | b',' | 0x7f)
 }
 
 /// Returns whether the name has an underscore. Looks at eight bytes at a time: the short loop of a search for one byte

@@ -7,6 +7,8 @@
 //! * Headers that are about one connection never cross the router, in either direction.
 //! * The `segue-*` headers that a pod reads were written by the router, never by a client.
 
+use std::borrow::Cow;
+
 use http::header::{CONNECTION, HOST, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE, VIA};
 use http::{HeaderMap, StatusCode, Version};
 use segue_protocol::ids::{Epoch, PartitionId};
@@ -16,7 +18,7 @@ use super::header_names::{
     ends_up_in_a_head, is_hop_by_hop, is_said_by_the_router,
 };
 use super::header_scan::HeaderScan;
-use super::local_reply::PodReason;
+use super::local_reply::{LocalReply, PodReason};
 use super::reserved::Reserved;
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -77,26 +79,49 @@ pub(crate) struct RoutingHeaders<'request> {
     pub(crate) grpc_timeout: Option<&'request HeaderValue>,
 }
 
-/// The names that a message's `Connection` header declares to be about this connection only.
-pub(crate) struct Declared<'headers>(Option<&'headers HeaderMap>);
+/// The most options that a message's `Connection` lines may have together. Each declares a header that the message could
+/// have left out.
+pub(crate) const MAX_OPTIONS: usize = 32;
+
+/// The names that a message's `Connection` header declares to be about this connection only, sorted: one pass over the options,
+/// and then one search for each header. A client chooses both numbers, so their product would be its to choose.
+pub(crate) struct Declared<'headers>(Vec<Cow<'headers, [u8]>>);
 
 impl<'headers> Declared<'headers> {
     pub(crate) fn of(headers: &'headers HeaderMap, scan: HeaderScan) -> Self {
         if !scan.connection {
-            return Declared(None);
+            return Declared(Vec::new());
         }
         let ordinary = |option: &[u8]| {
             [&b"close"[..], b"keep-alive", b"upgrade", b"te"].iter().any(|known| option.eq_ignore_ascii_case(known))
         };
-        let unusual = all_options(headers).any(|option| !ordinary(option));
-        Declared(unusual.then_some(headers))
+        let mut names: Vec<Cow<'_, [u8]>> =
+            all_options(headers).filter(|option| !ordinary(option)).map(in_lower_case).collect();
+        names.sort_unstable();
+        Declared(names)
     }
 
     fn contains(&self, name: &HeaderName) -> bool {
-        self.0.is_some_and(|headers| {
-            all_options(headers).any(|option| option.eq_ignore_ascii_case(name.as_str().as_bytes()))
-        })
+        self.0.binary_search_by(|option| (**option).cmp(name.as_str().as_bytes())).is_ok()
     }
+}
+
+fn in_lower_case(option: &[u8]) -> Cow<'_, [u8]> {
+    match option.iter().any(u8::is_ascii_uppercase) {
+        true => Cow::Owned(option.to_ascii_lowercase()),
+        false => Cow::Borrowed(option),
+    }
+}
+
+/// Returns why a request is refused for its `Connection` lines: they have too many options, or declare a header to be about
+/// this connection that the request cannot do without. Whoever removes what they name, as RFC 9110 (7.6.1) asks for, would pass
+/// on another request than the one that was routed.
+pub(crate) fn refuse_options(headers: &HeaderMap, reserved: &Reserved) -> Option<LocalReply> {
+    if all_options(headers).nth(MAX_OPTIONS).is_some() {
+        return Some(LocalReply::Malformed);
+    }
+    let is_needed = |option: &[u8]| HeaderName::from_bytes(option).is_ok_and(|name| reserved.is_end_to_end(&name));
+    all_options(headers).any(is_needed).then_some(LocalReply::Ambiguous)
 }
 
 /// Returns the options of one `Connection` line.
@@ -258,6 +283,27 @@ mod tests {
         assert!(passes("x-end"));
         assert!(passes("authorization"));
         assert!(passes("trailer"));
+    }
+
+    #[test]
+    fn a_request_is_refused_that_declares_what_it_cannot_do_without() {
+        let refused = |options| refuse_options(&map(&[("connection", options)]), &reserved());
+        for needed in ["host", "Content-Length", "close, cookie", "authorization", "X-Partition"] {
+            assert_eq!(refused(needed), Some(LocalReply::Ambiguous), "{needed}");
+        }
+        for other in ["close", "keep-alive, x-hop", "x-forwarded-for", "te", "a b, \"", ""] {
+            assert_eq!(refused(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_request_may_declare_32_options() {
+        let with = |count: usize| {
+            let line = HeaderValue::try_from(vec!["x"; count].join(",")).unwrap();
+            HeaderMap::from_iter([(CONNECTION, HeaderValue::from_static("close")), (CONNECTION, line)])
+        };
+        assert_eq!(refuse_options(&with(31), &reserved()), None);
+        assert_eq!(refuse_options(&with(32), &reserved()), Some(LocalReply::Malformed));
     }
 
     #[test]

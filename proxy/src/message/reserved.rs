@@ -12,7 +12,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use http::HeaderMap;
-use http::header::{CONTENT_LENGTH, COOKIE, FORWARDED, HOST, HeaderName, VIA};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, COOKIE, FORWARDED, HOST, HeaderName, VIA};
 
 use super::header_names::{X_FORWARDED_FOR, ends_up_in_a_head, has_quote, is_hop_by_hop, is_said_by_the_router};
 use crate::routing::partition_key::{KeySource, PartitionSource};
@@ -52,6 +52,12 @@ impl Reserved {
     /// Returns whether the header states something about the client that is not trusted.
     pub(crate) fn is_unbelieved(&self, name: &HeaderName) -> bool {
         !self.trusts_forwarded && is_forwarded(name)
+    }
+
+    /// Returns whether a pod needs this header of the client's, whatever `Connection` says: it frames or routes the request, or says
+    /// who sends it.
+    pub(crate) fn is_end_to_end(&self, name: &HeaderName) -> bool {
+        [HOST, CONTENT_LENGTH, COOKIE, AUTHORIZATION].contains(name) || self.locating.contains(name)
     }
 
     /// Returns whether a name with underscores would be a reserved name if they were dashes.

@@ -176,3 +176,41 @@ async fn a_request_by_http11_names_its_host() {
     client.stream.read_to_string(&mut text).await.unwrap();
     assert!(text.contains(" 200 "), "{text}");
 }
+
+#[tokio::test]
+async fn a_connection_header_hides_nothing_that_the_request_is_routed_by() {
+    let fixture = Fixture::new();
+    let pod = Recorder::start().await;
+    fixture.route(P0, pod.address, 1);
+    for option in ["x-partition", "close, X-Key", "host", "cookie", "authorization", "content-length"] {
+        let head = format!("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nx-key: a\r\nconnection: {option}\r\n\r\n");
+        assert_eq!(fixture.ask(head).await.reason(), (400, "ambiguous"), "{option}");
+    }
+    let head = format!("GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: {}\r\n\r\n", "a,".repeat(33));
+    assert_eq!(fixture.ask(head).await.reason(), (400, "malformed"));
+    assert!(pod.requests().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_target_that_is_no_path_and_a_host_that_is_two_reach_no_pod() {
+    let fixture = Fixture::new();
+    let pod = Recorder::start().await;
+    fixture.route(P0, pod.address, 1);
+    for target in ["a", "h:80", "user@h", "*"] {
+        let answer = fixture.ask(format!("GET {target} HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n")).await;
+        assert_eq!(answer.reason(), (400, "ambiguous"), "{target}");
+    }
+    for target in ["http:a", "gopher:x", "javascript:1"] {
+        let answer = fixture.ask(format!("GET {target} HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n")).await;
+        assert_eq!(answer.status, 400, "{target}");
+    }
+    for host in ["h/x", "h x", "h, g", "u@h", "h\\g", "h?", "h\tg"] {
+        let answer = fixture.ask(format!("GET / HTTP/1.1\r\nhost: {host}\r\nx-partition: 0\r\n\r\n")).await;
+        assert_eq!(answer.reason(), (400, "ambiguous"), "{host}");
+    }
+    assert!(pod.requests().await.is_empty());
+    for host in ["h:80", "[::1]:80", "a_b.c-d", "xn--h", ""] {
+        passed_on(&fixture, &pod, &format!("GET / HTTP/1.1\nhost: {host}\nx-partition: 0")).await;
+    }
+    passed_on(&fixture, &pod, "OPTIONS * HTTP/1.1\nhost: h\nx-partition: 0").await;
+}

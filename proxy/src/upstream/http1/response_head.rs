@@ -16,7 +16,7 @@ use http::{StatusCode, Version};
 
 use super::head_lines::HeadLines;
 use crate::message::header_names::{KEEP_ALIVE, SEGUE_REASON, is_hop_by_hop};
-use crate::message::headers::options;
+use crate::message::headers::{MAX_OPTIONS, options};
 use crate::message::local_reply::PodReason;
 use crate::message::name_cache::header_name;
 
@@ -66,6 +66,8 @@ pub(crate) enum HeadError {
     Length,
     #[error("the pod's response has a transfer coding other than chunked")]
     Coding,
+    #[error("the pod's response declares more than {MAX_OPTIONS} connection options")]
+    Options,
 }
 
 /// The offsets in the head at which a header's name and its value begin and end.
@@ -199,7 +201,7 @@ impl Said {
             }
             self.chunked = true;
         } else if *name == CONNECTION {
-            options(value).for_each(|option| self.option(option));
+            options(value).try_for_each(|option| self.option(option))?;
         }
         let is_hop_by_hop = is_hop_by_hop(name);
         if is_hop_by_hop && *name == KEEP_ALIVE {
@@ -210,7 +212,7 @@ impl Said {
         Ok(switches || !(is_hop_by_hop || forged))
     }
 
-    fn option(&mut self, option: &[u8]) {
+    fn option(&mut self, option: &[u8]) -> Result<(), HeadError> {
         if option.eq_ignore_ascii_case(b"keep-alive") {
             self.keep_alive = true;
         } else if option.eq_ignore_ascii_case(b"close") {
@@ -218,8 +220,12 @@ impl Said {
         } else if let Ok(name) = HeaderName::from_bytes(option)
             && !is_hop_by_hop(&name)
         {
+            if self.declared.len() == MAX_OPTIONS {
+                return Err(HeadError::Options);
+            }
             self.declared.push(name);
         }
+        Ok(())
     }
 
     /// Removes what could not be recognised line by line.
@@ -375,6 +381,13 @@ mod tests {
         assert_eq!(names("200 OK"), names_of(&["content-length", "x-end"]));
         // The client has to know the protocol that was switched to.
         assert_eq!(names("101 Switching Protocols"), names_of(&["upgrade", "x-end"]));
+    }
+
+    #[test]
+    fn an_answer_with_many_connection_options_is_refused() {
+        let head = |count| format!("HTTP/1.1 200 OK\r\nconnection: close, {}\r\n\r\n", vec!["x"; count].join(","));
+        assert!(parsed(&head(32), Method::GET).unwrap().is_some());
+        assert_eq!(parsed(&head(33), Method::GET).unwrap_err(), HeadError::Options);
     }
 
     #[test]
