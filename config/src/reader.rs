@@ -189,6 +189,19 @@ impl<'a> Reader<'a> {
         })
     }
 
+    /// Returns a size above zero and up to `most`.
+    pub(crate) fn size_up_to(&mut self, key: &'static str, most: usize, default: usize) -> usize {
+        let read = self.read(key, |value| match size(value)? {
+            0 => Err(Wrong::new("zero", format!("expected at most {}, and more than zero", units::show_size(most)))),
+            bytes if bytes > most => {
+                let fact = format!("{} is too large", units::show_size(bytes));
+                Err(Wrong::new(fact, format!("expected at most {}", units::show_size(most))))
+            }
+            bytes => Ok(bytes),
+        });
+        read.unwrap_or(default)
+    }
+
     pub(crate) fn size_or_zero(&mut self, key: &'static str, default: usize) -> usize {
         self.read(key, size).unwrap_or(default)
     }

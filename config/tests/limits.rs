@@ -86,12 +86,22 @@ fn what_is_written_to_the_store_for_each_pod_or_partition_is_written_once_a_seco
 
 #[test]
 fn sizes_end_at_nothing_and_where_the_machine_does() {
-    for key in ["router.stash.max_total_bytes", "router.limits.max_header_bytes", "router.limits.max_body_bytes"] {
+    for key in ["router.stash.max_total_bytes", "router.limits.max_body_bytes"] {
         assert!(refused(&file(key, "\"0B\"")).contains(&format!("{key}: zero")));
         assert!(refused(&file(key, "\"18446744073709551616B\"")).contains("is too large"));
         assert_accepted(&file(key, "\"18446744073709551615B\""));
     }
     assert_accepted(&file("router.stash.max_bytes", "\"1B\""));
+}
+
+#[test]
+fn a_head_has_no_more_headers_than_a_map_of_them() {
+    let key = "router.limits.max_header_bytes";
+    for (size, fact) in [("0B", "zero"), ("524289B", "524289B is too large"), ("1MiB", "1MiB is too large")] {
+        let text = refused(&file(key, &format!("\"{size}\"")));
+        assert!(text.contains(&format!("{key}: {fact}")) && text.contains("expected at most 512KiB"), "{text}");
+    }
+    assert_accepted(&file(key, "\"512KiB\""));
 }
 
 proptest! {

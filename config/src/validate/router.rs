@@ -224,6 +224,9 @@ fn limits(r: &mut Reader<'_>) -> ClientLimits {
     const MAX_CONNECTIONS: &str = "router.limits.max_connections";
     const MAX_STREAMS: &str = "router.limits.max_streams_per_connection";
     const MAX_IN_FLIGHT: &str = "router.limits.max_in_flight_per_client";
+    const MAX_HEADER_BYTES: &str = "router.limits.max_header_bytes";
+    // A header map has at most 32,768 entries, and by HTTP/2 one takes 33 bytes or more of the bound.
+    const MOST_HEADER_BYTES: usize = 512 << 10;
     let default = ClientLimits::default();
     ClientLimits {
         max_connections: r.integer(MAX_CONNECTIONS, 1..=i64::MAX, default.max_connections),
@@ -231,7 +234,7 @@ fn limits(r: &mut Reader<'_>) -> ClientLimits {
         max_in_flight_per_client: r.integer(MAX_IN_FLIGHT, 0..=i64::MAX, default.max_in_flight_per_client),
         min_upload_rate: r.size_or_zero("router.limits.min_upload_rate", default.min_upload_rate),
         header_read_timeout: r.duration("router.limits.header_read_timeout", default.header_read_timeout),
-        max_header_bytes: r.size("router.limits.max_header_bytes", default.max_header_bytes),
+        max_header_bytes: r.size_up_to(MAX_HEADER_BYTES, MOST_HEADER_BYTES, default.max_header_bytes),
         max_connection_age: r.duration_if_given("router.limits.max_connection_age"),
         proxy_protocol: r.boolean("router.limits.proxy_protocol", default.proxy_protocol),
         max_body_bytes: r.size_if_given("router.limits.max_body_bytes"),

@@ -63,6 +63,9 @@ use crate::upstream::{CONNECTION_WINDOW_BYTES, MAX_HEAD_BYTES};
 const ROUTER_PING_INTERVAL: Duration = Duration::from_secs(10);
 const ROUTER_PING_TIMEOUT: Duration = Duration::from_secs(10);
 const ROUTER_PINGS: u32 = 2;
+/// Most headers of a request by HTTP/1.1: a router takes 100 from its client and adds some, and what it has taken must not be
+/// refused here.
+const MAX_HEADERS: usize = 128;
 
 /// A sidecar whose socket is bound and that does not run yet.
 #[derive(Debug)]
@@ -94,7 +97,7 @@ impl Sidecar {
         let connections = GracefulShutdown::new();
         let mut builder = auto::Builder::new(TokioExecutor::new());
         // hyper's timer also runs between requests.
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(ROUTER_IDLE_TIMEOUT);
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(ROUTER_IDLE_TIMEOUT).max_headers(MAX_HEADERS);
         builder.http2().timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW_BYTES);
         builder.http2().max_header_list_size(MAX_HEAD_BYTES as u32);
         builder.http2().keep_alive_interval(ROUTER_PING_INTERVAL).keep_alive_timeout(ROUTER_PING_TIMEOUT);
