@@ -36,7 +36,7 @@ impl Presence {
     /// Returns whether the client has closed its side of the connection.
     pub(crate) async fn is_lost(&self) -> bool {
         let Some(state) = &self.0 else { return false };
-        state.store(ASKED, Relaxed);
+        self.ask();
         let mut asked = 0;
         let reply = poll_fn(|context| match state.load(Relaxed) {
             ASKED if asked < MAX_POLLS => {
@@ -49,6 +49,18 @@ impl Presence {
         let reply = reply.await;
         debug_assert_ne!(reply, ASKED, "hyper has not come by");
         reply == LOST
+    }
+
+    /// Asks for the client. The connection replies the next time that hyper writes or flushes.
+    pub(crate) fn ask(&self) {
+        if let Some(state) = &self.0 {
+            state.store(ASKED, Relaxed);
+        }
+    }
+
+    /// Returns whether the latest reply was that the client has gone.
+    pub(crate) fn has_been_lost(&self) -> bool {
+        self.0.as_ref().is_some_and(|state| state.load(Relaxed) == LOST)
     }
 
     /// Replies if a request has asked. To be called whenever hyper writes or flushes.

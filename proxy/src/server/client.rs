@@ -7,6 +7,7 @@
 //! * A request head that takes longer than `header_read_timeout` ends the connection.
 //! * A connection between two requests is closed only after the time of an [`IdleLimit`], to make room, or at the deadline
 //!   of a server that stops.
+//! * A request by HTTP/1.1 outlives its client by little more than [`SEEK_INTERVAL`].
 //! * A connection that has reached its age serves the requests that have begun.
 
 use std::cell::{Cell, RefCell};
@@ -50,6 +51,9 @@ impl IdleLimit {
     }
 }
 
+/// Shortest interval at which the client of a request is sought.
+const SEEK_INTERVAL: Duration = Duration::from_secs(1);
+
 /// What a worker allows its clients.
 #[derive(Debug, Clone)]
 pub(super) struct ClientTerms {
@@ -84,6 +88,10 @@ pub(super) struct Client {
     /// When it became idle, or began to send a head.
     pub(super) since: Cell<Instant>,
     pub(super) in_head: Cell<bool>,
+    /// When its connection was last made to ask for it, or was between requests.
+    pub(super) sought: Cell<Instant>,
+    /// Whether its connection has to ask the kernel whether it is still there.
+    pub(super) is_sought: Cell<bool>,
     /// Whether it speaks HTTP/2, where bytes outside a stream are not a head.
     pub(super) http2: Cell<bool>,
     pub(super) command: Cell<ConnectionCommand>,
@@ -109,6 +117,10 @@ impl Client {
     /// Gives the command and wakes the task that serves the connection.
     pub(super) fn tell(&self, command: ConnectionCommand) {
         self.command.set(command);
+        self.wake();
+    }
+
+    fn wake(&self) {
         if let Some(waker) = self.waker.borrow().as_ref() {
             waker.wake_by_ref();
         }
@@ -137,11 +149,24 @@ impl Client {
         (Reverse(self.address.of_address()), self.since.get())
     }
 
+    /// Makes the connection ask the kernel for the client of a request by HTTP/1.1, once in each [`SEEK_INTERVAL`]. Bytes that
+    /// wait to be interpreted stop the reading, and with it every other way to notice a disconnect.
+    fn seek(&self, now: Instant) {
+        if self.serving.get() == 0 || self.http2.get() || self.upgraded.get() {
+            self.sought.set(now);
+        } else if now.saturating_duration_since(self.sought.get()) >= SEEK_INTERVAL {
+            self.sought.set(now);
+            self.is_sought.set(true);
+            self.wake();
+        }
+    }
+
     /// Closes it if its time is up.
     pub(super) fn check(&self, now: Instant, terms: &ClientTerms, limit: IdleLimit) {
         if self.retires_at.is_some_and(|at| at <= now) && self.command.get() == ConnectionCommand::Continue {
             self.tell(ConnectionCommand::CloseAfterResponse);
         }
+        self.seek(now);
         // Behind an early response comes the rest of its request.
         let in_head = self.serving.get() == 0 && self.arrived.is_in_head() && !self.http2.get() && !self.unread.get();
         if self.served.take() || self.serving.get() > 0 || self.upgraded.get() || in_head != self.in_head.get() {

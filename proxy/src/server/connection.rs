@@ -177,6 +177,7 @@ impl ConnectionGuard {
         requests: impl ServeRequest,
         is_last: bool,
     ) {
+        let presence = peer.presence.clone();
         let mut connection = http1::Builder::new()
             .header_read_timeout(None)
             .keep_alive(!is_last)
@@ -200,7 +201,15 @@ impl ConnectionGuard {
                     return Poll::Ready(Err(command));
                 }
             }
-            Pin::new(&mut connection).poll(context).map(Ok)
+            let is_sought = client.is_sought.take();
+            if is_sought {
+                presence.ask();
+            }
+            let polled = Pin::new(&mut connection).poll(context);
+            if is_sought && polled.is_pending() && presence.has_been_lost() {
+                return Poll::Ready(Err(ConnectionCommand::CloseNow));
+            }
+            polled.map(Ok)
         })
         .await;
         if let Some(reply) = client.arrived.replied() {

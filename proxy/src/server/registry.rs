@@ -190,6 +190,8 @@ impl ConnectionRegistry {
             retires_at: self.terms.max_age.map(|age| Instant::now() + with_jitter(age, rand::random())),
             since: Cell::new(Instant::now()),
             in_head: Cell::new(false),
+            sought: Cell::new(Instant::now()),
+            is_sought: Cell::new(false),
             http2: Cell::new(false),
             command: self.command.clone(),
             waker: RefCell::default(),

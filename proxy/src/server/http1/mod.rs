@@ -179,7 +179,7 @@ impl Session<'_> {
         let mut rest = Rest { body, framing, declares, ended: false };
         let written = std::future::poll_fn(|context| {
             let written = writer.poll_response(context, wire, &mut rest);
-            if written.is_pending() && wire.poll_gone(context).is_ready() {
+            if written.is_pending() && self.is_gone(context, wire) {
                 return Poll::Ready(Err(ClientGone.into()));
             }
             written
@@ -215,9 +215,13 @@ impl Session<'_> {
         }
         self.peer.presence.reply(|| wire.is_closed_by_peer());
         let written = writer.poll_interim(context, wire, &self.peer.interim);
-        if matches!(written, Poll::Ready(Err(_))) || wire.poll_gone(context).is_ready() {
+        if matches!(written, Poll::Ready(Err(_))) || self.is_gone(context, wire) {
             return Poll::Ready(Err(ClientGone));
         }
         Poll::Pending
+    }
+
+    fn is_gone(&self, context: &mut Context<'_>, wire: &Wire) -> bool {
+        wire.poll_gone(context).is_ready() || (self.client.is_sought.take() && wire.is_closed_by_peer())
     }
 }

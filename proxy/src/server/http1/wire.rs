@@ -26,6 +26,9 @@ use crate::upstream::{Decoded, Decoder};
 /// was read with it, such as the extensions of chunks.
 const MAX_COPIED_BYTES: usize = 4 << 10;
 
+/// How much is read behind a request that is being served.
+const BYTES_BEHIND: usize = 64;
+
 /// What comes next on a connection.
 pub(super) enum Next {
     Request(Box<RequestHead>),
@@ -121,7 +124,7 @@ impl Wire {
     }
 
     /// Ready when the client has closed its side. Notices that only between the end of a body and the next request,
-    /// because bytes that wait to be interpreted stop the reading.
+    /// because bytes that wait to be interpreted stop the reading. A few of them do: requests that are held have to be small.
     pub(super) fn poll_gone(&self, context: &mut Context<'_>) -> Poll<()> {
         let state = &mut *self.state.borrow_mut();
         if !state.body.is_done() {
@@ -134,7 +137,7 @@ impl Wire {
         }
         // An empty handle still holds the memory of the request that was read.
         state.input = BytesMut::new();
-        match ready!(state.poll_bytes(context, &self.scratch)) {
+        match ready!(state.poll_bytes(context, &mut self.scratch.read()[..BYTES_BEHIND])) {
             Ok(1..) => Poll::Pending,
             Ok(0) | Err(_) => Poll::Ready(()),
         }
@@ -220,10 +223,9 @@ impl State {
     }
 
     /// Reads once and appends. Returns how many bytes have arrived, 0 at the end.
-    fn poll_bytes(&mut self, context: &mut Context<'_>, scratch: &Scratch) -> Poll<io::Result<usize>> {
+    fn poll_bytes(&mut self, context: &mut Context<'_>, scratch: &mut [u8]) -> Poll<io::Result<usize>> {
         let Some(stream) = &mut self.stream else { return Poll::Ready(Ok(0)) };
-        let mut scratch = scratch.read();
-        let mut buffer = ReadBuf::new(&mut scratch);
+        let mut buffer = ReadBuf::new(scratch);
         ready!(Pin::new(stream).poll_read(context, &mut buffer))?;
         append(&mut self.input, buffer.filled());
         Poll::Ready(Ok(buffer.filled().len()))
@@ -251,7 +253,7 @@ impl State {
                         // An empty handle still holds the memory of what was read.
                         self.input = BytesMut::new();
                     }
-                    let Poll::Ready(read) = self.poll_bytes(context, scratch) else {
+                    let Poll::Ready(read) = self.poll_bytes(context, &mut scratch.read()) else {
                         self.reader = Some(context.waker().clone());
                         return Poll::Pending;
                     };
@@ -338,5 +340,25 @@ mod tests {
         let mut starved = Pin::new(&mut body);
         assert!(std::future::poll_fn(|context| Poll::Ready(starved.as_mut().poll_frame(context).is_pending())).await);
         assert!(data.is_unique());
+    }
+
+    #[tokio::test]
+    async fn little_is_read_behind_a_request_that_is_being_served() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n").await.unwrap();
+
+        let wire = Wire::new(Stream::Plain(server), BytesMut::new(), Scratch::default());
+        let next = std::future::poll_fn(|context| wire.poll_head(context, 64 << 10)).await;
+        let Next::Request(head) = next else { panic!("no request") };
+        drop(wire.begin(head.framing));
+        client.write_all(&[b'x'; 100 << 10]).await.unwrap();
+        while wire.buffered() == 0 {
+            assert!(std::future::poll_fn(|context| Poll::Ready(wire.poll_gone(context).is_pending())).await);
+            tokio::task::yield_now().await;
+        }
+        assert!(std::future::poll_fn(|context| Poll::Ready(wire.poll_gone(context).is_pending())).await);
+        assert!(wire.buffered() <= BYTES_BEHIND, "{}", wire.buffered());
     }
 }
