@@ -212,3 +212,47 @@ async fn heads_that_are_refused_by_http2_are_counted_and_end_nobody_elses_reques
     // Its connection is closed properly.
     assert_eq!(behind_refused_heads(1_100).await, (SLOW, Some(0)));
 }
+
+/// A router that gives heads more time than the tests have.
+fn patient(server: Http1Server) -> Fixture {
+    Fixture::with(Settings::with(|settings| {
+        settings.server.http1 = server;
+        settings.forward.limits.header_read_timeout = Duration::from_secs(600);
+    }))
+}
+
+#[tokio::test]
+async fn heads_without_end_are_bounded_together_by_http1() {
+    let head = format!("GET / HTTP/1.1\r\nhost: h\r\nx: {}", "a".repeat(60 << 10));
+    for server in [Http1Server::Segue, Http1Server::Hyper] {
+        let fixture = patient(server);
+        let _pod = fixture.quick_pod().await;
+        let mut clients = Vec::new();
+        for _ in 0..400 {
+            clients.push(fixture.send(&head).await);
+        }
+        let refused = || fixture.metrics.own_answers(LocalReply::TooSlow);
+        until(|| refused() > 100, "heads to be refused for the room that they take").await;
+        assert!(refused() < 200, "{}", refused());
+        assert_eq!(fixture.ask(GET).await.status, 200, "{server:?}");
+    }
+}
+
+#[tokio::test]
+async fn heads_without_end_are_bounded_together_by_http2() {
+    let fixture = patient(Http1Server::Segue);
+    let _pod = fixture.quick_pod().await;
+    let begun = [vec![0x82, 0x86, 0x84], literal("x", "y")].concat();
+    let more = literal("x", &"a".repeat(100)).repeat(150);
+    let head = [frame(1, 0x1, 1, &begun), frame(9, 0, 1, &more), frame(9, 0, 1, &more)].concat();
+    let mut clients = Vec::new();
+    for _ in 0..100 {
+        let mut client = FramesClient::connect(&fixture).await;
+        client.write(&head).await;
+        clients.push(client);
+    }
+    let open = || clients.iter().filter(|client| client.stream.try_read(&mut [0; 1 << 10]).ok() != Some(0)).count();
+    until(|| open() < 80, "connections to be closed for the room that their heads take").await;
+    assert!(open() > 40, "{}", open());
+    assert_eq!(fixture.ask(GET).await.status, 200);
+}

@@ -88,6 +88,8 @@ pub(super) struct Client {
     /// When it became idle, or began to send a head.
     pub(super) since: Cell<Instant>,
     pub(super) in_head: Cell<bool>,
+    /// About how many bytes a head of its that has not ended takes up in memory.
+    pub(super) head_bytes: Cell<usize>,
     /// When its connection was last made to ask for it, or was between requests.
     pub(super) sought: Cell<Instant>,
     /// Whether its connection has to ask the kernel whether it is still there.

@@ -120,7 +120,7 @@ impl ConnectionGuard {
                 if command == ConnectionCommand::HeaderTimeout && agreed_on_http2.is_none() {
                     let presence = Presence::default();
                     this.clients.replied(LocalReply::TooSlow);
-                    ClientIo::new(stream, Bytes::new(), client.arrived.clone(), interim, presence, false)
+                    ClientIo::new(stream, Bytes::new(), client.arrived.clone(), interim, presence, false, 0)
                         .refuse(LocalReply::TooSlow);
                 }
                 return;
@@ -159,7 +159,8 @@ impl ConnectionGuard {
         }
         // hyper closes a connection that is told to drain before it has read anything itself.
         let is_last = !ahead.is_empty() && client.command.get() == ConnectionCommand::DrainAndClose;
-        let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone(), interim, presence, is_http2);
+        let most = this.clients.terms.max_header_bytes;
+        let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone(), interim, presence, is_http2, most);
         if is_http2 {
             // Boxed: otherwise every HTTP/1.1 connection would reserve room for it.
             Box::pin(this.serve_http2(io, client, peer, requests)).await;
@@ -206,6 +207,8 @@ impl ConnectionGuard {
                 presence.ask();
             }
             let polled = Pin::new(&mut connection).poll(context);
+            // While a request is served, what arrives is its body.
+            self.clients.note_head(client, if client.serving.get() == 0 { client.arrived.unfinished() } else { 0 });
             if is_sought && polled.is_pending() && presence.has_been_lost() {
                 return Poll::Ready(Err(ConnectionCommand::CloseNow));
             }
@@ -274,10 +277,11 @@ impl ConnectionGuard {
                 ConnectionCommand::Continue
                 | ConnectionCommand::DrainAndClose
                 | ConnectionCommand::CloseAfterResponse => {}
-                // Sent before the protocol was known, or to make room.
+                // Sent before the protocol was known, or to make room for others.
                 ConnectionCommand::HeaderTimeout | ConnectionCommand::CloseNow => return Poll::Ready(Some(Ok(()))),
             }
             let polled = Pin::new(&mut connection).poll(context);
+            self.clients.note_head(client, client.arrived.unfinished());
             (0..client.arrived.take_malformed()).for_each(|_| self.clients.replied(LocalReply::Malformed));
             if client.arrived.resets() >= MOST_RESETS && client.command.get() == ConnectionCommand::Continue {
                 tracing::debug!("a client has made too many mistakes on one HTTP/2 connection; closing it properly");

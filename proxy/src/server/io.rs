@@ -11,7 +11,7 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
@@ -20,6 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::linger::{Linger, linger};
 use super::own_replies;
 use super::resets::Resets;
+use super::unfinished_head::UnfinishedHead;
 use crate::forward::client_presence::Presence;
 use crate::message::interim::Interim;
 use crate::message::local_reply::LocalReply;
@@ -35,6 +36,8 @@ pub(super) struct Arrived {
     in_head: AtomicBool,
     /// How many bytes have arrived behind the head of the request that is being served.
     behind: AtomicU64,
+    /// About how many bytes a head that has not ended takes up in memory, assuming that HTTP/1.1 is heads.
+    unfinished: AtomicUsize,
     /// Whether the rest of it is discarded: the connection is shut down on this side.
     discarded: AtomicBool,
     /// Whether a request is being served by HTTP/1.1.
@@ -58,6 +61,11 @@ impl Arrived {
 
     pub(super) fn set_in_head(&self, in_head: bool) {
         self.in_head.store(in_head, Relaxed);
+    }
+
+    /// Returns about how many bytes a head that has not ended takes up in memory.
+    pub(super) fn unfinished(&self) -> usize {
+        self.unfinished.load(Relaxed)
     }
 
     pub(super) fn is_discarded(&self) -> bool {
@@ -94,6 +102,7 @@ impl Arrived {
     /// Notes that a request comes next.
     pub(super) fn await_head(&self) {
         self.serving.store(false, Relaxed);
+        self.unfinished.store(0, Relaxed);
         self.behind.store(UNSEEN, Relaxed);
     }
 
@@ -109,6 +118,8 @@ impl Arrived {
 
     fn note(&self, bytes: &[u8], ends_with_empty_line: bool) {
         self.set_in_head(!ends_with_empty_line);
+        let unfinished = if ends_with_empty_line { 0 } else { self.unfinished().saturating_add(bytes.len()) };
+        self.unfinished.store(unfinished, Relaxed);
         let behind = match self.behind.load(Relaxed) {
             UNSEEN if ends_with_empty_line => 0,
             UNSEEN => match end_of_head(bytes) {
@@ -149,6 +160,9 @@ pub(super) struct ClientIo {
     is_vectored: bool,
     is_http2: bool,
     resets: Resets,
+    unfinished: UnfinishedHead,
+    /// Most bytes of a head that `h2` keeps decoded.
+    most_decoded: usize,
     /// Reads on behind the shutdown of an HTTP/2 connection, which hyper never gives back.
     linger: Option<Linger>,
 }
@@ -161,6 +175,7 @@ impl ClientIo {
         interim: Interim,
         presence: Presence,
         is_http2: bool,
+        max_header_bytes: usize,
     ) -> Self {
         let mut io = ClientIo {
             stream,
@@ -174,6 +189,8 @@ impl ClientIo {
             is_vectored: !is_http2,
             is_http2,
             resets: Resets::default(),
+            unfinished: UnfinishedHead::default(),
+            most_decoded: 4 * max_header_bytes,
             linger: None,
         };
         io.arrived.responds.store(false, Relaxed);
@@ -184,6 +201,10 @@ impl ClientIo {
 
     /// Notes bytes that arrived. After an empty line, nothing of a next head has arrived.
     fn note(&mut self, bytes: &[u8]) {
+        if self.is_http2 {
+            let unfinished = self.unfinished.follow(bytes, self.most_decoded);
+            return self.arrived.unfinished.store(unfinished, Relaxed);
+        }
         match bytes {
             [] => return,
             [.., a, b, c] => self.last = [*a, *b, *c],

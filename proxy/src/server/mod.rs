@@ -23,6 +23,7 @@ mod own_replies;
 mod proxy_protocol;
 mod registry;
 mod resets;
+mod unfinished_head;
 mod worker;
 
 use std::net::{SocketAddr, ToSocketAddrs};

@@ -7,6 +7,7 @@
 //! # Invariants
 //!
 //! * A connection with a request in flight is closed only after its response, or at the deadline of a shutdown.
+//! * The unfinished heads of all clients are bounded together.
 //! * Clients that have not sent a request yet are evicted before all others.
 
 use std::cell::{Cell, RefCell};
@@ -34,6 +35,9 @@ const EVICTION_SAMPLE_CLIENTS: usize = 64;
 /// Shortest interval between two log lines about connections that do not begin as configured.
 const MISLED_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Most bytes that the unfinished heads of a worker's clients take up in memory together.
+const MOST_HEAD_BYTES: usize = 16 << 20;
+
 /// One in so many connections may belong to clients that have not sent a request yet. Beyond that share such a client is
 /// evicted however young it is.
 const NEWCOMERS_SHARE: usize = 8;
@@ -47,6 +51,8 @@ pub(super) struct ConnectionRegistry {
     newcomers: RefCell<VecDeque<Weak<Client>>>,
     /// How many clients have not sent a request yet.
     silent: Cell<usize>,
+    /// About how many bytes the heads that have not ended take up in memory.
+    head_bytes: Cell<usize>,
     pub(super) addresses: Rc<Addresses>,
     /// The buffers of connections that hyper does not serve.
     pub(super) scratch: Scratch,
@@ -80,6 +86,7 @@ impl ConnectionRegistry {
             cursor: Cell::new(0),
             newcomers: RefCell::default(),
             silent: Cell::new(0),
+            head_bytes: Cell::new(0),
             addresses: Rc::new(Addresses::new(most_requests)),
             scratch: Scratch::default(),
             left: Notify::new(),
@@ -108,6 +115,23 @@ impl ConnectionRegistry {
     pub(super) fn forget_newcomer(&self, client: &Client) {
         if !client.asked.replace(true) {
             self.silent.set(self.silent.get() - 1);
+        }
+    }
+
+    /// Notes about how many bytes a client's head takes up that has not ended. Beyond [`MOST_HEAD_BYTES`] in all, the client
+    /// with the largest head is closed as if that had taken too long.
+    pub(super) fn note_head(&self, client: &Client, bytes: usize) {
+        let before = client.head_bytes.replace(bytes);
+        if before == bytes {
+            return;
+        }
+        self.head_bytes.set(self.head_bytes.get() - before + bytes);
+        if bytes > before && self.head_bytes.get() > MOST_HEAD_BYTES {
+            let open = self.open.borrow();
+            let Some((_, largest)) = open.iter().max_by_key(|(_, client)| client.head_bytes.get()) else { return };
+            // Not again, before its task has had its turn.
+            self.head_bytes.set(self.head_bytes.get() - largest.head_bytes.take());
+            largest.tell(ConnectionCommand::HeaderTimeout);
         }
     }
 
@@ -190,6 +214,7 @@ impl ConnectionRegistry {
             retires_at: self.terms.max_age.map(|age| Instant::now() + with_jitter(age, rand::random())),
             since: Cell::new(Instant::now()),
             in_head: Cell::new(false),
+            head_bytes: Cell::new(0),
             sought: Cell::new(Instant::now()),
             is_sought: Cell::new(false),
             http2: Cell::new(false),
@@ -212,6 +237,7 @@ pub(super) struct ConnectionGuard {
 
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
+        self.clients.note_head(&self.client, 0);
         self.clients.open.borrow_mut().remove(self.key);
         self.clients.forget_newcomer(&self.client);
         self.clients.metrics.disconnected();

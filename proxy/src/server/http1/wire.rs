@@ -111,6 +111,11 @@ impl Wire {
         self.state.borrow().input.is_empty()
     }
 
+    /// Returns how many bytes of memory hold what has arrived and belongs to nothing yet.
+    pub(super) fn memory(&self) -> usize {
+        self.state.borrow().input.capacity()
+    }
+
     /// Begins a request. Returns its body.
     pub(super) fn begin(self: &Rc<Self>, framing: Framing) -> ClientBody {
         let state = &mut *self.state.borrow_mut();

@@ -1,0 +1,108 @@
+//! Follows the frames that an HTTP/2 client sends, and tells how much memory the head takes up that has not ended.
+//!
+//! Pure. Not here: the bound for the heads of all clients of a worker ([`registry`](super::registry)).
+
+/// Most bytes that `h2` keeps for a byte of a head: the byte may be the index of a whole header, and `http` keeps so much for
+/// each, beside texts that headers share.
+const BYTES_PER_BYTE: usize = 104;
+
+/// What has been seen of a client's frames.
+#[derive(Debug, Default)]
+pub(super) struct UnfinishedHead {
+    /// The head of the frame that is arriving.
+    frame: [u8; 9],
+    /// Number of bytes of that which have arrived.
+    seen: usize,
+    /// Number of bytes of the frame that have not arrived.
+    left: usize,
+    /// Number of bytes of the frame that have arrived, if the frame is a part of a head.
+    part: usize,
+    /// Number of bytes of the head in earlier frames.
+    before: usize,
+}
+
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
+
+impl UnfinishedHead {
+    /// Follows the next bytes that have arrived. Returns about how many bytes the head takes up that has not ended, at most
+    /// `most` for what is decoded; 0 if there is none.
+    pub(super) fn follow(&mut self, mut bytes: &[u8], most: usize) -> usize {
+        while !bytes.is_empty() {
+            if self.left == 0 {
+                let taken = (self.frame.len() - self.seen).min(bytes.len());
+                self.frame[self.seen..self.seen + taken].copy_from_slice(&bytes[..taken]);
+                self.seen += taken;
+                bytes = &bytes[taken..];
+                if self.seen < self.frame.len() {
+                    break;
+                }
+                let [a, b, c, ..] = self.frame;
+                self.left = u32::from_be_bytes([0, a, b, c]) as usize;
+            } else {
+                let taken = self.left.min(bytes.len());
+                self.left -= taken;
+                bytes = &bytes[taken..];
+                if matches!(self.frame[3], HEADERS | CONTINUATION) {
+                    self.part += taken;
+                }
+            }
+            if self.left == 0 {
+                self.end_frame();
+            }
+        }
+        self.part + self.before.saturating_mul(BYTES_PER_BYTE).min(most)
+    }
+
+    fn end_frame(&mut self) {
+        self.seen = 0;
+        self.before += std::mem::take(&mut self.part);
+        let [_, _, _, kind, flags, ..] = self.frame;
+        if matches!(kind, HEADERS | CONTINUATION) && flags & END_HEADERS != 0 {
+            self.before = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: usize = 100_000;
+
+    fn frame(kind: u8, flags: u8, len: u8) -> Vec<u8> {
+        [&[0, 0, len, kind, flags, 0, 0, 0, 1][..], &vec![0; usize::from(len)]].concat()
+    }
+
+    #[test]
+    fn a_head_weighs_until_it_ends_however_it_arrives() {
+        let begun = [frame(HEADERS, 0, 10), frame(CONTINUATION, 0, 20)].concat();
+        let all = [begun.clone(), frame(CONTINUATION, END_HEADERS, 5), frame(0, 0, 50)].concat();
+        for size in 1..20 {
+            let mut head = UnfinishedHead::default();
+            let weights: Vec<usize> = all.chunks(size).map(|piece| head.follow(piece, MOST)).collect();
+            assert_eq!(*weights.last().unwrap(), 0, "{size}");
+            let mut head = UnfinishedHead::default();
+            let weight = begun.chunks(size).map(|piece| head.follow(piece, MOST)).last();
+            assert_eq!(weight, Some(30 * BYTES_PER_BYTE), "{size}");
+        }
+    }
+
+    #[test]
+    fn a_frame_that_has_not_arrived_weighs_what_has_arrived_of_it() {
+        let mut head = UnfinishedHead::default();
+        assert_eq!(head.follow(&frame(HEADERS, END_HEADERS, 100)[..59], MOST), 50);
+        assert_eq!(head.follow(&[0; 50], MOST), 0);
+        assert_eq!(head.follow(&frame(0, 0, 100)[..59], MOST), 0, "data is no head");
+        assert_eq!(head.follow(&[0; 50], MOST), 0);
+        assert_eq!(head.follow(&frame(HEADERS, 0, 0), MOST), 0);
+    }
+
+    #[test]
+    fn what_is_decoded_weighs_no_more_than_it_may() {
+        let mut head = UnfinishedHead::default();
+        let weight = (0..100).map(|_| head.follow(&frame(CONTINUATION, 0, 200), MOST)).last();
+        assert_eq!(weight, Some(MOST));
+    }
+}
