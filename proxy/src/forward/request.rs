@@ -144,7 +144,11 @@ impl ForwardRequest {
         // hyper and Segue's own reader refuse such names in HTTP/1.1.
         let has_bad_name =
             self.head.version == Version::HTTP_2 && self.head.headers.keys().any(header_names::has_quote);
-        if has_no_host || has_bad_target || has_bad_name || headers::is_ambiguous(&self.head.headers, self.body.is_sized()) {
+        if has_no_host
+            || has_bad_target
+            || has_bad_name
+            || headers::is_ambiguous(&self.head.headers, self.body.is_sized())
+        {
             return Err(LocalReply::Ambiguous);
         }
         if self.scan.connection

@@ -190,7 +190,7 @@ impl ClientIo {
             is_http2,
             resets: Resets::default(),
             unfinished: UnfinishedHead::default(),
-            most_decoded: 4 * max_header_bytes,
+            most_decoded: max_header_bytes.saturating_mul(4),
             linger: None,
         };
         io.arrived.responds.store(false, Relaxed);

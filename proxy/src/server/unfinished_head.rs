@@ -7,7 +7,7 @@
 const BYTES_PER_BYTE: usize = 104;
 
 /// What has been seen of a client's frames.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct UnfinishedHead {
     /// The head of the frame that is arriving.
     frame: [u8; 9],
@@ -19,6 +19,13 @@ pub(super) struct UnfinishedHead {
     part: usize,
     /// Number of bytes of the head in earlier frames.
     before: usize,
+}
+
+impl Default for UnfinishedHead {
+    fn default() -> Self {
+        // The connection begins with the preface, which is no frame.
+        UnfinishedHead { frame: [0; 9], seen: 0, left: 24, part: 0, before: 0 }
+    }
 }
 
 const HEADERS: u8 = 1;
@@ -71,27 +78,34 @@ mod tests {
 
     const MOST: usize = 100_000;
 
+    /// Behind the preface.
+    fn begun() -> UnfinishedHead {
+        let mut head = UnfinishedHead::default();
+        assert_eq!(head.follow(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", MOST), 0);
+        head
+    }
+
     fn frame(kind: u8, flags: u8, len: u8) -> Vec<u8> {
         [&[0, 0, len, kind, flags, 0, 0, 0, 1][..], &vec![0; usize::from(len)]].concat()
     }
 
     #[test]
     fn a_head_weighs_until_it_ends_however_it_arrives() {
-        let begun = [frame(HEADERS, 0, 10), frame(CONTINUATION, 0, 20)].concat();
-        let all = [begun.clone(), frame(CONTINUATION, END_HEADERS, 5), frame(0, 0, 50)].concat();
+        let first = [frame(HEADERS, 0, 10), frame(CONTINUATION, 0, 20)].concat();
+        let all = [first.clone(), frame(CONTINUATION, END_HEADERS, 5), frame(0, 0, 50)].concat();
         for size in 1..20 {
-            let mut head = UnfinishedHead::default();
+            let mut head = begun();
             let weights: Vec<usize> = all.chunks(size).map(|piece| head.follow(piece, MOST)).collect();
             assert_eq!(*weights.last().unwrap(), 0, "{size}");
-            let mut head = UnfinishedHead::default();
-            let weight = begun.chunks(size).map(|piece| head.follow(piece, MOST)).last();
+            let mut head = begun();
+            let weight = first.chunks(size).map(|piece| head.follow(piece, MOST)).last();
             assert_eq!(weight, Some(30 * BYTES_PER_BYTE), "{size}");
         }
     }
 
     #[test]
     fn a_frame_that_has_not_arrived_weighs_what_has_arrived_of_it() {
-        let mut head = UnfinishedHead::default();
+        let mut head = begun();
         assert_eq!(head.follow(&frame(HEADERS, END_HEADERS, 100)[..59], MOST), 50);
         assert_eq!(head.follow(&[0; 50], MOST), 0);
         assert_eq!(head.follow(&frame(0, 0, 100)[..59], MOST), 0, "data is no head");
@@ -101,7 +115,7 @@ mod tests {
 
     #[test]
     fn what_is_decoded_weighs_no_more_than_it_may() {
-        let mut head = UnfinishedHead::default();
+        let mut head = begun();
         let weight = (0..100).map(|_| head.follow(&frame(CONTINUATION, 0, 200), MOST)).last();
         assert_eq!(weight, Some(MOST));
     }

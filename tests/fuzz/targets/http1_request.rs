@@ -62,9 +62,8 @@ fn check_answers(mut bytes: &[u8], sent: &[Message], agreed: bool, last_seen: bo
     let methods: Vec<&[u8]> = sent.iter().map(Message::method).chain([&b"GET"[..]]).collect();
     let (mut count, mut last) = (0, None);
     while !bytes.is_empty() {
-        // A response to a request that the router could not read fits any method.
         let method = methods.get(count).copied().unwrap_or(b"GET");
-        let (answer, length) = match wire::answer(bytes, method) {
+        let (answer, length) = match unread(bytes).map_or_else(|| wire::answer(bytes, method), Ok) {
             Ok(read) => read,
             // A client that has disconnected may miss part of a response.
             Err(Stop::Incomplete) if !agreed => return,
@@ -87,6 +86,12 @@ fn check_answers(mut bytes: &[u8], sent: &[Message], agreed: bool, last_seen: bo
         let status = last.and_then(|answer| answer.status());
         assert!(half_way || matches!(status, Some(400..=499)), "the last answer is {status:?}");
     }
+}
+
+/// Returns a response to a request that the router could not read, so that it does not know its method either.
+fn unread(bytes: &[u8]) -> Option<(Message, usize)> {
+    let (answer, length) = wire::answer(bytes, b"GET").ok()?;
+    answer.all("segue-reason").eq([b"malformed"]).then_some((answer, length))
 }
 
 /// Returns whether the connection stays open after this request, whatever the response.
