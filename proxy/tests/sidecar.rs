@@ -25,6 +25,7 @@ use segue_protocol::txn::Keys;
 use segue_protocol::view::View;
 use segue_proxy::settings::UpstreamProtocol;
 use segue_proxy::sidecar::{Sidecar, Traffic, Upstream};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -74,6 +75,7 @@ struct Site {
     store: Arc<MemoryStore>,
     keys: Keyspace,
     pod: PodHandle,
+    address: SocketAddr,
     router: SendRequest<Empty<Bytes>>,
     open: Open,
     _stop: tokio_util::sync::DropGuard,
@@ -109,7 +111,7 @@ impl Site {
         let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
         let (router, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
         tokio::spawn(connection);
-        Site { store, keys, pod, router, open, _stop: stop.drop_guard() }
+        Site { store, keys, pod, address, router, open, _stop: stop.drop_guard() }
     }
 
     /// Begins an exchange whose response does not end. Returns it once it has begun.
@@ -193,4 +195,21 @@ async fn a_response_that_never_ends_is_reset_when_its_router_has_gone() {
         site.drain().await;
         soon(talking).await.unwrap();
     }
+}
+
+/// A router takes 100 headers from its client and adds up to eight.
+#[tokio::test]
+async fn a_request_with_as_many_headers_as_a_router_takes_gets_through_its_sidecar() {
+    let site = Site::start().await;
+    let epoch = site.pod.status().borrow().owned[&MOVES].get();
+    let clients: String = (0..99).map(|number| format!("x-{number}: a\r\n")).collect();
+    let added = format!(
+        "segue-partition: {MOVES}\r\nsegue-epoch: {epoch}\r\nsegue-router: r\r\nsegue-keyspace: default\r\n\
+         x-forwarded-for: ::1\r\nx-forwarded-proto: http\r\nvia: 1.1 r\r\ntraceparent: 00-0-0-00\r\n"
+    );
+    let mut router = TcpStream::connect(site.address).await.unwrap();
+    router.write_all(format!("GET / HTTP/1.1\r\nhost: h\r\n{clients}{added}\r\n").as_bytes()).await.unwrap();
+    let mut status = [0; 12];
+    soon(router.read_exact(&mut status)).await.unwrap();
+    assert_eq!(status.escape_ascii().to_string(), "HTTP/1.1 200");
 }

@@ -42,6 +42,7 @@ use crate::message::PREFACE;
 use crate::message::headers::ClientLines;
 use crate::message::interim::Interim;
 use crate::message::local_reply::LocalReply;
+use crate::routing::client_share::Connection;
 use crate::runtime::background::LocalExecutor;
 use crate::settings::Http1Server;
 use crate::tls::{ServerTls, Stream};
@@ -72,6 +73,15 @@ const MOST_RESETS: u32 = 256;
 /// client has been told. It is finite because each such reset may leave a pod with work that nobody awaits.
 const MOST_RESETS_OF_H2: usize = 64 << 10;
 
+/// A connection on which HTTP comes next.
+struct Opened {
+    stream: Stream,
+    /// The client's address, as `x-forwarded-for` has it.
+    peer: HeaderValue,
+    /// The client that a balancer has named, counted for as long as the connection lasts.
+    named: Option<Connection>,
+}
+
 impl ConnectionGuard {
     /// Serves the connection until it closes.
     pub(super) async fn serve<M: Layers>(self, stream: TcpStream, peer: HeaderValue, path: DataPath<M>) {
@@ -82,28 +92,7 @@ impl ConnectionGuard {
         // Bytes that a client does not read have left hyper, and their exchange is over: only the kernel sees them.
         #[cfg(target_os = "linux")]
         let _ = socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(this.clients.terms.unread_timeout));
-        let (mut stream, mut peer) = (stream, peer);
-        // Counted for as long as the connection lasts.
-        let mut named = None;
-        if this.clients.terms.proxy_protocol {
-            // Boxed: otherwise every connection would reserve room for it.
-            match Box::pin(name_client(&mut stream, client, &this.clients)).await {
-                Some(Some(ip)) => {
-                    peer = address_of(ip);
-                    named = Some(this.clients.addresses.connect(ip));
-                }
-                Some(None) => {}
-                None => return,
-            }
-        }
-        let mut stream = match &this.clients.terms.tls {
-            None => Stream::Plain(stream),
-            // Boxed: otherwise every task would reserve room for a handshake, also those in clear text.
-            Some(tls) => match Box::pin(shake_hands(tls, stream, client)).await {
-                Some(stream) => stream,
-                None => return,
-            },
-        };
+        let Some(Opened { mut stream, peer, named }) = this.open(stream, peer).await else { return };
         let interim = Interim::default();
         let mut ahead = BytesMut::new();
         let agreed_on_http2 = stream.agreed_on_http2();
@@ -167,6 +156,24 @@ impl ConnectionGuard {
         } else {
             this.serve_http1(io, client, peer, requests, is_last).await;
         }
+    }
+
+    /// Reads what stands ahead of HTTP. Returns nothing if the connection ends there.
+    async fn open(&self, mut stream: TcpStream, mut peer: HeaderValue) -> Option<Opened> {
+        let mut named = None;
+        if self.clients.terms.proxy_protocol {
+            // Boxed: otherwise every connection would reserve room for it.
+            if let Some(ip) = Box::pin(name_client(&mut stream, &self.client, &self.clients)).await? {
+                peer = address_of(ip);
+                named = Some(self.clients.addresses.connect(ip));
+            }
+        }
+        let stream = match &self.clients.terms.tls {
+            None => Stream::Plain(stream),
+            // Boxed: otherwise every task would reserve room for a handshake, also those in clear text.
+            Some(tls) => Box::pin(shake_hands(tls, stream, &self.client)).await?,
+        };
+        Some(Opened { stream, peer, named })
     }
 
     /// Serves one more request if it `is_last`.

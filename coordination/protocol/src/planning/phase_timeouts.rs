@@ -1,8 +1,8 @@
 //! Handoffs in flight: how long each has been in its phase, and which are cancelled.
 //!
 //! Time in a phase counts from when this planner first saw the record in it, never from a timestamp in the record.
-//! `Ready` and `Syncing` count together, and the patience of the registered routers is added. The wait for a dead owner's bound does not count. Not here: moving a phase on
-//! ([`advance`](crate::handoff::advance)).
+//! `Ready` and `Syncing` count together, and the patience of the registered routers is added. The wait for a dead owner's
+//! bound does not count. Not here: moving a phase on ([`advance`](crate::handoff::advance)).
 //!
 //! # Invariants
 //!

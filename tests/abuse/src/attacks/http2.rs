@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use super::{Got, LASTS, Target};
 use crate::cluster::{HEAD_TIMEOUT, IN_FLIGHT, PER_CLIENT};
 use crate::wire::{
-    CONTINUATION, DATA, END_HEADERS, HEADERS, PING, PRIORITY, RST_STREAM, Raw, SETTINGS, Said, WINDOW_UPDATE, block,
-    code, frame, get, integer, preface, request, said,
+    CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, PRIORITY, RST_STREAM, Raw, SETTINGS, Said,
+    WINDOW_UPDATE, block, code, frame, get, integer, preface, request, said,
 };
 
 /// What came of frames sent without end.
@@ -236,4 +236,53 @@ pub(super) async fn slow_uploads(target: Target) -> anyhow::Result<Got> {
     let what =
         format!("of {} uploads at most {most:.0} were in flight, {refused} were refused", CLIENTS * STREAMS as usize);
     Ok(Got::new(fair, what))
+}
+
+/// Uploads of one connection that wait for their end.
+const BEGUN: u32 = 20;
+
+/// Begins uploads, and sends these heads behind them.
+async fn beside_uploads(target: &Target, heads: &[u8]) -> anyhow::Result<Raw> {
+    let mut raw = Raw::connect(target.router).await?;
+    raw.send(preface(&[]), LASTS).await;
+    for number in 0..BEGUN {
+        let head = frame(HEADERS, END_HEADERS, 2 * number + 1, &block(&request("POST", "/echo", &[])));
+        raw.send(head, LASTS).await;
+    }
+    raw.send(heads, LASTS).await;
+    Ok(raw)
+}
+
+/// More heads that HTTP/2 refuses than one connection may have: its other streams are served all the same.
+pub(super) async fn refused_heads(target: Target) -> anyhow::Result<Got> {
+    let refused = [(":method", "GET"), (":scheme", "http"), (":authority", "h:80:90"), (":path", "/smuggled")];
+    let refused = block(&refused);
+    let heads: Vec<u8> = (BEGUN..BEGUN + 1_100)
+        .flat_map(|number| frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &refused))
+        .collect();
+    let (until, mut rounds, mut served) = (Instant::now() + LASTS, 0, 0);
+    while Instant::now() < until {
+        let mut raw = beside_uploads(&target, &heads).await?;
+        let ends: Vec<u8> = (0..BEGUN).flat_map(|number| frame(DATA, END_STREAM, 2 * number + 1, b"x")).collect();
+        raw.send(ends, LASTS).await;
+        let came = raw.read(Duration::from_millis(500), 1 << 20).await;
+        rounds += 1;
+        served += said(&came.bytes).ok;
+    }
+    let begun = rounds * BEGUN as usize;
+    Ok(Got::new(served == begun, format!("{served}/{begun} requests beside 1,100 refused heads each were served")))
+}
+
+/// A byte that no field may have: the HTTP/2 library ends the connection, and with it the client's other streams.
+pub(super) async fn odd_fields(target: Target) -> anyhow::Result<Got> {
+    let odd =
+        frame(HEADERS, END_HEADERS | END_STREAM, 2 * BEGUN + 1, &block(&request("GET", "/smuggled", &[("x", "\x01")])));
+    let (until, mut rounds, mut ended) = (Instant::now() + LASTS, 0, 0);
+    while Instant::now() < until {
+        let mut raw = beside_uploads(&target, &odd).await?;
+        let came = raw.read(LASTS, 1 << 20).await;
+        rounds += 1;
+        ended += usize::from(came.closed && code(said(&came.bytes).goaway) == "PROTOCOL_ERROR");
+    }
+    Ok(Got::new(ended == rounds, format!("{ended}/{rounds} connections ended with PROTOCOL_ERROR, each its sender's")))
 }
