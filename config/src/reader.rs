@@ -31,6 +31,11 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
+    /// Returns the name of the machine.
+    pub(crate) fn hostname(&self) -> &'a str {
+        self.hostname
+    }
+
     pub(crate) fn new(raw: &'a Raw, hostname: &'a str) -> Self {
         Self { raw, hostname, problems: Vec::new(), refused: BTreeSet::new() }
     }

@@ -283,6 +283,9 @@ pub struct Admin {
     pub listen: SocketAddr,
     /// The address that others use for the endpoint: a host and a port; `None` if it is not announced.
     pub advertise: Option<String>,
+    /// The names that the endpoint answers to, beside addresses and `localhost`: those of the file, the host of `advertise`,
+    /// and the name of the machine.
+    pub hosts: Vec<String>,
     /// The Unix socket of the endpoint, which only the user of the process can use; `None` for none.
     pub socket: Option<PathBuf>,
     /// Who may change something by `listen`. By `socket` its user always may.

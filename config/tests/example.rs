@@ -148,6 +148,7 @@ fn the_defaults_are_those_that_users_were_told() {
         admin: Some(Admin {
             listen: "127.0.0.1:9090".parse().unwrap(),
             advertise: Some("127.0.0.1:9090".into()),
+            hosts: vec!["host-1".into()],
             socket: None,
             write: AdminWrite::None,
             tls: None,

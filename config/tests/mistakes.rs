@@ -11,8 +11,8 @@ fn an_unknown_key_names_the_nearest_known_one() {
              lease_ttl, settle, settle_max, min_interval, heartbeat, max_concurrent_handoffs, max_warming_per_pod, cool_down, \
              balance_load, max_keys_per_partition, config_wins, mode, coordination, warm_timeout, phase_timeout, \
              checkpoint_interval, checkpoint_timeout, listen, token_file, tls; did you mean min_interval",
-            "segue.toml:4:1: admin.listen_at: unknown key; expected one of listen, advertise, socket, \
-             write, token_file, tls, peers_tls; did you mean listen",
+            "segue.toml:4:1: admin.listen_at: unknown key; expected one of listen, advertise, hosts, \
+             socket, write, token_file, tls, peers_tls; did you mean listen",
         ],
     );
 }

@@ -252,6 +252,25 @@ fn a_pod_needs_an_address_that_routers_can_connect_to() {
 }
 
 #[test]
+fn the_admin_endpoint_answers_to_names_without_ports() {
+    let hosts = |text: &str| {
+        let config = parse("f", &format!("[router]\n[admin]\n{text}\n"), [], "host-1").unwrap();
+        config.admin.unwrap().hosts
+    };
+    assert_eq!(hosts("listen = \"0.0.0.0:9090\""), ["host-1"]);
+    assert_eq!(hosts("hosts = [\"segue.example\"]\nadvertise = \"r-0:9090\""), ["segue.example", "r-0", "host-1"]);
+    for name in ["segue.example:9090", "http://segue.example", ""] {
+        assert_refused(
+            &format!("[router]\n[admin]\nhosts = [\"{name}\"]\n"),
+            &[&format!(
+                "segue.toml:3:9: admin.hosts: \"{name}\" is not the name of a host; expected a list of names without \
+                 ports, such as [\"segue.example\"]"
+            )],
+        );
+    }
+}
+
+#[test]
 fn those_who_may_write_are_named_together_with_what_they_present() {
     assert_refused(
         "[router]\n[admin]\nwrite = \"token\"\n",

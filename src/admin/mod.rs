@@ -7,9 +7,11 @@
 //! # Invariants
 //!
 //! * The number of open connections is bounded, and idle or stuck ones are closed.
+//! * Who names another host than this endpoint is shown nothing (`hosts`).
 //! * Readers share a page: frequent requests make no more pages, however many partitions these list.
 
 mod connections;
+mod hosts;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -22,6 +24,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus_client::registry::Registry;
@@ -31,6 +34,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use self::hosts::Hosts;
 use crate::api::{Api, ByKeyspace, Control, OwnPod, OwnProcess, Write};
 use crate::exemplars::Exemplars;
 use crate::exposition::Format;
@@ -111,6 +115,7 @@ pub struct Admin {
     socket: Option<SocketPath>,
     exemplars: Exemplars,
     peers: Option<ClientTls>,
+    hosts: Hosts,
 }
 
 impl Admin {
@@ -120,7 +125,19 @@ impl Admin {
         let bind = || StdListener::bind(address).with_context(|| format!("admin.listen: cannot listen on {address}"));
         let listener = taken_over.map_or_else(bind, Ok)?;
         listener.set_nonblocking(true)?;
-        Ok(Admin { listener, tls: None, socket: None, exemplars: Exemplars::default(), peers: None })
+        Ok(Admin {
+            listener,
+            tls: None,
+            socket: None,
+            exemplars: Exemplars::default(),
+            peers: None,
+            hosts: Hosts::default(),
+        })
+    }
+
+    /// Answers to these names of hosts, beside addresses and `localhost`.
+    pub fn with_hosts(self, names: Vec<String>) -> Self {
+        Admin { hosts: Hosts::new(names), ..self }
     }
 
     /// Serves by TLS.
@@ -200,7 +217,8 @@ impl Admin {
             .fallback(of_keyspace)
             .with_state(Arc::new(shared))
             .merge(page::files())
-            .merge(OwnProcess::new(control, apis, pod).routes());
+            .merge(OwnProcess::new(control, apis, pod).routes())
+            .layer(middleware::from_fn_with_state(std::mem::take(&mut self.hosts), hosts::admit));
         let _end_when_dropped = end.clone().drop_guard();
         let (done, served) = oneshot::channel();
         std::thread::Builder::new().name("segue-admin".to_owned()).spawn(move || {
@@ -353,8 +371,12 @@ mod tests {
     }
 
     async fn ask(address: SocketAddr, path: &str) -> io::Result<String> {
+        answer_to(address, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await
+    }
+
+    async fn answer_to(address: SocketAddr, request: &str) -> io::Result<String> {
         let mut stream = TcpStream::connect(address).await?;
-        stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n").as_bytes()).await?;
+        stream.write_all(request.as_bytes()).await?;
         let mut text = String::new();
         stream.read_to_string(&mut text).await?;
         Ok(text)
@@ -403,10 +425,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn who_names_another_host_is_shown_nothing() {
+        let (address, _, _serving, _end) = start();
+        for path in ["/", "/health", "/ready", "/metrics", "/status", "/events", "/v1/history", "/nothing"] {
+            let request = format!("GET {path} HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n");
+            let answer = answer_to(address, &request).await.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 421 "), "{answer}");
+            let text = "{\"error\":\"\\\"evil.example\\\" is no name of this endpoint; names are listed in admin.hosts\",\
+                        \"reason\":\"host\"}";
+            assert!(answer.ends_with(text), "{answer}");
+        }
+        assert!(answer_to(address, "GET /health HTTP/1.0\r\n\r\n").await.unwrap().ends_with("alive\n"));
+    }
+
+    #[tokio::test]
     async fn an_open_page_does_not_delay_the_end() {
         let (address, _, serving, end) = start();
         let mut stream = TcpStream::connect(address).await.unwrap();
-        stream.write_all(b"GET /events HTTP/1.1\r\nhost: h\r\n\r\n").await.unwrap();
+        stream.write_all(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
         let mut read = String::new();
         while !read.contains("event: state\ndata: {") {
             let mut bytes = [0; 4096];

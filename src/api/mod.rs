@@ -31,7 +31,7 @@ pub use self::guard::{Peer, Write};
 pub(crate) use self::keyspaces::ByKeyspace;
 pub use self::own_pod::OwnPod;
 pub(crate) use self::own_pod::OwnProcess;
-use self::problem::Problem;
+pub(crate) use self::problem::Problem;
 use crate::operator::{Explanation, Link, OperatorError, Said};
 
 /// Most questions, waits, actions and drains of the own pod at a time. Questions and waits need no right to write, so they

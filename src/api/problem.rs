@@ -10,14 +10,14 @@ use crate::operator::OperatorError;
 
 /// Why a request was not fulfilled: the status, a name for programs, and a sentence.
 #[derive(Debug)]
-pub(super) struct Problem {
+pub(crate) struct Problem {
     status: StatusCode,
     reason: &'static str,
     error: String,
 }
 
 impl Problem {
-    pub(super) fn new(status: StatusCode, reason: &'static str, error: impl Into<String>) -> Self {
+    pub(crate) fn new(status: StatusCode, reason: &'static str, error: impl Into<String>) -> Self {
         Problem { status, reason, error: error.into() }
     }
 

@@ -87,7 +87,8 @@ async fn bind(
     let mut admin = match &config.admin {
         Some(section) => {
             let admin = Admin::bind(section.listen, startup.admin_listener())?;
-            Some(admin.with_tls(certificates.admin.clone()).with_peers(certificates.peers.clone()))
+            let admin = admin.with_tls(certificates.admin.clone()).with_peers(certificates.peers.clone());
+            Some(admin.with_hosts(section.hosts.clone()))
         }
         None => None,
     };

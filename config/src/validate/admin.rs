@@ -3,14 +3,16 @@
 use segue_proxy::tls::{ClientFiles, ServerFiles};
 
 use super::router::socket_path;
-use super::{local, reachable, tls};
-use crate::error::Wrong;
-use crate::reader::Reader;
+use super::{is_host_name, local, reachable, tls};
+use crate::error::{Wrong, quoted};
+use crate::raw::Value;
+use crate::reader::{self, Reader};
 use crate::validated::{Admin, AdminWrite};
 
 pub(super) const KEYS: &[&str] = &[
     "admin.listen",
     "admin.advertise",
+    HOSTS,
     SOCKET,
     WRITE,
     TOKEN_FILE,
@@ -20,6 +22,7 @@ pub(super) const KEYS: &[&str] = &[
     PEERS_CA,
 ];
 
+const HOSTS: &str = "admin.hosts";
 const SOCKET: &str = "admin.socket";
 const WRITE: &str = "admin.write";
 const TOKEN_FILE: &str = "admin.token_file";
@@ -39,6 +42,9 @@ enum Write {
 pub(super) fn read(r: &mut Reader<'_>) -> Admin {
     let listen = r.listen("admin.listen", local(9090));
     let advertise = r.read("admin.advertise", |value| reachable(value, "others"));
+    let mut hosts = r.read(HOSTS, host_names).unwrap_or_default();
+    hosts.extend(advertise.as_ref().and_then(|address| address.rsplit_once(':')).map(|(host, _)| host.to_owned()));
+    hosts.push(r.hostname().to_owned());
     let is_an_address = !listen.ip().is_unspecified() && listen.port() != 0;
     let choices = [("none", Write::None), ("token", Write::Token), ("client_cert", Write::ClientCert)];
     let write = r.choice(WRITE, &choices, Write::None);
@@ -66,6 +72,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> Admin {
     Admin {
         listen,
         advertise: advertise.or_else(|| is_an_address.then(|| listen.to_string())),
+        hosts,
         socket: socket_path(r, SOCKET),
         write: match (write, token_file) {
             (Write::Token, Some(file)) => AdminWrite::Token(file.into()),
@@ -75,4 +82,12 @@ pub(super) fn read(r: &mut Reader<'_>) -> Admin {
         peers_tls,
         tls: tls.map(|tls| ServerFiles { client_cert_is_optional: true, ..tls }),
     }
+}
+
+fn host_names(value: &Value) -> Result<Vec<String>, Wrong> {
+    const EXPECTED: &str = "expected a list of names without ports, such as [\"segue.example\"]";
+    let names = reader::list(value, EXPECTED)?;
+    let wrong = |name: &String| Wrong::new(format!("{} is not the name of a host", quoted(name)), EXPECTED);
+    names.iter().find(|name| !is_host_name(name)).map_or(Ok(()), |name| Err(wrong(name)))?;
+    Ok(names)
 }

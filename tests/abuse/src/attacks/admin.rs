@@ -37,7 +37,7 @@ pub(super) async fn flood(target: Target) -> anyhow::Result<Got> {
     let until = Instant::now() + LASTS;
     let one = async |number: usize| {
         let path = if number.is_multiple_of(2) { "/status" } else { "/metrics" };
-        let request = format!("GET {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         let (mut served, mut refused) = (0, 0);
         while Instant::now() < until {
             let Ok(mut raw) = Raw::connect(target.admin).await else { continue };
