@@ -18,7 +18,7 @@ use http::uri::Authority;
 use segue_protocol::ids::PartitionId;
 use tokio::time::{Instant, sleep};
 
-use super::http2::Http2;
+use super::http2::{ForeignLog, Http2};
 use super::traffic::Traffic;
 
 /// As long as hyper-util's client keeps those by HTTP/1.1.
@@ -35,6 +35,7 @@ pub(super) struct ByPartition(Arc<ServiceConnections>);
 struct ServiceConnections {
     upstream: Authority,
     traffic: Arc<Traffic>,
+    foreign: ForeignLog,
     partitions: Mutex<Partitions>,
 }
 
@@ -64,7 +65,12 @@ pub(super) struct Lease {
 
 impl ByPartition {
     pub(super) fn new(upstream: Authority, traffic: Arc<Traffic>) -> Self {
-        ByPartition(Arc::new(ServiceConnections { upstream, traffic, partitions: Mutex::default() }))
+        ByPartition(Arc::new(ServiceConnections {
+            upstream,
+            traffic,
+            foreign: ForeignLog::default(),
+            partitions: Mutex::default(),
+        }))
     }
 
     /// Returns the connection for an exchange of the partition.
@@ -78,7 +84,7 @@ impl ByPartition {
             }
             let connection = connections.entry(partition).or_insert_with(|| {
                 *idle += 1;
-                let http2 = Http2::new(shared.upstream.clone(), shared.traffic.clone());
+                let http2 = Http2::new(shared.upstream.clone(), shared.traffic.clone(), shared.foreign.clone());
                 Connection { http2, exchanges: 0, used: Instant::now() }
             });
             *idle -= usize::from(connection.exchanges == 0);

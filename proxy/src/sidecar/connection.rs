@@ -9,6 +9,7 @@
 //! * A dropped connection is closed on this side only, and read until the service closes it or no exchange holds its
 //!   [`ServiceConnection`] any more.
 //! * What the kernel takes of a request is noted in [`Traffic`]; what keeps a connection alive, such as a ping, is not.
+//! * A service that answers HTTP/2 in another protocol is noted before the library learns of the answer.
 //! * [`ServiceConnection::closed`] returns after the service has closed the connection, never before.
 
 use std::future::Future;
@@ -31,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tower::Service;
 
 use super::traffic::Traffic;
+use crate::upstream::Announced;
 
 /// Time for the service to accept a connection.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -43,6 +45,8 @@ pub(super) struct ServiceConnection {
     finish: AtomicBool,
     reader: AtomicWaker,
     closed: CancellationToken,
+    /// Whether the service has answered HTTP/2 in another protocol.
+    foreign: AtomicBool,
 }
 
 impl ServiceConnection {
@@ -57,6 +61,11 @@ impl ServiceConnection {
     pub(super) fn finish(&self) {
         self.finish.store(true, SeqCst);
         self.reader.wake();
+    }
+
+    /// Returns whether the service speaks another protocol than HTTP/2, so that it has read no request.
+    pub(super) fn is_foreign(&self) -> bool {
+        self.foreign.load(SeqCst)
     }
 
     /// Returns once the service has closed the connection.
@@ -74,11 +83,18 @@ pub(super) struct ServiceStream {
     traffic: Arc<Traffic>,
     /// `None` for HTTP/1.1, where every byte belongs to a request.
     frames: Option<Frames>,
+    announced: Announced,
 }
 
 impl ServiceStream {
     pub(super) fn http1(stream: TcpStream, traffic: Arc<Traffic>) -> Self {
-        ServiceStream { stream: Some(stream), handle: Arc::default(), traffic, frames: None }
+        ServiceStream {
+            stream: Some(stream),
+            handle: Arc::default(),
+            traffic,
+            frames: None,
+            announced: Announced::default(),
+        }
     }
 
     pub(super) fn http2(stream: TcpStream, traffic: Arc<Traffic>) -> Self {
@@ -178,7 +194,15 @@ impl AsyncRead for ServiceStream {
         {
             tracing::debug!(%error, "cannot close a side of a connection to the service");
         }
-        self.stream().poll_read(context, into)
+        let before = into.filled().len();
+        ready!(self.stream().poll_read(context, into))?;
+        if self.frames.is_some() {
+            self.announced.read(&into.filled()[before..]);
+            if self.announced.is_foreign() {
+                self.handle.foreign.store(true, SeqCst);
+            }
+        }
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -11,6 +11,7 @@
 //! * Nobody keeps a sender of a connection that has ended.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError};
 
 use http::uri::Authority;
@@ -34,6 +35,26 @@ pub(super) struct Http2 {
     upstream: Authority,
     traffic: Arc<Traffic>,
     session: Arc<Mutex<Shared>>,
+    foreign: ForeignLog,
+}
+
+/// Whether it has been logged that the service speaks another protocol. All partitions share it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ForeignLog(Arc<AtomicBool>);
+
+impl ForeignLog {
+    fn note(&self, upstream: &Authority) {
+        if !self.0.swap(true, Relaxed) {
+            tracing::warn!(%upstream, "service answers HTTP/2 in another protocol; giving its requests back");
+        }
+    }
+
+    /// Notes a response by HTTP/2.
+    fn clear(&self) {
+        if self.0.load(Relaxed) {
+            self.0.store(false, Relaxed);
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -72,8 +93,8 @@ pub(super) enum Failure {
 }
 
 impl Http2 {
-    pub(super) fn new(upstream: Authority, traffic: Arc<Traffic>) -> Self {
-        Http2 { upstream, traffic, session: Arc::default() }
+    pub(super) fn new(upstream: Authority, traffic: Arc<Traffic>, foreign: ForeignLog) -> Self {
+        Http2 { upstream, traffic, session: Arc::default(), foreign }
     }
 
     pub(super) async fn request(
@@ -83,7 +104,7 @@ impl Http2 {
     ) -> Result<Response<Incoming>, Failure> {
         loop {
             let Session { mut sender, ended, handle, fresh } = self.session().await.map_err(Failure::Unreachable)?;
-            *used.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle);
+            *used.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle.clone());
             let mut response = pin!(sender.try_send_request(request));
             let result = tokio::select! {
                 biased;
@@ -98,16 +119,23 @@ impl Http2 {
                 }
             };
             let mut error = match result {
-                Ok(response) => return Ok(response),
+                Ok(response) => {
+                    self.foreign.clear();
+                    return Ok(response);
+                }
                 Err(error) => error,
             };
+            let is_foreign = handle.is_foreign();
+            if is_foreign {
+                self.foreign.note(&self.upstream);
+            }
             match error.take_message() {
                 Some(unsent) if !fresh => {
                     used.lock().unwrap_or_else(PoisonError::into_inner).take();
                     request = unsent;
                 }
                 Some(_) => return Err(Failure::Unprocessed),
-                None if says_unprocessed(error.error()) => return Err(Failure::Unprocessed),
+                None if is_foreign || says_unprocessed(error.error()) => return Err(Failure::Unprocessed),
                 None => return Err(Failure::Broken(error.into_error().into())),
             }
         }
@@ -206,7 +234,7 @@ mod tests {
     async fn an_exchange_keeps_no_sender_of_a_connection_that_has_ended() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let client = Http2::new(address.to_string().parse().unwrap(), Arc::default());
+        let client = Http2::new(address.to_string().parse().unwrap(), Arc::default(), ForeignLog::default());
         let stream = ServiceStream::http2(TcpStream::connect(address).await.unwrap(), Arc::default());
         let handle = stream.handle();
         let (sender, connection) = Builder::new(TokioExecutor::new()).handshake(TokioIo::new(stream)).await.unwrap();
@@ -222,7 +250,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_attempt_to_connect_fails_for_all_who_wait_for_it() {
         let (_listener, _queued, address) = deaf().await;
-        let client = Http2::new(address.to_string().parse().unwrap(), Arc::default());
+        let client = Http2::new(address.to_string().parse().unwrap(), Arc::default(), ForeignLog::default());
         let begun = Instant::now();
         let all = futures_util::future::join_all((0..5).map(|_| client.session())).await;
         assert!(all.iter().all(Result::is_err));

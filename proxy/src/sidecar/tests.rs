@@ -266,6 +266,35 @@ async fn a_request_that_waits_for_a_connection_ends_with_its_router() {
     }
 }
 
+#[tokio::test]
+async fn a_request_that_a_service_of_another_protocol_cannot_read_is_given_back() {
+    for (words, expected) in [
+        (&["HT", "TP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n"][..], "HTTP/1.1 421 "),
+        // It may have read the request.
+        (&[], "HTTP/1.1 502 "),
+    ] {
+        let (listener, address) = listen().await;
+        let mut world = World::of(address, UpstreamProtocol::Http2);
+        world.upload().await;
+        let mut service = listener.accept().await.unwrap().0;
+        read_to(&mut service, "ten bytes.").await;
+        for word in words {
+            service.write_all(word.as_bytes()).await.unwrap();
+        }
+        drop(service);
+        let mut told = String::new();
+        while !told.contains("\r\n\r\n") {
+            let mut bytes = [0; 1 << 10];
+            let count = in_time(world.router.read(&mut bytes)).await.unwrap();
+            assert!(count > 0, "{told}");
+            told += &String::from_utf8_lossy(&bytes[..count]);
+        }
+        assert!(told.starts_with(expected), "{told}");
+        assert_eq!(told.contains("segue-misdirected: 1"), !words.is_empty(), "{told}");
+        in_time(in_time(world.exchange).await.unwrap()).await.unwrap();
+    }
+}
+
 /// Starts a service that tells the version, the host, the cookies and the body of each request.
 async fn telling_service(by_http2: bool) -> SocketAddr {
     let (listener, address) = listen().await;

@@ -42,7 +42,7 @@ pub(crate) use http1::fuzzing;
 use http1::{Connection, MAX_IDLE_AGE};
 pub(crate) use http1::{Decoded, Decoder, HeadLines, MAX_HEAD_BYTES, ResponseHead, ResponseKind, chunk_size};
 use http2::{Agreed, Leased, Sessions};
-pub(crate) use http2::{CONNECTION_WINDOW_BYTES, says_unprocessed};
+pub(crate) use http2::{Announced, CONNECTION_WINDOW_BYTES, says_unprocessed};
 pub(crate) use rest::Counted;
 pub(crate) use wanted::{Wanted, Which};
 

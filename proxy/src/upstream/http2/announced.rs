@@ -19,7 +19,7 @@ const MAX_FRAME_BYTES: usize = HEADER_BYTES + 32 * SETTING_BYTES;
 
 /// Reads the first frame as it arrives.
 #[derive(Debug, Default)]
-pub(super) enum Announced {
+pub(crate) enum Announced {
     #[default]
     Nothing,
     /// The beginning of the frame.
@@ -32,7 +32,7 @@ pub(super) enum Announced {
 
 impl Announced {
     /// Reads what has arrived. Returns the bound once it is there.
-    pub(super) fn read(&mut self, arrived: &[u8]) -> Option<usize> {
+    pub(crate) fn read(&mut self, arrived: &[u8]) -> Option<usize> {
         let mut frame = match self {
             Announced::All | Announced::Foreign => return None,
             Announced::Some(frame) => std::mem::take(frame),
@@ -58,7 +58,7 @@ impl Announced {
     }
 
     /// Returns whether the pod speaks another protocol.
-    pub(super) fn is_foreign(&self) -> bool {
+    pub(crate) fn is_foreign(&self) -> bool {
         matches!(self, Announced::Foreign)
     }
 }

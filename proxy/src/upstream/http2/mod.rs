@@ -36,6 +36,7 @@ use crate::message::header_scan::HeaderScan;
 use crate::message::headers::RoutingHeaders;
 use crate::message::local_reply::LocalReply;
 use crate::message::request_body::Attempt;
+pub(crate) use announced::Announced;
 pub(crate) use reader::Reader;
 pub(crate) use session::{CONNECTION_WINDOW_BYTES, Lease};
 pub(super) use sessions::{Agreed, Leased, Sessions, UPLOADING, WHOLE};
