@@ -23,7 +23,7 @@ use anyhow::Context as _;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -218,7 +218,8 @@ impl Admin {
             .with_state(Arc::new(shared))
             .merge(page::files())
             .merge(OwnProcess::new(control, apis, pod).routes())
-            .layer(middleware::from_fn_with_state(std::mem::take(&mut self.hosts), hosts::admit));
+            .layer(middleware::from_fn_with_state(std::mem::take(&mut self.hosts), hosts::admit))
+            .layer(middleware::map_response(without_sniffing));
         let _end_when_dropped = end.clone().drop_guard();
         let (done, served) = oneshot::channel();
         std::thread::Builder::new().name("segue-admin".to_owned()).spawn(move || {
@@ -259,6 +260,12 @@ impl Page {
         *made = Some(Made { at: Instant::now(), took: began.elapsed(), body: body.clone() });
         body
     }
+}
+
+/// Tells browsers to take no text for a page.
+async fn without_sniffing(mut response: Response) -> Response {
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
 }
 
 async fn ready(State(shared): State<Arc<Shared>>) -> Response {
@@ -433,7 +440,7 @@ mod tests {
             assert!(answer.starts_with("HTTP/1.1 421 "), "{answer}");
             let text = "{\"error\":\"\\\"evil.example\\\" is no name of this endpoint; names are listed in admin.hosts\",\
                         \"reason\":\"host\"}";
-            assert!(answer.ends_with(text), "{answer}");
+            assert!(answer.ends_with(text) && answer.contains("x-content-type-options: nosniff"), "{answer}");
         }
         assert!(answer_to(address, "GET /health HTTP/1.0\r\n\r\n").await.unwrap().ends_with("alive\n"));
     }

@@ -78,7 +78,6 @@ fn file(request: &HeaderMap, kind: &'static str, content: &'static str, tag: &st
         // A browser revalidates the files each time, so that the page is never older than its process.
         (header::CACHE_CONTROL, "no-cache"),
         (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
     ] {
         headers.insert(name, HeaderValue::from_static(value));

@@ -17,6 +17,8 @@ pub(crate) const SEGUE_MISDIRECTED: HeaderName = HeaderName::from_static(headers
 pub(crate) const SEGUE_REASON: HeaderName = HeaderName::from_static(headers::SEGUE_REASON);
 pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+/// What each hop says of a response, for its client (RFC 9209).
+const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 pub(crate) const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
 /// Returns whether the header is about one connection, whatever `Connection` declares (RFC 9110, 7.6.1).
@@ -26,7 +28,7 @@ pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
         || *name == UPGRADE
         || *name == TE
         || *name == KEEP_ALIVE
-        || name.as_str().starts_with("proxy-")
+        || (name.as_str().starts_with("proxy-") && *name != PROXY_STATUS)
 }
 
 /// Returns whether only a router sends this header to a pod.

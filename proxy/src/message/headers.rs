@@ -324,11 +324,12 @@ mod tests {
             ("keep-alive", "timeout=5"),
             ("x-hop", "1"),
             ("proxy-authenticate", "Basic"),
+            ("proxy-status", "cache"),
             ("segue-reason", "fenced"),
             ("x-end", "1"),
         ]);
         clean_response(&mut headers);
-        assert_eq!(headers, map(&[("x-end", "1")]));
+        assert_eq!(headers, map(&[("proxy-status", "cache"), ("x-end", "1")]));
     }
 
     #[test]
