@@ -399,3 +399,17 @@ async fn a_connection_on_which_trailers_were_sent_carries_no_other_clients_reque
         assert_eq!(pod.connections.load(std::sync::atomic::Ordering::SeqCst), connections, "{trailers:?}");
     }
 }
+
+/// Servers such as uvicorn close a connection behind an exception, without announcing it.
+#[tokio::test]
+async fn a_connection_behind_an_error_of_the_pod_carries_no_other_request() {
+    for (status, connections) in [(404, 1), (503, 1), (500, 3)] {
+        let fixture = Fixture::new();
+        let respond = move |_| async move { Response::builder().status(status).body(empty()).unwrap() };
+        let pod = fixture.pod(Speaks::Http1, respond).await;
+        for _ in 0..3 {
+            assert_eq!(fixture.ask(GET).await.status, status);
+        }
+        assert_eq!(pod.connections.load(std::sync::atomic::Ordering::SeqCst), connections, "{status}");
+    }
+}

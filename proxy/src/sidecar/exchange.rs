@@ -182,6 +182,10 @@ impl Responding {
         let Responding { upstream, to_router, service, mut until, .. } = self;
         let (mut head, mut body) = response.into_parts();
         strip_hop_by_hop(&mut head.headers, false);
+        if head.status == StatusCode::INTERNAL_SERVER_ERROR {
+            // Many servers close a connection behind an exception, without a word. The next request on it would be lost.
+            service.spare();
+        }
         if body.is_end_stream() {
             let _ = to_router.send(Response::from_parts(head, empty()));
             return service.has_all(upload, &upstream, until).await;

@@ -38,15 +38,22 @@ impl Side {
         }
     }
 
+    /// Has no other request sent on the connection.
+    pub(super) fn spare(&self) {
+        if let Side::Http1(captured) = self
+            && let Some(connected) = &*captured.connection_metadata()
+        {
+            connected.poison();
+        }
+    }
+
     /// Tells the service that its router has gone, if the end of its work can still be seen afterwards.
     pub(super) fn finish(&self) {
-        if let Side::Http1(captured) = self {
-            if let Some(connected) = &*captured.connection_metadata() {
-                connected.poison();
-            }
-            if let Some(connection) = ServiceConnection::of(captured) {
-                connection.finish();
-            }
+        self.spare();
+        if let Side::Http1(captured) = self
+            && let Some(connection) = ServiceConnection::of(captured)
+        {
+            connection.finish();
         }
     }
 

@@ -33,10 +33,10 @@ use crate::settings::UpstreamProtocol;
 /// More than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A router's connection to a sidecar, for one request.
+/// A router's connection to a sidecar.
 struct World {
     router: DuplexStream,
-    /// The sidecar's exchange, once it has begun.
+    /// The sidecar's first exchange, once it has begun.
     exchange: oneshot::Receiver<JoinHandle<()>>,
     abandoned: CancellationToken,
     lost: CancellationToken,
@@ -64,7 +64,10 @@ impl World {
             let (abandoned, lost) = tokens.clone();
             let (exchange, response) =
                 forwarder.exchange(request, replies, abandoned.cancelled_owned(), lost.cancelled_owned());
-            begun.lock().unwrap().take().unwrap().send(tokio::spawn(exchange)).unwrap();
+            let exchange = tokio::spawn(exchange);
+            if let Some(begun) = begun.lock().unwrap().take() {
+                begun.send(exchange).unwrap();
+            }
             response
         });
         tokio::spawn(async move {
@@ -264,6 +267,21 @@ async fn a_request_that_waits_for_a_connection_ends_with_its_router() {
         world.exchange.await.unwrap().await.unwrap();
         assert_eq!(begun.elapsed().as_secs(), 0, "the time in which to connect was waited out; by HTTP/2: {by_http2}");
     }
+}
+
+#[tokio::test]
+async fn a_connection_behind_an_error_of_the_service_carries_no_other_request() {
+    const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+    let (listener, address) = listen().await;
+    let mut world = World::new(address);
+    world.router.write_all(GET).await.unwrap();
+    let mut service = in_time(listener.accept()).await.unwrap().0;
+    read_to(&mut service, "\r\n\r\n").await;
+    service.write_all(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 5\r\n\r\nerror").await.unwrap();
+    in_time(read_to(&mut world.router, "error")).await;
+    world.router.write_all(GET).await.unwrap();
+    let mut service = in_time(listener.accept()).await.unwrap().0;
+    in_time(read_to(&mut service, "\r\n\r\n")).await;
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
+use http::StatusCode;
 use http_body::Frame;
 use tokio::io::AsyncRead;
 
@@ -43,7 +44,8 @@ impl Body {
         connection.is_first = false;
         connection.is_doubtful = head.is_bodiless;
         connection.keep_for = head.keep_for.unwrap_or(MAX_IDLE_AGE).min(MAX_IDLE_AGE);
-        let pool = pool.filter(|_| head.keep_alive);
+        // Many servers close a connection behind an exception, without a word. The next request on it would be lost.
+        let pool = pool.filter(|_| head.keep_alive && head.status != StatusCode::INTERNAL_SERVER_ERROR);
         if let ResponseFraming::Length(length) = head.framing
             && let Ok(length) = usize::try_from(length)
             && length <= connection.read.len()
