@@ -180,7 +180,10 @@ async fn a_client_that_never_stops_sending_behind_its_mistake_is_closed() {
     let fixture = Fixture::of_http2_pods();
     let _pod = fixture.scripted_pod().await;
     let mut client = TcpStream::connect(fixture.address).await.unwrap();
-    assert!(!exceed_window(&mut client, 64 << 20).await, "all was read");
+    let all_was_read = exceed_window(&mut client, 64 << 20).await;
+    let mut said = vec![0; 1 << 10];
+    let count = client.try_read(&mut said).unwrap_or(0);
+    assert!(!all_was_read, "the router read all, and said {}", said[..count].escape_ascii());
 }
 
 #[tokio::test]
