@@ -28,6 +28,11 @@ fn by_http1(load: &Load, stream: &mut TcpStream, requests: u32) -> anyhow::Resul
     for (name, value) in load.headers() {
         request.push_str(&format!("{name}: {value}\r\n"));
     }
+    if load.options {
+        (0..80).for_each(|number| request.push_str(&format!("x-header-{number:02}: value\r\n")));
+        let options: Vec<String> = (0..32).map(|number| format!("x-option-{number:02}")).collect();
+        request.push_str(&format!("connection: {}\r\n", options.join(", ")));
+    }
     if load.post {
         request.push_str(&format!("\r\n{}", "x".repeat(BODY_BYTES)));
     } else {

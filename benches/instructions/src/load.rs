@@ -19,13 +19,23 @@ pub(crate) struct Load {
     pub(crate) http1: Http1Server,
     /// Whether the router traces. It records none of the requests, because they have no `traceparent`.
     pub(crate) tracing: bool,
+    /// Whether the request has as many options of `Connection` as it may, beside many headers.
+    pub(crate) options: bool,
 }
 
-const GET: Load =
-    Load { name: "h1_get", http2: false, post: false, grpc: false, http1: Http1Server::Segue, tracing: false };
+const GET: Load = Load {
+    name: "h1_get",
+    http2: false,
+    post: false,
+    grpc: false,
+    http1: Http1Server::Segue,
+    tracing: false,
+    options: false,
+};
 
-pub(crate) const LOADS: [Load; 10] = [
+pub(crate) const LOADS: [Load; 11] = [
     GET,
+    Load { name: "h1_get_options", options: true, ..GET },
     Load { name: "h1_post", post: true, ..GET },
     Load { name: "h1_get_unsampled", tracing: true, ..GET },
     Load { name: "h1_post_unsampled", post: true, tracing: true, ..GET },
