@@ -5,12 +5,19 @@
 /// Returns whether a response with this `content-type` is a stream: server-sent events, or gRPC in any form, gRPC-Web
 /// included. The head of a gRPC response does not tell a single message from many.
 pub(crate) fn is_stream(content_type: &[u8]) -> bool {
-    let essence = content_type.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
-    let grpc = essence
-        .get(..b"application/grpc".len())
-        .filter(|_| matches!(essence.get(b"application/grpc".len()), None | Some(b'+' | b'-')));
-    essence.eq_ignore_ascii_case(b"text/event-stream")
-        || grpc.is_some_and(|grpc| grpc.eq_ignore_ascii_case(b"application/grpc"))
+    // A byte tells nearly all others apart, so that their names are not compared.
+    let (name, is_one_of_many): (&[u8], _) = match content_type {
+        [_, _, _, _, b'/', b'e' | b'E', ..] => (b"text/event-stream", false),
+        [_, _, _, _, _, _, _, _, _, _, _, b'/', b'g' | b'G', ..] => (b"application/grpc", true),
+        _ => return false,
+    };
+    let Some((begin, rest)) = content_type.split_at_checked(name.len()) else { return false };
+    let ends = match rest.first() {
+        None | Some(b';' | b' ' | b'\t') => true,
+        Some(b'+' | b'-') => is_one_of_many,
+        Some(_) => false,
+    };
+    ends && begin.eq_ignore_ascii_case(name)
 }
 
 #[cfg(test)]
