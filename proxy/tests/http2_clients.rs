@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use crate::support::client::{Body, Http2Client, data, empty, full, stream};
+use crate::support::pod::Speaks;
 use crate::support::{BOTH_VERSIONS, Fixture, P0, P1, Settings, soon};
 
 /// Returns how often to repeat what needs luck to go wrong. `SEGUE_TEST_ROUNDS` names another number.
@@ -81,6 +82,22 @@ async fn bodies_that_nobody_reads_use_up_no_window() {
             }
         }
         assert_eq!(client.post("/", large()).await.body.len(), LARGE_BYTES);
+    }
+}
+
+/// As Python's `h2` sends them: the end of a stream is a frame of its own, behind the last byte.
+#[tokio::test]
+async fn uploads_whose_last_byte_has_arrived_are_not_unread() {
+    let fixture = Fixture::with(Settings::with_protocol(UpstreamProtocol::Http1));
+    let _pod = fixture.pod(Speaks::Http1, echo).await;
+    let client = fixture.http2_client().await;
+    for round in 0..300 {
+        let (sender, body) = stream();
+        sender.send(data("hello")).unwrap();
+        let request = client.request("POST", "/").header("content-length", 5).body(body).unwrap();
+        let response = soon(client.begin(request)).await.unwrap();
+        assert!(response.status() == 200 && !client.is_closed(), "round {round}");
+        sender.send(None).unwrap_or_default();
     }
 }
 

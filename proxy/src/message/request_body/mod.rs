@@ -96,11 +96,13 @@ impl RequestBody {
         self.source.as_ref().is_some_and(|source| source.borrow().reading == Reading::TooLarge)
     }
 
-    /// Returns whether some of it has not been read from the client yet.
+    /// Returns whether some of it has not been read from the client yet. Behind the last byte of a known length nothing comes
+    /// that matters: by HTTP/2 the end of the stream, which may be a frame of its own, or trailers.
     pub(crate) fn is_unread(&self) -> bool {
         self.source.as_ref().is_some_and(|source| {
             let source = source.borrow();
-            source.reading != Reading::Ended && !source.incoming.is_end_stream()
+            let has_all = source.incoming.is_end_stream() || source.incoming.size_hint().exact() == Some(0);
+            source.reading != Reading::Ended && !has_all
         })
     }
 
