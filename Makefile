@@ -101,6 +101,11 @@ foreign: setup-build setup-etcd setup-foreign ## Every protocol with clients and
 	$(BUILD)
 	@PATH=$$PATH:/usr/sbin .tools/foreign/bin/python tests/interop/run.py --segue target/debug/segue $(ARGS)
 
+.PHONY: world
+world: setup-build setup-etcd setup-world ## Real services with their own clients, such as git, while partitions move and pods end (ARGS=--short, ARGS="--only git --seed 7")
+	$(BUILD)
+	@PATH=$$PATH:/usr/sbin PYTHONDONTWRITEBYTECODE=1 .tools/world/bin/python tests/world/run.py --segue target/debug/segue $(ARGS)
+
 .PHONY: pods
 pods: setup-build setup-etcd setup-pods ## Pods in every language under load while pods, connections and leaders fail (ARGS=--short)
 	$(BUILD)
@@ -222,6 +227,10 @@ setup-netns: # Programs for hosts in network namespaces
 .PHONY: setup-foreign
 setup-foreign: # curl, nghttp2, nginx and Python packages
 	@scripts/setup foreign
+
+.PHONY: setup-world
+setup-world: # git, curl, openssl, Prometheus, HAProxy, and Python packages with radicale, grpcio and websockets
+	@scripts/setup world
 
 .PHONY: setup-browser
 setup-browser: # Chromium, its driver, its store of certificates and selenium
