@@ -25,12 +25,14 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "services")]
 
 from clients.git import Git  # noqa: E402
+from clients.grpc_log import Grpc  # noqa: E402
+from clients.websocket_log import WebSocket  # noqa: E402
 from faults import Faults  # noqa: E402
 from harm import Harm  # noqa: E402
 from site_of_services import Process, Site  # noqa: E402
 from work import journals  # noqa: E402
 
-SERVICES = [Git]
+SERVICES = [Git, Grpc, WebSocket]
 PROGRESS = 10
 # How long clients may take for what they have begun.
 LAST_REQUESTS = 120
@@ -138,6 +140,8 @@ async def main():
             for process in Process.started:
                 process.kill()
             await site.view.store.close()
+    for one in harm.found:
+        print(f"  harm: {one}")
     moves, requests = sum(site.view.moves.values()), sum(service.requests for service in services)
     print(f"world: services={len(services)} moves={moves} requests={requests} harm={len(harm.found)}")
     return not harm.found
