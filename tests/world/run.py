@@ -24,15 +24,18 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "services")]
 
+from clients.front import Front  # noqa: E402
 from clients.git import Git  # noqa: E402
 from clients.grpc_log import Grpc  # noqa: E402
+from clients.radicale_dav import Radicale  # noqa: E402
+from clients.remote_write import RemoteWrite  # noqa: E402
 from clients.websocket_log import WebSocket  # noqa: E402
 from faults import Faults  # noqa: E402
 from harm import Harm  # noqa: E402
 from site_of_services import Process, Site  # noqa: E402
 from work import journals  # noqa: E402
 
-SERVICES = [Git, Grpc, WebSocket]
+SERVICES = [Git, Grpc, WebSocket, Radicale, RemoteWrite, Front]
 PROGRESS = 10
 # How long clients may take for what they have begun.
 LAST_REQUESTS = 120
