@@ -1,9 +1,9 @@
 """Prometheus as the client: it scrapes a counter of the test, and writes its samples to the service, for each tenant by a queue of
 its own. What Prometheus has in its own storage has to arrive.
 
-The receiver is the test's, because Prometheus keeps what it receives in a storage that two processes cannot share. Prometheus
-sends a request that got a 5xx again. So a retry counts as a failed request, and a sample may be there twice only if its
-tenant's queue had retries.
+The receiver is the test's, because Prometheus keeps what it receives in a storage that two processes cannot share. The tenant is in
+the path, because Debian's Prometheus 2.42 does not send its setting `headers`. Prometheus sends a request that got a 5xx again. So
+a retry counts as a failed request, and a sample may be there twice only if its tenant's queue had retries.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ CATCH_UP = 60
 
 
 class RemoteWrite(Service):
-    name, program, prefix, key = "prometheus", "remote_write.py", "/receive", '{ header = "x-scope-orgid" }'
+    name, program, prefix, key = "prometheus", "remote_write.py", "/receive", '{ path = "/receive/{key}" }'
     clients = 1
 
     async def prepare(self):
@@ -40,8 +40,8 @@ class RemoteWrite(Service):
         await self.exporter.setup()
         await web.TCPSite(self.exporter, "127.0.0.1", exporter).start()
         writes = [{
-            "name": tenant, "remote_timeout": "60s", "headers": {"X-Scope-OrgID": tenant},
-            "url": f"{(self.site.url, self.site.tls_url)[number % 2]}/receive", "tls_config": {"ca_file": self.site.certificate},
+            "name": tenant, "remote_timeout": "60s",
+            "url": f"{(self.site.url, self.site.tls_url)[number % 2]}/receive/{tenant}", "tls_config": {"ca_file": self.site.certificate},
             "write_relabel_configs": [{"source_labels": ["tenant"], "regex": tenant, "action": "keep"}],
             "metadata_config": {"send": False},
             "queue_config": {"max_shards": 1, "max_samples_per_send": 20, "batch_send_deadline": "100ms", "max_backoff": "1s"},

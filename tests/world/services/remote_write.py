@@ -1,4 +1,4 @@
-"""A receiver of Prometheus' remote write: `POST /receive` with the tenant in `X-Scope-OrgID`. Each sample becomes a line of the
+"""A receiver of Prometheus' remote write: `POST /receive/TENANT`. Each sample becomes a line of the
 tenant's file. The samples are read from the message itself: snappy, and in it the protobuf message `WriteRequest`."""
 
 import os
@@ -55,7 +55,7 @@ def samples(message):
 
 
 async def receive(request):
-    tenant = request.headers["x-scope-orgid"]
+    tenant = request.match_info["tenant"]
     message = bytes(cramjam.snappy.decompress_raw(await request.read()))
     with WORK.on(tenant, request.headers):
         for name, at, value in samples(message):
@@ -64,5 +64,5 @@ async def receive(request):
 
 
 app = web.Application()
-app.router.add_post("/receive", receive)
+app.router.add_post("/receive/{tenant}", receive)
 options.serve(app, ARGUMENTS.port)
