@@ -1,9 +1,12 @@
-"""What happens to the pods of a service meanwhile: operators move partitions, a pod ends orderly and returns, a pod is killed and
-returns. One thing at a time for each service, in an order that the seed decides."""
+"""What happens to the pods of a service meanwhile: operators move partitions, a pod ends orderly and returns, a sidecar or
+its service is killed and returns. One thing at a time for each service, in an order that the seed decides."""
 
 import asyncio
 import collections
+import os
 import random
+import signal
+import subprocess
 import time
 
 from site_of_services import PARTITIONS
@@ -23,7 +26,7 @@ class Faults:
     async def play(self, until):
         """Plays faults until this moment, and ends with a settled site."""
         while time.monotonic() < until:
-            cycle = [self.move] * 6 + [self.restart, self.kill]
+            cycle = [self.move] * 6 + [self.restart, self.kill, self.kill_service]
             self.random.shuffle(cycle)
             for act in cycle:
                 if time.monotonic() >= until:
@@ -62,7 +65,7 @@ class Faults:
         pod.process.end()
         try:
             code = await asyncio.to_thread(pod.process.process.wait, 2 * BOUND)
-        except Exception:  # subprocess.TimeoutExpired, of a thread
+        except subprocess.TimeoutExpired:
             code = "nothing"
             pod.process.kill()
         self.done["restarts"] += 1
@@ -71,11 +74,27 @@ class Faults:
             self.harm.add(self.service.name, f"{pod.name} ended with {code} {took:.1f} s after SIGTERM")
         pod.start()
 
+    async def kill_service(self):
+        """Kills the service's process alone. Its sidecar has to end as well, as docs/pods.md says of `exec`, and returns."""
+        pod = self.random.choice(self.site.pods[self.service.name])
+        partitions = await self.site.view.partitions_of(self.service.name, pod.name)
+        services = pod.processes_of_service()
+        self.harm.killed(self.service.name, pod.name, partitions)
+        for process in services:
+            os.kill(process, signal.SIGKILL)
+        self.done["services killed"] += 1
+        try:
+            await asyncio.to_thread(pod.process.process.wait, BOUND)
+        except subprocess.TimeoutExpired:
+            self.harm.add(self.service.name, f"{pod.name} has not ended {BOUND} s after its service was killed")
+            pod.process.kill()
+        pod.start()
+
     async def kill(self):
         pod = self.random.choice(self.site.pods[self.service.name])
         partitions = await self.site.view.partitions_of(self.service.name, pod.name)
         self.harm.killed(self.service.name, pod.name, partitions)
         pod.process.kill()
-        self.done["kills"] += 1
+        self.done["pods killed"] += 1
         await asyncio.sleep(self.random.uniform(0, 2))
         pod.start()

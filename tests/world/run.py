@@ -8,8 +8,9 @@ Harm is: an acknowledged write that is missing in the end; one that is there twi
 request that fails, unless its pod was killed at that moment; a move that exceeds its bound; a check of a service's own that fails.
 WebSockets and streams may be severed by moves, and their clients connect again.
 
-`--sabotage acknowledge-early` has services respond before they store, and `--sabotage past-router` has a client send past the
-routers to whichever pod it knows. Both have to end with harm.
+Three faults show that harm is noticed. With `--sabotage acknowledge-early` the services with logs (gRPC, WebSocket, front) respond
+before they store. With `past-router` clients of `front` send past the routers to some pod. With `no-drain-hook` the service of
+WebSockets lacks its hook `drain` and is slow: the library closes a severed connection before its last message is worked on.
 """
 
 import argparse
@@ -21,8 +22,6 @@ import sys
 import tempfile
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [os.path.join(HERE, "services")]
 
 from clients.front import Front  # noqa: E402
 from clients.git import Git  # noqa: E402
@@ -45,7 +44,7 @@ async def report(services, faults, view, harm):
     while True:
         await asyncio.sleep(PROGRESS)
         parts = [f"{one.name} moves={view.moves[one.name]} requests={one.requests}" for one in services]
-        kills = sum(fault.done["kills"] for fault in faults)
+        kills = sum(fault.done["pods killed"] + fault.done["services killed"] for fault in faults)
         at = time.time() - harm.began
         print(f"  {at:.0f} s: {', '.join(parts)}; {kills} kills, {len(harm.failures)} requests failed", flush=True)
 
@@ -116,7 +115,7 @@ async def main():
     arguments.add_argument("--seconds", type=int, default=540, help="duration of the faults")
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--only", default="", help="the services that have one of these in their names, separated by commas")
-    arguments.add_argument("--sabotage", choices=("acknowledge-early", "past-router"), help="a fault that the checks have to notice")
+    arguments.add_argument("--sabotage", choices=("acknowledge-early", "past-router", "no-drain-hook"), help="a fault that the checks have to notice")
     arguments.add_argument("--keep", help="a new folder for all files, which stays")
     arguments = arguments.parse_args()
     if arguments.short:

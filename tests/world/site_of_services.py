@@ -4,15 +4,17 @@ service by `exec`. The pods of a service share a folder, and each service has a 
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [os.path.join(os.path.dirname(HERE), "interop")]
+sys.path[:0] = [os.path.join(os.path.dirname(HERE), "interop"), os.path.join(HERE, "services")]
 
 from processes import Etcd, Process, free_port, until  # noqa: E402: the same processes as `make foreign` has
 
+from drain_hook import socket_of  # noqa: E402
 from store_view import StoreView  # noqa: E402
 
 PARTITIONS, PODS = 6, 3
@@ -31,6 +33,7 @@ class Pod:
         self.address, self.port = f"127.0.0.1:{free_port()}", free_port()
         program = os.path.join(HERE, "services", self.service.program)
         options = ["--name", self.name, "--port", str(self.port), "--folder", self.service.folder, *self.service.options]
+        self.command = [sys.executable, program, *options]
         self.process = self.site.run(self.name, f"""
 keyspace = "{self.service.name}"
 [pod]
@@ -38,9 +41,20 @@ name = "{self.name}"
 listen = "{self.address}"
 upstream = "127.0.0.1:{self.port}"
 lease_ttl = "{LEASE}s"
-exec = {json.dumps([sys.executable, program, *options])}
+exec = {json.dumps(self.command)}
+{self.hooks()}
 [store]
 """)
+
+    def hooks(self):
+        if not self.service.has_drain_hook:
+            return ""
+        return f'[pod.hooks]\ndrain = {{ url = "unix:{socket_of(self.service.folder, self.name)}:/drain" }}'
+
+    def processes_of_service(self):
+        """Returns the ids of the processes that run its service."""
+        command = ["pgrep", "--full", "--exact", re.escape(" ".join(self.command))]
+        return [int(line) for line in subprocess.run(command, capture_output=True, check=False).stdout.split()]
 
     def is_registered(self, view):
         entry = view.get(f"pods/{self.name}")

@@ -1,5 +1,6 @@
 """HTTP/2 by TLS and a proxy in front: curl and httpx speak HTTP/2 to the router with TLS, httpx also to HAProxy with TLS, and aiohttp
-HTTP/1.1 to HAProxy without. HAProxy speaks HTTP/1.1 to the other router. Each client appends records, and reads its last one."""
+HTTP/1.1 to HAProxy without. HAProxy speaks HTTP/1.1 to the other router. Each client appends records, and reads its last one. Some of
+curl's records are uploaded slowly, over some seconds, so that moves begin meanwhile."""
 
 import asyncio
 import json
@@ -16,6 +17,8 @@ from .appends import Appends
 
 # curl's codes for a connection that broke.
 BROKEN = (52, 55, 56, 92)
+# The bytes of a slow upload, and how many of them are sent in a second.
+SLOW, RATE = 60_000, 20_000
 
 
 class Front(Appends):
@@ -68,6 +71,11 @@ backend routers
             if self.is_over():
                 return
             key, name = self.key_of(random.randrange(self.keys)), f"{number}/{count}"
+            if way == 0 and random.random() < 0.1:
+                name += "/" + "x" * SLOW
+            if self.sabotage == "past-router" and random.random() < 0.1:
+                await self.pass_by(random, key, name)
+                continue
             answer = await self.one(request, way, key, "POST", f"{url}/front/{key}", name)
             if answer is not None:
                 after = answer["position"] - 1
@@ -91,13 +99,27 @@ backend routers
             self.succeeded(began)
         return answer
 
+    async def pass_by(self, random, key, name):
+        """Sends a record straight to the service of some pod, as only a sidecar should."""
+        pod = random.choice(self.site.pods[self.name])
+        try:
+            async with aiohttp.ClientSession() as session:
+                async with session.post(f"http://127.0.0.1:{pod.port}/front/{key}", data=name) as response:
+                    self.acknowledge(key, name, (await response.json())["position"], time.time())
+        except aiohttp.ClientError:
+            pass
+
     async def by_curl(self, method, url, body):
         command = ["curl", "--silent", "--show-error", "--http2", "--cacert", self.site.certificate, "--max-time", "60",
                    "--request", method, "--write-out", "\n%{http_code} %{http_version}", url]
+        if body:
+            command += ["--data-binary", "@-"]
+        if body and len(body) > SLOW:
+            command += ["--limit-rate", str(RATE)]
         process = await asyncio.create_subprocess_exec(
-            *command, *(["--data-raw", body] if body else []), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )
-        output, _ = await process.communicate()
+        output, _ = await process.communicate((body or "").encode())
         text, _, last = output.decode().rpartition("\n")
         status, version = last.split()
         if process.returncode:

@@ -12,6 +12,7 @@ class Service:
     `client(number)`, which does one thing at a time until `self.is_over()`, and `check()`."""
 
     clients = 4
+    has_drain_hook = False
 
     def __init__(self, site, harm, seed, sabotage):
         self.site, self.harm, self.seed, self.sabotage = site, harm, seed, sabotage

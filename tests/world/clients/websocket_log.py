@@ -18,6 +18,13 @@ class WebSocket(Appends):
     name, program, prefix, key = "websocket", "websocket_log.py", "/ws", '{ path = "/ws/{key}" }'
     clients = 8
 
+    def __init__(self, *rest):
+        super().__init__(*rest)
+        # The library may close a connection while the service still works on one of its messages.
+        self.has_drain_hook = self.sabotage != "no-drain-hook"
+        if not self.has_drain_hook:
+            self.options += ["--takes", "0.5"]
+
     async def client(self, number):
         random, key, count = self.random_of(number), self.key_of(number), 0
         url = f"{(self.site.url, self.site.tls_url)[number % 2].replace('http', 'ws', 1)}/ws/{key}"

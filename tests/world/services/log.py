@@ -14,6 +14,7 @@ import work
 class Log:
     def __init__(self, arguments, notes):
         self.pod, self.notes = arguments.name, notes
+        self.takes = arguments.takes
         self.delay = 1.0 if arguments.acknowledge_early else 0
         self.folder = os.path.join(arguments.folder, "log")
         os.makedirs(self.folder, exist_ok=True)
@@ -26,7 +27,7 @@ class Log:
         """Appends a record, and returns its position, from 1 on. `headers` are those of the request."""
         with self.notes.on(key, headers):
             # What a service does for a request takes a moment, in which another pod could be at work as well.
-            await asyncio.sleep(random.uniform(0, 0.02))
+            await asyncio.sleep(random.uniform(0, self.takes))
             epoch = headers.get("segue-epoch")
             known, length = self.lengths.get(key, (None, 0))
             if known != epoch:

@@ -12,6 +12,7 @@ def parse():
     arguments.add_argument("--name", required=True, help="name of the pod")
     arguments.add_argument("--port", type=int, required=True)
     arguments.add_argument("--folder", required=True, help="the state, which all pods share")
+    arguments.add_argument("--takes", type=float, default=0.02, help="longest time in seconds that a record takes")
     arguments.add_argument("--acknowledge-early", action="store_true", help="sabotage: respond a second before storing")
     arguments = arguments.parse_args()
     return arguments, Work(arguments.name, arguments.folder)

@@ -7,6 +7,7 @@ import signal
 import websockets
 from websockets.asyncio.server import serve
 
+import drain_hook
 import options
 from log import Log
 
@@ -27,6 +28,7 @@ async def converse(connection):
 async def main():
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    await drain_hook.serve(ARGUMENTS.folder, ARGUMENTS.name, WORK)
     async with serve(converse, "127.0.0.1", ARGUMENTS.port):
         await ended.wait()
 

@@ -6,6 +6,7 @@ ended. Who does not get the lock notes an overlap. Each begin is noted with the 
 falls for a key, because its partition's owners follow one another.
 """
 
+import collections
 import contextlib
 import fcntl
 import json
@@ -43,6 +44,7 @@ class Work:
         os.makedirs(self.folder, exist_ok=True)
         self.mutex = threading.Lock()
         self.locks = {}  # by key: how many requests work on it, and the locked file
+        self.partitions = collections.Counter()  # requests being worked on
 
     @contextlib.contextmanager
     def on(self, key, headers):
@@ -61,17 +63,24 @@ class Work:
                     other = os.pread(lock, 40, 0).decode().strip()
                     append(f"{path}.log", {"at": time.time(), "what": "overlap", "pod": self.pod, "other": other})
             self.locks[key] = (count + 1, lock)
+            self.partitions[partition] += 1
             append(f"{path}.log", {"at": time.time(), "what": "begin", "pod": self.pod, "partition": partition, "epoch": epoch})
         try:
             yield lock
         finally:
             with self.mutex:
+                self.partitions[partition] -= 1
                 count, lock = self.locks.pop(key)
                 if count > 1:
                     self.locks[key] = (count - 1, lock)
                 else:
                     # Closed, not unlocked: a child that has the file still holds the lock.
                     os.close(lock)
+
+    def is_at(self, partition):
+        """Returns whether requests of the partition are being worked on."""
+        with self.mutex:
+            return self.partitions[partition] > 0
 
 
 def journals(folder):
