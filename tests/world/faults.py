@@ -1,5 +1,5 @@
-"""What happens to the pods of a service meanwhile: operators move partitions, a pod ends orderly and returns, a sidecar or
-its service is killed and returns. One thing at a time for each service, in an order that the seed decides."""
+"""What happens to the pods of a service meanwhile: operators move partitions, a pod ends orderly and returns, a sidecar
+or its service is killed and returns. One thing at a time for each service, in an order that the seed decides."""
 
 import asyncio
 import collections
@@ -11,8 +11,8 @@ import time
 
 from site_of_services import PARTITIONS
 
-# Within this time a move is done, and after a restart or a kill all partitions have owners. Without load from elsewhere it takes
-# seconds; an exchange in flight may delay it by `router.drain.patience` and `router.drain.timeout`.
+# Within this time a move is done, and after a restart or a kill all partitions have owners. Without load from elsewhere
+# it takes seconds; an exchange in flight may delay it by `router.drain.patience` and `router.drain.timeout`.
 BOUND = 60
 
 
@@ -57,7 +57,8 @@ class Faults:
         self.done["moves"] += 1
         if code:
             took = time.time() - began
-            self.harm.add(self.service.name, f"partition {partition} {owner} → {to}: exit {code} after {took:.1f} s: {said}")
+            what = f"partition {partition} {owner} → {to}: exit {code} after {took:.1f} s: {said}"
+            self.harm.add(self.service.name, what)
 
     async def restart(self):
         pod = self.random.choice(self.site.pods[self.service.name])
@@ -75,7 +76,7 @@ class Faults:
         pod.start()
 
     async def kill_service(self):
-        """Kills the service's process alone. Its sidecar has to end as well, as docs/pods.md says of `exec`, and returns."""
+        """Kills the service's process alone. Its sidecar has to end as well, as docs/pods.md says of `exec`."""
         pod = self.random.choice(self.site.pods[self.service.name])
         partitions = await self.site.view.partitions_of(self.service.name, pod.name)
         services = pod.processes_of_service()

@@ -1,8 +1,8 @@
 """What went wrong, and which of it a kill excuses.
 
-A request that fails is harm, unless it was at a pod that was killed with SIGKILL meanwhile. It counts as such if its partition
-was that pod's, or was moving to or from it, if it was sent before the kill or within two seconds after it, and if it failed as a
-broken exchange does: by 502, a reset, or a stream that was cut.
+A request that fails is harm, unless it was at a pod that was killed with SIGKILL meanwhile. It counts as such if its
+partition was that pod's, or was moving to or from it, if it was sent before the kill or within two seconds after it,
+and if it failed as a broken exchange does: by 502, a reset, or a stream that was cut.
 """
 
 import dataclasses
@@ -10,6 +10,8 @@ import time
 
 # Within this time after a kill a request may still be sent on a connection whose end nobody has noticed.
 NOTICED = 2.0
+# How many are printed, and how long a description may be. A service that keeps nothing does harm with each request.
+SHOWN, LONGEST = 30, 1000
 
 
 @dataclasses.dataclass
@@ -37,8 +39,15 @@ class Harm:
 
     def add(self, service, what, at=None):
         at = (at or time.time()) - self.began
-        self.found.append(f"{service}: {what} (at {at:.1f} s)")
-        print(f"  HARM {self.found[-1]}", flush=True)
+        self.found.append(f"{service}: {what[:LONGEST]} (at {at:.1f} s)")
+        if len(self.found) <= SHOWN:
+            print(f"  HARM {self.found[-1]}", flush=True)
+
+    def show(self):
+        for one in self.found[:SHOWN]:
+            print(f"  harm: {one}")
+        if len(self.found) > SHOWN:
+            print(f"  harm: … and {len(self.found) - SHOWN} more")
 
     def failed(self, service, key, began, what, is_broken):
         """Notes a request that failed. `is_broken`: it failed as an exchange does whose pod dies."""
@@ -48,7 +57,7 @@ class Harm:
         self.kills.append(Kill(service, pod, time.time(), frozenset(partitions)))
 
     def judge(self, service, partitions):
-        """Adds the failures that no kill excuses. `partitions` maps keys to theirs. Returns the number of those excused."""
+        """Adds the failures that no kill excuses. `partitions` maps keys to theirs. Returns how many are excused."""
         kills = [kill for kill in self.kills if kill.service == service]
         excused = 0
         for failure in self.failures:

@@ -1,16 +1,17 @@
 """Real services of other projects behind Segue, with their own clients, while their partitions move and their pods end.
 
-`make world`, or shorter `make world ARGS=--short`; `ARGS="--only git"` plays one service, `ARGS="--seed 7"` repeats the choices of
-a run. Each service has three pods that share a folder as their storage, which is safe exactly because one pod owns a partition
-at a time. Operators move partitions, pods end by SIGTERM and SIGKILL and come back.
+`make world`, or shorter `make world ARGS=--short`; `ARGS="--only git"` plays one service, `ARGS="--seed 7"` repeats the
+choices of a run. Each service has three pods that share a folder as their storage, which is safe exactly because one
+pod owns a partition at a time. Operators move partitions, pods end by SIGTERM and SIGKILL and come back.
 
-Harm is: an acknowledged write that is missing in the end; one that is there twice; two pods that work on one key at once; a
-request that fails, unless its pod was killed at that moment; a move that exceeds its bound; a check of a service's own that fails.
-WebSockets and streams may be severed by moves, and their clients connect again.
+Harm is: an acknowledged write that is missing in the end; one that is there twice; two pods that work on one key at
+once; a request that fails, unless its pod was killed at that moment; a move that exceeds its bound; a check of a
+service's own that fails. WebSockets and streams may be severed by moves, and their clients connect again.
 
-Three faults show that harm is noticed. With `--sabotage acknowledge-early` the services with logs (gRPC, WebSocket, front) respond
-before they store. With `past-router` clients of `front` send past the routers to some pod. With `no-drain-hook` the service of
-WebSockets lacks its hook `drain` and is slow: the library closes a severed connection before its last message is worked on.
+Three faults show that harm is noticed. With `--sabotage acknowledge-early` the services with logs (gRPC, WebSocket,
+front) respond before they store. With `past-router` clients of `front` send past the routers to some pod. With
+`no-drain-hook` the service of WebSockets lacks its hook `drain` and is slow: the library closes a severed connection
+before its last message is worked on.
 """
 
 import argparse
@@ -35,6 +36,7 @@ from site_of_services import Process, Site  # noqa: E402
 from work import journals  # noqa: E402
 
 SERVICES = [Git, Grpc, WebSocket, Radicale, RemoteWrite, Front]
+SABOTAGES = ("acknowledge-early", "past-router", "no-drain-hook")
 PROGRESS = 10
 # How long clients may take for what they have begun.
 LAST_REQUESTS = 120
@@ -96,7 +98,8 @@ async def verdict(site, service, fault, harm):
     moves = site.view.moves[service.name]
     done = ", ".join(f"{count} {what}" for what, count in sorted(fault.done.items()))
     print(f"  {service.name}: {moves} handoffs ({done}), slowest move {fault.slowest_move:.1f} s")
-    print(f"  {service.name}: {service.requests} requests, slowest {service.slowest:.1f} s, {excused} failed in kills; {service.summary()}")
+    print(f"  {service.name}: {service.requests} requests, slowest {service.slowest:.1f} s, {excused} failed in kills")
+    print(f"  {service.name}: {service.summary()}")
     if not moves or not service.acknowledged:
         harm.add(service.name, "no moves or no requests: nothing was tested")
 
@@ -114,8 +117,8 @@ async def main():
     arguments.add_argument("--short", action="store_true", help="45 seconds of faults")
     arguments.add_argument("--seconds", type=int, default=540, help="duration of the faults")
     arguments.add_argument("--seed", type=int, default=1)
-    arguments.add_argument("--only", default="", help="the services that have one of these in their names, separated by commas")
-    arguments.add_argument("--sabotage", choices=("acknowledge-early", "past-router", "no-drain-hook"), help="a fault that the checks have to notice")
+    arguments.add_argument("--only", default="", help="services with one of these in their names, separated by commas")
+    arguments.add_argument("--sabotage", choices=SABOTAGES, help="a fault that the checks have to notice")
     arguments.add_argument("--keep", help="a new folder for all files, which stays")
     arguments = arguments.parse_args()
     if arguments.short:
@@ -142,8 +145,7 @@ async def main():
             for process in Process.started:
                 process.kill()
             await site.view.store.close()
-    for one in harm.found:
-        print(f"  harm: {one}")
+    harm.show()
     moves, requests = sum(site.view.moves.values()), sum(service.requests for service in services)
     print(f"world: services={len(services)} moves={moves} requests={requests} harm={len(harm.found)}")
     return not harm.found

@@ -1,5 +1,5 @@
-"""A site: etcd, a coordinator, two routers of which one has TLS, and for each service three pods, each a sidecar that starts its
-service by `exec`. The pods of a service share a folder, and each service has a keyspace of its own."""
+"""A site: etcd, a coordinator, two routers of which one has TLS, and for each service three pods, each a sidecar that
+starts its service by `exec`. The pods of a service share a folder, and each service has a keyspace of its own."""
 
 import asyncio
 import json
@@ -32,8 +32,8 @@ class Pod:
     def start(self):
         self.address, self.port = f"127.0.0.1:{free_port()}", free_port()
         program = os.path.join(HERE, "services", self.service.program)
-        options = ["--name", self.name, "--port", str(self.port), "--folder", self.service.folder, *self.service.options]
-        self.command = [sys.executable, program, *options]
+        options = ["--name", self.name, "--port", str(self.port), "--folder", self.service.folder]
+        self.command = [sys.executable, program, *options, *self.service.options]
         self.process = self.site.run(self.name, f"""
 keyspace = "{self.service.name}"
 [pod]
@@ -109,9 +109,9 @@ endpoints = ["{self.etcd.url}"]
 
     def make_certificate(self):
         subprocess.run([
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-            "-subj", "/CN=world", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost", "-keyout", self.key,
-            "-out", self.certificate,
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+            "-days", "2", "-subj", "/CN=world", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost",
+            "-keyout", self.key, "-out", self.certificate,
         ], check=True, capture_output=True)
 
     def run(self, name, sections, endpoints=True):
@@ -122,12 +122,13 @@ endpoints = ["{self.etcd.url}"]
         return Process(name, self.folder, [self.segue, "run", "--config", config])
 
     async def settled(self, name, patience):
-        """Waits until all pods of the service are registered, all partitions are theirs, and none moves. Returns whether that
-        came within the patience."""
+        """Waits until all pods of the service are registered, all partitions are theirs, and none moves. Returns
+        whether that came within the patience."""
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             view = await self.view.keyspace(name)
-            alive = {(pod.name, view[f"pods/{pod.name}"].create_revision) for pod in self.pods[name] if pod.is_registered(view)}
+            registered = [pod.name for pod in self.pods[name] if pod.is_registered(view)]
+            alive = {(pod, view[f"pods/{pod}"].create_revision) for pod in registered}
             owners = [view.get(f"assignments/{partition}") for partition in range(PARTITIONS)]
             lives = {owner and (owner.value["owner"], owner.value["incarnation"]) for owner in owners}
             if len(alive) == PODS and lives <= alive and not any(key.startswith("handoffs/") for key in view):

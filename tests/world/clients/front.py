@@ -1,6 +1,6 @@
-"""HTTP/2 by TLS and a proxy in front: curl and httpx speak HTTP/2 to the router with TLS, httpx also to HAProxy with TLS, and aiohttp
-HTTP/1.1 to HAProxy without. HAProxy speaks HTTP/1.1 to the other router. Each client appends records, and reads its last one. Some of
-curl's records are uploaded slowly, over some seconds, so that moves begin meanwhile."""
+"""HTTP/2 by TLS and a proxy in front: curl and httpx speak HTTP/2 to the router with TLS, httpx also to HAProxy with
+TLS, and aiohttp HTTP/1.1 to HAProxy without. HAProxy speaks HTTP/1.1 to the other router. Each client appends records,
+and reads its last one. Some of curl's records are uploaded slowly, over some seconds, so that moves begin meanwhile."""
 
 import asyncio
 import json
@@ -81,7 +81,7 @@ backend routers
                 after = answer["position"] - 1
                 names = await self.one(request, way, key, "GET", f"{url}/front/{key}?after={after}", None)
                 if names is not None and names[:1] != [name]:
-                    self.harm.add(self.name, f"{key}: {names[:1]} in place of {name}, which was acknowledged before")
+                    self.harm.add(self.name, f"{key}: {names[:1]} in place of {name[:20]}, which was acknowledged")
             await asyncio.sleep(random.uniform(0.02, 0.2))
 
     async def one(self, request, way, key, method, url, body):
@@ -136,7 +136,8 @@ backend routers
     async def by_aiohttp(self, session, method, url, body):
         try:
             async with session.request(method, url, data=body) as response:
-                return response.status, await response.text(), False, f"{response.version.major}.{response.version.minor}"
+                version = f"{response.version.major}.{response.version.minor}"
+                return response.status, await response.text(), False, version
         except TimeoutError:
             return None, "no response within 60 s", False, None
         except aiohttp.ClientError as error:

@@ -1,5 +1,5 @@
-"""git: clients clone, commit and push, two to a repository, each to a branch of its own. In the end each repository is sound and
-each branch contains every commit whose push was acknowledged."""
+"""git: clients clone, commit and push, two to a repository, each to a branch of its own. In the end each repository is
+sound and each branch contains every commit whose push was acknowledged."""
 
 import asyncio
 import os
@@ -21,16 +21,19 @@ class Git(Service):
     def __init__(self, *rest):
         super().__init__(*rest)
         self.environment = {
-            "PATH": os.environ["PATH"], "HOME": self.folder, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_TERMINAL_PROMPT": "0", "GIT_SSL_CAINFO": self.site.certificate,
-            **{f"GIT_{role}_{what}": "world@localhost" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+            "PATH": os.environ["PATH"], "HOME": self.folder,
+            "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0",
+            "GIT_SSL_CAINFO": self.site.certificate,
+            **{f"GIT_{role}_NAME": "world" for role in ("AUTHOR", "COMMITTER")},
+            **{f"GIT_{role}_EMAIL": "world@localhost" for role in ("AUTHOR", "COMMITTER")},
         }
         self.pushed = {}  # by repository and branch: the commits whose push was acknowledged
         self.clones = 0
 
     async def git(self, *command, cwd=None):
         process = await asyncio.create_subprocess_exec(
-            "git", *command, cwd=cwd, env=self.environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            "git", *command, cwd=cwd, env=self.environment,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )
         output, errors = await process.communicate()
         return process.returncode, output.decode(), errors.decode()
@@ -103,4 +106,5 @@ class Git(Service):
                 self.harm.add(self.name, f"{repository}: {branch} lacks {commit}, whose push was acknowledged")
 
     def summary(self):
-        return f"{sum(map(len, self.pushed.values()))} pushes and {self.clones} clones, in the end fsck and log of each repository"
+        pushes = sum(map(len, self.pushed.values()))
+        return f"{pushes} pushes and {self.clones} clones, in the end fsck and log of each repository"

@@ -1,5 +1,5 @@
-"""gRPC by grpcio: clients append by unary calls, half of them over TLS, while for each key a stream without end shows all records.
-Moves end streams, and their clients open them again after the last record that they have seen."""
+"""gRPC by grpcio: clients append by unary calls, half of them over TLS, while for each key a stream without end shows
+all records. Moves end streams, and their clients open them again after the last record that they have seen."""
 
 import asyncio
 import json

@@ -1,5 +1,5 @@
-"""CalDAV: clients put events into their calendars and change them on condition of their ETags, and the package `caldav` lists
-them. In the end each event is there as its last acknowledged change has left it."""
+"""CalDAV: clients put events into their calendars and change them on condition of their ETags, and the package `caldav`
+lists them. In the end each event is there as its last acknowledged change has left it."""
 
 import asyncio
 import re
@@ -44,7 +44,8 @@ class Radicale(Service):
         url = f"{(self.site.url, self.site.tls_url)[number % 2]}/dav/{user}/calendar/"
         context = ssl.create_default_context(cafile=self.site.certificate)
         connector, limit = aiohttp.TCPConnector(ssl=context), aiohttp.ClientTimeout(total=60)
-        async with aiohttp.ClientSession(connector=connector, auth=aiohttp.BasicAuth(user, "any"), timeout=limit) as session:
+        auth = aiohttp.BasicAuth(user, "any")
+        async with aiohttp.ClientSession(connector=connector, auth=auth, timeout=limit) as session:
             while not await self.send(session, user, "MKCALENDAR", url):
                 await asyncio.sleep(0.2)
             events = self.events.setdefault(user, {})
@@ -79,7 +80,7 @@ class Radicale(Service):
                 if response.status < 300:
                     self.succeeded(began)
                     return response.headers
-                what, is_broken = f"{response.status} {response.headers.get('segue-reason')} {text[:200]}", response.status == 502
+                what, is_broken = f"{response.status} {text[:200]}", response.status == 502
         except TimeoutError:
             what, is_broken = "no response within 60 s", False
         except aiohttp.ClientError as error:

@@ -1,9 +1,10 @@
-"""Prometheus as the client: it scrapes a counter of the test, and writes its samples to the service, for each tenant by a queue of
-its own. What Prometheus has in its own storage has to arrive.
+"""Prometheus as the client: it scrapes a counter of the test, and writes its samples to the service, for each tenant by
+a queue of its own. What Prometheus has in its own storage has to arrive.
 
-The receiver is the test's, because Prometheus keeps what it receives in a storage that two processes cannot share. The tenant is in
-the path, because Debian's Prometheus 2.42 does not send its setting `headers`. Prometheus sends a request that got a 5xx again. So
-a retry counts as a failed request, and a sample may be there twice only if its tenant's queue had retries.
+The receiver is the test's, because Prometheus keeps what it receives in a storage that two processes cannot share. The
+tenant is in the path, because Debian's Prometheus 2.42 does not send its setting `headers`. Prometheus sends a request
+that got a 5xx again. So a retry counts as a failed request, and a sample may be there twice only if its tenant's queue
+had retries.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from .service import Service
 
 TENANTS = [f"tenant-{number}" for number in range(6)]
 COUNTER = "world_scrapes"
+QUEUE = {"max_shards": 1, "max_samples_per_send": 20, "batch_send_deadline": "100ms", "max_backoff": "1s"}
 # In the end the last sample has arrived within this time.
 CATCH_UP = 60
 
@@ -41,10 +43,11 @@ class RemoteWrite(Service):
         await web.TCPSite(self.exporter, "127.0.0.1", exporter).start()
         writes = [{
             "name": tenant, "remote_timeout": "60s",
-            "url": f"{(self.site.url, self.site.tls_url)[number % 2]}/receive/{tenant}", "tls_config": {"ca_file": self.site.certificate},
+            "url": f"{(self.site.url, self.site.tls_url)[number % 2]}/receive/{tenant}",
+            "tls_config": {"ca_file": self.site.certificate},
             "write_relabel_configs": [{"source_labels": ["tenant"], "regex": tenant, "action": "keep"}],
             "metadata_config": {"send": False},
-            "queue_config": {"max_shards": 1, "max_samples_per_send": 20, "batch_send_deadline": "100ms", "max_backoff": "1s"},
+            "queue_config": QUEUE,
         } for number, tenant in enumerate(TENANTS)]
         scrape = {"job_name": "world", "scrape_interval": "200ms", "scrape_timeout": "200ms",
                   "static_configs": [{"targets": [f"127.0.0.1:{exporter}"]}]}
@@ -86,7 +89,8 @@ class RemoteWrite(Service):
     async def watch_queues(self, began):
         for tenant, count in (await self.metric("prometheus_remote_storage_samples_retried_total")).items():
             if count > self.retried[tenant]:
-                self.harm.failed(self.name, tenant, began, f"{count - self.retried[tenant]:.0f} samples sent again", True)
+                what = f"{count - self.retried[tenant]:.0f} samples sent again"
+                self.harm.failed(self.name, tenant, began, what, is_broken=True)
                 self.retried[tenant] = count
         batches = await self.metric("prometheus_remote_storage_sent_batch_duration_seconds_count")
         self.requests = self.acknowledged = int(sum(batches.values()))
@@ -106,7 +110,8 @@ class RemoteWrite(Service):
         answer = json.loads(await self.ask("/api/v1/query", query=f"{COUNTER}[2h]"))
         self.scraped = {}
         for series in answer["data"]["result"]:
-            self.scraped[series["metric"]["tenant"]] = {(round(at * 1000), float(value)) for at, value in series["values"]}
+            samples = {(round(at * 1000), float(value)) for at, value in series["values"]}
+            self.scraped[series["metric"]["tenant"]] = samples
         arrived = {tenant: self.arrived(tenant) for tenant in TENANTS}
         if self.samples == 0:
             # The counter stands still at the end; what comes after this moment proves nothing.
@@ -134,7 +139,8 @@ class RemoteWrite(Service):
                 self.harm.add(self.name, f"{tenant}: {len(missing)} samples are missing, first {min(missing)}")
             twice = [sample for sample, count in collections.Counter(arrived).items() if count > 1]
             if len(twice) > self.retried[tenant]:
-                self.harm.add(self.name, f"{tenant}: {len(twice)} samples are there twice, {self.retried[tenant]} were sent again")
+                what = f"{len(twice)} samples are there twice, {self.retried[tenant]} were sent again"
+                self.harm.add(self.name, f"{tenant}: {what}")
             if not self.retried[tenant] and arrived != sorted(arrived):
                 self.harm.add(self.name, f"{tenant}: its samples are not in the order of their time")
         await self.session.close()

@@ -8,7 +8,7 @@ import traceback
 
 
 class Service:
-    """One service with its clients. A subclass has `name`, `program`, `prefix`, `key` (as in the router's configuration),
+    """One service with its clients. A subclass has `name`, `program`, `prefix`, `key` (as in the router's file),
     `client(number)`, which does one thing at a time until `self.is_over()`, and `check()`."""
 
     clients = 4

@@ -1,5 +1,5 @@
-"""WebSockets by the library `websockets`, half of them over TLS: each message is a record. Moves sever the connections, and the
-clients connect again. A message that is not answered is not sent again."""
+"""WebSockets by the library `websockets`, half of them over TLS: each message is a record. Moves sever the connections,
+and the clients connect again. A message that is not answered is not sent again."""
 
 import asyncio
 import json
