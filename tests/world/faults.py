@@ -44,7 +44,9 @@ class Faults:
         names = [pod.name for pod in self.site.pods[self.service.name]]
         moves = []
         for partition in partitions:
-            owner = view[f"assignments/{partition}"].value["owner"]
+            assignment = view.get(f"assignments/{partition}")
+            # None after a site that has not settled, which is harm already.
+            owner = assignment and assignment.value["owner"]
             moves.append(self.move_one(partition, owner, self.random.choice([name for name in names if name != owner])))
         await asyncio.gather(*moves)
 

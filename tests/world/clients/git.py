@@ -4,6 +4,7 @@ sound and each branch contains every commit whose push was acknowledged."""
 import asyncio
 import os
 import shutil
+import signal
 import time
 
 from .service import Service
@@ -12,6 +13,8 @@ REPOSITORIES = 4
 # What git prints when a router has answered 502 or the connection broke.
 BROKEN = ("error: 502", "curl 18", "curl 52", "curl 55", "curl 56", "curl 92", "early EOF", "hung up unexpectedly")
 SMALL, LARGE = 2_000, 1_500_000
+# Git has no limit of its own.
+LONGEST = 90
 
 
 class Git(Service):
@@ -32,11 +35,17 @@ class Git(Service):
 
     async def git(self, *command, cwd=None):
         process = await asyncio.create_subprocess_exec(
-            "git", *command, cwd=cwd, env=self.environment,
+            "git", *command, cwd=cwd, env=self.environment, start_new_session=True,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )
-        output, errors = await process.communicate()
-        return process.returncode, output.decode(), errors.decode()
+        try:
+            output, errors = await asyncio.wait_for(process.communicate(), LONGEST)
+            return process.returncode, output.decode(), errors.decode()
+        except TimeoutError:
+            return None, "", f"no end within {LONGEST} s"
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
     def path(self, repository):
         return os.path.join(self.folder, "git", repository)
@@ -56,6 +65,9 @@ class Git(Service):
         url = f"{(self.site.url, self.site.tls_url)[number // REPOSITORIES % 2]}/git/{repository}"
         await self.git("init", "--quiet", folder)
         await self.git("-C", folder, "config", "gc.auto", "0")
+        if url.startswith("https:"):
+            # Larger pushes are sent in chunks. By HTTP/2 git with curl 7.88 then hangs now and then, also before nginx.
+            await self.git("-C", folder, "config", "http.postBuffer", str(10 * LARGE))
         commits = self.pushed.setdefault((repository, branch), [])
         for round in range(1_000_000):
             if self.is_over():

@@ -1,5 +1,5 @@
-"""A gRPC service `world.Log` by grpcio, with JSON in its messages: `Append` of a record, and `Watch`, a stream without end of the
-records after a position. The key is in the metadata `x-key`."""
+"""A gRPC service `world.Log` by grpcio, with JSON in its messages: `Append` of a record, and `Watch`, a stream without
+end of the records after a position. The key is in the metadata `x-key`."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""`POST /front/KEY` appends its body to the key's log and answers the position; `GET /front/KEY?after=N` has the records after N."""
+"""`POST /front/KEY` appends its body to the key's log and answers the position. `GET /front/KEY?after=N` has the
+records after N."""
 
 from aiohttp import web
 
@@ -15,7 +16,8 @@ async def append(request):
 
 
 async def read(request):
-    return web.json_response([record["name"] for record in LOG.records(request.match_info["key"], int(request.query["after"]))])
+    records = LOG.records(request.match_info["key"], int(request.query["after"]))
+    return web.json_response([record["name"] for record in records])
 
 
 app = web.Application()

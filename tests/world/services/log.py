@@ -1,7 +1,8 @@
 """A log for each key, as the services keep it that have none of their own: lines of a file that all pods share.
 
-A pod keeps the number of records of a key in memory for as long as its epoch lasts, as a service does that reads its state
-when it becomes the owner. If two pods wrote, or one with an outdated state, two records would have the same position.
+A pod keeps the number of records of a key in memory for as long as its epoch lasts, as a service does that reads its
+state when it becomes the owner. If two pods wrote, or one with an outdated state, two records would have the same
+position.
 """
 
 import asyncio

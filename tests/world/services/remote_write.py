@@ -1,5 +1,5 @@
-"""A receiver of Prometheus' remote write: `POST /receive/TENANT`. Each sample becomes a line of the
-tenant's file. The samples are read from the message itself: snappy, and in it the protobuf message `WriteRequest`."""
+"""A receiver of Prometheus' remote write: `POST /receive/TENANT`. Each sample becomes a line of the tenant's file. The
+samples are read from the message itself: snappy, and in it the protobuf message `WriteRequest`."""
 
 import os
 import struct

@@ -1,4 +1,5 @@
-"""A WebSocket at /ws/KEY by the library `websockets`: each message is a record to append, and its answer the position."""
+"""A WebSocket at /ws/KEY by the library `websockets`: each message is a record to append, and its answer the
+position."""
 
 import asyncio
 import json

@@ -1,9 +1,9 @@
 """What a service notes of its work on keys, so that the test can see whether two pods have worked on one key at once.
 
-Each service of the test uses this, and all pods of a service share the folder. A pod that works on a key holds a lock of the
-kernel on the key's file. Children of the service inherit it: a killed pod gives it up when the last of its processes has
-ended. Who does not get the lock notes an overlap. Each begin is noted with the stamps of its request; `segue-epoch` never
-falls for a key, because its partition's owners follow one another.
+Each service of the test uses this, and all pods of a service share the folder. A pod that works on a key holds a lock
+of the kernel on the key's file. Children of the service inherit it: a killed pod gives it up when the last of its
+processes has ended. Who does not get the lock notes an overlap. Each begin is noted with the stamps of its request;
+`segue-epoch` never falls for a key, because its partition's owners follow one another.
 """
 
 import collections
@@ -48,7 +48,7 @@ class Work:
 
     @contextlib.contextmanager
     def on(self, key, headers):
-        """Notes that the pod works on the key. `headers` are those of the request, with `get`. Yields the locked file."""
+        """Notes that the pod works on the key. `headers` are those of the request. Yields the locked file."""
         epoch = int(headers.get("segue-epoch") or 0)
         partition = int(headers.get("segue-partition") or -1)
         path = os.path.join(self.folder, in_file_name(key))
@@ -64,7 +64,8 @@ class Work:
                     append(f"{path}.log", {"at": time.time(), "what": "overlap", "pod": self.pod, "other": other})
             self.locks[key] = (count + 1, lock)
             self.partitions[partition] += 1
-            append(f"{path}.log", {"at": time.time(), "what": "begin", "pod": self.pod, "partition": partition, "epoch": epoch})
+            note = {"at": time.time(), "what": "begin", "pod": self.pod, "partition": partition, "epoch": epoch}
+            append(f"{path}.log", note)
         try:
             yield lock
         finally:
@@ -86,5 +87,6 @@ class Work:
 def journals(folder):
     """Returns by key what the pods of a service have noted."""
     work = os.path.join(folder, "work")
-    names = [name.removesuffix(".log") for name in os.listdir(work) if name.endswith(".log")] if os.path.isdir(work) else []
+    names = os.listdir(work) if os.path.isdir(work) else []
+    names = [name.removesuffix(".log") for name in names if name.endswith(".log")]
     return {urllib.parse.unquote(name): read(os.path.join(work, f"{name}.log")) for name in names}
