@@ -2,7 +2,7 @@
 
 A request that fails is harm, unless it was at a pod that was killed with SIGKILL meanwhile. It counts as such if its
 partition was that pod's, or was moving to or from it, if it was sent before the kill or within two seconds after it,
-and if it failed as a broken exchange does: by 502, a reset, or a stream that was cut.
+and if it failed as a broken exchange does: by 502, 500 `lease-lost`, a reset, or a stream that was cut.
 """
 
 import dataclasses
@@ -30,6 +30,12 @@ class Failure:
     ended: float
     what: str
     is_broken: bool
+
+
+def says_broken(status, text):
+    """Returns whether a response says that the exchange with the pod ended before the pod's response. A sidecar whose
+    service was killed answers 500 `lease-lost` (docs/operating.md)."""
+    return status == 502 or (status == 500 and "lease-lost" in text)
 
 
 class Harm:

@@ -11,6 +11,7 @@ import time
 import aiohttp
 import httpx
 
+from harm import says_broken
 from site_of_services import Process, free_port
 
 from .appends import Appends
@@ -89,7 +90,8 @@ backend routers
         began = time.time()
         status, text, is_broken, version = await request(method, url, body)
         if status != 200:
-            self.failed(key, began, f"{method} {url} (way {way}): {status} {text[:200]}", is_broken or status == 502)
+            what = f"{method} {url} (way {way}): {status} {text[:200]}"
+            self.failed(key, began, what, is_broken or says_broken(status, text))
             return None
         self.versions.add((way, version))
         answer = json.loads(text)

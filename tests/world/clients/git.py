@@ -10,8 +10,10 @@ import time
 from .service import Service
 
 REPOSITORIES = 4
-# What git prints when a router has answered 502 or the connection broke.
-BROKEN = ("error: 502", "curl 18", "curl 52", "curl 55", "curl 56", "curl 92", "early EOF", "hung up unexpectedly")
+# What git prints when a router has answered 502, a sidecar 500 `lease-lost`, or the connection broke.
+BROKEN = (
+    "error: 502", "error: 500", "curl 18", "curl 52", "curl 55", "curl 56", "curl 92", "early EOF", "hung up unexpectedly",
+)
 SMALL, LARGE = 2_000, 1_500_000
 # Git has no limit of its own.
 LONGEST = 90

@@ -9,6 +9,8 @@ import time
 import aiohttp
 import caldav
 
+from harm import says_broken
+
 from .service import Service
 
 EVENT = """BEGIN:VCALENDAR
@@ -80,7 +82,7 @@ class Radicale(Service):
                 if response.status < 300:
                     self.succeeded(began)
                     return response.headers
-                what, is_broken = f"{response.status} {text[:200]}", response.status == 502
+                what, is_broken = f"{response.status} {text[:200]}", says_broken(response.status, text)
         except TimeoutError:
             what, is_broken = "no response within 60 s", False
         except aiohttp.ClientError as error:
@@ -94,7 +96,8 @@ class Radicale(Service):
         try:
             found = await asyncio.to_thread(self.calendar(user).events)
         except Exception as error:  # those of the package and of its own HTTP client
-            self.failed(user, began, f"REPORT: {error!r}", "502" in str(error) or "onnection" in repr(error))
+            is_broken = any(text in repr(error) for text in ("502", "lease-lost", "onnection"))
+            self.failed(user, began, f"REPORT: {error!r}", is_broken)
             return
         self.succeeded(began)
         texts = [event.data for event in found]

@@ -8,6 +8,8 @@ import time
 
 import websockets
 
+from harm import says_broken
+
 from .appends import Appends
 
 # Within this time a message is answered, or its connection ends.
@@ -34,8 +36,9 @@ class WebSocket(Appends):
             try:
                 connection = await websockets.connect(url, ssl=context, proxy=None, open_timeout=60)
             except (OSError, websockets.WebSocketException) as error:
-                status = error.response.status_code if isinstance(error, websockets.InvalidStatus) else None
-                is_broken = status == 502 or isinstance(error, (ConnectionError, websockets.InvalidMessage))
+                is_broken = isinstance(error, (ConnectionError, websockets.InvalidMessage))
+                if isinstance(error, websockets.InvalidStatus):
+                    is_broken = says_broken(error.response.status_code, str(error.response.body))
                 self.failed(key, began, f"handshake: {error!r}", is_broken)
                 await asyncio.sleep(0.2)
                 continue
