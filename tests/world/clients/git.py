@@ -3,6 +3,7 @@ sound and each branch contains every commit whose push was acknowledged."""
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import time
@@ -10,10 +11,10 @@ import time
 from .service import Service
 
 REPOSITORIES = 4
-# What git prints when a router has answered 502, a sidecar 500 `lease-lost`, or the connection broke.
-BROKEN = (
-    "error: 502", "error: 500", "curl 18", "curl 52", "curl 55", "curl 56", "curl 92", "early EOF", "hung up unexpectedly",
-)
+# What git prints when the connection broke, and the responses that say the same: of a router, and of a sidecar whose
+# service was killed.
+BROKEN = ("curl 18", "curl 52", "curl 55", "curl 56", "curl 92", "early EOF", "hung up unexpectedly")
+BROKEN_STATUS = ("502", "500")
 SMALL, LARGE = 2_000, 1_500_000
 # Git has no limit of its own.
 LONGEST = 90
@@ -97,7 +98,8 @@ class Git(Service):
         if code == 0:
             self.succeeded(began)
             return True
-        is_broken = any(text in errors for text in BROKEN)
+        status = re.search(r"returned error: (\d+)", errors)
+        is_broken = status[1] in BROKEN_STATUS if status else any(text in errors for text in BROKEN)
         self.failed(repository, began, f"git {command[-3:]}: {' / '.join(errors.split(chr(10))[-6:])}", is_broken)
         return False
 
