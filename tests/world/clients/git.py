@@ -16,6 +16,8 @@ REPOSITORIES = 4
 BROKEN = ("curl 18", "curl 52", "curl 55", "curl 56", "curl 92", "early EOF", "hung up unexpectedly")
 BROKEN_STATUS = ("502", "500")
 SMALL, LARGE = 2_000, 1_500_000
+# A clone of a whole repository takes longer and longer, at last longer than a drain may take.
+SHALLOW = ("--depth", "5", "--single-branch", "--branch")
 # Git has no limit of its own.
 LONGEST = 90
 
@@ -23,6 +25,8 @@ LONGEST = 90
 class Git(Service):
     name, program, prefix, key = "git", "git_http.py", "/git", '{ path = "/git/{key}" }'
     clients = 2 * REPOSITORIES
+    # aiohttp closes the connection of a request that was severed, and lets its handler go on.
+    has_drain_hook = True
 
     def __init__(self, *rest):
         super().__init__(*rest)
@@ -83,9 +87,9 @@ class Git(Service):
             _, commit, _ = await self.git("-C", folder, "rev-parse", "HEAD")
             if await self.over_http(repository, "-C", folder, "push", url, f"HEAD:refs/heads/{branch}"):
                 commits.append(commit.strip())
-            if random.random() < 0.15:
+            if commits and random.random() < 0.15:
                 clone = f"{folder}-again"
-                if await self.over_http(repository, "clone", "--quiet", "--bare", url, clone):
+                if await self.over_http(repository, "clone", "--quiet", "--bare", *SHALLOW, branch, url, clone):
                     self.clones += 1
                     await self.holds(repository, branch, clone, commits[-1:])
                 await asyncio.to_thread(shutil.rmtree, clone, True)

@@ -1,8 +1,8 @@
 """The hook `drain` of a service whose work may outlast its exchange: it waits until no request of the partition is
 worked on.
 
-The library `websockets` closes a connection that has been severed while its handler still works on a message. To the
-sidecar the exchange is over then.
+The library `websockets` closes a connection that has been severed while its handler still works on a message, and
+aiohttp does the same with a request. To the sidecar the exchange is over then.
 """
 
 import asyncio

@@ -6,6 +6,7 @@ import os
 
 from aiohttp import web
 
+import drain_hook
 import options
 
 ARGUMENTS, WORK = options.parse()
@@ -56,6 +57,11 @@ async def respond(request):
     return web.Response(status=status, headers=headers, body=content)
 
 
+async def serve_hook(_):
+    await drain_hook.serve(ARGUMENTS.folder, ARGUMENTS.name, WORK)
+
+
 app = web.Application(client_max_size=1 << 30)
+app.on_startup.append(serve_hook)
 app.router.add_route("*", "/git/{key}/{rest:.*}", respond)
 options.serve(app, ARGUMENTS.port)
