@@ -6,6 +6,7 @@
 pub(crate) mod client_body;
 pub(crate) mod detach;
 pub(crate) mod expect_continue;
+pub(crate) mod frame_follower;
 pub(crate) mod frames;
 pub(crate) mod grpc_timeout;
 pub(crate) mod header_names;

@@ -218,10 +218,10 @@ impl ClientIo {
 
     /// Notes frames that have been written.
     fn note_frames(&mut self, bytes: &[u8]) {
-        let seen = self.resets.follow(bytes);
-        if seen.by_h2 > 0 {
-            self.arrived.resets.fetch_add(seen.by_h2, Relaxed);
-            self.arrived.malformed.fetch_add(seen.malformed, Relaxed);
+        let counts = self.resets.follow(bytes);
+        if counts.by_h2 > 0 {
+            self.arrived.resets.fetch_add(counts.by_h2, Relaxed);
+            self.arrived.malformed.fetch_add(counts.malformed, Relaxed);
         }
     }
 

@@ -2,20 +2,17 @@
 //!
 //! Pure. Not here: the bound for the heads of all clients of a worker ([`registry`](super::registry)).
 
+use crate::message::frame_follower::{CONTINUATION, END_HEADERS, FrameFollower, FramePart, HEADERS};
+
 /// Most bytes that `h2` keeps for a byte of a head: the byte may be the index of a whole header, and `http` keeps so much for
 /// each, beside texts that headers share.
 const BYTES_PER_BYTE: usize = 104;
 
-/// What has been seen of a client's frames.
+/// The frames of one connection.
 #[derive(Debug)]
 pub(super) struct UnfinishedHead {
-    /// The head of the frame that is arriving.
-    frame: [u8; 9],
-    /// Number of bytes of that which have arrived.
-    seen: usize,
-    /// Number of bytes of the frame that have not arrived.
-    left: usize,
-    /// Number of bytes of the frame that have arrived, if the frame is a part of a head.
+    frames: FrameFollower,
+    /// Number of bytes of the frame that is arriving, if it is a part of a head.
     part: usize,
     /// Number of bytes of the head in earlier frames.
     before: usize,
@@ -23,52 +20,25 @@ pub(super) struct UnfinishedHead {
 
 impl Default for UnfinishedHead {
     fn default() -> Self {
-        // The connection begins with the preface, which is no frame.
-        UnfinishedHead { frame: [0; 9], seen: 0, left: 24, part: 0, before: 0 }
+        UnfinishedHead { frames: FrameFollower::of_client(), part: 0, before: 0 }
     }
 }
-
-const HEADERS: u8 = 1;
-const CONTINUATION: u8 = 9;
-const END_HEADERS: u8 = 4;
 
 impl UnfinishedHead {
     /// Follows the next bytes that have arrived. Returns about how many bytes the head takes up that has not ended, at most
     /// `most` for what is decoded; 0 if there is none.
     pub(super) fn follow(&mut self, mut bytes: &[u8], most: usize) -> usize {
-        while !bytes.is_empty() {
-            if self.left == 0 {
-                let taken = (self.frame.len() - self.seen).min(bytes.len());
-                self.frame[self.seen..self.seen + taken].copy_from_slice(&bytes[..taken]);
-                self.seen += taken;
-                bytes = &bytes[taken..];
-                if self.seen < self.frame.len() {
-                    break;
-                }
-                let [a, b, c, ..] = self.frame;
-                self.left = u32::from_be_bytes([0, a, b, c]) as usize;
-            } else {
-                let taken = self.left.min(bytes.len());
-                self.left -= taken;
-                bytes = &bytes[taken..];
-                if matches!(self.frame[3], HEADERS | CONTINUATION) {
-                    self.part += taken;
-                }
+        while let Some(FramePart { kind, flags, payload, is_last }) = self.frames.next(&mut bytes) {
+            if !matches!(kind, HEADERS | CONTINUATION) {
+                continue;
             }
-            if self.left == 0 {
-                self.end_frame();
+            self.part += payload.len();
+            if is_last {
+                let part = std::mem::take(&mut self.part);
+                self.before = if flags & END_HEADERS == 0 { self.before + part } else { 0 };
             }
         }
         self.part + self.before.saturating_mul(BYTES_PER_BYTE).min(most)
-    }
-
-    fn end_frame(&mut self) {
-        self.seen = 0;
-        self.before += std::mem::take(&mut self.part);
-        let [_, _, _, kind, flags, ..] = self.frame;
-        if matches!(kind, HEADERS | CONTINUATION) && flags & END_HEADERS != 0 {
-            self.before = 0;
-        }
     }
 }
 

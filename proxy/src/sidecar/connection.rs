@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tower::Service;
 
 use super::traffic::Traffic;
+use crate::message::frame_follower::{CONTINUATION, DATA, FrameFollower, HEADERS};
 use crate::upstream::Announced;
 
 /// Time for the service to accept a connection.
@@ -82,7 +83,7 @@ pub(super) struct ServiceStream {
     handle: Arc<ServiceConnection>,
     traffic: Arc<Traffic>,
     /// `None` for HTTP/1.1, where every byte belongs to a request.
-    frames: Option<Frames>,
+    frames: Option<FrameFollower>,
     announced: Announced,
 }
 
@@ -99,13 +100,13 @@ impl ServiceStream {
 
     pub(super) fn http2(stream: TcpStream, traffic: Arc<Traffic>) -> Self {
         let mut this = ServiceStream::http1(stream, traffic);
-        this.frames = Some(Frames::default());
+        this.frames = Some(FrameFollower::of_client());
         this
     }
 
     /// Notes what the kernel has taken.
     fn note(&mut self, bytes: &[u8]) {
-        if self.frames.as_mut().map_or(!bytes.is_empty(), |frames| frames.follow(bytes)) {
+        if self.frames.as_mut().map_or(!bytes.is_empty(), |frames| are_of_request(frames, bytes)) {
             self.traffic.sent();
         }
     }
@@ -119,51 +120,13 @@ impl ServiceStream {
     }
 }
 
-/// Follows the frames of what is written by HTTP/2.
-#[derive(Debug)]
-struct Frames {
-    head: [u8; 9],
-    /// Number of bytes of the next frame's head that have been seen.
-    seen: usize,
-    /// Number of bytes left of the frame.
-    left: usize,
-    is_of_request: bool,
-}
-
-impl Default for Frames {
-    fn default() -> Self {
-        // The connection begins with the preface, which belongs to no request.
-        Frames { head: [0; 9], seen: 0, left: 24, is_of_request: false }
+/// Follows the next bytes that are written by HTTP/2. Returns whether any of them belong to a request.
+fn are_of_request(frames: &mut FrameFollower, mut bytes: &[u8]) -> bool {
+    let mut some = false;
+    while let Some(part) = frames.next(&mut bytes) {
+        some |= matches!(part.kind, DATA | HEADERS | CONTINUATION);
     }
-}
-
-impl Frames {
-    /// Returns whether any of the next bytes belong to a request.
-    fn follow(&mut self, mut bytes: &[u8]) -> bool {
-        const DATA: u8 = 0;
-        const HEADERS: u8 = 1;
-        const CONTINUATION: u8 = 9;
-        let mut some = false;
-        while let [first, rest @ ..] = bytes {
-            if self.left > 0 {
-                let length = self.left.min(bytes.len());
-                self.left -= length;
-                some |= self.is_of_request;
-                bytes = &bytes[length..];
-                continue;
-            }
-            self.head[self.seen] = *first;
-            self.seen = (self.seen + 1) % self.head.len();
-            bytes = rest;
-            if self.seen == 0 {
-                let [a, b, c, kind, ..] = self.head;
-                self.left = u32::from_be_bytes([0, a, b, c]) as usize;
-                self.is_of_request = matches!(kind, DATA | HEADERS | CONTINUATION);
-                some |= self.is_of_request;
-            }
-        }
-        some
-    }
+    some
 }
 
 impl Drop for ServiceStream {
@@ -305,15 +268,15 @@ mod tests {
 
     #[test]
     fn frames_are_told_apart_however_they_are_written() {
-        let mut frames = Frames { left: 0, ..Frames::default() };
+        let mut frames = FrameFollower::of_server();
         // A ping, data of three bytes, an empty end of data, settings without content.
-        assert!(!frames.follow(b"\0\0\x08\x06\0\0\0\0\0ping"));
-        assert!(!frames.follow(b"ping\0\0\x03\0\0"));
-        assert!(frames.follow(b"\0\0\0\x01a"));
-        assert!(frames.follow(b"b"));
-        assert!(frames.follow(b"c\0\0\0\x04\0\0\0\0\0"));
-        assert!(!frames.follow(b"\0\0\0\x04\0\0\0\0\0"));
-        assert!(frames.follow(b"\0\0\0\0\x01\0\0\0\x01"));
+        assert!(!are_of_request(&mut frames, b"\0\0\x08\x06\0\0\0\0\0ping"));
+        assert!(!are_of_request(&mut frames, b"ping\0\0\x03\0\0"));
+        assert!(are_of_request(&mut frames, b"\0\0\0\x01a"));
+        assert!(are_of_request(&mut frames, b"b"));
+        assert!(are_of_request(&mut frames, b"c\0\0\0\x04\0\0\0\0\0"));
+        assert!(!are_of_request(&mut frames, b"\0\0\0\x04\0\0\0\0\0"));
+        assert!(are_of_request(&mut frames, b"\0\0\0\0\x01\0\0\0\x01"));
     }
 
     #[tokio::test]
