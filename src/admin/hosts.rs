@@ -13,21 +13,15 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
 use crate::api::{Peer, Problem};
 
 /// The names, beside addresses and `localhost`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Hosts(Arc<[String]>);
-
-impl Default for Hosts {
-    fn default() -> Self {
-        Hosts::new(Vec::new())
-    }
-}
 
 impl Hosts {
     pub(super) fn new(names: Vec<String>) -> Self {
@@ -37,8 +31,7 @@ impl Hosts {
     /// Returns the first host that a request names and that is none of these. Programs by HTTP/1.0 may name none; browsers
     /// always name one.
     fn foreign<'request>(&self, headers: &'request HeaderMap) -> Option<&'request [u8]> {
-        let hosts = headers.get_all(header::HOST).iter().map(|host| host.as_bytes());
-        hosts.into_iter().find(|host| !self.include(host))
+        headers.get_all(header::HOST).iter().map(HeaderValue::as_bytes).find(|host| !self.include(host))
     }
 
     fn include(&self, host: &[u8]) -> bool {
