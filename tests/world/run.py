@@ -23,17 +23,16 @@ import sys
 import tempfile
 import time
 
-
-from clients.front import Front  # noqa: E402
-from clients.git import Git  # noqa: E402
-from clients.grpc_log import Grpc  # noqa: E402
-from clients.radicale_dav import Radicale  # noqa: E402
-from clients.remote_write import RemoteWrite  # noqa: E402
-from clients.websocket_log import WebSocket  # noqa: E402
-from faults import Faults  # noqa: E402
-from harm import Harm  # noqa: E402
-from site_of_services import Process, Site  # noqa: E402
-from work import journals  # noqa: E402
+from clients.front import Front
+from clients.git import Git
+from clients.grpc_log import Grpc
+from clients.radicale_dav import Radicale
+from clients.remote_write import RemoteWrite
+from clients.websocket_log import WebSocket
+from faults import Faults
+from harm import Harm
+from site_of_services import Process, Site
+from work import journals
 
 SERVICES = [Git, Grpc, WebSocket, Radicale, RemoteWrite, Front]
 SABOTAGES = ("acknowledge-early", "past-router", "no-drain-hook")

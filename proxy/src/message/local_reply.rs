@@ -61,7 +61,7 @@ pub enum LocalReply {
     BadPartition,
     /// The request's head contradicts itself.
     Ambiguous,
-    /// What arrived is no request by the rules of HTTP.
+    /// The bytes that arrived are no request by the rules of HTTP.
     Malformed,
     /// The pod broke the exchange after the request may have reached it.
     UpstreamFailed,

@@ -74,7 +74,7 @@ const MOST_RESETS: u32 = 256;
 const MOST_RESETS_OF_H2: usize = 64 << 10;
 
 /// A connection on which HTTP comes next.
-struct Opened {
+struct ReadyConnection {
     stream: Stream,
     /// The client's address, as `x-forwarded-for` has it.
     peer: HeaderValue,
@@ -92,7 +92,7 @@ impl ConnectionGuard {
         // Bytes that a client does not read have left hyper, and their exchange is over: only the kernel sees them.
         #[cfg(target_os = "linux")]
         let _ = socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(this.clients.terms.unread_timeout));
-        let Some(Opened { mut stream, peer, named }) = this.open(stream, peer).await else { return };
+        let Some(ReadyConnection { mut stream, peer, named }) = this.open(stream, peer).await else { return };
         let interim = Interim::default();
         let mut ahead = BytesMut::new();
         let agreed_on_http2 = stream.agreed_on_http2();
@@ -159,7 +159,7 @@ impl ConnectionGuard {
     }
 
     /// Reads what stands ahead of HTTP. Returns nothing if the connection ends there.
-    async fn open(&self, mut stream: TcpStream, mut peer: HeaderValue) -> Option<Opened> {
+    async fn open(&self, mut stream: TcpStream, mut peer: HeaderValue) -> Option<ReadyConnection> {
         let mut named = None;
         if self.clients.terms.proxy_protocol {
             // Boxed: otherwise every connection would reserve room for it.
@@ -173,7 +173,7 @@ impl ConnectionGuard {
             // Boxed: otherwise every task would reserve room for a handshake, also those in clear text.
             Some(tls) => Box::pin(shake_hands(tls, stream, &self.client)).await?,
         };
-        Some(Opened { stream, peer, named })
+        Some(ReadyConnection { stream, peer, named })
     }
 
     /// Serves one more request if it `is_last`.

@@ -24,10 +24,10 @@ const MAX_BYTES: usize = 4 << 10;
 /// Why a header cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HeaderError {
-    /// It is none.
+    /// The bytes are no header.
     #[error("the connection does not begin with a header of the PROXY protocol")]
     Malformed,
-    /// It is too long.
+    /// The header is too long.
     #[error("the header of the PROXY protocol is longer than {MAX_BYTES} bytes")]
     TooLong,
     /// The connection has ended in the midst of it.

@@ -184,7 +184,7 @@ impl Responding {
         strip_hop_by_hop(&mut head.headers, false);
         if head.status == StatusCode::INTERNAL_SERVER_ERROR {
             // Many servers close a connection behind an exception, without a word. The next request on it would be lost.
-            service.spare();
+            service.retire();
         }
         if body.is_end_stream() {
             let _ = to_router.send(Response::from_parts(head, empty()));

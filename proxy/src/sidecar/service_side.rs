@@ -38,8 +38,8 @@ impl Side {
         }
     }
 
-    /// Has no other request sent on the connection.
-    pub(super) fn spare(&self) {
+    /// Sends no other request on the connection. By HTTP/2 it stays, because a server says when it ends one.
+    pub(super) fn retire(&self) {
         if let Side::Http1(captured) = self
             && let Some(connected) = &*captured.connection_metadata()
         {
@@ -49,7 +49,7 @@ impl Side {
 
     /// Tells the service that its router has gone, if the end of its work can still be seen afterwards.
     pub(super) fn finish(&self) {
-        self.spare();
+        self.retire();
         if let Side::Http1(captured) = self
             && let Some(connection) = ServiceConnection::of(captured)
         {

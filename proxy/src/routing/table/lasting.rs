@@ -30,22 +30,22 @@ pub(crate) struct LastingId(NonZeroU32);
 pub(super) struct LastingExchanges {
     /// The number of the last exchange. The numbers begin anew after 2^32.
     last: u32,
-    by_partition: HashMap<PartitionId, BTreeMap<LastingId, Lasting>>,
+    by_partition: HashMap<PartitionId, BTreeMap<LastingId, LastingExchange>>,
 }
 
 #[derive(Debug)]
-pub(super) struct Lasting {
+pub(super) struct LastingExchange {
     since: Instant,
     is_stream: bool,
     severed: CancellationToken,
 }
 
 impl LastingExchanges {
-    fn get_mut(&mut self, partition: PartitionId, id: LastingId) -> Option<&mut Lasting> {
+    fn get_mut(&mut self, partition: PartitionId, id: LastingId) -> Option<&mut LastingExchange> {
         self.by_partition.get_mut(&partition)?.get_mut(&id)
     }
 
-    fn of(&self, partition: PartitionId) -> impl Iterator<Item = &Lasting> {
+    fn of(&self, partition: PartitionId) -> impl Iterator<Item = &LastingExchange> {
         self.by_partition.get(&partition).into_iter().flat_map(BTreeMap::values)
     }
 }
@@ -80,7 +80,7 @@ impl Table {
                 _ => {}
             }
         };
-        exchanges.insert(id, Lasting { since: Instant::now(), is_stream, severed: severed.clone() });
+        exchanges.insert(id, LastingExchange { since: Instant::now(), is_stream, severed: severed.clone() });
         (id, severed)
     }
 
@@ -130,7 +130,7 @@ impl Table {
     }
 
     /// Cancels the tokens of the listed exchanges that `are_meant`. Returns the number of those that were not cancelled.
-    pub(super) fn cancel(&self, partition: PartitionId, are_meant: impl Fn(&Lasting) -> bool) -> u32 {
+    pub(super) fn cancel(&self, partition: PartitionId, are_meant: impl Fn(&LastingExchange) -> bool) -> u32 {
         let mut cancelled = 0;
         for worker in 0..self.lasting.len() {
             let tokens: Vec<CancellationToken> = {
