@@ -17,6 +17,7 @@ pub mod history;
 pub mod hot_restart;
 pub mod keyspace;
 mod kubernetes;
+pub mod last_words;
 pub mod metrics;
 mod operator;
 pub mod otlp;

@@ -9,24 +9,25 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use segue::commands::{Cli, Failure};
+use segue::last_words::say;
 
 fn main() -> ExitCode {
     match Cli::parse().run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::BadInput(text)) => {
-            eprintln!("{}", text.trim_end());
+            say(text.trim_end());
             ExitCode::from(2)
         }
         Err(Failure::Work(error)) => {
-            eprintln!("segue: {error:#}");
+            say(&format!("segue: {error:#}"));
             ExitCode::from(1)
         }
         Err(Failure::Unreachable(error) | Failure::Lost(error)) => {
-            eprintln!("segue: {error:#}");
+            say(&format!("segue: {error:#}"));
             ExitCode::from(3)
         }
         Err(Failure::Waiting(error)) => {
-            eprintln!("segue: {error:#}");
+            say(&format!("segue: {error:#}"));
             ExitCode::from(4)
         }
         Err(Failure::Exit(code)) => code,

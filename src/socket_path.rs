@@ -6,6 +6,7 @@
 //!   removal. A file is put there under the same lock where that can be had.
 //! * Only the user of the process can connect to it, at any moment.
 //! * It is replaced in one step, so there is always a process that can be asked.
+//! * A file that somebody has removed is put back within seconds, or its absence is logged as an error.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -20,7 +21,8 @@ use rustix::fs::{FlockOperation, Mode, fchmod, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use tokio::net::{UnixListener, UnixStream};
-use tracing::warn;
+use tokio::time::{Interval, MissedTickBehavior, interval};
+use tracing::{error, warn};
 
 /// Most new processes that wait to be accepted.
 const BACKLOG: i32 = 16;
@@ -30,12 +32,18 @@ const BACKLOG: i32 = 16;
 const LOCK_ATTEMPTS: u32 = 50;
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
+/// How often a process looks whether its file is still there.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
 /// This process's socket, at its path.
 #[derive(Debug)]
 pub(crate) struct SocketPath {
     path: PathBuf,
     listener: UnixListener,
     identity: (u64, u64),
+    look: Interval,
+    /// The file has been removed and cannot be put back.
+    is_missing: bool,
 }
 
 impl SocketPath {
@@ -70,14 +78,39 @@ impl SocketPath {
                 warn!("placing {} without a lock: {error:#}", path.display());
             }
             fs::rename(&temporary, path)?;
-            Ok(SocketPath { path: path.to_owned(), listener, identity })
+            let mut look = interval(LOOK_EVERY);
+            look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            Ok(SocketPath { path: path.to_owned(), listener, identity, look, is_missing: false })
         };
         placed().inspect_err(|_| drop(fs::remove_file(&temporary)))
     }
 
-    /// Accepts the next client.
-    pub(crate) async fn accept(&self) -> std::io::Result<UnixStream> {
-        Ok(self.listener.accept().await?.0)
+    /// Accepts the next client. Puts the file back if somebody has removed it meanwhile.
+    pub(crate) async fn accept(&mut self) -> std::io::Result<UnixStream> {
+        loop {
+            tokio::select! {
+                accepted = self.listener.accept() => return Ok(accepted?.0),
+                _ = self.look.tick() => self.restore(),
+            }
+        }
+    }
+
+    /// Puts the file back if there is none. One of another process, which has replaced this one's, is left alone.
+    fn restore(&mut self) {
+        if !fs::symlink_metadata(&self.path).is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+            return;
+        }
+        match Self::replace(&self.path) {
+            Ok(restored) => {
+                warn!("{} had been removed; it is back", self.path.display());
+                *self = restored;
+            }
+            Err(error) if !self.is_missing => {
+                error!("{} has been removed, and cannot be put back: {error:#}", self.path.display());
+                self.is_missing = true;
+            }
+            Err(_) => {}
+        }
     }
 
     /// Removes the file, unless another process has replaced it. A file that stays behind does no harm: nobody listens.
@@ -241,6 +274,43 @@ mod tests {
         first.release();
         claim(&path).unwrap().release();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_somebody_removes_comes_back_and_so_does_its_folder() {
+        let above = tempfile::tempdir().unwrap();
+        let folder = above.path().join("run");
+        let path = folder.join("r.sock");
+        fs::create_dir(&folder).unwrap();
+        let mut socket = claim(&path).unwrap();
+        let accepting = async {
+            loop {
+                socket.accept().await.unwrap();
+            }
+        };
+        let removing = async {
+            let comes_back = async || {
+                while reach(&path).await.unwrap().is_none() {
+                    tokio::time::sleep(LOOK_EVERY).await;
+                }
+            };
+            fs::remove_file(&path).unwrap();
+            comes_back().await;
+            fs::remove_dir_all(&folder).unwrap();
+            tokio::time::sleep(3 * LOOK_EVERY).await;
+            fs::create_dir(&folder).unwrap();
+            comes_back().await;
+            let replacement = claim(&path).unwrap();
+            tokio::time::sleep(3 * LOOK_EVERY).await;
+            assert!(
+                identity(&path).is_ok_and(|there| there == replacement.identity),
+                "another process's is left alone"
+            );
+        };
+        tokio::select! {
+            () = accepting => {}
+            () = removing => {}
+        }
     }
 
     /// Only root can give a folder away.

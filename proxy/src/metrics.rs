@@ -20,6 +20,7 @@ use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
 
 use crate::message::local_reply::{LocalReply, PodReason};
+use crate::runtime::last_turn::LastTurn;
 
 /// Upper bounds of the buckets of all histograms of durations, in microseconds. Dense below 50 ms, so that a cutover's
 /// pause shows.
@@ -91,6 +92,7 @@ pub struct WorkerMetrics {
     upstream_durations: Times,
     stash_waits: Times,
     connections: AtomicU64,
+    pub(crate) last_turn: LastTurn,
 }
 
 /// A histogram of durations.
@@ -136,6 +138,7 @@ impl Default for WorkerMetrics {
             upstream_durations: Times::default(),
             stash_waits: Times::default(),
             connections: AtomicU64::new(0),
+            last_turn: LastTurn::default(),
         }
     }
 }
@@ -254,6 +257,12 @@ impl Metrics {
     /// Returns the number of requests in flight to pods, over all workers.
     pub fn requests_in_flight(&self) -> u64 {
         self.sum(|worker| &worker.requests_in_flight)
+    }
+
+    /// Returns how long ago the worker that has had no turn for longest had one. A worker has one every second; `None` if
+    /// no worker runs.
+    pub fn longest_silence(&self) -> Option<Duration> {
+        self.workers.iter().filter_map(|worker| worker.last_turn.since()).max()
     }
 
     /// Returns how often the router responded itself for this reason.

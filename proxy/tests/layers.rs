@@ -2,9 +2,10 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
@@ -12,12 +13,13 @@ use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use segue_proxy::server::Server;
 use segue_proxy::settings::UpstreamProtocol;
+use tower::util::MapRequestLayer;
 use tower::{Layer, Service, ServiceBuilder};
 use tower_http::set_header::SetResponseHeaderLayer;
 
 use crate::support::client::full;
 use crate::support::pod::Speaks;
-use crate::support::{Fixture, GET, P0, Settings};
+use crate::support::{Fixture, GET, P0, Settings, until};
 
 /// Lets so many requests pass and answers all others with `429`.
 #[derive(Debug, Clone)]
@@ -103,4 +105,26 @@ async fn a_layer_may_answer_in_place_of_the_data_path() {
     // All connections share the layer.
     assert_eq!(fixture.ask(GET).await.status, 429);
     fixture.in_flight(P0, 0).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_hangs_is_seen_from_outside() {
+    let settings = Settings::default();
+    let server = Server::bind(settings.server.clone()).unwrap();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let released = Arc::new(Mutex::new(released));
+    let fixture = Fixture::started(server, settings, |server, forward, table, metrics| {
+        let hang = MapRequestLayer::new(move |request| {
+            let _ = released.lock().unwrap().recv();
+            request
+        });
+        server.start_with_layer(forward, table, metrics, hang)
+    });
+    let silence = || fixture.metrics.longest_silence().unwrap_or_default();
+    until(|| fixture.metrics.longest_silence().is_some(), "a first turn").await;
+    let _client = fixture.send(GET).await;
+    // Longer than between two turns.
+    until(|| silence() > Duration::from_secs(2), "a worker that is silent").await;
+    drop(release);
+    until(|| silence() < Duration::from_secs(2), "a worker that goes on").await;
 }

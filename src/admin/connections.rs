@@ -57,7 +57,7 @@ enum Accepted {
 
 /// Accepts until the end, then waits for requests in progress.
 pub(super) async fn accept(admin: Admin, routes: Router, end: CancellationToken) -> io::Result<()> {
-    let Admin { listener, tls, socket, .. } = admin;
+    let Admin { listener, tls, mut socket, .. } = admin;
     let listener = TcpListener::from_std(listener)?;
     let semaphore = |places| Arc::new(Semaphore::new(places));
     let (places, turned_away) = (semaphore(MAX_CONNECTIONS), semaphore(MAX_TURNED_AWAY));
@@ -66,7 +66,7 @@ pub(super) async fn accept(admin: Admin, routes: Router, end: CancellationToken)
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted.map(|(stream, address)| Accepted::Tcp(stream, address)),
-            accepted = accept_local(socket.as_ref()) => accepted.map(Accepted::Unix),
+            accepted = accept_local(socket.as_mut()) => accepted.map(Accepted::Unix),
             () = end.cancelled() => break,
         };
         match accepted {
@@ -97,7 +97,7 @@ pub(super) async fn accept(admin: Admin, routes: Router, end: CancellationToken)
     Ok(())
 }
 
-async fn accept_local(socket: Option<&SocketPath>) -> io::Result<UnixStream> {
+async fn accept_local(socket: Option<&mut SocketPath>) -> io::Result<UnixStream> {
     match socket {
         Some(socket) => socket.accept().await,
         None => std::future::pending().await,

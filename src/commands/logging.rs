@@ -1,14 +1,47 @@
-//! The log of `segue run`: its format, and its level, which can be changed while the process runs.
+//! The log of `segue run`: its format, its level, which can be changed while the process runs, and the queue before
+//! standard error.
+//!
+//! # Invariants
+//!
+//! * Nobody waits for the reader of the log. A line that finds the queue full is dropped and counted.
+//! * The end of a process waits for its last lines, a second or so at most.
 
 use std::io::IsTerminal as _;
+use std::sync::Mutex;
+use std::time::Duration;
 
 use segue_config::{Config, LogFormat, LogLevel};
+use tracing::warn;
+use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer as _, reload};
 
+use super::service_manager;
+
+/// Most lines that wait to be written: some megabytes.
+const MAX_LINES: usize = 16 << 10;
+/// How often the process looks whether lines were dropped.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 pub(super) type LevelHandle = reload::Handle<LevelFilter, tracing_subscriber::Registry>;
+
+/// The thread that writes the log. A static, because the process also ends by [`std::process::exit`], which drops
+/// nothing.
+static WRITER: Mutex<Option<WorkerGuard>> = Mutex::new(None);
+
+/// The log of this process. Its last lines are written when it is dropped.
+pub(super) struct Log {
+    pub(super) level: LevelHandle,
+    pub(super) dropped: ErrorCounter,
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        finish();
+    }
+}
 
 pub(super) fn level_filter(level: LogLevel) -> LevelFilter {
     match level {
@@ -20,17 +53,48 @@ pub(super) fn level_filter(level: LogLevel) -> LevelFilter {
     }
 }
 
-pub(super) fn start_logging(config: &Config) -> LevelHandle {
-    let (filter, handle) = reload::Layer::new(level_filter(config.log.level));
-    let layer = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false);
+pub(super) fn start_logging(config: &Config) -> Log {
+    let (writer, guard) = queue();
+    let dropped = writer.error_counter();
+    if let Ok(mut kept) = WRITER.lock() {
+        *kept = Some(guard);
+    }
+    let (filter, level) = reload::Layer::new(level_filter(config.log.level));
+    // The log of a process that another one replaces goes on in the same file, not on the terminal of the command.
+    let is_terminal = std::io::stderr().is_terminal() && !service_manager::is_successor();
+    let layer = tracing_subscriber::fmt::layer().with_writer(writer.clone()).with_ansi(is_terminal).with_target(false);
     let layer = match config.log.format {
         LogFormat::Text => layer.boxed(),
-        LogFormat::Json => tracing_subscriber::fmt::layer().with_writer(std::io::stderr).json().boxed(),
+        LogFormat::Json => tracing_subscriber::fmt::layer().with_writer(writer).json().boxed(),
     };
     // The filter is the innermost layer, so it also limits the logs of libraries.
     tracing_subscriber::registry().with(filter).with(layer).init();
-    handle
+    Log { level, dropped }
+}
+
+fn queue() -> (NonBlocking, WorkerGuard) {
+    let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MAX_LINES).thread_name("log");
+    queue.finish(std::io::stderr())
+}
+
+/// Writes the lines that wait, unless nobody reads them. Later lines are dropped.
+pub(super) fn finish() {
+    let writer = WRITER.lock().ok().and_then(|mut kept| kept.take());
+    drop(writer);
+}
+
+/// Says in the log how many lines are missing, once there is room again.
+pub(super) async fn tell_dropped_lines(dropped: ErrorCounter) {
+    let mut told = 0;
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let count = dropped.dropped_lines();
+        if count > told {
+            warn!(lines = count - told, "log lines dropped: standard error was not read");
+            // Unless this line has met with the same fate.
+            if dropped.dropped_lines() == count {
+                told = count;
+            }
+        }
+    }
 }

@@ -51,7 +51,7 @@ pub(super) fn restart(args: &Args) -> Result<(), Failure> {
         .arg(&args.config)
         .env(REPORT_SOCKET, &socket.path)
         .stdin(Stdio::null())
-        // The log goes to standard error. Whoever reads this command's output shall see its end.
+        // Standard error has the successor's log until it serves, which then goes on where the running process has its own.
         .stdout(Stdio::null())
         // Ctrl-C on this command's terminal is not for the successor.
         .process_group(0)

@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use super::logging::start_logging;
+use super::logging::{self, Log, start_logging};
 use super::reload::{Changeable, Reloading};
 use super::store::open;
 use super::{Failure, load_with_certificates, runtime, service_manager};
@@ -27,7 +27,7 @@ use crate::api::Write;
 use crate::certificates::{Certificates, Watching};
 use crate::files;
 use crate::hot_restart::{Exit, Server as HotRestart, Startup};
-use crate::metrics::{HotRestartMetrics, MeteredStore, register_build_info};
+use crate::metrics::{HotRestartMetrics, MeteredStore, register_build_info, register_dropped_lines};
 use crate::otlp::Exporter;
 use crate::roles::coordinator::BoundCoordinator;
 use crate::roles::keyspace::ServedKeyspace;
@@ -48,11 +48,11 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (mut located, certificates) = load_with_certificates(&args.config)?;
-    let level = start_logging(&located.config);
-    let reloading = Reloading::new(&args.config, level, located.written().clone());
+    let log = start_logging(&located.config);
+    let reloading = Reloading::new(&args.config, log.level.clone(), located.written().clone());
     let files = open_files::raise_limit();
     files::fit(&mut located.config, files)?;
-    match run_to_end(runtime()?, serve(located.config, files, certificates, &reloading))? {
+    match run_to_end(runtime()?, serve(located.config, files, certificates, (&reloading, &log)))? {
         0 => Ok(()),
         code => Err(Failure::Exit(ExitCode::from(code))),
     }
@@ -140,6 +140,7 @@ async fn wait_for_end(
     let names: Vec<_> = config.keyspaces.iter().map(|keyspace| &*keyspace.name).collect();
     info!(keyspace = names.join(","), "running");
     service_manager::serves();
+    hot_restart.continue_log();
     let service_ended = async {
         match &roles.pod {
             Some(pod) => pod.service_ended().await,
@@ -174,10 +175,10 @@ async fn serve(
     mut config: Config,
     files: usize,
     certificates: Certificates,
-    reloading: &Reloading<'_>,
+    (reloading, log): (&Reloading<'_>, &Log),
 ) -> anyhow::Result<u8> {
     // Everything that can be refused is refused before anything runs.
-    let mut startup = Startup::begin(&mut config).await?;
+    let mut startup = Startup::begin(&mut config, service_manager::is_successor()).await?;
     let Bound { admin, coordinator, router, pod } = bind(&config, &mut startup, files, &certificates).await?;
     let mut sockets = router.as_ref().map_or_else(|| Ok(Vec::new()), BoundRouterRole::duplicates)?;
     sockets.extend(admin.as_ref().map(Admin::duplicate).transpose()?);
@@ -187,6 +188,8 @@ async fn serve(
 
     let mut registry = Registry::with_prefix("segue");
     register_build_info(&mut registry);
+    register_dropped_lines(&mut registry, log.dropped.clone());
+    tokio::spawn(logging::tell_dropped_lines(log.dropped.clone()));
     let store: Arc<dyn Store> = Arc::new(MeteredStore::new(store, &mut registry));
     let keyspaces = ServedKeyspace::all(&config, &mut registry);
     let hot_restarts = HotRestartMetrics::new(&mut registry);
@@ -356,6 +359,7 @@ fn cut_off_at_signal(number: usize) {
             }
         }
         error!("second signal; exiting without finishing requests in flight");
+        logging::finish();
         std::process::exit(1);
     });
 }

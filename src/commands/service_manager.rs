@@ -12,6 +12,11 @@ use tracing::info;
 /// The variable by which `segue restart` names its socket to the process that it starts.
 pub(super) const REPORT_SOCKET: &str = "SEGUE_REPORT_SOCKET";
 
+/// Returns whether `segue restart` has started this process.
+pub(super) fn is_successor() -> bool {
+    std::env::var_os(REPORT_SOCKET).is_some()
+}
+
 /// Tells that this process serves: `segue restart` if that has started it, the manager otherwise.
 pub(super) fn serves() {
     match std::env::var_os(REPORT_SOCKET) {

@@ -1,4 +1,4 @@
-//! The connection between the old and the new process: a Unix socket that carries messages, and sockets beside them.
+//! The connection between the old and the new process: a Unix socket that carries messages, and open files beside them.
 //!
 //! # Invariants
 //!
@@ -8,7 +8,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::TcpListener;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -73,19 +73,19 @@ impl Channel {
         timeout(STEP_TIMEOUT, self.receive()).await.with_context(|| format!("process {} sends nothing", self.pid))?
     }
 
-    /// Sends sockets, each beside a byte of its own.
-    pub(super) async fn send_sockets(&self, sockets: &[TcpListener]) -> anyhow::Result<()> {
+    /// Sends open files, each beside a byte of its own.
+    pub(super) async fn send_files(&self, files: &[impl AsFd]) -> anyhow::Result<()> {
         let all = async {
-            for socket in sockets {
-                self.stream.async_io(Interest::WRITABLE, || self.send_socket(socket)).await?;
+            for file in files {
+                self.stream.async_io(Interest::WRITABLE, || self.send_file(file.as_fd())).await?;
             }
             std::io::Result::Ok(())
         };
-        timeout(STEP_TIMEOUT, all).await?.with_context(|| format!("cannot send the sockets to process {}", self.pid))
+        timeout(STEP_TIMEOUT, all).await?.with_context(|| format!("cannot send open files to process {}", self.pid))
     }
 
-    fn send_socket(&self, socket: &TcpListener) -> std::io::Result<()> {
-        let rights = [socket.as_fd()];
+    fn send_file(&self, file: BorrowedFd<'_>) -> std::io::Result<()> {
+        let rights = [file];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut beside = SendAncillaryBuffer::new(&mut space);
         beside.push(SendAncillaryMessage::ScmRights(&rights));
@@ -96,27 +96,31 @@ impl Channel {
     /// Receives this many sockets, or `None` if the other process has closed the connection. An error if one of them
     /// does not listen.
     pub(super) async fn receive_sockets(&self, count: usize) -> anyhow::Result<Option<Vec<TcpListener>>> {
-        let all = async {
-            let mut sockets = Vec::new();
-            while sockets.len() < count {
-                match self.stream.async_io(Interest::READABLE, || self.receive_socket()).await {
-                    Ok((_, Some(socket))) => sockets.push(TcpListener::from(socket)),
-                    Ok((0, None)) | Err(_) => return Ok(None),
-                    Ok((_, None)) => anyhow::bail!("process {} sent no socket where one was expected", self.pid),
-                }
-            }
-            Ok(Some(sockets))
-        };
-        let sockets =
-            timeout(STEP_TIMEOUT, all).await.with_context(|| format!("process {} sends no sockets", self.pid))??;
-        for socket in sockets.iter().flatten() {
-            let listens = rustix::net::sockopt::socket_acceptconn(socket).unwrap_or(false);
+        let Some(files) = self.receive_files(count).await? else { return Ok(None) };
+        for file in &files {
+            let listens = rustix::net::sockopt::socket_acceptconn(file).unwrap_or(false);
             ensure!(listens, "process {} sent a socket that does not listen", self.pid);
         }
-        Ok(sockets)
+        Ok(Some(files.into_iter().map(TcpListener::from).collect()))
     }
 
-    fn receive_socket(&self) -> std::io::Result<(usize, Option<OwnedFd>)> {
+    /// Receives this many open files, or `None` if the other process has closed the connection.
+    pub(super) async fn receive_files(&self, count: usize) -> anyhow::Result<Option<Vec<OwnedFd>>> {
+        let all = async {
+            let mut files = Vec::new();
+            while files.len() < count {
+                match self.stream.async_io(Interest::READABLE, || self.receive_file()).await {
+                    Ok((_, Some(file))) => files.push(file),
+                    Ok((0, None)) | Err(_) => return Ok(None),
+                    Ok((_, None)) => anyhow::bail!("process {} sent no open file where one was expected", self.pid),
+                }
+            }
+            Ok(Some(files))
+        };
+        timeout(STEP_TIMEOUT, all).await.with_context(|| format!("process {} sends no open files", self.pid))?
+    }
+
+    fn receive_file(&self) -> std::io::Result<(usize, Option<OwnedFd>)> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);
         let mut byte = [0];

@@ -15,10 +15,20 @@ pub(super) const MAX_LINE_BYTES: usize = 4 << 10;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub(super) enum Message {
-    /// New process: requests the sockets. It becomes ready within this time or gives up.
-    Hello { patience_ms: u64 },
-    /// Old process: this many sockets follow. The name is that of its registration.
-    Offer { name: String, sockets: usize },
+    /// New process: requests the sockets. It becomes ready within this time or gives up. `log`: it also requests what
+    /// the old process writes its log to.
+    Hello {
+        patience_ms: u64,
+        #[serde(default)]
+        log: bool,
+    },
+    /// Old process: this many sockets follow, then its standard error if `log`. The name is that of its registration.
+    Offer {
+        name: String,
+        sockets: usize,
+        #[serde(default)]
+        log: bool,
+    },
     /// New process: accepts from now on.
     Ready,
     /// Old process: no longer accepts.
@@ -70,8 +80,8 @@ mod tests {
     #[test]
     fn every_message_survives_encoding() {
         for message in [
-            Message::Hello { patience_ms: 7 },
-            Message::Offer { name: "router-0~next".to_owned(), sockets: 3 },
+            Message::Hello { patience_ms: 7, log: true },
+            Message::Offer { name: "router-0~next".to_owned(), sockets: 3, log: true },
             Message::Ready,
             Message::Leaving,
             Message::Ended,
@@ -81,6 +91,14 @@ mod tests {
             assert_eq!(line.matches('\n').count(), 1);
             assert_eq!(Message::decode(line.trim_end().as_bytes()).unwrap(), message);
         }
+    }
+
+    #[test]
+    fn a_process_that_does_not_know_of_the_log_is_understood() {
+        let hello = Message::decode(br#"{"segue_hot_restart":1,"say":"hello","patience_ms":7}"#);
+        assert_eq!(hello.unwrap(), Message::Hello { patience_ms: 7, log: false });
+        let offer = Message::decode(br#"{"segue_hot_restart":1,"say":"offer","name":"r","sockets":1}"#);
+        assert_eq!(offer.unwrap(), Message::Offer { name: "r".to_owned(), sockets: 1, log: false });
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod server;
 mod tests;
 
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -63,14 +64,16 @@ pub struct Startup {
     predecessor: Option<Channel>,
     socket: Option<SocketPath>,
     listeners: AdoptedSockets<TcpListener>,
+    /// What the running process writes its log to, if this one asked for that.
+    log: Option<OwnedFd>,
     /// The text in `/status`.
     status: watch::Sender<Option<String>>,
 }
 
 impl Startup {
     /// Looks for a running process. If there is one, receives its sockets and gives the router of the configuration a
-    /// name that can be registered beside it.
-    pub async fn begin(config: &mut Config) -> anyhow::Result<Self> {
+    /// name that can be registered beside it. If `continues_log`, this process also asks for that one's standard error.
+    pub async fn begin(config: &mut Config, continues_log: bool) -> anyhow::Result<Self> {
         let admin = config.admin.as_ref().map(|admin| admin.listen);
         let mut startup = Startup {
             path: None,
@@ -79,13 +82,15 @@ impl Startup {
             predecessor: None,
             socket: None,
             listeners: AdoptedSockets { router: Vec::new(), admin: None },
+            log: None,
             status: watch::Sender::default(),
         };
         let Some(router) = &mut config.router else { return Ok(startup) };
         let Some(path) = &router.hot_restart_socket else { return Ok(startup) };
         startup.path = Some(path.clone());
         startup.patience = patience(router.lease_ttl);
-        if let Some(Offer { channel, name, sockets }) = request_sockets(path, startup.patience).await? {
+        let offer = request_sockets(path, startup.patience, continues_log).await?;
+        if let Some(Offer { channel, name, sockets, log }) = offer {
             router.name = adopt::name(&router.name, &name);
             let offered: std::io::Result<Vec<_>> =
                 sockets.into_iter().map(|socket| Ok((socket.local_addr()?, socket))).collect();
@@ -100,6 +105,7 @@ impl Startup {
                 "hot restart: taking over from the running process"
             );
             startup.predecessor = Some(channel);
+            startup.log = log;
         }
         startup.name.clone_from(&router.name);
         Ok(startup)
@@ -182,21 +188,25 @@ struct Offer {
     channel: Channel,
     name: String,
     sockets: Vec<TcpListener>,
+    log: Option<OwnedFd>,
 }
 
-/// Asks the process at the path for its sockets. Returns `None` if there is no process.
-async fn request_sockets(path: &Path, patience: Duration) -> anyhow::Result<Option<Offer>> {
+/// Asks the process at the path for its sockets, and for its standard error if `log`. Returns `None` if there is no
+/// process.
+async fn request_sockets(path: &Path, patience: Duration, log: bool) -> anyhow::Result<Option<Offer>> {
     for _ in 0..MAX_ATTEMPTS {
         let Some(stream) = socket_path::connect(SOCKET_KEY, path).await? else { return Ok(None) };
         let mut channel = Channel::new(stream)?;
         let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
         // A process that does not read may still have sent its reason.
-        let _ = channel.send(&Message::Hello { patience_ms }).await;
+        let _ = channel.send(&Message::Hello { patience_ms, log }).await;
         let pid = channel.pid;
         match channel.receive_soon().await.with_context(|| format!("cannot take over from process {pid}"))? {
-            Some(Message::Offer { name, sockets }) => {
-                if let Some(sockets) = channel.receive_sockets(sockets).await? {
-                    return Ok(Some(Offer { channel, name, sockets }));
+            Some(Message::Offer { name, sockets, log }) => {
+                if let Some(sockets) = channel.receive_sockets(sockets).await?
+                    && let Some(mut log) = channel.receive_files(usize::from(log)).await?
+                {
+                    return Ok(Some(Offer { channel, name, sockets, log: log.pop() }));
                 }
             }
             Some(Message::Refusal { reason }) => bail!("cannot take over from process {pid}: {reason}"),

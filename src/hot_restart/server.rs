@@ -7,6 +7,7 @@
 
 use std::future::Future;
 use std::net::TcpListener;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -63,6 +64,8 @@ pub struct Server {
     socket: Option<SocketPath>,
     predecessor: Option<Channel>,
     listeners: Arc<Vec<TcpListener>>,
+    /// What the predecessor writes its log to, until this process does so.
+    log: Option<OwnedFd>,
     /// The process that prepares to take over.
     preparing: Option<Preparing>,
     status: watch::Sender<Option<String>>,
@@ -77,10 +80,10 @@ impl std::fmt::Debug for Server {
 
 impl Server {
     pub(super) fn new(startup: Startup, listeners: Vec<TcpListener>, metrics: HotRestartMetrics) -> Self {
-        let Startup { path, name, socket, predecessor, status, .. } = startup;
+        let Startup { path, name, socket, predecessor, status, log, .. } = startup;
         // Listeners that no process can ask for would only have to be closed in time.
         let listeners = Arc::new(if path.is_some() { listeners } else { Vec::new() });
-        Server { path, name, socket, predecessor, listeners, preparing: None, status, metrics }
+        Server { path, name, socket, predecessor, listeners, log, preparing: None, status, metrics }
     }
 
     /// Waits until the old process has left, if there is one, so that this one can take its other paths. Returns the exit
@@ -96,6 +99,16 @@ impl Server {
         }
     }
 
+    /// Writes the log from now on where the predecessor writes its own, if this process has asked for that. Standard
+    /// error so far is closed: whoever reads it to its end need not wait for the end of this process.
+    pub fn continue_log(&mut self) {
+        if let Some(log) = self.log.take()
+            && let Err(error) = rustix::stdio::dup2_stderr(log)
+        {
+            warn!(%error, "hot restart: cannot continue the log of the old process");
+        }
+    }
+
     /// Responds to other processes until this one has to leave. Cancel-safe: it may be called again.
     pub async fn run(&mut self) -> Exit {
         loop {
@@ -105,7 +118,7 @@ impl Server {
                         return Exit::Withdrawn(reason);
                     }
                 }
-                channel = accept(self.socket.as_ref()) => match channel {
+                channel = accept(self.socket.as_mut()) => match channel {
                     Ok(channel) => self.on_request(channel),
                     Err(error) => {
                         warn!("hot restart: cannot accept a connection; retrying: {error:#}");
@@ -204,7 +217,7 @@ async fn receive(predecessor: &mut Option<Channel>) -> anyhow::Result<Option<Mes
     }
 }
 
-async fn accept(socket: Option<&SocketPath>) -> anyhow::Result<Channel> {
+async fn accept(socket: Option<&mut SocketPath>) -> anyhow::Result<Channel> {
     match socket {
         Some(socket) => Channel::new(socket.accept().await?),
         None => std::future::pending().await,
@@ -235,14 +248,17 @@ async fn prepare(mut channel: Channel, name: String, sockets: Arc<Vec<TcpListene
 }
 
 async fn offer(channel: &mut Channel, name: String, sockets: &[TcpListener]) -> anyhow::Result<()> {
-    let patience = match channel.receive_soon().await? {
-        Some(Message::Hello { patience_ms }) => Duration::from_millis(patience_ms).min(MAX_PATIENCE) + STEP_TIMEOUT,
+    let (patience, log) = match channel.receive_soon().await? {
+        Some(Message::Hello { patience_ms, log }) => (Duration::from_millis(patience_ms).min(MAX_PATIENCE), log),
         Some(other) => bail!("it sent {other:?} instead of hello"),
         None => bail!("it closed the connection without a message"),
     };
-    channel.send(&Message::Offer { name, sockets: sockets.len() }).await?;
-    channel.send_sockets(sockets).await?;
-    let message = timeout(patience, channel.receive()).await;
+    // Standard error may be closed.
+    let log = log.then(|| std::io::stderr().as_fd().try_clone_to_owned().ok()).flatten();
+    channel.send(&Message::Offer { name, sockets: sockets.len(), log: log.is_some() }).await?;
+    channel.send_files(sockets).await?;
+    channel.send_files(log.as_slice()).await?;
+    let message = timeout(patience + STEP_TIMEOUT, channel.receive()).await;
     match message.with_context(|| format!("it was not ready within {patience:?}"))?? {
         Some(Message::Ready) => Ok(()),
         Some(other) => bail!("it sent {other:?} instead of ready"),

@@ -17,6 +17,7 @@ fn startup(path: &Path, predecessor: Option<Channel>) -> Startup {
         predecessor,
         socket: None,
         listeners: AdoptedSockets { router: Vec::new(), admin: None },
+        log: None,
         status: watch::Sender::default(),
     }
 }
@@ -85,11 +86,11 @@ async fn a_new_process_that_falls_silent_is_given_up_and_the_next_one_gets_the_s
     let path = folder.path().join("s");
     let mut server = serving(&path).await;
     let new_processes = async {
-        let mut silent = request_sockets(&path, PATIENCE).await.unwrap().unwrap();
+        let mut silent = request_sockets(&path, PATIENCE, false).await.unwrap().unwrap();
         assert_eq!((silent.name.as_str(), silent.sockets.len()), ("r", 1));
         let Some(Message::Refusal { reason }) = silent.channel.receive().await.unwrap() else { panic!("no refusal") };
         assert!(reason.contains("not ready within"), "{reason}");
-        let mut next = request_sockets(&path, PATIENCE).await.unwrap().unwrap();
+        let mut next = request_sockets(&path, PATIENCE, false).await.unwrap().unwrap();
         next.channel.send(&Message::Ready).await.unwrap();
         assert_eq!(next.channel.receive().await.unwrap(), Some(Message::Leaving));
         next.channel.receive().await.unwrap()
@@ -113,7 +114,7 @@ async fn a_new_process_starts_alone_when_the_old_one_ends_before_it_is_ready() {
     let mut server = serving(&path).await;
     let mut offer = tokio::select! {
         _ = server.run() => panic!("replaced by a process that is not ready"),
-        offer = request_sockets(&path, PATIENCE) => offer.unwrap().unwrap(),
+        offer = request_sockets(&path, PATIENCE, false) => offer.unwrap().unwrap(),
     };
     server.shutdown();
     assert!(!path.exists());

@@ -4,6 +4,7 @@
 //! (`segue_` and the documented ones). The request path has its own metrics ([`segue_proxy::metrics`]).
 
 mod coordinator;
+mod log;
 mod pod;
 mod pods_service;
 mod process;
@@ -25,6 +26,7 @@ use segue_coordination::store::StoreError;
 use tokio::time::Instant;
 
 pub use self::coordinator::CoordinatorMetrics;
+pub use self::log::register_dropped_lines;
 pub use self::pod::{MeteredHooks, PodMetrics};
 pub use self::pods_service::PodsServiceMetrics;
 pub use self::process::process_registry;

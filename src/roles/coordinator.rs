@@ -23,6 +23,7 @@ use crate::certificates::Certificates;
 use crate::handoff_traces::HandoffTraces;
 use crate::metrics::{CoordinatorMetrics, PodsServiceMetrics};
 use crate::roles::keyspace::ServedKeyspace;
+use crate::roles::progress;
 use crate::token_file::TokenFile;
 
 /// A coordinator that does not run yet. The socket of its pods' service is bound, if it has one.
@@ -142,7 +143,8 @@ impl StatusSource for CoordinatorStatusSource {
 
     fn ready(&self) -> Result<(), String> {
         // A standby is ready: it waits for its election.
-        self.status.borrow().not_ready.clone().map_or(Ok(()), Err)
+        let status = self.status.borrow();
+        status.not_ready.clone().map_or(Ok(()), Err).and_then(|()| progress::of_lease(status.trusted_until))
     }
 
     fn status(&self) -> Value {

@@ -3,5 +3,6 @@
 pub mod coordinator;
 pub mod keyspace;
 pub mod pod;
+mod progress;
 pub mod router;
 pub mod running;

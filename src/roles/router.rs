@@ -30,6 +30,7 @@ use crate::certificates::Certificates;
 use crate::handoff_traces::HandoffTraces;
 use crate::metrics::RouterMetrics;
 use crate::roles::keyspace::ServedKeyspace;
+use crate::roles::progress;
 
 /// The role with bound sockets, before it runs.
 #[derive(Debug)]
@@ -125,11 +126,13 @@ impl BoundRouterRole {
             forward.push(ForwardSettings { tracer: self.tracer.clone(), ..settings });
             metrics.push(series);
         }
+        let workers = self.routers.listener_metrics().clone();
         let routers = self.routers.join(store, memberships);
         let source = |(series, state): (Series, &RouterState)| {
             Arc::new(RouterStatusSource {
                 name: self.section.name.clone(),
                 state: state.clone(),
+                workers: workers.clone(),
                 series,
                 hot_restart: hot_restart.clone(),
             })
@@ -234,6 +237,7 @@ struct RouterStatusSource {
     name: String,
     hot_restart: watch::Receiver<Option<String>>,
     state: RouterState,
+    workers: Metrics,
     series: Series,
 }
 
@@ -243,7 +247,11 @@ impl StatusSource for RouterStatusSource {
     }
 
     fn ready(&self) -> Result<(), String> {
-        self.state.not_ready().map_or(Ok(()), Err)
+        let trusted_until = self.state.status().trusted_until;
+        let not_ready = self.state.not_ready().map_or(Ok(()), Err);
+        not_ready
+            .and_then(|()| progress::of_lease(trusted_until))
+            .and_then(|()| progress::of_workers(self.workers.longest_silence()))
     }
 
     fn status(&self) -> Value {

@@ -1,6 +1,6 @@
 //! The supervisor's process, and the step between it and the service.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream as StdStream;
 use std::os::unix::process::CommandExt as _;
@@ -17,6 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::deadline::Deadline;
 use super::descendants;
+use crate::last_words::say;
 
 /// The exit codes of shells for a program that cannot be run, or does not exist.
 const CANNOT_RUN: u8 = 126;
@@ -85,23 +86,18 @@ async fn run(command: &[String], files: Option<u64>) -> anyhow::Result<ExitCode>
         }
     })
     .await;
-    // Logged only now: standard error may be a pipe without a reader, on which a write blocks or fails.
-    match kill {
-        Some(Kill::Deadline) => say("the lease may have ended: the service was killed"),
-        Some(Kill::SidecarGone) => say("the sidecar is gone: the service was killed"),
-        Some(Kill::Told) | None => {}
-    }
-    let reply = match (kill, code) {
+    let reply = match (&kill, code) {
         (None, Some(code)) => format!("ended {code}\n"),
         _ => "killed\n".to_owned(),
     };
     let _ = replies.write_all(reply.as_bytes()).await;
+    // Only now: standard error may be a pipe that nobody reads.
+    match kill {
+        Some(Kill::Deadline) => say("segue: the lease may have ended: the service was killed"),
+        Some(Kill::SidecarGone) => say("segue: the sidecar is gone: the service was killed"),
+        Some(Kill::Told) | None => {}
+    }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Unlike `eprintln!`, does not panic if nothing can be written.
-fn say(what: &str) {
-    let _ = writeln!(io::stderr(), "segue: {what}");
 }
 
 fn forward(service: Pid, number: &str) {
@@ -133,6 +129,6 @@ pub(crate) fn become_service(supervisor: i32, command: &[String], files: Option<
     }
     let Some((program, arguments)) = command.split_first() else { return Ok(ExitCode::from(CANNOT_RUN)) };
     let error = Command::new(program).args(arguments).exec();
-    eprintln!("segue: pod.exec: cannot run {program}: {error}");
+    say(&format!("segue: pod.exec: cannot run {program}: {error}"));
     Ok(ExitCode::from(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { CANNOT_RUN }))
 }

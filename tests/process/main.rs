@@ -14,6 +14,7 @@ mod hot_restart;
 mod keyspace_limits;
 mod keyspaces;
 mod layered_router;
+mod log;
 mod operators;
 mod own_drain;
 mod pods_with_rounds;

@@ -125,22 +125,26 @@ fn restart_returns_once_the_new_process_serves_and_names_it() {
 }
 
 #[test]
-fn a_pipe_from_restart_ends_with_that_command() {
+fn the_output_of_restart_ends_with_that_command_and_the_log_goes_on_where_it_was() {
     let unit = Unit::new();
-    let _old = unit.started();
+    let old = unit.started();
     let file = unit.config().write(unit.cluster.path(), "restart");
     let mut restart = Command::new(unit.cluster.segue());
     restart.args(["restart", "--config"]).arg(file).env("NOTIFY_SOCKET", &unit.manager.path);
-    let log = std::fs::File::create(unit.cluster.path().join("restart.log")).unwrap();
-    let mut restart = restart.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
-    let mut output = restart.stdout.take().unwrap();
+    let mut restart = restart.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (mut output, mut errors) = (restart.stdout.take().unwrap(), restart.stderr.take().unwrap());
     let (ended, end) = std::sync::mpsc::channel();
-    std::thread::spawn(move || ended.send(output.read_to_end(&mut Vec::new()).is_ok()));
+    std::thread::spawn(move || {
+        let both = output.read_to_end(&mut Vec::new()).and(errors.read_to_end(&mut Vec::new()));
+        ended.send(both.is_ok())
+    });
     let status = restart.wait().unwrap();
     let new = unit.manager.told()[0].strip_prefix("MAINPID=").unwrap().parse().unwrap();
-    let _new = Orphan(Pid::from_raw(new).unwrap());
+    let new = Orphan(Pid::from_raw(new).unwrap());
     assert!(status.success());
-    assert_eq!(end.recv_timeout(PATIENCE / 3), Ok(true), "the new process holds on to the pipe");
+    assert_eq!(end.recv_timeout(PATIENCE), Ok(true), "the new process holds on to the output");
+    kill_process(new.0, Signal::TERM).unwrap();
+    until("the new process's last line in the log", || old.output().contains("shutting down gracefully"));
 }
 
 #[test]

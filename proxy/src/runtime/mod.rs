@@ -5,4 +5,5 @@
 pub(crate) mod background;
 pub(crate) mod coarse_timer;
 pub(crate) mod exchange_timeout;
+pub(crate) mod last_turn;
 pub(crate) mod shortage;

@@ -86,12 +86,14 @@ impl<M: Layers> Worker<M> {
         let limit =
             ConnectionLimit { most: self.max_connections, idle: look_every, secure, metrics: self.metrics.clone() };
         let clients = Rc::new(ConnectionRegistry::new(self.terms, self.max_requests, self.metrics.clone()));
-        tokio::task::spawn_local(check_every(look_every, clients.clone()));
+        let running = Running(self.metrics);
+        tokio::task::spawn_local(check_every(look_every, clients.clone(), running.0.clone()));
         accept_all(listeners, &clients, &path, &limit, &self.stop).await;
         let stop = *self.stop.borrow();
         let Stop { deadline, idle } = stop.unwrap_or_else(Stop::now);
         clients.finish(idle);
-        tokio::task::spawn_local(check_every(look_every.min(STOPPING_CHECK_INTERVAL), clients.clone()));
+        let look_every = look_every.min(STOPPING_CHECK_INTERVAL);
+        tokio::task::spawn_local(check_every(look_every, clients.clone(), running.0.clone()));
         // WebSockets never end by themselves, and closing them takes a moment.
         let notice = deadline.checked_sub(WEBSOCKET_CLOSE_TIMEOUT).unwrap_or(deadline);
         if tokio::time::timeout_at(notice, drained(&clients, &path.forward)).await.is_ok() {
@@ -106,9 +108,19 @@ impl<M: Layers> Worker<M> {
     }
 }
 
-/// Closes clients whose time is up, for ever.
-async fn check_every(interval: Duration, clients: Rc<ConnectionRegistry>) {
+/// A worker that runs, to those who look whether it hangs.
+struct Running(Arc<WorkerMetrics>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.last_turn.end();
+    }
+}
+
+/// Notes that the worker has turns, and closes clients whose time is up, for ever.
+async fn check_every(interval: Duration, clients: Rc<ConnectionRegistry>, metrics: Arc<WorkerMetrics>) {
     loop {
+        metrics.last_turn.note();
         tokio::time::sleep(interval).await;
         clients.check();
     }

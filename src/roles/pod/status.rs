@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use super::behind::Behind;
 use crate::admin::StatusSource;
 use crate::metrics::PodMetrics;
+use crate::roles::progress;
 
 pub(super) struct PodStatusSource {
     pub(super) metrics: Arc<PodMetrics>,
@@ -44,7 +45,7 @@ impl StatusSource for PodStatusSource {
 
     fn ready(&self) -> Result<(), String> {
         let not_ready = self.behind.not_ready().or_else(|| self.state.borrow().not_ready.clone());
-        not_ready.map_or(Ok(()), Err)
+        not_ready.map_or(Ok(()), Err).and_then(|()| progress::of_lease(self.state.borrow().trusted_until))
     }
 
     fn status(&self) -> Value {

@@ -44,9 +44,9 @@ impl StreamListener {
                 }));
                 ServiceStream::serve(streams, connections, shutdown).await
             }
-            StreamListener::Unix(socket) => {
-                let accept = || async { Some((socket.accept().await, ())) };
-                let served = ServiceStream::serve(streams, Box::pin(unfold((), |()| accept())), shutdown).await;
+            StreamListener::Unix(mut socket) => {
+                let connections = Box::pin(unfold(&mut socket, async |socket| Some((socket.accept().await, socket))));
+                let served = ServiceStream::serve(streams, connections, shutdown).await;
                 socket.release();
                 served
             }
