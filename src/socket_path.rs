@@ -290,9 +290,8 @@ mod tests {
         };
         let removing = async {
             let comes_back = async || {
-                while reach(&path).await.unwrap().is_none() {
-                    tokio::time::sleep(LOOK_EVERY).await;
-                }
+                tokio::time::sleep(3 * LOOK_EVERY).await;
+                assert!(reach(&path).await.unwrap().is_some());
             };
             fs::remove_file(&path).unwrap();
             comes_back().await;

@@ -187,6 +187,7 @@ async fn requests_are_routed_while_a_long_download_is_finished_before_a_planned_
     let table = site.router.state().table();
     let is_long = |since: Instant| since.elapsed() > Duration::from_millis(1_100);
     until(|| table.oldest_exchange(P0).is_some_and(is_long), "the download to be long").await;
+    assert_eq!(table.lasting_of(P0).oldest, table.oldest_exchange(P0), "it is shown");
     site.ready(&[P0, P1]).await;
     // The other partition of the same write has no long exchange.
     site.drained(P1).await;

@@ -1,5 +1,7 @@
 //! The status of a process about a partition or a pod, in words.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, anyhow};
 use segue_protocol::ids::PartitionId;
 use serde::{Deserialize, Serialize};
@@ -36,6 +38,11 @@ struct Line {
     partition: PartitionId,
     stage: String,
     in_flight: u64,
+    /// How many of those are streams.
+    #[serde(default)]
+    streams: u64,
+    /// For how long the oldest exchange has lasted.
+    oldest_ms: Option<u64>,
     stashed: u64,
 }
 
@@ -44,9 +51,18 @@ struct PodPart {
     not_ready: Option<String>,
     service_up: bool,
     in_flight: u64,
+    /// The requests in flight of each partition that has any.
+    #[serde(default)]
+    requests: Vec<Requests>,
     hooks: Vec<Hook>,
     /// The service's stream, if it has opened one.
     stream: Option<Stream>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Requests {
+    partition: PartitionId,
+    in_flight: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -107,6 +123,7 @@ struct Activity {
     idle: &'static str,
     /// Its requests, if they go through the process that was asked.
     in_flight: Option<u64>,
+    requests: Vec<Requests>,
 }
 
 impl ProcessStatus {
@@ -150,7 +167,11 @@ impl Activity {
         let work = self.work.iter().filter(|work| work.partition == partition);
         parts.extend(work.map(|work| work.says.clone()));
         if parts.len() == self.faults.len() {
-            let requests = self.in_flight.map_or(String::new(), |count| format!(", {count} requests in flight in all"));
+            let of_partition = self.requests.iter().find(|requests| requests.partition == partition);
+            let requests = self.in_flight.map_or(String::new(), |count| match of_partition {
+                Some(requests) => format!(", {} of {count} requests in flight are its own", requests.in_flight),
+                None => format!(", {count} requests in flight in all"),
+            });
             parts.push(format!("{} for the partition{requests}", self.idle));
         }
         parts.join("; ")
@@ -171,7 +192,13 @@ impl CoordinatorPart {
     fn activity(self, pod: &str) -> anyhow::Result<Activity> {
         let stream = self.pod_streams.into_iter().flatten().find(|stream| stream.pod == pod);
         let stream = stream.context("the coordinator that served it last does not serve it now")?;
-        Ok(Activity { faults: stream.faults(), work: stream.work().collect(), idle: NO_TASK, in_flight: None })
+        Ok(Activity {
+            faults: stream.faults(),
+            work: stream.work().collect(),
+            idle: NO_TASK,
+            in_flight: None,
+            requests: Vec::new(),
+        })
     }
 }
 
@@ -186,7 +213,7 @@ impl PodPart {
         let tasks = stream.into_iter().flat_map(Stream::work);
         let work = self.hooks.iter().map(Hook::work).chain(tasks).collect();
         let idle = if stream.is_some() { NO_TASK } else { "no hook runs" };
-        Activity { faults, work, idle, in_flight: Some(self.in_flight) }
+        Activity { faults, work, idle, in_flight: Some(self.in_flight), requests: self.requests }
     }
 }
 
@@ -206,9 +233,30 @@ impl RouterPart {
         let not_ready = self.not_ready.as_ref().map_or(String::new(), |reason| format!("not ready: {reason}; "));
         let line = self.partitions.iter().find(|line| line.partition == partition);
         let line = line.map_or("it does not know the partition".to_owned(), |line| {
-            format!("the partition is {}, {} in flight, {} held", line.stage, line.in_flight, line.stashed)
+            format!(
+                "the partition is {}, {} in flight{}, {} held",
+                line.stage,
+                line.in_flight,
+                line.lasting(),
+                line.stashed
+            )
         });
         not_ready + &line
+    }
+}
+
+impl Line {
+    /// Describes the exchanges that last.
+    fn lasting(&self) -> String {
+        let streams = match self.streams {
+            0 => None,
+            1 => Some("1 is a stream".to_owned()),
+            count => Some(format!("{count} are streams")),
+        };
+        let oldest =
+            self.oldest_ms.map(|age| format!("the oldest for {:.1} s", Duration::from_millis(age).as_secs_f64()));
+        let facts: Vec<_> = streams.into_iter().chain(oldest).collect();
+        if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) }
     }
 }
 
@@ -282,6 +330,10 @@ mod tests {
         let line = |partition| json!({ "partition": partition, "stage": "draining", "in_flight": 4, "stashed": 12 });
         let router = json!({ "router": { "not_ready": null, "partitions": [line(3)] } });
         assert_eq!(says("router", router), "the partition is draining, 4 in flight, 12 held");
+        let lasting = json!({ "partition": 3, "stage": "draining", "in_flight": 4, "streams": 1, "oldest_ms": 12340, "stashed": 0 });
+        let router = json!({ "router": { "not_ready": null, "partitions": [lasting] } });
+        let expected = "the partition is draining, 4 in flight (1 is a stream, the oldest for 12.3 s), 0 held";
+        assert_eq!(says("router", router), expected);
         let router = json!({ "router": { "not_ready": "no store", "partitions": [line(2)] } });
         assert_eq!(says("router", router), "not ready: no store; it does not know the partition");
     }
@@ -292,7 +344,8 @@ mod tests {
             let mut hook = json!({ "partition": 3, "hook": "warm", "running": true, "for_ms": 1500, "progress": null,
                 "detail": null, "failures": 0, "failure": null });
             hook.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            json!({ "pod": { "not_ready": null, "service_up": true, "in_flight": 7, "hooks": [hook] } })
+            let requests = json!([{ "partition": 4, "in_flight": 2 }]);
+            json!({ "pod": { "not_ready": null, "service_up": true, "in_flight": 7, "requests": requests, "hooks": [hook] } })
         };
         let running = hook(json!({ "progress": 0.4, "detail": "7 of 20 files" }));
         assert_eq!(says("pod", running), "hook warm runs, for 1.5 s, 40 % done (7 of 20 files)");
@@ -303,6 +356,10 @@ mod tests {
             says("pod", hook(json!({ "partition": 2 }))),
             "no hook runs for the partition, 7 requests in flight in all"
         );
+        let requests = json!([{ "partition": 4, "in_flight": 5 }, { "partition": 3, "in_flight": 2 }]);
+        let pod = json!({ "not_ready": null, "service_up": true, "in_flight": 7, "requests": requests, "hooks": [] });
+        let expected = "no hook runs for the partition, 2 of 7 requests in flight are its own";
+        assert_eq!(says("pod", json!({ "pod": pod })), expected);
     }
 
     #[test]

@@ -80,9 +80,17 @@ pub(super) fn moved(view: &View, partition: PartitionId, to: Option<&str>) -> St
         (Some(owner), Some(wanted)) if owner == wanted => {
             Standing::Done(format!("partition {partition} is on {owner}"))
         }
-        (_, Some(wanted)) if to.is_some() && pin != Some(wanted) => Standing::Failed(format!(
-            "partition {partition} no longer moves to {wanted}: the move was cancelled or replaced, or the pod has gone"
-        )),
+        (_, Some(wanted)) if to.is_some() && pin != Some(wanted) => Standing::Failed(match pin {
+            _ if !view.pods.contains_key(wanted) => {
+                format!("partition {partition} does not move to {wanted}: the pod has gone")
+            }
+            Some(other) => {
+                format!("partition {partition} no longer moves to {wanted}: a later order moves it to {other}")
+            }
+            None => format!(
+                "partition {partition} no longer moves to {wanted}: the move was cancelled; segue explain {partition} tells why"
+            ),
+        }),
         (_, Some(wanted)) if to.is_some() && view.is_draining(wanted) => Standing::Failed(format!(
             "partition {partition} does not move to {wanted}, which gives up its partitions meanwhile; it moves there once \
              the pod accepts partitions again, unless the order is withdrawn: segue unpin {partition}"
@@ -327,6 +335,18 @@ mod tests {
         assert!(
             matches!(to_b(&[A, B, A_HAS_0, B_HAS_1, pin, drain]), Standing::Failed(why) if why.contains("unpin 0"))
         );
+    }
+
+    #[test]
+    fn a_move_that_fails_says_whether_its_order_or_its_pod_has_gone() {
+        let why = |entries: &[(&str, &str)]| match moved(&view(entries), P0, Some("b")) {
+            Standing::Failed(why) => why,
+            other => panic!("{other:?}"),
+        };
+        let pin = ("operator/pins/0", r#"{"to":"c","incarnation":4,"who":"ann"}"#);
+        assert!(why(&[A, B, A_HAS_0, B_HAS_1, pin]).contains("a later order moves it to c"));
+        assert!(why(&[A, B, A_HAS_0, B_HAS_1]).contains("the move was cancelled; segue explain 0 tells why"));
+        assert!(why(&[A, A_HAS_0]).contains("the pod has gone"));
     }
 
     #[test]

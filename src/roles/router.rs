@@ -17,7 +17,7 @@ use segue_proxy::keyspaces::{BoundKeyspaces, JoiningKeyspaces, RunningKeyspaces}
 use segue_proxy::metrics::Metrics;
 use segue_proxy::router::{Membership, RouterState};
 use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
-use segue_proxy::routing::table::{StashLimits, Table};
+use segue_proxy::routing::table::{Lasting, StashLimits, Table};
 use segue_proxy::settings::ForwardSettings;
 use segue_proxy::spans::Tracer;
 use segue_proxy::tls::ClientTls;
@@ -265,12 +265,16 @@ impl StatusSource for RouterStatusSource {
                 Stage::Flushing(target) => ("flushing", Some(target)),
                 Stage::Closed => ("held", None),
             };
+            let in_flight = table.in_flight(partition);
+            let lasting = if in_flight > 0 { table.lasting_of(partition) } else { Lasting::default() };
             json!({
                 "partition": partition,
                 "stage": stage,
                 "pod": target.as_ref().map(|target| &target.pod),
                 "epoch": target.as_ref().map(|target| target.epoch),
-                "in_flight": table.in_flight(partition),
+                "in_flight": in_flight,
+                "streams": lasting.streams,
+                "oldest_ms": lasting.oldest.map(|since| since.elapsed().as_millis() as u64),
                 "stashed": stashed,
                 "stashed_bytes": stashed_bytes,
             })

@@ -275,6 +275,9 @@ async fn work_whose_router_is_gone_still_holds_the_handoff_back() {
         serde_json::from_str::<serde_json::Value>(&status).unwrap()["pod"]["in_flight"].clone()
     };
     assert_eq!(in_flight(), 1);
+    let (_, status) = tokio::task::block_in_place(|| http::get(admin, "/status")).unwrap();
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["pod"]["requests"], serde_json::json!([{ "partition": 0, "in_flight": 1 }]));
     tokio::task::spawn_blocking(|| dies.kill()).await.unwrap();
     assert!(cut_off.await.unwrap().is_none(), "its router is dead");
     let other = free_address();

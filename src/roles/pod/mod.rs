@@ -197,7 +197,8 @@ impl PodPart {
         let (metrics, traffic, behind) = (self.metrics.clone(), self.traffic.clone(), self.behind.clone());
         // Without the handle, which would keep the pod running.
         let (reports, state) = (self.reports.clone(), self.handle.status());
-        Arc::new(PodStatusSource { metrics, traffic, behind, reports, vouches, state })
+        let ownership = self.handle.ownership().clone();
+        Arc::new(PodStatusSource { metrics, traffic, behind, ownership, reports, vouches, state })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use segue_coordination::pod::{HookReport, HookReports, PodState};
+use segue_coordination::pod::{HookReport, HookReports, Ownership, PodState};
 use segue_grpc::ServiceStream;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::sidecar::Traffic;
@@ -18,6 +18,7 @@ pub(super) struct PodStatusSource {
     pub(super) metrics: Arc<PodMetrics>,
     pub(super) traffic: Arc<Traffic>,
     pub(super) behind: Arc<Behind>,
+    pub(super) ownership: Arc<Ownership>,
     pub(super) reports: HookReports,
     pub(super) vouches: Option<&'static str>,
     pub(super) state: watch::Receiver<PodState>,
@@ -49,9 +50,11 @@ impl StatusSource for PodStatusSource {
     }
 
     fn status(&self) -> Value {
+        let not_ready = self.ready().err();
         let state = self.state.borrow();
+        let requests = self.ownership.held_by_partition().into_iter();
         json!({
-            "not_ready": self.ready().err(),
+            "not_ready": not_ready,
             "fence_by": self.vouches,
             "service_up": self.behind.is_up(),
             "incarnation": state.incarnation,
@@ -60,6 +63,7 @@ impl StatusSource for PodStatusSource {
             "hooks": self.reports.all().iter().map(|(partition, report)| hook_status(*partition, report)).collect::<Vec<_>>(),
             "stream": self.behind.stream().map(ServiceStream::status),
             "in_flight": self.traffic.under_way(),
+            "requests": requests.map(|(partition, count)| json!({ "partition": partition, "in_flight": count })).collect::<Vec<_>>(),
             "lease_remaining_ms": state.lease_remaining().as_millis() as u64,
             "resyncs": state.resyncs,
         })

@@ -88,6 +88,8 @@ struct Slot {
 struct SlotState {
     fence: EpochFence,
     in_flight: u64,
+    /// How much of it is held beyond a response.
+    held: u64,
     /// Number of requests accepted so far.
     admitted: u64,
 }
@@ -126,6 +128,14 @@ impl Ownership {
     /// Returns the number of a partition's requests in flight.
     pub fn in_flight(&self, partition: PartitionId) -> u64 {
         self.slot(partition).map_or(0, |slot| slot.lock().in_flight)
+    }
+
+    /// Returns how often each partition is held in flight beyond a response ([`Owned::hold`]), if it is. A sidecar holds
+    /// it once for each of its exchanges.
+    pub fn held_by_partition(&self) -> BTreeMap<PartitionId, u64> {
+        let table = self.read();
+        let counts = table.slots.iter().map(|(partition, slot)| (*partition, slot.lock().held));
+        counts.filter(|(_, count)| *count > 0).collect()
     }
 
     /// Returns the number of requests in flight.
@@ -174,7 +184,7 @@ impl Ownership {
                 state.in_flight += 1;
                 state.admitted += 1;
                 drop(state);
-                Entry::In(InFlight { slot, window, epoch })
+                Entry::In(InFlight { slot, window, epoch, is_hold: false })
             }
             // Created under the lock, so that no change between this check and the wait is missed.
             EpochCheck::Wait => Entry::Wait(slot.changed.clone().notified_owned()),
@@ -293,9 +303,10 @@ impl Slot {
         }
     }
 
-    fn leave(&self) {
+    fn leave(&self, is_hold: bool) {
         let mut state = self.lock();
         state.in_flight -= 1;
+        state.held -= u64::from(is_hold);
         let is_last = state.in_flight == 0 && state.fence.accepted.is_none();
         drop(state);
         if is_last {
@@ -310,6 +321,7 @@ pub struct InFlight {
     slot: Arc<Slot>,
     window: Arc<LeaseWindow>,
     epoch: Epoch,
+    is_hold: bool,
 }
 
 impl InFlight {
@@ -331,7 +343,7 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.slot.leave();
+        self.slot.leave(self.is_hold);
     }
 }
 
@@ -363,8 +375,9 @@ impl Owned {
             return None;
         }
         state.in_flight += 1;
+        state.held += 1;
         drop(state);
-        Some(InFlight { slot: self.slot.clone(), window: self.window.clone(), epoch: self.epoch })
+        Some(InFlight { slot: self.slot.clone(), window: self.window.clone(), epoch: self.epoch, is_hold: true })
     }
 }
 

@@ -40,6 +40,15 @@ pub(super) struct LastingExchange {
     severed: CancellationToken,
 }
 
+/// The exchanges of a partition that have lasted for a moment, as operators see them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Lasting {
+    /// How many of them are streams.
+    pub streams: usize,
+    /// Since when the oldest has lasted.
+    pub oldest: Option<Instant>,
+}
+
 impl LastingExchanges {
     fn get_mut(&mut self, partition: PartitionId, id: LastingId) -> Option<&mut LastingExchange> {
         self.by_partition.get_mut(&partition)?.get_mut(&id)
@@ -121,6 +130,18 @@ impl Table {
             others.map(|exchange| exchange.since).min()
         };
         (0..self.lasting.len()).filter_map(oldest).min()
+    }
+
+    /// Returns what of the partition has lasted for a moment.
+    pub fn lasting_of(&self, partition: PartitionId) -> Lasting {
+        let mut all = Lasting::default();
+        for worker in 0..self.lasting.len() {
+            for exchange in self.lasting(worker).of(partition) {
+                all.streams += usize::from(exchange.is_stream);
+                all.oldest = Some(all.oldest.map_or(exchange.since, |oldest| oldest.min(exchange.since)));
+            }
+        }
+        all
     }
 
     /// Ends the streams among the partition's exchanges that last. Returns the number of those that were not severed
