@@ -10,12 +10,14 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use crate::printable::printable;
+
 /// How long the end of a process waits for the reader of its last line.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Writes a line to standard error.
 pub fn say(line: &str) {
-    let line = format!("{line}\n");
+    let line = format!("{}\n", printable(line));
     let (written, is_written) = mpsc::channel();
     // A write to a full pipe cannot be given up. The end of the process ends the thread.
     let writer = thread::Builder::new().spawn(move || {

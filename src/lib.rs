@@ -6,6 +6,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod admin;
+mod any_address;
 pub mod api;
 pub mod certificates;
 pub mod commands;
@@ -22,6 +23,7 @@ pub mod metrics;
 mod operator;
 pub mod otlp;
 pub mod page;
+mod printable;
 pub mod resting;
 pub mod roles;
 mod socket_path;

@@ -238,7 +238,8 @@ fn a_pod_needs_an_address_that_routers_can_connect_to() {
            a host and a port, such as \"10.0.0.7:8181\" or \"writer-0:8181\"",
         ],
     );
-    for bad in ["writer-0", "writer-0:0", "writer-0:http", ":8181", "a b:1", "::1:80", "127.0.0.1:0"] {
+    for bad in ["writer-0", "writer-0:0", "writer-0:http", ":8181", "a b:1", "fd00:10::", "fd00:10::7:0", "127.0.0.1:0"]
+    {
         assert_refused(
             &format!("[pod]\nadvertise = \"{bad}\"\n"),
             &[&format!(
@@ -248,7 +249,16 @@ fn a_pod_needs_an_address_that_routers_can_connect_to() {
         );
     }
     assert!(refused("[pod]\nadvertise = \"[::]:8181\"\n").contains("is no address that a router could connect to"));
+    assert!(refused("[pod]\nadvertise = \":::8181\"\n").contains("is no address that a router could connect to"));
     assert_accepted("[pod]\nlisten = \"[::]:8181\"\nadvertise = \"[2001:db8::7]:8181\"\n");
+}
+
+#[test]
+fn an_ipv6_address_before_a_port_needs_no_brackets() {
+    let text = "[pod]\nadvertise = \"fd00:10:244::7:8181\"\n[admin]\nadvertise = \"fd00:10:244::7:9090\"\n";
+    let config = parse("f", text, [], "host-1").unwrap();
+    assert_eq!(config.pod.unwrap().advertise, "[fd00:10:244::7]:8181");
+    assert_eq!(config.admin.unwrap().advertise.as_deref(), Some("[fd00:10:244::7]:9090"));
 }
 
 #[test]

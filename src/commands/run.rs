@@ -23,6 +23,7 @@ use super::reload::{Changeable, Reloading};
 use super::store::open;
 use super::{Failure, load_with_certificates, runtime, service_manager};
 use crate::admin::{Admin, SOCKET_KEY};
+use crate::any_address;
 use crate::api::Write;
 use crate::certificates::{Certificates, Watching};
 use crate::files;
@@ -52,6 +53,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let reloading = Reloading::new(&args.config, log.level.clone(), located.written().clone());
     let files = open_files::raise_limit();
     files::fit(&mut located.config, files)?;
+    any_address::fit(&mut located.config);
     match run_to_end(runtime()?, serve(located.config, files, certificates, (&reloading, &log)))? {
         0 => Ok(()),
         code => Err(Failure::Exit(ExitCode::from(code))),

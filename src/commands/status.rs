@@ -13,6 +13,7 @@ use super::operator::Reach;
 use super::server::admin_tls;
 use super::store::ReachArgs;
 use super::{Failure, runtime};
+use crate::printable::printable;
 use crate::status::KeyspaceStatus;
 
 /// Time between two looks at an admin endpoint. Its processes make a status at most that often.
@@ -122,7 +123,7 @@ async fn compare_routers(args: &Args) -> Result<(), Failure> {
         true => serde_json::to_string(&comparison).map_err(anyhow::Error::from)? + "\n",
         false => comparison.to_string(),
     };
-    std::io::stdout().lock().write_all(text.as_bytes()).context("cannot write to standard output")?;
+    std::io::stdout().lock().write_all(printable(&text).as_bytes()).context("cannot write to standard output")?;
     if comparison.is_equal() { Ok(()) } else { Err(Failure::AlreadyReported) }
 }
 
@@ -133,7 +134,7 @@ fn print(status: &KeyspaceStatus, args: &Args, repaint: bool) -> anyhow::Result<
     } else {
         // Clears the screen and moves the cursor to its top.
         let clear = if repaint { "\x1b[2J\x1b[H" } else { "" };
-        write!(out, "{clear}{status}")?;
+        write!(out, "{clear}{}", printable(&status.to_string()))?;
     }
     Ok(out.flush()?)
 }

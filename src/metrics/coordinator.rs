@@ -18,7 +18,7 @@ use segue_protocol::handoff::advance::{PendingOn, waiting_for};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::planning::{CancelReason, MoveCause, RoundCause};
 use segue_protocol::records::Phase;
-use segue_protocol::view::View;
+use segue_protocol::view::{Intentions, View};
 use tokio::time::Instant;
 
 use super::{CauseLabel, LeaseGauge, ParticipantMetrics};
@@ -90,6 +90,29 @@ impl<Label: Clone + Hash + Eq> Listing<Label> {
     }
 }
 
+/// What operators have left standing.
+#[derive(Debug, Default)]
+struct IntentionMetrics {
+    paused: Gauge,
+    drained: Gauge,
+    pinned: Gauge,
+}
+
+impl IntentionMetrics {
+    fn register(&self, registry: &mut Registry) {
+        registry.register("planner_paused", "Whether an operator pauses planned moves", self.paused.clone());
+        let help = "Pods that operators drain, whether they live or not";
+        registry.register("pods_drained", help, self.drained.clone());
+        registry.register("partitions_pinned", "Partitions that operators have pinned", self.pinned.clone());
+    }
+
+    fn set(&self, intentions: &Intentions) {
+        self.paused.set(i64::from(intentions.pause.is_some()));
+        self.drained.set(intentions.drains.len() as i64);
+        self.pinned.set(intentions.pins.len() as i64);
+    }
+}
+
 /// The work of a leading coordinator.
 #[derive(Debug)]
 pub struct CoordinatorMetrics {
@@ -104,6 +127,7 @@ pub struct CoordinatorMetrics {
     unusable: Listing<KeyLabel>,
     partitions: Listing<PodLabel>,
     partitions_unowned: Gauge,
+    intentions: IntentionMetrics,
     leader: Gauge,
     lease: LeaseGauge,
     participants: ParticipantMetrics,
@@ -125,6 +149,7 @@ impl CoordinatorMetrics {
             planning_rounds: Family::default(),
             partitions: Listing::new(),
             partitions_unowned: Gauge::default(),
+            intentions: IntentionMetrics::default(),
             leader: Gauge::default(),
             lease: participants.lease("coordinator"),
             participants,
@@ -160,6 +185,7 @@ impl CoordinatorMetrics {
         registry.register("partitions", "Partitions that a pod owns", metrics.partitions.series.clone());
         let help = "Partitions without a living owner";
         registry.register("partitions_unowned", help, metrics.partitions_unowned.clone());
+        metrics.intentions.register(registry);
         registry.register("leader", "Whether this coordinator leads", metrics.leader.clone());
         metrics
     }
@@ -192,6 +218,7 @@ impl CoordinatorObserver for CoordinatorMetrics {
             self.checkpoints.set(0);
             self.oldest_checkpoint.set(0.0);
             self.partitions_unowned.set(0);
+            self.intentions.set(&Intentions::default());
         }
     }
 
@@ -238,6 +265,7 @@ impl CoordinatorObserver for CoordinatorMetrics {
         let leaseless = leaseless.map(|key| KeyLabel { key, reason: "leaseless" });
         self.unusable.set(unreadable.chain(leaseless).map(|label| (label, 1)).collect());
         self.partitions_unowned.set(i64::from(view.partitions()).saturating_sub(view.live_owners() as i64).max(0));
+        self.intentions.set(&view.intentions);
         let owned = |pod: &String| (PodLabel { pod: pod.clone() }, view.assigned_count(pod) as i64);
         self.partitions.set(view.pods.keys().map(owned).collect());
     }
@@ -289,6 +317,9 @@ mod tests {
             ("routers/slow", "{}", Some(3)),
             ("routers/by-hand", r#"{"router_name":"by-hand"}"#, None),
             ("handoffs/0", handoff, None),
+            ("operator/pause", r#"{"who":"ann"}"#, None),
+            ("operator/drains/gone", r#"{"who":"ann"}"#, None),
+            ("operator/pins/1", r#"{"to":"w","who":"ann"}"#, None),
             ("config", r#"{"partitions":3}"#, None),
             ("assignments/0", r#"{"partition":0,"owner":"w","incarnation":5,"epoch":7}"#, None),
             ("checkpoints/0", r#"{"partition":0,"checkpoint":"a","pod_name":"w","epoch":7,"taken_at":9000}"#, None),
@@ -307,6 +338,9 @@ mod tests {
             "segue_checkpoint_oldest_timestamp_seconds 8.0",
             r#"segue_handoffs_in_flight{phase="Ready"} 1"#,
             r#"segue_partitions{pod="w"} 1"#,
+            "segue_planner_paused 1",
+            "segue_pods_drained 1",
+            "segue_partitions_pinned 1",
             r#"segue_unusable_keys{key="/segue/default/routers/slow",reason="unreadable"} 1"#,
             r#"segue_unusable_keys{key="/segue/default/routers/by-hand",reason="leaseless"} 1"#,
         ] {
@@ -317,11 +351,14 @@ mod tests {
         assert!(!text(&registry).contains(waiting), "it has said that it has drained");
         metrics.leads(false);
         let shown = text(&registry);
-        for line in ["segue_partitions_unowned 0", r#"segue_handoffs_in_flight{phase="Ready"} 0"#] {
+        for line in
+            ["segue_planner_paused 0", "segue_partitions_unowned 0", r#"segue_handoffs_in_flight{phase="Ready"} 0"#]
+        {
             assert!(shown.contains(line), "{line} is missing in {shown}");
         }
         assert!(!shown.contains("segue_partitions{"), "it no longer knows");
     }
+
     #[test]
     fn handoffs_are_counted_by_how_they_ended_and_why() {
         let mut registry = Registry::with_prefix("segue");

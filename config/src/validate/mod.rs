@@ -20,7 +20,7 @@ mod stream;
 mod tls;
 mod tracing;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use http::Uri;
@@ -315,7 +315,8 @@ const TLS: tls::ServerKeys =
 
 const EXPECTED_ADDRESS: &str = "expected a host and a port, such as \"10.0.0.7:8181\" or \"writer-0:8181\"";
 
-/// Reads an address to connect to: a name or an IP address, and a port above zero.
+/// Reads an address to connect to: a name or an IP address, and a port above zero. An IPv6 address gets the brackets that
+/// it lacks: manifests put an address before a port without knowing its kind.
 fn host_and_port(value: &Value) -> Result<String, Wrong> {
     let text = text(value, EXPECTED_ADDRESS)?;
     let is_address = match text.parse::<SocketAddr>() {
@@ -324,8 +325,14 @@ fn host_and_port(value: &Value) -> Result<String, Wrong> {
             .rsplit_once(':')
             .is_some_and(|(host, port)| is_host_name(host) && port.parse::<u16>().is_ok_and(|port| port > 0)),
     };
-    let wrong = || Wrong::new(format!("{} is not a host and a port", quoted(text)), EXPECTED_ADDRESS);
-    is_address.then(|| text.to_owned()).ok_or_else(wrong)
+    if is_address {
+        return Ok(text.to_owned());
+    }
+    let without_brackets = text.rsplit_once(':').and_then(|(ip, port)| {
+        let address = SocketAddr::new(ip.parse::<Ipv6Addr>().ok()?.into(), port.parse().ok()?);
+        (address.port() > 0).then(|| address.to_string())
+    });
+    without_brackets.ok_or_else(|| Wrong::new(format!("{} is not a host and a port", quoted(text)), EXPECTED_ADDRESS))
 }
 
 /// Reads an address that `who` can connect to.

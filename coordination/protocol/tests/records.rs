@@ -6,6 +6,7 @@ use segue_protocol::handoff::pod::duty;
 use segue_protocol::handoff::router::{Trust, route};
 use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
+use segue_protocol::records::Origin;
 use segue_protocol::records::{
     Assignment, AssignmentStatus, Capabilities, Handoff, KeyspaceConfig, Leader, Mode, Partitioner, PastPhase, Phase,
     PodAck, PodAckKind, PodRecord, PodStatus, RouterCutoverAck, RouterDrainedAck, RouterRecord, Thousandths, encode,
@@ -276,4 +277,10 @@ fn what_a_record_must_have_is_not_made_up() {
         json!({"pod_name": "w", "partition": 0, "handoff": 1, "ack": "synced", "acked_at": 1}),
         &["pod_name", "partition", "handoff", "ack"],
     );
+}
+
+#[test]
+fn a_reason_stays_on_its_line() {
+    let origin = Origin { who: "ann".to_owned(), why: "disk\nleader evil\u{1b}[2J".to_owned(), at: 0 };
+    assert_eq!(origin.to_string(), "ann (disk\\nleader evil\\u{1b}[2J)");
 }

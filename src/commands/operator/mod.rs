@@ -25,6 +25,7 @@ use serde_json::json;
 use super::store::ReachArgs;
 use super::{Failure, runtime};
 use crate::operator::{Action, Condition, Order, Outcome};
+use crate::printable::printable;
 
 pub(super) use self::drain::{DrainArgs, UndrainArgs, drain, undrain};
 pub(super) use self::explain::{ExplainArgs, explain};
@@ -92,7 +93,7 @@ fn act_and_wait(action: Action, condition: &Condition, asked: &Asked, patience: 
         let for_answer = if patience.no_wait { ANSWER_TIMEOUT } else { patience.timeout };
         let mut outcome = reach.perform(&asked.order(action), for_answer).await?;
         if !patience.no_wait {
-            eprintln!("{}", outcome.text);
+            eprintln!("{}", printable(&outcome.text));
             outcome.text = reach.until(condition, patience.timeout.saturating_sub(began.elapsed())).await?;
         }
         outcome.facts.insert("waited".to_owned(), json!(!patience.no_wait));
@@ -134,7 +135,7 @@ fn print(target: &Target, outcome: &Outcome) -> Result<(), Failure> {
 }
 
 fn print_text(text: &str) -> Result<(), Failure> {
-    std::io::stdout().lock().write_all(text.as_bytes()).context("cannot write to standard output")?;
+    std::io::stdout().lock().write_all(printable(text).as_bytes()).context("cannot write to standard output")?;
     Ok(())
 }
 

@@ -24,10 +24,23 @@ pub struct Origin {
 impl std::fmt::Display for Origin {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.why.as_str() {
-            "" => out.write_str(&self.who),
-            why => write!(out, "{} ({why})", self.who),
+            "" => out.write_str(&on_one_line(&self.who)),
+            why => write!(out, "{} ({})", on_one_line(&self.who), on_one_line(why)),
         }
     }
+}
+
+/// Escapes control characters: a line feed would begin a line that nobody has written.
+fn on_one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() {
+            line.extend(c.escape_default());
+        } else {
+            line.push(c);
+        }
+    }
+    line
 }
 
 /// `operator/drains/{pod}`: the pod gives up its partitions and gets no more, in this life and in later ones.
