@@ -133,7 +133,7 @@ impl Site {
             let batch = watch.next().await.unwrap();
             let is_of_key = |event: &&Event| match event {
                 Event::Put(entry) => entry.key == key,
-                Event::Delete { key: deleted } => deleted == key,
+                Event::Delete { key: deleted, .. } => deleted == key,
             };
             changes += batch.events.iter().filter(is_of_key).count();
             if batch.revision >= until {

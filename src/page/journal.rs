@@ -138,9 +138,9 @@ impl Journal {
         let mut before = None;
         for event in &batch.events {
             let (key, value) = match event {
-                Event::Put(entry) if entry.mod_revision <= view.revision => continue,
+                event if event.mod_revision() <= view.revision => continue,
                 Event::Put(entry) => (&entry.key, Some(entry)),
-                Event::Delete { key } => (key, None),
+                Event::Delete { key, .. } => (key, None),
             };
             match (view.keys().parse(key), value) {
                 (Some(KeyName::Handoff(partition)), Some(entry)) => {

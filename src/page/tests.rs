@@ -55,7 +55,8 @@ impl World {
         self.revision += 1;
         self.created.remove(&key);
         let revision = Revision::new(self.revision);
-        self.board.update(Update::Batch(Batch { revision, events: vec![Event::Delete { key }] }), 0);
+        self.board
+            .update(Update::Batch(Batch { revision, events: vec![Event::Delete { key, mod_revision: revision }] }), 0);
     }
 
     fn register(&mut self, pod: &str) -> Incarnation {

@@ -179,7 +179,7 @@ impl Site {
                             in_flight.remove(&partition);
                         }
                     }
-                    Event::Delete { key } => {
+                    Event::Delete { key, .. } => {
                         let Some(KeyName::Handoff(partition)) = keys.parse(&key) else { continue };
                         in_flight.remove(&partition);
                     }

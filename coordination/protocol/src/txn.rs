@@ -205,7 +205,18 @@ pub enum Event {
     Delete {
         /// The key.
         key: String,
+        /// The revision of the deletion.
+        mod_revision: Revision,
     },
+}
+
+impl Event {
+    /// Returns the revision of the change.
+    pub fn mod_revision(&self) -> Revision {
+        match self {
+            Event::Put(KeyValue { mod_revision, .. }) | Event::Delete { mod_revision, .. } => *mod_revision,
+        }
+    }
 }
 
 /// The changes of one or more whole revisions, in order. A revision is never split over two batches.

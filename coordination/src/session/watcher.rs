@@ -248,7 +248,7 @@ impl WatcherTask {
                 biased;
                 batch = watch.next() => {
                     let batch = batch.map_err(Some)?;
-                    seen = batch.revision;
+                    seen = seen.max(batch.revision);
                     self.keys_left = keys_after(self.keys_left, &batch);
                     self.back_off.reset();
                     self.copies.give(|| Copied::Batch(batch.clone()));

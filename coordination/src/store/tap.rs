@@ -42,7 +42,7 @@ impl Copied {
                 .iter()
                 .map(|event| match event {
                     Event::Put(put) => entry(put),
-                    Event::Delete { key } => size_of::<Event>() + key.len(),
+                    Event::Delete { key, .. } => size_of::<Event>() + key.len(),
                 })
                 .sum(),
             Copied::Lost(_) => 0,

@@ -142,7 +142,7 @@ impl Fixture {
                 let value = String::from_utf8_lossy(&entry.value);
                 format!("{}={value}", &entry.key[self.prefix.len()..])
             }
-            Event::Delete { key } => format!("-{}", &key[self.prefix.len()..]),
+            Event::Delete { key, .. } => format!("-{}", &key[self.prefix.len()..]),
         };
         events.iter().map(short).collect()
     }

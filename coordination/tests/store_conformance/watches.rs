@@ -14,7 +14,7 @@ use super::fixture::{Fixture, collect, next, try_next};
 fn put_revision(event: &Event) -> Revision {
     match event {
         Event::Put(entry) => entry.mod_revision,
-        Event::Delete { key } => panic!("{key} was deleted"),
+        Event::Delete { key, .. } => panic!("{key} was deleted"),
     }
 }
 
@@ -168,7 +168,7 @@ pub(crate) async fn a_write_between_snapshot_and_watch_is_seen(fixture: Fixture)
             for event in batch.events {
                 match event {
                     Event::Put(entry) => view.insert(entry.key.clone(), entry),
-                    Event::Delete { key } => view.remove(&key),
+                    Event::Delete { key, .. } => view.remove(&key),
                 };
             }
             followed += 1;

@@ -17,13 +17,10 @@ use segue_protocol::records::{Assignment, Handoff, Phase, PodAckKind};
 use segue_protocol::txn::{Batch, Event, KeyValue};
 use segue_protocol::view::View;
 
-/// Applies one event of a batch that ends with `revision`. A view applies whole batches, but each event has to be
-/// checked in the state that the previous one has left.
-pub(crate) fn apply(view: &mut View, event: Event, revision: Revision) {
-    let revision = match &event {
-        Event::Put(put) => put.mod_revision,
-        Event::Delete { .. } => revision,
-    };
+/// Applies one event of a batch. A view applies whole batches, but each event has to be checked in the state that the
+/// previous one has left.
+pub(crate) fn apply(view: &mut View, event: Event) {
+    let revision = event.mod_revision();
     view.revision = Revision::new(revision.get() - 1);
     view.apply(Batch { revision, events: vec![event] });
 }
@@ -155,7 +152,7 @@ mod tests {
             let (value, mod_revision, lease) = (value.into(), self.revision, None);
             let event = Event::Put(KeyValue { key, value, create_revision, mod_revision, lease });
             let found = breaches(&self.view, &event);
-            apply(&mut self.view, event, self.revision);
+            apply(&mut self.view, event);
             found
         }
 

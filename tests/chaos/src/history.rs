@@ -129,14 +129,14 @@ impl Seen {
                         self.assigned(partition, assignment, put.mod_revision, arrived);
                     }
                 }
-                Event::Delete { key } => {
+                Event::Delete { key, .. } => {
                     if let Some(KeyName::Handoff(partition)) = self.view.keys().parse(key) {
                         let phase = self.view.handoffs.get(&partition).map(|handoff| handoff.value.phase);
                         self.cancelled += u64::from(phase.is_some_and(|phase| phase < Phase::Switching));
                     }
                 }
             }
-            contract::apply(&mut self.view, event, batch.revision);
+            contract::apply(&mut self.view, event);
         }
     }
 

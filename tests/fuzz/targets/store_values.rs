@@ -191,7 +191,7 @@ impl History {
     fn change(&mut self, change: &Change<'_>) -> Option<Event> {
         let key = self.key(change.key);
         let Some(content) = &change.value else {
-            return self.entries.remove(&key).map(|_| Event::Delete { key });
+            return self.entries.remove(&key).map(|_| Event::Delete { key, mod_revision: self.revision });
         };
         let value = self.bytes(change.key, content);
         let create_revision = self.entries.get(&key).map_or(self.revision, |entry| entry.create_revision);

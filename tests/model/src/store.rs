@@ -232,7 +232,7 @@ impl Store {
                     let doomed: Vec<String> = entries.keys().filter(|key| keys.contains(key)).cloned().collect();
                     for key in doomed {
                         entries.remove(&key);
-                        events.push(Event::Delete { key });
+                        events.push(Event::Delete { key, mod_revision: revision });
                     }
                 }
             }

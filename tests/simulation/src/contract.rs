@@ -97,7 +97,7 @@ impl Contract {
         let gone: Vec<String> = inner.known.keys().filter(|key| !known.contains_key(*key)).cloned().collect();
         for key in gone {
             self.trace.event(format_args!("{key} deleted"));
-            events.push(Event::Delete { key });
+            events.push(Event::Delete { key, mod_revision: snapshot.revision });
         }
         inner.known = known;
         let before = inner.view.clone();

@@ -201,8 +201,8 @@ impl View {
         &self.keys
     }
 
-    /// Applies the changes of a watch. A batch that is not newer than the view changes nothing: repeated events are
-    /// harmless.
+    /// Applies the changes of a watch. What is not newer than the view changes nothing, in a newer batch neither: a member of
+    /// etcd that has lagged may repeat old changes.
     pub fn apply(&mut self, batch: Batch) -> ViewDelta {
         let mut touched = ViewDelta::default();
         if batch.revision <= self.revision {
@@ -210,10 +210,11 @@ impl View {
         }
         for event in batch.events {
             match event {
-                Event::Put(entry) if entry.mod_revision <= self.revision || self.leaves_out(&entry.key) => {}
+                event if event.mod_revision() <= self.revision => {}
+                Event::Put(entry) if self.leaves_out(&entry.key) => {}
                 Event::Put(entry) => self.put(entry, &mut touched),
-                Event::Delete { key } if self.has_left_out(&key) => {}
-                Event::Delete { key } => self.delete(&key, &mut touched),
+                Event::Delete { key, .. } if self.has_left_out(&key) => {}
+                Event::Delete { key, .. } => self.delete(&key, &mut touched),
             }
         }
         self.revision = batch.revision;

@@ -20,6 +20,10 @@ fn entry(key: &str, value: &str, create: u64, modified: u64) -> KeyValue {
     }
 }
 
+fn delete(key: &str, revision: u64) -> Event {
+    Event::Delete { key: format!("/segue/default/{key}"), mod_revision: revision.into() }
+}
+
 fn view(entries: Vec<KeyValue>, revision: u64) -> View {
     let revision = revision.into();
     View::from_snapshot(Keyspace::new("/segue/", "default"), Snapshot { revision, entries })
@@ -39,10 +43,24 @@ fn a_pod_of_the_same_name_with_another_incarnation_is_not_the_owner() {
 #[test]
 fn a_repeated_batch_changes_nothing() {
     let mut seen = view(vec![entry("pods/w", POD, 3, 3)], 5);
-    let batch =
-        Batch { revision: Revision::new(4), events: vec![Event::Delete { key: "/segue/default/pods/w".into() }] };
+    let batch = Batch { revision: Revision::new(4), events: vec![delete("pods/w", 4)] };
     assert_eq!(seen.apply(batch), ViewDelta::default());
     assert_eq!(seen.pods.len(), 1);
+}
+
+#[test]
+fn old_changes_in_a_newer_batch_change_nothing_deletions_included() {
+    let mut seen = view(vec![entry("pods/w", POD, 14, 14)], 15);
+    let events = vec![
+        delete("pods/w", 13),
+        Event::Put(entry("pods/w", "{", 10, 12)),
+        Event::Put(entry("pods/x", POD, 17, 17)),
+        delete("pods/x", 16),
+    ];
+    seen.apply(Batch { revision: Revision::new(17), events });
+    assert_eq!((seen.pods.len(), seen.malformed.len(), seen.revision), (1, 0, Revision::new(17)));
+    seen.apply(Batch { revision: Revision::new(18), events: vec![delete("pods/w", 18)] });
+    assert_eq!(seen.pods.len(), 0);
 }
 
 #[test]
@@ -61,10 +79,7 @@ fn a_router_whose_registration_cannot_be_read_is_still_there() {
     let mut seen = view(vec![entry("routers/r", "[]", 3, 3)], 3);
     assert_eq!(seen.routers["r"].create_revision, Revision::new(3));
     assert_eq!(seen.malformed.len(), 1);
-    seen.apply(Batch {
-        revision: Revision::new(4),
-        events: vec![Event::Delete { key: "/segue/default/routers/r".into() }],
-    });
+    seen.apply(Batch { revision: Revision::new(4), events: vec![delete("routers/r", 4)] });
     assert!(seen.routers.is_empty() && seen.malformed.is_empty());
 }
 
@@ -86,11 +101,10 @@ fn an_unreadable_ack_is_still_to_be_swept_when_the_last_readable_one_is_gone() {
     let ack = r#"{"router_name":"r","partition":0,"handoff":10}"#;
     let entries = vec![entry("handoff_drains/0/r", ack, 11, 11), entry("handoff_acks/0/r", "{", 12, 12)];
     let mut seen = view(entries, 12);
-    let delete = |key: &str| vec![Event::Delete { key: format!("/segue/default/{key}") }];
-    seen.apply(Batch { revision: Revision::new(13), events: delete("handoff_drains/0/r") });
+    seen.apply(Batch { revision: Revision::new(13), events: vec![delete("handoff_drains/0/r", 13)] });
     assert_eq!(seen, view(vec![entry("handoff_acks/0/r", "{", 12, 12)], 13));
     assert!(seen.acks.contains_key(&P0));
-    seen.apply(Batch { revision: Revision::new(14), events: delete("handoff_acks/0/r") });
+    seen.apply(Batch { revision: Revision::new(14), events: vec![delete("handoff_acks/0/r", 14)] });
     assert_eq!(seen, view(Vec::new(), 14));
 }
 
@@ -101,10 +115,7 @@ fn settings_stay_known_until_others_are_read() {
     assert_eq!((seen.config.is_some(), seen.partitions()), (false, 8));
     seen.resync(view(vec![entry("config", "{", 3, 4)], 5));
     assert_eq!((seen.config.is_some(), seen.partitions()), (false, 8));
-    seen.apply(Batch {
-        revision: Revision::new(6),
-        events: vec![Event::Delete { key: "/segue/default/config".into() }],
-    });
+    seen.apply(Batch { revision: Revision::new(6), events: vec![delete("config", 6)] });
     seen.resync(view(Vec::new(), 7));
     assert_eq!(seen.partitions(), 8);
     seen.resync(view(vec![entry("config", r#"{"partitions":16}"#, 8, 8)], 8));
@@ -123,10 +134,7 @@ fn a_life_of_a_pod_is_over_only_when_no_key_of_it_stands() {
     seen.apply(Batch { revision: Revision::new(5), events: vec![Event::Put(entry("pods/w", "{", 3, 5))] });
     assert_eq!((seen.life("w", I3), seen.life("w", I2)), (PodLife::Unreadable, PodLife::Over));
     assert_eq!(seen.pod_revision("w"), Revision::new(5));
-    seen.apply(Batch {
-        revision: Revision::new(6),
-        events: vec![Event::Delete { key: "/segue/default/pods/w".into() }],
-    });
+    seen.apply(Batch { revision: Revision::new(6), events: vec![delete("pods/w", 6)] });
     assert_eq!((seen.life("w", I3), seen.life("w", Incarnation::NONE)), (PodLife::Over, PodLife::Over));
 }
 
@@ -167,11 +175,10 @@ fn a_pods_registration_affects_its_partitions_and_handoffs_and_no_others() {
         let delta = seen.apply(Batch { revision: revision.into(), events: vec![event] });
         delta.affected(&seen).map(|affected| affected.into_iter().map(PartitionId::get).collect::<Vec<_>>())
     };
-    let delete = |key: &str| Event::Delete { key: format!("/segue/default/{key}") };
     assert_eq!(apply(5, Event::Put(entry("pods/w", POD, 3, 5))), Some(vec![3, 5, 7]));
-    assert_eq!(apply(6, delete("pods/w")), Some(vec![3, 5, 7]), "also those of its earlier life");
+    assert_eq!(apply(6, delete("pods/w", 6)), Some(vec![3, 5, 7]), "also those of its earlier life");
     assert_eq!(apply(7, Event::Put(entry("routers/r", "{}", 7, 7))), Some(vec![7]), "handoffs wait for routers");
-    assert_eq!(apply(8, delete("assignments/3")), Some(vec![3]));
+    assert_eq!(apply(8, delete("assignments/3", 8)), Some(vec![3]));
     assert_eq!(apply(9, Event::Put(KeyValue { mod_revision: 9.into(), ..owned(5, "x", 2) })), Some(vec![5]));
     assert_eq!(apply(10, Event::Put(entry("pods/w", POD, 10, 10))), Some(vec![7]), "nothing is assigned to it");
     assert_eq!(apply(11, Event::Put(entry("config", r#"{"partitions":8}"#, 11, 11))), None);
@@ -212,11 +219,10 @@ fn a_pods_view_leaves_out_the_acks_of_handoffs_between_others() {
     let events = acks.into_iter().map(Event::Put).collect();
     assert_eq!(ids(watched.apply(Batch { revision: Revision::new(12), events }).partitions), kept);
     assert_eq!(watched, from_snapshot);
-    let delete = |key: &str| Event::Delete { key: format!("/segue/default/{key}") };
-    let of_others = vec![delete("handoff_drains/0/r")];
+    let of_others = vec![delete("handoff_drains/0/r", 13)];
     let delta = watched.apply(Batch { revision: Revision::new(13), events: of_others });
     assert_eq!(delta, ViewDelta::default(), "nothing that the view has is gone");
-    let ended = vec![delete("handoffs/1"), delete("handoff_drains/1/r"), delete("handoff_drains/4/r")];
+    let ended = ["handoffs/1", "handoff_drains/1/r", "handoff_drains/4/r"].map(|key| delete(key, 14)).to_vec();
     let delta = watched.apply(Batch { revision: Revision::new(14), events: ended });
     assert_eq!((ids(delta.partitions), ids(watched.acks.keys().copied())), (vec![1, 4], vec![2, 3]));
 }

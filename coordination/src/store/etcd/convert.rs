@@ -98,7 +98,7 @@ pub(super) fn event(event: &EtcdEvent) -> Option<Event> {
     let entry = key_value(event.kv()?)?;
     Some(match event.event_type() {
         EventType::Put => Event::Put(entry),
-        EventType::Delete => Event::Delete { key: entry.key },
+        EventType::Delete => Event::Delete { key: entry.key, mod_revision: entry.mod_revision },
     })
 }
 

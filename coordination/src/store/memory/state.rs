@@ -232,7 +232,7 @@ impl State {
         for op in ops {
             match op {
                 Op::Put { key, value, lease } => events.push(self.put(revision, key, value, lease)),
-                Op::Delete(keys) => self.delete(&keys, &mut events),
+                Op::Delete(keys) => self.delete(revision, &keys, &mut events),
             }
         }
         if events.is_empty() {
@@ -264,13 +264,13 @@ impl State {
         Event::Put(entry)
     }
 
-    fn delete(&mut self, keys: &Keys, events: &mut Vec<Event>) {
+    fn delete(&mut self, revision: Revision, keys: &Keys, events: &mut Vec<Event>) {
         let doomed: Vec<String> = self.range(keys).map(|entry| entry.key.clone()).collect();
         for key in doomed {
             if let Some(lease) = self.keys.remove(&key).and_then(|entry| entry.lease) {
                 self.detach(lease, &key);
             }
-            events.push(Event::Delete { key });
+            events.push(Event::Delete { key, mod_revision: revision });
         }
     }
 
@@ -295,13 +295,13 @@ impl State {
 fn key_of(event: &Event) -> &str {
     match event {
         Event::Put(entry) => &entry.key,
-        Event::Delete { key } => key,
+        Event::Delete { key, .. } => key,
     }
 }
 
 fn bytes_of(event: &Event) -> usize {
     match event {
         Event::Put(entry) => entry.key.len() + entry.value.len(),
-        Event::Delete { key } => key.len(),
+        Event::Delete { key, .. } => key.len(),
     }
 }

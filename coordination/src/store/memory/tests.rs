@@ -57,7 +57,7 @@ async fn a_watch_reports_the_end_of_a_lease_at_its_time_without_any_call() {
     for (seconds, key, revision) in [(3, "soon", last.revision.get() + 2), (9, "late", last.revision.get() + 3)] {
         let batch = watch.next().await.unwrap();
         assert_eq!(began.elapsed().as_millis(), seconds * 1000);
-        assert_eq!(batch.events, [Event::Delete { key: key.into() }]);
+        assert_eq!(batch.events, [Event::Delete { key: key.into(), mod_revision: Revision::new(revision) }]);
         assert_eq!(batch.revision, Revision::new(revision));
     }
 }
