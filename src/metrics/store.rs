@@ -1,6 +1,7 @@
 //! The metrics of the store: whether it answers, and how fast.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -28,6 +29,8 @@ struct OpLabel {
 pub struct MeteredStore {
     store: Arc<dyn Store>,
     up: Gauge,
+    /// Whether the last request other than a renewal was refused.
+    refuses: AtomicBool,
     durations: Family<OpLabel, Histogram>,
 }
 
@@ -39,14 +42,24 @@ impl MeteredStore {
             drop(durations.get_or_create(&OpLabel { op }));
         }
         let up = Gauge::default();
-        registry.register("store_up", "Whether the store answered the last request", up.clone());
+        registry.register("store_up", "Whether the store served the last request", up.clone());
         let help = "How long the store took to answer, errors and time-outs included";
         registry.register("store_request_duration_seconds", help, durations.clone());
-        MeteredStore { store, up, durations }
+        MeteredStore { store, up, refuses: AtomicBool::new(false), durations }
     }
 
     fn answered<T>(&self, op: &'static str, since: Instant, answer: &Result<T, StoreError>) {
-        self.up.set(i64::from(!matches!(answer, Err(StoreError::Unavailable(_)))));
+        let is_up = match answer {
+            Err(StoreError::Unavailable(_)) => false,
+            // etcd goes on renewing the leases of a user from whom it takes nothing else.
+            _ if op == "keep_alive" => !self.refuses.load(Ordering::Relaxed),
+            answer => {
+                let refuses = matches!(answer, Err(StoreError::Refused(_)));
+                self.refuses.store(refuses, Ordering::Relaxed);
+                !refuses
+            }
+        };
+        self.up.set(i64::from(is_up));
         self.took(op, since.elapsed());
     }
 
@@ -154,6 +167,23 @@ mod tests {
         // The store has answered, though it knows no such lease.
         store.keep_alive(lease).await.unwrap_err();
         assert_shown(&registry, "segue_store_up 1");
+    }
+
+    #[tokio::test]
+    async fn a_store_that_refuses_everything_but_renewals_is_not_up() {
+        let (store, registry) = metered(Arc::new(MemoryStore::new()));
+        let (refused, now) = (Err::<(), _>(StoreError::Refused("authentication failed".to_owned())), Instant::now());
+        for (op, answer, up) in [
+            ("keep_alive", &Ok(()), 1),
+            ("snapshot", &refused, 0),
+            ("keep_alive", &Ok(()), 0),
+            ("commit", &refused, 0),
+            ("snapshot", &Ok(()), 1),
+            ("keep_alive", &Ok(()), 1),
+        ] {
+            store.answered(op, now, answer);
+            assert_shown(&registry, &format!("segue_store_up {up}"));
+        }
     }
 
     #[tokio::test]
