@@ -1,6 +1,7 @@
 //! Stores, participants and whole handoffs, on the embedded store and on a real etcd.
 #![allow(clippy::unwrap_used)]
 
+mod etcd_in_trouble;
 mod pod_side;
 mod rounds;
 mod rules;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use segue_config::{Config, KeyspaceSection, StoreKind};
-use segue_coordination::store::{ClientIdentity, EtcdOptions, EtcdStore, EtcdTls, MemoryStore, Store};
+use segue_coordination::store::{ClientIdentity, EtcdCredentials, EtcdOptions, EtcdStore, EtcdTls, MemoryStore, Store};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::Policy;
 use segue_proxy::tls::{ClientFiles, IdentityFiles};
@@ -95,7 +95,7 @@ impl StoreArgs {
             let text = format!("segue: --etcd {url}: expected https:// together with --ca, or neither");
             return Err(Failure::BadInput(text));
         }
-        let store = etcd(options)?;
+        let store = Arc::new(EtcdStore::connect(options).map_err(anyhow::Error::new)?);
         Ok((store, Keyspace::new(&self.prefix, self.keyspace.as_deref().unwrap_or("default"))))
     }
 
@@ -131,20 +131,22 @@ pub(super) fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     if config.store.kind == StoreKind::Memory {
         return Ok(Arc::new(MemoryStore::new()));
     }
+    Ok(Arc::new(open_etcd(config)?))
+}
+
+/// Returns the store of a configuration that has one in etcd.
+pub(super) fn open_etcd(config: &Config) -> anyhow::Result<EtcdStore> {
     let mut options = EtcdOptions::new(config.store.endpoints.clone());
     if let Some(credentials) = &config.store.credentials {
-        let path = &credentials.password_file;
-        let password = std::fs::read_to_string(path)
-            .with_context(|| format!("store.password_file: cannot read {}", path.display()))?;
-        options.credentials = Some((credentials.username.clone(), password.trim_end().to_owned()));
+        let (username, password_file) = (credentials.username.clone(), credentials.password_file.clone());
+        // The store reads it when it needs it. A missing file is better told at once.
+        std::fs::read_to_string(&password_file)
+            .with_context(|| format!("store.password_file: cannot read {}", password_file.display()))?;
+        options.credentials = Some(EtcdCredentials { username, password_file });
     }
     options.tls = config.store.tls.as_ref().map(|tls| EtcdTls {
         ca: tls.ca.clone(),
         identity: tls.identity.clone().map(|identity| ClientIdentity { cert: identity.cert, key: identity.key }),
     });
-    etcd(options)
-}
-
-fn etcd(options: EtcdOptions) -> anyhow::Result<Arc<dyn Store>> {
-    Ok(Arc::new(EtcdStore::connect(options)?))
+    Ok(EtcdStore::connect(options)?)
 }

@@ -1,6 +1,6 @@
 //! A real etcd for tests: started on free ports with a data directory of its own, stopped when dropped.
 //!
-//! It is one member, or some that know each other from the start; members do not join or leave. Calls block their
+//! It is one member, or some that know each other from the start; later only learners join. Calls block their
 //! thread (a start takes some 0.3 s), so they work in any runtime and under a paused clock.
 //!
 //! # Invariants
@@ -46,6 +46,8 @@ pub struct Etcd {
     syncs: bool,
     /// The member and its peers, in the form of `--initial-cluster`.
     members: String,
+    /// Whether it joins a cluster that exists, as a learner.
+    joins: bool,
     data: TempDir,
     process: Mutex<Option<Process>>,
 }
@@ -103,6 +105,44 @@ impl Etcd {
         Self::start_at(|| None, false)
     }
 
+    /// Starts a learner of this member's cluster, and waits until it says that it is one.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    pub fn start_learner(&self) -> Self {
+        let (name, peer) = (format!("segue-{:016x}", random()), free_port());
+        let mut learner = Etcd {
+            members: format!("{},{name}=http://127.0.0.1:{peer}", self.members),
+            name,
+            client: free_port(),
+            peer,
+            tls: None,
+            syncs: false,
+            joins: true,
+            data: tempfile::Builder::new().prefix("segue-etcd-").tempdir().unwrap(),
+            process: Mutex::new(None),
+        };
+        let member = format!(r#"{{"peerURLs":["{}"],"isLearner":true}}"#, learner.peer_url());
+        ask(Request::post("/v3/cluster/member/add", &member), self.client).expect("the learner is added");
+        let deadline = Instant::now() + START_TIMEOUT;
+        learner.launch();
+        let is_learner = |learner: &Etcd| {
+            let status = ask(Request::post("/v3/maintenance/status", "{}"), learner.client);
+            status.is_some_and(|status| status.contains(r#""isLearner":true"#))
+        };
+        while !is_learner(&learner) {
+            assert!(Instant::now() < deadline, "the learner does not start: {:?}", fs::read_to_string(learner.log()));
+            // Another process may have taken its port.
+            let ended = learner.process().as_mut().is_some_and(|process| process.etcd.try_wait().unwrap().is_some());
+            if ended {
+                learner.client = free_port();
+                learner.launch();
+            }
+            thread::sleep(POLL);
+        }
+        learner
+    }
+
     fn start_at<const N: usize>(tls: impl Fn() -> Option<Tls>, syncs: bool) -> [Self; N] {
         let mut last = String::new();
         for _ in 0..5 {
@@ -113,6 +153,7 @@ impl Etcd {
                 tls: tls(),
                 syncs,
                 members: String::new(),
+                joins: false,
                 data: tempfile::Builder::new().prefix("segue-etcd-").tempdir().unwrap(),
                 process: Mutex::new(None),
             });
@@ -208,6 +249,7 @@ impl Etcd {
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &self.members])
+            .args(["--initial-cluster-state", if self.joins { "existing" } else { "new" }])
             // The shortest TTL that etcd grants follows from the election timeout: 2 s with its default, 1 s with this.
             .args(["--heartbeat-interval", "50", "--election-timeout", "500", "--logger", "zap"])
             .args(["--log-level", "warn"])

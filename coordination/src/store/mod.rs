@@ -16,7 +16,7 @@ mod tap;
 pub use self::client::{Store, Survey, Watch};
 pub use self::error::StoreError;
 #[cfg(feature = "etcd")]
-pub use self::etcd::{ClientIdentity, EtcdOptions, EtcdStore, EtcdTls};
+pub use self::etcd::{ClientIdentity, EtcdCredentials, EtcdMember, EtcdOptions, EtcdStore, EtcdTls};
 #[cfg(any(test, feature = "test-util"))]
 pub use self::faulty::{Call, FaultyStore, Verdict};
 pub use self::memory::MemoryStore;

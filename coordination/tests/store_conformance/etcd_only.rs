@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::store::{ClientIdentity, EtcdOptions, EtcdStore, EtcdTls, Store, StoreError};
+use segue_coordination::store::{ClientIdentity, EtcdCredentials, EtcdOptions, EtcdStore, EtcdTls, Store, StoreError};
 use segue_protocol::ids::Revision;
 use segue_protocol::txn::{Event, Keys, Op, Txn};
 use segue_tests::certificates::{Authority, Issued};
@@ -223,10 +223,12 @@ async fn credentials_are_used_and_wrong_ones_refused() {
     root.user_grant_role("root", "root").await.unwrap();
     root.user_add("guest", "guest", None).await.unwrap();
     root.auth_enable().await.unwrap();
+    let folder = tempfile::TempDir::new().unwrap();
     let store = |user: &str, password: &str| {
         let mut options = EtcdOptions::new([etcd.endpoint()]);
-        options.credentials = Some((user.into(), password.into()));
-        assert!(!format!("{options:?}").contains("secret"));
+        let password_file = folder.path().join(format!("{user}-{password}"));
+        std::fs::write(&password_file, format!("{password}\n")).unwrap();
+        options.credentials = Some(EtcdCredentials { username: user.into(), password_file });
         EtcdStore::connect(options).unwrap()
     };
 

@@ -21,6 +21,8 @@ pub(super) enum Failure {
     NotSent(String),
     /// The connection, or the member behind it, is useless. What was sent may have taken effect.
     Broken(String),
+    /// etcd refused the token, or the lack of one, and did nothing else; the connection is still good.
+    Unauthenticated(String),
     /// etcd responded; the connection is still good.
     Answered(StoreError),
 }
@@ -37,6 +39,16 @@ impl Failure {
                 Failure::Answered(StoreError::Refused(error.to_string()))
             }
             _ => Failure::Broken(error.to_string()),
+        }
+    }
+}
+
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::NotSent(text) | Failure::Broken(text) => StoreError::Unavailable(text),
+            Failure::Unauthenticated(text) => StoreError::Refused(text),
+            Failure::Answered(error) => error,
         }
     }
 }
@@ -59,14 +71,14 @@ fn of_status(status: &Status) -> Failure {
         }
         // A member responds this when it has just heard of the new leader. Another member might be the one that died.
         Code::Unavailable if message.contains("leader changed") => Failure::Answered(StoreError::Unavailable(text)),
-        // The token belongs to an earlier state of etcd's users; a new connection gets a new one.
-        Code::InvalidArgument if message.contains("revision of auth store is old") => Failure::Broken(text),
-        Code::Unauthenticated if message.contains("invalid auth token") => Failure::Broken(text),
+        // The token belongs to an earlier state of etcd's users.
+        Code::InvalidArgument if message.contains("revision of auth store is old") => Failure::Unauthenticated(text),
+        Code::InvalidArgument if message.contains("user name is empty") => Failure::Unauthenticated(text),
+        Code::Unauthenticated => Failure::Unauthenticated(text),
         Code::InvalidArgument
         | Code::NotFound
         | Code::AlreadyExists
         | Code::PermissionDenied
-        | Code::Unauthenticated
         | Code::ResourceExhausted
         | Code::FailedPrecondition
         | Code::OutOfRange

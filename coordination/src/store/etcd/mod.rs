@@ -7,13 +7,16 @@
 //! * Every call ends within `request_timeout`.
 //! * A transaction is sent at most once: [`StoreError::Unavailable`] from it means "perhaps", and never "perhaps
 //!   twice".
-//! * The renewal of a lease counts only if this very call requested it.
+//! * The renewal of a lease counts only if this very call requested it, and not if a member grants it in an earlier raft
+//!   term than one seen before: before 3.4.31 and 3.5.13 a deposed leader renews leases without asking its peers.
 
 mod batches;
 mod connection;
 mod convert;
 mod failure;
+mod seen;
 mod tls;
+mod token;
 mod watch;
 
 use std::collections::HashMap;
@@ -22,15 +25,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
+use etcd_client::{Error, LeaseKeepAliveResponse, LeaseKeepAliveStream, LeaseKeeper, ResponseHeader};
 use segue_protocol::ids::{LeaseId, Revision};
 use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, timeout_at};
 
 use self::batches::batches;
-use self::connection::{Connection, Connections};
+use self::connection::{Connection, Connections, Repeat, Response};
 pub use self::tls::{ClientIdentity, EtcdTls};
+pub use self::token::EtcdCredentials;
 use super::{Store, StoreError, Survey, Tap, Watch};
 
 /// The endpoints of etcd, and the timeouts of calls to it.
@@ -38,13 +42,14 @@ use super::{Store, StoreError, Survey, Tap, Watch};
 pub struct EtcdOptions {
     /// Client URLs of the members: `http://host:port` or `host:port`; with `tls`, all of them `https://host:port`.
     pub endpoints: Vec<String>,
-    /// User and password, for an etcd with authentication.
-    pub credentials: Option<(String, String)>,
+    /// The user, for an etcd with authentication.
+    pub credentials: Option<EtcdCredentials>,
     /// The TLS files. `None` for clear text.
     pub tls: Option<EtcdTls>,
     /// Limit of every call, connecting included. A call that exceeds it fails with [`StoreError::Unavailable`].
     pub request_timeout: Duration,
-    /// How long one endpoint may take to accept a connection and to respond before the next is tried.
+    /// How long one endpoint may take to accept a connection and to respond before the next is tried. Authentication is not
+    /// part of that.
     pub connect_timeout: Duration,
 }
 
@@ -65,8 +70,7 @@ impl fmt::Debug for EtcdOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EtcdOptions")
             .field("endpoints", &self.endpoints)
-            // The password is never printed.
-            .field("user", &self.credentials.as_ref().map(|(user, _)| user))
+            .field("credentials", &self.credentials)
             .field("tls", &self.tls)
             .field("request_timeout", &self.request_timeout)
             .field("connect_timeout", &self.connect_timeout)
@@ -92,6 +96,15 @@ struct Keeper {
     connection: Arc<Connection>,
     requests: LeaseKeeper,
     responses: LeaseKeepAliveStream,
+}
+
+/// What one endpoint says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EtcdMember {
+    /// The id of its cluster, if it tells.
+    pub cluster: Option<u64>,
+    /// Whether it is a learner, which serves no requests.
+    pub is_learner: bool,
 }
 
 impl EtcdStore {
@@ -126,6 +139,19 @@ impl EtcdStore {
         EtcdStore { connections, keepers: Arc::default(), tap: Arc::default() }
     }
 
+    /// Asks each endpoint for itself.
+    pub async fn members(&self) -> Vec<(String, Result<EtcdMember, StoreError>)> {
+        let ask = |(number, endpoint): (usize, &String)| {
+            let endpoint = endpoint.clone();
+            async move {
+                let opened = self.connections.open(number, &mut None).await;
+                let member = opened.map(|opened| EtcdMember { cluster: opened.cluster, is_learner: opened.is_learner });
+                (endpoint, member.map_err(StoreError::from))
+            }
+        };
+        futures_util::future::join_all(self.connections.options.endpoints.iter().enumerate().map(ask)).await
+    }
+
     /// Renews over the stream in `slot`, or over a new one. A caller that gives up half-way, because its lease cannot
     /// wait for the deadline, gives up the connection too: the next renewal goes to another member.
     async fn renew(&self, lease: LeaseId, slot: &mut Option<Keeper>, deadline: Instant) -> Result<(), StoreError> {
@@ -138,25 +164,50 @@ impl EtcdStore {
             };
             unanswered.disarm();
             match response {
-                Some(ttl) if ttl > 0 => {
-                    *slot = Some(keeper);
-                    return Ok(());
-                }
+                Some(response) if response.ttl() > 0 => return self.count(slot, keeper, &response),
                 Some(_) => return Err(StoreError::LeaseNotFound),
                 // The stream has ended, as streams do when etcd restarts. Renewing again does no harm.
                 None => {}
             }
         }
-        let keeper = self.connections.call(deadline, |connection| async move {
+        let renewed = self.connections.call(deadline, Repeat::AtNextEndpoint, |connection| async move {
             // This renews as well: etcd-client sends the first request itself and waits for its response.
             let unanswered = connection.broken.clone().drop_guard();
             let renewed = connection.lease.clone().keep_alive(lease.get()).await;
+            let renewed = match renewed {
+                Ok((requests, responses)) => {
+                    let mut keeper = Keeper { connection, requests, responses };
+                    // The first response's header is known to etcd-client alone.
+                    let response = keeper.renew().await;
+                    response.map(|response| Renewed { keeper, response }).ok_or_else(stream_ended)
+                }
+                Err(error) => Err(error),
+            };
             unanswered.disarm();
-            let (requests, responses) = renewed?;
-            Ok(Keeper { connection, requests, responses })
+            renewed
         });
-        *slot = Some(keeper.await?);
-        Ok(())
+        let Renewed { keeper, response } = renewed.await?;
+        if response.ttl() > 0 { self.count(slot, keeper, &response) } else { Err(StoreError::LeaseNotFound) }
+    }
+
+    /// Keeps the stream whose member has renewed a lease, unless the renewal counts for nothing.
+    fn count(
+        &self,
+        slot: &mut Option<Keeper>,
+        keeper: Keeper,
+        response: &LeaseKeepAliveResponse,
+    ) -> Result<(), StoreError> {
+        match self.connections.deposed(response.header()) {
+            None => {
+                *slot = Some(keeper);
+                Ok(())
+            }
+            Some(why) => {
+                tracing::warn!(endpoint = self.connections.endpoint(&keeper.connection), why, "renewal not counted");
+                keeper.connection.broken.cancel();
+                Err(self.connections.unavailable(why))
+            }
+        }
     }
 
     /// Commits a batch in one request.
@@ -165,7 +216,7 @@ impl EtcdStore {
             return futures_util::future::join_all(batch.pop().map(|txn| self.commit(txn))).await;
         }
         let txn = convert::together(batch.clone());
-        let response = self.connections.call(self.connections.deadline(), |connection| {
+        let response = self.connections.call(self.connections.deadline(), Repeat::Never, |connection| {
             let txn = txn.clone();
             async move { connection.kv.clone().txn(txn).await }
         });
@@ -186,11 +237,29 @@ impl EtcdStore {
 }
 
 impl Keeper {
-    /// Returns the TTL that is left after a renewal; 0 if the lease is gone. `None` if the stream has ended.
-    async fn renew(&mut self) -> Option<i64> {
+    /// Returns the response to a renewal, with a TTL of 0 if the lease is gone. `None` if the stream has ended.
+    async fn renew(&mut self) -> Option<LeaseKeepAliveResponse> {
         self.requests.keep_alive().await.ok()?;
-        Some(self.responses.message().await.ok()??.ttl())
+        self.responses.message().await.ok()?
     }
+}
+
+/// A renewal over a new stream.
+struct Renewed {
+    keeper: Keeper,
+    response: LeaseKeepAliveResponse,
+}
+
+impl Response for Renewed {
+    const OF_QUORUM: bool = false;
+
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.response.header()
+    }
+}
+
+fn stream_ended() -> Error {
+    Error::LeaseKeepAliveError("the stream of renewals has ended".to_owned())
 }
 
 impl fmt::Debug for EtcdStore {
@@ -202,10 +271,11 @@ impl fmt::Debug for EtcdStore {
 #[async_trait]
 impl Store for EtcdStore {
     async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
-        let response = self.connections.call(self.connections.deadline(), |connection| async move {
-            let (key, options) = convert::range(keys);
-            connection.kv.clone().get(key, Some(options)).await
-        });
+        let response =
+            self.connections.call(self.connections.deadline(), Repeat::AtNextEndpoint, |connection| async move {
+                let (key, options) = convert::range(keys);
+                connection.kv.clone().get(key, Some(options)).await
+            });
         let response = response.await?;
         Ok(Snapshot {
             revision: convert::unsigned(response.header().map_or(0, |header| header.revision())),
@@ -214,10 +284,11 @@ impl Store for EtcdStore {
     }
 
     async fn survey(&self, keys: &Keys, since: Revision) -> Result<Survey, StoreError> {
-        let response = self.connections.call(self.connections.deadline(), |connection| async move {
-            let (key, options) = convert::survey(keys, since);
-            connection.kv.clone().get(key, Some(options)).await
-        });
+        let response =
+            self.connections.call(self.connections.deadline(), Repeat::AtNextEndpoint, |connection| async move {
+                let (key, options) = convert::survey(keys, since);
+                connection.kv.clone().get(key, Some(options)).await
+            });
         let response = response.await?;
         Ok(Survey {
             revision: convert::unsigned(response.header().map_or(0, |header| header.revision())),
@@ -233,7 +304,7 @@ impl Store for EtcdStore {
 
     async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
         let txn = convert::txn(txn);
-        let response = self.connections.call(self.connections.deadline(), |connection| {
+        let response = self.connections.call(self.connections.deadline(), Repeat::Never, |connection| {
             let txn = txn.clone();
             async move { connection.kv.clone().txn(txn).await }
         });
@@ -248,7 +319,7 @@ impl Store for EtcdStore {
     async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
         let seconds = ttl.as_secs().saturating_add(u64::from(ttl.subsec_nanos() > 0)).max(1);
         let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
-        let response = self.connections.call(self.connections.deadline(), |connection| async move {
+        let response = self.connections.call(self.connections.deadline(), Repeat::Never, |connection| async move {
             connection.lease.clone().grant(seconds, None).await
         });
         Ok(LeaseId::new(response.await?.id()))
@@ -277,9 +348,10 @@ impl Store for EtcdStore {
 
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
         self.keepers().remove(&lease);
-        let response = self.connections.call(self.connections.deadline(), |connection| async move {
-            connection.lease.clone().revoke(lease.get()).await
-        });
+        let response =
+            self.connections.call(self.connections.deadline(), Repeat::AtNextEndpoint, |connection| async move {
+                connection.lease.clone().revoke(lease.get()).await
+            });
         match response.await {
             Ok(_) | Err(StoreError::LeaseNotFound) => Ok(()),
             Err(error) => Err(error),

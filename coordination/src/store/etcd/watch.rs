@@ -17,13 +17,13 @@
 
 use std::sync::Arc;
 
-use etcd_client::{WatchResponse, WatchStream};
+use etcd_client::{Event, ResponseHeader, WatchResponse, WatchStream};
 use segue_protocol::ids::Revision;
 use segue_protocol::txn::{Batch, Keys};
 use tokio::sync::mpsc;
 
 use super::super::StoreError;
-use super::connection::{Connection, Connections};
+use super::connection::{Connection, Connections, Repeat, Response};
 use super::convert;
 use super::failure::Failure;
 
@@ -56,24 +56,39 @@ pub(super) async fn start(
 }
 
 async fn open(connections: &Connections, keys: &Keys, from: Revision) -> Result<Open, StoreError> {
-    let opened = connections.call(connections.deadline(), |connection| async move {
+    let opened = connections.call(connections.deadline(), Repeat::AtNextEndpoint, |connection| async move {
         if connections.options.credentials.is_some() {
-            // On other calls etcd's error for an expired token causes its renewal. A watch gets "permission denied",
-            // the same as a user without the permission.
-            connection.client.refresh_token().await?;
+            // etcd refuses a watch with a void token by the words for a user without the permission. A read tells.
+            let (key, options) = convert::range(keys);
+            let options = options.with_serializable().with_limit(1).with_keys_only();
+            connection.kv.clone().get(key, Some(options)).await?;
         }
         let (key, options) = convert::watch(keys, from);
         let mut stream = connection.watch.clone().watch(key, Some(options)).await?;
         // The first message says whether the watch was created. Changes come later.
         let first = stream.message().await?;
-        Ok((Open { connection, stream }, first))
+        Ok(Opened { open: Open { connection, stream }, first })
     });
-    let (open, first) = opened.await?;
+    let Opened { open, first } = opened.await?;
     match first {
-        Some(first) => read(connections, &first, from)?,
+        Some(first) => read(connections, &open.connection, &first, from)?,
         None => return Err(connections.unavailable("etcd has ended the watch")),
     };
     Ok(open)
+}
+
+/// A new watch, and its first message.
+struct Opened {
+    open: Open,
+    first: Option<WatchResponse>,
+}
+
+impl Response for Opened {
+    const OF_QUORUM: bool = false;
+
+    fn header(&self) -> Option<&ResponseHeader> {
+        self.first.as_ref()?.header()
+    }
 }
 
 /// Feeds the watch until it is dropped (`Ok`) or fails.
@@ -91,11 +106,13 @@ async fn feed(
             () = out.closed() => return Ok(()),
             () = connection.broken.cancelled() => Err(connections.unavailable("the watch's connection is lost")),
             message = stream.message() => match message {
-                Ok(Some(response)) => read(&connections, &response, next),
+                Ok(Some(response)) => read(&connections, connection, &response, next),
                 Ok(None) => Err(connections.unavailable("etcd has ended the watch")),
                 Err(error) => Err(match Failure::of(&error) {
                     Failure::Answered(error) => error,
-                    Failure::Broken(what) | Failure::NotSent(what) => connections.unavailable(what),
+                    Failure::Broken(what) | Failure::NotSent(what) | Failure::Unauthenticated(what) => {
+                        connections.unavailable(what)
+                    }
                 }),
             },
         };
@@ -124,7 +141,12 @@ async fn feed(
 }
 
 /// Returns the content of a response: changes, nothing (the watch was created; progress), or why the watch is over.
-fn read(connections: &Connections, response: &WatchResponse, next: Revision) -> Result<Option<Batch>, StoreError> {
+fn read(
+    connections: &Connections,
+    connection: &Connection,
+    response: &WatchResponse,
+    next: Revision,
+) -> Result<Option<Batch>, StoreError> {
     let oldest = response.compact_revision();
     if oldest > 0 {
         return Err(StoreError::Compacted { requested: next, oldest: convert::unsigned(oldest) });
@@ -137,11 +159,18 @@ fn read(connections: &Connections, response: &WatchResponse, next: Revision) -> 
             connections.unavailable(format_args!("etcd has cancelled the watch: {reason}"))
         });
     }
+    let revision = |event: &Event| event.kv().map_or(Revision::ZERO, |kv| convert::unsigned(kv.mod_revision()));
+    let (events, old): (Vec<&Event>, Vec<&Event>) = response.events().iter().partition(|event| revision(event) >= next);
+    if !old.is_empty() {
+        // A member that had not reached the requested revision and then caught up by a snapshot of its leader sends what it
+        // missed meanwhile (etcd issues 15271, 19487 and 20221).
+        let endpoint = connections.endpoint(connection);
+        tracing::warn!(endpoint, events = old.len(), %next, "etcd sent changes of before the watch; ignoring them");
+    }
     // Not the response's header: for a watch that is behind it contains etcd's newest revision, not that of these
     // events.
-    let last = response.events().last().and_then(|event| event.kv());
-    Ok(last.map(|last| Batch {
-        revision: convert::unsigned(last.mod_revision()),
-        events: response.events().iter().filter_map(convert::event).collect(),
+    Ok(events.last().map(|last| Batch {
+        revision: revision(last),
+        events: events.iter().filter_map(|event| convert::event(event)).collect(),
     }))
 }

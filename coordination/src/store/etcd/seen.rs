@@ -1,0 +1,121 @@
+//! What a process has seen of its etcd: which cluster, how far, and under which leader.
+//!
+//! A pure record. etcd puts the id of its cluster, its revision and its raft term into the header of each response.
+//!
+//! # Invariants
+//!
+//! * The cluster does not change once it is known.
+//! * A term counts only if its member had a quorum when it responded: one that is cut off raises its own term with each
+//!   vain election.
+
+use etcd_client::ResponseHeader;
+use segue_protocol::ids::Revision;
+use tokio::time::Instant;
+
+use super::convert;
+
+/// What a process has seen of its etcd.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    cluster: Option<u64>,
+    /// The highest revision.
+    revision: Revision,
+    /// The raft term, and when it was seen.
+    term: Option<(u64, Instant)>,
+}
+
+impl Seen {
+    /// Returns the cluster, once it is known.
+    pub(super) fn cluster(&self) -> Option<u64> {
+        self.cluster
+    }
+
+    /// Remembers the cluster if none is known, and returns why one is refused.
+    pub(super) fn admit(&mut self, cluster: u64) -> Result<(), String> {
+        let known = *self.cluster.get_or_insert(cluster);
+        if known == cluster {
+            return Ok(());
+        }
+        Err(format!(
+            "it belongs to etcd cluster {cluster:x}, and this process follows cluster {known:x}, which it has seen at \
+             revision {}",
+            self.revision
+        ))
+    }
+
+    /// Records the header of a response. `of_quorum` is whether its member cannot have responded without one. It was asked
+    /// at `asked`.
+    pub(super) fn record(&mut self, header: &ResponseHeader, of_quorum: bool, asked: Instant) {
+        self.revision = self.revision.max(convert::unsigned(header.revision()));
+        if of_quorum {
+            self.record_term(header.raft_term(), asked, Instant::now());
+        }
+    }
+
+    /// Records a term. A lower one that was asked for after the known one shows that the known one never ruled.
+    fn record_term(&mut self, term: u64, asked: Instant, now: Instant) {
+        if self.term.is_none_or(|(known, since)| term > known || asked > since) {
+            self.term = Some((term, now));
+        }
+    }
+
+    /// Returns why a response of a leader of this term counts for nothing, if a later leader has been seen.
+    pub(super) fn deposed(&self, term: u64) -> Option<String> {
+        let (known, _) = self.term.filter(|(known, _)| term < *known)?;
+        Some(format!("the response comes from a member in raft term {term}, after term {known} was seen"))
+    }
+}
+
+/// Returns the cluster that a process follows if its endpoints have shown these ones: the only one, or that of more than half
+/// of `endpoints`. Each process with the same endpoints comes to the same result. `None` if there is no such cluster.
+pub(super) fn chosen(endpoints: usize, shown: &[u64]) -> Option<u64> {
+    let first = *shown.first()?;
+    if shown.iter().all(|cluster| *cluster == first) {
+        return Some(first);
+    }
+    let has_most = |cluster: &&u64| 2 * shown.iter().filter(|other| other == cluster).count() > endpoints;
+    shown.iter().find(has_most).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn two_clusters_are_never_chosen_by_processes_with_the_same_endpoints() {
+        assert_eq!(chosen(3, &[]), None);
+        assert_eq!(chosen(3, &[7]), Some(7), "the others do not respond");
+        assert_eq!(chosen(3, &[7, 7, 8]), Some(7));
+        assert_eq!(chosen(3, &[8, 7, 7]), Some(7));
+        assert_eq!(chosen(2, &[7, 8]), None);
+        assert_eq!(chosen(3, &[7, 8]), None, "the third may belong to either");
+        assert_eq!(chosen(4, &[7, 7, 8, 8]), None);
+    }
+
+    #[test]
+    fn another_cluster_is_refused_by_both_ids() {
+        let mut seen = Seen::default();
+        assert_eq!(seen.admit(0xab), Ok(()));
+        assert_eq!(seen.admit(0xab), Ok(()));
+        let refused = seen.admit(0xcd).unwrap_err();
+        assert!(refused.contains("cluster cd") && refused.contains("cluster ab"), "{refused}");
+        assert_eq!(seen.cluster(), Some(0xab));
+    }
+
+    #[test]
+    fn a_term_below_one_seen_before_counts_for_nothing_until_a_later_response_shows_it() {
+        let mut seen = Seen::default();
+        let at = |seconds| Instant::now() + Duration::from_secs(seconds);
+        assert_eq!(seen.deposed(1), None);
+        seen.record_term(5, at(0), at(1));
+        assert_eq!((seen.deposed(5), seen.deposed(6)), (None, None));
+        assert!(seen.deposed(4).is_some());
+        // Asked before term 5 was seen.
+        seen.record_term(4, at(0), at(2));
+        assert!(seen.deposed(4).is_some());
+        seen.record_term(4, at(3), at(4));
+        assert_eq!(seen.deposed(4), None);
+    }
+}

@@ -1,0 +1,284 @@
+//! The token that etcd gives a user for the password: one for the process, renewed when etcd refuses it.
+//!
+//! etcd takes some 0.1 s of a core to check a password (bcrypt), also when nobody waits for the result any more. Processes that
+//! give up early and ask again would keep each other from ever getting a token. A token is therefore used on each connection
+//! for as long as etcd accepts it, one authentication at a time is under way, and it outlives the calls that wait for it.
+//!
+//! # Invariants
+//!
+//! * The password's file is read for each authentication. If it cannot be read, or etcd refuses what it contains, the last
+//!   good password is used.
+//! * A password that was refused is tried again only after a pause, which grows.
+
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use etcd_client::{AuthClient, BalancedChannelBuilder, Channel};
+use http::{HeaderValue, Uri};
+use segue_protocol::back_off::BackOff;
+use tokio::sync::{Mutex, mpsc};
+use tokio::time::{Instant, timeout};
+use tokio_util::task::AbortOnDropHandle;
+use tonic::transport::Endpoint;
+use tonic::transport::channel::Change;
+use tower::ServiceExt as _;
+use tower::util::BoxCloneSyncService;
+
+use super::super::StoreError;
+use super::failure::Failure;
+
+/// How long etcd may take to check a password. Some 300 processes per core of etcd can ask at the same time. A member that
+/// hangs is noticed earlier, by pings.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// The pauses after an authentication that etcd has refused or not completed, each shortened at random by up to a half.
+const PAUSES: BackOff = BackOff { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
+
+/// The user, for an etcd with authentication.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EtcdCredentials {
+    /// The user's name.
+    pub username: String,
+    /// The file with the password. White space at its end does not count.
+    pub password_file: PathBuf,
+}
+
+impl EtcdCredentials {
+    fn password(&self) -> Result<String, String> {
+        let text = std::fs::read_to_string(&self.password_file);
+        let text = text.map_err(|error| format!("cannot read {}: {error}", self.password_file.display()))?;
+        Ok(text.trim_end().to_owned())
+    }
+}
+
+/// The token that requests carry; none before the first authentication, or without a user.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Held(Arc<RwLock<Option<HeaderValue>>>);
+
+impl Held {
+    pub(super) fn get(&self) -> Option<HeaderValue> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, token: HeaderValue) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(token);
+    }
+}
+
+/// Builds channels whose requests carry the token. etcd-client's own token belongs to one connection and costs an
+/// authentication for each.
+impl BalancedChannelBuilder for Held {
+    type Error = tonic::transport::Error;
+
+    fn balanced_channel(self, buffered: usize) -> Result<(Channel, mpsc::Sender<Change<Uri, Endpoint>>), Self::Error> {
+        let (channel, endpoints) = tonic::transport::Channel::balance_channel(buffered);
+        let with_token = move |mut request: http::Request<tonic::body::Body>| {
+            // etcd would refuse an authentication for a void token, too.
+            let needs_none = request.uri().path().ends_with("/Authenticate");
+            if let Some(token) = self.get().filter(|_| !needs_none) {
+                request.headers_mut().insert("token", token);
+            }
+            request
+        };
+        let channel = channel.map_request(with_token).map_err(tower::BoxError::from);
+        Ok((Channel::Custom(BoxCloneSyncService::new(channel)), endpoints))
+    }
+}
+
+/// Gets tokens.
+pub(super) struct Authenticator {
+    credentials: EtcdCredentials,
+    held: Held,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    running: Option<AbortOnDropHandle<Result<Granted, Failure>>>,
+    passwords: Passwords,
+}
+
+/// A successful authentication.
+struct Granted {
+    token: HeaderValue,
+    password: String,
+    cluster: Option<u64>,
+}
+
+impl Authenticator {
+    pub(super) fn new(credentials: EtcdCredentials, held: Held) -> Self {
+        Authenticator { credentials, held, state: Mutex::default() }
+    }
+
+    /// Replaces the token `refused`, unless another call has done so. Returns the id of the cluster that has given the new
+    /// one. A caller that gives up leaves the authentication to the next one.
+    pub(super) async fn renew(&self, auth: AuthClient, refused: Option<&HeaderValue>) -> Result<Option<u64>, Failure> {
+        let mut state = self.state.lock().await;
+        if self.held.get().as_ref() != refused {
+            return Ok(None);
+        }
+        let State { running, passwords } = &mut *state;
+        if running.is_none() {
+            let passwords = passwords.candidates(self.credentials.password(), Instant::now())?;
+            let authentication = authenticate(auth, self.credentials.clone(), passwords);
+            *running = Some(AbortOnDropHandle::new(tokio::spawn(authentication)));
+        }
+        let result = match running {
+            Some(running) => running.await.unwrap_or_else(|error| Err(Failure::Broken(error.to_string()))),
+            None => return Ok(None),
+        };
+        *running = None;
+        match result {
+            Ok(Granted { token, password, cluster }) => {
+                passwords.accept(password);
+                self.held.set(token);
+                Ok(cluster)
+            }
+            Err(failure) => {
+                passwords.fail(&failure, Instant::now());
+                Err(failure)
+            }
+        }
+    }
+}
+
+/// Tries these passwords in turn.
+async fn authenticate(
+    mut auth: AuthClient,
+    credentials: EtcdCredentials,
+    passwords: Vec<String>,
+) -> Result<Granted, Failure> {
+    let EtcdCredentials { username, password_file } = credentials;
+    let mut refused = "there is no password".to_owned();
+    for password in passwords {
+        let response = match timeout(TIMEOUT, auth.authenticate(username.clone(), password.clone())).await {
+            Ok(response) => response.map_err(|error| Failure::of(&error)),
+            Err(_) => {
+                let text = format!("no response to the authentication within {TIMEOUT:?}");
+                Err(Failure::Answered(StoreError::Unavailable(text)))
+            }
+        };
+        match response {
+            Ok(response) => {
+                let mut token = HeaderValue::from_str(response.token())
+                    .map_err(|_| Failure::Broken("etcd has given an unusable token".to_owned()))?;
+                token.set_sensitive(true);
+                let cluster = response.header().map(etcd_client::ResponseHeader::cluster_id);
+                return Ok(Granted { token, password, cluster });
+            }
+            Err(Failure::Answered(StoreError::Refused(what)) | Failure::Unauthenticated(what)) => refused = what,
+            Err(other) => return Err(other),
+        }
+    }
+    let refused = format!("{refused} (user {username}, password in {})", password_file.display());
+    Err(Failure::Answered(StoreError::Refused(refused)))
+}
+
+/// What is known of the passwords. Pure but for its log.
+#[derive(Default)]
+struct Passwords {
+    good: Option<String>,
+    tried: Vec<String>,
+    failures: u32,
+    /// When to try the same passwords again, and why not earlier.
+    pause: Option<(Instant, StoreError)>,
+}
+
+impl Passwords {
+    /// Returns what to try, given what the file contains: that, and the last good one.
+    fn candidates(&mut self, read: Result<String, String>, now: Instant) -> Result<Vec<String>, Failure> {
+        let (read, unreadable) = match read {
+            Ok(password) => (Some(password), None),
+            Err(text) => (None, Some(text)),
+        };
+        let mut passwords: Vec<String> = read.into_iter().chain(self.good.clone()).collect();
+        passwords.dedup();
+        if passwords.is_empty() {
+            return Err(Failure::Answered(StoreError::Refused(unreadable.unwrap_or_default())));
+        }
+        match &self.pause {
+            Some((until, error)) if now < *until && passwords == self.tried => {
+                return Err(Failure::Answered(error.clone()));
+            }
+            // A new password is no reason to wait as long as for the old one.
+            Some(_) if passwords != self.tried => self.failures = 0,
+            _ => {}
+        }
+        if let Some(error) = unreadable {
+            tracing::warn!(error, "etcd password cannot be read; keeping the previous one");
+        }
+        self.tried.clone_from(&passwords);
+        Ok(passwords)
+    }
+
+    fn accept(&mut self, password: String) {
+        if self.pause.take().is_some() {
+            tracing::info!("etcd accepts this process's user again");
+        }
+        self.failures = 0;
+        self.good = Some(password);
+    }
+
+    /// A connection that has failed costs etcd nothing, so no pause follows.
+    fn fail(&mut self, failure: &Failure, now: Instant) {
+        let Failure::Answered(error) = failure else { return };
+        if self.pause.is_none() {
+            tracing::error!(%error, "etcd does not accept this process's user; the password's file will be read again");
+        }
+        self.failures = self.failures.saturating_add(1);
+        let pause = PAUSES.after(self.failures).mul_f64(rand::random_range(0.5..=1.0));
+        self.pause = Some((now + pause, error.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(password: &str) -> Result<String, String> {
+        Ok(password.to_owned())
+    }
+
+    fn refused() -> Failure {
+        Failure::Answered(StoreError::Refused("authentication failed".to_owned()))
+    }
+
+    #[test]
+    fn the_last_good_password_is_tried_after_the_files() {
+        let (mut passwords, now) = (Passwords::default(), Instant::now());
+        assert!(passwords.candidates(Err("no file".to_owned()), now).is_err());
+        assert_eq!(passwords.candidates(read("old"), now).unwrap(), ["old"]);
+        passwords.accept("old".to_owned());
+        assert_eq!(passwords.candidates(read("old"), now).unwrap(), ["old"]);
+        assert_eq!(passwords.candidates(read("new"), now).unwrap(), ["new", "old"]);
+        assert_eq!(passwords.candidates(Err("no file".to_owned()), now).unwrap(), ["old"]);
+    }
+
+    #[test]
+    fn a_refused_password_waits_longer_each_time_and_a_new_one_not_at_all() {
+        let (mut passwords, mut now) = (Passwords::default(), Instant::now());
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            assert!(passwords.candidates(read("old"), now).is_ok());
+            passwords.fail(&refused(), now);
+            let begun = now;
+            while let Err(failure) = passwords.candidates(read("old"), now) {
+                assert!(matches!(failure, Failure::Answered(StoreError::Refused(_))), "{failure:?}");
+                now += Duration::from_millis(50);
+            }
+            pauses.push((now - begun).as_millis());
+        }
+        assert!((500..=1050).contains(&pauses[0]) && (15_000..=30_050).contains(&pauses[7]), "{pauses:?}");
+        passwords.fail(&refused(), now);
+        assert!(passwords.candidates(read("old"), now).is_err());
+        assert_eq!(passwords.candidates(read("new"), now).unwrap(), ["new"]);
+    }
+
+    #[test]
+    fn a_connection_that_fails_needs_no_pause() {
+        let (mut passwords, now) = (Passwords::default(), Instant::now());
+        passwords.fail(&Failure::NotSent("connection refused".to_owned()), now);
+        passwords.fail(&Failure::Broken("connection reset".to_owned()), now);
+        assert!(passwords.candidates(read("old"), now).is_ok());
+    }
+}

@@ -1,0 +1,19 @@
+//! The store's client against an etcd with users, of two clusters, with a learner, or that answers what none should.
+//!
+//! A real etcd where it can be brought into that state, and a [`scripted`] one otherwise.
+
+mod clusters;
+mod responses;
+mod scripted;
+mod users;
+
+use segue_protocol::txn::{Keys, Op, Txn};
+
+fn put(key: &str) -> Txn {
+    let then = vec![Op::Put { key: key.into(), value: b"1".to_vec(), lease: None }];
+    Txn { then, ..Txn::default() }
+}
+
+fn all() -> Keys {
+    Keys::Prefix("/segue/".to_owned())
+}

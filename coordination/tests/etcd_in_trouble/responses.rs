@@ -1,0 +1,106 @@
+//! Responses that a member should not give, and gives.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError};
+use segue_protocol::ids::{LeaseId, Revision};
+use tokio::time::timeout;
+
+use super::scripted::{Empty, Event, KeyValue, Renewed, Reply, Scripted, UNAVAILABLE, Watched, header, one};
+use super::{all, put};
+
+/// Longer than anything here takes, even on a busy machine.
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+
+fn store<'a>(members: impl IntoIterator<Item = &'a Scripted>) -> EtcdStore {
+    EtcdStore::connect(EtcdOptions::new(members.into_iter().map(|member| member.endpoint.clone()))).unwrap()
+}
+
+#[tokio::test]
+async fn a_renewal_by_a_leader_of_an_earlier_term_counts_for_nothing() {
+    let term = Arc::new(AtomicU64::new(4));
+    let etcd = Scripted::start({
+        let term = term.clone();
+        move |method| {
+            let term = term.load(Ordering::Relaxed);
+            async move {
+                match &*method {
+                    "LeaseKeepAlive" => one(&Renewed { header: header(7, term), id: 1, ttl: 60 }),
+                    _ => one(&Empty { header: header(7, 5) }),
+                }
+            }
+        }
+    });
+    let etcd = etcd.await;
+    let store = store([&etcd]);
+    let lease = LeaseId::new(1);
+    store.keep_alive(lease).await.expect("no later term has been seen");
+    store.snapshot(&all()).await.unwrap();
+    for stream in ["an open", "a new"] {
+        let renewed = store.keep_alive(lease).await;
+        assert!(matches!(renewed, Err(StoreError::Unavailable(_))), "over {stream} stream: {renewed:?}");
+    }
+    term.store(5, Ordering::Relaxed);
+    store.keep_alive(lease).await.unwrap();
+    store.keep_alive(lease).await.unwrap();
+}
+
+#[tokio::test]
+async fn changes_of_before_a_watch_are_dropped_deletions_included() {
+    let event = |kind, key: &str, mod_revision| {
+        let kv = KeyValue { key: key.as_bytes().to_vec(), create_revision: mod_revision, mod_revision };
+        Event { kind, kv: Some(kv) }
+    };
+    let batches = [
+        vec![event(1, "/segue/w", 13), event(0, "/segue/w", 14), event(0, "/segue/x", 17)],
+        vec![event(1, "/segue/x", 15)],
+        vec![event(1, "/segue/x", 18)],
+    ];
+    let etcd = Scripted::start(move |_| {
+        let created = Watched { header: header(17, 5), created: true, events: Vec::new() };
+        let changes =
+            batches.iter().map(|events| Watched { created: false, events: events.clone(), ..created.clone() });
+        let messages = std::iter::once(created.clone()).chain(changes);
+        let messages = messages.map(|message| prost::Message::encode_to_vec(&message)).collect();
+        async move { Reply::Messages(messages) }
+    });
+    let etcd = etcd.await;
+    let mut watch = store([&etcd]).watch(&all(), Revision::new(16)).await.unwrap();
+    for revision in [17, 18] {
+        let batch = timeout(TEST_TIMEOUT, watch.next()).await.expect("the change arrives").unwrap();
+        let revision = Revision::new(revision);
+        assert_eq!(batch.revision, revision);
+        assert!(batch.events.len() == 1 && batch.events[0].mod_revision() == revision, "{batch:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_read_that_a_member_fails_goes_to_the_next_one_and_a_write_does_not() {
+    let writes = Arc::new(AtomicUsize::new(0));
+    let member = |is_well: bool| {
+        let writes = writes.clone();
+        Scripted::start(move |method| {
+            writes.fetch_add(usize::from(method == "Txn"), Ordering::Relaxed);
+            async move {
+                if is_well {
+                    one(&Empty { header: header(7, 5) })
+                } else {
+                    Reply::Failure(UNAVAILABLE, "etcdserver: request timed out")
+                }
+            }
+        })
+    };
+    let (ill, well) = (member(false).await, member(true).await);
+    // Several stores: each begins at an endpoint of its own choice.
+    for _ in 0..8 {
+        store([&ill, &well]).snapshot(&all()).await.unwrap();
+    }
+    let mut failed = 0;
+    for _ in 0..16 {
+        failed += usize::from(store([&ill, &well]).commit(put("/segue/a")).await.is_err());
+    }
+    assert_eq!(writes.load(Ordering::Relaxed), 16, "a write is sent once");
+    assert!(failed > 0, "no store of 16 began at the first endpoint");
+}
