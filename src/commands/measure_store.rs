@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use segue_config::{Config, Located, StoreKind};
-use segue_coordination::store::{Store, StoreError, Watch};
+use segue_coordination::store::{EtcdMember, Store, StoreError, Watch};
 use segue_protocol::ids::Revision;
 use segue_protocol::txn::{Keys, Op, Txn};
 use tokio::time::{Instant, timeout};
 
-use super::store::open;
+use super::store::open_etcd;
 use super::{Failure, runtime};
 use crate::operator::span;
 
@@ -43,7 +43,15 @@ pub(super) fn measure(files: &[Located]) -> Result<(), Failure> {
     }
     for store in stores {
         let name = store.store.endpoints.join(", ");
-        let measured = runtime()?.block_on(Times::of(open(store)?, &store.store.prefix));
+        let (etcd, runtime) = (open_etcd(store)?, runtime()?);
+        let members = runtime.block_on(etcd.members());
+        for warning in doubts(&members) {
+            eprintln!("warning: {warning}");
+        }
+        if let Some(problem) = several_clusters(&members) {
+            return Err(Failure::Work(anyhow::Error::msg(format!("store {name}: {problem}"))));
+        }
+        let measured = runtime.block_on(Times::of(Arc::new(etcd), &store.store.prefix));
         let times = measured.map_err(|error| {
             let is_silent = matches!(error, StoreError::Unavailable(_));
             let error = anyhow::Error::new(error).context(format!("store {name}"));
@@ -65,6 +73,34 @@ fn leases(config: &Config) -> impl Iterator<Item = (&'static str, Duration)> {
     let coordinator = config.coordinator.as_ref().map(|role| ("coordinator.lease_ttl", role.lease_ttl));
     let pod = config.pod.as_ref().map(|role| ("pod.lease_ttl", role.lease_ttl));
     [router, coordinator, pod].into_iter().flatten()
+}
+
+/// What each endpoint says of itself.
+type Members = [(String, Result<EtcdMember, StoreError>)];
+
+/// Returns a warning for each endpoint that serves nobody, if another one does.
+fn doubts(members: &Members) -> Vec<String> {
+    if members.iter().all(|(_, member)| member.is_err()) {
+        return Vec::new();
+    }
+    let doubt = |(endpoint, member): &(String, Result<EtcdMember, StoreError>)| match member {
+        Ok(member) if member.is_learner => Some(format!("{endpoint} is a learner, and is passed over")),
+        Ok(_) => None,
+        Err(error) => Some(format!("{endpoint}: {error}")),
+    };
+    members.iter().filter_map(doubt).collect()
+}
+
+/// Returns which endpoint belongs to which cluster, if that is not the same for all.
+fn several_clusters(members: &Members) -> Option<String> {
+    let known: Vec<(&String, u64)> =
+        members.iter().filter_map(|(endpoint, member)| Some((endpoint, member.as_ref().ok()?.cluster?))).collect();
+    let (_, first) = known.first()?;
+    if known.iter().all(|(_, cluster)| cluster == first) {
+        return None;
+    }
+    let all: Vec<String> = known.iter().map(|(endpoint, cluster)| format!("{endpoint} to {cluster:x}")).collect();
+    Some(format!("the endpoints belong to different etcd clusters: {}; expected one", all.join(", ")))
 }
 
 /// How long the store took for each request of a kind.

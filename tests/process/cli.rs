@@ -336,6 +336,27 @@ fn check_measures_the_store_of_the_files() {
 }
 
 #[test]
+fn check_asks_every_endpoint_for_its_cluster() {
+    let (one, other, folder) = (Etcd::start(), Etcd::start(), TempDir::new().unwrap());
+    let learner = one.start_learner();
+    let check = |endpoints: [String; 2]| {
+        let text = format!("[store]\nendpoints = {endpoints:?}\n[coordinator]\nlease_ttl = \"1h\"\n");
+        run(&["check", "--store", "--config", file(&folder, &text).to_str().unwrap()])
+    };
+    let output = check([one.endpoint(), other.endpoint()]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = stderr(&output);
+    assert!(said.contains("different etcd clusters"), "{said}");
+    assert!(said.contains(&format!("{} to ", one.endpoint())), "{said}");
+    assert!(said.contains(&format!("{} to ", other.endpoint())), "{said}");
+    let output = check([learner.endpoint(), one.endpoint()]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(stderr(&output).contains(&format!("{} is a learner", learner.endpoint())), "{}", stderr(&output));
+    let output = check([format!("http://{}", free_address()), one.endpoint()]);
+    assert!(output.status.success() && stderr(&output).contains("refused"), "{output:?}");
+}
+
+#[test]
 fn a_role_waits_for_its_etcd_and_says_so_meanwhile() {
     let (folder, admin, store) = (TempDir::new().unwrap(), free_address(), free_address());
     let mut router = start(folder.path(), &lone_router(store, admin).write(folder.path(), "segue"));
