@@ -328,14 +328,16 @@ fn read(hello: &Hello) -> Result<(PodRecord, Duration), Status> {
     }
     let text = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
     let weight = if hello.weight == 0.0 { 1.0 } else { hello.weight };
+    let ttl = ttl(hello)?;
     let record = PodRecord {
+        lease_ttl_ms: u64::try_from(ttl.as_millis()).ok(),
         weight: weight.into(),
         zone: text(&hello.zone),
         version: text(&hello.version),
         capabilities: Capabilities::from(hello.capabilities.clone()),
         ..PodRecord::new(hello.pod.clone(), hello.address.clone())
     };
-    Ok((record, ttl(hello)?))
+    Ok((record, ttl))
 }
 
 fn ttl(hello: &Hello) -> Result<Duration, Status> {

@@ -110,6 +110,7 @@ fn record(settings: &PodSettings, draining: bool) -> PodRecord {
         admin: settings.admin.clone(),
         version: settings.version.clone(),
         work_ends_within_ms: settings.work_ends_within.map(millis),
+        lease_ttl_ms: Some(millis(settings.lease_ttl)),
         resume_digest: None,
     }
 }

@@ -212,7 +212,7 @@ impl Context<'_> {
         if !self.accepts(pod, incarnation) || !unchanged || view.is_malformed(partition) {
             return None;
         }
-        let waits = backoffs.partition_waits(partition, cause.is_urgent(), now);
+        let waits = self.backs_off(cause, partition, pod);
         let waits = waits.or_else(|| backoffs.pair_waits(partition, pod, cause.is_urgent(), now));
         let rests = waits.or_else(|| self.rests_until(cause, partition)).is_some();
         let too_early = self.only_dead_owners && cause != MoveCause::DeadOwner;
@@ -235,7 +235,7 @@ impl Context<'_> {
         budget: &Budget<'_>,
     ) -> Option<&'t mut Taker> {
         let barred =
-            |pod: &str| self.backoffs.pair_waits(waiting.partition, pod, waiting.cause.is_urgent(), self.now).is_some();
+            |pod: &str| self.backoffs.avoids(waiting.partition, pod, waiting.cause.is_urgent(), self.now).is_some();
         let may_take = |taker: &&mut Taker| {
             let (pod, incarnation) = (taker.pod.as_str(), taker.incarnation);
             budget.has_room(pod, incarnation) && self.accepts(pod, incarnation) && !barred(pod)

@@ -2,14 +2,13 @@
 //!
 //! * **Partition.** After a cancel for a timeout, for a drain that did not end, or by an operator, the partition waits
 //!   before it is moved again.
-//! * **Pod.** A new owner that was not warm or had not read the tail in time, or that died meanwhile, is shunned: it
-//!   keeps what it has and gets no more. The back-off belongs to the pod's name, so a pod that crashes each time it
-//!   warms does not start afresh with each life.
+//! * **Pod.** A new owner that was not warm or had not read the tail in time is shunned: it keeps what it has and gets no
+//!   more. The back-off belongs to the pod's name. Pods that die are in [`short_lives`](super::short_lives).
 //! * **Partition and pod.** A pod that reports that it cannot take a partition is barred from that partition for a
 //!   while. The partition does not wait, because another pod is planned at once. A pod that reports this for several
 //!   partitions is shunned.
 //!
-//! All waits double with each failure in a row, and a move that reaches `Switching` ends the row. A pod is shunned for
+//! All waits double with each failure in a row, and a move that reaches `Switching` ends the row, unless the pod died. A pod is shunned for
 //! twice as long as its partition waits, so that the next attempt goes to another pod if there is one.
 //!
 //! # Invariants
@@ -22,35 +21,39 @@ use std::time::Duration;
 
 use super::actions::{self, Action, CancelReason};
 use super::notice::Notice;
+use super::short_lives::ShortLives;
 use crate::handoff::advance::PendingOn;
 use crate::ids::PartitionId;
 use crate::records::{Handoff, Resting};
+use crate::view::View;
 
 /// Wait after the first failure; each further failure in a row doubles it. A partition without a live owner never waits
-/// longer than this.
+/// longer than this, unless its owners die one after the other.
 pub const FIRST_BACK_OFF: Duration = Duration::from_secs(5);
 
 /// Longest wait of a partition.
 pub const MAX_BACK_OFF: Duration = Duration::from_secs(600);
 
 /// Ratio of a pod's wait to its partition's.
-const SHUNNED_SCALE: u32 = 2;
+pub(super) const SHUNNED_SCALE: u32 = 2;
 /// Number of partitions from which a pod is barred at a time before it is shunned. With so many, the cause is not the
 /// partition.
 const BARRED_BEFORE_SHUNNED: usize = 4;
 
+/// The failures in a row of a partition, a pod or a pair of both, and the wait after the last one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct BackOff {
+pub(super) struct BackOff {
     failures: u32,
     since: Duration,
     until: Duration,
 }
 
 impl BackOff {
-    const NONE: BackOff = BackOff { failures: 0, since: Duration::ZERO, until: Duration::ZERO };
+    /// No failure.
+    pub(super) const NONE: BackOff = BackOff { failures: 0, since: Duration::ZERO, until: Duration::ZERO };
 
     /// Counts a failure and starts its wait: `scale` times the usual one.
-    fn fail(&mut self, now: Duration, scale: u32) {
+    pub(super) fn fail(&mut self, now: Duration, scale: u32) {
         self.since = now;
         if now < self.until {
             return;
@@ -61,12 +64,18 @@ impl BackOff {
     }
 
     /// Returns the end of the wait if it is later than `now`. An urgent move waits no longer than the first time.
-    fn waits(&self, urgent: bool, now: Duration) -> Option<Duration> {
+    pub(super) fn waits(&self, urgent: bool, now: Duration) -> Option<Duration> {
         let until = if urgent { self.until.min(self.since + FIRST_BACK_OFF) } else { self.until };
         Some(until).filter(|until| *until > now)
     }
 
-    fn is_forgotten(&self, now: Duration) -> bool {
+    /// Returns the number of failures in a row.
+    pub(super) fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// Returns whether the last failure was long ago.
+    pub(super) fn is_forgotten(&self, now: Duration) -> bool {
         self.until + MAX_BACK_OFF < now
     }
 }
@@ -77,9 +86,15 @@ pub(super) struct BackOffs {
     partitions: BTreeMap<PartitionId, BackOff>,
     pods: BTreeMap<String, BackOff>,
     pairs: BTreeMap<(PartitionId, String), BackOff>,
+    short_lives: ShortLives,
 }
 
 impl BackOffs {
+    /// Records which lives of pods have ended in this view.
+    pub(super) fn observe(&mut self, view: &View, now: Duration) {
+        self.short_lives.observe(view, now);
+    }
+
     /// Records a cancelled handoff.
     pub(super) fn note(&mut self, action: &Action, now: Duration) {
         let Action::Cancel { observed, reason, .. } = action else {
@@ -92,7 +107,7 @@ impl BackOffs {
                 waiting.iter().any(|who| matches!(who, PendingOn::PodSynced(_)))
             }
             // The partition is planned again at once, to another pod.
-            CancelReason::NewOwnerDead => return self.shun(&handoff.new_owner, now),
+            CancelReason::NewOwnerDead => return self.short_lives.shun(&handoff.new_owner, now),
             CancelReason::NewOwnerFailed { .. } => {
                 let pair = (handoff.partition, handoff.new_owner.clone());
                 self.pairs.entry(pair).or_insert(BackOff::NONE).fail(now, SHUNNED_SCALE);
@@ -122,7 +137,7 @@ impl BackOffs {
         let Handoff { partition, new_owner: pod, .. } = &observed.handoff.value;
         let of = [
             (Resting::Partition, self.partitions.get(partition)),
-            (Resting::Pod, self.pods.get(pod)),
+            (Resting::Pod, self.pod(pod)),
             (Resting::Pair, self.pairs.get(&(*partition, pod.clone()))),
         ];
         let shown = |(of, back_off): (Resting, Option<&BackOff>)| {
@@ -130,6 +145,11 @@ impl BackOffs {
             Some(actions::BackOff { of, failures, remains: until - now })
         };
         *back_offs = of.into_iter().filter_map(shown).collect();
+    }
+
+    /// Returns the back-off of this pod that lasts longer.
+    fn pod(&self, pod: &str) -> Option<&BackOff> {
+        self.pods.get(pod).into_iter().chain(self.short_lives.pod(pod)).max_by_key(|back_off| back_off.until)
     }
 
     /// Returns from how many partitions this pod is barred now.
@@ -157,6 +177,11 @@ impl BackOffs {
         back_off.waits(urgent, now)
     }
 
+    /// Returns until when the partition rests because its owners die one after the other, if that is later than `now`.
+    pub(super) fn deaths_rest(&self, partition: PartitionId, now: Duration) -> Option<Duration> {
+        self.short_lives.partition_rests(partition, now)
+    }
+
     /// Returns until when this pod is barred from this partition, if that is later than `now`.
     pub(super) fn pair_waits(
         &self,
@@ -168,20 +193,27 @@ impl BackOffs {
         self.pairs.get(&(partition, pod.to_owned()))?.waits(urgent, now)
     }
 
-    /// Returns whether some pod is barred from this partition.
-    pub(super) fn is_barred(&self, partition: PartitionId, now: Duration) -> bool {
+    /// Returns until when another pod is preferred for this partition, if that is later than `now`: this one is barred, or
+    /// died soon after it had taken the partition over.
+    pub(super) fn avoids(&self, partition: PartitionId, pod: &str, urgent: bool, now: Duration) -> Option<Duration> {
+        self.pair_waits(partition, pod, urgent, now).max(self.short_lives.pair_rests(partition, pod, now))
+    }
+
+    /// Returns whether another pod than some pod is preferred for this partition.
+    pub(super) fn avoids_any(&self, partition: PartitionId, now: Duration) -> bool {
         let pairs = self.pairs.range((partition, String::new())..).take_while(|((of, _), _)| *of == partition);
-        pairs.into_iter().any(|(_, back_off)| back_off.until > now)
+        pairs.into_iter().any(|(_, back_off)| back_off.until > now) || self.short_lives.any_rests(partition, now)
     }
 
     /// Returns whether the pod gets no more partitions for now.
     pub(super) fn is_shunned(&self, pod: &str, now: Duration) -> bool {
-        self.pods.get(pod).is_some_and(|back_off| back_off.until > now)
+        self.pod(pod).is_some_and(|back_off| back_off.until > now)
     }
 
     /// Returns when the next pod may be given partitions again.
     pub(super) fn next_pod(&self, now: Duration) -> Option<Duration> {
-        self.pods.values().map(|back_off| back_off.until).filter(|until| *until > now).min()
+        let back_offs = self.pods.values().chain(self.short_lives.pods().map(|(_, back_off)| back_off));
+        back_offs.map(|back_off| back_off.until).filter(|until| *until > now).min()
     }
 
     /// Drops old failures.
@@ -191,10 +223,17 @@ impl BackOffs {
         self.pairs.retain(|_, back_off| !back_off.is_forgotten(now));
     }
 
-    /// Returns a notice for each shunned pod.
+    /// Returns whether no failure is remembered.
+    #[cfg(test)]
+    pub(super) fn is_clear(&self) -> bool {
+        self.partitions.is_empty() && self.pods.is_empty() && self.pairs.is_empty() && self.short_lives.is_clear()
+    }
+
+    /// Returns a notice for each shunned pod, and for each partition whose owners die.
     pub(super) fn notices(&self, now: Duration) -> impl Iterator<Item = Notice> {
         let shunned = self.pods.iter().filter(move |(_, back_off)| back_off.until > now);
-        shunned.map(|(pod, back_off)| Notice::Shunned { pod: pod.clone(), failures: back_off.failures })
+        let slow = shunned.map(|(pod, back_off)| Notice::Shunned { pod: pod.clone(), failures: back_off.failures });
+        slow.chain(self.short_lives.notices(now))
     }
 }
 

@@ -53,6 +53,7 @@ mod relief;
 pub mod ring;
 mod rolls;
 pub mod round;
+mod short_lives;
 pub mod sticky;
 mod waiting_moves;
 
@@ -245,6 +246,7 @@ impl Memory {
     fn observe(&mut self, view: &View, policy: &Policy, now: Duration) {
         self.rounds.observe(view, policy, now);
         self.departures.observe(view, now);
+        self.backoffs.observe(view, now);
         self.rolls.observe(view, now);
         self.heartbeats.observe(view, policy, now);
         let progress = self.phase_timeouts.observe(view, &mut self.backoffs, now);

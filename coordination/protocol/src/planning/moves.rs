@@ -76,9 +76,10 @@ impl Context<'_> {
         let shunned = |pod: &str| backoffs.is_shunned(pod, now) || self.heartbeats.is_suspected(pod, now);
         let rests = |partition| {
             let until = backoffs.partition_waits(partition, false, now);
-            until.or_else(|| cool_downs.ends(policy, partition, now)).is_some() || backoffs.is_barred(partition, now)
+            until.or_else(|| cool_downs.ends(policy, partition, now)).is_some() || backoffs.avoids_any(partition, now)
         };
-        let layout = layout(view, partitions, shunned, rests);
+        let avoids = |partition, pod: &str| backoffs.avoids(partition, pod, true, now).is_some();
+        let layout = layout(view, partitions, shunned, rests, avoids);
         let takers = layout.members.iter().filter(|member| member.eligibility == Eligibility::Open).count();
         let mut backlog = Backlog::without_moves(self.absent());
         let mut wanted = wanted(view, policy, &layout, &mut backlog);
@@ -168,7 +169,7 @@ impl Context<'_> {
     ) -> Option<Wanted> {
         draft.backlog.wants(cause);
         let (to, barred_until) = self.around_barred(layout, &draft.planned, cause, partition, to);
-        let backs_off = self.backoffs.partition_waits(partition, cause.is_urgent(), self.now).or(barred_until);
+        let backs_off = self.backs_off(cause, partition, layout.members[to].name).or(barred_until);
         let waits_until = backs_off.or_else(|| self.grace_ends(layout, cause, partition));
         if let Some(until) = waits_until.or_else(|| self.rests_until(cause, partition)) {
             draft.backlog.waits_until(until);
@@ -181,6 +182,14 @@ impl Context<'_> {
         }
         self.begin_or_leave(layout, draft, wanted);
         None
+    }
+
+    /// Returns until when the partition rests before it moves to this pod. An operator who wants it there ends a rest that
+    /// the deaths of its owners have caused.
+    pub(super) fn backs_off(&self, cause: MoveCause, partition: PartitionId, to: &str) -> Option<Duration> {
+        let deaths =
+            || self.backoffs.deaths_rest(partition, self.now).filter(|_| !self.view.is_pinned_to(partition, to));
+        self.backoffs.partition_waits(partition, cause.is_urgent(), self.now).max(deaths())
     }
 
     /// Begins a move if the budget has a place for it.
@@ -219,7 +228,7 @@ impl Context<'_> {
             let member = &layout.members[other];
             member.eligibility == Eligibility::Open
                 && draft.budget.has_room(member.name, member.incarnation)
-                && self.backoffs.pair_waits(partition, member.name, cause.is_urgent(), self.now).is_none()
+                && self.backoffs.avoids(partition, member.name, cause.is_urgent(), self.now).is_none()
         })
     }
 
@@ -230,9 +239,9 @@ impl Context<'_> {
     }
 
     /// Returns the pod to move the partition to, and until when the move waits if no pod can take it. The pod is `to`
-    /// or, if that one is barred, the pod with the fewest partitions for its weight. A partition without a living owner
-    /// goes to a shunned pod if no other one can take it. A partition whose owner serves it stays there: a move for
-    /// balance, by an operator or by the key `wanted` has no second choice.
+    /// or, if another one is preferred, the pod with the fewest partitions for its weight. A partition without a living
+    /// owner goes to a shunned pod if no other one can take it, and even to the pod that died with it. A partition whose
+    /// owner serves it stays there: a move for balance, by an operator or by the key `wanted` has no second choice.
     fn around_barred(
         &self,
         layout: &Layout<'_>,
@@ -241,8 +250,12 @@ impl Context<'_> {
         partition: PartitionId,
         to: usize,
     ) -> (usize, Option<Duration>) {
-        let waits =
-            |to: usize| self.backoffs.pair_waits(partition, layout.members[to].name, cause.is_urgent(), self.now);
+        let urgent = cause.is_urgent();
+        let bars = |to: usize| self.backoffs.pair_waits(partition, layout.members[to].name, urgent, self.now);
+        let waits = |to: usize| match self.view.is_pinned_to(partition, layout.members[to].name) {
+            true => bars(to),
+            false => self.backoffs.avoids(partition, layout.members[to].name, urgent, self.now),
+        };
         let Some(until) = waits(to) else { return (to, None) };
         if cause.is_balance() || matches!(cause, MoveCause::Operator | MoveCause::Wanted) {
             return (to, Some(until));
@@ -252,15 +265,17 @@ impl Context<'_> {
                 layout.members[other].eligibility == eligibility && waits(other).is_none()
             })
         };
-        let shunned = || cause.is_urgent().then(|| least(Eligibility::Shunned)).flatten();
-        least(Eligibility::Open).or_else(shunned).map_or((to, Some(until)), |other| (other, None))
+        let shunned = || urgent.then(|| least(Eligibility::Shunned)).flatten();
+        let until = if urgent { bars(to) } else { Some(until) };
+        least(Eligibility::Open).or_else(shunned).map_or((to, until), |other| (other, None))
     }
 
     /// Returns until when a dead owner's partition waits for the next life of the same pod, which is preferred.
     fn grace_ends(&self, layout: &Layout<'_>, cause: MoveCause, partition: PartitionId) -> Option<Duration> {
         let has_come_back = layout.slots[partition.index()].home.is_some();
         let assignment = &self.view.assignments.get(&partition)?.value;
-        let is_waited_for = cause == MoveCause::DeadOwner && !has_come_back;
+        let is_preferred = self.backoffs.avoids(partition, &assignment.owner, true, self.now).is_none();
+        let is_waited_for = cause == MoveCause::DeadOwner && !has_come_back && is_preferred;
         self.departures.grace_ends(&assignment.owner, assignment.incarnation, self.now).filter(|_| is_waited_for)
     }
 }

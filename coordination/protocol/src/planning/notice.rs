@@ -168,6 +168,22 @@ pub enum Notice {
         /// Failures in a row.
         failures: u32,
     },
+    /// A pod gets no more partitions for now, because it died while it warmed or soon after a flip to it.
+    DiesEarly {
+        /// The pod.
+        pod: String,
+        /// Failures in a row.
+        failures: u32,
+    },
+    /// A partition without a living owner rests, because its owners died soon after they had taken it over.
+    OwnersDie {
+        /// The partition.
+        partition: PartitionId,
+        /// Deaths in a row.
+        deaths: u32,
+        /// The pod that died last.
+        last: String,
+    },
     /// A pod has missed heartbeats, and gets no more partitions until it sends one.
     Suspected {
         /// The pod.
@@ -251,6 +267,16 @@ impl fmt::Display for Notice {
             Notice::Shunned { pod, failures } => write!(
                 out,
                 "pod {pod} gets no more partitions for now: it was not ready in time, {failures} times in a row"
+            ),
+            Notice::DiesEarly { pod, failures } => write!(
+                out,
+                "pod {pod} gets no more partitions for now: it died while it warmed or soon after it had taken partitions \
+                 over, {failures} times in a row"
+            ),
+            Notice::OwnersDie { partition, deaths, last } => write!(
+                out,
+                "partition {partition} rests: {deaths} owners in a row, {last} the last, died soon after they had taken it \
+                 over; segue move {partition} --to POD tries one at once"
             ),
             Notice::Suspected { pod } => suspected(out, pod),
             Notice::TooManyKeys { partition, pod, keys, most } => {

@@ -61,7 +61,8 @@ pub enum Mobility {
 pub struct Slot {
     /// The member that owns the partition or, with a handoff in flight, will own it. `None` if no live pod does.
     pub owner: Option<usize>,
-    /// The member with the dead owner's name, in a new life. Preferred when the partition needs a place anyway.
+    /// The member with the dead owner's name, in a new life. Preferred when the partition needs a place anyway. `None` if
+    /// that name rests after earlier deaths and another member may take the partition.
     pub home: Option<usize>,
     /// The member that the key `wanted` names. Only the strategy `external` follows it.
     pub wanted: Option<usize>,
@@ -160,12 +161,13 @@ impl Hash for Custom {
     }
 }
 
-/// Returns the layout of a view. `shunned` and `reluctant` come from earlier moves.
+/// Returns the layout of a view. `shunned`, `reluctant` and `avoids` come from earlier moves.
 pub(super) fn layout<'a>(
     view: &'a View,
     partitions: u32,
     shunned: impl Fn(&str) -> bool,
     reluctant: impl Fn(PartitionId) -> bool,
+    avoids: impl Fn(PartitionId, &str) -> bool,
 ) -> Layout<'a> {
     let newest = rolls::newest(view);
     let members: Vec<Member<'a>> = view
@@ -185,6 +187,7 @@ pub(super) fn layout<'a>(
             },
         })
         .collect();
+    let has_choice = members.iter().any(|member| member.eligibility == Eligibility::Open);
     let named = |name: &str| members.binary_search_by(|member| member.name.cmp(name)).ok();
     let slot = |partition| {
         let wanted = view.wanted.as_ref().and_then(|wanted| named(wanted.value.owners.get(&partition)?));
@@ -203,7 +206,7 @@ pub(super) fn layout<'a>(
         let pinned = handoff.is_some() || unclear || view.is_malformed(partition);
         Slot {
             owner,
-            home: if owner.is_some() { None } else { same_name },
+            home: same_name.filter(|_| owner.is_none() && !(has_choice && avoids(partition, name))),
             wanted,
             mobility: mobility(pinned, reluctant(partition)),
         }

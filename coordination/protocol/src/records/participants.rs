@@ -118,6 +118,9 @@ pub struct PodRecord {
     /// pod claims no bound.
     #[serde(default)]
     pub work_ends_within_ms: Option<u64>,
+    /// How long the lease of the registration lasts without renewal, in milliseconds. `None` if the pod does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_ttl_ms: Option<u64>,
     /// Digest of the secret with which a pod of the gRPC service resumes its registration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resume_digest: Option<String>,
@@ -139,6 +142,7 @@ impl PodRecord {
             admin: None,
             version: None,
             work_ends_within_ms: None,
+            lease_ttl_ms: None,
             resume_digest: None,
         }
     }

@@ -15,6 +15,7 @@ mod rolls;
 mod rounds;
 mod settings;
 mod shares;
+mod short_lives;
 mod sweeps;
 mod unreadable;
 mod world;

@@ -312,7 +312,7 @@ fn a_router_that_cannot_drain_gets_its_cancel_and_each_retry_waits_longer() {
     world.stuck.clear();
     world.run_until_quiet();
     assert_eq!(world.owner(P0), "w-1");
-    assert_eq!(world.memory.backoffs, Default::default(), "a success ends the row");
+    assert!(world.memory.backoffs.is_clear(), "a success ends the row");
 }
 
 #[test]

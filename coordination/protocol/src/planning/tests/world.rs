@@ -387,8 +387,8 @@ impl World {
                 continue;
             }
             // A back-off can be longer than a heartbeat: a move that still waits for one is not at rest.
-            let rests =
-                plan.waiting == 0 && !plan.notices.iter().any(|notice| matches!(notice, Notice::Shunned { .. }));
+            let is_rest = |notice: &Notice| matches!(notice, Notice::Shunned { .. } | Notice::DiesEarly { .. });
+            let rests = plan.waiting == 0 && !plan.notices.iter().any(is_rest);
             heartbeats += u32::from(rests && plan.round == Some(RoundCause::Heartbeat));
             if heartbeats == 2 {
                 return begun;

@@ -1,0 +1,298 @@
+//! Remembers lives of pods that end soon after partitions were flipped to them, and what rests because of it.
+//!
+//! A pod in a crash loop is registered again at once, and its lease hides each death for as long as it lasts. A planner
+//! that prefers the name that is back would give it the same partitions for ever. A life that ends within two lease times
+//! of a flip to it is therefore a failure:
+//!
+//! * **Name and partition.** The pod is not preferred for the partitions that it had just taken over, and another pod
+//!   takes them if there is one.
+//! * **Pod.** The pod is shunned: it gets no more partitions for a while. A pod that dies while it warms is shunned too.
+//! * **Partition.** If another pod had died the same way with the partition, the partition is the more likely cause. It
+//!   rests instead of the pod, longer after each death. Of several partitions only those with the most deaths rest, and
+//!   half of them for two lease times longer than the others, so that the next death tells which half it was.
+//!
+//! A life that outlasts two lease times after a flip ends the row of its pod and of its partition.
+//!
+//! The age of a flip is measured by revisions: this planner knows which revision it had seen at which time. A new leader
+//! knows no deaths, and regards every flip before its first view as old. It counts anew from the next flip on.
+//!
+//! # Invariants
+//!
+//! * A flip that this planner has not seen happen never counts.
+//! * Deaths under one name never make a partition rest: the cause is more likely the pod.
+//! * A preference keeps no partition without an owner: the only pod gets what it had at once.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use super::backoff::{BackOff, FIRST_BACK_OFF, SHUNNED_SCALE};
+use super::notice::Notice;
+use super::phase_timeouts::past_no_return;
+use crate::ids::{Incarnation, PartitionId, Revision};
+use crate::view::View;
+
+/// Longest rest of a partition whose owners die. It bounds how late a partition returns after a fault of all pods.
+const LONGEST_REST: Duration = Duration::from_secs(60);
+
+/// Lease time of a pod whose registration does not tell it.
+const DEFAULT_LEASE_TTL: Duration = Duration::from_secs(15);
+/// Longest lease time that is believed.
+const LONGEST_LEASE_TTL: Duration = Duration::from_secs(300);
+/// Number of lease times after a flip within which an end is a failure.
+const LEASE_TIMES: u32 = 2;
+/// Number of deaths from which on the partition is the likely cause.
+const DEATHS_BEFORE_REST: u32 = 2;
+
+/// A registered life as last seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Life {
+    incarnation: Incarnation,
+    /// How long after a flip its end is a failure.
+    window: Duration,
+}
+
+/// The deaths of a partition's owners, one after the other.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Deaths {
+    number: u32,
+    /// The pod that died last.
+    last: String,
+    until: Duration,
+}
+
+/// The lives that ended soon.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub(super) struct ShortLives {
+    lives: BTreeMap<String, Life>,
+    seen: SeenRevisions,
+    pods: BTreeMap<String, BackOff>,
+    pairs: BTreeMap<(PartitionId, String), BackOff>,
+    partitions: BTreeMap<PartitionId, Deaths>,
+}
+
+impl ShortLives {
+    /// Records which lives have ended in this view, and forgets failures that a longer life has disproved.
+    pub(super) fn observe(&mut self, view: &View, now: Duration) {
+        let lives = lives(view);
+        let longest = lives.values().chain(self.lives.values()).map(|life| life.window).max();
+        self.seen.observe(view.revision, now, longest.unwrap_or_default());
+        let before = std::mem::replace(&mut self.lives, lives);
+        for (pod, life) in before {
+            if self.lives.get(&pod).is_none_or(|now| now.incarnation != life.incarnation) {
+                let taken = self.taken_over(view, &pod, life, now);
+                self.ended(&pod, &taken, life.window, now);
+            }
+        }
+        self.forgive(view, now);
+    }
+
+    /// Returns the partitions that this life had just taken over.
+    fn taken_over(&self, view: &View, pod: &str, life: Life, now: Duration) -> Vec<PartitionId> {
+        let is_taken = |partition: &PartitionId| {
+            let Some(assignment) = view.assignments.get(partition) else { return false };
+            assignment.value.incarnation == life.incarnation
+                && self.seen.is_recent(assignment.mod_revision, life.window, now)
+        };
+        // In `independent` mode the flip comes last, and requests may have reached the new owner before.
+        let handoffs = view.handoffs.values().map(|handoff| &handoff.value).filter(|record| {
+            (record.new_owner.as_str(), record.new_incarnation) == (pod, life.incarnation) && past_no_return(record)
+        });
+        let mut taken: Vec<PartitionId> = view.assigned_to(pod).filter(is_taken).collect();
+        taken.extend(handoffs.map(|record| record.partition));
+        taken.sort_unstable();
+        taken.dedup();
+        taken
+    }
+
+    /// Records the end of a life that had just taken over these partitions.
+    fn ended(&mut self, pod: &str, taken: &[PartitionId], window: Duration, now: Duration) {
+        for partition in taken {
+            self.pairs.entry((*partition, pod.to_owned())).or_insert(BackOff::NONE).fail(now, SHUNNED_SCALE);
+        }
+        let deaths = |partition: &PartitionId| self.partitions.get(partition).map_or(0, |deaths| deaths.number);
+        let Some(most) = taken.iter().map(deaths).max() else { return };
+        let likely: Vec<PartitionId> = taken.iter().copied().filter(|partition| deaths(partition) == most).collect();
+        for partition in &likely {
+            let none = || Deaths { number: 0, last: String::new(), until: Duration::ZERO };
+            let deaths = self.partitions.entry(*partition).or_insert_with(none);
+            if deaths.number >= DEATHS_BEFORE_REST || deaths.last != pod {
+                deaths.number = deaths.number.saturating_add(1);
+            }
+            pod.clone_into(&mut deaths.last);
+        }
+        let is_cause = |partition: &PartitionId| self.partitions[partition].number >= DEATHS_BEFORE_REST;
+        let causes: Vec<PartitionId> = likely.into_iter().filter(is_cause).collect();
+        if causes.is_empty() {
+            return self.shun(pod, now);
+        }
+        let first_half = causes.len().div_ceil(2);
+        for (index, partition) in causes.iter().enumerate() {
+            let Some(deaths) = self.partitions.get_mut(partition) else { continue };
+            let back_off = crate::back_off::BackOff { first: FIRST_BACK_OFF, longest: LONGEST_REST };
+            let later = if index < first_half { Duration::ZERO } else { window };
+            deaths.until = now + back_off.after(deaths.number - 1) + later;
+        }
+    }
+
+    /// Records that the pod died while it warmed, or soon after it had taken partitions over.
+    pub(super) fn shun(&mut self, pod: &str, now: Duration) {
+        self.pods.entry(pod.to_owned()).or_insert(BackOff::NONE).fail(now, SHUNNED_SCALE);
+    }
+
+    /// Forgets the failures of pods and partitions whose present owner has lived long enough.
+    fn forgive(&mut self, view: &View, now: Duration) {
+        let (lives, seen) = (&self.lives, &self.seen);
+        let has_lasted = |partition: PartitionId| {
+            let assignment = view.assignments.get(&partition)?;
+            let (owner, life) = lives.get_key_value(&assignment.value.owner)?;
+            let lasts = assignment.value.incarnation == life.incarnation
+                && !seen.is_recent(assignment.mod_revision, life.window, now);
+            lasts.then_some(owner)
+        };
+        self.partitions.retain(|partition, deaths| {
+            has_lasted(*partition).is_none() && now < deaths.until.saturating_add(super::MAX_BACK_OFF)
+        });
+        self.pairs
+            .retain(|(partition, pod), back_off| has_lasted(*partition) != Some(pod) && !back_off.is_forgotten(now));
+        self.pods.retain(|pod, back_off| {
+            let has_lasted = view.assigned_to(pod).any(|partition| has_lasted(partition).is_some());
+            !has_lasted && !back_off.is_forgotten(now)
+        });
+    }
+
+    /// Returns until when the partition rests because its owners die, if that is later than `now`.
+    pub(super) fn partition_rests(&self, partition: PartitionId, now: Duration) -> Option<Duration> {
+        Some(self.partitions.get(&partition)?.until).filter(|until| *until > now)
+    }
+
+    /// Returns until when this pod is not preferred for this partition, if that is later than `now`.
+    pub(super) fn pair_rests(&self, partition: PartitionId, pod: &str, now: Duration) -> Option<Duration> {
+        if self.pairs.is_empty() {
+            return None;
+        }
+        self.pairs.get(&(partition, pod.to_owned()))?.waits(false, now)
+    }
+
+    /// Returns whether some pod is not preferred for this partition.
+    pub(super) fn any_rests(&self, partition: PartitionId, now: Duration) -> bool {
+        let pairs = self.pairs.range((partition, String::new())..).take_while(|((of, _), _)| *of == partition);
+        pairs.into_iter().any(|(_, back_off)| back_off.waits(false, now).is_some())
+    }
+
+    /// Returns the back-off of this pod.
+    pub(super) fn pod(&self, pod: &str) -> Option<&BackOff> {
+        self.pods.get(pod)
+    }
+
+    /// Returns the back-offs of all pods.
+    pub(super) fn pods(&self) -> impl Iterator<Item = (&String, &BackOff)> {
+        self.pods.iter()
+    }
+
+    /// Returns whether no failure is remembered.
+    #[cfg(test)]
+    pub(super) fn is_clear(&self) -> bool {
+        self.pods.is_empty() && self.pairs.is_empty() && self.partitions.is_empty()
+    }
+
+    /// Returns a notice for each pod that is shunned and each partition that rests.
+    pub(super) fn notices(&self, now: Duration) -> impl Iterator<Item = Notice> {
+        let pods = self.pods.iter().filter(move |(_, back_off)| back_off.waits(false, now).is_some());
+        let pods = pods.map(|(pod, back_off)| Notice::DiesEarly { pod: pod.clone(), failures: back_off.failures() });
+        let resting = self.partitions.iter().filter(move |(_, deaths)| deaths.until > now);
+        pods.chain(resting.map(|(partition, deaths)| Notice::OwnersDie {
+            partition: *partition,
+            deaths: deaths.number,
+            last: deaths.last.clone(),
+        }))
+    }
+}
+
+fn lives(view: &View) -> BTreeMap<String, Life> {
+    let life = |(pod, incarnation): (String, Incarnation)| {
+        let told = view.pods.get(&pod).and_then(|record| record.value.lease_ttl_ms).map(Duration::from_millis);
+        let window = told.map_or(DEFAULT_LEASE_TTL, |ttl| ttl.min(LONGEST_LEASE_TTL)) * LEASE_TIMES;
+        (pod, Life { incarnation, window })
+    };
+    view.pod_lives().into_iter().map(life).collect()
+}
+
+/// Which revision was seen at which time, with few entries.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+struct SeenRevisions {
+    /// The oldest first. Between two that are further apart than [`Self::DISTANCE`], nothing was seen.
+    samples: VecDeque<(Duration, Revision)>,
+}
+
+impl SeenRevisions {
+    /// Largest error of an age.
+    const DISTANCE: Duration = Duration::from_millis(500);
+
+    /// Records the revision that is seen now. Ages above `longest` are not asked for.
+    fn observe(&mut self, revision: Revision, now: Duration, longest: Duration) {
+        // After the store has gone back, revisions tell no ages.
+        if self.samples.back().is_some_and(|(_, last)| *last > revision) {
+            self.samples.clear();
+        }
+        let samples = self.samples.len();
+        if samples > 1 && now < self.samples[samples - 2].0 + Self::DISTANCE {
+            self.samples.pop_back();
+        }
+        self.samples.push_back((now, revision));
+        while self.samples.get(1).is_some_and(|(at, _)| *at + longest <= now) {
+            self.samples.pop_front();
+        }
+    }
+
+    /// Returns whether a write at this revision was seen to happen within `window` before `now`.
+    fn is_recent(&self, revision: Revision, window: Duration, now: Duration) -> bool {
+        let before = self.samples.partition_point(|(at, _)| *at + window <= now);
+        let reached = self.samples.get(before.saturating_sub(1)).map(|(_, reached)| *reached);
+        reached.is_some_and(|reached| revision > reached)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn the_age_of_a_write_is_known_from_when_its_revision_was_seen() {
+        let (window, mut seen) = (at(4_000), SeenRevisions::default());
+        seen.observe(Revision::new(10), at(0), window);
+        assert!(!seen.is_recent(Revision::new(10), window, at(0)), "of unknown age");
+        seen.observe(Revision::new(11), at(100), window);
+        seen.observe(Revision::new(12), at(400), window);
+        // Nothing is seen for long.
+        seen.observe(Revision::new(13), at(60_000), window);
+        assert!(!seen.is_recent(Revision::new(11), window, at(60_000)));
+        assert!(!seen.is_recent(Revision::new(12), window, at(60_000)));
+        assert!(seen.is_recent(Revision::new(13), window, at(63_900)));
+        assert!(!seen.is_recent(Revision::new(13), window, at(64_000)));
+    }
+
+    #[test]
+    fn ages_are_exact_to_half_a_second_and_few_samples_are_kept() {
+        let (window, mut seen) = (at(30_000), SeenRevisions::default());
+        for tick in 0..100_000 {
+            seen.observe(Revision::new(tick), at(tick * 10), window);
+        }
+        let now = at(999_990);
+        let oldest = (0..100_000).find(|tick| seen.is_recent(Revision::new(*tick), window, now)).unwrap();
+        assert!((now - at(oldest * 10)).abs_diff(window) <= SeenRevisions::DISTANCE);
+        assert!(seen.samples.len() < 130, "{}", seen.samples.len());
+    }
+
+    #[test]
+    fn a_store_that_goes_back_makes_all_ages_unknown() {
+        let mut seen = SeenRevisions::default();
+        seen.observe(Revision::new(10), at(0), at(4_000));
+        seen.observe(Revision::new(20), at(1_000), at(4_000));
+        seen.observe(Revision::new(15), at(2_000), at(4_000));
+        assert!(!seen.is_recent(Revision::new(15), at(4_000), at(2_000)));
+    }
+}
