@@ -312,7 +312,11 @@ impl fmt::Display for KeyspaceStatus {
             writeln!(out, "leaseless   {key}: it has no lease and will not end by itself")?;
         }
         for command in &self.repairs {
-            let when = if command.starts_with("segue forget") { "if its process is gone:" } else { "to remove it:" };
+            let when = match command {
+                _ if command.starts_with("segue forget") => "if its process is gone:",
+                _ if command.contains("/assignments/") || command.contains("/handoffs/") => "once nobody works on it:",
+                _ => "to remove it:",
+            };
             writeln!(out, "{when}  {command}")?;
         }
         Ok(())

@@ -93,15 +93,16 @@ impl Epoch {
         Epoch(revision.get())
     }
 
-    /// The last epoch: no other can follow it.
-    pub const MAX: Epoch = Epoch(u64::MAX);
+    /// The last epoch: one above it is unreadable, and no ownership begins with it. Numbers up to here are exact in every
+    /// reader of JSON.
+    pub const MAX: Epoch = Epoch(1 << 53);
 
     /// Returns the next epoch.
     pub const fn next(self) -> Self {
         Epoch(self.0 + 1)
     }
 
-    /// Returns the epoch that is later by this number, or the last one.
+    /// Returns the epoch that is later by this number, or the last number.
     pub(crate) const fn later_by(self, number: u64) -> Self {
         Epoch(self.0.saturating_add(number))
     }

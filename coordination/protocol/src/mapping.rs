@@ -1,7 +1,8 @@
 //! Decides whether a router maps requests to partitions as the keyspace does.
 //!
 //! Pure. The keyspace's mapping is part of its settings. The first router writes it, and a router with another mapping
-//! keeps its routes closed: two routers that map one key to two partitions would send it to two pods.
+//! keeps its routes closed: two routers that map one key to two partitions would send it to two pods. Under a key hash the
+//! number of partitions belongs to the mapping, and a router remembers it as long as it lives.
 
 use crate::ids::Revision;
 use crate::records::{KeyspaceConfig, Partitioner, encode};
@@ -26,11 +27,19 @@ pub enum Agreement {
     Wait(String),
 }
 
-/// Compares the mapping `own` of a router with the one that the view shows.
-pub fn agree(view: &View, own: &Partitioner) -> Agreement {
+/// Compares the mapping `own` of a router with the one that the view shows. `number` is the number of partitions by which
+/// the router has mapped requests.
+pub fn agree(view: &View, own: &Partitioner, number: Option<u32>) -> Agreement {
+    if let Some(number) = number.filter(|number| view.settings().is_some() && !has_number(view, own, *number)) {
+        return Agreement::Wait(format!(
+            "the keyspace has {} partitions, and this router mapped requests by {own} to {number}: restore the number in \
+             the keyspace's settings",
+            view.partitions()
+        ));
+    }
     let Some(config) = &view.config else {
         return match view.malformed.get(&view.keys().config()) {
-            _ if is_shown(view, own) => Agreement::Same,
+            _ if is_shown(view, own, number) => Agreement::Same,
             Some(reason) => Agreement::Wait(format!("the keyspace's settings cannot be read: {reason}")),
             None => Agreement::Wait("the keyspace has no settings yet: no coordinator has led".to_owned()),
         };
@@ -46,9 +55,16 @@ pub fn agree(view: &View, own: &Partitioner) -> Agreement {
     }
 }
 
-/// Returns whether the settings that were read last contain this mapping. A running router fences if they do not.
-pub fn is_shown(view: &View, own: &Partitioner) -> bool {
+/// Returns whether the settings that were read last contain this mapping, with the number of partitions that belongs to
+/// it. A running router fences if they do not.
+pub fn is_shown(view: &View, own: &Partitioner, number: Option<u32>) -> bool {
     view.settings().is_some_and(|settings| settings.partitioner.as_ref() == Some(own))
+        && number.is_none_or(|number| has_number(view, own, number))
+}
+
+/// Returns whether this number of partitions is still that of the keyspace, if it belongs to the mapping.
+fn has_number(view: &View, own: &Partitioner, number: u32) -> bool {
+    !own.fixes_number() || view.partitions() == number
 }
 
 fn write(view: &View, config: &Versioned<KeyspaceConfig>, own: &Partitioner) -> Txn {

@@ -55,8 +55,8 @@ pub(super) struct Router {
     status: watch::Sender<RouterStatus>,
     notices: mpsc::UnboundedReceiver<PartitionId>,
     pub(super) view: View,
-    /// The largest number of partitions that any view has shown.
-    partitions: u32,
+    /// The largest number of partitions that any view has shown; under a key hash the first one.
+    pub(super) partitions: u32,
     pub(super) incarnation: Incarnation,
     trust: Trust,
     pub(super) acks: WriteQueue<AckId>,
@@ -267,8 +267,7 @@ impl Router {
     }
 
     fn reconcile_all(&mut self) {
-        // Settings that cannot be read leave the number unchanged.
-        self.partitions = self.partitions.max(self.view.partitions());
+        self.take_number();
         self.plane.set_partitions(self.partitions);
         for partition in PartitionId::all(self.partitions) {
             self.plane.retry_now(partition);

@@ -46,7 +46,7 @@ impl Router {
         // Settings that were known before a registration was lost stay known.
         let mut view = self.view.clone();
         view.resync(View::from_snapshot(self.keys.clone(), snapshot));
-        let reason = match agree(&view, own) {
+        let reason = match agree(&view, own, self.mapped_to()) {
             Agreement::Same => return Ok(None),
             Agreement::Write(txn) => {
                 if self.store.commit(txn).await?.committed() {
@@ -77,6 +77,20 @@ impl Router {
 
     /// Returns whether the settings contain another mapping than this router's, or none.
     pub(super) fn maps_otherwise(&self) -> bool {
-        self.settings.partitioner.as_ref().is_some_and(|own| !is_shown(&self.view, own))
+        self.settings.partitioner.as_ref().is_some_and(|own| !is_shown(&self.view, own, self.mapped_to()))
+    }
+
+    /// Returns the number of partitions by which this router has mapped requests. `None` before its first view.
+    fn mapped_to(&self) -> Option<u32> {
+        Some(self.partitions).filter(|partitions| *partitions > 0)
+    }
+
+    /// Takes the number of partitions of the view, unless that would change how this router maps keys. Settings that cannot
+    /// be read leave it unchanged.
+    pub(super) fn take_number(&mut self) {
+        let is_fixed = self.settings.partitioner.as_ref().is_some_and(Partitioner::fixes_number);
+        if !is_fixed || self.partitions == 0 {
+            self.partitions = self.partitions.max(self.view.partitions());
+        }
     }
 }

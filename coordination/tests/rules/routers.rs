@@ -123,24 +123,30 @@ async fn severing_is_left_to_where_it_is_safe() {
 async fn a_router_maps_as_the_keyspace_does_or_keeps_its_routes_shut() {
     let own = Partitioner::Key { key: "header:x-key".into(), hash: "murmur2".into() };
     let fixture = Fixture::new(NONE, NONE, &[]).await;
-    let Agreement::Write(first) = agree(&fixture.view().await, &Partitioner::NUMBER) else { panic!("nobody has said") };
-    let Agreement::Write(second) = agree(&fixture.view().await, &own) else { panic!("nobody has said") };
+    let Agreement::Write(first) = agree(&fixture.view().await, &Partitioner::NUMBER, None) else {
+        panic!("nobody has said")
+    };
+    let Agreement::Write(second) = agree(&fixture.view().await, &own, None) else { panic!("nobody has said") };
     fixture.commit(first).await.unwrap();
     assert_eq!(fixture.commit(second).await, None, "the first one has said it");
 
     fixture.router("r").await;
     let view = fixture.view().await;
-    assert!(is_shown(&view, &Partitioner::NUMBER) && !is_shown(&view, &own));
-    assert_eq!(agree(&view, &Partitioner::NUMBER), Agreement::Same);
-    let Agreement::Replace { standing, txn } = agree(&view, &own) else { panic!("another mapping stands") };
+    assert!(is_shown(&view, &Partitioner::NUMBER, None) && !is_shown(&view, &own, None));
+    assert_eq!(agree(&view, &Partitioner::NUMBER, None), Agreement::Same);
+    let Agreement::Replace { standing, txn } = agree(&view, &own, None) else { panic!("another mapping stands") };
     assert_eq!((standing, fixture.commit(txn.clone()).await), (Partitioner::NUMBER, None), "a router is registered");
     fixture.delete(fixture.keys.router("r")).await;
     fixture.commit(txn).await.unwrap();
     let mut view = fixture.view().await;
-    assert!(is_shown(&view, &own) && view.partitions() == 1);
+    assert!(is_shown(&view, &own, None) && view.partitions() == 1);
+
+    // Under a key hash the number belongs to the mapping.
+    assert!(is_shown(&view, &own, Some(1)) && !is_shown(&view, &own, Some(2)));
+    assert!(matches!(agree(&view, &own, Some(2)), Agreement::Wait(_)));
 
     fixture.put(fixture.keys.config(), b"{".to_vec()).await;
-    assert!(matches!(agree(&fixture.view().await, &own), Agreement::Wait(_)), "one that has never read it waits");
+    assert!(matches!(agree(&fixture.view().await, &own, None), Agreement::Wait(_)), "one that has never read it waits");
     view.resync(fixture.view().await);
-    assert_eq!(agree(&view, &own), Agreement::Same, "one that has read it goes on");
+    assert_eq!(agree(&view, &own, None), Agreement::Same, "one that has read it goes on");
 }

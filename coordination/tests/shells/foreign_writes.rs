@@ -197,6 +197,32 @@ async fn the_first_router_writes_its_mapping_and_one_with_another_stays_out_and_
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_running_router_that_sees_another_number_under_a_key_hash_fences_until_it_is_put_back() {
+    let store = MemoryStore::new();
+    write_mapping(&store, Some(by_key("x-key"))).await;
+    let pod = br#"{"pod_name":"w","address":"127.0.0.1:1"}"#;
+    put(&store, keys().pod("w"), pod.to_vec()).await;
+    let incarnation = get(&store, keys().pod("w")).await.unwrap().create_revision;
+    let owned = format!(r#"{{"partition":0,"owner":"w","incarnation":{incarnation},"epoch":1}}"#);
+    put(&store, keys().assignment(P0), owned.into_bytes()).await;
+    let router = Router::start(&store, "r", by_key("x-key"));
+    router.ready().await;
+    until("an open route", async || (!router.gates.are_shut()).then_some(())).await;
+    for partitioner in [Some(by_key("x-key")), None] {
+        let grown = KeyspaceConfig { partitioner, ..KeyspaceConfig::new(8) };
+        put(&store, keys().config(), encode(&grown)).await;
+        router.not_ready("has 8 partitions, and this router mapped requests").await;
+        sleep(TTL * 2).await;
+        assert!(router.gates.are_shut() && !is_registered(&store, "r").await);
+        let left = get(&store, keys().config()).await.unwrap();
+        assert_eq!(left.value, encode(&grown), "it writes no mapping into settings with another number");
+        write_mapping(&store, Some(by_key("x-key"))).await;
+        router.ready().await;
+        until("an open route", async || (!router.gates.are_shut()).then_some(())).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_running_router_that_sees_another_mapping_leaves_and_comes_back_with_its_own() {
     let store = MemoryStore::new();
     write_mapping(&store, None).await;

@@ -7,6 +7,8 @@
 //!
 //! * The transaction's guards carry all of its safety: any participant may commit it, from a view of any age. It fails
 //!   if a router has registered since, if a record has changed, or if the old owner has come back.
+//! * Only the assignment that the handoff started from is flipped ([`starts_from`]). The leader cancels a handoff whose
+//!   assignment somebody has written or deleted meanwhile.
 //! * One condition is in no guard: a dead old owner's bound on its work ([`pending_bound`]). A participant that commits
 //!   such a move has seen the owner's key gone for that long ([`advance_past_bound`]).
 
@@ -251,7 +253,7 @@ fn moved(view: &View, handoff: &Versioned<Handoff>, now: u64) -> Option<Advance>
         || (to == Phase::Complete && record.mode == Mode::Independent && record.phase == Phase::Ready);
     if flips {
         when.push(Compare::created_at(keys.pod(&record.new_owner), record.new_incarnation.revision()));
-        let (assigned, flip) = flip(view, record);
+        let (assigned, flip) = flip(view, record)?;
         when.push(assigned);
         then.push(flip);
     }
@@ -271,9 +273,25 @@ fn unchanged(view: &View, handoff: &Versioned<Handoff>) -> Vec<Compare> {
     when
 }
 
+/// Returns whether the partition's assignment is the one that the handoff started from: the old owner's life, at an
+/// epoch below the new one, or none in a first placement. `true` while the assignment cannot be read.
+pub(crate) fn starts_from(view: &View, handoff: &Handoff) -> bool {
+    let Some(assignment) = view.assignments.get(&handoff.partition) else {
+        return handoff.old_owner.is_none() || view.is_malformed(handoff.partition);
+    };
+    let assigned = &assignment.value;
+    handoff.old_owner.as_deref() == Some(&assigned.owner)
+        && handoff.old_incarnation == assigned.incarnation
+        && handoff.epoch > assigned.epoch
+}
+
 /// Returns the write that changes the owner, and the guard that the assignment is still the one that the view shows. A
-/// first placement requires that there is no assignment.
-pub(crate) fn flip(view: &View, handoff: &Handoff) -> (Compare, Op) {
+/// first placement requires that there is no assignment. `None` if the handoff did not start from that assignment: a
+/// newer owner would lose the partition to an older epoch.
+pub(crate) fn flip(view: &View, handoff: &Handoff) -> Option<(Compare, Op)> {
+    if !starts_from(view, handoff) {
+        return None;
+    }
     let key = view.keys().assignment(handoff.partition);
     let seen = match &handoff.old_owner {
         Some(_) => view.assignment_revision(handoff.partition),
@@ -283,7 +301,7 @@ pub(crate) fn flip(view: &View, handoff: &Handoff) -> (Compare, Op) {
         work_ends_within_ms: view.live_new_owner(handoff).and_then(|pod| pod.work_ends_within_ms),
         ..Assignment::new(handoff.partition, handoff.new_owner.clone(), handoff.new_incarnation, handoff.epoch)
     };
-    (Compare::unchanged_since(key.clone(), seen), Op::Put { key, value: encode(&assignment), lease: None })
+    Some((Compare::unchanged_since(key.clone(), seen), Op::Put { key, value: encode(&assignment), lease: None }))
 }
 
 /// Returns whether `Syncing` has anything to wait for.

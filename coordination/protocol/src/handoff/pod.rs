@@ -7,8 +7,10 @@
 //!
 //! * At any revision at most one pod is told to serve a partition.
 //! * An old owner is told to refuse before a new one is told to serve.
+//! * A new owner is told to read the tail, or to serve before the flip, only while the assignment is the one that its
+//!   handoff started from.
 
-use super::advance::{in_need_of_repair, old_confirms, pending_bound};
+use super::advance::{in_need_of_repair, old_confirms, pending_bound, starts_from};
 use crate::ids::{Epoch, HandoffId, Incarnation, PartitionId};
 use crate::records::{Handoff, Mode, Phase, PodAckKind};
 use crate::txn::{Compare, Op, Txn};
@@ -84,9 +86,12 @@ pub fn duty(view: &View, me: &str, incarnation: Incarnation, partition: Partitio
         (Phase::Warming, _) if is_new => Duty::Warm { handoff, epoch },
         // The pod reads the tail itself before its first request. Planning creates no such move to a pod with the
         // capability `sync`.
-        (Phase::Ready, Mode::Independent) if is_new && value.old_owner.is_some() => Duty::Serve { epoch },
+        (Phase::Ready, Mode::Independent) if is_new && value.old_owner.is_some() && starts_from(view, value) => {
+            Duty::Serve { epoch }
+        }
         (Phase::Syncing, _) if is_new => {
-            let due = record.capabilities.sync && !said(PodAckKind::Synced) && log_at_rest(view, value, handoff);
+            let reads = record.capabilities.sync && !said(PodAckKind::Synced) && starts_from(view, value);
+            let due = reads && log_at_rest(view, value, handoff);
             if due { Duty::Sync { handoff, epoch } } else { Duty::Stand { handoff, epoch } }
         }
         (Phase::Ready, _) if is_new => Duty::Stand { handoff, epoch },

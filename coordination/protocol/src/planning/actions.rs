@@ -359,7 +359,7 @@ pub fn txn(view: &View, action: &Action, authority: &Authority, now_ms: u64) -> 
             let mut then = end_handoff(view, &observed.handoff, ending, now_ms);
             // In `independent` mode the assignment flips last, and requests may have reached the new owner before.
             if handoff.phase < Phase::Switching {
-                then.push(flip(view, handoff).1);
+                then.extend(flip(view, handoff).map(|(_, put)| put));
             }
             then
         }

@@ -23,8 +23,9 @@ use super::moves::{Context, begin, is_less_loaded, urgent_reason};
 use super::notice::Notice;
 use super::pins;
 use super::waiting_moves::{Attempt, WaitingMove, WaitingMoves};
-use crate::ids::Incarnation;
+use crate::ids::{Incarnation, PartitionId};
 use crate::records::Thousandths;
+use crate::view::View;
 
 /// A pod that accepts partitions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -55,12 +56,19 @@ pub(super) struct Backlog {
     /// The pods that accept partitions, as of the last placement.
     takers: Vec<Taker>,
     absent: BTreeMap<String, usize>,
+    /// The partitions that cannot move because no epoch is left for their next owner.
+    spent: Vec<PartitionId>,
 }
 
 impl Backlog {
     /// Returns a backlog without moves. `absent` are the pods that are wanted and not registered.
     pub(super) fn without_moves(absent: BTreeMap<String, usize>) -> Self {
         Backlog { absent, ..Backlog::default() }
+    }
+
+    /// Records the partitions that cannot move because no epoch is left for their next owner.
+    pub(super) fn spent(&mut self, partitions: Vec<PartitionId>) {
+        self.spent = partitions;
     }
 
     /// Records the pods that accept partitions.
@@ -140,9 +148,19 @@ impl Backlog {
         self.waiting
     }
 
-    /// Returns the notice about wanted owners that are not registered.
-    pub(super) fn notice(&self) -> Option<Notice> {
-        (!self.absent.is_empty()).then(|| Notice::WantedAbsent { pods: self.absent.clone() })
+    /// Returns the notices about wanted owners that are not registered, and about partitions that cannot move.
+    pub(super) fn notices(&self, view: &View) -> impl Iterator<Item = Notice> {
+        let absent = (!self.absent.is_empty()).then(|| Notice::WantedAbsent { pods: self.absent.clone() });
+        let spent = self.spent.iter().filter_map(|partition| {
+            let assignment = &view.assignments.get(partition)?.value;
+            Some(Notice::EpochsSpent {
+                partition: *partition,
+                owner: assignment.owner.clone(),
+                epoch: assignment.epoch,
+                key: view.keys().assignment(*partition),
+            })
+        });
+        absent.into_iter().chain(spent)
     }
 
     /// Begins moves that were waiting for places which are free now. Returns `None` if a placement is due instead.
@@ -173,7 +191,7 @@ impl Backlog {
                         if let Some(taker) = self.takers.iter_mut().find(|taker| taker.pod == *pod) {
                             taker.planned += 1;
                         }
-                        begun.push(begin(context.view, context.policy, next));
+                        begun.push(begin(context.view, context.policy, next)?);
                         return Some(Attempt::Begun);
                     }
                     Err(Full::InAll) => return Some(Attempt::NoPlace),
@@ -189,7 +207,7 @@ impl Backlog {
                 taker.planned += 1;
                 let to = (pod.clone(), taker.incarnation);
                 let reason = urgent_reason(context, next.cause, next.partition, pod);
-                begun.push(begin(context.view, context.policy, &WaitingMove { to, reason, ..next.clone() }));
+                begun.push(begin(context.view, context.policy, &WaitingMove { to, reason, ..next.clone() })?);
                 Some(Attempt::Begun)
             })?;
         }

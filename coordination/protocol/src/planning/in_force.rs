@@ -135,7 +135,9 @@ pub(super) fn write_config(view: &View, own: &Policy, planning: Option<Value>) -
         let kept = observed.value.partitions;
         let (partitions, notice) = match &observed.value.partitioner {
             _ if kept == wanted => (kept, None),
-            _ if kept > wanted => (kept, Some(Notice::ShrinkRefused { wanted, kept })),
+            partitioner if kept > wanted => {
+                (kept, Some(Notice::ShrinkRefused { wanted, kept, partitioner: partitioner.clone() }))
+            }
             Some(Partitioner::Number { number: true }) => (wanted, None),
             partitioner => (kept, Some(Notice::GrowthRefused { wanted, kept, partitioner: partitioner.clone() })),
         };
@@ -152,7 +154,8 @@ pub(super) fn write_config(view: &View, own: &Policy, planning: Option<Value>) -
         // The settings were deleted by hand: they are restored as they were.
         (Some(known), _) => (write(known.clone(), Revision::ZERO), None),
         (None, Some(shown)) if shown != wanted => {
-            (None, Some(Notice::ConfigMissing { wanted, shown, key: view.keys().config() }))
+            let settings = KeyspaceConfig { planning, ..KeyspaceConfig::new(shown) };
+            (None, Some(Notice::ConfigMissing { wanted, shown, key: view.keys().config(), settings }))
         }
         (None, _) => (write(KeyspaceConfig { planning, ..KeyspaceConfig::new(wanted) }, Revision::ZERO), None),
     }

@@ -20,7 +20,7 @@
 //!
 //! * A partition with a handoff is pinned: it counts as moved and gets no second handoff.
 //! * The store alone is enough to continue: a new leader with an empty memory only measures its times anew.
-//! * Nothing is cancelled past the point of no return ([`phase_timeouts::past_no_return`]).
+//! * Nothing is cancelled past the point of no return ([`phase_timeouts`]).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -39,6 +39,7 @@ mod checkpoints;
 mod cool_downs;
 mod departures;
 pub mod external;
+mod fixed_number;
 mod heartbeats;
 mod in_force;
 pub mod jump;
@@ -228,6 +229,7 @@ pub struct Memory {
     rolls: rolls::Rolls,
     heartbeats: heartbeats::Heartbeats,
     backlog: backlog::Backlog,
+    number: fixed_number::FixedNumber,
 }
 
 impl Memory {
@@ -244,6 +246,7 @@ impl Memory {
 
     /// Takes in what this view shows.
     fn observe(&mut self, view: &View, policy: &Policy, now: Duration) {
+        self.number.observe(view);
         self.rounds.observe(view, policy, now);
         self.departures.observe(view, now);
         self.backoffs.observe(view, now);
@@ -319,7 +322,7 @@ fn decide(
     let backlog_is_due = memory.backlog.is_due(now) && (!is_settling || memory.backlog.has_dead_owners());
     if plan.round.is_some() || owners_died || backlog_is_due {
         let backlog = Some(std::mem::take(&mut memory.backlog)).filter(|_| plan.round.is_none() && !owners_died);
-        memory.backlog = match partitions(view) {
+        memory.backlog = match memory.number.of(view) {
             Some(count) => {
                 let context = moves::Context {
                     view,
@@ -365,7 +368,8 @@ fn decide(
         }
     }
     plan.waiting = memory.backlog.waiting();
-    plan.notices.extend(memory.backlog.notice());
+    plan.notices.extend(memory.number.notice(view));
+    plan.notices.extend(memory.backlog.notices(view));
     plan.notices.extend(memory.backoffs.notices(now));
     plan.notices.extend(memory.heartbeats.notices(policy, now));
     plan.notices.extend(
@@ -375,15 +379,9 @@ fn decide(
     plan
 }
 
-/// Returns the number of partitions. `None` until settings have been read: no partition is planned then, and none is
-/// out of range.
-fn partitions(view: &View) -> Option<u32> {
-    Some(view.settings()?.partitions)
-}
-
 /// Cancels and deletes the handoffs that have to end, independently of rounds. Returns whether there were any.
 fn end_handoffs(view: &View, policy: &Policy, memory: &mut Memory, now: Duration, plan: &mut Plan) -> bool {
-    let partitions = partitions(view);
+    let partitions = memory.number.of(view);
     let mut ending = false;
     for (&partition, handoff) in &view.handoffs {
         if phase_timeouts::waits_for_bound(view, handoff) {

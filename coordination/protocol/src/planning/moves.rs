@@ -94,6 +94,9 @@ impl Context<'_> {
         wanted.retain(|wanted| authority.acts_for(Some(wanted.partition)));
         wanted.retain(|wanted| !self.only_dead_owners || wanted.cause == MoveCause::DeadOwner);
         wanted.retain(|wanted| !pins::is_paused(view, wanted.partition, wanted.cause));
+        // The partition stays where it is: an epoch that nobody can read would leave it without an owner.
+        let spent = wanted.extract_if(.., |wanted| next_epoch(view, wanted.partition).is_none());
+        backlog.spent(spent.map(|wanted| wanted.partition).collect());
         wanted.sort_unstable_by_key(|wanted| (wanted.cause, wanted.partition));
 
         let counts = layout.counts();
@@ -206,7 +209,7 @@ impl Context<'_> {
         match draft.budget.take(cause, member.name, member.incarnation) {
             Ok(()) => {
                 draft.planned[to] += 1;
-                draft.actions.push(begin(self.view, self.policy, &planned));
+                draft.actions.extend(begin(self.view, self.policy, &planned));
                 draft.backlog.try_again_at(self.retry_at);
             }
             Err(full) => {
@@ -321,13 +324,13 @@ fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, backlog: &mut Backl
     wanted
 }
 
-/// Returns the action that begins a move.
-pub(super) fn begin(view: &View, policy: &Policy, planned: &WaitingMove) -> Action {
+/// Returns the action that begins a move. `None` if no epoch is left for it.
+pub(super) fn begin(view: &View, policy: &Policy, planned: &WaitingMove) -> Option<Action> {
     let WaitingMove { cause, partition, to: (pod, incarnation), reason, .. } = planned;
     let (cause, partition) = (*cause, *partition);
     let assignment = view.assignments.get(&partition);
     let mode = if may_be_independent(view, partition, pod) { policy.mode } else { Mode::Barrier };
-    let epoch = next_epoch(assignment, view.revision);
+    let epoch = next_epoch(view, partition)?;
     let handoff = Handoff {
         old_owner: assignment.map(|assignment| assignment.value.owner.clone()),
         old_incarnation: assignment.map_or(Incarnation::NONE, |assignment| assignment.value.incarnation),
@@ -335,12 +338,12 @@ pub(super) fn begin(view: &View, policy: &Policy, planned: &WaitingMove) -> Acti
         reason: reason.clone(),
         ..Handoff::new(partition, pod.as_str(), *incarnation, epoch)
     };
-    Action::Create {
+    Some(Action::Create {
         handoff,
         cause,
         assignment: assignment.map_or(Revision::ZERO, |assignment| assignment.mod_revision),
         seen: view.revision,
-    }
+    })
 }
 
 /// Returns whether a move to this pod is safe without the barrier. It requires
@@ -356,16 +359,18 @@ fn may_be_independent(view: &View, partition: PartitionId, to: &str) -> bool {
     view.routers.len() < 2 && !old_is_bounded && view.pods.get(to).is_some_and(|pod| may_be(&pod.value))
 }
 
-/// Returns the epoch of the next ownership, given the last one and the revision that it is planned from.
+/// Returns the epoch of the partition's next ownership. `None` if it would not be below the last epoch.
 ///
 /// The revision makes an epoch unique: neither a cancelled handoff, which had announced its epoch, nor an assignment
 /// that is deleted by hand can bring one back. The last epoch is above the revision that wrote it only if it was written
 /// by hand, or if the store has lost revisions. The revisions since then make the next one unique, as long as the store has
 /// that assignment: once it is deleted by hand, nothing shows that its epoch was above the revision.
-fn next_epoch(last: Option<&Versioned<Assignment>>, revision: Revision) -> Epoch {
-    let planned = Epoch::planned_at(revision);
-    let since = |last: Revision| revision.get().saturating_sub(last.get());
-    last.map_or(planned, |last| planned.max(last.value.epoch.next().later_by(since(last.mod_revision))))
+fn next_epoch(view: &View, partition: PartitionId) -> Option<Epoch> {
+    let planned = Epoch::planned_at(view.revision);
+    let since = |last: Revision| view.revision.get().saturating_sub(last.get());
+    let follows = |last: &Versioned<Assignment>| last.value.epoch.next().later_by(since(last.mod_revision));
+    let epoch = view.assignments.get(&partition).map_or(planned, |last| planned.max(follows(last)));
+    Some(epoch).filter(|epoch| *epoch < Epoch::MAX)
 }
 
 /// Returns the reason for a move in words.

@@ -5,12 +5,13 @@ use std::fmt;
 
 use super::Policy;
 use super::actions::all;
+use super::fixed_number::put_by_hand;
 use super::heartbeats::MISSED_BEFORE_SUSPECTED;
 use super::rolls::ROLL_PATIENCE;
 use crate::handoff::advance::PendingOn;
-use crate::ids::PartitionId;
+use crate::ids::{Epoch, PartitionId};
 use crate::keys::KeyName;
-use crate::records::{Capabilities, Mode, Origin, Partitioner, Phase};
+use crate::records::{Capabilities, KeyspaceConfig, Mode, Origin, Partitioner, Phase, encode};
 use crate::view::View;
 
 /// Most pods that one notice names.
@@ -78,6 +79,20 @@ pub enum Notice {
         wanted: u32,
         /// The number that stays in force.
         kept: u32,
+        /// How requests map to partitions, if a router has written it.
+        partitioner: Option<Partitioner>,
+    },
+    /// The settings have another number of partitions than they had, and with this mapping keys would change their
+    /// partition.
+    NumberChanged {
+        /// The number in the settings.
+        shown: u32,
+        /// The number that stays in force.
+        number: u32,
+        /// How requests map to partitions.
+        mapping: Partitioner,
+        /// The command that restores the settings.
+        restore: String,
     },
     /// The configuration file wants more partitions than there are, and with this mapping keys would change their
     /// partition.
@@ -113,6 +128,8 @@ pub enum Notice {
         shown: u32,
         /// The key of the settings.
         key: String,
+        /// The settings as far as they are known.
+        settings: KeyspaceConfig,
     },
     /// A registration, or the leader's key, exists without its lease: it outlives its writer.
     Leaseless {
@@ -139,11 +156,24 @@ pub enum Notice {
         reason: String,
         /// The command that removes it once its writer is gone for good.
         repair: Option<String>,
+        /// The key is an assignment or a handoff: nobody may work on its partition when it is removed.
+        is_of_partition: bool,
     },
     /// Pods that the strategy `external` follows are not registered.
     WantedAbsent {
         /// The pods, each with how many partitions are wanted there.
         pods: BTreeMap<String, usize>,
+    },
+    /// A partition cannot move: the epoch of its next owner would be above the last one.
+    EpochsSpent {
+        /// The partition.
+        partition: PartitionId,
+        /// Its owner.
+        owner: String,
+        /// The owner's epoch.
+        epoch: Epoch,
+        /// The key of its assignment.
+        key: String,
     },
     /// No pod accepts partitions.
     NoPod,
@@ -212,9 +242,20 @@ pub enum Notice {
 impl fmt::Display for Notice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Notice::ShrinkRefused { wanted, kept } => write!(
+            Notice::ShrinkRefused { wanted, kept, partitioner } => {
+                write!(out, "coordinator.partitions is {wanted}, below the keyspace's {kept}, which stays: ")?;
+                match partitioner {
+                    Some(mapping) if mapping.fixes_number() => {
+                        write!(out, "requests map to partitions by {mapping}, so the number is fixed")
+                    }
+                    _ => out.write_str("the number cannot shrink"),
+                }
+            }
+            Notice::NumberChanged { shown, number, mapping, restore } => write!(
                 out,
-                "coordinator.partitions is {wanted}, below the keyspace's {kept}: the number can grow but not shrink, and stays {kept}"
+                "the keyspace's settings have {shown} partitions instead of {number}: requests map to partitions by \
+                 {mapping}, so existing keys would move. Routers fence, and planning goes on with {number}. Restore the \
+                 settings: {restore}"
             ),
             Notice::GrowthRefused { wanted, kept, partitioner } => {
                 write!(out, "coordinator.partitions is {wanted}, above the keyspace's {kept}, which stays: ")?;
@@ -225,17 +266,19 @@ impl fmt::Display for Notice {
                     None => out.write_str("no router has stored yet how requests map to partitions"),
                 }
             }
-            Notice::ConfigMissing { wanted, shown, key } => write!(
+            Notice::ConfigMissing { wanted, shown, key, settings } => write!(
                 out,
                 "the keyspace's settings are missing and are not created with {wanted} partitions, because {shown} are \
                  assigned. Set coordinator.partitions to the former number; if some of those had no owner yet, restore the \
-                 settings with the former number N: etcdctl put {key} '{{\"partitions\":N}}'"
+                 settings with the former number and, in place of null, the former partitioner, such as \
+                 {{\"key\":\"header:x-key\",\"hash\":\"murmur2\"}} or {{\"number\":true}}: {}",
+                put_by_hand(key, &encode(settings))
             ),
             Notice::PolicyDiffers { key, own, kept } => policy_differs(out, key, own, kept),
             Notice::PolicyUnreadable { key, value } => policy_unreadable(out, key, value),
             Notice::Leaseless { key, repair } => {
                 write!(out, "{key} was put without its lease; handoffs wait until its writer restores it")?;
-                or_repair(out, repair.as_deref())
+                or_repair(out, repair.as_deref(), false)
             }
             Notice::IndependentImpossible { routers } => write!(
                 out,
@@ -247,9 +290,9 @@ impl fmt::Display for Notice {
                  rest, which independent cannot guarantee",
                 pods.join(", ")
             ),
-            Notice::Malformed { key, reason, repair } => {
+            Notice::Malformed { key, reason, repair, is_of_partition } => {
                 write!(out, "{key} cannot be read and is left unchanged: {reason}")?;
-                or_repair(out, repair.as_deref())
+                or_repair(out, repair.as_deref(), *is_of_partition)
             }
             Notice::Paused { origin } => write!(
                 out,
@@ -257,6 +300,12 @@ impl fmt::Display for Notice {
                  shut down move; segue resume ends the pause"
             ),
             Notice::NoPod => out.write_str("no pod accepts partitions"),
+            Notice::EpochsSpent { partition, owner, epoch, key } => write!(
+                out,
+                "partition {partition} stays with {owner}: its epoch {epoch} was written by hand, and no epoch up to {} can \
+                 follow; once nobody works on the partition: etcdctl del {key}",
+                Epoch::MAX
+            ),
             Notice::WantedAbsent { pods } => wanted_absent(out, pods),
             Notice::Overdue { partition, phase, waiting } => write!(
                 out,
@@ -331,9 +380,11 @@ fn wanted_absent(out: &mut fmt::Formatter<'_>, pods: &BTreeMap<String, usize>) -
     write!(out, "wanted names pods that are not registered: {named}{others}; living owners keep these partitions")
 }
 
-fn or_repair(out: &mut fmt::Formatter<'_>, repair: Option<&str>) -> fmt::Result {
+/// `is_of_partition`: the key is an assignment or a handoff.
+fn or_repair(out: &mut fmt::Formatter<'_>, repair: Option<&str>, is_of_partition: bool) -> fmt::Result {
     match repair {
         Some(command) if command.starts_with(FORGET) => write!(out, "; if its writer is gone for good: {command}"),
+        Some(command) if is_of_partition => write!(out, "; once nobody works on the partition: {command}"),
         Some(command) => write!(out, "; to remove it: {command}"),
         None => Ok(()),
     }
@@ -351,6 +402,8 @@ pub fn repair(view: &View, key: &str) -> Option<String> {
         KeyName::Drain(pod) => Some(format!("segue undrain {pod}")),
         KeyName::Pin(partition) => Some(format!("segue unpin {partition}")),
         KeyName::Pause => Some("segue resume".to_owned()),
+        // The next ownership is a first placement.
+        KeyName::Assignment(_) | KeyName::Handoff(_) => Some(format!("etcdctl del {key}")),
         KeyName::Leader | KeyName::Operation(_) | KeyName::Wanted | KeyName::Rounds(_) => {
             Some(format!("etcdctl del {key}"))
         }
@@ -363,7 +416,12 @@ pub(super) fn about(view: &View, policy: &Policy) -> Vec<Notice> {
     let mut notices: Vec<Notice> = view
         .malformed
         .iter()
-        .map(|(key, reason)| Notice::Malformed { key: key.clone(), reason: reason.clone(), repair: repair(view, key) })
+        .map(|(key, reason)| Notice::Malformed {
+            key: key.clone(),
+            reason: reason.clone(),
+            repair: repair(view, key),
+            is_of_partition: matches!(view.keys().parse(key), Some(KeyName::Assignment(_) | KeyName::Handoff(_))),
+        })
         .collect();
     notices.extend(view.leaseless().map(|key| Notice::Leaseless { repair: repair(view, &key), key }));
     let routers = view.routers.len();

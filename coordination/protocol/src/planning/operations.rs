@@ -35,7 +35,7 @@ enum Verdict {
 
 /// Answers the operations that have no answer yet.
 pub(super) fn answer(view: &View, memory: &mut Memory, now: Duration, actions: &mut Vec<Action>) {
-    let Some(partitions) = super::partitions(view) else { return };
+    let Some(partitions) = memory.number.of(view) else { return };
     // The oldest first: of two wishes for one partition the later one counts.
     let is_open = |(_, operation): &(&String, &Versioned<Operation>)| operation.value.answer.is_none();
     let mut open: Vec<_> = view.intentions.operations.iter().filter(is_open).collect();

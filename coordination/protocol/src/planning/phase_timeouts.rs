@@ -6,7 +6,7 @@
 //!
 //! # Invariants
 //!
-//! * Nothing is cancelled past the point of no return.
+//! * Nothing is cancelled past the point of no return, unless somebody has written the assignment that would be flipped.
 //! * A record is deleted together with its acks or not at all.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use super::backoff::BackOffs;
 use super::notice::Notice;
 use super::operations::failed_move;
 use super::{Policy, is_dead};
-use crate::handoff::advance::{PendingOn, pending_bound, waiting_for};
+use crate::handoff::advance::{PendingOn, pending_bound, starts_from, waiting_for};
 use crate::ids::{Epoch, HandoffId, PartitionId, Revision};
 use crate::records::{Handoff, Mode, Phase, PodAckKind};
 use crate::view::{Versioned, View};
@@ -189,6 +189,11 @@ pub(super) fn verdict(
         if may_end && is_dead(view, &record.new_owner, record.new_incarnation) {
             return Some(Verdict::End(Action::Abandon { observed: observed() }));
         }
+        // In `independent` mode the flip comes last, and this one never comes.
+        if record.phase < Phase::Switching && !starts_from(view, record) {
+            let reason = CancelReason::AssignmentChanged;
+            return Some(Verdict::End(Action::Cancel { observed: observed(), reason, back_offs: Vec::new() }));
+        }
         let waiting = if overdue { waiting_for(view, record.partition) } else { Vec::new() };
         return match record.phase {
             _ if waiting.is_empty() => None,
@@ -214,7 +219,7 @@ fn cancel_reason(
     if partitions.is_some_and(|partitions| record.partition.get() >= partitions) {
         return Some(CancelReason::BeyondConfig);
     }
-    if belies(view, record) {
+    if !starts_from(view, record) {
         return Some(CancelReason::AssignmentChanged);
     }
     if warming && view.live_new_owner(record).is_some() && view.is_draining(&record.new_owner) {
@@ -243,16 +248,6 @@ fn cancel_reason(
             (!waiting.is_empty()).then_some(CancelReason::PhaseTimeout { phase, waiting })
         }
     }
-}
-
-/// Returns whether the assignment is not the one that the handoff was planned from: it was written by hand.
-fn belies(view: &View, handoff: &Handoff) -> bool {
-    view.assignments.get(&handoff.partition).is_some_and(|assignment| {
-        let assigned = &assignment.value;
-        handoff.old_owner.as_deref() != Some(&assigned.owner)
-            || handoff.old_incarnation != assigned.incarnation
-            || handoff.epoch <= assigned.epoch
-    })
 }
 
 /// Returns why the new owner cannot take the partition, if it has reported that.

@@ -69,7 +69,7 @@ impl Membership {
         };
         Membership {
             pods: view.pods.iter().map(member).collect(),
-            partitions: super::partitions(view),
+            partitions: view.settings().map(|settings| settings.partitions),
             policy: policy.clone(),
             pins: view.intentions.pins.keys().map(|partition| (*partition, view.pin_revision(*partition))).collect(),
             is_paused: view.intentions.pause.is_some(),

@@ -89,6 +89,11 @@ pub enum Partitioner {
 impl Partitioner {
     /// The mapping of a request that names its partition.
     pub const NUMBER: Partitioner = Partitioner::Number { number: true };
+
+    /// Returns whether another number of partitions would map existing keys to other partitions.
+    pub fn fixes_number(&self) -> bool {
+        !matches!(self, Partitioner::Number { .. })
+    }
 }
 
 impl fmt::Display for Partitioner {

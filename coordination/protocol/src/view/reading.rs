@@ -51,7 +51,7 @@ impl Reading<'_> {
     }
 
     /// Like [`put_into`](Self::put_into), for a record that names its partition and an epoch. The partition must be
-    /// that of its key, and the epoch one that another can follow.
+    /// that of its key, and the epoch not above the last one.
     pub(super) fn put_numbered<T: DeserializeOwned>(
         &self,
         map: &mut BTreeMap<PartitionId, Versioned<T>>,
@@ -64,8 +64,8 @@ impl Reading<'_> {
         if named != partition {
             return Err(format!("it names partition {named}"));
         }
-        if epoch == Epoch::MAX {
-            return Err("no epoch can follow its own".to_owned());
+        if epoch > Epoch::MAX {
+            return Err(format!("its epoch {epoch} is above {}, the last one", Epoch::MAX));
         }
         map.insert(partition, record);
         Ok(())

@@ -140,9 +140,11 @@ fn a_life_of_a_pod_is_over_only_when_no_key_of_it_stands() {
 
 #[test]
 fn numbers_that_nobody_could_go_on_from_are_malformed() {
-    let last = r#"{"partition":0,"owner":"w","incarnation":3,"epoch":18446744073709551615}"#;
-    let seen = view(vec![entry("assignments/0", last, 4, 4)], 4);
-    assert!(seen.is_malformed(P0) && seen.assignments.is_empty());
+    for (epoch, readable) in [(1 << 53, true), ((1 << 53) + 1, false), (u64::MAX, false)] {
+        let record = format!(r#"{{"partition":0,"owner":"w","incarnation":3,"epoch":{epoch}}}"#);
+        let seen = view(vec![entry("assignments/0", &record, 4, 4)], 4);
+        assert_eq!((seen.is_malformed(P0), seen.assignments.len()), (!readable, usize::from(readable)), "{epoch}");
+    }
     for (partitions, readable) in [(65_536, true), (65_537, false), (u32::MAX, false)] {
         let seen = view(vec![entry("config", &format!(r#"{{"partitions":{partitions}}}"#), 4, 4)], 4);
         assert_eq!((seen.config.is_some(), seen.malformed.is_empty()), (readable, readable), "{partitions}");

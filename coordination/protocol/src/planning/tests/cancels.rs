@@ -3,6 +3,7 @@
 use super::phase_timeouts::{P0, P7, cancels, moving};
 use super::world::{World, policy, secs};
 use crate::handoff::advance::PendingOn;
+use crate::handoff::pod::{Duty, duty};
 use crate::ids::Epoch;
 use crate::planning::{Action, CancelReason, Notice, Policy};
 use crate::records::{Assignment, Mode, Phase, encode};
@@ -231,4 +232,30 @@ fn an_epoch_above_the_revision_is_given_once_as_well() {
     world.run_until_quiet();
     let owned = &world.view().assignments[&P0].value;
     assert!(owned.owner == "w-3" && owned.epoch > last, "{owned:?} after {last}");
+}
+
+#[test]
+fn no_flip_overwrites_an_assignment_that_somebody_wrote_or_deleted_meanwhile() {
+    for (mode, phase) in [(Mode::Barrier, Phase::Syncing), (Mode::Independent, Phase::Ready)] {
+        let mut world = moving(mode, phase);
+        world.join_pod("w-2");
+        let (life, epoch) = (world.view().incarnation_of("w-2"), Epoch::new(world.handoff(P0).epoch.get() + 4));
+        let by_hand = Assignment::new(P0, "w-2", life, epoch);
+        world.store.put(world.keys.assignment(P0), encode(&by_hand));
+        let duty = |world: &World, pod: &str| duty(&world.view(), pod, world.view().incarnation_of(pod), P0);
+        assert_eq!(duty(&world, "w-2"), Duty::Serve { epoch });
+        assert!(matches!(duty(&world, "w-1"), Duty::Stand { .. }), "{:?}", duty(&world, "w-1"));
+        // All acknowledge before the leader looks.
+        while world.participate(P0) {}
+        assert_eq!(world.view().assignments[&P0].value, by_hand, "{mode:?}");
+        assert_eq!(cancels(&[world.lead()]), [(P0, &CancelReason::AssignmentChanged)], "{mode:?}");
+        assert_eq!(world.view().assignments[&P0].value, by_hand);
+    }
+    let mut world = moving(Mode::Barrier, Phase::Syncing);
+    world.store.delete(world.keys.assignment(P0));
+    while world.participate(P0) {}
+    assert!(world.view().assignments.is_empty());
+    assert_eq!(cancels(&[world.lead()]), [(P0, &CancelReason::AssignmentChanged)]);
+    world.run_until_quiet();
+    assert_eq!(world.owner(P0), "w-1");
 }

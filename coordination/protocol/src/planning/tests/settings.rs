@@ -2,7 +2,7 @@
 
 use super::rounds::all_begun;
 use super::world::{World, policy, secs};
-use crate::ids::Revision;
+use crate::ids::{PartitionId, Revision};
 use crate::planning::{Action, Notice, RoundCause, Strategy};
 use crate::records::{KeyspaceConfig, Partitioner, PodStatus, encode};
 
@@ -24,7 +24,11 @@ fn a_shrink_is_refused() {
     let mut world = World::settled(policy(8), &["w-0"]);
     world.policy.partitions = 4;
     let plan = world.lead();
-    assert!(plan.notices.contains(&Notice::ShrinkRefused { wanted: 4, kept: 8 }));
+    assert!(plan.notices.contains(&Notice::ShrinkRefused {
+        wanted: 4,
+        kept: 8,
+        partitioner: Some(Partitioner::NUMBER)
+    }));
     world.run_until_quiet();
     assert_eq!(world.view().partitions(), 8);
     assert_eq!(world.balance()["w-0"], 8);
@@ -43,6 +47,55 @@ fn a_keyspace_whose_keys_are_hashed_does_not_grow() {
         assert!(plan.actions.is_empty());
         assert!(plan.notices.contains(&Notice::GrowthRefused { wanted: 16, kept: 8, partitioner }));
     }
+}
+
+#[test]
+fn another_number_under_a_key_hash_is_not_planned_by_and_named_with_the_whole_record() {
+    let hashed = Partitioner::Key { key: "header:x-key".into(), hash: "murmur2".into() };
+    for (number, keeps_mapping) in [(8, true), (8, false), (2, true)] {
+        let mut world = World::settled(policy(4), &["w-0", "w-1"]);
+        let config = world.view().config.unwrap().value;
+        let right = KeyspaceConfig { partitioner: Some(hashed.clone()), ..config };
+        world.store.put(world.keys.config(), encode(&right));
+        world.run_until_quiet();
+        let partitioner = Some(hashed.clone()).filter(|_| keeps_mapping);
+        let wrong = KeyspaceConfig { partitions: number, partitioner, ..right.clone() };
+        world.kill_router("r-0");
+        world.store.put(world.keys.config(), encode(&wrong));
+        world.kill_pod("w-1");
+        let plans = world.wait(secs(70));
+        let mut begun: Vec<u32> = all_begun(&plans).iter().map(|(handoff, _)| handoff.partition.get()).collect();
+        begun.sort_unstable();
+        assert_eq!(begun, owned_by_w1(&world), "partitions of the dead pod, and none beyond");
+        let notices = &plans.last().unwrap().notices;
+        let text = notices.iter().find(|it| matches!(it, Notice::NumberChanged { .. })).unwrap().to_string();
+        let record = String::from_utf8(encode(&right)).unwrap();
+        assert!(text.contains(&format!("etcdctl put {} '{record}'", world.keys.config())), "{text}");
+        world.store.put(world.keys.config(), encode(&right));
+        world.run_until_quiet();
+        assert_eq!(world.balance()["w-0"], 4);
+        assert!(!world.plan().notices.iter().any(|it| matches!(it, Notice::NumberChanged { .. })));
+    }
+}
+
+/// Returns the partitions whose assignment names w-1.
+fn owned_by_w1(world: &World) -> Vec<u32> {
+    world.view().assigned_to("w-1").map(PartitionId::get).collect()
+}
+
+#[test]
+fn the_number_is_free_under_a_key_hash_while_nothing_is_assigned() {
+    let hashed = Partitioner::Key { key: "header:x-key".into(), hash: "murmur2".into() };
+    let mut world = World::new(policy(4));
+    world.lead();
+    for number in [4, 8] {
+        let config = KeyspaceConfig { partitioner: Some(hashed.clone()), ..KeyspaceConfig::new(number) };
+        world.store.put(world.keys.config(), encode(&config));
+        world.lead();
+    }
+    world.join_pod("w-0");
+    world.run_until_quiet();
+    assert_eq!(world.balance()["w-0"], 8);
 }
 
 #[test]
@@ -77,7 +130,7 @@ fn a_leader_that_has_read_no_settings_writes_none_that_the_assignments_deny() {
         assert!(plan.actions.is_empty());
         let missing = plan.notices.iter().find(|it| matches!(it, Notice::ConfigMissing { shown: 8, .. })).unwrap();
         // Partitions that had no owner yet left no trace, so the configuration file may be right.
-        let command = format!("etcdctl put {} '{{\"partitions\":N}}'", world.keys.config());
+        let command = format!("etcdctl put {} '{{\"partitions\":8,\"partitioner\":null,", world.keys.config());
         assert!(missing.to_string().contains(&command), "{missing}");
         world.policy.partitions = 8;
         world.lead();

@@ -2,7 +2,9 @@
 
 use super::rounds::{P0, P1, all_begun};
 use super::world::{World, policy, secs};
+use crate::ids::Epoch;
 use crate::planning::{MoveCause, Notice, REBIRTH_GRACE};
+use crate::records::{Assignment, encode};
 
 #[test]
 fn records_that_cannot_be_read_are_left_alone_and_named() {
@@ -51,4 +53,40 @@ fn partitions_of_an_unreadable_pod_that_is_forgotten_move_as_those_of_any_dead_o
     let begun = all_begun(&plans);
     assert_eq!(begun.len(), 3);
     assert!(begun.iter().all(|(_, cause)| *cause == MoveCause::DeadOwner));
+}
+
+#[test]
+fn no_handoff_begins_whose_epoch_nobody_could_read() {
+    for (epoch, may_move) in [((1 << 53) - 100_000, true), ((1 << 53) - 1, false), (1 << 53, false)] {
+        let mut world = World::settled(policy(1), &["w-0"]);
+        let owned = world.view().assignments[&P0].value.clone();
+        world.store.put(world.keys.assignment(P0), encode(&Assignment { epoch: Epoch::new(epoch), ..owned }));
+        world.join_pod("w-1");
+        for drains in [true, false] {
+            match drains {
+                true => world.drain_pod("w-0"),
+                false => world.kill_pod("w-0"),
+            }
+            let plans = world.wait(secs(70));
+            let named =
+                |notice: &Notice| matches!(notice, Notice::EpochsSpent { partition: P0, owner, .. } if owner == "w-0");
+            assert_eq!(plans.last().unwrap().notices.iter().any(named), !may_move, "{epoch}");
+            assert_eq!(!all_begun(&plans).is_empty(), may_move && drains, "{epoch}");
+        }
+        assert_eq!(world.view().handoffs.is_empty(), !may_move);
+    }
+}
+
+#[test]
+fn an_epoch_above_the_last_one_is_named_with_the_command_that_removes_it() {
+    let mut world = World::settled(policy(1), &["w-0", "w-1"]);
+    let owned = world.view().assignments[&P0].value.clone();
+    let key = world.keys.assignment(P0);
+    world.store.put(key.clone(), encode(&Assignment { epoch: Epoch::new(18_446_744_073_709_551_600), ..owned }));
+    let notices = world.wait(secs(70)).pop().unwrap().notices;
+    let text = notices.iter().find(|it| matches!(it, Notice::Malformed { .. })).unwrap().to_string();
+    assert!(text.contains("above 9007199254740992") && text.contains(&format!("etcdctl del {key}")), "{text}");
+    world.store.delete(key);
+    world.run_until_quiet();
+    assert!(world.view().live_owner(P0).is_some());
 }
