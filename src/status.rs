@@ -1,7 +1,7 @@
 //! A keyspace at a glance: the content of `segue status` and of the admin endpoint's `/status`, from one view of the
 //! store.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
 use segue_coordination::session::unix_millis;
@@ -45,6 +45,9 @@ pub struct KeyspaceStatus {
     pub drains: Vec<(String, String)>,
     /// The partitions that operators have placed.
     pub pins: Vec<PinLine>,
+    /// The addresses that several pods advertise, each with its pods.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub shared_addresses: BTreeMap<String, Vec<String>>,
     /// The guarantee that these pods allow.
     pub assurance: Option<String>,
     /// Keys that cannot be read, with the reason.
@@ -250,6 +253,11 @@ impl KeyspaceStatus {
                 .map(|(pod, drain)| (pod.clone(), drain.value.origin.to_string()))
                 .collect(),
             pins: view.intentions.pins.iter().map(|(at, pin)| PinLine::of(*at, pin.as_ref())).collect(),
+            shared_addresses: view
+                .shared_addresses()
+                .into_iter()
+                .map(|(address, pods)| (address.to_owned(), pods.into_iter().map(str::to_owned).collect()))
+                .collect(),
             assurance: Assurance::of(view).map(|assurance| assurance.to_string()),
             malformed: view.malformed.iter().map(|(key, reason)| (key.clone(), reason.clone())).collect(),
             leaseless,
@@ -289,6 +297,9 @@ impl fmt::Display for KeyspaceStatus {
                 write!(out, "  checkpoints of {with} partitions, the oldest {seconds:.1} s old")?;
             }
             writeln!(out)?;
+        }
+        for (address, pods) in &self.shared_addresses {
+            writeln!(out, "one address {address}: pods {}; correct pod.advertise", pods.join(" and "))?;
         }
         writeln!(out, "handoffs    {}", if self.handoffs.is_empty() { "none" } else { "" })?;
         for handoff in &self.handoffs {

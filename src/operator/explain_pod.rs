@@ -67,6 +67,12 @@ pub(super) fn pod(view: &View, policy: &Policy, pod: &str) -> Result<PodReport, 
     if view.malformed.contains_key(&key) || view.leaseless().any(|leaseless| leaseless == key) {
         next_steps.push(format!("if its process is gone: segue forget pod {pod}"));
     }
+    let address = view.pods.get(pod).map_or("", |record| &record.value.address);
+    if let Some(pods) = view.shared_addresses().get(address) {
+        let others: Vec<&str> = pods.iter().copied().filter(|other| *other != pod).collect();
+        let others = others.join(" and ");
+        next_steps.push(format!("correct pod.advertise: {pod} and {others} have one address, {address}"));
+    }
     if drain.is_some() {
         if !owns.is_empty() {
             next_steps.push(format!("segue wait drained {pod}"));

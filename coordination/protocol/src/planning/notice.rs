@@ -235,6 +235,13 @@ pub enum Notice {
         /// The version of the pod that registered last, if it has one.
         newest: Option<String>,
     },
+    /// Several registered pods advertise one address.
+    SharedAddress {
+        /// The address.
+        address: String,
+        /// The pods.
+        pods: Vec<String>,
+    },
     /// The guarantee that the registered pods allow.
     Assurance(Assurance),
 }
@@ -337,6 +344,12 @@ impl fmt::Display for Notice {
                 newest.as_deref().unwrap_or("(none)"),
                 ROLL_PATIENCE.as_secs()
             ),
+            Notice::SharedAddress { address, pods } => write!(
+                out,
+                "pods {} advertise one address, {address}: requests reach one of them, and the partitions of the others are \
+                 not served; correct pod.advertise",
+                pods.join(" and ")
+            ),
             Notice::Assurance(assurance) => assurance.fmt(out),
         }
     }
@@ -433,6 +446,10 @@ pub(super) fn about(view: &View, policy: &Policy) -> Vec<Notice> {
     if policy.mode == Mode::Independent && !pods.is_empty() {
         notices.push(Notice::IndependentNotTo { pods });
     }
+    notices.extend(view.shared_addresses().into_iter().map(|(address, pods)| Notice::SharedAddress {
+        address: address.to_owned(),
+        pods: pods.into_iter().map(str::to_owned).collect(),
+    }));
     if let Some(pause) = &view.intentions.pause {
         notices.push(Notice::Paused { origin: pause.value.origin.clone() });
     }

@@ -87,6 +87,16 @@ impl View {
         pods.chain(routers).chain(leader).chain(self.rounds.leaseless(&self.keys))
     }
 
+    /// Returns the addresses that more than one registered pod advertises, each with its pods.
+    pub fn shared_addresses(&self) -> BTreeMap<&str, Vec<&str>> {
+        let mut pods: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (name, pod) in &self.pods {
+            pods.entry(&pod.value.address).or_default().push(name);
+        }
+        pods.retain(|_, names| names.len() > 1);
+        pods
+    }
+
     /// Returns the partition's assignment together with its owner's registration, if that very owner lives.
     pub fn live_owner(&self, partition: PartitionId) -> Option<(&Assignment, &PodRecord)> {
         let assignment = &self.assignments.get(&partition)?.value;

@@ -493,3 +493,16 @@ fn an_operation_that_cannot_be_read_is_named_with_its_repair() {
     let repair = "; to remove it: etcdctl del /segue/default/operations/a-1";
     assert!(notices.iter().any(|notice| notice.ends_with(repair)), "{notices:?}");
 }
+
+#[test]
+fn two_living_pods_with_one_address_are_named() {
+    let mut world = World::settled(policy(4), &["w-0", "w-1", "w-2"]);
+    assert!(!world.plan().notices.iter().any(|it| matches!(it, Notice::SharedAddress { .. })));
+    let address = world.view().pods["w-0"].value.address.clone();
+    let copy = PodRecord { address: address.clone(), ..world.view().pods["w-2"].value.clone() };
+    world.store.put_leased(world.keys.pod("w-2"), encode(&copy));
+    let shared = Notice::SharedAddress { address, pods: vec!["w-0".into(), "w-2".into()] };
+    assert!(world.plan().notices.contains(&shared));
+    world.kill_pod("w-0");
+    assert!(!world.plan().notices.contains(&shared), "one of them is gone");
+}

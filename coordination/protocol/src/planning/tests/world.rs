@@ -180,7 +180,7 @@ impl World {
             zone: zone.map(str::to_owned),
             // In `independent` mode no move leads to a pod with the capability `sync`.
             capabilities: Capabilities { sync: self.policy.mode == Mode::Barrier, ..Capabilities::ALL },
-            ..PodRecord::new(name, "127.0.0.1:1")
+            ..PodRecord::new(name, format!("{name}:1"))
         };
         self.store.put_leased(self.keys.pod(name), encode(&pod));
     }
