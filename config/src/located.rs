@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::error::{Errors, Place, Problem, Wrong};
 use crate::keys;
 use crate::raw::{Raw, Value};
-use crate::validated::Config;
+use crate::validated::{Config, StoreKind};
 
 /// A valid configuration with the places of its values, for later problems such as a file that does not exist.
 #[derive(Debug, Clone)]
@@ -137,6 +137,17 @@ impl Located {
             Place::File { file, .. } => file.to_string(),
             place @ Place::Variable(_) => place.to_string(),
         }
+    }
+
+    /// Returns the warning that the keyspace has its default name in a store that others may share.
+    pub fn unnamed_keyspace(&self) -> Option<Problem> {
+        const KEYSPACE: &str = "keyspace";
+        let is_named = self.is_given(KEYSPACE) || !self.tables.is_empty();
+        (!is_named && self.config.store.kind == StoreKind::Etcd).then(|| {
+            let fact = "not written, so it is \"default\": another site on this etcd that does not write it either is the same \
+                        keyspace";
+            self.problem(KEYSPACE, fact, "expected a name")
+        })
     }
 
     /// Returns the configuration, unless there are problems.

@@ -82,7 +82,7 @@ fn check_alone(path: &Path) -> Result<Located, Failure> {
     let (located, certificates) = load_with_certificates(path)?;
     match certificates.expired(&located, SystemTime::now()) {
         none if none.is_empty() => {
-            if let Some(doubt) = files::doubt(&located) {
+            for doubt in files::doubt(&located).into_iter().chain(located.unnamed_keyspace()) {
                 eprintln!("warning: {doubt}");
             }
             Ok(located)

@@ -16,7 +16,7 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::logging::{self, Log, start_logging};
 use super::reload::{Changeable, Reloading};
@@ -50,6 +50,9 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (mut located, certificates) = load_with_certificates(&args.config)?;
     let log = start_logging(&located.config);
+    if let Some(doubt) = located.unnamed_keyspace() {
+        warn!("{doubt}");
+    }
     let reloading = Reloading::new(&args.config, log.level.clone(), located.written().clone());
     let files = open_files::raise_limit();
     files::fit(&mut located.config, files)?;

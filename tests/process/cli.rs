@@ -59,6 +59,17 @@ fn check_says_nothing_about_a_good_file() {
 }
 
 #[test]
+fn check_warns_of_a_keyspace_without_a_name_in_a_store_that_others_may_share() {
+    let shared = check("[router]\nlimits.max_connections = 100\n");
+    assert!(shared.status.success(), "{shared:?}");
+    let said = stderr(&shared);
+    assert!(said.starts_with("warning: ") && said.contains("keyspace: not written"), "{said}");
+    for text in ["keyspace = \"k\"\n[coordinator]\n", "[store]\nkind = \"memory\"\n[coordinator]\n"] {
+        assert_eq!(stderr(&check(text)), "", "{text}");
+    }
+}
+
+#[test]
 fn check_reports_every_mistake_with_its_place_and_exits_2() {
     let output = check(
         "[router]\nlease-ttl = \"15s\"\nworkers = \"two\"\n[router.partition]\nheader = \"p\"\nkey = { query = \"k\" }\n",
@@ -103,7 +114,7 @@ fn check_together(texts: &[&str]) -> (Option<i32>, String, String) {
         std::fs::write(&path, text).unwrap();
         path.into_os_string()
     });
-    let output = segue().args(["check", "--config"]).args(paths).output().unwrap();
+    let output = segue().env("SEGUE__KEYSPACE", "k").args(["check", "--config"]).args(paths).output().unwrap();
     let stdout = String::from_utf8(output.stdout.clone()).unwrap();
     (output.status.code(), stdout, stderr(&output))
 }
@@ -236,7 +247,7 @@ fn with_files(soft: u32, hard: u32) -> Command {
 #[test]
 fn check_warns_of_connections_that_may_take_more_files_than_there_are() {
     let folder = TempDir::new().unwrap();
-    let text = "[router]\n[router.limits]\nmax_connections = 600\n";
+    let text = "keyspace = \"k\"\n[router]\nlimits.max_connections = 600\n";
     let path = file(&folder, text);
     let check = |hard: u32| with_files(64, hard).args(["check", "--config"]).arg(&path).output().unwrap();
     let enough = check(1200);
@@ -245,7 +256,7 @@ fn check_warns_of_connections_that_may_take_more_files_than_there_are() {
     // The machine that will run the file may be another one.
     assert!(short.status.success() && short.stdout.is_empty());
     let said = stderr(&short);
-    for part in ["warning: ", "segue.toml:3:19: router.limits.max_connections", "1200 open files", "1199"] {
+    for part in ["warning: ", "segue.toml:3:26: router.limits.max_connections", "1200 open files", "1199"] {
         assert!(said.contains(part), "{part:?} is missing in: {said}");
     }
 }
@@ -320,7 +331,9 @@ fn an_etcd_that_cannot_be_reached_is_named_by_commands_that_need_it() {
 fn check_measures_the_store_of_the_files() {
     let etcd = Etcd::start();
     let folder = TempDir::new().unwrap();
-    let text = |endpoint: &str| format!("[store]\nendpoints = [\"{endpoint}\"]\n[coordinator]\nlease_ttl = \"1h\"\n");
+    let text = |endpoint: &str| {
+        format!("keyspace = \"k\"\n[store]\nendpoints = [\"{endpoint}\"]\n[coordinator]\nlease_ttl = \"1h\"\n")
+    };
     let measure = |path: &Path| run(&["check", "--store", "--config", path.to_str().unwrap()]);
     let output = measure(&file(&folder, &text(&etcd.endpoint())));
     let said = String::from_utf8(output.stdout.clone()).unwrap();
