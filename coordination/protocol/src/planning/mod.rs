@@ -32,6 +32,7 @@ use crate::view::{PodLife, View};
 
 mod actions;
 mod answers;
+mod assurance;
 mod backlog;
 mod backoff;
 pub mod budget;
@@ -63,12 +64,13 @@ mod tests;
 
 pub use self::actions::{Action, BackOff, CancelReason, ObservedHandoff, txn};
 pub use self::answers::{Answered, FailedMove};
+pub use self::assurance::Assurance;
 pub use self::backoff::{FIRST_BACK_OFF, MAX_BACK_OFF};
 pub use self::budget::MoveCause;
 pub use self::departures::REBIRTH_GRACE;
 pub use self::heartbeats::{HEARTBEAT_INTERVAL, MISSED_BEFORE_SUSPECTED, OVERLOADS_BEFORE_MOVE, uses_load};
 pub use self::in_force::{in_force, stored};
-pub use self::notice::{Assurance, Notice, repair};
+pub use self::notice::{Notice, repair};
 pub use self::operations::{KEPT_OPERATIONS, refusal};
 pub use self::preview::preview;
 pub use self::rolls::ROLL_PATIENCE;
