@@ -66,9 +66,9 @@ pub trait Store: Send + Sync + std::fmt::Debug + 'static {
     /// Commits a transaction, whole or not at all.
     async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError>;
 
-    /// Commits each of these transactions by itself and returns their results. For many independent transactions that
-    /// are due together. A store may send them in one request and evaluate all guards before it applies anything, so no
-    /// transaction may write what another one compares or writes.
+    /// Commits each of these transactions by itself, in any order, and returns their results. For many transactions that
+    /// are due together. A store may commit at one revision, by guards evaluated before it, those of which none writes what
+    /// another one compares or writes.
     async fn commit_all(&self, txns: Vec<Txn>) -> Vec<Result<TxnOutcome, StoreError>> {
         futures_util::future::join_all(txns.into_iter().map(|txn| self.commit(txn))).await
     }

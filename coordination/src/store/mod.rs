@@ -4,6 +4,7 @@
 //! [`keys`](segue_protocol::keys)). This module contains the trait and its two implementations, the one in etcd with the
 //! feature `etcd`. A deployment that outgrows one machine runs an etcd cluster; Segue itself replicates nothing.
 
+mod batches;
 mod client;
 mod error;
 #[cfg(feature = "etcd")]

@@ -307,6 +307,16 @@ pub(crate) async fn transactions_that_go_together_are_each_carried_out_by_itself
     let committed = |at: usize| outcomes[at].as_ref().unwrap().committed();
     assert!(committed(0) && committed(2) && (committed(3) ^ committed(4)));
     assert!(fixture.store.commit_all(Vec::new()).await.is_empty());
+
+    // Of two that exclude each other, one comes first.
+    for number in 0..10 {
+        let [ended, recorded] = ["ended", "recorded"].map(|name| format!("{name}/{number}"));
+        let record = Txn { when: vec![absent(&ended)], then: vec![fixture.put_op(&recorded, "")], otherwise: None };
+        let outcomes = fixture.store.commit_all(vec![record, create(&ended, "")]).await;
+        let [record, end] = &outcomes[..] else { panic!("{outcomes:?}") };
+        let (record, end) = (record.as_ref().unwrap(), end.as_ref().unwrap());
+        assert!(end.committed() && (!record.committed() || record.revision < end.revision), "{outcomes:?}");
+    }
 }
 
 pub(crate) async fn concurrent_increments_lose_no_update(fixture: Fixture) {

@@ -10,7 +10,6 @@
 //! * The renewal of a lease counts only if this very call requested it, and not if a member grants it in an earlier raft
 //!   term than one seen before: before 3.4.31 and 3.5.13 a deposed leader renews leases without asking its peers.
 
-mod batches;
 mod connection;
 mod convert;
 mod failure;
@@ -31,11 +30,14 @@ use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, timeout_at};
 
-use self::batches::batches;
 use self::connection::{Connection, Connections, Repeat, Response};
 pub use self::tls::{ClientIdentity, EtcdTls};
 pub use self::token::EtcdCredentials;
+use super::batches::batches;
 use super::{Store, StoreError, Survey, Tap, Watch};
+
+/// Number of transactions of a batch that etcd has to refuse in the same words until it is taken to refuse all of them.
+const REFUSED_IN_A_ROW: usize = 3;
 
 /// The endpoints of etcd, and the timeouts of calls to it.
 #[derive(Clone)]
@@ -222,13 +224,33 @@ impl EtcdStore {
         });
         match response.await {
             Ok(response) => convert::outcomes(&response).into_iter().map(Ok).collect(),
-            // The request was refused as such, so nothing was applied. One transaction is at fault, which is no reason
-            // to refuse the others.
-            Err(StoreError::Refused(_)) => {
-                futures_util::future::join_all(batch.into_iter().map(|txn| self.commit(txn))).await
-            }
+            // The request was refused as such, so nothing was applied.
+            Err(StoreError::Refused(_)) => self.commit_one_by_one(batch).await,
             Err(error) => vec![Err(error); batch.len()],
         }
+    }
+
+    /// Commits the transactions of a batch that was refused. If one is at fault, that is no reason to refuse the others. If
+    /// the first ones are all refused in the same words, the others are not sent.
+    async fn commit_one_by_one(&self, batch: Vec<Txn>) -> Vec<Result<TxnOutcome, StoreError>> {
+        let mut results = Vec::new();
+        let mut in_a_row: Vec<String> = Vec::new();
+        for txn in batch {
+            if let [.., why] = &in_a_row[..]
+                && in_a_row.len() == REFUSED_IN_A_ROW
+                && in_a_row.iter().all(|other| other == why)
+            {
+                results.push(Err(StoreError::Refused(why.clone())));
+                continue;
+            }
+            let result = self.commit(txn).await;
+            match &result {
+                Err(StoreError::Refused(why)) if in_a_row.len() < REFUSED_IN_A_ROW => in_a_row.push(why.clone()),
+                _ => in_a_row.clear(),
+            }
+            results.push(result);
+        }
+        results
     }
 
     fn keepers(&self) -> MutexGuard<'_, HashMap<LeaseId, KeeperSlot>> {

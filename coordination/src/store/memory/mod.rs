@@ -28,6 +28,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep_until};
 
 use self::state::{Read, State};
+use super::batches::batches;
 use super::{Store, StoreError, Watch};
 
 /// Most batches in a watch's buffer. Further ones stay in the history.
@@ -189,6 +190,18 @@ impl Store for MemoryStore {
 
     async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
         self.call(|state, _| state.commit(txn))
+    }
+
+    async fn commit_all(&self, txns: Vec<Txn>) -> Vec<Result<TxnOutcome, StoreError>> {
+        let together = |batch: Vec<Txn>| match self.call(|state, _| state.commit_together(batch.clone())) {
+            Ok(outcomes) => outcomes.into_iter().map(Ok).collect(),
+            // One transaction is at fault, which is no reason to refuse the others.
+            Err(StoreError::Refused(_)) => {
+                batch.into_iter().map(|txn| self.call(|state, _| state.commit(txn))).collect::<Vec<_>>()
+            }
+            Err(error) => vec![Err(error); batch.len()],
+        };
+        batches(txns).into_iter().flat_map(together).collect()
     }
 
     async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {

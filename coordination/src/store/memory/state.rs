@@ -91,6 +91,22 @@ impl State {
     }
 
     pub(super) fn commit(&mut self, txn: Txn) -> Result<TxnOutcome, StoreError> {
+        let (ops, branch) = self.chosen(txn)?;
+        self.apply(ops);
+        Ok(TxnOutcome { revision: self.revision, branch })
+    }
+
+    /// Commits transactions in one request, as etcd does: all guards are evaluated before anything is applied, and all writes
+    /// have one revision. If one is refused, nothing is applied.
+    pub(super) fn commit_together(&mut self, txns: Vec<Txn>) -> Result<Vec<TxnOutcome>, StoreError> {
+        let chosen = txns.into_iter().map(|txn| self.chosen(txn)).collect::<Result<Vec<_>, _>>()?;
+        let (ops, branches): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
+        self.apply(ops.into_iter().flatten());
+        Ok(branches.into_iter().map(|branch| TxnOutcome { revision: self.revision, branch }).collect())
+    }
+
+    /// Returns the writes of the branch whose guards hold, and which one it is.
+    fn chosen(&self, txn: Txn) -> Result<(Vec<Op>, Option<usize>), StoreError> {
         check(&txn)?;
         let mut branch = 0;
         let mut candidate = txn;
@@ -98,9 +114,7 @@ impl State {
             if candidate.when.iter().all(|compare| self.holds(compare)) {
                 break candidate.then;
             }
-            let Some(next) = candidate.otherwise else {
-                return Ok(TxnOutcome { revision: self.revision, branch: None });
-            };
+            let Some(next) = candidate.otherwise else { return Ok((Vec::new(), None)) };
             candidate = *next;
             branch += 1;
         };
@@ -112,8 +126,7 @@ impl State {
                 return Err(StoreError::LeaseNotFound);
             }
         }
-        self.apply(ops);
-        Ok(TxnOutcome { revision: self.revision, branch: Some(branch) })
+        Ok((ops, Some(branch)))
     }
 
     pub(super) fn grant(&mut self, ttl: Duration, now: Instant) -> Result<LeaseId, StoreError> {
