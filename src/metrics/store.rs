@@ -1,7 +1,7 @@
 //! The metrics of the store: whether it answers, and how fast.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -29,7 +29,10 @@ struct OpLabel {
 pub struct MeteredStore {
     store: Arc<dyn Store>,
     up: Gauge,
-    /// Whether the last request other than a renewal was refused.
+    /// The store refused the last write.
+    refuses_writes: AtomicBool,
+    /// The store refused the last request that was neither a write nor a renewal.
+    refuses_reads: AtomicBool,
     refuses: AtomicBool,
     durations: Family<OpLabel, Histogram>,
 }
@@ -42,24 +45,25 @@ impl MeteredStore {
             drop(durations.get_or_create(&OpLabel { op }));
         }
         let up = Gauge::default();
-        registry.register("store_up", "Whether the store served the last request", up.clone());
+        let help = "Whether the store served the last request and accepted the last write";
+        registry.register("store_up", help, up.clone());
         let help = "How long the store took to answer, errors and time-outs included";
         registry.register("store_request_duration_seconds", help, durations.clone());
-        MeteredStore { store, up, refuses: AtomicBool::new(false), durations }
+        MeteredStore { store, up, refuses_writes: AtomicBool::new(false), refuses_reads: AtomicBool::new(false), durations }
     }
 
     fn answered<T>(&self, op: &'static str, since: Instant, answer: &Result<T, StoreError>) {
-        let is_up = match answer {
-            Err(StoreError::Unavailable(_)) => false,
+        let is_refused = matches!(answer, Err(StoreError::Refused(_)));
+        let is_reached = !matches!(answer, Err(StoreError::Unavailable(_)));
+        match op {
             // etcd goes on renewing the leases of a user from whom it takes nothing else.
-            _ if op == "keep_alive" => !self.refuses.load(Ordering::Relaxed),
-            answer => {
-                let refuses = matches!(answer, Err(StoreError::Refused(_)));
-                self.refuses.store(refuses, Ordering::Relaxed);
-                !refuses
-            }
-        };
-        self.up.set(i64::from(is_up));
+            "keep_alive" => {}
+            "commit" if is_reached => self.refuses_writes.store(is_refused, Relaxed),
+            _ if is_reached => self.refuses_reads.store(is_refused, Relaxed),
+            _ => {}
+        }
+        let refuses = self.refuses_writes.load(Relaxed) || self.refuses_reads.load(Relaxed);
+        self.up.set(i64::from(is_reached && !refuses));
         self.took(op, since.elapsed());
     }
 
@@ -132,6 +136,7 @@ impl Store for MeteredStore {
 mod tests {
     use prometheus_client::encoding::text::encode;
     use segue_coordination::store::{EtcdOptions, EtcdStore, MemoryStore};
+    use segue_protocol::txn::Op;
 
     use super::*;
 
@@ -170,16 +175,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_that_refuses_everything_but_renewals_is_not_up() {
+    async fn a_store_that_refuses_reads_or_writes_is_not_up_although_it_renews_leases() {
         let (store, registry) = metered(Arc::new(MemoryStore::new()));
         let (refused, now) = (Err::<(), _>(StoreError::Refused("authentication failed".to_owned())), Instant::now());
         for (op, answer, up) in [
             ("keep_alive", &Ok(()), 1),
             ("snapshot", &refused, 0),
             ("keep_alive", &Ok(()), 0),
-            ("commit", &refused, 0),
             ("snapshot", &Ok(()), 1),
-            ("keep_alive", &Ok(()), 1),
+            ("commit", &refused, 0),
+            ("snapshot", &Ok(()), 0),
+            ("keep_alive", &Ok(()), 0),
+            ("commit", &Ok(()), 1),
         ] {
             store.answered(op, now, answer);
             assert_shown(&registry, &format!("segue_store_up {up}"));

@@ -170,6 +170,14 @@ pub struct Txn {
     pub otherwise: Option<Box<Txn>>,
 }
 
+impl Txn {
+    /// Returns whether any branch puts a value. A store without space refuses such a transaction, and accepts others.
+    pub fn puts(&self) -> bool {
+        let puts = |op: &Op| matches!(op, Op::Put { .. });
+        self.then.iter().any(puts) || self.otherwise.as_deref().is_some_and(Txn::puts)
+    }
+}
+
 /// The result of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TxnOutcome {

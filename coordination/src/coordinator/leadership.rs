@@ -5,6 +5,7 @@
 //!
 //! * At most one write is in flight for each partition.
 //! * Nothing is decided on a view that lacks this process's own writes, or does not show its authority.
+//! * Nothing is put while the store refuses writes ([`refusals`](super::refusals)).
 
 mod observing;
 
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use segue_protocol::authority::Authority;
 use segue_protocol::handoff::advance::{advance, advance_past_bound};
+use segue_protocol::handoff::history::deletions_alone;
 use segue_protocol::ids::{HandoffId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{Action, Coordination, Memory, Notice, Policy, in_force, plan, txn};
@@ -27,13 +29,16 @@ use tracing::{debug, info, warn};
 
 use self::observing::SeenHandoff;
 use super::history::HistoryPruner;
+use super::refusals::{Learnt, Refusals};
 use super::seat::Seat;
 use super::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus};
-use crate::session::{Registration, Update, Watcher, unix_millis};
+use crate::session::{Registration, RepeatedLog, StoreRetry, Update, Watcher, unix_millis};
 use crate::store::{Store, StoreError};
 
-/// How long the subject of a refused write rests, unless the view changes it before.
-const REFUSED_PAUSE: Duration = Duration::from_millis(50);
+/// How long a subject rests after a guard of its write failed, unless the view changes it before.
+const BEHIND_PAUSE: Duration = Duration::from_millis(50);
+/// How long a subject rests whose write the store refused while it accepted others.
+const REFUSED_PAUSE: Duration = Duration::from_secs(30);
 /// Most partitions with a write in flight.
 const MAX_WRITES: usize = 1024;
 /// Most writes in one request.
@@ -42,9 +47,11 @@ const MAX_WRITES_PER_REQUEST: usize = 64;
 const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The subject of a write. At most one write is in flight for each partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Subject {
     Keyspace,
+    /// Whether the store accepts writes.
+    Question,
     Partition(PartitionId),
 }
 
@@ -73,12 +80,15 @@ pub(super) struct Leadership<'a> {
     /// Decided writes that go to the store together.
     decided: Vec<(Subject, Txn)>,
     under_way: BTreeSet<PartitionId>,
-    /// Partitions whose last write was refused, and until when they rest.
-    resting: BTreeMap<PartitionId, Instant>,
+    /// What cannot be written for a while, and until when.
+    resting: BTreeMap<Subject, Instant>,
+    refusals: Refusals,
     /// The revision from which on the view contains all of this leader's writes.
     seen_at: Revision,
-    /// The end of the pause after a failed write.
+    /// The end of the pause after a write whose result is not known.
     not_before: Instant,
+    retry: StoreRetry,
+    log: RepeatedLog,
     next_wake: Option<Instant>,
     /// When the next step of the assignment round is due.
     step_at: Option<Instant>,
@@ -127,8 +137,11 @@ impl<'a> Leadership<'a> {
             decided: Vec::new(),
             under_way: BTreeSet::new(),
             resting: BTreeMap::new(),
+            refusals: Refusals::default(),
             seen_at: Revision::ZERO,
             not_before: now,
+            retry: StoreRetry::default(),
+            log: RepeatedLog::default(),
             next_wake: None,
             step_at: None,
             shown: None,
@@ -235,6 +248,7 @@ impl<'a> Leadership<'a> {
         self.status.send_if_modified(|status| std::mem::replace(&mut status.leads, speaks) != speaks);
         self.observe(policy.strategy);
         self.act();
+        self.ask(seat);
         None
     }
 
@@ -257,6 +271,7 @@ impl<'a> Leadership<'a> {
             None => HistoryPruner::start(self.store.clone(), self.keys.clone(), authority),
         });
         self.authority = authority;
+        self.refusals.forget_entries();
         self.memory.acts_anew();
         self.all_changed();
     }
@@ -279,7 +294,7 @@ impl<'a> Leadership<'a> {
     fn applied(&mut self, delta: ViewDelta) {
         self.unshown |= delta.intentions || !delta.partitions.is_empty();
         for partition in delta.partitions {
-            self.resting.remove(&partition);
+            self.resting.remove(&Subject::Partition(partition));
             self.changed.insert(partition);
         }
         if delta.membership {
@@ -302,6 +317,7 @@ impl<'a> Leadership<'a> {
         if self.ends_rounds() {
             return;
         }
+        self.put_late_entries();
         if self.writes.is_empty() {
             match self
                 .planned
@@ -348,16 +364,57 @@ impl<'a> Leadership<'a> {
                 self.observer.round(cause);
             }
         }
-        self.tell(plan.notices);
+        let refused = self.refusals.why().map(|why| Notice::WritesRefused { why: why.to_owned() });
+        self.tell(refused.into_iter().chain(plan.notices).collect());
         for action in &plan.actions {
-            info!("{action}");
-            if let Action::Cancel { observed, reason, .. } = action {
-                self.cancels.insert(observed.partition(), (observed.handoff.id(), reason.as_str()));
-            }
-            let subject = action.partition().map_or(Subject::Keyspace, Subject::Partition);
             if let Some(txn) = txn(&self.view, action, &authority, millis) {
-                self.write(subject, txn);
+                self.carry_out(action, txn);
             }
+        }
+    }
+
+    fn carry_out(&mut self, action: &Action, mut txn: Txn) {
+        let partition = action.partition();
+        if matches!(action, Action::Create { .. }) && partition.is_some_and(|partition| self.refusals.lack(partition)) {
+            return;
+        }
+        let mut late = None;
+        if let Action::Cancel { observed, reason, .. } = action {
+            let (partition, handoff) = (observed.partition(), observed.handoff.id());
+            self.cancels.insert(partition, (handoff, reason.as_str()));
+            if self.refusals.why().is_some() {
+                late = deletions_alone(self.keys, partition, handoff, &mut txn).map(|entry| (partition, entry));
+            }
+        }
+        if self.write(partition.map_or(Subject::Keyspace, Subject::Partition), txn) {
+            info!("{action}");
+            if let Some((partition, entry)) = late {
+                self.refusals.cancels(partition, entry);
+            }
+        }
+    }
+
+    /// Puts the entries that the history lacks.
+    fn put_late_entries(&mut self) {
+        let Some(authority) = self.authority.clone() else { return };
+        for (partition, entry) in self.refusals.due() {
+            let goes_on = self.view.handoffs.get(&partition).is_some_and(|it| it.id() == entry.handoff());
+            if !goes_on && self.write(Subject::Partition(partition), entry.txn(self.keys, &authority)) {
+                self.refusals.puts(partition);
+            }
+        }
+    }
+
+    /// Asks a store that has refused a write whether it accepts any.
+    fn ask(&mut self, seat: &Seat) {
+        let Some(at) = self.refusals.ask_at() else { return };
+        if Instant::now() < at {
+            return self.wake_at(at);
+        }
+        if let Some(txn) = seat.same_again(&self.view) {
+            self.refusals.asks();
+            let store = self.store.clone();
+            self.writes.spawn(async move { vec![(Subject::Question, store.commit(txn).await)] });
         }
     }
 
@@ -390,23 +447,23 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    /// Queues a write. Returns `false` if it has to be decided again, once other writes are done or its subject has
-    /// rested.
+    /// Queues a write. Returns `false` if it has to be decided again, once other writes are done, its subject has rested or
+    /// the store accepts writes.
     fn write(&mut self, subject: Subject, txn: Txn) -> bool {
-        if self.under_way.len() >= MAX_WRITES {
+        if self.under_way.len() >= MAX_WRITES || (self.refusals.stand() && txn.puts()) {
             return false;
         }
-        if let Subject::Partition(partition) = subject {
-            if let Some(until) = self.resting.get(&partition).copied() {
-                if Instant::now() < until {
-                    self.wake_at(until);
-                    return false;
-                }
-                self.resting.remove(&partition);
-            }
-            if !self.under_way.insert(partition) {
+        if let Some(until) = self.resting.get(&subject).copied() {
+            if Instant::now() < until {
+                self.wake_at(until);
                 return false;
             }
+            self.resting.remove(&subject);
+        }
+        if let Subject::Partition(partition) = subject
+            && !self.under_way.insert(partition)
+        {
+            return false;
         }
         self.decided.push((subject, txn));
         true
@@ -422,28 +479,62 @@ impl<'a> Leadership<'a> {
     }
 
     fn written(&mut self, subject: Subject, result: Result<TxnOutcome, StoreError>) {
+        let mut is_entry = false;
         if let Subject::Partition(partition) = subject {
             self.under_way.remove(&partition);
             self.pending.insert(partition);
+            is_entry = self.refusals.written(partition, &result);
         }
+        if subject == Subject::Question {
+            self.learn(&result);
+        }
+        if let Err(error) = &result
+            && self.log.is_due(error)
+        {
+            warn!(%error, ?subject, "store write failed; retrying");
+        }
+        let now = Instant::now();
         match result {
-            Ok(outcome) if outcome.committed() => self.seen_at = self.seen_at.max(outcome.revision),
+            Ok(outcome) if outcome.committed() => {
+                self.retry.reset();
+                // No view shows the history.
+                if !is_entry {
+                    self.seen_at = self.seen_at.max(outcome.revision);
+                }
+            }
             // The view was behind. The revision may come from another keyspace's write, so this view may never reach
             // it.
             Ok(_) => {
-                let rested = Instant::now() + REFUSED_PAUSE;
-                if let Subject::Partition(partition) = subject {
-                    self.resting.insert(partition, rested);
+                if let Subject::Partition(_) = subject {
+                    self.resting.insert(subject, now + BEHIND_PAUSE);
                 }
-                self.wake_at(rested);
+                self.wake_at(now + BEHIND_PAUSE);
+            }
+            Err(_) if subject == Subject::Question => {}
+            Err(error @ StoreError::Refused(_)) => {
+                self.resting.insert(subject, now + REFUSED_PAUSE);
+                self.refusals.refused(&error);
             }
             Err(error) => {
-                warn!(%error, ?subject, "store write failed; retrying");
                 if let (Subject::Partition(partition), Some(history)) = (subject, &self.history) {
                     history.keep_evidence(partition);
                 }
-                self.not_before = Instant::now() + Duration::from_millis(250);
+                // The writes in flight fail together, which is one failure.
+                if self.not_before <= now {
+                    self.not_before = now + self.retry.next_after(&error);
+                }
             }
         }
+    }
+
+    /// Notes whether the store accepts writes.
+    fn learn(&mut self, answer: &Result<TxnOutcome, StoreError>) {
+        match self.refusals.answered(answer) {
+            Learnt::Nothing => return,
+            Learnt::RefusesAll => warn!("the store refuses writes; no move begins"),
+            Learnt::AcceptsAgain => info!("the store accepts writes again"),
+        }
+        // No single write was at fault.
+        self.resting.clear();
     }
 }

@@ -8,6 +8,7 @@
 mod history;
 mod leadership;
 mod participation;
+mod refusals;
 mod seat;
 
 use std::sync::Arc;

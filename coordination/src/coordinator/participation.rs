@@ -17,14 +17,13 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::warn;
 
+use crate::session::{RepeatedLog, StoreRetry};
 use crate::store::{Store, StoreError};
 
 /// How long a process leaves a step to each of those before it.
 const TURN: Duration = Duration::from_millis(100);
-/// How long the next step rests after one was refused, because the view was behind.
+/// How long the next step rests after a guard of one failed, because the view was behind.
 const REFUSED_PAUSE: Duration = Duration::from_millis(50);
-/// How long the next step rests after one failed.
-const FAILED_PAUSE: Duration = Duration::from_millis(250);
 
 /// The rounds as one process takes part in them.
 pub(super) struct Participation {
@@ -36,12 +35,15 @@ pub(super) struct Participation {
     /// The revision from which on the view shows the last step.
     seen_at: Revision,
     not_before: Instant,
+    retry: StoreRetry,
+    log: RepeatedLog,
 }
 
 impl Participation {
     pub(super) fn new(store: Arc<dyn Store>, member: Member) -> Self {
         let (seen_at, not_before) = (Revision::ZERO, Instant::now());
-        Participation { store, member, turn: None, steps: JoinSet::new(), seen_at, not_before }
+        let (retry, log) = (StoreRetry::default(), RepeatedLog::default());
+        Participation { store, member, turn: None, steps: JoinSet::new(), seen_at, not_before, retry, log }
     }
 
     pub(super) fn member(&self) -> &Member {
@@ -73,14 +75,22 @@ impl Participation {
     /// Returns after each step. Pending while none is in flight. Cancel-safe.
     pub(super) async fn taken(&mut self) {
         let Some(taken) = self.steps.join_next().await else { return std::future::pending().await };
+        let now = Instant::now();
         match taken {
-            Ok(Ok(outcome)) if outcome.committed() => self.seen_at = self.seen_at.max(outcome.revision),
-            Ok(Ok(_)) => self.not_before = Instant::now() + REFUSED_PAUSE,
-            Ok(Err(error)) => {
-                warn!(%error, "step of the assignment round failed; retrying");
-                self.not_before = Instant::now() + FAILED_PAUSE;
+            Ok(Ok(outcome)) => {
+                self.retry.reset();
+                match outcome.committed() {
+                    true => self.seen_at = self.seen_at.max(outcome.revision),
+                    false => self.not_before = now + REFUSED_PAUSE,
+                }
             }
-            Err(_) => self.not_before = Instant::now() + FAILED_PAUSE,
+            Ok(Err(error)) => {
+                if self.log.is_due(&error) {
+                    warn!(%error, "step of the assignment round failed; retrying");
+                }
+                self.not_before = now + self.retry.next_after(&error);
+            }
+            Err(_) => self.not_before = now + self.retry.next(),
         }
     }
 }

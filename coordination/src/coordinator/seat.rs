@@ -11,8 +11,9 @@ use segue_protocol::ids::{Incarnation, LeaseId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{Coordination, Policy, in_force};
 use segue_protocol::records::{Leader, Participant, encode};
+use segue_protocol::registration::put_back;
 use segue_protocol::rounds::Member;
-use segue_protocol::txn::Keys;
+use segue_protocol::txn::{Keys, Txn};
 use segue_protocol::view::{Versioned, View};
 use tokio::time::{Instant, sleep};
 use tracing::warn;
@@ -109,6 +110,23 @@ impl Seat {
         };
         let value = || record(coordination, &self.name, self.lease);
         self.own_key.keep(seen.as_ref(), intact, view.revision, value)
+    }
+
+    /// Returns a write that changes nothing: the key of the seat as the view shows it. [`keep`](Self::keep) must have found it
+    /// there.
+    pub(super) fn same_again(&self, view: &View) -> Option<Txn> {
+        let (key, seen, value) = match &self.kind {
+            Kind::Leader(_) => {
+                let leader = view.leader.as_ref()?;
+                (view.keys().leader(), leader.key(), encode(&leader.value))
+            }
+            Kind::Participant(_) => {
+                let participant = view.rounds.participants.get(&self.name)?;
+                (view.keys().participant(&self.name), participant.key(), encode(&participant.value))
+            }
+        };
+        let life = Incarnation::registered_at(seen.create_revision);
+        Some(put_back(&key, life, seen.mod_revision, value, self.lease))
     }
 
     /// Takes part in the rounds. Returns when to call again, if nothing else triggers that.

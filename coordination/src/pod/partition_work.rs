@@ -27,7 +27,7 @@ use super::checkpoints::Checkpoints;
 use super::driver::{CallbackResult, Driver, Intent};
 use crate::session::{StoreRetry, WriteResults, unix_millis};
 
-/// How long a write rests after it was refused or failed.
+/// How long a write rests after one of its guards failed.
 pub(super) const WRITE_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// The state of the work on a partition.
@@ -344,8 +344,7 @@ impl Driver {
                     debug!(?what, "recorded");
                 }
                 Ok(outcome) if outcome.committed() => info!(?what, "said"),
-                Ok(_) => {}
-                Err(error) => warn!(?what, %error, "pod report cannot be written; retrying"),
+                Ok(_) | Err(_) => {}
             }
         }
         let (view, work) = (&self.view, &self.work);

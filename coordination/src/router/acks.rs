@@ -6,7 +6,6 @@ use segue_protocol::handoff::advance::{Ack, acknowledge};
 use segue_protocol::ids::{HandoffId, PartitionId};
 use segue_protocol::records::{RouterCutoverAck, RouterDrainedAck};
 use segue_protocol::txn::Txn;
-use tracing::info;
 
 use super::driver::Router;
 use crate::session::{WriteResults, unix_millis};
@@ -72,8 +71,7 @@ impl Router {
                     self.times.remove(&id.0);
                     self.severed.remove(&id.0);
                 }
-                Ok(_) => {}
-                Err(error) => info!(partition = id.0.get(), %error, "acknowledgement cannot be written; retrying"),
+                Ok(_) | Err(_) => {}
             }
         }
         self.stop_limiter.write_takes(self.acks.round_trip());

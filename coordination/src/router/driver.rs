@@ -29,7 +29,7 @@ use crate::session::{
 };
 use crate::store::Store;
 
-/// How long an ack rests after its write was refused. The view is likely to be newer by then.
+/// How long an ack rests after one of its guards failed. The view is likely to be newer by then.
 const REFUSED_PAUSE: Duration = Duration::from_millis(50);
 
 /// Time between two checks for requests in flight while the router leaves.
@@ -86,7 +86,7 @@ impl Router {
             partitions: 0,
             incarnation: Incarnation::NONE,
             trust: Trust::Gone,
-            acks: WriteQueue::new(store.clone(), REFUSED_PAUSE),
+            acks: WriteQueue::new(store.clone(), "acknowledgement cannot be written", REFUSED_PAUSE),
             stop_limiter: StopLimiter::default(),
             timers: BTreeSet::new(),
             drains: HashMap::new(),
@@ -370,8 +370,8 @@ impl Router {
         self.watch_drain(partition, &wanted);
     }
 
-    /// Returns whether a partition's stop, due since the revision `ready_since`, is postponed: for a long exchange, or
-    /// for the stops of other partitions.
+    /// Returns whether a partition's stop, due since the revision `ready_since`, is postponed: for a long exchange, for a
+    /// store that refuses writes, or for the stops of other partitions.
     fn postpones(&mut self, partition: PartitionId, ready_since: Revision) -> bool {
         let now = Instant::now();
         let due = self.stops_due.entry(partition).or_insert((ready_since, now));
@@ -382,6 +382,11 @@ impl Router {
         let oldest = self.plane.oldest_exchange(partition).map(|since| now.saturating_duration_since(since));
         if waits_for_exchange(oldest, waited, self.settings.drain.patience) {
             self.timers.insert((now + EXCHANGE_CHECK_INTERVAL, partition));
+            return true;
+        }
+        // The acknowledgement of this stop could not be written, so nobody would begin to serve.
+        if let Some(until) = self.acks.refused_until() {
+            self.timers.insert((until, partition));
             return true;
         }
         !self.stop_limiter.take(partition, ready_since, now)

@@ -9,6 +9,7 @@ mod jitter;
 mod lease;
 mod leases;
 mod own_key;
+mod patience;
 mod registration;
 mod shares;
 mod watcher;
@@ -19,36 +20,15 @@ pub use jitter::seed_jitter;
 pub use lease::KeptLease;
 pub use leases::Leases;
 pub(crate) use own_key::OwnKey;
+pub(crate) use patience::{RepeatedLog, StoreRetry};
 pub use registration::{Claim, Registration, register};
 pub use shares::LeaseState;
 pub use watcher::{Update, Watcher};
 pub(crate) use write_queue::{WriteQueue, WriteResults};
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-use segue_protocol::back_off::BackOff;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Returns the milliseconds since the Unix epoch, for informational timestamps.
 pub fn unix_millis() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
-}
-
-/// The waits before the store is retried, each shortened at random by up to a half: participants that lost the store
-/// together do not return together.
-#[derive(Debug, Default)]
-pub(crate) struct StoreRetry {
-    failures: u32,
-}
-
-impl StoreRetry {
-    const BACK_OFF: BackOff = BackOff { first: Duration::from_millis(50), longest: Duration::from_secs(1) };
-
-    pub(crate) fn next(&mut self) -> Duration {
-        self.failures = self.failures.saturating_add(1);
-        jitter::jittered(Self::BACK_OFF.after(self.failures))
-    }
-
-    pub(crate) fn reset(&mut self) {
-        self.failures = 0;
-    }
 }

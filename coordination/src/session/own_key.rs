@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use super::{Registration, WriteQueue};
 use crate::store::Store;
 
-/// How long a write rests after it was refused or failed.
+/// How long a write rests after one of its guards failed.
 const WRITE_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// The key of a registration, as seen by its writer.
@@ -32,7 +32,7 @@ impl OwnKey {
             key: registration.key.clone(),
             incarnation: registration.incarnation,
             lease: registration.lease.id(),
-            writes: WriteQueue::new(store, WRITE_RETRY_PAUSE),
+            writes: WriteQueue::new(store, "registration cannot be restored", WRITE_RETRY_PAUSE),
         }
     }
 
@@ -69,7 +69,7 @@ impl OwnKey {
             match result {
                 Ok(outcome) if outcome.committed() => info!(key = self.key, "registration restored"),
                 Ok(_) => info!(key = self.key, "registration changed again"),
-                Err(error) => warn!(key = self.key, %error, "registration cannot be restored; retrying"),
+                Err(_) => {}
             }
         }
     }

@@ -17,7 +17,7 @@ use segue_protocol::txn::Keys;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::{KeptLease, Leases, StoreRetry};
+use super::{KeptLease, Leases, RepeatedLog, StoreRetry};
 use crate::store::{Store, StoreError};
 
 /// How long the store may take to end a registration.
@@ -93,7 +93,7 @@ impl Registration {
 pub async fn register(leases: &Leases, claim: &Claim, value: impl Fn(LeaseId) -> Vec<u8>) -> Registration {
     let key = &claim.keys.key;
     let mut back_off = StoreRetry::default();
-    let mut told = false;
+    let (mut told, mut log) = (false, RepeatedLog::default());
     loop {
         match try_register(leases, claim, &value).await {
             Ok(Attempt::Registered(registration)) => {
@@ -120,8 +120,10 @@ pub async fn register(leases: &Leases, claim: &Claim, value: impl Fn(LeaseId) ->
                 }
             }
             Err(error) => {
-                warn!(key, %error, "cannot register; retrying");
-                sleep(back_off.next()).await;
+                if log.is_due(&error) {
+                    warn!(key, %error, "cannot register; retrying");
+                }
+                sleep(back_off.next_after(&error)).await;
             }
         }
     }

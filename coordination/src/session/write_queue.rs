@@ -6,6 +6,7 @@
 //! # Invariants
 //!
 //! * At most one write per item is in flight.
+//! * A store that accepts nothing is asked again by one timer, however many items wait.
 //! * A transaction is built from the view at send time.
 //! * A committed item is not written again because a stale view does not show it yet.
 
@@ -18,12 +19,17 @@ use segue_protocol::ids::Revision;
 use segue_protocol::txn::{Txn, TxnOutcome};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tracing::warn;
 
+use super::{RepeatedLog, StoreRetry};
 use crate::store::{Store, StoreError};
 
 /// Most requests in flight. With only one, an item that is due a little after another would wait for that one's whole
 /// round trip.
 const MAX_REQUESTS: usize = 4;
+
+/// How long an item rests that the store refused while it accepted others.
+const REFUSED_ALONE_REST: Duration = Duration::from_secs(30);
 
 /// How many requests the mean time of a request looks back, about.
 const REMEMBERED_REQUESTS: u32 = 8;
@@ -31,8 +37,16 @@ const REMEMBERED_REQUESTS: u32 = 8;
 /// The pending writes of one participant.
 pub(crate) struct WriteQueue<W> {
     store: Arc<dyn Store>,
-    /// How long an item rests after its write was refused or failed.
+    /// What cannot be written, for the log.
+    what: &'static str,
+    /// How long an item rests after a guard of its write failed, because the view was behind.
     rest: Duration,
+    retry: StoreRetry,
+    /// The end of the pause after a request of which the store accepted nothing.
+    not_before: Option<Instant>,
+    /// Whether the store refused that request.
+    refused: bool,
+    log: RepeatedLog,
     states: HashMap<W, State>,
     due: Vec<W>,
     requests: JoinSet<(Duration, WriteResults<W>)>,
@@ -50,14 +64,16 @@ enum State {
     Due,
     /// Committed: visible from this revision on.
     SeenAt(Revision),
-    /// Failed, or refused because the view was behind. Retried at this time if it is still due.
+    /// Not written. Retried at this time if it is still due.
     RetryAt(Instant),
 }
 
 impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
-    pub(crate) fn new(store: Arc<dyn Store>, rest: Duration) -> Self {
+    pub(crate) fn new(store: Arc<dyn Store>, what: &'static str, rest: Duration) -> Self {
         let (states, due, requests) = (HashMap::new(), Vec::new(), JoinSet::new());
-        WriteQueue { store, rest, states, due, requests, round_trip: Duration::ZERO }
+        let (retry, not_before, refused, log) = (StoreRetry::default(), None, false, RepeatedLog::default());
+        let round_trip = Duration::ZERO;
+        WriteQueue { store, what, rest, retry, not_before, refused, log, states, due, requests, round_trip }
     }
 
     /// Queues an item that is due according to a view of revision `seen`. Returns when to call again, if no result will
@@ -68,6 +84,9 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
             Some(State::SeenAt(revision)) if seen < *revision => return None,
             Some(State::RetryAt(at)) if Instant::now() < *at => return Some(*at),
             _ => {}
+        }
+        if let Some(at) = self.pauses_until() {
+            return Some(at);
         }
         self.states.insert(item, State::Due);
         self.due.push(item);
@@ -111,16 +130,58 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
             Duration::ZERO => took,
             mean => (mean * (REMEMBERED_REQUESTS - 1) + took) / REMEMBERED_REQUESTS,
         };
-        let again = Instant::now() + self.rest;
+        let results = self.answered(results);
+        let now = Instant::now();
         for (item, result) in &results {
             let state = match result {
                 Ok(outcome) if outcome.committed() => State::SeenAt(outcome.revision),
-                // The revision of a refusal may come from another keyspace's write, so this view may never reach it.
-                Ok(_) | Err(_) => State::RetryAt(again),
+                // The revision of this answer may come from another keyspace's write, so this view may never reach it.
+                Ok(_) => State::RetryAt(now + self.rest),
+                Err(StoreError::Refused(_)) if self.not_before.is_none() => State::RetryAt(now + REFUSED_ALONE_REST),
+                Err(_) => State::RetryAt(self.not_before.unwrap_or(now + self.rest)),
             };
             self.states.insert(*item, state);
         }
         results
+    }
+
+    /// Draws the consequences of the store's answer for the whole queue. What waits shares the fate of a request of which
+    /// the store accepted nothing.
+    fn answered(&mut self, mut results: WriteResults<W>) -> WriteResults<W> {
+        let Some(error) = results.iter().find_map(|(_, result)| result.as_ref().err().cloned()) else {
+            if !results.is_empty() {
+                self.accepted();
+            }
+            return results;
+        };
+        if results.iter().any(|(_, result)| result.is_ok()) {
+            self.accepted();
+        } else {
+            // The requests in flight fail together, which is one failure.
+            if self.pauses_until().is_none() {
+                self.not_before = Some(Instant::now() + self.retry.next_after(&error));
+            }
+            self.refused = matches!(error, StoreError::Refused(_));
+            results.extend(std::mem::take(&mut self.due).into_iter().map(|item| (item, Err(error.clone()))));
+        }
+        if self.log.is_due(&error) {
+            warn!(%error, "{}; retrying", self.what);
+        }
+        results
+    }
+
+    fn accepted(&mut self) {
+        self.retry.reset();
+        (self.not_before, self.refused) = (None, false);
+    }
+
+    fn pauses_until(&self) -> Option<Instant> {
+        self.not_before.filter(|at| Instant::now() < *at)
+    }
+
+    /// Returns until when nothing is written, because the store refuses writes.
+    pub(crate) fn refused_until(&self) -> Option<Instant> {
+        self.pauses_until().filter(|_| self.refused)
     }
 
     /// Returns how long requests have taken lately; zero before the first.
@@ -143,21 +204,22 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
         self.states.clear();
         self.due.clear();
         self.requests = JoinSet::new();
+        self.accepted();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use segue_protocol::txn::Op;
-    use tokio::time::sleep;
+    use tokio::time::{sleep, timeout};
 
     use super::*;
-    use crate::store::{FaultyStore, MemoryStore, Verdict};
+    use crate::store::{Call, FaultyStore, MemoryStore, Verdict};
 
     #[tokio::test(start_paused = true)]
     async fn the_time_of_a_request_is_that_of_the_last_few() {
         let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
-        let mut queue = WriteQueue::new(store.clone(), Duration::ZERO);
+        let mut queue = WriteQueue::new(store.clone(), "nothing", Duration::ZERO);
         assert_eq!(queue.round_trip(), Duration::ZERO);
         let mut times = Vec::new();
         for (item, millis) in [8, 16, 16].into_iter().enumerate() {
@@ -168,5 +230,82 @@ mod tests {
             times.push(queue.round_trip().as_micros());
         }
         assert_eq!(times, [8_000, 9_000, 9_875]);
+    }
+
+    fn write(number: usize) -> (usize, Option<Txn>) {
+        let put = Op::Put { key: number.to_string(), value: Vec::new(), lease: None };
+        (number, Some(Txn { then: vec![put], ..Txn::default() }))
+    }
+
+    fn is_commit(call: &Call) -> bool {
+        matches!(call, Call::Commit(_))
+    }
+
+    /// Offers these writes for ever, as a shell does.
+    async fn offer(queue: &mut WriteQueue<usize>, items: std::ops::Range<usize>) {
+        loop {
+            let again = items.clone().filter_map(|item| queue.want(item, Revision::ZERO)).min();
+            let due = queue.take_due();
+            queue.send(due.into_iter().map(write));
+            let again = again.unwrap_or(Instant::now() + Duration::from_secs(3600));
+            tokio::select! {
+                _ = queue.next_results() => {}
+                () = tokio::time::sleep_until(again) => {}
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_refuses_writes_is_asked_less_and_less_however_much_waits() {
+        let memory = MemoryStore::new();
+        let store = Arc::new(FaultyStore::new(Arc::new(memory.clone())));
+        let mut queue = WriteQueue::new(store.clone(), "nothing", Duration::from_millis(50));
+        store.refuse_puts();
+        let refused = async |queue: &mut _, span| {
+            let before = store.count(is_commit);
+            timeout(span, offer(queue, 0..10)).await.unwrap_err();
+            (store.count(is_commit) - before) / 10
+        };
+        let first = refused(&mut queue, Duration::from_secs(1)).await;
+        assert!((3..=10).contains(&first), "{first} requests in the first second");
+        refused(&mut queue, Duration::from_secs(120)).await;
+        let late = refused(&mut queue, Duration::from_secs(600)).await;
+        assert!((15..=45).contains(&late), "{late} requests in ten minutes");
+        assert!(queue.refused_until().is_some());
+        store.pass();
+        timeout(Duration::from_secs(31), offer(&mut queue, 0..10)).await.unwrap_err();
+        assert!(queue.refused_until().is_none());
+        let all = segue_protocol::txn::Keys::Prefix(String::new());
+        assert_eq!(memory.snapshot(&all).await.unwrap().entries.len(), 10, "nothing is left out");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_that_alone_is_refused_holds_up_no_other() {
+        let memory = MemoryStore::new();
+        let store = Arc::new(FaultyStore::new(Arc::new(memory.clone())));
+        let is_poison =
+            |call: &Call| matches!(call, Call::Commit(Txn { then, .. }) if *then == write(0).1.unwrap().then);
+        store.set_rule(move |call| if is_poison(call) { Verdict::Refuse } else { Verdict::Pass });
+        let mut queue = WriteQueue::new(store.clone(), "nothing", Duration::from_millis(50));
+        timeout(Duration::from_secs(1), offer(&mut queue, 0..10)).await.unwrap_err();
+        let all = segue_protocol::txn::Keys::Prefix(String::new());
+        assert_eq!(memory.snapshot(&all).await.unwrap().entries.len(), 9);
+        timeout(Duration::from_secs(300), offer(&mut queue, 0..10)).await.unwrap_err();
+        let tries = store.count(is_poison);
+        assert!((2..=30).contains(&tries), "{tries} tries in five minutes");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_behind_a_refused_request_is_reported_with_it() {
+        let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
+        store.refuse_puts();
+        let mut queue = WriteQueue::new(store, "nothing", Duration::from_millis(50));
+        queue.send([write(0)]);
+        assert_eq!(queue.want(1, Revision::ZERO), None, "it waits for a request");
+        let results = queue.next_results().await;
+        let items: Vec<_> = results.iter().map(|(item, _)| *item).collect();
+        assert_eq!(items, [0, 1]);
+        assert!(queue.take_due().is_empty());
+        assert!(queue.want(1, Revision::ZERO).is_some(), "it is offered again once the pause is over");
     }
 }

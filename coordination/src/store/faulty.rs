@@ -55,6 +55,8 @@ pub enum Verdict {
     HoldAnswer(BoxFuture<'static, ()>),
     /// It fails with [`StoreError::Unavailable`] and is not carried out.
     Fail,
+    /// It fails with [`StoreError::Refused`] and is not carried out.
+    Refuse,
     /// It is carried out, and fails with [`StoreError::Unavailable`].
     LoseAnswer,
     /// It is neither carried out nor answered. A watch opens, and brings nothing.
@@ -145,6 +147,15 @@ impl FaultyStore {
         self.end_watches();
     }
 
+    /// Refuses later puts and leases as an etcd does that has run out of space: it counts the puts of each branch.
+    pub fn refuse_puts(&self) {
+        self.set_rule(|call| match call {
+            Call::Commit(txn) if txn.puts() => Verdict::Refuse,
+            Call::Grant => Verdict::Refuse,
+            _ => Verdict::Pass,
+        });
+    }
+
     /// Returns the number of calls so far that `is_meant` holds for.
     pub fn count(&self, is_meant: impl Fn(&Call) -> bool) -> usize {
         lock(&self.calls).iter().filter(|call| is_meant(call)).count()
@@ -192,6 +203,7 @@ async fn carry_out<T>(verdict: Verdict, request: impl Future<Output = Result<T, 
             answer
         }
         Verdict::Fail => Err(unavailable()),
+        Verdict::Refuse => Err(StoreError::Refused("the test wants it".to_owned())),
         Verdict::LoseAnswer => {
             request.await?;
             Err(unavailable())

@@ -1,9 +1,10 @@
 //! A router whose data plane does not drain in time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::router::DrainSettings;
-use segue_coordination::store::{MemoryStore, Store as _};
+use segue_coordination::store::{MemoryStore, Store};
 use segue_protocol::handoff::router::Target;
 use segue_protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId};
 use segue_protocol::records::{Assignment, Capabilities, Handoff, Phase, PodRecord, encode};
@@ -15,7 +16,7 @@ use super::foreign_writes::{Router, TTL, by_key, get, put, until, write_mapping}
 use super::keys;
 
 /// One more than a router stops at a time.
-const MOVING: [PartitionId; 3] = [PartitionId::new(0), PartitionId::new(1), PartitionId::new(2)];
+pub(super) const MOVING: [PartitionId; 3] = [PartitionId::new(0), PartitionId::new(1), PartitionId::new(2)];
 
 /// Registers a pod with all capabilities.
 async fn join(store: &MemoryStore, name: &str) -> LeaseId {
@@ -26,8 +27,9 @@ async fn join(store: &MemoryStore, name: &str) -> LeaseId {
     lease
 }
 
-/// Starts a router over two pods, of which `old` owns the partitions that will move.
-async fn site(store: &MemoryStore) -> (Router, Moves) {
+/// Starts a router over two pods, of which `old` owns the partitions that will move. The router acts `through` a store of its
+/// own.
+pub(super) async fn site(store: &MemoryStore, through: Arc<dyn Store>) -> (Router, Moves) {
     write_mapping(store, None).await;
     join(store, "old").await;
     join(store, "new").await;
@@ -37,21 +39,21 @@ async fn site(store: &MemoryStore) -> (Router, Moves) {
         let owned = Assignment::new(partition, "old", old, Epoch::new(1));
         put(store, keys().assignment(partition), encode(&owned)).await;
     }
-    let router = Router::start(store, "r", by_key("x-key"));
+    let router = Router::start_through(through, "r", by_key("x-key"));
     router.ready().await;
     until("open routes", async || (router.gates.open.lock().unwrap().len() == MOVING.len()).then_some(())).await;
     (router, Moves { old, new })
 }
 
 /// Both lives of the pods of [`site`].
-struct Moves {
+pub(super) struct Moves {
     old: Incarnation,
     new: Incarnation,
 }
 
 impl Moves {
     /// Lets handoffs of these partitions be in `Ready`.
-    async fn begin(&self, store: &MemoryStore, partitions: &[PartitionId]) {
+    pub(super) async fn begin(&self, store: &MemoryStore, partitions: &[PartitionId]) {
         let ready = partitions.iter().map(|&partition| {
             let handoff = Handoff::new(partition, "new", self.new, Epoch::new(100)).taken_from("old", self.old);
             let value = encode(&handoff.entering(Phase::Ready, 0));
@@ -64,7 +66,7 @@ impl Moves {
 #[tokio::test(start_paused = true)]
 async fn a_refusal_while_a_stop_is_queued_does_not_make_the_drain_last_for_ever() {
     let store = MemoryStore::new();
-    let (router, moves) = site(&store).await;
+    let (router, moves) = site(&store, Arc::new(store.clone())).await;
     let gates = &router.gates;
     moves.begin(&store, &MOVING).await;
     // No time passes: the place of a stopped partition does not become free.
@@ -82,7 +84,7 @@ async fn a_refusal_while_a_stop_is_queued_does_not_make_the_drain_last_for_ever(
 #[tokio::test(start_paused = true)]
 async fn streams_are_severed_long_before_the_rest_of_a_drain() {
     let store = MemoryStore::new();
-    let (router, moves) = site(&store).await;
+    let (router, moves) = site(&store, Arc::new(store.clone())).await;
     let gates = &router.gates;
     let (moving, began) = (MOVING[0], Instant::now());
     *gates.in_flight.lock().unwrap() = gates.open.lock().unwrap().get(&moving).cloned();
@@ -99,7 +101,7 @@ async fn streams_are_severed_long_before_the_rest_of_a_drain() {
 #[tokio::test(start_paused = true)]
 async fn streams_to_a_pod_that_cannot_confirm_its_drain_are_not_severed() {
     let store = MemoryStore::new();
-    let (router, moves) = site(&store).await;
+    let (router, moves) = site(&store, Arc::new(store.clone())).await;
     // A later record of the same life: the pod confirms nothing.
     let key = get(&store, keys().pod("old")).await.unwrap();
     let record = PodRecord { capabilities: Capabilities::default(), ..PodRecord::new("old", "127.0.0.1:1") };
@@ -118,7 +120,7 @@ async fn streams_to_a_pod_that_cannot_confirm_its_drain_are_not_severed() {
 #[tokio::test(start_paused = true)]
 async fn a_planned_move_waits_for_a_long_exchange_before_it_stops_and_not_for_longer_than_the_patience() {
     let store = MemoryStore::new();
-    let (router, moves) = site(&store).await;
+    let (router, moves) = site(&store, Arc::new(store.clone())).await;
     let gates = &router.gates;
     let [ends, endless, short] = MOVING;
     let now = Instant::now();
@@ -145,7 +147,7 @@ async fn a_planned_move_waits_for_a_long_exchange_before_it_stops_and_not_for_lo
 #[tokio::test(start_paused = true)]
 async fn a_long_exchange_does_not_postpone_the_stop_once_the_old_owner_has_died() {
     let store = MemoryStore::new();
-    let (router, moves) = site(&store).await;
+    let (router, moves) = site(&store, Arc::new(store.clone())).await;
     let (gates, moving) = (&router.gates, MOVING[0]);
     gates.oldest.lock().unwrap().insert(moving, Instant::now());
     sleep(Duration::from_secs(2)).await;

@@ -135,6 +135,10 @@ pub(crate) struct Router {
 
 impl Router {
     pub(crate) fn start(store: &MemoryStore, name: &str, partitioner: Partitioner) -> Self {
+        Self::start_through(Arc::new(store.clone()), name, partitioner)
+    }
+
+    pub(crate) fn start_through(store: Arc<dyn Store>, name: &str, partitioner: Partitioner) -> Self {
         let settings = RouterSettings {
             name: name.into(),
             lease_ttl: TTL,
@@ -149,7 +153,7 @@ impl Router {
         let gates = Arc::new(Gates::default());
         let ports = RouterPorts { plane: gates.clone(), notices, observer: Arc::new(Quiet), status: sender };
         let shutdown = CancellationToken::new();
-        tokio::spawn(run_router(Arc::new(store.clone()), keys(), settings, ports, shutdown.clone()));
+        tokio::spawn(run_router(store, keys(), settings, ports, shutdown.clone()));
         Router { gates, status, shutdown, notices: notice }
     }
 

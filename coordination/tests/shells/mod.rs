@@ -3,6 +3,7 @@
 mod drains;
 mod foreign_writes;
 mod many_partitions;
+mod refused_writes;
 mod several_keyspaces;
 mod slow_store;
 

@@ -5,6 +5,9 @@
 //! another entry. The write that begins a move compares when the newest entry of its partition was created. The leader
 //! deletes the oldest entries ([`surplus`]).
 //!
+//! A store that refuses every put still accepts deletions. A cancel goes without its entry there, which follows later
+//! ([`deletions_alone`]).
+//!
 //! # Invariants
 //!
 //! * An entry has at most `MAX_ROUTERS` routers and `MAX_TEXT` bytes in each text.
@@ -15,9 +18,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::authority::Authority;
-use crate::ids::{HandoffId, PartitionId};
+use crate::ids::{HandoffId, PartitionId, Revision};
+use crate::keys::Keyspace;
 use crate::records::{Handoff, HandoffEnd, HistoryEntry, PastBackOff, Phase, RouterPart, encode};
-use crate::txn::{Keys, Op};
+use crate::txn::{Compare, Keys, Op, Txn};
 use crate::view::{Acks, Versioned, View};
 
 /// Most entries of a partition that are kept.
@@ -58,6 +62,43 @@ pub(crate) fn end_handoff(view: &View, handoff: &Versioned<Handoff>, ending: End
     let acks = keys.acks_of(partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
     let put = Op::Put { key, value: encode(&entry(view, handoff, ending, now)), lease: None };
     [Op::Delete(Keys::One(keys.handoff(partition)))].into_iter().chain(acks).chain([put]).collect()
+}
+
+/// The entry of a handoff that was cancelled by deletions alone. It is put once the store accepts puts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LateEntry {
+    partition: PartitionId,
+    handoff: HandoffId,
+    put: Op,
+}
+
+impl LateEntry {
+    /// Returns the handoff.
+    pub fn handoff(&self) -> HandoffId {
+        self.handoff
+    }
+
+    /// Returns the transaction that puts the entry. It fails if the handoff still exists, or has an entry.
+    pub fn txn(&self, keys: &Keyspace, authority: &Authority) -> Txn {
+        let mut when = authority.guards(keys);
+        when.push(Compare::not_created_at(keys.handoff(self.partition), self.handoff.revision()));
+        when.push(Compare::created_at(keys.history_entry(self.partition, self.handoff), Revision::ZERO));
+        Txn { when, then: vec![self.put.clone()], otherwise: None }
+    }
+}
+
+/// Takes the puts out of a transaction that cancels this handoff. Returns the handoff's entry, which is one of them.
+pub fn deletions_alone(
+    keys: &Keyspace,
+    partition: PartitionId,
+    handoff: HandoffId,
+    cancel: &mut Txn,
+) -> Option<LateEntry> {
+    let entry = keys.history_entry(partition, handoff);
+    let mut puts = cancel.then.extract_if(.., |op| matches!(op, Op::Put { .. }));
+    let put = puts.find(|op| matches!(op, Op::Put { key, .. } if *key == entry));
+    puts.for_each(drop);
+    put.map(|put| LateEntry { partition, handoff, put })
 }
 
 fn entry(view: &View, handoff: &Versioned<Handoff>, ending: Ending, now: u64) -> HistoryEntry {
@@ -160,7 +201,6 @@ pub fn surplus(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::Revision;
 
     fn id(revision: u64) -> HandoffId {
         HandoffId::created_at(Revision::new(revision))

@@ -79,6 +79,11 @@ pub enum Notice {
         /// The settings as far as they are known.
         settings: KeyspaceConfig,
     },
+    /// The store refuses writes.
+    WritesRefused {
+        /// In which words.
+        why: String,
+    },
     /// A registration, or the leader's key, exists without its lease: it outlives its writer.
     Leaseless {
         /// The key.
@@ -231,6 +236,10 @@ impl fmt::Display for Notice {
             ),
             Notice::PolicyDiffers { key, own, kept } => policy_differs(out, key, own, kept),
             Notice::PolicyUnreadable { key, value } => policy_unreadable(out, key, value),
+            Notice::WritesRefused { why } => write!(
+                out,
+                "the store refuses writes: {why}; no move begins, and moves that wait are cancelled, until it accepts them"
+            ),
             Notice::Leaseless { key, repair } => {
                 write!(out, "{key} was put without its lease; handoffs wait until its writer restores it")?;
                 or_repair(out, repair.as_deref(), false)

@@ -1,0 +1,255 @@
+//! What a coordinator remembers of a store that refuses writes: whether it may write, and which entries the history still
+//! lacks.
+//!
+//! A refusal may be about one transaction or about all. A small write tells the two apart: the coordinator puts its own key
+//! again, as it is. Until the store accepts that, nothing is put, so that no move begins which could not be ended, and
+//! handoffs are cancelled by deletions alone ([`deletions_alone`](segue_protocol::handoff::history::deletions_alone)).
+//!
+//! # Invariants
+//!
+//! * While an entry is missing its partition is not planned: without it the store would accept a write that is still on its
+//!   way, and begin a handoff with an epoch that was given before.
+//! * What is missing is forgotten with the authority. Its guards refuse such a write then.
+
+use std::collections::BTreeMap;
+
+use segue_protocol::handoff::history::LateEntry;
+use segue_protocol::ids::PartitionId;
+use segue_protocol::txn::TxnOutcome;
+use tokio::time::Instant;
+
+use crate::session::StoreRetry;
+use crate::store::StoreError;
+
+/// The refusals of a store, as one coordinator has met them.
+#[derive(Debug, Default)]
+pub(super) struct Refusals {
+    standing: Option<Standing>,
+    retry: StoreRetry,
+    late: BTreeMap<PartitionId, (LateEntry, Progress)>,
+}
+
+/// A refusal that may be about all writes.
+#[derive(Debug)]
+struct Standing {
+    why: String,
+    /// When the store is asked next. `None` while it is being asked.
+    ask_at: Option<Instant>,
+    /// Whether the store has refused a write that cannot be at fault itself.
+    is_certain: bool,
+}
+
+/// How far a late entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// Its handoff is being cancelled.
+    Cancelling,
+    Due,
+    UnderWay,
+}
+
+/// What the answer to the question shows.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Learnt {
+    Nothing,
+    /// The store refuses all writes.
+    RefusesAll,
+    /// The store accepts writes again.
+    AcceptsAgain,
+}
+
+impl Refusals {
+    /// Returns whether nothing may be put.
+    pub(super) fn stand(&self) -> bool {
+        self.standing.is_some()
+    }
+
+    /// Returns in which words the store refuses all writes, if it does.
+    pub(super) fn why(&self) -> Option<&str> {
+        self.standing.as_ref().filter(|standing| standing.is_certain).map(|standing| standing.why.as_str())
+    }
+
+    /// Notes that the store has refused a write.
+    pub(super) fn refused(&mut self, error: &StoreError) {
+        let ask_at = Some(Instant::now());
+        self.standing.get_or_insert_with(|| Standing { why: error.to_string(), ask_at, is_certain: false });
+    }
+
+    /// Returns when to ask the store next, if it has to be asked.
+    pub(super) fn ask_at(&self) -> Option<Instant> {
+        self.standing.as_ref()?.ask_at
+    }
+
+    /// Notes that the store is being asked.
+    pub(super) fn asks(&mut self) {
+        if let Some(standing) = &mut self.standing {
+            standing.ask_at = None;
+        }
+    }
+
+    /// Notes the answer.
+    pub(super) fn answered(&mut self, answer: &Result<TxnOutcome, StoreError>) -> Learnt {
+        let Some(standing) = &mut self.standing else { return Learnt::Nothing };
+        match answer {
+            Ok(outcome) if outcome.committed() => {
+                let was_certain = standing.is_certain;
+                (self.standing, self.retry) = (None, StoreRetry::default());
+                if was_certain { Learnt::AcceptsAgain } else { Learnt::Nothing }
+            }
+            // The view was behind.
+            Ok(_) => {
+                standing.ask_at = Some(Instant::now() + self.retry.next());
+                Learnt::Nothing
+            }
+            Err(error) => {
+                standing.ask_at = Some(Instant::now() + self.retry.next_after(error));
+                if !matches!(error, StoreError::Refused(_)) {
+                    return Learnt::Nothing;
+                }
+                standing.why = error.to_string();
+                match std::mem::replace(&mut standing.is_certain, true) {
+                    true => Learnt::Nothing,
+                    false => Learnt::RefusesAll,
+                }
+            }
+        }
+    }
+
+    /// Notes that a handoff is being cancelled without its entry.
+    pub(super) fn cancels(&mut self, partition: PartitionId, entry: LateEntry) {
+        self.late.insert(partition, (entry, Progress::Cancelling));
+    }
+
+    /// Returns whether the history lacks an entry of this partition.
+    pub(super) fn lack(&self, partition: PartitionId) -> bool {
+        self.late.contains_key(&partition)
+    }
+
+    /// Returns the entries that are to be put.
+    pub(super) fn due(&self) -> Vec<(PartitionId, LateEntry)> {
+        let due = self.late.iter().filter(|(_, (_, progress))| *progress == Progress::Due);
+        due.map(|(partition, (entry, _))| (*partition, entry.clone())).collect()
+    }
+
+    /// Notes that the entry of this partition is being put.
+    pub(super) fn puts(&mut self, partition: PartitionId) {
+        if let Some((_, progress)) = self.late.get_mut(&partition) {
+            *progress = Progress::UnderWay;
+        }
+    }
+
+    /// Notes the result of a write about this partition. Returns whether it was a late entry.
+    pub(super) fn written(&mut self, partition: PartitionId, result: &Result<TxnOutcome, StoreError>) -> bool {
+        let Some((_, progress)) = self.late.get_mut(&partition) else { return false };
+        let is_entry = *progress == Progress::UnderWay;
+        let is_over = match (*progress, result) {
+            (Progress::Due, _) => false,
+            // If it was refused, the handoff goes on.
+            (Progress::Cancelling, Ok(outcome)) => !outcome.committed(),
+            (Progress::Cancelling, Err(StoreError::Refused(_))) => true,
+            // If a guard has failed, there is an entry already.
+            (Progress::UnderWay, Ok(_)) => true,
+            (_, Err(_)) => false,
+        };
+        match is_over {
+            true => drop(self.late.remove(&partition)),
+            false => *progress = Progress::Due,
+        }
+        is_entry
+    }
+
+    /// Forgets the missing entries: the authority has ended.
+    pub(super) fn forget_entries(&mut self) {
+        self.late.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use segue_protocol::authority::Authority;
+    use segue_protocol::handoff::history::deletions_alone;
+    use segue_protocol::ids::{HandoffId, Revision};
+    use segue_protocol::keys::Keyspace;
+    use segue_protocol::txn::{Keys, Op, Txn};
+
+    use super::*;
+
+    const P0: PartitionId = PartitionId::new(0);
+
+    fn answer(branch: Option<usize>) -> Result<TxnOutcome, StoreError> {
+        Ok(TxnOutcome { revision: Revision::new(9), branch })
+    }
+
+    fn refused() -> Result<TxnOutcome, StoreError> {
+        Err(StoreError::Refused("no space".to_owned()))
+    }
+
+    fn unknown() -> Result<TxnOutcome, StoreError> {
+        Err(StoreError::Unavailable("no answer".to_owned()))
+    }
+
+    /// Returns the entry of a cancel, and what is left of it.
+    fn cancel() -> (LateEntry, Txn) {
+        let (keys, handoff) = (Keyspace::new("/segue/", "test"), HandoffId::created_at(Revision::new(5)));
+        let put = |key: String| Op::Put { key, value: Vec::new(), lease: None };
+        let record = Op::Delete(Keys::One(keys.handoff(P0)));
+        let then = vec![record.clone(), put(keys.history_entry(P0, handoff)), put(keys.operation("x"))];
+        let mut txn = Txn { then, ..Txn::default() };
+        let entry = deletions_alone(&keys, P0, handoff, &mut txn).unwrap();
+        assert_eq!(txn.then, [record]);
+        let late = entry.txn(&keys, &Authority::Leader { term: Revision::new(1) });
+        assert_eq!(late.then, [put(keys.history_entry(P0, handoff))]);
+        (entry, txn)
+    }
+
+    #[test]
+    fn a_partition_lacks_its_entry_from_the_cancel_until_it_is_put() {
+        for outcome in [answer(Some(0)), unknown()] {
+            let mut refusals = Refusals::default();
+            refusals.cancels(P0, cancel().0);
+            assert!(refusals.lack(P0) && refusals.due().is_empty());
+            assert!(!refusals.written(P0, &outcome));
+            for failure in [refused(), unknown()] {
+                assert_eq!(refusals.due().len(), 1);
+                refusals.puts(P0);
+                assert!(refusals.due().is_empty());
+                assert!(refusals.written(P0, &failure) && refusals.lack(P0));
+            }
+            refusals.puts(P0);
+            assert!(refusals.written(P0, &answer(Some(0))) && !refusals.lack(P0));
+        }
+    }
+
+    #[test]
+    fn nothing_is_missing_if_the_handoff_goes_on_or_the_authority_has_ended() {
+        let mut refusals = Refusals::default();
+        for outcome in [answer(None), refused()] {
+            refusals.cancels(P0, cancel().0);
+            refusals.written(P0, &outcome);
+            assert!(!refusals.lack(P0), "{outcome:?}");
+        }
+        refusals.cancels(P0, cancel().0);
+        refusals.forget_entries();
+        assert!(!refusals.lack(P0));
+    }
+
+    #[test]
+    fn one_refused_write_is_told_from_a_store_that_refuses_all() {
+        let mut refusals = Refusals::default();
+        refusals.refused(&refused().unwrap_err());
+        assert!(refusals.stand() && refusals.why().is_none());
+        refusals.asks();
+        assert_eq!(refusals.ask_at(), None);
+        assert_eq!(refusals.answered(&answer(Some(0))), Learnt::Nothing);
+        assert!(!refusals.stand());
+
+        refusals.refused(&refused().unwrap_err());
+        assert_eq!(refusals.answered(&refused()), Learnt::RefusesAll);
+        assert!(refusals.why().is_some_and(|why| why.contains("no space")) && refusals.ask_at().is_some());
+        assert_eq!(refusals.answered(&unknown()), Learnt::Nothing);
+        assert_eq!(refusals.answered(&answer(None)), Learnt::Nothing);
+        assert!(refusals.stand());
+        assert_eq!(refusals.answered(&answer(Some(0))), Learnt::AcceptsAgain);
+        assert!(!refusals.stand() && refusals.ask_at().is_none());
+    }
+}

@@ -1,0 +1,98 @@
+//! How a participant repeats what the store did not do: with growing pauses, and without filling the log.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use segue_protocol::back_off::BackOff;
+use tokio::time::Instant;
+
+use super::jitter::jittered;
+use crate::store::StoreError;
+
+/// The waits before the store is retried, each shortened at random by up to a half: participants that lost the store
+/// together do not return together.
+#[derive(Debug, Default)]
+pub(crate) struct StoreRetry {
+    failures: u32,
+}
+
+impl StoreRetry {
+    const BACK_OFF: BackOff = BackOff { first: Duration::from_millis(50), longest: Duration::from_secs(1) };
+    /// What the store refused it would refuse again, until somebody has mended it.
+    const REFUSED: BackOff = BackOff { longest: Duration::from_secs(30), ..Self::BACK_OFF };
+
+    /// Returns the wait after one more failure.
+    pub(crate) fn next(&mut self) -> Duration {
+        self.after(Self::BACK_OFF)
+    }
+
+    /// Returns the wait after one more failure, with this error.
+    pub(crate) fn next_after(&mut self, error: &StoreError) -> Duration {
+        self.after(if matches!(error, StoreError::Refused(_)) { Self::REFUSED } else { Self::BACK_OFF })
+    }
+
+    fn after(&mut self, back_off: BackOff) -> Duration {
+        self.failures = self.failures.saturating_add(1);
+        jittered(back_off.after(self.failures))
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.failures = 0;
+    }
+}
+
+/// Limits a log line that repeats: one for each cause and half a minute.
+#[derive(Debug, Default)]
+pub(crate) struct RepeatedLog {
+    said: HashMap<String, Instant>,
+}
+
+impl RepeatedLog {
+    const INTERVAL: Duration = Duration::from_secs(30);
+    /// Most causes that are told apart within an interval.
+    const MAX_CAUSES: usize = 16;
+
+    /// Returns whether a line about this cause is due. It counts as written.
+    pub(crate) fn is_due(&mut self, cause: &StoreError) -> bool {
+        let now = Instant::now();
+        self.said.retain(|_, at| now < *at + Self::INTERVAL);
+        let cause = cause.to_string();
+        if self.said.contains_key(&cause) || self.said.len() >= Self::MAX_CAUSES {
+            return false;
+        }
+        self.said.insert(cause, now);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    fn refused(why: &str) -> StoreError {
+        StoreError::Refused(why.to_owned())
+    }
+
+    #[test]
+    fn refusals_are_waited_out_for_longer_than_outages() {
+        let (mut refusing, mut away) = (StoreRetry::default(), StoreRetry::default());
+        let longest = |next: &mut dyn FnMut() -> Duration| (0..20).map(|_| next()).max().unwrap_or_default();
+        let refusing = longest(&mut || refusing.next_after(&refused("no space")));
+        let away = longest(&mut || away.next_after(&StoreError::Unavailable(String::new())));
+        assert!((15..=30).contains(&refusing.as_secs()) && away <= Duration::from_secs(1), "{refusing:?}, {away:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_cause_is_logged_once_in_half_a_minute() {
+        let mut log = RepeatedLog::default();
+        assert!(log.is_due(&refused("no space")) && log.is_due(&refused("permission denied")));
+        advance(Duration::from_secs(29)).await;
+        assert!(!log.is_due(&refused("no space")));
+        advance(Duration::from_secs(1)).await;
+        assert!(log.is_due(&refused("no space")));
+        let lines = (0..100).filter(|number| log.is_due(&refused(&number.to_string()))).count();
+        assert!(lines <= RepeatedLog::MAX_CAUSES, "{lines} lines");
+    }
+}

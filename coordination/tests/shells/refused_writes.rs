@@ -1,0 +1,235 @@
+//! A store that answers reads, watches and renewals, and refuses writes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_client::{AlarmAction, AlarmType, Client};
+use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, run_coordinator};
+use segue_coordination::store::{Call, EtcdOptions, EtcdStore, FaultyStore, MemoryStore, Store, Verdict};
+use segue_protocol::handoff::pod::warmed;
+use segue_protocol::ids::{Epoch, HandoffId, LeaseId, PartitionId};
+use segue_protocol::keys::Keyspace;
+use segue_protocol::planning::Policy;
+use segue_protocol::records::{
+    Assignment, Capabilities, Handoff, HandoffEnd, HistoryEntry, KeyspaceConfig, Phase, PodRecord, RouterRecord, encode,
+};
+use segue_protocol::txn::{Keys, Op, Txn};
+use segue_protocol::view::{Versioned, View};
+use segue_tests::etcd::Etcd;
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::drains::{MOVING, site};
+use super::foreign_writes::until;
+use super::{ViewCount, keys};
+
+const NOTICE: &str = "refuses writes";
+
+/// A keyspace of two partitions, whose pods and router the test plays.
+struct Site {
+    store: Arc<dyn Store>,
+    keys: Keyspace,
+}
+
+impl Site {
+    /// Returns the keyspace, in which `old` owns both partitions.
+    async fn new(store: Arc<dyn Store>) -> Self {
+        let site = Site { store, keys: keys() };
+        site.put(site.keys.config(), encode(&KeyspaceConfig::new(2)), None).await;
+        site.join("old").await;
+        let old = site.view().await.incarnation_of("old");
+        for partition in PartitionId::all(2) {
+            let owned = Assignment::new(partition, "old", old, Epoch::new(1));
+            site.put(site.keys.assignment(partition), encode(&owned), None).await;
+        }
+        let lease = site.lease().await;
+        site.put(site.keys.router("r"), encode(&RouterRecord::new("r")), Some(lease)).await;
+        site
+    }
+
+    async fn lease(&self) -> LeaseId {
+        self.store.grant(Duration::from_secs(3600)).await.unwrap()
+    }
+
+    async fn put(&self, key: String, value: Vec<u8>, lease: Option<LeaseId>) {
+        self.commit(Txn { then: vec![Op::Put { key, value, lease }], ..Txn::default() }).await;
+    }
+
+    async fn commit(&self, txn: Txn) {
+        assert!(self.store.commit(txn).await.unwrap().committed());
+    }
+
+    async fn join(&self, pod: &str) -> LeaseId {
+        let lease = self.lease().await;
+        let record = PodRecord { capabilities: Capabilities::ALL, ..PodRecord::new(pod, "127.0.0.1:1") };
+        self.put(self.keys.pod(pod), encode(&record), Some(lease)).await;
+        lease
+    }
+
+    async fn view(&self) -> View {
+        let snapshot = self.store.snapshot(&Keys::Prefix(self.keys.root().into())).await.unwrap();
+        View::from_snapshot(self.keys.clone(), snapshot)
+    }
+
+    /// Returns the handoff in this phase, once there is one.
+    async fn handoff(&self, phase: Phase) -> Versioned<Handoff> {
+        let found = async || self.view().await.handoffs.into_values().find(|handoff| handoff.value.phase == phase);
+        until("a handoff", found).await
+    }
+
+    /// Plays the new owner, which is warm.
+    async fn warm(&self, handoff: &Versioned<Handoff>) {
+        let view = self.view().await;
+        let (pod, partition) = (&handoff.value.new_owner, handoff.value.partition);
+        let txn = warmed(&view, pod, view.incarnation_of(pod), handoff.id(), partition, 0).unwrap();
+        self.commit(txn).await;
+    }
+
+    async fn is_over(&self, handoff: HandoffId) {
+        let is_gone = async || {
+            let goes_on = self.view().await.handoffs.values().any(|other| other.id() == handoff);
+            (!goes_on).then_some(())
+        };
+        until("the end of the handoff", is_gone).await;
+    }
+
+    /// Returns a handoff's entry in the history, and the revision that created it.
+    async fn entry(&self, handoff: &Versioned<Handoff>) -> Option<Versioned<HistoryEntry>> {
+        let key = self.keys.history_entry(handoff.value.partition, handoff.id());
+        let entry = self.store.snapshot(&Keys::One(key)).await.unwrap().entries.pop()?;
+        let value = serde_json::from_slice(&entry.value).unwrap();
+        let (create_revision, mod_revision) = (entry.create_revision, entry.mod_revision);
+        Some(Versioned { create_revision, mod_revision, lease: entry.lease, value })
+    }
+}
+
+/// A coordinator that acts through this store.
+struct Coordinator(watch::Receiver<CoordinatorStatus>);
+
+impl Coordinator {
+    async fn leading(store: Arc<dyn Store>) -> Self {
+        let policy = Policy {
+            partitions: 2,
+            settle: Duration::from_millis(50),
+            settle_max: Duration::from_millis(500),
+            min_interval: Duration::from_millis(100),
+            heartbeat: Duration::from_secs(5),
+            phase_timeout: Duration::from_secs(2),
+            cool_down: Duration::ZERO,
+            ..Policy::default()
+        };
+        let settings = CoordinatorSettings { name: "c".to_owned(), lease_ttl: Duration::from_secs(60), policy };
+        let (sender, status) = watch::channel(CoordinatorStatus::default());
+        let views = Arc::new(ViewCount::default());
+        tokio::spawn(run_coordinator(store, keys(), settings, views, sender, CancellationToken::new()));
+        until("a leader", async || status.borrow().leads.then_some(())).await;
+        Coordinator(status)
+    }
+
+    async fn says(&self, is_refused: bool) {
+        let says = || self.0.borrow().notices.iter().any(|notice| notice.contains(NOTICE));
+        until("the notice", async || (says() == is_refused).then_some(())).await;
+    }
+}
+
+fn is_commit(call: &Call) -> bool {
+    matches!(call, Call::Commit(_))
+}
+
+/// Returns whether this call puts a key below this prefix.
+fn puts(call: &Call, prefix: &str) -> bool {
+    let is_meant = |op: &Op| matches!(op, Op::Put { key, .. } if key.starts_with(prefix));
+    matches!(call, Call::Commit(txn) if txn.then.iter().any(is_meant))
+}
+
+#[tokio::test]
+async fn a_stopped_partition_comes_back_while_etcd_has_no_space_left() {
+    let etcd = Etcd::start();
+    let store = Arc::new(EtcdStore::connect(EtcdOptions::new([etcd.endpoint()])).unwrap());
+    let site = Site::new(store.clone()).await;
+    let coordinator = Coordinator::leading(store).await;
+    site.join("new").await;
+    let handoff = site.handoff(Phase::Warming).await;
+    site.warm(&handoff).await;
+    // The router has stopped, and cannot say so any more.
+    let mut maintenance = Client::connect([etcd.endpoint()], None).await.unwrap();
+    maintenance.alarm(AlarmAction::Activate, AlarmType::Nospace, None).await.unwrap();
+    site.is_over(handoff.id()).await;
+    coordinator.says(true).await;
+    assert_eq!(site.entry(&handoff).await, None, "nothing was put");
+    assert!(site.view().await.assignments.values().all(|assignment| assignment.value.owner == "old"));
+
+    maintenance.alarm(AlarmAction::Deactivate, AlarmType::Nospace, None).await.unwrap();
+    let entry = until("the entry", async || site.entry(&handoff).await).await;
+    assert_eq!((entry.value.result, entry.value.end_cause.as_str()), (HandoffEnd::Cancelled, "phase_timeout"));
+    coordinator.says(false).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_move_begins_while_the_store_refuses_writes() {
+    let memory = MemoryStore::new();
+    let site = Site::new(Arc::new(memory.clone())).await;
+    let store = Arc::new(FaultyStore::new(Arc::new(memory)));
+    let coordinator = Coordinator::leading(store.clone()).await;
+    store.refuse_puts();
+    site.join("new").await;
+    coordinator.says(true).await;
+    let begins = |call: &Call| PartitionId::all(2).any(|partition| puts(call, &site.keys.handoff(partition)));
+    let begun = store.count(begins);
+    let before = store.count(is_commit);
+    sleep(Duration::from_secs(600)).await;
+    let attempts = store.count(is_commit) - before;
+    assert!((15..=60).contains(&attempts), "{attempts} attempts in ten minutes");
+    assert_eq!(store.count(begins), begun, "another one was to begin");
+    store.pass();
+    sleep(Duration::from_secs(5)).await;
+    site.handoff(Phase::Warming).await;
+    coordinator.says(false).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_partition_whose_cancel_is_not_recorded_is_left_alone_until_it_is() {
+    let memory = MemoryStore::new();
+    let site = Site::new(Arc::new(memory.clone())).await;
+    let store = Arc::new(FaultyStore::new(Arc::new(memory)));
+    let _coordinator = Coordinator::leading(store.clone()).await;
+    let new = site.join("new").await;
+    let handoff = site.handoff(Phase::Warming).await;
+    site.warm(&handoff).await;
+    store.refuse_puts();
+    // No back-off follows the death of a pod.
+    site.store.revoke(new).await.unwrap();
+    site.is_over(handoff.id()).await;
+    site.join("next").await;
+    // What would refuse a write of before the cancel cannot be put, everything else can.
+    let history = site.keys.history_entry(handoff.value.partition, handoff.id());
+    store.set_rule(move |call| if puts(call, &history) { Verdict::Refuse } else { Verdict::Pass });
+    sleep(Duration::from_secs(300)).await;
+    let partition = handoff.value.partition;
+    let moves = site.view().await.handoffs;
+    assert!(!moves.contains_key(&partition), "the partition moves");
+    store.pass();
+    let entry = until("the entry", async || site.entry(&handoff).await).await;
+    assert_eq!(entry.value.result, HandoffEnd::Cancelled);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_router_whose_acknowledgements_are_refused_stops_no_further_partition() {
+    let store = MemoryStore::new();
+    let through = Arc::new(FaultyStore::new(Arc::new(store.clone())));
+    let (router, moves) = site(&store, through.clone()).await;
+    through.refuse_puts();
+    moves.begin(&store, &MOVING[..1]).await;
+    until("the refusal", async || (through.count(|call| puts(call, keys().root())) > 5).then_some(())).await;
+    let is_open = |partition| router.gates.open.lock().unwrap().contains_key(&partition);
+    assert!(!is_open(MOVING[0]));
+    sleep(Duration::from_secs(60)).await;
+    let before = through.count(is_commit);
+    until("one more refusal", async || (through.count(is_commit) > before).then_some(())).await;
+    moves.begin(&store, &MOVING[1..2]).await;
+    sleep(Duration::from_secs(10)).await;
+    assert!(is_open(MOVING[1]), "it was stopped in vain");
+    through.pass();
+    until("the stop", async || (!is_open(MOVING[1])).then_some(())).await;
+}
