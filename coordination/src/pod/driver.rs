@@ -255,7 +255,9 @@ impl Driver {
     fn updated(&mut self, update: Update, watcher: &mut Watcher, sighted: &mut bool, news: &mut News) {
         match update {
             Update::Snapshot(view) => {
-                (self.view, self.synced, *sighted) = (view.of_pod(&self.settings.name), true, true);
+                // Settings that cannot be read leave the last ones in force.
+                self.view.resync(view.of_pod(&self.settings.name));
+                (self.synced, *sighted) = (true, true);
                 *news = News::Snapshot;
             }
             Update::Batch(batch) if self.synced => *news = News::Batch(watcher.apply(&mut self.view, batch)),
@@ -354,7 +356,7 @@ impl Driver {
         // The order matters: nothing may be accepted or acknowledged once the registration is given up.
         self.ownership.fence();
         (self.incarnation, self.lease, self.synced) = (Incarnation::NONE, None, false);
-        self.view = View::empty(self.keys.clone());
+        self.view.resync(View::empty(self.keys.clone()));
         self.writes.clear();
         for work in self.work.values_mut() {
             work.invalidate();

@@ -102,3 +102,18 @@ async fn a_partition_that_comes_back_brings_no_requests_of_its_earlier_stay() {
     let view = fixture.heartbeat("its return", is_listed).await;
     assert_eq!(view.load("w").unwrap().partitions[&P0].load, Thousandths(0), "it has had no request since");
 }
+
+#[tokio::test(start_paused = true)]
+async fn settings_that_cannot_be_read_leave_the_last_ones_in_force() {
+    let (fixture, _) = Fixture::new();
+    let _pod = start(&fixture, None).await;
+    fixture.use_load(true).await;
+    fixture.heartbeat("a heartbeat", |_| true).await;
+    fixture.put(fixture.keys.config(), b"garbled".to_vec()).await;
+    // The pod has read the keyspace anew several times.
+    sleep(Duration::from_secs(600)).await;
+    let before = fixture.view().await.loads["w"].mod_revision;
+    sleep(10 * HEARTBEAT_INTERVAL).await;
+    let after = fixture.view().await;
+    assert!(after.loads.get("w").is_some_and(|load| load.mod_revision > before), "no heartbeat comes any more");
+}
