@@ -131,7 +131,7 @@ impl Driver {
         let store = leases.store().clone();
         Driver {
             view: View::empty(keys.clone()),
-            writes: WriteQueue::new(store.clone(), "pod report cannot be written", WRITE_RETRY_PAUSE),
+            writes: WriteQueue::new(store.clone(), "pod report cannot be written; retrying", WRITE_RETRY_PAUSE),
             store,
             leases,
             keys,

@@ -86,7 +86,7 @@ impl Router {
             partitions: 0,
             incarnation: Incarnation::NONE,
             trust: Trust::Gone,
-            acks: WriteQueue::new(store.clone(), "acknowledgement cannot be written", REFUSED_PAUSE),
+            acks: WriteQueue::new(store.clone(), "acknowledgement cannot be written; retrying", REFUSED_PAUSE),
             stop_limiter: StopLimiter::default(),
             timers: BTreeSet::new(),
             drains: HashMap::new(),

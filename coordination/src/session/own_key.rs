@@ -32,7 +32,7 @@ impl OwnKey {
             key: registration.key.clone(),
             incarnation: registration.incarnation,
             lease: registration.lease.id(),
-            writes: WriteQueue::new(store, "registration cannot be restored", WRITE_RETRY_PAUSE),
+            writes: WriteQueue::new(store, "registration cannot be restored; retrying", WRITE_RETRY_PAUSE),
         }
     }
 

@@ -37,8 +37,8 @@ const REMEMBERED_REQUESTS: u32 = 8;
 /// The pending writes of one participant.
 pub(crate) struct WriteQueue<W> {
     store: Arc<dyn Store>,
-    /// What cannot be written, for the log.
-    what: &'static str,
+    /// What the log says when the store accepts nothing.
+    cannot: &'static str,
     /// How long an item rests after a guard of its write failed, because the view was behind.
     rest: Duration,
     retry: StoreRetry,
@@ -69,11 +69,11 @@ enum State {
 }
 
 impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
-    pub(crate) fn new(store: Arc<dyn Store>, what: &'static str, rest: Duration) -> Self {
+    pub(crate) fn new(store: Arc<dyn Store>, cannot: &'static str, rest: Duration) -> Self {
         let (states, due, requests) = (HashMap::new(), Vec::new(), JoinSet::new());
         let (retry, not_before, refused, log) = (StoreRetry::default(), None, false, RepeatedLog::default());
         let round_trip = Duration::ZERO;
-        WriteQueue { store, what, rest, retry, not_before, refused, log, states, due, requests, round_trip }
+        WriteQueue { store, cannot, rest, retry, not_before, refused, log, states, due, requests, round_trip }
     }
 
     /// Queues an item that is due according to a view of revision `seen`. Returns when to call again, if no result will
@@ -165,7 +165,7 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
             results.extend(std::mem::take(&mut self.due).into_iter().map(|item| (item, Err(error.clone()))));
         }
         if self.log.is_due(&error) {
-            warn!(%error, "{}; retrying", self.what);
+            warn!(%error, "{}", self.cannot);
         }
         results
     }

@@ -1,0 +1,142 @@
+//! Sends what was decided to the store, and draws the consequences of its answers.
+//!
+//! # Invariants
+//!
+//! * Nothing is put while the store refuses writes ([`refusals`](super::super::refusals)).
+
+use std::time::Duration;
+
+use segue_protocol::txn::{Txn, TxnOutcome};
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::super::refusals::Learnt;
+use super::super::seat::Seat;
+use super::{Leadership, Subject};
+use crate::store::StoreError;
+
+/// How long a subject rests after a guard of its write failed, unless the view changes it before.
+const BEHIND_PAUSE: Duration = Duration::from_millis(50);
+/// How long a subject rests whose write the store refused while it accepted others.
+const REFUSED_PAUSE: Duration = Duration::from_secs(30);
+/// Most partitions with a write in flight.
+const MAX_WRITES: usize = 1024;
+/// Most writes in one request.
+const MAX_WRITES_PER_REQUEST: usize = 64;
+
+impl Leadership<'_> {
+    /// Queues a write. Returns `false` if it has to be decided again, once other writes are done, its subject has rested or
+    /// the store accepts writes.
+    pub(super) fn write(&mut self, subject: Subject, txn: Txn) -> bool {
+        if self.under_way.len() >= MAX_WRITES || (self.refusals.stand() && txn.puts()) {
+            return false;
+        }
+        if let Some(until) = self.resting.get(&subject).copied() {
+            if Instant::now() < until {
+                self.wake_at(until);
+                return false;
+            }
+            self.resting.remove(&subject);
+        }
+        if let Subject::Partition(partition) = subject
+            && !self.under_way.insert(partition)
+        {
+            return false;
+        }
+        self.decided.push((subject, txn));
+        true
+    }
+
+    pub(super) fn send(&mut self) {
+        let mut decided = std::mem::take(&mut self.decided).into_iter().peekable();
+        while decided.peek().is_some() {
+            let (subjects, txns): (Vec<_>, Vec<_>) = decided.by_ref().take(MAX_WRITES_PER_REQUEST).unzip();
+            let store = self.store.clone();
+            self.writes.spawn(async move { subjects.into_iter().zip(store.commit_all(txns).await).collect() });
+        }
+    }
+
+    pub(super) fn written(&mut self, subject: Subject, result: Result<TxnOutcome, StoreError>) {
+        let mut is_entry = false;
+        if let Subject::Partition(partition) = subject {
+            self.under_way.remove(&partition);
+            self.pending.insert(partition);
+            is_entry = self.refusals.written(partition, &result);
+        }
+        if subject == Subject::Question {
+            self.learn(&result);
+        }
+        if let Err(error) = &result
+            && self.log.is_due(error)
+        {
+            warn!(%error, ?subject, "store write failed; retrying");
+        }
+        let now = Instant::now();
+        match result {
+            Ok(outcome) if outcome.committed() => {
+                self.retry.reset();
+                // No view shows the history.
+                if !is_entry {
+                    self.seen_at = self.seen_at.max(outcome.revision);
+                }
+            }
+            // The view was behind. The revision may come from another keyspace's write, so this view may never reach
+            // it.
+            Ok(_) => {
+                if let Subject::Partition(_) = subject {
+                    self.resting.insert(subject, now + BEHIND_PAUSE);
+                }
+                self.wake_at(now + BEHIND_PAUSE);
+            }
+            Err(_) if subject == Subject::Question => {}
+            Err(error @ StoreError::Refused(_)) => {
+                self.resting.insert(subject, now + REFUSED_PAUSE);
+                self.refusals.refused(&error);
+            }
+            Err(error) => {
+                if let (Subject::Partition(partition), Some(history)) = (subject, &self.history) {
+                    history.keep_evidence(partition);
+                }
+                // The writes in flight fail together, which is one failure.
+                if self.not_before <= now {
+                    self.not_before = now + self.retry.next_after(&error);
+                }
+            }
+        }
+    }
+
+    /// Notes whether the store accepts writes.
+    fn learn(&mut self, answer: &Result<TxnOutcome, StoreError>) {
+        match self.refusals.answered(answer) {
+            Learnt::Nothing => return,
+            Learnt::RefusesAll => warn!("the store refuses writes; no move begins"),
+            Learnt::AcceptsAgain => info!("the store accepts writes again"),
+        }
+        // No single write was at fault.
+        self.resting.clear();
+    }
+
+    /// Puts the entries that the history lacks.
+    pub(super) fn put_late_entries(&mut self) {
+        let Some(authority) = self.authority.clone() else { return };
+        for (partition, entry) in self.refusals.due() {
+            let goes_on = self.view.handoffs.get(&partition).is_some_and(|it| it.id() == entry.handoff());
+            if !goes_on && self.write(Subject::Partition(partition), entry.txn(self.keys, &authority)) {
+                self.refusals.puts(partition);
+            }
+        }
+    }
+
+    /// Asks a store that has refused a write whether it accepts any.
+    pub(super) fn ask(&mut self, seat: &Seat) {
+        let Some(at) = self.refusals.ask_at() else { return };
+        if Instant::now() < at {
+            return self.wake_at(at);
+        }
+        if let Some(txn) = seat.same_again(&self.view) {
+            self.refusals.asks();
+            let store = self.store.clone();
+            self.writes.spawn(async move { vec![(Subject::Question, store.commit(txn).await)] });
+        }
+    }
+}
