@@ -17,7 +17,7 @@ use tracing::{Instrument as _, info};
 
 use crate::hold::Hold;
 use crate::proto::{AckOutcome, Hello};
-use crate::sessions::Done;
+use crate::sessions::{Done, LastPoll};
 use crate::shared::{Shared, unavailable};
 use crate::token::{MAX_TTL, Secret, Token};
 
@@ -38,6 +38,8 @@ pub(crate) struct Attached {
     pub(crate) resumed: bool,
     pub(crate) seen: Revision,
     pub(crate) hold: Arc<Hold>,
+    /// What this instance told the pod by the Poll before, if no other instance can have told it anything since.
+    pub(crate) last: Option<LastPoll>,
     record: PodRecord,
 }
 
@@ -52,6 +54,11 @@ impl Attached {
 
     pub(crate) fn lease(&self) -> LeaseId {
         self.token.lease()
+    }
+
+    /// Returns the record, as it was registered.
+    pub(crate) fn record(&self) -> &PodRecord {
+        &self.record
     }
 
     /// Notes that the token is on its way to the pod.
@@ -101,8 +108,9 @@ impl Attached {
     }
 }
 
-/// Registers the pod of `hello`, or goes on with its registration.
-pub(crate) async fn attach(shared: &Arc<Shared>, hello: &Hello, way: Way) -> Result<Attached, Status> {
+/// Registers the pod of `hello`, or goes on with its registration. `after` is the revision of what a pod that polls was told
+/// last, by whichever instance.
+pub(crate) async fn attach(shared: &Arc<Shared>, hello: &Hello, way: Way, after: Revision) -> Result<Attached, Status> {
     let (record, ttl) = read(hello)?;
     let token =
         Some(&hello.resume).filter(|resume| !resume.is_empty()).map(|resume| Token::parse(resume)).transpose()?;
@@ -121,7 +129,7 @@ pub(crate) async fn attach(shared: &Arc<Shared>, hello: &Hello, way: Way) -> Res
     // connection, which carries all leases and watches of this process.
     let attaching = async move {
         if let Some(token) = token
-            && let Some(attached) = resume(&shared, token, &record, way).await?
+            && let Some(attached) = go_on(&shared, token, &record, (way, after)).await?
         {
             return Ok(attached);
         }
@@ -208,7 +216,37 @@ pub(crate) async fn find(shared: &Shared, token: Token) -> Result<Option<Found>,
     Ok(Some(Found { token, seen: entry.mod_revision, digest, record }))
 }
 
-/// Resumes the registration of this token and renews its lease. Returns `None` if it is over.
+/// Goes on with the registration of this token, and then renews its lease: a lease stands for a pod that is told what it has to
+/// do. Returns `None` if the registration is over.
+async fn go_on(
+    shared: &Arc<Shared>,
+    token: Token,
+    own: &PodRecord,
+    (way, after): (Way, Revision),
+) -> Result<Option<Attached>, Status> {
+    let attached = match shared.sessions.last_poll(&token, after).filter(|_| way == Way::Poll) {
+        Some(last) => served_before(shared, token, last)?,
+        None => match resume(shared, token, own, way).await? {
+            Some(attached) => attached,
+            None => return Ok(None),
+        },
+    };
+    match shared.store.keep_alive(attached.lease()).await {
+        Ok(()) => Ok(Some(attached)),
+        Err(StoreError::LeaseNotFound) => Ok(None),
+        Err(error) => Err(unavailable(error)),
+    }
+}
+
+/// Returns the registration of a pod that this instance was the last to tell something.
+fn served_before(shared: &Arc<Shared>, mut token: Token, last: LastPoll) -> Result<Attached, Status> {
+    token.proves(last.record.resume_digest.as_deref().unwrap_or_default())?;
+    token.keyspace.clone_from(&shared.keyspace);
+    let (hold, record) = (Hold::known(shared, &token), last.record.clone());
+    Ok(Attached { token, resumed: true, seen: last.told, hold, last: Some(last), record })
+}
+
+/// Resumes the registration of this token, and waits until the view is new enough. Returns `None` if it is over.
 ///
 /// Another instance may have told the pod more than this instance's view shows. A write marks the present: a view that
 /// shows it is new enough.
@@ -222,14 +260,11 @@ async fn resume(shared: &Arc<Shared>, token: Token, own: &PodRecord, way: Way) -
         then: vec![Mark::put(shared, &token.pod, &digest, way, token.lease())],
         otherwise: None,
     };
-    let marked = match shared.store.keep_alive(token.lease()).await {
-        Ok(()) => shared.store.commit(mark).await,
-        Err(error) => Err(error),
-    };
-    match marked {
+    match shared.store.commit(mark).await {
         Ok(outcome) if outcome.committed() => {
+            shared.hub.shows(outcome.revision).await?;
             let record = record.unwrap_or_else(|| PodRecord { resume_digest: Some(digest), ..own.clone() });
-            Ok(Some(Attached { token, resumed: true, seen: outcome.revision, hold, record }))
+            Ok(Some(Attached { token, resumed: true, seen: outcome.revision, hold, last: None, record }))
         }
         Ok(_) | Err(StoreError::LeaseNotFound) => Ok(None),
         Err(error) => Err(unavailable(error)),
@@ -266,7 +301,7 @@ async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration, way: W
             info!(pod = record.pod_name, incarnation = incarnation.get(), "pod registered");
             let token = secret.token((&shared.keyspace, &record.pod_name), incarnation);
             let hold = Hold::new(shared, &token);
-            Ok(Attached { token, resumed: false, seen: outcome.revision, hold, record })
+            Ok(Attached { token, resumed: false, seen: outcome.revision, hold, last: None, record })
         }
         refused => {
             let _ = shared.store.revoke(lease).await;

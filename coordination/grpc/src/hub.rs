@@ -142,9 +142,9 @@ impl Hub {
         exceeds(&self.shared.revision, revision).await;
     }
 
-    /// Waits until a partition or the membership has changed after this revision.
-    pub(crate) async fn changed_after(&self, revision: Revision) {
-        exceeds(&self.shared.changed, revision).await;
+    /// Returns whether a partition or the membership has changed after this revision.
+    pub(crate) fn has_changed_after(&self, revision: Revision) -> bool {
+        *self.shared.changed.borrow() > revision
     }
 }
 
@@ -155,8 +155,17 @@ impl Changes {
         if self.note(received.map_err(|error| error == broadcast::error::RecvError::Closed)) {
             std::future::pending::<()>().await;
         }
-        while let Ok(change) = self.receiver.try_recv() {
-            self.note(Ok(change));
+        self.catch_up();
+    }
+
+    /// Records the changes that have been announced so far.
+    pub(crate) fn catch_up(&mut self) {
+        loop {
+            match self.receiver.try_recv() {
+                Ok(change) => _ = self.note(Ok(change)),
+                Err(broadcast::error::TryRecvError::Lagged(_)) => _ = self.note(Err(false)),
+                Err(_) => return,
+            }
         }
     }
 
@@ -180,6 +189,11 @@ impl Changes {
     /// Returns whether anything has changed.
     pub(crate) fn any(&self) -> bool {
         self.partitions.as_ref().is_none_or(|partitions| !partitions.is_empty())
+    }
+
+    /// Returns whether any of these partitions has changed, or everything may have.
+    pub(crate) fn concern(&self, partitions: &BTreeSet<PartitionId>) -> bool {
+        self.partitions.as_ref().is_none_or(|changed| !changed.is_disjoint(partitions))
     }
 
     /// Marks a partition as changed.
@@ -267,7 +281,7 @@ mod tests {
         let (store, keys) = (Arc::new(MemoryStore::new()), Keyspace::new("/segue/", "default"));
         let pod = put(&*store, keys.pod("w"), r#"{"pod_name":"w","address":"127.0.0.1:1"}"#).await;
         let hub = Hub::start(store.clone(), keys.clone());
-        hub.changed_after(Revision::ZERO).await;
+        hub.shows(pod).await.unwrap();
         let mut changes = hub.changes("w");
         let heartbeat = r#"{"incarnation":1,"interval_ms":5000,"total":1.0}"#;
         for key in [keys.load("w"), keys.load("x"), keys.drain("w"), keys.router("r"), keys.pod_stream("x")] {

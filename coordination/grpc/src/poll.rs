@@ -1,22 +1,25 @@
 //! The call by which a pod takes part without a stream.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::session::boottime;
 use segue_protocol::ids::Revision;
 use segue_protocol::lease::keepalive_interval;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tonic::Status;
 
 use crate::attach::{Attached, Way, attach};
 use crate::events::{event, welcome};
+use crate::hub::{Changes, micros};
 use crate::proto::{Event, Heartbeat, Hello};
+use crate::sessions::LastPoll;
 use crate::shared::Shared;
 use crate::status::Load;
 use crate::stream::remote_pod;
 
-/// Returns the full event of a pod, once there is something newer than the event of revision `after`, or after `wait`.
+/// Returns the full event of a pod, once there is something newer for it than the event of revision `after`, or after `wait`.
 pub(crate) async fn poll(
     shared: &Arc<Shared>,
     heartbeat: &Heartbeat,
@@ -24,40 +27,72 @@ pub(crate) async fn poll(
     (after, wait): (Revision, Duration),
 ) -> Result<Event, Status> {
     let load = heartbeat.load.as_ref().map(Load::read).transpose()?;
-    let mut attached = attach(shared, hello, Way::Poll).await?;
+    let mut attached = attach(shared, hello, Way::Poll, after).await?;
     shared.hub.shows(attached.seen).await?;
     attached.keep_registration(shared).await?;
-    let ttl = u64::try_from(attached.token.ttl().as_micros()).unwrap_or(u64::MAX);
-    let longest = Duration::from_micros(keepalive_interval(ttl));
-    news(shared, &attached, heartbeat, (after, wait.min(longest))).await;
+    let ttl = attached.token.ttl();
+    let longest = Duration::from_micros(keepalive_interval(micros(ttl)));
+    let mut changes = news(shared, &mut attached, heartbeat, (after, wait.min(longest))).await;
     let mut pod = remote_pod(shared, &attached, heartbeat);
+    // Before the view is read: what changes from now on is news for the next Poll.
+    changes.take();
     let view = shared.hub.view();
     let partitions = pod.concerned(&view.parties);
     let leaving = pod.tell_leaving(&view, partitions.iter().copied());
-    let mut changes = pod.update(&view, partitions, boottime(), &mut shared.hub.waits());
-    changes.tasks.extend(leaving);
+    let mut told = pod.update(&view, partitions.iter().copied(), boottime(), &mut shared.hub.waits());
+    told.tasks.extend(leaving);
     shared.loads.take(&shared.store, &view, &attached.token, load.as_ref());
     shared.sessions.polled(&attached.token, &pod.tasks().collect::<Vec<_>>(), (load, &heartbeat.progress));
     let event = Event {
         seq: 1,
         welcome: Some(welcome(&attached, &view)),
         confirmed: heartbeat.seq,
-        ..event(&view, &shared.settings, changes, true)
+        ..event(&view, &shared.settings, told, true)
     };
+    let (record, until) = (attached.record().clone(), Instant::now() + ttl);
+    let last = LastPoll { told: view.revision, record, partitions, changes, until };
+    shared.sessions.told(attached.incarnation(), last);
     attached.told();
     shared.observer.polled();
     Ok(event)
 }
 
-/// Returns once the keyspace has changed after this revision, or a `Warm` of this pod has waited for a checkpoint in vain,
+/// Returns once a partition of this pod has changed after this revision, or a `Warm` of it has waited for a checkpoint in vain,
 /// or after `longest`.
-async fn news(shared: &Shared, attached: &Attached, heartbeat: &Heartbeat, (after, longest): (Revision, Duration)) {
+async fn news(
+    shared: &Shared,
+    attached: &mut Attached,
+    heartbeat: &Heartbeat,
+    (after, longest): (Revision, Duration),
+) -> Changes {
+    let (mut partitions, mut changes) = match attached.last.take() {
+        Some(last) => (last.partitions, last.changes),
+        None => {
+            let mut changes = shared.hub.changes(attached.name());
+            if !shared.hub.has_changed_after(after) {
+                changes.take();
+            }
+            (BTreeSet::new(), changes)
+        }
+    };
+    changes.catch_up();
+    let pod = remote_pod(shared, attached, heartbeat);
     let until = {
-        let (mut pod, view) = (remote_pod(shared, attached, heartbeat), shared.hub.view());
-        let partitions = pod.concerned(&view.parties);
-        pod.update(&view, partitions, boottime(), &mut shared.hub.waits());
+        let (mut pod, view) = (pod.clone(), shared.hub.view());
+        let concerned = pod.concerned(&view.parties);
+        pod.update(&view, concerned, boottime(), &mut shared.hub.waits());
         pod.waits_until()
     };
     let wait = until.map_or(longest, |until| until.saturating_sub(boottime()).min(longest));
-    let _ = timeout(wait, shared.hub.changed_after(after)).await;
+    let concerns = async {
+        loop {
+            partitions.extend(pod.concerned(&shared.hub.view().parties));
+            if changes.concern(&partitions) && shared.hub.has_changed_after(after) {
+                return;
+            }
+            changes.wait().await;
+        }
+    };
+    let _ = timeout(wait, concerns).await;
+    changes
 }

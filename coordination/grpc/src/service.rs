@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use segue_coordination::store::Store;
+use segue_protocol::ids::Revision;
 use segue_protocol::keys::Keyspace;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -166,7 +167,7 @@ impl Pods for Calls {
         let hello = first.hello.as_ref().ok_or_else(no_hello)?;
         let shared = self.of_hello(hello)?;
         peer.speaks_for(&hello.pod)?;
-        let attached = attach(shared, hello, Way::Stream).instrument(shared.span.clone()).await?;
+        let attached = attach(shared, hello, Way::Stream, Revision::ZERO).instrument(shared.span.clone()).await?;
         let stream = Stream::begin(shared.clone(), attached, &first).await?;
         // Capacity one: an event is built only when the previous one has been taken.
         let (sender, events) = mpsc::channel(1);

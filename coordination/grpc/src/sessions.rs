@@ -3,15 +3,17 @@
 //!
 //! A pod that polls has no stream. What its last Poll reported is shown to operators until its lease can have ended.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use segue_protocol::handoff::remote_pod::RemoteTask;
-use segue_protocol::ids::{Incarnation, PartitionId};
+use segue_protocol::ids::{Incarnation, PartitionId, Revision};
+use segue_protocol::records::PodRecord;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::hub::Changes;
 use crate::proto::Progress;
 use crate::status::{Load, Reports, StreamStatus};
 use crate::token::Token;
@@ -23,6 +25,21 @@ const ACKS: usize = 64;
 pub(crate) struct Sessions {
     by_incarnation: Mutex<HashMap<Incarnation, Entry>>,
     polled: Mutex<HashMap<Incarnation, Polled>>,
+    last_polls: Mutex<HashMap<Incarnation, LastPoll>>,
+}
+
+/// What this instance told a pod by its last Poll.
+#[derive(Debug)]
+pub(crate) struct LastPoll {
+    /// The revision of it.
+    pub(crate) told: Revision,
+    pub(crate) record: PodRecord,
+    /// The partitions that it was about.
+    pub(crate) partitions: BTreeSet<PartitionId>,
+    /// What has changed since.
+    pub(crate) changes: Changes,
+    /// When the pod's lease ends, unless it polls again.
+    pub(crate) until: Instant,
 }
 
 /// A pod that polls, as its last Poll left it.
@@ -92,6 +109,24 @@ impl Sessions {
         pod.status.tasks = pod.reports.of(due);
         pod.status.load = load.or_else(|| pod.status.load.take());
         pod.until = now + token.ttl();
+    }
+
+    /// Remembers what a pod has been told.
+    pub(crate) fn told(&self, incarnation: Incarnation, last: LastPoll) {
+        let now = Instant::now();
+        let mut last_polls = self.last_polls();
+        last_polls.retain(|_, last| now < last.until);
+        last_polls.insert(incarnation, last);
+    }
+
+    /// Takes what the pod of this token was told by this instance, if that is what it was told last: its revision is `after`.
+    pub(crate) fn last_poll(&self, token: &Token, after: Revision) -> Option<LastPoll> {
+        let last = self.last_polls().remove(&token.incarnation())?;
+        (last.told == after && last.record.pod_name == token.pod).then_some(last)
+    }
+
+    fn last_polls(&self) -> MutexGuard<'_, HashMap<Incarnation, LastPoll>> {
+        self.last_polls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the state of each stream and of each pod that polls, by the pods' names.

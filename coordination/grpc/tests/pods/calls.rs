@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use segue_coordination::store::Call;
 use segue_grpc::proto::{
     Ack, AckKind, AckOutcome, Event, Heartbeat, Hello, Holding, LeaveRequest, PollRequest, TaskId,
 };
-use segue_protocol::records::{PodRecord, encode};
+use segue_protocol::ids::Epoch;
+use segue_protocol::records::{Assignment, PodRecord, encode};
+use segue_protocol::txn::Keys;
 use tokio::time::Instant;
 use tonic::Code;
 
@@ -181,7 +184,63 @@ async fn a_poll_waits_until_something_changes() {
     // A sixth of the TTL is the longest.
     let (took, ()) = tokio::join!(poll(Duration::from_secs(20)), async {
         // Whether the poll has begun or not: this comes after the revision that it names.
-        site.put(site.keys.pod("b"), encode(&PodRecord::new("b", "127.0.0.1:9"))).await;
+        site.put(site.keys.pod("a"), encode(&PodRecord::new("a", "127.0.0.1:9"))).await;
     });
     assert!(took < Duration::from_secs(15), "it has waited for {took:?}");
+}
+
+/// Writes an assignment of this pod again, at a later epoch.
+async fn give_anew(site: &Site, pod: &str) {
+    let view = site.view().await;
+    let assigned = view.assignments.into_values().find(|assigned| assigned.value.owner == pod).unwrap().value;
+    let epoch = Epoch::new(assigned.epoch.get() + 1);
+    site.put(site.keys.assignment(assigned.partition), encode(&Assignment { epoch, ..assigned })).await;
+}
+
+/// Returns whether this call is a write, or reads the registration of a pod.
+fn costs(call: &Call) -> bool {
+    matches!(call, Call::Commit(_) | Call::Snapshot(Keys::One(_)))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_polls_one_instance_costs_the_store_its_renewals_alone() {
+    let mut site = Site::start().await;
+    let (address, store) = site.instance_on_faulty_store().await;
+    let mut pod = Polling::new([address], hello(&site.name, "a"));
+    pod.owns(4).await;
+    pod.poll(Duration::ZERO).await.unwrap();
+    let count = || (store.count(costs), store.count(|call| matches!(call, Call::KeepAlive)));
+    let before = count();
+    for _ in 0..10 {
+        assert!(pod.poll(Duration::ZERO).await.unwrap().welcome.unwrap().resumed);
+    }
+    assert_eq!(count(), (before.0, before.1 + 10));
+    // Another instance may have told it more than this one knows.
+    pod.move_to([site.address(0)]);
+    pod.poll(Duration::ZERO).await.unwrap();
+    give_anew(&site, "a").await;
+    pod.until("it is told", |known| !known.tasks.is_empty()).await;
+    pod.move_to([address]);
+    pod.poll(Duration::ZERO).await.unwrap();
+    assert!(store.count(costs) > before.0, "the present was not marked");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_is_renewed_only_for_a_pod_that_can_be_told_what_it_has_to_do() {
+    let mut site = Site::start().await;
+    let (address, store) = site.instance_on_faulty_store().await;
+    let mut pod = Polling::new([site.address(0)], hello(&site.name, "a"));
+    pod.owns(4).await;
+    store.refuse_puts();
+    pod.move_to([address]);
+    for _ in 0..3 {
+        assert_eq!(pod.poll(Duration::ZERO).await.unwrap_err().code(), Code::Unavailable);
+    }
+    assert_eq!(register(address, pod.resuming()).await.unwrap_err().code(), Code::Unavailable);
+    assert_eq!(store.count(|call| matches!(call, Call::KeepAlive)), 0, "it is told nothing");
+    store.pass();
+    pod.poll(Duration::ZERO).await.unwrap();
+    // The instance knows what the pod was told, so the store need accept nothing.
+    store.refuse_puts();
+    assert!(pod.poll(Duration::ZERO).await.unwrap().welcome.unwrap().resumed);
 }
