@@ -33,6 +33,10 @@ struct Inner {
     view: View,
     known: BTreeMap<String, Revision>,
     epochs: BTreeMap<PartitionId, Epoch>,
+    /// The store has refused writes. A handoff may be cancelled without an entry in the history then.
+    refuses: bool,
+    /// The entries that the history lacks, each with the authority under which that has come about.
+    missing: BTreeMap<PartitionId, (String, Revision)>,
     causes: Causes,
 }
 
@@ -49,7 +53,14 @@ pub(crate) enum Author<'a> {
 
 impl Contract {
     pub(crate) fn new(keys: Keyspace, causes: Causes, trace: Arc<Trace>) -> Self {
-        let inner = Inner { view: View::empty(keys), known: BTreeMap::new(), epochs: BTreeMap::new(), causes };
+        let inner = Inner {
+            view: View::empty(keys),
+            known: BTreeMap::new(),
+            epochs: BTreeMap::new(),
+            refuses: false,
+            missing: BTreeMap::new(),
+            causes,
+        };
         Contract { trace, inner: Mutex::new(inner) }
     }
 
@@ -105,6 +116,11 @@ impl Contract {
         Some(before)
     }
 
+    /// Takes note that the store refuses writes from now on, or has done so.
+    pub(crate) fn writes_are_refused(&self) {
+        self.lock().refuses = true;
+    }
+
     /// Calls `ask` with the view of the store.
     pub(crate) fn with_view<T>(&self, ask: impl FnOnce(&View) -> T) -> T {
         ask(&self.lock().view)
@@ -145,10 +161,27 @@ impl Contract {
                 None => {
                     self.ended(after, handoff);
                     let entry = after.keys().history_entry(*partition, handoff.id());
-                    if !inner.known.contains_key(&entry) {
-                        self.trace.violation("history", format!("a handoff of partition {partition} left no {entry}"));
+                    let may_lack = inner.refuses && handoff.value.phase < Phase::Switching;
+                    match inner.known.contains_key(&entry) {
+                        true => {}
+                        false if may_lack => {
+                            self.trace.seen("a handoff was cancelled without an entry in the history");
+                            inner.missing.insert(*partition, (entry, authority(after)));
+                        }
+                        false => {
+                            self.trace
+                                .violation("history", format!("a handoff of partition {partition} left no {entry}"));
+                        }
                     }
                 }
+            }
+        }
+        for partition in after.handoffs.keys().filter(|partition| !before.handoffs.contains_key(partition)) {
+            let missing = inner.missing.remove(partition);
+            let is_missing = |(entry, _): &(String, Revision)| !inner.known.contains_key(entry);
+            if let Some((entry, _)) = missing.filter(is_missing).filter(|(_, under)| *under == authority(after)) {
+                let early = format!("a handoff of partition {partition} began before {entry} was put");
+                self.trace.violation("history", early);
             }
         }
         self.stale_acks(before, after);
@@ -274,6 +307,12 @@ impl Contract {
 }
 
 /// Notes the newest epoch of each partition.
+/// The revision that the present authority began with: that of the leader, or of the round.
+fn authority(view: &View) -> Revision {
+    let leader = view.leader.as_ref().map(|leader| leader.create_revision);
+    leader.or(view.rounds.current.as_ref().map(|round| round.mod_revision)).unwrap_or(Revision::ZERO)
+}
+
 fn note_epochs(inner: &mut Inner) {
     let Inner { view, epochs, .. } = inner;
     for (partition, assignment) in &view.assignments {

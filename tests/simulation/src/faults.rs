@@ -20,7 +20,7 @@ use crate::cluster::Cluster;
 use crate::contract::Author;
 use crate::setting::Row;
 use crate::site::{Member, Site};
-use crate::store_link::Heartbeats;
+use crate::store_link::{Heartbeats, Refuses};
 use crate::world::World;
 
 /// The name of a router that joins for a while.
@@ -62,6 +62,8 @@ pub(crate) enum Fault {
     /// The part of a process in one keyspace stands still, while its other parts and its requests go on. Only where a
     /// process has several parts, so it is not among [`ALL`](Self::ALL).
     PausePart,
+    /// The store answers and refuses writes. Only in some seeds, so it is not among [`ALL`](Self::ALL).
+    RefuseWrites,
     /// A pod's heartbeats do not arrive, although its lease is renewed. This and the next two only where pods send
     /// heartbeats.
     SilenceHeartbeats,
@@ -118,6 +120,7 @@ impl Fault {
             | Fault::StoreOutage
             | Fault::StallWatch
             | Fault::CutTogether
+            | Fault::RefuseWrites
             | Fault::SlowDisk => row != Row::Plain,
             _ => true,
         }
@@ -190,6 +193,7 @@ pub(crate) fn heal(site: &Site) {
     world.trace.event(format_args!("HEALED"));
     world.store.set_available(true);
     *disk(world) = Duration::ZERO;
+    refuse(world, Refuses::Nothing);
     world.network.heal_all();
     for cluster in &site.clusters {
         cluster.breaking.set(0);
@@ -227,6 +231,10 @@ async fn forget_in(cluster: &Cluster) {
             by_hand(cluster, clear(&key, entry.mod_revision)).await;
         }
     }
+}
+
+fn refuse(world: &World, what: Refuses) {
+    *world.refuses.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = what;
 }
 
 fn disk(world: &World) -> std::sync::MutexGuard<'_, Duration> {
@@ -330,6 +338,12 @@ async fn befall(site: Rc<Site>, fault: Fault, lasts: Duration) {
             *disk(&world) = rng.millis(20..=800);
             sleep(lasts).await;
             *disk(&world) = Duration::ZERO;
+        }
+        Fault::RefuseWrites => {
+            site.clusters.iter().for_each(|cluster| cluster.world.contract.writes_are_refused());
+            refuse(&world, if rng.percent(50) { Refuses::LonePuts } else { Refuses::Writes });
+            sleep(lasts).await;
+            refuse(&world, Refuses::Nothing);
         }
         Fault::StoreOutage => {
             world.store.set_available(false);

@@ -191,6 +191,9 @@ impl Setting {
         if setting.keyspaces > 1 && row != Row::Plain && !independent {
             setting.faults.push(Fault::PausePart);
         }
+        if setting.rest_ms.is_multiple_of(3) && Fault::RefuseWrites.is_allowed(row) && !independent {
+            setting.faults.push(Fault::RefuseWrites);
+        }
         if setting.policy.balance_load && setting.policy.strategy == Strategy::Sticky {
             setting.load = Pattern::ALL[setting.rest_ms as usize % Pattern::ALL.len()];
             // An overload shows only in heartbeats between which nothing moves.

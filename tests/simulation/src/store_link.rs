@@ -53,6 +53,27 @@ pub(crate) enum Heartbeats {
     Wait(Duration),
 }
 
+/// Which writes the store refuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Refuses {
+    #[default]
+    Nothing,
+    /// Puts that come alone, as an etcd without space does: it does not count those of nested transactions.
+    LonePuts,
+    /// Everything, as to a role that was revoked.
+    Writes,
+}
+
+impl Refuses {
+    fn refuses(self, txns: &[Txn]) -> bool {
+        match self {
+            Refuses::Nothing => false,
+            Refuses::LonePuts => txns.len() == 1 && txns.iter().any(Txn::puts),
+            Refuses::Writes => true,
+        }
+    }
+}
+
 /// A [`State`] that can be waited for, first come, first served. (Whom a `tokio::sync::watch` wakes first is random.)
 #[derive(Debug, Default)]
 struct Condition {
@@ -239,37 +260,57 @@ impl Store for StoreLink {
         Ok(Watch::new(batches))
     }
 
-    async fn commit(&self, mut txn: Txn) -> Result<TxnOutcome, StoreError> {
+    async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
+        let mut outcomes = self.commit_all(vec![txn]).await;
+        outcomes.pop().unwrap_or_else(|| Err(StoreError::Unavailable("no outcome".into())))
+    }
+
+    async fn commit_all(&self, mut txns: Vec<Txn>) -> Vec<Result<TxnOutcome, StoreError>> {
+        let count = txns.len();
         if let Some(sabotage) = self.world.sabotage {
-            self.worlds.iter().for_each(|world| sabotage.strip(&world.keys, &mut txn));
+            for txn in &mut txns {
+                self.worlds.iter().for_each(|world| sabotage.strip(&world.keys, txn));
+            }
         }
-        if self.worlds.iter().any(|world| txn.then.iter().any(|op| is_a_heartbeat(&world.keys, op))) {
+        let is_a_heartbeat =
+            |txn: &Txn| self.worlds.iter().any(|world| txn.then.iter().any(|op| is_a_heartbeat(&world.keys, op)));
+        if txns.iter().any(is_a_heartbeat) {
             match self.state.get().heartbeats {
                 Heartbeats::Pass => {}
                 Heartbeats::Wait(delay) => sleep(delay).await,
-                Heartbeats::Fail => return Err(StoreError::Unavailable("heartbeats get lost".into())),
+                Heartbeats::Fail => {
+                    return vec![Err(StoreError::Unavailable("heartbeats get lost".into())); count];
+                }
             }
         }
         let (name, kind, worlds) = (self.process.name.clone(), self.kind, self.worlds.clone());
-        let outcome = self.call(true, move |world| async move {
+        let outcomes = self.call(true, move |world| async move {
+            let refuses = *world.refuses.lock().unwrap_or_else(PoisonError::into_inner);
+            if refuses.refuses(&txns) {
+                world.trace.seen("the store refused a write");
+                return Ok(vec![Err(StoreError::Refused("the storm wants it".into())); txns.len()]);
+            }
             look(&worlds, |_| Author::Other).await;
             // A coordinator's seat is the one thing that it writes without authority.
-            let elects = txn.then.iter().any(|op| worlds.iter().any(|world| is_about_a_seat(&world.keys, op)));
-            let roots: Vec<_> = worlds.iter().map(|world| writes_below(&txn, world.keys.root())).collect();
-            let outcome = world.store.commit(txn).await;
+            let is_elective =
+                |txn: &Txn| txn.then.iter().any(|op| worlds.iter().any(|world| is_about_a_seat(&world.keys, op)));
+            let elects = txns.iter().any(is_elective);
+            let writes_below = |root: &str| txns.iter().any(|txn| writes_below(txn, root));
+            let roots: Vec<_> = worlds.iter().map(|world| writes_below(world.keys.root())).collect();
+            let outcomes = world.store.commit_all(txns).await;
             let coordinates = kind == Kind::Coordinator && !elects;
             let author =
                 |number: usize| if coordinates && roots[number] { Author::Coordinator(&name) } else { Author::Other };
             look(&worlds, author).await;
-            if let Ok(TxnOutcome { revision, branch }) = &outcome {
+            for TxnOutcome { revision, branch } in outcomes.iter().flatten() {
                 world.trace.event(format_args!("{name} commits: {revision} {branch:?}"));
                 if branch.is_none() {
                     world.trace.seen("a guard refused a write");
                 }
             }
-            outcome
+            Ok(outcomes)
         });
-        outcome.await
+        outcomes.await.unwrap_or_else(|error| vec![Err(error); count])
     }
 
     async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {

@@ -17,6 +17,7 @@ use crate::network::Network;
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
 use crate::setting::Setting;
+use crate::store_link::Refuses;
 use crate::trace::Trace;
 
 /// The simulated world of one keyspace.
@@ -30,6 +31,8 @@ pub(crate) struct World {
     pub(crate) network: Arc<Network>,
     /// By how much the store's disk slows each write down.
     pub(crate) disk: Arc<Mutex<Duration>>,
+    /// Which writes the store refuses.
+    pub(crate) refuses: Arc<Mutex<Refuses>>,
     pub(crate) logs: Logs,
     pub(crate) contract: Contract,
     pub(crate) history: RequestHistory,
@@ -54,6 +57,7 @@ impl World {
         let trace = Arc::new(Trace::new(keeps_lines));
         trace.event(format_args!("{setting:?}"));
         let (store, network, disk) = (MemoryStore::new(), Arc::<Network>::default(), Arc::<Mutex<Duration>>::default());
+        let refuses = Arc::<Mutex<Refuses>>::default();
         let began = Instant::now();
         let world = |number: u64| {
             let keys = Keyspace::new("/segue/", &format!("sim-{number}"));
@@ -61,6 +65,7 @@ impl World {
                 store: store.clone(),
                 network: network.clone(),
                 disk: disk.clone(),
+                refuses: refuses.clone(),
                 logs: Logs::new(setting.partitions, trace.clone()),
                 contract: Contract::new(keys.clone(), Causes::new(setting.policy.clone()), trace.clone()),
                 history: RequestHistory::new(trace.clone()),
