@@ -7,7 +7,7 @@ use segue_config::Config;
 
 /// Listens on all IPv4 addresses where the file says `[::]` and the kernel has no IPv6. With IPv6, a socket of `[::]` takes
 /// connections to IPv4 addresses as well.
-pub fn fit(config: &mut Config) {
+pub(crate) fn fit(config: &mut Config) {
     if socket(AddressFamily::INET6, SocketType::STREAM, None).is_ok() {
         return;
     }

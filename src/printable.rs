@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 
 /// Escapes control characters other than line feeds.
-pub fn printable(text: &str) -> Cow<'_, str> {
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     let is_escaped = |c: char| c.is_control() && c != '\n';
     if !text.contains(is_escaped) {
         return Cow::Borrowed(text);

@@ -7,7 +7,7 @@ use std::fmt;
 use segue_coordination::session::unix_millis;
 use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::planning::{Assurance, MISSED_BEFORE_SUSPECTED, repair};
-use segue_protocol::records::{Mode, Phase, Pin, PodStatus};
+use segue_protocol::records::{Handoff, Mode, Phase, Pin, PodStatus};
 use segue_protocol::view::{Versioned, View};
 use serde::{Deserialize, Serialize};
 
@@ -186,6 +186,24 @@ pub struct HandoffLine {
     pub reason: String,
 }
 
+impl HandoffLine {
+    fn of(view: &View, partition: PartitionId, handoff: &Versioned<Handoff>, now: u64) -> Self {
+        let waits = WaitLine::all(view, partition, now);
+        HandoffLine {
+            id: handoff.id(),
+            partition,
+            from: handoff.value.old_owner.clone(),
+            to: handoff.value.new_owner.clone(),
+            phase: handoff.value.phase,
+            mode: handoff.value.mode,
+            phase_age_ms: now.saturating_sub(handoff.value.phase_entered_at),
+            waiting_for: waits.iter().map(|wait| wait.what.as_str()).collect::<Vec<_>>().join(", "),
+            waits: waits.into_iter().take(MOST_WAITS).collect(),
+            reason: handoff.value.reason.clone(),
+        }
+    }
+}
+
 impl KeyspaceStatus {
     /// Returns the status of `view`. `now` is in Unix milliseconds.
     pub fn of(view: &View, now: u64) -> Self {
@@ -230,19 +248,7 @@ impl KeyspaceStatus {
             handoffs: view
                 .handoffs
                 .iter()
-                .map(|(partition, handoff)| (partition, handoff, WaitLine::all(view, *partition, now)))
-                .map(|(partition, handoff, waits)| HandoffLine {
-                    id: handoff.id(),
-                    partition: *partition,
-                    from: handoff.value.old_owner.clone(),
-                    to: handoff.value.new_owner.clone(),
-                    phase: handoff.value.phase,
-                    mode: handoff.value.mode,
-                    phase_age_ms: now.saturating_sub(handoff.value.phase_entered_at),
-                    waiting_for: waits.iter().map(|wait| wait.what.as_str()).collect::<Vec<_>>().join(", "),
-                    waits: waits.into_iter().take(MOST_WAITS).collect(),
-                    reason: handoff.value.reason.clone(),
-                })
+                .map(|(partition, handoff)| HandoffLine::of(view, *partition, handoff, now))
                 .collect(),
             resting: Vec::new(),
             paused: view.intentions.pause.as_ref().map(|pause| pause.value.origin.to_string()),

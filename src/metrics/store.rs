@@ -33,7 +33,6 @@ pub struct MeteredStore {
     refuses_writes: AtomicBool,
     /// The store refused the last request that was neither a write nor a renewal.
     refuses_reads: AtomicBool,
-    refuses: AtomicBool,
     durations: Family<OpLabel, Histogram>,
 }
 
@@ -49,7 +48,13 @@ impl MeteredStore {
         registry.register("store_up", help, up.clone());
         let help = "How long the store took to answer, errors and time-outs included";
         registry.register("store_request_duration_seconds", help, durations.clone());
-        MeteredStore { store, up, refuses_writes: AtomicBool::new(false), refuses_reads: AtomicBool::new(false), durations }
+        MeteredStore {
+            store,
+            up,
+            refuses_writes: AtomicBool::new(false),
+            refuses_reads: AtomicBool::new(false),
+            durations,
+        }
     }
 
     fn answered<T>(&self, op: &'static str, since: Instant, answer: &Result<T, StoreError>) {
@@ -136,7 +141,6 @@ impl Store for MeteredStore {
 mod tests {
     use prometheus_client::encoding::text::encode;
     use segue_coordination::store::{EtcdOptions, EtcdStore, MemoryStore};
-    use segue_protocol::txn::Op;
 
     use super::*;
 

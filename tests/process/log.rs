@@ -23,12 +23,11 @@ impl Unread {
         let file = folder.join("segue.toml");
         std::fs::write(&file, config).unwrap();
         let (mut writer, reader) = UnixStream::pair().unwrap();
-        let filling = [b'.'; 1024];
         writer.set_nonblocking(true).unwrap();
-        for size in [filling.len(), 1] {
+        for size in [1024, 1] {
             let full = loop {
-                match writer.write(&filling[..size]) {
-                    Ok(_) => {}
+                match writer.write(&b"."[..].repeat(size)) {
+                    Ok(written) => assert!(written > 0),
                     Err(error) => break error,
                 }
             };

@@ -7,7 +7,7 @@
 //!
 //! * The transaction's guards carry all of its safety: any participant may commit it, from a view of any age. It fails
 //!   if a router has registered since, if a record has changed, or if the old owner has come back.
-//! * Only the assignment that the handoff started from is flipped ([`starts_from`]). The leader cancels a handoff whose
+//! * Only the assignment that the handoff started from is flipped (`starts_from`). The leader cancels a handoff whose
 //!   assignment somebody has written or deleted meanwhile.
 //! * One condition is in no guard: a dead old owner's bound on its work ([`pending_bound`]). A participant that commits
 //!   such a move has seen the owner's key gone for that long ([`advance_past_bound`]).

@@ -46,6 +46,7 @@ mod in_force;
 pub mod jump;
 mod moves;
 mod notice;
+mod notice_settings;
 mod operations;
 pub mod phase_timeouts;
 mod pins;

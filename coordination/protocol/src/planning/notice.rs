@@ -6,13 +6,13 @@ use std::fmt;
 use super::Policy;
 use super::actions::all;
 use super::assurance::Assurance;
-use super::fixed_number::put_by_hand;
 use super::heartbeats::MISSED_BEFORE_SUSPECTED;
+use super::notice_settings::{config_missing, growth_refused, number_changed, shrink_refused};
 use super::rolls::ROLL_PATIENCE;
 use crate::handoff::advance::PendingOn;
 use crate::ids::{Epoch, PartitionId};
 use crate::keys::KeyName;
-use crate::records::{KeyspaceConfig, Mode, Origin, Partitioner, Phase, encode};
+use crate::records::{KeyspaceConfig, Mode, Origin, Partitioner, Phase};
 use crate::view::View;
 
 /// Most pods that one notice names.
@@ -203,37 +203,17 @@ impl fmt::Display for Notice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Notice::ShrinkRefused { wanted, kept, partitioner } => {
-                write!(out, "coordinator.partitions is {wanted}, below the keyspace's {kept}, which stays: ")?;
-                match partitioner {
-                    Some(mapping) if mapping.fixes_number() => {
-                        write!(out, "requests map to partitions by {mapping}, so the number is fixed")
-                    }
-                    _ => out.write_str("the number cannot shrink"),
-                }
+                shrink_refused(out, *wanted, *kept, partitioner.as_ref())
             }
-            Notice::NumberChanged { shown, number, mapping, restore } => write!(
-                out,
-                "the keyspace's settings have {shown} partitions instead of {number}: requests map to partitions by \
-                 {mapping}, so existing keys would move. Routers fence, and planning goes on with {number}. Restore the \
-                 settings: {restore}"
-            ),
+            Notice::NumberChanged { shown, number, mapping, restore } => {
+                number_changed(out, *shown, *number, mapping, restore)
+            }
             Notice::GrowthRefused { wanted, kept, partitioner } => {
-                write!(out, "coordinator.partitions is {wanted}, above the keyspace's {kept}, which stays: ")?;
-                match partitioner {
-                    Some(mapping) => {
-                        write!(out, "requests map to partitions by {mapping}, so existing keys would move")
-                    }
-                    None => out.write_str("no router has stored yet how requests map to partitions"),
-                }
+                growth_refused(out, *wanted, *kept, partitioner.as_ref())
             }
-            Notice::ConfigMissing { wanted, shown, key, settings } => write!(
-                out,
-                "the keyspace's settings are missing and are not created with {wanted} partitions, because {shown} are \
-                 assigned. Set coordinator.partitions to the former number; if some of those had no owner yet, restore the \
-                 settings with the former number and, in place of null, the former partitioner, such as \
-                 {{\"key\":\"header:x-key\",\"hash\":\"murmur2\"}} or {{\"number\":true}}: {}",
-                put_by_hand(key, &encode(settings))
-            ),
+            Notice::ConfigMissing { wanted, shown, key, settings } => {
+                config_missing(out, *wanted, *shown, key, settings)
+            }
             Notice::PolicyDiffers { key, own, kept } => policy_differs(out, key, own, kept),
             Notice::PolicyUnreadable { key, value } => policy_unreadable(out, key, value),
             Notice::WritesRefused { why } => write!(
@@ -248,12 +228,7 @@ impl fmt::Display for Notice {
                 out,
                 "{routers} routers are registered: mode barrier is used, because independent is safe only with a single router"
             ),
-            Notice::IndependentNotTo { pods } => write!(
-                out,
-                "mode barrier is used for moves to {}: a pod with the capability sync reads the tail once the log is at \
-                 rest, which independent cannot guarantee",
-                pods.join(", ")
-            ),
+            Notice::IndependentNotTo { pods } => independent_not_to(out, pods),
             Notice::Malformed { key, reason, repair, is_of_partition } => {
                 write!(out, "{key} cannot be read and is left unchanged: {reason}")?;
                 or_repair(out, repair.as_deref(), *is_of_partition)
@@ -264,12 +239,7 @@ impl fmt::Display for Notice {
                  shut down move; segue resume ends the pause"
             ),
             Notice::NoPod => out.write_str("no pod accepts partitions"),
-            Notice::EpochsSpent { partition, owner, epoch, key } => write!(
-                out,
-                "partition {partition} stays with {owner}: its epoch {epoch} was written by hand, and no epoch up to {} can \
-                 follow; once nobody works on the partition: etcdctl del {key}",
-                Epoch::MAX
-            ),
+            Notice::EpochsSpent { partition, owner, epoch, key } => epochs_spent(out, *partition, owner, *epoch, key),
             Notice::WantedAbsent { pods } => wanted_absent(out, pods),
             Notice::Overdue { partition, phase, waiting } => write!(
                 out,
@@ -295,21 +265,53 @@ impl fmt::Display for Notice {
             Notice::TooManyKeys { partition, pod, keys, most } => {
                 write!(out, "partition {partition} on {pod} has {keys} keys, above max_keys_per_partition = {most}")
             }
-            Notice::Roll { newest } => write!(
-                out,
-                "pods restart one by one with version {}: moves for balance wait, at most {} s for each pod",
-                newest.as_deref().unwrap_or("(none)"),
-                ROLL_PATIENCE.as_secs()
-            ),
-            Notice::SharedAddress { address, pods } => write!(
-                out,
-                "pods {} advertise one address, {address}: requests reach one of them, and the partitions of the others are \
-                 not served; correct pod.advertise",
-                pods.join(" and ")
-            ),
+            Notice::Roll { newest } => roll(out, newest.as_deref()),
+            Notice::SharedAddress { address, pods } => shared_address(out, address, pods),
             Notice::Assurance(assurance) => assurance.fmt(out),
         }
     }
+}
+
+fn independent_not_to(out: &mut fmt::Formatter<'_>, pods: &[String]) -> fmt::Result {
+    write!(
+        out,
+        "mode barrier is used for moves to {}: a pod with the capability sync reads the tail once the log is at rest, which \
+         independent cannot guarantee",
+        pods.join(", ")
+    )
+}
+
+fn shared_address(out: &mut fmt::Formatter<'_>, address: &str, pods: &[String]) -> fmt::Result {
+    write!(
+        out,
+        "pods {} advertise one address, {address}: requests reach one of them, and the partitions of the others are not \
+         served; correct pod.advertise",
+        pods.join(" and ")
+    )
+}
+
+fn roll(out: &mut fmt::Formatter<'_>, newest: Option<&str>) -> fmt::Result {
+    write!(
+        out,
+        "pods restart one by one with version {}: moves for balance wait, at most {} s for each pod",
+        newest.unwrap_or("(none)"),
+        ROLL_PATIENCE.as_secs()
+    )
+}
+
+fn epochs_spent(
+    out: &mut fmt::Formatter<'_>,
+    partition: PartitionId,
+    owner: &str,
+    epoch: Epoch,
+    key: &str,
+) -> fmt::Result {
+    write!(
+        out,
+        "partition {partition} stays with {owner}: its epoch {epoch} was written by hand, and no epoch up to {} can follow; \
+         once nobody works on the partition: etcdctl del {key}",
+        Epoch::MAX
+    )
 }
 
 fn suspected(out: &mut fmt::Formatter<'_>, pod: &str) -> fmt::Result {
