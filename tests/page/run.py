@@ -422,7 +422,7 @@ def a_handoff_is_cancelled(run):
         assert confirm(browser, cluster.TOKEN).startswith("Done: partition 9 moves to"), browser.read()["answer"]
         browser.click("#action-close")
         cancel = '#moves [data-action="cancel"][data-subject="9"]'
-        until(lambda: any('data-action="cancel"' in act and "act" in act for act in browser.read()["acts"]), "a handoff to cancel")
+        until(lambda: any('class="acts"' in act and 'data-subject="9"' in act for act in browser.read()["acts"]), "a handoff to cancel")
         for width in (1024, 390):
             browser.resize(width)
             run.picture(f"cancel-{width}")
