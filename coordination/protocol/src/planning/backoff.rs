@@ -8,8 +8,8 @@
 //!   while. The partition does not wait, because another pod is planned at once. A pod that reports this for several
 //!   partitions is shunned.
 //!
-//! All waits double with each failure in a row, and a move that reaches `Switching` ends the row, unless the pod died. A pod is shunned for
-//! twice as long as its partition waits, so that the next attempt goes to another pod if there is one.
+//! All waits double with each failure in a row, and a move that reaches `Switching` ends the row, unless the pod died. A
+//! pod is shunned for twice as long as its partition waits, so that the next attempt goes to another pod if there is one.
 //!
 //! # Invariants
 //!
