@@ -390,8 +390,8 @@ fn end_handoffs(view: &View, policy: &Policy, memory: &mut Memory, now: Duration
         if phase_timeouts::waits_for_bound(view, handoff) {
             memory.phase_timeouts.restart(partition, now);
         }
-        let age = memory.phase_timeouts.age(partition, now);
-        match phase_timeouts::verdict(view, policy, partitions, handoff, age) {
+        let overdue = memory.phase_timeouts.is_overdue(view, policy, &handoff.value, now);
+        match phase_timeouts::verdict(view, partitions, handoff, overdue) {
             None => continue,
             Some(phase_timeouts::Verdict::Overdue(notice)) => plan.notices.push(notice),
             Some(phase_timeouts::Verdict::End(mut action)) => {

@@ -1,8 +1,8 @@
 //! Handoffs in flight: how long each has been in its phase, and which are cancelled.
 //!
 //! Time in a phase counts from when this planner first saw the record in it, never from a timestamp in the record.
-//! `Ready` and `Syncing` count together, and the patience of the registered routers is added. The wait for a dead owner's
-//! bound does not count. Not here: moving a phase on ([`advance`](crate::handoff::advance)).
+//! `Ready` and `Syncing` count together. The patience of the registered routers is added, as far as `Ready` has lasted: with
+//! its end every router has stopped. The wait for a dead owner's bound does not count. Not here: moving a phase on ([`advance`](crate::handoff::advance)).
 //!
 //! # Invariants
 //!
@@ -36,6 +36,8 @@ struct Seen {
     mod_revision: Revision,
     phase: Phase,
     since: Duration,
+    /// How long it has been in `Ready`, once it has left it.
+    ready_for: Duration,
     given_up: bool,
     /// The epoch of the new ownership.
     epoch: Epoch,
@@ -99,6 +101,10 @@ impl PhaseTimeouts {
                 mod_revision: handoff.mod_revision,
                 phase: record.phase,
                 since: goes_on.map_or(now, |seen| seen.since),
+                ready_for: goes_on.map_or(Duration::ZERO, |seen| match seen.phase {
+                    Phase::Ready => now.saturating_sub(seen.since),
+                    _ => seen.ready_for,
+                }),
                 given_up: false,
                 epoch: record.epoch,
                 has_old_owner: record.old_owner.is_some(),
@@ -108,9 +114,10 @@ impl PhaseTimeouts {
         progress
     }
 
-    /// Returns how long the partition's handoff has been in its phase.
-    pub(super) fn age(&self, partition: PartitionId, now: Duration) -> Duration {
-        self.seen.get(&partition).map_or(Duration::ZERO, |seen| now.saturating_sub(seen.since))
+    /// Returns whether the partition's handoff has been in its phase for longer than it may.
+    pub(super) fn is_overdue(&self, view: &View, policy: &Policy, record: &Handoff, now: Duration) -> bool {
+        let seen = self.seen.get(&record.partition);
+        seen.is_some_and(|seen| now.saturating_sub(seen.since) >= limit(view, policy, record, seen.ready_for))
     }
 
     /// Starts the time in the phase anew.
@@ -130,9 +137,8 @@ impl PhaseTimeouts {
 
     /// Returns when the next phase reaches its limit.
     pub(super) fn next_wake(&self, view: &View, policy: &Policy, now: Duration) -> Option<Duration> {
-        let patience = patience(view);
         let due = |(partition, seen): (&PartitionId, &Seen)| {
-            Some(seen.since + limit(view, policy, patience, &view.handoffs.get(partition)?.value))
+            Some(seen.since + limit(view, policy, &view.handoffs.get(partition)?.value, seen.ready_for))
         };
         self.seen.iter().filter_map(due).filter(|due| *due > now).min()
     }
@@ -143,11 +149,14 @@ fn patience(view: &View) -> Duration {
     Duration::from_millis(view.routers.values().map(|router| router.value.patience_ms).max().unwrap_or_default())
 }
 
-/// Returns how long a handoff may be in its phase. A router may stop later only while the old owner lives.
-fn limit(view: &View, policy: &Policy, patience: Duration, record: &Handoff) -> Duration {
+/// Returns how long a handoff may be in its phase. A router may stop later only while the old owner lives, and `ready_for` is
+/// how long all of them have had for that.
+fn limit(view: &View, policy: &Policy, record: &Handoff, ready_for: Duration) -> Duration {
+    let lives = || view.live_old_owner(record).is_some();
     match record.phase {
         Phase::Warming => policy.warm_timeout,
-        Phase::Ready | Phase::Syncing if view.live_old_owner(record).is_some() => policy.phase_timeout + patience,
+        Phase::Ready if lives() => policy.phase_timeout + patience(view),
+        Phase::Syncing if lives() => policy.phase_timeout + patience(view).min(ready_for),
         _ => policy.phase_timeout,
     }
 }
@@ -171,18 +180,16 @@ pub(super) enum Verdict {
     Overdue(Notice),
 }
 
-/// Returns what to do about a handoff that has been in its phase for `age`. `None` to let it continue.
+/// Returns what to do about a handoff that has been in its phase for longer than it may, or not. `None` to let it continue.
 pub(super) fn verdict(
     view: &View,
-    policy: &Policy,
     partitions: Option<u32>,
     handoff: &Versioned<Handoff>,
-    age: Duration,
+    overdue: bool,
 ) -> Option<Verdict> {
     let record = &handoff.value;
     let observed =
         || ObservedHandoff { handoff: handoff.clone(), assignment: view.assignment_revision(record.partition) };
-    let overdue = age >= limit(view, policy, patience(view), record);
     if past_no_return(record) {
         // An unreadable assignment has an owner that this version cannot know, so it is not overwritten.
         let may_end = !view.is_malformed(record.partition);

@@ -188,6 +188,24 @@ fn a_handoff_has_so_much_more_time_as_a_router_may_go_on_routing_while_the_old_o
 }
 
 #[test]
+fn the_time_that_no_router_went_on_routing_is_not_added() {
+    for (ready_for, limit) in [(0, 60), (3, 63), (20, 67)] {
+        let mut world = moving(Mode::Barrier, Phase::Ready);
+        let patient = RouterRecord { patience_ms: 7_000, ..RouterRecord::new("r-0") };
+        world.store.put_leased(world.keys.router("r-0"), encode(&patient));
+        world.silent.insert("w-1".into());
+        world.lead();
+        assert!(cancels(&world.wait(secs(ready_for))).is_empty());
+        assert!(world.participate(P0));
+        assert_eq!(world.handoff(P0).phase, Phase::Syncing);
+        world.lead();
+        assert!(cancels(&world.wait(secs(limit - ready_for - 1))).is_empty(), "{ready_for}");
+        let plans = world.wait(secs(2));
+        assert!(matches!(cancels(&plans)[..], [(P0, CancelReason::PhaseTimeout { .. })]), "{ready_for}");
+    }
+}
+
+#[test]
 fn ready_and_syncing_share_their_time() {
     let mut world = moving(Mode::Barrier, Phase::Ready);
     world.silent.insert("w-1".into());
