@@ -36,7 +36,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Router};
 use clap::Parser;
 use segue_coordination::pod::{HandlerError, HandoffContext, HandoffHandler, Owned, PodHandle, PodSettings};
-use segue_coordination::store::{EtcdOptions, EtcdStore};
+use segue_coordination::store::{EtcdCredentials, EtcdOptions, EtcdStore};
 use segue_demo::{clock, log::Log, log::Tail, record::Appended};
 use segue_protocol::ids::{Epoch, PartitionId};
 use segue_protocol::keys::Keyspace;
@@ -50,6 +50,10 @@ use tokio::sync::Mutex;
 struct Arguments {
     #[arg(long, default_value = "http://127.0.0.1:2379", help = "A client URL of etcd; may be given several times")]
     etcd: Vec<String>,
+    #[arg(long, requires = "etcd_password_file", help = "The user, for an etcd with authentication")]
+    etcd_user: Option<String>,
+    #[arg(long, requires = "etcd_user", help = "The file with the user's password")]
+    etcd_password_file: Option<std::path::PathBuf>,
     #[arg(long, default_value = "default", help = "The keyspace")]
     keyspace: String,
     #[arg(long, default_value = "/segue/", help = "What the keyspace's keys begin with")]
@@ -79,7 +83,10 @@ async fn main() -> anyhow::Result<()> {
     let open = if arguments.fence { Log::fenced_in_directory } else { Log::in_directory };
     let log = open(&arguments.log_dir).context("--log-dir")?;
     let listener = TcpListener::bind(&arguments.listen).await.context("--listen")?;
-    let store = EtcdStore::connect(EtcdOptions::new(arguments.etcd.clone())).context("--etcd")?;
+    let mut options = EtcdOptions::new(arguments.etcd.clone());
+    let credentials = arguments.etcd_user.clone().zip(arguments.etcd_password_file.clone());
+    options.credentials = credentials.map(|(username, password_file)| EtcdCredentials { username, password_file });
+    let store = EtcdStore::connect(options).context("--etcd")?;
 
     // Register under this name. From here on the handle calls the handler.
     let mut settings = PodSettings::new(&arguments.name, listener.local_addr()?.to_string());

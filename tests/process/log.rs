@@ -1,7 +1,6 @@
 //! A log that nobody reads: standard error is a pipe that is full, as behind a log driver that hangs.
-use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -9,7 +8,7 @@ use std::time::Duration;
 
 use segue_tests::http::{get, is_ready, metric};
 use segue_tests::ports::free_address;
-use segue_tests::process::until;
+use segue_tests::process::{full_output, until};
 use tempfile::TempDir;
 
 /// A process whose standard error has no room for a byte.
@@ -22,20 +21,9 @@ impl Unread {
     fn start(folder: &Path, config: &str) -> Self {
         let file = folder.join("segue.toml");
         std::fs::write(&file, config).unwrap();
-        let (mut writer, reader) = UnixStream::pair().unwrap();
-        writer.set_nonblocking(true).unwrap();
-        for size in [1024, 1] {
-            let full = loop {
-                match writer.write(&b"."[..].repeat(size)) {
-                    Ok(written) => assert!(written > 0),
-                    Err(error) => break error,
-                }
-            };
-            assert_eq!(full.kind(), ErrorKind::WouldBlock);
-        }
-        writer.set_nonblocking(false).unwrap();
+        let (writer, reader) = full_output();
         let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
-        let command = command.args(["run", "--config"]).arg(file).stdin(Stdio::null()).stderr(OwnedFd::from(writer));
+        let command = command.args(["run", "--config"]).arg(file).stdin(Stdio::null()).stderr(writer);
         Unread { process: command.spawn().unwrap(), reader }
     }
 

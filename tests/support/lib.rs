@@ -9,6 +9,7 @@ pub mod certificates;
 pub mod cluster;
 pub mod config;
 pub mod etcd;
+pub mod etcd_admin;
 pub mod examples;
 pub mod http;
 pub mod ports;

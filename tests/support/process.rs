@@ -1,7 +1,9 @@
 //! Processes that tests start and end: their output and their exit status.
 
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -29,6 +31,17 @@ impl Process {
         let command = command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
         let child = command.spawn().unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
         Process { name: name.to_owned(), child, log }
+    }
+
+    /// Starts `command` with an output that has no room for a byte, as behind a log driver that hangs. Its reader comes
+    /// along: once it is dropped, the process writes to nobody.
+    pub fn start_unread(name: &str, folder: &Path, command: &mut Command) -> (Self, UnixStream) {
+        let (writer, reader) = full_output();
+        let log = folder.join(format!("{name}.log"));
+        File::options().create(true).append(true).open(&log).unwrap();
+        let command = command.stdin(Stdio::null()).stdout(writer.try_clone().unwrap()).stderr(writer);
+        let child = command.spawn().unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
+        (Process { name: name.to_owned(), child, log }, reader)
     }
 
     /// Returns its output so far.
@@ -89,6 +102,23 @@ impl Process {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// Returns an output that has no room for a byte, and its other end.
+pub fn full_output() -> (OwnedFd, UnixStream) {
+    let (mut writer, reader) = UnixStream::pair().unwrap();
+    writer.set_nonblocking(true).unwrap();
+    for size in [1024, 1] {
+        let full = loop {
+            match writer.write(&b"."[..].repeat(size)) {
+                Ok(written) => assert!(written > 0),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::WouldBlock);
+    }
+    writer.set_nonblocking(false).unwrap();
+    (writer.into(), reader)
 }
 
 /// Waits until `condition` holds.

@@ -1,5 +1,6 @@
 //! The state of a keyspace, as `segue status --json` prints it.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::path::Path;
 use std::process::Command;
@@ -19,8 +20,20 @@ impl Status {
     /// # Errors
     /// When the command fails, in its own words.
     pub fn read(segue: &Path, endpoints: &[String]) -> Result<Self, String> {
+        Self::ask(segue, endpoints.iter().flat_map(|endpoint| ["--etcd", endpoint]))
+    }
+
+    /// Asks the executable `segue` about the store and the keyspace of this configuration file.
+    ///
+    /// # Errors
+    /// When the command fails, in its own words.
+    pub fn of(segue: &Path, config: &Path) -> Result<Self, String> {
+        Self::ask(segue, [OsStr::new("--config"), config.as_os_str()])
+    }
+
+    fn ask(segue: &Path, of: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<Self, String> {
         let mut command = Command::new(segue);
-        command.args(["status", "--json"]).args(endpoints.iter().flat_map(|endpoint| ["--etcd", endpoint]));
+        command.args(["status", "--json"]).args(of);
         let output = command.output().map_err(|error| format!("cannot start {}: {error}", segue.display()))?;
         if !output.status.success() {
             return Err(format!("segue status: {}", String::from_utf8_lossy(&output.stderr).trim()));

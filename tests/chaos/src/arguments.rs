@@ -9,7 +9,7 @@ use crate::sabotage::Sabotage;
 use crate::scenario;
 
 /// How long CI waits. Some faults fewer are drawn on a slow machine; all scenarios are played, or it has failed.
-const SHORT: Duration = Duration::from_secs(180);
+const SHORT: Duration = Duration::from_secs(240);
 
 /// Kills, stops and cuts off real processes of Segue and a 3-node etcd, and checks that clients lost nothing.
 ///
@@ -22,7 +22,7 @@ const SHORT: Duration = Duration::from_secs(180);
 /// Progress goes to stderr; the last line on stdout is `chaos: runs=… faults=… harm=… …`, after one about failovers. Exits 0
 /// only if there was no harm and everything converged. Needs root on Linux: network, mount and process namespaces, nftables, etcd.
 ///
-///   segue-chaos --short                              what CI runs: every scenario and some faults, three minutes at most
+///   segue-chaos --short                              what CI runs: every scenario and some faults, four minutes at most
 ///   segue-chaos --seed 7 --runs 1                    the same choices once more
 ///   segue-chaos --scenario stuck-router --keep       one scenario alone; the logs stay
 ///   segue-chaos --scenario random --duration 10m     faults alone, for a long time
@@ -45,7 +45,7 @@ pub(crate) struct Arguments {
     /// How coordinators share their work.
     #[arg(long, value_name = "NAME", default_value = "leader", value_parser = ["leader", "rounds"])]
     pub(crate) coordination: String,
-    /// For CI: one run, at most three minutes; one that is not through by then has failed, and says where it was.
+    /// For CI: one run, at most four minutes; one that is not through by then has failed, and says where it was.
     #[arg(long)]
     pub(crate) short: bool,
     /// Leave the logs, also when all was well.

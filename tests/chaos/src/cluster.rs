@@ -9,14 +9,17 @@
 //!   is not.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
+use segue_coordination::store::{EtcdCredentials, EtcdOptions};
 use segue_tests::config::Config;
+use segue_tests::etcd_admin;
 use segue_tests::http;
 use segue_tests::process::Process;
 use segue_tests::status::Status;
@@ -44,6 +47,7 @@ const ROUTER_PORT: u16 = 8080;
 const POD_PORT: u16 = 8181;
 const ADMIN_PORT: u16 = 9090;
 const START: Duration = Duration::from_secs(40);
+const FIRST_PASSWORD: &str = "first";
 
 /// The settings of writers, which differ when a cluster is broken on purpose.
 #[derive(Debug, Clone, Copy)]
@@ -72,6 +76,8 @@ pub(crate) struct Cluster {
     pub(crate) disk: SlowDisk,
     timeline: Arc<Timeline>,
     processes: BTreeMap<String, Process>,
+    /// The ends of outputs that nobody reads.
+    unread: BTreeMap<String, UnixStream>,
     stopped: BTreeSet<String>,
     /// Pods whose process was ever stopped: their writes may reach the log late.
     pub(crate) were_stopped: BTreeSet<String>,
@@ -104,6 +110,7 @@ impl Cluster {
             disk: SlowDisk::find(folder, group),
             timeline,
             processes: BTreeMap::new(),
+            unread: BTreeMap::new(),
             stopped: BTreeSet::new(),
             were_stopped: BTreeSet::new(),
             faults: Vec::new(),
@@ -112,8 +119,8 @@ impl Cluster {
 
     /// The hosts again with nothing on them, for another run.
     pub(crate) fn rebuild(self, folder: &Path) -> Self {
-        let (processes, stopped, were_stopped, faults) = Default::default();
-        Cluster { folder: folder.to_owned(), processes, stopped, were_stopped, faults, ..self }
+        let (processes, unread, stopped, were_stopped, faults) = Default::default();
+        Cluster { folder: folder.to_owned(), processes, unread, stopped, were_stopped, faults, ..self }
     }
 
     pub(crate) fn start_etcd(&mut self) -> anyhow::Result<()> {
@@ -125,7 +132,25 @@ impl Cluster {
             ensure!(begun.elapsed() < START, "etcd has no leader:\n{}", self.processes[MEMBERS[0]].output());
             std::thread::sleep(Duration::from_millis(50));
         }
-        Ok(())
+        self.write_password(FIRST_PASSWORD)?;
+        etcd_admin::enable_users(self.etcd_addresses()[0], FIRST_PASSWORD).map_err(anyhow::Error::msg)
+    }
+
+    /// Writes the password that every process reads.
+    pub(crate) fn write_password(&self, password: &str) -> anyhow::Result<()> {
+        Ok(std::fs::write(self.password_file(), format!("{password}\n"))?)
+    }
+
+    fn password_file(&self) -> PathBuf {
+        self.folder.join("password")
+    }
+
+    /// How the cluster's history is watched, and its records are edited by hand.
+    pub(crate) fn etcd_options(&self) -> EtcdOptions {
+        let mut options = EtcdOptions::new(self.etcd_urls());
+        let (username, password_file) = (etcd_admin::USER.to_owned(), self.password_file());
+        options.credentials = Some(EtcdCredentials { username, password_file });
+        options
     }
 
     pub(crate) fn start_all(&mut self) -> anyhow::Result<()> {
@@ -140,6 +165,21 @@ impl Cluster {
         if self.processes.contains_key(name) {
             return Ok(());
         }
+        let mut command = self.command(name);
+        let process = Process::start(name, &self.folder, &mut command);
+        self.processes.insert(name.to_owned(), process);
+        Ok(())
+    }
+
+    /// Starts a process whose output nobody reads, and which has no room for a byte.
+    pub(crate) fn start_unread(&mut self, name: &str) {
+        let mut command = self.command(name);
+        let (process, reader) = Process::start_unread(name, &self.folder, &mut command);
+        self.processes.insert(name.to_owned(), process);
+        self.unread.insert(name.to_owned(), reader);
+    }
+
+    fn command(&self, name: &str) -> Command {
         let mut command = self.network.command_on(name);
         match name.as_bytes()[0] {
             b'e' => {
@@ -153,9 +193,7 @@ impl Cluster {
                 command.arg(&self.segue).args(["run", "--config"]).arg(file);
             }
         }
-        let process = Process::start(name, &self.folder, &mut command);
-        self.processes.insert(name.to_owned(), process);
-        Ok(())
+        command
     }
 
     fn writer(&self, name: &str, command: &mut Command) {
@@ -165,6 +203,7 @@ impl Cluster {
         for url in self.etcd_urls() {
             command.args(["--etcd", &url]);
         }
+        command.args(["--etcd-user", etcd_admin::USER, "--etcd-password-file"]).arg(self.password_file());
         command.args(["--lease-ttl", &lease_ttl.as_secs().to_string(), "--warm-time", "40", "--patience", "8"]);
         command.args(["--service-time", &service_time.as_millis().to_string()]);
         command.args(fence.then_some("--fence"));
@@ -172,7 +211,11 @@ impl Cluster {
 
     fn configuration(&self, name: &str) -> Config {
         let (address, ttl) = (self.network.address(name), format!("{}s", LEASE_TTL.as_secs()));
-        let config = Config::new(self.etcd_urls()).admin((address, ADMIN_PORT).into()).set("log.level", "info");
+        let config = Config::new(self.etcd_urls())
+            .set("store.username", etcd_admin::USER)
+            .set("store.password_file", self.password_file().to_string_lossy().into_owned())
+            .admin((address, ADMIN_PORT).into())
+            .set("log.level", "info");
         if name.starts_with('c') {
             let pace = "settle = \"150ms\"\nmin_interval = \"300ms\"\ncool_down = \"500ms\"\nheartbeat = \"3s\"\n\
                         warm_timeout = \"10s\"\nphase_timeout = \"8s\"";
@@ -284,12 +327,13 @@ impl Cluster {
         ROUTERS.map(|router| SocketAddr::from((self.network.address(router), ROUTER_PORT))).to_vec()
     }
 
-    pub(crate) fn members(&self) -> [Ipv4Addr; 3] {
-        MEMBERS.map(|member| self.network.address(member))
+    /// Where the members listen for clients.
+    pub(crate) fn etcd_addresses(&self) -> [SocketAddr; 3] {
+        MEMBERS.map(|member| etcd::client_address(self.network.address(member)))
     }
 
-    pub(crate) fn etcd_urls(&self) -> Vec<String> {
-        self.members().map(etcd::client_url).to_vec()
+    fn etcd_urls(&self) -> Vec<String> {
+        self.etcd_addresses().map(|address| format!("http://{address}")).to_vec()
     }
 
     pub(crate) fn etcd_leader(&self) -> Option<&'static str> {
@@ -300,7 +344,7 @@ impl Cluster {
 
     /// Asks `segue status`.
     pub(crate) fn status(&self) -> anyhow::Result<Status> {
-        Status::read(&self.segue, &self.etcd_urls()).map_err(anyhow::Error::msg)
+        Status::of(&self.segue, &self.folder.join(COORDINATORS[0]).with_extension("toml")).map_err(anyhow::Error::msg)
     }
 
     /// The coordinator that leads.

@@ -1,18 +1,17 @@
-//! The etcd cluster as an operator sees it: starting a member, finding the leader, disk latency, compaction.
+//! The etcd cluster as an operator sees it: starting a member, finding the leader, disk latency.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
-use segue_protocol::ids::Revision;
 use segue_tests::http::{Request, metric};
 
 pub(crate) const MEMBERS: [&str; 3] = ["etcd-0", "etcd-1", "etcd-2"];
 const CLIENT: u16 = 2379;
 const PEER: u16 = 2380;
 
-pub(crate) fn client_url(address: Ipv4Addr) -> String {
-    format!("http://{address}:{CLIENT}")
+/// Where a member listens for clients.
+pub(crate) fn client_address(member: Ipv4Addr) -> SocketAddr {
+    (member, CLIENT).into()
 }
 
 /// The arguments of a member.
@@ -20,17 +19,20 @@ pub(crate) fn arguments(name: &str, data: &str, members: &[(&str, Ipv4Addr)]) ->
     let peer = |address: Ipv4Addr| format!("http://{address}:{PEER}");
     let all: Vec<String> = members.iter().map(|(name, address)| format!("{name}={}", peer(*address))).collect();
     let own = members.iter().find(|(member, _)| *member == name).map_or(Ipv4Addr::LOCALHOST, |(_, address)| *address);
+    let client = format!("http://{}", client_address(own));
     let pairs = [
         ("--name", name.to_owned()),
         ("--data-dir", data.to_owned()),
-        ("--listen-client-urls", client_url(own)),
-        ("--advertise-client-urls", client_url(own)),
+        ("--listen-client-urls", client.clone()),
+        ("--advertise-client-urls", client),
         ("--listen-peer-urls", peer(own)),
         ("--initial-advertise-peer-urls", peer(own)),
         ("--initial-cluster", all.join(",")),
         // A failover has to fit into the lease that it is to be survived with.
         ("--heartbeat-interval", "50".to_owned()),
         ("--election-timeout", "500".to_owned()),
+        // As little as etcd takes: what is tested here is not how long it calculates.
+        ("--bcrypt-cost", "4".to_owned()),
         ("--logger", "zap".to_owned()),
         ("--log-level", "warn".to_owned()),
     ];
@@ -39,7 +41,7 @@ pub(crate) fn arguments(name: &str, data: &str, members: &[(&str, Ipv4Addr)]) ->
 
 /// What a member says about itself; `None` if it does not answer.
 pub(crate) fn metrics(member: Ipv4Addr) -> Option<String> {
-    let response = Request::get("/metrics").timeout(Duration::from_secs(1)).send((member, CLIENT).into())?;
+    let response = Request::get("/metrics").timeout(Duration::from_secs(1)).send(client_address(member))?;
     (response.status == 200).then_some(response.body)
 }
 
@@ -51,13 +53,4 @@ pub(crate) fn is_leader(metrics: &str) -> bool {
 pub(crate) fn syncs(metrics: &str) -> Option<(f64, f64)> {
     let of = |what| metric(metrics, &format!("etcd_disk_wal_fsync_duration_seconds_{what}"));
     of("count").zip(of("sum"))
-}
-
-/// Compacts the history up to `revision`, as `etcdctl compaction` does.
-pub(crate) fn compact(member: Ipv4Addr, revision: Revision) -> anyhow::Result<()> {
-    let body = format!(r#"{{"revision":"{revision}","physical":true}}"#);
-    let compaction = Request::post("/v3/kv/compaction", &body);
-    let response = compaction.send((member, CLIENT).into()).context("etcd does not answer")?;
-    ensure!(response.status == 200, "etcd does not compact: {}", response.body.trim());
-    Ok(())
 }

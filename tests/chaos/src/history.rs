@@ -49,8 +49,8 @@ pub(crate) struct Seen {
 }
 
 impl History {
-    pub(crate) fn begin(endpoints: Vec<String>, keys: Keyspace, runtime: &Handle) -> anyhow::Result<Self> {
-        let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(EtcdOptions::new(endpoints))?);
+    pub(crate) fn begin(options: EtcdOptions, keys: Keyspace, runtime: &Handle) -> anyhow::Result<Self> {
+        let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(options)?);
         let snapshot = runtime.block_on(store.snapshot(&Keys::Prefix(keys.root().to_owned())))?;
         let revision = snapshot.revision;
         let seen = Arc::new(Mutex::new(Seen {

@@ -143,7 +143,7 @@ fn one(
 ) -> anyhow::Result<Done> {
     cluster.start_etcd()?;
     let keys = Keyspace::new("/segue/", "default");
-    let history = History::begin(cluster.etcd_urls(), keys, runtime.handle())?;
+    let history = History::begin(cluster.etcd_options(), keys, runtime.handle())?;
     cluster.start_all()?;
     cluster.settle(REST).context("the cluster does not start")?;
     timeline.say("every partition has an owner; the load begins");

@@ -13,6 +13,7 @@
 
 mod meters;
 mod site;
+mod users;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -44,6 +45,9 @@ struct Arguments {
     /// Longest time of a step, in seconds.
     #[arg(long, default_value_t = 1800)]
     patience: u64,
+    /// Instead: so many processes at an etcd with users, until all are ready after a start and after a restart of etcd.
+    #[arg(long, value_name = "PROCESSES")]
+    users: Option<u32>,
     /// 10 pods, 2 routers and 4,096 partitions.
     #[arg(long)]
     short: bool,
@@ -62,8 +66,15 @@ impl Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Some(processes) = arguments.users {
+        return ended(users::measure(processes, Duration::from_secs(arguments.patience)));
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let done = runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(run(&arguments)));
+    ended(done)
+}
+
+fn ended(done: anyhow::Result<()>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

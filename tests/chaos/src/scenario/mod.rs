@@ -32,7 +32,7 @@ pub(crate) const RANDOM: &str = "random";
 /// Long enough for leases to end.
 const BEYOND_LEASE: Duration = Duration::from_secs(5);
 
-const ALL: [Scenario; 14] = [
+const ALL: [Scenario; 18] = [
     Scenario {
         name: "stuck-router",
         says: "a router is stopped before it holds; no other may go on before its lease is gone",
@@ -97,6 +97,26 @@ const ALL: [Scenario; 14] = [
         name: "vanished-host",
         says: "a pod's host vanishes without closing any connection; its partitions are served a second after its lease",
         play: failover::vanished_host,
+    },
+    Scenario {
+        name: "full-store",
+        says: "etcd refuses every write in the midst of handoffs, for longer than a phase may last",
+        play: store::full_store,
+    },
+    Scenario {
+        name: "replaced-password",
+        says: "the password of Segue's user is replaced, in etcd first",
+        play: store::replaced_password,
+    },
+    Scenario {
+        name: "unread-log",
+        says: "nobody reads the logs of a router and of the leader while a pod dies",
+        play: processes::unread_log,
+    },
+    Scenario {
+        name: "crash-loop",
+        says: "a pod dies soon after each start: others take its partitions",
+        play: processes::crash_loop,
     },
     Scenario {
         name: "slow-disk",

@@ -116,3 +116,55 @@ pub(super) fn rolling_restart(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+pub(super) fn unread_log(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let unread = [ROUTERS[1], stage.cluster.leader().unwrap_or(COORDINATORS[0])];
+    stage.cluster.terminate(&unread, TERMINATE);
+    unread.iter().for_each(|name| stage.cluster.start_unread(name));
+    stage.settle();
+    // Each of them has something to say about this.
+    stage.cluster.kill(PODS[2]);
+    let (partition, router) = (PartitionId::new(0), stage.cluster.routers()[1]);
+    let unanswered = (0..20).filter(|_| {
+        stage.pause(250);
+        probe(partition, router).is_none_or(|response| response.status >= 500)
+    });
+    let unanswered = unanswered.count();
+    if unanswered > 0 {
+        stage.verdict.add("unheld", format!("a router whose log nobody reads answered {unanswered} of 20 with errors"));
+    }
+    stage.cluster.start(PODS[2])?;
+    stage.settle();
+    stage.cluster.terminate(&unread, TERMINATE);
+    unread.iter().try_for_each(|name| stage.cluster.start(name))
+}
+
+/// Lives of the pod that crashes.
+const LIVES: u32 = 6;
+/// In so many of them, the last, it gets nothing.
+const LIVES_WITHOUT: usize = 3;
+/// Milliseconds that each lasts.
+const LIFE: u64 = 900;
+
+pub(super) fn crash_loop(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let pod = PODS[1];
+    let life = |stage: &Stage<'_>| stage.history.seen().view.pods.get(pod).map(|record| record.incarnation());
+    let mut last = None;
+    let mut owned_in_each_life = Vec::new();
+    for _ in 0..LIVES {
+        stage.cluster.start(pod)?;
+        stage.until(REST, |stage| life(stage).is_some_and(|now| Some(now) != last));
+        last = life(stage);
+        stage.pause(LIFE);
+        let seen = stage.history.seen();
+        let owned = seen.view.assignments.values().filter(|one| Some(one.value.incarnation) == last).count();
+        drop(seen);
+        owned_in_each_life.push(owned);
+        stage.cluster.kill(pod);
+    }
+    stage.timeline.say(&format!("  partitions of {pod} in each life: {owned_in_each_life:?}"));
+    if owned_in_each_life.iter().rev().take(LIVES_WITHOUT).any(|owned| *owned > 0) {
+        stage.verdict.add("crash_loop", format!("{pod} died in each life and owned {owned_in_each_life:?} partitions"));
+    }
+    stage.cluster.start(pod)
+}

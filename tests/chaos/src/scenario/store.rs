@@ -1,15 +1,18 @@
 //! Scenarios of the store: its members, its disk, its history, and the way to it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use segue_protocol::ids::Revision;
+use rand::RngExt as _;
+use segue_protocol::ids::{PartitionId, Revision};
+use segue_protocol::records::Phase;
+use segue_tests::etcd_admin;
 
-use super::{BEYOND_LEASE, JOINER, leave, play_fault};
+use super::{BEYOND_LEASE, JOINER, in_phase, leave, play_fault, probe};
 use crate::cluster::{PODS, ROUTERS};
-use crate::etcd::{self, MEMBERS};
+use crate::etcd::MEMBERS;
 use crate::fault::{Fault, TERMINATE};
 use crate::network::Cut;
-use crate::run::Stage;
+use crate::run::{REST, Stage};
 
 pub(super) fn router_and_pod_cut_off(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let pairs: Vec<_> = MEMBERS.into_iter().flat_map(|member| [(ROUTERS[0], member), (PODS[0], member)]).collect();
@@ -26,8 +29,8 @@ pub(super) fn compaction(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     stage.pause(2_500);
     let revision = stage.history.catch_up()?;
     let mut compacted = Revision::ZERO;
-    for member in stage.cluster.members() {
-        if etcd::compact(member, revision).is_ok() {
+    for member in stage.cluster.etcd_addresses() {
+        if etcd_admin::compact(member, revision.get()).is_ok() {
             compacted = revision;
             break;
         }
@@ -84,5 +87,59 @@ pub(super) fn slow_disk(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     if let Some(said) = fault.heal(stage.cluster)? {
         stage.timeline.say(&format!("  {said}"));
     }
+    Ok(())
+}
+
+/// A pod that starts while etcd refuses writes.
+const LATE_JOINER: &str = PODS[5];
+/// How long etcd refuses writes: `phase_timeout` is 8 s, and stopped partitions have to be served again after that.
+const REFUSED: Duration = Duration::from_secs(14);
+
+pub(super) fn full_store(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let member = stage.cluster.etcd_addresses()[0];
+    stage.cluster.start(JOINER)?;
+    let midway = stage.until(BEYOND_LEASE, |stage| in_phase(stage, Phase::Ready).is_some());
+    etcd_admin::refuse_writes(member, true).map_err(anyhow::Error::msg)?;
+    stage.pause(REFUSED.as_millis() as u64);
+    let owned: Vec<PartitionId> = stage.history.seen().view.assignments.keys().copied().collect();
+    let router = stage.cluster.routers()[0];
+    let down: Vec<_> = owned.into_iter().filter(|one| probe(*one, router).is_none_or(|it| it.status >= 500)).collect();
+    if !down.is_empty() {
+        stage.verdict.add("unbounded", format!("{down:?} are down {REFUSED:?} after etcd began to refuse writes"));
+    }
+    // One that has to register, and waits before it tries again.
+    stage.cluster.start(LATE_JOINER)?;
+    stage.pause(2_000);
+    etcd_admin::refuse_writes(member, false).map_err(anyhow::Error::msg)?;
+    let accepted = Instant::now();
+    let joined = stage.until(REST, |stage| {
+        let seen = stage.history.seen();
+        seen.view.assignments.values().any(|assignment| assignment.value.owner == LATE_JOINER)
+    });
+    stage.timeline.say(&format!(
+        "  handoffs were in Ready: {midway}; {LATE_JOINER} owned a partition {:.1} s after writes were accepted: {joined}",
+        accepted.elapsed().as_secs_f64()
+    ));
+    stage.settle();
+    stage.cluster.terminate(&[LATE_JOINER], TERMINATE);
+    leave(stage);
+    Ok(())
+}
+
+pub(super) fn replaced_password(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    let before = stage.errors();
+    let password = format!("{:x}", stage.random.random::<u64>());
+    etcd_admin::replace_password(stage.cluster.etcd_addresses()[0], &password).map_err(anyhow::Error::msg)?;
+    // No token is valid any more, and the file's password is not either.
+    stage.pause(500);
+    stage.cluster.write_password(&password)?;
+    stage.pause(BEYOND_LEASE.as_millis() as u64);
+    stage.cluster.start(JOINER)?;
+    stage.settle();
+    let errors = stage.errors();
+    if errors != before {
+        stage.verdict.add("unheld", format!("errors before {before:?}, then {errors:?}"));
+    }
+    leave(stage);
     Ok(())
 }
