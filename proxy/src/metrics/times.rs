@@ -1,0 +1,36 @@
+//! A histogram of durations that one worker writes.
+
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use super::add;
+
+/// Upper bounds of the buckets of all histograms of durations, in microseconds. Dense below 50 ms, so that a cutover's
+/// pause shows.
+pub const BUCKET_BOUNDS_MICROS: [u64; 22] = [
+    100, 200, 300, 500, 750, 1_000, 1_500, 2_000, 3_000, 5_000, 7_500, 10_000, 20_000, 30_000, 50_000, 100_000,
+    250_000, 500_000, 1_000_000, 5_000_000, 15_000_000, 60_000_000,
+];
+
+/// A histogram of durations.
+pub(super) struct Times {
+    pub(super) buckets: [AtomicU64; BUCKET_BOUNDS_MICROS.len() + 1],
+    pub(super) nanoseconds: AtomicU64,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Times { buckets: std::array::from_fn(|_| AtomicU64::new(0)), nanoseconds: AtomicU64::new(0) }
+    }
+}
+
+impl Times {
+    #[inline]
+    pub(super) fn observe(&self, duration: Duration) {
+        let micros = duration.as_micros() as u64;
+        let bucket =
+            BUCKET_BOUNDS_MICROS.iter().position(|bound| micros <= *bound).unwrap_or(BUCKET_BOUNDS_MICROS.len());
+        add(&self.buckets[bucket], 1);
+        add(&self.nanoseconds, duration.as_nanos() as u64);
+    }
+}
