@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::router::{DataPlane, DrainSettings, RouterSettings};
+use segue_coordination::router::{DataPlane, DrainEnd, DrainSettings, RouterSettings};
 use segue_coordination::store::{MemoryStore, Store};
-use segue_protocol::handoff::router::{OnStoreLoss, Stage};
+use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss, Stage};
 use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Assignment, Capabilities, Handoff, KeyspaceConfig, Phase, PodRecord, encode};
@@ -81,6 +81,23 @@ impl Site {
         let mut connection = self.old.accept_from(&mut client, request).await;
         connection.write(response).await;
         (client, connection)
+    }
+
+    /// Waits until an exchange of partition 0 is shown, and returns its method, path and client.
+    async fn shown(&self) -> [String; 3] {
+        let table = self.router.state().table();
+        let oldest = || table.lasting_of(P0).oldest;
+        until(|| oldest().is_some(), "an exchange that lasts").await;
+        let request = oldest().unwrap().request.expect("a request that is known");
+        [&request.method, &request.path, &request.client].map(|text| text.clone().into_string())
+    }
+
+    /// Returns when the drain of partition 0 ends what is in flight, in whole seconds from now.
+    async fn drain_end(&self) -> [Option<u64>; 3] {
+        let table = self.router.state().table();
+        until(|| table.drain_end(P0).is_some(), "a drain").await;
+        let DrainEnd { severs_streams, severs, gives_up } = table.drain_end(P0).unwrap();
+        [severs_streams, severs, gives_up].map(|at| Some(at?.saturating_duration_since(Instant::now()).as_secs()))
     }
 
     fn stage(&self) -> Stage {
@@ -187,7 +204,7 @@ async fn requests_are_routed_while_a_long_download_is_finished_before_a_planned_
     let table = site.router.state().table();
     let is_long = |since: Instant| since.elapsed() > Duration::from_millis(1_100);
     until(|| table.oldest_exchange(P0).is_some_and(is_long), "the download to be long").await;
-    assert_eq!(table.lasting_of(P0).oldest, table.oldest_exchange(P0), "it is shown");
+    assert_eq!(table.lasting_of(P0).oldest.map(|oldest| oldest.since), table.oldest_exchange(P0), "it is shown");
     site.ready(&[P0, P1]).await;
     // The other partition of the same write has no long exchange.
     site.drained(P1).await;
@@ -212,4 +229,52 @@ async fn a_planned_move_does_not_wait_for_streams_before_it_stops() {
     at_old.rest().await;
     drop(at_old);
     site.drained(P0).await;
+}
+
+/// A request with a secret in its query, to partition 0.
+fn asks(method: &str, fields: &str, body: &str) -> String {
+    format!("{method} /feed/7?token=secret HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n{fields}\r\n{body}")
+}
+
+#[tokio::test]
+async fn an_exchange_that_lasts_is_shown_with_its_request_whatever_it_waits_for() {
+    let shown = |method: &str| [method, "/feed/7", "127.0.0.1"].map(str::to_owned);
+    let switched = format!("HTTP/1.1 101 Switching Protocols\r\n{UPGRADE}\r\n");
+    let sized = "content-length: 5\r\n";
+    for (request, response) in [
+        (asks("GET", "", ""), ""),
+        (asks("GET", "", ""), "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhel"),
+        (asks("GET", UPGRADE, ""), &*switched),
+        // The response has ended, and the request has not.
+        (asks("POST", sized, "hel"), OK),
+    ] {
+        let site = Site::new(streams_end()).await;
+        let (_client, _connection) = site.begun(&request, response).await;
+        assert_eq!(site.shown().await, shown(&request[..request.find(' ').unwrap()]), "{request} {response}");
+    }
+    let site = Site::new(streams_end()).await;
+    let (client, _connection) = site.begun(asks("POST", sized, "hello"), "").await;
+    drop(client);
+    assert_eq!(site.shown().await, shown("POST"), "its client is gone");
+}
+
+#[tokio::test]
+async fn a_drain_tells_when_it_ends_what_is_in_flight() {
+    let drain =
+        DrainSettings { timeout: Duration::from_secs(3000), streams: Duration::from_secs(2000), ..streams_end() };
+    let site = Site::new(drain.clone()).await;
+    assert_eq!(site.router.state().table().drain_end(P0), None, "nothing drains");
+    let (_client, _connection) = site.begun(GET, "").await;
+    site.ready(&[P0]).await;
+    let is_near = |left: Option<u64>, seconds| left.is_some_and(|left| (seconds - 60..seconds).contains(&left));
+    let [streams, all, gives_up] = site.drain_end().await;
+    assert!(is_near(streams, 2000) && is_near(all, 3000), "{streams:?} {all:?}");
+    assert_eq!(gives_up, None);
+
+    let site = Site::new(DrainSettings { on_timeout: OnDrainTimeout::Cancel, ..drain }).await;
+    let (_client, _connection) = site.begun(GET, "").await;
+    site.ready(&[P0]).await;
+    let [streams, all, gives_up] = site.drain_end().await;
+    assert_eq!([streams, all], [None, None]);
+    assert!(is_near(gives_up, 3000), "{gives_up:?}");
 }

@@ -41,8 +41,13 @@ struct Line {
     /// How many of those are streams.
     #[serde(default)]
     streams: u64,
-    /// For how long the oldest exchange has lasted.
-    oldest_ms: Option<u64>,
+    #[serde(flatten)]
+    oldest: Oldest,
+    /// When the drain severs the streams, and when all else.
+    severs_streams_in_ms: Option<u64>,
+    severs_in_ms: Option<u64>,
+    /// When the router asks for the handoff to be cancelled instead.
+    gives_up_in_ms: Option<u64>,
     stashed: u64,
 }
 
@@ -63,6 +68,24 @@ struct PodPart {
 struct Requests {
     partition: PartitionId,
     in_flight: u64,
+    #[serde(flatten)]
+    oldest: Oldest,
+}
+
+/// The oldest exchange of a partition.
+#[derive(Debug, Deserialize)]
+struct Oldest {
+    /// For how long it has lasted.
+    oldest_ms: Option<u64>,
+    #[serde(rename = "oldest")]
+    request: Option<Request>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Request {
+    method: String,
+    path: String,
+    client: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -169,7 +192,10 @@ impl Activity {
         if parts.len() == self.faults.len() {
             let of_partition = self.requests.iter().find(|requests| requests.partition == partition);
             let requests = self.in_flight.map_or(String::new(), |count| match of_partition {
-                Some(requests) => format!(", {} of {count} requests in flight are its own", requests.in_flight),
+                Some(Requests { in_flight, oldest, .. }) => {
+                    let oldest = oldest.says().map_or(String::new(), |oldest| format!(" ({oldest})"));
+                    format!(", {in_flight} of {count} requests in flight are its own{oldest}")
+                }
                 None => format!(", {count} requests in flight in all"),
             });
             parts.push(format!("{} for the partition{requests}", self.idle));
@@ -253,11 +279,41 @@ impl Line {
             1 => Some("1 is a stream".to_owned()),
             count => Some(format!("{count} are streams")),
         };
-        let oldest =
-            self.oldest_ms.map(|age| format!("the oldest for {:.1} s", Duration::from_millis(age).as_secs_f64()));
-        let facts: Vec<_> = streams.into_iter().chain(oldest).collect();
-        if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) }
+        let facts: Vec<_> = streams.into_iter().chain(self.oldest.says()).collect();
+        let ends = self.ends();
+        match (facts.is_empty(), ends.is_empty()) {
+            (true, true) => String::new(),
+            (false, true) => format!(" ({})", facts.join(", ")),
+            (true, false) => format!(" ({ends})"),
+            (false, false) => format!(" ({}; {ends})", facts.join(", ")),
+        }
     }
+
+    /// Says when the drain ends what is in flight.
+    fn ends(&self) -> String {
+        let streams = self.severs_streams_in_ms.filter(|_| self.streams > 0);
+        let all = self.severs_in_ms.filter(|_| self.in_flight > 0);
+        let ends = [
+            streams.map(|left| format!("streams are severed in {}", seconds(left))),
+            all.map(|left| format!("whatever is left is severed in {}", seconds(left))),
+            self.gives_up_in_ms.map(|left| format!("the router gives the move up in {}", seconds(left))),
+        ];
+        ends.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl Oldest {
+    fn says(&self) -> Option<String> {
+        let lasts = format!("the oldest for {}", seconds(self.oldest_ms?));
+        Some(match &self.request {
+            Some(Request { method, path, client }) => format!("{lasts}: {method} {path} of {client}"),
+            None => lasts,
+        })
+    }
+}
+
+fn seconds(millis: u64) -> String {
+    format!("{:.1} s", Duration::from_millis(millis).as_secs_f64())
 }
 
 impl Task {
@@ -334,6 +390,19 @@ mod tests {
         let router = json!({ "router": { "not_ready": null, "partitions": [lasting] } });
         let expected = "the partition is draining, 4 in flight (1 is a stream, the oldest for 12.3 s), 0 held";
         assert_eq!(says("router", router), expected);
+        let known = json!({ "partition": 3, "stage": "draining", "in_flight": 4, "streams": 1, "oldest_ms": 12340,
+            "oldest": { "method": "GET", "path": "/feed/7", "client": "203.0.113.7" }, "severs_streams_in_ms": 1200,
+            "severs_in_ms": 19_000, "gives_up_in_ms": null, "stashed": 0 });
+        let router = json!({ "router": { "not_ready": null, "partitions": [known] } });
+        let expected = "the partition is draining, 4 in flight (1 is a stream, the oldest for 12.3 s: GET /feed/7 of \
+                        203.0.113.7; streams are severed in 1.2 s, whatever is left is severed in 19.0 s), 0 held";
+        assert_eq!(says("router", router), expected);
+        let given_up = json!({ "partition": 3, "stage": "draining", "in_flight": 4, "streams": 1, "oldest_ms": null,
+            "oldest": null, "severs_streams_in_ms": null, "severs_in_ms": null, "gives_up_in_ms": 500, "stashed": 0 });
+        let router = json!({ "router": { "not_ready": null, "partitions": [given_up] } });
+        let expected = "the partition is draining, 4 in flight (1 is a stream; the router gives the move up in 0.5 s), \
+                        0 held";
+        assert_eq!(says("router", router), expected);
         let router = json!({ "router": { "not_ready": "no store", "partitions": [line(2)] } });
         assert_eq!(says("router", router), "not ready: no store; it does not know the partition");
     }
@@ -359,6 +428,12 @@ mod tests {
         let requests = json!([{ "partition": 4, "in_flight": 5 }, { "partition": 3, "in_flight": 2 }]);
         let pod = json!({ "not_ready": null, "service_up": true, "in_flight": 7, "requests": requests, "hooks": [] });
         let expected = "no hook runs for the partition, 2 of 7 requests in flight are its own";
+        assert_eq!(says("pod", json!({ "pod": pod })), expected);
+        let oldest = json!({ "method": "POST", "path": "/w/7", "client": "203.0.113.7" });
+        let requests = json!([{ "partition": 3, "in_flight": 2, "oldest_ms": 12340, "oldest": oldest }]);
+        let pod = json!({ "not_ready": null, "service_up": true, "in_flight": 7, "requests": requests, "hooks": [] });
+        let expected = "no hook runs for the partition, 2 of 7 requests in flight are its own (the oldest for 12.3 s: \
+                        POST /w/7 of 203.0.113.7)";
         assert_eq!(says("pod", json!({ "pod": pod })), expected);
     }
 

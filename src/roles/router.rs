@@ -30,7 +30,7 @@ use crate::certificates::Certificates;
 use crate::handoff_traces::HandoffTraces;
 use crate::metrics::RouterMetrics;
 use crate::roles::keyspace::ServedKeyspace;
-use crate::roles::progress;
+use crate::roles::{exchanges, progress};
 
 /// The role with bound sockets, before it runs.
 #[derive(Debug)]
@@ -256,29 +256,7 @@ impl StatusSource for RouterStatusSource {
 
     fn status(&self) -> Value {
         let (status, table) = (self.state.status(), self.state.table());
-        let partitions = PartitionId::all(table.partitions()).map(|partition| {
-            let (stage, _) = table.stage(partition);
-            let (stashed, stashed_bytes) = table.stashed(partition);
-            let (stage, target) = match stage {
-                Stage::Open(target) => ("open", Some(target)),
-                Stage::Draining(target) => ("draining", Some(target)),
-                Stage::Flushing(target) => ("flushing", Some(target)),
-                Stage::Closed => ("held", None),
-            };
-            let in_flight = table.in_flight(partition);
-            let lasting = if in_flight > 0 { table.lasting_of(partition) } else { Lasting::default() };
-            json!({
-                "partition": partition,
-                "stage": stage,
-                "pod": target.as_ref().map(|target| &target.pod),
-                "epoch": target.as_ref().map(|target| target.epoch),
-                "in_flight": in_flight,
-                "streams": lasting.streams,
-                "oldest_ms": lasting.oldest.map(|since| since.elapsed().as_millis() as u64),
-                "stashed": stashed,
-                "stashed_bytes": stashed_bytes,
-            })
-        });
+        let partitions = PartitionId::all(table.partitions()).map(|partition| partition_status(table, partition));
         let outliers = table.outliers().into_iter().map(|pod| {
             let (unreachable, misdirected) = pod.health.refusals();
             json!({
@@ -319,6 +297,35 @@ impl StatusSource for RouterStatusSource {
         self.series.outliers.set(table.outliers().len() as i64);
         self.series.metrics.set_trusted_until(self.state.status().trusted_until);
     }
+}
+
+fn partition_status(table: &Table, partition: PartitionId) -> Value {
+    let (stage, _) = table.stage(partition);
+    let (stashed, stashed_bytes) = table.stashed(partition);
+    let (stage, target) = match stage {
+        Stage::Open(target) => ("open", Some(target)),
+        Stage::Draining(target) => ("draining", Some(target)),
+        Stage::Flushing(target) => ("flushing", Some(target)),
+        Stage::Closed => ("held", None),
+    };
+    let in_flight = table.in_flight(partition);
+    let Lasting { streams, oldest } = if in_flight > 0 { table.lasting_of(partition) } else { Lasting::default() };
+    let end = if in_flight > 0 { table.drain_end(partition) } else { None };
+    json!({
+        "partition": partition,
+        "stage": stage,
+        "pod": target.as_ref().map(|target| &target.pod),
+        "epoch": target.as_ref().map(|target| target.epoch),
+        "in_flight": in_flight,
+        "streams": streams,
+        "oldest_ms": oldest.as_ref().map(|oldest| oldest.since.elapsed().as_millis() as u64),
+        "oldest": oldest.as_ref().and_then(|oldest| oldest.request.as_deref()).map(exchanges::request),
+        "severs_streams_in_ms": end.and_then(|end| exchanges::time_left(end.severs_streams)),
+        "severs_in_ms": end.and_then(|end| exchanges::time_left(end.severs)),
+        "gives_up_in_ms": end.and_then(|end| exchanges::time_left(end.gives_up)),
+        "stashed": stashed,
+        "stashed_bytes": stashed_bytes,
+    })
 }
 
 /// Returns the figures of a router, summed over all its partitions.

@@ -12,6 +12,7 @@ use segue_protocol::ids::PartitionId;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use super::DrainEnd;
 use super::acks::AckKind;
 use super::driver::{EXCHANGE_CHECK_INTERVAL, Router};
 
@@ -46,16 +47,19 @@ impl Router {
         let patience = dead_owner_patience(had_fence, self.settings.request_timeout);
         let sever_at = owner_gone_since.map(|since| since + patience);
         let times_out_at = since + self.settings.drain.timeout;
+        let at_timeout = drain_timed_out(&self.view, partition, self.settings.drain.on_timeout, had_fence);
+        self.plane
+            .drain_ends(partition, drain_end(since + self.settings.drain.streams, times_out_at, sever_at, at_timeout));
         let is_due = |at: Instant| at <= now;
         if !is_due(times_out_at) && !sever_at.is_some_and(is_due) {
             let next = sever_at.map_or(times_out_at, |at| at.min(times_out_at));
-            let streams_next = self.watch_streams(partition, &from.pod, since, had_fence);
+            let streams_next = self.watch_streams(partition, &from.pod, since, at_timeout);
             self.timers.insert((streams_next.map_or(next, |at| at.min(next)), partition));
             return;
         }
         let timed_out = match sever_at {
             Some(at) if is_due(at) => DrainTimeout::Sever,
-            _ => drain_timed_out(&self.view, partition, self.settings.drain.on_timeout, had_fence),
+            _ => at_timeout,
         };
         match timed_out {
             DrainTimeout::Sever => {
@@ -85,13 +89,19 @@ impl Router {
     }
 
     /// Severs the streams of a drain that has lasted since `since`, once their time is up. Returns when to look again.
-    fn watch_streams(&mut self, partition: PartitionId, pod: &str, since: Instant, had_fence: bool) -> Option<Instant> {
+    fn watch_streams(
+        &mut self,
+        partition: PartitionId,
+        pod: &str,
+        since: Instant,
+        at_timeout: DrainTimeout,
+    ) -> Option<Instant> {
         let (now, due) = (Instant::now(), since + self.settings.drain.streams);
         if now < due {
             return Some(due);
         }
         // Where a drain's end would not sever, its streams are not severed either: the old owner might go on with them.
-        if drain_timed_out(&self.view, partition, self.settings.drain.on_timeout, had_fence) != DrainTimeout::Sever {
+        if at_timeout != DrainTimeout::Sever {
             return None;
         }
         let severed = self.plane.sever_streams(partition);
@@ -101,5 +111,43 @@ impl Router {
         *self.severed.entry(partition).or_default() += severed;
         // Exchanges may still become streams.
         Some(now + EXCHANGE_CHECK_INTERVAL)
+    }
+}
+
+/// Returns when a drain ends what is in flight. `sever_at`: when it severs because the owner is gone.
+fn drain_end(
+    streams_at: Instant,
+    times_out_at: Instant,
+    sever_at: Option<Instant>,
+    at_timeout: DrainTimeout,
+) -> DrainEnd {
+    let is = |end| at_timeout == end;
+    let severs = is(DrainTimeout::Sever).then_some(times_out_at).into_iter().chain(sever_at).min();
+    let severs_streams = is(DrainTimeout::Sever).then_some(streams_at).into_iter().chain(severs).min();
+    let gives_up = is(DrainTimeout::GiveUp).then_some(times_out_at);
+    DrainEnd { severs_streams, severs, gives_up: gives_up.filter(|at| severs.is_none_or(|severs| *at < severs)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_drain_is_that_of_its_policy_unless_the_owner_is_gone_before() {
+        let now = Instant::now();
+        let at = |seconds| now + Duration::from_secs(seconds);
+        let end = |sever_at, at_timeout| {
+            let DrainEnd { severs_streams, severs, gives_up } = drain_end(at(2), at(20), sever_at, at_timeout);
+            [severs_streams, severs, gives_up].map(|at| at.map(|at| (at - now).as_secs()))
+        };
+        assert_eq!(end(None, DrainTimeout::Sever), [Some(2), Some(20), None]);
+        assert_eq!(end(None, DrainTimeout::GiveUp), [None, None, Some(20)]);
+        assert_eq!(end(None, DrainTimeout::Wait), [None, None, None]);
+        assert_eq!(end(Some(at(1)), DrainTimeout::Sever), [Some(1), Some(1), None]);
+        assert_eq!(end(Some(at(30)), DrainTimeout::Sever), [Some(2), Some(20), None]);
+        assert_eq!(end(Some(at(5)), DrainTimeout::GiveUp), [Some(5), Some(5), None]);
+        assert_eq!(end(Some(at(30)), DrainTimeout::Wait), [Some(30), Some(30), None]);
     }
 }

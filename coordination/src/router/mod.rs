@@ -48,6 +48,17 @@ pub struct CutoverTimes {
     pub flush: Duration,
 }
 
+/// When a drain in progress ends what is still in flight, as things stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DrainEnd {
+    /// When streams are severed. `None` if they are not.
+    pub severs_streams: Option<Instant>,
+    /// When everything is severed. `None` if it is not.
+    pub severs: Option<Instant>,
+    /// When the router asks for the handoff to be cancelled instead. `None` if it does not.
+    pub gives_up: Option<Instant>,
+}
+
 /// The part of a router that forwards requests. It is controlled partition by partition.
 pub trait DataPlane: Send + Sync + 'static {
     /// Sets the number of partitions, `0..partitions`. It never decreases.
@@ -58,6 +69,8 @@ pub trait DataPlane: Send + Sync + 'static {
     fn stop(&self, partition: PartitionId, cause: HoldCause);
     /// Sets why a stopped partition is held.
     fn name_cause(&self, partition: PartitionId, cause: HoldCause);
+    /// Announces when the partition's drain ends what is in flight. Only shown to operators.
+    fn drain_ends(&self, _partition: PartitionId, _end: DrainEnd) {}
     /// Announces that requests will soon be sent to this pod.
     fn expect(&self, _target: &Target, _pod: &PodRecord, _without_lease: bool) {}
     /// Sends requests to this pod, held ones first. `without_lease` allows that even when this router's lease may have

@@ -32,7 +32,7 @@ use crate::message::grpc_timeout;
 use crate::message::header_names::SEGUE_REASON;
 use crate::message::headers::{self, RoutingHeaders};
 use crate::message::local_reply::{LocalReply, PodReason, is_grpc};
-use crate::message::request_body::{BodyError, RequestBody};
+use crate::message::request_body::BodyError;
 use crate::routing::permit::Permit;
 use crate::routing::table::Pod;
 use crate::runtime::exchange_timeout::Ended;
@@ -193,7 +193,7 @@ async fn begin_after_waiting<'request>(
     which: Which,
 ) -> Result<AwaitResponse<'request>, AttemptError> {
     // Connections to one pod are made a few at a time, so waiting for one may take long.
-    let severed = in_flight.sever_token();
+    let severed = in_flight.lasts(request);
     let connected = tokio::select! {
         biased;
         () = severed.cancelled() => return Err(AttemptError::NotProcessed(in_flight.undo(), NotProcessed::Severed)),
@@ -290,7 +290,7 @@ fn responded(
     shared: &WorkerContext,
     request: &mut ForwardRequest,
     outcome: PodResponse,
-    in_flight: Box<InFlight>,
+    mut in_flight: Box<InFlight>,
 ) -> Result<Response<ResponseBody>, AttemptError> {
     let body = &request.body;
     match outcome {
@@ -298,7 +298,7 @@ fn responded(
             if !headers::take_misdirected(response.status(), response.headers_mut()) {
                 note_acceptance(shared, in_flight.pod());
                 body.settle();
-                return Ok(pass_on(response, in_flight, body.clone()));
+                return Ok(pass_on(response, in_flight, request));
             }
             if let Some(trace) = &in_flight.trace {
                 trace.responded(response.status(), false);
@@ -319,6 +319,7 @@ fn responded(
             Some(client) => {
                 let seat = request.peer.seat.upgrade();
                 Ok(switched(response, (client, seat), stream, read, in_flight))
+                in_flight.outlives(request);
             }
             None => Err(AttemptError::LocalReply(LocalReply::UpstreamFailed)),
         },
@@ -365,7 +366,7 @@ fn failure(request: &ForwardRequest, why: NoResponse, in_flight: Box<InFlight>) 
 fn pass_on(
     response: Response<ResponseStream>,
     mut in_flight: Box<InFlight>,
-    request: RequestBody,
+    request: &ForwardRequest,
 ) -> Response<ResponseBody> {
     // Few responses have a reason, and looking at their names costs less than a lookup. One whose headers are lines has none.
     let has_reason = response.headers().keys().any(|name| *name == SEGUE_REASON);

@@ -18,12 +18,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::context::WorkerContext;
+use super::request::ForwardRequest;
 use super::response_head::NoResponse;
 use super::trace::AttemptTrace;
 use crate::message::headers;
 use crate::message::local_reply::PodReason;
 use crate::metrics::CutOff;
 use crate::routing::permit::Permit;
+use crate::routing::request_summary::RequestSummary;
 use crate::routing::table::Pod;
 use crate::runtime::background::Background;
 use crate::runtime::exchange_timeout::Ended;
@@ -47,6 +49,8 @@ pub(crate) struct InFlight {
     is_safe: bool,
     /// `None` unless the request is sampled.
     pub(super) trace: Option<Box<AttemptTrace>>,
+    /// `None` while the request itself is at hand, and for an exchange that is over with its response's head.
+    summary: Option<Arc<RequestSummary>>,
 }
 
 /// What a request states about its exchange.
@@ -74,6 +78,7 @@ impl InFlight {
             deadline: terms.deadline,
             is_safe: terms.is_safe,
             trace: None,
+            summary: None,
         }
     }
 
@@ -112,6 +117,16 @@ impl InFlight {
     /// Returns when the request has waited for its pod for so long that its place goes to another.
     pub(crate) fn gives_way_at(&self) -> Instant {
         self.departed + GIVE_WAY_TIMEOUT
+    }
+
+    /// Keeps what operators see of the request, which this exchange outlives.
+    pub(super) fn outlives(&mut self, request: &ForwardRequest) {
+        self.summary = Some(Arc::new(request.summary(&self.shared.reserved)));
+    }
+
+    /// As [`sever_token`](Counted::sever_token), while the request is at hand.
+    pub(super) fn lasts(&self, request: &ForwardRequest) -> CancellationToken {
+        self.permit().lasts(|| Some(Arc::new(request.summary(&self.shared.reserved))))
     }
 
     /// Records that the request is being sent.
@@ -214,7 +229,7 @@ impl Counted for InFlight {
     }
 
     fn sever_token(&self) -> CancellationToken {
-        self.permit().sever_token()
+        self.permit().lasts(|| self.summary.clone())
     }
 
     fn background(&self) -> &Background {

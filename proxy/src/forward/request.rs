@@ -25,6 +25,7 @@ use crate::message::request_body::RequestBody;
 use crate::message::reserved::{Reserved, forwarded_for};
 use crate::routing::client_share::ShareGuard;
 use crate::routing::keyspace_choice::NoKeyspace;
+use crate::routing::request_summary::RequestSummary;
 use crate::upstream::ResponseHead;
 
 /// A request, and what is known of it before it is sent anywhere. There is one for each exchange and it stays where it
@@ -177,6 +178,14 @@ impl ForwardRequest {
         REQUEST_BYTES + uri + self.scan.weight as usize + self.body.weight()
     }
 }
+
+    /// Returns what operators see of the request while it lasts. Its client is the one that `claim` counts it towards.
+    pub(super) fn summary(&self, reserved: &Reserved) -> RequestSummary {
+        let forwarded = reserved.trusts_forwarded().then(|| forwarded_for(&self.head.headers)).flatten();
+        let forwarded = forwarded.map(|ip| ip.to_string());
+        let client = forwarded.as_deref().or(self.peer.lines.address.to_str().ok()).unwrap_or_default();
+        RequestSummary::new(&self.head.method, &self.head.uri, client)
+    }
 
 /// Returns whether this is the target of a request for a resource: a path, a URI with a scheme, or the `*` of OPTIONS
 /// (RFC 9112, 3.2). `http` also reads a bare authority, the form of CONNECT.

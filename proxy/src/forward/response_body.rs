@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::in_flight::{InFlight, see_rest_through};
+use super::request::ForwardRequest;
 use crate::message::request_body::RequestBody;
 use crate::metrics::CutOff;
 use crate::runtime::coarse_timer::{OnExpiry, TimerEntry, TimerKey};
@@ -128,9 +129,13 @@ impl ResponseBody {
     }
 
     /// Returns the body of a pod's response. If it has arrived in full, the exchange is over at once.
-    pub(crate) fn from_pod(mut stream: ResponseStream, in_flight: Box<InFlight>, request: RequestBody) -> Self {
+    pub(super) fn from_pod(mut stream: ResponseStream, mut in_flight: Box<InFlight>, request: &ForwardRequest) -> Self {
         let lines = stream.take_lines();
-        if let Some(whole) = stream.take_whole() {
+        let whole = stream.take_whole();
+        if whole.is_none() || stream.is_uploading() {
+            in_flight.outlives(request);
+        }
+        if let Some(whole) = whole {
             in_flight.completed();
             stream.finish(in_flight);
             return ResponseBody { kind: Kind::Whole(whole), lines };
@@ -141,7 +146,7 @@ impl ResponseBody {
                 live: Some((stream, in_flight)),
                 error: None,
                 progress: timer.now(),
-                request,
+                request: request.body.clone(),
                 waker: None,
                 key: None,
             }),

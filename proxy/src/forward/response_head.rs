@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::in_flight::{InFlight, see_through};
 use super::request::ForwardRequest;
 use crate::runtime::exchange_timeout::{Ended, ExchangeTimeout};
-use crate::upstream::{Counted, Exchange, PodResponse, SendError};
+use crate::upstream::{Counted as _, Exchange, PodResponse, SendError};
 
 /// Why there is no response.
 pub(crate) enum NoResponse {
@@ -94,7 +94,7 @@ impl Future for AwaitResponse<'_> {
                     let due = if in_flight.holds_place() { due.min(in_flight.gives_way_at()) } else { due };
                     in_flight.deadline().map_or(due, |deadline| deadline.min(due))
                 };
-                match this.timeout.poll(context, || in_flight.sever_token(), deadline) {
+                match this.timeout.poll(context, || in_flight.lasts(request), deadline) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(ended) => Err(NoResponse::Ended(ended)),
                 }
@@ -120,7 +120,8 @@ fn give_way_if_due(in_flight: &InFlight, request: &ForwardRequest) {
 
 impl Drop for AwaitResponse<'_> {
     fn drop(&mut self) {
-        if let Some((exchange, in_flight)) = self.under_way.take() {
+        if let Some((exchange, mut in_flight)) = self.under_way.take() {
+            in_flight.outlives(self.request);
             see_through(exchange, in_flight);
         }
     }

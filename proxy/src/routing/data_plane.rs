@@ -4,7 +4,7 @@
 //! Translation only. Elsewhere: what to do and when (`segue-protocol`), and how it is done safely
 //! ([`table`](crate::routing::table)).
 
-use segue_coordination::router::{CutoverTimes, DataPlane};
+use segue_coordination::router::{CutoverTimes, DataPlane, DrainEnd};
 use segue_protocol::handoff::router::{HoldCause, Stage, Target};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::PodRecord;
@@ -42,6 +42,10 @@ impl DataPlane for Table {
 
     fn name_cause(&self, partition: PartitionId, cause: HoldCause) {
         Table::name_cause(self, partition, cause);
+    }
+
+    fn drain_ends(&self, partition: PartitionId, end: DrainEnd) {
+        Table::drain_ends(self, partition, end);
     }
 
     fn expect(&self, target: &Target, pod: &PodRecord, without_lease: bool) {

@@ -15,6 +15,7 @@ pub mod keyspace_choice;
 pub mod partition_key;
 pub mod partition_state;
 pub mod permit;
+pub mod request_summary;
 mod segmented_vec;
 pub mod stash;
 mod sync;

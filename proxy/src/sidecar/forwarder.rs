@@ -27,11 +27,12 @@ use super::by_partition::ByPartition;
 use super::connection::{CONNECT_TIMEOUT, Connector};
 use super::exchange::Exchange;
 use super::expect::RequestBody;
-use super::heads::prepare;
+use super::heads::{client, prepare};
 use super::local_reply::LocalReplies;
 use super::upstream::Upstream;
 use crate::message::headers::wants_upgrade;
 use crate::message::local_reply::is_grpc;
+use crate::routing::request_summary::RequestSummary;
 
 /// Forwards requests to the service.
 #[derive(Debug, Clone)]
@@ -92,11 +93,13 @@ impl Service<Request<Incoming>> for Forwarder {
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let owned = request.extensions().get::<Owned>();
         let replies = LocalReplies { partition: owned.map(|owned| owned.partition), grpc: is_grpc(request.headers()) };
-        let Some((hold, abandoned)) = owned.and_then(|owned| Some((owned.hold()?, owned.abandoned()))) else {
+        let accepted = owned.and_then(|owned| Some((owned.partition, owned.hold()?, owned.abandoned())));
+        let Some((partition, hold, abandoned)) = accepted else {
             // Every request that the layer accepts has one.
             return Box::pin(std::future::ready(Ok(replies.not_owned())));
         };
-        let under_way = self.upstream.traffic.enter();
+        let summary = RequestSummary::new(request.method(), request.uri(), client(request.headers()));
+        let under_way = self.upstream.traffic.enter(partition, summary);
         let (sending, response) = self.exchange(request, replies, abandoned, hold.lost());
         // A task of its own, so that a router that disconnects does not end what the service has begun.
         tokio::spawn(async move {

@@ -8,7 +8,7 @@ use http::uri::{Authority, Scheme};
 use http::{Request, Uri, Version};
 use hyper::body::Incoming;
 
-use crate::message::header_names::is_hop_by_hop;
+use crate::message::header_names::{X_FORWARDED_FOR, is_hop_by_hop};
 
 /// Rewrites a router's request for the service, `by_http2` or by HTTP/1.1. With `upgrade` it keeps what asks for another
 /// protocol.
@@ -68,5 +68,33 @@ pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, upgrade: bool) {
     if let Some(to) = to {
         headers.insert(UPGRADE, to);
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    }
+}
+
+/// Returns the client of a router's request, as the router says who it is. A router names the peer of its connection last, and
+/// only one that trusts a proxy in front of it keeps what that one says of its own peer, just before.
+pub(super) fn client(headers: &HeaderMap) -> &str {
+    let lines = headers.get_all(X_FORWARDED_FOR).iter().filter_map(|line| line.to_str().ok());
+    let mut last_two = ["", ""];
+    for address in lines.flat_map(|line| line.split(',')) {
+        last_two = [last_two[1], address.trim()];
+    }
+    if last_two[0].is_empty() { last_two[1] } else { last_two[0] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_client_is_the_peer_of_the_router_or_of_the_proxy_that_it_trusts() {
+        let of = |lines: &[&'static str]| {
+            let lines = lines.iter().map(|line| (X_FORWARDED_FOR, HeaderValue::from_static(line)));
+            client(&lines.collect()).to_owned()
+        };
+        assert_eq!(of(&["203.0.113.7"]), "203.0.113.7");
+        assert_eq!(of(&["198.51.100.1, 203.0.113.7, 10.0.0.1"]), "203.0.113.7");
+        assert_eq!(of(&["198.51.100.1", "203.0.113.7", "10.0.0.1"]), "203.0.113.7");
+        assert_eq!(of(&[]), "");
     }
 }

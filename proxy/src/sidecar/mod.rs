@@ -30,6 +30,7 @@ mod router_connection;
 mod service_side;
 mod traffic;
 mod tunnel;
+mod under_way;
 mod upstream;
 
 use std::net::SocketAddr;

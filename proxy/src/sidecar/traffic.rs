@@ -1,10 +1,11 @@
-//! The traffic of a sidecar, as far as other parts need it: how many exchanges are in flight, when the service was last
+//! The traffic of a sidecar, as far as other parts need it: which exchanges are in flight, when the service was last
 //! sent something, whether it refuses connections, and what routers were answered.
 //!
 //! # Invariants
 //!
 //! * An exchange counts from before its first byte is sent until the service has ended it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{
     AtomicU64, AtomicUsize,
@@ -13,14 +14,19 @@ use std::sync::atomic::{
 use std::time::Duration;
 
 use http::StatusCode;
+use segue_protocol::ids::PartitionId;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
+
+use super::under_way::{ExchangeNumber, Exchanges};
+use crate::routing::request_summary::RequestSummary;
 
 /// The traffic of one service, in one keyspace.
 #[derive(Debug)]
 pub struct Traffic {
     base: Instant,
     under_way: AtomicUsize,
+    exchanges: Exchanges,
     /// Microseconds after `base`.
     last_sent: AtomicU64,
     idle: Notify,
@@ -40,6 +46,7 @@ impl Default for Traffic {
         Traffic {
             base: Instant::now(),
             under_way: AtomicUsize::new(0),
+            exchanges: Exchanges::default(),
             last_sent: AtomicU64::new(0),
             idle: Notify::new(),
             refused: Arc::default(),
@@ -51,12 +58,16 @@ impl Default for Traffic {
 
 /// An exchange that is in flight until this is dropped.
 #[derive(Debug)]
-pub(super) struct UnderWay(Arc<Traffic>);
+pub(super) struct UnderWay {
+    traffic: Arc<Traffic>,
+    number: ExchangeNumber,
+}
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        if self.0.under_way.fetch_sub(1, SeqCst) == 1 {
-            self.0.idle.notify_waiters();
+        self.traffic.exchanges.end(self.number);
+        if self.traffic.under_way.fetch_sub(1, SeqCst) == 1 {
+            self.traffic.idle.notify_waiters();
         }
     }
 }
@@ -70,6 +81,11 @@ impl Traffic {
     /// Returns the number of exchanges that the service has not ended.
     pub fn under_way(&self) -> usize {
         self.under_way.load(SeqCst)
+    }
+
+    /// Returns the oldest exchange of each partition that has any, and since when it has lasted.
+    pub fn oldest(&self) -> BTreeMap<PartitionId, (Instant, RequestSummary)> {
+        self.exchanges.oldest()
     }
 
     /// Returns once the service has ended all exchanges.
@@ -125,9 +141,9 @@ impl Traffic {
             .filter_map(|(code, count)| Some((StatusCode::from_u16(code).ok()?, count.load(Relaxed))))
     }
 
-    pub(super) fn enter(self: &Arc<Self>) -> UnderWay {
+    pub(super) fn enter(self: &Arc<Self>, partition: PartitionId, request: RequestSummary) -> UnderWay {
         self.under_way.fetch_add(1, SeqCst);
-        UnderWay(self.clone())
+        UnderWay { traffic: self.clone(), number: self.exchanges.begin(partition, request) }
     }
 
     pub(super) fn sent(&self) {
@@ -160,7 +176,11 @@ mod tests {
     #[tokio::test]
     async fn the_last_exchange_ends_the_wait() {
         let traffic = Arc::new(Traffic::default());
-        let (one, other) = (traffic.enter(), traffic.enter());
+        let enter = || {
+            let request = RequestSummary::new(&http::Method::GET, &http::Uri::from_static("/"), "");
+            traffic.enter(PartitionId::new(0), request)
+        };
+        let (one, other) = (enter(), enter());
         let waits = tokio::spawn({
             let traffic = traffic.clone();
             async move { traffic.ended().await }

@@ -138,6 +138,11 @@ impl ResponseStream {
         }
     }
 
+    /// Returns whether something of the request is still to be sent.
+    pub(crate) fn is_uploading(&self) -> bool {
+        self.rest.is_some()
+    }
+
     /// Keeps the exchange counted until its request has been sent as well. To be called once everything has been read.
     pub(crate) fn finish(self, counted: Box<impl Counted>) {
         let ResponseStream { rest, source, .. } = self;

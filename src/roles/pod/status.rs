@@ -8,11 +8,12 @@ use segue_protocol::ids::PartitionId;
 use segue_proxy::sidecar::Traffic;
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::behind::Behind;
 use crate::admin::StatusSource;
 use crate::metrics::PodMetrics;
-use crate::roles::progress;
+use crate::roles::{exchanges, progress};
 
 pub(super) struct PodStatusSource {
     pub(super) metrics: Arc<PodMetrics>,
@@ -52,7 +53,17 @@ impl StatusSource for PodStatusSource {
     fn status(&self) -> Value {
         let not_ready = self.ready().err();
         let state = self.state.borrow();
-        let requests = self.ownership.held_by_partition().into_iter();
+        let now = Instant::now();
+        let mut oldest = self.traffic.oldest();
+        let requests = self.ownership.held_by_partition().into_iter().map(|(partition, count)| {
+            let (since, request) = oldest.remove(&partition).unzip();
+            json!({
+                "partition": partition,
+                "in_flight": count,
+                "oldest_ms": since.map(|since| now.saturating_duration_since(since).as_millis() as u64),
+                "oldest": request.as_ref().map(exchanges::request),
+            })
+        });
         json!({
             "not_ready": not_ready,
             "fence_by": self.vouches,
@@ -63,7 +74,7 @@ impl StatusSource for PodStatusSource {
             "hooks": self.reports.all().iter().map(|(partition, report)| hook_status(*partition, report)).collect::<Vec<_>>(),
             "stream": self.behind.stream().map(ServiceStream::status),
             "in_flight": self.traffic.under_way(),
-            "requests": requests.map(|(partition, count)| json!({ "partition": partition, "in_flight": count })).collect::<Vec<_>>(),
+            "requests": requests.collect::<Vec<_>>(),
             "lease_remaining_ms": state.lease_remaining().as_millis() as u64,
             "resyncs": state.resyncs,
         })

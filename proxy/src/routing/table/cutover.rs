@@ -9,7 +9,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use segue_coordination::router::CutoverTimes;
+use segue_coordination::router::{CutoverTimes, DrainEnd};
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::{Epoch, PartitionId};
 use tokio::time::Instant;
@@ -31,6 +31,20 @@ impl Table {
         if let Some(closed) = Self::lock(self.cell(partition)).as_mut() {
             closed.cause = cause;
         }
+    }
+
+    /// Sets when the drain ends what is in flight.
+    pub(crate) fn drain_ends(&self, partition: PartitionId, end: DrainEnd) {
+        if let Some(closed) = Self::lock(self.cell(partition)).as_mut() {
+            closed.drain_end = Some(end);
+        }
+    }
+
+    /// Returns when the partition's drain ends what is in flight. `None` if it does not drain.
+    pub fn drain_end(&self, partition: PartitionId) -> Option<DrainEnd> {
+        let cell = self.cell(partition);
+        let closed = Self::lock(cell);
+        closed.as_ref().filter(|_| cell.gate.position() == GateState::Draining)?.drain_end
     }
 
     /// Forgets that the pod refused: it may be tried at once.

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use segue_coordination::router::CutoverTimes;
+use segue_coordination::router::{CutoverTimes, DrainEnd};
 use segue_protocol::back_off::BackOff;
 use segue_protocol::handoff::router::HoldCause;
 use tokio::time::Instant;
@@ -27,6 +27,8 @@ pub(super) struct Closed {
     pub(super) stopped_at: Instant,
     pub(super) drained_at: Option<Instant>,
     pub(super) switched_at: Option<Instant>,
+    /// When the drain ends what is in flight, once the control side has said so.
+    pub(super) drain_end: Option<DrainEnd>,
     pub(super) stashed: u64,
     bounces: u32,
     /// Most requests at a time for a pod that has refused.
@@ -58,6 +60,7 @@ impl Closed {
             stopped_at: Instant::now(),
             drained_at: None,
             switched_at: None,
+            drain_end: None,
             stashed: 0,
             bounces: 0,
             places: 1,
@@ -136,6 +139,7 @@ impl Closed {
             self.switched_at = None;
         }
         self.flows = false;
+        self.drain_end = None;
     }
 
     /// Begins a new pause.

@@ -1,5 +1,5 @@
-//! The exchanges of each partition that have lasted for a moment: since when, of what kind, and the token that severs
-//! each.
+//! The exchanges of each partition that have lasted for a moment: since when, of what kind, of which request, and the token
+//! that severs each.
 //!
 //! Most exchanges end before they are listed here. One that lasts is listed by its permit, in the list of its worker,
 //! until it ends. Elsewhere: when exchanges are severed (`segue_coordination::router`).
@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use segue_protocol::ids::PartitionId;
 use tokio::time::Instant;
@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::state::Table;
 use crate::routing::gate::AbortGeneration;
+use crate::routing::request_summary::RequestSummary;
 use crate::routing::sync::MutexGuard;
 
 /// The place of an exchange among those of its partition in its worker's list. Small, because every permit has room for it.
@@ -37,16 +38,26 @@ pub(super) struct LastingExchanges {
 pub(super) struct LastingExchange {
     since: Instant,
     is_stream: bool,
+    request: Option<Arc<RequestSummary>>,
     severed: CancellationToken,
 }
 
 /// The exchanges of a partition that have lasted for a moment, as operators see them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Lasting {
     /// How many of them are streams.
     pub streams: usize,
-    /// Since when the oldest has lasted.
-    pub oldest: Option<Instant>,
+    /// The one that has lasted for longest.
+    pub oldest: Option<OldestExchange>,
+}
+
+/// The exchange of a partition that has lasted for longest.
+#[derive(Debug, Clone)]
+pub struct OldestExchange {
+    /// Since when it has lasted.
+    pub since: Instant,
+    /// Its request, if it is known.
+    pub request: Option<Arc<RequestSummary>>,
 }
 
 impl LastingExchanges {
@@ -73,6 +84,7 @@ impl Table {
         partition: PartitionId,
         began: AbortGeneration,
         is_stream: bool,
+        request: Option<Arc<RequestSummary>>,
     ) -> (LastingId, CancellationToken) {
         let severed = CancellationToken::new();
         let mut lasting = self.lasting(worker);
@@ -89,7 +101,7 @@ impl Table {
                 _ => {}
             }
         };
-        exchanges.insert(id, LastingExchange { since: Instant::now(), is_stream, severed: severed.clone() });
+        exchanges.insert(id, LastingExchange { since: Instant::now(), is_stream, request, severed: severed.clone() });
         (id, severed)
     }
 
@@ -138,7 +150,9 @@ impl Table {
         for worker in 0..self.lasting.len() {
             for exchange in self.lasting(worker).of(partition) {
                 all.streams += usize::from(exchange.is_stream);
-                all.oldest = Some(all.oldest.map_or(exchange.since, |oldest| oldest.min(exchange.since)));
+                if all.oldest.as_ref().is_none_or(|oldest| exchange.since < oldest.since) {
+                    all.oldest = Some(OldestExchange { since: exchange.since, request: exchange.request.clone() });
+                }
             }
         }
         all

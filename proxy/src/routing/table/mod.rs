@@ -26,8 +26,8 @@ mod state;
 
 pub(crate) use self::admission::{Requeue, WaitOutcome};
 pub(crate) use self::hold::POD_RETRY;
-pub use self::lasting::Lasting;
 pub(crate) use self::lasting::LastingId;
+pub use self::lasting::{Lasting, OldestExchange};
 pub use self::limits::{AdmissionError, StashLimits, StashTotal};
 pub use self::pod_health::{Health, Refused};
 pub use self::pods::Pod;
