@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::support::client::empty;
 use crate::support::pod::Speaks;
-use crate::support::{Fixture, GET, P0, Settings, soon, until};
+use crate::support::{Fixture, GET, P0, Settings, post, soon, until};
 
 fn fixtures() -> impl Iterator<Item = Fixture> {
     [Http1Server::Segue, Http1Server::Hyper].into_iter().map(|server| {
@@ -276,4 +276,34 @@ async fn unfinished_heads_by_http2_are_bounded_over_all_clients() {
         }
     };
     assert_eq!(status, 0x88);
+}
+
+/// The beginning of a body, and what is no chunk.
+const CHUNK: &str = "5\r\nhello\r\n";
+const NO_CHUNK: &str = "zz\r\n";
+
+#[tokio::test]
+async fn a_body_that_is_not_framed_as_its_head_says_is_answered_and_counted() {
+    for fixture in fixtures() {
+        let pod = fixture.scripted_pod().await;
+        let (mut client, mut connection) = fixture.exchange(&pod, post("transfer-encoding: chunked", CHUNK)).await;
+        client.write(NO_CHUNK).await;
+        let answer = client.answer().await;
+        assert_eq!(answer.reason(), (400, "malformed"));
+        assert_eq!(answer.header("connection"), "close");
+        assert_eq!(client.rest().await, "");
+        assert_eq!(connection.rest().await, "", "the pod does not take it for a whole request");
+        assert_eq!(fixture.metrics.own_answers(LocalReply::Malformed), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_held_body_that_is_not_framed_as_its_head_says_is_answered() {
+    for fixture in fixtures() {
+        let mut client = fixture.send(post("transfer-encoding: chunked", CHUNK)).await;
+        fixture.held(P0, 1).await;
+        client.write(NO_CHUNK).await;
+        assert_eq!(client.answer().await.reason(), (400, "malformed"));
+        fixture.held(P0, 0).await;
+    }
 }

@@ -75,6 +75,7 @@ impl From<BodyError> for AttemptError {
     fn from(error: BodyError) -> Self {
         match error {
             BodyError::TooLarge => AttemptError::LocalReply(LocalReply::BodyTooLarge),
+            BodyError::Malformed => AttemptError::LocalReply(LocalReply::MalformedBody),
             BodyError::CutOff | BodyError::TakenBack => AttemptError::ClientGone,
         }
     }
@@ -318,8 +319,8 @@ fn responded(
         PodResponse::Switched(response, stream, read) => match request.switch.take() {
             Some(client) => {
                 let seat = request.peer.seat.upgrade();
-                Ok(switched(response, (client, seat), stream, read, in_flight))
                 in_flight.outlives(request);
+                Ok(switched(response, (client, seat), stream, read, in_flight))
             }
             None => Err(AttemptError::LocalReply(LocalReply::UpstreamFailed)),
         },
@@ -348,6 +349,9 @@ fn failure(request: &ForwardRequest, why: NoResponse, in_flight: Box<InFlight>) 
         }
         NoResponse::Send(SendError::Failed(_)) if body.is_too_large() => {
             AttemptError::LocalReply(LocalReply::BodyTooLarge)
+        }
+        NoResponse::Send(SendError::Failed(_)) if body.is_malformed() => {
+            AttemptError::LocalReply(LocalReply::MalformedBody)
         }
         NoResponse::Send(SendError::Failed(Broken::CutOff)) => AttemptError::ClientGone,
         NoResponse::Send(SendError::Failed(error)) => {

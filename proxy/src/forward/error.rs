@@ -3,7 +3,7 @@
 use crate::message::local_reply::LocalReply;
 use crate::routing::table::AdmissionError;
 
-/// The client has disconnected, or what it sends is not HTTP, so no response can be sent.
+/// The client has disconnected, so no response can be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the client has not sent its whole request")]
 pub struct ClientGone;

@@ -60,7 +60,10 @@ impl Future for HeldRequest<'_> {
                 Poll::Pending => {}
                 Poll::Ready(Ok(())) => this.reads = false,
                 Poll::Ready(Err(BodyError::TooLarge)) => return Poll::Ready(Err(LocalReply::BodyTooLarge.into())),
-                Poll::Ready(Err(_)) => return Poll::Ready(Err(RouteError::ClientGone)),
+                Poll::Ready(Err(BodyError::Malformed)) => return Poll::Ready(Err(LocalReply::MalformedBody.into())),
+                Poll::Ready(Err(BodyError::CutOff | BodyError::TakenBack)) => {
+                    return Poll::Ready(Err(RouteError::ClientGone));
+                }
             }
             if let Err(refusal) = this.queued.weigh(this.request.weight()) {
                 return Poll::Ready(Err(refusal.into()));

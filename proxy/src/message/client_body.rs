@@ -5,6 +5,7 @@
 //! * A body that its client cut off never ends as if it were complete.
 //! * A body never yields bytes of a later request.
 
+use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
@@ -13,16 +14,33 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
-/// The client did not send the whole body, or what it sent is not framed as its head says.
+/// Why a body cannot be read to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the client did not send the whole body")]
-pub(crate) struct CutOff;
+pub(crate) enum BodyReadError {
+    /// The client did not send all of it.
+    #[error("the client did not send the whole body")]
+    CutOff,
+    /// What the client sent is not framed as its head says.
+    #[error("the body is not framed as its head says")]
+    Malformed,
+}
+
+impl From<hyper::Error> for BodyReadError {
+    fn from(error: hyper::Error) -> Self {
+        let cause = std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<io::Error>());
+        // A connection that ends is an `UnexpectedEof`, and a stream of HTTP/2 that ends is no `io::Error`.
+        match cause.map(io::Error::kind) {
+            Some(io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData) => BodyReadError::Malformed,
+            _ => BodyReadError::CutOff,
+        }
+    }
+}
 
 /// A connection that reads the bodies of its requests. Requests are numbered, because the body of an earlier one may
 /// still be referred to.
 pub(crate) trait ReadBody {
     /// Returns the next frame of this request's body, like [`Body::poll_frame`].
-    fn poll_frame(&self, request: u64, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>>;
+    fn poll_frame(&self, request: u64, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyReadError>>>;
 
     /// Returns whether this request's body has been read to its end.
     fn is_ended(&self, request: u64) -> bool;
@@ -85,14 +103,17 @@ impl From<Incoming> for ClientBody {
 
 impl Body for ClientBody {
     type Data = Bytes;
-    type Error = CutOff;
+    type Error = BodyReadError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyReadError>>> {
         match &mut self.0 {
             Kind::Empty => Poll::Ready(None),
             Kind::Hyper(body) => {
                 let frame = ready!(Pin::new(body).poll_frame(context));
-                Poll::Ready(frame.map(|frame| frame.map_err(|_| CutOff)))
+                Poll::Ready(frame.map(|frame| frame.map_err(BodyReadError::from)))
             }
             Kind::Direct(body) => body.connection.poll_frame(body.request, context),
         }

@@ -91,6 +91,8 @@ pub enum LocalReply {
     TooSlow,
     /// No keyspace matches the request, so it names no partition.
     NoKeyspace,
+    /// The request's body is not framed as its head says.
+    MalformedBody,
 }
 
 impl LocalReply {
@@ -120,6 +122,7 @@ impl LocalReply {
         match self {
             // One reason has one series.
             LocalReply::NoKeyspace => LocalReply::NoPartition as usize,
+            LocalReply::MalformedBody => LocalReply::Malformed as usize,
             own => own as usize,
         }
     }
@@ -131,7 +134,8 @@ impl LocalReply {
             | LocalReply::NoKeyspace
             | LocalReply::BadPartition
             | LocalReply::Ambiguous
-            | LocalReply::Malformed => StatusCode::BAD_REQUEST,
+            | LocalReply::Malformed
+            | LocalReply::MalformedBody => StatusCode::BAD_REQUEST,
             LocalReply::UpstreamFailed | LocalReply::Severed => StatusCode::BAD_GATEWAY,
             LocalReply::UpstreamTimeout | LocalReply::Deadline => StatusCode::GATEWAY_TIMEOUT,
             LocalReply::StashTimeout
@@ -152,7 +156,7 @@ impl LocalReply {
             LocalReply::NoPartition | LocalReply::NoKeyspace => "no-partition",
             LocalReply::BadPartition => "bad-partition",
             LocalReply::Ambiguous => "ambiguous",
-            LocalReply::Malformed => "malformed",
+            LocalReply::Malformed | LocalReply::MalformedBody => "malformed",
             LocalReply::UpstreamFailed => "upstream-failed",
             LocalReply::Severed => "severed",
             LocalReply::UpstreamTimeout => "upstream-timeout",
@@ -195,6 +199,9 @@ impl LocalReply {
             LocalReply::HeadTooLarge => "the request's head is too large",
             LocalReply::BodyTooLarge => "the request's body is too large; a pod may have received a part of it",
             LocalReply::TooSlow => "the request took too long to arrive",
+            LocalReply::MalformedBody => {
+                "the request's body is not framed as its head says; a pod may have received a part of it"
+            }
         }
     }
 
@@ -206,7 +213,8 @@ impl LocalReply {
             | LocalReply::NoKeyspace
             | LocalReply::BadPartition
             | LocalReply::Ambiguous
-            | LocalReply::Malformed => "3",
+            | LocalReply::Malformed
+            | LocalReply::MalformedBody => "3",
             LocalReply::UpstreamFailed | LocalReply::Severed => "13",
             LocalReply::UpstreamTimeout | LocalReply::Deadline | LocalReply::TooSlow => "4",
             LocalReply::StashTimeout

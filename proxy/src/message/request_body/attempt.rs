@@ -60,6 +60,7 @@ impl Body for Attempt {
         match source.reading {
             Reading::Ended => return Poll::Ready(None),
             Reading::Broken => return Poll::Ready(Some(Err(BodyError::CutOff))),
+            Reading::Malformed => return Poll::Ready(Some(Err(BodyError::Malformed))),
             Reading::TooLarge => return Poll::Ready(Some(Err(BodyError::TooLarge))),
             Reading::Open => {}
         }
@@ -116,7 +117,7 @@ impl Source {
         let all_here = match self.reading {
             Reading::Open => self.incoming.is_end_stream(),
             Reading::Ended => true,
-            Reading::Broken | Reading::TooLarge => false,
+            Reading::Broken | Reading::Malformed | Reading::TooLarge => false,
         };
         all_given && all_here
     }

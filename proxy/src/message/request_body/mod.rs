@@ -96,6 +96,11 @@ impl RequestBody {
         self.source.as_ref().is_some_and(|source| source.borrow().reading == Reading::TooLarge)
     }
 
+    /// Returns whether it has turned out to be framed in another way than its head says.
+    pub(crate) fn is_malformed(&self) -> bool {
+        self.source.as_ref().is_some_and(|source| source.borrow().reading == Reading::Malformed)
+    }
+
     /// Returns whether some of it has not been read from the client yet. Behind the last byte of a known length nothing comes
     /// that matters: by HTTP/2 the end of the stream, which may be a frame of its own, or trailers.
     pub(crate) fn is_unread(&self) -> bool {
@@ -151,6 +156,7 @@ impl RequestBody {
         loop {
             match source.reading {
                 Reading::Broken => return Poll::Ready(Err(BodyError::CutOff)),
+                Reading::Malformed => return Poll::Ready(Err(BodyError::Malformed)),
                 Reading::TooLarge => return Poll::Ready(Err(BodyError::TooLarge)),
                 Reading::Ended => return Poll::Ready(Ok(())),
                 Reading::Open if source.kept_bytes >= KEPT_BYTES || source.partial => return Poll::Ready(Ok(())),
@@ -194,6 +200,7 @@ impl RequestBody {
             Reading::Ended => Ok(true),
             Reading::Open => Ok(false),
             Reading::Broken => Err(BodyError::CutOff),
+            Reading::Malformed => Err(BodyError::Malformed),
             Reading::TooLarge => Err(BodyError::TooLarge),
         }
     }

@@ -15,7 +15,7 @@ use http_body::{Body as _, Frame};
 use tokio::time::Instant;
 
 use super::pace::{Pace, Upload};
-use crate::message::client_body::ClientBody;
+use crate::message::client_body::{BodyReadError, ClientBody};
 use crate::message::frames::poll_telling_frame;
 use crate::message::reserved::Reserved;
 use crate::runtime::coarse_timer::CoarseTimer;
@@ -61,6 +61,7 @@ pub(super) enum Reading {
     Open,
     Ended,
     Broken,
+    Malformed,
     TooLarge,
 }
 
@@ -70,6 +71,9 @@ pub(crate) enum BodyError {
     /// The client did not send all of it.
     #[error("the client did not send the whole body")]
     CutOff,
+    /// It is not framed as its head says.
+    #[error("the body is not framed as its head says")]
+    Malformed,
     /// There is more of it than is allowed.
     #[error("the body is too large")]
     TooLarge,
@@ -110,7 +114,11 @@ impl Source {
                 self.reading = Reading::Ended;
                 Poll::Ready(None)
             }
-            None | Some(Err(_)) => {
+            Some(Err(BodyReadError::Malformed)) => {
+                self.reading = Reading::Malformed;
+                Poll::Ready(Some(Err(BodyError::Malformed)))
+            }
+            None | Some(Err(BodyReadError::CutOff)) => {
                 self.reading = Reading::Broken;
                 Poll::Ready(Some(Err(BodyError::CutOff)))
             }

@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
 
 use super::request_head::{Framing, Reading, RequestHead, read_head};
 use super::scratch::Scratch;
-use crate::message::client_body::{ClientBody, CutOff, ReadBody};
+use crate::message::client_body::{BodyReadError, ClientBody, ReadBody};
 use crate::tls::Stream;
 use crate::upstream::{Decoded, Decoder};
 
@@ -52,8 +52,8 @@ struct State {
     /// The number of the current request.
     request: u64,
     body: Decoder,
-    /// Whether the body can go on no further.
-    is_broken: bool,
+    /// Why the body can go on no further.
+    broken: Option<BodyReadError>,
     /// Whether something still refers to the body.
     is_held: bool,
     /// Waits for more of the body.
@@ -70,7 +70,7 @@ impl Wire {
             input,
             request: 0,
             body: Decoder::of_length(0),
-            is_broken: false,
+            broken: None,
             is_held: false,
             reader: None,
             connection: None,
@@ -151,7 +151,7 @@ impl Wire {
     /// Ready when the body of the current request is not read any further. Returns whether all of it was read.
     pub(super) fn poll_settled(&self, context: &mut Context<'_>) -> Poll<bool> {
         let state = &mut *self.state.borrow_mut();
-        if state.is_held && !state.body.is_done() && !state.is_broken {
+        if state.is_held && !state.body.is_done() && state.broken.is_none() {
             state.connection = Some(context.waker().clone());
             return Poll::Pending;
         }
@@ -240,10 +240,10 @@ impl State {
         &mut self,
         context: &mut Context<'_>,
         scratch: &Scratch,
-    ) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyReadError>>> {
         loop {
-            if self.is_broken {
-                return Poll::Ready(Some(Err(CutOff)));
+            if let Some(error) = self.broken {
+                return Poll::Ready(Some(Err(error)));
             }
             match self.body.decode(&mut self.input) {
                 Ok(Decoded::Data(data)) => {
@@ -262,9 +262,11 @@ impl State {
                         self.reader = Some(context.waker().clone());
                         return Poll::Pending;
                     };
-                    self.is_broken = !matches!(read, Ok(1..));
+                    if !matches!(read, Ok(1..)) {
+                        self.broken = Some(BodyReadError::CutOff);
+                    }
                 }
-                Err(_) => self.is_broken = true,
+                Err(_) => self.broken = Some(BodyReadError::Malformed),
             }
         }
     }
@@ -280,14 +282,14 @@ fn append(buffer: &mut BytesMut, bytes: &[u8]) {
 }
 
 impl ReadBody for Wire {
-    fn poll_frame(&self, request: u64, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+    fn poll_frame(&self, request: u64, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyReadError>>> {
         let state = &mut *self.state.borrow_mut();
         if state.request != request {
             // A next request begins only behind the end of this one.
             return Poll::Ready(None);
         }
         let frame = state.poll_body(context, &self.scratch);
-        if (state.body.is_done() || state.is_broken)
+        if (state.body.is_done() || state.broken.is_some())
             && let Some(connection) = state.connection.take()
         {
             connection.wake();

@@ -173,12 +173,15 @@ impl Chunks {
         }
         let most = MAX_EXTENSION_BYTES - self.extension_bytes + MAX_SIZE_BYTES;
         let Some(line) = self.end_of_line(buffer, most)? else { return Ok(None) };
-        let Ok(httparse::Status::Complete((length, size))) = httparse::parse_chunk_size(&buffer[..line]) else {
+        let digits = buffer.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
+        // A size may begin with any number of zeros (RFC 9112, 7.1), and httparse takes 16 digits. Further ones count as an
+        // extension does.
+        let zeros = buffer[..digits - 1].iter().take_while(|byte| **byte == b'0').count();
+        let Ok(httparse::Status::Complete((length, size))) = httparse::parse_chunk_size(&buffer[zeros..line]) else {
             return Err(Garbled);
         };
-        let digits = buffer.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
-        self.extension_bytes += line - b"\r\n".len() - digits;
-        if length != line || self.extension_bytes > MAX_EXTENSION_BYTES {
+        self.extension_bytes += line - b"\r\n".len() - digits.min(MAX_SIZE_BYTES - b"\r\n".len());
+        if zeros + length != line || self.extension_bytes > MAX_EXTENSION_BYTES {
             return Err(Garbled);
         }
         buffer.advance(line);
@@ -287,6 +290,19 @@ mod tests {
     fn a_chunk_size_has_a_digit() {
         for line in ["\r\n\r\n", " \r\n\r\n", ";0\r\n\r\n", "\t0\r\n\r\n"] {
             assert_eq!(chunked(&[b"5\r\nhello\r\n", line.as_bytes()]).unwrap_err(), Garbled, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_chunk_size_may_begin_with_zeros() {
+        let zeros = "0".repeat(100);
+        let text = format!("{zeros}5;a\r\nhello\r\n{zeros}\r\n\r\nHTTP/1.1");
+        for pieces in [vec![text.as_bytes()], text.as_bytes().chunks(7).collect()] {
+            let (data, _, rest) = chunked(&pieces).unwrap();
+            assert!(data == b"hello" && b"HTTP/1.1".starts_with(&rest[..]), "{data:?} {rest:?}");
+        }
+        for text in [format!("1{zeros}\r\n"), format!("{}5\r\n", "0".repeat(MAX_EXTENSION_BYTES + 1))] {
+            assert_eq!(chunked(&[text.as_bytes()]).unwrap_err(), Garbled);
         }
     }
 
