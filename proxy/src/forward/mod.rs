@@ -222,6 +222,7 @@ impl Drop for Open<'_> {
 /// This future is most of what a held request costs, so it keeps nothing across an `await` that it does not need.
 async fn route(shared: &Rc<WorkerContext>, request: &mut ForwardRequest) -> Result<Response<ResponseBody>, RouteError> {
     request.check(&shared.reserved)?;
+    request.limit_forwarding()?;
     let partitions = match shared.worker.partitions_at_once() {
         0 => Box::pin(table_is_there(&shared.worker, &shared.reserved, request)).await?,
         partitions => partitions,

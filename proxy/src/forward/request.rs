@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 
-use http::header::{CONNECTION, HeaderValue};
+use http::header::{CONNECTION, HeaderMap, HeaderValue, MAX_FORWARDS};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
@@ -160,6 +160,15 @@ impl ForwardRequest {
         self.unmatched.map_or(Ok(()), |why| Err(why.into()))
     }
 
+    /// Refuses a TRACE, and counts down how often an OPTIONS may still be forwarded (RFC 9110, 7.6.2).
+    pub(super) fn limit_forwarding(&mut self) -> Result<(), LocalReply> {
+        match self.head.method {
+            Method::TRACE => Err(LocalReply::Trace),
+            Method::OPTIONS => count_down(&mut self.head.headers),
+            _ => Ok(()),
+        }
+    }
+
     /// Counts the request towards its client, unless the client is at its limit. Whoever stands in front of the router says
     /// who the client is, if it is trusted.
     pub(super) fn claim(&self, reserved: &Reserved) -> Option<ShareGuard> {
@@ -168,6 +177,14 @@ impl ForwardRequest {
             None => self.peer.usage.claim(),
             Some(ip) => self.peer.addresses.usage(ip).claim(),
         }
+    }
+
+    /// Returns what operators see of the request while it lasts. Its client is the one that `claim` counts it towards.
+    pub(super) fn summary(&self, reserved: &Reserved) -> RequestSummary {
+        let forwarded = reserved.trusts_forwarded().then(|| forwarded_for(&self.head.headers)).flatten();
+        let forwarded = forwarded.map(|ip| ip.to_string());
+        let client = forwarded.as_deref().or(self.peer.lines.address.to_str().ok()).unwrap_or_default();
+        RequestSummary::new(&self.head.method, &self.head.uri, client)
     }
 
     /// Returns about how many bytes the request takes up in memory.
@@ -179,17 +196,12 @@ impl ForwardRequest {
     }
 }
 
-    /// Returns what operators see of the request while it lasts. Its client is the one that `claim` counts it towards.
-    pub(super) fn summary(&self, reserved: &Reserved) -> RequestSummary {
-        let forwarded = reserved.trusts_forwarded().then(|| forwarded_for(&self.head.headers)).flatten();
-        let forwarded = forwarded.map(|ip| ip.to_string());
-        let client = forwarded.as_deref().or(self.peer.lines.address.to_str().ok()).unwrap_or_default();
-        RequestSummary::new(&self.head.method, &self.head.uri, client)
-    }
-
 /// Returns whether this is the target of a request for a resource: a path, a URI with a scheme, or the `*` of OPTIONS
-/// (RFC 9112, 3.2). `http` also reads a bare authority, the form of CONNECT.
+/// (RFC 9112, 3.2). `http` also reads a bare authority, the form of CONNECT, and by HTTP/2 an empty scheme.
 fn is_target(method: &Method, uri: &Uri) -> bool {
+    if uri.scheme_str() == Some("") {
+        return false;
+    }
     match uri.path_and_query().map(PathAndQuery::as_str) {
         Some("*") => *method == Method::OPTIONS,
         Some(path) => uri.scheme().is_some() || path.starts_with('/'),
@@ -197,9 +209,43 @@ fn is_target(method: &Method, uri: &Uri) -> bool {
     }
 }
 
+/// Counts down `Max-Forwards`. A value that is no number is left as it is.
+fn count_down(headers: &mut HeaderMap) -> Result<(), LocalReply> {
+    let mut values = headers.get_all(MAX_FORWARDS).iter();
+    let (Some(value), None) = (values.next(), values.next()) else { return Ok(()) };
+    let digits = value.as_bytes();
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return Ok(());
+    }
+    // A number that does not fit is counted down to the largest that does, as the RFC has it.
+    let left = value.to_str().ok().and_then(|digits| digits.parse::<u64>().ok()).unwrap_or(u64::MAX);
+    let left = left.checked_sub(1).ok_or(LocalReply::LastHop)?;
+    headers.insert(MAX_FORWARDS, HeaderValue::from(left));
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn max_forwards_is_counted_down_to_the_last_hop() {
+        let after = |values: &[&'static str]| {
+            let mut headers = values.iter().map(|value| (MAX_FORWARDS, HeaderValue::from_static(value))).collect();
+            count_down(&mut headers).map(|()| {
+                let left = headers.get_all(MAX_FORWARDS).iter();
+                left.map(|value| value.to_str().unwrap().to_owned()).collect::<Vec<_>>().join(",")
+            })
+        };
+        assert_eq!(after(&["0"]), Err(LocalReply::LastHop));
+        assert_eq!(after(&["000"]), Err(LocalReply::LastHop));
+        for (value, left) in [("1", "0"), ("10", "9"), ("-1", "-1"), ("", ""), ("1 0", "1 0")] {
+            assert_eq!(after(&[value]).as_deref(), Ok(left), "{value:?}");
+        }
+        assert_eq!(after(&["99999999999999999999"]), Ok((u64::MAX - 1).to_string()));
+        assert_eq!(after(&["0", "5"]).as_deref(), Ok("0,5"));
+        assert_eq!(after(&[]).as_deref(), Ok(""));
+    }
 
     #[test]
     fn a_target_is_a_path_or_has_a_scheme() {

@@ -8,7 +8,7 @@
 //! * A reply to a request that a pod may have acted on never looks safe to retry.
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, Response, StatusCode};
 use segue_coordination::local_reply::Cause;
 use segue_protocol::handoff::router::HoldCause;
@@ -89,6 +89,10 @@ pub enum LocalReply {
     BodyTooLarge,
     /// The request, or its head alone, took too long to arrive.
     TooSlow,
+    /// The request is a TRACE, which would show its client what the router has added to it.
+    Trace,
+    /// The request is an OPTIONS that may be forwarded no further.
+    LastHop,
     /// No keyspace matches the request, so it names no partition.
     NoKeyspace,
     /// The request's body is not framed as its head says.
@@ -97,7 +101,7 @@ pub enum LocalReply {
 
 impl LocalReply {
     /// All replies that are counted apart, in the order in which [`index`](Self::index) numbers them.
-    pub const ALL: [LocalReply; 17] = [
+    pub const ALL: [LocalReply; 19] = [
         LocalReply::NoPartition,
         LocalReply::BadPartition,
         LocalReply::Ambiguous,
@@ -115,6 +119,8 @@ impl LocalReply {
         LocalReply::HeadTooLarge,
         LocalReply::BodyTooLarge,
         LocalReply::TooSlow,
+        LocalReply::Trace,
+        LocalReply::LastHop,
     ];
 
     /// Returns the index in [`ALL`](Self::ALL).
@@ -147,6 +153,8 @@ impl LocalReply {
             LocalReply::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             LocalReply::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             LocalReply::TooSlow => StatusCode::REQUEST_TIMEOUT,
+            LocalReply::Trace => StatusCode::METHOD_NOT_ALLOWED,
+            LocalReply::LastHop => StatusCode::OK,
         }
     }
 
@@ -168,6 +176,8 @@ impl LocalReply {
             LocalReply::Shutdown => "shutdown",
             LocalReply::Overload => "overload",
             LocalReply::HeadTooLarge | LocalReply::BodyTooLarge | LocalReply::TooSlow => "limit",
+            LocalReply::Trace => "trace",
+            LocalReply::LastHop => "max-forwards",
         }
     }
 
@@ -199,6 +209,8 @@ impl LocalReply {
             LocalReply::HeadTooLarge => "the request's head is too large",
             LocalReply::BodyTooLarge => "the request's body is too large; a pod may have received a part of it",
             LocalReply::TooSlow => "the request took too long to arrive",
+            LocalReply::Trace => "a TRACE would show its client the headers that the router adds",
+            LocalReply::LastHop => "this router is the last that the request may reach, because of its Max-Forwards",
             LocalReply::MalformedBody => {
                 "the request's body is not framed as its head says; a pod may have received a part of it"
             }
@@ -215,6 +227,7 @@ impl LocalReply {
             | LocalReply::Ambiguous
             | LocalReply::Malformed
             | LocalReply::MalformedBody => "3",
+            LocalReply::Trace | LocalReply::LastHop => "12",
             LocalReply::UpstreamFailed | LocalReply::Severed => "13",
             LocalReply::UpstreamTimeout | LocalReply::Deadline | LocalReply::TooSlow => "4",
             LocalReply::StashTimeout
@@ -236,9 +249,15 @@ impl LocalReply {
             // A handoff takes milliseconds; a second is the smallest value that the header can hold.
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
+        if matches!(self, LocalReply::Trace | LocalReply::LastHop) {
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static(METHODS));
+        }
         response
     }
 }
+
+/// The registered methods that the router forwards (RFC 9110, 9.3, and RFC 5789). It forwards unregistered ones too.
+const METHODS: &str = "GET, HEAD, POST, PUT, DELETE, OPTIONS, PATCH";
 
 impl From<AdmissionError> for LocalReply {
     fn from(refusal: AdmissionError) -> Self {

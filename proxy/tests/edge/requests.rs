@@ -174,6 +174,9 @@ fn heads() -> Vec<Case> {
         case("a fragment", line("GET /a#b HTTP/1.1"), &[200], Goes, &["GET /a HTTP/1.1"]),
         case("the host as a whole", line("OPTIONS * HTTP/1.1"), &[200], Goes, &["OPTIONS * HTTP/1.1"]),
         case("a tunnel", line("CONNECT h:80 HTTP/1.1"), &[400], Goes, &[]),
+        case("a trace", line("TRACE / HTTP/1.1"), &[405], Goes, &[]),
+        case("the last hop", get("max-forwards: 0\r\n").replace("GET", "OPTIONS"), &[200], Goes, &[]),
+        case("a GET that may go no further", get("max-forwards: 0\r\n"), &[200], Goes, G),
         case("HTTP/1.0", line("GET / HTTP/1.0"), &[200], Closed, G),
         case("nonsense", "\x16\x03\x01\x02\0\x01\0\x01\x7c\x03\x03\r\n\r\n", &[400], Closed, &[]),
         case("almost the preface of HTTP/2", "PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n", &[400], Closed, &[]),
@@ -268,6 +271,22 @@ async fn the_target_decides_about_the_host_and_userinfo_stays_here() {
     let [request] = &pod.requests().await[..] else { panic!("one request") };
     assert_eq!(request.start, b"GET /a?b HTTP/1.1");
     assert_eq!(request.all("host").collect::<Vec<_>>(), [b"other:81"]);
+}
+
+#[tokio::test]
+async fn an_options_is_counted_down_and_answered_here_at_its_last_hop() {
+    let fixture = Fixture::new();
+    let pod = Recorder::start().await;
+    fixture.route(P0, pod.address, 1);
+    let options = |left: &str| {
+        NEXT.replace("GET", "OPTIONS").replace("connection", &format!("max-forwards: {left}\r\nconnection"))
+    };
+    talk(fixture.address, options("7").as_bytes()).await;
+    let [request] = &pod.requests().await[..] else { panic!("one request") };
+    assert_eq!(request.all("max-forwards").collect::<Vec<_>>(), [b"6"]);
+    let [answer] = &talk(fixture.address, options("0").as_bytes()).await[..] else { panic!("one answer") };
+    assert_eq!((answer.status(), answer.all("segue-reason").next()), (Some(200), Some(&b"max-forwards"[..])));
+    assert!(answer.has("allow"));
 }
 
 #[tokio::test]
