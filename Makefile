@@ -97,7 +97,7 @@ failover: setup-build setup-etcd setup-netns ## Have pods' hosts vanish RUNS tim
 	@target/debug/segue-chaos $$(printf -- '--scenario vanished-host %.0s' $$(seq $(RUNS)))
 
 .PHONY: foreign
-foreign: setup-build setup-etcd setup-foreign ## Every protocol with clients and servers nobody here wrote (ARGS="--only websocket")
+foreign: setup-build setup-etcd setup-foreign $(if $(findstring --long,$(ARGS)),setup-pods) ## Every protocol with clients and servers nobody here wrote (ARGS="--only websocket")
 	$(BUILD)
 	@PATH=$$PATH:/usr/sbin .tools/foreign/bin/python tests/interop/run.py --segue target/debug/segue $(ARGS)
 
@@ -225,7 +225,7 @@ setup-netns: # Programs for hosts in network namespaces
 	@scripts/setup netns
 
 .PHONY: setup-foreign
-setup-foreign: # curl, nghttp2, nginx and Python packages
+setup-foreign: # curl, nghttp2, nginx, Chromium with its store of certificates, and Python packages
 	@scripts/setup foreign
 
 .PHONY: setup-world

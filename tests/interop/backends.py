@@ -94,6 +94,47 @@ async def serve_aiohttp(name, port):
     await asyncio.Event().wait()
 
 
+async def serve_browsed(name, port):
+    """A page, what it asks for, and what it reports."""
+    from aiohttp import WSMsgType, web
+
+    from checks.browser import PAGE
+
+    reports = []
+
+    async def page(_):
+        return web.Response(text=PAGE, content_type="text/html")
+
+    async def part(request):
+        return web.Response(text=request.query_string)
+
+    async def echo(request):
+        return web.Response(body=await request.read())
+
+    async def socket(request):
+        answer = web.WebSocketResponse()
+        await answer.prepare(request)
+        async for message in answer:
+            if message.type is WSMsgType.TEXT:
+                await answer.send_str(message.data)
+        return answer
+
+    async def report(request):
+        reports.append(await request.json())
+        return web.Response()
+
+    async def reported(_):
+        return web.json_response(reports[-1]) if reports else web.Response(status=404)
+
+    app = web.Application(client_max_size=1 << 30)
+    app.add_routes([web.get("/p/page", page), web.get("/p/part", part), web.post("/p/echo", echo),
+                    web.get("/p/socket", socket), web.post("/p/report", report), web.get("/p/report", reported)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await asyncio.Event().wait()
+
+
 async def serve_grpc(name, port):
     import grpc
 

@@ -9,15 +9,18 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 
-import checks  # noqa: F401: registers them
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.append(os.path.join(HERE, "../page"))
+
+import checks  # noqa: E402, F401: registers them
 from backends import nginx
+from certificates import Authority
 from processes import Cluster, Etcd, Process, free_port, until
 from table import run_all
-
-HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Fixture:
@@ -39,8 +42,14 @@ class Fixture:
         self.aiohttp = cluster("aiohttp", self.serve("aiohttp"), protocol="http1")
         self.direct = cluster("direct", self.serve("aiohttp"), protocol="http1", past_sidecar=True)
         self.grpc = cluster("grpc", self.serve("grpc"))
-        # The same without a sidecar between.
-        self.grpc_direct = cluster("grpc-direct", self.serve("grpc"), past_sidecar=True) if self.long else None
+        # Servers of gRPC, with a sidecar between and without.
+        self.silent = {}
+        if self.long:
+            servers = {"grpcio": self.serve("grpc"), "tonic": self.serve_by("tonic", self.tonic_service()),
+                       "grpc-go": self.serve_by("grpc-go", self.go_service())}
+            for name, ports in servers.items():
+                self.silent[name] = cluster(f"silent-{name}", ports)
+                self.silent[f"{name} without a sidecar"] = cluster(f"silent-{name}-direct", ports, past_sidecar=True)
         self.websockets = cluster("websockets", self.serve("websockets", self.note))
         ports = {(name, http2): free_port() for name in "ab" for http2 in (False, True)}
         command = nginx(self.folder, [(name, port, http2) for (name, http2), port in ports.items()])
@@ -49,15 +58,32 @@ class Fixture:
         self.nginx2 = cluster("nginx2", {name: ports[name, True] for name in "ab"}, protocol="http2")
         # Nobody serves there, so that everything is held.
         self.nobody = cluster("nobody", {}, limits='[router.stash]\nmax_wait = "2s"')
-        served = (self.aiohttp, self.direct, self.grpc, self.websockets, self.nginx1, self.nginx2)
-        await asyncio.gather(*(one.ready() for one in served), *([self.grpc_direct.ready()] if self.long else []))
+        self.authority = Authority(os.path.join(self.folder, "tls"))
+        tls = 'cert = "{}"\nkey = "{}"'.format(*map(self.authority.path, ("server.pem", "server.key")))
+        self.browsed = cluster("browsed", self.serve("browsed"),
+                               limits=f'[router.partition]\nkey = {{ path = "/{{key}}" }}\n[router.tls]\n{tls}')
+        served = (self.aiohttp, self.direct, self.grpc, self.websockets, self.nginx1, self.nginx2, self.browsed)
+        await asyncio.gather(*(one.ready() for one in (*served, *self.silent.values())))
 
     def serve(self, kind, *rest):
+        return self.serve_by(kind, [sys.executable, os.path.join(HERE, "backends.py"), kind], *rest)
+
+    def serve_by(self, kind, command, *rest):
+        """Starts two services by this command, with a name and a port; returns their ports."""
         ports = {name: free_port() for name in "ab"}
         for name, port in ports.items():
-            command = [sys.executable, os.path.join(HERE, "backends.py"), kind, name, str(port), *rest]
-            Process(f"{kind}-service-{name}", self.folder, command)
+            Process(f"{kind}-service-{name}", self.folder, [*command, name, str(port), *rest])
         return ports
+
+    def tonic_service(self):
+        return [os.path.join(os.path.dirname(self.segue), "examples/tonic-service")]
+
+    def go_service(self):
+        program = os.path.join(self.folder, "go-service")
+        # Debian's packages of Go are for builds without modules.
+        environment = {**os.environ, "GO111MODULE": "off", "GOPATH": "/usr/share/gocode"}
+        subprocess.run(["go", "build", "-o", program, "."], cwd=os.path.join(HERE, "go_service"), env=environment, check=True)
+        return [program]
 
 
 async def main():

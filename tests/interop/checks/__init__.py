@@ -1,3 +1,3 @@
 """The checks, by client. Importing a module registers its own."""
 
-from . import curl, grpc_calls, http2_front, http2_load, keep_alive, websocket  # noqa: F401
+from . import browser, curl, grpc_calls, http2_front, http2_load, keep_alive, websocket  # noqa: F401
