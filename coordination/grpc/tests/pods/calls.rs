@@ -9,7 +9,7 @@ use segue_grpc::proto::{
 use segue_protocol::ids::Epoch;
 use segue_protocol::records::{Assignment, PodRecord, encode};
 use segue_protocol::txn::Keys;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tonic::Code;
 
 use super::beside::Sidecar;
@@ -187,6 +187,30 @@ async fn a_poll_waits_until_something_changes() {
         site.put(site.keys.pod("a"), encode(&PodRecord::new("a", "127.0.0.1:9"))).await;
     });
     assert!(took < Duration::from_secs(15), "it has waited for {took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn moves_of_other_pods_partitions_end_no_poll() {
+    let site = Site::start().await;
+    let lease_ttl = Duration::from_secs(3600).try_into().ok();
+    let mut a = Polling::new([site.address(0)], Hello { lease_ttl, ..hello(&site.name, "a") });
+    let b = Pod::start(site.address(0), hello(&site.name, "b")).await;
+    tokio::join!(a.owns(2), b.owns(2));
+    while !site.view().await.handoffs.is_empty() {
+        a.round().await;
+    }
+    a.poll(Duration::ZERO).await.unwrap();
+    let poll = tokio::spawn(async move { a.poll(Duration::from_secs(600)).await.unwrap().revision });
+    for _ in 0..5 {
+        let told = b.known().tasks.len();
+        give_anew(&site, "b").await;
+        b.until("it is told", |known| known.tasks.len() > told).await;
+    }
+    // The instance has seen all of these.
+    let seen = site.view().await.revision.get();
+    give_anew(&site, "a").await;
+    let ended_at = timeout(Duration::from_secs(60), poll).await.unwrap().unwrap();
+    assert!(ended_at > seen, "it ended at revision {ended_at}, before its own partition changed, after {seen}");
 }
 
 /// Writes an assignment of this pod again, at a later epoch.
