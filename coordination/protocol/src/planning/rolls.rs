@@ -15,8 +15,10 @@
 //! A rolling restart that pauses must not leave a pod empty. Balance therefore waits no longer than [`ROLL_PATIENCE`]
 //! for the next drain.
 //!
-//! The newest version is that of the pod that registered last. There is no other order of versions, so a rollback is a
-//! rolling restart like any other, and no clock is needed.
+//! The newest version is that of the pod that registered last among those that have one. There is no other order of
+//! versions, so a rollback is a rolling restart like any other, and no clock is needed.
+//!
+//! While the last pod is away, all others have the newest version. The rolling restart is complete once that pod is back.
 //!
 //! # Invariants
 //!
@@ -45,9 +47,8 @@ pub(super) struct Rolls {
 impl Rolls {
     /// Records the versions and the lives of the registered pods.
     pub(super) fn observe(&mut self, view: &View, now: Duration) {
-        let is_complete = self.versions.observe(view, now);
         self.returns.observe(view, now);
-        if is_complete {
+        if self.versions.observe(view, self.returns.is_anyone_away(view), now) {
             self.returns.back.clear();
         }
     }
@@ -63,7 +64,7 @@ impl Rolls {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct Versions {
     /// The largest number of pods of each version while it was the newest.
-    most: BTreeMap<Option<String>, usize>,
+    most: BTreeMap<String, usize>,
     /// When the rolling restart last made progress.
     since: Duration,
     /// Since when all registered pods have had one version.
@@ -71,23 +72,24 @@ struct Versions {
 }
 
 impl Versions {
-    /// Returns whether this view completes a rolling restart.
-    fn observe(&mut self, view: &View, now: Duration) -> bool {
-        let newest = newest(view).map(str::to_owned);
-        let of_newest = view.pods.values().filter(|pod| pod.value.version == newest).count();
-        if of_newest == view.pods.len() {
+    /// Returns whether this view completes a rolling restart. While a pod is away, that is not known.
+    fn observe(&mut self, view: &View, is_anyone_away: bool, now: Duration) -> bool {
+        let newest = newest(view);
+        let mut versions = view.pods.values().filter_map(|pod| pod.value.version.as_deref());
+        let Some(newest) = newest.filter(|newest| versions.any(|version| version != *newest)) else {
             // The restart is complete, or the only pods of the newest version are briefly absent.
-            let is_complete = self.most.contains_key(&newest);
+            let is_complete = !is_anyone_away && newest.is_some_and(|newest| self.most.contains_key(newest));
             if is_complete {
                 self.most.clear();
             }
             self.uniform_since.get_or_insert(now);
             return is_complete;
-        }
+        };
         if self.uniform_since.take().is_some_and(|since| since + ROLL_PATIENCE <= now) {
             self.most.clear();
         }
-        let most = self.most.entry(newest).or_default();
+        let of_newest = view.pods.values().filter(|pod| pod.value.version.as_deref() == Some(newest)).count();
+        let most = self.most.entry(newest.to_owned()).or_default();
         if of_newest > *most {
             *most = of_newest;
             self.since = now;
@@ -142,13 +144,18 @@ impl Returns {
         }
     }
 
+    /// Returns whether a pod that drained has gone and may come back.
+    fn is_anyone_away(&self, view: &View) -> bool {
+        self.drained.keys().any(|name| !view.pods.contains_key(name))
+    }
+
     fn since(&self) -> Option<Duration> {
         (!self.back.is_empty()).then_some(self.since)
     }
 }
 
-/// Returns the version of the pod that registered last, if it has one.
+/// Returns the version of the pod that registered last among those that have one.
 pub(super) fn newest(view: &View) -> Option<&str> {
-    let last = view.pods.values().max_by_key(|pod| pod.create_revision)?;
+    let last = view.pods.values().filter(|pod| pod.value.version.is_some()).max_by_key(|pod| pod.create_revision)?;
     last.value.version.as_deref()
 }

@@ -147,6 +147,50 @@ fn a_roll_moves_no_more_partitions_than_any_planner_has_to() {
 }
 
 #[test]
+fn the_last_pod_of_a_roll_is_filled_in_the_next_round() {
+    for versions in [NEW, SAME] {
+        let roll = Roll { pods: 3, partitions: 24, rest: secs(4), versions, ..QUICK };
+        let mut rolling = Rolling::new(roll);
+        for number in (0..roll.pods).rev() {
+            rolling.restart(roll, number);
+        }
+        assert!(rolling.world.balance().into_values().all(|count| count == 8), "{:?}", rolling.world.balance());
+    }
+}
+
+#[test]
+fn the_last_pod_of_a_roll_is_filled_by_a_new_leader_too_if_versions_tell_that_it_is_the_last() {
+    let roll = Roll { pods: 3, partitions: 24, rest: secs(4), ..QUICK };
+    let mut rolling = Rolling::new(roll);
+    for number in (0..roll.pods).rev() {
+        if number == 0 {
+            rolling.world.elect();
+        }
+        rolling.restart(roll, number);
+    }
+    assert!(rolling.world.balance().into_values().all(|count| count == 8), "{:?}", rolling.world.balance());
+}
+
+#[test]
+fn pods_without_a_version_are_filled_although_others_have_one() {
+    let mut rolling = Rolling::new(Roll { pods: 1, partitions: 24, ..QUICK });
+    rolling.world.put_pod_of("w-001", PodStatus::Ready, None);
+    rolling.world.put_pod_of("w-002", PodStatus::Ready, None);
+    rolling.run(secs(20));
+    assert!(rolling.world.balance().into_values().all(|count| count == 8), "{:?}", rolling.world.balance());
+}
+
+#[test]
+fn a_pod_without_a_version_ends_no_roll() {
+    let roll = Roll { pods: 3, partitions: 24, rest: secs(4), ..QUICK };
+    let mut rolling = Rolling::new(roll);
+    rolling.restart(roll, 2);
+    rolling.world.put_pod_of("w-009", PodStatus::Ready, None);
+    rolling.run(secs(4));
+    assert!(rolling.world.plan().notices.contains(&Notice::Roll { newest: Some("v2".into()) }));
+}
+
+#[test]
 fn a_roll_that_pauses_leaves_no_pod_empty() {
     for versions in [NEW, SAME] {
         let roll = Roll { versions, ..QUICK };
