@@ -7,9 +7,9 @@
 
 use crate::ids::{Incarnation, LeaseId, Revision};
 use crate::keys::Keyspace;
-use crate::records::{PodLoad, encode};
+use crate::records::{PodLoad, PodRecord, encode};
 use crate::txn::{Compare, Keys, Op, Txn};
-use crate::view::Versioned;
+use crate::view::{Versioned, View};
 
 /// The keys that a participant puts under its lease.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -79,6 +79,28 @@ pub fn put_back(key: &str, incarnation: Incarnation, seen: Revision, value: Vec<
         then: vec![Op::Put { key: key.to_owned(), value, lease: Some(lease) }],
         otherwise: None,
     }
+}
+
+/// Marks this life of a pod, whose service says that it is unhealthy, as one that gives way to another pod: one that is
+/// ready, and does not give way itself by the time of the write. Of two pods that each see the other, only one can. `None`
+/// if the view shows no other pod, or not this life under its lease.
+pub fn give_way(view: &View, pod: &str, incarnation: Incarnation, lease: LeaseId) -> Option<Txn> {
+    let own = view.pods.get(pod).filter(|own| own.incarnation() == incarnation && own.lease == Some(lease))?;
+    let is_ready = |(other, record): &(&String, &Versioned<PodRecord>)| {
+        *other != pod && record.lease.is_some() && !record.value.gives_way && !view.is_draining(other)
+    };
+    let (other, record) = view.pods.iter().find(is_ready)?;
+    let keys = view.keys();
+    let mut txn = put_back(
+        &keys.pod(pod),
+        incarnation,
+        own.mod_revision,
+        encode(&PodRecord { gives_way: true, ..own.value.clone() }),
+        lease,
+    );
+    txn.when.push(Compare::unchanged_since(keys.pod(other), record.mod_revision));
+    txn.when.push(Compare::unchanged_since(keys.drain(other), Revision::ZERO));
+    Some(txn)
 }
 
 /// Puts a pod's heartbeat under the lease of its registration, if that very life is registered.

@@ -45,7 +45,7 @@ prop_compose! {
             pod_name, address, status: if draining { PodStatus::Draining } else { PodStatus::Ready },
             registered_at: times.0, last_heartbeat: times.1, weight: Thousandths(weight), zone,
             load: load.map(Thousandths), capabilities, admin, version, work_ends_within_ms, lease_ttl_ms,
-            resume_digest: None,
+            resume_digest: None, gives_way: draining,
         }
     }
 }

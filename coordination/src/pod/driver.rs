@@ -26,6 +26,7 @@ use super::lease_window::ends_at;
 use super::ownership::Ownership;
 use super::partition_work::{PartitionWork, PendingWrite, WRITE_RETRY_PAUSE};
 use super::service::Service;
+use super::service_watch::Watched;
 use super::{HandlerError, HandoffHandler, PodSettings, PodState};
 use crate::session::{LeaseState, Leases, OwnKey, Registration, Update, Watcher, WriteQueue, lease_now, wakes_at};
 use crate::store::{Store, StoreError};
@@ -44,25 +45,11 @@ pub(super) enum Intent {
 /// The result of a callback: of a checkpoint its name, of any other nothing.
 pub(super) type CallbackResult = Result<Option<CheckpointName>, HandlerError>;
 
-enum End {
+pub(super) enum End {
     Shutdown,
     RegistrationGone,
     /// The service is down, and nothing that it was given can take effect any more.
     ServiceDown,
-}
-
-/// The state of the service, by the event that is awaited next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Watched {
-    /// The service accepts requests. Awaits its end.
-    Up,
-    /// The service is down. The pod cannot vouch for the end of its work, so it stays registered and hands over until
-    /// the service is up.
-    Sick,
-    /// The service is down. Awaits the end of its work.
-    Settling,
-    /// The pod is ending. Awaits the end of the service's work.
-    Parting,
 }
 
 /// What the view shows that has not been acted on.
@@ -106,6 +93,9 @@ pub(super) struct Driver {
     pub(super) refusing: bool,
     /// The own record is `Draining` only because the service is down.
     pub(super) drains_for_service: bool,
+    /// The service says that it is unhealthy, and this pod has asked the store whether it may give way to another one, or
+    /// gives way.
+    pub(super) gives_way: bool,
     // Ordered, because a simulated run has to repeat exactly.
     pub(super) work: BTreeMap<PartitionId, PartitionWork>,
     pub(super) callbacks: JoinSet<CallbackResult>,
@@ -147,6 +137,7 @@ impl Driver {
             ending: false,
             refusing: false,
             drains_for_service: false,
+            gives_way: false,
             work: BTreeMap::new(),
             callbacks: JoinSet::new(),
             running: HashMap::new(),
@@ -190,9 +181,8 @@ impl Driver {
         let (store, keys, pod) = (self.store.clone(), self.keys.clone(), self.settings.name.clone());
         let mut heartbeat = Heartbeat::of(store, keys, pod, self.settings.load_interval, registration);
         let (mut sighted, mut looks_at) = (true, None);
-        let service = self.service.clone();
-        let (mut watched, mut turn) = (Watched::Up, service.down());
-        self.refusing = false;
+        (self.refusing, self.gives_way) = (false, false);
+        let (mut watched, mut turn) = self.watch(Watched::Up);
         let (mut lent, mut news) = (None, News::None);
         loop {
             // A pod without sight of the store does not act. With its lease kept alive, every handoff would wait for
@@ -222,7 +212,7 @@ impl Driver {
             let now = Instant::now();
             let ends_at = self.may_end(now);
             if ends_at.is_some_and(|until| until <= now) && watched != Watched::Parting {
-                (watched, turn) = (Watched::Parting, service.settle(self.ends_by()));
+                (watched, turn) = self.watch(Watched::Parting);
             }
             let beat = heartbeat.due().filter(|_| self.synced);
             let wake = beat.into_iter().chain(looks_at).fold(self.wakes_at(now, ends_at, state), Instant::min);
@@ -230,10 +220,8 @@ impl Driver {
                 biased;
                 update = watcher.next() => self.updated(update, &mut watcher, &mut sighted, &mut news),
                 Some(ended) = self.callbacks.join_next_with_id(), if !self.callbacks.is_empty() => self.ended(ended),
-                () = &mut turn => match self.service_turned(watched) {
-                    Ok(Watched::Up) => (watched, turn) = (Watched::Up, service.down()),
-                    Ok(Watched::Sick) => (watched, turn) = (Watched::Sick, service.up()),
-                    Ok(next) => (watched, turn) = (next, service.settle(now)),
+                turned = &mut turn => match self.service_turned(watched, turned) {
+                    Ok(next) => (watched, turn) = self.watch(next),
                     Err(end) => return end,
                 },
                 results = self.writes.next_results() => self.written(results),
@@ -292,29 +280,6 @@ impl Driver {
         others.into_iter().flatten().fold(now + self.settings.lease_ttl / 6, Instant::min)
     }
 
-    /// Acts on the event that was awaited of the service. Returns its next state.
-    fn service_turned(&mut self, watched: Watched) -> Result<Watched, End> {
-        match watched {
-            Watched::Up if self.settings.capabilities.fence => {
-                self.refuse(true, "service is down; deregistering once its work has ended");
-                Ok(Watched::Settling)
-            }
-            Watched::Up => {
-                self.refuse(true, "service is down; handing partitions over");
-                Ok(Watched::Sick)
-            }
-            Watched::Sick => {
-                self.refuse(false, "service is up again");
-                Ok(Watched::Up)
-            }
-            Watched::Settling => {
-                self.registration_gone("service is down");
-                Err(End::ServiceDown)
-            }
-            Watched::Parting => Err(End::Shutdown),
-        }
-    }
-
     /// Returns when this pod may end, if it was told to. Once it is emptied or its time for handing over is up, the
     /// remaining partitions are refused.
     fn may_end(&mut self, now: Instant) -> Option<Instant> {
@@ -336,22 +301,15 @@ impl Driver {
         Some(if is_done { now } else { until })
     }
 
-    fn refuse(&mut self, refusing: bool, why: &str) {
-        warn!("{why}");
-        self.refusing = refusing;
-        self.drains_for_service |= self.is_sick() && !self.is_draining();
-        self.reconcile_all();
-    }
-
     /// Returns until when the remaining work may end by itself.
-    fn ends_by(&self) -> Instant {
+    pub(super) fn ends_by(&self) -> Instant {
         match *self.intent.borrow() {
             Intent::End { until, .. } => until,
             Intent::Serve | Intent::Drain => Instant::now(),
         }
     }
 
-    fn registration_gone(&mut self, why: &str) -> End {
+    pub(super) fn registration_gone(&mut self, why: &str) -> End {
         warn!(why, "pod fenced; registering again");
         // The order matters: nothing may be accepted or acknowledged once the registration is given up.
         self.ownership.fence();
@@ -390,7 +348,7 @@ impl Driver {
         affected.into_iter().for_each(|partition| self.reconcile(partition));
     }
 
-    fn reconcile_all(&mut self) {
+    pub(super) fn reconcile_all(&mut self) {
         let view = &self.view;
         let known = view.assignments.keys().chain(view.handoffs.keys()).chain(self.work.keys());
         for partition in known.copied().collect::<BTreeSet<_>>() {

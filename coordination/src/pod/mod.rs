@@ -28,6 +28,7 @@ mod ownership;
 mod partition_work;
 mod rejection;
 mod service;
+mod service_watch;
 mod sync;
 mod tracked_call;
 

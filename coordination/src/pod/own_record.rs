@@ -112,6 +112,7 @@ fn record(settings: &PodSettings, draining: bool) -> PodRecord {
         work_ends_within_ms: settings.work_ends_within.map(millis),
         lease_ttl_ms: Some(millis(settings.lease_ttl)),
         resume_digest: None,
+        gives_way: false,
     }
 }
 
@@ -122,7 +123,7 @@ fn timed(record: PodRecord) -> PodRecord {
 
 /// Returns the record without the fields that its writer does not compare.
 fn untimed(record: &PodRecord) -> PodRecord {
-    PodRecord { registered_at: 0, last_heartbeat: 0, load: None, ..record.clone() }
+    PodRecord { registered_at: 0, last_heartbeat: 0, load: None, gives_way: false, ..record.clone() }
 }
 
 /// Returns a bound in milliseconds, rounded up: it must not end early.

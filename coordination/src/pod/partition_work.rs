@@ -290,9 +290,12 @@ impl Driver {
             {
                 PodStatus::Ready
             }
+            // Its service is healthy again, so others may give way to it.
+            status if own.value.gives_way && !self.gives_way => status,
             _ => return None,
         };
-        let value = PodRecord { status, last_heartbeat: unix_millis(), ..own.value.clone() };
+        let gives_way = self.gives_way;
+        let value = PodRecord { status, gives_way, last_heartbeat: unix_millis(), ..own.value.clone() };
         Some(Txn {
             // The guard implies that the record is this life's, and that no operator's change is undone.
             when: vec![Compare::unchanged_since(key.clone(), own.mod_revision)],

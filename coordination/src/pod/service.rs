@@ -23,6 +23,16 @@ pub trait Service: Send + Sync + 'static {
         std::future::pending().await
     }
 
+    /// Returns once the service says that it is unhealthy, although it accepts requests.
+    async fn unhealthy(&self) {
+        std::future::pending().await
+    }
+
+    /// Returns whether the service says so.
+    fn is_unhealthy(&self) -> bool {
+        false
+    }
+
     /// Lets the service's work take effect until this moment. Called whenever the lease is confirmed.
     fn lend(&self, _until: Instant) {}
 

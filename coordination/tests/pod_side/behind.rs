@@ -21,9 +21,11 @@ use super::sidecar::{answer, service, url};
 #[derive(Debug)]
 pub(crate) struct Scripted {
     pub(crate) up: watch::Sender<bool>,
+    /// Whether the service says that it is unhealthy.
+    pub(crate) unhealthy: watch::Sender<bool>,
     /// Whether the service was told to end its work.
-    told_to_settle: watch::Sender<bool>,
-    settled: watch::Sender<bool>,
+    pub(crate) told_to_settle: watch::Sender<bool>,
+    pub(crate) settled: watch::Sender<bool>,
     lent: Mutex<Option<Instant>>,
     /// The partitions of which it was told that requests are admitted.
     accepted: Mutex<Vec<PartitionId>>,
@@ -33,8 +35,15 @@ impl Scripted {
     /// Returns a service that is down.
     pub(crate) fn new() -> Arc<Self> {
         let channel = || watch::channel(false).0;
-        let (up, told_to_settle, settled) = (channel(), channel(), channel());
-        Arc::new(Scripted { up, told_to_settle, settled, lent: Mutex::default(), accepted: Mutex::default() })
+        let (up, unhealthy, told_to_settle, settled) = (channel(), channel(), channel(), channel());
+        Arc::new(Scripted {
+            up,
+            unhealthy,
+            told_to_settle,
+            settled,
+            lent: Mutex::default(),
+            accepted: Mutex::default(),
+        })
     }
 }
 
@@ -42,6 +51,13 @@ impl Scripted {
 impl Service for Scripted {
     async fn up(&self) {
         self.up.subscribe().wait_for(|up| *up).await.unwrap();
+        self.unhealthy.subscribe().wait_for(|unhealthy| !*unhealthy).await.unwrap();
+    }
+    async fn unhealthy(&self) {
+        self.unhealthy.subscribe().wait_for(|unhealthy| *unhealthy).await.unwrap();
+    }
+    fn is_unhealthy(&self) -> bool {
+        *self.unhealthy.borrow()
     }
     async fn down(&self) {
         self.up.subscribe().wait_for(|up| !*up).await.unwrap();
@@ -62,10 +78,15 @@ struct NoState;
 impl HandoffHandler for NoState {}
 
 fn pod(fixture: &Fixture, fence: bool) -> (PodHandle, Arc<Scripted>) {
+    pod_named(fixture, "w", fence)
+}
+
+/// Starts a pod whose service is down.
+pub(crate) fn pod_named(fixture: &Fixture, name: &str, fence: bool) -> (PodHandle, Arc<Scripted>) {
     let service = Scripted::new();
     let capabilities = Capabilities { fence, ..Capabilities::ALL };
-    let settings = PodSettings { capabilities, ..PodSettings::new("w", "127.0.0.1:1") };
-    let (store, keys) = (fixture.store.clone(), fixture.keys.clone());
+    let settings = PodSettings { capabilities, ..PodSettings::new(name, "127.0.0.1:1") };
+    let (store, keys) = (fixture.pods_store.clone(), fixture.keys.clone());
     (PodHandle::start_before(store, "default", keys, settings, Arc::new(NoState), service.clone()), service)
 }
 

@@ -10,3 +10,4 @@ mod heartbeats;
 mod life;
 mod requests;
 mod sidecar;
+mod unhealthy;

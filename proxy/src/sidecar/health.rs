@@ -5,7 +5,8 @@
 //!
 //! # Invariants
 //!
-//! * A service is down only after the configured number of consecutive failures, and up again after one success.
+//! * A service is down only after the configured number of consecutive failures, and up again after one success. If it
+//!   answered the last of them, it is unhealthy and not down: it accepts requests.
 //! * A check says nothing about a service that was stopped after the check had begun.
 
 use std::sync::Arc;
@@ -43,9 +44,22 @@ pub struct Checks {
 /// The known state of a service.
 #[derive(Debug, Clone, Copy, Default)]
 struct Known {
+    /// The service accepts requests.
     up: bool,
+    /// It answers that it is unhealthy.
+    unhealthy: bool,
     /// Number of times that the service was stopped.
     stops: u64,
+}
+
+impl Known {
+    fn is_healthy(&self) -> bool {
+        self.up && !self.unhealthy
+    }
+
+    fn is_unhealthy(&self) -> bool {
+        self.up && self.unhealthy
+    }
 }
 
 /// The health of a service, checked as long as this exists.
@@ -67,27 +81,37 @@ impl Health {
 
     /// Records that the service was stopped: it counts as down until a later check succeeds.
     pub fn forget(&self) {
-        self.known.send_modify(|known| *known = Known { up: false, stops: known.stops + 1 });
+        self.known.send_modify(|known| *known = Known { up: false, unhealthy: false, stops: known.stops + 1 });
         self.traffic.refused();
     }
 
-    /// Returns whether the service accepts requests, as far as is known.
+    /// Returns whether the service accepts requests and is healthy, as far as is known.
     pub fn is_up(&self) -> bool {
-        self.known.borrow().up
+        self.known.borrow().is_healthy()
     }
 
-    /// Returns once the service accepts requests.
+    /// Returns once the service accepts requests and is healthy.
     pub async fn up(&self) {
-        self.becomes(true).await;
+        self.becomes(Known::is_healthy).await;
     }
 
-    /// Returns once the service has failed too often.
+    /// Returns once the service has failed to answer too often.
     pub async fn down(&self) {
-        self.becomes(false).await;
+        self.becomes(|known| !known.up).await;
     }
 
-    async fn becomes(&self, up: bool) {
-        if self.known.subscribe().wait_for(|known| known.up == up).await.is_err() {
+    /// Returns whether the service accepts requests and has answered too often that it is unhealthy.
+    pub fn is_unhealthy(&self) -> bool {
+        self.known.borrow().is_unhealthy()
+    }
+
+    /// Returns once the service accepts requests and has answered too often that it is unhealthy.
+    pub async fn unhealthy(&self) {
+        self.becomes(Known::is_unhealthy).await;
+    }
+
+    async fn becomes(&self, is_so: impl Fn(&Known) -> bool) {
+        if self.known.subscribe().wait_for(|known| is_so(known)).await.is_err() {
             // The checks have ended because the process ends.
             std::future::pending::<()>().await;
         }
@@ -95,7 +119,8 @@ impl Health {
 }
 
 async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<Known>>) {
-    let mut failures = 0_u32;
+    // The failures in a row, and how many of the last ones without an answer.
+    let (mut failures, mut unanswered) = (0_u32, 0_u32);
     loop {
         let (begun, stops) = (Instant::now(), known.borrow().stops);
         let result = timeout(checks.every, check(&upstream.address, checks.path.as_ref())).await;
@@ -106,10 +131,12 @@ async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<Known>
         };
         match failure {
             None => {
-                failures = 0;
+                (failures, unanswered) = (0, 0);
                 let is_news = known.send_if_modified(|known| {
-                    let is_news = !known.up && known.stops == stops;
-                    known.up |= is_news;
+                    let is_news = !known.is_healthy() && known.stops == stops;
+                    if is_news {
+                        (known.up, known.unhealthy) = (true, false);
+                    }
                     is_news
                 });
                 if is_news {
@@ -126,11 +153,18 @@ async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<Known>
             }
             Some(failure) => {
                 failures = failures.saturating_add(1);
-                let is_up = known.borrow().up;
+                let answers = matches!(failure, Failure::Answer(_));
+                unanswered = if answers { 0 } else { unanswered.saturating_add(1) };
+                let Known { up: is_up, unhealthy: was_unhealthy, .. } = *known.borrow();
                 tracing::debug!(%failure, failures, "a health check failed");
-                if is_up && failures >= checks.unhealthy_after {
+                if is_up && answers && failures >= checks.unhealthy_after {
+                    if !was_unhealthy {
+                        tracing::warn!(%failure, failures, service = %upstream.address, "service is unhealthy");
+                        known.send_modify(|known| known.unhealthy = true);
+                    }
+                } else if is_up && unanswered >= checks.unhealthy_after {
                     tracing::warn!(%failure, failures, service = %upstream.address, "service is down");
-                    known.send_modify(|known| known.up = false);
+                    known.send_modify(|known| (known.up, known.unhealthy) = (false, false));
                 }
                 if !is_up {
                     sleep(STARTUP_CHECK_INTERVAL.min(checks.every)).await;
@@ -176,15 +210,57 @@ mod tests {
     use super::*;
     use crate::settings::UpstreamProtocol;
 
+    fn upstream(listener: &TcpListener) -> Upstream {
+        let address = listener.local_addr().unwrap().to_string().parse().unwrap();
+        Upstream { address, protocol: UpstreamProtocol::Auto, work_ends_within: None, traffic: Arc::default() }
+    }
+
+    fn checks() -> Checks {
+        let path = Some(PathAndQuery::from_static("/"));
+        Checks { path, every: Duration::from_secs(10), unhealthy_after: 1000 }
+    }
+
+    async fn respond(listener: &TcpListener, status: &str) {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        assert_ne!(stream.read(&mut [0; 1024]).await.unwrap(), 0);
+        let response = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+        stream.write_all(response.as_bytes()).await.unwrap();
+    }
+
+    async fn soon<T>(what: impl Future<Output = T>) -> T {
+        timeout(Duration::from_secs(60), what).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_service_that_answers_is_unhealthy_and_one_that_refuses_connections_is_down() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let checks = Checks { every: Duration::from_secs(1), unhealthy_after: 2, ..checks() };
+        let health = Health::watch(upstream(&listener), checks);
+        respond(&listener, "200 OK").await;
+        soon(health.up()).await;
+        let answers = async {
+            loop {
+                respond(&listener, "503 Service Unavailable").await;
+            }
+        };
+        tokio::select! {
+            () = soon(health.unhealthy()) => {}
+            () = health.down() => panic!("it answers"),
+            () = answers => {}
+        }
+        assert!(health.is_unhealthy() && !health.is_up());
+        respond(&listener, "200 OK").await;
+        soon(health.up()).await;
+        assert!(!health.is_unhealthy());
+        drop(listener);
+        soon(health.down()).await;
+        assert!(!health.is_unhealthy());
+    }
+
     #[tokio::test]
     async fn a_check_that_began_before_the_service_was_stopped_says_nothing() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap().to_string().parse().unwrap();
-        let upstream =
-            Upstream { address, protocol: UpstreamProtocol::Auto, work_ends_within: None, traffic: Arc::default() };
-        let path = Some(PathAndQuery::from_static("/"));
-        let checks = Checks { path, every: Duration::from_secs(10), unhealthy_after: 1000 };
-        let health = Health::watch(upstream, checks);
+        let health = Health::watch(upstream(&listener), checks());
         let mut begun = listener.accept().await.unwrap().0;
         assert_ne!(begun.read(&mut [0; 1024]).await.unwrap(), 0);
         health.forget();

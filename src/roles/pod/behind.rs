@@ -53,7 +53,8 @@ impl Behind {
 
     /// Returns why the service accepts no requests.
     pub(super) fn not_ready(&self) -> Option<String> {
-        let down = (!self.is_up()).then(|| format!("the service at {} is down", self.upstream.address));
+        let says = if self.is_unhealthy() { "says that it is unhealthy" } else { "is down" };
+        let down = (!self.is_up()).then(|| format!("the service at {} {says}", self.upstream.address));
         down.or_else(|| self.stream.as_ref().and_then(ServiceStream::not_ready))
     }
 
@@ -95,6 +96,14 @@ impl Service for Behind {
             () = self.process.down() => {}
             () = silent => warn!("service takes no part by its stream"),
         }
+    }
+
+    async fn unhealthy(&self) {
+        self.process.unhealthy().await;
+    }
+
+    fn is_unhealthy(&self) -> bool {
+        self.process.is_unhealthy()
     }
 
     fn lend(&self, until: Instant) {

@@ -122,6 +122,14 @@ impl Service for ServiceProcess {
         }
     }
 
+    async fn unhealthy(&self) {
+        self.health.unhealthy().await;
+    }
+
+    fn is_unhealthy(&self) -> bool {
+        self.health.is_unhealthy()
+    }
+
     fn lend(&self, until: Instant) {
         if let Some(supervisor) = &self.supervisor {
             supervisor.lend(until);

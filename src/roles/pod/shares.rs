@@ -166,6 +166,14 @@ impl<S: Service> Service for Share<S> {
         }
     }
 
+    async fn unhealthy(&self) {
+        self.shares.process.unhealthy().await;
+    }
+
+    fn is_unhealthy(&self) -> bool {
+        self.shares.process.is_unhealthy()
+    }
+
     fn lend(&self, until: Instant) {
         let mut earliest = None;
         self.shares.state.send_if_modified(|state| {

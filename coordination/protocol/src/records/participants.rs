@@ -124,6 +124,9 @@ pub struct PodRecord {
     /// Digest of the secret with which a pod of the gRPC service resumes its registration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resume_digest: Option<String>,
+    /// The pod's service says that it is unhealthy, and the pod gives way to others: to none that gives way itself.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gives_way: bool,
 }
 
 impl PodRecord {
@@ -144,6 +147,7 @@ impl PodRecord {
             work_ends_within_ms: None,
             lease_ttl_ms: None,
             resume_digest: None,
+            gives_way: false,
         }
     }
 }
