@@ -7,7 +7,7 @@ use std::fmt;
 use segue_coordination::session::unix_millis;
 use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::planning::{Assurance, MISSED_BEFORE_SUSPECTED, repair};
-use segue_protocol::records::{Handoff, Mode, Phase, Pin, PodStatus};
+use segue_protocol::records::{Handoff, HeldMoves, Mode, Phase, Pin, PodStatus};
 use segue_protocol::view::{Versioned, View};
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +39,9 @@ pub struct KeyspaceStatus {
     /// What rests after failed moves. Only `segue status` fills it, from the history, which no process follows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub resting: Vec<Rest>,
+    /// Moves that the leader wants and holds back, by new owner and reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held: Vec<HeldMoves>,
     /// The operator who has paused planned moves, and the reason.
     pub paused: Option<String>,
     /// The pods that operators drain, registered or not, each with the operator and the reason.
@@ -251,6 +254,7 @@ impl KeyspaceStatus {
                 .map(|(partition, handoff)| HandoffLine::of(view, *partition, handoff, now))
                 .collect(),
             resting: Vec::new(),
+            held: view.leader.iter().flat_map(|leader| leader.value.held.clone()).collect(),
             paused: view.intentions.pause.as_ref().map(|pause| pause.value.origin.to_string()),
             drains: view
                 .intentions
@@ -314,6 +318,9 @@ impl fmt::Display for KeyspaceStatus {
             write!(out, "  {:>5}  {from} → {}  {:?} for {seconds:.1} s", handoff.partition, handoff.to, handoff.phase)?;
             write!(out, "{}", handoff.waits_in_words())?;
             writeln!(out, "  ({})", handoff.reason)?;
+        }
+        for HeldMoves { to, partitions, why, .. } in &self.held {
+            writeln!(out, "held        {partitions} to {to}: {why}")?;
         }
         for rest in &self.resting {
             writeln!(out, "resting     {}", rest.in_words(unix_millis()))?;

@@ -1,6 +1,7 @@
 //! Explanations: the state of a partition or a pod, the reasons, and the next steps. This is what both have in common.
 
 use segue_coordination::session::unix_millis;
+use segue_protocol::records::HeldMoves;
 use segue_protocol::view::{PodLife, View};
 use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
@@ -67,6 +68,16 @@ pub(super) fn keyspace_steps(view: &View) -> Vec<String> {
         steps.push(format!("segue resume: planned moves are paused by {}", pause.value.origin));
     }
     steps
+}
+
+/// Returns the moves that the leader holds back and `is_meant` selects, in words.
+pub(super) fn held(view: &View, is_meant: impl Fn(&HeldMoves) -> bool) -> Vec<String> {
+    let all = view.leader.iter().flat_map(|leader| &leader.value.held);
+    let words = |held: &HeldMoves| {
+        let HeldMoves { to, partitions: number, why, .. } = held;
+        format!("{number} to {to}: {why}")
+    };
+    all.filter(|held| is_meant(held)).map(words).collect()
 }
 
 pub(super) fn steps_in_words(steps: &[String]) -> String {

@@ -5,12 +5,12 @@ use segue_coordination::store::StoreError;
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
 use segue_protocol::planning::phase_timeouts::past_no_return;
 use segue_protocol::planning::{Plan, Policy, preview};
-use segue_protocol::records::{HistoryEntry, Phase, Resting};
+use segue_protocol::records::{HeldMoves, HistoryEntry, Phase, Resting};
 use segue_protocol::view::View;
 use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
 
-use super::explain::{Explanation, Participant, keyspace_steps, obstacle, steps_in_words};
+use super::explain::{Explanation, Participant, held, keyspace_steps, obstacle, steps_in_words};
 use super::plan::{Move, moves};
 use super::standing::owned;
 use super::{Link, participants};
@@ -41,6 +41,9 @@ pub(crate) struct PartitionReport {
     handoff: Option<HandoffReport>,
     /// The move that the planner would make.
     wanted: Option<Move>,
+    /// Why the leader holds back moves to the same pod, or those from the same dead owner.
+    #[serde(default)]
+    held: Vec<String>,
     candidates: Vec<Candidate>,
     /// The last handoffs, the newest first.
     history: Vec<HistoryEntry>,
@@ -168,6 +171,7 @@ fn partition_report(
         pinned,
         checkpoint,
         handoff,
+        held: held(view, |held| wanted.as_ref().is_some_and(|wanted| holds_back(held, wanted))),
         wanted,
         candidates: Vec::new(),
         resting: history.resting.clone(),
@@ -177,6 +181,14 @@ fn partition_report(
     report.candidates = view.pods.keys().map(|pod| candidate(view, &report, pod)).collect();
     report.next_steps = partition_steps(view, &report);
     Ok(report)
+}
+
+/// Returns whether this may be what holds back the move.
+fn holds_back(held: &HeldMoves, wanted: &Move) -> bool {
+    match &held.instead_of {
+        Some(owner) => wanted.from.as_ref() == Some(owner),
+        None => held.to == wanted.to,
+    }
 }
 
 /// Returns the registered participants that a handoff waits for.
@@ -292,6 +304,9 @@ impl Explanation for PartitionReport {
         if let Some(wanted) = &self.wanted {
             text += &format!("wanted      on {}: {}\n", wanted.to, wanted.reason);
         }
+        for held in &self.held {
+            text += &format!("held        {held}\n");
+        }
         for Candidate { pod, verdict, reason, owns } in &self.candidates {
             text += &format!("candidate   {pod}: {}, {reason} (owns {owns})\n", verdict.word());
         }
@@ -328,33 +343,52 @@ mod tests {
 
     use super::*;
 
-    /// A keyspace of one partition, which `a` has. The last heartbeat of `b` came at `at`, in Unix milliseconds.
-    fn view(at: u64) -> View {
-        let heartbeat = format!(r#"{{"incarnation":3,"at":{at},"interval_ms":5000,"total":0.0}}"#);
-        let entry = |(key, value): (&str, &str)| KeyValue {
+    /// A keyspace of one partition, whose pods were registered at revision 3.
+    fn view_of(entries: &[(&str, &str)]) -> View {
+        let entry = |(key, value): &(&str, &str)| KeyValue {
             key: format!("/segue/default/{key}"),
             value: value.as_bytes().to_vec(),
             create_revision: Revision::new(3),
             mod_revision: Revision::new(8),
             lease: Some(LeaseId::new(1)).filter(|_| !key.starts_with("assignments/")),
         };
-        let entries = [
-            ("assignments/0", r#"{"partition":0,"owner":"a","incarnation":3,"epoch":1}"#),
-            ("config", r#"{"partitions":1}"#),
-            ("pods/a", r#"{"pod_name":"a","address":"127.0.0.1:1"}"#),
-            ("pods/b", r#"{"pod_name":"b","address":"127.0.0.1:2"}"#),
-            ("~heartbeats/b", &heartbeat),
-        ];
-        let entries = entries.map(entry).into();
+        let always = [("config", r#"{"partitions":1}"#), A, B];
+        let entries = always.iter().chain(entries).map(entry).collect();
         View::from_snapshot(Keyspace::new("/segue/", "default"), Snapshot { revision: Revision::new(9), entries })
+    }
+
+    const A: (&str, &str) = ("pods/a", r#"{"pod_name":"a","address":"127.0.0.1:1"}"#);
+    const B: (&str, &str) = ("pods/b", r#"{"pod_name":"b","address":"127.0.0.1:2"}"#);
+    const OWNED_BY_A: (&str, &str) = ("assignments/0", r#"{"partition":0,"owner":"a","incarnation":3,"epoch":1}"#);
+
+    /// A keyspace of one partition, which `a` has. The last heartbeat of `b` came at `at`, in Unix milliseconds.
+    fn view(at: u64) -> View {
+        let heartbeat = format!(r#"{{"incarnation":3,"at":{at},"interval_ms":5000,"total":0.0}}"#);
+        view_of(&[OWNED_BY_A, ("~heartbeats/b", &heartbeat)])
+    }
+
+    fn report(view: &View) -> PartitionReport {
+        let policy = Policy { partitions: 1, ..Policy::default() };
+        super::partition(view, &policy, PartitionId::new(0), History::default()).unwrap()
+    }
+
+    #[test]
+    fn what_the_leader_holds_back_is_said_of_a_dead_owners_partition_and_of_the_pod_that_is_to_get_it() {
+        let owned = ("assignments/0", r#"{"partition":0,"owner":"w","incarnation":2,"epoch":1}"#);
+        let held = |held: &str| {
+            let leader = format!(r#"{{"holder":"c","held":[{held}]}}"#);
+            report(&view_of(&[owned, ("coordinator/leader", &leader)])).held
+        };
+        let instead =
+            r#"{"to":"a","incarnation":3,"instead_of":"w","partitions":9,"why":"w, which had them, may come back"}"#;
+        assert_eq!(held(instead), ["9 to a: w, which had them, may come back"]);
+        assert_eq!(held(&instead.replace(r#""instead_of":"w""#, r#""instead_of":"v""#)), [""; 0]);
     }
 
     #[test]
     fn a_pod_that_has_missed_its_heartbeats_is_no_candidate_because_it_is_suspected() {
         let reason = |view: &View, pod: &str| {
-            let policy = Policy { partitions: 1, ..Policy::default() };
-            let report = super::partition(view, &policy, PartitionId::new(0), History::default()).unwrap();
-            let candidate = report.candidates.into_iter().find(|candidate| candidate.pod == pod).unwrap();
+            let candidate = report(view).candidates.into_iter().find(|candidate| candidate.pod == pod).unwrap();
             (candidate.verdict == Verdict::No, candidate.reason)
         };
         let (refused, why) = reason(&view(unix_millis() - 3_600_000), "b");

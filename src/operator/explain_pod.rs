@@ -9,7 +9,7 @@ use segue_protocol::view::View;
 use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
 
-use super::explain::{Explanation, Participant, keyspace_steps, obstacle, steps_in_words};
+use super::explain::{Explanation, Participant, held, keyspace_steps, obstacle, steps_in_words};
 use super::plan::{Move, moves};
 use super::process_status::Work;
 use super::{Link, or_none, participants};
@@ -29,6 +29,9 @@ pub(crate) struct PodReport {
     leaving: Vec<PartitionId>,
     /// Moves that the planner would make to the pod or away from it.
     wanted: Vec<Move>,
+    /// Why the leader holds moves to it back.
+    #[serde(default)]
+    held: Vec<String>,
     /// What it does not get after failed moves.
     #[serde(default)]
     resting: Vec<Rest>,
@@ -93,6 +96,7 @@ pub(super) fn pod(view: &View, policy: &Policy, pod: &str) -> Result<PodReport, 
         arriving: moving(&|handoff| handoff.new_owner == pod),
         leaving: moving(&|handoff| handoff.old_owner.as_deref() == Some(pod)),
         wanted: wanted.collect(),
+        held: held(view, |held| held.to == pod || held.instead_of.as_deref() == Some(pod)),
         resting: Vec::new(),
         process,
         works_on: Vec::new(),
@@ -134,6 +138,9 @@ impl Explanation for PodReport {
         for wanted in &self.wanted {
             let from = wanted.from.as_deref().unwrap_or("nobody");
             text += &format!("wanted      {}: {from} → {} ({})\n", wanted.partition, wanted.to, wanted.reason);
+        }
+        for held in &self.held {
+            text += &format!("held        {held}\n");
         }
         for rest in &self.resting {
             text += &format!("resting     {}\n", rest.in_words(unix_millis()));

@@ -6,7 +6,7 @@ use segue_coordination::coordinator::describe_waits;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::KeyName;
 use segue_protocol::planning::{Policy, preview, refusal};
-use segue_protocol::records::Assignment;
+use segue_protocol::records::{Assignment, HeldMoves};
 use segue_protocol::view::{Versioned, View};
 
 use super::partitions;
@@ -161,7 +161,8 @@ fn obstacles(view: &View) -> String {
 }
 
 /// Returns whether a pod has what a coordinator gives it: it accepts partitions, takes part in no handoff, and the planner
-/// with `policy` gives it none beyond `barred`, the partitions that the pod has said it cannot take. Without a policy, it
+/// with `policy` gives it none beyond `barred`, the partitions that the pod has said it cannot take, and beyond what the
+/// leader holds back for a reason of its own. Without a policy, it
 /// has to own a partition unless there are too few for all pods. A pod that an operator drains has its share once it is
 /// empty.
 pub(super) fn has_its_share(
@@ -193,7 +194,8 @@ pub(super) fn has_its_share(
     }
     let arriving = policy.map_or_else(Vec::new, |policy| arriving(view, policy, pod));
     let more = arriving.iter().filter(|partition| !barred.contains(*partition)).count();
-    if more > 0 {
+    let held = held_back(view, pod);
+    if more > held.iter().map(|held| held.partitions as usize).sum() {
         return Standing::Waiting(format!(
             "pod {pod} owns {}, and the planner gives it {more} more",
             partitions(owned)
@@ -205,7 +207,22 @@ pub(super) fn has_its_share(
             format!("; it has said that it cannot take {} more, such as {first}", partitions(arriving.len()))
         }
     };
-    Standing::Done(format!("pod {pod} owns {}, and none moves to it or away from it{refused}", partitions(owned)))
+    let later: Vec<String> = held
+        .iter()
+        .map(|held| format!("; {} more later: {}", partitions(held.partitions as usize), held.why))
+        .collect();
+    let later = later.concat();
+    Standing::Done(format!(
+        "pod {pod} owns {}, and none moves to it or away from it{refused}{later}",
+        partitions(owned)
+    ))
+}
+
+/// Returns the moves to the present life of this pod that the leader holds back. Partitions without an owner are not among
+/// them: they wait for a moment only.
+fn held_back<'a>(view: &'a View, pod: &str) -> Vec<&'a HeldMoves> {
+    let (held, life) = (view.leader.iter().flat_map(|leader| &leader.value.held), view.incarnation_of(pod));
+    held.filter(|held| held.to == pod && held.incarnation == life && held.instead_of.is_none()).collect()
 }
 
 fn others_own_one(view: &View) -> bool {
@@ -315,6 +332,25 @@ mod tests {
             assert_eq!(is_done(share(&and(&[pause]), strategy, &[])), given.is_empty(), "{name}: while paused");
         }
         assert!(!is_done(share(&owned, Strategy::Sticky, &[])), "sticky gives it one");
+    }
+
+    #[test]
+    fn a_pod_has_its_share_while_the_leader_holds_back_what_it_is_to_get() {
+        let policy = Policy { partitions: 2, ..Policy::default() };
+        let share = |held: &str| {
+            let leader = format!(r#"{{"holder":"c","held":[{held}]}}"#);
+            let view = view(&[A, B, ("coordinator/leader", &leader), A_HAS_0, A_HAS_1]);
+            has_its_share(&view, Some(&policy), "b", &BTreeSet::new())
+        };
+        let held = |to: &str, life: u64, number: u32| {
+            format!(r#"{{"to":"{to}","incarnation":{life},"partitions":{number},"why":"pods restart one by one"}}"#)
+        };
+        assert!(!is_done(share("")), "nothing is held back");
+        let Standing::Done(text) = share(&held("b", 3, 1)) else { panic!("it is held back") };
+        assert!(text.ends_with("; 1 partition more later: pods restart one by one"), "{text}");
+        assert!(!is_done(share(&held("a", 3, 1))), "from another pod");
+        assert!(!is_done(share(&held("b", 2, 1))), "from an earlier life");
+        assert!(!is_done(share(&held("b", 3, 0))), "less than it is to get");
     }
 
     #[test]

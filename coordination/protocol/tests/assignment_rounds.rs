@@ -263,7 +263,7 @@ impl World {
             return Ok(());
         }
         let lease = self.lease();
-        let value = encode(&Leader { holder: "c".into(), lease_id: lease });
+        let value = encode(&Leader::new("c", lease));
         self.commit(&Txn { then: vec![Op::Put { key, value, lease: Some(lease) }], ..Txn::default() });
         self.leader_writes()
     }

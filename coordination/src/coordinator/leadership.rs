@@ -19,6 +19,7 @@ use segue_protocol::handoff::history::deletions_alone;
 use segue_protocol::ids::{HandoffId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{Action, Coordination, Memory, Notice, Policy, in_force, plan, txn};
+use segue_protocol::records::HeldMoves;
 use segue_protocol::txn::{Keys, Op, Txn, TxnOutcome};
 use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::watch;
@@ -44,6 +45,8 @@ enum Subject {
     Keyspace,
     /// Whether the store accepts writes.
     Question,
+    /// The moves that are held back, in the leader's key.
+    Held,
     Partition(PartitionId),
 }
 
@@ -102,6 +105,9 @@ pub(super) struct Leadership<'a> {
     /// Why this leader has decided to cancel a handoff.
     cancels: BTreeMap<PartitionId, (HandoffId, &'static str)>,
     notices: Vec<Notice>,
+    /// The moves that are held back, and when others are told so, if they are to be.
+    held: Vec<HeldMoves>,
+    tell_held_at: Option<Instant>,
     /// While this process acts for the keyspace as a whole.
     history: Option<HistoryPruner>,
 }
@@ -146,6 +152,8 @@ impl<'a> Leadership<'a> {
             handoffs: BTreeMap::new(),
             cancels: BTreeMap::new(),
             notices: Vec::new(),
+            held: Vec::new(),
+            tell_held_at: None,
             history: None,
         }
     }
@@ -240,6 +248,7 @@ impl<'a> Leadership<'a> {
         self.status.send_if_modified(|status| std::mem::replace(&mut status.leads, speaks) != speaks);
         self.observe(policy.strategy);
         self.act();
+        self.tell_held(seat);
         self.ask(seat);
         None
     }
@@ -350,6 +359,7 @@ impl<'a> Leadership<'a> {
         let Some(authority) = self.authority.clone() else { return };
         let plan = plan(&self.view, &self.policy, &authority, &mut self.memory, now - self.began);
         self.next_wake = plan.next_wake.map(|wake| self.began + wake);
+        self.held = plan.held;
         if let Some(cause) = plan.round {
             debug!(?cause, actions = plan.actions.len(), "round");
             if self.speaks() {

@@ -10,7 +10,7 @@ use segue_protocol::authority::Authority;
 use segue_protocol::ids::{Incarnation, LeaseId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{Coordination, Policy, in_force};
-use segue_protocol::records::{Leader, Participant, encode};
+use segue_protocol::records::{HeldMoves, Leader, Participant, encode};
 use segue_protocol::registration::put_back;
 use segue_protocol::rounds::Member;
 use segue_protocol::txn::{Keys, Txn};
@@ -53,7 +53,7 @@ pub(super) fn claim(
 /// Returns the value of the key with which a seat is claimed.
 pub(super) fn record(coordination: Coordination, name: &str, lease_id: LeaseId) -> Vec<u8> {
     match coordination {
-        Coordination::Leader => encode(&Leader { holder: name.to_owned(), lease_id }),
+        Coordination::Leader => encode(&Leader::new(name, lease_id)),
         Coordination::Rounds => encode(&Participant { name: name.to_owned(), round: None }),
     }
 }
@@ -127,6 +127,15 @@ impl Seat {
         };
         let life = Incarnation::registered_at(seen.create_revision);
         Some(put_back(&key, life, seen.mod_revision, value, self.lease))
+    }
+
+    /// Returns a write that adds to the leader's key which moves it holds back, unless the key shows that.
+    pub(super) fn tell_held(&self, view: &View, held: &[HeldMoves]) -> Option<Txn> {
+        let Kind::Leader(_) = &self.kind else { return None };
+        let seen = view.leader.as_ref().filter(|leader| leader.value.held != held)?;
+        let (key, value) = (view.keys().leader(), Leader { held: held.to_vec(), ..seen.value.clone() });
+        let life = Incarnation::registered_at(seen.create_revision);
+        Some(put_back(&key, life, seen.mod_revision, encode(&value), self.lease))
     }
 
     /// Takes part in the rounds. Returns when to call again, if nothing else triggers that.

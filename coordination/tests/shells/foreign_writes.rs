@@ -286,7 +286,7 @@ async fn a_routers_registration_that_another_hand_wrote_is_put_back_and_ends_wit
 async fn a_leaders_key_without_its_lease_stands_in_nobodys_way() {
     let store = MemoryStore::new();
     // The key of a leader that is long gone.
-    put(&store, keys().leader(), encode(&Leader { holder: "ghost".into(), lease_id: LeaseId::new(1) })).await;
+    put(&store, keys().leader(), encode(&Leader::new("ghost", LeaseId::new(1)))).await;
     for name in ["c-0", "c-1"] {
         tokio::spawn(coordinator(Arc::new(store.clone()), name, TTL, Arc::default()));
     }

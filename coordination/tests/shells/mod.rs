@@ -2,6 +2,7 @@
 
 mod drains;
 mod foreign_writes;
+mod held_moves;
 mod many_partitions;
 mod refused_writes;
 mod several_keyspaces;

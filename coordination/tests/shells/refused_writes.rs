@@ -27,14 +27,14 @@ use super::{ViewCount, keys};
 const NOTICE: &str = "refuses writes";
 
 /// A keyspace of two partitions, whose pods and router the test plays.
-struct Site {
+pub(super) struct Site {
     store: Arc<dyn Store>,
-    keys: Keyspace,
+    pub(super) keys: Keyspace,
 }
 
 impl Site {
     /// Returns the keyspace, in which `old` owns both partitions.
-    async fn new(store: Arc<dyn Store>) -> Self {
+    pub(super) async fn new(store: Arc<dyn Store>) -> Self {
         let site = Site { store, keys: keys() };
         site.put(site.keys.config(), encode(&KeyspaceConfig::new(2)), None).await;
         site.join("old").await;
@@ -48,11 +48,11 @@ impl Site {
         site
     }
 
-    async fn lease(&self) -> LeaseId {
+    pub(super) async fn lease(&self) -> LeaseId {
         self.store.grant(Duration::from_secs(3600)).await.unwrap()
     }
 
-    async fn put(&self, key: String, value: Vec<u8>, lease: Option<LeaseId>) {
+    pub(super) async fn put(&self, key: String, value: Vec<u8>, lease: Option<LeaseId>) {
         self.commit(Txn { then: vec![Op::Put { key, value, lease }], ..Txn::default() }).await;
     }
 
@@ -67,7 +67,7 @@ impl Site {
         lease
     }
 
-    async fn view(&self) -> View {
+    pub(super) async fn view(&self) -> View {
         let snapshot = self.store.snapshot(&Keys::Prefix(self.keys.root().into())).await.unwrap();
         View::from_snapshot(self.keys.clone(), snapshot)
     }
@@ -105,10 +105,10 @@ impl Site {
 }
 
 /// A coordinator that acts through this store.
-struct Coordinator(watch::Receiver<CoordinatorStatus>);
+pub(super) struct Coordinator(watch::Receiver<CoordinatorStatus>);
 
 impl Coordinator {
-    async fn leading(store: Arc<dyn Store>) -> Self {
+    pub(super) async fn leading(store: Arc<dyn Store>) -> Self {
         let policy = Policy {
             partitions: 2,
             settle: Duration::from_millis(50),

@@ -73,7 +73,7 @@ impl Stage {
         }
         let lease = store.grant(TTL).await.context("cannot get a lease from the store")?;
         let leased = |key: String, value| Op::Put { key, value, lease: Some(lease) };
-        let leader = Leader { holder: OWN.to_owned(), lease_id: lease };
+        let leader = Leader::new(OWN, lease);
         let own = PodRecord { capabilities: Capabilities::ALL, ..PodRecord::new(OWN, "127.0.0.1:1") };
         // No interval passes during the run, so a checkpoint is due only before a move.
         let planning = json!({ "checkpoint_interval_ms": TTL.as_millis() as u64 });

@@ -29,7 +29,7 @@ impl Cluster {
         let config = KeyspaceConfig { planning, ..KeyspaceConfig::new(u32::from(scenario.partitions)) };
         put(keys.config(), encode(&config));
         if !self.has_rounds() {
-            put(keys.leader(), encode(&Leader { holder: "coordinator".to_owned(), lease_id: LeaseId::NONE }));
+            put(keys.leader(), encode(&Leader::new("coordinator", LeaseId::NONE)));
         }
         for pod in 0..scenario.pods_up as u8 {
             put(keys.pod(&self.pod_names[usize::from(pod)]), encode(&self.pod_record(pod, self.status(pod))));

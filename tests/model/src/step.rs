@@ -25,7 +25,7 @@ impl Cluster {
             Step::Register(who) => self.register(state, who),
             Step::Elect => {
                 state.budget.leaders = state.budget.leaders.saturating_sub(1);
-                let record = Leader { holder: "coordinator".to_owned(), lease_id: LeaseId::NONE };
+                let record = Leader::new("coordinator", LeaseId::NONE);
                 self.put(state, self.store.keys.leader(), encode(&record))
             }
             Step::Write(write) => {
@@ -198,7 +198,7 @@ impl Cluster {
             }
             Step::ForeignLeader => {
                 state.budget.foreign_leaders -= 1;
-                let record = Leader { holder: "nobody".to_owned(), lease_id: LeaseId::NONE };
+                let record = Leader::new("nobody", LeaseId::NONE);
                 self.overwrite(state, self.store.keys.leader(), encode(&record), false)
             }
             Step::Break { exchange } => {

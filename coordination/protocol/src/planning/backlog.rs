@@ -19,12 +19,13 @@ use std::time::Duration;
 
 use super::actions::Action;
 use super::budget::{Budget, Full, MoveCause};
+use super::held_back::{Held, HeldBack, HeldFor};
 use super::moves::{Context, begin, is_less_loaded, urgent_reason};
 use super::notice::Notice;
 use super::pins;
 use super::waiting_moves::{Attempt, WaitingMove, WaitingMoves};
 use crate::ids::{Incarnation, PartitionId};
-use crate::records::Thousandths;
+use crate::records::{HeldMoves, Thousandths};
 use crate::view::View;
 
 /// A pod that accepts partitions.
@@ -56,6 +57,7 @@ pub(super) struct Backlog {
     /// The pods that accept partitions, as of the last placement.
     takers: Vec<Taker>,
     absent: BTreeMap<String, usize>,
+    held: HeldBack,
     /// The partitions that cannot move because no epoch is left for their next owner.
     spent: Vec<PartitionId>,
 }
@@ -103,9 +105,10 @@ impl Backlog {
     }
 
     /// Records a move that waits until this moment.
-    pub(super) fn waits_until(&mut self, until: Duration) {
+    pub(super) fn waits_until(&mut self, until: Duration, held: Held) {
         self.try_again_at(until);
         self.waiting += 1;
+        self.held.add(held);
     }
 
     /// Records a move that waits for a place.
@@ -113,6 +116,7 @@ impl Backlog {
         self.open = true;
         self.full_pod |= full == Full::NewOwner;
         self.waiting += 1;
+        self.held.add(Held::new(&waiting.to.0, waiting.to.1, HeldFor::Place));
         self.for_a_place.add(waiting);
     }
 
@@ -141,6 +145,11 @@ impl Backlog {
     /// Returns whether a move from a dead owner was left for later, or has to be checked.
     pub(super) fn has_dead_owners(&self) -> bool {
         self.dead_owners
+    }
+
+    /// Returns the moves that wait for anything but the end of a handoff.
+    pub(super) fn held(&self) -> Vec<HeldMoves> {
+        self.held.moves()
     }
 
     /// Returns the number of moves that are wanted but have not begun.
@@ -212,6 +221,7 @@ impl Backlog {
             })?;
         }
         (self.ended, self.waiting) = (false, self.waiting.saturating_sub(begun.len()));
+        self.held.begin(&begun);
         if !begun.is_empty() {
             self.try_again_at(context.retry_at);
         }
@@ -232,7 +242,7 @@ impl Context<'_> {
         }
         let waits = self.backs_off(cause, partition, pod);
         let waits = waits.or_else(|| backoffs.pair_waits(partition, pod, cause.is_urgent(), now));
-        let rests = waits.or_else(|| self.rests_until(cause, partition)).is_some();
+        let rests = waits.or_else(|| self.balance_waits(cause, partition).map(|(until, _)| until)).is_some();
         let too_early = self.only_dead_owners && cause != MoveCause::DeadOwner;
         Some(!rests && !too_early && !pins::is_paused(view, partition, cause))
     }
@@ -242,7 +252,7 @@ impl Context<'_> {
         let takes = self.view.pods.get(pod).is_some_and(|record| {
             record.incarnation() == incarnation && record.lease.is_some() && !self.view.is_draining(pod)
         });
-        takes && !self.backoffs.is_shunned(pod, self.now) && !self.heartbeats.is_suspected(pod, self.now)
+        takes && !self.is_shunned(pod)
     }
 
     /// Returns the pod with the fewest partitions for its weight among those that may warm one more.

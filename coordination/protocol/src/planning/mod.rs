@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use crate::authority::Authority;
 use crate::ids::{Incarnation, PartitionId};
-use crate::records::Mode;
+use crate::records::{HeldMoves, Mode};
 use crate::view::{PodLife, View};
 
 mod actions;
@@ -42,6 +42,7 @@ mod departures;
 pub mod external;
 mod fixed_number;
 mod heartbeats;
+mod held_back;
 mod in_force;
 pub mod jump;
 mod moves;
@@ -59,6 +60,7 @@ pub mod round;
 mod short_lives;
 pub mod sticky;
 mod waiting_moves;
+mod waits;
 
 #[cfg(test)]
 mod tests;
@@ -288,6 +290,8 @@ pub struct Plan {
     /// Number of moves that are wanted but wait for a place in the budget, a back-off, or the end of a handoff. As of
     /// the last time that moves were computed.
     pub waiting: usize,
+    /// The same without those that wait for the end of a handoff, by new owner and reason.
+    pub held: Vec<HeldMoves>,
     /// What an operator should know. A notice is in every plan while it applies.
     pub notices: Vec<Notice>,
 }
@@ -370,7 +374,7 @@ fn decide(
             memory.cool_downs.begins(policy, handoff);
         }
     }
-    plan.waiting = memory.backlog.waiting();
+    (plan.waiting, plan.held) = (memory.backlog.waiting(), memory.backlog.held());
     plan.notices.extend(memory.number.notice(view));
     plan.notices.extend(memory.backlog.notices(view));
     plan.notices.extend(memory.backoffs.notices(now));

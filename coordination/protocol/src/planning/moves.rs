@@ -19,6 +19,7 @@ use super::budget::{Budget, Full, MoveCause, is_planned, make_room};
 use super::cool_downs::CoolDowns;
 use super::departures::Departures;
 use super::heartbeats::Heartbeats;
+use super::held_back::Held;
 use super::pins;
 use super::placement::{Eligibility, Layout, Mobility, layout};
 use super::relief;
@@ -73,7 +74,7 @@ impl Context<'_> {
     /// Begins the moves that the budget has room for, and makes room for urgent ones.
     pub(super) fn create(&self, partitions: u32, actions: &mut Vec<Action>) -> Backlog {
         let Context { view, policy, authority, backoffs, cool_downs, now, .. } = *self;
-        let shunned = |pod: &str| backoffs.is_shunned(pod, now) || self.heartbeats.is_suspected(pod, now);
+        let shunned = |pod: &str| self.is_shunned(pod);
         let rests = |partition| {
             let until = backoffs.partition_waits(partition, false, now);
             until.or_else(|| cool_downs.ends(policy, partition, now)).is_some() || backoffs.avoids_any(partition, now)
@@ -172,27 +173,18 @@ impl Context<'_> {
     ) -> Option<Wanted> {
         draft.backlog.wants(cause);
         let (to, barred_until) = self.around_barred(layout, &draft.planned, cause, partition, to);
-        let backs_off = self.backs_off(cause, partition, layout.members[to].name).or(barred_until);
-        let waits_until = backs_off.or_else(|| self.grace_ends(layout, cause, partition));
-        if let Some(until) = waits_until.or_else(|| self.rests_until(cause, partition)) {
-            draft.backlog.waits_until(until);
+        let member = &layout.members[to];
+        let has_come_back = layout.slots[partition.index()].home.is_some();
+        if let Some((until, what_for)) = self.waits(cause, partition, (member.name, has_come_back), barred_until) {
+            draft.backlog.waits_until(until, Held::new(member.name, member.incarnation, what_for));
             return None;
         }
         let wanted = Wanted { cause, partition, to };
-        let member = &layout.members[to];
         if cause.is_urgent() && !draft.budget.has_room(member.name, member.incarnation) {
             return Some(wanted);
         }
         self.begin_or_leave(layout, draft, wanted);
         None
-    }
-
-    /// Returns until when the partition rests before it moves to this pod. An operator who wants it there ends a rest that
-    /// the deaths of its owners have caused.
-    pub(super) fn backs_off(&self, cause: MoveCause, partition: PartitionId, to: &str) -> Option<Duration> {
-        let deaths =
-            || self.backoffs.deaths_rest(partition, self.now).filter(|_| !self.view.is_pinned_to(partition, to));
-        self.backoffs.partition_waits(partition, cause.is_urgent(), self.now).max(deaths())
     }
 
     /// Begins a move if the budget has a place for it.
@@ -235,12 +227,6 @@ impl Context<'_> {
         })
     }
 
-    /// Returns until when a move for balance waits, because the partition has just moved or pods restart one by one.
-    pub(super) fn rests_until(&self, cause: MoveCause, partition: PartitionId) -> Option<Duration> {
-        let ends = self.cool_downs.ends(self.policy, partition, self.now).max(self.roll_ends);
-        ends.filter(|_| cause.is_balance())
-    }
-
     /// Returns the pod to move the partition to, and until when the move waits if no pod can take it. The pod is `to`
     /// or, if another one is preferred, the pod with the fewest partitions for its weight. A partition without a living
     /// owner goes to a shunned pod if no other one can take it, and even to the pod that died with it. A partition whose
@@ -271,15 +257,6 @@ impl Context<'_> {
         let shunned = || urgent.then(|| least(Eligibility::Shunned)).flatten();
         let until = if urgent { bars(to) } else { Some(until) };
         least(Eligibility::Open).or_else(shunned).map_or((to, until), |other| (other, None))
-    }
-
-    /// Returns until when a dead owner's partition waits for the next life of the same pod, which is preferred.
-    fn grace_ends(&self, layout: &Layout<'_>, cause: MoveCause, partition: PartitionId) -> Option<Duration> {
-        let has_come_back = layout.slots[partition.index()].home.is_some();
-        let assignment = &self.view.assignments.get(&partition)?.value;
-        let is_preferred = self.backoffs.avoids(partition, &assignment.owner, true, self.now).is_none();
-        let is_waited_for = cause == MoveCause::DeadOwner && !has_come_back && is_preferred;
-        self.departures.grace_ends(&assignment.owner, assignment.incarnation, self.now).filter(|_| is_waited_for)
     }
 }
 

@@ -23,7 +23,9 @@ pub use self::history::{HandoffEnd, HistoryEntry, PastBackOff, PastPhase, Restin
 pub use self::keyspace::{CheckpointTimes, KeyspaceConfig, MAX_PARTITIONS, Partitioner};
 pub use self::load::{MAX_LISTED, PartitionLoad, PodLoad};
 pub use self::operator::{Answer, Drain, Operation, Origin, Pause, Pin, Request};
-pub use self::participants::{Capabilities, Leader, PodRecord, PodStatus, PodStream, RouterRecord, Thousandths};
+pub use self::participants::{
+    Capabilities, HeldMoves, Leader, PodRecord, PodStatus, PodStream, RouterRecord, Thousandths,
+};
 pub use self::rounds::{Gathering, Participant, Round};
 pub use self::wanted::{Wanted, WantedDefault};
 

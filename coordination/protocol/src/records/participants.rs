@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::LeaseId;
+use crate::ids::{Incarnation, LeaseId};
 
 /// A non-negative factor, kept in thousandths so that views can be compared and hashed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -208,4 +208,31 @@ pub struct Leader {
     /// The coordinator's lease.
     #[serde(default)]
     pub lease_id: LeaseId,
+    /// Moves that the leader wants and has not begun, as of a moment ago. Informational.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held: Vec<HeldMoves>,
+}
+
+impl Leader {
+    /// Returns the record of a leader that holds nothing back.
+    pub fn new(holder: impl Into<String>, lease_id: LeaseId) -> Self {
+        Leader { holder: holder.into(), lease_id, held: Vec::new() }
+    }
+}
+
+/// Moves to one pod that a leader wants and holds back for one reason.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct HeldMoves {
+    /// The pod to which the partitions will go.
+    pub to: String,
+    /// The life of that pod.
+    #[serde(default)]
+    pub incarnation: Incarnation,
+    /// The dead owner that is waited for, if one is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instead_of: Option<String>,
+    /// Number of partitions.
+    pub partitions: u32,
+    /// Why they do not move yet, in words.
+    pub why: String,
 }

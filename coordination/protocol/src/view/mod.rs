@@ -244,7 +244,7 @@ impl View {
             KeyName::Leader => {
                 let result = read.stamped();
                 // A leader's key excludes every other leader while it exists, whatever its value.
-                let nameless = || read.stamp(Leader { holder: "unreadable".to_owned(), lease_id: LeaseId::NONE });
+                let nameless = || read.stamp(Leader::new("unreadable", LeaseId::NONE));
                 let leader = result.as_ref().map_or_else(|_| nameless(), Versioned::clone);
                 self.leader = Some(leader);
                 result.map(drop)

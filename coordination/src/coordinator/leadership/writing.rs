@@ -19,6 +19,9 @@ use crate::store::StoreError;
 const BEHIND_PAUSE: Duration = Duration::from_millis(50);
 /// How long a subject rests whose write the store refused while it accepted others.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
+/// How long other moves than others know of are held back before they are told. A pod that comes back at once costs no
+/// write.
+const HELD_PAUSE: Duration = Duration::from_millis(500);
 /// Most partitions with a write in flight.
 const MAX_WRITES: usize = 1024;
 /// Most writes in one request.
@@ -124,6 +127,26 @@ impl Leadership<'_> {
             if !goes_on && self.write(Subject::Partition(partition), entry.txn(self.keys, &authority)) {
                 self.refusals.puts(partition);
             }
+        }
+    }
+
+    /// Tells others in the leader's key which moves are held back.
+    pub(super) fn tell_held(&mut self, seat: &Seat) {
+        let now = Instant::now();
+        if self.authority.is_none() || now < self.not_before || self.view.revision < self.seen_at {
+            return;
+        }
+        let Some(txn) = seat.tell_held(&self.view, &self.held) else {
+            self.tell_held_at = None;
+            return;
+        };
+        let at = *self.tell_held_at.get_or_insert(now + HELD_PAUSE);
+        if now < at {
+            return self.wake_at(at);
+        }
+        if self.write(Subject::Held, txn) {
+            self.tell_held_at = None;
+            self.send();
         }
     }
 

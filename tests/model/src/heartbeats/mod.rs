@@ -328,7 +328,7 @@ impl Heartbeats {
     fn elect(&self, state: &mut State) {
         let leader = self.store.keys.leader();
         self.commit(state, Txn { then: vec![Op::Delete(Keys::One(leader.clone()))], ..Txn::default() });
-        self.put(state, leader, encode(&Leader { holder: "coordinator".to_owned(), lease_id: LEASE }));
+        self.put(state, leader, encode(&Leader::new("coordinator", LEASE)));
         state.memory = Memory::default();
     }
 

@@ -162,7 +162,7 @@ impl World {
 
     pub(super) fn elect(&mut self) {
         self.store.delete(self.keys.leader());
-        let leader = Leader { holder: "c".into(), lease_id: LeaseId::NONE };
+        let leader = Leader::new("c", LeaseId::NONE);
         self.store.put_leased(self.keys.leader(), encode(&leader));
         self.term = self.store.revision;
         *self.last.borrow_mut() = View::empty(self.keys.clone());
