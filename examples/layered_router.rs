@@ -76,6 +76,7 @@ async fn main() -> anyhow::Result<()> {
         admin: None,
         partitioner: Some(partition.partitioner()),
         request_timeout: upstream.request_timeout,
+        max_wait: StashLimits::default().max_wait,
     };
     let forward = ForwardSettings {
         router: arguments.name.clone(),

@@ -191,6 +191,7 @@ impl Router {
             admin,
             partitioner: Some(routing.partition.partitioner()),
             request_timeout: self.upstream.request_timeout,
+            max_wait: routing.stash.max_wait,
         }
     }
 }

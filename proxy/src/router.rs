@@ -24,6 +24,7 @@
 //! let keys = Keyspace::new("/segue/", "default");
 //! let partition = PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None };
 //! let upstream = UpstreamSettings::default();
+//! let stash = StashLimits::default();
 //! let settings = RouterSettings {
 //!     name: "router-0".to_owned(),
 //!     lease_ttl: Duration::from_secs(15),
@@ -32,6 +33,7 @@
 //!     admin: None,
 //!     partitioner: Some(partition.partitioner()),
 //!     request_timeout: upstream.request_timeout,
+//!     max_wait: stash.max_wait,
 //! };
 //! let forward = ForwardSettings {
 //!     router: settings.name.clone(),
@@ -45,7 +47,7 @@
 //! };
 //!
 //! let server = ServerSettings { listen: "127.0.0.1:8080".to_owned(), workers: 0, tls: None, http1: Http1Server::default() };
-//! let router = BoundRouter::bind(server, StashLimits::default())?.join(store, keys, settings, Arc::new(()));
+//! let router = BoundRouter::bind(server, stash)?.join(store, keys, settings, Arc::new(()));
 //! router.state().ready().await;
 //! let router = router.accept(&forward).await?;
 //!

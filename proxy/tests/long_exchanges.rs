@@ -63,6 +63,7 @@ impl Site {
             admin: None,
             partitioner: None,
             request_timeout: NEVER,
+            max_wait: NEVER,
         };
         let joining =
             BoundRouter::bind(server, stash).unwrap().join(store.clone(), keys.clone(), settings, Arc::new(()));

@@ -63,6 +63,7 @@ impl Site {
             admin: None,
             partitioner: None,
             request_timeout: TEST_TIMEOUT,
+            max_wait: TEST_TIMEOUT,
         };
         BoundRouter::bind(server, stash).unwrap().join(self.store.clone(), self.keys.clone(), settings, Arc::new(()))
     }

@@ -1,6 +1,7 @@
 //! Explanations: the state of a partition or a pod, the reasons, and the next steps. This is what both have in common.
 
 use segue_coordination::session::unix_millis;
+use segue_protocol::planning::SLOW_WARM;
 use segue_protocol::records::HeldMoves;
 use segue_protocol::view::{PodLife, View};
 use segue_proxy::tls::ClientTls;
@@ -78,6 +79,17 @@ pub(super) fn held(view: &View, is_meant: impl Fn(&HeldMoves) -> bool) -> Vec<St
         format!("{number} to {to}: {why}")
     };
     all.filter(|held| is_meant(held)).map(words).collect()
+}
+
+/// Returns what helps against a pod that has warmed a partition for so long, in milliseconds, if other pods accept
+/// partitions.
+pub(super) fn slow_warm_step(view: &View, pod: &str, millis: u64) -> Option<String> {
+    let is_slow = u128::from(millis) >= SLOW_WARM.as_millis();
+    let has_others = view.pods.keys().any(|other| other != pod && obstacle(view, other).is_none());
+    let seconds = millis / 1000;
+    (is_slow && has_others && !view.is_draining(pod)).then(|| {
+        format!("segue drain {pod}: it has warmed a partition for {seconds} s, and other pods accept partitions")
+    })
 }
 
 pub(super) fn steps_in_words(steps: &[String]) -> String {

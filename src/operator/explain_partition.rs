@@ -10,7 +10,7 @@ use segue_protocol::view::View;
 use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
 
-use super::explain::{Explanation, Participant, held, keyspace_steps, obstacle, steps_in_words};
+use super::explain::{Explanation, Participant, held, keyspace_steps, obstacle, slow_warm_step, steps_in_words};
 use super::plan::{Move, moves};
 use super::standing::owned;
 use super::{Link, participants};
@@ -245,6 +245,8 @@ fn partition_steps(view: &View, report: &PartitionReport) -> Vec<String> {
         steps.push("repair the record of the partition that segue status names".to_owned());
     }
     if let Some(handoff) = &report.handoff {
+        let warms_for = Some(handoff.phase_age_ms).filter(|_| handoff.phase == Phase::Warming);
+        steps.extend(warms_for.and_then(|millis| slow_warm_step(view, &handoff.to, millis)));
         for wait in &handoff.waits_for {
             steps.push(format!("wait for {wait}, or look at its log and status"));
         }
@@ -370,6 +372,23 @@ mod tests {
     fn report(view: &View) -> PartitionReport {
         let policy = Policy { partitions: 1, ..Policy::default() };
         super::partition(view, &policy, PartitionId::new(0), History::default()).unwrap()
+    }
+
+    #[test]
+    fn a_drain_of_the_pod_is_the_first_step_once_it_has_warmed_for_a_minute() {
+        let steps = |age: u64| {
+            let since = unix_millis() - age;
+            let handoff = format!(
+                r#"{{"partition":0,"old_owner":"w","old_incarnation":2,"new_owner":"b","new_incarnation":3,"phase":"Warming","epoch":4,"mode":"barrier","started_at":1,"phase_entered_at":{since},"reason":"r"}}"#
+            );
+            report(&view_of(&[("handoffs/0", &handoff), ("coordinator/leader", r#"{"holder":"c"}"#)])).next_steps
+        };
+        assert!(
+            steps(600_000)[0].starts_with("segue drain b: it has warmed a partition for 600 s"),
+            "{:?}",
+            steps(600_000)
+        );
+        assert!(steps(0).iter().all(|step| !step.contains("drain")), "{:?}", steps(0));
     }
 
     #[test]

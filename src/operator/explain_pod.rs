@@ -4,12 +4,12 @@ use segue_coordination::session::unix_millis;
 use segue_coordination::store::StoreError;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::planning::{Policy, preview};
-use segue_protocol::records::Resting;
+use segue_protocol::records::{Phase, Resting};
 use segue_protocol::view::View;
 use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
 
-use super::explain::{Explanation, Participant, held, keyspace_steps, obstacle, steps_in_words};
+use super::explain::{Explanation, Participant, held, keyspace_steps, obstacle, slow_warm_step, steps_in_words};
 use super::plan::{Move, moves};
 use super::process_status::Work;
 use super::{Link, or_none, participants};
@@ -76,6 +76,10 @@ pub(super) fn pod(view: &View, policy: &Policy, pod: &str) -> Result<PodReport, 
         let others = others.join(" and ");
         next_steps.push(format!("correct pod.advertise: {pod} and {others} have one address, {address}"));
     }
+    let warms = view.handoffs.values().map(|handoff| &handoff.value);
+    let warms = warms.filter(|handoff| handoff.new_owner == pod && handoff.phase == Phase::Warming);
+    let longest = warms.map(|handoff| unix_millis().saturating_sub(handoff.phase_entered_at)).max();
+    next_steps.extend(longest.and_then(|millis| slow_warm_step(view, pod, millis)));
     if drain.is_some() {
         if !owns.is_empty() {
             next_steps.push(format!("segue wait drained {pod}"));

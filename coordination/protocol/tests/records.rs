@@ -123,7 +123,7 @@ proptest! {
             both_ways_kept(&KeyspaceConfig { partitioner, ..KeyspaceConfig::new(partition) });
         }
         both_ways(&Leader::new(name.clone(), lease_id.into()));
-        both_ways(&RouterRecord { router_name: name.clone(), registered_at: numbers[0], last_heartbeat: numbers[1], admin: Some(name.clone()), patience_ms: numbers[0] });
+        both_ways(&RouterRecord { router_name: name.clone(), registered_at: numbers[0], last_heartbeat: numbers[1], admin: Some(name.clone()), patience_ms: numbers[0], max_wait_ms: numbers[1] });
         both_ways(&Assignment {
             partition: id, owner: name.clone(), incarnation: life(numbers[0]), status: AssignmentStatus::Active, epoch: numbers[1].into(),
             work_ends_within_ms: flag.then_some(numbers[2]),

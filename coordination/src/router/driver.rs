@@ -174,8 +174,10 @@ impl Router {
     pub(super) fn record(&self) -> Vec<u8> {
         let now = unix_millis();
         let (router_name, admin) = (self.settings.name.clone(), self.settings.admin.clone());
-        let patience_ms = self.settings.drain.patience.as_millis() as u64;
-        encode(&RouterRecord { router_name, registered_at: now, last_heartbeat: now, admin, patience_ms })
+        let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+        let (patience_ms, max_wait_ms) = (millis(self.settings.drain.patience), millis(self.settings.max_wait));
+        let (registered_at, last_heartbeat) = (now, now);
+        encode(&RouterRecord { router_name, registered_at, last_heartbeat, admin, patience_ms, max_wait_ms })
     }
 
     /// Keeps this router's key. Returns `false` if the registration is gone or another life's.

@@ -109,6 +109,8 @@ pub struct RouterSettings {
     pub partitioner: Option<Partitioner>,
     /// How long a pod's response may take to begin.
     pub request_timeout: Duration,
+    /// How long a request is held.
+    pub max_wait: Duration,
 }
 
 /// How long requests in flight may delay a cutover.

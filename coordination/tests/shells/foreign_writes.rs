@@ -145,6 +145,7 @@ impl Router {
             on_store_loss: OnStoreLoss::Auto,
             drain: DrainSettings { timeout: TTL, ..DrainSettings::default() },
             request_timeout: Duration::from_secs(60),
+            max_wait: Duration::from_secs(60),
             admin: Some(ADMIN.into()),
             partitioner: Some(partitioner),
         };

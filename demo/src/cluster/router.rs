@@ -54,6 +54,7 @@ impl Router {
             admin: None,
             partitioner: None,
             request_timeout: REQUEST_TIMEOUT,
+            max_wait: MAX_WAIT,
         };
         let observer = observers::router(number, timeline, options);
         let (leases, keys) = (member.processes.leases(&settings.name), member.keys.clone());

@@ -131,6 +131,7 @@ impl Fixture {
             admin: None,
             partitioner: None,
             request_timeout: REQUEST_TIMEOUT,
+            max_wait: Duration::from_secs(60),
         };
         let (control, run) = Control::new(table.clone(), notices, store, self.keys.clone(), settings, Arc::new(()));
         Router { table, control, task: spawn_local(run) }

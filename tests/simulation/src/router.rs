@@ -107,6 +107,7 @@ impl Router {
             admin: None,
             partitioner: Some(Partitioner::NUMBER),
             request_timeout: setting.request_timeout,
+            max_wait: setting.max_wait,
         };
         let plane: Arc<dyn DataPlane> = match world.is_sabotaged(Sabotage::EarlyRouterDrained) {
             true => Arc::new(Hasty::new(table.clone())),

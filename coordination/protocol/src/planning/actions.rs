@@ -73,6 +73,8 @@ pub enum CancelReason {
     },
     /// The new owner was not warm in time.
     WarmTimeout,
+    /// The new owner was not warm in half of the time for which routers hold requests, and another pod may be sooner.
+    NewOwnerSlow,
     /// The phase lasted too long.
     PhaseTimeout {
         /// The phase that lasted too long.
@@ -104,11 +106,12 @@ pub enum CancelReason {
 
 impl CancelReason {
     /// The names of all reasons.
-    pub const NAMES: [&str; 11] = [
+    pub const NAMES: [&str; 12] = [
         "new_owner_dead",
         "new_owner_draining",
         "new_owner_failed",
         "warm_timeout",
+        "new_owner_slow",
         "phase_timeout",
         "gave_up",
         "second_router",
@@ -125,6 +128,7 @@ impl CancelReason {
             CancelReason::NewOwnerDraining => "new_owner_draining",
             CancelReason::NewOwnerFailed { .. } => "new_owner_failed",
             CancelReason::WarmTimeout => "warm_timeout",
+            CancelReason::NewOwnerSlow => "new_owner_slow",
             CancelReason::PhaseTimeout { .. } => "phase_timeout",
             CancelReason::GaveUp { .. } => "gave_up",
             CancelReason::SecondRouter => "second_router",
@@ -145,6 +149,9 @@ impl fmt::Display for CancelReason {
                 write!(out, "the new owner cannot take the partition: {reason}")
             }
             CancelReason::WarmTimeout => out.write_str("the new owner did not get warm in time"),
+            CancelReason::NewOwnerSlow => {
+                out.write_str("the new owner warms without progress, requests are held, and another pod may be sooner")
+            }
             CancelReason::PhaseTimeout { phase, waiting } => {
                 write!(out, "{} lasted too long, waiting for {}", phase.as_str(), all(waiting))
             }

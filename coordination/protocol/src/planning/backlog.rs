@@ -252,7 +252,7 @@ impl Context<'_> {
         let takes = self.view.pods.get(pod).is_some_and(|record| {
             record.incarnation() == incarnation && record.lease.is_some() && !self.view.is_draining(pod)
         });
-        takes && !self.is_shunned(pod)
+        takes && !self.is_shunned(pod, incarnation)
     }
 
     /// Returns the pod with the fewest partitions for its weight among those that may warm one more.
@@ -262,8 +262,7 @@ impl Context<'_> {
         takers: &'t mut [Taker],
         budget: &Budget<'_>,
     ) -> Option<&'t mut Taker> {
-        let barred =
-            |pod: &str| self.backoffs.avoids(waiting.partition, pod, waiting.cause.is_urgent(), self.now).is_some();
+        let barred = |pod: &str| self.backoffs.avoids(waiting.partition, pod, self.now).is_some();
         let may_take = |taker: &&mut Taker| {
             let (pod, incarnation) = (taker.pod.as_str(), taker.incarnation);
             budget.has_room(pod, incarnation) && self.accepts(pod, incarnation) && !barred(pod)

@@ -6,7 +6,8 @@
 //!   more. The back-off belongs to the pod's name. Pods that die are in [`short_lives`](super::short_lives).
 //! * **Partition and pod.** A pod that reports that it cannot take a partition is barred from that partition for a
 //!   while. The partition does not wait, because another pod is planned at once. A pod that reports this for several
-//!   partitions is shunned.
+//!   partitions is shunned. A pod is barred likewise if an operator cancels the move to it, or if it warms the partition
+//!   without progress while nobody serves it.
 //!
 //! All waits double with each failure in a row, and a move that reaches `Switching` ends the row, unless the pod died. A
 //! pod is shunned for twice as long as its partition waits, so that the next attempt goes to another pod if there is one.
@@ -109,14 +110,22 @@ impl BackOffs {
             // The partition is planned again at once, to another pod.
             CancelReason::NewOwnerDead => return self.short_lives.shun(&handoff.new_owner, now),
             CancelReason::NewOwnerFailed { .. } => {
-                let pair = (handoff.partition, handoff.new_owner.clone());
-                self.pairs.entry(pair).or_insert(BackOff::NONE).fail(now, SHUNNED_SCALE);
+                self.bar(handoff, now);
                 if self.barred_from(&handoff.new_owner, now) >= BARRED_BEFORE_SHUNNED {
                     self.shun(&handoff.new_owner, now);
                 }
                 return;
             }
-            CancelReason::GaveUp { .. } | CancelReason::Operator { .. } => false,
+            // The partition is planned again at once, to another pod.
+            CancelReason::NewOwnerSlow => {
+                self.bar(handoff, now);
+                return self.shun(&handoff.new_owner, now);
+            }
+            CancelReason::Operator { .. } => {
+                self.bar(handoff, now);
+                false
+            }
+            CancelReason::GaveUp { .. } => false,
             // Planning responds to these at once.
             CancelReason::NewOwnerDraining
             | CancelReason::SecondRouter
@@ -160,6 +169,12 @@ impl BackOffs {
         self.pairs.iter().filter(is_barred).count()
     }
 
+    /// Bars the new owner of this handoff from its partition.
+    fn bar(&mut self, handoff: &Handoff, now: Duration) {
+        let pair = (handoff.partition, handoff.new_owner.clone());
+        self.pairs.entry(pair).or_insert(BackOff::NONE).fail(now, SHUNNED_SCALE);
+    }
+
     fn shun(&mut self, pod: &str, now: Duration) {
         self.pods.entry(pod.to_owned()).or_insert(BackOff::NONE).fail(now, SHUNNED_SCALE);
     }
@@ -195,8 +210,8 @@ impl BackOffs {
 
     /// Returns until when another pod is preferred for this partition, if that is later than `now`: this one is barred, or
     /// died soon after it had taken the partition over.
-    pub(super) fn avoids(&self, partition: PartitionId, pod: &str, urgent: bool, now: Duration) -> Option<Duration> {
-        self.pair_waits(partition, pod, urgent, now).max(self.short_lives.pair_rests(partition, pod, now))
+    pub(super) fn avoids(&self, partition: PartitionId, pod: &str, now: Duration) -> Option<Duration> {
+        self.pair_waits(partition, pod, false, now).max(self.short_lives.pair_rests(partition, pod, now))
     }
 
     /// Returns whether another pod than some pod is preferred for this partition.

@@ -39,6 +39,7 @@ pub mod budget;
 mod checkpoints;
 mod cool_downs;
 mod departures;
+mod endings;
 pub mod external;
 mod fixed_number;
 mod heartbeats;
@@ -47,6 +48,7 @@ mod in_force;
 pub mod jump;
 mod moves;
 mod notice;
+mod notice_pods;
 mod notice_settings;
 mod operations;
 pub mod phase_timeouts;
@@ -58,6 +60,7 @@ pub mod ring;
 mod rolls;
 pub mod round;
 mod short_lives;
+mod slow_warms;
 pub mod sticky;
 mod waiting_moves;
 mod waits;
@@ -78,6 +81,7 @@ pub use self::operations::{KEPT_OPERATIONS, refusal};
 pub use self::preview::preview;
 pub use self::rolls::ROLL_PATIENCE;
 pub use self::round::RoundCause;
+pub use self::slow_warms::SLOW_WARM;
 
 /// Shortest pause before an action that may have failed is retried.
 const MIN_RETRY: Duration = Duration::from_millis(100);
@@ -233,6 +237,7 @@ pub struct Memory {
     cool_downs: cool_downs::CoolDowns,
     rolls: rolls::Rolls,
     heartbeats: heartbeats::Heartbeats,
+    slow_warms: slow_warms::SlowWarms,
     backlog: backlog::Backlog,
     number: fixed_number::FixedNumber,
 }
@@ -264,8 +269,12 @@ impl Memory {
         if progress.failed {
             self.backlog.a_handoff_failed();
         }
-        if progress.warmed {
+        if !progress.warmed.is_empty() {
             self.backlog.a_handoff_warmed();
+        }
+        // Whether a pod is slow decides which pods get partitions.
+        if self.slow_warms.observe(view, &progress.warmed, now) {
+            self.backlog.place_anew();
         }
         for partition in progress.moved {
             self.heartbeats.count_anew();
@@ -319,7 +328,7 @@ fn decide(
     memory.observe(view, policy, now);
 
     operations::answer(view, memory, now, &mut plan.actions);
-    let ending = end_handoffs(view, policy, memory, now, &mut plan);
+    let ending = endings::end_handoffs(view, policy, memory, now, &mut plan);
 
     let retry_at = now + retry_pause(policy);
     plan.round = memory.rounds.close(policy, now);
@@ -340,6 +349,7 @@ fn decide(
                     roll_ends: memory.rolls.balance_waits_until(now),
                     departures: &memory.departures,
                     heartbeats: &memory.heartbeats,
+                    slow_warms: &memory.slow_warms,
                     only_dead_owners: is_settling,
                     now,
                     retry_at,
@@ -379,36 +389,12 @@ fn decide(
     plan.notices.extend(memory.backlog.notices(view));
     plan.notices.extend(memory.backoffs.notices(now));
     plan.notices.extend(memory.heartbeats.notices(policy, now));
+    plan.notices.extend(memory.slow_warms.notices(view));
     plan.notices.extend(
         memory.rolls.balance_waits_until(now).map(|_| Notice::Roll { newest: rolls::newest(view).map(str::to_owned) }),
     );
     plan.next_wake = next_wake(view, policy, memory, now, !plan.actions.is_empty());
     plan
-}
-
-/// Cancels and deletes the handoffs that have to end, independently of rounds. Returns whether there were any.
-fn end_handoffs(view: &View, policy: &Policy, memory: &mut Memory, now: Duration, plan: &mut Plan) -> bool {
-    let partitions = memory.number.of(view);
-    let mut ending = false;
-    for (&partition, handoff) in &view.handoffs {
-        if phase_timeouts::waits_for_bound(view, handoff) {
-            memory.phase_timeouts.restart(partition, now);
-        }
-        let overdue = memory.phase_timeouts.is_overdue(view, policy, &handoff.value, now);
-        match phase_timeouts::verdict(view, partitions, handoff, overdue) {
-            None => continue,
-            Some(phase_timeouts::Verdict::Overdue(notice)) => plan.notices.push(notice),
-            Some(phase_timeouts::Verdict::End(mut action)) => {
-                if memory.phase_timeouts.gives_up(partition) {
-                    memory.backoffs.note(&action, now);
-                }
-                memory.backoffs.show(&mut action, now);
-                plan.actions.push(action);
-                ending = true;
-            }
-        }
-    }
-    ending
 }
 
 fn retry_pause(policy: &Policy) -> Duration {
@@ -420,6 +406,7 @@ fn next_wake(view: &View, policy: &Policy, memory: &Memory, now: Duration, acted
     [
         memory.rounds.next_wake(policy),
         memory.phase_timeouts.next_wake(view, policy, now),
+        memory.slow_warms.next_wake(view, |partition| memory.phase_timeouts.begun(partition), now),
         // While changes settle only the partitions of dead owners move; the round of those changes comes first.
         memory.backlog.next_wake().filter(|_| !memory.rounds.is_settling() || memory.backlog.has_dead_owners()),
         memory.departures.next_wake(),

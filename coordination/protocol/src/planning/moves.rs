@@ -23,6 +23,7 @@ use super::held_back::Held;
 use super::pins;
 use super::placement::{Eligibility, Layout, Mobility, layout};
 use super::relief;
+use super::slow_warms::SlowWarms;
 use super::waiting_moves::WaitingMove;
 use super::{Policy, Strategy};
 use crate::authority::Authority;
@@ -63,6 +64,7 @@ pub(super) struct Context<'a> {
     pub(super) roll_ends: Option<Duration>,
     pub(super) departures: &'a Departures,
     pub(super) heartbeats: &'a Heartbeats,
+    pub(super) slow_warms: &'a SlowWarms,
     /// Moves only the partitions of dead owners.
     pub(super) only_dead_owners: bool,
     pub(super) now: Duration,
@@ -74,12 +76,12 @@ impl Context<'_> {
     /// Begins the moves that the budget has room for, and makes room for urgent ones.
     pub(super) fn create(&self, partitions: u32, actions: &mut Vec<Action>) -> Backlog {
         let Context { view, policy, authority, backoffs, cool_downs, now, .. } = *self;
-        let shunned = |pod: &str| self.is_shunned(pod);
+        let shunned = |pod: &str, life| self.is_shunned(pod, life);
         let rests = |partition| {
             let until = backoffs.partition_waits(partition, false, now);
             until.or_else(|| cool_downs.ends(policy, partition, now)).is_some() || backoffs.avoids_any(partition, now)
         };
-        let avoids = |partition, pod: &str| backoffs.avoids(partition, pod, true, now).is_some();
+        let avoids = |partition, pod: &str| backoffs.avoids(partition, pod, now).is_some();
         let layout = layout(view, partitions, shunned, rests, avoids);
         let takers = layout.members.iter().filter(|member| member.eligibility == Eligibility::Open).count();
         let mut backlog = Backlog::without_moves(self.absent());
@@ -116,7 +118,7 @@ impl Context<'_> {
         }
         // A second choice takes only a place that is no urgent move's first choice.
         for Wanted { cause, partition, to } in crowded {
-            let to = self.second_choice(&layout, &draft, cause, partition).unwrap_or(to);
+            let to = self.second_choice(&layout, &draft, partition).unwrap_or(to);
             self.begin_or_leave(&layout, &mut draft, Wanted { cause, partition, to });
         }
         for wanted in others {
@@ -212,18 +214,12 @@ impl Context<'_> {
     }
 
     /// Returns the pod with the fewest partitions for its weight among those that may warm one more.
-    fn second_choice(
-        &self,
-        layout: &Layout<'_>,
-        draft: &Draft<'_>,
-        cause: MoveCause,
-        partition: PartitionId,
-    ) -> Option<usize> {
+    fn second_choice(&self, layout: &Layout<'_>, draft: &Draft<'_>, partition: PartitionId) -> Option<usize> {
         least_loaded(layout, &draft.planned, |other| {
             let member = &layout.members[other];
             member.eligibility == Eligibility::Open
                 && draft.budget.has_room(member.name, member.incarnation)
-                && self.backoffs.avoids(partition, member.name, cause.is_urgent(), self.now).is_none()
+                && self.backoffs.avoids(partition, member.name, self.now).is_none()
         })
     }
 
@@ -243,7 +239,7 @@ impl Context<'_> {
         let bars = |to: usize| self.backoffs.pair_waits(partition, layout.members[to].name, urgent, self.now);
         let waits = |to: usize| match self.view.is_pinned_to(partition, layout.members[to].name) {
             true => bars(to),
-            false => self.backoffs.avoids(partition, layout.members[to].name, urgent, self.now),
+            false => self.backoffs.avoids(partition, layout.members[to].name, self.now),
         };
         let Some(until) = waits(to) else { return (to, None) };
         if cause.is_balance() || matches!(cause, MoveCause::Operator | MoveCause::Wanted) {

@@ -6,9 +6,8 @@ use std::fmt;
 use super::Policy;
 use super::actions::all;
 use super::assurance::Assurance;
-use super::heartbeats::MISSED_BEFORE_SUSPECTED;
+use super::notice_pods;
 use super::notice_settings::{config_missing, growth_refused, number_changed, shrink_refused};
-use super::rolls::ROLL_PATIENCE;
 use crate::handoff::advance::PendingOn;
 use crate::ids::{Epoch, PartitionId};
 use crate::keys::KeyName;
@@ -151,6 +150,11 @@ pub enum Notice {
         /// Failures in a row.
         failures: u32,
     },
+    /// A pod has warmed partitions for long without completing one, and gets no more while another pod can take them.
+    WarmsSlowly {
+        /// The pod.
+        pod: String,
+    },
     /// A pod gets no more partitions for now, because it died while it warmed or soon after a flip to it.
     DiesEarly {
         /// The pod.
@@ -247,26 +251,16 @@ impl fmt::Display for Notice {
                 phase.as_str(),
                 all(waiting)
             ),
-            Notice::Shunned { pod, failures } => write!(
-                out,
-                "pod {pod} gets no more partitions for now: it was not ready in time, {failures} times in a row"
-            ),
-            Notice::DiesEarly { pod, failures } => write!(
-                out,
-                "pod {pod} gets no more partitions for now: it died while it warmed or soon after it had taken partitions \
-                 over, {failures} times in a row"
-            ),
-            Notice::OwnersDie { partition, deaths, last } => write!(
-                out,
-                "partition {partition} rests: {deaths} owners in a row, {last} the last, died soon after they had taken it \
-                 over; segue move {partition} --to POD tries one at once"
-            ),
-            Notice::Suspected { pod } => suspected(out, pod),
+            Notice::Shunned { pod, failures } => notice_pods::shunned(out, pod, *failures),
+            Notice::WarmsSlowly { pod } => notice_pods::warms_slowly(out, pod),
+            Notice::DiesEarly { pod, failures } => notice_pods::dies_early(out, pod, *failures),
+            Notice::OwnersDie { partition, deaths, last } => notice_pods::owners_die(out, *partition, *deaths, last),
+            Notice::Suspected { pod } => notice_pods::suspected(out, pod),
             Notice::TooManyKeys { partition, pod, keys, most } => {
                 write!(out, "partition {partition} on {pod} has {keys} keys, above max_keys_per_partition = {most}")
             }
-            Notice::Roll { newest } => roll(out, newest.as_deref()),
-            Notice::SharedAddress { address, pods } => shared_address(out, address, pods),
+            Notice::Roll { newest } => notice_pods::roll(out, newest.as_deref()),
+            Notice::SharedAddress { address, pods } => notice_pods::shared_address(out, address, pods),
             Notice::Assurance(assurance) => assurance.fmt(out),
         }
     }
@@ -278,24 +272,6 @@ fn independent_not_to(out: &mut fmt::Formatter<'_>, pods: &[String]) -> fmt::Res
         "mode barrier is used for moves to {}: a pod with the capability sync reads the tail once the log is at rest, which \
          independent cannot guarantee",
         pods.join(", ")
-    )
-}
-
-fn shared_address(out: &mut fmt::Formatter<'_>, address: &str, pods: &[String]) -> fmt::Result {
-    write!(
-        out,
-        "pods {} advertise one address, {address}: requests reach one of them, and the partitions of the others are not \
-         served; correct pod.advertise",
-        pods.join(" and ")
-    )
-}
-
-fn roll(out: &mut fmt::Formatter<'_>, newest: Option<&str>) -> fmt::Result {
-    write!(
-        out,
-        "pods restart one by one with version {}: moves for balance wait, at most {} s for each pod",
-        newest.unwrap_or("(none)"),
-        ROLL_PATIENCE.as_secs()
     )
 }
 
@@ -312,11 +288,6 @@ fn epochs_spent(
          once nobody works on the partition: etcdctl del {key}",
         Epoch::MAX
     )
-}
-
-fn suspected(out: &mut fmt::Formatter<'_>, pod: &str) -> fmt::Result {
-    let missed = MISSED_BEFORE_SUSPECTED;
-    write!(out, "pod {pod} is suspected: it has missed {missed} heartbeats; it keeps its partitions and gets no more")
 }
 
 fn policy_differs(out: &mut fmt::Formatter<'_>, key: &str, own: &str, kept: &str) -> fmt::Result {

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use super::actions::{Action, CancelReason, ObservedHandoff};
 use super::answers::{Answered, FailedMove};
+use super::endings;
 use super::phase_timeouts::past_no_return;
 use super::{FIRST_BACK_OFF, Memory, is_dead};
 use crate::ids::{HandoffId, Incarnation, PartitionId, Revision};
@@ -57,10 +58,7 @@ pub(super) fn answer(view: &View, memory: &mut Memory, now: Duration, actions: &
                 let answered = Box::new(answered(true, text));
                 let reason = CancelReason::Operator { answered, wish };
                 let mut action = Action::Cancel { observed, reason, back_offs: Vec::new() };
-                if memory.phase_timeouts.gives_up(partition) {
-                    memory.backoffs.note(&action, now);
-                }
-                memory.backoffs.show(&mut action, now);
+                endings::note(memory, &mut action, now);
                 actions.push(action);
             }
         }
@@ -168,10 +166,15 @@ fn judge_cancel(view: &View, partition: PartitionId, seen: HandoffId) -> Result<
             "the move of partition {partition} to {to} is in {phase}, past the point of no return: it completes by itself"
         ));
     }
-    let stays = record.old_owner.as_deref().map_or("has no owner".to_owned(), |old| format!("stays with {old}"));
+    let living = view.live_old_owner(record).and(record.old_owner.as_deref());
+    let stays = living.map_or("has no living owner".to_owned(), |old| format!("stays with {old}"));
     let pinned = view.intentions.pin(partition).filter(|pin| !pin.value.ends_with_the_pod());
     let next = match pinned.filter(|pin| pin.value.to == record.new_owner) {
         Some(pin) => format!("it is pinned to {} and moves there again: segue unpin {partition}", pin.value.to),
+        None if living.is_none() => {
+            let (rest, to) = (FIRST_BACK_OFF.as_secs(), &record.new_owner);
+            format!("it moves after {rest} s, to another pod than {to} if one accepts it")
+        }
         None => {
             let rest = FIRST_BACK_OFF.as_secs();
             format!("it may be planned again after {rest} s: segue pin {partition} keeps it where it is")

@@ -18,7 +18,7 @@ use super::notice::Notice;
 use super::operations::failed_move;
 use super::{Policy, is_dead};
 use crate::handoff::advance::{PendingOn, pending_bound, starts_from, waiting_for};
-use crate::ids::{Epoch, HandoffId, PartitionId, Revision};
+use crate::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
 use crate::records::{Handoff, Mode, Phase, PodAckKind};
 use crate::view::{Versioned, View};
 
@@ -41,6 +41,7 @@ struct Seen {
     given_up: bool,
     /// The epoch of the new ownership.
     epoch: Epoch,
+    new_incarnation: Incarnation,
     has_old_owner: bool,
 }
 
@@ -51,8 +52,8 @@ pub(super) struct Progress {
     pub(super) ended: bool,
     /// Whether a handoff has ended before its new owner took over.
     pub(super) failed: bool,
-    /// Whether a handoff has left `Warming`.
-    pub(super) warmed: bool,
+    /// The lives of pods to which a handoff has left `Warming`.
+    pub(super) warmed: Vec<Incarnation>,
     /// The partitions that new owners take over from others.
     pub(super) moved: Vec<PartitionId>,
 }
@@ -77,6 +78,7 @@ impl PhaseTimeouts {
                 Some(is) if passed_unseen => {
                     backoffs.succeeded(*partition, &is.owner);
                     progress.moved.extend(seen.has_old_owner.then_some(*partition));
+                    progress.warmed.push(seen.new_incarnation);
                 }
                 Some(_) => {}
                 None => progress.failed |= passed_unseen,
@@ -93,7 +95,9 @@ impl PhaseTimeouts {
                 backoffs.succeeded(*partition, &record.new_owner);
                 progress.moved.extend(record.old_owner.is_some().then_some(*partition));
             }
-            progress.warmed |= record.phase > Phase::Warming && known.is_none_or(|seen| seen.phase == Phase::Warming);
+            if record.phase > Phase::Warming && known.is_none_or(|seen| seen.phase == Phase::Warming) {
+                progress.warmed.push(record.new_incarnation);
+            }
             let pauses = |phase| matches!(phase, Phase::Ready | Phase::Syncing);
             let goes_on = known.filter(|seen| pauses(seen.phase) && pauses(record.phase));
             let seen = Seen {
@@ -107,6 +111,7 @@ impl PhaseTimeouts {
                 }),
                 given_up: false,
                 epoch: record.epoch,
+                new_incarnation: record.new_incarnation,
                 has_old_owner: record.old_owner.is_some(),
             };
             self.seen.insert(*partition, seen);
@@ -118,6 +123,16 @@ impl PhaseTimeouts {
     pub(super) fn is_overdue(&self, view: &View, policy: &Policy, record: &Handoff, now: Duration) -> bool {
         let seen = self.seen.get(&record.partition);
         seen.is_some_and(|seen| now.saturating_sub(seen.since) >= limit(view, policy, record, seen.ready_for))
+    }
+
+    /// Returns since when the partition's handoff has been in its phase.
+    pub(super) fn begun(&self, partition: PartitionId) -> Option<Duration> {
+        self.seen.get(&partition).map(|seen| seen.since)
+    }
+
+    /// Returns how long the partition's handoff has been in its phase.
+    pub(super) fn age(&self, partition: PartitionId, now: Duration) -> Duration {
+        self.seen.get(&partition).map_or(Duration::ZERO, |seen| now.saturating_sub(seen.since))
     }
 
     /// Starts the time in the phase anew.

@@ -165,7 +165,7 @@ impl Hash for Custom {
 pub(super) fn layout<'a>(
     view: &'a View,
     partitions: u32,
-    shunned: impl Fn(&str) -> bool,
+    shunned: impl Fn(&str, Incarnation) -> bool,
     reluctant: impl Fn(PartitionId) -> bool,
     avoids: impl Fn(PartitionId, &str) -> bool,
 ) -> Layout<'a> {
@@ -182,7 +182,7 @@ pub(super) fn layout<'a>(
             eligibility: match view.is_draining(name) {
                 true => Eligibility::Leaving,
                 // A registration without its lease was not put by its owner.
-                false if shunned(name) || pod.lease.is_none() => Eligibility::Shunned,
+                false if shunned(name, pod.incarnation()) || pod.lease.is_none() => Eligibility::Shunned,
                 false => Eligibility::Open,
             },
         })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::budget::MoveCause;
 use super::held_back::HeldFor;
 use super::moves::Context;
-use crate::ids::PartitionId;
+use crate::ids::{Incarnation, PartitionId};
 
 impl Context<'_> {
     /// Returns until when a move waits, and what for. `barred_until` is when a pod may take the partition again, if none may
@@ -30,9 +30,11 @@ impl Context<'_> {
         self.backoffs.partition_waits(partition, cause.is_urgent(), self.now).max(deaths())
     }
 
-    /// Returns whether a pod gets no more partitions while there is another pod.
-    pub(super) fn is_shunned(&self, pod: &str) -> bool {
-        self.backoffs.is_shunned(pod, self.now) || self.heartbeats.is_suspected(pod, self.now)
+    /// Returns whether this life of a pod gets no more partitions while there is another pod.
+    pub(super) fn is_shunned(&self, pod: &str, life: Incarnation) -> bool {
+        self.backoffs.is_shunned(pod, self.now)
+            || self.heartbeats.is_suspected(pod, self.now)
+            || self.slow_warms.is_slow(life)
     }
 
     /// Returns until when a move for balance waits, and why: the partition has just moved, or pods restart one by one.
@@ -50,7 +52,7 @@ impl Context<'_> {
         has_come_back: bool,
     ) -> Option<(Duration, HeldFor)> {
         let assignment = &self.view.assignments.get(&partition)?.value;
-        let is_preferred = self.backoffs.avoids(partition, &assignment.owner, true, self.now).is_none();
+        let is_preferred = self.backoffs.avoids(partition, &assignment.owner, self.now).is_none();
         let is_waited_for = cause == MoveCause::DeadOwner && !has_come_back && is_preferred;
         let ends = self.departures.grace_ends(&assignment.owner, assignment.incarnation, self.now);
         ends.filter(|_| is_waited_for).map(|ends| (ends, HeldFor::Return(assignment.owner.clone())))

@@ -173,6 +173,15 @@ pub struct RouterRecord {
     /// How long the router may go on routing in a planned move, in milliseconds. A handoff's time is longer by it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub patience_ms: u64,
+    /// How long the router holds a request, in milliseconds. A partition without a living owner waits for one new owner at
+    /// most half as long.
+    #[serde(default = "usual_max_wait")]
+    pub max_wait_ms: u64,
+}
+
+/// The default of the configuration file, for a router that does not tell it.
+fn usual_max_wait() -> u64 {
+    30_000
 }
 
 fn is_zero(number: &u64) -> bool {
@@ -180,7 +189,7 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl RouterRecord {
-    /// Returns the record of a router without an admin endpoint and without patience.
+    /// Returns the record of a router without an admin endpoint and without patience, which holds requests for 30 s.
     pub fn new(router_name: impl Into<String>) -> Self {
         RouterRecord {
             router_name: router_name.into(),
@@ -188,6 +197,7 @@ impl RouterRecord {
             last_heartbeat: 0,
             admin: None,
             patience_ms: 0,
+            max_wait_ms: usual_max_wait(),
         }
     }
 }

@@ -16,6 +16,7 @@ mod rounds;
 mod settings;
 mod shares;
 mod short_lives;
+mod slow_warms;
 mod sweeps;
 mod unreadable;
 mod world;

@@ -15,7 +15,7 @@ const P5: PartitionId = PartitionId::new(5);
 const LEASE: Duration = secs(15);
 
 /// Lets leader and participants act until nothing happens any more, without a wait.
-fn act(world: &mut World) {
+pub(super) fn act(world: &mut World) {
     loop {
         let before = world.store.revision;
         world.lead();
@@ -27,7 +27,7 @@ fn act(world: &mut World) {
 }
 
 /// Lets leader and participants act for a while.
-fn run(world: &mut World, span: Duration) {
+pub(super) fn run(world: &mut World, span: Duration) {
     let end = world.now + span;
     act(world);
     while let Some(wake) = world.wake.filter(|wake| *wake <= end) {
@@ -38,7 +38,7 @@ fn run(world: &mut World, span: Duration) {
     act(world);
 }
 
-fn owned_by(world: &World, pod: &str) -> BTreeSet<PartitionId> {
+pub(super) fn owned_by(world: &World, pod: &str) -> BTreeSet<PartitionId> {
     let view = world.view();
     let owner = |partition: &PartitionId| view.live_owner(*partition).map(|(assignment, _)| assignment.owner.clone());
     view.assignments.keys().copied().filter(|partition| owner(partition).as_deref() == Some(pod)).collect()
