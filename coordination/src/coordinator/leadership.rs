@@ -190,6 +190,9 @@ impl<'a> Leadership<'a> {
                 () = shutdown.cancelled() => return End::Over,
                 update = watcher.next() => match update {
                     Update::Snapshot(view) => {
+                        if !sighted {
+                            self.memory.regained_sight();
+                        }
                         self.view.resync(*view);
                         self.resting.clear();
                         self.all_changed();

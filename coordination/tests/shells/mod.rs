@@ -1,5 +1,6 @@
 //! The shells of routers, coordinators and pods over the embedded store, under a paused clock.
 
+mod cut_off;
 mod drains;
 mod foreign_writes;
 mod held_moves;

@@ -56,11 +56,11 @@ impl Site {
         self.commit(Txn { then: vec![Op::Put { key, value, lease }], ..Txn::default() }).await;
     }
 
-    async fn commit(&self, txn: Txn) {
+    pub(super) async fn commit(&self, txn: Txn) {
         assert!(self.store.commit(txn).await.unwrap().committed());
     }
 
-    async fn join(&self, pod: &str) -> LeaseId {
+    pub(super) async fn join(&self, pod: &str) -> LeaseId {
         let lease = self.lease().await;
         let record = PodRecord { capabilities: Capabilities::ALL, ..PodRecord::new(pod, "127.0.0.1:1") };
         self.put(self.keys.pod(pod), encode(&record), Some(lease)).await;
@@ -109,10 +109,15 @@ pub(super) struct Coordinator(watch::Receiver<CoordinatorStatus>);
 
 impl Coordinator {
     pub(super) async fn leading(store: Arc<dyn Store>) -> Self {
+        Self::settling(store, Duration::from_millis(50)).await
+    }
+
+    /// Returns a coordinator that waits so long for changes to settle.
+    pub(super) async fn settling(store: Arc<dyn Store>, settle: Duration) -> Self {
         let policy = Policy {
             partitions: 2,
-            settle: Duration::from_millis(50),
-            settle_max: Duration::from_millis(500),
+            settle,
+            settle_max: 10 * settle,
             min_interval: Duration::from_millis(100),
             heartbeat: Duration::from_secs(5),
             phase_timeout: Duration::from_secs(2),

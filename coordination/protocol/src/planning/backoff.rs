@@ -91,9 +91,9 @@ pub(super) struct BackOffs {
 }
 
 impl BackOffs {
-    /// Records which lives of pods have ended in this view.
-    pub(super) fn observe(&mut self, view: &View, now: Duration) {
-        self.short_lives.observe(view, now);
+    /// Records which lives of pods have ended in this view, and whether that says nothing against their pods.
+    pub(super) fn observe(&mut self, view: &View, are_blameless: bool, now: Duration) {
+        self.short_lives.observe(view, are_blameless, now);
     }
 
     /// Records a cancelled handoff.

@@ -61,7 +61,10 @@ pub(super) fn note(memory: &mut Memory, action: &mut Action, now: Duration) {
         return;
     };
     let partition = observed.partition();
-    if memory.phase_timeouts.gives_up(partition) {
+    // A pod that was cut off from the store has not died over its warm-up.
+    let is_for_a_dead_owner = matches!(action, Action::Cancel { reason: CancelReason::NewOwnerDead, .. });
+    let is_blameless = is_for_a_dead_owner && memory.departures.are_blameless(now);
+    if memory.phase_timeouts.gives_up(partition) && !is_blameless {
         memory.backoffs.note(action, now);
     }
     memory.backoffs.show(action, now);

@@ -249,6 +249,11 @@ impl Memory {
         self.departures.bound_ends(view, partition)
     }
 
+    /// Records that this process did not see the store for a while. Lives that ended meanwhile may have been cut off like it.
+    pub fn regained_sight(&mut self) {
+        self.departures.regained_sight();
+    }
+
     /// Records that this process has another authority: moves that nobody has begun may be its own from now on.
     pub fn acts_anew(&mut self) {
         self.backlog.place_anew();
@@ -258,8 +263,8 @@ impl Memory {
     fn observe(&mut self, view: &View, policy: &Policy, now: Duration) {
         self.number.observe(view);
         self.rounds.observe(view, policy, now);
-        self.departures.observe(view, now);
-        self.backoffs.observe(view, now);
+        self.departures.observe(view, policy, now);
+        self.backoffs.observe(view, self.departures.are_blameless(now), now);
         self.rolls.observe(view, now);
         self.heartbeats.observe(view, policy, now);
         let progress = self.phase_timeouts.observe(view, &mut self.backoffs, now);
@@ -390,6 +395,7 @@ fn decide(
     plan.notices.extend(memory.backoffs.notices(now));
     plan.notices.extend(memory.heartbeats.notices(policy, now));
     plan.notices.extend(memory.slow_warms.notices(view));
+    plan.notices.extend(memory.departures.notices(view, now));
     plan.notices.extend(
         memory.rolls.balance_waits_until(now).map(|_| Notice::Roll { newest: rolls::newest(view).map(str::to_owned) }),
     );

@@ -1,6 +1,6 @@
 //! Notices for the operator, in words. Nothing is decided here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::Policy;
@@ -171,6 +171,11 @@ pub enum Notice {
         /// The pod that died last.
         last: String,
     },
+    /// Most pods have gone together, or while the leader did not see the store. Their partitions wait for them.
+    CutOff {
+        /// The pods that have not come back.
+        pods: BTreeSet<String>,
+    },
     /// A pod has missed heartbeats, and gets no more partitions until it sends one.
     Suspected {
         /// The pod.
@@ -255,6 +260,7 @@ impl fmt::Display for Notice {
             Notice::WarmsSlowly { pod } => notice_pods::warms_slowly(out, pod),
             Notice::DiesEarly { pod, failures } => notice_pods::dies_early(out, pod, *failures),
             Notice::OwnersDie { partition, deaths, last } => notice_pods::owners_die(out, *partition, *deaths, last),
+            Notice::CutOff { pods } => notice_pods::cut_off(out, pods),
             Notice::Suspected { pod } => notice_pods::suspected(out, pod),
             Notice::TooManyKeys { partition, pod, keys, most } => {
                 write!(out, "partition {partition} on {pod} has {keys} keys, above max_keys_per_partition = {most}")

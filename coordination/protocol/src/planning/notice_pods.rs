@@ -1,5 +1,6 @@
 //! Notices about pods, and about partitions for the sake of their owners, in words.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use super::heartbeats::MISSED_BEFORE_SUSPECTED;
@@ -33,6 +34,15 @@ pub(super) fn owners_die(out: &mut fmt::Formatter<'_>, partition: PartitionId, d
         out,
         "partition {partition} rests: {deaths} owners in a row, {last} the last, died soon after they had taken it over; \
          segue move {partition} --to POD tries one at once"
+    )
+}
+
+pub(super) fn cut_off(out: &mut fmt::Formatter<'_>, pods: &BTreeSet<String>) -> fmt::Result {
+    let named: Vec<&str> = pods.iter().map(String::as_str).collect();
+    let named = named.join(", ");
+    write!(
+        out,
+        "the partitions of {named} wait a moment for their pods, which were cut off with the store or died together"
     )
 }
 

@@ -19,6 +19,7 @@
 //! # Invariants
 //!
 //! * A flip that this planner has not seen happen never counts.
+//! * The end of a life while this planner did not see the store never counts.
 //! * Deaths under one name never make a partition rest: the cause is more likely the pod.
 //! * A preference keeps no partition without an owner: the only pod gets what it had at once.
 
@@ -72,13 +73,14 @@ pub(super) struct ShortLives {
 
 impl ShortLives {
     /// Records which lives have ended in this view, and forgets failures that a longer life has disproved.
-    pub(super) fn observe(&mut self, view: &View, now: Duration) {
+    pub(super) fn observe(&mut self, view: &View, are_blameless: bool, now: Duration) {
         let lives = lives(view);
         let longest = lives.values().chain(self.lives.values()).map(|life| life.window).max();
         self.seen.observe(view.revision, now, longest.unwrap_or_default());
         let before = std::mem::replace(&mut self.lives, lives);
         for (pod, life) in before {
-            if self.lives.get(&pod).is_none_or(|now| now.incarnation != life.incarnation) {
+            let has_ended = self.lives.get(&pod).is_none_or(|now| now.incarnation != life.incarnation);
+            if has_ended && !are_blameless {
                 let taken = self.taken_over(view, &pod, life, now);
                 self.ended(&pod, &taken, life.window, now);
             }

@@ -2,6 +2,7 @@
 
 mod cancels;
 mod chaos;
+mod cut_off;
 mod external;
 mod failed;
 mod guards;
