@@ -360,6 +360,7 @@ impl<'a> Leadership<'a> {
 
     fn plan(&mut self, now: Instant, millis: u64) {
         let Some(authority) = self.authority.clone() else { return };
+        self.memory.store_refuses(self.refusals.why().is_some());
         let plan = plan(&self.view, &self.policy, &authority, &mut self.memory, now - self.began);
         self.next_wake = plan.next_wake.map(|wake| self.began + wake);
         self.held = plan.held;

@@ -167,7 +167,7 @@ async fn a_stopped_partition_comes_back_while_etcd_has_no_space_left() {
 
     maintenance.alarm(AlarmAction::Deactivate, AlarmType::Nospace, None).await.unwrap();
     let entry = until("the entry", async || site.entry(&handoff).await).await;
-    assert_eq!((entry.value.result, entry.value.end_cause.as_str()), (HandoffEnd::Cancelled, "phase_timeout"));
+    assert_eq!((entry.value.result, entry.value.end_cause.as_str()), (HandoffEnd::Cancelled, "store_refused"));
     coordinator.says(false).await;
 }
 

@@ -82,6 +82,11 @@ pub enum CancelReason {
         /// What the handoff was waiting for.
         waiting: Vec<PendingOn>,
     },
+    /// The phase lasted too long, and the store refused writes meanwhile.
+    StoreRefused {
+        /// The phase.
+        phase: Phase,
+    },
     /// A router could not drain.
     GaveUp {
         /// The router.
@@ -106,13 +111,14 @@ pub enum CancelReason {
 
 impl CancelReason {
     /// The names of all reasons.
-    pub const NAMES: [&str; 12] = [
+    pub const NAMES: [&str; 13] = [
         "new_owner_dead",
         "new_owner_draining",
         "new_owner_failed",
         "warm_timeout",
         "new_owner_slow",
         "phase_timeout",
+        "store_refused",
         "gave_up",
         "second_router",
         "beyond_config",
@@ -130,6 +136,7 @@ impl CancelReason {
             CancelReason::WarmTimeout => "warm_timeout",
             CancelReason::NewOwnerSlow => "new_owner_slow",
             CancelReason::PhaseTimeout { .. } => "phase_timeout",
+            CancelReason::StoreRefused { .. } => "store_refused",
             CancelReason::GaveUp { .. } => "gave_up",
             CancelReason::SecondRouter => "second_router",
             CancelReason::BeyondConfig => "beyond_config",
@@ -154,6 +161,9 @@ impl fmt::Display for CancelReason {
             }
             CancelReason::PhaseTimeout { phase, waiting } => {
                 write!(out, "{} lasted too long, waiting for {}", phase.as_str(), all(waiting))
+            }
+            CancelReason::StoreRefused { phase } => {
+                write!(out, "{} lasted too long, because the store refused writes", phase.as_str())
             }
             CancelReason::GaveUp { router } => write!(out, "router {router} could not drain"),
             CancelReason::SecondRouter => {

@@ -81,6 +81,14 @@ impl BackOff {
     }
 }
 
+/// The back-offs of a partition, of a pod, and of both together, at some moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Remembered {
+    partition: Option<BackOff>,
+    pod: Option<BackOff>,
+    pair: Option<BackOff>,
+}
+
 /// The back-offs of all partitions and pods.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct BackOffs {
@@ -125,7 +133,8 @@ impl BackOffs {
                 self.bar(handoff, now);
                 false
             }
-            CancelReason::GaveUp { .. } => false,
+            // A store that refuses writes says nothing about the pod.
+            CancelReason::GaveUp { .. } | CancelReason::StoreRefused { .. } => false,
             // Planning responds to these at once.
             CancelReason::NewOwnerDraining
             | CancelReason::SecondRouter
@@ -138,6 +147,28 @@ impl BackOffs {
         if new_owner_is_slow {
             self.shun(&handoff.new_owner, now);
         }
+    }
+
+    /// Returns what is remembered of a partition and of the pod that was to get it.
+    pub(super) fn remembered(&self, partition: PartitionId, pod: &str) -> Remembered {
+        Remembered {
+            partition: self.partitions.get(&partition).copied(),
+            pod: self.pods.get(pod).copied(),
+            pair: self.pairs.get(&(partition, pod.to_owned())).copied(),
+        }
+    }
+
+    /// Takes back what has been recorded of them since.
+    pub(super) fn restore(&mut self, partition: PartitionId, pod: &str, before: Remembered) {
+        fn put<K: Ord>(map: &mut BTreeMap<K, BackOff>, key: K, before: Option<BackOff>) {
+            match before {
+                Some(before) => drop(map.insert(key, before)),
+                None => drop(map.remove(&key)),
+            }
+        }
+        put(&mut self.partitions, partition, before.partition);
+        put(&mut self.pods, pod.to_owned(), before.pod);
+        put(&mut self.pairs, (partition, pod.to_owned()), before.pair);
     }
 
     /// Adds to a cancel which back-offs are in force for its partition and for the pod that did not get it.

@@ -24,6 +24,7 @@ pub(super) fn end_handoffs(view: &View, policy: &Policy, memory: &mut Memory, no
             None => continue,
             Some(Verdict::Overdue(notice)) => plan.notices.push(notice),
             Some(Verdict::End(mut action)) => {
+                without_blame(memory, &mut action);
                 note(memory, &mut action, now);
                 plan.actions.push(action);
                 ending = true;
@@ -54,17 +55,28 @@ fn leaves_slow_pod(
     })
 }
 
+/// Names the store as the reason of a cancel if it refused writes while the phase lasted.
+fn without_blame(memory: &Memory, action: &mut Action) {
+    if let Action::Cancel { observed, reason, .. } = action
+        && let CancelReason::PhaseTimeout { phase, .. } = *reason
+        && memory.phase_timeouts.was_refused(observed.partition())
+    {
+        *reason = CancelReason::StoreRefused { phase };
+    }
+}
+
 /// Remembers whose failure the end of a handoff is, and adds to a cancel what rests because of it.
 pub(super) fn note(memory: &mut Memory, action: &mut Action, now: Duration) {
     let (Action::Cancel { observed, .. } | Action::Abandon { observed } | Action::Delete { observed, .. }) = &*action
     else {
         return;
     };
-    let partition = observed.partition();
+    let (partition, pod) = (observed.partition(), &observed.handoff.value.new_owner);
+    let before = memory.backoffs.remembered(partition, pod);
     // A pod that was cut off from the store has not died over its warm-up.
     let is_for_a_dead_owner = matches!(action, Action::Cancel { reason: CancelReason::NewOwnerDead, .. });
     let is_blameless = is_for_a_dead_owner && memory.departures.are_blameless(now);
-    if memory.phase_timeouts.gives_up(partition) && !is_blameless {
+    if memory.phase_timeouts.gives_up(partition, before) && !is_blameless {
         memory.backoffs.note(action, now);
     }
     memory.backoffs.show(action, now);

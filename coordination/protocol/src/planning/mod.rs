@@ -240,6 +240,7 @@ pub struct Memory {
     slow_warms: slow_warms::SlowWarms,
     backlog: backlog::Backlog,
     number: fixed_number::FixedNumber,
+    store_refuses: bool,
 }
 
 impl Memory {
@@ -252,6 +253,11 @@ impl Memory {
     /// Records that this process did not see the store for a while. Lives that ended meanwhile may have been cut off like it.
     pub fn regained_sight(&mut self) {
         self.departures.regained_sight();
+    }
+
+    /// Records whether the store refuses writes, as far as this process knows.
+    pub fn store_refuses(&mut self, refuses: bool) {
+        self.store_refuses = refuses;
     }
 
     /// Records that this process has another authority: moves that nobody has begun may be its own from now on.
@@ -276,6 +282,10 @@ impl Memory {
         }
         if !progress.warmed.is_empty() {
             self.backlog.a_handoff_warmed();
+        }
+        if self.store_refuses {
+            self.phase_timeouts.store_refuses(view, &mut self.backoffs, now);
+            self.slow_warms.restart(now);
         }
         // Whether a pod is slow decides which pods get partitions.
         if self.slow_warms.observe(view, &progress.warmed, now) {

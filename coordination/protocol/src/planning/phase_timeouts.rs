@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::actions::{Action, CancelReason, ObservedHandoff};
-use super::backoff::BackOffs;
+use super::backoff::{BackOffs, Remembered};
 use super::notice::Notice;
 use super::operations::failed_move;
 use super::{Policy, is_dead};
@@ -38,7 +38,8 @@ struct Seen {
     since: Duration,
     /// How long it has been in `Ready`, once it has left it.
     ready_for: Duration,
-    given_up: bool,
+    /// What was remembered of its partition and its new owner before its cancel was decided, once it has been.
+    given_up: Option<Remembered>,
     /// The epoch of the new ownership.
     epoch: Epoch,
     new_incarnation: Incarnation,
@@ -62,7 +63,12 @@ pub(super) struct Progress {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct PhaseTimeouts {
     seen: BTreeMap<PartitionId, Seen>,
+    /// When the store was last known to refuse writes.
+    refused: Option<Duration>,
 }
+
+/// Longest pause before a write that the store has refused is tried again.
+const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
 impl PhaseTimeouts {
     /// Records the handoffs in flight.
@@ -109,7 +115,7 @@ impl PhaseTimeouts {
                     Phase::Ready => now.saturating_sub(seen.since),
                     _ => seen.ready_for,
                 }),
-                given_up: false,
+                given_up: None,
                 epoch: record.epoch,
                 new_incarnation: record.new_incarnation,
                 has_old_owner: record.old_owner.is_some(),
@@ -142,12 +148,36 @@ impl PhaseTimeouts {
         }
     }
 
-    /// Marks the partition's handoff as given up. Returns `false` if it already was.
-    pub(super) fn gives_up(&mut self, partition: PartitionId) -> bool {
+    /// Marks the partition's handoff as given up, with what was remembered before. Returns `false` if it already was.
+    pub(super) fn gives_up(&mut self, partition: PartitionId, before: Remembered) -> bool {
         let Some(seen) = self.seen.get_mut(&partition) else {
             return false;
         };
-        !std::mem::replace(&mut seen.given_up, true)
+        let is_first = seen.given_up.is_none();
+        seen.given_up.get_or_insert(before);
+        is_first
+    }
+
+    /// Records that the store refuses writes: nobody can say that a partition is warm, and no cancel that was decided has
+    /// been carried out as it was.
+    pub(super) fn store_refuses(&mut self, view: &View, backoffs: &mut BackOffs, now: Duration) {
+        self.refused = Some(now);
+        for (partition, seen) in &mut self.seen {
+            if seen.phase == Phase::Warming {
+                seen.since = now;
+            }
+            let handoff = view.handoffs.get(partition);
+            if let (Some(before), Some(handoff)) = (seen.given_up.take(), handoff) {
+                backoffs.restore(*partition, &handoff.value.new_owner, before);
+            }
+        }
+    }
+
+    /// Returns whether the store refused writes while the partition's handoff was in its phase. Writers may try again as late
+    /// as [`LONGEST_RETRY`] after the store accepts writes.
+    pub(super) fn was_refused(&self, partition: PartitionId) -> bool {
+        let begun = self.begun(partition);
+        self.refused.is_some_and(|refused| begun.is_some_and(|begun| begun <= refused + LONGEST_RETRY))
     }
 
     /// Returns when the next phase reaches its limit.

@@ -83,6 +83,11 @@ impl SlowWarms {
         slow.map(|(pod, _)| Notice::WarmsSlowly { pod: pod.clone() })
     }
 
+    /// Starts the time of these warm-ups anew.
+    pub(super) fn restart(&mut self, now: Duration) {
+        self.since.values_mut().for_each(|since| *since = now);
+    }
+
     /// Returns how long the handoff may warm before its partition prefers another pod. `None` if its requests are not held.
     fn bound(&self, view: &View, handoff: &Handoff) -> Option<Duration> {
         let has_living_owner =

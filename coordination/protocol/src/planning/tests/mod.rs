@@ -12,6 +12,7 @@ mod operators;
 mod phase_timeouts;
 mod placement;
 mod places;
+mod refused_writes;
 mod rolls;
 mod rounds;
 mod settings;
