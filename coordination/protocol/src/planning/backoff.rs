@@ -15,12 +15,12 @@
 //! # Invariants
 //!
 //! * One handoff fails once, however often its cancel has to be retried.
-//! * Failures of one pod within one wait count once.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::actions::{self, Action, CancelReason};
+use super::failures::{BackOff, PodFailures, put};
 use super::notice::Notice;
 use super::short_lives::ShortLives;
 use crate::handoff::advance::PendingOn;
@@ -28,58 +28,9 @@ use crate::ids::PartitionId;
 use crate::records::{Handoff, Resting};
 use crate::view::View;
 
-/// Wait after the first failure; each further failure in a row doubles it. A partition without a live owner never waits
-/// longer than this, unless its owners die one after the other.
-pub const FIRST_BACK_OFF: Duration = Duration::from_secs(5);
-
-/// Longest wait of a partition.
-pub const MAX_BACK_OFF: Duration = Duration::from_secs(600);
-
-/// Ratio of a pod's wait to its partition's.
-pub(super) const SHUNNED_SCALE: u32 = 2;
 /// Number of partitions from which a pod is barred at a time before it is shunned. With so many, the cause is not the
 /// partition.
 const BARRED_BEFORE_SHUNNED: usize = 4;
-
-/// The failures in a row of a partition, a pod or a pair of both, and the wait after the last one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct BackOff {
-    failures: u32,
-    since: Duration,
-    until: Duration,
-}
-
-impl BackOff {
-    /// No failure.
-    pub(super) const NONE: BackOff = BackOff { failures: 0, since: Duration::ZERO, until: Duration::ZERO };
-
-    /// Counts a failure and starts its wait: `scale` times the usual one.
-    pub(super) fn fail(&mut self, now: Duration, scale: u32) {
-        self.since = now;
-        if now < self.until {
-            return;
-        }
-        self.failures = self.failures.saturating_add(1);
-        let back_off = crate::back_off::BackOff { first: FIRST_BACK_OFF, longest: MAX_BACK_OFF };
-        self.until = now + back_off.after(self.failures) * scale;
-    }
-
-    /// Returns the end of the wait if it is later than `now`. An urgent move waits no longer than the first time.
-    pub(super) fn waits(&self, urgent: bool, now: Duration) -> Option<Duration> {
-        let until = if urgent { self.until.min(self.since + FIRST_BACK_OFF) } else { self.until };
-        Some(until).filter(|until| *until > now)
-    }
-
-    /// Returns the number of failures in a row.
-    pub(super) fn failures(&self) -> u32 {
-        self.failures
-    }
-
-    /// Returns whether the last failure was long ago.
-    pub(super) fn is_forgotten(&self, now: Duration) -> bool {
-        self.until + MAX_BACK_OFF < now
-    }
-}
 
 /// The back-offs of a partition, of a pod, and of both together, at some moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -93,8 +44,7 @@ pub(super) struct Remembered {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct BackOffs {
     partitions: BTreeMap<PartitionId, BackOff>,
-    pods: BTreeMap<String, BackOff>,
-    pairs: BTreeMap<(PartitionId, String), BackOff>,
+    pods: PodFailures,
     short_lives: ShortLives,
 }
 
@@ -119,7 +69,7 @@ impl BackOffs {
             CancelReason::NewOwnerDead => return self.short_lives.shun(&handoff.new_owner, now),
             CancelReason::NewOwnerFailed { .. } => {
                 self.bar(handoff, now);
-                if self.barred_from(&handoff.new_owner, now) >= BARRED_BEFORE_SHUNNED {
+                if self.pods.resting_with(&handoff.new_owner, now) >= BARRED_BEFORE_SHUNNED {
                     self.shun(&handoff.new_owner, now);
                 }
                 return;
@@ -153,22 +103,15 @@ impl BackOffs {
     pub(super) fn remembered(&self, partition: PartitionId, pod: &str) -> Remembered {
         Remembered {
             partition: self.partitions.get(&partition).copied(),
-            pod: self.pods.get(pod).copied(),
-            pair: self.pairs.get(&(partition, pod.to_owned())).copied(),
+            pod: self.pods.pod(pod).copied(),
+            pair: self.pods.pair(partition, pod).copied(),
         }
     }
 
     /// Takes back what has been recorded of them since.
     pub(super) fn restore(&mut self, partition: PartitionId, pod: &str, before: Remembered) {
-        fn put<K: Ord>(map: &mut BTreeMap<K, BackOff>, key: K, before: Option<BackOff>) {
-            match before {
-                Some(before) => drop(map.insert(key, before)),
-                None => drop(map.remove(&key)),
-            }
-        }
         put(&mut self.partitions, partition, before.partition);
-        put(&mut self.pods, pod.to_owned(), before.pod);
-        put(&mut self.pairs, (partition, pod.to_owned()), before.pair);
+        self.pods.put(partition, pod, (before.pod, before.pair));
     }
 
     /// Adds to a cancel which back-offs are in force for its partition and for the pod that did not get it.
@@ -178,43 +121,34 @@ impl BackOffs {
         let of = [
             (Resting::Partition, self.partitions.get(partition)),
             (Resting::Pod, self.pod(pod)),
-            (Resting::Pair, self.pairs.get(&(*partition, pod.clone()))),
+            (Resting::Pair, self.pods.pair(*partition, pod)),
         ];
         let shown = |(of, back_off): (Resting, Option<&BackOff>)| {
-            let BackOff { failures, until, .. } = *back_off.filter(|back_off| back_off.until > now)?;
-            Some(actions::BackOff { of, failures, remains: until - now })
+            let back_off = back_off?;
+            let until = back_off.waits(false, now)?;
+            Some(actions::BackOff { of, failures: back_off.failures(), remains: until - now })
         };
         *back_offs = of.into_iter().filter_map(shown).collect();
     }
 
     /// Returns the back-off of this pod that lasts longer.
     fn pod(&self, pod: &str) -> Option<&BackOff> {
-        self.pods.get(pod).into_iter().chain(self.short_lives.pod(pod)).max_by_key(|back_off| back_off.until)
-    }
-
-    /// Returns from how many partitions this pod is barred now.
-    fn barred_from(&self, pod: &str, now: Duration) -> usize {
-        let is_barred = |((_, other), back_off): &(&(PartitionId, String), &BackOff)| {
-            other == pod && back_off.waits(false, now).is_some()
-        };
-        self.pairs.iter().filter(is_barred).count()
+        self.pods.pod(pod).into_iter().chain(self.short_lives.pod(pod)).max_by_key(|back_off| back_off.until())
     }
 
     /// Bars the new owner of this handoff from its partition.
     fn bar(&mut self, handoff: &Handoff, now: Duration) {
-        let pair = (handoff.partition, handoff.new_owner.clone());
-        self.pairs.entry(pair).or_insert(BackOff::NONE).fail(now, SHUNNED_SCALE);
+        self.pods.fail_with(handoff.partition, &handoff.new_owner, now);
     }
 
     fn shun(&mut self, pod: &str, now: Duration) {
-        self.pods.entry(pod.to_owned()).or_insert(BackOff::NONE).fail(now, SHUNNED_SCALE);
+        self.pods.fail(pod, now);
     }
 
     /// Records that a handoff of the partition to this pod has reached `Switching`.
     pub(super) fn succeeded(&mut self, partition: PartitionId, pod: &str) {
         self.partitions.remove(&partition);
-        self.pods.remove(pod);
-        self.pairs.remove(&(partition, pod.to_owned()));
+        self.pods.put(partition, pod, (None, None));
     }
 
     /// Returns until when the partition is not to be moved, if that is later than `now`.
@@ -236,7 +170,7 @@ impl BackOffs {
         urgent: bool,
         now: Duration,
     ) -> Option<Duration> {
-        self.pairs.get(&(partition, pod.to_owned()))?.waits(urgent, now)
+        self.pods.pair(partition, pod)?.waits(urgent, now)
     }
 
     /// Returns until when another pod is preferred for this partition, if that is later than `now`: this one is barred, or
@@ -247,38 +181,35 @@ impl BackOffs {
 
     /// Returns whether another pod than some pod is preferred for this partition.
     pub(super) fn avoids_any(&self, partition: PartitionId, now: Duration) -> bool {
-        let pairs = self.pairs.range((partition, String::new())..).take_while(|((of, _), _)| *of == partition);
-        pairs.into_iter().any(|(_, back_off)| back_off.until > now) || self.short_lives.any_rests(partition, now)
+        self.pods.any_rests(partition, now) || self.short_lives.any_rests(partition, now)
     }
 
     /// Returns whether the pod gets no more partitions for now.
     pub(super) fn is_shunned(&self, pod: &str, now: Duration) -> bool {
-        self.pod(pod).is_some_and(|back_off| back_off.until > now)
+        self.pod(pod).is_some_and(|back_off| back_off.waits(false, now).is_some())
     }
 
     /// Returns when the next pod may be given partitions again.
     pub(super) fn next_pod(&self, now: Duration) -> Option<Duration> {
-        let back_offs = self.pods.values().chain(self.short_lives.pods().map(|(_, back_off)| back_off));
-        back_offs.map(|back_off| back_off.until).filter(|until| *until > now).min()
+        self.pods.pods().chain(self.short_lives.pods()).filter_map(|(_, back_off)| back_off.waits(false, now)).min()
     }
 
     /// Drops old failures.
     pub(super) fn forget_old(&mut self, now: Duration) {
         self.partitions.retain(|_, back_off| !back_off.is_forgotten(now));
-        self.pods.retain(|_, back_off| !back_off.is_forgotten(now));
-        self.pairs.retain(|_, back_off| !back_off.is_forgotten(now));
+        self.pods.retain(|_, back_off| !back_off.is_forgotten(now), |_, _, back_off| !back_off.is_forgotten(now));
     }
 
     /// Returns whether no failure is remembered.
     #[cfg(test)]
     pub(super) fn is_clear(&self) -> bool {
-        self.partitions.is_empty() && self.pods.is_empty() && self.pairs.is_empty() && self.short_lives.is_clear()
+        self.partitions.is_empty() && self.pods.is_empty() && self.short_lives.is_clear()
     }
 
     /// Returns a notice for each shunned pod, and for each partition whose owners die.
     pub(super) fn notices(&self, now: Duration) -> impl Iterator<Item = Notice> {
-        let shunned = self.pods.iter().filter(move |(_, back_off)| back_off.until > now);
-        let slow = shunned.map(|(pod, back_off)| Notice::Shunned { pod: pod.clone(), failures: back_off.failures });
+        let shunned = self.pods.pods().filter(move |(_, back_off)| back_off.waits(false, now).is_some());
+        let slow = shunned.map(|(pod, back_off)| Notice::Shunned { pod: pod.clone(), failures: back_off.failures() });
         slow.chain(self.short_lives.notices(now))
     }
 }
@@ -288,6 +219,7 @@ mod tests {
     use super::*;
     use crate::ids::{Epoch, Incarnation, Revision};
     use crate::planning::actions::ObservedHandoff;
+    use crate::planning::failures::{FIRST_BACK_OFF, MAX_BACK_OFF, SHUNNED_SCALE};
     use crate::records::Phase;
     use crate::view::Versioned;
 
@@ -381,19 +313,6 @@ mod tests {
     }
 
     #[test]
-    fn each_failure_in_a_row_doubles_the_wait_up_to_the_longest() {
-        let mut back_off = BackOff::NONE;
-        let mut waits = Vec::new();
-        for _ in 0..40 {
-            let now = back_off.until;
-            back_off.fail(now, 1);
-            waits.push((back_off.until - now).as_secs());
-        }
-        assert_eq!(waits[..9], [5, 10, 20, 40, 80, 160, 320, 600, 600]);
-        assert_eq!(waits[39], 600);
-    }
-
-    #[test]
     fn a_cancel_shows_how_often_the_move_failed_and_for_how_long_it_rests() {
         let (mut backoffs, mut now) = (BackOffs::default(), Duration::ZERO);
         let shown = |backoffs: &BackOffs, mut action: Action, now| {
@@ -414,13 +333,5 @@ mod tests {
         let rest = shown(&backoffs, cancel(CancelReason::NewOwnerDraining), now);
         assert_eq!(rest[2], (Resting::Pair, 1, 10));
         assert_eq!(shown(&BackOffs::default(), cancel(CancelReason::NewOwnerDraining), now), []);
-    }
-
-    #[test]
-    fn a_failure_within_the_wait_counts_as_the_same() {
-        let mut back_off = BackOff::NONE;
-        back_off.fail(Duration::from_secs(1), 1);
-        back_off.fail(Duration::from_secs(5), 1);
-        assert_eq!((back_off.failures, back_off.until), (1, Duration::from_secs(6)));
     }
 }

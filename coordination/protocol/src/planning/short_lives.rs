@@ -26,7 +26,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::backoff::{BackOff, FIRST_BACK_OFF, SHUNNED_SCALE};
+use super::failures::{BackOff, FIRST_BACK_OFF, PodFailures};
 use super::notice::Notice;
 use super::phase_timeouts::past_no_return;
 use crate::ids::{Incarnation, PartitionId, Revision};
@@ -66,8 +66,7 @@ struct Deaths {
 pub(super) struct ShortLives {
     lives: BTreeMap<String, Life>,
     seen: SeenRevisions,
-    pods: BTreeMap<String, BackOff>,
-    pairs: BTreeMap<(PartitionId, String), BackOff>,
+    pods: PodFailures,
     partitions: BTreeMap<PartitionId, Deaths>,
 }
 
@@ -109,7 +108,7 @@ impl ShortLives {
     /// Records the end of a life that had just taken over these partitions.
     fn ended(&mut self, pod: &str, taken: &[PartitionId], window: Duration, now: Duration) {
         for partition in taken {
-            self.pairs.entry((*partition, pod.to_owned())).or_insert(BackOff::NONE).fail(now, SHUNNED_SCALE);
+            self.pods.fail_with(*partition, pod, now);
         }
         let deaths = |partition: &PartitionId| self.partitions.get(partition).map_or(0, |deaths| deaths.number);
         let Some(most) = taken.iter().map(deaths).max() else { return };
@@ -138,7 +137,7 @@ impl ShortLives {
 
     /// Records that the pod died while it warmed, or soon after it had taken partitions over.
     pub(super) fn shun(&mut self, pod: &str, now: Duration) {
-        self.pods.entry(pod.to_owned()).or_insert(BackOff::NONE).fail(now, SHUNNED_SCALE);
+        self.pods.fail(pod, now);
     }
 
     /// Forgets the failures of pods and partitions whose present owner has lived long enough.
@@ -154,12 +153,13 @@ impl ShortLives {
         self.partitions.retain(|partition, deaths| {
             has_lasted(*partition).is_none() && now < deaths.until.saturating_add(super::MAX_BACK_OFF)
         });
-        self.pairs
-            .retain(|(partition, pod), back_off| has_lasted(*partition) != Some(pod) && !back_off.is_forgotten(now));
-        self.pods.retain(|pod, back_off| {
-            let has_lasted = view.assigned_to(pod).any(|partition| has_lasted(partition).is_some());
-            !has_lasted && !back_off.is_forgotten(now)
-        });
+        let has_lasted_as_pod = |pod: &str| view.assigned_to(pod).any(|partition| has_lasted(partition).is_some());
+        self.pods.retain(
+            |pod, back_off| !has_lasted_as_pod(pod) && !back_off.is_forgotten(now),
+            |partition, pod, back_off| {
+                has_lasted(partition).map(String::as_str) != Some(pod) && !back_off.is_forgotten(now)
+            },
+        );
     }
 
     /// Returns until when the partition rests because its owners die, if that is later than `now`.
@@ -169,37 +169,33 @@ impl ShortLives {
 
     /// Returns until when this pod is not preferred for this partition, if that is later than `now`.
     pub(super) fn pair_rests(&self, partition: PartitionId, pod: &str, now: Duration) -> Option<Duration> {
-        if self.pairs.is_empty() {
-            return None;
-        }
-        self.pairs.get(&(partition, pod.to_owned()))?.waits(false, now)
+        self.pods.pair(partition, pod)?.waits(false, now)
     }
 
     /// Returns whether some pod is not preferred for this partition.
     pub(super) fn any_rests(&self, partition: PartitionId, now: Duration) -> bool {
-        let pairs = self.pairs.range((partition, String::new())..).take_while(|((of, _), _)| *of == partition);
-        pairs.into_iter().any(|(_, back_off)| back_off.waits(false, now).is_some())
+        self.pods.any_rests(partition, now)
     }
 
     /// Returns the back-off of this pod.
     pub(super) fn pod(&self, pod: &str) -> Option<&BackOff> {
-        self.pods.get(pod)
+        self.pods.pod(pod)
     }
 
     /// Returns the back-offs of all pods.
     pub(super) fn pods(&self) -> impl Iterator<Item = (&String, &BackOff)> {
-        self.pods.iter()
+        self.pods.pods()
     }
 
     /// Returns whether no failure is remembered.
     #[cfg(test)]
     pub(super) fn is_clear(&self) -> bool {
-        self.pods.is_empty() && self.pairs.is_empty() && self.partitions.is_empty()
+        self.pods.is_empty() && self.partitions.is_empty()
     }
 
     /// Returns a notice for each pod that is shunned and each partition that rests.
     pub(super) fn notices(&self, now: Duration) -> impl Iterator<Item = Notice> {
-        let pods = self.pods.iter().filter(move |(_, back_off)| back_off.waits(false, now).is_some());
+        let pods = self.pods.pods().filter(move |(_, back_off)| back_off.waits(false, now).is_some());
         let pods = pods.map(|(pod, back_off)| Notice::DiesEarly { pod: pod.clone(), failures: back_off.failures() });
         let resting = self.partitions.iter().filter(move |(_, deaths)| deaths.until > now);
         pods.chain(resting.map(|(partition, deaths)| Notice::OwnersDie {
