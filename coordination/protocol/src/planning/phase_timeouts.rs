@@ -128,7 +128,19 @@ impl PhaseTimeouts {
     /// Returns whether the partition's handoff has been in its phase for longer than it may.
     pub(super) fn is_overdue(&self, view: &View, policy: &Policy, record: &Handoff, now: Duration) -> bool {
         let seen = self.seen.get(&record.partition);
-        seen.is_some_and(|seen| now.saturating_sub(seen.since) >= limit(view, policy, record, seen.ready_for))
+        seen.is_some_and(|seen| now.saturating_sub(seen.since) >= self.limit(view, policy, record, seen))
+    }
+
+    /// Returns how long a handoff may be in its phase. A router may stop later only while the old owner lives, and all of them
+    /// have had only so long for that as it was in `Ready`. If the store refused writes, it is their acks that are missing.
+    fn limit(&self, view: &View, policy: &Policy, record: &Handoff, seen: &Seen) -> Duration {
+        let lives = || view.live_old_owner(record).is_some();
+        match record.phase {
+            Phase::Warming => policy.warm_timeout,
+            Phase::Ready if lives() && !self.was_refused(record.partition) => policy.phase_timeout + patience(view),
+            Phase::Syncing if lives() => policy.phase_timeout + patience(view).min(seen.ready_for),
+            _ => policy.phase_timeout,
+        }
     }
 
     /// Returns since when the partition's handoff has been in its phase.
@@ -183,7 +195,7 @@ impl PhaseTimeouts {
     /// Returns when the next phase reaches its limit.
     pub(super) fn next_wake(&self, view: &View, policy: &Policy, now: Duration) -> Option<Duration> {
         let due = |(partition, seen): (&PartitionId, &Seen)| {
-            Some(seen.since + limit(view, policy, &view.handoffs.get(partition)?.value, seen.ready_for))
+            Some(seen.since + self.limit(view, policy, &view.handoffs.get(partition)?.value, seen))
         };
         self.seen.iter().filter_map(due).filter(|due| *due > now).min()
     }
@@ -192,18 +204,6 @@ impl PhaseTimeouts {
 /// Returns the longest time for which a registered router may go on routing in a planned move.
 fn patience(view: &View) -> Duration {
     Duration::from_millis(view.routers.values().map(|router| router.value.patience_ms).max().unwrap_or_default())
-}
-
-/// Returns how long a handoff may be in its phase. A router may stop later only while the old owner lives, and `ready_for` is
-/// how long all of them have had for that.
-fn limit(view: &View, policy: &Policy, record: &Handoff, ready_for: Duration) -> Duration {
-    let lives = || view.live_old_owner(record).is_some();
-    match record.phase {
-        Phase::Warming => policy.warm_timeout,
-        Phase::Ready if lives() => policy.phase_timeout + patience(view),
-        Phase::Syncing if lives() => policy.phase_timeout + patience(view).min(ready_for),
-        _ => policy.phase_timeout,
-    }
 }
 
 /// Returns whether the handoff waits for nothing but the bound of its dead old owner. The new owner reads the tail only

@@ -3,7 +3,7 @@
 use super::phase_timeouts::{P0, cancels, moving};
 use super::world::{World, secs};
 use crate::planning::{CancelReason, FIRST_BACK_OFF, Notice, Plan};
-use crate::records::{Mode, Phase};
+use crate::records::{Mode, Phase, RouterRecord, encode};
 
 /// Returns a world in which the new owner of the one partition does not report that it has read the tail.
 fn waits_for_the_tail() -> World {
@@ -73,4 +73,18 @@ fn a_warm_up_may_take_the_time_anew_for_which_the_store_refused_writes() {
     world.memory.store_refuses(false);
     assert!(cancels(&world.wait(secs(290))).is_empty());
     assert_eq!(cancels(&world.wait(secs(310))), [(P0, &CancelReason::WarmTimeout)]);
+}
+
+#[test]
+fn routers_are_not_waited_for_as_if_they_went_on_routing_when_the_store_refuses_their_acks() {
+    for (refuses, limit) in [(false, 67), (true, 60)] {
+        let mut world = moving(Mode::Barrier, Phase::Ready);
+        let patient = RouterRecord { patience_ms: 7_000, ..RouterRecord::new("r-0") };
+        world.store.put_leased(world.keys.router("r-0"), encode(&patient));
+        world.silent.insert("r-0".into());
+        world.lead();
+        world.memory.store_refuses(refuses);
+        assert!(cancels(&world.wait(secs(limit - 1))).is_empty(), "{refuses}");
+        assert_eq!(cancels(&world.wait(secs(2))).len(), 1, "{refuses}");
+    }
 }
