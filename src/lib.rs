@@ -26,6 +26,7 @@ pub mod page;
 mod printable;
 pub mod resting;
 pub mod roles;
+mod secret_files;
 mod socket_path;
 pub mod status;
 pub mod supervise;

@@ -13,6 +13,7 @@ use super::{Failure, bad, load_with_certificates, measure_store};
 use crate::files;
 use crate::kubernetes;
 use crate::roles::pod::capabilities;
+use crate::secret_files;
 
 /// The files.
 #[derive(Debug, clap::Args)]
@@ -82,7 +83,8 @@ fn check_alone(path: &Path) -> Result<Located, Failure> {
     let (located, certificates) = load_with_certificates(path)?;
     match certificates.expired(&located, SystemTime::now()) {
         none if none.is_empty() => {
-            for doubt in files::doubt(&located).into_iter().chain(located.unnamed_keyspace()) {
+            let doubts = files::doubt(&located).into_iter().chain(located.unnamed_keyspace());
+            for doubt in doubts.chain(secret_files::exposed(&located)) {
                 eprintln!("warning: {doubt}");
             }
             Ok(located)

@@ -1,5 +1,7 @@
 //! The `segue` command as a user meets it: real processes, bad input, signals.
+use std::fs::Permissions;
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -122,6 +124,25 @@ fn check_together(texts: &[&str]) -> (Option<i32>, String, String) {
     let output = command.args(["check", "--config"]).args(paths).output().unwrap();
     let stdout = String::from_utf8(output.stdout.clone()).unwrap();
     (output.status.code(), stdout, stderr(&output))
+}
+
+#[test]
+fn check_warns_of_a_secret_that_every_user_can_read() {
+    let folder = TempDir::new().unwrap();
+    let set_mode = |path: &Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    set_mode(folder.path(), 0o755);
+    let token = folder.path().join("token");
+    std::fs::write(&token, "secret").unwrap();
+    let text = format!(
+        "keyspace = \"k\"\n[coordinator]\n[admin]\nlisten = \"127.0.0.1:1\"\nwrite = \"token\"\ntoken_file = {token:?}\n"
+    );
+    for (mode, warns) in [(0o644, true), (0o640, false)] {
+        set_mode(&token, mode);
+        let output = check(&text);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let warning = format!("every user of this machine can read {}", token.display());
+        assert_eq!(stderr(&output).contains(&warning), warns, "{mode:o}: {}", stderr(&output));
+    }
 }
 
 /// Takes few files, so that no machine has too few.
