@@ -14,6 +14,7 @@ use segue_tests::cluster::TestCluster;
 use segue_tests::http::{self, Request};
 use segue_tests::ports::free_address;
 use segue_tests::process::Process;
+use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
@@ -272,12 +273,13 @@ async fn work_whose_router_is_gone_still_holds_the_handoff_back() {
     until("begin of the slow request", async || a_seen.has("slow begins")).await;
     let in_flight = || {
         let (_, status) = tokio::task::block_in_place(|| http::get(admin, "/status")).unwrap();
-        serde_json::from_str::<serde_json::Value>(&status).unwrap()["pod"]["in_flight"].clone()
+        serde_json::from_str::<Value>(&status).unwrap()["pod"]["in_flight"].clone()
     };
     assert_eq!(in_flight(), 1);
     let (_, status) = tokio::task::block_in_place(|| http::get(admin, "/status")).unwrap();
-    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
-    assert_eq!(status["pod"]["requests"], serde_json::json!([{ "partition": 0, "in_flight": 1 }]));
+    let status: Value = serde_json::from_str(&status).unwrap();
+    let requests = status["pod"]["requests"].as_array().unwrap();
+    assert!(requests.len() == 1 && requests[0]["partition"] == 0 && requests[0]["in_flight"] == 1, "{status}");
     tokio::task::spawn_blocking(|| dies.kill()).await.unwrap();
     assert!(cut_off.await.unwrap().is_none(), "its router is dead");
     let other = free_address();
@@ -292,6 +294,48 @@ async fn work_whose_router_is_gone_still_holds_the_handoff_back() {
     until("answer of b", async || epoch_of("b", other).await.is_some_and(|second| second > first)).await;
     let order = a_seen.events.lock().unwrap().clone();
     assert!(order.contains(&"slow ends".to_owned()), "{order:?}");
+    let (status, output) = leaving.await.unwrap();
+    assert!(status.success(), "{output}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_keeps_a_partition_from_moving_is_shown_with_its_request() {
+    let (cluster, router, admin, pod_admin) =
+        (TestCluster::start(SEGUE), free_address(), free_address(), free_address());
+    let control = cluster.config().router("r-0", router).coordinator("c-0", 1).admin(admin).quick();
+    let _control = cluster.run("control", &control.set("router.drain.patience", "0s"));
+    let ((a_address, a_seen), (b_address, _)) = (service("a").await, service("b").await);
+    let pod = |name: &str, upstream: SocketAddr| cluster.config().pod(name, free_address(), upstream).quick();
+    let a = cluster.run("a", &pod("a", a_address).admin(pod_admin));
+    until("answer of a", async || epoch_of("a", router).await.is_some()).await;
+    let slow = tokio::spawn(ask(router, "/slow?token=secret"));
+    until("begin of the slow request", async || a_seen.has("slow begins")).await;
+
+    let oldest = json!({ "method": "GET", "path": "/slow", "client": "127.0.0.1" });
+    let status = |admin| {
+        let (_, status) = tokio::task::block_in_place(|| http::get(admin, "/status")).unwrap();
+        serde_json::from_str::<Value>(&status).unwrap()
+    };
+    until("request in the sidecar's status", async || {
+        let requests = &status(pod_admin)["pod"]["requests"][0];
+        requests["oldest"] == oldest && requests["oldest_ms"].is_u64()
+    })
+    .await;
+    let _b = cluster.run("b", &pod("b", b_address));
+    let leaving = tokio::task::spawn_blocking(move || a.terminate());
+    until("drain in the router's status", async || {
+        let partition = &status(admin)["router"]["partitions"][0];
+        partition["oldest"] == oldest && partition["severs_in_ms"].as_u64().is_some_and(|left| left <= 20_000)
+    })
+    .await;
+    let mut explain = std::process::Command::new(SEGUE);
+    let explain = explain.args(["explain", "0", "--etcd", &cluster.etcd().endpoint()]).output().unwrap();
+    let explained = String::from_utf8(explain.stdout).unwrap();
+    assert!(explained.contains("GET /slow of 127.0.0.1; whatever is left is severed in"), "{explained}");
+    assert!(!explained.contains("secret"), "{explained}");
+
+    a_seen.gate.notify_one();
+    assert_eq!(slow.await.unwrap(), Some((200, "slow".to_owned())));
     let (status, output) = leaving.await.unwrap();
     assert!(status.success(), "{output}");
 }
