@@ -7,8 +7,10 @@
 //!
 //! * Each request at the pod is whole, framed in one way, and stamped by this router.
 //! * Nothing is left in flight once the client has disconnected.
+//! * Each request at the pod is one of a client that is known, even if that one has gone.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -49,7 +51,30 @@ pub struct Router {
     front: TcpListener,
     /// How many clients there have been. Each has an address of its own, which its requests carry.
     clients: Cell<u64>,
+    /// The clients that were served last.
+    past: RefCell<VecDeque<Client>>,
     seen: Seen,
+}
+
+/// How many clients are remembered. A request that comes later than that many others is one of nobody.
+const PAST_CLIENTS: usize = 256;
+
+/// What a client has sent, and what of it has reached the pod.
+#[derive(Debug, Clone)]
+pub struct Client {
+    address: String,
+    pub sent: Vec<u8>,
+    pub seen: Vec<Message>,
+}
+
+/// The outcome of serving a client.
+pub struct Served {
+    pub answers: Vec<u8>,
+    /// The whole requests that the pod got.
+    pub seen: Vec<Message>,
+    /// Earlier clients of whom a request has come since: one whose client has gone is abandoned, perhaps before the pod has read
+    /// it. Each with all of its requests.
+    pub late: Vec<Client>,
 }
 
 /// How a client ends after its last byte.
@@ -116,14 +141,27 @@ impl Router {
         let is_http2 = protocol == UpstreamProtocol::Http2;
         tokio::task::spawn_local(serve_pod(pod, is_http2, seen.clone()));
         let front = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        Router { forward, table, metrics, limits: settings.limits, http1, front, clients: Cell::new(0), seen }
+        Router {
+            forward,
+            table,
+            metrics,
+            limits: settings.limits,
+            http1,
+            front,
+            clients: Cell::new(0),
+            past: RefCell::default(),
+            seen,
+        }
     }
 
-    /// Sends the pieces and reads to the end. Returns the responses and the whole requests that the pod got.
-    pub async fn serve(&self, pieces: &[&[u8]], ending: Ending<'_>) -> (Vec<u8>, Vec<Message>) {
-        let client = format!("2001:db8::{:x}", self.clients.replace(self.clients.get() + 1));
-        match tokio::time::timeout(PATIENCE, self.exchange(&client, pieces, ending)).await {
-            Ok(answers) => (answers, self.at_the_pod(&client)),
+    /// Sends the pieces and reads to the end.
+    pub async fn serve(&self, pieces: &[&[u8]], ending: Ending<'_>) -> Served {
+        let address = format!("2001:db8::{:x}", self.clients.replace(self.clients.get() + 1));
+        match tokio::time::timeout(PATIENCE, self.exchange(&address, pieces, ending)).await {
+            Ok(answers) => {
+                let (seen, late) = self.at_the_pod(Client { address, sent: pieces.concat(), seen: Vec::new() });
+                Served { answers, seen, late }
+            }
             Err(_) => panic!(
                 "not answered, not hung up on, or half a request left with the pod; {} in flight, {:?}",
                 self.table.in_flight(P0),
@@ -178,9 +216,9 @@ impl Router {
         answers
     }
 
-    /// Returns the requests of a client at the pod, read as strictly as possible. Those of earlier clients may be there, too:
-    /// a request whose client has gone is abandoned, perhaps before the pod has read it.
-    fn at_the_pod(&self, client: &str) -> Vec<Message> {
+    /// Returns the requests of a client at the pod, read as strictly as possible, and the earlier clients of whom some have come
+    /// since.
+    fn at_the_pod(&self, client: Client) -> (Vec<Message>, Vec<Client>) {
         let mut whole = std::mem::take(&mut *self.seen.messages.borrow_mut());
         whole.iter().for_each(without_connection);
         self.seen.bytes.borrow_mut().retain(|heard| {
@@ -194,8 +232,16 @@ impl Router {
             !heard.closed
         });
         whole.iter().for_each(stamped);
-        whole.retain(|request| request.all("x-forwarded-for").eq([client.as_bytes()]));
-        whole
+        let past = &mut *self.past.borrow_mut();
+        past.push_front(client);
+        past.truncate(PAST_CLIENTS);
+        let before: Vec<usize> = past.iter().map(|client| client.seen.len()).collect();
+        for request in whole {
+            let sender = past.iter_mut().find(|client| request.all("x-forwarded-for").eq([client.address.as_bytes()]));
+            sender.unwrap_or_else(|| panic!("nobody has sent {request:?}")).seen.push(request);
+        }
+        let late = past.iter().zip(before).skip(1).filter(|(client, before)| client.seen.len() > *before);
+        (past[0].seen.clone(), late.map(|(client, _)| client.clone()).collect())
     }
 }
 

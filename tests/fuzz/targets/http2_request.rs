@@ -14,14 +14,16 @@
 //! of the pod, bit 2 whether the client closes at once or leaves time for responses. The second byte tells where the
 //! bytes are cut ([`pieces::cut`]). So a seed is two digits, followed by the bytes themselves.
 
+use std::collections::BTreeMap;
+
 use arbitrary::{Arbitrary, Unstructured};
 use segue_proxy::settings::{Http1Server, UpstreamProtocol};
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 
 use crate::Outcome;
-use crate::support::frames::{self, ACK, DATA, END_HEADERS, END_STREAM, HEADERS, SETTINGS, Sent};
+use crate::support::frames::{self, ACK, DATA, END_HEADERS, END_STREAM, Frame, HEADERS, SETTINGS, Sent};
 use crate::support::pieces;
-use crate::support::router::{Ending, Router};
+use crate::support::router::{Ending, Router, Served};
 use crate::support::wire::Message;
 
 /// More turns than a request to the pod and its response take.
@@ -57,18 +59,33 @@ pub fn run(data: &[u8]) -> Outcome {
         Some(streams) => Ending::Answered { streams },
         None => Ending::Close { turns: if how & 4 == 0 { TURNS } else { 0 } },
     };
-    let sent = &bytes[1 + frames::PREFACE.len()..];
     ROUTERS.with(|(runtime, routers)| {
-        let (answers, seen) = runtime.block_on(routers[usize::from(how >> 1 & 1)].serve(&pieces, ending));
-        check(sent, &answers, &seen, plain);
+        let served = runtime.block_on(routers[usize::from(how >> 1 & 1)].serve(&pieces, ending));
+        let Served { answers, seen, late } = served;
+        check(&bytes[1..], &answers, &seen, plain);
+        for client in late {
+            let sent = behind_preface(&client.sent);
+            check_requests(&sent, &frames::streams(&sent), &client.seen);
+        }
     });
     Outcome::Checked
 }
 
+/// Returns the frames that a client has sent.
+fn behind_preface(sent: &[u8]) -> Vec<Frame<'_>> {
+    frames::read(sent.get(frames::PREFACE.len()..).unwrap_or_default())
+}
+
 /// Checks the invariants. `plain` is the number of requests if all of them are plain and the client sends nothing else.
 fn check(sent: &[u8], answers: &[u8], seen: &[Message], plain: Option<usize>) {
-    let sent = frames::read(sent);
+    let sent = behind_preface(sent);
     let streams = frames::streams(&sent);
+    check_requests(&sent, &streams, seen);
+    check_answers(answers, &streams, seen.len(), plain);
+}
+
+/// Checks that each request at the pod was sent, on a stream of its own.
+fn check_requests(sent: &[Frame<'_>], streams: &BTreeMap<u32, Sent>, seen: &[Message]) {
     let mut left: Vec<&Sent> = streams.values().collect();
     // A body is whole once it has its declared length, whether the client then ends the stream or sends more. A
     // declared length of zero is not always passed on.
@@ -92,6 +109,10 @@ fn check(sent: &[u8], answers: &[u8], seen: &[Message], plain: Option<usize>) {
         let index = open.or_else(|| left.iter().position(|of| begins(&of)));
         take(request, index, &mut left);
     }
+}
+
+/// Checks that the client gets answers to what it has sent. `seen`: how many requests the pod has got.
+fn check_answers(answers: &[u8], streams: &BTreeMap<u32, Sent>, seen: usize, plain: Option<usize>) {
     let answers = frames::read(answers);
     let first = answers.first().is_none_or(|frame| frame.kind == SETTINGS && frame.flags & ACK == 0);
     assert!(first, "the first frame is {:?}", answers[0]);
@@ -105,7 +126,7 @@ fn check(sent: &[u8], answers: &[u8], seen: &[Message], plain: Option<usize>) {
         served += usize::from(frame.kind == HEADERS && frame.payload.first() == Some(&STATUS_200));
     }
     if let Some(requests) = plain {
-        assert_eq!((seen.len(), served), (requests, requests), "requests that the pod got, and that were answered");
+        assert_eq!((seen, served), (requests, requests), "requests that the pod got, and that were answered");
     }
 }
 
