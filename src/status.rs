@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
 use segue_coordination::session::unix_millis;
-use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
+use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::planning::{Assurance, MISSED_BEFORE_SUSPECTED, repair};
 use segue_protocol::records::{Handoff, HeldMoves, Mode, Phase, Pin, PodStatus};
 use segue_protocol::view::{Versioned, View};
@@ -28,6 +28,9 @@ pub struct KeyspaceStatus {
     pub leader: Option<String>,
     /// Number of partitions; 0 before a leader has written it.
     pub partitions: u32,
+    /// The number above which epochs begin; above 0 once the store went back, or an operator has said so.
+    #[serde(default)]
+    pub epoch_floor: Epoch,
     /// The pods.
     pub pods: Vec<PodLine>,
     /// The names of the routers.
@@ -227,6 +230,7 @@ impl KeyspaceStatus {
             stale: None,
             leader: view.coordinator().map(str::to_owned),
             partitions: view.partitions(),
+            epoch_floor: view.epoch_floor(),
             pods: view
                 .pods
                 .iter()
@@ -288,6 +292,9 @@ impl fmt::Display for KeyspaceStatus {
         let leader = self.leader.as_deref().unwrap_or(nobody);
         writeln!(out, "leader      {leader}")?;
         writeln!(out, "partitions  {}, {} without a living owner", self.partitions, self.unowned)?;
+        if self.epoch_floor > Epoch::default() {
+            writeln!(out, "epochs      above {}, as the store went back", self.epoch_floor)?;
+        }
         writeln!(out, "routers     {}", or_none(&self.routers.join(", ")))?;
         writeln!(out, "pods        {}", if self.pods.is_empty() { "none" } else { "" })?;
         let width = self.pods.iter().map(|pod| pod.name.len()).max().unwrap_or(0);

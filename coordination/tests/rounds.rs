@@ -299,7 +299,7 @@ async fn a_leaders_key_without_a_lease_stops_the_rounds_for_a_moment_only() {
 
 /// Takes part until it is in a round, and then keeps nothing but its lease.
 async fn stuck(site: &Site, name: &str) -> Registration {
-    let claim = Claim::new(site.keys.participant(name), TTL);
+    let claim = Claim::new(&site.keys, site.keys.participant(name), TTL);
     let member = Member { name: name.to_owned(), incarnation: Default::default(), lease: Default::default() };
     let registration = register(&site.store.clone().into(), &claim, |_| member.record(None)).await;
     let (incarnation, lease) = (registration.incarnation, registration.lease.id());

@@ -12,6 +12,7 @@ use futures_util::future::join_all;
 use segue_coordination::session::{Claim, Leases, Registration, lease_now, register};
 use segue_coordination::store::{Call, EtcdOptions, EtcdStore, FaultyStore, MemoryStore, Store, StoreError, Verdict};
 use segue_protocol::ids::{Incarnation, LeaseId};
+use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::{KeyValue, Keys, Op, Txn};
 use segue_tests::etcd::Etcd;
 use tokio::time::{Instant, sleep, timeout};
@@ -86,7 +87,7 @@ impl Shared {
     }
 
     fn claim(&self, name: &str) -> Claim {
-        Claim::new(self.key(name), self.ttl)
+        Claim::new(&Keyspace::new("/segue/", "default"), self.key(name), self.ttl)
     }
 
     /// Returns how long something may take that takes `longest` on an idle machine. Only the embedded store's clock waits for

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use prometheus_client::registry::Registry;
 use segue_config::{AdminWrite, Config};
-use segue_coordination::store::Store;
+use segue_coordination::store::{HorizonStore, Store};
 use segue_protocol::keys::Keyspace;
 use segue_proxy::open_files;
 use segue_proxy::spans::Tracer;
@@ -28,7 +28,9 @@ use crate::api::Write;
 use crate::certificates::{Certificates, Watching};
 use crate::files;
 use crate::hot_restart::{Exit, Server as HotRestart, Startup};
-use crate::metrics::{HotRestartMetrics, MeteredStore, register_build_info, register_dropped_lines};
+use crate::metrics::{
+    HotRestartMetrics, MeteredStore, register_build_info, register_dropped_lines, register_store_went_back,
+};
 use crate::otlp::Exporter;
 use crate::roles::coordinator::BoundCoordinator;
 use crate::roles::keyspace::ServedKeyspace;
@@ -195,7 +197,9 @@ async fn serve(
     register_build_info(&mut registry);
     register_dropped_lines(&mut registry, log.dropped.clone());
     tokio::spawn(logging::tell_dropped_lines(log.dropped.clone()));
-    let store: Arc<dyn Store> = Arc::new(MeteredStore::new(store, &mut registry));
+    let store = HorizonStore::new(Arc::new(MeteredStore::new(store, &mut registry)));
+    register_store_went_back(&mut registry, store.shared().clone());
+    let store: Arc<dyn Store> = Arc::new(store);
     let keyspaces = ServedKeyspace::all(&config, &mut registry);
     let hot_restarts = HotRestartMetrics::new(&mut registry);
     let watching = certificates.watch(&mut registry);

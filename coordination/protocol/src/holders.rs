@@ -23,8 +23,8 @@ use crate::registration::OwnKeys;
 pub struct Share {
     /// How long the lease may be trusted.
     pub times: LeaseTimes,
-    /// The lease is gone: the store has said so, or the participant was stuck for so long that its key is deleted. An
-    /// unreachable store leaves this `false` for ever; the times then limit what may be presumed.
+    /// The lease is gone: the store has said so, the store went back, or the participant was stuck for so long that its key
+    /// is deleted. An unreachable store leaves this `false` for ever; the times then limit what may be presumed.
     pub lost: bool,
 }
 
@@ -158,7 +158,8 @@ impl Holders {
             holder.ends_at = 0;
         }
         self.drop_out(id);
-        let is_needed = |it: &Holder| it.is_live() || (!it.stays && now < it.ends_at);
+        // One that is lost may not have fenced, and one that was dropped neither.
+        let is_needed = |it: &Holder| it.is_live() || now < it.ends_at;
         self.is_over |= !self.all.values().any(is_needed);
         self.is_over
     }
@@ -222,6 +223,14 @@ impl Holders {
         }
     }
 
+    /// Ends all shares, as the store went back and every life ends with that. The store may have the lease still: it is
+    /// not renewed, and is revoked once all participants have fenced.
+    pub fn lose(&mut self) {
+        for holder in self.all.values_mut() {
+            holder.share.lost = true;
+        }
+    }
+
     /// Returns the keys that have to be deleted, as the lease goes on for others: those of the participants whose share is
     /// over and that are not among the `renewed`. A participant that is stuck is told that its lease is lost. Nobody is,
     /// and no key is returned, until a renewal shows that the lease does go on.
@@ -241,6 +250,11 @@ impl Holders {
     /// Returns whether a key still has to be deleted.
     pub fn is_left_over(&self, left: &LeftOver) -> bool {
         self.all.get(&left.id).is_some_and(|it| it.registered == left.registered)
+    }
+
+    /// Returns whether nobody trusts the lease any more, by what the store has confirmed.
+    pub fn trust_is_over(&self, now: u64) -> bool {
+        self.confirmed_at(self.confirmed).times.trusted_until <= now
     }
 
     /// Returns whether the lease may have ended, by what the store has confirmed.
@@ -319,6 +333,19 @@ mod tests {
         assert!(turn.renewed.is_empty(), "the store keeps the lease for a TTL more");
         assert_eq!(names(&turn.left), ["a"]);
         assert!(is_lost(&holders, a));
+    }
+
+    #[test]
+    fn a_store_that_goes_back_ends_all_shares_and_the_lease_is_revoked_once_all_have_fenced() {
+        let mut holders = holders();
+        let (a, b) = (registered(&mut holders, "a", 0), registered(&mut holders, "b", 0));
+        holders.lose();
+        assert!(is_lost(&holders, a) && is_lost(&holders, b));
+        assert!(holders.turn(1).renewed.is_empty());
+        holders.set_registered(a, Registered::No);
+        assert!(!holders.leave(a, 1), "the other one may not have fenced");
+        holders.set_registered(b, Registered::No);
+        assert!(holders.leave(b, 1));
     }
 
     #[test]

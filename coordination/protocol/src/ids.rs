@@ -88,9 +88,10 @@ pub struct Epoch(u64);
 identifier!(Epoch(u64));
 
 impl Epoch {
-    /// Returns the epoch of an ownership that is planned from the view at this revision.
-    pub const fn planned_at(revision: Revision) -> Self {
-        Epoch(revision.get())
+    /// Returns the epoch of an ownership that is planned from the view at this revision, in a keyspace whose epochs begin
+    /// above this floor.
+    pub const fn planned_at(floor: Epoch, revision: Revision) -> Self {
+        floor.later_by(revision.get())
     }
 
     /// The last epoch: one above it is unreadable, and no ownership begins with it. Numbers up to here are exact in every

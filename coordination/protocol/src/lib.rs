@@ -19,9 +19,9 @@
 //! * [`txn`]: the part of etcd v3 that the protocol needs, as values: keys, compares, transactions, events.
 //! * [`records`], [`keys`]: the values in the store and their keys.
 //! * [`view`]: the keyspace at one revision.
-//! * [`lease`], [`registration`], [`holders`], [`mapping`]: decisions of participants about themselves: how long a lease
-//!   can be trusted, what to do about their own key, whose key is deleted while others go on with the lease, whether a
-//!   router maps requests as the keyspace does.
+//! * [`lease`], [`registration`], [`holders`], [`horizon`], [`mapping`]: decisions of participants about themselves: how long
+//!   a lease can be trusted, what to do about their own key, whose key is deleted while others go on with the lease,
+//!   whether the store has gone back, whether a router maps requests as the keyspace does.
 //! * [`trace_context`]: the place of a request in a distributed trace, and the trace of a handoff.
 //! * [`authority`]: who may carry out decisions that concern no participant alone.
 //! * [`handoff`]: when a handoff's phase moves on, and what each router and pod does in it.
@@ -45,6 +45,7 @@ pub mod back_off;
 pub mod handoff;
 pub mod headers;
 pub mod holders;
+pub mod horizon;
 pub mod ids;
 pub mod keys;
 pub mod lease;

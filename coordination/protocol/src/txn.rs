@@ -117,6 +117,11 @@ impl Compare {
         Compare { keys: Keys::One(key.into()), field: Field::Lease(LeaseId::NONE), relation: Relation::Equal }
     }
 
+    /// Requires that the key is attached to this lease.
+    pub fn leased(key: impl Into<String>, lease: LeaseId) -> Self {
+        Compare { keys: Keys::One(key.into()), field: Field::Lease(lease), relation: Relation::Equal }
+    }
+
     /// Requires that no key below `prefix` was created after `revision`.
     pub fn none_created_after(prefix: impl Into<String>, revision: Revision) -> Self {
         Compare {

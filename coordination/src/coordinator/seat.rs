@@ -44,8 +44,8 @@ pub(super) fn claim(
     earlier: Incarnation,
 ) -> Claim {
     match coordination {
-        Coordination::Leader => Claim::new(keys.leader(), settings.lease_ttl).clearing_leaseless(),
-        Coordination::Rounds => Claim::new(keys.participant(&settings.name), settings.lease_ttl),
+        Coordination::Leader => Claim::new(keys, keys.leader(), settings.lease_ttl).clearing_leaseless(),
+        Coordination::Rounds => Claim::new(keys, keys.participant(&settings.name), settings.lease_ttl),
     }
     .after(earlier)
 }
@@ -109,7 +109,7 @@ impl Seat {
             }
         };
         let value = || record(coordination, &self.name, self.lease);
-        self.own_key.keep(seen.as_ref(), intact, view.revision, value)
+        self.own_key.keep(view, seen.as_ref(), intact, value)
     }
 
     /// Returns a write that changes nothing: the key of the seat as the view shows it. [`keep`](Self::keep) must have found it

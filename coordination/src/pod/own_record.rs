@@ -25,7 +25,7 @@ impl Driver {
     pub(super) async fn registered(&mut self, ended: Incarnation) -> Option<Registration> {
         let (leases, key, ttl) = (self.leases.clone(), self.keys.pod(&self.settings.name), self.settings.lease_ttl);
         let (settings, draining) = (self.settings.clone(), self.is_draining());
-        let claim = Claim::new(key, ttl).with(self.keys.load(&self.settings.name)).after(ended);
+        let claim = Claim::new(&self.keys, key, ttl).with(self.keys.load(&self.settings.name)).after(ended);
         let service = self.service.clone();
         let mut registered = pin!(async {
             service.up().await;
@@ -65,7 +65,7 @@ impl Driver {
             own.status = seen.status;
         }
         let intact = seen.is_some_and(|seen| untimed(seen) == own);
-        own_key.keep(key.as_ref(), intact, self.view.revision, || encode(&timed(own)))
+        own_key.keep(&self.view, key.as_ref(), intact, || encode(&timed(own)))
     }
 
     /// Returns whether this pod's own record exists and cannot be read at the moment.

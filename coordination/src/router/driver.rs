@@ -184,7 +184,7 @@ impl Router {
     fn keep_key(&self, own_key: &mut OwnKey) -> bool {
         let name = &self.settings.name;
         let intact = !self.view.malformed.contains_key(&self.keys.router(name));
-        own_key.keep(self.view.routers.get(name), intact, self.view.revision, || self.record())
+        own_key.keep(&self.view, self.view.routers.get(name), intact, || self.record())
     }
 
     fn registration_gone(&mut self) -> End {

@@ -225,7 +225,7 @@ pub async fn run_router(
     router.publish(Some("not registered yet".to_owned()));
     loop {
         let key = router.keys.router(&router.settings.name);
-        let claim = Claim::new(key, router.settings.lease_ttl).after(router.incarnation);
+        let claim = Claim::new(&router.keys, key, router.settings.lease_ttl).after(router.incarnation);
         let registered = async {
             router.agree_on_mapping().await;
             register(&leases, &claim, |_| router.record()).await
@@ -246,7 +246,8 @@ pub async fn run_router(
             }
             End::RegistrationGone => {
                 // The router has fenced. The old key is gone or expires: this process drops its lease.
-                router.publish(Some("registration lost; registering again".to_owned()));
+                let why = if registration.lease.is_past() { "the store went back" } else { "registration lost" };
+                router.publish(Some(format!("{why}; registering again")));
                 let _ = registration.withdraw().await;
             }
         }

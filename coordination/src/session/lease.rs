@@ -4,18 +4,21 @@
 //! while a loop has recently reported progress: a stuck holder loses its lease instead of blocking every handoff. If
 //! others go on, the task deletes the stuck holder's key when a lease of its own would have ended. An unreachable store
 //! is not a lost lease. Keepalives continue until the store says that the lease is gone; meanwhile the times limit what
-//! the holder may presume.
+//! the holder may presume. Once they have run out, the lease is trusted again only if the store has not gone back meanwhile.
 //!
 //! Elsewhere: who holds which lease ([`leases`](super::leases)), the times of each holder ([`holders`](segue_protocol::holders)).
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use segue_protocol::holders::{HolderId, LeftOver, Registered, Turn};
+use futures_util::future::try_join_all;
+use segue_protocol::holders::{HolderId, Holders, LeftOver, Registered, Turn};
 use segue_protocol::ids::{Incarnation, LeaseId};
+use segue_protocol::keys::Keyspace;
 use segue_protocol::lease::keepalive_interval;
 use segue_protocol::registration::{OwnKeys, end};
 use segue_protocol::txn::Keys;
+use segue_protocol::view::View;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
@@ -23,7 +26,7 @@ use tracing::{debug, info, warn};
 
 use super::clock::lease_now;
 use super::shares::{LeaseState, Shares};
-use crate::store::{Store, StoreError};
+use crate::store::{SharedHorizon, Store, StoreError};
 
 /// A lease that the store has granted, together with the task that keeps it alive. Dropping it stops the task and lets
 /// the lease expire.
@@ -32,18 +35,50 @@ pub(super) struct Lease {
     id: LeaseId,
     store: Arc<dyn Store>,
     shares: Arc<Shares>,
+    horizon: SharedHorizon,
+    /// How often the store had gone back when the lease was asked for.
+    times: u64,
+    /// Those of the participants that have shared it.
+    keyspaces: Arc<Mutex<Vec<Keyspace>>>,
     _keeper: AbortOnDropHandle<()>,
 }
 
 impl Lease {
-    /// Obtains a lease of `ttl` and keeps it alive.
-    pub(super) async fn grant(store: Arc<dyn Store>, ttl: Duration) -> Result<Arc<Self>, StoreError> {
-        let base = lease_now();
+    /// Obtains a lease of `ttl` and keeps it alive, until the store goes back.
+    pub(super) async fn grant(
+        store: Arc<dyn Store>,
+        horizon: SharedHorizon,
+        ttl: Duration,
+    ) -> Result<Arc<Self>, StoreError> {
+        let (base, times) = (lease_now(), horizon.times());
         let id = store.grant(ttl).await?;
         let shares = Arc::new(Shares::new(base, ttl));
-        let keeper = Keeper { store: store.clone(), id, ttl, shares: shares.clone() };
-        let keeper = AbortOnDropHandle::new(tokio::spawn(keeper.run()));
-        Ok(Arc::new(Lease { id, store, shares, _keeper: keeper }))
+        let keyspaces = Arc::<Mutex<Vec<Keyspace>>>::default();
+        let keeper = Keeper {
+            store: store.clone(),
+            id,
+            ttl,
+            shares: shares.clone(),
+            horizon: horizon.clone(),
+            times,
+            keyspaces: keyspaces.clone(),
+        };
+        let went_back = horizon.clone();
+        let keeper = async move {
+            tokio::select! {
+                biased;
+                // What a participant cannot delete ends with the lease, which is renewed no more.
+                () = went_back.beyond(times) => keeper.shares.decide(Holders::lose),
+                () = keeper.run() => {}
+            }
+        };
+        let keeper = AbortOnDropHandle::new(tokio::spawn(keeper));
+        Ok(Arc::new(Lease { id, store, shares, horizon, times, keyspaces, _keeper: keeper }))
+    }
+
+    /// Returns whether the store has gone back since this lease was asked for.
+    pub(super) fn is_past(&self) -> bool {
+        self.horizon.times() > self.times
     }
 
     /// Returns whether an attempt of this process has put this key under this lease without learning of it.
@@ -62,8 +97,13 @@ pub struct KeptLease {
 }
 
 impl KeptLease {
-    /// Joins the holders of a lease. `None` if it is over.
-    pub(super) fn join(lease: Arc<Lease>, keys: OwnKeys) -> Option<Self> {
+    /// Joins the holders of a lease, as a participant in this keyspace. `None` if the lease is over.
+    pub(super) fn join(lease: Arc<Lease>, keyspace: &Keyspace, keys: OwnKeys) -> Option<Self> {
+        let mut keyspaces = lock(&lease.keyspaces);
+        if !keyspaces.contains(keyspace) {
+            keyspaces.push(keyspace.clone());
+        }
+        drop(keyspaces);
         let (holder, state) = lease.shares.join(keys)?;
         Some(KeptLease { lease, holder, state })
     }
@@ -76,6 +116,21 @@ impl KeptLease {
     /// Returns the store that granted the lease.
     pub(super) fn store(&self) -> &Arc<dyn Store> {
         &self.lease.store
+    }
+
+    /// Returns what the process has seen of that store.
+    pub(super) fn horizon(&self) -> &SharedHorizon {
+        &self.lease.horizon
+    }
+
+    /// Returns how often the store had gone back when the lease was asked for.
+    pub(super) fn times(&self) -> u64 {
+        self.lease.times
+    }
+
+    /// Returns whether the store has gone back since then.
+    pub(crate) fn is_past(&self) -> bool {
+        self.lease.is_past()
     }
 
     /// Reports that the holder's loop has made progress.
@@ -119,10 +174,17 @@ struct Keeper {
     id: LeaseId,
     ttl: Duration,
     shares: Arc<Shares>,
+    horizon: SharedHorizon,
+    times: u64,
+    keyspaces: Arc<Mutex<Vec<Keyspace>>>,
+}
+
+fn lock(keyspaces: &Mutex<Vec<Keyspace>>) -> MutexGuard<'_, Vec<Keyspace>> {
+    keyspaces.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Keeper {
-    async fn run(self) {
+    async fn run(&self) {
         let interval = Duration::from_micros(keepalive_interval(self.ttl.as_micros() as u64));
         // A response later than the next turn would confirm no more than that turn's does.
         let patience = interval.max(Duration::from_millis(500));
@@ -149,6 +211,20 @@ impl Keeper {
 
     /// Renews the lease. Returns whether it is over.
     async fn renew(&self, sent: u64, renewed: &[HolderId], patience: Duration) -> bool {
+        if self.shares.decide(|holders| holders.trust_is_over(sent)) {
+            match timeout(patience, self.went_back()).await {
+                Ok(Ok(false)) => {}
+                Ok(Ok(true)) => {
+                    self.shares.decide(Holders::lose);
+                    return false;
+                }
+                Ok(Err(error)) => {
+                    debug!(%error, "store cannot be asked whether it went back; lease not renewed");
+                    return false;
+                }
+                Err(_) => return false,
+            }
+        }
         match timeout(patience, self.store.keep_alive(self.id)).await {
             Ok(Ok(())) => self.shares.decide(|holders| holders.confirm(sent, renewed)),
             Ok(Err(StoreError::LeaseNotFound)) => {
@@ -159,6 +235,20 @@ impl Keeper {
             Err(_) => debug!("keepalive unanswered"),
         }
         false
+    }
+
+    /// Returns whether the store went back while it was away. A store that is restored brings leases back, and with a lease
+    /// that is trusted again a pod would accept what it owned before, until its view is up to date.
+    async fn went_back(&self) -> Result<bool, StoreError> {
+        let keyspaces: Vec<Keyspace> = lock(&self.keyspaces).clone();
+        // Together: a process may have many keyspaces, and the lease does not wait.
+        let views = try_join_all(keyspaces.into_iter().map(|keyspace| async {
+            let config = self.store.snapshot(&Keys::One(keyspace.config())).await?;
+            Ok::<View, StoreError>(View::from_snapshot(keyspace, config))
+        }));
+        let views: Vec<View> = views.await?;
+        let is_raised = |view| self.horizon.lock().is_raised(view);
+        Ok(self.horizon.times() > self.times || views.iter().any(is_raised))
     }
 
     async fn delete_all(&self, left: Vec<LeftOver>) {
@@ -197,16 +287,20 @@ impl Keeper {
 
 #[cfg(test)]
 mod tests {
+    use segue_protocol::txn::{Op, Txn};
     use tokio::sync::mpsc;
     use tokio::time::sleep;
 
     use super::*;
     use crate::session::{count_by_tokio, suspend};
-    use crate::store::{Call, FaultyStore, MemoryStore, Verdict};
+    use crate::store::{Call, FaultyStore, HorizonStore, MemoryStore, Verdict};
 
     async fn own_lease(store: Arc<dyn Store>, ttl: Duration) -> KeptLease {
         let keys = OwnKeys { key: "/key".to_owned(), also: Vec::new() };
-        KeptLease::join(Lease::grant(store, ttl).await.unwrap(), keys).unwrap()
+        let store = Arc::new(HorizonStore::new(store));
+        let horizon = store.shared().clone();
+        let keyspace = Keyspace::new("/segue/", "test");
+        KeptLease::join(Lease::grant(store, horizon, ttl).await.unwrap(), &keyspace, keys).unwrap()
     }
 
     #[tokio::test(start_paused = true)]
@@ -237,6 +331,44 @@ mod tests {
         lease.made_progress();
         sleep(ttl / 5).await;
         assert!(lease_now() < state.borrow().trusted_until);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_was_not_confirmed_for_long_is_not_trusted_again_if_the_store_went_back() {
+        count_by_tokio();
+        let (ttl, keyspace) = (Duration::from_secs(15), Keyspace::new("/segue/", "test"));
+        let settings = |epoch_floor: u64| {
+            let value = format!(r#"{{"partitions":4,"epoch_floor":{epoch_floor}}}"#).into_bytes();
+            Txn { then: vec![Op::Put { key: keyspace.config(), value, lease: None }], ..Txn::default() }
+        };
+        for others_have_seen_it in [false, true] {
+            let memory = MemoryStore::new();
+            let faulty = Arc::new(FaultyStore::new(Arc::new(memory.clone())));
+            let lease = own_lease(faulty.clone(), ttl).await;
+            let backup = memory.back_up();
+            lease.store().commit(settings(0)).await.unwrap();
+            let seen = lease.store().snapshot(&keyspace.followed()).await.unwrap();
+            lease.horizon().lock().saw_floor(&View::from_snapshot(keyspace.clone(), seen));
+            faulty.set_rule(|_| Verdict::Fail);
+            let away = Instant::now();
+            while away.elapsed() < ttl * 4 / 5 {
+                lease.made_progress();
+                sleep(ttl / 100).await;
+            }
+            memory.restore(&backup);
+            if others_have_seen_it {
+                for floor in [0, 100] {
+                    memory.commit(settings(floor)).await.unwrap();
+                }
+            }
+            faulty.pass();
+            let state = lease.state();
+            while !state.borrow().lost {
+                lease.made_progress();
+                sleep(ttl / 100).await;
+                assert!(lease_now() >= state.borrow().trusted_until, "seen by others: {others_have_seen_it}");
+            }
+        }
     }
 
     /// Returns the trusted and the valid end of a lease that was confirmed by a request sent at this moment.

@@ -9,25 +9,36 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use segue_protocol::ids::LeaseId;
+use segue_protocol::keys::Keyspace;
 use segue_protocol::registration::OwnKeys;
 use tokio::sync::Mutex;
 
 use super::KeptLease;
 use super::lease::Lease;
-use crate::store::{Store, StoreError};
+use crate::store::{HorizonStore, SharedHorizon, Store, StoreError};
 
 /// A store, and the leases that participants of this process share in it. Clones share the same ones.
 #[derive(Debug, Clone)]
 pub struct Leases {
     store: Arc<dyn Store>,
+    horizon: SharedHorizon,
     /// The lease of each TTL that was granted last.
     newest: Arc<Mutex<BTreeMap<Duration, Weak<Lease>>>>,
 }
 
 impl Leases {
-    /// Begins without a lease.
+    /// Begins without a lease. Participants of a process that have a [`HorizonStore`] in common learn together that the store
+    /// went back; those of these leases do in any case.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Leases { store, newest: Arc::default() }
+        let (store, horizon) = match store.horizon().cloned() {
+            Some(horizon) => (store, horizon),
+            None => {
+                let store = HorizonStore::new(store);
+                let horizon = store.shared().clone();
+                (Arc::new(store) as Arc<dyn Store>, horizon)
+            }
+        };
+        Leases { store, horizon, newest: Arc::default() }
     }
 
     /// Returns the store.
@@ -35,18 +46,28 @@ impl Leases {
         &self.store
     }
 
+    /// Returns what the process has seen of the store.
+    pub(super) fn horizon(&self) -> &SharedHorizon {
+        &self.horizon
+    }
+
     /// Returns a share in the lease of this TTL, which is granted if there is none. Cancel-safe: a lease that nobody
     /// shares expires.
-    pub(super) async fn share(&self, ttl: Duration, keys: &OwnKeys) -> Result<KeptLease, StoreError> {
+    pub(super) async fn share(
+        &self,
+        ttl: Duration,
+        keyspace: &Keyspace,
+        keys: &OwnKeys,
+    ) -> Result<KeptLease, StoreError> {
         // Held during the grant, so that participants which register together get one lease.
         let mut newest = self.newest.lock().await;
-        let known = newest.get(&ttl).and_then(Weak::upgrade);
-        if let Some(joined) = known.and_then(|lease| KeptLease::join(lease, keys.clone())) {
+        let known = newest.get(&ttl).and_then(Weak::upgrade).filter(|lease| !lease.is_past());
+        if let Some(joined) = known.and_then(|lease| KeptLease::join(lease, keyspace, keys.clone())) {
             return Ok(joined);
         }
-        let lease = Lease::grant(self.store.clone(), ttl).await?;
+        let lease = Lease::grant(self.store.clone(), self.horizon.clone(), ttl).await?;
         newest.insert(ttl, Arc::downgrade(&lease));
-        KeptLease::join(lease, keys.clone()).ok_or(StoreError::LeaseNotFound)
+        KeptLease::join(lease, keyspace, keys.clone()).ok_or(StoreError::LeaseNotFound)
     }
 
     /// Returns whether an attempt of this process has put this key under this lease without learning of it: the store did

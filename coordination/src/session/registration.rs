@@ -6,19 +6,24 @@
 //! of keys: one of this process's own earlier life, which has fenced itself; one that an attempt of this process has put
 //! under a shared lease without learning of it, so that nobody acts by it; and a leader's key without a lease, because
 //! every write of a leader is guarded by that key.
+//!
+//! After the store went back nobody registers before the floor of epochs is above what has been used. A key at the revision
+//! of an earlier life is left alone then, as it may be another process's.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use segue_protocol::holders::Registered;
-use segue_protocol::ids::{Incarnation, LeaseId};
+use segue_protocol::horizon::raise;
+use segue_protocol::ids::{Epoch, Incarnation, LeaseId};
+use segue_protocol::keys::Keyspace;
 use segue_protocol::registration::{self, OwnKeys, Standing, clear_obstacle, end};
-use segue_protocol::txn::Keys;
+use segue_protocol::txn::{Compare, Keys};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::{KeptLease, Leases, RepeatedLog, StoreRetry};
-use crate::store::{Store, StoreError};
+use crate::store::{SharedHorizon, Store, StoreError};
 
 /// How long the store may take to end a registration.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
@@ -26,6 +31,7 @@ const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
 /// A key to register, and the conditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
+    keyspace: Keyspace,
     keys: OwnKeys,
     ttl: Duration,
     ended: Incarnation,
@@ -33,10 +39,10 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Returns a claim to this key with a lease of this TTL.
-    pub fn new(key: impl Into<String>, ttl: Duration) -> Self {
+    /// Returns a claim to this key in a keyspace, with a lease of this TTL.
+    pub fn new(keyspace: &Keyspace, key: impl Into<String>, ttl: Duration) -> Self {
         let keys = OwnKeys { key: key.into(), also: Vec::new() };
-        Claim { keys, ttl, ended: Incarnation::NONE, clears_leaseless: false }
+        Claim { keyspace: keyspace.clone(), keys, ttl, ended: Incarnation::NONE, clears_leaseless: false }
     }
 
     /// Adds a key that the participant may put under its lease, and that ends with the registration.
@@ -68,16 +74,24 @@ pub struct Registration {
     pub lease: KeptLease,
     /// Keys that end with the registration.
     also: Vec<String>,
+    keyspace: Keyspace,
 }
 
 impl Registration {
-    /// Ends the registration: the key, even if it has lost its lease, and the lease unless others share it. The
+    /// Ends the registration: the key, even if it has lost its lease, and the lease unless others share it. If the store went
+    /// back, the floor of epochs is raised before the seat of a leader is free for one that does not know of it. The
     /// participant must have fenced itself before. Takes at most 2 s: if the store is unreachable the lease expires, or
     /// the key is deleted later.
     pub async fn withdraw(self) -> Result<(), StoreError> {
         let withdrawn = async {
-            let Registration { key, incarnation, lease, also } = self;
-            let deleted = lease.store().commit(end(&OwnKeys { key, also }, incarnation)).await;
+            let Registration { key, incarnation, lease, also, keyspace } = self;
+            while raise_floor(lease.store(), lease.horizon(), &keyspace).await? {}
+            let mut txn = end(&OwnKeys { key: key.clone(), also }, incarnation);
+            if lease.is_past() {
+                // The life of another process may have begun at the same revision since.
+                txn.when.push(Compare::leased(key, lease.id()));
+            }
+            let deleted = lease.store().commit(txn).await;
             if deleted.is_ok() {
                 lease.set_registered(Registered::No);
             }
@@ -143,6 +157,11 @@ async fn try_register(
     value: impl Fn(LeaseId) -> Vec<u8>,
 ) -> Result<Attempt, StoreError> {
     let (store, key) = (leases.store(), &claim.keys.key);
+    if raise_floor(store, leases.horizon(), &claim.keyspace).await? {
+        return Ok(Attempt::Cleared);
+    }
+    // Another process's life may have begun at the same revision since the store went back.
+    let ended = if leases.horizon().times() > 0 { Incarnation::NONE } else { claim.ended };
     // An existing key would cost a lease for nothing.
     if let Some(entry) = store.snapshot(&Keys::One(key.clone())).await?.entries.into_iter().next() {
         let is_forgotten = match entry.lease {
@@ -155,13 +174,13 @@ async fn try_register(
             lease: entry.lease,
             is_forgotten,
         };
-        let Some(clear) = clear_obstacle(key, standing, claim.ended, claim.clears_leaseless) else {
+        let Some(clear) = clear_obstacle(key, standing, ended, claim.clears_leaseless) else {
             return Ok(Attempt::Taken(entry.lease));
         };
         store.commit(clear).await?;
         return Ok(Attempt::Cleared);
     }
-    let lease = leases.share(claim.ttl, &claim.keys).await?;
+    let lease = leases.share(claim.ttl, &claim.keyspace, &claim.keys).await?;
     let txn = registration::register(key, value(lease.id()), lease.id());
     lease.set_registered(Registered::Perhaps);
     let outcome = match store.commit(txn).await {
@@ -183,7 +202,29 @@ async fn try_register(
     let incarnation = Incarnation::registered_at(outcome.revision);
     lease.set_registered(Registered::Since(incarnation));
     lease.made_progress();
-    Ok(Attempt::Registered(Registration { key: key.clone(), incarnation, lease, also: claim.keys.also.clone() }))
+    Ok(Attempt::Registered(Registration {
+        key: key.clone(),
+        incarnation,
+        lease,
+        also: claim.keys.also.clone(),
+        keyspace: claim.keyspace.clone(),
+    }))
+}
+
+/// Raises the keyspace's floor of epochs above what is used up. Returns `true` if it was too low, and has to be looked at
+/// again. A store that never went back is asked nothing.
+async fn raise_floor(store: &Arc<dyn Store>, horizon: &SharedHorizon, keyspace: &Keyspace) -> Result<bool, StoreError> {
+    let used = horizon.lock().used(keyspace);
+    if used == Epoch::default() {
+        return Ok(false);
+    }
+    let key = keyspace.config();
+    let config = store.snapshot(&Keys::One(key.clone())).await?.entries.pop();
+    let Some(txn) = raise(&key, config.as_ref(), used) else { return Ok(false) };
+    if store.commit(txn).await?.committed() {
+        info!(key, above = used.get(), "epoch_floor raised, as the store went back");
+    }
+    Ok(true)
 }
 
 /// Returns once the key is gone, or after a while to check again.
@@ -207,11 +248,14 @@ mod tests {
     use super::*;
     use crate::store::{Call, FaultyStore, MemoryStore, Verdict};
 
+    fn claim(key: &str) -> Claim {
+        Claim::new(&Keyspace::new("/", "test"), key, Duration::from_secs(15))
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_store_that_does_not_answer_holds_up_no_end() {
         let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
-        let registration =
-            register(&store.clone().into(), &Claim::new("/key", Duration::from_secs(15)), |_| Vec::new()).await;
+        let registration = register(&store.clone().into(), &claim("/key"), |_| Vec::new()).await;
         store.set_rule(|call| match call {
             Call::Commit(_) | Call::Revoke => Verdict::Silence,
             _ => Verdict::Pass,
@@ -220,5 +264,34 @@ mod tests {
         let withdrawn = timeout(Duration::from_secs(60), registration.withdraw()).await.expect("it ends");
         assert!(matches!(withdrawn, Err(StoreError::Unavailable(_))), "{withdrawn:?}");
         assert!(began.elapsed() <= Duration::from_secs(2), "after {:?}", began.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_life_that_a_store_without_memory_has_ended_leaves_the_key_of_another_process_alone() {
+        let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
+        let leases: Leases = store.clone().into();
+        let own = register(&leases, &claim("/key"), |_| b"own".to_vec()).await;
+        // The volume is lost. Another process registers first, at the same revision.
+        let empty = MemoryStore::new();
+        empty.grant(Duration::from_secs(3600)).await.unwrap();
+        let other = register(&Arc::new(empty.clone()).into(), &claim("/key"), |_| b"other".to_vec()).await;
+        assert_eq!(other.incarnation, own.incarnation);
+        // Revisions that the lost store would have shown later.
+        let asked = leases.horizon().lock().ask();
+        leases.horizon().lock().saw(asked, other.incarnation.revision().next());
+        store.replace(Arc::new(empty.clone()));
+        leases.store().snapshot(&Keys::One("/key".to_owned())).await.unwrap();
+        let mut state = own.lease.state();
+        assert!(state.wait_for(|state| state.lost).await.is_ok(), "the store went back, and its life is over");
+        let ended = own.incarnation;
+        own.withdraw().await.unwrap();
+        let again = register_once(&leases, &claim("/key").after(ended)).await;
+        assert!(matches!(again, Attempt::Taken(Some(_))), "it waits for the other one");
+        let left = empty.snapshot(&Keys::One("/key".to_owned())).await.unwrap().entries;
+        assert_eq!(left[0].value, b"other");
+    }
+
+    async fn register_once(leases: &Leases, claim: &Claim) -> Attempt {
+        try_register(leases, claim, |_| b"own".to_vec()).await.unwrap()
     }
 }

@@ -20,8 +20,8 @@ pub struct LeaseState {
     pub trusted_until: Instant,
     /// The lease is valid at least until this moment.
     pub stands_until: Instant,
-    /// The lease is gone: the store has said so, or the holder was stuck for so long that its key is deleted. An
-    /// unreachable store leaves this `false` for ever; the times above then limit what may be presumed.
+    /// The lease is gone: the store has said so, the store went back, or the holder was stuck for so long that its key is
+    /// deleted. An unreachable store leaves this `false` for ever; the times above then limit what may be presumed.
     pub lost: bool,
 }
 

@@ -7,7 +7,8 @@ use segue_protocol::ids::{LeaseId, Revision};
 use segue_protocol::txn::{Batch, Keys, Snapshot, Txn, TxnOutcome};
 use tokio::sync::mpsc;
 
-use super::{StoreError, Tap};
+use super::horizon::Observer;
+use super::{SharedHorizon, StoreError, Tap};
 
 /// Changes of watched keys, in order, from the requested revision on. Dropping it ends the watch.
 ///
@@ -15,22 +16,36 @@ use super::{StoreError, Tap};
 #[derive(Debug)]
 pub struct Watch {
     batches: mpsc::Receiver<Result<Batch, StoreError>>,
+    observer: Option<Observer>,
 }
 
 impl Watch {
     /// Returns a watch that is fed through `batches`, for implementations of [`Store`].
     pub fn new(batches: mpsc::Receiver<Result<Batch, StoreError>>) -> Self {
-        Watch { batches }
+        Watch { batches, observer: None }
+    }
+
+    /// Returns this watch with its batches recorded.
+    pub(super) fn observed(self, observer: Observer) -> Self {
+        Watch { observer: Some(observer), ..self }
     }
 
     /// Returns the next batch of whole revisions. Cancel-safe.
     pub async fn next(&mut self) -> Result<Batch, StoreError> {
-        self.batches.recv().await.unwrap_or_else(|| Err(StoreError::Unavailable("the watch has ended".into())))
+        let batch = self.batches.recv().await;
+        self.recorded(batch.unwrap_or_else(|| Err(StoreError::Unavailable("the watch has ended".into()))))
     }
 
     /// Returns a batch that has already arrived, if there is one.
     pub fn try_next(&mut self) -> Option<Result<Batch, StoreError>> {
-        self.batches.try_recv().ok()
+        self.batches.try_recv().ok().map(|batch| self.recorded(batch))
+    }
+
+    fn recorded(&self, batch: Result<Batch, StoreError>) -> Result<Batch, StoreError> {
+        if let (Ok(batch), Some(observer)) = (&batch, &self.observer) {
+            observer.saw(batch.revision);
+        }
+        batch
     }
 }
 
@@ -86,6 +101,11 @@ pub trait Store: Send + Sync + std::fmt::Debug + 'static {
     /// Returns where readers of this process ask for copies of what its participants follow. `None` if each has a watch of
     /// its own.
     fn tap(&self) -> Option<&Tap> {
+        None
+    }
+
+    /// Returns what the participants of this process have seen of the store. `None` if nobody remembers it yet.
+    fn horizon(&self) -> Option<&SharedHorizon> {
         None
     }
 

@@ -11,6 +11,7 @@ mod error;
 mod etcd;
 #[cfg(any(test, feature = "test-util"))]
 mod faulty;
+mod horizon;
 mod memory;
 mod tap;
 
@@ -20,6 +21,9 @@ pub use self::error::StoreError;
 pub use self::etcd::{ClientIdentity, EtcdCredentials, EtcdMember, EtcdOptions, EtcdStore, EtcdTls};
 #[cfg(any(test, feature = "test-util"))]
 pub use self::faulty::{Call, FaultyStore, Verdict};
+pub use self::horizon::{HorizonStore, SharedHorizon};
+#[cfg(any(test, feature = "test-util"))]
+pub use self::memory::MemoryBackup;
 pub use self::memory::MemoryStore;
 pub use self::tap::Tap;
 pub(crate) use self::tap::{Copied, Copies, CopyReader};

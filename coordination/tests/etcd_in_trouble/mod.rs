@@ -3,6 +3,7 @@
 //! A real etcd where it can be brought into that state, and a [`scripted`] one otherwise.
 
 mod clusters;
+mod goes_back;
 mod responses;
 mod scripted;
 mod users;

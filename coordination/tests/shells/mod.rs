@@ -3,6 +3,7 @@
 mod cut_off;
 mod drains;
 mod foreign_writes;
+pub(crate) mod goes_back;
 mod held_moves;
 mod many_partitions;
 mod refused_writes;
@@ -25,12 +26,12 @@ use segue_protocol::view::View;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-fn keys() -> Keyspace {
+pub(crate) fn keys() -> Keyspace {
     Keyspace::new("/segue/", "test")
 }
 
 /// Runs a coordinator of four partitions for ever.
-async fn coordinator(store: Arc<dyn Store>, name: &str, lease_ttl: Duration, views: Arc<ViewCount>) {
+pub(crate) async fn coordinator(store: Arc<dyn Store>, name: &str, lease_ttl: Duration, views: Arc<ViewCount>) {
     let settings = CoordinatorSettings {
         name: name.to_owned(),
         lease_ttl,
@@ -53,7 +54,7 @@ async fn coordinator(store: Arc<dyn Store>, name: &str, lease_ttl: Duration, vie
 
 /// Counts how often the leader's view changes, which is how often its loop comes round.
 #[derive(Default)]
-struct ViewCount(AtomicU32);
+pub(crate) struct ViewCount(AtomicU32);
 
 impl CoordinatorObserver for ViewCount {
     fn leads(&self, _: bool) {}

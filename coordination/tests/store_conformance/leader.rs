@@ -29,9 +29,10 @@ fn leader(members: &[Etcd]) -> usize {
 
 /// Holds a lease as routers and pods do, which renew it only while they see the store.
 async fn take_part(store: Arc<dyn Store>, name: usize, until: Duration) -> Result<(), String> {
-    let claim = Claim::new(format!("/held/{name}"), LEASE_TTL);
+    let keyspace = Keyspace::new("/segue/", "default");
+    let claim = Claim::new(&keyspace, format!("/held/{name}"), LEASE_TTL);
     let lease = register(&store.clone().into(), &claim, |_| Vec::new()).await.lease;
-    let mut follow = Watcher::start(store, Keyspace::new("/segue/", "default"));
+    let mut follow = Watcher::start(store, keyspace);
     let (began, mut sighted) = (Instant::now(), true);
     while began.elapsed() < until {
         if sighted {

@@ -143,9 +143,8 @@ impl Fixture {
             let store: Arc<dyn Store> = fixture.store.clone();
             let record = PodRecord { capabilities, ..PodRecord::new(name.clone(), format!("{name}:80")) };
             loop {
-                let registration =
-                    register(&store.clone().into(), &Claim::new(fixture.keys.pod(&name), TTL), |_| encode(&record))
-                        .await;
+                let claim = Claim::new(&fixture.keys, fixture.keys.pod(&name), TTL);
+                let registration = register(&store.clone().into(), &claim, |_| encode(&record)).await;
                 fixture.live(&store, &name, &registration).await;
                 fixture.accepted.borrow_mut().retain(|(pod, _), _| *pod != name);
             }

@@ -335,11 +335,12 @@ fn may_be_independent(view: &View, partition: PartitionId, to: &str) -> bool {
 /// Returns the epoch of the partition's next ownership. `None` if it would not be below the last epoch.
 ///
 /// The revision makes an epoch unique: neither a cancelled handoff, which had announced its epoch, nor an assignment
-/// that is deleted by hand can bring one back. The last epoch is above the revision that wrote it only if it was written
-/// by hand, or if the store has lost revisions. The revisions since then make the next one unique, as long as the store has
-/// that assignment: once it is deleted by hand, nothing shows that its epoch was above the revision.
+/// that is deleted by hand can bring one back. The floor is above every epoch from before the store went back. The last
+/// epoch is above both only if it was written by hand, or if nobody saw the store go back. The revisions since then make
+/// the next one unique, as long as the store has that assignment: once it is deleted by hand, nothing shows that its epoch
+/// was above the revision.
 fn next_epoch(view: &View, partition: PartitionId) -> Option<Epoch> {
-    let planned = Epoch::planned_at(view.revision);
+    let planned = Epoch::planned_at(view.epoch_floor(), view.revision);
     let since = |last: Revision| view.revision.get().saturating_sub(last.get());
     let follows = |last: &Versioned<Assignment>| last.value.epoch.next().later_by(since(last.mod_revision));
     let epoch = view.assignments.get(&partition).map_or(planned, |last| planned.max(follows(last)));

@@ -6,6 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::ids::Epoch;
+
 /// Most partitions of a keyspace. The configuration and the routing table have the same limit.
 pub const MAX_PARTITIONS: u32 = 65_536;
 
@@ -33,6 +35,9 @@ pub struct KeyspaceConfig {
     /// How requests map to partitions. The first router writes it.
     #[serde(default)]
     pub partitioner: Option<Partitioner>,
+    /// Epochs begin above this number. It is above every epoch from before the store went back, and never falls.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub epoch_floor: Epoch,
     /// How the keyspace is planned, by the names of the settings in `[coordinator]`: strategy, mode, times and budget.
     /// The first leader writes it. Any value leaves the rest of the settings readable: planning reads it, and of pods
     /// [`checkpoint_times`](Self::checkpoint_times).
@@ -43,10 +48,20 @@ pub struct KeyspaceConfig {
     pub unknown: Map<String, Value>,
 }
 
+fn is_zero(epoch: &Epoch) -> bool {
+    *epoch == Epoch::default()
+}
+
 impl KeyspaceConfig {
     /// Returns settings with this many partitions, before a router has written how requests map to them.
     pub fn new(partitions: u32) -> Self {
-        KeyspaceConfig { partitions, partitioner: None, planning: None, unknown: Map::new() }
+        KeyspaceConfig {
+            partitions,
+            partitioner: None,
+            epoch_floor: Epoch::default(),
+            planning: None,
+            unknown: Map::new(),
+        }
     }
 
     /// Returns when pods make checkpoints. `None` if they make none, which is the default.

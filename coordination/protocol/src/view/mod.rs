@@ -8,6 +8,7 @@
 //! * A value that cannot be read is kept as malformed, and never taken for absent. Planning leaves a partition with
 //!   such a record alone, and routers hold it. A handoff whose parties cannot be read stays in its phase.
 //! * The settings that were read last stay known while there is no readable `config`.
+//! * The floor of epochs does not fall, from one snapshot to the next either.
 
 mod delta;
 mod lives;
@@ -26,7 +27,7 @@ pub use self::operator::Intentions;
 use self::owned::Owned;
 use self::reading::Reading;
 pub use self::rounds::Rounds;
-use crate::ids::{HandoffId, Incarnation, LeaseId, PartitionId, Revision};
+use crate::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use crate::keys::{KeyName, Keyspace};
 use crate::records::{
     Assignment, Checkpoint, Handoff, KeyspaceConfig, Leader, PodAck, PodAckKind, PodLoad, PodRecord, RouterCutoverAck,
@@ -103,6 +104,8 @@ pub struct View {
     pub config: Option<Versioned<KeyspaceConfig>>,
     /// The settings that were read last.
     known_config: Option<KeyspaceConfig>,
+    /// The highest floor of epochs that any settings had.
+    epoch_floor: Epoch,
     /// The leader.
     pub leader: Option<Versioned<Leader>>,
     /// The assignment rounds, which replace the leader.
@@ -157,6 +160,7 @@ impl View {
             revision: Revision::ZERO,
             config: None,
             known_config: None,
+            epoch_floor: Epoch::default(),
             wanted: None,
             leader: None,
             rounds: Rounds::default(),
@@ -189,8 +193,9 @@ impl View {
     /// Continues from a fresh snapshot of the same keyspace. The known settings stay known if the snapshot has none
     /// that can be read.
     pub fn resync(&mut self, fresh: View) {
-        let known = self.known_config.take();
+        let (known, floor) = (self.known_config.take(), self.epoch_floor);
         *self = fresh;
+        self.epoch_floor = self.epoch_floor.max(floor);
         if self.known_config.is_none() {
             self.known_config = known;
         }
@@ -230,13 +235,7 @@ impl View {
         self.unreadable.remove(&entry.key);
         let read = Reading { entry: &entry };
         let result = match name {
-            KeyName::Config => {
-                self.config = None;
-                read.config().map(|config| {
-                    self.known_config = Some(config.value.clone());
-                    self.config = Some(config);
-                })
-            }
+            KeyName::Config => self.put_config(&read),
             KeyName::Wanted => {
                 self.wanted = None;
                 read.stamped().map(|wanted| self.wanted = Some(wanted))
@@ -296,6 +295,15 @@ impl View {
         }
     }
 
+    fn put_config(&mut self, read: &Reading<'_>) -> Result<(), String> {
+        self.config = None;
+        let config = read.config()?;
+        self.epoch_floor = self.epoch_floor.max(config.value.epoch_floor);
+        self.known_config = Some(config.value.clone());
+        self.config = Some(config);
+        Ok(())
+    }
+
     fn delete(&mut self, key: &str, touched: &mut ViewDelta) {
         let Some(name) = self.keys.parse(key) else { return };
         touched.note(&name);
@@ -341,6 +349,11 @@ impl View {
     /// Returns the settings to use: those that were read last, even while they are gone or cannot be read.
     pub fn settings(&self) -> Option<&KeyspaceConfig> {
         self.known_config.as_ref()
+    }
+
+    /// Returns the number above which epochs begin. It never falls, whatever somebody writes into the settings.
+    pub fn epoch_floor(&self) -> Epoch {
+        self.epoch_floor
     }
 
     /// Returns the number of partitions of the keyspace; 0 until settings have been read.

@@ -46,6 +46,9 @@ impl Reading<'_> {
             partitions if partitions > MAX_PARTITIONS => {
                 Err(format!("it has {partitions} partitions, and no keyspace has more than {MAX_PARTITIONS}"))
             }
+            _ if config.value.epoch_floor > Epoch::MAX => {
+                Err(format!("its epoch_floor {} is above {}, the last epoch", config.value.epoch_floor, Epoch::MAX))
+            }
             _ => Ok(config),
         }
     }

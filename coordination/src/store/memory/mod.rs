@@ -40,6 +40,11 @@ pub struct MemoryStore {
     inner: Arc<Inner>,
 }
 
+/// A copy of an embedded store at one revision.
+#[cfg(any(test, feature = "test-util"))]
+#[derive(Debug, Clone)]
+pub struct MemoryBackup(State);
+
 #[derive(Debug)]
 struct Inner {
     guarded: Mutex<Guarded>,
@@ -70,6 +75,21 @@ impl MemoryStore {
         self.with(|guarded, _| {
             guarded.outages += u64::from(guarded.available && !available);
             guarded.available = available;
+        });
+    }
+
+    /// Returns a backup of the store.
+    #[cfg(any(test, feature = "test-util"))]
+    pub fn back_up(&self) -> MemoryBackup {
+        self.with(|guarded, _| MemoryBackup(guarded.state.clone()))
+    }
+
+    /// Restores a backup without higher revisions: the store goes back. Watches end, and leases begin anew, as with etcd.
+    #[cfg(any(test, feature = "test-util"))]
+    pub fn restore(&self, backup: &MemoryBackup) {
+        self.with(|guarded, now| {
+            guarded.outages += 1;
+            guarded.state.restore(backup.0.clone(), now);
         });
     }
 

@@ -29,7 +29,7 @@ const MAX_TTL: Duration = Duration::from_secs(9_000_000_000);
 /// Most revisions that one read of the history visits, so that a watch far behind does not hold the lock for long.
 const MAX_READ_REVISIONS: usize = 1_000;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct State {
     revision: Revision,
     keys: BTreeMap<String, KeyValue>,
@@ -43,7 +43,7 @@ pub(super) struct State {
     compacted: Revision,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Lease {
     ttl: Duration,
     deadline: Instant,
@@ -148,6 +148,19 @@ impl State {
         lease.deadline = now + lease.ttl;
         self.deadlines.insert((lease.deadline, id));
         Ok(())
+    }
+
+    /// Continues as an earlier state. Its leases last for their whole TTL again, and new ones have ids that none had.
+    #[cfg(any(test, feature = "test-util"))]
+    pub(super) fn restore(&mut self, earlier: State, now: Instant) {
+        let last_lease = self.last_lease;
+        *self = earlier;
+        self.last_lease = last_lease;
+        self.deadlines.clear();
+        for (id, lease) in &mut self.leases {
+            lease.deadline = now + lease.ttl;
+            self.deadlines.insert((lease.deadline, *id));
+        }
     }
 
     /// Ends a lease: all its keys are deleted at one revision.

@@ -157,10 +157,11 @@ fn check(view: &View, policy: &Policy, plan: &Plan) {
                 assert_eq!(handoff.old_owner.as_ref(), from.map(|from| &from.owner));
                 assert_eq!(handoff.old_incarnation, from.map_or(Incarnation::NONE, |from| from.incarnation));
                 let at_least = from.map_or_else(Epoch::default, |from| from.epoch.next());
-                assert!(handoff.epoch >= at_least.max(Epoch::planned_at(view.revision)));
+                assert!(handoff.epoch >= at_least.max(Epoch::planned_at(view.epoch_floor(), view.revision)));
                 // Only an epoch that was written by hand is above the revision that wrote it.
-                let is_from_a_plan = last.is_none_or(|last| last.value.epoch < Epoch::planned_at(last.mod_revision));
-                assert!(!is_from_a_plan || handoff.epoch == Epoch::planned_at(view.revision));
+                let is_from_a_plan =
+                    last.is_none_or(|last| last.value.epoch < Epoch::planned_at(view.epoch_floor(), last.mod_revision));
+                assert!(!is_from_a_plan || handoff.epoch == Epoch::planned_at(view.epoch_floor(), view.revision));
                 assert_eq!(cause.is_urgent(), view.live_owner(partition).is_none());
                 assert_eq!(*cause, MoveCause::of(view, policy.strategy, handoff));
                 assert!(handoff.mode == Mode::Barrier || (policy.mode == Mode::Independent && view.routers.len() < 2));

@@ -37,7 +37,7 @@ fn a_new_leader_plans_once_its_first_view_has_settled() {
     let first = world.handoff(P0);
     assert_eq!(
         (first.old_owner, first.old_incarnation, first.epoch),
-        (None, Incarnation::NONE, Epoch::planned_at(seen))
+        (None, Incarnation::NONE, Epoch::planned_at(Epoch::default(), seen))
     );
     assert_eq!((first.started_at, first.phase), (1_700_000_000_000, Phase::Warming));
 }

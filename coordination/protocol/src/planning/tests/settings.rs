@@ -2,7 +2,7 @@
 
 use super::rounds::all_begun;
 use super::world::{World, policy, secs};
-use crate::ids::{PartitionId, Revision};
+use crate::ids::{Epoch, PartitionId, Revision};
 use crate::planning::{Action, Notice, RoundCause, Strategy};
 use crate::records::{KeyspaceConfig, Partitioner, PodStatus, encode};
 
@@ -146,4 +146,23 @@ fn without_readable_settings_planning_goes_on_by_those_that_were_read_last() {
     world.run_until_quiet();
     assert_eq!(world.balance()["w-0"], 8);
     assert_eq!(world.store.entries[&world.keys.config()].value, b"{", "only an operator can say what it was");
+}
+
+#[test]
+fn epochs_begin_above_the_floor_of_the_settings() {
+    let mut world = World::settled(policy(4), &["w-0", "w-1"]);
+    let config = world.view().config.unwrap().value;
+    let floor = Epoch::new(1_000_000);
+    world.store.put(world.keys.config(), encode(&KeyspaceConfig { epoch_floor: floor, ..config.clone() }));
+    world.kill_pod("w-0");
+    let revision = world.view().revision;
+    let plans = world.wait(secs(5));
+    assert!(!all_begun(&plans).is_empty());
+    for handoff in world.view().handoffs.values() {
+        assert!(handoff.value.epoch >= Epoch::planned_at(floor, revision), "{:?}", handoff.value);
+    }
+    world.run_until_quiet();
+    let value = format!(r#"{{"partitions":4,"epoch_floor":{}}}"#, Epoch::MAX.next());
+    world.store.put(world.keys.config(), value.into_bytes());
+    assert!(world.view().malformed[&world.keys.config()].contains("above"), "no epoch could follow it");
 }
