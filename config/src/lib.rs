@@ -107,3 +107,8 @@ fn hostname() -> String {
 pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
     units::duration(text).map_err(|wrong| format!("{}; {}", wrong.fact, wrong.remedy))
 }
+
+/// Returns a duration of whole milliseconds as [`parse_duration`] takes it, in the largest unit that divides it.
+pub fn show_duration(duration: std::time::Duration) -> String {
+    units::show_duration(duration)
+}

@@ -114,6 +114,8 @@ impl Api {
             .route("/v1/moves", post(write::moves))
             .route("/v1/planner", post(write::planner))
             .route("/v1/wanted", put(write::wanted))
+            .route("/v1/config", get(read::config).put(write::config))
+            .route("/v1/mapping", put(write::mapping))
             .route("/v1/plan", get(read::plan))
             .route("/v1/wait/settled", get(read::wait_settled))
             .route("/v1/wait/moved/{partition}", get(read::wait_moved))

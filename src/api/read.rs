@@ -87,6 +87,11 @@ pub(super) async fn routers(State(api): State<Arc<Api>>) -> Answer {
     Ok(Json(compared.map_err(late)??).into_response())
 }
 
+pub(super) async fn config(State(api): State<Arc<Api>>) -> Answer {
+    let settings = api.run(&api.control.questions, |link, _| async move { link.settings().await }).await?;
+    Ok(Json(settings).into_response())
+}
+
 pub(super) async fn pod(State(api): State<Arc<Api>>, path: PathOf<String>, query: QueryOf<AskQuery>) -> Answer {
     let (pod, AskQuery { ask }) = (of_path(path)?, of_query(query)?);
     let explain = api.run(&api.control.questions, |link, _| async move { link.explain_pod(&pod).await });

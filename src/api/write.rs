@@ -12,7 +12,7 @@ use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use segue_coordination::session::unix_millis;
 use segue_protocol::ids::{HandoffId, PartitionId};
-use segue_protocol::records::Origin;
+use segue_protocol::records::{Origin, Partitioner};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -64,6 +64,21 @@ struct Planner {
     paused: bool,
     #[serde(default, rename = "for")]
     time: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Set {
+    key: String,
+    value: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Mapping {
+    to: Partitioner,
+    #[serde(default)]
+    yes: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -135,6 +150,18 @@ pub(super) async fn planner(State(api): State<Arc<Api>>, wait: Wait, request: Re
 
 pub(super) async fn wanted(State(api): State<Arc<Api>>, wait: Wait, request: Request) -> Answer {
     act(&api, wait, request, MAX_WANTED, |given: GivenOwners| Ok(Action::Want(given.into()))).await
+}
+
+pub(super) async fn config(State(api): State<Arc<Api>>, wait: Wait, request: Request) -> Answer {
+    act(&api, wait, request, MAX_BODY, |Set { key, value }| Ok(Action::Set { key, value })).await
+}
+
+pub(super) async fn mapping(State(api): State<Arc<Api>>, wait: Wait, request: Request) -> Answer {
+    let action = |Mapping { to, yes }| match to {
+        Partitioner::Unknown(_) => Err(Problem::bad_request("to: expected a mapping that this version knows")),
+        to => Ok(Action::Remap { to, confirmed: yes }),
+    };
+    act(&api, wait, request, MAX_BODY, action).await
 }
 
 pub(super) async fn forget_pod(

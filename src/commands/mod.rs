@@ -111,6 +111,15 @@ enum Command {
     /// The file contains all of them, as JSON: {"generation":41,"owners":{"0":"writer-1"}}. It replaces what is stored
     /// only if its generation is later. Partitions that it does not name stay where they are.
     Wanted(operator::WantedArgs),
+    /// Show or change the settings of the keyspace.
+    Config(operator::ConfigArgs),
+    /// Replace the mapping of keys to partitions by that of a router's file.
+    ///
+    /// A router never replaces the keyspace's mapping: with another `[router.partition]` it stays not ready. Under
+    /// another mapping keys are in other partitions, whose owners do not have their state. Without --yes it changes nothing
+    /// and prints both mappings and the number of partitions with an owner. Refused while a router is registered. Exits
+    /// 0 if the mapping was replaced, 1 if it was not, 2 on bad usage, 3 if the store is unreachable.
+    Remap(operator::RemapArgs),
     /// Show what the planner would do now, without doing it.
     ///
     /// Runs the planner on the current state of the keyspace, with the [coordinator] of --config or its defaults. Shows
@@ -228,6 +237,8 @@ impl Cli {
             Command::Unpin(args) => operator::unpin(&args),
             Command::Cancel(args) => operator::cancel(&args),
             Command::Wanted(args) => operator::wanted(&args),
+            Command::Config(args) => operator::config(&args),
+            Command::Remap(args) => operator::remap(&args),
             Command::Plan(args) => operator::plan(&args),
             Command::Explain(args) => operator::explain(&args),
             Command::History(args) => operator::history(&args),

@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use segue_protocol::ids::{HandoffId, PartitionId};
-use segue_protocol::records::{Origin, Wanted, WantedDefault, encode};
+use segue_protocol::records::{Origin, Partitioner, Wanted, WantedDefault, encode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use twox_hash::XxHash3_64;
@@ -46,6 +46,16 @@ pub(crate) enum Action {
     },
     Resume,
     Want(Wanted),
+    /// Changes a setting of the keyspace.
+    Set {
+        key: String,
+        value: String,
+    },
+    /// Replaces the mapping of keys.
+    Remap {
+        to: Partitioner,
+        confirmed: bool,
+    },
     Forget {
         kind: Kind,
         name: String,
@@ -91,6 +101,8 @@ impl fmt::Display for Action {
                 let hash = XxHash3_64::oneshot(&encode(wanted));
                 write!(out, "write generation {} of the wanted owners (xxh3 {hash:016x})", wanted.generation)
             }
+            Action::Set { key, value } => write!(out, "set {key} to {value}"),
+            Action::Remap { to, .. } => write!(out, "map requests to partitions by {to}"),
             Action::Forget { kind, name, force, .. } => {
                 write!(out, "forget {} {name}{}", kind.word(), if *force { " by force" } else { "" })
             }

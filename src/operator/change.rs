@@ -14,10 +14,10 @@ use serde_json::json;
 use super::actions::{Action, Order, Outcome};
 use super::operation::taken;
 use super::standing::owned;
-use super::{Link, OperatorError, ensure_exists, ensure_known, forget, partitions, span};
+use super::{Link, OperatorError, ensure_exists, ensure_known, forget, partitions, settings, span};
 
 /// An outcome, and the transaction that brings it about. Without writes the keyspace is as it should be.
-type Decision = (Txn, Outcome);
+pub(super) type Decision = (Txn, Outcome);
 
 /// Carries out an order that needs no leader.
 pub(super) async fn write(link: &Link, order: &Order) -> Result<Outcome, OperatorError> {
@@ -32,6 +32,8 @@ pub(super) async fn write(link: &Link, order: &Order) -> Result<Outcome, Operato
         Action::Resume => resume(&view),
         Action::Unpin { partition } => unpin(&view, *partition)?,
         Action::Want(wanted) => want(&view, wanted)?,
+        Action::Set { key, value } => settings::set(&view, key, value)?,
+        Action::Remap { to, confirmed } => settings::remap(&view, to, *confirmed)?,
         Action::Forget { kind, name, force, confirmed } => {
             let (key, seen, forgotten) = forget::judge(&view, *kind, name, *force).map_err(OperatorError::Refused)?;
             if !confirmed {
@@ -79,7 +81,8 @@ fn record(view: &View, id: &str, order: &Order, text: &str, txn: &mut Txn) {
     txn.then.push(Op::Put { key, value: encode(&operation), lease: None });
 }
 
-fn unchanged(outcome: Outcome) -> Decision {
+/// Leaves the keyspace as it is.
+pub(super) fn unchanged(outcome: Outcome) -> Decision {
     (Txn::default(), outcome)
 }
 

@@ -22,6 +22,7 @@ mod plan;
 mod process;
 mod process_status;
 mod routers;
+mod settings;
 mod standing;
 mod wait;
 
@@ -37,6 +38,7 @@ use segue_protocol::records::HistoryEntry;
 use segue_protocol::txn::Txn;
 use segue_protocol::view::View;
 use segue_proxy::tls::ClientTls;
+use serde_json::{Map, Value};
 
 use crate::history::History;
 
@@ -120,6 +122,11 @@ impl Link {
     /// Returns the handoffs that have ended, the newest first.
     pub(crate) async fn history(&self, partition: Option<PartitionId>) -> Result<History, OperatorError> {
         Ok(History::read(self.store.as_ref(), &self.keys, partition).await?)
+    }
+
+    /// Returns the settings of the keyspace by name.
+    pub(crate) async fn settings(&self) -> Result<Map<String, Value>, OperatorError> {
+        settings::all(&self.view().await?)
     }
 
     /// Explains a pod.

@@ -3,8 +3,14 @@
 //! Pure. The keyspace's mapping is part of its settings. The first router writes it, and a router with another mapping
 //! keeps its routes closed: two routers that map one key to two partitions would send it to two pods. Under a key hash the
 //! number of partitions belongs to the mapping, and a router remembers it as long as it lives.
+//!
+//! # Invariants
+//!
+//! * No router replaces a mapping. An operator does, while no router is registered ([`replace`]): under another mapping a
+//!   key is in another partition, whose owner does not have its state.
 
 use crate::ids::Revision;
+use crate::keys::KeyName;
 use crate::records::{KeyspaceConfig, Partitioner, encode};
 use crate::txn::{Compare, Op, Txn};
 use crate::view::{Versioned, View};
@@ -16,14 +22,7 @@ pub enum Agreement {
     Same,
     /// There is no mapping: the router writes its own.
     Write(Txn),
-    /// There is another mapping. The router may replace it while no router is registered; otherwise it waits.
-    Replace {
-        /// The mapping in the settings.
-        standing: Partitioner,
-        /// The transaction, which fails while a router is registered.
-        txn: Txn,
-    },
-    /// There are no settings that can be read: the router waits. The reason, in words.
+    /// There is another mapping, or there are no settings that can be read: the router waits. The reason, in words.
     Wait(String),
 }
 
@@ -47,12 +46,44 @@ pub fn agree(view: &View, own: &Partitioner, number: Option<u32>) -> Agreement {
     match &config.value.partitioner {
         Some(standing) if standing == own => Agreement::Same,
         None => Agreement::Write(write(view, config, own)),
-        Some(standing) => {
-            let mut txn = write(view, config, own);
-            txn.when.push(Compare::none_created_after(view.keys().routers(), Revision::ZERO));
-            Agreement::Replace { standing: standing.clone(), txn }
-        }
+        Some(standing) => Agreement::Wait(format!(
+            "the keyspace maps requests to partitions by {standing}, this router by {own}: correct [router.partition], or \
+             replace the keyspace's mapping with segue remap"
+        )),
     }
+}
+
+/// The replacement of a keyspace's mapping.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replacement {
+    /// The mapping in the settings. `None` if no router has written one.
+    pub standing: Option<Partitioner>,
+    /// Number of partitions that have an owner, whose state was put there by the mapping that stands.
+    pub owned: usize,
+    /// The transaction, which fails if a router is registered by then or the settings have changed.
+    pub txn: Txn,
+}
+
+/// Returns how the keyspace's mapping becomes `to`, or why it may not. An operator's decision.
+pub fn replace(view: &View, to: &Partitioner) -> Result<Replacement, String> {
+    let Some(config) = &view.config else {
+        return Err(match view.malformed.get(&view.keys().config()) {
+            Some(reason) => format!("the keyspace's settings cannot be read: {reason}"),
+            None => "the keyspace has no settings yet: the first router writes its mapping".to_owned(),
+        });
+    };
+    let routers: Vec<&str> = view.routers.keys().map(String::as_str).collect();
+    if !routers.is_empty() {
+        return Err(format!(
+            "the mapping changes only while no router is registered: stop {} and try again",
+            routers.join(", ")
+        ));
+    }
+    let unreadable = view.malformed.keys().filter(|key| matches!(view.keys().parse(key), Some(KeyName::Assignment(_))));
+    let owned = view.assignments.len() + unreadable.count();
+    let mut txn = write(view, config, to);
+    txn.when.push(Compare::none_created_after(view.keys().routers(), Revision::ZERO));
+    Ok(Replacement { standing: config.value.partitioner.clone(), owned, txn })
 }
 
 /// Returns whether the settings that were read last contain this mapping, with the number of partitions that belongs to
@@ -67,9 +98,9 @@ fn has_number(view: &View, own: &Partitioner, number: u32) -> bool {
     !own.fixes_number() || view.partitions() == number
 }
 
-fn write(view: &View, config: &Versioned<KeyspaceConfig>, own: &Partitioner) -> Txn {
+fn write(view: &View, config: &Versioned<KeyspaceConfig>, mapping: &Partitioner) -> Txn {
     let key = view.keys().config();
-    let value = encode(&KeyspaceConfig { partitioner: Some(own.clone()), ..config.value.clone() });
+    let value = encode(&KeyspaceConfig { partitioner: Some(mapping.clone()), ..config.value.clone() });
     Txn {
         when: vec![Compare::unchanged_since(key.clone(), config.mod_revision)],
         then: vec![Op::Put { key, value, lease: None }],

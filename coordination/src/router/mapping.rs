@@ -13,7 +13,7 @@ use super::driver::Router;
 use crate::session::StoreRetry;
 use crate::store::StoreError;
 
-/// Longest time between two checks. Other routers may leave without a change of the settings.
+/// Longest time between two checks. A watch may be silent.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Router {
@@ -54,16 +54,6 @@ impl Router {
                 }
                 // This router or another one has just written the mapping; the next check sees it.
                 return Ok(Some("the keyspace's settings have just been written".to_owned()));
-            }
-            Agreement::Replace { standing, txn } => {
-                if self.store.commit(txn).await?.committed() {
-                    warn!("keyspace mapped requests to partitions by {standing} and now maps them by {own}");
-                    return Ok(None);
-                }
-                format!(
-                    "the keyspace maps requests to partitions by {standing}, this router by {own}: correct \
-                     [router.partition], or stop the routers that use the other mapping"
-                )
             }
             Agreement::Wait(reason) => reason,
         };

@@ -5,8 +5,8 @@ use segue_protocol::handoff::router::{
     DrainTimeout, HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Trust, drain_timed_out, may_stop_later,
     next_step, route,
 };
-use segue_protocol::mapping::{Agreement, agree, is_shown};
-use segue_protocol::records::{Capabilities, Mode, Partitioner, Phase};
+use segue_protocol::mapping::{Agreement, Replacement, agree, is_shown, replace};
+use segue_protocol::records::{Capabilities, Mode, Partitioner, Phase, encode};
 use segue_protocol::view::View;
 
 use super::{Fixture, I1, NONE, P0, at};
@@ -134,10 +134,25 @@ async fn a_router_maps_as_the_keyspace_does_or_keeps_its_routes_shut() {
     let view = fixture.view().await;
     assert!(is_shown(&view, &Partitioner::NUMBER, None) && !is_shown(&view, &own, None));
     assert_eq!(agree(&view, &Partitioner::NUMBER, None), Agreement::Same);
-    let Agreement::Replace { standing, txn } = agree(&view, &own, None) else { panic!("another mapping stands") };
-    assert_eq!((standing, fixture.commit(txn.clone()).await), (Partitioner::NUMBER, None), "a router is registered");
+    let other = |view: &View| matches!(agree(view, &own, None), Agreement::Wait(why) if why.contains("segue remap"));
+    assert!(other(&view));
+    let refused = replace(&view, &own).unwrap_err();
+    assert!(refused.contains("stop r and try again"), "{refused}");
     fixture.delete(fixture.keys.router("r")).await;
-    fixture.commit(txn).await.unwrap();
+    let view = fixture.view().await;
+    assert!(other(&view), "no router replaces a mapping, registered routers or none");
+
+    // The operator does.
+    let Replacement { standing, owned, txn } = replace(&view, &own).unwrap();
+    assert_eq!((standing, owned), (Some(Partitioner::NUMBER), view.assignments.len()));
+    fixture.router("late").await;
+    assert_eq!(fixture.commit(txn).await, None, "a router has registered meanwhile");
+    fixture.delete(fixture.keys.router("late")).await;
+    let txn = replace(&fixture.view().await, &own).unwrap().txn;
+    let config = fixture.view().await.config.unwrap();
+    fixture.put(fixture.keys.config(), encode(&config.value)).await;
+    assert_eq!(fixture.commit(txn).await, None, "the settings have been written meanwhile");
+    fixture.commit(replace(&fixture.view().await, &own).unwrap().txn).await.unwrap();
     let mut view = fixture.view().await;
     assert!(is_shown(&view, &own, None) && view.partitions() == 1);
 

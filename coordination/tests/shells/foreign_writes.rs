@@ -12,8 +12,10 @@ use segue_coordination::router::{
 use segue_coordination::store::{MemoryStore, Store, StoreError};
 use segue_protocol::handoff::router::{HoldCause, OnStoreLoss, Stage, Target};
 use segue_protocol::ids::{LeaseId, PartitionId};
+use segue_protocol::mapping::replace;
 use segue_protocol::records::{KeyspaceConfig, Leader, Partitioner, PodRecord, RouterRecord, encode};
 use segue_protocol::txn::{KeyValue, Keys, Op, Txn};
+use segue_protocol::view::View;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -192,13 +194,21 @@ async fn the_first_router_writes_its_mapping_and_one_with_another_stays_out_and_
     let same = Router::start(&store, "same", by_key("x-key"));
     same.ready().await;
 
-    first.shutdown.cancel();
-    until("a router less", async || (!is_registered(&store, "first").await).then_some(())).await;
+    for router in [&first, &same] {
+        router.shutdown.cancel();
+    }
+    for name in ["first", "same"] {
+        until("a router less", async || (!is_registered(&store, name).await).then_some(())).await;
+    }
     sleep(Duration::from_secs(5)).await;
-    assert_eq!(mapping(&store).await, Some(by_key("x-key")), "a router is registered");
-    same.shutdown.cancel();
+    assert_eq!(mapping(&store).await, Some(by_key("x-key")), "no router replaces it, though none is registered");
+    other.not_ready("segue remap").await;
+    let snapshot = store.snapshot(&keys().followed()).await.unwrap();
+    let replacement = replace(&View::from_snapshot(keys(), snapshot), &by_key("x-other")).unwrap();
+    assert!(store.commit(replacement.txn).await.unwrap().committed());
     other.ready().await;
-    assert_eq!(mapping(&store).await, Some(by_key("x-other")));
+    let config = String::from_utf8(get(&store, keys().config()).await.unwrap().value).unwrap();
+    assert!(config.contains("x-other") && config.contains(r#""of_a_later_version":1"#), "{config}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -228,7 +238,7 @@ async fn a_running_router_that_sees_another_number_under_a_key_hash_fences_until
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_running_router_that_sees_another_mapping_leaves_and_comes_back_with_its_own() {
+async fn a_running_router_that_sees_another_mapping_leaves_until_its_own_is_put_back() {
     let store = MemoryStore::new();
     write_mapping(&store, None).await;
     let pod = br#"{"pod_name":"w","address":"127.0.0.1:1"}"#;
@@ -245,8 +255,6 @@ async fn a_running_router_that_sees_another_mapping_leaves_and_comes_back_with_i
     router.ready().await;
     assert!(is_registered(&store, "r").await, "what cannot be read changes nothing");
 
-    // Another router keeps this one from taking the mapping back.
-    put(&store, keys().router("neighbour"), b"{}".to_vec()).await;
     let target = router.gates.open.lock().unwrap()[&P0].clone();
     *router.gates.in_flight.lock().unwrap() = Some(target);
     write_mapping(&store, Some(Partitioner::NUMBER)).await;

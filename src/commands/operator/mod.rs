@@ -1,6 +1,7 @@
 //! The operator's commands: their arguments, their progress and their output. What they do is in
 //! [`operator`](crate::operator), which they reach through a store or through an admin endpoint ([`Reach`]).
 
+mod config;
 mod drain;
 mod explain;
 mod forget;
@@ -10,6 +11,7 @@ mod pause;
 mod plan;
 mod progress;
 mod reach;
+mod remap;
 mod wait;
 mod wanted;
 
@@ -27,6 +29,7 @@ use super::{Failure, runtime};
 use crate::operator::{Action, Condition, Order, Outcome};
 use crate::printable::printable;
 
+pub(super) use self::config::{ConfigArgs, config};
 pub(super) use self::drain::{DrainArgs, UndrainArgs, drain, undrain};
 pub(super) use self::explain::{ExplainArgs, explain};
 pub(super) use self::forget::{ForgetArgs, forget};
@@ -35,6 +38,7 @@ pub(super) use self::moves::{CancelArgs, MoveArgs, PartitionArgs, cancel, move_p
 pub(super) use self::pause::{PauseArgs, ResumeArgs, pause, resume};
 pub(super) use self::plan::{PlanArgs, plan};
 pub(super) use self::reach::Reach;
+pub(super) use self::remap::{RemapArgs, remap};
 pub(super) use self::wait::{WaitArgs, wait};
 pub(super) use self::wanted::{WantedArgs, wanted};
 

@@ -217,6 +217,22 @@ impl Reach {
         }
     }
 
+    /// Returns the settings of the keyspace by name.
+    pub(super) async fn settings(&self) -> Result<Map<String, Value>, Failure> {
+        match self {
+            Reach::Store(link) => Ok(link.settings().await?),
+            Reach::Server(server) => read(server, server.get("/v1/config", Duration::ZERO).await?),
+        }
+    }
+
+    /// Returns the name of the keyspace, if it is known here.
+    pub(super) fn keyspace<'a>(&'a self, args: &'a ReachArgs) -> Option<&'a str> {
+        match self {
+            Reach::Store(link) => Some(link.keys().name()),
+            Reach::Server(_) => args.store.keyspace.as_deref(),
+        }
+    }
+
     /// Returns the status of the keyspace as it is now.
     pub(in crate::commands) async fn status(&self) -> Result<KeyspaceStatus, Failure> {
         match self {
@@ -315,6 +331,10 @@ fn request(action: &Action) -> (Method, String, Map<String, Value>) {
         ),
         Action::Resume => (Method::POST, "/v1/planner".to_owned(), json!({ "paused": false })),
         Action::Want(wanted) => (Method::PUT, "/v1/wanted".to_owned(), json!(wanted)),
+        Action::Set { key, value } => (Method::PUT, "/v1/config".to_owned(), json!({ "key": key, "value": value })),
+        Action::Remap { to, confirmed } => {
+            (Method::PUT, "/v1/mapping".to_owned(), json!({ "to": to, "yes": confirmed }))
+        }
         Action::Forget { kind, name, force, confirmed } => {
             let kind = match kind {
                 Kind::Pod => "pods",

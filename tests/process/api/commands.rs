@@ -42,6 +42,15 @@ fn commands_need_nothing_but_a_server() {
         std::fs::write(&file, format!(r#"{{"generation":{generation},"owners":{{"0":"w-0"}}}}"#)).unwrap();
         assert_eq!(run(&["wanted", file.to_str().unwrap()]).0, code, "generation {generation}");
     }
+    done(run(&["config", "set", "settle", "250ms"]), "settle is 250ms in place of");
+    done(run(&["config", "get", "settle"]), "250ms");
+    let router = site.cluster.path().join("router.toml");
+    let text = "[store]\nkind = \"memory\"\n[router]\n[router.partition]\nkey = { header = \"x-key\" }\n";
+    std::fs::write(&router, text).unwrap();
+    let remap = ["remap", "--to", router.to_str().unwrap()];
+    let (code, said) = run(&remap);
+    assert!(code == Some(1) && said.contains("--yes"), "{said}");
+    done(run(&[&remap[..], &["--yes"]].concat()), "the murmur2 hash of header:x-key");
     let (code, said) = run(&["move", "3", "--to", "w-9"]);
     assert!(code == Some(1) && said.contains("no pod w-9 is registered"), "{said}");
     let (code, said) = run(&["forget", "pod", "w-0"]);

@@ -74,6 +74,70 @@ fn an_unreadable_drain_is_obeyed_named_and_can_be_removed() {
 }
 
 #[test]
+fn settings_change_by_a_command_and_a_raised_floor_of_epochs_ends_every_life() {
+    let cluster = Operated::start(&["w-0"]);
+    assert_eq!(cluster.json(&["config", "get"])["partitions"], PARTITIONS);
+    let said = cluster.does(&["config", "set", "settle", "250ms", "--why", "try"]);
+    assert!(said.contains("settle is 250ms in place of"), "{said}");
+    assert_eq!(cluster.does(&["config", "get", "settle"]), "250ms\n");
+    assert!(cluster.does(&["config", "set", "settle", "250ms"]).contains("already"));
+    for (words, code, part) in [
+        (["set", "settle", "soon"], 2, "expected a duration"),
+        (["set", "size", "7"], 2, "expected one of partitions, epoch_floor"),
+        (["set", "partitions", "1"], 1, "never decreases"),
+        (["set", "partitioner", "{}"], 1, "segue remap"),
+    ] {
+        let (exit, said) = cluster.says(&[&["config"][..], &words].concat());
+        assert!(exit == Some(code) && said.contains(part), "{words:?}: {exit:?} {said}");
+    }
+    assert_eq!(cluster.says(&["config", "get", "size"]).0, Some(1));
+
+    let life = cluster.life("w-0");
+    cluster.does(&["config", "set", "epoch_floor", "1000000", "--why", "restored from last night"]);
+    until("a new life", || !cluster.life("w-0").is_null() && cluster.life("w-0") != life);
+    cluster.does(&["wait", "settled"]);
+    let said = cluster.does(&["status"]);
+    assert!(said.contains("epochs      above 1000000"), "{said}");
+    assert!(cluster.json(&["explain", "3"])["epoch"].as_u64() > Some(1_000_000));
+    let (code, said) = cluster.says(&["config", "set", "epoch_floor", "999999"]);
+    assert!(code == Some(1) && said.contains("never falls"), "{said}");
+}
+
+#[test]
+fn a_mapping_is_replaced_by_a_command_alone() {
+    let cluster = Operated::start(&["w-0"]);
+    let file = |name: &str, header: &str| {
+        let path = cluster.0.path().join(name);
+        let text =
+            format!("[store]\nkind = \"memory\"\n[router]\n[router.partition]\nkey = {{ header = \"{header}\" }}\n");
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (first, second) = (file("a.toml", "x-a"), file("b.toml", "x-b"));
+    cluster.does(&["remap", "--to", &first, "--yes"]);
+    let (code, said) = cluster.says(&["remap", "--to", &second]);
+    let owned = format!("{PARTITIONS} partitions with an owner");
+    assert!(code == Some(1) && said.contains("--yes") && said.contains(&owned), "{said}");
+    assert_eq!(cluster.json(&["config", "get", "partitioner"])["key"], "header:x-a");
+
+    cluster.put(|keys| keys.router("r-9"), "{}", true);
+    let (code, said) = cluster.says(&["remap", "--to", &second, "--yes"]);
+    assert!(code == Some(1) && said.contains("stop r-9 and try again"), "{said}");
+    cluster.does(&["forget", "router", "r-9", "--force", "--yes"]);
+    let said = cluster.does(&["remap", "--to", &second, "--yes", "--why", "the key was renamed"]);
+    assert!(said.contains("header:x-b in place of the murmur2 hash of header:x-a") && said.contains(&owned), "{said}");
+    assert_eq!(cluster.json(&["config", "get", "partitioner"])["key"], "header:x-b");
+    assert!(cluster.does(&["remap", "--to", &second]).contains("already"));
+
+    let pod = cluster.0.path().join("pod.toml");
+    std::fs::write(&pod, "[store]\nkind = \"memory\"\n[coordinator]\n").unwrap();
+    for (path, part) in [(pod.to_str().unwrap(), "section [router]"), ("/nowhere.toml", "cannot")] {
+        let (code, said) = cluster.says(&["remap", "--to", path]);
+        assert!(code == Some(2) && said.contains(part), "{path}: {code:?} {said}");
+    }
+}
+
+#[test]
 fn while_paused_only_dead_owners_move_and_the_store_ends_a_pause() {
     let mut cluster = Operated::with_leases(LeaseTtls { writer: 2, ..LeaseTtls::LONG }, &["w-0", "w-1"]);
     let said = cluster.does(&["pause", "--why", "incident"]);

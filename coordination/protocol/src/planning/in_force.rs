@@ -72,6 +72,37 @@ pub fn stored(policy: &Policy) -> Value {
     Value::Object(fields(policy))
 }
 
+/// Returns the names under which these settings are stored. Those of durations end with `_ms`.
+pub fn stored_names() -> Vec<String> {
+    fields(&Policy::default()).into_iter().map(|(name, _)| name).collect()
+}
+
+/// Returns the planning settings of a keyspace with this one changed, as they are stored, or why it cannot be. An
+/// operator's decision; a setting that is absent is added by the next leader.
+pub fn with_setting(config: &KeyspaceConfig, name: &str, value: Value) -> Result<Value, String> {
+    let mut kept = match &config.planning {
+        None => Map::new(),
+        Some(Value::Object(kept)) => kept.clone(),
+        Some(unreadable) => return Err(format!("the keyspace's planning settings cannot be read: {unreadable}")),
+    };
+    let (mut before, mut after) = (Policy::default(), Policy::default());
+    for (name, value) in &kept {
+        apply(&mut before, name, value);
+    }
+    if !apply(&mut after, name, &value) {
+        return Err(format!("{value} is no value of it"));
+    }
+    kept.insert(name.to_owned(), value);
+    for (name, value) in &kept {
+        apply(&mut after, name, value);
+    }
+    // Settings that do not fit each other already are no obstacle to mending one of them.
+    if after.settle > after.settle_max && before.settle <= before.settle_max {
+        return Err(format!("settle {:?} would be longer than settle_max {:?}", after.settle, after.settle_max));
+    }
+    Ok(Value::Object(kept))
+}
+
 fn fields(policy: &Policy) -> Map<String, Value> {
     let mut policy = policy.clone();
     let mut fields = Map::new();

@@ -1,9 +1,11 @@
 //! The keyspace's settings: growth, loss, and what planning does without them.
 
+use serde_json::json;
+
 use super::rounds::all_begun;
 use super::world::{World, policy, secs};
 use crate::ids::{Epoch, PartitionId, Revision};
-use crate::planning::{Action, Notice, RoundCause, Strategy};
+use crate::planning::{Action, Notice, RoundCause, Strategy, with_setting};
 use crate::records::{KeyspaceConfig, Partitioner, PodStatus, encode};
 
 #[test]
@@ -165,4 +167,19 @@ fn epochs_begin_above_the_floor_of_the_settings() {
     let value = format!(r#"{{"partitions":4,"epoch_floor":{}}}"#, Epoch::MAX.next());
     world.store.put(world.keys.config(), value.into_bytes());
     assert!(world.view().malformed[&world.keys.config()].contains("above"), "no epoch could follow it");
+}
+
+#[test]
+fn an_operator_changes_one_planning_setting_and_the_others_stay() {
+    let planning = json!({ "settle_ms": 1000, "settle_max_ms": 5000, "of_a_later_version": true });
+    let config = KeyspaceConfig { planning: Some(planning), ..KeyspaceConfig::new(4) };
+    let changed = with_setting(&config, "settle_ms", json!(2000)).unwrap();
+    assert_eq!(changed, json!({ "settle_ms": 2000, "settle_max_ms": 5000, "of_a_later_version": true }));
+    assert!(with_setting(&config, "settle_ms", json!(6000)).unwrap_err().contains("settle_max"));
+    for (name, value) in [("strategy", json!("chance")), ("max_concurrent_handoffs", json!(0)), ("mode", json!(7))] {
+        assert!(with_setting(&config, name, value).is_err(), "{name}");
+    }
+    let unreadable = KeyspaceConfig { planning: Some(json!(7)), ..config };
+    assert!(with_setting(&unreadable, "settle_ms", json!(1)).is_err());
+    assert_eq!(with_setting(&KeyspaceConfig::new(4), "balance_load", json!(true)), Ok(json!({ "balance_load": true })));
 }

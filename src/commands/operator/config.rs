@@ -1,0 +1,71 @@
+//! `segue config`: shows and changes the settings of a keyspace.
+
+use serde_json::Value;
+
+use super::{Asked, Failure, Reach, Target, act, block_on, print_text};
+use crate::operator::Action;
+
+/// What to do with the settings.
+#[derive(Debug, clap::Args)]
+pub(in crate::commands) struct ConfigArgs {
+    #[command(subcommand)]
+    command: ConfigCommand,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum ConfigCommand {
+    /// Show all settings of the keyspace, or the value of one.
+    ///
+    /// Those of planning have the names and values of [coordinator]. Exits 1 if there is no such setting.
+    Get {
+        /// Name of the setting.
+        #[arg(value_name = "KEY")]
+        setting: Option<String>,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Change a setting of the keyspace.
+    ///
+    /// Settings are `partitions`, which grows only where requests name their partition; `epoch_floor`, which never falls;
+    /// and those of planning by their names in [coordinator], such as `settle`. Exits 0 if the setting has the value, 1 if
+    /// the change was refused, 2 on bad usage, 3 if the store is unreachable.
+    Set {
+        /// Name of the setting.
+        #[arg(value_name = "KEY")]
+        setting: String,
+        /// Value, as in a configuration file, without quotes.
+        value: String,
+        #[command(flatten)]
+        asked: Asked,
+    },
+}
+
+pub(in crate::commands) fn config(args: &ConfigArgs) -> Result<(), Failure> {
+    match &args.command {
+        ConfigCommand::Get { setting, target } => block_on(get(setting.as_deref(), target)),
+        ConfigCommand::Set { setting, value, asked } => {
+            act(Action::Set { key: setting.clone(), value: value.clone() }, asked)
+        }
+    }
+}
+
+async fn get(key: Option<&str>, target: &Target) -> Result<(), Failure> {
+    let settings = Reach::open(&target.reach).await?.settings().await?;
+    let shown = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    };
+    let text = match key {
+        Some(key) => {
+            let missing = || Failure::Work(anyhow::anyhow!("the keyspace has no setting {key}"));
+            let value = settings.get(key).ok_or_else(missing)?;
+            if target.json { value.to_string() } else { shown(value) }
+        }
+        None if target.json => Value::Object(settings).to_string(),
+        None => {
+            let lines: Vec<_> = settings.iter().map(|(key, value)| format!("{key} = {}", shown(value))).collect();
+            lines.join("\n")
+        }
+    };
+    print_text(&(text + "\n"))
+}
