@@ -27,7 +27,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE", num_args = 1..)]
     kubernetes: Vec<PathBuf>,
     /// Measure the stores of the files as well: how long writes, their events and leases take. Warns of a store that is too
-    /// slow for the lease times.
+    /// slow for the lease times. Compares mapping, number of partitions and planning settings with those of the keyspaces:
+    /// another mapping exits 2, the others are warnings.
     #[arg(long, requires = "config")]
     store: bool,
 }

@@ -1,4 +1,5 @@
-//! `segue check --store`: measures whether a store is fast enough for the lease times of the files that name it.
+//! `segue check --store`: measures whether a store is fast enough for the lease times of the files that name it, and has
+//! the files compared with their keyspaces.
 //!
 //! The measurement writes one key beside the keyspaces, which nobody watches, under a lease of its own.
 
@@ -13,6 +14,7 @@ use segue_protocol::ids::Revision;
 use segue_protocol::txn::{Keys, Op, Txn};
 use tokio::time::{Instant, timeout};
 
+use super::compare_store::Differences;
 use super::store::open_etcd;
 use super::{Failure, runtime};
 use crate::operator::span;
@@ -41,6 +43,7 @@ pub(super) fn measure(files: &[Located]) -> Result<(), Failure> {
             stores.push(config);
         }
     }
+    let mut problems = Vec::new();
     for store in stores {
         let name = store.store.endpoints.join(", ");
         let (etcd, runtime) = (open_etcd(store)?, runtime()?);
@@ -51,20 +54,28 @@ pub(super) fn measure(files: &[Located]) -> Result<(), Failure> {
         if let Some(problem) = several_clusters(&members) {
             return Err(Failure::Work(anyhow::Error::msg(format!("store {name}: {problem}"))));
         }
-        let measured = runtime.block_on(Times::of(Arc::new(etcd), &store.store.prefix));
-        let times = measured.map_err(|error| {
+        let failed = |error: StoreError| {
             let is_silent = matches!(error, StoreError::Unavailable(_));
             let error = anyhow::Error::new(error).context(format!("store {name}"));
             if is_silent { Failure::Unreachable(error) } else { Failure::Work(error) }
-        })?;
+        };
+        let etcd = Arc::new(etcd);
+        let times = runtime.block_on(Times::of(etcd.clone(), &store.store.prefix)).map_err(failed)?;
         let mut out = std::io::stdout().lock();
         writeln!(out, "store {name}: {}", times.in_words()).context("cannot write to standard output")?;
         let leases = configs.iter().filter(|config| at(config) == at(store)).flat_map(|config| leases(config));
         for warning in times.too_slow_for(leases) {
             eprintln!("warning: {warning}");
         }
+        for file in files.iter().filter(|file| at(&file.config) == at(store)) {
+            let found = runtime.block_on(Differences::of(file, &*etcd)).map_err(failed)?;
+            for warning in &found.warnings {
+                eprintln!("warning: {warning}");
+            }
+            problems.extend(found.problems.iter().map(ToString::to_string));
+        }
     }
-    Ok(())
+    if problems.is_empty() { Ok(()) } else { Err(Failure::BadInput(problems.join("\n"))) }
 }
 
 /// Returns the TTLs of a file's roles, by their keys.

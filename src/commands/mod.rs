@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod compare_store;
 mod conformance;
 mod demo;
 mod generate;

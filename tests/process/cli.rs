@@ -376,6 +376,44 @@ fn check_measures_the_store_of_the_files() {
 }
 
 #[test]
+fn check_compares_the_files_with_their_keyspaces() {
+    let (etcd, folder) = (Etcd::start(), TempDir::new().unwrap());
+    let check = |sections: &str| {
+        let text = format!("keyspace = \"k\"\n[store]\nendpoints = [\"{}\"]\n{sections}", etcd.endpoint());
+        let output = run(&["check", "--store", "--config", file(&folder, &text).to_str().unwrap()]);
+        (output.status.code(), stderr(&output))
+    };
+    let put = |value: &str| {
+        let (key, value) = ("/segue/k/config".to_owned(), value.as_bytes().to_vec());
+        let txn = Txn { then: vec![Op::Put { key, value, lease: None }], ..Txn::default() };
+        let store = EtcdStore::connect(EtcdOptions::new([etcd.endpoint()])).unwrap();
+        tokio::runtime::Runtime::new().unwrap().block_on(store.commit(txn)).unwrap();
+    };
+    let router = |partition: &str| {
+        format!("[router]\nlisten = \"127.0.0.1:0\"\nlease_ttl = \"1h\"\n[router.partition]\n{partition}\n")
+    };
+    let coordinator = |keys: &str| format!("[coordinator]\nlease_ttl = \"1h\"\n{keys}\n");
+    let (murmur2, crc32) = (router("key = { header = \"a\" }"), router("key = { header = \"a\" }\nhash = \"crc32\""));
+    assert_eq!(check(&crc32), (Some(0), String::new()), "a keyspace without settings takes them from its files");
+
+    put(r#"{"partitions":64,"partitioner":{"key":"header:a","hash":"murmur2"},"planning":{"strategy":"sticky"}}"#);
+    assert_eq!(check(&murmur2), (Some(0), String::new()));
+    let (code, said) = check(&crc32);
+    let mapping = "it maps requests by the crc32 hash of header:a, and keyspace k by the murmur2 hash of header:a";
+    assert!(code == Some(2) && said.contains(mapping) && said.contains("segue remap"), "{said}");
+    let (code, said) = check(&coordinator("partitions = 128\nstrategy = \"ring\""));
+    let both = said.contains("128") && said.contains("strategy is \"ring\" in this coordinator's file and \"sticky\"");
+    assert!(code == Some(0) && both, "{said}");
+    assert_eq!(check(&coordinator("partitions = 64")), (Some(0), String::new()));
+    put(r#"{"partitions":64,"partitioner":{"number":true}}"#);
+    let (code, said) = check(&coordinator("partitions = 128"));
+    assert!(code == Some(0) && said.contains("the next leader with this file raises that to 128"), "{said}");
+    put("{");
+    let (code, said) = check(&coordinator(""));
+    assert!(code == Some(2) && said.contains("cannot be read"), "{said}");
+}
+
+#[test]
 fn check_asks_every_endpoint_for_its_cluster() {
     let (one, other, folder) = (Etcd::start(), Etcd::start(), TempDir::new().unwrap());
     let learner = one.start_learner();

@@ -72,6 +72,13 @@ pub fn stored(policy: &Policy) -> Value {
     Value::Object(fields(policy))
 }
 
+/// Returns where the file of a coordinator with the policy `own` differs from the keyspace's settings, and does not apply.
+pub fn differences(view: &View, own: &Policy) -> Vec<Notice> {
+    let InForce { notices, .. } = of(view, own);
+    let (_, number) = write_config(view, own, None);
+    notices.into_iter().chain(number).collect()
+}
+
 /// Returns the names under which these settings are stored. Those of durations end with `_ms`.
 pub fn stored_names() -> Vec<String> {
     fields(&Policy::default()).into_iter().map(|(name, _)| name).collect()

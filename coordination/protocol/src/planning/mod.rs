@@ -76,7 +76,7 @@ pub use self::budget::MoveCause;
 pub use self::departures::REBIRTH_GRACE;
 pub use self::failures::{FIRST_BACK_OFF, MAX_BACK_OFF};
 pub use self::heartbeats::{HEARTBEAT_INTERVAL, MISSED_BEFORE_SUSPECTED, OVERLOADS_BEFORE_MOVE, uses_load};
-pub use self::in_force::{in_force, stored, stored_names, with_setting};
+pub use self::in_force::{differences, in_force, stored, stored_names, with_setting};
 pub use self::notice::{Notice, repair};
 pub use self::operations::{KEPT_OPERATIONS, refusal};
 pub use self::preview::preview;
