@@ -20,6 +20,7 @@ mod own_drain;
 mod pods_with_rounds;
 mod processes;
 mod python_pods;
+mod readme;
 mod reload;
 mod service;
 mod service_manager;
