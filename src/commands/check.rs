@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::Context as _;
-use segue_config::{Located, compare};
+use segue_config::{Located, Problem, compare};
 use segue_protocol::planning::Assurance;
 
 use super::{Failure, bad, load_with_certificates, measure_store};
@@ -46,6 +46,9 @@ pub(super) fn check(args: &Args) -> Result<(), Failure> {
     let found = compare(&files);
     for warning in &found.warnings {
         eprintln!("warning: {warning}");
+    }
+    for doubt in files.iter().filter_map(without_fence) {
+        eprintln!("warning: {doubt}");
     }
     if !found.problems.is_empty() {
         let lines: Vec<String> = found.problems.iter().map(ToString::to_string).collect();
@@ -92,6 +95,13 @@ fn check_alone(path: &Path) -> Result<Located, Failure> {
         }
         expired => Err(bad(located, expired)),
     }
+}
+
+/// Returns the warning that nothing ends the work of this file's service if its sidecar fails.
+fn without_fence(file: &Located) -> Option<Problem> {
+    file.config.pod.as_ref().filter(|pod| !capabilities(pod).fence)?;
+    let fact = "without fence: if the sidecar fails, the service may write on beside the next owner of its partitions";
+    Some(file.problem("pod", fact, "expected one of pod.exec, pod.hooks.lease, pod.work_ends_within and pod.stream"))
 }
 
 /// Returns the text of a failure that is bad input, and any other failure as it is.

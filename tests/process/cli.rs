@@ -55,7 +55,8 @@ fn lone_router(store: SocketAddr, admin: SocketAddr) -> Config {
 #[test]
 fn check_says_nothing_about_a_good_file() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/config/segue.example.toml");
-    let output = run(&["check", "--config", example]);
+    let mut check = segue();
+    let output = check.args(["check", "--config", example]).env("SEGUE__POD__WORK_ENDS_WITHIN", "5s").output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(output.stdout.is_empty() && output.stderr.is_empty());
 }
@@ -68,6 +69,21 @@ fn check_warns_of_a_keyspace_without_a_name_in_a_store_that_others_may_share() {
     assert!(said.starts_with("warning: ") && said.contains("keyspace: not written"), "{said}");
     for text in ["keyspace = \"k\"\n[coordinator]\n", "[store]\nkind = \"memory\"\n[coordinator]\n"] {
         assert_eq!(stderr(&check(text)), "", "{text}");
+    }
+}
+
+#[test]
+fn check_warns_of_a_sidecar_without_fence_alone_and_beside_others() {
+    let pod = "[pod]\nname = \"w-0\"\n";
+    let alone = check(&format!("keyspace = \"k\"\n{pod}"));
+    assert!(alone.status.success(), "{alone:?}");
+    for said in [stderr(&alone), check_together(&[ROUTER, pod]).2] {
+        assert!(said.contains("warning: ") && said.contains("pod: without fence: "), "{said}");
+    }
+    for way in
+        ["work_ends_within = \"5s\"", "exec = [\"/bin/true\"]", "hooks.lease = { url = \"http://127.0.0.1:1/\" }"]
+    {
+        assert_eq!(stderr(&check(&format!("keyspace = \"k\"\n{pod}{way}\n"))), "", "{way}");
     }
 }
 
@@ -150,7 +166,7 @@ const ROUTER: &str = "[router]\nname = \"r-0\"\nlimits.max_connections = 100\n";
 
 #[test]
 fn several_files_are_checked_against_each_other_and_the_promise_is_told() {
-    let pod = "[pod]\nname = \"w-0\"\n";
+    let pod = "[pod]\nname = \"w-0\"\nwork_ends_within = \"5s\"\n";
     let (code, stdout, said) = check_together(&[ROUTER, "[coordinator]\nname = \"c-0\"\n", pod]);
     assert_eq!((code, said.as_str()), (Some(0), ""));
     assert!(stdout.contains("single writer"), "{stdout}");
@@ -534,7 +550,8 @@ fn a_load_that_is_told_to_end_is_reported_and_fails_if_no_request_succeeded() {
 
 #[test]
 fn check_compares_kubernetes_manifests_with_their_configurations() {
-    let good = include_str!("../../src/kubernetes/good.yaml");
+    let without_fence = include_str!("../../src/kubernetes/good.yaml");
+    let good = without_fence.replace("    upstream =", "    work_ends_within = \"5s\"\n    upstream =");
     let run = |text: &str| {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("all.yaml");
@@ -542,13 +559,15 @@ fn check_compares_kubernetes_manifests_with_their_configurations() {
         let output = segue().args(["check", "--kubernetes"]).arg(path).output().unwrap();
         (output.status.code(), String::from_utf8(output.stdout.clone()).unwrap(), stderr(&output))
     };
-    let (code, promise, said) = run(good);
+    let (code, promise, said) = run(&good);
     assert_eq!((code, said.as_str()), (Some(0), ""));
     assert!(promise.contains("single writer"), "{promise}");
+    let (code, _, said) = run(without_fence);
+    assert!(code == Some(0) && said.contains("warning: ") && said.contains("pod: without fence"), "{said}");
 
     let (code, _, said) = run(&good.replace("terminationGracePeriodSeconds: 90", "terminationGracePeriodSeconds: 30"));
     assert_eq!(code, Some(2));
-    assert!(said.contains("all.yaml:36:38: StatefulSet writer, container segue: the grace period is 30s"), "{said}");
+    assert!(said.contains("all.yaml:37:38: StatefulSet writer, container segue: the grace period is 30s"), "{said}");
 
     let (code, _, said) = run(&good.replace("[pod]\n", "[pod]\n    lease_ttl = \"30s\"\n"));
     assert!(
