@@ -60,6 +60,27 @@ async fn without_a_view_of_the_store_there_is_no_owner() {
 }
 
 #[tokio::test]
+async fn a_router_that_may_not_trust_its_lease_says_so_whatever_the_last_view_showed() {
+    for partitions in [0, 8] {
+        let mut settings = Settings { partitions, ..Settings::default() };
+        settings.stash.max_wait = Duration::from_millis(20);
+        let fixture = Fixture::with(settings);
+        // As before the store was ever reached.
+        fixture.table.trust_until(tokio::time::Instant::now());
+        assert_eq!(fixture.ask(GET).await.reason(), (503, "fenced"), "{partitions} partitions");
+    }
+    for cause in [HoldCause::NoOwner, HoldCause::Handoff] {
+        let fixture = Fixture::with(Settings::with(|settings| settings.stash.max_wait = Duration::from_millis(20)));
+        let _pod = fixture.quick_pod().await;
+        let mut client = fixture.client().await;
+        assert_eq!(client.ask(GET).await.status, 200);
+        fixture.hold(P0, cause);
+        fixture.table.trust_until(tokio::time::Instant::now());
+        assert_eq!(client.ask(POST).await.reason(), (503, "fenced"), "{cause:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_request_that_comes_before_the_first_view_of_the_store_waits_for_it() {
     let fixture = Fixture::with(Settings { partitions: 0, ..Settings::default() });
     let pod = Pod::start(Speaks::Http1, |_| async { Response::new(empty()) }).await;

@@ -19,6 +19,7 @@ use crate::message::local_reply::LocalReply;
 use crate::message::request_body::BodyError;
 use crate::message::reserved::Reserved;
 use crate::routing::permit::{Permit, QueuedPermit, TableHandle};
+use crate::routing::table::AdmissionError;
 
 /// Waits for a request's turn, and reads its body ahead meanwhile. Reading shows when the client disconnects, and how
 /// much memory the request takes.
@@ -73,6 +74,10 @@ impl Future for HeldRequest<'_> {
     }
 }
 
+fn waited(worker: &TableHandle) -> RouteError {
+    AdmissionError::Waited(worker.default_cause()).into()
+}
+
 /// Waits until the router has read the store for the first time, for no longer than any held request. The caller enters the
 /// gate before it waits for anything else: the next request has its turn then.
 #[cold]
@@ -93,7 +98,7 @@ pub(crate) async fn table_is_there(
     let Ok(_turn) = timeout_at(request.deadline.map_or(last, |deadline| deadline.min(last)), worker.turn()).await
     else {
         let expired = request.deadline.is_some_and(|deadline| deadline <= last);
-        return Err(if expired { LocalReply::Deadline } else { LocalReply::NoOwner }.into());
+        return Err(if expired { LocalReply::Deadline.into() } else { waited(worker) });
     };
     loop {
         if worker.shutting_down() {
@@ -103,7 +108,7 @@ pub(crate) async fn table_is_there(
             return Err(LocalReply::Deadline.into());
         }
         match worker.partitions() {
-            0 if request.arrived.elapsed() >= max_wait => return Err(LocalReply::NoOwner.into()),
+            0 if request.arrived.elapsed() >= max_wait => return Err(waited(worker)),
             // This happens once in the life of a router, so polling is good enough.
             0 => tokio::time::sleep(Duration::from_millis(10)).await,
             partitions => return Ok(partitions),

@@ -3,6 +3,7 @@
 //! Both undo themselves when dropped: a held request whose client disconnects leaves the stash, and an exchange that
 //! ends in any way leaves the gate. Each belongs to one worker thread.
 
+mod early;
 mod lasting;
 
 use std::cell::Cell;
@@ -47,16 +48,6 @@ impl Inner {
         let at = now.max(self.last_arrival.get() + 1);
         self.last_arrival.set(at);
         Arrival { at, worker: self.index as u32 }
-    }
-}
-
-/// The place of a request that waits for the number of partitions.
-#[derive(Debug)]
-pub(crate) struct Early(Rc<Inner>);
-
-impl Drop for Early {
-    fn drop(&mut self) {
-        self.0.early.set(self.0.early.get() - 1);
     }
 }
 
@@ -131,22 +122,6 @@ impl TableHandle {
     /// Returns the longest time that a request waits.
     pub(crate) fn max_wait(&self) -> Duration {
         self.inner.table.max_wait()
-    }
-
-    /// Waits until the requests that wait for the number of partitions and came earlier have entered or left.
-    pub(crate) async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.inner.turn.lock().await
-    }
-
-    /// Returns a place for a request that waits for the number of partitions, or `None` if as many wait already as may
-    /// for one partition.
-    pub(crate) fn wait_early(&self) -> Option<Early> {
-        let waiting = self.inner.early.get();
-        if waiting >= self.inner.table.max_requests() {
-            return None;
-        }
-        self.inner.early.set(waiting + 1);
-        Some(Early(self.inner.clone()))
     }
 
     /// Takes a request to the gate of `partition`, which must be below [`partitions`](Self::partitions). Requests with

@@ -232,7 +232,13 @@ impl Table {
         }
     }
 
-    /// Takes out a request that no longer waits. Returns why it was held, or `None` if it has been admitted.
+    /// Returns why nobody is served if no view names another cause. A view that may be out of date shows nothing.
+    pub(crate) fn default_cause(&self) -> HoldCause {
+        if self.is_trusted(self.nanos(Instant::now())) { HoldCause::NoOwner } else { HoldCause::Fenced }
+    }
+
+    /// Takes out a request that no longer waits. Returns why it was held, or `None` if it has been admitted. While the
+    /// router's lease is not to be trusted that is the cause, whatever the last view showed.
     pub(crate) fn give_up(&self, partition: PartitionId, position: QueuePosition) -> Option<HoldCause> {
         let cell = self.cell(partition);
         let mut guard = Self::lock(cell);
@@ -242,7 +248,7 @@ impl Table {
         self.stashed_bytes.fetch_sub(before - closed.state.stash().bytes(), Relaxed);
         let cause = closed.cause;
         self.flush(partition, cell, closed);
-        Some(cause)
+        Some(if self.default_cause() == HoldCause::Fenced { HoldCause::Fenced } else { cause })
     }
 
     pub(crate) fn max_requests(&self) -> usize {
