@@ -246,7 +246,9 @@ async fn follow(shared: Arc<Shared>, mut watcher: Watcher) {
                     affected.map(|partitions| Arc::new(Affected { partitions, pods: delta.pods }))
                 }
                 Update::Lost(error) => {
-                    warn!(%error, "pods' service lost its store watch; resyncing");
+                    if shared.blind_since().is_none() {
+                        warn!(%error, "pods' service lost its store watch; resyncing");
+                    }
                     shared.blind_since().get_or_insert_with(boottime);
                     continue;
                 }

@@ -60,7 +60,7 @@ pub struct Turn {
     /// The participants for which the lease is to be renewed. If there is none it is not renewed: it ends, and all keys
     /// with it.
     pub renewed: Vec<HolderId>,
-    /// The keys of the participants that are stuck.
+    /// The keys of the participants whose loop does not turn.
     pub stuck: Vec<String>,
     /// The keys to delete.
     pub left: Vec<LeftOver>,
@@ -76,6 +76,8 @@ struct Holder {
     ends_at: u64,
     /// When its loop has last made progress.
     progress: u64,
+    /// When its loop has last turned, if only to wait for the store.
+    turned: u64,
     share: Share,
 }
 
@@ -118,7 +120,7 @@ impl Holders {
         self.next += 1;
         let share = self.confirmed_at(self.confirmed);
         let ends_at = share.times.stands_until;
-        self.all.insert(id, Holder { keys, registered, stays: true, ends_at, progress: now, share });
+        self.all.insert(id, Holder { keys, registered, stays: true, ends_at, progress: now, turned: now, share });
         Some(id)
     }
 
@@ -130,7 +132,14 @@ impl Holders {
     /// Records that the participant's loop has made progress.
     pub fn made_progress(&mut self, id: HolderId, now: u64) {
         if let Some(holder) = self.all.get_mut(&id) {
-            holder.progress = now;
+            (holder.progress, holder.turned) = (now, now);
+        }
+    }
+
+    /// Records that the participant's loop turns, and waits for the store. The lease is not renewed for that.
+    pub fn waits_for_the_store(&mut self, id: HolderId, now: u64) {
+        if let Some(holder) = self.all.get_mut(&id) {
+            holder.turned = now;
         }
     }
 
@@ -186,13 +195,14 @@ impl Holders {
         Turn { renewed, stuck, left }
     }
 
-    /// Returns the participants for which the lease is to be renewed at this moment, and the keys of those that are
-    /// stuck.
+    /// Returns the participants for which the lease is to be renewed at this moment, and the keys of those whose loop does
+    /// not even turn.
     fn to_renew(&self, now: u64) -> (Vec<HolderId>, Vec<String>) {
         let live = self.all.iter().filter(|(_, it)| it.is_live());
         let (renewed, stuck): (Vec<_>, Vec<_>) =
             live.partition(|(_, it)| has_made_progress(now, it.progress, self.ttl));
-        let keys = stuck.into_iter().map(|(_, it)| it.keys.key.clone());
+        let stuck = stuck.into_iter().filter(|(_, it)| !has_made_progress(now, it.turned, self.ttl));
+        let keys = stuck.map(|(_, it)| it.keys.key.clone());
         (renewed.into_iter().map(|(id, _)| *id).collect(), keys.collect())
     }
 
@@ -368,6 +378,16 @@ mod tests {
         let (renewed, _) = holders.to_renew(2 * TTL);
         assert!(holders.left_over(2 * TTL, &renewed).is_empty());
         assert!(!is_lost(&holders, a));
+    }
+
+    #[test]
+    fn one_that_waits_for_the_store_is_not_renewed_and_not_called_stuck() {
+        let mut holders = holders();
+        let (a, _) = (registered(&mut holders, "a", 0), registered(&mut holders, "b", 0));
+        holders.waits_for_the_store(a, TTL);
+        assert_eq!(holders.to_renew(TTL), (Vec::new(), vec!["b".to_owned()]));
+        holders.made_progress(a, TTL);
+        assert_eq!(holders.to_renew(TTL), (vec![a], vec!["b".to_owned()]));
     }
 
     #[test]

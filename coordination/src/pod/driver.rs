@@ -28,8 +28,10 @@ use super::partition_work::{PartitionWork, PendingWrite, WRITE_RETRY_PAUSE};
 use super::service::Service;
 use super::service_watch::Watched;
 use super::{HandlerError, HandoffHandler, PodSettings, PodState};
-use crate::session::{LeaseState, Leases, OwnKey, Registration, Update, Watcher, WriteQueue, lease_now, wakes_at};
-use crate::store::{Store, StoreError};
+use crate::session::{
+    LeaseState, Leases, OwnKey, Registration, Sight, Update, Watcher, WriteQueue, lease_now, wakes_at,
+};
+use crate::store::Store;
 
 /// The reason why an unregistered pod accepts nothing.
 pub(super) const NOT_REGISTERED: &str = "not registered";
@@ -180,16 +182,14 @@ impl Driver {
         let mut own_key = OwnKey::of(self.store.clone(), registration);
         let (store, keys, pod) = (self.store.clone(), self.keys.clone(), self.settings.name.clone());
         let mut heartbeat = Heartbeat::of(store, keys, pod, self.settings.load_interval, registration);
-        let (mut sighted, mut looks_at) = (true, None);
+        let (mut sight, mut looks_at) = (Sight::default(), None);
         (self.refusing, self.gives_way) = (false, false);
         let (mut watched, mut turn) = self.watch(Watched::Up);
         let (mut lent, mut news) = (None, News::None);
         loop {
             // A pod without sight of the store does not act. With its lease kept alive, every handoff would wait for
             // it.
-            if sighted {
-                registration.lease.made_progress();
-            }
+            registration.lease.turns(sight.is_clear());
             let state = *lease_state.borrow_and_update();
             if state.lost {
                 return self.registration_gone("pod lease lost");
@@ -218,7 +218,7 @@ impl Driver {
             let wake = beat.into_iter().chain(looks_at).fold(self.wakes_at(now, ends_at, state), Instant::min);
             tokio::select! {
                 biased;
-                update = watcher.next() => self.updated(update, &mut watcher, &mut sighted, &mut news),
+                update = watcher.next() => self.updated(update, &mut watcher, &mut sight, &mut news),
                 Some(ended) = self.callbacks.join_next_with_id(), if !self.callbacks.is_empty() => self.ended(ended),
                 turned = &mut turn => match self.service_turned(watched, turned) {
                     Ok(next) => (watched, turn) = self.watch(next),
@@ -240,20 +240,22 @@ impl Driver {
     }
 
     /// Applies an update of the watch.
-    fn updated(&mut self, update: Update, watcher: &mut Watcher, sighted: &mut bool, news: &mut News) {
+    fn updated(&mut self, update: Update, watcher: &mut Watcher, sight: &mut Sight, news: &mut News) {
         match update {
             Update::Snapshot(view) => {
                 // Settings that cannot be read leave the last ones in force.
                 self.view.resync(view.of_pod(&self.settings.name));
-                (self.synced, *sighted) = (true, true);
+                self.synced = true;
+                sight.is_back();
                 *news = News::Snapshot;
             }
             Update::Batch(batch) if self.synced => *news = News::Batch(watcher.apply(&mut self.view, batch)),
             Update::Batch(_) => {}
-            Update::Lost(error) => {
-                *sighted = false;
-                self.lost_sight(&error);
+            Update::Lost(error) if sight.lost(&error) => {
+                warn!(%error, "store watch lost; resyncing");
+                self.state.send_modify(|state| state.resyncs += 1);
             }
+            Update::Lost(_) => {}
         }
     }
 
@@ -262,11 +264,6 @@ impl Driver {
         if lent.replace(until) != Some(until) {
             self.service.lend(until);
         }
-    }
-
-    fn lost_sight(&self, error: &StoreError) {
-        warn!(%error, "store watch lost; resyncing");
-        self.state.send_modify(|state| state.resyncs += 1);
     }
 
     /// Returns when to look again although nothing has happened.

@@ -25,7 +25,7 @@ use super::drains::Drain;
 use super::stop_limiter::StopLimiter;
 use super::{Cutover, CutoverTimes, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus};
 use crate::session::{
-    KeptLease, LeaseState, OwnKey, Registration, Update, Watcher, WriteQueue, lease_now, unix_millis, wakes_at,
+    KeptLease, LeaseState, OwnKey, Registration, Sight, Update, Watcher, WriteQueue, lease_now, unix_millis, wakes_at,
 };
 use crate::store::Store;
 
@@ -105,14 +105,12 @@ impl Router {
         self.incarnation = registration.incarnation;
         let mut watcher = Watcher::start(self.store.clone(), self.keys.clone());
         let mut synced = false;
-        let mut sighted = true;
+        let mut sight = Sight::default();
         let tick = self.settings.lease_ttl / 6;
         loop {
             // A router without sight of the store does not act. With its lease kept alive, every handoff would wait for
             // it.
-            if sighted {
-                lease.made_progress();
-            }
+            lease.turns(sight.is_clear());
             let state = *lease_state.borrow_and_update();
             if state.lost {
                 warn!("router lease lost; holding requests and registering again");
@@ -138,7 +136,8 @@ impl Router {
                 update = watcher.next() => match update {
                     Update::Snapshot(view) => {
                         self.view.resync(*view);
-                        (synced, sighted) = (true, true);
+                        synced = true;
+                        sight.is_back();
                         if !self.keep_key(&mut own_key) { return self.registration_gone(); }
                         if self.maps_otherwise() { return self.mapping_gone(lease, shutdown).await; }
                         self.set_trust(state);
@@ -155,10 +154,11 @@ impl Router {
                     }
                     Update::Batch(_) => {}
                     Update::Lost(error) => {
-                        warn!(%error, "store watch lost; resyncing");
-                        sighted = false;
-                        self.observer.resync(&error);
-                        self.status.send_modify(|status| status.resyncs += 1);
+                        if sight.lost(&error) {
+                            warn!(%error, "store watch lost; resyncing");
+                            self.observer.resync(&error);
+                            self.status.send_modify(|status| status.resyncs += 1);
+                        }
                     }
                 },
                 Some(partition) = self.notices.recv() => self.noticed(partition),

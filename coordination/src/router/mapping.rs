@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::driver::Router;
-use crate::session::StoreRetry;
+use crate::session::{RepeatedLog, StoreRetry};
 use crate::store::StoreError;
 
 /// Longest time between two checks. A watch may be silent.
@@ -21,7 +21,7 @@ impl Router {
     /// handoff waits for a router that routes nothing. Cancel-safe.
     pub(super) async fn agree_on_mapping(&self) {
         let Some(own) = &self.settings.partitioner else { return };
-        let mut back_off = StoreRetry::default();
+        let (mut back_off, mut log) = (StoreRetry::default(), RepeatedLog::default());
         loop {
             match self.try_to_agree(own).await {
                 Ok(None) => return,
@@ -30,7 +30,9 @@ impl Router {
                     self.publish(Some(reason));
                 }
                 Err(error) => {
-                    warn!(%error, "keyspace settings cannot be read; retrying");
+                    if log.is_due(&error) {
+                        warn!(%error, "keyspace settings cannot be read; retrying");
+                    }
                     self.publish(Some(format!("the keyspace's settings are not known: {error}")));
                     sleep(back_off.next()).await;
                 }

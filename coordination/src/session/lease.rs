@@ -138,6 +138,14 @@ impl KeptLease {
         self.lease.shares.made_progress(self.holder);
     }
 
+    /// Reports that the holder's loop turns: it makes progress if it is `sighted`, and otherwise waits for the store.
+    pub(crate) fn turns(&self, sighted: bool) {
+        match sighted {
+            true => self.made_progress(),
+            false => self.lease.shares.waits_for_the_store(self.holder),
+        }
+    }
+
     /// Returns a channel with the known state of the lease.
     pub fn state(&self) -> watch::Receiver<LeaseState> {
         self.state.clone()
@@ -189,6 +197,7 @@ impl Keeper {
         // A response later than the next turn would confirm no more than that turn's does.
         let patience = interval.max(Duration::from_millis(500));
         let mut due = Instant::now() + interval;
+        let mut known_stuck: Vec<String> = Vec::new();
         loop {
             sleep_until(due).await;
             let sent = self.shares.micros(lease_now());
@@ -196,9 +205,10 @@ impl Keeper {
             // at once. If the wait for the response were added, two lost keepalives would cost the trust.
             due = Instant::now() + interval;
             let Turn { renewed, stuck, left } = self.shares.decide(|holders| holders.turn(sent));
-            for key in stuck {
+            for key in stuck.iter().filter(|key| !known_stuck.contains(key)) {
                 warn!(lease = self.id.get(), key, "control loop makes no progress; lease not renewed");
             }
+            known_stuck = stuck;
             // A deletion without a response holds up no confirmation.
             let deletions = timeout(patience, self.delete_all(left));
             let renewal = async { !renewed.is_empty() && self.renew(sent, &renewed, patience).await };

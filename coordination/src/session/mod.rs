@@ -20,7 +20,7 @@ pub use jitter::seed_jitter;
 pub use lease::KeptLease;
 pub use leases::Leases;
 pub(crate) use own_key::OwnKey;
-pub(crate) use patience::{RepeatedLog, StoreRetry};
+pub(crate) use patience::{RepeatedLog, Sight, StoreRetry};
 pub use registration::{Claim, Registration, register};
 pub use shares::LeaseState;
 pub use watcher::{Update, Watcher};

@@ -1,6 +1,7 @@
 //! How a participant repeats what the store did not do: with growing pauses, and without filling the log.
 
 use std::collections::HashMap;
+use std::mem::{Discriminant, discriminant};
 use std::time::Duration;
 
 use segue_protocol::back_off::BackOff;
@@ -41,6 +42,29 @@ impl StoreRetry {
     }
 }
 
+/// Whether a participant's loop sees the store.
+#[derive(Debug, Default)]
+pub(crate) struct Sight {
+    /// What the last attempt failed with.
+    lost_by: Option<Discriminant<StoreError>>,
+}
+
+impl Sight {
+    pub(crate) fn is_clear(&self) -> bool {
+        self.lost_by.is_none()
+    }
+
+    pub(crate) fn is_back(&mut self) {
+        self.lost_by = None;
+    }
+
+    /// Notes that the watch was lost, or could not be begun anew. Returns whether that is news.
+    pub(crate) fn lost(&mut self, error: &StoreError) -> bool {
+        let by = discriminant(error);
+        self.lost_by.replace(by) != Some(by)
+    }
+}
+
 /// Limits a log line that repeats: one for each cause and half a minute.
 #[derive(Debug, Default)]
 pub(crate) struct RepeatedLog {
@@ -56,7 +80,8 @@ impl RepeatedLog {
     pub(crate) fn is_due(&mut self, cause: &StoreError) -> bool {
         let now = Instant::now();
         self.said.retain(|_, at| now < *at + Self::INTERVAL);
-        let cause = cause.to_string();
+        // The words of an outage change from one attempt to the next.
+        let cause = if let StoreError::Unavailable(_) = cause { String::new() } else { cause.to_string() };
         if self.said.contains_key(&cause) || self.said.len() >= Self::MAX_CAUSES {
             return false;
         }
@@ -84,6 +109,16 @@ mod tests {
         assert!((15..=30).contains(&refusing.as_secs()) && away <= Duration::from_secs(1), "{refusing:?}, {away:?}");
     }
 
+    #[test]
+    fn sight_is_lost_once_for_each_kind_of_failure() {
+        let (mut sight, away) = (Sight::default(), StoreError::Unavailable("first".to_owned()));
+        assert!(sight.is_clear() && sight.lost(&away) && !sight.is_clear());
+        assert!(!sight.lost(&StoreError::Unavailable("second".to_owned())));
+        assert!(sight.lost(&refused("permission denied")) && sight.lost(&away));
+        sight.is_back();
+        assert!(sight.is_clear() && sight.lost(&away));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn each_cause_is_logged_once_in_half_a_minute() {
         let mut log = RepeatedLog::default();
@@ -92,6 +127,8 @@ mod tests {
         assert!(!log.is_due(&refused("no space")));
         advance(Duration::from_secs(1)).await;
         assert!(log.is_due(&refused("no space")));
+        let away = |why: &str| StoreError::Unavailable(why.to_owned());
+        assert!(log.is_due(&away("no response within 5s")) && !log.is_due(&away("connection refused")));
         let lines = (0..100).filter(|number| log.is_due(&refused(&number.to_string()))).count();
         assert!(lines <= RepeatedLog::MAX_CAUSES, "{lines} lines");
     }

@@ -129,7 +129,9 @@ pub async fn register(leases: &Leases, claim: &Claim, value: impl Fn(LeaseId) ->
                     }
                 }
                 if let Err(error) = vanished(leases.store(), key, claim.ttl).await {
-                    warn!(key, %error, "earlier registration cannot be watched; retrying");
+                    if log.is_due(&error) {
+                        warn!(key, %error, "earlier registration cannot be watched; retrying");
+                    }
                     sleep(back_off.next()).await;
                 }
             }

@@ -64,6 +64,11 @@ impl Shares {
         self.lock().holders.made_progress(id, self.micros(lease_now()));
     }
 
+    /// Records that the participant's loop turns, and waits for the store. That changes nobody's share.
+    pub(super) fn waits_for_the_store(&self, id: HolderId) {
+        self.lock().holders.waits_for_the_store(id, self.micros(lease_now()));
+    }
+
     /// Returns what the holders decide, and tells each participant whose share that has changed.
     pub(super) fn decide<T>(&self, decide: impl FnOnce(&mut Holders) -> T) -> T {
         let mut inner = self.lock();
