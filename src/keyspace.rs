@@ -8,18 +8,21 @@ use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::admin::StatusSource;
+use crate::metrics::StoreHealth;
 use crate::page::board::Board;
+use crate::status::KeyspaceStatus;
 
 /// A followed keyspace.
 #[derive(Debug)]
 pub struct KeyspaceStatusSource {
     board: Arc<Board>,
+    health: Arc<StoreHealth>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl KeyspaceStatusSource {
     /// Follows a keyspace by its watcher. Without heartbeats, the load of pods is unknown.
-    pub fn start(keys: Keyspace, mut watcher: Watcher) -> Self {
+    pub fn start(keys: Keyspace, mut watcher: Watcher, health: Arc<StoreHealth>) -> Self {
         let board = Arc::new(Board::new(keys, unix_millis()));
         let shared = board.clone();
         let task = tokio::spawn(async move {
@@ -27,7 +30,7 @@ impl KeyspaceStatusSource {
                 shared.update(watcher.next().await, unix_millis());
             }
         });
-        KeyspaceStatusSource { board, _task: AbortOnDropHandle::new(task) }
+        KeyspaceStatusSource { board, health, _task: AbortOnDropHandle::new(task) }
     }
 
     /// Returns the board that the live page reads.
@@ -46,6 +49,11 @@ impl StatusSource for KeyspaceStatusSource {
     }
 
     fn status(&self) -> Value {
-        json!(self.board.status(unix_millis()))
+        let store_refuses_writes = self.health.write_refusal();
+        json!(KeyspaceStatus { store_refuses_writes, ..self.board.status(unix_millis()) })
+    }
+
+    fn refresh(&self) {
+        self.health.refresh();
     }
 }

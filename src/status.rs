@@ -24,6 +24,9 @@ pub struct KeyspaceStatus {
     pub revision: Revision,
     /// Why this may not be the present state. `None` while the process that reports it follows the store.
     pub stale: Option<Stale>,
+    /// In which words the store refuses writes, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store_refuses_writes: Option<String>,
     /// The leading coordinator.
     pub leader: Option<String>,
     /// Number of partitions; 0 before a leader has written it.
@@ -228,6 +231,7 @@ impl KeyspaceStatus {
         KeyspaceStatus {
             revision: view.revision,
             stale: None,
+            store_refuses_writes: None,
             leader: view.coordinator().map(str::to_owned),
             partitions: view.partitions(),
             epoch_floor: view.epoch_floor(),
@@ -284,6 +288,9 @@ impl fmt::Display for KeyspaceStatus {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(stale) = &self.stale {
             writeln!(out, "stale       {stale}")?;
+        }
+        if let Some(words) = &self.store_refuses_writes {
+            writeln!(out, "store       refuses writes: {words}; no move begins")?;
         }
         let nobody = match self.partitions {
             0 => "none, and none has led here yet (is a coordinator running, and the keyspace's name right?)",

@@ -117,6 +117,7 @@ impl Api {
             .route("/v1/config", get(read::config).put(write::config))
             .route("/v1/mapping", put(write::mapping))
             .route("/v1/plan", get(read::plan))
+            .route("/v1/store", get(read::store))
             .route("/v1/wait/settled", get(read::wait_settled))
             .route("/v1/wait/moved/{partition}", get(read::wait_moved))
             .route("/v1/wait/drained/{pod}", get(read::wait_drained))

@@ -98,6 +98,12 @@ pub(super) async fn pod(State(api): State<Arc<Api>>, path: PathOf<String>, query
     explained(&api, explain.await, ask).await
 }
 
+pub(super) async fn store(State(api): State<Arc<Api>>) -> Answer {
+    let ask = |link: Link, _| async move { Ok(link.write_refusal().await) };
+    let refuses_writes = api.run(&api.control.questions, ask).await?;
+    Ok(Json(json!({ "refuses_writes": refuses_writes })).into_response())
+}
+
 /// `without=POD`.
 #[derive(Debug, Deserialize)]
 pub(super) struct PlanQuery {

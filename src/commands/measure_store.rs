@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use segue_config::{Config, Located, StoreKind};
-use segue_coordination::store::{EtcdMember, Store, StoreError, Watch};
+use segue_coordination::store::{EtcdMember, Store, StoreError, Usage, Watch};
 use segue_protocol::ids::Revision;
+use segue_protocol::planning::Notice;
 use segue_protocol::txn::{Keys, Op, Txn};
 use tokio::time::{Instant, timeout};
 
@@ -53,6 +54,11 @@ pub(super) fn measure(files: &[Located]) -> Result<(), Failure> {
         }
         if let Some(problem) = several_clusters(&members) {
             return Err(Failure::Work(anyhow::Error::msg(format!("store {name}: {problem}"))));
+        }
+        let usage = runtime.block_on(etcd.usage(&store.store.prefix, Usage::FIRST));
+        if let Some(usage) = usage.ok().flatten().filter(Usage::fills_up) {
+            let (bytes, quota) = (usage.bytes, usage.quota());
+            eprintln!("warning: store {name}: {}", Notice::StoreFillsUp { bytes, quota });
         }
         let failed = |error: StoreError| {
             let is_silent = matches!(error, StoreError::Unavailable(_));

@@ -30,6 +30,7 @@ use crate::files;
 use crate::hot_restart::{Exit, Server as HotRestart, Startup};
 use crate::metrics::{
     HotRestartMetrics, MeteredStore, register_build_info, register_dropped_lines, register_store_went_back,
+    tell_outages,
 };
 use crate::otlp::Exporter;
 use crate::roles::coordinator::BoundCoordinator;
@@ -197,7 +198,10 @@ async fn serve(
     register_build_info(&mut registry);
     register_dropped_lines(&mut registry, log.dropped.clone());
     tokio::spawn(logging::tell_dropped_lines(log.dropped.clone()));
-    let store = HorizonStore::new(Arc::new(MeteredStore::new(store, &mut registry)));
+    let store = MeteredStore::new(store, &mut registry);
+    let health = store.health();
+    tokio::spawn(tell_outages(health.clone()));
+    let store = HorizonStore::new(Arc::new(store));
     register_store_went_back(&mut registry, store.shared().clone());
     let store: Arc<dyn Store> = Arc::new(store);
     let keyspaces = ServedKeyspace::all(&config, &mut registry);
@@ -229,7 +233,8 @@ async fn serve(
     let admin = admin.map(|admin| with_socket(admin, &config).with_exemplars(exemplars));
     let plans = config.coordinator.is_some();
     let shown = keyspaces.into_iter().enumerate();
-    let shown = shown.map(|(number, keyspace)| keyspace.shown(&store, roles.sources(number), plans)).collect();
+    let shown =
+        shown.map(|(number, keyspace)| keyspace.shown((&store, &health), roles.sources(number), plans)).collect();
     let operators = (write(&config), roles.pod.as_ref().map(PodRole::own_pod));
     let end_admin = CancellationToken::new();
     let admin = admin.map(|admin| tokio::spawn(admin.serve(shown, registry, operators, end_admin.clone())));

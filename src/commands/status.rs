@@ -52,6 +52,12 @@ async fn show(args: &Args) -> Result<(), Failure> {
         let mut status = reach.status().await?;
         // The status is worth printing without it, as of a process of an earlier version.
         status.resting = reach.history(None, 1).await.map(|history| history.resting).unwrap_or_default();
+        let refusal = reach.write_refusal().await;
+        if status.store_refuses_writes.is_some() {
+            // The question may have shown that this is over.
+            status.store_refuses_writes = reach.status().await?.store_refuses_writes;
+        }
+        status.store_refuses_writes = status.store_refuses_writes.or(refusal);
         return show_once(&status, args);
     }
     match args.reach.server {

@@ -129,6 +129,7 @@ pub struct CoordinatorMetrics {
     partitions_unowned: Gauge,
     intentions: IntentionMetrics,
     leader: Gauge,
+    store_fills_up: Gauge,
     lease: LeaseGauge,
     participants: ParticipantMetrics,
     traces: Option<HandoffTraces>,
@@ -151,6 +152,7 @@ impl CoordinatorMetrics {
             partitions_unowned: Gauge::default(),
             intentions: IntentionMetrics::default(),
             leader: Gauge::default(),
+            store_fills_up: Gauge::default(),
             lease: participants.lease("coordinator"),
             participants,
             traces: None,
@@ -186,6 +188,8 @@ impl CoordinatorMetrics {
         let help = "Partitions without a living owner";
         registry.register("partitions_unowned", help, metrics.partitions_unowned.clone());
         metrics.intentions.register(registry);
+        let help = "Whether the store's database is beyond half of its quota while nobody compacts it";
+        registry.register("store_fills_up", help, metrics.store_fills_up.clone());
         registry.register("leader", "Whether this coordinator leads", metrics.leader.clone());
         metrics
     }
@@ -218,12 +222,17 @@ impl CoordinatorObserver for CoordinatorMetrics {
             self.checkpoints.set(0);
             self.oldest_checkpoint.set(0.0);
             self.partitions_unowned.set(0);
+            self.store_fills_up.set(0);
             self.intentions.set(&Intentions::default());
         }
     }
 
     fn round(&self, cause: RoundCause) {
         self.planning_rounds.get_or_create(&CauseLabel { cause: cause.as_str() }).inc();
+    }
+
+    fn store_fills_up(&self, fills_up: bool) {
+        self.store_fills_up.set(i64::from(fills_up));
     }
 
     fn phase_ended(&self, phase: Phase, lasted: Duration) {

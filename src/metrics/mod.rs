@@ -6,6 +6,7 @@
 mod coordinator;
 mod horizon;
 mod log;
+mod outage;
 mod pod;
 mod pods_service;
 mod process;
@@ -29,12 +30,13 @@ use tokio::time::Instant;
 pub use self::coordinator::CoordinatorMetrics;
 pub use self::horizon::register_store_went_back;
 pub use self::log::register_dropped_lines;
+pub use self::outage::tell_outages;
 pub use self::pod::{MeteredHooks, PodMetrics};
 pub use self::pods_service::PodsServiceMetrics;
 pub use self::process::process_registry;
 pub use self::router::RouterMetrics;
 pub use self::spans::SpanMetrics;
-pub use self::store::MeteredStore;
+pub use self::store::{MeteredStore, StoreHealth};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResultLabel {

@@ -22,6 +22,9 @@ pub(crate) trait Explanation: Serialize {
 
     /// Says why the participants were not asked.
     fn leave_unasked(&mut self, why: &str);
+
+    /// Returns the next steps, the most urgent one first.
+    fn next_steps(&mut self) -> &mut Vec<String>;
 }
 
 /// A registered participant that can be asked what it does.

@@ -335,6 +335,10 @@ impl Explanation for PartitionReport {
     fn leave_unasked(&mut self, why: &str) {
         self.awaited().iter_mut().for_each(|one| one.says = Some(format!("not asked: {why}")));
     }
+
+    fn next_steps(&mut self) -> &mut Vec<String> {
+        &mut self.next_steps
+    }
 }
 
 #[cfg(test)]

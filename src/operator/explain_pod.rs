@@ -165,4 +165,8 @@ impl Explanation for PodReport {
     fn leave_unasked(&mut self, why: &str) {
         self.process.iter_mut().for_each(|process| process.says = Some(format!("not asked: {why}")));
     }
+
+    fn next_steps(&mut self) -> &mut Vec<String> {
+        &mut self.next_steps
+    }
 }

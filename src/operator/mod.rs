@@ -30,7 +30,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::store::{Store, StoreError};
+use segue_coordination::store::{Store, StoreError, StoreErrorKind};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{CancelReason, Policy, Strategy, in_force};
@@ -111,7 +111,20 @@ impl Link {
         let report = explain_partition::partition(&view, &self.policy(&view), partition, history);
         let mut report = report.map_err(OperatorError::Refused)?;
         report.find_streams(self).await?;
+        self.begin_with_the_store(&mut report).await;
         Ok(report)
+    }
+
+    /// Returns in which words the store refuses writes, whoever writes. That a user may only read is no fault of the store.
+    pub(crate) async fn write_refusal(&self) -> Option<String> {
+        let error = self.store.commit(Txn::question(&self.keys.leader())).await.err()?;
+        matches!(error.kind(), Some(StoreErrorKind::NoSpace | StoreErrorKind::Refused)).then(|| error.to_string())
+    }
+
+    async fn begin_with_the_store(&self, report: &mut impl Explanation) {
+        if let Some(words) = self.write_refusal().await {
+            report.next_steps().insert(0, format!("mend the store, which refuses writes: {words}"));
+        }
     }
 
     /// Compares the tables of all routers with the store. Their admin endpoints are asked by TLS if `tls` is given.
@@ -135,6 +148,7 @@ impl Link {
         let mut report = explain_pod::pod(&view, &self.policy(&view), pod).map_err(OperatorError::Refused)?;
         report.add_resting(self.history(None).await?);
         report.find_stream(self).await?;
+        self.begin_with_the_store(&mut report).await;
         Ok(report)
     }
 

@@ -17,7 +17,7 @@ use tracing::{Span, error_span};
 
 use crate::admin::{AdminKeyspace, StatusSource};
 use crate::keyspace::KeyspaceStatusSource;
-use crate::metrics::ParticipantMetrics;
+use crate::metrics::{ParticipantMetrics, StoreHealth};
 use crate::operator::Link;
 
 /// A keyspace that roles of this process take part in.
@@ -52,10 +52,15 @@ impl ServedKeyspace {
 
     /// Returns what the admin endpoint shows of it, beside what it shows of the roles. Only a process that plans anyway
     /// follows the pods' heartbeats.
-    pub fn shown(self, store: &Arc<dyn Store>, roles: Vec<Arc<dyn StatusSource>>, plans: bool) -> AdminKeyspace {
+    pub fn shown(
+        self,
+        (store, health): (&Arc<dyn Store>, &Arc<StoreHealth>),
+        roles: Vec<Arc<dyn StatusSource>>,
+        plans: bool,
+    ) -> AdminKeyspace {
         let ServedKeyspace { section, keys, .. } = self;
         let watcher = Watcher::start_beside(store.clone(), keys.clone(), plans);
-        let followed = KeyspaceStatusSource::start(keys.clone(), watcher);
+        let followed = KeyspaceStatusSource::start(keys.clone(), watcher, health.clone());
         let board = followed.board();
         let sources = once(Arc::new(followed) as Arc<dyn StatusSource>).chain(roles).collect();
         AdminKeyspace { sources, board, link: Link::new(store.clone(), keys, section.policy) }

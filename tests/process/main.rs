@@ -27,6 +27,7 @@ mod service_manager;
 mod service_stream;
 mod shared_service;
 mod sidecar;
+mod store_in_trouble;
 mod tls;
 mod traces;
 mod two_keyspaces;

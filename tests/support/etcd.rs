@@ -237,6 +237,17 @@ impl Etcd {
         self.signal("CONT");
     }
 
+    /// Raises the alarm of a full database, with which etcd refuses every put, or ends it.
+    ///
+    /// # Panics
+    /// When etcd does not do so.
+    pub fn set_full(&self, is_full: bool) {
+        let action = if is_full { "ACTIVATE" } else { "DEACTIVATE" };
+        let alarm = format!(r#"{{"action":"{action}","memberID":"0","alarm":"NOSPACE"}}"#);
+        let answer = ask(Request::post("/v3/maintenance/alarm", &alarm), self.plain());
+        assert!(answer.is_some(), "etcd sets no alarm");
+    }
+
     /// Returns a series of its metrics, named with its labels.
     pub fn metric(&self, name: &str) -> Option<f64> {
         http::metric(&ask(Request::get("/metrics"), self.plain())?, name)

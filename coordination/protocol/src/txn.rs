@@ -181,6 +181,17 @@ impl Txn {
         let puts = |op: &Op| matches!(op, Op::Put { .. });
         self.then.iter().any(puts) || self.otherwise.as_deref().is_some_and(Txn::puts)
     }
+
+    /// Returns a transaction that asks whether the store accepts a write of this key, and never writes it: its guards
+    /// contradict each other. A store without space, or whose user may not write the key, refuses it before it looks at the
+    /// guards.
+    pub fn question(key: &str) -> Self {
+        Txn {
+            when: vec![Compare::created_at(key, Revision::ZERO), Compare::not_created_at(key, Revision::ZERO)],
+            then: vec![Op::Put { key: key.to_owned(), value: Vec::new(), lease: None }],
+            otherwise: None,
+        }
+    }
 }
 
 /// The result of a transaction.

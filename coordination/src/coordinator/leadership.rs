@@ -32,8 +32,9 @@ use self::observing::SeenHandoff;
 use super::history::HistoryPruner;
 use super::refusals::Refusals;
 use super::seat::Seat;
+use super::upkeep::Upkeep;
 use super::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus};
-use crate::session::{Registration, RepeatedLog, StoreRetry, Update, Watcher, unix_millis};
+use crate::session::{Registration, RepeatedLog, Sight, StoreRetry, Update, Watcher, unix_millis};
 use crate::store::{Store, StoreError};
 
 /// Shortest time between two plans, or two calls of the observer, while partitions move.
@@ -110,6 +111,8 @@ pub(super) struct Leadership<'a> {
     tell_held_at: Option<Instant>,
     /// While this process acts for the keyspace as a whole.
     history: Option<HistoryPruner>,
+    /// As long.
+    upkeep: Option<Upkeep>,
 }
 
 impl<'a> Leadership<'a> {
@@ -135,7 +138,7 @@ impl<'a> Leadership<'a> {
             decided: Vec::new(),
             under_way: BTreeSet::new(),
             resting: BTreeMap::new(),
-            refusals: Refusals::default(),
+            refusals: Refusals::new(now),
             seen_at: Revision::ZERO,
             not_before: now,
             retry: StoreRetry::default(),
@@ -155,6 +158,7 @@ impl<'a> Leadership<'a> {
             held: Vec::new(),
             tell_held_at: None,
             history: None,
+            upkeep: None,
         }
     }
 
@@ -164,12 +168,10 @@ impl<'a> Leadership<'a> {
         let mut lease = elected.lease.state();
         let mut watcher = Watcher::start_with_heartbeats(self.store.clone(), self.keys.clone());
         let mut synced = false;
-        let mut sighted = true;
+        let mut sight = Sight::default();
         loop {
             // A coordinator without sight of the store does not act, and must make room for one that has it.
-            if sighted {
-                elected.lease.made_progress();
-            }
+            elected.lease.turns(sight.is_clear());
             let state = *lease.borrow_and_update();
             if state.lost {
                 match seat.coordination() {
@@ -196,7 +198,8 @@ impl<'a> Leadership<'a> {
                         self.view.resync(*view);
                         self.resting.clear();
                         self.all_changed();
-                        (synced, sighted) = (true, true);
+                        synced = true;
+                        sight.is_back();
                         self.status.send_modify(|status| status.not_ready = None);
                     }
                     Update::Batch(batch) if synced => {
@@ -205,9 +208,10 @@ impl<'a> Leadership<'a> {
                     }
                     Update::Batch(_) => {}
                     Update::Lost(error) => {
-                        warn!(%error, "store watch lost; resyncing");
-                        sighted = false;
-                        self.observer.resync(&error);
+                        if sight.lost(&error) {
+                            warn!(%error, "store watch lost; resyncing");
+                            self.observer.resync(&error);
+                        }
                         self.status.send_modify(|status| status.not_ready = Some(error.to_string()));
                         continue;
                     }
@@ -252,7 +256,7 @@ impl<'a> Leadership<'a> {
         self.observe(policy.strategy);
         self.act();
         self.tell_held(seat);
-        self.ask(seat);
+        self.ask();
         None
     }
 
@@ -274,6 +278,8 @@ impl<'a> Leadership<'a> {
             }
             None => HistoryPruner::start(self.store.clone(), self.keys.clone(), authority),
         });
+        let upkeep = self.upkeep.take().filter(|_| speaks);
+        self.upkeep = speaks.then(|| upkeep.unwrap_or_else(|| Upkeep::start(self.store.clone(), self.keys)));
         self.authority = authority;
         self.refusals.forget_entries();
         self.memory.acts_anew();
@@ -371,7 +377,11 @@ impl<'a> Leadership<'a> {
             }
         }
         let refused = self.refusals.why().map(|why| Notice::WritesRefused { why: why.to_owned() });
-        self.tell(refused.into_iter().chain(plan.notices).collect());
+        let upkeep = self.upkeep.as_ref().and_then(Upkeep::notice);
+        if self.speaks() {
+            self.observer.store_fills_up(upkeep.is_some());
+        }
+        self.tell(refused.into_iter().chain(upkeep).chain(plan.notices).collect());
         for action in &plan.actions {
             if let Some(txn) = txn(&self.view, action, &authority, millis) {
                 self.carry_out(action, txn);

@@ -10,6 +10,7 @@ mod leadership;
 mod participation;
 mod refusals;
 mod seat;
+mod upkeep;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,6 +89,8 @@ pub trait CoordinatorObserver: Send + Sync + 'static {
     fn traced_phase(&self, _ended: &EndedPhase<'_>) {}
     /// A handoff ended.
     fn handoff_ended(&self, partition: PartitionId, result: HandoffResult);
+    /// The store fills up because nobody compacts it, or no longer does.
+    fn store_fills_up(&self, _fills_up: bool) {}
     /// The leader's view has changed.
     fn view_changed(&self, view: &View);
     /// The watch of the store was lost.

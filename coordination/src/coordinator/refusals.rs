@@ -1,9 +1,10 @@
 //! What a coordinator remembers of a store that refuses writes: whether it may write, and which entries the history still
 //! lacks.
 //!
-//! A refusal may be about one transaction or about all. A small write tells the two apart: the coordinator puts its own key
-//! again, as it is. Until the store accepts that, nothing is put, so that no move begins which could not be ended, and
-//! handoffs are cancelled by deletions alone ([`deletions_alone`](segue_protocol::handoff::history::deletions_alone)).
+//! A refusal may be about one transaction or about all. A [question](Txn::question) tells the two apart. Until the store accepts
+//! that, nothing is put, so that no move begins which could not be ended, and handoffs are cancelled by deletions alone
+//! ([`deletions_alone`](segue_protocol::handoff::history::deletions_alone)). The store is asked as well while nothing is written,
+//! so that its operators learn of it before a pod fails.
 //!
 //! # Invariants
 //!
@@ -12,19 +13,27 @@
 //! * What is missing is forgotten with the authority. Its guards refuse such a write then.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use segue_protocol::handoff::history::LateEntry;
 use segue_protocol::ids::PartitionId;
+#[cfg(doc)]
+use segue_protocol::txn::Txn;
 use segue_protocol::txn::TxnOutcome;
 use tokio::time::Instant;
 
 use crate::session::StoreRetry;
 use crate::store::StoreError;
 
+/// Time between two questions to a store that has refused nothing. Together with the time of a call, less than half a minute.
+const ASK_INTERVAL: Duration = Duration::from_secs(20);
+
 /// The refusals of a store, as one coordinator has met them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Refusals {
     standing: Option<Standing>,
+    /// When the store is asked next. `None` while it is being asked.
+    ask_at: Option<Instant>,
     retry: StoreRetry,
     late: BTreeMap<PartitionId, (LateEntry, Progress)>,
 }
@@ -33,8 +42,6 @@ pub(super) struct Refusals {
 #[derive(Debug)]
 struct Standing {
     why: String,
-    /// When the store is asked next. `None` while it is being asked.
-    ask_at: Option<Instant>,
     /// Whether the store has refused a write that cannot be at fault itself.
     is_certain: bool,
 }
@@ -59,6 +66,12 @@ pub(super) enum Learnt {
 }
 
 impl Refusals {
+    /// Returns what is known of a store that has refused nothing as of `now`.
+    pub(super) fn new(now: Instant) -> Self {
+        let ask_at = Some(now + ASK_INTERVAL);
+        Refusals { standing: None, ask_at, retry: StoreRetry::default(), late: BTreeMap::new() }
+    }
+
     /// Returns whether nothing may be put.
     pub(super) fn stand(&self) -> bool {
         self.standing.is_some()
@@ -71,48 +84,47 @@ impl Refusals {
 
     /// Notes that the store has refused a write.
     pub(super) fn refused(&mut self, error: &StoreError) {
-        let ask_at = Some(Instant::now());
-        self.standing.get_or_insert_with(|| Standing { why: error.to_string(), ask_at, is_certain: false });
+        if self.standing.is_none() {
+            self.standing = Some(Standing { why: error.to_string(), is_certain: false });
+            self.ask_at = self.ask_at.map(|_| Instant::now());
+        }
     }
 
-    /// Returns when to ask the store next, if it has to be asked.
+    /// Returns when to ask the store next. `None` while it is being asked.
     pub(super) fn ask_at(&self) -> Option<Instant> {
-        self.standing.as_ref()?.ask_at
+        self.ask_at
     }
 
     /// Notes that the store is being asked.
     pub(super) fn asks(&mut self) {
-        if let Some(standing) = &mut self.standing {
-            standing.ask_at = None;
-        }
+        self.ask_at = None;
     }
 
     /// Notes the answer.
     pub(super) fn answered(&mut self, answer: &Result<TxnOutcome, StoreError>) -> Learnt {
-        let Some(standing) = &mut self.standing else { return Learnt::Nothing };
-        match answer {
-            Ok(outcome) if outcome.committed() => {
-                let was_certain = standing.is_certain;
-                (self.standing, self.retry) = (None, StoreRetry::default());
-                if was_certain { Learnt::AcceptsAgain } else { Learnt::Nothing }
-            }
-            // The view was behind.
+        let now = Instant::now();
+        let error = match answer {
             Ok(_) => {
-                standing.ask_at = Some(Instant::now() + self.retry.next());
-                Learnt::Nothing
+                self.ask_at = Some(now + ASK_INTERVAL);
+                self.retry = StoreRetry::default();
+                let stood = self.standing.take();
+                return if stood.is_some_and(|stood| stood.is_certain) {
+                    Learnt::AcceptsAgain
+                } else {
+                    Learnt::Nothing
+                };
             }
-            Err(error) => {
-                standing.ask_at = Some(Instant::now() + self.retry.next_after(error));
-                if !matches!(error, StoreError::Refused(_)) {
-                    return Learnt::Nothing;
-                }
-                standing.why = error.to_string();
-                match std::mem::replace(&mut standing.is_certain, true) {
-                    true => Learnt::Nothing,
-                    false => Learnt::RefusesAll,
-                }
-            }
+            Err(error) => error,
+        };
+        if !matches!(error, StoreError::Refused(_)) {
+            let pause = if self.stand() { self.retry.next_after(error) } else { ASK_INTERVAL };
+            self.ask_at = Some(now + pause);
+            return Learnt::Nothing;
         }
+        self.ask_at = Some(now + self.retry.next_after(error));
+        let known = self.why().is_some();
+        self.standing = Some(Standing { why: error.to_string(), is_certain: true });
+        if known { Learnt::Nothing } else { Learnt::RefusesAll }
     }
 
     /// Notes that a handoff is being cancelled without its entry.
@@ -205,7 +217,7 @@ mod tests {
     #[test]
     fn a_partition_lacks_its_entry_from_the_cancel_until_it_is_put() {
         for outcome in [answer(Some(0)), unknown()] {
-            let mut refusals = Refusals::default();
+            let mut refusals = Refusals::new(Instant::now());
             refusals.cancels(P0, cancel().0);
             assert!(refusals.lack(P0) && refusals.due().is_empty());
             assert!(!refusals.written(P0, &outcome));
@@ -222,7 +234,7 @@ mod tests {
 
     #[test]
     fn nothing_is_missing_if_the_handoff_goes_on_or_the_authority_has_ended() {
-        let mut refusals = Refusals::default();
+        let mut refusals = Refusals::new(Instant::now());
         for outcome in [answer(None), refused()] {
             refusals.cancels(P0, cancel().0);
             refusals.written(P0, &outcome);
@@ -235,21 +247,34 @@ mod tests {
 
     #[test]
     fn one_refused_write_is_told_from_a_store_that_refuses_all() {
-        let mut refusals = Refusals::default();
+        let mut refusals = Refusals::new(Instant::now());
         refusals.refused(&refused().unwrap_err());
         assert!(refusals.stand() && refusals.why().is_none());
         refusals.asks();
         assert_eq!(refusals.ask_at(), None);
-        assert_eq!(refusals.answered(&answer(Some(0))), Learnt::Nothing);
+        assert_eq!(refusals.answered(&answer(None)), Learnt::Nothing);
         assert!(!refusals.stand());
 
         refusals.refused(&refused().unwrap_err());
         assert_eq!(refusals.answered(&refused()), Learnt::RefusesAll);
         assert!(refusals.why().is_some_and(|why| why.contains("no space")) && refusals.ask_at().is_some());
         assert_eq!(refusals.answered(&unknown()), Learnt::Nothing);
-        assert_eq!(refusals.answered(&answer(None)), Learnt::Nothing);
         assert!(refusals.stand());
-        assert_eq!(refusals.answered(&answer(Some(0))), Learnt::AcceptsAgain);
-        assert!(!refusals.stand() && refusals.ask_at().is_none());
+        assert_eq!(refusals.answered(&answer(None)), Learnt::AcceptsAgain);
+        assert!(!refusals.stand());
+    }
+
+    #[test]
+    fn a_store_that_has_refused_nothing_is_asked_too() {
+        let mut refusals = Refusals::new(Instant::now());
+        for outcome in [answer(None), unknown()] {
+            assert!(refusals.ask_at().is_some_and(|at| at > Instant::now()));
+            refusals.asks();
+            assert_eq!(refusals.answered(&outcome), Learnt::Nothing);
+            assert!(!refusals.stand());
+        }
+        refusals.asks();
+        assert_eq!(refusals.answered(&refused()), Learnt::RefusesAll);
+        assert!(refusals.stand() && refusals.why().is_some());
     }
 }

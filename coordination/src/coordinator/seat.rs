@@ -20,17 +20,18 @@ use tracing::warn;
 
 use super::CoordinatorSettings;
 use super::participation::Participation;
-use crate::session::{Claim, OwnKey, Registration, StoreRetry};
+use crate::session::{Claim, OwnKey, Registration, RepeatedLog, StoreRetry};
 use crate::store::Store;
 
 /// Returns how the keyspace is coordinated: as its settings say, and before they exist as this policy does. Waits while
 /// the store is unreachable. Cancel-safe.
 pub(super) async fn coordination(store: &Arc<dyn Store>, keys: &Keyspace, own: &Policy) -> Coordination {
-    let mut retry = StoreRetry::default();
+    let (mut retry, mut log) = (StoreRetry::default(), RepeatedLog::default());
     loop {
         match store.snapshot(&Keys::One(keys.config())).await {
             Ok(settings) => return in_force(&View::from_snapshot(keys.clone(), settings), own).coordination,
-            Err(error) => warn!(%error, "keyspace settings cannot be read; retrying"),
+            Err(error) if log.is_due(&error) => warn!(%error, "keyspace settings cannot be read; retrying"),
+            Err(_) => {}
         }
         sleep(retry.next()).await;
     }
@@ -110,23 +111,6 @@ impl Seat {
         };
         let value = || record(coordination, &self.name, self.lease);
         self.own_key.keep(view, seen.as_ref(), intact, value)
-    }
-
-    /// Returns a write that changes nothing: the key of the seat as the view shows it. [`keep`](Self::keep) must have found it
-    /// there.
-    pub(super) fn same_again(&self, view: &View) -> Option<Txn> {
-        let (key, seen, value) = match &self.kind {
-            Kind::Leader(_) => {
-                let leader = view.leader.as_ref()?;
-                (view.keys().leader(), leader.key(), encode(&leader.value))
-            }
-            Kind::Participant(_) => {
-                let participant = view.rounds.participants.get(&self.name)?;
-                (view.keys().participant(&self.name), participant.key(), encode(&participant.value))
-            }
-        };
-        let life = Incarnation::registered_at(seen.create_revision);
-        Some(put_back(&key, life, seen.mod_revision, value, self.lease))
     }
 
     /// Returns a write that adds to the leader's key which moves it holds back, unless the key shows that.

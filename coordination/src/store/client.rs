@@ -8,7 +8,7 @@ use segue_protocol::txn::{Batch, Keys, Snapshot, Txn, TxnOutcome};
 use tokio::sync::mpsc;
 
 use super::horizon::Observer;
-use super::{SharedHorizon, StoreError, Tap};
+use super::{SharedHorizon, StoreError, Tap, Usage};
 
 /// Changes of watched keys, in order, from the requested revision on. Dropping it ends the watch.
 ///
@@ -107,6 +107,12 @@ pub trait Store: Send + Sync + std::fmt::Debug + 'static {
     /// Returns what the participants of this process have seen of the store. `None` if nobody remembers it yet.
     fn horizon(&self) -> Option<&SharedHorizon> {
         None
+    }
+
+    /// Returns how full the store is, and whether `key` can still be read as it was at revision `since`. `None` if the store
+    /// has no limit, or does not tell this process.
+    async fn usage(&self, _key: &str, _since: Revision) -> Result<Option<Usage>, StoreError> {
+        Ok(None)
     }
 
     /// Ends a lease and deletes its keys. A lease that is already gone is no error.

@@ -24,7 +24,7 @@ use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Store, StoreError, Survey, Tap, Watch};
+use super::{Store, StoreError, Survey, Tap, Usage, Watch};
 
 /// What a store is asked.
 #[derive(Debug, Clone)]
@@ -85,6 +85,7 @@ pub struct FaultyStore {
     /// Ends the watches that are open.
     watches: Mutex<CancellationToken>,
     tap: Option<Tap>,
+    usage: Mutex<Option<Usage>>,
 }
 
 impl FaultyStore {
@@ -96,6 +97,7 @@ impl FaultyStore {
             calls: Mutex::default(),
             watches: Mutex::default(),
             tap: None,
+            usage: Mutex::default(),
         }
     }
 
@@ -115,6 +117,11 @@ impl FaultyStore {
     /// Lets `rule` decide about later calls, in place of the rule before.
     pub fn set_rule(&self, rule: impl FnMut(&Call) -> Verdict + Send + 'static) {
         *lock(&self.rule) = Box::new(rule);
+    }
+
+    /// Has the store say from now on that it is this full.
+    pub fn set_usage(&self, usage: Usage) {
+        *lock(&self.usage) = Some(usage);
     }
 
     /// Passes later calls.
@@ -270,6 +277,10 @@ impl Store for FaultyStore {
 
     fn tap(&self) -> Option<&Tap> {
         self.tap.as_ref()
+    }
+
+    async fn usage(&self, _key: &str, _since: Revision) -> Result<Option<Usage>, StoreError> {
+        Ok(*lock(&self.usage))
     }
 
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {

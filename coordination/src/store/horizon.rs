@@ -20,7 +20,7 @@ use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
 use tokio::sync::Notify;
 use tracing::error;
 
-use super::{Store, StoreError, Survey, Tap, Watch};
+use super::{Store, StoreError, Survey, Tap, Usage, Watch};
 
 /// What the participants of a process have seen of their store. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -156,6 +156,10 @@ impl Store for HorizonStore {
 
     fn horizon(&self) -> Option<&SharedHorizon> {
         Some(&self.horizon)
+    }
+
+    async fn usage(&self, key: &str, since: Revision) -> Result<Option<Usage>, StoreError> {
+        self.store.usage(key, since).await
     }
 
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {

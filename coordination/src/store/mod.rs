@@ -14,9 +14,10 @@ mod faulty;
 mod horizon;
 mod memory;
 mod tap;
+mod usage;
 
 pub use self::client::{Store, Survey, Watch};
-pub use self::error::StoreError;
+pub use self::error::{StoreError, StoreErrorKind};
 #[cfg(feature = "etcd")]
 pub use self::etcd::{ClientIdentity, EtcdCredentials, EtcdMember, EtcdOptions, EtcdStore, EtcdTls};
 #[cfg(any(test, feature = "test-util"))]
@@ -27,3 +28,4 @@ pub use self::memory::MemoryBackup;
 pub use self::memory::MemoryStore;
 pub use self::tap::Tap;
 pub(crate) use self::tap::{Copied, Copies, CopyReader};
+pub use self::usage::Usage;

@@ -4,6 +4,7 @@
 
 mod clusters;
 mod goes_back;
+mod refusals;
 mod responses;
 mod scripted;
 mod users;

@@ -16,16 +16,19 @@ use tokio::time::timeout;
 use super::scripted::{Empty, Scripted, Token, header, one};
 use super::{all, put};
 
-const USER: &str = "segue";
+pub(super) const USER: &str = "segue";
+
+/// A second role of the user, which may read.
+const READER: &str = "reader";
 
 /// An etcd with users, and the file with the password of one that may use `/segue/`.
-struct Site {
+pub(super) struct Site {
     etcd: Etcd,
     folder: TempDir,
 }
 
 impl Site {
-    async fn start() -> Self {
+    pub(super) async fn start() -> Self {
         let site = Site { etcd: Etcd::start(), folder: TempDir::new().unwrap() };
         let mut root = Client::connect([site.etcd.endpoint()], None).await.unwrap();
         root.user_add("root", "secret", None).await.unwrap();
@@ -36,12 +39,26 @@ impl Site {
         let own = Permission::new(PermissionType::Readwrite, "/segue/").with_prefix();
         root.role_grant_permission(USER, own).await.unwrap();
         root.user_grant_role(USER, USER).await.unwrap();
+        root.role_add(READER).await.unwrap();
+        root.role_grant_permission(READER, Permission::new(PermissionType::Read, "/segue/").with_prefix())
+            .await
+            .unwrap();
+        root.user_grant_role(USER, READER).await.unwrap();
         root.auth_enable().await.unwrap();
         site.write("old");
         site
     }
 
-    async fn root(&self) -> Client {
+    /// Takes the right to write from the user.
+    pub(super) async fn let_read_only(&self) {
+        self.root().await.user_revoke_role(USER, USER).await.unwrap();
+    }
+
+    pub(super) async fn let_write(&self) {
+        self.root().await.user_grant_role(USER, USER).await.unwrap();
+    }
+
+    pub(super) async fn root(&self) -> Client {
         let options = ConnectOptions::new().with_user("root", "secret");
         Client::connect([self.etcd.endpoint()], Some(options)).await.unwrap()
     }
@@ -66,7 +83,7 @@ impl Site {
         options
     }
 
-    fn store(&self) -> EtcdStore {
+    pub(super) fn store(&self) -> EtcdStore {
         EtcdStore::connect(self.options()).unwrap()
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use etcd_client::{AlarmAction, AlarmType, Client};
 use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, run_coordinator};
-use segue_coordination::store::{Call, EtcdOptions, EtcdStore, FaultyStore, MemoryStore, Store, Verdict};
+use segue_coordination::store::{Call, EtcdOptions, EtcdStore, FaultyStore, MemoryStore, Store, Usage, Verdict};
 use segue_protocol::handoff::pod::warmed;
 use segue_protocol::ids::{Epoch, HandoffId, LeaseId, PartitionId};
 use segue_protocol::keys::Keyspace;
@@ -169,6 +169,41 @@ async fn a_stopped_partition_comes_back_while_etcd_has_no_space_left() {
     let entry = until("the entry", async || site.entry(&handoff).await).await;
     assert_eq!((entry.value.result, entry.value.end_cause.as_str()), (HandoffEnd::Cancelled, "store_refused"));
     coordinator.says(false).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_refuses_writes_is_told_within_half_a_minute_though_nothing_moves() {
+    let memory = MemoryStore::new();
+    let site = Site::new(Arc::new(memory.clone())).await;
+    let store = Arc::new(FaultyStore::new(Arc::new(memory)));
+    let coordinator = Coordinator::leading(store.clone()).await;
+    let says = || coordinator.0.borrow().notices.iter().any(|notice| notice.contains(NOTICE));
+    sleep(Duration::from_secs(120)).await;
+    let revision = site.view().await.revision;
+    sleep(Duration::from_secs(120)).await;
+    assert_eq!(site.view().await.revision, revision, "something is written at rest");
+    for is_refused in [true, false] {
+        if is_refused {
+            store.refuse_puts()
+        } else {
+            store.pass()
+        }
+        sleep(Duration::from_secs(30)).await;
+        assert_eq!(says(), is_refused, "{:?}", coordinator.0.borrow().notices);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_fills_up_is_told_until_somebody_compacts_it() {
+    let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
+    let usage = |is_readable| Usage { revision: Usage::FIRST, bytes: 3 << 29, quota: None, is_readable };
+    store.set_usage(usage(true));
+    let coordinator = Coordinator::leading(store.clone()).await;
+    let says = || coordinator.0.borrow().notices.iter().any(|notice| notice.contains("nobody compacts the store"));
+    until("the notice", async || says().then_some(())).await;
+    store.set_usage(usage(false));
+    sleep(Duration::from_secs(700)).await;
+    assert!(!says());
 }
 
 #[tokio::test(start_paused = true)]

@@ -237,6 +237,16 @@ pub(crate) async fn a_key_written_twice_in_one_branch_is_refused(fixture: Fixtur
     assert_eq!(fixture.store.commit(txn).await.unwrap().branch, Some(0));
 }
 
+pub(crate) async fn a_question_is_accepted_and_changes_nothing(fixture: Fixture) {
+    let before = fixture.put("there", "m").await;
+    let Keys::One(there) = fixture.one("there") else { unreachable!("one key") };
+    let Keys::One(absent) = fixture.one("absent") else { unreachable!("one key") };
+    for key in [there, absent] {
+        let outcome = fixture.store.commit(Txn::question(&key)).await.unwrap();
+        assert_eq!((outcome.branch, outcome.revision), (None, before), "{key}");
+    }
+}
+
 pub(crate) async fn what_etcd_has_no_room_for_is_refused(fixture: Fixture) {
     let ops = |count: usize| (0..count).map(|number| fixture.put_op(&number.to_string(), "")).collect::<Vec<_>>();
     let guards = |count: usize| vec![Compare::created_at(fixture.key("absent"), Revision::ZERO); count];

@@ -49,6 +49,7 @@ conformance! {
     shared guards::a_range_compare_tells_new_keys_from_old_ones,
     shared guards::the_branch_whose_guards_hold_first_is_the_only_one_carried_out,
     shared guards::a_key_written_twice_in_one_branch_is_refused,
+    own    guards::a_question_is_accepted_and_changes_nothing,
     shared guards::what_etcd_has_no_room_for_is_refused,
     shared guards::transactions_that_go_together_are_each_carried_out_by_itself,
     shared guards::concurrent_increments_lose_no_update,

@@ -66,7 +66,8 @@ impl Instruments for AdminInstruments {
         let admin = Admin::bind(self.address, None)?;
         let tables = std::mem::take(&mut *self.tables.lock().unwrap_or_else(PoisonError::into_inner));
         let link = Link::new(store.clone(), keys.clone(), None);
-        let followed = KeyspaceStatusSource::start(keys.clone(), Watcher::start_with_heartbeats(store, keys));
+        let watcher = Watcher::start_with_heartbeats(store, keys.clone());
+        let followed = KeyspaceStatusSource::start(keys, watcher, Arc::default());
         let board = followed.board();
         let sources: Vec<Arc<dyn StatusSource>> =
             vec![Arc::new(followed), Arc::new(DemoStatusSource { status, tables })];

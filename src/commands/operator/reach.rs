@@ -250,6 +250,17 @@ impl Reach {
         }
     }
 
+    /// Returns in which words the store refuses writes, if it does.
+    pub(in crate::commands) async fn write_refusal(&self) -> Option<String> {
+        match self {
+            Reach::Store(link) => link.write_refusal().await,
+            Reach::Server(server) => {
+                let answer = server.get("/v1/store", Duration::ZERO).await.ok()?;
+                answer.get("refuses_writes")?.as_str().map(str::to_owned)
+            }
+        }
+    }
+
     /// Returns where the settings of the coordinator can be had.
     pub(super) fn where_the_policy_is(&self) -> &'static str {
         match self {

@@ -83,6 +83,13 @@ pub enum Notice {
         /// In which words.
         why: String,
     },
+    /// The store's database is beyond half of its quota, and nobody compacts it.
+    StoreFillsUp {
+        /// Its size in bytes.
+        bytes: u64,
+        /// The size at which it refuses writes.
+        quota: u64,
+    },
     /// A registration, or the leader's key, exists without its lease: it outlives its writer.
     Leaseless {
         /// The key.
@@ -229,6 +236,7 @@ impl fmt::Display for Notice {
                 out,
                 "the store refuses writes: {why}; no move begins, and moves that wait are cancelled, until it accepts them"
             ),
+            Notice::StoreFillsUp { bytes, quota } => store_fills_up(out, *bytes, *quota),
             Notice::Leaseless { key, repair } => {
                 write!(out, "{key} was put without its lease; handoffs wait until its writer restores it")?;
                 or_repair(out, repair.as_deref(), false)
@@ -270,6 +278,16 @@ impl fmt::Display for Notice {
             Notice::Assurance(assurance) => assurance.fmt(out),
         }
     }
+}
+
+fn store_fills_up(out: &mut fmt::Formatter<'_>, bytes: u64, quota: u64) -> fmt::Result {
+    write!(
+        out,
+        "nobody compacts the store, whose database has {} MiB, more than half of the {} MiB at which it refuses writes: start \
+         etcd with --auto-compaction-mode=periodic --auto-compaction-retention=1h",
+        bytes >> 20,
+        quota >> 20
+    )
 }
 
 fn independent_not_to(out: &mut fmt::Formatter<'_>, pods: &[String]) -> fmt::Result {

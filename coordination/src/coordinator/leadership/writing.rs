@@ -11,7 +11,6 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::super::refusals::Learnt;
-use super::super::seat::Seat;
 use super::{Leadership, Subject};
 use crate::store::StoreError;
 
@@ -76,6 +75,8 @@ impl Leadership<'_> {
         }
         let now = Instant::now();
         match result {
+            // It changes nothing, and says nothing about a single write.
+            _ if subject == Subject::Question => {}
             Ok(outcome) if outcome.committed() => {
                 self.retry.reset();
                 // No view shows the history.
@@ -91,7 +92,6 @@ impl Leadership<'_> {
                 }
                 self.wake_at(now + BEHIND_PAUSE);
             }
-            Err(_) if subject == Subject::Question => {}
             Err(error @ StoreError::Refused(_)) => {
                 self.resting.insert(subject, now + REFUSED_PAUSE);
                 self.refusals.refused(&error);
@@ -112,7 +112,7 @@ impl Leadership<'_> {
     fn learn(&mut self, answer: &Result<TxnOutcome, StoreError>) {
         match self.refusals.answered(answer) {
             Learnt::Nothing => return,
-            Learnt::RefusesAll => warn!("the store refuses writes; no move begins"),
+            Learnt::RefusesAll => warn!(why = self.refusals.why(), "the store refuses writes; no move begins"),
             Learnt::AcceptsAgain => info!("the store accepts writes again"),
         }
         // No single write was at fault.
@@ -150,16 +150,14 @@ impl Leadership<'_> {
         }
     }
 
-    /// Asks a store that has refused a write whether it accepts any.
-    pub(super) fn ask(&mut self, seat: &Seat) {
-        let Some(at) = self.refusals.ask_at() else { return };
+    /// Asks the store whether it accepts writes, if that is due. With nothing refused, one process asks for all.
+    pub(super) fn ask(&mut self) {
+        let Some(at) = self.refusals.ask_at().filter(|_| self.refusals.stand() || self.speaks()) else { return };
         if Instant::now() < at {
             return self.wake_at(at);
         }
-        if let Some(txn) = seat.same_again(&self.view) {
-            self.refusals.asks();
-            let store = self.store.clone();
-            self.writes.spawn(async move { vec![(Subject::Question, store.commit(txn).await)] });
-        }
+        self.refusals.asks();
+        let (store, question) = (self.store.clone(), Txn::question(&self.keys.leader()));
+        self.writes.spawn(async move { vec![(Subject::Question, store.commit(question).await)] });
     }
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use etcd_client::{
     AuthClient, Client, ConnectOptions, Error, GetResponse, KvClient, LeaseClient, LeaseGrantResponse,
-    LeaseRevokeResponse, ResponseHeader, Txn, TxnResponse, WatchClient,
+    LeaseRevokeResponse, MaintenanceClient, ResponseHeader, StatusResponse, Txn, TxnResponse, WatchClient,
 };
 use http::HeaderValue;
 use tokio::sync::Mutex;
@@ -51,6 +51,7 @@ pub(super) struct Connection {
     pub(super) kv: KvClient,
     pub(super) watch: WatchClient,
     pub(super) lease: LeaseClient,
+    pub(super) maintenance: MaintenanceClient,
     auth: AuthClient,
     endpoint: usize,
     /// Cancelled when the connection has become useless. Its watches end then. On a dead connection they would only be
@@ -96,6 +97,14 @@ macro_rules! responses {
 }
 
 responses!(GetResponse, TxnResponse, LeaseGrantResponse, LeaseRevokeResponse);
+
+impl Response for StatusResponse {
+    const OF_QUORUM: bool = false;
+
+    fn header(&self) -> Option<&ResponseHeader> {
+        StatusResponse::header(self)
+    }
+}
 
 /// The current connection to etcd, and what is needed for the next one.
 pub(super) struct Connections {
@@ -399,6 +408,7 @@ impl Connections {
             kv: client.kv_client().max_decoding_message_size(MAX_RESPONSE_BYTES),
             watch: client.watch_client().max_decoding_message_size(MAX_RESPONSE_BYTES),
             lease: client.lease_client(),
+            maintenance: client.maintenance_client(),
             auth: client.auth_client(),
             endpoint,
             broken: CancellationToken::new(),

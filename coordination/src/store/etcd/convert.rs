@@ -141,7 +141,7 @@ fn op(op: Op) -> TxnOp {
     }
 }
 
-fn signed(revision: Revision) -> i64 {
+pub(super) fn signed(revision: Revision) -> i64 {
     i64::try_from(revision.get()).unwrap_or(i64::MAX)
 }
 

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use etcd_client::{Error, LeaseKeepAliveResponse, LeaseKeepAliveStream, LeaseKeeper, ResponseHeader};
+use etcd_client::{Error, GetOptions, LeaseKeepAliveResponse, LeaseKeepAliveStream, LeaseKeeper, ResponseHeader};
 use segue_protocol::ids::{LeaseId, Revision};
 use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
 use tokio::sync::Mutex as AsyncMutex;
@@ -34,7 +34,7 @@ use self::connection::{Connection, Connections, Repeat, Response};
 pub use self::tls::{ClientIdentity, EtcdTls};
 pub use self::token::EtcdCredentials;
 use super::batches::batches;
-use super::{Store, StoreError, Survey, Tap, Watch};
+use super::{Store, StoreError, StoreErrorKind, Survey, Tap, Usage, Watch};
 
 /// Number of transactions of a batch that etcd has to refuse in the same words until it is taken to refuse all of them.
 const REFUSED_IN_A_ROW: usize = 3;
@@ -318,6 +318,35 @@ impl Store for EtcdStore {
             keys: usize::try_from(response.count()).unwrap_or(0),
             is_changed: !response.kvs().is_empty(),
         })
+    }
+
+    async fn usage(&self, key: &str, since: Revision) -> Result<Option<Usage>, StoreError> {
+        let status =
+            self.connections.call(self.connections.deadline(), Repeat::AtNextEndpoint, |connection| async move {
+                connection.maintenance.clone().status().await
+            });
+        let status = match status.await {
+            // With users, newer versions tell it to administrators alone.
+            Err(error) if error.kind() == Some(StoreErrorKind::Permission) => return Ok(None),
+            status => status?,
+        };
+        let read =
+            self.connections.call(self.connections.deadline(), Repeat::AtNextEndpoint, |connection| async move {
+                let options = GetOptions::new().with_revision(convert::signed(since)).with_count_only();
+                connection.kv.clone().get(key, Some(options)).await
+            });
+        let is_readable = match read.await {
+            Ok(_) => true,
+            Err(StoreError::Refused(words)) if words.contains("compacted") => false,
+            Err(error) => return Err(error),
+        };
+        Ok(Some(Usage {
+            revision: convert::unsigned(status.header().map_or(0, |header| header.revision())),
+            bytes: u64::try_from(status.db_size()).unwrap_or(0),
+            // Versions before 3.6 do not tell.
+            quota: u64::try_from(status.db_size_quota()).ok().filter(|quota| *quota > 0),
+            is_readable,
+        }))
     }
 
     async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {

@@ -1,0 +1,79 @@
+//! An etcd whose database is full while nothing moves, and one that is silent: what operators and clients are shown.
+
+use std::process::Command;
+
+use segue_tests::cluster::TestCluster;
+use segue_tests::http::{Request, get, is_ready, metric};
+use segue_tests::ports::free_address;
+
+const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+const WORDS: &str = "database space exceeded";
+
+fn says(words: &[&str]) -> String {
+    let output = Command::new(SEGUE).args(words).output().unwrap();
+    String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_full_store_is_shown_by_status_explain_log_and_metrics_though_nothing_moves() {
+    let cluster = TestCluster::start(SEGUE);
+    let (leader, other) = (free_address(), free_address());
+    let mut coordinator = cluster.run("c-0", &cluster.config().coordinator("c-0", 2).admin(leader).quick());
+    let router = cluster.config().router("r-0", free_address()).admin(other).quick();
+    let mut router = cluster.run("r-0", &router);
+    let value = |name: &str| metric(&get(leader, "/metrics")?.1, name);
+    coordinator.until("a leader", || value("segue_leader") == Some(1.0));
+    router.until("/ready", || is_ready(other));
+    let refused = r#"segue_store_errors_total{op="commit",kind="no_space"}"#;
+    assert_eq!((value(refused), value("segue_store_refuses_writes")), (Some(0.0), Some(0.0)));
+
+    cluster.etcd().set_full(true);
+    let ways = [["--server", &format!("http://{other}")], ["--etcd", &cluster.etcd().endpoint()]];
+    for way in &ways {
+        let status = says(&[&["status"][..], way].concat());
+        assert!(status.contains("store       refuses writes: ") && status.contains(WORDS), "{status}");
+        let explained = says(&[&["explain", "0"][..], way].concat());
+        let first = explained.lines().find(|line| line.starts_with("next step")).unwrap();
+        assert!(first.contains("mend the store, which refuses writes") && first.contains(WORDS), "{explained}");
+    }
+    coordinator.until("the leader's gauge", || value("segue_store_refuses_writes") == Some(1.0));
+    assert!(value(refused) >= Some(1.0) && value("segue_store_up") == Some(0.0));
+    coordinator
+        .until("the notice", || get(leader, "/status").is_some_and(|(_, status)| status.contains("refuses writes")));
+    let log = cluster.output("c-0");
+    let line = log.lines().find(|line| line.contains("the store refuses writes; no move begins")).expect(&log);
+    assert!(line.contains(WORDS), "{line}");
+    let status = says(&["status", "--server", &format!("http://{leader}")]);
+    assert!(status.contains(WORDS), "{status}");
+
+    cluster.etcd().set_full(false);
+    coordinator.until("the end", || value("segue_store_refuses_writes") == Some(0.0));
+    for way in &ways {
+        assert!(!says(&[&["status"][..], way].concat()).contains("refuses writes"));
+    }
+}
+
+#[test]
+fn an_outage_of_the_store_is_told_once() {
+    let cluster = TestCluster::start(SEGUE);
+    let (router, admin) = (free_address(), free_address());
+    let config = cluster.config().coordinator("c-0", 2).router("r-0", router).admin(admin).lease("router", "3s");
+    let config = config.set("router.stash.max_wait", "4s").set("router.drain.timeout", "3s").quick();
+    let mut process = cluster.run("segue", &config);
+    process.until("/ready", || is_ready(admin));
+    let ask = || Request::get("/").header("x-partition", 0).timeout(std::time::Duration::from_secs(60)).send(router);
+    assert!(ask().is_some_and(|answer| answer.head.contains("segue-reason: no-owner")));
+    let begun = std::time::Instant::now();
+    cluster.etcd().pause();
+    process.until("a line about it", || cluster.output("segue").contains("the store has not answered for"));
+    process.until("the router's fence", || !is_ready(admin));
+    assert!(ask().is_some_and(|answer| answer.head.contains("segue-reason: fenced")));
+    let log = cluster.output("segue");
+    let half_minutes = usize::try_from(begun.elapsed().as_secs()).unwrap() / 30;
+    let lines = |words: &str| log.lines().filter(|line| line.contains("WARN") && line.contains(words)).count();
+    assert!(lines("the store has not answered for") <= 1 + half_minutes, "{log}");
+    assert_eq!(lines("control loop makes no progress"), 0, "{log}");
+    assert!(lines("store watch lost; resyncing") <= 2, "one for each role: {log}");
+    cluster.etcd().resume();
+    process.until("its end", || cluster.output("segue").contains("the store answers again"));
+}
