@@ -8,7 +8,7 @@ import resource
 import signal
 import threading
 
-from site_processes import is_up, read, until
+from site_processes import read, until
 
 SLOW = 20
 
@@ -180,18 +180,34 @@ def no_store(site):
 
 
 @contextlib.contextmanager
+def a_full_store(site):
+    def alarm(action):
+        read(f"{site.etcd.url}/v3/maintenance/alarm", {"action": action, "alarm": "NOSPACE", "memberID": "0"})
+
+    alarm("ACTIVATE")
+    try:
+        yield
+    finally:
+        alarm("DEACTIVATE")
+
+
+@contextlib.contextmanager
 def a_store_that_fails_again_and_again(site):
     """More than ten times in the ten minutes of the alert."""
     def resyncs():
         metrics = read(f"http://127.0.0.1:{site.ports['router']}/metrics")
         return sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith("segue_store_resyncs_total{"))
 
+    def follows():
+        # What the process shows of the keyspace is what its router gets from the store.
+        return json.loads(read(f"http://127.0.0.1:{site.ports['router']}/status"))["keyspace"]["stale"] is None
+
     for _ in range(12):
         before = resyncs()
         site.etcd.process.kill()
         until(lambda: resyncs() > before, "a lost watch")  # noqa: B023
         site.restart_etcd()
-        until(lambda: is_up(f"http://127.0.0.1:{site.ports['router']}/ready"), "a router that follows the store again")
+        until(follows, "a router that follows the store again")
     yield
 
 
@@ -201,7 +217,7 @@ FAULTS = [
     (a_client_that_bypasses_the_routers, {"SeguePodBypassed"}),
     (a_pod_that_cannot_take_a_partition, {"SeguePodHookFails", "SegueHandoffsCancelled"}),
     (a_coordinator_of_another_keyspace, {"SegueTwoLeaders"}),
-    (a_pod_that_never_gets_warm, {"SegueHandoffOld"}),
+    (a_pod_that_never_gets_warm, {"SegueHandoffOld", "SegueHandoffWaitsForPod"}),
     (requests_that_outlast_the_drain, {"SeguePauseLong", "SegueExchangesSevered", "SegueRequestsRefused"}),
     (a_router_that_hangs, {"SegueHandoffWaits", "SegueRequestsHeld"}),
     (a_key_that_cannot_be_read, {"SegueUnusableKeys"}),
@@ -209,13 +225,18 @@ FAULTS = [
     (no_files_left, {"SegueFilesShort"}),
     (no_coordinator, {"SegueNoLeader"}),
     (a_slow_store, {"SegueStoreSlow"}),
-    (no_store, {"SegueStoreUnreachable", "SegueLeaseNotTrusted", "SegueHotRestartFailed"}),
+    (a_full_store, {"SegueStoreRefusesWrites"}),
+    (no_store, {"SegueStoreDown", "SegueStoreUnreachable", "SegueLeaseNotTrusted", "SegueHotRestartFailed"}),
     (a_store_that_fails_again_and_again, {"SegueStoreResyncs"}),
 ]
+
+# What is told of a fault. More alerts fire, and inhibit-rules.yaml keeps them from being told.
+TOLD_ALONE = {a_full_store: {"SegueStoreRefusesWrites"}, no_store: {"SegueStoreDown", "SegueHotRestartFailed"}}
 
 # Thresholds that a fault would reach only after minutes, each with the one that the rule has here.
 SHORTER = {"SegueHandoffOld": ("> 600", "> 10")}
 
 # What a live site cannot be brought to within seconds, or what several faults may set off. rules.test.yaml tests these alerts, and
 # those with a threshold.
-BY_RULE_TEST = {"SegueVersionsMixed", "SegueInterventionForgotten", "SegueServerErrors", "SegueResponsesCutOff"}
+BY_RULE_TEST = {"SegueVersionsMixed", "SegueInterventionForgotten", "SegueServerErrors", "SegueResponsesCutOff",
+                "SegueStoreFillsUp"}

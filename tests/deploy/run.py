@@ -26,6 +26,7 @@ from site_processes import Demo, Process, Prometheus, Site, free_port, is_up, re
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 ALERTS = os.path.join(ROOT, "deploy/prometheus/alerts.yaml")
+INHIBITIONS = os.path.join(ROOT, "deploy/prometheus/inhibit-rules.yaml")
 DASHBOARD = os.path.join(ROOT, "deploy/grafana/segue.json")
 
 
@@ -52,6 +53,11 @@ def rules():
         return [rule for group in yaml.safe_load(file)["groups"] for rule in group["rules"]]
 
 
+def inhibit_rules():
+    with open(INHIBITIONS, encoding="utf-8") as file:
+        return yaml.safe_load(file)["inhibit_rules"]
+
+
 def dashboard():
     with open(DASHBOARD, encoding="utf-8") as file:
         return json.load(file)
@@ -68,6 +74,11 @@ def the_alerts_are_sound_and_each_has_its_runbook(_run):
     with open(os.path.join(ROOT, "docs/operating.md"), encoding="utf-8") as file:
         runbook = re.findall(r"^### (Segue\w+)$", file.read(), re.M)
     names = [rule["alert"] for rule in rules()]
+    for rule in inhibit_rules():
+        matchers = [re.fullmatch(r'alertname=~?"([\w|]+)"', matcher.strip())[1]
+                    for matcher in rule["source_matchers"] + rule["target_matchers"]]
+        unknown = {name for matcher in matchers for name in matcher.split("|")} - set(names)
+        assert not unknown and rule["equal"] == ["keyspace"], unknown
     assert names == runbook, set(names) ^ set(runbook) or "another order"
     for rule in rules():
         assert rule["annotations"]["runbook_url"].endswith(f"docs/operating.md#{rule['alert'].lower()}"), rule
@@ -154,6 +165,9 @@ def fires(run, fault, alerts):
     with fault(site):
         try:
             until(all_fired, f"{alerts} by {fault.__name__}")
+            if alone := faults.TOLD_ALONE.get(fault):
+                # What fired before may go on.
+                until(lambda: alone <= prometheus.told(inhibit_rules()) <= alone | firing, f"{alone} alone")
         except AssertionError as error:
             shown = [line for rule in rules() if rule["alert"] in alerts - fired
                      for line in (f"{rule['alert']}: {rule['expr']}", *prometheus.shown(rule["expr"]))]

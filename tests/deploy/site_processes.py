@@ -265,6 +265,7 @@ class Prometheus:
         for group in groups["groups"]:
             for rule in group["rules"]:
                 rule.pop("for", None)
+                rule.pop("keep_firing_for", None)
                 if written := shorter.get(rule.get("alert")):
                     assert written[0] in rule["expr"], rule
                     rule["expr"] = rule["expr"].replace(*written)
@@ -319,8 +320,31 @@ class Prometheus:
 
     def firing(self):
         """Returns the names of the alerts that fire for the site. The demo has faults of its own."""
-        alerts = [alert for alert in self.api("alerts")["alerts"] if alert["state"] == "firing"]
-        return {alert["labels"]["alertname"] for alert in alerts if alert["labels"]["keyspace"] == "site"}
+        return {labels["alertname"] for labels in self.firing_labels()}
+
+    def firing_labels(self):
+        """Returns the labels of the alerts that fire for the site."""
+        alerts = [alert["labels"] for alert in self.api("alerts")["alerts"] if alert["state"] == "firing"]
+        return [labels for labels in alerts if labels["keyspace"] == "site"]
+
+    def told(self, inhibit_rules):
+        """Returns the names of the alerts of which Alertmanager would tell."""
+        def matches(matchers, labels):
+            for matcher in matchers:
+                label, operator, value = re.fullmatch(r'(\w+)(=~|=)"(.*)"', matcher.strip()).groups()
+                found = labels.get(label, "")
+                if not (re.fullmatch(value, found) if operator == "=~" else found == value):
+                    return False
+            return True
+
+        firing = self.firing_labels()
+
+        def is_inhibited(labels):
+            return any(matches(rule["target_matchers"], labels) and matches(rule["source_matchers"], source)
+                       and all(labels.get(label) == source.get(label) for label in rule["equal"])
+                       for rule in inhibit_rules for source in firing if source is not labels)
+
+        return {labels["alertname"] for labels in firing if not is_inhibited(labels)}
 
     def numbers(self, expression):
         """Returns how many numbers the expression had since the start, NaN left out."""
