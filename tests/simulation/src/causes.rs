@@ -49,6 +49,8 @@ pub(crate) struct Causes {
     uneven: BTreeMap<(String, String), Instant>,
     /// Who plans, and since when.
     planned_since: Option<(Seat, Instant)>,
+    /// When the store last went back.
+    anew: Option<Instant>,
 }
 
 /// The leader's election, or the participants of the round.
@@ -70,6 +72,11 @@ impl Causes {
         Causes { policy, ..Causes::default() }
     }
 
+    /// Takes note that the store has gone back. What was decided before may still be written, by reasons that were true then.
+    pub(crate) fn begin_anew(&mut self) {
+        *self = Causes { policy: self.policy.clone(), anew: Some(Instant::now()), ..Causes::default() };
+    }
+
     /// Follows the store, and checks the handoffs that have begun.
     pub(crate) fn look(&mut self, before: &View, after: &View, trace: &Trace) {
         let now = Instant::now();
@@ -82,7 +89,7 @@ impl Causes {
         for (partition, handoff) in &after.handoffs {
             let is_new =
                 before.handoffs.get(partition).is_none_or(|known| known.create_revision != handoff.create_revision);
-            if !is_new {
+            if !is_new || self.anew.is_some_and(|since| now < since + LATEST) {
                 continue;
             }
             let checked = self.check_limits(after, &handoff.value);

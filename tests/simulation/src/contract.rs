@@ -37,6 +37,8 @@ struct Inner {
     refuses: bool,
     /// The entries that the history lacks, each with the authority under which that has come about.
     missing: BTreeMap<PartitionId, (String, Revision)>,
+    /// The epochs of the handoffs that came back when the store went back: those may flip again.
+    again: BTreeMap<PartitionId, Epoch>,
     causes: Causes,
 }
 
@@ -59,6 +61,7 @@ impl Contract {
             epochs: BTreeMap::new(),
             refuses: false,
             missing: BTreeMap::new(),
+            again: BTreeMap::new(),
             causes,
         };
         Contract { trace, inner: Mutex::new(inner) }
@@ -89,6 +92,16 @@ impl Contract {
             }
         }
         note_epochs(&mut inner);
+    }
+
+    /// Takes the store as it is, after it has gone back. The epochs that it has had stay known.
+    pub(crate) fn begin_anew(&self, snapshot: Snapshot) {
+        let mut inner = self.lock();
+        inner.known = snapshot.entries.iter().map(|entry| (entry.key.clone(), entry.mod_revision)).collect();
+        inner.view = View::from_snapshot(inner.view.keys().clone(), snapshot);
+        inner.again = inner.view.handoffs.iter().map(|(partition, it)| (*partition, it.value.epoch)).collect();
+        inner.missing.clear();
+        inner.causes.begin_anew();
     }
 
     /// Applies what has changed. Returns the view before it, if anything has.
@@ -149,7 +162,8 @@ impl Contract {
                 continue;
             }
             let (epoch, known) = (assignment.value.epoch, inner.epochs.get(partition).copied().unwrap_or_default());
-            if epoch <= known {
+            let flips_again = epoch == known && inner.again.get(partition) == Some(&epoch);
+            if epoch <= known && !flips_again {
                 self.trace
                     .violation("epochs_grow", format!("partition {partition} is assigned epoch {epoch} after {known}"));
             }

@@ -64,6 +64,9 @@ pub(crate) enum Fault {
     PausePart,
     /// The store answers and refuses writes. Only in some seeds, so it is not among [`ALL`](Self::ALL).
     RefuseWrites,
+    /// The store is away for longer than a lease, and comes back as it was before. Only in some seeds, so it is not among
+    /// [`ALL`](Self::ALL).
+    StoreGoesBack,
     /// A pod's heartbeats do not arrive, although its lease is renewed. This and the next two only where pods send
     /// heartbeats.
     SilenceHeartbeats,
@@ -110,6 +113,8 @@ impl Fault {
     /// Whether the protocol promises anything to pods of this row under the fault.
     pub(crate) fn is_allowed(self, row: Row) -> bool {
         match self {
+            // Only a log that refuses older epochs knows what no living process may remember.
+            Fault::StoreGoesBack => row == Row::Full,
             // No router may die or lose its lease, and no exchange break with work in a pod.
             Fault::CrashRouter
             | Fault::ShutDownRouter
@@ -124,6 +129,21 @@ impl Fault {
             | Fault::SlowDisk => row != Row::Plain,
             _ => true,
         }
+    }
+
+    /// Whether nothing is planned by a coordinator that does not know how far the store was. One that is new, or reaches the
+    /// store late, may be elected before the floor of epochs is raised.
+    pub(crate) fn spares_coordinators(self) -> bool {
+        !matches!(
+            self,
+            Fault::CrashCoordinator
+                | Fault::ShutDownCoordinator
+                | Fault::PauseCoordinator
+                | Fault::CutCoordinator
+                | Fault::StoreOutage
+                | Fault::PausePart
+                | Fault::RefuseWrites
+        )
     }
 
     /// Whether `independent` mode keeps its promises under it.
@@ -160,6 +180,8 @@ pub(crate) async fn storm(site: Rc<Site>, until: Instant) {
             };
             let lasts = lasts.min(until - Instant::now());
             world.trace.event(format_args!("FAULT {fault:?} for {lasts:?}"));
+            // This one takes its time.
+            let lasts = if *fault == Fault::StoreGoesBack { until - Instant::now() } else { lasts };
             spawn_local(befall(site.clone(), *fault, lasts));
         }
     }
@@ -239,6 +261,31 @@ fn refuse(world: &World, what: Refuses) {
 
 fn disk(world: &World) -> std::sync::MutexGuard<'_, Duration> {
     world.disk.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Restores a backup after an outage, unless the storm would be over by then.
+async fn go_back(site: Rc<Site>, until: Instant) {
+    let world = site.world().clone();
+    let ttl = world.setting.lease_ttl;
+    let (since_backup, away) = (world.rng.fork().millis(10..=2_000), ttl * 3 / 2);
+    if Instant::now() + since_backup + away >= until || site.goes_back.replace(true) {
+        return;
+    }
+    let backup = world.store.back_up();
+    sleep(since_backup).await;
+    for cluster in &site.clusters {
+        cluster.world.look(Author::Other).await;
+    }
+    world.store.set_available(false);
+    sleep(away).await;
+    world.trace.event(format_args!("the store goes back"));
+    world.trace.seen("the store went back");
+    world.store.restore(&backup);
+    world.store.set_available(true);
+    for cluster in &site.clusters {
+        cluster.world.begin_anew().await;
+    }
+    site.goes_back.set(false);
 }
 
 async fn befall(site: Rc<Site>, fault: Fault, lasts: Duration) {
@@ -345,6 +392,7 @@ async fn befall(site: Rc<Site>, fault: Fault, lasts: Duration) {
             sleep(lasts).await;
             refuse(&world, Refuses::Nothing);
         }
+        Fault::StoreGoesBack => go_back(site, Instant::now() + lasts).await,
         Fault::StoreOutage => {
             world.store.set_available(false);
             sleep(lasts).await;

@@ -5,7 +5,9 @@
 //! soon afterwards for the harm to show in a thousand seeds; the model finds it (`make mutants ARGS="--rule
 //! RegisterFirst"`).
 
-use segue_protocol::keys::Keyspace;
+use segue_protocol::ids::Epoch;
+use segue_protocol::keys::{KeyName, Keyspace};
+use segue_protocol::records::{Handoff, Phase, encode};
 use segue_protocol::txn::{Compare, Field, Keys, Op, Relation, Txn};
 
 /// A rule that is broken on purpose.
@@ -39,11 +41,13 @@ pub enum Sabotage {
     NoTail,
     /// Requests wait in no order.
     NoOrder,
+    /// Epochs begin at the store's revision, whatever the floor is.
+    EpochFloor,
 }
 
 impl Sabotage {
     /// All, with names and what they do.
-    pub const ALL: [(Sabotage, &'static str, &'static str); 14] = [
+    pub const ALL: [(Sabotage, &'static str, &'static str); 15] = [
         (Sabotage::AckIdentity, "ack-identity", "acks are written whether their handoff stands or not"),
         (Sabotage::LeaderGuard, "leader-guard", "a coordinator writes whether it has the authority or not"),
         (Sabotage::RouterRange, "router-range", "a phase moves on although a router has registered since"),
@@ -62,6 +66,7 @@ impl Sabotage {
         (Sabotage::EarlyRouterDrained, "early-router-drained", "a router says drained while requests are in flight"),
         (Sabotage::NoTail, "no-tail", "a new owner does not read the tail of the log"),
         (Sabotage::NoOrder, "no-order", "held requests have no order"),
+        (Sabotage::EpochFloor, "epoch-floor", "epochs begin at the store's revision, whatever the floor is"),
     ];
 
     /// The one of that name.
@@ -74,10 +79,10 @@ impl Sabotage {
         Self::ALL.iter().find(|(known, ..)| *known == self).map_or("", |(_, name, _)| name)
     }
 
-    /// Takes guards out of a transaction.
-    pub(crate) fn strip(self, keys: &Keyspace, txn: &mut Txn) {
+    /// Takes out of a transaction what the rule is: a guard, or the `floor` of an epoch.
+    pub(crate) fn strip(self, keys: &Keyspace, floor: Epoch, txn: &mut Txn) {
         if let Some(otherwise) = &mut txn.otherwise {
-            self.strip(keys, otherwise);
+            self.strip(keys, floor, otherwise);
         }
         let one = |compare: &Compare, prefix: &str| matches!(&compare.keys, Keys::One(key) if key.starts_with(prefix));
         let (seats, handoffs) = ([keys.leader(), keys.round()], format!("{}handoffs/", keys.root()));
@@ -98,7 +103,18 @@ impl Sabotage {
                 txn.when
                     .retain(|compare| !(one(compare, &handoffs) && matches!(compare.field, Field::CreateRevision(_))));
             }
+            Sabotage::EpochFloor => txn.then.iter_mut().for_each(|op| lower(keys, floor, op)),
             _ => {}
         }
+    }
+}
+
+/// Takes the floor out of the epoch of a handoff that begins.
+fn lower(keys: &Keyspace, floor: Epoch, op: &mut Op) {
+    let Op::Put { key, value, .. } = op else { return };
+    let Some(KeyName::Handoff(_)) = keys.parse(key) else { return };
+    let Ok(handoff) = serde_json::from_slice::<Handoff>(value) else { return };
+    if let Some(epoch) = handoff.epoch.get().checked_sub(floor.get()).filter(|_| handoff.phase == Phase::Warming) {
+        *value = encode(&Handoff { epoch: Epoch::new(epoch), ..handoff });
     }
 }

@@ -194,6 +194,11 @@ impl Setting {
         if setting.rest_ms.is_multiple_of(3) && Fault::RefuseWrites.is_allowed(row) && !independent {
             setting.faults.push(Fault::RefuseWrites);
         }
+        if setting.rest_ms % 5 == 1 && Fault::StoreGoesBack.is_allowed(row) && !independent {
+            setting.faults.retain(|fault| fault.spares_coordinators());
+            // Often, as it takes its time.
+            setting.faults.extend([Fault::StoreGoesBack; 3]);
+        }
         if setting.policy.balance_load && setting.policy.strategy == Strategy::Sticky {
             setting.load = Pattern::ALL[setting.rest_ms as usize % Pattern::ALL.len()];
             // An overload shows only in heartbeats between which nothing moves.

@@ -44,6 +44,8 @@ pub(crate) struct Site {
     /// The parts of processes that may stand still alone, with their processes.
     parts: RefCell<Vec<(Arc<Process>, Arc<Process>)>>,
     lives: Cell<u64>,
+    /// The store is about to go back.
+    pub(crate) goes_back: Cell<bool>,
 }
 
 impl Site {
@@ -55,6 +57,7 @@ impl Site {
             coordinators: RefCell::default(),
             parts: RefCell::default(),
             lives: Cell::new(0),
+            goes_back: Cell::new(false),
         });
         site.complete();
         site

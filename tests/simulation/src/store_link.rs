@@ -13,7 +13,9 @@ use async_trait::async_trait;
 use segue_coordination::store::{Store, StoreError, Survey, Watch};
 use segue_protocol::ids::{LeaseId, Revision};
 use segue_protocol::keys::{KeyName, Keyspace};
+use segue_protocol::records::KeyspaceConfig;
 use segue_protocol::txn::{Batch, Event, Keys, Op, Snapshot, Txn, TxnOutcome};
+use segue_protocol::view::View;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
@@ -219,6 +221,13 @@ impl World {
         }
     }
 
+    /// Takes the store as it is, after it has gone back.
+    pub(crate) async fn begin_anew(&self) {
+        if let Ok(snapshot) = self.store.snapshot(&Keys::Prefix(self.keys.root().to_owned())).await {
+            self.contract.begin_anew(snapshot);
+        }
+    }
+
     /// Follows the store without checking how it got there.
     pub(crate) async fn follow(&self) {
         if let Ok(snapshot) = self.store.snapshot(&Keys::Prefix(self.keys.root().to_owned())).await {
@@ -269,7 +278,10 @@ impl Store for StoreLink {
         let count = txns.len();
         if let Some(sabotage) = self.world.sabotage {
             for txn in &mut txns {
-                self.worlds.iter().for_each(|world| sabotage.strip(&world.keys, txn));
+                for world in self.worlds.iter() {
+                    let floor = world.contract.with_view(View::epoch_floor);
+                    sabotage.strip(&world.keys, floor, txn);
+                }
             }
         }
         let is_a_heartbeat =
@@ -291,9 +303,8 @@ impl Store for StoreLink {
                 return Ok(vec![Err(StoreError::Refused("the storm wants it".into())); txns.len()]);
             }
             look(&worlds, |_| Author::Other).await;
-            // A coordinator's seat is the one thing that it writes without authority.
             let is_elective =
-                |txn: &Txn| txn.then.iter().any(|op| worlds.iter().any(|world| is_about_a_seat(&world.keys, op)));
+                |txn: &Txn| txn.then.iter().any(|op| worlds.iter().any(|world| needs_no_authority(world, op)));
             let elects = txns.iter().any(is_elective);
             let writes_below = |root: &str| txns.iter().any(|txn| writes_below(txn, root));
             let roots: Vec<_> = worlds.iter().map(|world| writes_below(world.keys.root())).collect();
@@ -397,6 +408,16 @@ async fn relay(
 
 fn deletes(batch: &Batch) -> usize {
     batch.events.iter().filter(|event| matches!(event, Event::Delete { .. })).count()
+}
+
+/// A coordinator writes this without authority: its seat, or a higher floor of epochs.
+fn needs_no_authority(world: &World, op: &Op) -> bool {
+    let raises = |value: &[u8]| {
+        let settings = serde_json::from_slice::<KeyspaceConfig>(value);
+        settings.is_ok_and(|settings| settings.epoch_floor > world.contract.with_view(View::epoch_floor))
+    };
+    is_about_a_seat(&world.keys, op)
+        || matches!(op, Op::Put { key, value, .. } if *key == world.keys.config() && raises(value))
 }
 
 /// The write takes or leaves the seat of a coordinator, or is a step of an assignment round.

@@ -40,6 +40,7 @@ pub const MUST_BE_SEEN: &[&str] = &[
     "a lease ran out while a connection was made",
     "a guard refused a write",
     "a watch was lost",
+    "the store went back",
     "a watch fell behind a compaction",
     "a registration was detached from its lease",
     "a process stood still in one keyspace",
