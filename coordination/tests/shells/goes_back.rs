@@ -137,7 +137,8 @@ async fn a_life_that_sees_no_lower_revision_ends_with_the_raised_floor() {
     assert_eq!(status.borrow().incarnation, first, "nothing shows yet that the store went back");
     let raised = KeyspaceConfig { epoch_floor: Epoch::new(1000), ..KeyspaceConfig::new(4) };
     put(&store, keys().config(), encode(&raised)).await;
-    status.wait_for(|state| state.not_ready.is_none() && state.incarnation > first).await.unwrap();
+    let anew = status.wait_for(|state| state.not_ready.is_none() && state.incarnation > first);
+    assert!(timeout(TEST_TIMEOUT, anew).await.is_ok_and(|state| state.is_ok()), "its life goes on");
     let kept = view(&store).await.unwrap().config.unwrap().value;
     assert_eq!(kept, raised, "it is high enough");
 }
