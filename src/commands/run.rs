@@ -29,8 +29,8 @@ use crate::certificates::{Certificates, Watching};
 use crate::files;
 use crate::hot_restart::{Exit, Server as HotRestart, Startup};
 use crate::metrics::{
-    HotRestartMetrics, MeteredStore, register_build_info, register_dropped_lines, register_store_went_back,
-    tell_outages,
+    HotRestartMetrics, MeteredStore, StoreHealth, register_build_info, register_dropped_lines,
+    register_store_went_back, tell_outages,
 };
 use crate::otlp::Exporter;
 use crate::roles::coordinator::BoundCoordinator;
@@ -192,18 +192,12 @@ async fn serve(
     sockets.extend(admin.as_ref().map(Admin::duplicate).transpose()?);
     startup.open_socket()?;
     let mut signals = Signals::new()?;
-    let store = open(&config)?;
 
     let mut registry = Registry::with_prefix("segue");
     register_build_info(&mut registry);
     register_dropped_lines(&mut registry, log.dropped.clone());
     tokio::spawn(logging::tell_dropped_lines(log.dropped.clone()));
-    let store = MeteredStore::new(store, &mut registry);
-    let health = store.health();
-    tokio::spawn(tell_outages(health.clone()));
-    let store = HorizonStore::new(Arc::new(store));
-    register_store_went_back(&mut registry, store.shared().clone());
-    let store: Arc<dyn Store> = Arc::new(store);
+    let (store, health) = metered(open(&config)?, &mut registry);
     let keyspaces = ServedKeyspace::all(&config, &mut registry);
     let hot_restarts = HotRestartMetrics::new(&mut registry);
     let watching = certificates.watch(&mut registry);
@@ -261,6 +255,16 @@ async fn serve(
     }
     info!("ended");
     Ok(service.map_or(0, |ended| ended.code))
+}
+
+/// Returns the store with its metrics, and what is known of it. From now on its outages are told, and that it goes back.
+fn metered(store: Arc<dyn Store>, registry: &mut Registry) -> (Arc<dyn Store>, Arc<StoreHealth>) {
+    let store = MeteredStore::new(store, registry);
+    let health = store.health();
+    tokio::spawn(tell_outages(health.clone()));
+    let store = HorizonStore::new(Arc::new(store));
+    register_store_went_back(registry, store.shared().clone());
+    (Arc::new(store), health)
 }
 
 /// Returns what of the roles takes settings over while it runs.

@@ -192,7 +192,7 @@ impl<'a> Leadership<'a> {
                 () = shutdown.cancelled() => return End::Over,
                 update = watcher.next() => match update {
                     Update::Snapshot(view) => {
-                        if !sighted {
+                        if !sight.is_clear() {
                             self.memory.regained_sight();
                         }
                         self.view.resync(*view);

@@ -91,7 +91,9 @@ async fn of_pods_whose_services_are_all_unhealthy_one_goes_on() {
             pods.push(ready(&fixture, name, fence).await);
         }
         fixture.until("all are there", |view| view.pods.len() == 3).await;
-        pods.iter().for_each(|(_, service)| drop(service.unhealthy.send_replace(true)));
+        for (_, service) in &pods {
+            service.unhealthy.send_replace(true);
+        }
         sleep(Duration::from_secs(60)).await;
         assert_eq!(accepting(&fixture).await.len(), 1, "fence: {fence}");
     }

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::super::refusals::Learnt;
+use super::super::seat::Seat;
 use super::{Leadership, Subject};
 use crate::store::StoreError;
 
