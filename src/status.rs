@@ -282,6 +282,29 @@ impl KeyspaceStatus {
             repairs,
         }
     }
+
+    fn list_pods(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(out, "pods        {}", if self.pods.is_empty() { "none" } else { "" })?;
+        let width = self.pods.iter().map(|pod| pod.name.len()).max().unwrap_or(0);
+        let status_width = self.pods.iter().map(|pod| format!("{:?}", pod.status).len()).max().unwrap_or(0);
+        for pod in &self.pods {
+            let (name, status, owns) = (&pod.name, format!("{:?}", pod.status), pod.partitions);
+            let can = or_none(&pod.capabilities.join(", ")).to_owned();
+            write!(out, "  {name:width$}  {status:status_width$}  owns {owns:>4}  at {}  can {can}", pod.address)?;
+            if let Some(load) = pod.load {
+                write!(out, "  load {load:.1}")?;
+            }
+            if let Some(age) = pod.heartbeat_age_ms.filter(|_| pod.suspected) {
+                write!(out, "  suspected: last heartbeat {:.1} s ago", age as f64 / 1000.0)?;
+            }
+            if let Some(age) = pod.oldest_checkpoint_age_ms {
+                let (with, seconds) = (pod.checkpoints, age as f64 / 1000.0);
+                write!(out, "  checkpoints of {with} partitions, the oldest {seconds:.1} s old")?;
+            }
+            writeln!(out)?;
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Display for KeyspaceStatus {
@@ -303,25 +326,7 @@ impl fmt::Display for KeyspaceStatus {
             writeln!(out, "epochs      above {}, as the store went back", self.epoch_floor)?;
         }
         writeln!(out, "routers     {}", or_none(&self.routers.join(", ")))?;
-        writeln!(out, "pods        {}", if self.pods.is_empty() { "none" } else { "" })?;
-        let width = self.pods.iter().map(|pod| pod.name.len()).max().unwrap_or(0);
-        let status_width = self.pods.iter().map(|pod| format!("{:?}", pod.status).len()).max().unwrap_or(0);
-        for pod in &self.pods {
-            let (name, status, owns) = (&pod.name, format!("{:?}", pod.status), pod.partitions);
-            let can = or_none(&pod.capabilities.join(", ")).to_owned();
-            write!(out, "  {name:width$}  {status:status_width$}  owns {owns:>4}  at {}  can {can}", pod.address)?;
-            if let Some(load) = pod.load {
-                write!(out, "  load {load:.1}")?;
-            }
-            if let Some(age) = pod.heartbeat_age_ms.filter(|_| pod.suspected) {
-                write!(out, "  suspected: last heartbeat {:.1} s ago", age as f64 / 1000.0)?;
-            }
-            if let Some(age) = pod.oldest_checkpoint_age_ms {
-                let (with, seconds) = (pod.checkpoints, age as f64 / 1000.0);
-                write!(out, "  checkpoints of {with} partitions, the oldest {seconds:.1} s old")?;
-            }
-            writeln!(out)?;
-        }
+        self.list_pods(out)?;
         for (address, pods) in &self.shared_addresses {
             writeln!(out, "one address {address}: pods {}; correct pod.advertise", pods.join(" and "))?;
         }
