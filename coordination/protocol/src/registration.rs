@@ -3,7 +3,7 @@
 //! Pure. A plain put by another writer detaches the key from its lease. The key would then outlive its process, and no
 //! partition would ever be moved away from it. The participant restores the key under guards that only its own life can
 //! meet. Elsewhere: when to check (`participant` of `segue-coordination`), and what a key without a lease means to
-//! others ([`View`](crate::view::View)).
+//! others ([`View`]).
 
 use crate::ids::{Incarnation, LeaseId, Revision};
 use crate::keys::Keyspace;

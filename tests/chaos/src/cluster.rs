@@ -26,6 +26,7 @@ use segue_tests::status::Status;
 
 use crate::disk::SlowDisk;
 use crate::etcd::{self, MEMBERS};
+use crate::namespaces::run;
 use crate::network::Network;
 use crate::timeline::Timeline;
 
@@ -124,6 +125,12 @@ impl Cluster {
     }
 
     pub(crate) fn start_etcd(&mut self) -> anyhow::Result<()> {
+        self.start_members()?;
+        self.write_password(FIRST_PASSWORD)?;
+        etcd_admin::enable_users(self.etcd_addresses()[0], FIRST_PASSWORD).map_err(anyhow::Error::msg)
+    }
+
+    fn start_members(&mut self) -> anyhow::Result<()> {
         for member in MEMBERS {
             self.start(member)?;
         }
@@ -132,8 +139,23 @@ impl Cluster {
             ensure!(begun.elapsed() < START, "etcd has no leader:\n{}", self.processes[MEMBERS[0]].output());
             std::thread::sleep(Duration::from_millis(50));
         }
-        self.write_password(FIRST_PASSWORD)?;
-        etcd_admin::enable_users(self.etcd_addresses()[0], FIRST_PASSWORD).map_err(anyhow::Error::msg)
+        Ok(())
+    }
+
+    /// Ends every member of etcd at once, copies their disks or puts the copies back, and starts them again.
+    pub(crate) fn etcd_disks(&mut self, put_back: bool) -> anyhow::Result<()> {
+        MEMBERS.into_iter().for_each(|member| self.kill(member));
+        for member in MEMBERS {
+            let (disk, copy) = (self.etcd_disk(member), self.folder.join(format!("{member}.copy")));
+            let (from, to) = if put_back { (&copy, &disk) } else { (&disk, &copy) };
+            let _ = std::fs::remove_dir_all(to);
+            run("cp", &["-a", &from.to_string_lossy(), &to.to_string_lossy()])?;
+        }
+        self.start_members()
+    }
+
+    fn etcd_disk(&self, member: &str) -> PathBuf {
+        self.folder.join(format!("{member}.data"))
     }
 
     /// Writes the password that every process reads.
@@ -184,7 +206,7 @@ impl Cluster {
         match name.as_bytes()[0] {
             b'e' => {
                 let members = MEMBERS.map(|member| (member, self.network.address(member)));
-                let data = self.folder.join(format!("{name}.data"));
+                let data = self.etcd_disk(name);
                 command.arg("etcd").args(etcd::arguments(name, &data.to_string_lossy(), &members));
             }
             b'w' => self.writer(name, &mut command),

@@ -2,7 +2,7 @@
 //!
 //! An ownership begins between two known moments: the sending of a read that was answered with a smaller revision, and
 //! the arrival of the event. The watch resumes from its last revision, so it misses nothing. The run fails if that
-//! revision was compacted.
+//! revision was compacted. A store that went back is watched anew.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,7 +25,7 @@ const POLL: Duration = Duration::from_millis(5);
 
 /// The keyspace's history, watched for as long as this lives.
 pub(crate) struct History {
-    store: Arc<dyn Store>,
+    store: Mutex<Arc<dyn Store>>,
     keys: Keyspace,
     seen: Arc<Mutex<Seen>>,
     runtime: Handle,
@@ -45,7 +45,8 @@ pub(crate) struct Seen {
     reads: BTreeMap<Revision, Nanos>,
     revision: Revision,
     lost: Option<String>,
-    over: bool,
+    /// How often the store went back. What follows an earlier one ends.
+    life: u64,
 }
 
 impl History {
@@ -62,11 +63,38 @@ impl History {
             reads: BTreeMap::new(),
             revision,
             lost: None,
-            over: false,
+            life: 0,
         }));
-        runtime.spawn(follow(store.clone(), keys.clone(), seen.clone()));
-        runtime.spawn(read_revisions(store.clone(), keys.clone(), seen.clone()));
-        Ok(History { store, keys, seen, runtime: runtime.clone() })
+        let history = History { store: Mutex::new(store), keys, seen, runtime: runtime.clone() };
+        history.watch();
+        Ok(history)
+    }
+
+    fn watch(&self) {
+        let (store, keys, seen, life) = (self.store(), self.keys.clone(), self.seen.clone(), self.seen().life);
+        self.runtime.spawn(follow(store.clone(), keys.clone(), seen.clone(), life));
+        self.runtime.spawn(read_revisions(store, keys, seen, life));
+    }
+
+    /// Begins anew with the store as it is now, which went back. Owners of before stay known.
+    pub(crate) fn restart(&self, options: EtcdOptions) -> anyhow::Result<()> {
+        let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(options)?);
+        let all = Keys::Prefix(self.keys.root().to_owned());
+        let snapshot = self.runtime.block_on(store.snapshot(&all)).context("reading the store")?;
+        {
+            let mut seen = self.seen();
+            seen.life += 1;
+            seen.revision = snapshot.revision;
+            seen.reads.clear();
+            seen.view = View::from_snapshot(self.keys.clone(), snapshot);
+        }
+        *lock(&self.store) = store;
+        self.watch();
+        Ok(())
+    }
+
+    fn store(&self) -> Arc<dyn Store> {
+        lock(&self.store).clone()
     }
 
     pub(crate) fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -80,14 +108,14 @@ impl History {
     /// Writes to the store as an operator would by hand.
     pub(crate) fn by_hand(&self, write: Op) -> anyhow::Result<()> {
         let txn = Txn { when: Vec::new(), then: vec![write], otherwise: None };
-        self.runtime.block_on(self.store.commit(txn))?;
+        self.runtime.block_on(self.store().commit(txn))?;
         Ok(())
     }
 
     /// Waits until all that has been written by now has been seen.
     pub(crate) fn catch_up(&self) -> anyhow::Result<Revision> {
         let all = Keys::Prefix(self.keys.root().to_owned());
-        let snapshot = self.runtime.block_on(self.store.snapshot(&all)).context("reading the store")?;
+        let snapshot = self.runtime.block_on(self.store().snapshot(&all)).context("reading the store")?;
         let begun = Instant::now();
         loop {
             let (seen, lost) = {
@@ -111,11 +139,26 @@ impl History {
 
 impl Drop for History {
     fn drop(&mut self) {
-        self.seen().over = true;
+        self.seen().life += 1;
     }
 }
 
 impl Seen {
+    pub(crate) fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    /// Records a read that was sent then. Returns `false` if the store went back since.
+    fn has_read(&mut self, life: u64, sent: Nanos, revision: Option<Revision>) -> bool {
+        self.reads.extend(revision.filter(|_| self.life == life).map(|revision| (revision, sent)));
+        self.life == life
+    }
+
+    /// Returns the next revision, unless the store went back since.
+    fn next(&self, life: u64) -> Option<Revision> {
+        (self.life == life).then(|| self.revision.next())
+    }
+
     fn note(&mut self, batch: Batch) {
         let arrived = clock::now();
         self.revision = batch.revision;
@@ -149,14 +192,21 @@ impl Seen {
     }
 }
 
-async fn follow(store: Arc<dyn Store>, keys: Keyspace, seen: Arc<Mutex<Seen>>) {
+async fn follow(store: Arc<dyn Store>, keys: Keyspace, seen: Arc<Mutex<Seen>>, life: u64) {
     let all = Keys::Prefix(keys.root().to_owned());
-    while !lock(&seen).over {
-        let from = lock(&seen).revision.next();
+    loop {
+        let next = lock(&seen).next(life);
+        let Some(from) = next else { return };
         let error = match store.watch(&all, from).await {
             Ok(mut watch) => loop {
                 match watch.next().await {
-                    Ok(batch) => lock(&seen).note(batch),
+                    Ok(batch) => {
+                        let mut seen = lock(&seen);
+                        if seen.life != life {
+                            return;
+                        }
+                        seen.note(batch);
+                    }
                     Err(error) => break error,
                 }
             },
@@ -170,17 +220,18 @@ async fn follow(store: Arc<dyn Store>, keys: Keyspace, seen: Arc<Mutex<Seen>>) {
     }
 }
 
-async fn read_revisions(store: Arc<dyn Store>, keys: Keyspace, seen: Arc<Mutex<Seen>>) {
+async fn read_revisions(store: Arc<dyn Store>, keys: Keyspace, seen: Arc<Mutex<Seen>>, life: u64) {
     let one = Keys::One(keys.config());
-    while !lock(&seen).over {
+    loop {
         let sent = clock::now();
-        if let Ok(snapshot) = store.snapshot(&one).await {
-            lock(&seen).reads.insert(snapshot.revision, sent);
+        let snapshot = store.snapshot(&one).await;
+        if !lock(&seen).has_read(life, sent, snapshot.ok().map(|it| it.revision)) {
+            return;
         }
         tokio::time::sleep(POLL).await;
     }
 }
 
-fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
-    seen.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -32,7 +32,7 @@ pub(crate) const RANDOM: &str = "random";
 /// Long enough for leases to end.
 const BEYOND_LEASE: Duration = Duration::from_secs(5);
 
-const ALL: [Scenario; 18] = [
+const ALL: [Scenario; 19] = [
     Scenario {
         name: "stuck-router",
         says: "a router is stopped before it holds; no other may go on before its lease is gone",
@@ -107,6 +107,11 @@ const ALL: [Scenario; 18] = [
         name: "replaced-password",
         says: "the password of Segue's user is replaced, in etcd first",
         play: store::replaced_password,
+    },
+    Scenario {
+        name: "restored-store",
+        says: "etcd's disks are put back to an earlier state: no life and no epoch of before goes on",
+        play: store::restored_store,
     },
     Scenario {
         name: "unread-log",

@@ -1,9 +1,10 @@
 //! Scenarios of the store: its members, its disk, its history, and the way to it.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use rand::RngExt as _;
-use segue_protocol::ids::{PartitionId, Revision};
+use segue_protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_protocol::records::Phase;
 use segue_tests::etcd_admin;
 
@@ -139,6 +140,38 @@ pub(super) fn replaced_password(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let errors = stage.errors();
     if errors != before {
         stage.verdict.add("unheld", format!("errors before {before:?}, then {errors:?}"));
+    }
+    leave(stage);
+    Ok(())
+}
+
+pub(super) fn restored_store(stage: &mut Stage<'_>) -> anyhow::Result<()> {
+    stage.cluster.etcd_disks(false)?;
+    stage.settle();
+    let lives = |stage: &Stage<'_>| -> BTreeSet<Incarnation> {
+        let seen = stage.history.seen();
+        let (pods, routers) = (seen.view.pods.values(), seen.view.routers.values());
+        pods.map(|pod| pod.incarnation()).chain(routers.map(|router| router.incarnation())).collect()
+    };
+    let copied = lives(stage);
+    // Owners and epochs that are not in the copies.
+    stage.cluster.start(JOINER)?;
+    stage.settle();
+    let revision = stage.history.catch_up()?;
+    let newest = stage.history.seen().view.assignments.values().map(|one| one.value.epoch).max();
+    stage.cluster.etcd_disks(true)?;
+    stage.history.restart(stage.cluster.etcd_options())?;
+    let back_to = stage.history.seen().revision();
+    stage.settle();
+    let (left, oldest) = {
+        let left = lives(stage).intersection(&copied).count();
+        (left, stage.history.seen().view.assignments.values().map(|one| one.value.epoch).min())
+    };
+    stage.timeline.say(&format!(
+        "  back from revision {revision} to {back_to}; epochs were at most {newest:?}, and are at least {oldest:?} now"
+    ));
+    if left > 0 || oldest <= newest {
+        stage.verdict.add("went_back", format!("{left} lives of before go on; epochs {oldest:?} after {newest:?}"));
     }
     leave(stage);
     Ok(())
