@@ -38,6 +38,9 @@ const RATE: u32 = 500;
 /// What is left of a limited time for coming to rest and for ending every process, when faults stop being drawn.
 const RESERVE: Duration = Duration::from_secs(40);
 
+/// Errors of the store that processes are to report.
+const SAID_IN_ERROR: [&str; 2] = ["the store went back", "etcd does not accept this process's user"];
+
 /// What is happening on a cluster.
 pub(crate) struct Stage<'a> {
     pub(crate) cluster: &'a mut Cluster,
@@ -185,7 +188,9 @@ fn one(
         verdict.add("processes", fault);
     }
     for (name, output) in cluster.outputs() {
-        for line in output.lines().filter(|line| line.contains("panicked") || line.contains(" ERROR ")) {
+        let is_expected = |line: &&str| SAID_IN_ERROR.iter().any(|said| line.contains(said));
+        let errors = output.lines().filter(|line| line.contains("panicked") || line.contains(" ERROR "));
+        for line in errors.filter(|line| !is_expected(line)) {
             verdict.add("processes", format!("{name} said: {line}"));
         }
     }

@@ -91,6 +91,10 @@ pub(super) fn slow_disk(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn owns(stage: &Stage<'_>, pod: &str) -> bool {
+    stage.history.seen().view.assignments.values().any(|assignment| assignment.value.owner == pod)
+}
+
 /// A pod that starts while etcd refuses writes.
 const LATE_JOINER: &str = PODS[5];
 /// How long etcd refuses writes: `phase_timeout` is 8 s, and stopped partitions have to be served again after that.
@@ -113,10 +117,7 @@ pub(super) fn full_store(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     stage.pause(2_000);
     etcd_admin::refuse_writes(member, false).map_err(anyhow::Error::msg)?;
     let accepted = Instant::now();
-    let joined = stage.until(REST, |stage| {
-        let seen = stage.history.seen();
-        seen.view.assignments.values().any(|assignment| assignment.value.owner == LATE_JOINER)
-    });
+    let joined = stage.until(REST, |stage| owns(stage, LATE_JOINER));
     stage.timeline.say(&format!(
         "  handoffs were in Ready: {midway}; {LATE_JOINER} owned a partition {:.1} s after writes were accepted: {joined}",
         accepted.elapsed().as_secs_f64()
@@ -130,12 +131,13 @@ pub(super) fn full_store(stage: &mut Stage<'_>) -> anyhow::Result<()> {
 pub(super) fn replaced_password(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let before = stage.errors();
     let password = format!("{:x}", stage.random.random::<u64>());
+    stage.cluster.start(JOINER)?;
+    stage.until(BEYOND_LEASE, |stage| !stage.history.seen().view.handoffs.is_empty());
     etcd_admin::replace_password(stage.cluster.etcd_addresses()[0], &password).map_err(anyhow::Error::msg)?;
     // No token is valid any more, and the file's password is not either.
-    stage.pause(500);
+    stage.pause(1_000);
     stage.cluster.write_password(&password)?;
     stage.pause(BEYOND_LEASE.as_millis() as u64);
-    stage.cluster.start(JOINER)?;
     stage.settle();
     let errors = stage.errors();
     if errors != before {
@@ -156,6 +158,7 @@ pub(super) fn restored_store(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let copied = lives(stage);
     // Owners and epochs that are not in the copies.
     stage.cluster.start(JOINER)?;
+    stage.until(REST, |stage| owns(stage, JOINER));
     stage.settle();
     let revision = stage.history.catch_up()?;
     let newest = stage.history.seen().view.assignments.values().map(|one| one.value.epoch).max();
