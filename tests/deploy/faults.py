@@ -239,4 +239,4 @@ SHORTER = {"SegueHandoffOld": ("> 600", "> 10")}
 # What a live site cannot be brought to within seconds, or what several faults may set off. rules.test.yaml tests these alerts, and
 # those with a threshold.
 BY_RULE_TEST = {"SegueVersionsMixed", "SegueInterventionForgotten", "SegueServerErrors", "SegueResponsesCutOff",
-                "SegueStoreFillsUp"}
+                "SegueStoreFillsUp", "SegueStoreWentBack"}
