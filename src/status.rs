@@ -323,7 +323,7 @@ impl fmt::Display for KeyspaceStatus {
         writeln!(out, "leader      {leader}")?;
         writeln!(out, "partitions  {}, {} without a living owner", self.partitions, self.unowned)?;
         if self.epoch_floor > Epoch::default() {
-            writeln!(out, "epochs      above {}, as the store went back", self.epoch_floor)?;
+            writeln!(out, "epochs      above {} (epoch_floor)", self.epoch_floor)?;
         }
         writeln!(out, "routers     {}", or_none(&self.routers.join(", ")))?;
         self.list_pods(out)?;

@@ -88,7 +88,7 @@ impl OwnKey {
         };
         let why = ends_life(view, floor, used);
         if let Some(why) = why {
-            warn!(key = self.key, why, "the store went back; registering anew");
+            warn!(key = self.key, why, "this life is over; registering anew");
         }
         why.is_some()
     }
