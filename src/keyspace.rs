@@ -53,6 +53,10 @@ impl StatusSource for KeyspaceStatusSource {
         json!(KeyspaceStatus { store_refuses_writes, ..self.board.status(unix_millis()) })
     }
 
+    fn summary(&self) -> Option<Value> {
+        Some(json!({ "store_refuses_writes": self.health.write_refusal() }))
+    }
+
     fn refresh(&self) {
         self.health.refresh();
     }

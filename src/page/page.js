@@ -157,6 +157,8 @@ function verdict() {
     const since = keyspace.stale ? ` for ${span(Math.max(0, Date.now() - state.clock - keyspace.stale.since))}` : '';
     return ['bad', `Old: this process has not followed the store${since}, and shows what it saw last`];
   }
+  const refusal = state.process.keyspace?.store_refuses_writes;
+  if (refusal) return ['bad', `The store refuses writes, and no move begins: ${refusal}`];
   const { handoffs, unowned, partitions, leader } = keyspace;
   const stuck = oldestFirst(handoffs.filter(isStuck));
   if (stuck.length > 0) {

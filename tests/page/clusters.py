@@ -206,6 +206,13 @@ token_file = "{token}"
                 and [pod["partitions"] for pod in status["pods"]] == [self.PARTITIONS[name]])
 
 
+def call(etcd, path, body):
+    """Asks etcd by its gateway for JSON."""
+    request = urllib.request.Request(f"{etcd.url}/v3/{path}", json.dumps(body).encode(), method="POST")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
 class LargeKeyspace:
     """65,536 partitions of 12 pods, written straight to etcd, and a router that shows them."""
 
@@ -216,7 +223,7 @@ class LargeKeyspace:
     def __init__(self, segue, folder):
         self.etcd = Etcd(folder)
         until(self.etcd.is_up, "etcd")
-        lease = self.call("lease/grant", {"TTL": 600})["ID"]
+        lease = call(self.etcd, "lease/grant", {"TTL": 600})["ID"]
         self.put([("config", {"partitions": self.PARTITIONS})])
         self.pods = [f"w-{number}" for number in range(self.PODS)]
         self.lives = {}
@@ -251,16 +258,11 @@ level = "debug"
 
         until(is_read, "all partitions in /status")
 
-    def call(self, path, body):
-        request = urllib.request.Request(f"{self.etcd.url}/v3/{path}", json.dumps(body).encode(), method="POST")
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
-
     def put(self, records, lease=0):
         encode = lambda text: base64.b64encode(text.encode()).decode()  # noqa: E731
         puts = [{"requestPut": {"key": encode(self.ROOT + key), "value": encode(json.dumps(value)), "lease": lease}}
                 for key, value in records]
-        return self.call("kv/txn", {"success": puts})
+        return call(self.etcd, "kv/txn", {"success": puts})
 
     def assign(self, owners):
         self.epoch += 1

@@ -16,7 +16,7 @@ import time
 import traceback
 
 from browser import Browser
-from clusters import Certified, Cluster, Demo, LargeKeyspace, Operated, Process, TwoKeyspaces, until
+from clusters import Certified, Cluster, Demo, LargeKeyspace, Operated, Process, TwoKeyspaces, call, until
 
 # CPU time of the page's main thread for each drawing of 65,536 partitions, in milliseconds. Frame times are only reported: on a
 # machine that does other work they say nothing of the page.
@@ -549,6 +549,20 @@ def the_keyspace_is_chosen_by_keyboard_and_kept_in_the_url(run):
     run.notes.append(browser.driver.current_url.split("/", 3)[3] or "/")
 
 
+def a_store_that_refuses_writes_is_the_headline(run):
+    cluster, browser = run.cluster(Operated), run.browser
+    browser.open(cluster.admin.url)
+    run.equals_status(cluster.admin)
+    alarm = {"memberID": "0", "alarm": "NOSPACE"}
+    call(cluster.etcd, "maintenance/alarm", {"action": "ACTIVATE"} | alarm)
+    shown = "The store refuses writes, and no move begins: "
+    page = until(lambda: (page := browser.read())["verdict"].startswith(shown) and page, "the refusal")
+    assert page["tone"] == "bad" and "space exceeded" in page["verdict"], page
+    run.notes.append(page["verdict"][:120])
+    call(cluster.etcd, "maintenance/alarm", {"action": "DEACTIVATE"} | alarm)
+    until(lambda: browser.read()["tone"] == "settled", "a store that accepts writes")
+
+
 def a_lost_store_makes_the_page_old(run):
     cluster, browser = run.cluster(Operated), run.browser
     browser.open(cluster.admin.url)
@@ -624,6 +638,7 @@ CHECKS = [
     a_failed_move_is_shown_to_rest,
     a_client_certificate_admits_to_actions,
     the_keyspace_is_chosen_by_keyboard_and_kept_in_the_url,
+    a_store_that_refuses_writes_is_the_headline,
     a_lost_store_makes_the_page_old,
     # Last, because it examines the requests of all other checks.
     nothing_is_loaded_from_elsewhere,
