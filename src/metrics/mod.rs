@@ -4,8 +4,7 @@
 //! (`segue_` and the documented ones). The request path has its own metrics ([`segue_proxy::metrics`]).
 
 mod coordinator;
-mod horizon;
-mod log;
+mod counters;
 mod outage;
 mod pod;
 mod pods_service;
@@ -28,8 +27,7 @@ use segue_coordination::store::StoreError;
 use tokio::time::Instant;
 
 pub use self::coordinator::CoordinatorMetrics;
-pub use self::horizon::register_store_went_back;
-pub use self::log::register_dropped_lines;
+pub use self::counters::{register_dropped_lines, register_store_went_back};
 pub use self::outage::tell_outages;
 pub use self::pod::{MeteredHooks, PodMetrics};
 pub use self::pods_service::PodsServiceMetrics;

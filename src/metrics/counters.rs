@@ -1,0 +1,52 @@
+//! Counters that are counted elsewhere and read when the metrics are.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::exemplar::Exemplar;
+use prometheus_client::registry::Registry;
+use segue_coordination::store::SharedHorizon;
+use tracing_appender::non_blocking::ErrorCounter;
+
+/// Registers `store_went_back_total`.
+pub fn register_store_went_back(registry: &mut Registry, horizon: SharedHorizon) {
+    let help = "Times that the store showed a revision below one that this process had seen";
+    register(registry, "store_went_back", help, move || horizon.times());
+}
+
+/// Registers `log_lines_dropped_total`.
+pub fn register_dropped_lines(registry: &mut Registry, dropped: ErrorCounter) {
+    let help = "Log lines dropped because standard error was not read";
+    register(registry, "log_lines_dropped", help, move || dropped.dropped_lines() as u64);
+}
+
+fn register(
+    registry: &mut Registry,
+    name: &'static str,
+    help: &'static str,
+    read: impl Fn() -> u64 + Send + Sync + 'static,
+) {
+    registry.register_collector(Box::new(ReadCounter { name, help, read }));
+}
+
+struct ReadCounter<Read> {
+    name: &'static str,
+    help: &'static str,
+    read: Read,
+}
+
+impl<Read> fmt::Debug for ReadCounter<Read> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadCounter").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl<Read: Fn() -> u64 + Send + Sync + 'static> Collector for ReadCounter<Read> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut counter = encoder.encode_descriptor(self.name, self.help, None, MetricType::Counter)?;
+        let none: Option<&Exemplar<[(&str, &str); 0], u64>> = None;
+        counter.encode_counter(&(self.read)(), none)
+    }
+}
