@@ -183,6 +183,15 @@ mod tests {
         Txn { then: vec![Op::Put { key: "/a".to_owned(), value: Vec::new(), lease: None }], ..Txn::default() }
     }
 
+    #[tokio::test]
+    async fn how_full_the_store_is_passes_through() {
+        let faulty = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
+        let usage = Usage { revision: Revision::new(7), bytes: 3, quota: Some(9), is_readable: true };
+        faulty.set_usage(usage);
+        let store = HorizonStore::new(faulty);
+        assert_eq!(store.usage("/a", Revision::ZERO).await.unwrap(), Some(usage));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_response_that_later_ones_overtake_does_not_show_that_the_store_went_back() {
         let memory = MemoryStore::new();
