@@ -167,7 +167,7 @@ impl Holders {
             holder.ends_at = 0;
         }
         self.drop_out(id);
-        // One that is lost may not have fenced, and one that was dropped neither.
+        // A lost holder may not have fenced, nor a dropped one.
         let is_needed = |it: &Holder| it.is_live() || now < it.ends_at;
         self.is_over |= !self.all.values().any(is_needed);
         self.is_over

@@ -31,7 +31,7 @@ pub struct Horizon {
     highest: Revision,
     /// The floor of epochs of each keyspace, by its root, since then.
     floors: BTreeMap<String, Epoch>,
-    /// What was used up before: by keyspace, and at least in each.
+    /// The highest epochs that may have been used before: by keyspace, and at least in each.
     used: BTreeMap<String, Epoch>,
     used_everywhere: Epoch,
 }

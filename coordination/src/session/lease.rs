@@ -67,7 +67,7 @@ impl Lease {
         let keeper = async move {
             tokio::select! {
                 biased;
-                // What a participant cannot delete ends with the lease, which is renewed no more.
+                // Keys that a participant cannot delete end with the lease, which is renewed no more.
                 () = went_back.beyond(times) => keeper.shares.decide(Holders::lose),
                 () = keeper.run() => {}
             }

@@ -45,7 +45,7 @@ impl StoreRetry {
 /// Whether a participant's loop sees the store.
 #[derive(Debug, Default)]
 pub(crate) struct Sight {
-    /// What the last attempt failed with.
+    /// The kind of error of the last attempt.
     lost_by: Option<Discriminant<StoreError>>,
 }
 

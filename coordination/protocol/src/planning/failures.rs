@@ -1,6 +1,6 @@
 //! Counts failures of partitions, of pods, and of pods with single partitions, and how long each rests after them.
 //!
-//! What a failure is, and what does not happen while something rests, is elsewhere: [`backoff`](super::backoff) has cancelled
+//! Elsewhere: which failures count, and what does not happen during a rest. [`backoff`](super::backoff) records cancelled
 //! moves, [`short_lives`](super::short_lives) deaths.
 //!
 //! # Invariants

@@ -38,7 +38,7 @@ struct Seen {
     since: Duration,
     /// How long it has been in `Ready`, once it has left it.
     ready_for: Duration,
-    /// What was remembered of its partition and its new owner before its cancel was decided, once it has been.
+    /// The back-offs of its partition and its new owner before its cancel was decided, once it has been.
     given_up: Option<Remembered>,
     /// The epoch of the new ownership.
     epoch: Epoch,
