@@ -332,8 +332,8 @@ impl SharedLease {
     }
 }
 
-/// Returns whether a request puts the key of a part that has left or does not look again. It is left out: the key would stand until the process
-/// ends, as ARCHITECTURE.md says.
+/// Returns whether a request puts the key of a part that has left or does not look again. It is left out: the key would
+/// stand until the process ends, and etcd gives a request up within seconds.
 fn is_of_nobody(state: &State, request: usize) -> bool {
     let Request::Commit(txn) = &state.under_way[request] else { return false };
     let is_off = |key: &String| KEYS.iter().zip(state.parts).any(|(of, part)| of == key && part.stage == Stage::Off);
