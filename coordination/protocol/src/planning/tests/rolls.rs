@@ -269,7 +269,7 @@ fn a_pod_that_drains_and_comes_back_again_and_again_does_not_hold_balance_up() {
     assert!(rolling.world.balance()[&name(4)] > 0);
 }
 
-/// Prints the table of `docs/performance.md`.
+/// Prints what the table of `docs/performance.md` sums up.
 #[test]
 #[ignore = "takes a minute; make strategies"]
 #[allow(clippy::print_stdout)]
