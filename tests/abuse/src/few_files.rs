@@ -7,6 +7,7 @@ use segue_tests::http::is_ready;
 
 use crate::cluster::{Cluster, PARTITIONS};
 use crate::gauge::{FileLimits, files};
+use crate::judge::Verdict;
 use crate::wire::{ATTACKER, Raw};
 
 const FILES: usize = 256;
@@ -31,7 +32,7 @@ async fn is_served(router: std::net::SocketAddr, path: &str, partition: usize) -
     false
 }
 
-pub(crate) async fn run(cluster: &Cluster) -> anyhow::Result<(bool, String)> {
+pub(crate) async fn run(cluster: &Cluster) -> anyhow::Result<Verdict> {
     let router = cluster.router_with(FileLimits::of(FILES as u64), "r-few", "").await?;
     let mut silent = Vec::new();
     for _ in 0..SILENT {
@@ -55,5 +56,5 @@ pub(crate) async fn run(cluster: &Cluster) -> anyhow::Result<(bool, String)> {
         silent.len(),
         if ready { "reaches" } else { "has LOST" },
     );
-    Ok((harmless, line))
+    Ok(Verdict::certain(harmless, line))
 }

@@ -1,10 +1,12 @@
-//! Memory and open files of a process, read from /proc.
+//! Memory and open files of a process, read from /proc, and whether the machine stands still.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::task::JoinHandle;
@@ -22,15 +24,15 @@ pub(crate) fn files(pid: u32) -> usize {
 }
 
 /// Looks at the memory of a process many times a second.
-pub(crate) struct Peak(JoinHandle<()>, std::sync::Arc<std::sync::atomic::AtomicU64>);
+pub(crate) struct Peak(JoinHandle<()>, Arc<AtomicU64>);
 
 impl Peak {
     pub(crate) fn watch(pid: u32) -> Self {
-        let peak = std::sync::Arc::<std::sync::atomic::AtomicU64>::default();
+        let peak = Arc::<AtomicU64>::default();
         let seen = peak.clone();
         let looking = tokio::spawn(async move {
             loop {
-                seen.fetch_max(rss_kib(pid), std::sync::atomic::Ordering::Relaxed);
+                seen.fetch_max(rss_kib(pid), Relaxed);
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         });
@@ -40,7 +42,36 @@ impl Peak {
     /// In KiB.
     pub(crate) fn end(self) -> u64 {
         self.0.abort();
-        self.1.load(std::sync::atomic::Ordering::Relaxed)
+        self.1.load(Relaxed)
+    }
+}
+
+/// Sees whether this machine stands still: a thread that sleeps for a moment, again and again, wakes late then.
+pub(crate) struct Stalls {
+    /// In milliseconds.
+    longest: Arc<AtomicU64>,
+    _dropped: mpsc::Sender<()>,
+}
+
+impl Stalls {
+    pub(crate) fn watch() -> Self {
+        const MOMENT: Duration = Duration::from_millis(5);
+        let longest = Arc::<AtomicU64>::default();
+        let (dropped, told) = mpsc::channel();
+        let seen = longest.clone();
+        std::thread::spawn(move || {
+            let mut before = Instant::now();
+            while told.recv_timeout(MOMENT) == Err(mpsc::RecvTimeoutError::Timeout) {
+                seen.fetch_max(before.elapsed().saturating_sub(MOMENT).as_millis() as u64, Relaxed);
+                before = Instant::now();
+            }
+        });
+        Stalls { longest, _dropped: dropped }
+    }
+
+    /// How long it stood still at a time.
+    pub(crate) fn longest(&self) -> Duration {
+        Duration::from_millis(self.longest.load(Relaxed))
     }
 }
 

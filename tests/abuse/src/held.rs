@@ -14,6 +14,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::task::JoinSet;
 
 use crate::cluster::Cluster;
+use crate::judge::Verdict;
 use crate::wire::Raw;
 
 const HELD: usize = 12;
@@ -31,7 +32,7 @@ fn body(pieces: usize) -> impl hyper::body::Body<Data = Bytes, Error = Infallibl
     StreamBody::new(stream::iter((0..pieces).map(|_| Ok(Frame::data(Bytes::from_static(&PIECE_OF_ZEROS))))))
 }
 
-pub(crate) async fn run(cluster: &mut Cluster) -> anyhow::Result<(bool, String)> {
+pub(crate) async fn run(cluster: &mut Cluster) -> anyhow::Result<Verdict> {
     let router = cluster.router("r-held", "stash.max_wait = \"60s\"").await?;
     if let Some(pod) = cluster.pod.take() {
         pod.shut_down(Duration::from_secs(5)).await;
@@ -77,5 +78,5 @@ pub(crate) async fn run(cluster: &mut Cluster) -> anyhow::Result<(bool, String)>
         after.as_millis(),
         HELD + 1,
     );
-    Ok((harmless, line))
+    Ok(Verdict::certain(harmless, line))
 }

@@ -12,6 +12,7 @@ use tokio::net::TcpStream;
 use crate::cluster::{Cluster, Router};
 use crate::gauge::{FileLimits, rss_kib};
 use crate::good::answer;
+use crate::judge::Verdict;
 
 const MANY: usize = 8_000;
 /// What one idle connection that has been served may cost: what was measured, and some.
@@ -27,7 +28,7 @@ const CRUMBLING_BYTES: u64 = 384 << 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `files`: enough for all clients, and for as many connections to pods.
-pub(crate) async fn run(cluster: &mut Cluster, files: FileLimits) -> anyhow::Result<Vec<(bool, String)>> {
+pub(crate) async fn run(cluster: &mut Cluster, files: FileLimits) -> anyhow::Result<Vec<Verdict>> {
     let keys = format!(
         "stash = {{ max_wait = \"60s\", max_requests = {MANY} }}\nupstream.max_in_flight_per_pod = 12000\n\
          limits = {{ max_connections = 8900, max_in_flight_per_client = 0 }}"
@@ -70,7 +71,7 @@ pub(crate) async fn run(cluster: &mut Cluster, files: FileLimits) -> anyhow::Res
 }
 
 /// Held requests whose bodies arrive byte by byte must not cost more than their size.
-pub(crate) async fn crumbs(cluster: &mut Cluster) -> anyhow::Result<(bool, String)> {
+pub(crate) async fn crumbs(cluster: &mut Cluster) -> anyhow::Result<Verdict> {
     let router = cluster.router("r-crumbs", "stash.max_wait = \"60s\"").await?;
     if let Some(pod) = cluster.pod.take() {
         pod.shut_down(Duration::from_secs(5)).await;
@@ -114,8 +115,8 @@ async fn until(what: &str, condition: impl Fn() -> bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn line(fits: bool, name: &str, what: String) -> (bool, String) {
-    (fits, format!("{} {name:<24} {what}", if fits { "ok  " } else { "HARM" }))
+fn line(fits: bool, name: &str, what: String) -> Verdict {
+    Verdict::certain(fits, format!("{} {name:<24} {what}", if fits { "ok  " } else { "HARM" }))
 }
 
 fn per(now: u64, before: u64) -> u64 {

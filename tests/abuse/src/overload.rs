@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::cluster::{Cluster, PARTITIONS};
 use crate::good::answer;
-use crate::judge::millis;
+use crate::judge::{Harm, Verdict, millis};
 use crate::service::{AT_A_TIME, WORK};
 
 /// What the router lets the pod have at a time: a worker's share is half of it.
@@ -147,7 +147,11 @@ impl Load {
     }
 }
 
-pub(crate) async fn run(cluster: &Cluster) -> anyhow::Result<(bool, String)> {
+fn harm(certain: bool, in_time: bool) -> Option<Harm> {
+    if certain { Some(Harm::Certain) } else { (!in_time).then_some(Harm::Late) }
+}
+
+pub(crate) async fn run(cluster: &Cluster) -> anyhow::Result<Verdict> {
     let router = cluster.router("r-overload", &format!("upstream.max_in_flight_per_pod = {BOUND}")).await?;
     let asking = Asking { path: "/limited", partitions: 1, reason: "overload" };
     let mut calm = load(router.address, asking, ENOUGH).await;
@@ -155,14 +159,14 @@ pub(crate) async fn run(cluster: &Cluster) -> anyhow::Result<(bool, String)> {
     let mut over = load(router.address, asking, TOO_MANY).await;
     let most = cluster.pods.seen.take_most_in_flight();
     let mut after = load(router.address, asking, ENOUGH).await;
-    let harmless = over.shed() > 0
+    let certain = most > BOUND || [&calm, &over, &after].into_iter().any(|load| load.faults() > 0);
+    let in_time = over.shed() > 0
         && after.shed() == 0
         && over.good() >= LEAST * calm.good()
         && after.good() >= LEAST * calm.good()
-        && most <= BOUND
-        && over.p99() < WORK * (BOUND / AT_A_TIME) as u32 * 10
-        && [&calm, &over, &after].into_iter().all(|load| load.faults() == 0);
-    let mark = if harmless { "ok  " } else { "HARM" };
+        && over.p99() < WORK * (BOUND / AT_A_TIME) as u32 * 10;
+    let harm = harm(certain, in_time);
+    let mark = if harm.is_none() { "ok  " } else { "HARM" };
     let line = format!(
         "{mark} overload                 {TOO_MANY} clients on a pod for {ENOUGH}: goodput {:.0}/{:.0}/{:.0} a second \
          before/during/after, {} shed with 503 overload, at most {most} in the pod (bound {BOUND}); p99 of what was \
@@ -175,8 +179,8 @@ pub(crate) async fn run(cluster: &Cluster) -> anyhow::Result<(bool, String)> {
         millis(over.p99()),
         millis(after.p99()),
     );
-    let complaint = if harmless { String::new() } else { format!("\n     {}\n     {}", over.told(), after.told()) };
-    Ok((harmless, line + &complaint))
+    let complaint = if harm.is_none() { String::new() } else { format!("\n     {}\n     {}", over.told(), after.told()) };
+    Ok(Verdict { line: line + &complaint, harm })
 }
 
 /// How long requests are held for a pod that takes nothing, and how many clients ask all the same.
@@ -189,7 +193,7 @@ const SAVED: f64 = 100.0;
 const WORKERS: f64 = 2.0;
 
 /// A pod that refuses everything for a while gets little more than it is sent anew, and all of it once it accepts.
-pub(crate) async fn outage(cluster: &Cluster) -> anyhow::Result<(bool, String)> {
+pub(crate) async fn outage(cluster: &Cluster) -> anyhow::Result<Verdict> {
     let router = cluster.router("r-outage", HELD).await?;
     let asking = Asking { path: "/slow", partitions: PARTITIONS, reason: "no-owner" };
     let calm = load(router.address, asking, ASKING).await;
@@ -202,14 +206,14 @@ pub(crate) async fn outage(cluster: &Cluster) -> anyhow::Result<(bool, String)> 
     // Each worker finds out by itself, when it next tries the pod.
     let recovery = served_again(router.address, asking, ASKING).await;
     let after = load(router.address, asking, ASKING).await;
-    let harmless = got > 0
+    let certain = got as f64 > allowed || [&calm, &during, &after].into_iter().any(|load| load.faults() > 0);
+    let in_time = got > 0
         && recovery.is_some()
-        && (got as f64) <= allowed
         && during.shed() > 0
         && after.shed() == 0
-        && after.good() >= LEAST * calm.good()
-        && [&calm, &during, &after].into_iter().all(|load| load.faults() == 0);
-    let mark = if harmless { "ok  " } else { "HARM" };
+        && after.good() >= LEAST * calm.good();
+    let harm = harm(certain, in_time);
+    let mark = if harm.is_none() { "ok  " } else { "HARM" };
     let line = format!(
         "{mark} outage                   a pod that refuses everything for {} s: asked {asked} times, it got {got} requests \
          (bound {allowed:.0}); {} told so; all served again {}; answers {:.0}/{:.0} a second before/after",
@@ -219,6 +223,6 @@ pub(crate) async fn outage(cluster: &Cluster) -> anyhow::Result<(bool, String)> 
         calm.good(),
         after.good(),
     );
-    let complaint = if harmless { String::new() } else { format!("\n     {}\n     {}", during.told(), after.told()) };
-    Ok((harmless, line + &complaint))
+    let complaint = if harm.is_none() { String::new() } else { format!("\n     {}\n     {}", during.told(), after.told()) };
+    Ok(Verdict { line: line + &complaint, harm })
 }
