@@ -29,7 +29,7 @@ use super::body::{ResponseBody, empty};
 use super::by_partition::Lease;
 use super::connection::Connector;
 use super::expect::{RequestBody, Upload};
-use super::heads::strip_hop_by_hop;
+use super::heads::{settle_framing, strip_hop_by_hop};
 use super::http2::Failure;
 use super::local_reply::LocalReplies;
 use super::relayed_body::relayed_body;
@@ -179,19 +179,26 @@ impl Responding {
 
     /// Forwards the response, reads it to its end whether its router does or not, and returns once the upload has ended.
     async fn relay(self, response: Response<Incoming>, upload: oneshot::Receiver<Upload>) {
-        let Responding { upstream, to_router, service, mut until, .. } = self;
+        let Responding { upstream, replies, to_router, service, mut until } = self;
         let (mut head, mut body) = response.into_parts();
+        let framing = settle_framing(head.version, &mut head.headers);
         strip_hop_by_hop(&mut head.headers, false);
-        if head.status == StatusCode::INTERNAL_SERVER_ERROR {
+        if head.status == StatusCode::INTERNAL_SERVER_ERROR || !framing.is_certain() {
             // Many servers close a connection behind an exception, without a word. The next request on it would be lost.
             service.retire();
         }
-        if body.is_end_stream() {
+        if body.is_end_stream() && framing.is_readable() {
             let _ = to_router.send(Response::from_parts(head, empty()));
             return service.has_all(upload, &upstream, until).await;
         }
         let (sender, relayed) = relayed_body(READ_AHEAD_FRAMES);
-        let mut read = to_router.send(Response::from_parts(head, relayed.boxed_unsync())).is_ok();
+        let mut read = framing.is_readable();
+        if read {
+            read = to_router.send(Response::from_parts(head, relayed.boxed_unsync())).is_ok();
+        } else {
+            tracing::debug!("the service's response has a transfer coding other than chunked");
+            let _ = to_router.send(replies.broken());
+        }
         let (mut told, mut reset_at) = (false, None);
         loop {
             if !read && !std::mem::replace(&mut told, true) {

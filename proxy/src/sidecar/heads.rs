@@ -3,7 +3,9 @@
 //!
 //! Pure.
 
-use http::header::{CONNECTION, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, TE, UPGRADE};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRANSFER_ENCODING, UPGRADE,
+};
 use http::uri::{Authority, Scheme};
 use http::{Request, Uri, Version};
 use hyper::body::Incoming;
@@ -49,6 +51,42 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
+/// How the body of a service's response is delimited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Framing {
+    Certain,
+    /// It has a length beside its coding. The coding counts, but what follows on the connection cannot be trusted.
+    Contradictory,
+    /// It has a coding that its reader would not be told of, since the header that names it does not go on.
+    Coded,
+}
+
+impl Framing {
+    pub(super) fn is_certain(self) -> bool {
+        self == Framing::Certain
+    }
+
+    pub(super) fn is_readable(self) -> bool {
+        self != Framing::Coded
+    }
+}
+
+/// Returns how a response's body is delimited, and removes a length that does not count: whoever forwards it would cut
+/// the body to it. hyper reads such responses; the router, which reads those of pods without a sidecar, has the same rules.
+pub(super) fn settle_framing(version: Version, headers: &mut HeaderMap) -> Framing {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let Some(coding) = codings.next() else { return Framing::Certain };
+    // HTTP/1.0 has no codings, so the meaning of one there is unknown.
+    let is_chunked = coding.as_bytes().eq_ignore_ascii_case(b"chunked") && version != Version::HTTP_10;
+    if !is_chunked || codings.next().is_some() {
+        return Framing::Coded;
+    }
+    match headers.remove(CONTENT_LENGTH) {
+        Some(_) => Framing::Contradictory,
+        None => Framing::Certain,
+    }
+}
+
 /// Removes the headers of a single connection. With `upgrade` it keeps those that agree on another protocol.
 pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap, upgrade: bool) {
     let to = headers.get(UPGRADE).cloned().filter(|_| upgrade);
@@ -85,6 +123,24 @@ pub(super) fn client(headers: &HeaderMap) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_coding_counts_and_not_the_length_beside_it() {
+        let of = |version, lines: &[(HeaderName, &'static str)]| {
+            let lines = lines.iter().cloned().map(|(name, value)| (name, HeaderValue::from_static(value)));
+            let mut headers = lines.collect();
+            (settle_framing(version, &mut headers), headers.contains_key(CONTENT_LENGTH))
+        };
+        let coding = |coding| (TRANSFER_ENCODING, coding);
+        let length = (CONTENT_LENGTH, "5");
+        assert_eq!(of(Version::HTTP_11, std::slice::from_ref(&length)), (Framing::Certain, true));
+        assert_eq!(of(Version::HTTP_11, &[coding("Chunked")]), (Framing::Certain, false));
+        assert_eq!(of(Version::HTTP_11, &[length, coding("chunked")]), (Framing::Contradictory, false));
+        for others in [&[coding("gzip, chunked")][..], &[coding("identity")], &[coding("chunked"), coding("chunked")]] {
+            assert_eq!(of(Version::HTTP_11, others).0, Framing::Coded, "{others:?}");
+        }
+        assert_eq!(of(Version::HTTP_10, &[coding("chunked")]).0, Framing::Coded);
+    }
 
     #[test]
     fn the_client_is_the_peer_of_the_router_or_of_the_proxy_that_it_trusts() {

@@ -318,6 +318,32 @@ async fn telling_service(by_http2: bool) -> SocketAddr {
     let (listener, address) = listen().await;
     tokio::spawn(async move {
         let stream = TokioIo::new(listener.accept().await.unwrap().0);
+/// hyper reads them by their coding and keeps their length, to which it would cut what it forwards.
+#[tokio::test]
+async fn a_response_with_a_length_beside_its_coding_arrives_whole_and_one_with_another_coding_does_not() {
+    const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    for (coding, length, begins, ends) in [
+        ("chunked", 5, "HTTP/1.1 200 ", "ten bytes."),
+        ("chunked", 50, "HTTP/1.1 200 ", "ten bytes."),
+        ("gzip, chunked", 10, "HTTP/1.1 502 ", "}"),
+    ] {
+        let (listener, address) = listen().await;
+        let mut world = World::new(address);
+        world.router.write_all(GET).await.unwrap();
+        let mut service = in_time(listener.accept()).await.unwrap().0;
+        read_to(&mut service, "\r\n\r\n").await;
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\ntransfer-encoding: {coding}\r\n\r\n");
+        service.write_all(format!("{head}a\r\nten bytes.\r\n0\r\n\r\n").as_bytes()).await.unwrap();
+        let exchange = world.exchange.await.unwrap();
+        let mut told = String::new();
+        in_time(world.router.read_to_string(&mut told)).await.unwrap();
+        let body = told.split_once("\r\n\r\n").unwrap().1.trim_start_matches("a\r\n").trim_end_matches("\r\n0\r\n\r\n");
+        assert!(told.starts_with(begins) && body.ends_with(ends), "{coding}, {length}: {told}");
+        in_time(exchange).await.unwrap();
+        in_time(service.read_to_end(&mut Vec::new())).await.expect("the connection carries no other request");
+    }
+}
+
         let service = service_fn(async |request: Request<Incoming>| {
             let (head, body) = request.into_parts();
             let host = head.headers.get("host").map(|host| host.to_str().unwrap().to_owned());
