@@ -2,6 +2,13 @@
 //!
 //! Pure. Not here: upgraded connections, which are streams as well (`forward::tunnel`), and what is done with streams.
 
+use http::header::{CONTENT_TYPE, HeaderMap};
+
+/// Returns whether a response with these headers is a stream.
+pub(crate) fn says_stream(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|kind| is_stream(kind.as_bytes()))
+}
+
 /// Returns whether a response with this `content-type` is a stream: server-sent events, or gRPC in any form, gRPC-Web
 /// included. The head of a gRPC response does not tell a single message from many.
 pub(crate) fn is_stream(content_type: &[u8]) -> bool {

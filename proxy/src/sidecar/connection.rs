@@ -7,7 +7,7 @@
 //! # Invariants
 //!
 //! * A dropped connection is closed on this side only, and read until the service closes it or no exchange holds its
-//!   [`ServiceConnection`] any more.
+//!   [`ServiceConnection`] any more. One that is reset is gone at once.
 //! * What the kernel takes of a request is noted in [`Traffic`]; what keeps a connection alive, such as a ping, is not.
 //! * A service that answers HTTP/2 in another protocol is noted before the library learns of the answer.
 //! * [`ServiceConnection::closed`] returns after the service has closed the connection, never before.
@@ -24,10 +24,11 @@ use futures_util::task::AtomicWaker;
 use http::Uri;
 use hyper_util::client::legacy::connect::{CaptureConnection, Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
@@ -44,6 +45,7 @@ const LINGER_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct ServiceConnection {
     finish: AtomicBool,
+    reset: AtomicBool,
     reader: AtomicWaker,
     closed: CancellationToken,
     /// Whether the service has answered HTTP/2 in another protocol.
@@ -61,6 +63,12 @@ impl ServiceConnection {
     /// Closes this side of the connection: the service learns that its response is not awaited any more.
     pub(super) fn finish(&self) {
         self.finish.store(true, SeqCst);
+        self.reader.wake();
+    }
+
+    /// Ends the connection for both sides: the service learns by its next write that nobody reads it.
+    pub(super) fn reset(&self) {
+        self.reset.store(true, SeqCst);
         self.reader.wake();
     }
 
@@ -132,6 +140,12 @@ fn are_of_request(frames: &mut FrameFollower, mut bytes: &[u8]) -> bool {
 impl Drop for ServiceStream {
     fn drop(&mut self) {
         let (Some(stream), Ok(runtime)) = (self.stream.take(), Handle::try_current()) else { return };
+        if self.handle.reset.load(SeqCst) {
+            // Without it the kernel would send the end of the stream, which the service has been told and overlooks.
+            let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+            drop(stream);
+            return self.handle.closed.cancel();
+        }
         runtime.spawn(linger(stream, self.handle.clone()));
     }
 }
@@ -139,12 +153,14 @@ impl Drop for ServiceStream {
 async fn linger(mut stream: TcpStream, handle: Arc<ServiceConnection>) {
     let _ = stream.shutdown().await;
     let mut unread = [0; 4096];
+    let mut check = Instant::now() + LINGER_CHECK_INTERVAL;
     loop {
-        match timeout(LINGER_CHECK_INTERVAL, stream.read(&mut unread)).await {
+        match timeout_at(check, stream.read(&mut unread)).await {
             Ok(Ok(0) | Err(_)) => return handle.closed.cancel(),
             // No exchange holds the connection, and none can get it from here.
-            Err(_) if Arc::strong_count(&handle) == 1 => return,
-            Ok(Ok(_)) | Err(_) => {}
+            _ if Instant::now() >= check && Arc::strong_count(&handle) == 1 => return,
+            Ok(Ok(_)) => {}
+            Err(_) => check += LINGER_CHECK_INTERVAL,
         }
     }
 }
@@ -152,6 +168,9 @@ async fn linger(mut stream: TcpStream, handle: Arc<ServiceConnection>) {
 impl AsyncRead for ServiceStream {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         self.handle.reader.register(context.waker());
+        if self.handle.reset.load(SeqCst) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
         if self.handle.finish.swap(false, SeqCst)
             && let Poll::Ready(Err(error)) = self.stream().poll_shutdown(context)
         {
@@ -235,7 +254,7 @@ impl Service<Uri> for Connector {
 #[cfg(test)]
 mod tests {
     use tokio::net::TcpListener;
-    use tokio::time::Instant;
+    use tokio::time::timeout;
 
     use super::*;
 
@@ -303,6 +322,37 @@ mod tests {
         let closed = tokio::spawn(async move { handle.closed().await });
         drop(service);
         timeout(10 * LINGER_CHECK_INTERVAL, closed).await.unwrap().unwrap();
+    }
+
+    /// Otherwise a service that overlooks the end of its connection would be read for ever.
+    #[tokio::test]
+    async fn a_service_that_writes_on_is_read_only_while_an_exchange_waits_for_it() {
+        let (near, mut service) = pair().await;
+        tokio::time::pause();
+        drop(near);
+        for _ in 0..100 {
+            tokio::time::advance(LINGER_CHECK_INTERVAL / 5).await;
+            if service.write_all(b"event").await.is_err() {
+                return;
+            }
+            // Never idle, or the clock would go on by itself.
+            for _ in 0..20 {
+                tokio::task::yield_now().await;
+            }
+        }
+        panic!("it is read on");
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_reset_is_gone_for_both_sides() {
+        let (mut near, mut service) = pair().await;
+        let handle = near.handle();
+        let read = tokio::spawn(async move { near.read(&mut [0; 1]).await.unwrap_err().kind() });
+        tokio::task::yield_now().await;
+        handle.reset();
+        assert_eq!(read.await.unwrap(), io::ErrorKind::ConnectionReset);
+        handle.closed().await;
+        assert_eq!(service.read(&mut [0; 1]).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
     }
 
     #[tokio::test]

@@ -38,8 +38,9 @@ use super::tunnel::join;
 use super::upstream::Upstream;
 use crate::message::frames::poll_telling_frame;
 use crate::message::header_names::SEGUE_REASON;
+use crate::message::stream_kind::says_stream;
 
-/// How long an HTTP/2 response is read on after its router has gone, before its stream is reset.
+/// How long a response that may have no end is read on after its router has gone, before it is reset.
 pub const UNREAD_TIMEOUT: Duration = Duration::from_secs(1);
 /// Frames of a response that are read ahead of the router.
 const READ_AHEAD_FRAMES: usize = 4;
@@ -48,6 +49,8 @@ const READ_AHEAD_FRAMES: usize = 4;
 pub(super) struct Exchange {
     pub(super) upstream: Upstream,
     pub(super) replies: LocalReplies,
+    /// Whether the request's method is safe: its response is all that its service does for it.
+    pub(super) is_safe: bool,
     /// Ends when the router is gone.
     pub(super) abandoned: WaitForCancellationFutureOwned,
     pub(super) upload: oneshot::Receiver<Upload>,
@@ -92,9 +95,9 @@ impl Exchange {
         service: Side,
         switch: Option<OnUpgrade>,
     ) {
-        let Exchange { upstream, replies, abandoned, upload, to_router } = self;
+        let Exchange { upstream, replies, is_safe, abandoned, upload, to_router } = self;
         let Some((result, until)) = response_head(sending, abandoned, &service, &upstream).await else { return };
-        let responding = Responding { upstream, replies, to_router, service, until };
+        let responding = Responding { upstream, replies, is_safe, to_router, service, until };
         match result {
             Err(failure) => responding.fail(failure).await,
             Ok(mut response) => {
@@ -135,6 +138,7 @@ async fn response_head(
 struct Responding {
     upstream: Upstream,
     replies: LocalReplies,
+    is_safe: bool,
     to_router: oneshot::Sender<Response<ResponseBody>>,
     service: Side,
     /// When the service stops being waited for, if its router has gone.
@@ -144,7 +148,7 @@ struct Responding {
 impl Responding {
     /// Responds in place of the service, and returns once the service has ended what it was sent.
     async fn fail(self, failure: Failure) {
-        let Responding { upstream, replies, to_router, service, until } = self;
+        let Responding { upstream, replies, to_router, service, until, .. } = self;
         let response = match failure {
             Failure::Unreachable(error) => {
                 tracing::debug!(%error, "the service cannot be reached; the request is given back");
@@ -163,7 +167,7 @@ impl Responding {
 
     /// Forwards the response, and then bytes both ways.
     async fn switch_protocols(self, mut response: Response<Incoming>, switch: Option<OnUpgrade>) {
-        let Responding { upstream, replies, to_router, service, until } = self;
+        let Responding { upstream, replies, to_router, service, until, .. } = self;
         let Some(router) = switch else {
             // The request did not ask for it.
             drop(response);
@@ -179,7 +183,7 @@ impl Responding {
 
     /// Forwards the response, reads it to its end whether its router does or not, and returns once the upload has ended.
     async fn relay(self, response: Response<Incoming>, upload: oneshot::Receiver<Upload>) {
-        let Responding { upstream, replies, to_router, service, mut until } = self;
+        let Responding { upstream, replies, is_safe, to_router, service, mut until } = self;
         let (mut head, mut body) = response.into_parts();
         let framing = settle_framing(head.version, &mut head.headers);
         strip_hop_by_hop(&mut head.headers, false);
@@ -191,6 +195,9 @@ impl Responding {
             let _ = to_router.send(Response::from_parts(head, empty()));
             return service.has_all(upload, &upstream, until).await;
         }
+        // By HTTP/1.1 a service may overlook that its router has gone, and write on. It is not reset in the middle of a response
+        // about its own work, such as to a POST: that it ends is the sign that the work has.
+        let may_be_reset = service.is_told_by_reset() || is_safe || says_stream(&head.headers);
         let (sender, relayed) = relayed_body(READ_AHEAD_FRAMES);
         let mut read = framing.is_readable();
         if read {
@@ -204,7 +211,7 @@ impl Responding {
             if !read && !std::mem::replace(&mut told, true) {
                 service.finish();
                 until = until.or_else(|| upstream.work_ends_within.map(|bound| Instant::now() + bound));
-                reset_at = service.is_told_by_reset().then(|| Instant::now() + UNREAD_TIMEOUT);
+                reset_at = may_be_reset.then(|| Instant::now() + UNREAD_TIMEOUT);
             }
             let next = async {
                 tokio::select! {
@@ -215,9 +222,8 @@ impl Responding {
             };
             let Some(next) = within(until.into_iter().chain(reset_at).min(), next).await else {
                 if until.is_none_or(|until| Instant::now() < until) {
-                    // The response does not end, so its stream is reset: there is no other way to tell the service.
-                    drop(body);
-                    service.closed(&upstream, until).await;
+                    // The response does not end, so it is reset: there is no other way to tell the service.
+                    service.reset(body, &upstream, until).await;
                 }
                 return;
             };

@@ -72,7 +72,8 @@ impl Forwarder {
         let (request, upload) = RequestBody::of(request, came_by_http2, lost);
         let partition = replies.partition;
         let (to_router, response) = oneshot::channel();
-        let exchange = Exchange { upstream: self.upstream.clone(), replies, abandoned, upload, to_router };
+        let is_safe = request.method().is_safe();
+        let exchange = Exchange { upstream: self.upstream.clone(), replies, is_safe, abandoned, upload, to_router };
         let sending = match by_http2 {
             true => Either::Left(exchange.over_http2(self.http2.lease(partition), request)),
             false => Either::Right(exchange.over_http1(self.http1.clone(), request, switch)),

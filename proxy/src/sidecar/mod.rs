@@ -7,10 +7,11 @@
 //! # Invariants
 //! * A request that the service was sent counts as in flight until the service has ended it, even when its router is
 //!   gone: it has responded to it and taken all of it, or closed the connection. A connection that has switched
-//!   protocols counts until the service has closed it. Only the loss of the pod's lease, and a declared end of all
-//!   work, cut them off.
+//!   protocols counts until the service has closed it. Only the loss of the pod's lease, a declared end of all work, and the
+//!   reset of a response that may have no end cut them off.
 //! * A service is told of a router that is gone, and is read on: by HTTP/1.1 it is told by a half-closed connection, by HTTP/2
-//!   by a reset, once its response has begun and gone on for a second.
+//!   by a reset, once its response has begun and gone on for a second. An event stream by HTTP/1.1, or the response to a GET,
+//!   is reset then too.
 //! * A client that asks before it sends is told to go on by the service, not from here.
 //! * A request that the service was not sent gets `421` with the mark, so that its router holds it.
 

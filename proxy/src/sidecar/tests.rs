@@ -24,6 +24,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::body::empty;
+use super::exchange::UNREAD_TIMEOUT;
 use super::forwarder::Forwarder;
 use super::local_reply::LocalReplies;
 use super::upstream::Upstream;
@@ -167,6 +168,39 @@ async fn a_service_that_is_silent_in_its_response_is_told_that_its_router_has_go
     in_time(exchange).await.unwrap();
 }
 
+/// As services do that write without reading: a thread for each client, or a loop over subscribers.
+#[tokio::test]
+async fn a_service_that_overlooks_that_its_router_has_gone_is_reset_unless_its_response_is_about_its_work() {
+    for (method, kind, is_reset) in
+        [("GET", "text/plain", true), ("POST", "text/event-stream", true), ("POST", "application/json", false)]
+    {
+        let (listener, address) = listen().await;
+        let mut world = World::new(address);
+        let head = format!("{method} / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n");
+        world.router.write_all(head.as_bytes()).await.unwrap();
+        let mut service = in_time(listener.accept()).await.unwrap().0;
+        in_time(read_to(&mut service, "\r\n\r\n")).await;
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n");
+        service.write_all(format!("{head}6\r\nbegun\n\r\n").as_bytes()).await.unwrap();
+        in_time(read_to(&mut world.router, "begun\n\r\n")).await;
+        let exchange = world.exchange.await.unwrap();
+        drop(world.router);
+        assert_eq!(in_time(service.read(&mut [0; 1])).await.unwrap(), 0, "the service is told");
+        let begun = Instant::now();
+        let more = async {
+            while begun.elapsed() < 2 * UNREAD_TIMEOUT && service.write_all(b"5\r\nevent\r\n").await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        in_time(more).await;
+        if !is_reset {
+            assert!(!exchange.is_finished(), "{method}, {kind}: the service works on");
+            service.write_all(b"0\r\n\r\n").await.unwrap();
+        }
+        in_time(exchange).await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn an_upload_goes_no_further_once_the_lease_is_lost() {
     let (listener, address) = listen().await;
@@ -284,6 +318,32 @@ async fn a_connection_behind_an_error_of_the_service_carries_no_other_request() 
     in_time(read_to(&mut service, "\r\n\r\n")).await;
 }
 
+/// hyper reads them by their coding and keeps their length, to which it would cut what it forwards.
+#[tokio::test]
+async fn a_response_with_a_length_beside_its_coding_arrives_whole_and_one_with_another_coding_does_not() {
+    const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    for (coding, length, begins, ends) in [
+        ("chunked", 5, "HTTP/1.1 200 ", "ten bytes."),
+        ("chunked", 50, "HTTP/1.1 200 ", "ten bytes."),
+        ("gzip, chunked", 10, "HTTP/1.1 502 ", "}"),
+    ] {
+        let (listener, address) = listen().await;
+        let mut world = World::new(address);
+        world.router.write_all(GET).await.unwrap();
+        let mut service = in_time(listener.accept()).await.unwrap().0;
+        read_to(&mut service, "\r\n\r\n").await;
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\ntransfer-encoding: {coding}\r\n\r\n");
+        service.write_all(format!("{head}a\r\nten bytes.\r\n0\r\n\r\n").as_bytes()).await.unwrap();
+        let exchange = world.exchange.await.unwrap();
+        let mut told = String::new();
+        in_time(world.router.read_to_string(&mut told)).await.unwrap();
+        let body = told.split_once("\r\n\r\n").unwrap().1.trim_start_matches("a\r\n").trim_end_matches("\r\n0\r\n\r\n");
+        assert!(told.starts_with(begins) && body.ends_with(ends), "{coding}, {length}: {told}");
+        in_time(exchange).await.unwrap();
+        in_time(service.read_to_end(&mut Vec::new())).await.expect("the connection carries no other request");
+    }
+}
+
 #[tokio::test]
 async fn a_request_that_a_service_of_another_protocol_cannot_read_is_given_back() {
     for (words, expected) in [
@@ -318,32 +378,6 @@ async fn telling_service(by_http2: bool) -> SocketAddr {
     let (listener, address) = listen().await;
     tokio::spawn(async move {
         let stream = TokioIo::new(listener.accept().await.unwrap().0);
-/// hyper reads them by their coding and keeps their length, to which it would cut what it forwards.
-#[tokio::test]
-async fn a_response_with_a_length_beside_its_coding_arrives_whole_and_one_with_another_coding_does_not() {
-    const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
-    for (coding, length, begins, ends) in [
-        ("chunked", 5, "HTTP/1.1 200 ", "ten bytes."),
-        ("chunked", 50, "HTTP/1.1 200 ", "ten bytes."),
-        ("gzip, chunked", 10, "HTTP/1.1 502 ", "}"),
-    ] {
-        let (listener, address) = listen().await;
-        let mut world = World::new(address);
-        world.router.write_all(GET).await.unwrap();
-        let mut service = in_time(listener.accept()).await.unwrap().0;
-        read_to(&mut service, "\r\n\r\n").await;
-        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\ntransfer-encoding: {coding}\r\n\r\n");
-        service.write_all(format!("{head}a\r\nten bytes.\r\n0\r\n\r\n").as_bytes()).await.unwrap();
-        let exchange = world.exchange.await.unwrap();
-        let mut told = String::new();
-        in_time(world.router.read_to_string(&mut told)).await.unwrap();
-        let body = told.split_once("\r\n\r\n").unwrap().1.trim_start_matches("a\r\n").trim_end_matches("\r\n0\r\n\r\n");
-        assert!(told.starts_with(begins) && body.ends_with(ends), "{coding}, {length}: {told}");
-        in_time(exchange).await.unwrap();
-        in_time(service.read_to_end(&mut Vec::new())).await.expect("the connection carries no other request");
-    }
-}
-
         let service = service_fn(async |request: Request<Incoming>| {
             let (head, body) = request.into_parts();
             let host = head.headers.get("host").map(|host| host.to_str().unwrap().to_owned());

@@ -9,8 +9,7 @@
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use http::header::CONTENT_TYPE;
-use http::{HeaderMap, Response, Version};
+use http::{Response, Version};
 use http_body::{Frame, SizeHint};
 
 use super::error::{Broken, SendError};
@@ -18,7 +17,7 @@ use super::http1::HeadLines;
 use super::rest::{Counted, Rest};
 use super::{http1, http2};
 use crate::message::headers::{clean_response, clean_response_trailers};
-use crate::message::stream_kind::is_stream;
+use crate::message::stream_kind::says_stream;
 use crate::tls::Stream;
 
 /// A request that is being sent, until the head of its response is there. Dropping it breaks it off.
@@ -75,10 +74,6 @@ impl Exchange {
             }),
         })
     }
-}
-
-fn says_stream(headers: &HeaderMap) -> bool {
-    headers.get(CONTENT_TYPE).is_some_and(|kind| is_stream(kind.as_bytes()))
 }
 
 fn response<B>(head: http1::ResponseHead, body: B) -> Response<B> {
