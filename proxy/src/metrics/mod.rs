@@ -19,8 +19,8 @@ use self::times::Times;
 use crate::message::local_reply::{LocalReply, PodReason};
 use crate::runtime::last_turn::LastTurn;
 
-/// Number of status codes, from 100 on, that a pod can respond with.
-const CODES: usize = 500;
+/// Number of status codes, from 100 on, that a pod can respond with: all that three digits can say.
+const CODES: usize = 900;
 
 /// Why a request came back from a pod unprocessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -63,6 +63,19 @@ fn keyspaces_and_their_listener_share_no_series() {
 }
 
 #[test]
+fn a_status_that_means_nothing_is_counted_as_well() {
+    let metrics = Metrics::new(1);
+    for status in [200, 599, 600, 999] {
+        metrics.worker(0).passed(StatusCode::from_u16(status).unwrap());
+    }
+    let text = text(&metrics);
+    for status in [200, 599, 600, 999] {
+        let line = format!("segue_requests_total{{code=\"{status}\",reason=\"\"}} 1\n");
+        assert!(text.contains(&line), "{line} in {text}");
+    }
+}
+
+#[test]
 fn the_workers_are_added_up() {
     let metrics = Metrics::new(2);
     metrics.worker(0).passed(StatusCode::CREATED);

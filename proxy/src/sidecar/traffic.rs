@@ -38,8 +38,8 @@ pub struct Traffic {
     cut_off: AtomicU64,
 }
 
-/// Number of status codes, from 100 on, that are counted.
-const STATUSES: usize = 500;
+/// Number of status codes, from 100 on, that are counted: all that three digits can say.
+const STATUSES: usize = 900;
 
 impl Default for Traffic {
     fn default() -> Self {
@@ -171,6 +171,13 @@ mod tests {
         traffic.sent();
         wait.await.unwrap();
         assert_eq!(begun.elapsed().as_secs(), 14);
+    }
+
+    #[test]
+    fn a_status_that_means_nothing_is_counted_as_well() {
+        let traffic = Traffic::default();
+        traffic.count_answer(StatusCode::from_u16(999).unwrap());
+        assert_eq!(traffic.answered().map(|(_, count)| count).sum::<u64>(), 1);
     }
 
     #[tokio::test]
