@@ -210,6 +210,35 @@ async fn a_client_that_hangs_up_in_flight_leaves_an_exchange_that_goes_on_and_co
 }
 
 #[tokio::test]
+async fn a_client_that_leaves_in_the_middle_of_its_upload_is_counted_once_by_both_versions() {
+    let fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
+    let aborted = async |count: u32| {
+        let line = format!("segue_requests_aborted_total {count}\n");
+        until(|| fixture.metrics_page().contains(&line), "the abort to be seen").await;
+    };
+    let part = "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 50\r\n\r\nhello";
+    let (client, mut connection) = fixture.exchange(&pod, part).await;
+    drop(client);
+    aborted(1).await;
+    connection.rest().await;
+    fixture.in_flight(P0, 0).await;
+
+    let http2 = fixture.http2_client().await;
+    let (sender, body) = stream();
+    let asked = http2.spawn_begin(http2.request("POST", "/").body(body).unwrap());
+    sender.send(data("hello")).unwrap();
+    let mut connection = pod.accept().await;
+    connection.head().await;
+    drop(sender);
+    assert!(asked.await.unwrap().is_err());
+    aborted(2).await;
+    connection.rest().await;
+    fixture.in_flight(P0, 0).await;
+    aborted(2).await;
+}
+
+#[tokio::test]
 async fn an_exchange_that_its_client_left_has_the_request_timeout_left() {
     let fixture =
         Fixture::with(Settings::with_upstream(|upstream| upstream.request_timeout = Duration::from_millis(50)));

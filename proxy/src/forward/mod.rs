@@ -197,7 +197,10 @@ impl Forward {
                         request.announce_close(&mut response);
                         return Ok(response);
                     }
-                    Err(RouteError::ClientGone) => return Err(ClientGone),
+                    Err(RouteError::ClientGone) => {
+                        shared.metrics.aborted();
+                        return Err(ClientGone);
+                    }
                     Err(RouteError::LocalReply(own)) => own,
                 }
             };
