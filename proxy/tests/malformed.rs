@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::support::client::empty;
 use crate::support::pod::Speaks;
-use crate::support::{Fixture, GET, P0, Settings, post, soon, until};
+use crate::support::{Fixture, GET, OK, P0, Settings, post, soon, until};
 
 fn fixtures() -> impl Iterator<Item = Fixture> {
     [Http1Server::Segue, Http1Server::Hyper].into_iter().map(|server| {
@@ -213,6 +213,23 @@ async fn heads_that_are_refused_by_http2_are_counted_and_end_nobody_elses_reques
     assert_eq!(behind_refused_heads(10).await, (SLOW, None));
     // Its connection is closed properly.
     assert_eq!(behind_refused_heads(1_100).await, (SLOW, Some(0)));
+}
+
+/// h2 ends the connection for such a byte, with all that is in flight there.
+#[tokio::test]
+async fn a_head_that_ends_its_connection_by_http2_is_counted() {
+    let fixture = Fixture::with(Settings::with_protocol(UpstreamProtocol::Http1));
+    let pod = fixture.scripted_pod().await;
+    let mut client = FramesClient::connect(&fixture).await;
+    client.write(&request(1, "h")).await;
+    fixture.in_flight(P0, 1).await;
+    let pseudo = [&[0x82, 0x86, 0x84][..], &literal("x", "a\x01b")[..]].concat();
+    client.write(&frame(1, 0x5, 3, &pseudo)).await;
+    while client.next().await.is_some() {}
+    until(|| fixture.metrics.own_answers(LocalReply::Malformed) == 1, "the head to be counted").await;
+    until(|| fixture.metrics_page().contains("segue_requests_aborted_total 1\n"), "the other's end").await;
+    pod.accept_request().await.write(OK).await;
+    fixture.in_flight(P0, 0).await;
 }
 
 const MIB: usize = 1 << 20;

@@ -262,6 +262,7 @@ impl ConnectionGuard {
 
     async fn serve_http2(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, requests: impl ServeRequest) {
         let streams = self.clients.terms.max_streams;
+        let of_client = peer.clone();
         let mut connection = http2::Builder::new(LocalExecutor)
             .timer(TokioTimer::new())
             .max_concurrent_streams(streams)
@@ -300,9 +301,14 @@ impl ConnectionGuard {
             }
         })
         .await;
+        // The tasks of its requests have not yet learnt of the end.
+        let requests = client.serving.get();
         let log = |ended| {
             if let Err(error) = ended {
                 tracing::debug!(%error, "a client's connection has ended");
+                if let Some(reason) = mistake(&error) {
+                    self.clients.broke_http2(&of_client.lines.address, reason, requests);
+                }
             }
         };
         match ended {
@@ -310,6 +316,12 @@ impl ConnectionGuard {
             None => self.linger(Box::pin(async { log(connection.await) })).await,
         }
     }
+}
+
+/// Returns the code with which `h2` has ended a connection because of what its client sent there.
+fn mistake(error: &hyper::Error) -> Option<h2::Reason> {
+    let error = std::error::Error::source(error)?.downcast_ref::<h2::Error>()?;
+    error.reason().filter(|_| error.is_go_away() && error.is_library())
 }
 
 fn service<S: ServeRequest>(

@@ -17,6 +17,8 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
+use h2::Reason;
+use http::header::HeaderValue;
 use slab::Slab;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -32,8 +34,9 @@ use crate::routing::client_share::Addresses;
 /// busy.
 const EVICTION_SAMPLE_CLIENTS: usize = 64;
 
-/// Shortest interval between two log lines about connections that do not begin as configured.
-const MISLED_LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Shortest interval between two log lines about connections that do not begin as configured, and between two about connections
+/// that ended because of what their clients sent.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Most bytes that the unfinished heads of a worker's clients take up in memory together.
 const MOST_HEAD_BYTES: usize = 16 << 20;
@@ -65,6 +68,18 @@ pub(super) struct ConnectionRegistry {
     metrics: Arc<WorkerMetrics>,
     /// When it was last logged that a connection does not begin as configured.
     misled: Cell<Option<Instant>>,
+    /// When it was last logged that requests were lost with a connection because of what its client sent.
+    broke_http2: Cell<Option<Instant>>,
+}
+
+/// Returns whether something may be logged that was last logged then, and notes that it is.
+fn is_due(noted: &Cell<Option<Instant>>) -> bool {
+    let now = Instant::now();
+    let is_due = noted.get().is_none_or(|noted| now.saturating_duration_since(noted) > LOG_INTERVAL);
+    if is_due {
+        noted.set(Some(now));
+    }
+    is_due
 }
 
 /// Returns the age, give or take a tenth, so that connections which were made together are not closed together. `random`:
@@ -95,6 +110,7 @@ impl ConnectionRegistry {
             limit: Cell::new(IdleLimit::serving()),
             metrics,
             misled: Cell::new(None),
+            broke_http2: Cell::new(None),
         }
     }
 
@@ -183,10 +199,19 @@ impl ConnectionRegistry {
 
     /// Notes a connection without a usable header of the PROXY protocol.
     pub(super) fn misled(&self, error: &HeaderError) {
-        let now = Instant::now();
-        if self.misled.get().is_none_or(|noted| now.saturating_duration_since(noted) > MISLED_LOG_INTERVAL) {
-            self.misled.set(Some(now));
+        if is_due(&self.misled) {
             tracing::warn!(%error, "closed a connection; router.limits.proxy_protocol is on");
+        }
+    }
+
+    /// Notes that `h2` has ended a connection because of what its client sent there. The requests that were in flight on it may
+    /// be those of other clients, behind a proxy.
+    pub(super) fn broke_http2(&self, address: &HeaderValue, reason: Reason, requests: u32) {
+        if reason != Reason::ENHANCE_YOUR_CALM {
+            self.replied(LocalReply::Malformed);
+        }
+        if requests > 0 && is_due(&self.broke_http2) {
+            tracing::warn!(?address, %reason, requests, "client broke the rules of HTTP/2; the requests on its connection are lost");
         }
     }
 
