@@ -189,7 +189,8 @@ impl LocalReply {
                 "the request names a partition that does not exist, or two, or a key that pods may read differently"
             }
             LocalReply::Ambiguous => {
-                "the request names no host or two, a transfer coding other than chunked, or a header with a quote in its name"
+                "the request names no host or two, a target that is none, or a transfer coding other than chunked, or has a \
+                 quote in a header's name, or its Connection names a header that it needs"
             }
             LocalReply::Malformed => {
                 "this is no valid HTTP request; a path or query may need percent-encoding, as for '<', '>' or a space"
