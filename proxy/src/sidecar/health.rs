@@ -19,13 +19,14 @@ use http::{Request, StatusCode};
 use http_body_util::Empty;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::connection::CONNECT_TIMEOUT;
 use super::traffic::Traffic;
 use super::upstream::Upstream;
+use crate::upstream::connect;
 
 /// Interval between two attempts to reach a service that is not up.
 const STARTUP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -191,7 +192,7 @@ enum Failure {
 }
 
 async fn check(address: &Authority, path: Option<&PathAndQuery>) -> Result<(), Failure> {
-    let stream = TcpStream::connect(address.as_str()).await?;
+    let stream = connect(address.as_str(), CONNECT_TIMEOUT).await?;
     let Some(path) = path else { return Ok(()) };
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let _connection = AbortOnDropHandle::new(tokio::spawn(connection));

@@ -19,7 +19,6 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
@@ -28,7 +27,7 @@ use super::body::BoxError;
 use super::connection::{CONNECT_TIMEOUT, ServiceConnection, ServiceStream};
 use super::expect::RequestBody;
 use super::traffic::Traffic;
-use crate::upstream::{CONNECTION_WINDOW_BYTES, MAX_HEAD_BYTES, end_without_peer, says_unprocessed};
+use crate::upstream::{CONNECTION_WINDOW_BYTES, MAX_HEAD_BYTES, connect, end_without_peer, says_unprocessed};
 
 #[derive(Debug, Clone)]
 pub(super) struct Http2 {
@@ -168,7 +167,7 @@ impl Http2 {
     }
 
     async fn connect(&self) -> Result<Session, BoxError> {
-        let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.upstream.as_str())).await??;
+        let stream = timeout(CONNECT_TIMEOUT, connect(self.upstream.as_str(), CONNECT_TIMEOUT)).await??;
         stream.set_nodelay(true)?;
         end_without_peer(&stream);
         let stream = ServiceStream::http2(stream, self.traffic.clone());
@@ -206,7 +205,7 @@ mod tests {
 
     use hyper::service::service_fn;
     use tokio::io::AsyncWriteExt as _;
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
     use tokio::sync::mpsc;
 
     use super::*;

@@ -1,4 +1,4 @@
-//! Connects to a pod whose name may have several addresses.
+//! Connects to a pod, or a sidecar's service, whose name may have several addresses.
 //!
 //! The attempts are staggered (RFC 8305): the next address is tried when an attempt has failed, or after a while without an
 //! outcome. An address that drops packets then delays a connection instead of preventing it.
@@ -22,7 +22,7 @@ use crate::runtime::shortage::is_shortage;
 const STAGGER: Duration = Duration::from_millis(250);
 
 /// Connects to `address`, a host and a port. The caller gives up after `timeout`.
-pub(super) async fn connect(address: &str, timeout: Duration) -> io::Result<TcpStream> {
+pub(crate) async fn connect(address: &str, timeout: Duration) -> io::Result<TcpStream> {
     if let Ok(only) = address.parse::<SocketAddr>() {
         return TcpStream::connect(only).await;
     }

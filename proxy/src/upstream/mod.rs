@@ -31,6 +31,7 @@ use crate::runtime::coarse_timer::CoarseTimer;
 use crate::runtime::shortage::is_shortage;
 use crate::settings::{UpstreamProtocol, UpstreamSettings};
 use crate::tls::{Offer, Stream};
+pub(crate) use addresses::connect;
 use connect_retry::ConnectRetry;
 pub(crate) use connections::Checkout;
 use connections::PodConnections;
@@ -195,10 +196,8 @@ impl Upstream {
 
     async fn reach(&self, pod: &Pod) -> io::Result<TcpStream> {
         let timeout = self.settings.connect_timeout;
-        let stream = match addresses::connect(&pod.address, timeout).await {
-            Err(error) if is_shortage(&error) && self.close_idle() > 0 => {
-                addresses::connect(&pod.address, timeout).await
-            }
+        let stream = match connect(&pod.address, timeout).await {
+            Err(error) if is_shortage(&error) && self.close_idle() > 0 => connect(&pod.address, timeout).await,
             connected => connected,
         }?;
         stream.set_nodelay(true)?;
