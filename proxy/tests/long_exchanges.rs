@@ -90,7 +90,7 @@ impl Site {
         let oldest = || table.lasting_of(P0).oldest;
         until(|| oldest().is_some(), "an exchange that lasts").await;
         let request = oldest().unwrap().request.expect("a request that is known");
-        [&request.method, &request.path, &request.client].map(|text| text.clone().into_string())
+        [request.method(), request.path(), request.client()].map(str::to_owned)
     }
 
     /// Returns when the drain of partition 0 ends what is in flight, in whole seconds from now.

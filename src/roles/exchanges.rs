@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 pub(super) fn request(request: &RequestSummary) -> Value {
-    json!({ "method": request.method, "path": request.path, "client": request.client })
+    json!({ "method": request.method(), "path": request.path(), "client": request.client() })
 }
 
 /// Returns the milliseconds until `at`, 0 once that has passed.

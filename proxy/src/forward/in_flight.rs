@@ -50,7 +50,7 @@ pub(crate) struct InFlight {
     /// `None` unless the request is sampled.
     pub(super) trace: Option<Box<AttemptTrace>>,
     /// `None` while the request itself is at hand, and for an exchange that is over with its response's head.
-    summary: Option<Arc<RequestSummary>>,
+    summary: Option<RequestSummary>,
 }
 
 /// What a request states about its exchange.
@@ -121,7 +121,7 @@ impl InFlight {
 
     /// Keeps what operators see of the request, which this exchange outlives.
     pub(super) fn outlives(&mut self, request: &ForwardRequest) {
-        self.summary = Some(Arc::new(request.summary(&self.shared.reserved)));
+        self.summary = Some(request.summary(&self.shared.reserved));
     }
 
     /// As [`sever_token`](Counted::sever_token), while the request is at hand.
@@ -229,7 +229,7 @@ impl Counted for InFlight {
     }
 
     fn sever_token(&self) -> CancellationToken {
-        self.permit().lasts(|| self.summary.clone())
+        self.permit().lasts(|| self.summary.clone().map(Arc::new))
     }
 
     fn background(&self) -> &Background {

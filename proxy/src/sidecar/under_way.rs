@@ -77,7 +77,7 @@ mod tests {
         };
         let oldest = || {
             let paths = exchanges.oldest().into_iter();
-            paths.map(|(partition, (_, request))| (partition, request.path.into_string())).collect::<Vec<_>>()
+            paths.map(|(partition, (_, request))| (partition, request.path().to_owned())).collect::<Vec<_>>()
         };
         let numbers = [begin(p0, "/a"), begin(p1, "/b"), begin(p0, "/c")];
         assert_eq!(oldest(), [(p0, "/a".to_owned()), (p1, "/b".to_owned())]);
