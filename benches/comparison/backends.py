@@ -1,13 +1,10 @@
-"""What stands behind the proxies: pods that answer at once, and the etcd that Segue finds them in."""
+"""What stands behind the proxies: pods that answer at once, and their records in the etcd in which Segue finds them."""
 
-import base64
-import json
 import shutil
-import subprocess
 import time
-import urllib.request
 
-from processes import Running, free_port
+from harness.ports import free_port
+from processes import Running
 
 SIZES = [64, 256, 1024, 4096, 16 * 1024, 1024 * 1024]
 PARTITIONS = 64
@@ -58,44 +55,15 @@ class Pods:
             Running("a gRPC pod", port, command)
 
 
-class Etcd:
-    """An etcd, spoken to as any language can: JSON over HTTP."""
-
-    def __init__(self, folder):
-        client, peer = free_port(), free_port()
-        self.endpoint = f"http://127.0.0.1:{client}"
-        command = ["etcd", "--name", "peers", "--data-dir", folder / "etcd", "--log-level", "error"]
-        command += ["--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint]
-        command += ["--listen-peer-urls", f"http://127.0.0.1:{peer}"]
-        command += ["--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}"]
-        command += ["--initial-cluster", f"peers=http://127.0.0.1:{peer}"]
-        Running("etcd", client, command, stderr=subprocess.DEVNULL)
-
-    def _post(self, path, body):
-        request = urllib.request.Request(self.endpoint + path, json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=10) as response:
-            return json.load(response)
-
-    def _put(self, keyspace, key, record, **options):
-        """Returns the revision of this write."""
-        key = encode(f"/segue/{keyspace}/{key}")
-        response = self._post("/v3/kv/put", {"key": key, "value": encode(json.dumps(record)), **options})
-        return int(response["header"]["revision"])
-
-    def register(self, keyspace, ports):
-        """Registers a pod at each of these ports, and gives partition `n` to pod `n` of them, round and round."""
-        lease = self._post("/v3/lease/grant", {"TTL": LEASE_SECONDS})["ID"]
-        now = int(time.time() * 1000)
-        incarnations = []
-        for number, port in enumerate(ports):
-            record = {"pod_name": f"pod-{number}", "address": f"127.0.0.1:{port}", "status": "Ready", "registered_at": now}
-            record |= {"last_heartbeat": now, "weight": 1.0, "zone": None, "capabilities": []}
-            incarnations.append(self._put(keyspace, f"pods/pod-{number}", record, lease=lease))
-        for partition in range(PARTITIONS):
-            pod = partition % len(ports)
-            record = {"partition": partition, "owner": f"pod-{pod}", "incarnation": incarnations[pod]}
-            self._put(keyspace, f"assignments/{partition}", record | {"status": "Active", "epoch": 1})
-
-
-def encode(text):
-    return base64.b64encode(text.encode()).decode()
+def register(etcd, keyspace, ports):
+    """Registers a pod at each of these ports, and gives partition `n` to pod `n` of them, round and round."""
+    root, lease, now = f"/segue/{keyspace}/", etcd.grant(LEASE_SECONDS), int(time.time() * 1000)
+    incarnations = []
+    for number, port in enumerate(ports):
+        record = {"pod_name": f"pod-{number}", "address": f"127.0.0.1:{port}", "status": "Ready", "registered_at": now}
+        record |= {"last_heartbeat": now, "weight": 1.0, "zone": None, "capabilities": []}
+        incarnations.append(etcd.put_records(root, {f"pods/pod-{number}": record}, lease))
+    for partition in range(PARTITIONS):
+        pod = partition % len(ports)
+        record = {"partition": partition, "owner": f"pod-{pod}", "incarnation": incarnations[pod]}
+        etcd.put_records(root, {f"assignments/{partition}": record | {"status": "Active", "epoch": 1}})

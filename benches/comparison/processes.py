@@ -7,10 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests/interop"))
-
-from ports import free_port  # noqa: E402, F401
-
 STARTED = []
 
 

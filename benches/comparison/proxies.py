@@ -7,11 +7,13 @@ to one of thirty. All add x-forwarded-for, but for Pingora and the byte pump.
 import json
 import resource
 import subprocess
-import time
 from pathlib import Path
 
-from backends import PARTITIONS, nginx_command
-from processes import Running, free_port
+from backends import PARTITIONS, nginx_command, register
+from harness.certificates import self_signed
+from harness.ports import free_port
+from harness.segue import ANYWHERE, Segue, at
+from processes import Running
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -42,13 +44,9 @@ class Site:
 
     partitions = [0, 1, 2]
 
-
     def __init__(self, folder, pods, etcd):
         self.folder, self.pods, self.etcd = folder, pods, etcd
-        self.cert, self.key = folder / "cert.pem", folder / "key.pem"
-        command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-        command = [*command.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", self.key, "-out", self.cert]
-        subprocess.run(command, check=True, capture_output=True)
+        self.cert, self.key = map(Path, self_signed(folder))
         both = folder / "both.pem"
         both.write_text(self.cert.read_text() + self.key.read_text())
         self.both = both
@@ -57,42 +55,24 @@ class Site:
 def segue(site, program=ROOT / "target/release/segue", name="Segue"):
     processes, ports = [], {}
 
-    def start(kind, pods, partition, protocol, fronts, tls=""):
+    def start(kind, pods, partition, protocol, fronts, tls=None):
         port, keyspace = free_port(), f"{name}-{kind}".lower().replace(" ", "-")
-        site.etcd.register(keyspace, pods)
-        configuration = site.folder / f"{keyspace}.toml"
-        configuration.write_text(
-            f"""keyspace = "{keyspace}"
-[store]
-endpoints = ["{site.etcd.endpoint}"]
-[router]
-listen = "127.0.0.1:{port}"
-workers = 1
-{tls}
-[router.partition]
-{partition}
-[router.limits]
-max_in_flight_per_client = 0
-[router.upstream]
-protocol = "{protocol}"
-max_idle_per_pod = 4096
-[admin]
-listen = "127.0.0.1:0"
-[coordinator]
-partitions = {PARTITIONS}
-listen = "127.0.0.1:0"
-[log]
-level = "error"
-"""
-        )
+        register(site.etcd, keyspace, pods)
+        configuration = Segue(program, site.folder, site.etcd, keyspace).configure(keyspace, {
+            "router": {
+                "listen": at(port), "workers": 1, "partition": partition, "limits": {"max_in_flight_per_client": 0},
+                "upstream": {"protocol": protocol, "max_idle_per_pod": 4096},
+            } | (tls or {}),
+            "admin": {"listen": ANYWHERE}, "coordinator": {"partitions": PARTITIONS, "listen": ANYWHERE}, "log": {"level": "error"},
+        })
         processes.append(Running(name, port, [program, "run", "--config", configuration]))
         ports.update(dict.fromkeys(fronts, port))
 
-    header = 'header = "x-partition"'
+    header = {"header": "x-partition"}
     start("three", site.pods.three, header, "http1", ["h1", "h2"])
-    tls = f'tls = {{ cert = "{site.cert}", key = "{site.key}" }}'
+    tls = {"tls": {"cert": str(site.cert), "key": str(site.key)}}
     start("tls", site.pods.three, header, "http1", ["tls1", "tls2"], tls)
-    start("many", site.pods.thirty, 'key = { query = "id" }', "http1", ["many"])
+    start("many", site.pods.thirty, {"key": {"query": "id"}}, "http1", ["many"])
     start("grpc", site.pods.grpc, header, "http2", ["grpc"])
     return Proxy(name, processes, ports)
 

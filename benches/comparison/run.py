@@ -22,11 +22,15 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from backends import Etcd, Pods
-from measure import Load, compare, ratio
-from plot import picture
-from processes import stop_all
-from proxies import MAKERS, Site, segue
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+
+from backends import Pods  # noqa: E402
+from harness.etcd import Etcd  # noqa: E402
+from harness.processes import end_all  # noqa: E402
+from measure import Load, compare, ratio  # noqa: E402
+from plot import picture  # noqa: E402
+from processes import stop_all  # noqa: E402
+from proxies import MAKERS, Site, segue  # noqa: E402
 
 LOADS = [
     Load(),
@@ -134,6 +138,7 @@ def main():
             sys.exit("peers: interrupted")
         finally:
             stop_all()
+            end_all()
     if arguments.json:
         arguments.json.write_text(json.dumps(collected, indent=1))
     if arguments.plot:

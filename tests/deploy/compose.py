@@ -7,8 +7,9 @@ import subprocess
 import threading
 import time
 
+from harness.ports import free_port
+from harness.waiting import until
 from images import make_image
-from site_processes import free_port, until
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 FILE = os.path.join(ROOT, "deploy/compose.yaml")

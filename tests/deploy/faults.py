@@ -1,20 +1,20 @@
 """Faults for the site. Each sets off the alerts that it names, and is repaired afterwards."""
 
 import contextlib
-import http.client
-import json
 import os
 import resource
 import signal
 import threading
 
-from site_processes import read, until
+from harness.segue import at
+from harness.waiting import until
+from harness.web import metrics, read_json, status_of
 
 SLOW = 20
 
 
 def router_partitions(port):
-    return json.loads(read(f"http://127.0.0.1:{port}/status"))["router"]["partitions"]
+    return read_json(f"http://{at(port)}/status")["router"]["partitions"]
 
 
 @contextlib.contextmanager
@@ -25,14 +25,7 @@ def nothing_at_all(_site):
 
 @contextlib.contextmanager
 def a_client_that_bypasses_the_routers(site):
-    with open(site.configs["a"], encoding="utf-8") as config:
-        address = next(line for line in config if line.startswith("listen")).split('"')[1]
-    pod = http.client.HTTPConnection(address, timeout=10)
-    try:
-        pod.request("GET", "/")
-        status = pod.getresponse().status
-    finally:
-        pod.close()
+    status = status_of(f"http://{site.pods['a']}/")
     assert status == 421, f"the pod answered {status}"
     yield
 
@@ -99,13 +92,13 @@ def a_router_that_hangs(site):
 
 @contextlib.contextmanager
 def a_key_that_cannot_be_read(site):
+    keys = [f"/segue/site/{key}" for key in ("assignments/7x", "routers/broken")]
     try:
-        site.put("assignments/7x", "no JSON")
-        site.put("routers/broken", "no JSON")
+        site.etcd.put(dict.fromkeys(keys, "no JSON"))
         yield
     finally:
-        site.put("assignments/7x", None)
-        site.put("routers/broken", None)
+        for key in keys:
+            site.etcd.delete(key)
 
 
 @contextlib.contextmanager
@@ -116,7 +109,7 @@ def pods_that_are_killed(site):
         yield
     finally:
         for name in site.services:
-            site.start(name)
+            site.begin(name)
 
 
 @contextlib.contextmanager
@@ -139,7 +132,7 @@ def no_coordinator(site):
     try:
         yield
     finally:
-        site.start("coordinator")
+        site.begin("coordinator")
 
 
 @contextlib.contextmanager
@@ -171,42 +164,38 @@ def no_store(site):
     """A second process of the router, too, which cannot register and is killed."""
     site.etcd.process.kill()
     try:
-        successor = site.run("router-tls")
+        successor = site.start("router-tls", site.configs["router-tls"])
         until(lambda: successor.has_said("taking over from the running process"), "a hot restart")
         successor.kill()
         yield
     finally:
-        site.restart_etcd()
+        site.etcd.start()
 
 
 @contextlib.contextmanager
 def a_full_store(site):
-    def alarm(action):
-        read(f"{site.etcd.url}/v3/maintenance/alarm", {"action": action, "alarm": "NOSPACE", "memberID": "0"})
-
-    alarm("ACTIVATE")
+    site.etcd.alarm("ACTIVATE", "NOSPACE")
     try:
         yield
     finally:
-        alarm("DEACTIVATE")
+        site.etcd.alarm("DEACTIVATE", "NOSPACE")
 
 
 @contextlib.contextmanager
 def a_store_that_fails_again_and_again(site):
     """More than ten times in the ten minutes of the alert."""
     def resyncs():
-        metrics = read(f"http://127.0.0.1:{site.ports['router']}/metrics")
-        return sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith("segue_store_resyncs_total{"))
+        return metrics(f"http://{at(site.ports['router'])}/metrics", "segue_store_resyncs_total{")
 
     def follows():
         # What the process shows of the keyspace is what its router gets from the store.
-        return json.loads(read(f"http://127.0.0.1:{site.ports['router']}/status"))["keyspace"]["stale"] is None
+        return read_json(f"http://{at(site.ports['router'])}/status")["keyspace"]["stale"] is None
 
     for _ in range(12):
         before = resyncs()
         site.etcd.process.kill()
         until(lambda: resyncs() > before, "a lost watch")  # noqa: B023
-        site.restart_etcd()
+        site.etcd.start()
         until(follows, "a router that follows the store again")
     yield
 

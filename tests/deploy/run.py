@@ -8,21 +8,25 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
-import urllib.error
-import urllib.request
 
 import yaml
 
-import compose
-import faults
-import manifests
-from site_processes import Demo, Process, Prometheus, Site, free_port, is_up, read, until
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import compose  # noqa: E402
+import faults  # noqa: E402
+import manifests  # noqa: E402
+from harness.checks import Reported, chosen, run_checks  # noqa: E402
+from harness.ports import free_port  # noqa: E402
+from harness.processes import Process, folder_of_processes, tails  # noqa: E402
+from harness.segue import ANYWHERE, Demo, Segue, at  # noqa: E402
+from harness.waiting import until  # noqa: E402
+from harness.web import read, read_json, status_of  # noqa: E402
+from site_processes import Prometheus, Site  # noqa: E402
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 ALERTS = os.path.join(ROOT, "deploy/prometheus/alerts.yaml")
@@ -40,9 +44,13 @@ class Run:
         # The alerts that did not fire at some time.
         self.silent = set()
 
+    def play(self, check):
+        check(self)
+
     def start(self):
         if self.site is None:
-            self.site, self.demo = Site(self.segue, self.folder), Demo(self.segue, self.folder)
+            self.site = Site(self.segue, self.folder)
+            self.demo = Demo(self.segue, self.folder, "--duration", "900s", "--partitions", "16", "--clients", "4", "--rate", "40")
             targets = {"site": self.site.ports, "demo": {"demo": self.demo.port}}
             self.prometheus = Prometheus(self.folder, ALERTS, targets, faults.SHORTER, self.site.stranger_port)
         return self.site
@@ -100,29 +108,12 @@ def the_dashboard_fits_its_grid(_run):
 def keyspaces_in_one_process(run):
     """Starts all roles in two keyspaces, whose series differ by a label, and returns the port of their admin endpoint."""
     admin = free_port()
-    config = os.path.join(run.folder, "keyspaces.toml")
-    tables = [f'''
-[[keyspaces]]
-name = "{name}"
-match = {{ path_prefix = "/{name}" }}
-partitions = 4
-[keyspaces.partition]
-header = "x-partition"
-''' for name in ("persons", "orders")]
-    with open(config, "w", encoding="utf-8") as out:
-        out.write(f'''[store]
-kind = "memory"
-[coordinator]
-listen = "127.0.0.1:0"
-[router]
-listen = "127.0.0.1:{free_port()}"
-[pod]
-listen = "127.0.0.1:{free_port()}"
-upstream = "127.0.0.1:{free_port()}"
-[admin]
-listen = "127.0.0.1:{admin}"
-{"".join(tables)}''')
-    Process("keyspaces", run.folder, [run.segue, "run", "--config", config])
+    Segue(run.segue, run.folder, None).run("keyspaces", {
+        "store": {"kind": "memory"}, "coordinator": {"listen": ANYWHERE}, "router": {"listen": at(free_port())},
+        "pod": {"listen": at(free_port()), "upstream": at(free_port())}, "admin": {"listen": at(admin)},
+        "keyspaces": [{"name": name, "match": {"path_prefix": f"/{name}"}, "partitions": 4, "partition": {"header": "x-partition"}}
+                      for name in ("persons", "orders")],
+    })
     return admin
 
 
@@ -132,15 +123,6 @@ def every_role_serves_clean_metrics(run):
         metrics = until(lambda: read(f"http://127.0.0.1:{port}/metrics"), f"metrics of {name}")  # noqa: B023
         promtool("check", "metrics", input=metrics)
     run.notes.append(", ".join(ports))
-
-
-class Reported(AssertionError):
-    """A failure whose details are printed already."""
-
-
-def tails():
-    """Returns the last lines of every process. All lives of a process write into one log."""
-    return "".join(f"--- {name}\n{process.tail()}" for name, process in {one.name: one for one in Process.started}.items())
 
 
 def fires(run, fault, alerts):
@@ -249,14 +231,6 @@ def the_chart_with_the_manifests_is_whole_and_refuses_wrong_values(run):
     manifests.check_sidecar(run.folder)
 
 
-def status_of(url):
-    try:
-        with urllib.request.urlopen(url, timeout=10) as response:
-            return response.status
-    except urllib.error.HTTPError as error:
-        return error.code
-
-
 def the_etcd_of_the_chart_elects_a_leader(run):
     ports = [[free_port() for _ in range(3)] for _ in range(3)]
     members = [Process(f"etcd-{number}", run.folder, command)
@@ -275,7 +249,7 @@ def the_etcd_of_the_chart_elects_a_leader(run):
              {"action": action, "alarm": kind, "memberID": member})
 
     probes([200, 200], "a leader")
-    member = json.loads(read(f"http://127.0.0.1:{ports[0][0]}/v3/maintenance/status", {"": 0}))["header"]["member_id"]
+    member = read_json(f"http://127.0.0.1:{ports[0][0]}/v3/maintenance/status", {"": 0})["header"]["member_id"]
     for kind in ("NOSPACE", "CORRUPT"):
         # One alarm is every member's. No member accepts writes then, and none gets well by a restart.
         alarm("ACTIVATE", kind, member)
@@ -315,32 +289,16 @@ def main():
     arguments.add_argument("--only", default="", help="run the checks whose name has this in it")
     arguments.add_argument("--short", action="store_true", help="leave out the containers")
     arguments = arguments.parse_args()
-    chosen = [check for check in CHECKS if arguments.only in check.__name__]
+    checks = chosen(CHECKS, arguments.only)
     if arguments.short:
-        chosen = [check for check in chosen if check is not a_composed_site_moves_partitions_under_load]
-    assert chosen, f"no check has {arguments.only!r} in its name"
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    failed = 0
-    with tempfile.TemporaryDirectory(prefix="segue-deploy-", ignore_cleanup_errors=True) as folder:
+        checks = [check for check in checks if check is not a_composed_site_moves_partitions_under_load]
+    with folder_of_processes("deploy") as folder:
         run = Run(arguments.segue, folder)
         try:
-            for check in chosen:
-                began, run.notes = time.monotonic(), []
-                try:
-                    check(run)
-                    result = f"passed {time.monotonic() - began:.1f}s"
-                except Reported as error:
-                    failed += 1
-                    result = f"FAILED: {error}"
-                except Exception:  # noqa: BLE001: whatever it is, the check has failed
-                    failed += 1
-                    result = f"FAILED\n{traceback.format_exc()}{tails()}"
-                print(f"{check.__name__} | {'; '.join(run.notes)} | {result}", flush=True)
+            failed = run_checks(checks, run)
         finally:
             if run.site:
                 run.site.end()
-            for process in Process.started:
-                process.kill()
     print(f"deploy-check: expressions={run.expressions} alerts={run.alerts} manifests={run.manifests} failed={failed}")
     return failed == 0
 

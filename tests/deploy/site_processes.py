@@ -1,6 +1,5 @@
 """A small site of real processes, each with an admin endpoint, faults for it, and the Prometheus that scrapes it."""
 
-import base64
 import datetime
 import http.client
 import http.server
@@ -8,53 +7,27 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.parse
-import urllib.request
 
 import yaml
 
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "interop"))
-from processes import Etcd, Process, free_port  # noqa: E402: the same processes as `make foreign` has
+from harness.certificates import self_signed
+from harness.etcd import Etcd
+from harness.ports import free_port
+from harness.processes import Process
+from harness.segue import ANYWHERE, QUICK, Segue, at
+from harness.waiting import until
+from harness.web import is_up, read_json
 
-PATIENCE = 60.0
 PARTITIONS = 8
-
-
-def until(condition, what, patience=PATIENCE):
-    """Waits for the condition. A connection that fails counts as not yet."""
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            found, reason = condition(), ""
-        except (OSError, http.client.HTTPException) as error:
-            found, reason = None, f": {error!r}"
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"waited in vain for {what}{reason}"
-        time.sleep(0.1)
-
-
-def read(url, data=None):
-    request = urllib.request.Request(url, data=data and json.dumps(data).encode())
-    with urllib.request.urlopen(request, timeout=10) as response:
-        return response.read().decode()
 
 
 def seconds(moment):
     """Returns the Unix time of Prometheus' RFC 3339, which has as many digits as it needs."""
     date, fraction, zone = re.fullmatch(r"([^.]*?)(\.\d+)?(Z|[+-]\d\d:\d\d)", moment).groups()
     return datetime.datetime.fromisoformat(date + zone.replace("Z", "+00:00")).timestamp() + float(fraction or 0)
-
-
-def is_up(url):
-    try:
-        return read(url) is not None
-    except OSError:
-        return False
 
 
 class Service:
@@ -90,102 +63,55 @@ class Service:
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
-class Site:
+class Site(Segue):
     """etcd, a coordinator, two routers of which one serves TLS, and two sidecars, under a light load."""
 
     def __init__(self, segue, folder):
-        self.segue, self.folder = segue, folder
-        self.etcd = Etcd(folder)
-        until(self.etcd.is_up, "etcd")
-        self.ports, self.configs, self.processes, self.services = {}, {}, {}, {}
+        super().__init__(segue, folder, Etcd(folder), "site")
+        self.ports, self.configs, self.processes, self.services, self.pods = {}, {}, {}, {}, {}
         self.router, self.stranger_port = free_port(), free_port()
         self.loading = threading.Event()
         self.loading.set()
-        self.tls = self.certificate(days=5)
-        self.add("coordinator", f"""
-[coordinator]
-partitions = {PARTITIONS}
-lease_ttl = "3s"
-settle = "50ms"
-settle_max = "1s"
-min_interval = "100ms"
-cool_down = "0s"
-phase_timeout = "3s"
-listen = "127.0.0.1:0"
-""")
-        for name, listen, more in (("router", self.router, ""), ("router-tls", free_port(), self.tls)):
-            # The lease is long, so that a router that is stopped is waited for.
-            self.add(name, f"""
-[router]
-name = "{name}"
-listen = "127.0.0.1:{listen}"
-lease_ttl = "{'6s' if name == 'router' else '60s'}"
-workers = 1
-{more}
-[router.partition]
-header = "x-partition"
-[router.stash]
-max_wait = "4s"
-[router.drain]
-timeout = "2s"
-on_timeout = "sever"
-""")
+        self.add("coordinator", {"coordinator": {
+            "partitions": PARTITIONS, "lease_ttl": "3s", "settle_max": "1s", "phase_timeout": "3s", "listen": ANYWHERE,
+        } | QUICK})
+        cert, key = self_signed(folder, days=5)
+        tls = {"tls": {"cert": cert, "key": key}, "hot_restart_socket": os.path.join(folder, "hot-restart.sock")}
+        # The second lease is long, so that a router that is stopped is waited for.
+        for name, listen, lease, more in (("router", self.router, "6s", {}), ("router-tls", free_port(), "60s", tls)):
+            self.add(name, {"router": {
+                "name": name, "listen": at(listen), "lease_ttl": lease, "workers": 1, "partition": {"header": "x-partition"},
+                "stash": {"max_wait": "4s"}, "drain": {"timeout": "2s", "on_timeout": "sever"},
+            } | more})
         for name in ("a", "b"):
-            service = self.services[name] = Service()
-            self.add(name, f"""
-[pod]
-name = "{name}"
-listen = "127.0.0.1:{free_port()}"
-upstream = "127.0.0.1:{service.port}"
-lease_ttl = "5s"
-[pod.hooks]
-warm = {{ url = "http://127.0.0.1:{service.port}/warm" }}
-sync = {{ url = "http://127.0.0.1:{service.port}/sync" }}
-""")
+            upstream, self.pods[name] = self.service(name), at(free_port())
+            self.add(name, {"pod": {
+                "name": name, "listen": self.pods[name], "upstream": upstream, "lease_ttl": "5s",
+                "hooks": {hook: {"url": f"http://{upstream}/{hook}"} for hook in ("warm", "sync")},
+            }})
         self.settle()
         for partition in range(PARTITIONS):
             threading.Thread(target=self.load, args=(partition,), daemon=True).start()
 
-    def certificate(self, days):
-        cert, key = (os.path.join(self.folder, name) for name in ("cert.pem", "key.pem"))
-        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                        "-days", str(days), "-subj", "/CN=router", "-addext", "subjectAltName=DNS:localhost",
-                        "-keyout", key, "-out", cert], check=True, capture_output=True)
-        socket = os.path.join(self.folder, "hot-restart.sock")
-        return f'tls = {{ cert = "{cert}", key = "{key}" }}\nhot_restart_socket = "{socket}"'
+    def service(self, name):
+        self.services[name] = Service()
+        return at(self.services[name].port)
 
     def add(self, name, sections):
         self.ports[name] = free_port()
-        self.configs[name] = os.path.join(self.folder, f"{name}.toml")
-        with open(self.configs[name], "w", encoding="utf-8") as out:
-            out.write(f'keyspace = "site"\n[store]\nendpoints = ["{self.etcd.url}"]\n{sections}\n'
-                      f'[admin]\nlisten = "127.0.0.1:{self.ports[name]}"\n')
-        self.start(name)
+        self.configs[name] = self.configure(name, sections | {"admin": {"listen": at(self.ports[name])}})
+        self.begin(name)
 
-    def start(self, name):
-        self.processes[name] = self.run(name)
-
-    def run(self, name):
-        return Process(name, self.folder, [self.segue, "run", "--config", self.configs[name]])
+    def begin(self, name):
+        self.processes[name] = self.start(name, self.configs[name])
 
     def stranger(self):
         """Starts a coordinator of another keyspace."""
-        config = os.path.join(self.folder, "stranger.toml")
-        with open(config, "w", encoding="utf-8") as out:
-            out.write(f'keyspace = "other"\n[store]\nendpoints = ["{self.etcd.url}"]\n[coordinator]\nname = "stranger"\n'
-                      f'[admin]\nlisten = "127.0.0.1:{self.stranger_port}"\n')
-        return Process("stranger", self.folder, [self.segue, "run", "--config", config])
+        return self.run("stranger", {"keyspace": "other", "coordinator": {"name": "stranger"},
+                                     "admin": {"listen": at(self.stranger_port)}})
 
     def pid(self, name):
         return self.processes[name].process.pid
-
-    def operator(self, *arguments):
-        command = [self.segue, *arguments, "--etcd", self.etcd.url, "--keyspace", "site"]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-    def status(self):
-        output = self.operator("status", "--json").stdout
-        return json.loads(output) if output else {}
 
     def settle(self):
         def settled():
@@ -197,13 +123,13 @@ sync = {{ url = "http://127.0.0.1:{service.port}/sync" }}
 
     def move(self, partition, pod, refusal=None):
         """Asks for a move and does not wait for it. `refusal`: what the pod may have answered by then."""
-        asked = self.operator("move", str(partition), "--to", pod, "--no-wait")
+        asked = self.operate("move", str(partition), "--to", pod, "--no-wait")
         # 4: the coordinator has not answered within half a minute, and will find the order.
         assert asked.returncode in (0, 4) or (refusal and refusal in asked.stderr), asked.stderr
 
     def other_owner(self, partition):
         """Returns the pod that does not own the partition."""
-        explained = self.operator("explain", str(partition), "--json")
+        explained = self.operate("explain", str(partition), "--json")
         assert explained.returncode == 0, f"partition {partition} is not explained: {explained.stderr}"
         return "b" if json.loads(explained.stdout)["owner"] == "a" else "a"
 
@@ -223,16 +149,6 @@ sync = {{ url = "http://127.0.0.1:{service.port}/sync" }}
                 pass
             time.sleep(0.1)
 
-    def put(self, key, value):
-        encode = lambda text: base64.b64encode(text.encode()).decode()  # noqa: E731
-        if value is None:
-            return read(f"{self.etcd.url}/v3/kv/deleterange", {"key": encode(f"/segue/site/{key}")})
-        return read(f"{self.etcd.url}/v3/kv/put", {"key": encode(f"/segue/site/{key}"), "value": encode(value)})
-
-    def restart_etcd(self):
-        self.etcd.process = Process("etcd", self.folder, self.etcd.process.process.args)
-        until(self.etcd.is_up, "etcd")
-
     def signal(self, name, number):
         os.kill(self.pid(name), number)
 
@@ -240,18 +156,6 @@ sync = {{ url = "http://127.0.0.1:{service.port}/sync" }}
         self.loading.clear()
         # A stopped process is not ended by SIGTERM.
         self.signal("router-tls", signal.SIGCONT)
-
-
-class Demo:
-    """`segue demo` with an admin endpoint."""
-
-    def __init__(self, segue, folder):
-        self.port = free_port()
-        self.process = Process("demo", folder, [
-            segue, "demo", "--json", "--admin", f"127.0.0.1:{self.port}", "--seed", "7", "--duration", "900s",
-            "--partitions", "16", "--clients", "4", "--rate", "40",
-        ])
-        until(lambda: is_up(f"http://127.0.0.1:{self.port}/ready"), "the demo")
 
 
 class Prometheus:
@@ -291,7 +195,7 @@ class Prometheus:
         until(lambda: is_up(f"{self.url}/-/ready"), "Prometheus")
 
     def api(self, path, **parameters):
-        return json.loads(read(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"))["data"]
+        return read_json(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}")["data"]
 
     def catch_up(self):
         """Waits until it has scraped every process of the site and then evaluated the alerts.

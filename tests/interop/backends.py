@@ -9,6 +9,29 @@ import sys
 
 BIG = 64 << 20
 
+# What the page does once it is loaded; it reports to its service.
+PAGE = """<!doctype html><title>foreign</title><script>
+const text = async (path, options) => { const got = await fetch(path, options); return [got.status, await got.text()]; };
+const socket = () => new Promise((resolve, reject) => {
+  const socket = new WebSocket(`wss://${location.host}/p/socket`);
+  socket.onopen = () => socket.send('over a socket');
+  socket.onmessage = (event) => { resolve(event.data); socket.close(); };
+  socket.onerror = () => reject('the socket has failed');
+});
+(async () => {
+  const report = { page: performance.getEntriesByType('navigation')[0].nextHopProtocol };
+  try {
+    const parts = await Promise.all([...Array(20).keys()].map((part) => text(`/p/part?${part}`)));
+    report.parts = parts.every(([status, body], part) => status === 200 && body === `${part}`);
+    const body = 'x'.repeat(1 << 20);
+    const [status, echoed] = await text('/p/echo', { method: 'POST', body });
+    report.post = status === 200 && echoed === body;
+    report.socket = await socket();
+  } catch (error) { report.error = `${error}`; }
+  await fetch('/p/report', { method: 'POST', body: JSON.stringify(report) });
+})();
+</script>"""
+
 
 async def serve_aiohttp(name, port):
     from aiohttp import web
@@ -97,8 +120,6 @@ async def serve_aiohttp(name, port):
 async def serve_browsed(name, port):
     """A page, what it asks for, and what it reports."""
     from aiohttp import WSMsgType, web
-
-    from checks.browser import PAGE
 
     reports = []
 

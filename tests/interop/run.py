@@ -8,19 +8,20 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import subprocess
 import sys
-import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.append(os.path.join(HERE, "../page"))
+sys.path.append(os.path.dirname(HERE))
 
 import checks  # noqa: E402, F401: registers them
-from backends import nginx
-from certificates import Authority
-from processes import Cluster, Etcd, Process, free_port, until
-from table import run_all
+from backends import nginx  # noqa: E402
+from clusters import Cluster  # noqa: E402
+from harness.certificates import Authority  # noqa: E402
+from harness.etcd import Etcd  # noqa: E402
+from harness.ports import free_port  # noqa: E402
+from harness.processes import Process, folder_of_processes  # noqa: E402
+from table import run_all  # noqa: E402
 
 
 class Fixture:
@@ -34,8 +35,6 @@ class Fixture:
         self.segue = segue
 
     async def start(self):
-        await until(self.etcd.is_up, "etcd")
-
         def cluster(kind, upstreams, **settings):
             return Cluster(self.segue, self.folder, self.etcd, kind, upstreams, **settings)
 
@@ -57,11 +56,10 @@ class Fixture:
         self.nginx1 = cluster("nginx1", {name: ports[name, False] for name in "ab"}, protocol="http1")
         self.nginx2 = cluster("nginx2", {name: ports[name, True] for name in "ab"}, protocol="http2")
         # Nobody serves there, so that everything is held.
-        self.nobody = cluster("nobody", {}, limits='[router.stash]\nmax_wait = "2s"')
+        self.nobody = cluster("nobody", {}, router={"stash": {"max_wait": "2s"}})
         self.authority = Authority(os.path.join(self.folder, "tls"))
-        tls = 'cert = "{}"\nkey = "{}"'.format(*map(self.authority.path, ("server.pem", "server.key")))
-        self.browsed = cluster("browsed", self.serve("browsed"),
-                               limits=f'[router.partition]\nkey = {{ path = "/{{key}}" }}\n[router.tls]\n{tls}')
+        browsed = {"partition": {"key": {"path": "/{key}"}}, "tls": self.authority.tls()}
+        self.browsed = cluster("browsed", self.serve("browsed"), router=browsed)
         served = (self.aiohttp, self.direct, self.grpc, self.websockets, self.nginx1, self.nginx2, self.browsed)
         await asyncio.gather(*(one.ready() for one in (*served, *self.silent.values())))
 
@@ -97,16 +95,10 @@ async def main():
     Cluster.http1_server = arguments.http1_server
     # It reports each write to a peer that is gone, which some peers here are meant to be.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
-    # So that what was started is ended.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="segue-foreign-") as folder:
+    with folder_of_processes("foreign", shows_tails=bool) as folder:
         fixture = Fixture(arguments.segue, folder, arguments.long)
-        try:
-            await fixture.start()
-            return await run_all(fixture, arguments.only, arguments.long)
-        finally:
-            for process in Process.started:
-                process.kill()
+        await fixture.start()
+        return await run_all(fixture, arguments.only, arguments.long)
 
 
 if __name__ == "__main__":

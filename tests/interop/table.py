@@ -5,7 +5,7 @@ import time
 import traceback
 from dataclasses import dataclass
 
-from processes import Process
+from harness.processes import tails
 
 CHECKS = []
 LONGEST = 60.0
@@ -54,7 +54,6 @@ async def run_all(fixture, only, long):
     for one, why in failures:
         print(f"\n{one.protocol} | {one.client} | {one.server} | {one.what}\n{why}")
     if failures:
-        for process in Process.started:
-            print(f"--- {process.name}\n{process.tail()}")
+        print(tails())
     print(f"foreign: checks={len(chosen)} passed={len(chosen) - len(failures)} failed={len(failures)}")
     return not failures

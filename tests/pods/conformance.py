@@ -5,7 +5,8 @@ import asyncio
 import os
 import shlex
 
-from site_of_pods import free_port
+from harness.ports import free_port
+from harness.segue import at
 
 PATIENCE = 20
 # The lease of a pod, in seconds. Several programs play while the whole site runs, and none of them may starve it for so long.
@@ -18,7 +19,7 @@ PATH = ["--path", "/keys/conformance"]
 async def answer(site, pods):
     """Sends requests with right and wrong stamps to each pod, once the site has settled. Returns how many conform, and prints what
     is wrong with the others."""
-    command = [site.segue, "conformance", *PATH, "--etcd", site.etcd.url]
+    command = [site.program, "conformance", *PATH, "--etcd", site.etcd.url]
     results = [await tested([*command, "--pod", f"http://{pod.listen}", "--name", pod.name]) for pod in pods]
     for pod, (code, said) in zip(pods, results):
         if code:
@@ -44,8 +45,8 @@ async def conform(site, pods):
 
 async def play(site, pod):
     name, keyspace = f"conform-{pod.name}", f"conform-{pod.name}"
-    listen, service = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    command = [site.segue, "conformance", "--handoffs", "--pod", f"http://{listen}", *PATH]
+    listen, service = at(free_port()), at(free_port())
+    command = [site.program, "conformance", "--handoffs", "--pod", f"http://{listen}", *PATH]
     command += ["--name", name, "--etcd", site.etcd.url, "--keyspace", keyspace, "--patience", f"{PATIENCE}s"]
     if pod.is_by_grpc:
         command += ["--listen", service, "--token-file", site.token]

@@ -14,10 +14,12 @@ import os
 import random
 import signal
 import sys
-import tempfile
 
-from conformance import answer, conform
-from site_of_pods import LEASE, PREFIX, Process, Site, store
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from conformance import answer, conform  # noqa: E402
+from harness.processes import folder_of_processes  # noqa: E402
+from site_of_pods import KEYSPACE, LEASE, Site  # noqa: E402
 
 # At the end of the load nothing fails any more, so that all that is held gets its response.
 CALM = 10
@@ -27,7 +29,6 @@ class Run:
     def __init__(self, site, seed):
         self.site, self.random = site, random.Random(seed)
         self.faults = collections.Counter()
-        self.handoffs = 0
         self.checkpoints = collections.Counter()  # by the name of the pod that made them
         self.killed = 0  # the last leadership that was ended
         self.calm = asyncio.Event()
@@ -43,7 +44,7 @@ class Run:
         self.faults["breaks of all connections"] += 1
 
     async def kill_leader(self):
-        leader = (await self.site.view()).get("coordinator/leader")
+        leader = (await self.site.view.keyspace(KEYSPACE)).get("coordinator/leader")
         # The key of a leader that was killed stays until its lease ends.
         if leader and leader.create_revision > self.killed:
             name, self.killed = leader.value["holder"], leader.create_revision
@@ -81,38 +82,14 @@ class Run:
         pod.process.process.send_signal(signal.SIGCONT)
         self.faults["pods paused"] += 1
 
-    async def count_handoffs(self):
-        """Counts the flips of assignments: each is a handoff that took effect."""
-        epochs = {}
-        async for key, entry, is_new in self.records("assignments/"):
-            self.handoffs += is_new and entry.value["epoch"] > epochs.get(key, 0)
-            epochs[key] = entry.value["epoch"]
-
     async def count_checkpoints(self):
-        async for _, entry, is_new in self.records("checkpoints/"):
+        async for entry, is_new in self.site.view.records(f"/segue/{KEYSPACE}/checkpoints/"):
             self.checkpoints[entry.value["pod_name"]] += is_new and entry.value["checkpoint"] is not None
-
-    async def records(self, below):
-        """Yields each record below this key with its changes from now on, and whether it is a change."""
-        prefix, revision = PREFIX + below, 0
-        while True:
-            try:
-                if not revision:
-                    revision, entries = await self.site.store.snapshot(prefix)
-                    for entry in entries:
-                        yield entry.key, entry, False
-                async for changes in self.site.store.watch(prefix, revision + 1, 3600):
-                    for key, entry in changes:
-                        if entry is not None:
-                            revision = entry.mod_revision
-                            yield key, entry, True
-            except store.StoreError:
-                await asyncio.sleep(0.1)
 
 
 async def load(site, seconds, seed, kafka):
     """Sends load for this time. Returns the report."""
-    command = [site.segue, "bench", *site.routers, "--partitions", str(site.partitions)]
+    command = [site.program, "bench", *site.routers, "--partitions", str(site.partitions)]
     command += [] if kafka else ["--log-dir", site.logs]
     command += ["--clients", "24", "--duration", f"{seconds}s", "--seed", str(seed), "--json"]
     bench = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
@@ -131,9 +108,9 @@ def written_by(site):
 
 
 async def play(site, arguments):
-    await site.start(arguments.each, arguments.kafka, arguments.sabotage)
+    await site.begin(arguments.each, arguments.kafka, arguments.sabotage)
     run = Run(site, arguments.seed)
-    counting = [asyncio.create_task(count) for count in (run.count_handoffs(), run.count_checkpoints())]
+    counting = [asyncio.create_task(count) for count in (site.view.count_moves(f"/segue/{KEYSPACE}/"), run.count_checkpoints())]
     loading = asyncio.create_task(load(site, arguments.seconds, arguments.seed, arguments.kafka))
     asyncio.get_running_loop().call_later(arguments.seconds - CALM, run.calm.set)
     await asyncio.gather(run.every_second(run.break_connections), run.every_second(run.kill_leader), run.restart_pods())
@@ -162,7 +139,8 @@ async def play(site, arguments):
     lazy = [name for name in makers if not run.checkpoints[name]]
     if lazy:
         print(f"  these pods made no checkpoint: {', '.join(lazy)}")
-    if run.handoffs < arguments.handoffs:
+    handoffs = site.view.moves[KEYSPACE]
+    if handoffs < arguments.handoffs:
         print(f"  fewer handoffs than {arguments.handoffs}")
     languages = len({pod.language for pod in site.pods.values() if written[pod.name]})
     pods = [] if arguments.sabotage else list(site.pods.values())
@@ -170,8 +148,8 @@ async def play(site, arguments):
     examples = {pod.kind: pod for pod in pods if pod.plays_handoffs}
     conforming = await conform(site, list(examples.values()))
     conform_in = f"answer={answering}/{len(pods)} conform={conforming}/{len(examples)}"
-    print(f"pods: languages={languages} handoffs={run.handoffs} harm={harm} {conform_in}")
-    is_sound = report["sound"] and not harm and not idle and not lazy and run.handoffs >= arguments.handoffs
+    print(f"pods: languages={languages} handoffs={handoffs} harm={harm} {conform_in}")
+    is_sound = report["sound"] and not harm and not idle and not lazy and handoffs >= arguments.handoffs
     return is_sound and answering == len(pods) and conforming == len(examples)
 
 
@@ -189,25 +167,16 @@ async def main():
     arguments = arguments.parse_args()
     if arguments.short:
         arguments.seconds, arguments.handoffs = 40, 100
-    # So that what was started is ended.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="segue-pods-") as folder:
+    good = False
+    with folder_of_processes("pods", shows_tails=lambda _failed: not good and not arguments.sabotage) as folder:
         site = Site(arguments.binaries, folder, arguments.partitions)
-        good = False
         try:
             good = await play(site, arguments)
             return good
         finally:
-            if not good and not arguments.sabotage:
-                for name in sorted(os.listdir(folder)):
-                    if name.endswith(".log"):
-                        with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as log:
-                            print(f"--- {name}\n{''.join(log.readlines()[-40:])}", file=sys.stderr)
-            for process in Process.started:
-                process.kill()
             for breaker in site.breakers:
                 await breaker.close()
-            await site.store.close()
+            await site.view.store.close()
 
 
 if __name__ == "__main__":

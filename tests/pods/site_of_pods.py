@@ -1,24 +1,25 @@
 """A site: etcd, coordinators, routers, and writer pods of every example, each a process."""
 
-import asyncio
 import json
 import os
 import sys
-import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 EXAMPLES = os.path.join(ROOT, "examples")
-sys.path[:0] = [os.path.join(ROOT, "tests/interop")]
-sys.path[:0] = [os.path.join(EXAMPLES, example) for example in ("python-etcd-pod", "kafka-pod")]
+sys.path.append(os.path.join(EXAMPLES, "kafka-pod"))
 
-import etcd as store  # noqa: E402
-from kafka_log import KafkaLog  # noqa: E402
-from processes import PATIENCE, Etcd, Process, free_port, until  # noqa: E402
+from harness.etcd import Etcd  # noqa: E402
+from harness.ports import free_port  # noqa: E402
+from harness.processes import Process  # noqa: E402
+from harness.segue import QUICK, Segue, at  # noqa: E402
+from harness.store_view import StoreView  # noqa: E402
+from harness.waiting import PATIENCE, eventually  # noqa: E402
 
 from breaker import Breaker  # noqa: E402
+from kafka_log import KafkaLog  # noqa: E402
 
-PREFIX = "/segue/default/"
+KEYSPACE = "default"
 LEASE = 3
 TOPIC = "persons"
 PYTHON = os.path.join(ROOT, ".tools/pods/bin/python")
@@ -36,7 +37,7 @@ class Pod:
 
     def start(self, folder):
         # A port of its own for each life: connections to the one before may still be closing.
-        self.listen = f"127.0.0.1:{free_port()}"
+        self.listen = at(free_port())
         self.process = Process(self.name, folder, self.arguments(folder))
 
     def arguments(self, folder):
@@ -61,37 +62,26 @@ class PodWithSidecar(Pod):
     # Those of a sidecar: tests/process/conformance/handoffs.rs.
     plays_handoffs = False
 
-    def __init__(self, name, language, command, segue, etcd):
+    def __init__(self, name, language, command, site, etcd):
         super().__init__(name, language, command)
-        self.segue, self.etcd = segue, etcd
+        self.site, self.etcd = site, etcd
 
     def arguments(self, folder):
-        upstream, socket = f"127.0.0.1:{free_port()}", f"unix:{folder}/{self.name}.sock"
+        upstream, socket = at(free_port()), f"unix:{folder}/{self.name}.sock"
         service = [*self.command, "--coordinator", socket, "--name", self.name, "--listen", upstream]
-        config = os.path.join(folder, f"{self.name}.toml")
-        with open(config, "w", encoding="utf-8") as out:
-            out.write(f"""
-[store]
-endpoints = ["{self.etcd}"]
-[pod]
-name = "{self.name}"
-listen = "{self.listen}"
-upstream = "{upstream}"
-lease_ttl = "{2 * LEASE}s"
-shutdown_timeout = "30s"
-stream = "{socket}"
-exec = {json.dumps(service)}
-""")
-        return [self.segue, "run", "--config", config]
+        config = self.site.configure(self.name, {"store": {"endpoints": [self.etcd]}, "pod": {
+            "name": self.name, "listen": self.listen, "upstream": upstream, "lease_ttl": f"{2 * LEASE}s", "shutdown_timeout": "30s",
+            "stream": socket, "exec": service,
+        }})
+        return [self.site.program, "run", "--config", config]
 
 
-class Site:
+class Site(Segue):
     def __init__(self, binaries, folder, partitions):
-        self.segue, self.binaries = os.path.join(binaries, "segue"), binaries
-        self.folder, self.partitions = folder, partitions
+        super().__init__(os.path.join(binaries, "segue"), folder, Etcd(folder))
+        self.binaries, self.partitions = binaries, partitions
         self.logs = os.path.join(folder, "partitions")
-        self.etcd = Etcd(folder)
-        self.store = store.Etcd([self.etcd.url], timeout=PATIENCE)
+        self.view = StoreView(self.etcd.url)
         self.kafka = None  # the brokers' addresses
         self.pods, self.coordinators, self.routers, self.breakers = {}, {}, [], []
         self.ports = {f"c-{number}": free_port() for number in range(COORDINATORS)}
@@ -99,8 +89,7 @@ class Site:
         with open(self.token, "w", encoding="utf-8") as out:
             out.write("a token of all pods\n")
 
-    async def start(self, each, kafka, sabotage):
-        await until(self.etcd.is_up, "etcd")
+    async def begin(self, each, kafka, sabotage):
         etcd_port = int(self.etcd.url.rsplit(":", 1)[1])
         self.etcd_breaker = await Breaker(free_port(), etcd_port).start()
         self.breakers = [self.etcd_breaker]
@@ -108,7 +97,7 @@ class Site:
             self.breakers.append(await Breaker(free_port(), port).start())
             self.start_coordinator(name)
         self.routers = [self.start_router(f"r-{number}") for number in range(ROUTERS)]
-        pods = list(self.with_kafka() if kafka else self.examples(each))
+        pods = list(await self.with_kafka() if kafka else self.examples(each))
         if sabotage:
             pods.append(self.broken(sabotage, pods))
         for pod in pods:
@@ -116,14 +105,11 @@ class Site:
             pod.start(self.folder)
         await self.settled()
 
-    def with_kafka(self):
+    async def with_kafka(self):
         """Starts brokers, and returns pods that keep their state there."""
         brokers = Process("kafka", self.folder, [PYTHON, os.path.join(HERE, "mock_broker.py"), TOPIC, str(self.partitions)])
-        deadline = time.monotonic() + PATIENCE
-        while not self.kafka and time.monotonic() < deadline:
-            time.sleep(0.05)
-            lines = [line for line in brokers.tail().splitlines() if line.startswith("127.0.0.1:")]
-            self.kafka = lines[0] if lines else None
+        addresses = lambda: [line for line in brokers.tail().splitlines() if line.startswith("127.0.0.1:")]  # noqa: E731
+        self.kafka = (await eventually(addresses, "the brokers"))[0]
         pod = os.path.join(EXAMPLES, "kafka-pod/pod.py")
         command = [PYTHON, pod, *self.known_coordinators(), "--kafka", self.kafka, "--topic", TOPIC, "--lease-ttl", str(LEASE)]
         return [Pod(f"python-kafka-{number}", "python", command) for number in range(4)]
@@ -147,26 +133,9 @@ class Site:
 
     async def settled(self):
         """Waits until every pod owns partitions in its present life, every partition is owned, and none moves."""
-        # The key of a pod that was killed stays until its lease ends. Each life has an address of its own.
-        addresses = {f"pods/{name}": (name, pod.listen) for name, pod in self.pods.items()}
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            view = await self.view()
-            owners = [view.get(f"assignments/{partition}") for partition in range(self.partitions)]
-            lives = [owner and (owner.value["owner"], owner.value["incarnation"]) for owner in owners]
-            alive = {
-                (name, view[key].create_revision)
-                for key, (name, address) in addresses.items()
-                if key in view and view[key].value["address"] == address
-            }
-            if set(lives) == alive and len(alive) == len(self.pods) and not any("handoffs/" in key for key in view):
-                return
-            await asyncio.sleep(0.1)
-        raise AssertionError(f"the site does not settle: {len(alive)} pods, {sorted(set(map(str, lives)))} own partitions")
-
-    async def view(self):
-        _, entries = await self.store.snapshot(PREFIX)
-        return {entry.key.removeprefix(PREFIX): entry for entry in entries}
+        pods = {name: pod.listen for name, pod in self.pods.items()}
+        if not await self.view.settled(KEYSPACE, self.partitions, pods, PATIENCE, each_owns=True):
+            raise AssertionError(f"the site does not settle: {self.operate('status').stdout}")
 
     def examples(self, each):
         """Returns the pods of every example. They reach etcd and the coordinators through the breakers."""
@@ -188,7 +157,7 @@ class Site:
             for number in range(each):
                 yield Pod(f"{kind}-{number}", kind.split("-")[0], command)
         service = [PYTHON, os.path.join(EXAMPLES, "python-grpc-pod/pod.py"), *times]
-        yield PodWithSidecar("python-sidecar-0", "python", service, self.segue, etcd)
+        yield PodWithSidecar("python-sidecar-0", "python", service, self, etcd)
 
     def broken(self, fault, pods):
         """Returns one more pod of an example, with this fault."""
@@ -196,39 +165,16 @@ class Site:
         _, _, *rest = example.command
         return Pod("python-broken", "python", [PYTHON, os.path.join(HERE, "broken.py"), fault, *rest])
 
-    def run(self, name, sections):
-        config = os.path.join(self.folder, f"{name}.toml")
-        with open(config, "w", encoding="utf-8") as out:
-            out.write(f'[store]\nendpoints = ["{self.etcd.url}"]\n{sections}')
-        return Process(name, self.folder, [self.segue, "run", "--config", config])
-
     def start_coordinator(self, name):
-        self.coordinators[name] = self.run(name, f"""
-[coordinator]
-name = "{name}"
-partitions = {self.partitions}
-lease_ttl = "2s"
-settle = "50ms"
-min_interval = "100ms"
-cool_down = "0s"
-checkpoint_interval = "5s"
-checkpoint_timeout = "500ms"
-listen = "127.0.0.1:{self.ports[name]}"
-token_file = "{self.token}"
-""")
+        self.coordinators[name] = self.run(name, {"coordinator": {
+            "name": name, "partitions": self.partitions, "lease_ttl": "2s", "checkpoint_interval": "5s", "checkpoint_timeout": "500ms",
+            "listen": at(self.ports[name]), "token_file": self.token,
+        } | QUICK})
 
     def start_router(self, name):
         port = free_port()
-        self.run(name, f"""
-[router]
-name = "{name}"
-listen = "127.0.0.1:{port}"
-lease_ttl = "3s"
-workers = 1
-[router.partition]
-header = "x-partition"
-order_by = {{ header = "x-key" }}
-[router.drain]
-timeout = "5s"
-""")
-        return f"http://127.0.0.1:{port}"
+        self.run(name, {"router": {
+            "name": name, "listen": at(port), "lease_ttl": "3s", "workers": 1, "drain": {"timeout": "5s"},
+            "partition": {"header": "x-partition", "order_by": {"header": "x-key"}},
+        }})
+        return f"http://{at(port)}"

@@ -9,13 +9,14 @@ import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path[:0] = [os.path.join(ROOT, "tests/interop"), os.path.join(ROOT, "examples/python-etcd-pod")]
+sys.path[:0] = [os.path.join(ROOT, "tests"), os.path.join(ROOT, "examples/python-etcd-pod")]
 
 from etcd import Etcd, put  # noqa: E402
 from handoff import Task  # noqa: E402
+from harness.etcd import Etcd as EtcdProcess  # noqa: E402
+from harness.processes import end_all  # noqa: E402
+from harness.waiting import eventually  # noqa: E402
 from membership import Membership, lease_now  # noqa: E402
-from processes import Etcd as EtcdProcess  # noqa: E402
-from processes import Process, until  # noqa: E402
 
 TTL = 2
 PREFIX = "/segue/default/"
@@ -42,9 +43,7 @@ class Service:
 class Lives(unittest.IsolatedAsyncioTestCase):
     async def asyncSetUp(self):
         self.folder = tempfile.TemporaryDirectory(prefix="segue-pods-")
-        process = EtcdProcess(self.folder.name)
-        await until(process.is_up, "etcd")
-        self.etcd = Etcd([process.url], timeout=TTL)
+        self.etcd = Etcd([EtcdProcess(self.folder.name).url], timeout=TTL)
         self.running = []
         self.pod = self.start()
         await self.sees(lambda entries: KEY in entries)
@@ -55,8 +54,7 @@ class Lives(unittest.IsolatedAsyncioTestCase):
             task.cancel()
         await asyncio.gather(*self.running, return_exceptions=True)
         await self.etcd.close()
-        for process in Process.started:
-            process.kill()
+        end_all()
         self.folder.cleanup()
 
     def start(self):
@@ -92,7 +90,7 @@ class Lives(unittest.IsolatedAsyncioTestCase):
         async with self.pod.request(7, 5) as life:
             self.assertEqual(life, self.pod.incarnation)
             await self.etcd.revoke(self.pod.lease)
-            await until(lambda: not self.pod.owned, "the end of the life")
+            await eventually(lambda: not self.pod.owned, "the end of the life")
             self.assertFalse(self.pod.may_write(life))
             await self.sees(lambda entries: KEY in entries and entries[KEY].create_revision > life)
             await asyncio.wait_for(self.pod.until(lambda: self.pod.incarnation > life), 60)
@@ -104,7 +102,7 @@ class Lives(unittest.IsolatedAsyncioTestCase):
         first, second = self.pod.incarnation, self.start()
         leases = set()
         # It asks for a new lease before each attempt.
-        await until(lambda: leases.add(second.lease) or len(leases - {0}) > 2, "attempts to register")
+        await eventually(lambda: leases.add(second.lease) or len(leases - {0}) > 2, "attempts to register")
         stored = await self.sees(lambda entries: KEY in entries)
         self.assertEqual((stored[KEY].create_revision, stored[KEY].mod_revision), (first, first))
         self.running[0].cancel()

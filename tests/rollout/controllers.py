@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import threading
-import time
 
 from kubelet import Pod
 
@@ -104,11 +103,3 @@ class Service:
             writer.write_eof()
         except OSError:
             writer.transport.abort()
-
-
-def until(condition, what, patience=60.0):
-    deadline = time.monotonic() + patience
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.1)
-    return found

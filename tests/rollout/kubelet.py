@@ -14,8 +14,8 @@ import re
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
+
+from harness.web import is_up
 
 # Between the SIGTERMs of two containers, when one of them is to be the first: it has ended by then, or has this much of a lead.
 LEAD = 1.0
@@ -118,15 +118,8 @@ class Container:
         if get is None:
             return None
         ports = {port["name"]: port["containerPort"] for port in self.spec.get("ports", [])}
-        return self.http_get(f"http://{self.pod.ip}:{ports.get(get['port'], get['port'])}{get['path']}",
-                             self.spec[kind].get("timeoutSeconds", 1))
-
-    def http_get(self, url, timeout):
-        try:
-            with urllib.request.urlopen(url, timeout=timeout):
-                return True
-        except (OSError, urllib.error.HTTPError):
-            return False
+        return is_up(f"http://{self.pod.ip}:{ports.get(get['port'], get['port'])}{get['path']}",
+                     self.spec[kind].get("timeoutSeconds", 1))
 
     def end(self, deadline, wait_for):
         """Ends the container; `wait_for` are those that have to be gone before it gets SIGTERM."""

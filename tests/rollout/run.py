@@ -16,14 +16,15 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.normpath(os.path.join(HERE, "..", ".."))
-sys.path.append(os.path.join(HERE, "..", "deploy"))
+sys.path += [os.path.dirname(HERE), os.path.join(HERE, "..", "deploy")]
 
-from controllers import Deployment, Service, StatefulSet, until  # noqa: E402
+from controllers import Deployment, Service, StatefulSet  # noqa: E402
+from harness.processes import folder_of_processes  # noqa: E402
+from harness.waiting import until  # noqa: E402
 from images import make_image  # noqa: E402
 from kubelet import Host, docker  # noqa: E402
 from manifests import charted, kustomized  # noqa: E402
@@ -205,8 +206,7 @@ def main():
     parser, arguments = arguments, arguments.parse_args()
     if arguments.short and arguments.sabotage == "router-no-pre-stop":
         parser.error("the short form updates no router")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="segue-rollout-", ignore_cleanup_errors=True) as folder:
+    with folder_of_processes("rollout") as folder:
         site = Site(arguments, folder)
         try:
             return run(site, arguments)

@@ -33,7 +33,7 @@ class Faults:
                     return
                 await act()
                 if not await self.site.settled(self.service.name, BOUND):
-                    _, status = await self.site.operate(self.service.name, "status")
+                    _, status = await self.site.operate_in(self.service.name, "status")
                     self.harm.add(self.service.name, f"not settled {BOUND} s after: {act.__name__}\n{status}")
                 await asyncio.sleep(self.random.uniform(0.2, 1.0))
 
@@ -52,7 +52,7 @@ class Faults:
 
     async def move_one(self, partition, owner, to):
         began = time.time()
-        code, said = await self.site.operate(
+        code, said = await self.site.operate_in(
             self.service.name, "move", str(partition), "--to", to, "--timeout", f"{BOUND}s", "--why", "make world",
         )
         self.slowest_move = max(self.slowest_move, time.time() - began)
@@ -80,7 +80,7 @@ class Faults:
     async def kill_service(self):
         """Kills the service's process alone. Its sidecar has to end as well, as docs/pods.md says of `exec`."""
         pod = self.random.choice(self.site.pods[self.service.name])
-        partitions = await self.site.view.partitions_of(self.service.name, pod.name)
+        partitions = await self.site.partitions_of(self.service.name, pod.name)
         services = pod.processes_of_service()
         self.harm.killed(self.service.name, pod.name, partitions)
         for process in services:
@@ -95,7 +95,7 @@ class Faults:
 
     async def kill(self):
         pod = self.random.choice(self.site.pods[self.service.name])
-        partitions = await self.site.view.partitions_of(self.service.name, pod.name)
+        partitions = await self.site.partitions_of(self.service.name, pod.name)
         self.harm.killed(self.service.name, pod.name, partitions)
         pod.process.kill()
         self.done["pods killed"] += 1

@@ -18,21 +18,23 @@ import argparse
 import asyncio
 import logging
 import os
-import signal
 import sys
-import tempfile
 import time
 
-from clients.front import Front
-from clients.git import Git
-from clients.grpc_log import Grpc
-from clients.radicale_dav import Radicale
-from clients.remote_write import RemoteWrite
-from clients.websocket_log import WebSocket
-from faults import Faults
-from harm import Harm
-from site_of_services import Process, Site
-from work import journals
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path += [os.path.dirname(HERE), os.path.join(HERE, "services")]
+
+from clients.front import Front  # noqa: E402
+from clients.git import Git  # noqa: E402
+from clients.grpc_log import Grpc  # noqa: E402
+from clients.radicale_dav import Radicale  # noqa: E402
+from clients.remote_write import RemoteWrite  # noqa: E402
+from clients.websocket_log import WebSocket  # noqa: E402
+from faults import Faults  # noqa: E402
+from harm import Harm  # noqa: E402
+from harness.processes import folder_of_processes  # noqa: E402
+from site_of_services import Site  # noqa: E402
+from work import journals  # noqa: E402
 
 SERVICES = [Git, Grpc, WebSocket, Radicale, RemoteWrite, Front]
 SABOTAGES = ("acknowledge-early", "past-router", "no-drain-hook")
@@ -67,7 +69,7 @@ def check_work(service, harm):
 
 
 async def play(site, services, arguments, harm):
-    await site.start(services)
+    await site.begin(services)
     for service in services:
         await service.prepare()
     harm.began = time.time()
@@ -103,13 +105,6 @@ async def verdict(site, service, fault, harm):
         harm.add(service.name, "no moves or no requests: nothing was tested")
 
 
-def show_logs(folder):
-    for name in sorted(os.listdir(folder)):
-        if name.endswith(".log"):
-            with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as log:
-                print(f"--- {name}\n{''.join(log.readlines()[-40:])}", file=sys.stderr)
-
-
 async def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--segue", required=True, help="the binary")
@@ -124,25 +119,18 @@ async def main():
         arguments.seconds = 45
     # The client reports each write to a peer that is gone, which some peers here are meant to be.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
-    # So that what was started is ended.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     harm = Harm()
     wanted = [kind for kind in SERVICES if any(part in kind.name for part in arguments.only.split(","))]
-    with tempfile.TemporaryDirectory(prefix="segue-world-", ignore_cleanup_errors=True) as folder:
-        if arguments.keep:
-            folder = arguments.keep
-            os.makedirs(folder)
+
+    def shows_tails(failed):
+        return (harm.found or failed) and not arguments.sabotage
+
+    with folder_of_processes("world", arguments.keep, shows_tails) as folder:
         site = Site(os.path.abspath(arguments.segue), folder)
-        ended = False
         try:
             services = [kind(site, harm, arguments.seed, arguments.sabotage) for kind in wanted]
             await play(site, services, arguments, harm)
-            ended = True
         finally:
-            if (harm.found or not ended) and not arguments.sabotage:
-                show_logs(folder)
-            for process in Process.started:
-                process.kill()
             await site.view.store.close()
     harm.show()
     moves, requests = sum(site.view.moves.values()), sum(service.requests for service in services)

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from processes import DRAIN
+from clusters import DRAIN
 from table import check
 
 SERVER = "grpcio"

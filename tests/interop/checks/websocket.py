@@ -2,12 +2,12 @@
 
 import asyncio
 import os
-import urllib.request
 
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from processes import DRAIN
+from clusters import DRAIN
+from harness.web import metrics
 from table import check
 
 SERVER = "websockets"
@@ -20,9 +20,7 @@ def open_to(cluster, **options):
 
 
 def in_flight(cluster):
-    with urllib.request.urlopen(f"http://127.0.0.1:{cluster.admin}/metrics", timeout=5) as metrics:
-        lines = metrics.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("segue_requests_in_flight"))
+    return metrics(f"http://127.0.0.1:{cluster.admin}/metrics", "segue_requests_in_flight")
 
 
 async def noted(fixture, line):

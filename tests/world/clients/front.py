@@ -12,7 +12,8 @@ import aiohttp
 import httpx
 
 from harm import says_broken
-from site_of_services import Process, free_port
+from harness.ports import free_port
+from harness.processes import Process
 
 from .appends import Appends
 
@@ -23,7 +24,7 @@ SLOW, RATE = 60_000, 20_000
 
 
 class Front(Appends):
-    name, program, prefix, key = "front", "http_log.py", "/front", '{ path = "/front/{key}" }'
+    name, program, prefix, key = "front", "http_log.py", "/front", {"path": "/front/{key}"}
     clients = 8
 
     async def prepare(self):

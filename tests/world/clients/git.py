@@ -23,7 +23,7 @@ LONGEST = 90
 
 
 class Git(Service):
-    name, program, prefix, key = "git", "git_http.py", "/git", '{ path = "/git/{key}" }'
+    name, program, prefix, key = "git", "git_http.py", "/git", {"path": "/git/{key}"}
     clients = 2 * REPOSITORIES
     # aiohttp closes the connection of a request that was severed, and lets its handler go on.
     has_drain_hook = True

@@ -18,7 +18,7 @@ def to_json(message):
 
 
 class Grpc(Appends):
-    name, program, prefix, key = "grpc", "grpc_log.py", "/world.Log", '{ header = "x-key" }'
+    name, program, prefix, key = "grpc", "grpc_log.py", "/world.Log", {"header": "x-key"}
     clients = 6
 
     async def play(self):

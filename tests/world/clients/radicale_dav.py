@@ -29,7 +29,7 @@ END:VCALENDAR
 
 
 class Radicale(Service):
-    name, program, prefix, key = "radicale", "radicale_dav.py", "/dav", '{ path = "/dav/{key}" }'
+    name, program, prefix, key = "radicale", "radicale_dav.py", "/dav", {"path": "/dav/{key}"}
     clients = 6
 
     def __init__(self, *rest):

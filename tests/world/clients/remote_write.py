@@ -17,7 +17,8 @@ import time
 import aiohttp
 from aiohttp import web
 
-from site_of_services import Process, free_port
+from harness.ports import free_port
+from harness.processes import Process
 from work import read
 
 from .service import Service
@@ -30,7 +31,7 @@ CATCH_UP = 60
 
 
 class RemoteWrite(Service):
-    name, program, prefix, key = "prometheus", "remote_write.py", "/receive", '{ path = "/receive/{key}" }'
+    name, program, prefix, key = "prometheus", "remote_write.py", "/receive", {"path": "/receive/{key}"}
     clients = 1
 
     async def prepare(self):

@@ -17,7 +17,7 @@ ANSWER = 60
 
 
 class WebSocket(Appends):
-    name, program, prefix, key = "websocket", "websocket_log.py", "/ws", '{ path = "/ws/{key}" }'
+    name, program, prefix, key = "websocket", "websocket_log.py", "/ws", {"path": "/ws/{key}"}
     clients = 8
 
     def __init__(self, *rest):

@@ -12,6 +12,14 @@ def run(*command):
     subprocess.run(command, check=True, capture_output=True)
 
 
+def self_signed(folder, days=2):
+    """Makes a certificate for this host that its own key signs. Returns the paths of both."""
+    cert, key = (os.path.join(folder, name) for name in ("cert.pem", "key.pem"))
+    run("openssl", "req", "-x509", *KEY, "-days", str(days), "-subj", "/CN=localhost",
+        "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost", "-keyout", key, "-out", cert)
+    return cert, key
+
+
 class Authority:
     def __init__(self, folder):
         self.folder = folder
@@ -30,9 +38,8 @@ class Authority:
             "-keyout", self.path(f"{name}.key"), "-out", self.path(f"{name}.pem"))
 
     def tls(self):
-        """Returns the section `[admin]`'s settings of an endpoint for those with a certificate of this authority."""
-        cert, key, ca = map(self.path, ("server.pem", "server.key", "ca.pem"))
-        return f'write = "client_cert"\ntls = {{ cert = "{cert}", key = "{key}", client_ca = "{ca}" }}'
+        """Returns the setting `tls` of an endpoint with a certificate of this authority."""
+        return {"cert": self.path("server.pem"), "key": self.path("server.key")}
 
     def home(self, name):
         """Makes the home of a user who trusts the authority, as docs/operating.md says. Returns its path."""
