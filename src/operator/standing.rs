@@ -161,10 +161,9 @@ fn obstacles(view: &View) -> String {
 }
 
 /// Returns whether a pod has what a coordinator gives it: it accepts partitions, takes part in no handoff, and the planner
-/// with `policy` gives it none beyond `barred`, the partitions that the pod has said it cannot take, and beyond what the
-/// leader holds back for a reason of its own. Without a policy, it
-/// has to own a partition unless there are too few for all pods. A pod that an operator drains has its share once it is
-/// empty.
+/// with `policy` gives it none beyond `barred`, the partitions that the pod has said it cannot take, and beyond what is held
+/// back for a reason of its own. Without a policy, it has to own a partition unless there are too few for all pods. A pod that
+/// an operator drains has its share once it is empty.
 pub(super) fn has_its_share(
     view: &View,
     policy: Option<&Policy>,
@@ -218,11 +217,12 @@ pub(super) fn has_its_share(
     ))
 }
 
-/// Returns the moves to the present life of this pod that the leader holds back. Partitions without an owner are not among
-/// them: they wait for a moment only.
-fn held_back<'a>(view: &'a View, pod: &str) -> Vec<&'a HeldMoves> {
-    let (held, life) = (view.leader.iter().flat_map(|leader| &leader.value.held), view.incarnation_of(pod));
-    held.filter(|held| held.to == pod && held.incarnation == life && held.instead_of.is_none()).collect()
+/// Returns the moves to the present life of this pod that are held back. Partitions without an owner are not among them: they
+/// wait for a moment only.
+fn held_back(view: &View, pod: &str) -> Vec<HeldMoves> {
+    let life = view.incarnation_of(pod);
+    let is_meant = |held: &HeldMoves| held.to == pod && held.incarnation == life && held.instead_of.is_none();
+    view.held().into_iter().filter(is_meant).collect()
 }
 
 fn others_own_one(view: &View) -> bool {

@@ -29,8 +29,8 @@ use std::time::Duration;
 use crate::authority::Authority;
 use crate::ids::{Incarnation, LeaseId, Revision};
 use crate::planning::Policy;
-use crate::records::{Gathering, Participant, Round, encode};
-use crate::registration::clear;
+use crate::records::{Gathering, HeldMoves, Participant, Round, encode};
+use crate::registration::{clear, put_back};
 use crate::txn::{Compare, Keys, Op, Txn};
 use crate::view::{Versioned, View};
 
@@ -83,7 +83,15 @@ pub struct Draft {
 impl Member {
     /// Returns the record of a process that joined this round.
     pub fn record(&self, round: Option<u64>) -> Vec<u8> {
-        encode(&Participant { name: self.name.clone(), round })
+        encode(&Participant::new(&self.name, round))
+    }
+
+    /// Returns the transaction that adds to this process's key which moves it holds back, unless the view shows that.
+    pub fn tell_held(&self, view: &View, held: &[HeldMoves]) -> Option<Txn> {
+        let seen = view.rounds.live_participant(&self.name, self.incarnation).filter(|seen| seen.value.held != held)?;
+        let value = encode(&Participant { held: held.to_vec(), ..seen.value.clone() });
+        let key = view.keys().participant(&self.name);
+        Some(put_back(&key, self.incarnation, seen.mod_revision, value, self.lease))
     }
 
     /// Returns what this process does next. `None` if it waits, is not registered, or a leader coordinates the keyspace.
@@ -130,7 +138,12 @@ impl Member {
         let gathering = seen(rounds.gathering.as_ref().map(|gathering| gathering.mod_revision));
         let current = seen(rounds.current.as_ref().map(|current| current.mod_revision));
         let own_key = keys.participant(&self.name);
-        let own = |round| Op::Put { key: own_key.clone(), value: self.record(round), lease: Some(self.lease) };
+        let told = rounds.live_participant(&self.name, self.incarnation).map(|own| &own.value.held);
+        let own = |round| {
+            let held = told.cloned().unwrap_or_default();
+            let value = encode(&Participant { held, ..Participant::new(&self.name, round) });
+            Op::Put { key: own_key.clone(), value, lease: Some(self.lease) }
+        };
         let mut when = vec![Compare::created_at(&own_key, self.incarnation.revision())];
         if step != Step::Ask {
             when.push(Compare::unchanged_since(keys.gathering(), gathering));

@@ -231,7 +231,7 @@ impl World {
             return self.delete(key);
         }
         let lease = self.lease();
-        let value = encode(&Participant { name: name.clone(), round: None });
+        let value = encode(&Participant::new(&name, None));
         let put = Op::Put { key, value, lease: Some(lease) };
         self.commit(&Txn { then: vec![put], ..Txn::default() });
         let incarnation = Incarnation::registered_at(self.revision);

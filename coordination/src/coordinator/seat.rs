@@ -55,7 +55,7 @@ pub(super) fn claim(
 pub(super) fn record(coordination: Coordination, name: &str, lease_id: LeaseId) -> Vec<u8> {
     match coordination {
         Coordination::Leader => encode(&Leader::new(name, lease_id)),
-        Coordination::Rounds => encode(&Participant { name: name.to_owned(), round: None }),
+        Coordination::Rounds => encode(&Participant::new(name, None)),
     }
 }
 
@@ -113,9 +113,11 @@ impl Seat {
         self.own_key.keep(view, seen.as_ref(), intact, value)
     }
 
-    /// Returns a write that adds to the leader's key which moves it holds back, unless the key shows that.
+    /// Returns a write that adds to the key of the seat which moves its holder holds back, unless the key shows that.
     pub(super) fn tell_held(&self, view: &View, held: &[HeldMoves]) -> Option<Txn> {
-        let Kind::Leader(_) = &self.kind else { return None };
+        if let Kind::Participant(participation) = &self.kind {
+            return participation.member().tell_held(view, held);
+        }
         let seen = view.leader.as_ref().filter(|leader| leader.value.held != held)?;
         let (key, value) = (view.keys().leader(), Leader { held: held.to_vec(), ..seen.value.clone() });
         let life = Incarnation::registered_at(seen.create_revision);

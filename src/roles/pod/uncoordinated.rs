@@ -120,7 +120,7 @@ mod tests {
         let waits = uncoordinated(&store, &keyspaces);
         tokio::pin!(waits);
         assert!(timeout(GRACE / 2, &mut waits).await.is_err());
-        let record = Participant { name: "c".to_owned(), round: None };
+        let record = Participant::new("c", None);
         put(&store, keys.participant("c"), encode(&record)).await;
         assert!(timeout(GRACE * 3, &mut waits).await.is_err(), "it is about to create the settings");
         put(&store, keys.config(), encode(&KeyspaceConfig::new(4))).await;

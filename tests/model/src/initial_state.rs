@@ -97,7 +97,7 @@ impl Cluster {
         let keys = &self.store.keys;
         let mut participants = BTreeMap::new();
         for name in self.first_participants().map(participant_name) {
-            let record = Participant { name: name.clone(), round: Some(1) };
+            let record = Participant::new(&name, Some(1));
             at = self.write_first(at, keys.participant(&name), encode(&record));
             participants.insert(name, Incarnation::registered_at(self.store.view(at).revision));
         }

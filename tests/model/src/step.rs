@@ -166,7 +166,7 @@ impl Cluster {
                 Some(())
             }
             Step::Participate { participant } => {
-                let value = Participant { name: participant_name(participant), round: None };
+                let value = Participant::new(participant_name(participant), None);
                 self.put(state, self.store.keys.participant(&value.name), encode(&value))
             }
             Step::ActInRound { participant } => self.take_round_step(state, participant, post),

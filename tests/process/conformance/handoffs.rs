@@ -411,7 +411,7 @@ async fn a_keyspace_with_assignment_rounds_is_left_alone() {
     let store = EtcdStore::connect(EtcdOptions::new([cluster.etcd().endpoint()])).unwrap();
     let keys = Keyspace::new("/segue/", "rounds");
     let round = encode(&Round { number: 1, participants: BTreeMap::new(), closed_by: "c-0".to_owned() });
-    let participant = encode(&Participant { name: "c-0".to_owned(), round: Some(1) });
+    let participant = encode(&Participant::new("c-0", Some(1)));
     for (key, value, says) in [
         (keys.round(), round, "another program takes part in keyspace rounds"),
         (keys.participant("c-0"), participant, "coordinator c-0 takes part in assignment rounds in keyspace rounds"),

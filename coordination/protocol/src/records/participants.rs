@@ -230,7 +230,7 @@ impl Leader {
     }
 }
 
-/// Moves to one pod that a leader wants and holds back for one reason.
+/// Moves to one pod that a coordinator wants and holds back for one reason.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HeldMoves {
     /// The pod to which the partitions will go.

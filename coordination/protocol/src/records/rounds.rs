@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::HeldMoves;
 use crate::ids::Incarnation;
 
 /// `rounds/current`: the round that is in force.
@@ -37,4 +38,14 @@ pub struct Participant {
     /// The round that it last joined. `None` asks for the next round.
     #[serde(default)]
     pub round: Option<u64>,
+    /// Moves of its share that it wants and has not begun, as of a moment ago. Informational.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub held: Vec<HeldMoves>,
+}
+
+impl Participant {
+    /// Returns the record of a participant that holds nothing back.
+    pub fn new(name: impl Into<String>, round: Option<u64>) -> Self {
+        Participant { name: name.into(), round, held: Vec::new() }
+    }
 }

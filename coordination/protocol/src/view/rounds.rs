@@ -13,7 +13,7 @@ use super::reading::Reading;
 use super::{Versioned, View};
 use crate::ids::Incarnation;
 use crate::keys::{Keyspace, RoundsKey};
-use crate::records::{Gathering, Participant, Round};
+use crate::records::{Gathering, HeldMoves, Participant, Round};
 
 /// The assignment rounds of a keyspace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -45,8 +45,7 @@ impl Rounds {
             RoundsKey::Participant(name) => {
                 let result = read.put_into(&mut self.participants, name.clone());
                 if result.is_err() {
-                    let value = Participant { name: name.clone(), round: None };
-                    self.participants.insert(name, read.stamp(value));
+                    self.participants.insert(name.clone(), read.stamp(Participant::new(name, None)));
                 }
                 result
             }
@@ -103,6 +102,12 @@ impl Rounds {
         self.participants.get(name).filter(registered)
     }
 
+    /// Returns the living participants of the round in force.
+    fn acting(&self) -> impl Iterator<Item = &Participant> {
+        let current = self.current.iter().flat_map(|current| &current.value.participants);
+        current.filter_map(|(name, life)| self.live_participant(name, *life)).map(|it| &it.value)
+    }
+
     /// Returns the name of the participant that acts for the keyspace as a whole, if it lives.
     pub fn speaker(&self) -> Option<&str> {
         let (name, life) = self.current.as_ref()?.value.participants.first_key_value()?;
@@ -116,5 +121,18 @@ impl View {
     pub fn coordinator(&self) -> Option<&str> {
         let leader = self.leader.as_ref().filter(|leader| leader.lease.is_some());
         leader.map(|leader| leader.value.holder.as_str()).or_else(|| self.rounds.speaker())
+    }
+
+    /// Returns the moves that the leader holds back, or all participants of the round in force together.
+    pub fn held(&self) -> Vec<HeldMoves> {
+        if let Some(leader) = &self.leader {
+            return leader.value.held.clone();
+        }
+        let mut all: BTreeMap<HeldMoves, u32> = BTreeMap::new();
+        for held in self.rounds.acting().flat_map(|it| &it.held) {
+            let number = all.entry(HeldMoves { partitions: 0, ..held.clone() }).or_default();
+            *number = number.saturating_add(held.partitions);
+        }
+        all.into_iter().map(|(held, partitions)| HeldMoves { partitions, ..held }).collect()
     }
 }

@@ -288,3 +288,31 @@ fn a_pod_decides_by_its_own_view_as_by_a_whole_one() {
         assert_eq!(own.acks.len(), whole.acks.len() - usize::from(me != "v"), "each takes part in one move, v in both");
     }
 }
+
+#[test]
+fn what_the_participants_of_a_round_hold_back_is_added_up() {
+    let participant = |name: &str, created: u64, held: &str| {
+        let value = format!(r#"{{"name":"{name}","round":4,"held":[{held}]}}"#);
+        KeyValue { lease: Some(L1), ..entry(&format!("participants/{name}"), &value, created, created) }
+    };
+    let held = |to: &str, number: u32, why: &str| {
+        format!(r#"{{"to":"{to}","incarnation":3,"partitions":{number},"why":"{why}"}}"#)
+    };
+    let round = entry("rounds/current", r#"{"number":4,"participants":{"a":3,"b":4,"d":6}}"#, 8, 8);
+    let (three, two) = ([held("w", 1, "rest"), held("w", 2, "roll")].join(","), held("w", 2, "rest"));
+    let entries = vec![
+        round,
+        participant("a", 3, &three),
+        participant("b", 4, &two),
+        participant("late", 5, &two),
+        // Another life than the one that takes part.
+        participant("d", 7, &two),
+    ];
+    let told = |view: &View| view.held().into_iter().map(|it| (it.why, it.partitions)).collect::<Vec<_>>();
+    let mut seen = view(entries, 8);
+    assert_eq!(told(&seen), [("rest".to_owned(), 3), ("roll".to_owned(), 2)]);
+    let leader = format!(r#"{{"holder":"c","held":[{}]}}"#, held("v", 7, "place"));
+    let led = Event::Put(entry("coordinator/leader", &leader, 9, 9));
+    seen.apply(Batch { revision: Revision::new(9), events: vec![led] });
+    assert_eq!(told(&seen), [("place".to_owned(), 7)]);
+}
