@@ -114,7 +114,8 @@ impl Member {
         }
         if is_due(view) {
             let last = rounds.live().filter_map(|(_, it)| it.value.round).fold(current, u64::max);
-            return Some(Step::Open(last.saturating_add(1)));
+            // They begin anew after the last one, which only another hand can have written.
+            return Some(Step::Open(Some(last + 1).filter(|next| *next < Round::NUMBERS).unwrap_or(1)));
         }
         let was_late = self.place(view).is_none() && joined.is_some_and(|number| number < current);
         was_late.then_some(Step::Ask)

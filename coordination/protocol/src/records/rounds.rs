@@ -20,6 +20,11 @@ pub struct Round {
     pub closed_by: String,
 }
 
+impl Round {
+    /// The numbers of rounds are below this one.
+    pub const NUMBERS: u64 = 1 << 53;
+}
+
 /// `rounds/gathering`: the round that gathers its participants. Its lease is the settle window, which nobody renews.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Gathering {

@@ -28,22 +28,33 @@ pub struct Rounds {
     heartbeat: Option<Versioned<()>>,
 }
 
+/// Refuses a number that was written by hand: none could follow it, and whoever had joined that round would count as a
+/// participant of every later one.
+fn numbered(number: u64) -> Result<(), String> {
+    match number < Round::NUMBERS {
+        true => Ok(()),
+        false => Err(format!("its number {number} is not below {}", Round::NUMBERS)),
+    }
+}
+
 impl Rounds {
     pub(super) fn put(&mut self, key: RoundsKey, read: &Reading<'_>) -> Result<(), String> {
         match key {
             RoundsKey::Current => {
-                let result = read.stamped();
+                let result = read.stamped().and_then(|it: Versioned<Round>| numbered(it.value.number).map(|()| it));
                 self.current = Some(result.as_ref().map_or_else(|_| read.stamp(Round::default()), Versioned::clone));
                 result.map(drop)
             }
             RoundsKey::Gathering => {
-                let result = read.stamped();
+                let result = read.stamped().and_then(|it: Versioned<Gathering>| numbered(it.value.number).map(|()| it));
                 let nameless = || read.stamp(Gathering { number: 0, opened_by: String::new() });
                 self.gathering = Some(result.as_ref().map_or_else(|_| nameless(), Versioned::clone));
                 result.map(drop)
             }
             RoundsKey::Participant(name) => {
                 let result = read.put_into(&mut self.participants, name.clone());
+                let round = self.participants.get(&name).and_then(|it| it.value.round);
+                let result = result.and_then(|()| numbered(round.unwrap_or_default()));
                 if result.is_err() {
                     self.participants.insert(name.clone(), read.stamp(Participant::new(name, None)));
                 }

@@ -1,6 +1,7 @@
 //! Unit tests of the view.
 
 use super::*;
+use crate::rounds::{Member, Step};
 
 const L1: LeaseId = LeaseId::new(1);
 const I2: Incarnation = Incarnation::registered_at(Revision::new(2));
@@ -315,4 +316,25 @@ fn what_the_participants_of_a_round_hold_back_is_added_up() {
     let led = Event::Put(entry("coordinator/leader", &leader, 9, 9));
     seen.apply(Batch { revision: Revision::new(9), events: vec![led] });
     assert_eq!(told(&seen), [("place".to_owned(), 7)]);
+}
+
+#[test]
+fn a_round_whose_number_nobody_could_follow_cannot_be_read() {
+    let participant = |name: &str, created: u64, round: u64| {
+        let value = format!(r#"{{"name":"{name}","round":{round}}}"#);
+        KeyValue { lease: Some(L1), ..entry(&format!("participants/{name}"), &value, created, created) }
+    };
+    let next = |number: u64, joined: u64| {
+        let round = format!(r#"{{"number":{number},"participants":{{"a":3,"b":4}}}}"#);
+        let entries = vec![entry("rounds/current", &round, 8, 8), participant("a", 3, 4), participant("b", 4, joined)];
+        let member = Member { name: "a".to_owned(), incarnation: I3, lease: L1 };
+        let seen = view(entries, 8);
+        (member.next_step(&seen), seen.malformed.len())
+    };
+    assert_eq!(next(4, 4), (Some(Step::Open(5)), 0), "the heartbeat has passed");
+    assert_eq!(next(4, u64::MAX), (Some(Step::Open(5)), 1));
+    for unreadable in [u64::MAX, 1 << 53] {
+        assert_eq!(next(unreadable, 4), (Some(Step::Close(4)), 1), "that of those who have joined it replaces it");
+    }
+    assert_eq!(next((1 << 53) - 1, 4), (Some(Step::Open(1)), 0), "they begin anew");
 }
