@@ -46,7 +46,7 @@ enum Subject {
     Keyspace,
     /// Whether the store accepts writes.
     Question,
-    /// The moves that are held back, in the leader's key.
+    /// The moves that are held back, in the key of the seat.
     Held,
     Partition(PartitionId),
 }
@@ -79,6 +79,8 @@ pub(super) struct Leadership<'a> {
     /// What cannot be written for a while, and until when.
     resting: BTreeMap<Subject, Instant>,
     refusals: Refusals,
+    /// A refused write that has not been told: the store may refuse all of them.
+    suspect: Option<(Subject, StoreError)>,
     /// The revision from which on the view contains all of this leader's writes.
     seen_at: Revision,
     /// The end of the pause after a write whose result is not known.
@@ -139,6 +141,7 @@ impl<'a> Leadership<'a> {
             under_way: BTreeSet::new(),
             resting: BTreeMap::new(),
             refusals: Refusals::new(now),
+            suspect: None,
             seen_at: Revision::ZERO,
             not_before: now,
             retry: StoreRetry::default(),

@@ -108,6 +108,8 @@ impl Leadership<'_> {
         for notice in notices.iter().filter(|notice| !self.notices.contains(notice)) {
             match notice {
                 Notice::Assurance(Assurance::Full) | Notice::Roll { .. } => info!("{notice}"),
+                // It has been told when it was learnt.
+                Notice::WritesRefused { .. } => {}
                 _ => warn!("{notice}"),
             }
         }

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use segue_protocol::authority::Authority;
 use segue_protocol::txn::{Txn, TxnOutcome};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -20,8 +21,10 @@ const BEHIND_PAUSE: Duration = Duration::from_millis(50);
 /// How long a subject rests whose write the store refused while it accepted others.
 const REFUSED_PAUSE: Duration = Duration::from_secs(30);
 /// How long other moves than others know of are held back before they are told. A pod that comes back at once costs no
-/// write.
+/// write. The participants of a round wait for as many of these pauses as there are of them, up to the maximum, because
+/// all of them tell.
 const HELD_PAUSE: Duration = Duration::from_millis(500);
+const MAX_HELD_PAUSES: u32 = 10;
 /// Most partitions with a write in flight.
 const MAX_WRITES: usize = 1024;
 /// Most writes in one request.
@@ -70,6 +73,7 @@ impl Leadership<'_> {
             self.learn(&result);
         }
         if let Err(error) = &result
+            && !matches!(error, StoreError::Refused(_))
             && self.log.is_due(error)
         {
             warn!(%error, ?subject, "store write failed; retrying");
@@ -96,6 +100,9 @@ impl Leadership<'_> {
             Err(error @ StoreError::Refused(_)) => {
                 self.resting.insert(subject, now + REFUSED_PAUSE);
                 self.refusals.refused(&error);
+                if self.refusals.why().is_none() {
+                    self.suspect.get_or_insert((subject, error));
+                }
             }
             Err(error) => {
                 if let (Subject::Partition(partition), Some(history)) = (subject, &self.history) {
@@ -111,7 +118,16 @@ impl Leadership<'_> {
 
     /// Notes whether the store accepts writes.
     fn learn(&mut self, answer: &Result<TxnOutcome, StoreError>) {
-        match self.refusals.answered(answer) {
+        let learnt = self.refusals.answered(answer);
+        // A store that refuses all is told once. Otherwise that write was at fault.
+        if let Some((subject, error)) =
+            self.suspect.take_if(|_| self.refusals.why().is_some() || !self.refusals.stand())
+            && !self.refusals.stand()
+            && self.log.is_due(&error)
+        {
+            warn!(%error, ?subject, "store write failed; retrying");
+        }
+        match learnt {
             Learnt::Nothing => return,
             Learnt::RefusesAll => warn!(why = self.refusals.why(), "the store refuses writes; no move begins"),
             Learnt::AcceptsAgain => info!("the store accepts writes again"),
@@ -131,7 +147,7 @@ impl Leadership<'_> {
         }
     }
 
-    /// Tells others in the leader's key which moves are held back.
+    /// Tells others in the key of the seat which moves are held back.
     pub(super) fn tell_held(&mut self, seat: &Seat) {
         let now = Instant::now();
         if self.authority.is_none() || now < self.not_before || self.view.revision < self.seen_at {
@@ -141,7 +157,9 @@ impl Leadership<'_> {
             self.tell_held_at = None;
             return;
         };
-        let at = *self.tell_held_at.get_or_insert(now + HELD_PAUSE);
+        let sharers = self.authority.as_ref().map_or(1, Authority::sharers);
+        let pause = HELD_PAUSE * u32::try_from(sharers).unwrap_or(u32::MAX).min(MAX_HELD_PAUSES);
+        let at = *self.tell_held_at.get_or_insert(now + pause);
         if now < at {
             return self.wake_at(at);
         }
