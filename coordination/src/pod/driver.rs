@@ -26,12 +26,15 @@ use super::lease_window::ends_at;
 use super::ownership::Ownership;
 use super::partition_work::{PartitionWork, PendingWrite, WRITE_RETRY_PAUSE};
 use super::service::Service;
-use super::service_watch::Watched;
+use super::service_watch::{Unanswered, Watched};
 use super::{HandlerError, HandoffHandler, PodSettings, PodState};
 use crate::session::{
     LeaseState, Leases, OwnKey, Registration, Sight, Update, Watcher, WriteQueue, lease_now, wakes_at,
 };
 use crate::store::Store;
+
+/// How long a pod that was told to end waits for another one that could take over from it.
+const ALONE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The reason why an unregistered pod accepts nothing.
 pub(super) const NOT_REGISTERED: &str = "not registered";
@@ -91,6 +94,8 @@ pub(super) struct Driver {
     pub(super) synced: bool,
     /// Nothing is handed over any more: the remaining partitions are refused.
     pub(super) ending: bool,
+    /// Since when this pod, which was told to end, has seen no other one that could take over from it.
+    alone_since: Option<Instant>,
     /// The service is down: no request is admitted.
     pub(super) refusing: bool,
     /// The own record is `Draining` only because the service is down.
@@ -98,6 +103,7 @@ pub(super) struct Driver {
     /// The service says that it is unhealthy, and this pod has asked the store whether it may give way to another one, or
     /// gives way.
     pub(super) gives_way: bool,
+    pub(super) unanswered: Unanswered,
     // Ordered, because a simulated run has to repeat exactly.
     pub(super) work: BTreeMap<PartitionId, PartitionWork>,
     pub(super) callbacks: JoinSet<CallbackResult>,
@@ -137,9 +143,11 @@ impl Driver {
             lease: None,
             synced: false,
             ending: false,
+            alone_since: None,
             refusing: false,
             drains_for_service: false,
             gives_way: false,
+            unanswered: Unanswered::default(),
             work: BTreeMap::new(),
             callbacks: JoinSet::new(),
             running: HashMap::new(),
@@ -283,6 +291,9 @@ impl Driver {
         let Intent::End { hand_over_until, until } = *self.intent.borrow() else {
             return None;
         };
+        let alone_since = self.has_no_successor().then(|| self.alone_since.unwrap_or(now));
+        self.alone_since = alone_since;
+        let hand_over_until = alone_since.map_or(hand_over_until, |since| hand_over_until.min(since + ALONE_PATIENCE));
         if !self.ending && now < hand_over_until && !self.is_emptied() {
             return Some(hand_over_until);
         }
@@ -290,6 +301,7 @@ impl Driver {
             let left = self.state.borrow().owned.len();
             match left {
                 0 => info!("no partition left; deregistering"),
+                _ if alone_since.is_some() => warn!(left, "no other pod accepts partitions; refusing them"),
                 _ => warn!(left, "partitions not handed over in time; refusing them"),
             }
             self.reconcile_all();

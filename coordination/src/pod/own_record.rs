@@ -93,6 +93,14 @@ impl Driver {
         };
         is_told && self.work.is_empty() && !self.view.owns_any(me, life) && !gives(&self.view)
     }
+
+    /// Returns whether nothing is being handed over by this pod, and no other pod accepts partitions.
+    pub(super) fn has_no_successor(&self) -> bool {
+        let (view, me) = (&self.view, &self.settings.name);
+        let gives = view.handoffs.values().any(|it| it.value.old_owner.as_ref() == Some(me));
+        let accepts = |other: &String| other != me && !view.is_draining(other);
+        self.synced && !gives && !view.pods.keys().any(accepts)
+    }
 }
 
 /// Returns a pod's registration with its times unset.

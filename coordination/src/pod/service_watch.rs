@@ -20,6 +20,8 @@ use tracing::{info, warn};
 
 use super::driver::{Driver, End};
 use super::service::Service;
+use crate::session::{RepeatedLog, StoreRetry};
+use crate::store::StoreError;
 
 /// How often a pod whose service is unhealthy looks for another pod.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -43,15 +45,24 @@ pub(super) enum Watched {
 }
 
 /// An event that was awaited.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Turn {
     Down,
     Unhealthy,
     /// Whether the pod gives way.
-    Answered(bool),
+    Answered(Result<bool, StoreError>),
     LookAgain,
     Up,
     Settled,
+}
+
+/// The store has not answered whether the pod may give way.
+#[derive(Debug, Default)]
+pub(super) struct Unanswered {
+    retry: StoreRetry,
+    log: RepeatedLog,
+    /// How long it is not asked.
+    pause: Duration,
 }
 
 /// The wait for an event.
@@ -80,8 +91,7 @@ impl Driver {
                 self.gives_way = true;
                 Box::pin(async move {
                     let commit = store.commit(txn);
-                    or_down(&*service, commit.map(|outcome| Turn::Answered(outcome.is_ok_and(|it| it.committed()))))
-                        .await
+                    or_down(&*service, commit.map(|outcome| Turn::Answered(outcome.map(|it| it.committed())))).await
                 })
             }
             Watched::Up => {
@@ -90,7 +100,8 @@ impl Driver {
             }
             Watched::Spared => {
                 self.gives_way = false;
-                Box::pin(async move { or_down(&*service, sleep(LOOK_INTERVAL).map(|()| Turn::LookAgain)).await })
+                let pause = LOOK_INTERVAL.max(self.unanswered.pause);
+                Box::pin(async move { or_down(&*service, sleep(pause).map(|()| Turn::LookAgain)).await })
             }
             Watched::Sick => Box::pin(async move { service.up().map(|()| Turn::Up).await }),
             Watched::Settling | Watched::Parting => {
@@ -122,8 +133,18 @@ impl Driver {
                 info!("service is healthy again");
                 Ok(Watched::Up)
             }
-            (_, Turn::Answered(false)) => Ok(Watched::Spared),
-            (_, Turn::Answered(true)) => Ok(self.give_up(true)),
+            (_, Turn::Answered(Err(error))) => {
+                self.unanswered.pause = self.unanswered.retry.next_after(&error);
+                if self.unanswered.log.is_due(&error) {
+                    warn!(%error, "the store does not say whether the pod may give its partitions up; going on");
+                }
+                Ok(Watched::Spared)
+            }
+            (_, Turn::Answered(Ok(gives_way))) => {
+                self.unanswered.retry.reset();
+                self.unanswered.pause = Duration::ZERO;
+                Ok(if gives_way { self.give_up(true) } else { Watched::Spared })
+            }
             (_, Turn::Down | Turn::Up | Turn::Settled) => Ok(self.give_up(false)),
         }
     }

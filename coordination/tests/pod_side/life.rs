@@ -277,6 +277,8 @@ async fn a_shutdown_with_nothing_to_hand_over_is_announced_all_the_same() {
 async fn a_shutdown_that_cannot_hand_over_ends_in_time_and_lets_requests_end_before_it_deregisters() {
     let (fixture, _) = Fixture::new();
     let mut pod = Pod::start(&fixture, "w").await;
+    // It accepts partitions, and nobody plans.
+    let _other = Pod::start(&fixture, "other").await;
     fixture.place(P0, &pod, 1).await;
     let sent = pod.send(P0, 1);
     let working = pod.arrival().await;
@@ -296,13 +298,35 @@ async fn a_shutdown_that_cannot_hand_over_ends_in_time_and_lets_requests_end_bef
     drop(answer);
     ending.await.unwrap();
     assert_eq!(began.elapsed(), Duration::from_secs(17));
-    assert!(fixture.view().await.pods.is_empty());
+    assert!(!fixture.view().await.pods.contains_key("w"));
     while let Ok(call) = pod.calls.try_recv() {
         if matches!(call, Call::Ended("release", _)) {
             return;
         }
     }
     panic!("the state was not released");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_pod_waits_a_moment_for_another_one_and_ends() {
+    for comes in [false, true] {
+        let (fixture, _) = Fixture::new();
+        let pod = Pod::start(&fixture, "w").await;
+        let drains = Pod::start(&fixture, "drains").await;
+        drains.handle.set_draining();
+        fixture.until("it gives up its partitions too", |view| is_draining(view, "drains")).await;
+        fixture.place(P0, &pod, 1).await;
+        let began = Instant::now();
+        let ending = pod.handle.shutdown(Duration::from_secs(100));
+        let other = async {
+            sleep(Duration::from_secs(1)).await;
+            if comes { Some(Pod::start(&fixture, "other").await) } else { None }
+        };
+        let ((), _other) = tokio::join!(ending, other);
+        let expected = if comes { 80 } else { 2 };
+        assert_eq!(began.elapsed().as_secs(), expected, "another one comes: {comes}");
+        assert!(!fixture.view().await.pods.contains_key("w"));
+    }
 }
 
 #[tokio::test(start_paused = true)]

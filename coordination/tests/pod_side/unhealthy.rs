@@ -137,6 +137,23 @@ async fn a_mark_whose_write_was_not_answered_does_not_outlast_the_cause() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pod_that_the_store_does_not_let_give_way_goes_on_and_asks_less_and_less() {
+    let (fixture, faulty) = Fixture::with_faults();
+    let (handle, service) = ready(&fixture, "w", true).await;
+    join(&fixture, "other").await;
+    sleep(Duration::from_secs(1)).await;
+    faulty.refuse_puts();
+    service.unhealthy.send_replace(true);
+    sleep(Duration::from_secs(600)).await;
+    let asked = faulty.count(marks);
+    assert!((20..=60).contains(&asked), "{asked} times in ten minutes");
+    assert!(handle.status().borrow().not_ready.is_none());
+    assert_eq!(accepting(&fixture).await, ["other", "w"]);
+    faulty.pass();
+    fixture.until("it is gone", |view| !view.pods.contains_key("w")).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn two_pods_that_see_each_other_ready_do_not_both_give_way() {
     let (fixture, _) = Fixture::new();
     join(&fixture, "a").await;
