@@ -10,7 +10,6 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::admin::StatusSource;
 use crate::metrics::StoreHealth;
 use crate::page::board::Board;
-use crate::status::KeyspaceStatus;
 
 /// A followed keyspace.
 #[derive(Debug)]
@@ -49,8 +48,7 @@ impl StatusSource for KeyspaceStatusSource {
     }
 
     fn status(&self) -> Value {
-        let store_refuses_writes = self.health.write_refusal();
-        json!(KeyspaceStatus { store_refuses_writes, ..self.board.status(unix_millis()) })
+        json!(self.board.status(unix_millis()).store_refuses(self.health.write_refusal()))
     }
 
     fn summary(&self) -> Option<Value> {

@@ -214,6 +214,19 @@ impl HandoffLine {
 }
 
 impl KeyspaceStatus {
+    /// Notes in which words the store refuses writes, if it does. Each handoff waits for that first.
+    pub fn store_refuses(mut self, words: Option<String>) -> Self {
+        for handoff in &mut self.handoffs {
+            handoff.waits.retain(|wait| !wait.is_for_store());
+            if let Some(words) = &words {
+                handoff.waiting_for = WaitLine::for_store(words).what;
+                handoff.waits.insert(0, WaitLine::for_store(words));
+            }
+        }
+        self.store_refuses_writes = words;
+        self
+    }
+
     /// Returns the status of `view`. `now` is in Unix milliseconds.
     pub fn of(view: &View, now: u64) -> Self {
         let mut owned: HashMap<(&str, Incarnation), Owned> = HashMap::new();
@@ -262,7 +275,7 @@ impl KeyspaceStatus {
                 .map(|(partition, handoff)| HandoffLine::of(view, *partition, handoff, now))
                 .collect(),
             resting: Vec::new(),
-            held: view.leader.iter().flat_map(|leader| leader.value.held.clone()).collect(),
+            held: view.held(),
             paused: view.intentions.pause.as_ref().map(|pause| pause.value.origin.to_string()),
             drains: view
                 .intentions
@@ -448,5 +461,33 @@ mod tests {
         for words in ["suspected: last heartbeat 3.0 s ago", "checkpoints of 2 partitions, the oldest 9.0 s old"] {
             assert!(shown(13_000).contains(words), "{}", shown(13_000));
         }
+    }
+
+    #[test]
+    fn each_handoff_waits_for_a_store_that_refuses_writes_before_anybody_else() {
+        let pod = |name| (format!("pods/{name}"), format!(r#"{{"pod_name":"{name}","address":"h:1"}}"#));
+        let handoff = r#"{"partition":0,"new_owner":"b","new_incarnation":2,"epoch":4,"phase":"Warming"}"#;
+        let entry = |(key, value): (String, String)| KeyValue {
+            key: format!("/segue/default/{key}"),
+            value: value.into_bytes(),
+            create_revision: 2.into(),
+            mod_revision: 2.into(),
+            lease: key.starts_with("pods/").then(|| 1.into()),
+        };
+        let entries = [pod("a"), pod("b"), ("handoffs/0".to_owned(), handoff.to_owned())].map(entry).to_vec();
+        let snapshot = Snapshot { revision: 9.into(), entries };
+        let view = View::from_snapshot(Keyspace::new("/segue/", "default"), snapshot);
+        let shown = |status: &KeyspaceStatus| {
+            let handoff = &status.handoffs[0];
+            (handoff.waiting_for.clone(), handoff.waits.iter().map(|wait| wait.kind.clone()).collect::<Vec<_>>())
+        };
+        let status = KeyspaceStatus::of(&view, 0).store_refuses(None);
+        assert_eq!(shown(&status), ("pod b to warm".to_owned(), vec!["pod".to_owned()]));
+        let status = status.store_refuses(Some("no space".to_owned()));
+        let expected = "the store, which refuses writes: no space".to_owned();
+        assert_eq!(shown(&status), (expected, vec!["store".to_owned(), "pod".to_owned()]));
+        // A command that asks a process adds what it has learnt itself.
+        let again = shown(&status);
+        assert_eq!(shown(&status.store_refuses(Some("no space".to_owned()))), again);
     }
 }

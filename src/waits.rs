@@ -8,12 +8,14 @@ use segue_protocol::ids::PartitionId;
 use segue_protocol::view::View;
 use serde::{Deserialize, Serialize};
 
+const STORE: &str = "store";
+
 /// Something that a handoff waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitLine {
-    /// `router`, `pod`, or `key` for a key that has to be repaired.
+    /// `router`, `pod`, `key` for a key that has to be repaired, or `store` for one that refuses writes.
     pub kind: String,
-    /// The participant, or the key.
+    /// The participant, or the key; empty for the store.
     pub name: String,
     /// What is waited for, in words.
     pub what: String,
@@ -32,6 +34,17 @@ impl WaitLine {
             WaitLine { kind: kind.to_owned(), name: name.to_owned(), what, since: wait.since, age_ms }
         };
         waits(view, partition).into_iter().map(line).collect()
+    }
+
+    /// Returns whether it is a wait for the store.
+    pub fn is_for_store(&self) -> bool {
+        self.kind == STORE
+    }
+
+    /// Returns the wait for a store that refuses writes in these words. Nobody can write what the others wait for.
+    pub fn for_store(words: &str) -> Self {
+        let what = format!("the store, which refuses writes: {words}");
+        WaitLine { kind: STORE.to_owned(), name: String::new(), what, since: None, age_ms: None }
     }
 }
 

@@ -49,16 +49,13 @@ async fn show(args: &Args) -> Result<(), Failure> {
     }
     if !args.watch {
         let reach = Reach::open(&args.reach).await?;
+        let refusal = reach.write_refusal().await;
+        // As of after the question, which may have shown that a refusal is over.
         let mut status = reach.status().await?;
         // The status is worth printing without it, as of a process of an earlier version.
         status.resting = reach.history(None, 1).await.map(|history| history.resting).unwrap_or_default();
-        let refusal = reach.write_refusal().await;
-        if status.store_refuses_writes.is_some() {
-            // The question may have shown that this is over.
-            status.store_refuses_writes = reach.status().await?.store_refuses_writes;
-        }
-        status.store_refuses_writes = status.store_refuses_writes.or(refusal);
-        return show_once(&status, args);
+        let words = status.store_refuses_writes.take().or(refusal);
+        return show_once(&status.store_refuses(words), args);
     }
     match args.reach.server {
         Some(_) => look(args).await,

@@ -22,9 +22,6 @@ pub(crate) trait Explanation: Serialize {
 
     /// Says why the participants were not asked.
     fn leave_unasked(&mut self, why: &str);
-
-    /// Returns the next steps, the most urgent one first.
-    fn next_steps(&mut self) -> &mut Vec<String>;
 }
 
 /// A registered participant that can be asked what it does.
@@ -59,6 +56,21 @@ pub(super) fn obstacle(view: &View, pod: &str) -> Option<String> {
     Some(format!("it is suspected: its last heartbeat was {:.1} s ago", age as f64 / 1000.0))
 }
 
+/// The beginning of the step that helps against a store that refuses writes.
+const MEND_THE_STORE: &str = "mend the store, which refuses writes";
+
+/// Returns what helps against a store that refuses writes in these words.
+pub(super) fn store_step(words: &str) -> String {
+    format!("{MEND_THE_STORE}: {words}")
+}
+
+/// Begins with the steps that help single participants, unless it is the store that has to be mended.
+pub(super) fn begin_with(steps: &mut Vec<String>, of_participants: impl IntoIterator<Item = String>) {
+    if steps.first().is_none_or(|first| !first.starts_with(MEND_THE_STORE)) {
+        steps.splice(0..0, of_participants);
+    }
+}
+
 /// Returns what is wrong with the keyspace as a whole.
 pub(super) fn keyspace_steps(view: &View) -> Vec<String> {
     let mut steps = Vec::new();
@@ -74,14 +86,13 @@ pub(super) fn keyspace_steps(view: &View) -> Vec<String> {
     steps
 }
 
-/// Returns the moves that the leader holds back and `is_meant` selects, in words.
+/// Returns the moves that are held back and `is_meant` selects, in words.
 pub(super) fn held(view: &View, is_meant: impl Fn(&HeldMoves) -> bool) -> Vec<String> {
-    let all = view.leader.iter().flat_map(|leader| &leader.value.held);
     let words = |held: &HeldMoves| {
         let HeldMoves { to, partitions: number, why, .. } = held;
         format!("{number} to {to}: {why}")
     };
-    all.filter(|held| is_meant(held)).map(words).collect()
+    view.held().iter().filter(|held| is_meant(held)).map(words).collect()
 }
 
 /// Returns what helps against a pod that has warmed a partition for so long, in milliseconds, if other pods accept

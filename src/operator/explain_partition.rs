@@ -10,7 +10,9 @@ use segue_protocol::view::View;
 use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
 
-use super::explain::{Explanation, Participant, held, keyspace_steps, obstacle, slow_warm_step, steps_in_words};
+use super::explain::{
+    Explanation, Participant, begin_with, held, keyspace_steps, obstacle, slow_warm_step, steps_in_words, store_step,
+};
 use super::plan::{Move, moves};
 use super::standing::owned;
 use super::{Link, participants};
@@ -111,14 +113,15 @@ struct Candidate {
     owns: usize,
 }
 
-/// Explains a partition.
+/// Explains a partition. `refusal` are the words in which the store refuses writes, if it does.
 pub(super) fn partition(
     view: &View,
     policy: &Policy,
     partition: PartitionId,
     history: History,
+    refusal: Option<&str>,
 ) -> Result<PartitionReport, String> {
-    partition_report(view, &preview(view, policy), partition, history)
+    partition_report(view, &preview(view, policy), partition, history, refusal)
 }
 
 fn partition_report(
@@ -126,13 +129,15 @@ fn partition_report(
     plan: &Plan,
     partition: PartitionId,
     history: History,
+    refusal: Option<&str>,
 ) -> Result<PartitionReport, String> {
     let count = view.partitions();
     if partition.get() >= count {
         return Err(format!("there is no partition {partition}: the keyspace has {count}"));
     }
     let assignment = view.assignments.get(&partition).map(|assignment| &assignment.value);
-    let waits = WaitLine::all(view, partition, unix_millis());
+    let of_store = refusal.map(WaitLine::for_store);
+    let waits: Vec<WaitLine> = of_store.into_iter().chain(WaitLine::all(view, partition, unix_millis())).collect();
     let handoff = view.handoffs.get(&partition).map(|handoff| HandoffReport {
         id: handoff.id(),
         from: handoff.value.old_owner.clone(),
@@ -179,7 +184,7 @@ fn partition_report(
         next_steps: Vec::new(),
     };
     report.candidates = view.pods.keys().map(|pod| candidate(view, &report, pod)).collect();
-    report.next_steps = partition_steps(view, &report);
+    report.next_steps = partition_steps(view, &report, refusal);
     Ok(report)
 }
 
@@ -238,17 +243,19 @@ fn candidate(view: &View, report: &PartitionReport, pod: &str) -> Candidate {
     Candidate { pod: pod.to_owned(), verdict, reason, owns }
 }
 
-fn partition_steps(view: &View, report: &PartitionReport) -> Vec<String> {
+fn partition_steps(view: &View, report: &PartitionReport, refusal: Option<&str>) -> Vec<String> {
     let partition = report.partition;
-    let mut steps = keyspace_steps(view);
+    let mut steps: Vec<String> = refusal.map(store_step).into_iter().chain(keyspace_steps(view)).collect();
     if view.is_malformed(partition) {
         steps.push("repair the record of the partition that segue status names".to_owned());
     }
     if let Some(handoff) = &report.handoff {
-        let warms_for = Some(handoff.phase_age_ms).filter(|_| handoff.phase == Phase::Warming);
-        steps.extend(warms_for.and_then(|millis| slow_warm_step(view, &handoff.to, millis)));
-        for wait in &handoff.waits_for {
-            steps.push(format!("wait for {wait}, or look at its log and status"));
+        // Nobody can say that it is done while the store refuses writes.
+        if refusal.is_none() {
+            let warms_for = Some(handoff.phase_age_ms).filter(|_| handoff.phase == Phase::Warming);
+            steps.extend(warms_for.and_then(|millis| slow_warm_step(view, &handoff.to, millis)));
+            let waits = handoff.waits_for.iter();
+            steps.extend(waits.map(|wait| format!("wait for {wait}, or look at its log and status")));
         }
         match handoff.may_be_cancelled {
             true => steps.push(format!("segue cancel {partition}")),
@@ -329,15 +336,12 @@ impl Explanation for PartitionReport {
     async fn ask(&mut self, tls: Option<&ClientTls>) {
         // A process with several keyspaces has to be told which one is meant.
         let (partition, keyspace) = (self.partition, self.keyspace.clone());
-        participants::ask(self.awaited(), partition, tls, keyspace.as_deref()).await;
+        let refused = participants::ask(self.awaited(), partition, tls, keyspace.as_deref()).await;
+        begin_with(&mut self.next_steps, refused);
     }
 
     fn leave_unasked(&mut self, why: &str) {
         self.awaited().iter_mut().for_each(|one| one.says = Some(format!("not asked: {why}")));
-    }
-
-    fn next_steps(&mut self) -> &mut Vec<String> {
-        &mut self.next_steps
     }
 }
 
@@ -375,18 +379,32 @@ mod tests {
 
     fn report(view: &View) -> PartitionReport {
         let policy = Policy { partitions: 1, ..Policy::default() };
-        super::partition(view, &policy, PartitionId::new(0), History::default()).unwrap()
+        super::partition(view, &policy, PartitionId::new(0), History::default(), None).unwrap()
+    }
+
+    /// A keyspace of one partition, which has been moving to `b` for so many milliseconds.
+    fn warming(age: u64) -> View {
+        let since = unix_millis() - age;
+        let handoff = format!(
+            r#"{{"partition":0,"old_owner":"w","old_incarnation":2,"new_owner":"b","new_incarnation":3,"phase":"Warming","epoch":4,"mode":"barrier","started_at":1,"phase_entered_at":{since},"reason":"r"}}"#
+        );
+        view_of(&[("handoffs/0", &handoff), ("coordinator/leader", r#"{"holder":"c"}"#)])
+    }
+
+    #[test]
+    fn a_handoff_waits_for_a_store_that_refuses_writes_before_anybody_else_and_no_pod_is_blamed() {
+        let (policy, history) = (Policy { partitions: 1, ..Policy::default() }, History::default());
+        let view = warming(600_000);
+        let report = super::partition(&view, &policy, PartitionId::new(0), history, Some("no space")).unwrap();
+        let waits = report.handoff.as_ref().map(|handoff| handoff.waits_for.as_slice());
+        assert_eq!(waits, Some(&["the store, which refuses writes: no space".into(), "pod b to warm".into()][..]));
+        assert_eq!(report.next_steps, ["mend the store, which refuses writes: no space", "segue cancel 0"]);
+        assert!(report.in_words().contains("waits for   the store, which refuses writes: no space\n"));
     }
 
     #[test]
     fn a_drain_of_the_pod_is_the_first_step_once_it_has_warmed_for_a_minute() {
-        let steps = |age: u64| {
-            let since = unix_millis() - age;
-            let handoff = format!(
-                r#"{{"partition":0,"old_owner":"w","old_incarnation":2,"new_owner":"b","new_incarnation":3,"phase":"Warming","epoch":4,"mode":"barrier","started_at":1,"phase_entered_at":{since},"reason":"r"}}"#
-            );
-            report(&view_of(&[("handoffs/0", &handoff), ("coordinator/leader", r#"{"holder":"c"}"#)])).next_steps
-        };
+        let steps = |age: u64| report(&warming(age)).next_steps;
         assert!(
             steps(600_000)[0].starts_with("segue drain b: it has warmed a partition for 600 s"),
             "{:?}",

@@ -9,7 +9,9 @@ use segue_protocol::view::View;
 use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
 
-use super::explain::{Explanation, Participant, held, keyspace_steps, obstacle, slow_warm_step, steps_in_words};
+use super::explain::{
+    Explanation, Participant, begin_with, held, keyspace_steps, obstacle, slow_warm_step, steps_in_words, store_step,
+};
 use super::plan::{Move, moves};
 use super::process_status::Work;
 use super::{Link, or_none, participants};
@@ -44,8 +46,8 @@ pub(crate) struct PodReport {
     next_steps: Vec<String>,
 }
 
-/// Explains a pod, without what rests.
-pub(super) fn pod(view: &View, policy: &Policy, pod: &str) -> Result<PodReport, String> {
+/// Explains a pod, without what rests. `refusal` are the words in which the store refuses writes, if it does.
+pub(super) fn pod(view: &View, policy: &Policy, pod: &str, refusal: Option<&str>) -> Result<PodReport, String> {
     let plan = &preview(view, policy);
     let owns: Vec<PartitionId> =
         view.assignments.iter().filter(|(_, it)| it.value.owner == pod).map(|(partition, _)| *partition).collect();
@@ -65,7 +67,7 @@ pub(super) fn pod(view: &View, policy: &Policy, pod: &str) -> Result<PodReport, 
         view.handoffs.iter().filter(|(_, handoff)| is_it(&handoff.value)).map(|(partition, _)| *partition).collect()
     };
     let wanted = moves(plan).into_iter().filter(|wanted| wanted.to == pod || wanted.from.as_deref() == Some(pod));
-    let mut next_steps = keyspace_steps(view);
+    let mut next_steps: Vec<String> = refusal.map(store_step).into_iter().chain(keyspace_steps(view)).collect();
     let key = view.keys().pod(pod);
     if view.malformed.contains_key(&key) || view.leaseless().any(|leaseless| leaseless == key) {
         next_steps.push(format!("if its process is gone: segue forget pod {pod}"));
@@ -79,6 +81,8 @@ pub(super) fn pod(view: &View, policy: &Policy, pod: &str) -> Result<PodReport, 
     let warms = view.handoffs.values().map(|handoff| &handoff.value);
     let warms = warms.filter(|handoff| handoff.new_owner == pod && handoff.phase == Phase::Warming);
     let longest = warms.map(|handoff| unix_millis().saturating_sub(handoff.phase_entered_at)).max();
+    // No pod can say that it is warm while the store refuses writes.
+    let longest = longest.filter(|_| refusal.is_none());
     next_steps.extend(longest.and_then(|millis| slow_warm_step(view, pod, millis)));
     if drain.is_some() {
         if !owns.is_empty() {
@@ -158,15 +162,13 @@ impl Explanation for PodReport {
 
     async fn ask(&mut self, tls: Option<&ClientTls>) {
         if let Some(process) = &mut self.process {
-            self.works_on = participants::ask_pod(process, tls, self.keyspace.as_deref()).await;
+            let (works_on, refused) = participants::ask_pod(process, tls, self.keyspace.as_deref()).await;
+            self.works_on = works_on;
+            begin_with(&mut self.next_steps, refused);
         }
     }
 
     fn leave_unasked(&mut self, why: &str) {
         self.process.iter_mut().for_each(|process| process.says = Some(format!("not asked: {why}")));
-    }
-
-    fn next_steps(&mut self) -> &mut Vec<String> {
-        &mut self.next_steps
     }
 }

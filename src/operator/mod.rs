@@ -108,10 +108,10 @@ impl Link {
     pub(crate) async fn explain_partition(&self, partition: PartitionId) -> Result<PartitionReport, OperatorError> {
         let view = self.view().await?;
         let history = self.history(Some(partition)).await?;
-        let report = explain_partition::partition(&view, &self.policy(&view), partition, history);
+        let refusal = self.write_refusal().await;
+        let report = explain_partition::partition(&view, &self.policy(&view), partition, history, refusal.as_deref());
         let mut report = report.map_err(OperatorError::Refused)?;
         report.find_streams(self).await?;
-        self.begin_with_the_store(&mut report).await;
         Ok(report)
     }
 
@@ -119,12 +119,6 @@ impl Link {
     pub(crate) async fn write_refusal(&self) -> Option<String> {
         let error = self.store.commit(Txn::question(&self.keys.leader())).await.err()?;
         matches!(error.kind(), Some(StoreErrorKind::NoSpace | StoreErrorKind::Refused)).then(|| error.to_string())
-    }
-
-    async fn begin_with_the_store(&self, report: &mut impl Explanation) {
-        if let Some(words) = self.write_refusal().await {
-            report.next_steps().insert(0, format!("mend the store, which refuses writes: {words}"));
-        }
     }
 
     /// Compares the tables of all routers with the store. Their admin endpoints are asked by TLS if `tls` is given.
@@ -145,10 +139,11 @@ impl Link {
     /// Explains a pod.
     pub(crate) async fn explain_pod(&self, pod: &str) -> Result<PodReport, OperatorError> {
         let view = self.view().await?;
-        let mut report = explain_pod::pod(&view, &self.policy(&view), pod).map_err(OperatorError::Refused)?;
+        let refusal = self.write_refusal().await;
+        let report = explain_pod::pod(&view, &self.policy(&view), pod, refusal.as_deref());
+        let mut report = report.map_err(OperatorError::Refused)?;
         report.add_resting(self.history(None).await?);
         report.find_stream(self).await?;
-        self.begin_with_the_store(&mut report).await;
         Ok(report)
     }
 

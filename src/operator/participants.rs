@@ -34,25 +34,44 @@ pub(super) async fn find_streams(awaited: &mut [Participant], link: &Link) -> Re
 }
 
 /// Asks the first few of these participants about a partition. Their admin endpoints are asked by TLS if `tls` is given.
+/// Returns what helps those whose writes the store refuses.
 pub(super) async fn ask(
     awaited: &mut [Participant],
     partition: PartitionId,
     tls: Option<&ClientTls>,
     keyspace: Option<&str>,
-) {
+) -> Vec<String> {
     let asked = awaited.iter_mut().take(MOST).map(|one| async move {
-        let said = status(one, tls, keyspace).await.and_then(|status| status.of_partition(one, partition));
+        let (refused, status) = answer(one, status(one, tls, keyspace).await);
+        let said = status.and_then(|status| status.of_partition(one, partition));
         one.says = Some(said.unwrap_or_else(|error| unasked(&error)));
+        refused
     });
-    join_all(asked).await;
+    join_all(asked).await.into_iter().flatten().collect()
 }
 
-/// Asks the process of a pod about the pod. Returns the work that the pod has not finished.
-pub(super) async fn ask_pod(pod: &mut Participant, tls: Option<&ClientTls>, keyspace: Option<&str>) -> Vec<Work> {
-    let said = status(pod, tls, keyspace).await.and_then(|status| status.of_pod(pod));
+/// Asks the process of a pod about the pod. Returns the work that the pod has not finished, and what helps if the store
+/// refuses its writes.
+pub(super) async fn ask_pod(
+    pod: &mut Participant,
+    tls: Option<&ClientTls>,
+    keyspace: Option<&str>,
+) -> (Vec<Work>, Option<String>) {
+    let (refused, status) = answer(pod, status(pod, tls, keyspace).await);
+    let said = status.and_then(|status| status.of_pod(pod));
     let (says, work) = said.unwrap_or_else(|error| (unasked(&error), Vec::new()));
     pod.says = Some(says);
-    work
+    (work, refused)
+}
+
+/// Returns what helps a participant whose writes the store refuses, and the status of its process.
+fn answer(one: &Participant, status: anyhow::Result<ProcessStatus>) -> (Option<String>, anyhow::Result<ProcessStatus>) {
+    let words = status.as_ref().ok().and_then(ProcessStatus::refusal);
+    let step = words.map(|words| {
+        let Participant { kind, name, .. } = one;
+        format!("let the store accept the writes of {kind} {name}, which it refuses: {words}")
+    });
+    (step, status)
 }
 
 async fn status(one: &Participant, tls: Option<&ClientTls>, keyspace: Option<&str>) -> anyhow::Result<ProcessStatus> {

@@ -17,8 +17,15 @@ pub(super) struct ProcessStatus {
     coordinator: Option<CoordinatorPart>,
     router: Option<RouterPart>,
     pod: Option<PodPart>,
+    keyspace: Option<KeyspacePart>,
     /// The names of the keyspaces, if the process has several and was asked of none.
     keyspaces: Option<Vec<String>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct KeyspacePart {
+    /// In which words the store refuses the writes of this process, if it does.
+    store_refuses_writes: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -150,6 +157,11 @@ struct Activity {
 }
 
 impl ProcessStatus {
+    /// Returns in which words the store refuses the writes of this process, if it does.
+    pub(super) fn refusal(&self) -> Option<&str> {
+        self.keyspace.as_ref()?.store_refuses_writes.as_deref()
+    }
+
     /// Returns what this participant says of the partition.
     pub(super) fn of_partition(self, one: &Participant, partition: PartitionId) -> anyhow::Result<String> {
         match &*one.kind {
@@ -509,6 +521,19 @@ mod tests {
         assert_eq!(all(sidecar(json!([]), stream), false), (stuck.to_owned(), due));
         let idle = "its service is down; no hook runs; 7 requests in flight";
         assert_eq!(all(sidecar(json!([]), json!(null)), false), (idle.to_owned(), vec![]));
+    }
+
+    #[test]
+    fn a_process_says_in_which_words_the_store_refuses_its_writes() {
+        let refusal = |keyspace: serde_json::Value| {
+            let status: ProcessStatus = serde_json::from_value(json!({ "pod": null, "keyspace": keyspace })).unwrap();
+            status.refusal().map(str::to_owned)
+        };
+        assert_eq!(
+            refusal(json!({ "store_refuses_writes": "permission denied" })).as_deref(),
+            Some("permission denied")
+        );
+        assert_eq!((refusal(json!({ "store_refuses_writes": null })), refusal(json!({}))), (None, None));
     }
 
     #[test]

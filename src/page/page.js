@@ -157,8 +157,7 @@ function verdict() {
     const since = keyspace.stale ? ` for ${span(Math.max(0, Date.now() - state.clock - keyspace.stale.since))}` : '';
     return ['bad', `Old: this process has not followed the store${since}, and shows what it saw last`];
   }
-  const refusal = state.process.keyspace?.store_refuses_writes;
-  if (refusal) return ['bad', `The store refuses writes, and no move begins: ${refusal}`];
+  if (refusal()) return ['bad', `The store refuses writes, and no move begins: ${refusal()}`];
   const { handoffs, unowned, partitions, leader } = keyspace;
   const stuck = oldestFirst(handoffs.filter(isStuck));
   if (stuck.length > 0) {
@@ -235,7 +234,7 @@ function drawMoves() {
   list(byId('moves').querySelector('tbody'), rows, (row) => row.key, ({ handoff, cutover }) => {
     const { partition, from, to } = handoff ?? cutover;
     const [phase, when, waits] = handoff
-      ? [handoff.phase, span(Math.floor(age(handoff) / 100) * 100), handoff.waiting_for]
+      ? [handoff.phase, span(Math.floor(age(handoff) / 100) * 100), refusal() ? forTheStore() : handoff.waiting_for]
       : ['done', time(cutover.at), `paused ${span(cutover.pause_us / 1_000)} on ${cutover.router}, ${cutover.stashed} held`];
     const number = PHASES.indexOf(phase);
     const bar = PHASES.map((name, index) => element('i', { title: name, class: index === number ? 'now' : index < number || cutover ? 'done' : '' }));
@@ -574,7 +573,17 @@ function facts(pairs) {
     .flatMap(([name, value]) => [element('dt', {}, name), element('dd', {}, String(value))]));
 }
 
+// In which words the store refuses writes, if it does.
+function refusal() {
+  return state.process.keyspace?.store_refuses_writes;
+}
+
+function forTheStore() {
+  return `the store, which refuses writes: ${refusal()}`;
+}
+
 function waitsInWords(handoff) {
+  if (refusal()) return forTheStore();
   if (handoff.waits.length === 0) return handoff.waiting_for;
   return handoff.waits.map((wait) => wait.what + (wait.age_ms === null ? '' : `, for ${inTenths(waited(handoff, wait))}`)).join('; ');
 }

@@ -1,8 +1,11 @@
-//! An etcd whose database is full while nothing moves, and one that is silent: what operators and clients are shown.
+//! An etcd whose database is full while nothing moves, one that refuses a single pod, and one that is silent: what operators
+//! and clients are shown.
 
+use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
 
 use segue_tests::cluster::TestCluster;
+use segue_tests::etcd_admin;
 use segue_tests::http::{Request, get, is_ready, metric};
 use segue_tests::ports::free_address;
 
@@ -43,6 +46,8 @@ fn a_full_store_is_shown_by_status_explain_log_and_metrics_though_nothing_moves(
     let log = cluster.output("c-0");
     let line = log.lines().find(|line| line.contains("the store refuses writes; no move begins")).expect(&log);
     assert!(line.contains(WORDS), "{line}");
+    let told = log.lines().filter(|line| line.contains("WARN") && line.contains(WORDS)).count();
+    assert_eq!(told, 1, "{log}");
     let status = says(&["status", "--server", &format!("http://{leader}")]);
     assert!(status.contains(WORDS), "{status}");
 
@@ -51,6 +56,35 @@ fn a_full_store_is_shown_by_status_explain_log_and_metrics_though_nothing_moves(
     for way in &ways {
         assert!(!says(&[&["status"][..], way].concat()).contains("refuses writes"));
     }
+}
+
+#[test]
+fn a_pod_whose_writes_alone_the_store_refuses_is_named_with_the_words_of_the_store() {
+    let cluster = TestCluster::start(SEGUE);
+    let etcd: SocketAddr = cluster.etcd().endpoint().trim_start_matches("http://").parse().unwrap();
+    etcd_admin::enable_users(etcd, "one").unwrap();
+    etcd_admin::add_registrant(etcd, "registrant", "other").unwrap();
+    let config = |user: &str, password: &str| {
+        let file = cluster.path().join(user);
+        std::fs::write(&file, password).unwrap();
+        cluster.config().set("store.username", user).set("store.password_file", file.to_str().unwrap())
+    };
+    let (leader, admin, service) = (free_address(), free_address(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let coordinator = config(etcd_admin::USER, "one").coordinator("c-0", 2).admin(leader).quick();
+    let mut coordinator = cluster.run("c-0", &coordinator);
+    let pod = config("registrant", "other").pod("w-0", free_address(), service.local_addr().unwrap());
+    let _pod = cluster.run("w-0", &pod.admin(admin).quick());
+    let server = ["--server", &format!("http://{leader}")];
+    let explained = |what: &str| says(&[&["explain", what][..], &server].concat());
+    let step = "next step   let the store accept the writes of pod w-0, which it refuses: ";
+    for what in ["0", "w-0"] {
+        coordinator.until("who is refused", || explained(what).contains(step));
+        let text = explained(what);
+        let first = text.lines().find(|line| line.starts_with("next step")).unwrap();
+        assert!(first.starts_with(step) && first.contains("permission denied"), "{text}");
+    }
+    let status = says(&[&["status"][..], &server].concat());
+    assert!(!status.contains("refuses writes"), "it refuses one pod alone: {status}");
 }
 
 #[test]

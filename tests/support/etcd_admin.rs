@@ -39,6 +39,22 @@ pub fn enable_users(etcd: SocketAddr, password: &str) -> Result<(), String> {
     steps.iter().try_for_each(|(path, body)| call(etcd, path, body, None).map(drop))
 }
 
+/// Adds a user who may read Segue's keys, and of the keyspace `default` write the registrations of pods alone.
+pub fn add_registrant(etcd: SocketAddr, user: &str, password: &str) -> Result<(), String> {
+    // "/segue/" and "/segue/default/pods/", each with what follows it, in base64.
+    let read = r#"{"permType":"READ","key":"L3NlZ3VlLw==","range_end":"L3NlZ3VlMA=="}"#;
+    let pods =
+        r#"{"permType":"READWRITE","key":"L3NlZ3VlL2RlZmF1bHQvcG9kcy8=","range_end":"L3NlZ3VlL2RlZmF1bHQvcG9kczA="}"#;
+    let steps = [
+        ("auth/user/add", format!(r#"{{"name":"{user}","password":"{password}"}}"#)),
+        ("auth/role/add", format!(r#"{{"name":"{user}"}}"#)),
+        ("auth/role/grant", format!(r#"{{"name":"{user}","perm":{read}}}"#)),
+        ("auth/role/grant", format!(r#"{{"name":"{user}","perm":{pods}}}"#)),
+        ("auth/user/grant", format!(r#"{{"user":"{user}","role":"{user}"}}"#)),
+    ];
+    steps.iter().try_for_each(|(path, body)| as_root(etcd, path, body))
+}
+
 /// Replaces the password of [`USER`]. The tokens that it has are void then.
 pub fn replace_password(etcd: SocketAddr, password: &str) -> Result<(), String> {
     as_root(etcd, "auth/user/changepw", &format!(r#"{{"name":"{USER}","password":"{password}"}}"#))
