@@ -30,5 +30,6 @@ mod secret_files;
 mod socket_path;
 pub mod status;
 pub mod supervise;
+mod surroundings;
 pub mod token_file;
 pub mod waits;

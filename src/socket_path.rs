@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use rustix::fs::{FlockOperation, Mode, fchmod, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
@@ -95,12 +95,18 @@ impl SocketPath {
         }
     }
 
-    /// Puts the file back if there is none. One of another process, which has replaced this one's, is left alone.
+    /// Puts the file back if there is none. A socket of another process, which has replaced this one's, is left alone, and so
+    /// is any other file.
     fn restore(&mut self) {
-        if !fs::symlink_metadata(&self.path).is_err_and(|error| error.kind() == ErrorKind::NotFound) {
-            return;
-        }
-        match Self::replace(&self.path) {
+        let restored = match fs::symlink_metadata(&self.path) {
+            Ok(there) if there.file_type().is_socket() => {
+                self.is_missing = false;
+                return;
+            }
+            Ok(_) => Err(anyhow!("another file is in its place")),
+            Err(_) => Self::replace(&self.path),
+        };
+        match restored {
             Ok(restored) => {
                 warn!("{} had been removed; it is back", self.path.display());
                 *self = restored;
@@ -170,7 +176,7 @@ fn lock_folder(path: &Path) -> anyhow::Result<File> {
     lock().with_context(|| format!("cannot lock {}", folder_of(path).display()))
 }
 
-fn folder_of(path: &Path) -> &Path {
+pub(crate) fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
@@ -310,6 +316,31 @@ mod tests {
             () = accepting => {}
             () = removing => {}
         }
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_cannot_be_put_back_is_known_to_be_missing_until_it_is_back() {
+        let above = tempfile::tempdir().unwrap();
+        let folder = above.path().join("run");
+        let path = folder.join("r.sock");
+        fs::create_dir(&folder).unwrap();
+        let mut socket = claim(&path).unwrap();
+        socket.restore();
+        assert!(!socket.is_missing);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "data").unwrap();
+        socket.restore();
+        assert!(socket.is_missing, "another file is in its place");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "data");
+        fs::remove_dir_all(&folder).unwrap();
+        fs::write(&folder, "").unwrap();
+        socket.is_missing = false;
+        socket.restore();
+        assert!(socket.is_missing, "a file is in the place of its folder");
+        fs::remove_file(&folder).unwrap();
+        fs::create_dir(&folder).unwrap();
+        socket.restore();
+        assert!(!socket.is_missing && reach(&path).await.unwrap().is_some());
     }
 
     /// Only root can give a folder away.

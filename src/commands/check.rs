@@ -14,6 +14,7 @@ use crate::files;
 use crate::kubernetes;
 use crate::roles::pod::capabilities;
 use crate::secret_files;
+use crate::surroundings;
 
 /// The files.
 #[derive(Debug, clap::Args)]
@@ -88,7 +89,7 @@ fn check_alone(path: &Path) -> Result<Located, Failure> {
     match certificates.expired(&located, SystemTime::now()) {
         none if none.is_empty() => {
             let doubts = files::doubt(&located).into_iter().chain(located.unnamed_keyspace());
-            for doubt in doubts.chain(secret_files::exposed(&located)) {
+            for doubt in doubts.chain(secret_files::exposed(&located)).chain(surroundings::lacking(&located)) {
                 eprintln!("warning: {doubt}");
             }
             Ok(located)
