@@ -21,8 +21,8 @@ pub(super) struct StoreArgs {
     /// Configuration file that names the store and the keyspace.
     #[arg(long, value_name = "FILE", conflicts_with = "etcd")]
     config: Option<PathBuf>,
-    /// etcd endpoint, such as http://127.0.0.1:2379; may be repeated.
-    #[arg(long, value_name = "URL")]
+    /// etcd endpoint, such as http://127.0.0.1:2379; several are separated by commas, or the option is repeated.
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
     etcd: Vec<String>,
     /// Certificate authorities to trust for https:// endpoints, as a PEM file.
     #[arg(long, value_name = "FILE", conflicts_with = "config")]

@@ -350,6 +350,12 @@ fn a_listen_address_in_use_is_an_error_that_names_it_and_its_key() {
 }
 
 #[test]
+fn several_endpoints_of_a_command_may_be_separated_by_commas() {
+    let output = run(&["status", "--keyspace", "k", "--etcd", "http://127.0.0.1:1,http://127.0.0.1:2"]);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+}
+
+#[test]
 fn a_command_that_needs_a_store_is_not_content_with_a_keyspace() {
     for command in [vec!["status"], vec!["forget", "pod", "writer-0"], vec!["conformance", "--pod", "http://a:1"]] {
         let output = run(&[&command[..], &["--keyspace", "orders"]].concat());
