@@ -204,7 +204,9 @@ impl LocalReply {
             }
             LocalReply::StashFull => "too many requests wait for this partition",
             LocalReply::NoOwner => "no pod owns the partition at the moment",
-            LocalReply::Fenced => "the router cannot confirm its lease and may not route",
+            LocalReply::Fenced => {
+                "the router may not route: it has not confirmed its lease, or the keyspace has another mapping"
+            }
             LocalReply::Shutdown => "the router is shutting down",
             LocalReply::Overload => "too many requests in flight; not forwarded",
             LocalReply::HeadTooLarge => "the request's head is too large",
