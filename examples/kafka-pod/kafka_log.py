@@ -8,6 +8,7 @@ Invariants:
 * An owner's first record of an epoch (its *claim*, which changes no state) precedes its first response.
 * A record is confirmed only after all in-sync replicas have it.
 * Nothing waits in the producer for longer than a sixth of the lease, the time that a pod has left when it may write no more.
+* One read at a time uses a consumer, and a consumer whose read has failed is not used again.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import json
 import threading
 import time
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 EPOCH = "segue-epoch"
 
@@ -33,6 +34,8 @@ class KafkaLog:
             # How long a broker may wait before it says that this is the end.
             "fetch.wait.max.ms": 10,
         }
+        # A new consumer takes half a second until it knows the leaders of the partitions and is connected to them.
+        self.idle_consumers = []
         self.message_timeout = int(lease_ttl * 1000 / 6)
         self.loop = asyncio.get_running_loop()
 
@@ -84,26 +87,43 @@ class KafkaLog:
 
     async def read(self, partition, begin):
         """Returns the records from this offset up to the end, and the offset after them."""
-        return await asyncio.to_thread(self.read_to_end, partition, begin)
-
-    def read_to_end(self, partition, begin):
-        consumer = Consumer(self.consumer)
+        given_up = threading.Event()
         try:
-            consumer.assign([TopicPartition(self.topic, partition, begin or OFFSET_BEGINNING)])
-            records, end = [], begin
-            while True:
-                message = consumer.poll(10.0)
-                if message is None:
-                    raise TimeoutError(f"no broker responds for partition {partition}")
-                if message.error() is None:
-                    records.append(json.loads(message.value()) | {"epoch": epoch_of(message)})
-                    end = message.offset() + 1
-                elif message.error().code() == KafkaError._PARTITION_EOF:
-                    return records, max(end, message.offset())
-                else:
-                    raise KafkaException(message.error())
+            return await asyncio.to_thread(self.read_to_end, partition, begin, given_up)
         finally:
+            # The thread of a read that is cancelled would keep others from theirs.
+            given_up.set()
+
+    def read_to_end(self, partition, begin, given_up):
+        try:
+            consumer = self.idle_consumers.pop()
+        except IndexError:
+            consumer = Consumer(self.consumer)
+        try:
+            found = self.consume(consumer, partition, begin, given_up)
+            consumer.unassign()
+        except BaseException:
             consumer.close()
+            raise
+        self.idle_consumers.append(consumer)
+        return found
+
+    def consume(self, consumer, partition, begin, given_up):
+        # Of a log that has lost its beginning, offset 0 is an error, unlike "the beginning".
+        consumer.assign([TopicPartition(self.topic, partition, begin)])
+        records, end = [], begin
+        while not given_up.is_set():
+            message = consumer.poll(10.0)
+            if message is None:
+                raise TimeoutError(f"no broker responds for partition {partition}")
+            if message.error() is None:
+                records.append(json.loads(message.value()) | {"epoch": epoch_of(message)})
+                end = message.offset() + 1
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                return records, max(end, message.offset())
+            else:
+                raise KafkaException(message.error())
+        return records, end
 
 
 def has_timed_out(error):
