@@ -9,6 +9,7 @@ Invariants:
 * A record is confirmed only after all in-sync replicas have it.
 * Nothing waits in the producer for longer than a sixth of the lease, the time that a pod has left when it may write no more.
 * One read at a time uses a consumer, and a consumer whose read has failed is not used again.
+* A checkpoint is a record of a second topic, and its name is the offset there. Another record is never taken for it.
 """
 
 import asyncio
@@ -20,6 +21,8 @@ import time
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 EPOCH = "segue-epoch"
+# Follows the topic's name.
+CHECKPOINTS = "-checkpoints"
 
 
 class KafkaLog:
@@ -61,11 +64,20 @@ class KafkaLog:
 
     async def append(self, partition, record):
         """Appends a record. Returns the offset after it."""
-        done = self.loop.create_future()
         record["appended_at"] = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        return await self.produce(self.topic, partition, record["key"], record, {EPOCH: str(record["epoch"])}) + 1
+
+    async def save(self, partition, checkpoint):
+        """Saves a checkpoint. Returns its name."""
+        # The same key for all: compaction keeps the newest.
+        return str(await self.produce(self.topic + CHECKPOINTS, partition, str(partition), checkpoint, {}))
+
+    async def produce(self, topic, partition, key, value, headers):
+        """Appends to a topic. Returns the offset."""
+        done = self.loop.create_future()
 
         def delivered(error, message):
-            self.loop.call_soon_threadsafe(finish, error, None if error else message.offset() + 1)
+            self.loop.call_soon_threadsafe(finish, error, None if error else message.offset())
 
         def finish(error, offset):
             if done.cancelled():
@@ -76,54 +88,68 @@ class KafkaLog:
                 done.set_result(offset)
 
         self.producer.produce(
-            self.topic,
-            partition=partition,
-            key=record["key"],
-            value=json.dumps(record),
-            headers={EPOCH: str(record["epoch"])},
-            on_delivery=delivered,
+            topic, partition=partition, key=key, value=json.dumps(value), headers=headers, on_delivery=delivered
         )
         return await done
 
     async def read(self, partition, begin):
         """Returns the records from this offset up to the end, and the offset after them."""
+        records, end = [], begin
+        for message in await self.messages(self.topic, partition, begin):
+            if message.error() is None:
+                records.append(record_of(message))
+                end = message.offset() + 1
+        return records, max(end, message.offset())
+
+    async def saved(self, partition, name):
+        """Returns the checkpoint of this name, or None if it is gone."""
+        try:
+            messages = await self.messages(self.topic + CHECKPOINTS, partition, int(name), limit=1)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._AUTO_OFFSET_RESET:
+                raise
+            return None
+        found = [json.loads(it.value()) for it in messages if it.error() is None and it.offset() == int(name)]
+        return found[0] if found else None
+
+    async def messages(self, topic, partition, begin, limit=None):
+        """Returns the messages from this offset up to the end, which is the last of them, but no more than `limit`."""
         given_up = threading.Event()
         try:
-            return await asyncio.to_thread(self.read_to_end, partition, begin, given_up)
+            start = TopicPartition(topic, partition, begin)
+            return await asyncio.to_thread(self.consume, start, limit, given_up)
         finally:
             # The thread of a read that is cancelled would keep others from theirs.
             given_up.set()
 
-    def read_to_end(self, partition, begin, given_up):
+    def consume(self, start, limit, given_up):
         try:
             consumer = self.idle_consumers.pop()
         except IndexError:
             consumer = Consumer(self.consumer)
         try:
-            found = self.consume(consumer, partition, begin, given_up)
+            # Of a log that has lost its beginning, offset 0 is an error, unlike "the beginning".
+            consumer.assign([start])
+            messages = []
+            while not given_up.is_set() and len(messages) != limit:
+                messages.append(self.next(consumer, start))
+                if messages[-1].error():
+                    break
             consumer.unassign()
         except BaseException:
             consumer.close()
             raise
         self.idle_consumers.append(consumer)
-        return found
+        return messages
 
-    def consume(self, consumer, partition, begin, given_up):
-        # Of a log that has lost its beginning, offset 0 is an error, unlike "the beginning".
-        consumer.assign([TopicPartition(self.topic, partition, begin)])
-        records, end = [], begin
-        while not given_up.is_set():
-            message = consumer.poll(10.0)
-            if message is None:
-                raise TimeoutError(f"no broker responds for partition {partition}")
-            if message.error() is None:
-                records.append(json.loads(message.value()) | {"epoch": epoch_of(message)})
-                end = message.offset() + 1
-            elif message.error().code() == KafkaError._PARTITION_EOF:
-                return records, max(end, message.offset())
-            else:
-                raise KafkaException(message.error())
-        return records, end
+    def next(self, consumer, start):
+        """Returns the next message, or the one that tells of the end."""
+        message = consumer.poll(10.0)
+        if message is None:
+            raise TimeoutError(f"no broker responds for partition {start.partition} of {start.topic}")
+        if message.error() and message.error().code() != KafkaError._PARTITION_EOF:
+            raise KafkaException(message.error())
+        return message
 
 
 def has_timed_out(error):
@@ -131,5 +157,5 @@ def has_timed_out(error):
     return error.args[0].code() == KafkaError._MSG_TIMED_OUT
 
 
-def epoch_of(message):
-    return next(int(value) for name, value in message.headers() if name == EPOCH)
+def record_of(message):
+    return json.loads(message.value()) | {"epoch": next(int(value) for name, value in message.headers() if name == EPOCH)}

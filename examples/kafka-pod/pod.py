@@ -1,4 +1,5 @@
-"""A writer pod with its state in Kafka: takes part by gRPC, warms up to the end of a partition, and fences by epochs."""
+"""A writer pod with its state in Kafka: takes part by gRPC, warms from a checkpoint up to the end of a partition, and fences by
+epochs."""
 
 import asyncio
 import logging
@@ -12,7 +13,7 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(EXAMPLES / "python-grpc-pod"), str(EXAMPLES / "python-writer")]
 
 from membership import Membership, load_stubs  # noqa: E402
-from writer import State, Writer, parser, serve  # noqa: E402
+from writer import CheckpointingWriter, State, parser, serve  # noqa: E402
 
 
 # How often a claim is sent before its request fails.
@@ -27,6 +28,8 @@ class FencedState(State):
         self.newest = 0  # the highest epoch read
         self.claimed = 0  # the epoch that this pod has claimed
         self.claiming = asyncio.Lock()
+        self.checkpoint = ""  # the newest that is good
+        self.may_lack = False  # the log may have a record that this state has not
 
     def put(self, record):
         if record["epoch"] >= self.newest:
@@ -35,15 +38,39 @@ class FencedState(State):
                 super().put(record)
 
 
-class KafkaWriter(Writer):
-    """The service: the callbacks of a handoff are those of its base class, on a log in Kafka."""
+class KafkaWriter(CheckpointingWriter):
+    """The service: the callbacks of a handoff are those of its base class, on a log and with checkpoints in Kafka."""
 
     state = FencedState
 
-    async def warm(self, partition, epoch, from_address):
+    async def warm(self, partition, epoch, from_address, checkpoint=""):
         # Otherwise the first request would wait for it.
         await self.log.connect()
-        await super().warm(partition, epoch, from_address)
+        await super().warm(partition, epoch, from_address, checkpoint)
+
+    async def saved(self, partition, checkpoint):
+        state, saved = self.state(), checkpoint and await self.log.saved(partition, checkpoint)
+        # Without a checkpoint, or if it is gone, the whole log is read.
+        if saved:
+            state.entries = {key: tuple(entry) for key, entry in saved["entries"].items()}
+            state.read_to, state.newest, state.checkpoint = saved["read_to"], saved["newest"], checkpoint
+        return state
+
+    async def checkpoint(self, partition, epoch):
+        """Saves the state and returns the name. All before `read_to` is in `entries`: what this pod appends is confirmed and
+        applied in order, and what others have appended since its claim is of earlier epochs."""
+        state = self.states[partition]
+        if not state.may_lack:
+            saved = {"entries": state.entries, "read_to": state.read_to, "newest": state.newest}
+            state.checkpoint = await self.log.save(partition, saved)
+        return state.checkpoint
+
+    async def append(self, state, partition, record):
+        try:
+            await super().append(state, partition, record)
+        except BaseException:
+            state.may_lack = True
+            raise
 
     async def enter(self, partition, epoch):
         """Returns the state for a request. The first request of an epoch shuts earlier epochs out of the log, and reads what they

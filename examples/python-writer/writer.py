@@ -90,6 +90,10 @@ class Writer:
         """Returns the state for a request."""
         return self.states[partition]
 
+    async def append(self, state, partition, record):
+        """Writes the record of a request."""
+        state.apply([record], await self.log.append(partition, record))
+
     async def drain(self, partition):
         """Nothing outlives a request here."""
 
@@ -101,12 +105,12 @@ class CheckpointingWriter(Writer):
     """Starts from the newest checkpoint instead of the beginning of the log. A checkpoint is a file beside the logs."""
 
     async def warm(self, partition, epoch, from_address, checkpoint=""):
-        state = self.saved(checkpoint)
+        state = await self.saved(partition, checkpoint)
         state.apply(*await self.log.read(partition, state.read_to))
         await asyncio.sleep(self.warm_time)
         self.states[partition] = state
 
-    def saved(self, checkpoint):
+    async def saved(self, partition, checkpoint):
         """Returns the state of this checkpoint, an empty one without a checkpoint."""
         state = self.state()
         if checkpoint:
@@ -217,7 +221,7 @@ class Http:
                 "accepted_at": accepted_at,
                 "value": body.decode(),
             }
-            state.apply([record], await self.writer.log.append(partition, record))
+            await self.writer.append(state, partition, record)
             if not self.membership.may_write(life):
                 # The next owner may not have seen the record.
                 return lease_ended

@@ -33,17 +33,21 @@ def no_warm(writer, pod):
         self.states[partition].apply([], end)
 
     writer.Writer.warm = writer.CheckpointingWriter.warm = warm
+    if hasattr(pod, "KafkaWriter"):
+        del pod.KafkaWriter.warm
 
 
 def only_checkpoint(writer, pod):
     """Starts from the newest checkpoint and ignores what was written since."""
 
     async def warm(self, partition, epoch, from_address, checkpoint=""):
-        state = self.saved(checkpoint)
+        state = await self.saved(partition, checkpoint)
         _, state.read_to = await self.log.read(partition, 0)
         self.states[partition] = state
 
     writer.CheckpointingWriter.warm = warm
+    if hasattr(pod, "KafkaWriter"):
+        del pod.KafkaWriter.warm
 
 
 def late_write(writer, pod):

@@ -1,6 +1,8 @@
 """The mock Kafka cluster that librdkafka ships, as a process: `mock_broker.py TOPIC PARTITIONS` prints the brokers' addresses.
+Beside the topic is that of its checkpoints.
 
-It speaks Kafka's protocol over TCP and keeps records in memory. It has three brokers, and every topic has three replicas.
+It speaks Kafka's protocol over TCP and keeps records in memory. It has three brokers, and every topic has three replicas. The
+response to a fetch has only the records that were produced together.
 """
 
 import ctypes
@@ -25,7 +27,8 @@ def main():
     handle = kafka.rd_kafka_new(producer, ctypes.c_void_p(kafka.rd_kafka_conf_new()), error, ctypes.c_size_t(512))
     assert handle, error.value
     cluster = ctypes.c_void_p(kafka.rd_kafka_mock_cluster_new(ctypes.c_void_p(handle), BROKERS))
-    assert kafka.rd_kafka_mock_topic_create(cluster, topic, partitions, BROKERS) == 0
+    for name in (topic, topic + b"-checkpoints"):
+        assert kafka.rd_kafka_mock_topic_create(cluster, name, partitions, BROKERS) == 0
     print(kafka.rd_kafka_mock_cluster_bootstraps(cluster).decode(), flush=True)
     signal.pause()
 

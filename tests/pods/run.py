@@ -134,9 +134,8 @@ async def play(site, arguments):
     idle = [name for name in site.pods if not written[name]]
     if idle:
         print(f"  these pods wrote nothing: {', '.join(idle)}")
-    makers = [pod.name for pod in site.pods.values() if pod.makes_checkpoints]
-    print("  checkpoints: " + (", ".join(f"{name} {run.checkpoints[name]:,}" for name in makers) or "none"))
-    lazy = [name for name in makers if not run.checkpoints[name]]
+    print("  checkpoints: " + ", ".join(f"{name} {run.checkpoints[name]:,}" for name in site.pods))
+    lazy = [name for name in site.pods if not run.checkpoints[name]]
     if lazy:
         print(f"  these pods made no checkpoint: {', '.join(lazy)}")
     handoffs = site.view.moves[KEYSPACE]

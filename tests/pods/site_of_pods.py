@@ -9,6 +9,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 EXAMPLES = os.path.join(ROOT, "examples")
 sys.path.append(os.path.join(EXAMPLES, "kafka-pod"))
 
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition  # noqa: E402
 from harness.etcd import Etcd  # noqa: E402
 from harness.ports import free_port  # noqa: E402
 from harness.processes import Process  # noqa: E402
@@ -17,13 +18,31 @@ from harness.store_view import StoreView  # noqa: E402
 from harness.waiting import PATIENCE, eventually  # noqa: E402
 
 from breaker import Breaker  # noqa: E402
-from kafka_log import KafkaLog  # noqa: E402
+from kafka_log import KafkaLog, record_of  # noqa: E402
 
 KEYSPACE = "default"
 LEASE = 3
 TOPIC = "persons"
 PYTHON = os.path.join(ROOT, ".tools/pods/bin/python")
 COORDINATORS, ROUTERS = 3, 2
+
+
+def whole_topic(settings, partitions):
+    """Returns the records of each partition. All are read at the same time, because a response of the mock cluster has few
+    records of each."""
+    consumer, topic, unread = Consumer(settings), [[] for _ in range(partitions)], set(range(partitions))
+    consumer.assign([TopicPartition(TOPIC, partition, 0) for partition in range(partitions)])
+    while unread:
+        message = consumer.poll(PATIENCE)
+        assert message, f"no broker responds; {len(unread)} partitions are not read to their end"
+        if not message.error():
+            topic[message.partition()].append(record_of(message))
+        elif message.error().code() == KafkaError._PARTITION_EOF:
+            unread.discard(message.partition())
+        else:
+            raise KafkaException(message.error())
+    consumer.close()
+    return topic
 
 
 class Pod:
@@ -50,10 +69,6 @@ class Pod:
     @property
     def is_by_grpc(self):
         return "--coordinator" in self.command
-
-    @property
-    def makes_checkpoints(self):
-        return "kafka" not in self.kind
 
 
 class PodWithSidecar(Pod):
@@ -116,10 +131,9 @@ class Site(Segue):
 
     async def copy_topic(self):
         """Copies the records that have an effect from Kafka to the folder of the logs."""
-        log = KafkaLog(self.kafka, TOPIC, LEASE)
+        topic = await asyncio.to_thread(whole_topic, KafkaLog(self.kafka, TOPIC, LEASE).consumer, self.partitions)
         os.makedirs(self.logs, exist_ok=True)
-        for partition in range(self.partitions):
-            records, _ = await log.read(partition, 0)
+        for partition, records in enumerate(topic):
             newest = 0
             with open(os.path.join(self.logs, f"{partition}.log"), "w", encoding="utf-8") as out:
                 for record in records:
