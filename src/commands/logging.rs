@@ -7,7 +7,8 @@
 //! * The end of a process waits for its last lines, a second or so at most.
 
 use std::io::IsTerminal as _;
-use std::sync::Mutex;
+use std::sync::{Mutex, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use segue_config::{Config, LogFormat, LogLevel};
@@ -24,6 +25,8 @@ use super::service_manager;
 const MAX_LINES: usize = 16 << 10;
 /// How often the process looks whether lines were dropped.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long the end of a process waits for the reader of its last lines.
+const PATIENCE: Duration = Duration::from_millis(1_500);
 
 pub(super) type LevelHandle = reload::Handle<LevelFilter, tracing_subscriber::Registry>;
 
@@ -79,8 +82,17 @@ fn queue() -> (NonBlocking, WorkerGuard) {
 
 /// Writes the lines that wait, unless nobody reads them. Later lines are dropped.
 pub(super) fn finish() {
-    let writer = WRITER.lock().ok().and_then(|mut kept| kept.take());
-    drop(writer);
+    let Some(writer) = WRITER.lock().ok().and_then(|mut kept| kept.take()) else { return };
+    let (written, is_written) = mpsc::channel();
+    // A guard that finds the queue full says so on standard output, which may have no room either. The end of the process
+    // ends the thread.
+    let ending = thread::Builder::new().spawn(move || {
+        drop(writer);
+        let _ = written.send(());
+    });
+    if ending.is_ok() {
+        let _ = is_written.recv_timeout(PATIENCE);
+    }
 }
 
 /// Says in the log how many lines are missing, once there is room again.

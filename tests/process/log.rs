@@ -1,4 +1,4 @@
-//! A log that nobody reads: standard error is a pipe that is full, as behind a log driver that hangs.
+//! A log that nobody reads: standard output and error are a pipe that is full, as behind a log driver that hangs.
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,7 @@ use segue_tests::ports::free_address;
 use segue_tests::process::{full_output, until};
 use tempfile::TempDir;
 
-/// A process whose standard error has no room for a byte.
+/// A process whose standard output and error have no room for a byte.
 struct Unread {
     process: Child,
     reader: UnixStream,
@@ -23,7 +23,8 @@ impl Unread {
         std::fs::write(&file, config).unwrap();
         let (writer, reader) = full_output();
         let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
-        let command = command.args(["run", "--config"]).arg(file).stdin(Stdio::null()).stderr(writer);
+        let command = command.args(["run", "--config"]).arg(file).stdin(Stdio::null());
+        let command = command.stdout(writer.try_clone().unwrap()).stderr(writer);
         Unread { process: command.spawn().unwrap(), reader }
     }
 
@@ -76,6 +77,24 @@ impl Pinging {
     }
 }
 
+fn dropped_lines(admin: SocketAddr) -> f64 {
+    metric(&get(admin, "/metrics").unwrap().1, "segue_log_lines_dropped_total").unwrap()
+}
+
+/// Has a router log until the queue of its lines is full. Returns the client that made it.
+fn fill_queue(router: SocketAddr, admin: SocketAddr) -> Pinging {
+    let mut client = Pinging::start(router);
+    let mut number = 0;
+    while dropped_lines(admin) == 0.0 {
+        for _ in 0..100 {
+            client.ping(number);
+            number += 1;
+        }
+        assert!(number < 100_000, "no line is missing");
+    }
+    client
+}
+
 fn site(level: &str, router: SocketAddr, admin: SocketAddr) -> String {
     format!(
         "[store]\nkind = \"memory\"\n[coordinator]\n[router]\nlisten = \"{router}\"\n[admin]\nlisten = \"{admin}\"\n\
@@ -89,16 +108,7 @@ fn a_log_that_nobody_reads_delays_no_request_and_its_lost_lines_are_counted() {
     let (router, admin) = (free_address(), free_address());
     let mut unread = Unread::start(folder.path(), &site("trace", router, admin));
     until("/ready", || is_ready(admin));
-    let dropped = || metric(&get(admin, "/metrics").unwrap().1, "segue_log_lines_dropped_total").unwrap();
-    let mut client = Pinging::start(router);
-    let mut number = 0;
-    while dropped() == 0.0 {
-        for _ in 0..100 {
-            client.ping(number);
-            number += 1;
-        }
-        assert!(number < 100_000, "no line is missing");
-    }
+    let client = fill_queue(router, admin);
     let reader = unread.reader.try_clone().unwrap();
     let told = BufReader::new(reader).lines().map(Result::unwrap).find(|line| line.contains("log lines dropped"));
     assert!(told.unwrap().contains("standard error was not read lines="));
@@ -116,6 +126,17 @@ fn a_process_ends_though_nobody_reads_its_last_lines() {
     let (router, admin) = (free_address(), free_address());
     let mut unread = Unread::start(folder.path(), &site("info", router, admin));
     until("/ready", || is_ready(admin));
+    unread.terminate();
+    assert!(unread.end().success());
+}
+
+#[test]
+fn a_process_whose_queue_of_lines_is_full_ends_though_nobody_reads_them() {
+    let folder = TempDir::new().unwrap();
+    let (router, admin) = (free_address(), free_address());
+    let mut unread = Unread::start(folder.path(), &site("trace", router, admin));
+    until("/ready", || is_ready(admin));
+    drop(fill_queue(router, admin));
     unread.terminate();
     assert!(unread.end().success());
 }
