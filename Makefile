@@ -91,10 +91,11 @@ chaos: setup-build setup-etcd setup-netns ## Kill, stop and cut off real process
 	@target/debug/segue-chaos $(ARGS)
 
 RUNS ?= 20
+SCENARIO ?= vanished-host
 .PHONY: failover
-failover: setup-build setup-etcd setup-netns ## Have pods' hosts vanish RUNS times: how long after the lease their partitions are served (needs root)
+failover: setup-build setup-etcd setup-netns ## Have RUNS pods' hosts vanish: when are their partitions served? (SCENARIO=crash-loop: pods die beside one in a crash loop; needs root)
 	$(BUILD)
-	@target/debug/segue-chaos $$(printf -- '--scenario vanished-host %.0s' $$(seq $(RUNS)))
+	@target/debug/segue-chaos $$(printf -- '--scenario $(SCENARIO) %.0s' $$(seq $(RUNS)))
 
 .PHONY: foreign
 foreign: setup-build setup-etcd setup-foreign $(if $(findstring --long,$(ARGS)),setup-pods) ## Every protocol with clients and servers nobody here wrote (ARGS="--only websocket")

@@ -19,7 +19,7 @@ const SHORT: Duration = Duration::from_secs(240);
 /// named scenarios and then faults drawn from the seed, heals everything, waits until every partition has a living owner,
 /// and ends every process with SIGTERM.
 ///
-/// Progress goes to stderr; the last line on stdout is `chaos: runs=… faults=… harm=… …`, after one about failovers. Exits 0
+/// Progress goes to stderr; the last line on stdout is `chaos: runs=… faults=… harm=… …`, after those of failovers. Exits 0
 /// only if there was no harm and everything converged. Needs root on Linux: network, mount and process namespaces, nftables, etcd.
 ///
 ///   segue-chaos --short                              what CI runs: every scenario and some faults, four minutes at most

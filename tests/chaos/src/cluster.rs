@@ -193,32 +193,36 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts a process whose output nobody reads, and which has no room for a byte.
+    /// Starts a process of `segue run` that logs as much as it can. Nobody reads its output, which has no room for a byte.
     pub(crate) fn start_unread(&mut self, name: &str) {
-        let mut command = self.command(name);
+        let mut command = self.segue_run(name, &self.configuration(name).set("log.level", "trace"));
         let (process, reader) = Process::start_unread(name, &self.folder, &mut command);
         self.processes.insert(name.to_owned(), process);
         self.unread.insert(name.to_owned(), reader);
     }
 
     fn command(&self, name: &str) -> Command {
-        let mut command = self.network.command_on(name);
         match name.as_bytes()[0] {
             b'e' => {
+                let mut command = self.network.command_on(name);
                 let members = MEMBERS.map(|member| (member, self.network.address(member)));
                 let data = self.etcd_disk(name);
                 command.arg("etcd").args(etcd::arguments(name, &data.to_string_lossy(), &members));
+                command
             }
-            b'w' => self.writer(name, &mut command),
-            _ => {
-                let file = self.configuration(name).write(&self.folder, name);
-                command.arg(&self.segue).args(["run", "--config"]).arg(file);
-            }
+            b'w' => self.writer(name),
+            _ => self.segue_run(name, &self.configuration(name)),
         }
+    }
+
+    fn segue_run(&self, name: &str, configuration: &Config) -> Command {
+        let mut command = self.network.command_on(name);
+        command.arg(&self.segue).args(["run", "--config"]).arg(configuration.write(&self.folder, name));
         command
     }
 
-    fn writer(&self, name: &str, command: &mut Command) {
+    fn writer(&self, name: &str) -> Command {
+        let mut command = self.network.command_on(name);
         let Writers { fence, lease_ttl, service_time } = self.writers;
         command.arg(&self.writer).args(["--name", name, "--log-dir"]).arg(self.logs());
         command.args(["--listen", &SocketAddr::from((self.network.address(name), POD_PORT)).to_string()]);
@@ -229,6 +233,7 @@ impl Cluster {
         command.args(["--lease-ttl", &lease_ttl.as_secs().to_string(), "--warm-time", "40", "--patience", "8"]);
         command.args(["--service-time", &service_time.as_millis().to_string()]);
         command.args(fence.then_some("--fence"));
+        command
     }
 
     fn configuration(&self, name: &str) -> Config {
@@ -404,7 +409,21 @@ impl Cluster {
         if !rests {
             return Ok(Some(format!("running are {pods:?} and {routers:?}; {status}")));
         }
-        let is_ready = |router: &&str| http::is_ready((self.network.address(router), ADMIN_PORT).into());
-        Ok(routers.iter().find(|router| !is_ready(router)).map(|router| format!("router {router} is not ready")))
+        Ok(routers.iter().find(|router| !self.is_ready(router)).map(|router| format!("router {router} is not ready")))
+    }
+
+    fn admin(&self, name: &str) -> SocketAddr {
+        (self.network.address(name), ADMIN_PORT).into()
+    }
+
+    /// Asks a process of `segue run` whether it is ready.
+    pub(crate) fn is_ready(&self, name: &str) -> bool {
+        http::is_ready(self.admin(name))
+    }
+
+    /// Asks a process of `segue run` whether lines of its log found the queue full.
+    pub(crate) fn has_dropped_lines(&self, name: &str) -> bool {
+        let page = http::get(self.admin(name), "/metrics").map(|(_, page)| page).unwrap_or_default();
+        http::metric(&page, "segue_log_lines_dropped_total").is_some_and(|lines| lines > 0.0)
     }
 }

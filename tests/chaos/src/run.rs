@@ -23,7 +23,7 @@ use crate::cluster::{COORDINATORS, Cluster, MAX_WAIT, PARTITIONS, PODS, REQUEST_
 use crate::fault::{Fault, TERMINATE};
 use crate::history::History;
 use crate::sabotage::Sabotage;
-use crate::scenario::{self, RANDOM};
+use crate::scenario::{self, Failovers, RANDOM};
 use crate::timeline::Timeline;
 use crate::verdict::{Verdict, reasons};
 
@@ -49,8 +49,7 @@ pub(crate) struct Stage<'a> {
     pub(crate) timeline: &'a Timeline,
     pub(crate) verdict: Verdict,
     pub(crate) faults: u64,
-    /// From the end of a vanished owner's lease until all its partitions were served again.
-    pub(crate) failovers: Vec<Duration>,
+    pub(crate) failovers: Failovers,
     gauge: Arc<Gauge>,
 }
 
@@ -71,7 +70,7 @@ pub(crate) fn play(arguments: &Arguments, folder: &Path) -> anyhow::Result<ExitC
         timeline.say("this kernel cannot delay packets (no netem): delays are those of lost packets");
     }
     let (mut all, mut faults, mut moved, mut cancelled, mut refused) = (Verdict::default(), 0, 0, 0, 0);
-    let mut failovers = Vec::new();
+    let mut failovers = Failovers::default();
     for run in 1..=arguments.runs() {
         let own = folder.join(format!("run-{run}"));
         std::fs::create_dir_all(&own)?;
@@ -82,7 +81,7 @@ pub(crate) fn play(arguments: &Arguments, folder: &Path) -> anyhow::Result<ExitC
         done.verdict.in_words().iter().for_each(|line| timeline.say(line));
         (faults, moved) = (faults + done.faults, moved + done.moved);
         (cancelled, refused) = (cancelled + done.cancelled, refused + done.refused);
-        failovers.extend(done.failovers);
+        failovers.merge(done.failovers);
         all.merge(done.verdict);
         if all.harm() > 0 {
             break;
@@ -98,12 +97,7 @@ pub(crate) fn play(arguments: &Arguments, folder: &Path) -> anyhow::Result<ExitC
         all.reads,
         all.held_pairs
     );
-    failovers.sort_unstable();
-    if let Some(slowest) = failovers.last() {
-        let (runs, middle) = (failovers.len(), failovers[failovers.len() / 2].as_secs_f64());
-        let slowest = slowest.as_secs_f64();
-        write_line(&format!("failover: runs={runs} p50={middle:.2}s max={slowest:.2}s after the end of the lease"))?;
-    }
+    failovers.in_words().iter().try_for_each(|line| write_line(line))?;
     timeline.say(&format!("errors that clients saw: {}", reasons(&all.errors)));
     write_line(&line)?;
     Ok(if harm == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -130,7 +124,7 @@ fn write_line(line: &str) -> std::io::Result<()> {
 struct Done {
     verdict: Verdict,
     faults: u64,
-    failovers: Vec<Duration>,
+    failovers: Failovers,
     moved: u64,
     cancelled: u64,
     refused: u64,
@@ -167,8 +161,8 @@ fn one(
     };
     let gauge = load.gauge().clone();
     let verdict = Verdict::default();
-    let mut stage =
-        Stage { cluster, history: &history, random, timeline, verdict, faults: 0, failovers: Vec::new(), gauge };
+    let (faults, failovers) = Default::default();
+    let mut stage = Stage { cluster, history: &history, random, timeline, verdict, faults, failovers, gauge };
     stage.pause(1_000);
     match arguments.sabotage {
         Some(sabotage) => sabotage.commit(&mut stage)?,

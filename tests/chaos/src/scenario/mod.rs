@@ -15,6 +15,7 @@ use segue_protocol::ids::PartitionId;
 use segue_protocol::records::Phase;
 use segue_tests::http::{Request, Response};
 
+pub(crate) use self::failover::Failovers;
 use crate::cluster::{MAX_WAIT, PODS};
 use crate::fault::{Fault, TERMINATE};
 use crate::run::Stage;
@@ -115,12 +116,12 @@ const ALL: [Scenario; 19] = [
     },
     Scenario {
         name: "unread-log",
-        says: "nobody reads the logs of a router and of the leader while a pod dies",
+        says: "nobody reads the logs of a router and of the leader, and their queues are full, while a pod dies",
         play: processes::unread_log,
     },
     Scenario {
         name: "crash-loop",
-        says: "a pod dies soon after each start: others take its partitions",
+        says: "a pod dies soon after each start, and another one once: others take their partitions",
         play: processes::crash_loop,
     },
     Scenario {

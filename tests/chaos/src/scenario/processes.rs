@@ -2,11 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::ensure;
+use rand::RngExt as _;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::Phase;
 use segue_protocol::txn::{Keys, Op};
 use segue_tests::http::Response;
 
+use super::failover::Death;
 use super::{JOINER, in_phase, is_registered, leave, probe};
 use crate::cluster::{COORDINATORS, LEASE_TTL, MAX_WAIT, PODS, ROUTERS};
 use crate::fault::TERMINATE;
@@ -122,6 +125,13 @@ pub(super) fn unread_log(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     stage.cluster.terminate(&unread, TERMINATE);
     unread.iter().for_each(|name| stage.cluster.start_unread(name));
     stage.settle();
+    let begun = Instant::now();
+    for name in unread {
+        if !stage.until(REST, |stage| stage.cluster.has_dropped_lines(name)) {
+            stage.verdict.add("unread_log", format!("{name} tells of no line that found the queue of its log full"));
+        }
+    }
+    stage.timeline.say(&format!("  the queues of both logs were full after {:.1} s", begun.elapsed().as_secs_f64()));
     // Each of them has something to say about this.
     stage.cluster.kill(PODS[2]);
     let (partition, router) = (PartitionId::new(0), stage.cluster.routers()[1]);
@@ -132,6 +142,9 @@ pub(super) fn unread_log(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     let unanswered = unanswered.count();
     if unanswered > 0 {
         stage.verdict.add("unheld", format!("a router whose log nobody reads answered {unanswered} of 20 with errors"));
+    }
+    for name in unread.into_iter().filter(|name| !stage.cluster.is_ready(name)) {
+        stage.verdict.add("unread_log", format!("{name} is not ready though nobody needs to read its log"));
     }
     stage.cluster.start(PODS[2])?;
     stage.settle();
@@ -147,15 +160,26 @@ const LIVES_WITHOUT: usize = 3;
 const LIFE: u64 = 900;
 
 pub(super) fn crash_loop(stage: &mut Stage<'_>) -> anyhow::Result<()> {
-    let pod = PODS[1];
+    let (pod, other) = (PODS[1], PODS[2]);
+    let owns = |stage: &Stage<'_>| stage.history.seen().view.assignments.values().any(|one| one.value.owner == other);
+    ensure!(stage.until(REST, owns), "{other} owns nothing after {REST:?}");
+    let (in_life, after) = (stage.random.random_range(0..LIVES), stage.random.random_range(0..LIFE));
+    let mut death = None;
     let life = |stage: &Stage<'_>| stage.history.seen().view.pods.get(pod).map(|record| record.incarnation());
     let mut last = None;
     let mut owned_in_each_life = Vec::new();
-    for _ in 0..LIVES {
+    for number in 0..LIVES {
         stage.cluster.start(pod)?;
         stage.until(REST, |stage| life(stage).is_some_and(|now| Some(now) != last));
         last = life(stage);
-        stage.pause(LIFE);
+        if number == in_life {
+            stage.pause(after);
+            stage.timeline.say(&format!("  {other} dies {after} ms after life {number} of {pod} began"));
+            death = Some(Death::inflict(stage, other));
+            stage.pause(LIFE - after);
+        } else {
+            stage.pause(LIFE);
+        }
         let seen = stage.history.seen();
         let owned = seen.view.assignments.values().filter(|one| Some(one.value.incarnation) == last).count();
         drop(seen);
@@ -166,5 +190,6 @@ pub(super) fn crash_loop(stage: &mut Stage<'_>) -> anyhow::Result<()> {
     if owned_in_each_life.iter().rev().take(LIVES_WITHOUT).any(|owned| *owned > 0) {
         stage.verdict.add("crash_loop", format!("{pod} died in each life and owned {owned_in_each_life:?} partitions"));
     }
-    stage.cluster.start(pod)
+    stage.cluster.start(pod)?;
+    death.map_or(Ok(()), |death| death.conclude(stage))
 }
