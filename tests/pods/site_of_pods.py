@@ -1,5 +1,6 @@
 """A site: etcd, coordinators, routers, and writer pods of every example, each a process."""
 
+import asyncio
 import json
 import os
 import sys

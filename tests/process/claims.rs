@@ -2,93 +2,43 @@
 //! the next owner has begun to write. Sidecars and services are real processes, and services log each write.
 
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
-use std::process::Command;
+use std::net::TcpStream;
+use std::ops::Deref;
 use std::time::{Duration, Instant};
 
-use segue_tests::cluster::TestCluster;
-use segue_tests::http::{Request, get, is_ready};
-use segue_tests::ports::free_address;
-use segue_tests::process::{Process, until};
+use segue_tests::http::{get, is_ready};
+use segue_tests::process::until;
 
-use crate::service;
+use crate::service::{self, Settings, Write};
+use crate::site::supervised::{self, By, Pod};
+use crate::site::{Site, ask};
 
 /// The TTL of a pod's lease.
 const TTL: Duration = Duration::from_secs(2);
-/// Longer than anything is held or worked on.
-const LONGEST_REQUEST: Duration = Duration::from_secs(120);
-
 /// A router, a coordinator and one partition.
-struct OnePartition {
-    cluster: TestCluster,
-    router: SocketAddr,
-    _control: Process,
-}
+struct OnePartition(Site);
 
-/// How the end of a service's work is ensured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum By {
-    Nothing,
-    Exec,
-    Lease,
-    Bound(u32),
-}
+impl Deref for OnePartition {
+    type Target = Site;
 
-/// A sidecar and, unless the sidecar runs it, its service.
-struct Pod {
-    sidecar: Process,
-    service: Option<Process>,
-    listen: SocketAddr,
-    upstream: SocketAddr,
-    admin: SocketAddr,
+    fn deref(&self) -> &Site {
+        &self.0
+    }
 }
 
 impl OnePartition {
     fn start() -> Self {
-        let (cluster, router) = (TestCluster::start(env!("CARGO_BIN_EXE_segue")), free_address());
-        let config = cluster.config().router("r-0", router).coordinator("c-0", 1).quick();
-        let control = cluster.run("control", &config);
-        OnePartition { cluster, router, _control: control }
-    }
-
-    fn log(&self) -> PathBuf {
-        self.cluster.path().join("writes.log")
+        OnePartition(Site::start(1))
     }
 
     fn pod(&self, name: &str, by: By, kind: &str, more: &str) -> Pod {
-        let (listen, upstream, admin) = (free_address(), free_address(), free_address());
-        let settings = service::Settings { name, kind, listen: upstream, log: &self.log() };
-        let config = self.cluster.config().admin(admin).pod(name, listen, upstream).with("pod", more);
-        let config = config.lease("pod", &format!("{}s", TTL.as_secs())).quick();
-        let config = match by {
-            By::Nothing => config,
-            By::Exec => config.set("pod.exec", service::command()),
-            By::Lease => config.set("pod.hooks.lease.url", format!("http://{upstream}/lease")),
-            By::Bound(seconds) => config.set("pod.work_ends_within", format!("{seconds}s")),
-        };
-        let mut command = Command::new(self.cluster.segue());
-        settings.set(command.arg("run").env("SEGUE__LOG__LEVEL", "debug"));
-        let service = (by != By::Exec).then(|| self.service(&format!("{name}-service"), &settings));
-        Pod { sidecar: self.cluster.run_with(name, &config, &mut command), service, listen, upstream, admin }
-    }
-
-    /// Starts a service that no sidecar starts.
-    fn service(&self, process: &str, settings: &service::Settings<'_>) -> Process {
-        let words = service::command();
-        let mut command = Command::new(&words[0]);
-        settings.set(command.args(&words[1..]));
-        Process::start(process, self.cluster.path(), &mut command)
-    }
-
-    /// Returns the router's response to `GET path` for the one partition.
-    fn ask(&self, path: &str) -> Option<(u16, String)> {
-        ask(self.router, path)
+        let config = self.config().with("pod", more).lease("pod", &format!("{}s", TTL.as_secs()));
+        supervised::pod(self, config, name, by, kind)
     }
 
     /// Waits until `pod` serves.
     fn served_by(&self, pod: &str) {
-        until(&format!("answer of {pod}"), || self.ask("/").is_some_and(|(_, body)| body.starts_with(pod)));
+        self.0.served_by(pod, "/");
     }
 
     /// Begins work in the service and waits until it writes. Returns the thread that waits for the response.
@@ -99,8 +49,8 @@ impl OnePartition {
         answer
     }
 
-    fn writes(&self) -> Vec<service::Write> {
-        service::writes(&self.log())
+    fn writes(&self) -> Vec<Write> {
+        service::writes(&supervised::log(self))
     }
 
     /// Asserts that no service wrote after a later owner's had begun to.
@@ -119,15 +69,12 @@ impl OnePartition {
     }
 }
 
-/// Returns the response to `GET path` for the one partition, status and body.
-fn ask(router: SocketAddr, path: &str) -> Option<(u16, String)> {
-    let response = Request::get(path).header("x-partition", 0).timeout(LONGEST_REQUEST).send(router)?;
-    Some((response.status, response.body))
-}
-
 /// Starts a cluster whose partition `a` owns and `b` would get, with `a` writing for six seconds.
 fn working(by: By, kind: &str, more: &str) -> (OnePartition, Pod, Pod) {
-    let fixture = OnePartition::start();
+    working_in(OnePartition::start(), by, kind, more)
+}
+
+fn working_in(fixture: OnePartition, by: By, kind: &str, more: &str) -> (OnePartition, Pod, Pod) {
     let a = fixture.pod("a", by, kind, more);
     fixture.served_by("a");
     let b = fixture.pod("b", by, "plain", more);
@@ -145,9 +92,9 @@ fn a_supervised_service_dies_with_its_sidecar() {
     let last = fixture.writes().into_iter().rfind(|write| write.name == "a").unwrap();
     assert!(last.number < 100, "the service of a has written to its end: {last:?}");
     assert!(
-        fixture.cluster.output("a").contains("the sidecar is gone"),
+        fixture.output("a").contains("the sidecar is gone"),
         "killed by the deadline only: {}",
-        fixture.cluster.output("a")
+        fixture.output("a")
     );
 }
 
@@ -171,10 +118,10 @@ fn a_stopped_sidecar_keeps_no_service_writing() {
     a.sidecar.signal("STOP");
     let stopped = Instant::now();
     fixture.succeeded_by("b");
-    assert!(fixture.cluster.output("a").contains("the lease may have ended"), "{}", fixture.cluster.output("a"));
+    assert!(fixture.output("a").contains("the lease may have ended"), "{}", fixture.output("a"));
     until("three lease times", || stopped.elapsed() > 3 * TTL);
     a.sidecar.signal("CONT");
-    a.sidecar.until("another life of a", || fixture.cluster.status().count("\"status\":\"Ready\"") == 2);
+    a.sidecar.until("another life of a", || fixture.status().count("\"status\":\"Ready\"") == 2);
     fixture.succeeded_by("b");
 }
 
@@ -186,7 +133,7 @@ fn a_stopped_sidecar_does_not_prolong_what_it_has_lent() {
     fixture.succeeded_by("b");
     until("three lease times", || stopped.elapsed() > 3 * TTL);
     a.sidecar.signal("CONT");
-    until("another life of a", || fixture.cluster.status().count("\"status\":\"Ready\"") == 2);
+    until("another life of a", || fixture.status().count("\"status\":\"Ready\"") == 2);
     fixture.succeeded_by("b");
 }
 
@@ -222,7 +169,7 @@ fn a_supervised_services_exit_code_is_its_sidecars() {
     fixture.served_by("a");
     drop(fixture.ask("/exit?7"));
     assert_eq!(a.sidecar.wait().code(), Some(7), "{}", a.sidecar.output());
-    until("end of the registration", || !fixture.cluster.status().contains("\"name\":\"a\""));
+    until("end of the registration", || !fixture.status().contains("\"name\":\"a\""));
 }
 
 #[test]
@@ -270,7 +217,7 @@ fn a_service_that_dies_behind_its_sidecar_costs_no_request_that_it_was_not_sent(
     until("the sidecar to see its connections closed", || service::connections_to(a.upstream) == 0);
     assert_eq!(fixture.ask("/").map(|(status, _)| status), Some(200), "held until the partition has moved");
     fixture.succeeded_by("b");
-    assert!(fixture.cluster.status().contains("Draining"), "{}", fixture.cluster.status());
+    assert!(fixture.status().contains("Draining"), "{}", fixture.status());
 }
 
 #[test]
@@ -283,8 +230,8 @@ fn a_service_that_comes_back_at_once_keeps_its_partition_and_loses_no_request() 
     let router = fixture.router;
     let held = std::thread::spawn(move || ask(router, "/"));
     until("refusal", || a.sidecar.output().contains("the request is given back"));
-    let again = service::Settings { name: "a", kind: "plain", listen: a.upstream, log: &fixture.log() };
-    a.service = Some(fixture.service("a-again", &again));
+    let again = Settings { name: "a", kind: "plain", listen: a.upstream, log: &supervised::log(&fixture) };
+    a.service = Some(supervised::start(&fixture, "a-again", &again));
     let (status, body) = held.join().unwrap().unwrap();
     assert_eq!((status, body.as_str()), (200, "a"));
 }
@@ -346,7 +293,7 @@ fn a_service_that_ignores_closed_connections_keeps_its_partition_until_it_has_fi
 fn a_sidecar_that_dies_before_its_service_has_finished_has_its_bound_waited_out() {
     let (fixture, a, _b) = working_alone(By::Bound(7));
     a.sidecar.signal("TERM");
-    until("handoff that waits for a", || fixture.cluster.status().contains("pod a to drain"));
+    until("handoff that waits for a", || fixture.status().contains("pod a to drain"));
     a.sidecar.kill();
     fixture.succeeded_by("b");
     let last = fixture.writes().into_iter().rfind(|write| write.name == "a").unwrap();
@@ -355,15 +302,17 @@ fn a_sidecar_that_dies_before_its_service_has_finished_has_its_bound_waited_out(
 
 #[test]
 fn a_host_that_stops_answering_is_succeeded_within_seconds() {
-    let (fixture, a, _b) = working(By::Exec, "plain", "");
+    // A drain that is waited for outlasts every patience here.
+    let site = Site::with(|_, config| {
+        let config = config.coordinator("c-0", 1).set("router.stash.max_wait", "15m");
+        config.set("router.drain.timeout", "10m")
+    });
+    let (fixture, a, _b) = working_in(OnePartition(site), By::Exec, "plain", "");
     let supervisor = service::children(a.sidecar.id());
     let all = [supervisor[0], service::children(supervisor[0] as u32)[0]];
     a.sidecar.signal("STOP");
     all.iter().for_each(|pid| service::stop(*pid));
-    let stopped = Instant::now();
     fixture.served_by("b");
-    // The lease and etcd's own second, one to sever, and what a busy machine adds: not a drain's 20 on top.
-    assert!(stopped.elapsed() < Duration::from_secs(15), "{:?}", stopped.elapsed());
     all.iter().for_each(|pid| service::kill(*pid));
     fixture.succeeded_by("b");
 }
@@ -387,7 +336,7 @@ fn a_supervised_service_that_hangs_but_works_is_killed() {
     });
     fixture.single_writer();
     assert!(!service::is_alive(killed.pid), "{killed:?}");
-    a.sidecar.until("another life of a", || fixture.cluster.status().count("\"status\":\"Ready\"") == 2);
+    a.sidecar.until("another life of a", || fixture.status().count("\"status\":\"Ready\"") == 2);
 }
 
 #[test]
@@ -413,12 +362,12 @@ fn a_pod_without_any_of_them_has_no_fence_and_says_so() {
     let fixture = OnePartition::start();
     let a = fixture.pod("a", By::Nothing, "plain", "");
     fixture.served_by("a");
-    let status = fixture.cluster.status();
+    let status = fixture.status();
     assert!(status.contains("\"capabilities\":[\"drained\",\"released\"]"), "{status}");
     assert!(status.contains("work_ends_within"), "how to change it: {status}");
     assert!(a.sidecar.output().contains("no fence"), "{}", a.sidecar.output());
     let (_, own) = get(a.admin, "/status").unwrap();
     assert!(own.contains("\"fence_by\":null"), "{own}");
     let _b = fixture.pod("b", By::Bound(5), "plain", "");
-    until("registration of b", || fixture.cluster.status().contains("\"drained\",\"released\",\"fence\""));
+    until("registration of b", || fixture.status().contains("\"drained\",\"released\",\"fence\""));
 }

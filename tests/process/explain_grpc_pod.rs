@@ -19,7 +19,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
-const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+use crate::site::SEGUE;
+
 const BEAT: Duration = Duration::from_millis(200);
 
 /// Returns the hello of `g-0`, whose lease outlives any pause of a busy machine.

@@ -6,9 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use axum::Router;
-use axum::routing::post;
-use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_coordination::store::{EtcdStore, Store as _};
 use segue_protocol::ids::{PartitionId, Revision};
 use segue_protocol::keys::{KeyName, Keyspace};
 use segue_protocol::records::{Handoff, Phase};
@@ -17,12 +15,12 @@ use segue_protocol::view::View;
 use segue_tests::cluster::TestCluster;
 use segue_tests::ports::free_address;
 use segue_tests::process::{Process, until};
-use serde_json::Value;
-use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+use crate::site::service::{Call, serve};
+use crate::site::{SEGUE, store};
+
 const PREFIX: &str = "/segue/";
 /// Two keyspaces with a limit in their table, and one with that of the coordinator's section.
 const KEYSPACES: [&str; 3] = ["narrow", "wide", "common"];
@@ -43,10 +41,9 @@ impl Gate {
         Arc::new(Gate { told: Mutex::default(), let_go: watch::Sender::default() })
     }
 
-    async fn pass(&self, pod: &'static str, hook: &'static str, body: &str) {
-        let said: Value = serde_json::from_str(body).unwrap();
-        let (keyspace, partition) =
-            (said["keyspace"].as_str().unwrap().to_owned(), said["partition"].as_u64().unwrap());
+    async fn pass(&self, pod: &'static str, call: &Call) {
+        let (keyspace, partition, _) = call.told();
+        let hook = if call.path == "/warm" { "warm" } else { "release" };
         self.told.lock().unwrap().entry((pod, hook, keyspace.clone())).or_default().insert(partition);
         self.let_go.subscribe().wait_for(|let_go| let_go.contains(&(hook, keyspace.clone()))).await.unwrap();
     }
@@ -68,15 +65,14 @@ impl Gate {
 
 /// Starts the service of a pod, which answers hooks when the gate does.
 async fn service(pod: &'static str, gate: Arc<Gate>) -> SocketAddr {
-    let hook = |name: &'static str| {
+    serve(move |call| {
         let gate = gate.clone();
-        post(move |body: String| async move { gate.pass(pod, name, &body).await })
-    };
-    let routes = Router::new().route("/warm", hook("warm")).route("/release", hook("release"));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move { axum::serve(listener, routes).await });
-    address
+        async move {
+            gate.pass(pod, &call).await;
+            (200, String::new())
+        }
+    })
+    .await
 }
 
 /// A coordinator of the keyspaces, and the pods that have been started.
@@ -97,24 +93,22 @@ impl Site {
             "wide" => format!("{limit} = {wide}\n"),
             _ => String::new(),
         };
-        let table = |name: &str| format!("[[keyspaces]]\nname = \"{name}\"\n{}", of_table(name));
-        let config = cluster.config().with("", &KEYSPACES.map(table).concat()).coordinator("c-0", PARTITIONS as u32);
+        let config = KEYSPACES.iter().fold(cluster.config(), |config, name| config.keyspace(name, &of_table(name)));
+        let config = config.coordinator("c-0", PARTITIONS as u32);
         let config = config.set(&format!("coordinator.{limit}"), common);
         // A gate may stay closed for long.
         let config = config.set("coordinator.phase_timeout", "5m").quick();
         let processes = vec![cluster.run("control", &config)];
-        let endpoint = cluster.etcd().endpoint();
-        let store = runtime.block_on(async { EtcdStore::connect(EtcdOptions::new([endpoint])).unwrap() });
+        let store = runtime.block_on(async { store(cluster.etcd()) });
         Site { cluster, gate: Gate::closed(), runtime, store, processes }
     }
 
     /// Starts a pod in all keyspaces.
     fn pod(&mut self, name: &'static str) {
         let upstream = self.runtime.block_on(service(name, self.gate.clone()));
-        let tables = KEYSPACES.map(|name| format!("[[keyspaces]]\nname = \"{name}\"\n")).concat();
-        let config = self.cluster.config().with("", &tables).pod(name, free_address(), upstream);
-        let hooks = ["warm", "release"].map(|hook| format!("{hook} = {{ url = \"http://{upstream}/{hook}\" }}\n"));
-        let config = config.with("pod.hooks", &hooks.concat());
+        let config = KEYSPACES.iter().fold(self.cluster.config(), |config, name| config.keyspace(name, ""));
+        let config =
+            config.pod(name, free_address(), upstream).hooks(&format!("http://{upstream}"), &["warm", "release"]);
         self.processes.push(self.cluster.run(name, &config.quick()));
     }
 

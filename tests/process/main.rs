@@ -3,6 +3,7 @@
 
 mod api;
 mod axum_pod;
+mod check;
 mod claims;
 mod cli;
 mod conformance;
@@ -27,6 +28,7 @@ mod service_manager;
 mod service_stream;
 mod shared_service;
 mod sidecar;
+mod site;
 mod store_in_trouble;
 mod tls;
 mod traces;

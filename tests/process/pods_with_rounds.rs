@@ -1,30 +1,19 @@
 //! Pods that coordinate themselves by assignment rounds, as processes: there is no coordinator but in their own files.
-use std::net::SocketAddr;
-
-use axum::Router;
-use segue_coordination::store::{EtcdOptions, EtcdStore, Store};
+use segue_coordination::store::{EtcdStore, Store};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::Keys;
 use segue_tests::cluster::TestCluster;
 use segue_tests::config::Config;
 use segue_tests::ports::free_address;
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 
-const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+use crate::site::service::serve_text;
+use crate::site::{SEGUE, store};
+
 const PARTITIONS: u32 = 8;
 
-/// Starts a service that a sidecar can stand before.
-async fn service() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let app = Router::new().fallback(|| async { "served" });
-    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-    address
-}
-
 async fn pod(cluster: &TestCluster, name: &str) -> Config {
-    cluster.config().pod(name, free_address(), service().await)
+    cluster.config().pod(name, free_address(), serve_text("served").await)
 }
 
 /// Returns the settings of the keyspace in the store.
@@ -37,7 +26,7 @@ async fn settings(store: &EtcdStore) -> Option<Value> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_with_a_coordinator_section_create_the_settings_and_place_each_others_partitions() {
     let cluster = TestCluster::start(SEGUE);
-    let store = EtcdStore::connect(EtcdOptions::new([cluster.etcd().endpoint()])).unwrap();
+    let store = store(cluster.etcd());
     assert_eq!(settings(&store).await, None);
     let mut running = Vec::new();
     for name in ["a", "b"] {

@@ -8,7 +8,8 @@ use segue_tests::http::{Request, is_ready};
 use segue_tests::ports::free_address;
 use segue_tests::process::Process;
 
-const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+use crate::site::SEGUE;
+
 const README: &str = include_str!("../../README.md");
 
 /// Returns the whole configuration files.

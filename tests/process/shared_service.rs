@@ -4,122 +4,60 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use axum::extract::State;
-use axum::http::HeaderMap;
-use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
 use segue_grpc::proto::pods_client::PodsClient;
 use segue_grpc::proto::task::Kind;
 use segue_grpc::proto::{Ack, AckKind, AckOutcome, AckRequest, Heartbeat, Hello, LeaveRequest, Task};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::txn::{Keys, Op, Txn};
-use segue_tests::cluster::TestCluster;
 use segue_tests::config::Config;
-use segue_tests::http::{self, Request, is_ready};
+use segue_tests::http::is_ready;
 use segue_tests::ports::free_address;
-use segue_tests::process::{Process, until};
-
+use segue_tests::process::until;
 use serde_json::Value;
-use tokio::net::TcpListener;
-use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
 use tokio::time::interval;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
-use crate::service;
+use crate::service::{self, Write};
+use crate::site::service::{Owned, serve};
+use crate::site::supervised::{self, By, Pod};
+use crate::site::{Site, ask, delete_by_hand, json};
 
 const KEYSPACES: [&str; 2] = ["persons", "orders"];
-/// Longer than anything is held or worked on.
-const LONGEST_REQUEST: Duration = Duration::from_secs(120);
-
 /// A router and a coordinator of both keyspaces, each of one partition.
 struct World {
-    cluster: TestCluster,
-    router: SocketAddr,
+    site: Site,
     /// Where coordinators answer pods.
     pods: SocketAddr,
-    admin: SocketAddr,
-    _control: Process,
-}
-
-/// A sidecar and, unless the sidecar runs it, its service.
-struct Pod {
-    sidecar: Process,
-    _service: Option<Process>,
-    admin: SocketAddr,
-}
-
-/// How the end of a service's work is ensured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum By {
-    Exec,
-    Lease,
 }
 
 impl World {
     fn start() -> Self {
-        let cluster = TestCluster::start(env!("CARGO_BIN_EXE_segue"));
-        let (router, pods, admin) = (free_address(), free_address(), free_address());
-        let table = |name: &str| {
-            format!(
-                "[[keyspaces]]\nname = \"{name}\"\nmatch = {{ path_prefix = \"/{name}\" }}\npartitions = 1\n\
-                 partition = {{ header = \"x-partition\" }}\n"
-            )
-        };
-        let config = cluster.config().with("", &KEYSPACES.map(table).concat()).admin(admin).router("r-0", router);
-        let config = config.set("coordinator.name", "c-0").set("coordinator.listen", pods.to_string());
-        let control = cluster.run("control", &config.quick());
-        World { cluster, router, pods, admin, _control: control }
+        let pods = free_address();
+        let listen = |_, config: Config| config.set("coordinator.listen", pods.to_string());
+        World { site: Site::with_keyspaces(&KEYSPACES, 1, listen), pods }
     }
 
-    fn pod_config(&self, name: &str, upstream: SocketAddr, admin: SocketAddr) -> Config {
-        let tables = KEYSPACES.map(|name| format!("[[keyspaces]]\nname = \"{name}\"\n")).concat();
-        self.cluster.config().with("", &tables).pod(name, free_address(), upstream).admin(admin)
+    fn config(&self) -> Config {
+        KEYSPACES.iter().fold(self.site.config(), |config, name| config.keyspace(name, ""))
     }
 
     fn pod(&self, name: &str, by: By) -> Pod {
-        let (upstream, admin, log) = (free_address(), free_address(), self.log());
         let kind = if by == By::Lease { "lent" } else { "plain" };
-        let settings = service::Settings { name, kind, listen: upstream, log: &log };
-        let config = self.pod_config(name, upstream, admin).lease("pod", "6s").quick();
-        let config = match by {
-            By::Exec => config.set("pod.exec", service::command()),
-            By::Lease => config.set("pod.hooks.lease.url", format!("http://{upstream}/lease")),
-        };
-        let mut command = Command::new(self.cluster.segue());
-        settings.set(command.arg("run"));
-        let service = (by == By::Lease).then(|| {
-            let words = service::command();
-            let mut command = Command::new(&words[0]);
-            settings.set(command.args(&words[1..]));
-            Process::start(&format!("{name}-service"), self.cluster.path(), &mut command)
-        });
-        Pod { sidecar: self.cluster.run_with(name, &config, &mut command), _service: service, admin }
+        supervised::pod(&self.site, self.config().lease("pod", "6s"), name, by, kind)
     }
 
-    fn log(&self) -> PathBuf {
-        self.cluster.path().join("writes.log")
-    }
-
-    fn writes(&self, keyspace: &str) -> Vec<service::Write> {
-        service::writes(&self.log()).into_iter().filter(|write| write.keyspace == keyspace).collect()
-    }
-
-    /// Returns the status and the body of the response to `GET path` in a keyspace.
-    fn ask(&self, keyspace: &str, path: &str) -> Option<(u16, String)> {
-        ask(self.router, keyspace, path)
+    fn writes(&self, keyspace: &str) -> Vec<Write> {
+        let writes = service::writes(&supervised::log(&self.site));
+        writes.into_iter().filter(|write| write.keyspace == keyspace).collect()
     }
 
     fn served_by(&self, keyspace: &str, pod: &str) {
-        until(&format!("answer of {pod} in {keyspace}"), || {
-            self.ask(keyspace, "/").is_some_and(|(_, body)| body.starts_with(pod))
-        });
+        self.site.served_by(pod, &format!("/{keyspace}/"));
     }
 
     /// Starts `a`, which works for a minute in both keyspaces, and `b`, which would get the partitions.
@@ -129,29 +67,19 @@ impl World {
         let b = self.pod("b", by);
         until("registration of b", || is_ready(b.admin));
         for keyspace in KEYSPACES {
-            let router = self.router;
+            let router = self.site.router;
             // Nobody waits for the answer.
-            let _: JoinHandle<_> = std::thread::spawn(move || ask(router, keyspace, "/work?60000"));
+            let _: JoinHandle<_> = std::thread::spawn(move || ask(router, &format!("/{keyspace}/work?60000")));
             until("write", || !self.writes(keyspace).is_empty());
         }
         (a, b)
-    }
-
-    /// Ends the registration of a pod in one keyspace by hand.
-    fn deregister(&self, keyspace: &str, pod: &str) {
-        let delete = Op::Delete(Keys::One(Keyspace::new("/segue/", keyspace).pod(pod)));
-        let txn = Txn { then: vec![delete], ..Txn::default() };
-        Runtime::new().unwrap().block_on(async {
-            let store = EtcdStore::connect(EtcdOptions::new([self.cluster.etcd().endpoint()])).unwrap();
-            store.commit(txn).await.unwrap();
-        });
     }
 
     /// Waits until a later owner has written in each keyspace. Asserts that none wrote after a later one had begun to.
     fn has_one_writer_after(&self, earlier: [u64; 2]) {
         for (keyspace, earlier) in KEYSPACES.into_iter().zip(earlier) {
             until(&format!("work of a later owner in {keyspace}"), || {
-                self.ask(keyspace, "/work?300").is_some_and(|(status, _)| status == 200)
+                self.site.ask(&format!("/{keyspace}/work?300")).is_some_and(|(status, _)| status == 200)
                     && self.writes(keyspace).last().is_some_and(|write| write.epoch > earlier)
             });
         }
@@ -165,12 +93,6 @@ impl World {
     fn epochs(&self) -> [u64; 2] {
         KEYSPACES.map(|keyspace| self.writes(keyspace)[0].epoch)
     }
-}
-
-fn ask(router: SocketAddr, keyspace: &str, path: &str) -> Option<(u16, String)> {
-    let request = Request::get(&format!("/{keyspace}{path}")).header("x-partition", 0).timeout(LONGEST_REQUEST);
-    let response = request.send(router)?;
-    Some((response.status, response.body))
 }
 
 #[test]
@@ -190,10 +112,10 @@ fn a_service_writes_in_no_keyspace_beside_the_next_owner_when_its_pod_loses_one_
         let world = World::start();
         let (a, _b) = world.working(by);
         let (epochs, worker) = (world.epochs(), world.writes("persons")[0].pid);
-        let lives = || KEYSPACES.map(|keyspace| registered(world.admin, keyspace).remove("a"));
+        let lives = || KEYSPACES.map(|keyspace| registered(world.site.admin, keyspace).remove("a"));
         until("registrations of a", || lives().iter().all(Option::is_some));
         let earlier = lives();
-        world.deregister("orders", "a");
+        delete_by_hand(world.site.etcd(), Keyspace::new("/segue/", "orders").pod("a"));
         world.has_one_writer_after(epochs);
         if by == By::Exec {
             assert!(!service::is_alive(worker), "{}", a.sidecar.output());
@@ -206,15 +128,11 @@ fn a_service_writes_in_no_keyspace_beside_the_next_owner_when_its_pod_loses_one_
 
 /// Returns the incarnations of the pods that are registered.
 fn registered(admin: SocketAddr, keyspace: &str) -> BTreeMap<String, u64> {
-    let status = http::get(admin, &format!("/status?keyspace={keyspace}")).map(|(_, status)| status);
-    let status: Value = serde_json::from_str(&status.unwrap_or_default()).unwrap_or_default();
+    let status = json(admin, &format!("/status?keyspace={keyspace}"));
     let pods = status["keyspace"]["pods"].as_array().cloned().unwrap_or_default();
     let registration = |pod: &Value| (pod["name"].as_str().unwrap().to_owned(), pod["incarnation"].as_u64().unwrap());
     pods.iter().map(registration).collect()
 }
-
-/// A partition in its keyspace, under an epoch.
-type Owned = (String, u64, u64);
 
 /// A service in this process that opens a stream for each keyspace.
 #[derive(Default)]
@@ -225,18 +143,17 @@ struct Streaming {
 }
 
 impl Streaming {
-    async fn serve(self: Arc<Self>, listener: TcpListener) {
-        let answer = |State(service): State<Arc<Streaming>>, headers: HeaderMap| async move {
-            let text = |name: &str| headers.get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
-            let number = |name: &str| text(name).parse().unwrap_or(u64::MAX);
-            let owned = (text("segue-keyspace"), number("segue-partition"), number("segue-epoch"));
+    /// Starts to answer requests. Returns where.
+    async fn start(self: Arc<Self>) -> SocketAddr {
+        serve(move |call| {
+            let owned = call.stamps();
             let answer = format!("a {}", owned.2);
-            if !service.warmed.lock().unwrap().contains(&owned) {
-                service.wrong.lock().unwrap().push(owned);
+            if !self.warmed.lock().unwrap().contains(&owned) {
+                self.wrong.lock().unwrap().push(owned);
             }
-            answer
-        };
-        axum::serve(listener, axum::Router::new().fallback(answer).with_state(self)).await.unwrap();
+            async move { (200, answer) }
+        })
+        .await
     }
 
     /// Opens a stream and serves it until it ends.
@@ -307,11 +224,9 @@ impl Streaming {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_service_that_leaves_by_its_stream_of_one_keyspace_goes_on_in_the_other() {
     let (world, service) = (tokio::task::block_in_place(World::start), Arc::<Streaming>::default());
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (upstream, stream, admin) = (listener.local_addr().unwrap(), free_address(), free_address());
-    tokio::spawn(service.clone().serve(listener));
-    let config = world.pod_config("a", upstream, admin).set("pod.stream", stream.to_string()).quick();
-    let _a = world.cluster.run("a", &config);
+    let (upstream, stream) = (service.clone().start().await, free_address());
+    let config = world.config().pod("a", free_address(), upstream).set("pod.stream", stream.to_string()).quick();
+    let _a = world.site.run("a", &config.admin(free_address()));
     let tokens = KEYSPACES.map(|keyspace| {
         let (token, told) = watch::channel(Vec::new());
         tokio::spawn(service.clone().take_part(stream, keyspace, token));
@@ -326,22 +241,22 @@ async fn a_service_that_leaves_by_its_stream_of_one_keyspace_goes_on_in_the_othe
         KEYSPACES.iter().for_each(|keyspace| world.served_by(keyspace, "a "));
         let b = world.pod("b", By::Exec);
         until("registration of b", || is_ready(b.admin));
-        (b, world.ask("persons", "/").unwrap())
+        (b, world.site.ask("/persons/").unwrap())
     });
     assert!(leave(1, false).await.empty);
     tokio::task::block_in_place(|| {
         world.served_by("orders", "b");
-        assert_eq!(world.ask("persons", "/").unwrap(), first, "the same owner at the same epoch");
-        assert!(registered(world.admin, "persons").keys().eq(["a", "b"]));
+        assert_eq!(world.site.ask("/persons/").unwrap(), first, "the same owner at the same epoch");
+        assert!(registered(world.site.admin, "persons").keys().eq(["a", "b"]));
     });
     assert_eq!(leave(0, true).await.left, [0]);
     tokio::task::block_in_place(|| {
         world.served_by("persons", "b");
-        until("the end of a's registration", || registered(world.admin, "persons").len() == 1);
+        until("the end of a's registration", || registered(world.site.admin, "persons").len() == 1);
     });
     assert_eq!(*service.wrong.lock().unwrap(), []);
     for what in ["service takes part", "service leaves", "warm done"] {
-        assert!(names_keyspace(&world.cluster.output("a"), what, "orders"), "{}", world.cluster.output("a"));
+        assert!(names_keyspace(&world.site.output("a"), what, "orders"), "{}", world.site.output("a"));
     }
 }
 
@@ -361,9 +276,7 @@ async fn a_coordinator_logs_the_keyspace_of_a_pod_by_grpc() {
         for (what, keyspace) in
             ["pod registered", "warm done"].into_iter().flat_map(|what| KEYSPACES.map(|it| (what, it)))
         {
-            until(&format!("{what} in {keyspace}"), || {
-                names_keyspace(&world.cluster.output("control"), what, keyspace)
-            });
+            until(&format!("{what} in {keyspace}"), || names_keyspace(&world.site.output("control"), what, keyspace));
         }
     });
 }

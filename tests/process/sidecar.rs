@@ -4,23 +4,17 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use axum::Router;
-use axum::extract::State;
-use axum::http::HeaderMap;
-use axum::routing::{get, post};
-use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_coordination::store::Store as _;
 use segue_protocol::txn::Keys;
 use segue_tests::cluster::TestCluster;
-use segue_tests::http::{self, Request};
 use segue_tests::ports::free_address;
 use segue_tests::process::Process;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
-const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
-/// Longer than anything is held or worked on.
-const LONGEST_REQUEST: Duration = Duration::from_secs(120);
+use crate::site::service::serve;
+use crate::site::{self, SEGUE, Site, blocking, eventually, store};
 
 /// The events that a service saw, in order.
 #[derive(Default)]
@@ -39,75 +33,39 @@ impl Seen {
     }
 }
 
-/// A plain service: `/` answers with its name, `/slow` when the test says so, and the hooks are noted. It works on when a
-/// client closes its side of the connection, which axum's own server does not.
+/// A plain service: `/` answers with its name, `/slow` when the test says so, and the hooks are noted.
 async fn service(name: &'static str) -> (SocketAddr, Arc<Seen>) {
     let seen = Arc::new(Seen::default());
-    let hook = |what: &'static str| {
-        post(move |State(seen): State<Arc<Seen>>, body: String| async move { seen.note(format!("{what} {body}")) })
-    };
-    let routes = Router::new()
-        .route(
-            "/",
-            get(move |headers: HeaderMap| async move {
-                format!("{name} {}", headers.get("segue-epoch").map_or("none", |epoch| epoch.to_str().unwrap()))
-            }),
-        )
-        .route(
-            "/slow",
-            get(|State(seen): State<Arc<Seen>>| async move {
-                seen.note("slow begins".into());
-                seen.gate.notified().await;
-                seen.note("slow ends".into());
-                "slow"
-            }),
-        )
-        .route("/misdirected", get(|| async { (axum::http::StatusCode::MISDIRECTED_REQUEST, "the service's own") }))
-        .route("/warm", hook("warm"))
-        .route("/sync", hook("sync"))
-        .route("/release", hook("release"))
-        .with_state(seen.clone());
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let mut builder = hyper::server::conn::http1::Builder::new();
-            let routes = hyper_util::service::TowerToHyperService::new(routes.clone());
-            let stream = hyper_util::rt::TokioIo::new(stream);
-            tokio::spawn(builder.half_close(true).serve_connection(stream, routes));
+    let sees = seen.clone();
+    let address = serve(move |call| {
+        let seen = sees.clone();
+        async move {
+            match call.path.split('?').next().unwrap() {
+                "/" => (200, format!("{name} {}", call.text("segue-epoch"))),
+                "/slow" => {
+                    seen.note("slow begins".into());
+                    seen.gate.notified().await;
+                    seen.note("slow ends".into());
+                    (200, "slow".to_owned())
+                }
+                "/misdirected" => (421, "the service's own".to_owned()),
+                hook => {
+                    seen.note(format!("{} {}", &hook[1..], call.body));
+                    (200, String::new())
+                }
+            }
         }
     });
-    (address, seen)
+    (address.await, seen)
 }
 
-/// A router, a coordinator and one partition.
-struct OnePartition {
-    cluster: TestCluster,
-    router: SocketAddr,
-    _control: Process,
-}
-
-impl OnePartition {
-    fn start() -> Self {
-        let (cluster, router) = (TestCluster::start(SEGUE), free_address());
-        let config = cluster.config().router("r-0", router).coordinator("c-0", 1).quick();
-        let control = cluster.run("control", &config);
-        OnePartition { cluster, router, _control: control }
-    }
-
-    /// Starts a sidecar whose service has a hook for each callback.
-    fn pod(&self, name: &str, listen: SocketAddr, upstream: SocketAddr) -> Process {
-        let config = self.cluster.config().pod(name, listen, upstream).quick();
-        let config = ["warm", "sync", "release"]
-            .into_iter()
-            .fold(config, |config, hook| config.set(&format!("pod.{hook}_url"), format!("http://{upstream}/{hook}")));
-        self.cluster.run(name, &config)
-    }
-
-    /// Starts a sidecar whose service has no hooks.
-    fn pod_without_hooks(&self, upstream: SocketAddr) -> Process {
-        self.cluster.run("a", &self.cluster.config().pod("a", free_address(), upstream).quick())
-    }
+/// Starts a sidecar whose service has a hook for each callback.
+fn pod(site: &Site, name: &str, listen: SocketAddr, upstream: SocketAddr) -> Process {
+    let config = site.config().pod(name, listen, upstream).quick();
+    let config = ["warm", "sync", "release"]
+        .into_iter()
+        .fold(config, |config, hook| config.set(&format!("pod.{hook}_url"), format!("http://{upstream}/{hook}")));
+    site.run(name, &config)
 }
 
 /// The epoch in the answer to `GET /` at `address`, if the service `name` gives it.
@@ -121,27 +79,17 @@ fn epoch_in(answer: &str, name: &str) -> Option<u64> {
 }
 
 /// Returns the response to `GET path` for partition 0, status and body.
-async fn ask(address: SocketAddr, path: &str) -> Option<(u16, String)> {
-    let request = Request::get(path).header("x-partition", 0).timeout(LONGEST_REQUEST);
-    let response = tokio::task::spawn_blocking(move || request.send(address)).await.unwrap()?;
-    Some((response.status, response.body))
-}
-
-async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let begun = Instant::now();
-    while !condition().await {
-        assert!(begun.elapsed() < Duration::from_secs(60), "no {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+async fn ask(address: SocketAddr, path: &'static str) -> Option<(u16, String)> {
+    blocking(move || site::ask(address, path)).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_service_that_knows_nothing_of_segue_is_fenced_and_handed_over() {
-    let fixture = OnePartition::start();
+    let fixture = Site::start(1);
     let ((a_address, a_seen), (b_address, b_seen)) = (service("a").await, service("b").await);
     let a_listen = free_address();
-    let a = fixture.pod("a", a_listen, a_address);
-    until("answer of a", async || epoch_of("a", fixture.router).await.is_some()).await;
+    let a = pod(&fixture, "a", a_listen, a_address);
+    eventually("answer of a", async || epoch_of("a", fixture.router).await.is_some()).await;
     let first = epoch_of("a", fixture.router).await.unwrap();
     assert!(a_seen.has(&format!("warm {{\"epoch\":{first},")), "{:?}", a_seen.events);
 
@@ -152,11 +100,11 @@ async fn a_service_that_knows_nothing_of_segue_is_fenced_and_handed_over() {
     assert_eq!(ask(a_listen, "/").await.unwrap().0, 421);
 
     // a leaves while it works on a request: b gets the partition only when that has ended.
-    let b = fixture.pod("b", free_address(), b_address);
+    let b = pod(&fixture, "b", free_address(), b_address);
     let slow = tokio::spawn(async move { ask(fixture.router, "/slow").await.unwrap() });
-    until("begin of the slow request", async || a_seen.has("slow begins")).await;
+    eventually("begin of the slow request", async || a_seen.has("slow begins")).await;
     let leaving = tokio::task::spawn_blocking(move || a.terminate());
-    until("drain of the router", async || fixture.cluster.status().contains("router r-0 to drain")).await;
+    eventually("drain of the router", async || fixture.status().contains("router r-0 to drain")).await;
     let held = tokio::spawn(async move { ask(fixture.router, "/").await.unwrap() });
     assert!(!b_seen.has("sync"), "the partition moved with work in it");
     a_seen.gate.notify_one();
@@ -175,7 +123,7 @@ async fn a_service_that_knows_nothing_of_segue_is_fenced_and_handed_over() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_of_protocols_passes_through_the_sidecar() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    let fixture = OnePartition::start();
+    let fixture = Site::start(1);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     // A service that switches whatever it is asked, and echoes what comes then.
@@ -193,8 +141,8 @@ async fn a_change_of_protocols_passes_through_the_sidecar() {
             });
         }
     });
-    let _pod = fixture.pod_without_hooks(address);
-    until("router", async || TcpStream::connect(fixture.router).await.is_ok()).await;
+    let _pod = fixture.pod("a", address);
+    eventually("router", async || TcpStream::connect(fixture.router).await.is_ok()).await;
     let mut stream = TcpStream::connect(fixture.router).await.unwrap();
     // Held until the pod is there.
     let request = "GET / HTTP/1.1\r\nhost: x\r\nx-partition: 0\r\nconnection: upgrade\r\nupgrade: chat\r\n\r\n";
@@ -222,7 +170,7 @@ fn ended_by_an_empty_frame() -> impl hyper::body::Body<Data = bytes::Bytes, Erro
 async fn messages_that_end_with_an_empty_frame_pass_by_the_hundred() {
     use http_body_util::BodyExt as _;
     use hyper_util::rt::{TokioExecutor, TokioIo};
-    let fixture = OnePartition::start();
+    let fixture = Site::start(1);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -236,8 +184,8 @@ async fn messages_that_end_with_an_empty_frame_pass_by_the_hundred() {
             tokio::spawn(builder.serve_connection(TokioIo::new(stream), service));
         }
     });
-    let _pod = fixture.pod_without_hooks(address);
-    until("router", async || TcpStream::connect(fixture.router).await.is_ok()).await;
+    let _pod = fixture.pod("a", address);
+    eventually("router", async || TcpStream::connect(fixture.router).await.is_ok()).await;
     let stream = TcpStream::connect(fixture.router).await.unwrap();
     stream.set_nodelay(true).unwrap();
     let (mut client, connection) =
@@ -266,18 +214,14 @@ async fn work_whose_router_is_gone_still_holds_the_handoff_back() {
     };
     let a = cluster.run("a", &pod("a", a_address).admin(admin));
     let dies = router("r-0", listen, "2s");
-    until("answer of a", async || epoch_of("a", listen).await.is_some()).await;
+    eventually("answer of a", async || epoch_of("a", listen).await.is_some()).await;
     let first = epoch_of("a", listen).await.unwrap();
 
     let cut_off = tokio::spawn(ask(listen, "/slow"));
-    until("begin of the slow request", async || a_seen.has("slow begins")).await;
-    let in_flight = || {
-        let (_, status) = tokio::task::block_in_place(|| http::get(admin, "/status")).unwrap();
-        serde_json::from_str::<Value>(&status).unwrap()["pod"]["in_flight"].clone()
-    };
+    eventually("begin of the slow request", async || a_seen.has("slow begins")).await;
+    let in_flight = || tokio::task::block_in_place(|| site::json(admin, "/status"))["pod"]["in_flight"].clone();
     assert_eq!(in_flight(), 1);
-    let (_, status) = tokio::task::block_in_place(|| http::get(admin, "/status")).unwrap();
-    let status: Value = serde_json::from_str(&status).unwrap();
+    let status = tokio::task::block_in_place(|| site::json(admin, "/status"));
     let requests = status["pod"]["requests"].as_array().unwrap();
     assert!(requests.len() == 1 && requests[0]["partition"] == 0 && requests[0]["in_flight"] == 1, "{status}");
     tokio::task::spawn_blocking(|| dies.kill()).await.unwrap();
@@ -287,11 +231,11 @@ async fn work_whose_router_is_gone_still_holds_the_handoff_back() {
     let _b = cluster.run("b", &pod("b", b_address));
     let leaving = tokio::task::spawn_blocking(move || a.terminate());
     // No router has anything in flight, and still b has to wait: only a's sidecar knows that a works on.
-    until("drain of a", async || cluster.status().contains("pod a to drain")).await;
+    eventually("drain of a", async || cluster.status().contains("pod a to drain")).await;
     assert_eq!(in_flight(), 1);
     assert!(!b_seen.has("sync"));
     a_seen.gate.notify_one();
-    until("answer of b", async || epoch_of("b", other).await.is_some_and(|second| second > first)).await;
+    eventually("answer of b", async || epoch_of("b", other).await.is_some_and(|second| second > first)).await;
     let order = a_seen.events.lock().unwrap().clone();
     assert!(order.contains(&"slow ends".to_owned()), "{order:?}");
     let (status, output) = leaving.await.unwrap();
@@ -300,37 +244,30 @@ async fn work_whose_router_is_gone_still_holds_the_handoff_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_keeps_a_partition_from_moving_is_shown_with_its_request() {
-    let (cluster, router, admin, pod_admin) =
-        (TestCluster::start(SEGUE), free_address(), free_address(), free_address());
-    let control = cluster.config().router("r-0", router).coordinator("c-0", 1).admin(admin).quick();
-    let _control = cluster.run("control", &control.set("router.drain.patience", "0s"));
+    let cluster = Site::with(|_, config| config.coordinator("c-0", 1).set("router.drain.patience", "0s"));
+    let (router, admin, pod_admin) = (cluster.router, cluster.admin, free_address());
     let ((a_address, a_seen), (b_address, _)) = (service("a").await, service("b").await);
     let pod = |name: &str, upstream: SocketAddr| cluster.config().pod(name, free_address(), upstream).quick();
     let a = cluster.run("a", &pod("a", a_address).admin(pod_admin));
-    until("answer of a", async || epoch_of("a", router).await.is_some()).await;
+    eventually("answer of a", async || epoch_of("a", router).await.is_some()).await;
     let slow = tokio::spawn(ask(router, "/slow?token=secret"));
-    until("begin of the slow request", async || a_seen.has("slow begins")).await;
+    eventually("begin of the slow request", async || a_seen.has("slow begins")).await;
 
     let oldest = json!({ "method": "GET", "path": "/slow", "client": "127.0.0.1" });
-    let status = |admin| {
-        let (_, status) = tokio::task::block_in_place(|| http::get(admin, "/status")).unwrap();
-        serde_json::from_str::<Value>(&status).unwrap()
-    };
-    until("request in the sidecar's status", async || {
+    let status = |admin| tokio::task::block_in_place(|| site::json(admin, "/status"));
+    eventually("request in the sidecar's status", async || {
         let requests = &status(pod_admin)["pod"]["requests"][0];
         requests["oldest"] == oldest && requests["oldest_ms"].is_u64()
     })
     .await;
     let _b = cluster.run("b", &pod("b", b_address));
     let leaving = tokio::task::spawn_blocking(move || a.terminate());
-    until("drain in the router's status", async || {
+    eventually("drain in the router's status", async || {
         let partition = &status(admin)["router"]["partitions"][0];
         partition["oldest"] == oldest && partition["severs_in_ms"].as_u64().is_some_and(|left| left <= 20_000)
     })
     .await;
-    let mut explain = std::process::Command::new(SEGUE);
-    let explain = explain.args(["explain", "0", "--etcd", &cluster.etcd().endpoint()]).output().unwrap();
-    let explained = String::from_utf8(explain.stdout).unwrap();
+    let (_, explained) = site::says(&["explain", "0", "--etcd", &cluster.etcd().endpoint()]);
     assert!(explained.contains("GET /slow of 127.0.0.1; whatever is left is severed in"), "{explained}");
     assert!(!explained.contains("secret"), "{explained}");
 
@@ -347,9 +284,9 @@ async fn registrations_say_where_the_admin_endpoint_is_reached() {
     let config = cluster.config().coordinator("c-0", 1).router("r-0", free_address());
     let config = config.pod("a", free_address(), upstream).admin(free_address());
     let _all = cluster.run("all", &config.set("admin.advertise", "host-1:9090"));
-    let store = EtcdStore::connect(EtcdOptions::new([cluster.etcd().endpoint()])).unwrap();
+    let store = store(cluster.etcd());
     for key in ["/segue/default/routers/r-0", "/segue/default/pods/a"] {
-        until(key, async || {
+        eventually(key, async || {
             let found = store.snapshot(&Keys::One(key.to_owned())).await.unwrap().entries.pop();
             found.is_some_and(|entry| String::from_utf8_lossy(&entry.value).contains("\"admin\":\"host-1:9090\""))
         })

@@ -2,19 +2,18 @@
 //! and clients are shown.
 
 use std::net::{SocketAddr, TcpListener};
-use std::process::Command;
 
 use segue_tests::cluster::TestCluster;
 use segue_tests::etcd_admin;
 use segue_tests::http::{Request, get, is_ready, metric};
 use segue_tests::ports::free_address;
 
-const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+use crate::site::SEGUE;
+
 const WORDS: &str = "database space exceeded";
 
 fn says(words: &[&str]) -> String {
-    let output = Command::new(SEGUE).args(words).output().unwrap();
-    String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
+    crate::site::says(words).1
 }
 
 #[test]

@@ -13,7 +13,8 @@ use segue_tests::ports::free_address;
 use segue_tests::process::{Process, until};
 use tempfile::TempDir;
 
-const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+use crate::site::SEGUE;
+
 const SERVICE: &str = "
 import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -2,36 +2,25 @@
 //! the admin endpoint and the commands say.
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
-use axum::Router;
-use axum::http::HeaderMap;
-use axum::routing::{get, post};
-use segue_tests::cluster::TestCluster;
 use segue_tests::config::Config;
 use segue_tests::http::{self, Request};
 use segue_tests::ports::free_address;
 use segue_tests::process::{Process, until};
 use serde_json::Value;
-use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+use crate::site::load::Load;
+use crate::site::service::{Answer, Call, Owned, serve};
+use crate::site::{LONGEST_REQUEST, Site, json, says};
+
 const KEYSPACES: [&str; 2] = ["persons", "orders"];
 const PARTITIONS: u64 = 4;
 const CLIENTS: usize = 4;
 const WORKERS: u8 = 2;
 /// Responses that a load waits for, at least.
 const FLOW: u64 = 100;
-/// Longer than anything is held.
-const LONGEST_REQUEST: Duration = Duration::from_secs(60);
-
-/// A partition in its keyspace, under an epoch.
-type Owned = (String, u64, u64);
 
 /// What all services wrote and were told, in order.
 #[derive(Default)]
@@ -46,10 +35,7 @@ struct Ledger {
 }
 
 impl Ledger {
-    fn write(&mut self, pod: &'static str, headers: &HeaderMap) -> String {
-        let text = |name: &str| headers.get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
-        let number = |name: &str| text(name).parse().unwrap_or(u64::MAX);
-        let (id, owned) = (number("x-id"), (text("segue-keyspace"), number("segue-partition"), number("segue-epoch")));
+    fn write(&mut self, pod: &'static str, id: u64, owned: Owned) -> String {
         let newest = self.newest.entry((owned.0.clone(), owned.1)).or_default();
         if owned.2 < *newest || !self.warmed.contains(&(pod, owned.clone())) {
             self.wrong.push(format!("{pod} wrote {id} of {owned:?} at {newest}"));
@@ -59,39 +45,31 @@ impl Ledger {
         self.written.push((id, pod, owned));
         keyspace
     }
+
+    /// Returns the response to a write, which is the keyspace that it was stamped with, or to a hook.
+    fn response(&mut self, pod: &'static str, call: &Call) -> Answer {
+        match &*call.path {
+            "/warm" => _ = self.warmed.insert((pod, call.told())),
+            "/release" => _ = self.released.insert((pod, call.told())),
+            "/lease" => {}
+            _ => return (200, self.write(pod, call.number("x-id"), call.stamps())),
+        }
+        (200, String::new())
+    }
 }
 
-fn hooked(body: &str) -> Owned {
-    let said: Value = serde_json::from_str(body).unwrap();
-    let number = |name: &str| said[name].as_u64().unwrap();
-    (said["keyspace"].as_str().unwrap().to_owned(), number("partition"), number("epoch"))
-}
-
-/// Starts a service with hooks, which answers a write with the keyspace that it was stamped with.
+/// Starts a service with hooks.
 async fn service(pod: &'static str, ledger: Arc<Mutex<Ledger>>) -> SocketAddr {
-    let [writes, warms, releases] = [ledger.clone(), ledger.clone(), ledger];
-    let write = get(move |headers: HeaderMap| async move { writes.lock().unwrap().write(pod, &headers) });
-    let warm = post(move |body: String| async move { _ = warms.lock().unwrap().warmed.insert((pod, hooked(&body))) });
-    let release =
-        post(move |body: String| async move { _ = releases.lock().unwrap().released.insert((pod, hooked(&body))) });
-    let routes = Router::new()
-        .route("/persons/write", write.clone())
-        .route("/orders/write", write)
-        .route("/warm", warm)
-        .route("/release", release)
-        .route("/lease", post(|| async {}));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move { axum::serve(listener, routes).await });
-    address
+    serve(move |call| {
+        let response = ledger.lock().unwrap().response(pod, &call);
+        async move { response }
+    })
+    .await
 }
 
 /// A router and a coordinator of both keyspaces, and services `a` and `b`.
 struct World {
-    cluster: TestCluster,
-    router: SocketAddr,
-    admin: SocketAddr,
-    _control: Process,
+    site: Site,
     ledger: Arc<Mutex<Ledger>>,
     services: BTreeMap<&'static str, SocketAddr>,
     _runtime: Runtime,
@@ -99,124 +77,57 @@ struct World {
 
 impl World {
     fn start() -> Self {
-        let (cluster, runtime) = (TestCluster::start(SEGUE), Runtime::new().unwrap());
-        let (router, admin, ledger) = (free_address(), free_address(), Arc::<Mutex<Ledger>>::default());
-        let table = |name: &str| {
-            format!(
-                "[[keyspaces]]\nname = \"{name}\"\nmatch = {{ path_prefix = \"/{name}\" }}\npartitions = {PARTITIONS}\n\
-                 partition = {{ header = \"x-partition\" }}\n"
-            )
-        };
-        let config = cluster.config().with("", &KEYSPACES.map(table).concat()).admin(admin);
-        let config = config.set("admin.advertise", admin.to_string()).router("r-0", router);
-        // A connection to a pod carries one request at a time, so a pod's death breaks one request of each.
-        let config = config.set("router.workers", WORKERS);
-        let control = cluster.run("control", &config.set("coordinator.name", "c-0").quick());
+        let runtime = Runtime::new().unwrap();
+        let site = Site::with_keyspaces(&KEYSPACES, PARTITIONS, |admin, config| {
+            // A connection to a pod carries one request at a time, so a pod's death breaks one request of each.
+            config.set("admin.advertise", admin.to_string()).set("router.workers", WORKERS)
+        });
+        let ledger = Arc::<Mutex<Ledger>>::default();
         let services = ["a", "b"].map(|pod| (pod, runtime.block_on(service(pod, ledger.clone()))));
-        let services = services.into_iter().collect();
-        World { cluster, router, admin, _control: control, ledger, services, _runtime: runtime }
+        World { site, ledger, services: services.into_iter().collect(), _runtime: runtime }
     }
 
     fn pod_config(&self, name: &str, listen: SocketAddr, admin: SocketAddr) -> Config {
         let upstream = self.services[name];
-        let tables = KEYSPACES.map(|name| format!("[[keyspaces]]\nname = \"{name}\"\n")).concat();
-        let config = self.cluster.config().with("", &tables).pod(name, listen, upstream).admin(admin).quick();
-        let hooks =
-            ["warm", "release", "lease"].map(|hook| format!("{hook} = {{ url = \"http://{upstream}/{hook}\" }}\n"));
-        config.with("pod.hooks", &hooks.concat())
+        let config = KEYSPACES.iter().fold(self.site.config(), |config, name| config.keyspace(name, ""));
+        let config = config.pod(name, listen, upstream).admin(admin).quick();
+        config.hooks(&format!("http://{upstream}"), &["warm", "release", "lease"])
     }
 
     /// Starts a sidecar. Returns it with the address of its admin endpoint.
     fn pod(&self, name: &str) -> (Process, SocketAddr) {
         let admin = free_address();
-        (self.cluster.run(name, &self.pod_config(name, free_address(), admin)), admin)
-    }
-
-    /// Returns how many partitions each pod owns in a keyspace.
-    fn owned(&self, keyspace: &str) -> BTreeMap<String, u64> {
-        let status = json(self.admin, &format!("/status?keyspace={keyspace}"));
-        let pods = status["keyspace"]["pods"].as_array().cloned().unwrap_or_default();
-        pods.iter().map(|pod| (pod["name"].as_str().unwrap().to_owned(), pod["partitions"].as_u64().unwrap())).collect()
+        (self.site.run(name, &self.pod_config(name, free_address(), admin)), admin)
     }
 
     /// Waits until each pod owns so many partitions in each keyspace, and none moves.
     fn settles(&self, expected: &[(&str, u64)]) {
-        let expected: BTreeMap<_, _> = expected.iter().map(|(pod, count)| ((*pod).to_owned(), *count)).collect();
-        for keyspace in KEYSPACES {
-            until(&format!("{expected:?} in {keyspace}"), || {
-                let status = json(self.admin, &format!("/status?keyspace={keyspace}"));
-                let is_at_rest = status["keyspace"]["handoffs"].as_array().is_some_and(Vec::is_empty);
-                is_at_rest && self.owned(keyspace) == expected
-            });
-        }
+        KEYSPACES.iter().for_each(|keyspace| self.site.settles_on(keyspace, expected));
     }
-
-    /// Returns the exit code of a command, and what it printed.
-    fn says(&self, words: &[&str]) -> (Option<i32>, String) {
-        let output = Command::new(SEGUE).args(words).output().unwrap();
-        let said = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
-        (output.status.code(), said)
-    }
-}
-
-fn json(admin: SocketAddr, path: &str) -> Value {
-    http::get(admin, path).and_then(|(_, body)| serde_json::from_str(&body).ok()).unwrap_or_default()
 }
 
 /// Stands for the status of a response that was cut off.
 const NO_WHOLE_RESPONSE: u16 = 0;
 
 /// A request's number, its keyspace, and the status and body of its response.
-type Answer = (u64, &'static str, u16, String);
+type Answered = (u64, &'static str, u16, String);
 
-/// Clients that write to both keyspaces until they are told to stop.
-struct Load {
-    stop: Arc<AtomicBool>,
-    ids: Arc<AtomicU64>,
-    clients: Vec<JoinHandle<Vec<Answer>>>,
-}
-
-impl Load {
-    /// The requests are numbered from `first` on.
-    fn start(router: SocketAddr, first: u64) -> Self {
-        let (stop, ids) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(first)));
-        let client = |_| {
-            let (stop, ids) = (stop.clone(), ids.clone());
-            std::thread::spawn(move || {
-                let mut answers = Vec::new();
-                while !stop.load(SeqCst) {
-                    let id = ids.fetch_add(1, SeqCst);
-                    let keyspace = KEYSPACES[(id % 2) as usize];
-                    let request =
-                        Request::get(&format!("/{keyspace}/write")).header("x-partition", id / 2 % PARTITIONS);
-                    let answer = request.header("x-id", id).timeout(LONGEST_REQUEST).send(router);
-                    let (status, body) =
-                        answer.map_or((NO_WHOLE_RESPONSE, String::new()), |answer| (answer.status, answer.body));
-                    answers.push((id, keyspace, status, body));
-                }
-                answers
-            })
-        };
-        let clients = (0..CLIENTS).map(client).collect();
-        Load { stop, ids, clients }
-    }
-
-    /// Waits for so many more requests that most of them have been answered. Returns the number of the first.
-    fn flows(&self) -> u64 {
-        let first = self.ids.load(SeqCst);
-        until("requests flow", || self.ids.load(SeqCst) >= first + FLOW);
-        first
-    }
-
-    /// Returns each request with its keyspace, its status and its answer.
-    fn stop(self) -> Vec<Answer> {
-        self.stop.store(true, SeqCst);
-        self.clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
-    }
+/// Starts clients that write to both keyspaces. The requests are numbered from `first` on.
+fn load(router: SocketAddr, first: u64) -> Load<Answered> {
+    Load::start(CLIENTS, first, |_| {
+        move |id| {
+            let keyspace = KEYSPACES[(id % 2) as usize];
+            let request = Request::get(&format!("/{keyspace}/write")).header("x-partition", id / 2 % PARTITIONS);
+            let answer = request.header("x-id", id).timeout(LONGEST_REQUEST).send(router);
+            let (status, body) =
+                answer.map_or((NO_WHOLE_RESPONSE, String::new()), |answer| (answer.status, answer.body));
+            Some((id, keyspace, status, body))
+        }
+    })
 }
 
 /// Checks that no request was lost, written twice, or written in another keyspace. Returns those that a pod's death broke.
-fn check(world: &World, answers: &[Answer]) -> Vec<u64> {
+fn check(world: &World, answers: &[Answered]) -> Vec<u64> {
     let ledger = world.ledger.lock().unwrap();
     assert_eq!(ledger.wrong, [""; 0]);
     let mut written = BTreeMap::new();
@@ -243,7 +154,7 @@ fn both_keyspaces_of_a_pod_move_under_load_by_balance_rolling_and_crash() {
     let world = World::start();
     let (a, _) = world.pod("a");
     world.settles(&[("a", PARTITIONS)]);
-    let load = Load::start(world.router, 0);
+    let load = load(world.site.router, 0);
     let (b, _) = world.pod("b");
     world.settles(&[("a", PARTITIONS / 2), ("b", PARTITIONS / 2)]);
     // Rolling: each pod leaves and comes again.
@@ -252,13 +163,13 @@ fn both_keyspaces_of_a_pod_move_under_load_by_balance_rolling_and_crash() {
     world.settles(&[("b", PARTITIONS)]);
     // This life ends with a crash.
     let config = world.pod_config("a", free_address(), free_address()).lease("pod", "2s");
-    let a = world.cluster.run("a", &config);
+    let a = world.site.run("a", &config);
     world.settles(&[("a", PARTITIONS / 2), ("b", PARTITIONS / 2)]);
     let (status, output) = b.terminate();
     assert!(status.success(), "{output}");
     world.settles(&[("a", PARTITIONS)]);
-    load.flows();
-    assert_eq!(check(&world, &load.stop()), [0; 0], "no pod has died");
+    load.goes_on(FLOW);
+    assert_eq!(check(&world, &load.end().1), [0; 0], "no pod has died");
     for keyspace in KEYSPACES {
         let ledger = world.ledger.lock().unwrap();
         let of_it = |all: &BTreeSet<(&str, Owned)>| all.iter().filter(|(_, owned)| owned.0 == keyspace).count() as u64;
@@ -266,14 +177,14 @@ fn both_keyspaces_of_a_pod_move_under_load_by_balance_rolling_and_crash() {
         assert!(of_it(&ledger.released) >= PARTITIONS, "{keyspace}: {:?}", ledger.released);
     }
 
-    let load = Load::start(world.router, 1_000_000);
+    let load = load(world.site.router, 1_000_000);
     let (_b, _) = world.pod("b");
     world.settles(&[("a", PARTITIONS / 2), ("b", PARTITIONS / 2)]);
-    load.flows();
+    load.goes_on(FLOW);
     a.kill();
     world.settles(&[("b", PARTITIONS)]);
-    let first_after = load.flows();
-    let broken = check(&world, &load.stop());
+    let first_after = load.goes_on(FLOW);
+    let broken = check(&world, &load.end().1);
     // A dying process closes one connection after the other, and a client may meet several.
     let connections = CLIENTS * usize::from(WORKERS) * KEYSPACES.len();
     assert!(broken.len() <= connections, "the death of one pod broke {broken:?}");
@@ -284,7 +195,7 @@ fn both_keyspaces_of_a_pod_move_under_load_by_balance_rolling_and_crash() {
 fn a_sidecar_refuses_what_names_none_of_its_keyspaces() {
     let world = World::start();
     let (listen, admin) = (free_address(), free_address());
-    let _a = world.cluster.run("a", &world.pod_config("a", listen, admin));
+    let _a = world.site.run("a", &world.pod_config("a", listen, admin));
     world.settles(&[("a", PARTITIONS)]);
     // The pod may see its last partition a moment after the coordinator.
     let epoch = |keyspace: &str| {
@@ -319,7 +230,7 @@ fn the_admin_endpoint_and_the_commands_ask_which_of_several_keyspaces_is_meant()
     let world = World::start();
     let (_a, of_pod) = world.pod("a");
     world.settles(&[("a", PARTITIONS)]);
-    for admin in [world.admin, of_pod] {
+    for admin in [world.site.admin, of_pod] {
         assert_eq!(json(admin, "/v1/keyspaces")["keyspaces"], serde_json::json!(KEYSPACES));
         // Each process follows the keyspaces by itself.
         for keyspace in KEYSPACES {
@@ -355,32 +266,33 @@ fn the_admin_endpoint_and_the_commands_ask_which_of_several_keyspaces_is_meant()
         );
     }
 
-    let file = world.cluster.path().join("a.toml");
-    let server = format!("http://{}", world.admin);
+    let file = world.site.path().join("a.toml");
+    let server = format!("http://{}", world.site.admin);
     for reach in [["--config", file.to_str().unwrap()], ["--server", &server]] {
         for words in [&["status"][..], &["plan"], &["explain", "0"], &["history"], &["pause"]] {
-            let (code, said) = world.says(&[words, &reach].concat());
+            let (code, said) = says(&[words, &reach].concat());
             assert!(code == Some(2) && said.contains("persons, orders"), "{words:?} {reach:?}: {code:?} {said}");
         }
         for keyspace in KEYSPACES {
-            let (code, said) = world.says(&[&["status", "--json", "--keyspace", keyspace][..], &reach].concat());
+            let (code, said) = says(&[&["status", "--json", "--keyspace", keyspace][..], &reach].concat());
             let status: Value = serde_json::from_str(&said).unwrap_or_default();
             assert!(code == Some(0) && status["pods"][0]["name"] == "a", "{reach:?}: {code:?} {said}");
-            let (code, said) = world.says(&[&["explain", "3", "--keyspace", keyspace][..], &reach].concat());
+            let (code, said) = says(&[&["explain", "3", "--keyspace", keyspace][..], &reach].concat());
             assert!(code == Some(0) && said.contains("owner       a"), "{code:?} {said}");
         }
-        let (code, said) = world.says(&[&["status", "--keyspace", "other"][..], &reach].concat());
+        let (code, said) = says(&[&["status", "--keyspace", "other"][..], &reach].concat());
         assert!(code == Some(2) && said.contains("persons, orders"), "{reach:?}: {code:?} {said}");
     }
     // An action takes effect in the keyspace that it names, and in no other.
     let file = file.to_str().unwrap();
-    let (code, said) = world.says(&["pause", "--keyspace", "orders", "--config", file]);
+    let (code, said) = says(&["pause", "--keyspace", "orders", "--config", file]);
     assert_eq!(code, Some(0), "{said}");
-    let paused =
-        |keyspace: &str| !json(world.admin, &format!("/status?keyspace={keyspace}"))["keyspace"]["paused"].is_null();
+    let paused = |keyspace: &str| {
+        !json(world.site.admin, &format!("/status?keyspace={keyspace}"))["keyspace"]["paused"].is_null()
+    };
     until("the pause", || paused("orders"));
     assert!(!paused("persons"));
-    let etcd = world.cluster.etcd().endpoint();
-    let (code, said) = world.says(&["status", "--routers", "--etcd", &etcd, "--keyspace", "persons"]);
+    let etcd = world.site.etcd().endpoint();
+    let (code, said) = says(&["status", "--routers", "--etcd", &etcd, "--keyspace", "persons"]);
     assert!(code == Some(0) && said.contains("same     r-0"), "{code:?} {said}");
 }

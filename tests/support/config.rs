@@ -71,6 +71,23 @@ impl Config {
         self
     }
 
+    /// Adds the table of a keyspace, with what `text` says beside its name, in TOML.
+    ///
+    /// # Panics
+    /// When `text` is no TOML.
+    pub fn keyspace(mut self, name: &str, text: &str) -> Self {
+        let mut table: Table = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+        table.insert("name".to_owned(), name.into());
+        let keyspaces = self.0.entry("keyspaces").or_insert_with(|| Value::Array(Vec::new()));
+        keyspaces.as_array_mut().expect("`keyspaces` is a list").push(Value::Table(table));
+        self
+    }
+
+    /// Sets the URLs of hooks of a pod: each has its own name below `url`.
+    pub fn hooks(self, url: &str, hooks: &[&str]) -> Self {
+        hooks.iter().fold(self, |config, hook| config.set(&format!("pod.hooks.{hook}.url"), format!("{url}/{hook}")))
+    }
+
     /// Writes it into `folder`. Returns where it is.
     pub fn write(&self, folder: &Path, name: &str) -> PathBuf {
         let path = folder.join(format!("{name}.toml"));

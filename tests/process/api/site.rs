@@ -2,17 +2,15 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Command, Output};
-use std::time::Duration;
 
-use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::txn::{Keys, Op, Txn};
 use segue_tests::config::Config;
 use segue_tests::http::{Request, Response, get, is_ready};
 use segue_tests::ports::free_address;
 use serde_json::Value;
 
+use crate::site::{keys_below, put_by_hand};
+pub(crate) use crate::site::{says, segue};
 use crate::writers::{PARTITIONS, WriterCluster};
 
 pub(crate) const TOKEN: &str = "correct-horse-battery-staple";
@@ -84,24 +82,15 @@ impl Site {
 
     /// Returns the keys that operators write.
     pub(crate) fn intentions(&self) -> Vec<String> {
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let store = || EtcdStore::connect(EtcdOptions::new([self.cluster.etcd().endpoint()])).unwrap();
         let root = Keyspace::new("/segue/", "default").root().to_owned();
-        let snapshot = runtime.block_on(async { store().snapshot(&Keys::Prefix(root)).await.unwrap() });
-        let keys = snapshot.entries.into_iter().map(|entry| entry.key);
+        let keys = keys_below(self.cluster.etcd(), &root).into_iter();
         keys.filter(|key| ["/operator/", "/operations/", "/wanted"].iter().any(|part| key.contains(part))).collect()
     }
 
     /// Registers a participant that only has an admin address.
     pub(crate) fn register(&self, key: impl FnOnce(&Keyspace) -> String, record: &Value) {
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        runtime.block_on(async {
-            let store = EtcdStore::connect(EtcdOptions::new([self.cluster.etcd().endpoint()])).unwrap();
-            let lease = Some(store.grant(Duration::from_secs(600)).await.unwrap());
-            let key = key(&Keyspace::new("/segue/", "default"));
-            let then = vec![Op::Put { key, value: record.to_string().into(), lease }];
-            store.commit(Txn { then, ..Txn::default() }).await.unwrap();
-        });
+        let key = key(&Keyspace::new("/segue/", "default"));
+        put_by_hand(self.cluster.etcd(), key, &record.to_string(), true);
     }
 
     pub(crate) fn owner(&self, partition: u32) -> String {
@@ -130,17 +119,4 @@ pub(crate) fn receive(mut stream: TcpStream) -> Value {
 pub(crate) fn text(response: &Response, field: &str) -> String {
     let value: Value = serde_json::from_str(&response.body).unwrap_or_default();
     value[field].as_str().unwrap_or_default().to_owned()
-}
-
-pub(crate) fn segue(words: &[&str]) -> Output {
-    let output = Command::new(env!("CARGO_BIN_EXE_segue")).args(words).env("USER", "ann").output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    eprintln!("$ segue {}\n{err}{out}[{}]", words.join(" "), output.status);
-    output
-}
-
-/// Returns the exit code of a command, and what it printed.
-pub(crate) fn says(words: &[&str]) -> (Option<i32>, String) {
-    let output = segue(words);
-    (output.status.code(), String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap())
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
-use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_coordination::store::{EtcdStore, Store as _};
 use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Assignment, KeyspaceConfig, PodRecord, encode};
@@ -17,9 +17,10 @@ use segue_tests::cluster::TestCluster;
 use segue_tests::examples::example;
 use segue_tests::ports::free_address;
 use segue_tests::process::Process;
-use tokio::net::TcpListener;
 
-const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+use crate::site::service::{serve_routes, serve_text};
+use crate::site::{SEGUE, store};
+
 const P0: PartitionId = PartitionId::new(0);
 const EPOCH: u64 = 42;
 
@@ -128,11 +129,8 @@ async fn serve(State(pod): State<Arc<Pod>>, headers: HeaderMap) -> (StatusCode, 
 /// Starts a pod and registers it as the owner of partition 0, in a keyspace of its own.
 async fn start(store: &EtcdStore, flaw: Flaw) -> (SocketAddr, String) {
     let keyspace = format!("{flaw:?}");
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
     let pod = Arc::new(Pod { flaw, keyspace: keyspace.clone(), has_refused: AtomicBool::new(false) });
-    let routes = axum::Router::new().fallback(serve).with_state(pod);
-    tokio::spawn(async move { axum::serve(listener, routes).await });
+    let address = serve_routes(axum::Router::new().fallback(serve).with_state(pod)).await;
     let keys = Keyspace::new("/segue/", &keyspace);
     let lease = store.grant(Duration::from_secs(300)).await.unwrap();
     let put = async |key: String, value: Vec<u8>, lease| {
@@ -165,7 +163,7 @@ fn wrong(output: &Output) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_flaw_of_a_pod_is_found_and_nothing_else_is() {
     let cluster = TestCluster::start(SEGUE);
-    let store = EtcdStore::connect(EtcdOptions::new([cluster.etcd().endpoint()])).unwrap();
+    let store = store(cluster.etcd());
     let flaws: [(Flaw, &[&str]); 14] = [
         (Flaw::Nothing, &[]),
         (Flaw::ServesEverything, &REFUSALS),
@@ -202,7 +200,7 @@ async fn each_flaw_of_a_pod_is_found_and_nothing_else_is() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_tested_is_said_with_its_reason() {
     let cluster = TestCluster::start(SEGUE);
-    let store = EtcdStore::connect(EtcdOptions::new([cluster.etcd().endpoint()])).unwrap();
+    let store = store(cluster.etcd());
     let (address, keyspace) = start(&store, Flaw::Nothing).await;
     let keys = Keyspace::new("/segue/", &keyspace);
     let says = |pod: SocketAddr, code: i32, what: &str| {
@@ -222,10 +220,7 @@ async fn what_cannot_be_tested_is_said_with_its_reason() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sidecar_and_the_axum_example_conform() {
-    let (cluster, service) = (TestCluster::start(SEGUE), TcpListener::bind("127.0.0.1:0").await.unwrap());
-    let upstream = service.local_addr().unwrap();
-    let routes = axum::Router::new().fallback(|| async { "hello" });
-    tokio::spawn(async move { axum::serve(service, routes).await });
+    let (cluster, upstream) = (TestCluster::start(SEGUE), serve_text("hello").await);
     let config = cluster.config().router("r-0", free_address()).coordinator("c-0", 4).quick();
     let _control = cluster.run("control", &config);
     let (sidecar, direct) = (free_address(), free_address());

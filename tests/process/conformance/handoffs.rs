@@ -7,9 +7,9 @@ use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
-use segue_coordination::store::{EtcdOptions, EtcdStore, Store};
+use segue_coordination::store::Store as _;
 use segue_grpc::proto::pods_client::PodsClient;
 use segue_grpc::proto::task::Kind;
 use segue_grpc::proto::{Ack, AckKind, AckOutcome, AckRequest, Event, Heartbeat, Hello, Holding, Task};
@@ -20,14 +20,14 @@ use segue_tests::cluster::TestCluster;
 use segue_tests::examples::example;
 use segue_tests::ports::free_address;
 use segue_tests::process::{Process, until};
-use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval, sleep};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Endpoint;
 use tonic::{Code, Request};
 
-const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+use crate::site::service::{serve_routes, serve_text};
+use crate::site::{SEGUE, store};
 
 /// More than a dozen programs play at the same time. None of them may starve a pod for so long.
 const LEASE: Duration = Duration::from_secs(6);
@@ -245,11 +245,9 @@ async fn serve(State(pod): State<Arc<Pod>>, headers: HeaderMap) -> (StatusCode, 
 
 /// Starts a pod that takes part in a keyspace of its own as soon as the service listens.
 async fn start(flaw: Flaw) -> (SocketAddr, SocketAddr, String) {
-    let (listener, service) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), free_address());
-    let (address, keyspace) = (listener.local_addr().unwrap(), format!("{flaw:?}"));
+    let (service, keyspace) = (free_address(), format!("{flaw:?}"));
     let pod = Arc::new(Pod { flaw, known: Mutex::default() });
-    let routes = axum::Router::new().fallback(serve).with_state(pod.clone());
-    tokio::spawn(async move { axum::serve(listener, routes).await });
+    let address = serve_routes(axum::Router::new().fallback(serve).with_state(pod.clone())).await;
     tokio::spawn(pod.take_part(service, keyspace.clone(), address));
     (address, service, keyspace)
 }
@@ -344,10 +342,7 @@ fn played(cluster: &TestCluster, name: &str, address: SocketAddr, keyspace: &str
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sidecar_and_the_axum_example_conform_in_handoffs() {
-    let (cluster, service) = (TestCluster::start(SEGUE), TcpListener::bind("127.0.0.1:0").await.unwrap());
-    let upstream = service.local_addr().unwrap();
-    let routes = axum::Router::new().fallback(|| async { "hello" });
-    tokio::spawn(async move { axum::serve(service, routes).await });
+    let (cluster, upstream) = (TestCluster::start(SEGUE), serve_text("hello").await);
     let (sidecar, direct) = (free_address(), free_address());
     let config = cluster.config().pod("sidecar", sidecar, upstream).lease("pod", "6s");
     let _sidecar = cluster.run("sidecar", &config);
@@ -363,20 +358,17 @@ async fn a_sidecar_and_the_axum_example_conform_in_handoffs() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sidecar_with_hooks_conforms_in_handoffs_and_each_hook_is_called() {
-    let (cluster, service) = (TestCluster::start(SEGUE), TcpListener::bind("127.0.0.1:0").await.unwrap());
-    let (upstream, called) = (service.local_addr().unwrap(), Arc::<Mutex<BTreeSet<String>>>::default());
+    let (cluster, called) = (TestCluster::start(SEGUE), Arc::<Mutex<BTreeSet<String>>>::default());
     let calls = called.clone();
-    let hook = move |Path(hook): Path<String>| async move {
+    let upstream = crate::site::service::serve(move |call| {
+        let hook = call.path.strip_prefix("/hooks/").unwrap_or_default();
         let answer = if hook == "checkpoint" { r#"{"checkpoint":"here"}"# } else { "" };
-        calls.lock().unwrap().insert(hook);
-        answer
-    };
-    let routes = axum::Router::new().route("/hooks/{hook}", axum::routing::post(hook)).fallback(|| async { "hello" });
-    tokio::spawn(async move { axum::serve(service, routes).await });
-    let (listen, hooks) = (free_address(), ["warm", "sync", "drain", "release", "checkpoint", "lease"]);
-    let config = hooks.into_iter().fold(cluster.config().pod("hooked", listen, upstream), |config, hook| {
-        config.set(&format!("pod.hooks.{hook}.url"), format!("http://{upstream}/hooks/{hook}"))
+        calls.lock().unwrap().extend((!hook.is_empty()).then(|| hook.to_owned()));
+        async move { (200, answer.to_owned()) }
     });
+    let (upstream, listen) = (upstream.await, free_address());
+    let hooks = ["warm", "sync", "drain", "release", "checkpoint", "lease"];
+    let config = cluster.config().pod("hooked", listen, upstream).hooks(&format!("http://{upstream}/hooks"), &hooks);
     let _sidecar = cluster.run("hooked", &config.lease("pod", "6s").quick());
     assert_eq!(tokio::task::block_in_place(|| played(&cluster, "hooked", listen, "default")), [""; 0]);
     assert_eq!(*called.lock().unwrap(), hooks.map(str::to_owned).into());
@@ -408,7 +400,7 @@ async fn a_keyspace_in_use_is_left_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_keyspace_with_assignment_rounds_is_left_alone() {
     let cluster = start_cluster();
-    let store = EtcdStore::connect(EtcdOptions::new([cluster.etcd().endpoint()])).unwrap();
+    let store = store(cluster.etcd());
     let keys = Keyspace::new("/segue/", "rounds");
     let round = encode(&Round { number: 1, participants: BTreeMap::new(), closed_by: "c-0".to_owned() });
     let participant = encode(&Participant::new("c-0", Some(1)));

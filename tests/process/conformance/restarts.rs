@@ -10,7 +10,7 @@ use segue_tests::cluster::TestCluster;
 use segue_tests::ports::free_address;
 use segue_tests::process::until;
 
-const SEGUE: &str = env!("CARGO_BIN_EXE_segue");
+use crate::site::SEGUE;
 
 /// The lease of a pod in seconds. Several programs play at the same time, and none of them may starve a pod for so long.
 const LEASE: &str = "10";

@@ -5,13 +5,9 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
+use segue_coordination::store::Store as _;
 use segue_demo::check::{Evidence, check};
 use segue_demo::load::{Load, LoadSettings};
 use segue_demo::log::Log;
@@ -19,10 +15,14 @@ use segue_demo::record::Outcome;
 use segue_protocol::txn::{Op, Txn};
 use segue_tests::http::{get, is_ready};
 use segue_tests::ports::free_address;
-use segue_tests::process::Process;
+use segue_tests::process::{Process, until};
 use serde_json::Value;
 
+use crate::site::{self, store};
 use crate::writers::{PARTITIONS, WriterCluster};
+
+/// Clients of a router; what is kept are errors.
+type Askers = site::load::Load<String>;
 
 /// A router whose processes succeed each other.
 struct Restarting {
@@ -109,7 +109,7 @@ impl Restarting {
 
     /// Takes a name, so that nobody can register by it, or gives it back.
     async fn name_is_taken(&self, name: &str, taken: bool) {
-        let store = EtcdStore::connect(EtcdOptions::new([self.cluster.etcd().endpoint()])).unwrap();
+        let store = store(self.cluster.etcd());
         let key = format!("/segue/default/routers/{name}");
         let op = match taken {
             true => Op::Put { key, value: b"{}".to_vec(), lease: None },
@@ -123,61 +123,24 @@ fn process_name(number: u32) -> String {
     format!("r-{number}")
 }
 
-/// Clients that never repeat a request, each in a thread of its own, and their errors.
-struct Askers {
-    over: Arc<AtomicBool>,
-    done: Arc<AtomicU64>,
-    failed: Arc<Mutex<Vec<String>>>,
-    threads: Vec<JoinHandle<()>>,
+/// Starts clients that never repeat a request. `fresh` of them make a connection for each, and `keeping` keep theirs and pause.
+/// The errors are kept.
+fn askers(address: SocketAddr, fresh: usize, keeping: usize) -> Askers {
+    Askers::start(fresh + keeping, 0, |number| {
+        let pause = number.checked_sub(fresh).map(|number| Duration::from_millis(1 + 7 * number as u64));
+        let mut kept = None;
+        move |_| {
+            let asked = ask(address, &mut kept, pause.is_some(), number as u64 % u64::from(PARTITIONS));
+            std::thread::sleep(pause.unwrap_or(Duration::from_millis(2)));
+            asked.err()
+        }
+    })
 }
 
-impl Askers {
-    /// Starts `fresh` clients that make a connection for each request, and `keeping` ones that keep theirs and pause.
-    fn start(address: SocketAddr, fresh: u64, keeping: u64) -> Self {
-        let (over, done, failed) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default(), Arc::default());
-        let mut askers = Askers { over, done, failed, threads: Vec::new() };
-        for number in 0..fresh + keeping {
-            let (over, done, failed) = (askers.over.clone(), askers.done.clone(), askers.failed.clone());
-            let pause = number.checked_sub(fresh).map(|number| Duration::from_millis(1 + 7 * number));
-            askers.threads.push(std::thread::spawn(move || {
-                let mut kept = None;
-                while !over.load(Relaxed) {
-                    match ask(address, &mut kept, pause.is_some(), number % u64::from(PARTITIONS)) {
-                        Ok(()) => drop(done.fetch_add(1, Relaxed)),
-                        Err(error) => failed.lock().unwrap().push(error),
-                    }
-                    std::thread::sleep(pause.unwrap_or(Duration::from_millis(2)));
-                }
-            }));
-        }
-        askers
-    }
-
-    fn done(&self) -> u64 {
-        self.done.load(Relaxed)
-    }
-
-    fn flow(&self) {
-        let (before, begun) = (self.done(), Instant::now());
-        while self.done() < before + 100 {
-            assert!(
-                begun.elapsed() < Duration::from_secs(30),
-                "requests do not flow: {:?}",
-                self.failed.lock().unwrap()
-            );
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    fn finish(self) {
-        self.over.store(true, Relaxed);
-        for thread in self.threads {
-            thread.join().unwrap();
-        }
-        let failed = self.failed.lock().unwrap();
-        let done = self.done.load(Relaxed);
-        assert!(failed.is_empty(), "{} failed, {done} answered: {:?}", failed.len(), &failed[..failed.len().min(5)]);
-    }
+/// Ends the clients and fails if a request failed.
+fn finish(clients: Askers) {
+    let (sent, failed) = clients.end();
+    assert!(failed.is_empty(), "{} of {sent} failed: {:?}", failed.len(), &failed[..failed.len().min(5)]);
 }
 
 /// Sends one request, and keeps the connection if both sides allow it.
@@ -188,7 +151,7 @@ fn ask(address: SocketAddr, kept: &mut Option<BufReader<TcpStream>>, keep: bool,
             Some(stream) => stream,
             None => BufReader::new(TcpStream::connect(address)?),
         };
-        stream.get_ref().set_read_timeout(Some(Duration::from_secs(30)))?;
+        stream.get_ref().set_read_timeout(Some(Duration::from_secs(60)))?;
         stream.get_ref().set_nodelay(true)?;
         let connection = if keep { "keep-alive" } else { "close" };
         let head = format!(
@@ -239,11 +202,11 @@ async fn no_request_is_lost_while_a_router_restarts_and_partitions_move() {
         partition_header: Some("x-partition".parse().unwrap()),
         snapshot: None,
     });
-    let askers = Askers::start(router.listen, 3, 12);
+    let clients = askers(router.listen, 3, 12);
     let running = tokio::task::block_in_place(|| {
         let mut running = first;
         for (round, workers) in [1, 3, 2, 4, 1, 2].into_iter().enumerate() {
-            askers.flow();
+            clients.goes_on(100);
             // Partitions move while the router does.
             if round % 2 == 0 {
                 router.cluster.writer("w-2");
@@ -261,10 +224,10 @@ async fn no_request_is_lost_while_a_router_restarts_and_partitions_move() {
                 router.cluster.settles(&["w-0", "w-1"]);
             }
         }
-        askers.flow();
+        clients.goes_on(100);
         running
     });
-    askers.finish();
+    finish(clients);
     let exchanges = load.finish().await;
     let failed: Vec<_> = exchanges.iter().filter(|exchange| exchange.outcome != Outcome::Ok).collect();
     assert!(failed.is_empty(), "{} of {} failed: {:?}", failed.len(), exchanges.len(), &failed[..failed.len().min(5)]);
@@ -304,7 +267,7 @@ fn answered(address: SocketAddr) {
 async fn a_new_process_that_dies_before_it_is_ready_harms_nothing() {
     let mut router = Restarting::start(&["w-0"]);
     let old = router.first(&["w-0"]);
-    let askers = Askers::start(router.listen, 2, 2);
+    let clients = askers(router.listen, 2, 2);
     for _ in 0..2 {
         router.name_is_taken("r~next", true).await;
         let mut new = router.process(4);
@@ -315,26 +278,24 @@ async fn a_new_process_that_dies_before_it_is_ready_harms_nothing() {
         assert_eq!(third.wait().code(), Some(1));
         let told = third.output();
         assert!(told.contains("another hot restart is in progress"), "{told}");
-        askers.flow();
+        clients.goes_on(100);
         new.kill();
         tokio::task::block_in_place(|| {
-            let (begun, failed) = (Instant::now(), "was gone before it was ready");
-            while !router.part()["hot_restart"].is_null() || !router.output(1).contains(failed) {
-                assert!(begun.elapsed() < Duration::from_secs(10), "{}", router.output(1));
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            until("the end of that hot restart", || {
+                router.part()["hot_restart"].is_null() && router.output(1).contains("was gone before it was ready")
+            });
         });
         router.name_is_taken("r~next", false).await;
         router.assert_socket_answers();
-        askers.flow();
+        clients.goes_on(100);
     }
     let metrics = get(router.admin, "/metrics").unwrap().1;
     assert!(metrics.contains("segue_hot_restarts_total{result=\"failed\"} 2"), "{metrics}");
     assert!(metrics.contains("segue_hot_restarts_total{result=\"refused\"} 2"), "{metrics}");
     let new = router.restart(old, 2);
     router.assert_socket_answers();
-    askers.flow();
-    askers.finish();
+    clients.goes_on(100);
+    finish(clients);
     assert!(new.terminate().0.success());
 }
 

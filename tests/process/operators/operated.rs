@@ -1,14 +1,12 @@
 //! A cluster whose operator knows its etcd, and what a test asks of it by commands.
 
 use std::process::{Command, Output};
-use std::time::Duration;
 
-use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::txn::{Op, Txn};
 use segue_tests::process::{Process, until};
 use serde_json::Value;
 
+use crate::site::{SEGUE, put_by_hand, said, segue};
 use crate::writers::{LeaseTtls, WriterCluster};
 
 /// The exit code of a command that cannot reach the store.
@@ -34,7 +32,7 @@ impl Operated {
     }
 
     fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
+        let mut command = Command::new(SEGUE);
         command.args(words).args(["--etcd", &self.0.etcd().endpoint()]).env("USER", "ann").env_remove("SUDO_USER");
         command
     }
@@ -74,21 +72,12 @@ impl Operated {
     }
 
     fn once(&self, words: &[&str]) -> Output {
-        let output = self.command(words).output().unwrap();
-        eprintln!(
-            "$ segue {}\n{}{}[{}]",
-            words.join(" "),
-            String::from_utf8_lossy(&output.stderr),
-            String::from_utf8_lossy(&output.stdout),
-            output.status
-        );
-        output
+        segue(&[words, &["--etcd", &self.0.etcd().endpoint()]].concat())
     }
 
     /// Returns the exit code of a command, and what it printed.
     pub(crate) fn says(&self, words: &[&str]) -> (Option<i32>, String) {
-        let output = self.run(words);
-        (output.status.code(), String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap())
+        said(self.run(words))
     }
 
     /// Returns what a command that has to succeed printed.
@@ -132,12 +121,6 @@ impl Operated {
 
     /// Puts a key by hand; with a lease if it is a registration.
     pub(crate) fn put(&self, key: impl FnOnce(&Keyspace) -> String, value: &str, leased: bool) {
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        runtime.block_on(async {
-            let store = EtcdStore::connect(EtcdOptions::new([self.0.etcd().endpoint()])).unwrap();
-            let lease = if leased { Some(store.grant(Duration::from_secs(120)).await.unwrap()) } else { None };
-            let then = vec![Op::Put { key: key(&Keyspace::new("/segue/", "default")), value: value.into(), lease }];
-            store.commit(Txn { then, ..Txn::default() }).await.unwrap();
-        });
+        put_by_hand(self.0.etcd(), key(&Keyspace::new("/segue/", "default")), value, leased);
     }
 }
