@@ -13,16 +13,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use segue_coordination::coordinator::{
-    CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
-};
-use segue_coordination::store::{EtcdOptions, EtcdStore, StoreError};
-use segue_protocol::ids::PartitionId;
+use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, run_coordinator};
+use segue_coordination::store::{EtcdOptions, EtcdStore};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::placement::{Custom, Eligibility, Layout, Placement};
-use segue_protocol::planning::{Policy, RoundCause, Strategy};
-use segue_protocol::records::Phase;
-use segue_protocol::view::View;
+use segue_protocol::planning::{Policy, Strategy};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -62,18 +57,6 @@ impl Placement for Ranges {
     }
 }
 
-/// Records nothing.
-struct Unobserved;
-
-impl CoordinatorObserver for Unobserved {
-    fn leads(&self, _: bool) {}
-    fn round(&self, _: RoundCause) {}
-    fn phase_ended(&self, _: Phase, _: Duration) {}
-    fn handoff_ended(&self, _: PartitionId, _: HandoffResult) {}
-    fn view_changed(&self, _: &View) {}
-    fn resync(&self, _: &StoreError) {}
-}
-
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
@@ -88,8 +71,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let shutdown = CancellationToken::new();
     let (status, _) = watch::channel(CoordinatorStatus::default());
-    let coordinator =
-        tokio::spawn(run_coordinator(store, keys, settings, Arc::new(Unobserved), status, shutdown.clone()));
+    let coordinator = tokio::spawn(run_coordinator(store, keys, settings, Arc::new(()), status, shutdown.clone()));
     tokio::signal::ctrl_c().await?;
     shutdown.cancel();
     Ok(coordinator.await?)

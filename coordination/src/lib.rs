@@ -13,3 +13,5 @@ pub mod pod;
 pub mod router;
 pub mod session;
 pub mod store;
+#[cfg(feature = "test-util")]
+pub mod test_util;

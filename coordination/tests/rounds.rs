@@ -2,6 +2,7 @@
 //! and there is no leader.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -10,14 +11,14 @@ use segue_coordination::coordinator::{
     CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
 };
 use segue_coordination::pod::{HandlerError, HandoffContext, HandoffHandler, PodHandle, PodSettings};
-use segue_coordination::session::{Claim, Registration, Update, Watcher, register};
+use segue_coordination::session::{Claim, Registration, register};
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError};
+use segue_coordination::test_util::StoredKeyspace;
 use segue_protocol::ids::{PartitionId, Revision};
-use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{Coordination, Policy, RoundCause};
 use segue_protocol::records::{Drain, Operation, Origin, Phase, Request, encode};
 use segue_protocol::rounds::{Member, Step};
-use segue_protocol::txn::{Event, Keys, Op, Txn};
+use segue_protocol::txn::{Event, Keys};
 use segue_protocol::view::View;
 use segue_tests::etcd::Etcd;
 use tokio::sync::watch;
@@ -82,47 +83,24 @@ impl HandoffHandler for Service {
     }
 }
 
-struct Site {
-    store: Arc<dyn Store>,
-    keys: Keyspace,
+struct Site(StoredKeyspace);
+
+impl Deref for Site {
+    type Target = StoredKeyspace;
+
+    fn deref(&self) -> &StoredKeyspace {
+        &self.0
+    }
 }
 
 impl Site {
     fn new(name: &str) -> Self {
-        Site { store: store(), keys: Keyspace::new("/segue/", name) }
-    }
-
-    /// Waits until the store shows this.
-    async fn until(&self, what: &str, shows: impl Fn(&View) -> bool) -> View {
-        let mut watcher = Watcher::start(self.store.clone(), self.keys.clone());
-        let mut view = View::empty(self.keys.clone());
-        let seen = async {
-            while !shows(&view) {
-                match watcher.next().await {
-                    Update::Snapshot(snapshot) => view = *snapshot,
-                    Update::Batch(batch) => drop(view.apply(batch)),
-                    Update::Lost(_) => {}
-                }
-            }
-        };
-        let waited = timeout(Duration::from_secs(60), seen).await;
-        assert!(waited.is_ok(), "never seen: {what}: {:?}, {:?}", view.rounds, owned(&view));
-        view
+        Site(StoredKeyspace::new(store(), name))
     }
 
     async fn settled(&self, what: &str, pods: &[(&str, usize)]) -> View {
         let wanted: BTreeMap<String, usize> = pods.iter().map(|(pod, count)| ((*pod).to_owned(), *count)).collect();
         self.until(what, |view| view.handoffs.is_empty() && owned(view) == wanted).await
-    }
-
-    async fn put(&self, key: String, value: Vec<u8>) {
-        let then = vec![Op::Put { key, value, lease: None }];
-        assert!(self.store.commit(Txn { then, ..Txn::default() }).await.unwrap().committed());
-    }
-
-    async fn delete(&self, key: String) {
-        let then = vec![Op::Delete(Keys::One(key))];
-        assert!(self.store.commit(Txn { then, ..Txn::default() }).await.unwrap().committed());
     }
 
     /// Returns how often a key was put or deleted after one revision and up to another, at which the keyspace changed.

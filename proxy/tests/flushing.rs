@@ -18,7 +18,7 @@ use crate::support::pod::{Pod, Speaks, start_h2_pod};
 use crate::support::{BOTH_VERSIONS, Fixture, P0, Settings, soon, until};
 
 /// Far less than `max_wait`, and far more than a flush takes.
-const PROMPT_RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
+const PROMPT_RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn settings(protocol: UpstreamProtocol) -> Settings {
     let mut settings = Settings::with_protocol(protocol);

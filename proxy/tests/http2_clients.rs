@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 
 use crate::support::client::{Body, Http2Client, data, empty, full, stream};
 use crate::support::pod::Speaks;
-use crate::support::{BOTH_VERSIONS, Fixture, P0, P1, Settings, soon};
+use crate::support::{BOTH_VERSIONS, Fixture, P0, P1, Settings, TEST_TIMEOUT, soon};
 
 /// Returns how often to repeat what needs luck to go wrong. `SEGUE_TEST_ROUNDS` names another number.
 fn rounds(usual: usize) -> usize {
@@ -189,7 +189,7 @@ async fn a_client_that_stays_behind_its_mistake_does_not_keep_a_router_that_stop
     assert!(exceed_window(&mut client, 1 << 20).await, "the connection was reset");
     soon(client.read_to_end(&mut Vec::new())).await.expect("an end");
     let ended = fixture.shut_down();
-    tokio::time::timeout(Duration::from_secs(4), ended).await.expect("it has waited for the client").unwrap();
+    tokio::time::timeout(TEST_TIMEOUT / 2, ended).await.expect("it waits for its deadline").unwrap();
 }
 
 #[tokio::test]

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::router::{DataPlane, DrainEnd, DrainSettings, RouterSettings};
-use segue_coordination::store::{MemoryStore, Store};
+use segue_coordination::store::MemoryStore;
+use segue_coordination::test_util::StoredKeyspace;
 use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss, Stage};
 use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
-use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Assignment, Capabilities, Handoff, KeyspaceConfig, Phase, PodRecord, encode};
-use segue_protocol::txn::{Keys, Op, Txn};
+use segue_protocol::txn::Op;
 use segue_proxy::router::{BoundRouter, Router};
 use tokio::time::{Instant, sleep};
 
@@ -24,8 +24,7 @@ const UPGRADE: &str = "connection: upgrade\r\nupgrade: websocket\r\n";
 
 /// Two pods, `old` with all partitions, and a router.
 struct Site {
-    store: Arc<MemoryStore>,
-    keys: Keyspace,
+    stored: StoredKeyspace,
     old: ScriptedPod,
     new: ScriptedPod,
     lives: [Incarnation; 2],
@@ -34,26 +33,20 @@ struct Site {
 
 impl Site {
     async fn new(drain: DrainSettings) -> Self {
-        let (store, keys) = (Arc::new(MemoryStore::new()), Keyspace::new("/segue/", "test"));
+        let stored = StoredKeyspace::new(Arc::new(MemoryStore::new()), "test");
+        let (store, keys) = (stored.store.clone(), stored.keys.clone());
         let (old, new) = (ScriptedPod::new().await, ScriptedPod::new().await);
-        let lease = store.grant(Duration::from_secs(600)).await.unwrap();
-        let put = |key, value, lease| Op::Put { key, value, lease };
-        let mut then = vec![put(keys.config(), encode(&KeyspaceConfig::new(2)), None)];
+        stored.put(keys.config(), encode(&KeyspaceConfig::new(2))).await;
         for (name, pod) in [("old", &old), ("new", &new)] {
             let record = PodRecord { capabilities: Capabilities::ALL, ..PodRecord::new(name, pod.address.to_string()) };
-            then.push(put(keys.pod(name), encode(&record), Some(lease)));
+            stored.put_leased(keys.pod(name), encode(&record)).await;
         }
-        store.commit(Txn { then, ..Txn::default() }).await.unwrap();
-        let pods = store.snapshot(&Keys::Prefix(keys.root().to_owned())).await.unwrap().entries;
-        let lives = ["old", "new"].map(|name| {
-            let entry = pods.iter().find(|entry| entry.key == keys.pod(name)).unwrap();
-            Incarnation::registered_at(entry.create_revision)
-        });
-        let assignments = [P0, P1].map(|partition| {
+        let view = stored.view().await;
+        let lives = ["old", "new"].map(|name| view.incarnation_of(name));
+        for partition in [P0, P1] {
             let owned = Assignment::new(partition, "old", lives[0], Epoch::new(1));
-            put(keys.assignment(partition), encode(&owned), None)
-        });
-        store.commit(Txn { then: assignments.into(), ..Txn::default() }).await.unwrap();
+            stored.put(keys.assignment(partition), encode(&owned)).await;
+        }
         let Settings { server, stash, forward, .. } = Settings::default();
         let settings = RouterSettings {
             name: "r".to_owned(),
@@ -65,11 +58,10 @@ impl Site {
             request_timeout: NEVER,
             max_wait: NEVER,
         };
-        let joining =
-            BoundRouter::bind(server, stash).unwrap().join(store.clone(), keys.clone(), settings, Arc::new(()));
+        let joining = BoundRouter::bind(server, stash).unwrap().join(store, keys, settings, Arc::new(()));
         soon(joining.state().ready()).await;
         let router = joining.accept(&forward).await.unwrap();
-        Site { store, keys, old, new, lives, router }
+        Site { stored, old, new, lives, router }
     }
 
     async fn client(&self) -> RawHttp1Client {
@@ -108,18 +100,17 @@ impl Site {
     fn handoff(&self, partition: PartitionId, phase: Phase) -> Op {
         let [old, new] = self.lives;
         let handoff = Handoff::new(partition, "new", new, Epoch::new(100)).taken_from("old", old);
-        Op::Put { key: self.keys.handoff(partition), value: encode(&handoff.entering(phase, 0)), lease: None }
+        Op::Put { key: self.stored.keys.handoff(partition), value: encode(&handoff.entering(phase, 0)), lease: None }
     }
 
     /// Lets handoffs of these partitions be in `Ready`.
     async fn ready(&self, partitions: &[PartitionId]) {
         let then = partitions.iter().map(|partition| self.handoff(*partition, Phase::Ready)).collect();
-        self.store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+        self.stored.write(then).await;
     }
 
     async fn has_drained(&self, partition: PartitionId) -> bool {
-        let key = Keys::One(self.keys.router_drained(partition, "r"));
-        !self.store.snapshot(&key).await.unwrap().entries.is_empty()
+        self.stored.get(self.stored.keys.router_drained(partition, "r")).await.is_some()
     }
 
     /// Waits for the router's ack.
@@ -135,9 +126,9 @@ impl Site {
     /// Gives a partition that has drained to the new owner.
     async fn switch(&self, partition: PartitionId) {
         let owned = Assignment::new(partition, "new", self.lives[1], Epoch::new(100));
-        let owned = Op::Put { key: self.keys.assignment(partition), value: encode(&owned), lease: None };
+        let owned = Op::Put { key: self.stored.keys.assignment(partition), value: encode(&owned), lease: None };
         let then = vec![owned, self.handoff(partition, Phase::Switching)];
-        self.store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+        self.stored.write(then).await;
     }
 }
 

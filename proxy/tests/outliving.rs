@@ -258,7 +258,6 @@ async fn an_answer_that_nobody_reads_any_more_is_read_on_for_a_mebibyte_at_most(
     client.head().await;
     drop(client);
     all_clients_are_gone(&fixture).await;
-    let begun = Instant::now();
     let mut sent = 0;
     use tokio::io::AsyncWriteExt as _;
     while soon(connection.stream.write_all(&[b'x'; 64 << 10])).await.is_ok() {
@@ -266,7 +265,6 @@ async fn an_answer_that_nobody_reads_any_more_is_read_on_for_a_mebibyte_at_most(
         assert!(sent < 32 << 20, "the router reads on and on");
     }
     assert!(sent >= 1 << 20, "{sent} bytes");
-    assert!(begun.elapsed() < Duration::from_secs(4), "it was not the time that ended it");
     fixture.in_flight(P0, 0).await;
 }
 

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::router::{DrainSettings, RouterSettings};
-use segue_coordination::store::{MemoryStore, Store};
+use segue_coordination::store::MemoryStore;
+use segue_coordination::test_util::StoredKeyspace;
 use segue_protocol::handoff::router::OnStoreLoss;
-use segue_protocol::ids::{LeaseId, PartitionId};
-use segue_protocol::keys::Keyspace;
-use segue_protocol::txn::{Keys, Op, Snapshot, Txn};
+use segue_protocol::ids::PartitionId;
 use segue_proxy::router::{BoundRouter, JoiningRouter, Router};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -21,36 +20,28 @@ const P0: PartitionId = PartitionId::new(0);
 const GET: &str = "GET / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n";
 const TTL: Duration = Duration::from_secs(2);
 
-struct Site {
-    store: Arc<MemoryStore>,
-    keys: Keyspace,
-}
+struct Site(StoredKeyspace);
 
 impl Site {
+    /// A keyspace that nobody has made yet.
+    fn empty() -> Self {
+        Site(StoredKeyspace::new(Arc::new(MemoryStore::new()), "test"))
+    }
+
     /// A keyspace of one partition without an owner.
     async fn new() -> Self {
-        let site = Site { store: Arc::new(MemoryStore::new()), keys: Keyspace::new("/segue/", "test") };
-        site.put(site.keys.config(), r#"{"partitions":1}"#, None).await;
+        let site = Site::empty();
+        site.0.put(site.0.keys.config(), r#"{"partitions":1}"#).await;
         site
-    }
-
-    async fn put(&self, key: String, value: &str, lease: Option<LeaseId>) {
-        let put = Op::Put { key, value: value.as_bytes().to_vec(), lease };
-        self.store.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap();
-    }
-
-    async fn at(&self, key: String) -> Snapshot {
-        self.store.snapshot(&Keys::One(key)).await.unwrap()
     }
 
     /// Gives the partition to a pod.
     async fn assign(&self, pod: &ScriptedPod) {
-        let lease = self.store.grant(Duration::from_secs(600)).await.unwrap();
         let record = format!(r#"{{"pod_name":"w","address":"{}"}}"#, pod.address);
-        self.put(self.keys.pod("w"), &record, Some(lease)).await;
-        let incarnation = self.at(self.keys.pod("w")).await.entries[0].create_revision;
+        self.0.put_leased(self.0.keys.pod("w"), record).await;
+        let incarnation = self.0.get(self.0.keys.pod("w")).await.unwrap().create_revision;
         let assignment = format!(r#"{{"partition":0,"owner":"w","incarnation":{incarnation},"epoch":7}}"#);
-        self.put(self.keys.assignment(P0), &assignment, None).await;
+        self.0.put(self.0.keys.assignment(P0), assignment).await;
     }
 
     fn join(&self, name: &str) -> JoiningRouter {
@@ -65,7 +56,12 @@ impl Site {
             request_timeout: TEST_TIMEOUT,
             max_wait: TEST_TIMEOUT,
         };
-        BoundRouter::bind(server, stash).unwrap().join(self.store.clone(), self.keys.clone(), settings, Arc::new(()))
+        BoundRouter::bind(server, stash).unwrap().join(
+            self.0.store.clone(),
+            self.0.keys.clone(),
+            settings,
+            Arc::new(()),
+        )
     }
 
     async fn router(&self) -> Router {
@@ -75,7 +71,7 @@ impl Site {
     }
 
     async fn is_registered(&self, name: &str) -> bool {
-        !self.at(self.keys.router(name)).await.entries.is_empty()
+        self.0.get(self.0.keys.router(name)).await.is_some()
     }
 }
 
@@ -85,7 +81,7 @@ async fn until_held(router: &Router) {
 
 #[tokio::test]
 async fn a_router_without_clients_is_ready_once_it_knows_the_keyspace() {
-    let site = Site { store: Arc::new(MemoryStore::new()), keys: Keyspace::new("/segue/", "test") };
+    let site = Site::empty();
     let router = site.join("r");
     crate::support::until(
         || router.state().not_ready().is_some_and(|why| why.contains("no settings")),
@@ -93,7 +89,7 @@ async fn a_router_without_clients_is_ready_once_it_knows_the_keyspace() {
     )
     .await;
     assert!(site.is_registered("r").await);
-    site.put(site.keys.config(), r#"{"partitions":1}"#, None).await;
+    site.0.put(site.0.keys.config(), r#"{"partitions":1}"#).await;
     soon(router.state().ready()).await;
     soon(router.give_up()).await;
     assert!(!site.is_registered("r").await);

@@ -15,14 +15,12 @@ use hyper::client::conn::http2::SendRequest;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, run_coordinator};
-use segue_coordination::pod::{HandoffHandler, PodHandle, PodSettings};
-use segue_coordination::store::{MemoryStore, Store};
+use segue_coordination::pod::{PodHandle, PodSettings};
+use segue_coordination::store::MemoryStore;
+use segue_coordination::test_util::StoredKeyspace;
 use segue_protocol::ids::PartitionId;
-use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::Policy;
 use segue_protocol::records::Capabilities;
-use segue_protocol::txn::Keys;
-use segue_protocol::view::View;
 use segue_proxy::settings::UpstreamProtocol;
 use segue_proxy::sidecar::{Sidecar, Traffic, Upstream};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -31,7 +29,6 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::handoff::Quiet;
 use crate::support::soon;
 
 /// The partition that moves; the ones before it have exchanges of others.
@@ -39,9 +36,6 @@ const MOVES: PartitionId = PartitionId::new(12);
 const PARTITIONS: u32 = 13;
 /// Longer than anything here takes, so that nothing is cancelled.
 const LONG: Duration = Duration::from_secs(600);
-
-struct NoState;
-impl HandoffHandler for NoState {}
 
 /// The responses of a service that do not end: the sender of each, by its path. It is closed once the stream was reset.
 type Open = Arc<Mutex<HashMap<String, mpsc::UnboundedSender<Bytes>>>>;
@@ -72,8 +66,7 @@ async fn service() -> (SocketAddr, Open) {
 
 /// A pod with a sidecar that owns all partitions, a coordinator, and a router's connection.
 struct Site {
-    store: Arc<MemoryStore>,
-    keys: Keyspace,
+    stored: StoredKeyspace,
     pod: PodHandle,
     address: SocketAddr,
     router: SendRequest<Empty<Bytes>>,
@@ -83,7 +76,7 @@ struct Site {
 
 impl Site {
     async fn start() -> Self {
-        let (store, keys) = (Arc::new(MemoryStore::new()), Keyspace::new("/segue/", "default"));
+        let stored = StoredKeyspace::new(Arc::new(MemoryStore::new()), "default");
         let policy = Policy {
             partitions: PARTITIONS,
             settle: Duration::from_millis(10),
@@ -93,13 +86,13 @@ impl Site {
         };
         let settings = CoordinatorSettings { name: "c-0".to_owned(), lease_ttl: Duration::from_secs(10), policy };
         let (stop, (status, _)) = (CancellationToken::new(), watch::channel(CoordinatorStatus::default()));
-        let shared: Arc<dyn Store> = store.clone();
-        tokio::spawn(run_coordinator(shared, keys.clone(), settings, Arc::new(Quiet), status, stop.clone()));
+        let (store, keys) = (stored.store.clone(), stored.keys.clone());
+        tokio::spawn(run_coordinator(store, keys, settings, Arc::new(()), status, stop.clone()));
 
         let (service, open) = service().await;
         let sidecar = Sidecar::bind("127.0.0.1:0".parse().unwrap(), None, 100).await.unwrap();
         let address = sidecar.local_addr().unwrap();
-        let pod = pod(&store, &keys, "w", address);
+        let pod = pod(&stored, "w", address);
         let upstream = Upstream {
             address: service.to_string().parse().unwrap(),
             protocol: UpstreamProtocol::Http2,
@@ -111,7 +104,7 @@ impl Site {
         let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
         let (router, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
         tokio::spawn(connection);
-        Site { store, keys, pod, address, router, open, _stop: stop.drop_guard() }
+        Site { stored, pod, address, router, open, _stop: stop.drop_guard() }
     }
 
     /// Begins an exchange whose response does not end. Returns it once it has begun.
@@ -130,26 +123,24 @@ impl Site {
     }
 
     async fn has_moved(&self) -> bool {
-        let snapshot = self.store.snapshot(&Keys::Prefix(self.keys.root().to_owned())).await.unwrap();
-        let view = View::from_snapshot(self.keys.clone(), snapshot);
-        view.assignments.get(&MOVES).is_some_and(|assignment| assignment.value.owner == "next")
+        self.stored.view().await.assignments.get(&MOVES).is_some_and(|assignment| assignment.value.owner == "next")
     }
 
     /// Moves all partitions to another pod, each as soon as it can, and returns when `MOVES` has moved.
     async fn drain(&self) {
-        let _next = pod(&self.store, &self.keys, "next", "127.0.0.1:1".parse().unwrap());
+        let _next = pod(&self.stored, "next", "127.0.0.1:1".parse().unwrap());
         self.pod.set_draining();
         let begun = Instant::now();
         while !self.has_moved().await {
-            assert!(begun.elapsed() < Duration::from_secs(40), "the partition's drain does not end");
+            assert!(begun.elapsed() < Duration::from_secs(120), "the partition's drain does not end");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 }
 
-fn pod(store: &Arc<MemoryStore>, keys: &Keyspace, name: &str, address: SocketAddr) -> PodHandle {
+fn pod(stored: &StoredKeyspace, name: &str, address: SocketAddr) -> PodHandle {
     let settings = PodSettings { capabilities: Capabilities::ALL, ..PodSettings::new(name, address.to_string()) };
-    PodHandle::start(store.clone(), "default", keys.clone(), settings, Arc::new(NoState))
+    PodHandle::start(stored.store.clone(), "default", stored.keys.clone(), settings, Arc::new(()))
 }
 
 #[tokio::test]

@@ -97,6 +97,16 @@ pub trait CoordinatorObserver: Send + Sync + 'static {
     fn resync(&self, cause: &StoreError);
 }
 
+/// Observes nothing.
+impl CoordinatorObserver for () {
+    fn leads(&self, _: bool) {}
+    fn round(&self, _: RoundCause) {}
+    fn phase_ended(&self, _: Phase, _: Duration) {}
+    fn handoff_ended(&self, _: PartitionId, _: HandoffResult) {}
+    fn view_changed(&self, _: &View) {}
+    fn resync(&self, _: &StoreError) {}
+}
+
 /// The public state of a running coordinator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CoordinatorStatus {

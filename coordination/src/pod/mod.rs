@@ -161,6 +161,9 @@ pub trait HandoffHandler: Send + Sync + 'static {
     }
 }
 
+/// A pod without state.
+impl HandoffHandler for () {}
+
 /// A [`HandoffHandler`] that does the same with each of its callbacks, such as passing it on to another process.
 #[async_trait]
 pub trait CallbackHandler: Send + Sync + 'static {

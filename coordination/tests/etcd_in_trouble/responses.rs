@@ -12,7 +12,7 @@ use super::scripted::{Empty, Event, KeyValue, Renewed, Reply, Scripted, UNAVAILA
 use super::{all, put};
 
 /// Longer than anything here takes, even on a busy machine.
-const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn store<'a>(members: impl IntoIterator<Item = &'a Scripted>) -> EtcdStore {
     EtcdStore::connect(EtcdOptions::new(members.into_iter().map(|member| member.endpoint.clone()))).unwrap()

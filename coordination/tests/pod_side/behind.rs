@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use segue_coordination::pod::{HandoffHandler, LentLease, PodHandle, PodSettings, Service};
+use segue_coordination::pod::{LentLease, PodHandle, PodSettings, Service};
 use segue_protocol::ids::{Incarnation, PartitionId};
 use segue_protocol::records::{Capabilities, Phase, PodAckKind, PodRecord, PodStatus, encode};
 use segue_protocol::txn::{Keys, Op};
@@ -74,9 +74,6 @@ impl Service for Scripted {
     }
 }
 
-struct NoState;
-impl HandoffHandler for NoState {}
-
 fn pod(fixture: &Fixture, fence: bool) -> (PodHandle, Arc<Scripted>) {
     pod_named(fixture, "w", fence)
 }
@@ -87,7 +84,7 @@ pub(crate) fn pod_named(fixture: &Fixture, name: &str, fence: bool) -> (PodHandl
     let capabilities = Capabilities { fence, ..Capabilities::ALL };
     let settings = PodSettings { capabilities, ..PodSettings::new(name, "127.0.0.1:1") };
     let (store, keys) = (fixture.pods_store.clone(), fixture.keys.clone());
-    (PodHandle::start_before(store, "default", keys, settings, Arc::new(NoState), service.clone()), service)
+    (PodHandle::start_before(store, "default", keys, settings, Arc::new(()), service.clone()), service)
 }
 
 async fn is_registered(fixture: &Fixture) -> bool {
@@ -211,7 +208,7 @@ async fn a_pod_deregisters_after_its_services_work_has_ended() {
 }
 
 const LENT_TTL: Duration = Duration::from_millis(500);
-const TEST_TIMEOUT: Duration = Duration::from_secs(10);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn what_a_service_was_told_counts_until_it_has_run_out() {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -15,13 +16,13 @@ use http_body_util::{BodyExt as _, Empty, Full};
 use segue_coordination::pod::{
     HandlerError, HandoffContext, HandoffHandler, Owned, OwnedBody, PodHandle, PodSettings, PodState,
 };
-use segue_coordination::session::{Leases, Update, Watcher, count_by_tokio};
+use segue_coordination::session::{Leases, count_by_tokio};
 use segue_coordination::store::{Call as StoreCall, FaultyStore, MemoryStore, Store, Verdict};
+use segue_coordination::test_util::StoredKeyspace;
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Assignment, Handoff, Mode, Phase, PodAckKind, encode};
 use segue_protocol::txn::{Compare, Keys, Op, Txn};
-use segue_protocol::view::View;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -34,10 +35,17 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 /// The store, and the writes of the scripted coordinator.
 #[derive(Clone)]
 pub(crate) struct Fixture {
-    pub(crate) store: Arc<dyn Store>,
+    stored: StoredKeyspace,
     /// The store as pods reach it.
     pub(crate) pods_store: Arc<dyn Store>,
-    pub(crate) keys: Keyspace,
+}
+
+impl Deref for Fixture {
+    type Target = StoredKeyspace;
+
+    fn deref(&self) -> &StoredKeyspace {
+        &self.stored
+    }
 }
 
 impl Fixture {
@@ -48,7 +56,12 @@ impl Fixture {
     }
 
     pub(crate) fn on(store: Arc<dyn Store>) -> Fixture {
-        Fixture { pods_store: store.clone(), store, keys: Keyspace::new("/segue/", "default") }
+        Fixture { pods_store: store.clone(), stored: StoredKeyspace::new(store, "default") }
+    }
+
+    /// Returns another keyspace in the same store.
+    pub(crate) fn in_keyspace(&self, name: &str) -> Fixture {
+        Fixture { stored: StoredKeyspace::new(self.store.clone(), name), ..self.clone() }
     }
 
     /// Returns a keyspace where the test decides about what pods ask of the store.
@@ -59,36 +72,7 @@ impl Fixture {
     }
 
     pub(crate) async fn commit(&self, when: Vec<Compare>, then: Vec<Op>) -> Revision {
-        let outcome = self.store.commit(Txn { when, then, otherwise: None }).await.unwrap();
-        assert!(outcome.committed(), "the script's transaction failed");
-        outcome.revision
-    }
-
-    pub(crate) async fn put(&self, key: String, value: Vec<u8>) -> Revision {
-        self.commit(vec![], vec![Op::Put { key, value, lease: None }]).await
-    }
-
-    /// Waits until the store shows this.
-    pub(crate) async fn until(&self, what: &str, shows: impl Fn(&View) -> bool) -> View {
-        let mut follow = Watcher::start_with_heartbeats(self.store.clone(), self.keys.clone());
-        let mut view = View::empty(self.keys.clone());
-        let seen = async {
-            loop {
-                match follow.next().await {
-                    Update::Snapshot(snapshot) => view = *snapshot,
-                    Update::Batch(batch) => drop(view.apply(batch)),
-                    Update::Lost(_) => {}
-                }
-                if shows(&view) {
-                    return view;
-                }
-            }
-        };
-        timeout(TEST_TIMEOUT, seen).await.unwrap_or_else(|_| panic!("never seen: {what}"))
-    }
-
-    pub(crate) async fn view(&self) -> View {
-        self.until("anything", |_| true).await
+        self.stored.commit(Txn { when, then, otherwise: None }).await
     }
 
     pub(crate) async fn handoff(&self, partition: PartitionId) -> Option<Handoff> {

@@ -12,7 +12,6 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
 use segue_coordination::pod::{ByKeyspace, Owned, Rejection};
 use segue_protocol::ids::{Epoch, PartitionId};
-use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Phase, PodAckKind};
 use tokio::time::{Instant, sleep};
 use tower::{Layer as _, ServiceExt as _, service_fn};
@@ -94,7 +93,7 @@ async fn a_request_without_readable_stamps_or_of_another_keyspace_is_refused() {
 #[tokio::test(start_paused = true)]
 async fn behind_one_listener_each_request_goes_to_the_pod_of_the_keyspace_that_it_names() {
     let (fixture, _) = Fixture::new();
-    let other = Fixture { keys: Keyspace::new("/segue/", "other"), ..fixture.clone() };
+    let other = fixture.in_keyspace("other");
     let (one, two) = (Pod::start(&fixture, "w").await, Pod::start(&other, "w").await);
     fixture.place(P0, &one, 1).await;
     other.place(P0, &two, 1).await;
@@ -133,7 +132,7 @@ impl Clone for CountClones {
 #[tokio::test(start_paused = true)]
 async fn a_request_behind_one_listener_clones_the_service_of_its_own_keyspace_alone() {
     let (fixture, _) = Fixture::new();
-    let other = Fixture { keys: Keyspace::new("/segue/", "other"), ..fixture.clone() };
+    let other = fixture.in_keyspace("other");
     let (one, two) = (Pod::start(&fixture, "w").await, Pod::start(&other, "w").await);
     other.place(P0, &two, 1).await;
     let clones = [Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0))];

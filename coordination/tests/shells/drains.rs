@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use segue_coordination::router::DrainSettings;
 use segue_coordination::store::{MemoryStore, Store};
+use segue_coordination::test_util::StoredKeyspace;
 use segue_protocol::handoff::router::Target;
 use segue_protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId};
 use segue_protocol::records::{Assignment, Capabilities, Handoff, Phase, PodRecord, encode};
@@ -20,11 +21,8 @@ pub(super) const MOVING: [PartitionId; 3] = [PartitionId::new(0), PartitionId::n
 
 /// Registers a pod with all capabilities.
 async fn join(store: &MemoryStore, name: &str) -> LeaseId {
-    let lease = store.grant(Duration::from_secs(3600)).await.unwrap();
     let record = PodRecord { capabilities: Capabilities::ALL, ..PodRecord::new(name, "127.0.0.1:1") };
-    let put = Op::Put { key: keys().pod(name), value: encode(&record), lease: Some(lease) };
-    assert!(store.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap().committed());
-    lease
+    StoredKeyspace::new(Arc::new(store.clone()), keys().name()).put_leased(keys().pod(name), encode(&record)).await
 }
 
 /// Starts a router over two pods, of which `old` owns the partitions that will move. The router acts `through` a store of its

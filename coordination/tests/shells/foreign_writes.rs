@@ -6,10 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use segue_coordination::router::{
-    Cutover, CutoverTimes, DataPlane, DrainSettings, RouterObserver, RouterPorts, RouterSettings, RouterStatus,
-    run_router,
+    CutoverTimes, DataPlane, DrainSettings, RouterPorts, RouterSettings, RouterStatus, run_router,
 };
-use segue_coordination::store::{MemoryStore, Store, StoreError};
+use segue_coordination::store::{MemoryStore, Store};
 use segue_protocol::handoff::router::{HoldCause, OnStoreLoss, Stage, Target};
 use segue_protocol::ids::{LeaseId, PartitionId};
 use segue_protocol::mapping::replace;
@@ -121,13 +120,6 @@ impl DataPlane for Gates {
     }
 }
 
-struct Quiet;
-
-impl RouterObserver for Quiet {
-    fn cutover(&self, _: &Cutover) {}
-    fn resync(&self, _: &StoreError) {}
-}
-
 pub(crate) struct Router {
     pub(crate) gates: Arc<Gates>,
     status: watch::Receiver<RouterStatus>,
@@ -154,7 +146,7 @@ impl Router {
         let (sender, status) = watch::channel(RouterStatus::default());
         let (notice, notices) = mpsc::unbounded_channel();
         let gates = Arc::new(Gates::default());
-        let ports = RouterPorts { plane: gates.clone(), notices, observer: Arc::new(Quiet), status: sender };
+        let ports = RouterPorts { plane: gates.clone(), notices, observer: Arc::new(()), status: sender };
         let shutdown = CancellationToken::new();
         tokio::spawn(run_router(store, keys(), settings, ports, shutdown.clone()));
         Router { gates, status, shutdown, notices: notice }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::pod::{HandoffHandler, PodHandle, PodSettings, PodState};
+use segue_coordination::pod::{PodHandle, PodSettings, PodState};
 use segue_coordination::session::{Leases, count_by_tokio};
 use segue_coordination::store::{FaultyStore, MemoryStore, Store};
 use segue_protocol::ids::{Epoch, PartitionId, Revision};
@@ -20,13 +20,9 @@ use super::{ViewCount, coordinator, keys};
 /// A busy machine may take long with a real etcd; a paused clock passes it at once.
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-struct NoState;
-
-impl HandoffHandler for NoState {}
-
 pub(crate) fn pod(store: Arc<dyn Store>, name: &str) -> PodHandle {
     let settings = PodSettings { lease_ttl: TTL, ..PodSettings::new(name, "127.0.0.1:1") };
-    PodHandle::start(Leases::new(store), keys().name(), keys(), settings, Arc::new(NoState))
+    PodHandle::start(Leases::new(store), keys().name(), keys(), settings, Arc::new(()))
 }
 
 pub(crate) async fn view(store: &dyn Store) -> Option<View> {

@@ -20,7 +20,7 @@ impl Site {
     async fn roll(&self) {
         for (pod, version) in [("old", "v1"), ("new", "v2")] {
             let record = PodRecord { version: Some(version.to_owned()), ..PodRecord::new(pod, "127.0.0.1:1") };
-            self.put(self.keys.pod(pod), encode(&record), Some(self.lease().await)).await;
+            self.put_leased(self.keys.pod(pod), encode(&record)).await;
         }
     }
 }

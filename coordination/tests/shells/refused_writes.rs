@@ -1,20 +1,21 @@
 //! A store that answers reads, watches and renewals, and refuses writes.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{AlarmAction, AlarmType, Client};
 use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, run_coordinator};
 use segue_coordination::store::{Call, EtcdOptions, EtcdStore, FaultyStore, MemoryStore, Store, Usage, Verdict};
+use segue_coordination::test_util::StoredKeyspace;
 use segue_protocol::handoff::pod::warmed;
 use segue_protocol::ids::{Epoch, HandoffId, LeaseId, PartitionId};
-use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::Policy;
 use segue_protocol::records::{
     Assignment, Capabilities, Handoff, HandoffEnd, HistoryEntry, KeyspaceConfig, Phase, PodRecord, RouterRecord, encode,
 };
-use segue_protocol::txn::{Keys, Op, Txn};
-use segue_protocol::view::{Versioned, View};
+use segue_protocol::txn::{Keys, Op};
+use segue_protocol::view::Versioned;
 use segue_tests::etcd::Etcd;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -27,49 +28,35 @@ use super::{ViewCount, keys};
 const NOTICE: &str = "refuses writes";
 
 /// A keyspace of two partitions, whose pods and router the test plays.
-pub(super) struct Site {
-    store: Arc<dyn Store>,
-    pub(super) keys: Keyspace,
+#[derive(Clone)]
+pub(super) struct Site(StoredKeyspace);
+
+impl Deref for Site {
+    type Target = StoredKeyspace;
+
+    fn deref(&self) -> &StoredKeyspace {
+        &self.0
+    }
 }
 
 impl Site {
     /// Returns the keyspace, in which `old` owns both partitions.
     pub(super) async fn new(store: Arc<dyn Store>) -> Self {
-        let site = Site { store, keys: keys() };
-        site.put(site.keys.config(), encode(&KeyspaceConfig::new(2)), None).await;
+        let site = Site(StoredKeyspace::new(store, keys().name()));
+        site.put(site.keys.config(), encode(&KeyspaceConfig::new(2))).await;
         site.join("old").await;
         let old = site.view().await.incarnation_of("old");
         for partition in PartitionId::all(2) {
             let owned = Assignment::new(partition, "old", old, Epoch::new(1));
-            site.put(site.keys.assignment(partition), encode(&owned), None).await;
+            site.put(site.keys.assignment(partition), encode(&owned)).await;
         }
-        let lease = site.lease().await;
-        site.put(site.keys.router("r"), encode(&RouterRecord::new("r")), Some(lease)).await;
+        site.put_leased(site.keys.router("r"), encode(&RouterRecord::new("r"))).await;
         site
     }
 
-    pub(super) async fn lease(&self) -> LeaseId {
-        self.store.grant(Duration::from_secs(3600)).await.unwrap()
-    }
-
-    pub(super) async fn put(&self, key: String, value: Vec<u8>, lease: Option<LeaseId>) {
-        self.commit(Txn { then: vec![Op::Put { key, value, lease }], ..Txn::default() }).await;
-    }
-
-    pub(super) async fn commit(&self, txn: Txn) {
-        assert!(self.store.commit(txn).await.unwrap().committed());
-    }
-
     pub(super) async fn join(&self, pod: &str) -> LeaseId {
-        let lease = self.lease().await;
         let record = PodRecord { capabilities: Capabilities::ALL, ..PodRecord::new(pod, "127.0.0.1:1") };
-        self.put(self.keys.pod(pod), encode(&record), Some(lease)).await;
-        lease
-    }
-
-    pub(super) async fn view(&self) -> View {
-        let snapshot = self.store.snapshot(&Keys::Prefix(self.keys.root().into())).await.unwrap();
-        View::from_snapshot(self.keys.clone(), snapshot)
+        self.put_leased(self.keys.pod(pod), encode(&record)).await
     }
 
     /// Returns the handoff in this phase, once there is one.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::pod::{HandoffHandler, PodHandle, PodSettings};
+use segue_coordination::pod::{PodHandle, PodSettings};
 use segue_coordination::session::{Leases, count_by_tokio};
 use segue_coordination::store::{MemoryStore, Store};
 use segue_protocol::ids::{Incarnation, LeaseId};
@@ -18,10 +18,6 @@ use super::foreign_writes::get;
 const TTL: Duration = Duration::from_secs(3);
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-struct NoState;
-
-impl HandoffHandler for NoState {}
-
 /// The part of a pod's process in one keyspace.
 struct Part {
     store: MemoryStore,
@@ -33,7 +29,7 @@ impl Part {
     fn start(store: &MemoryStore, leases: &Leases, keyspace: &str) -> Self {
         let (keys, settings) = (Keyspace::new("/segue/", keyspace), PodSettings::new("w", "127.0.0.1:1"));
         let settings = PodSettings { lease_ttl: TTL, ..settings };
-        let pod = PodHandle::start(leases.clone(), keyspace, keys.clone(), settings, Arc::new(NoState));
+        let pod = PodHandle::start(leases.clone(), keyspace, keys.clone(), settings, Arc::new(()));
         Part { store: store.clone(), keys, pod }
     }
 

@@ -242,7 +242,7 @@ mod tests {
         let (request, _router) = request().await;
         let exchange = tokio::spawn(async move { client.request(request, &Used::default()).await.is_ok() });
         ended.cancel();
-        timeout(Duration::from_secs(20), connection).await.expect("a sender is left").unwrap();
+        timeout(Duration::from_secs(60), connection).await.expect("a sender is left").unwrap();
         assert!(!exchange.is_finished(), "the request has been sent and is not answered");
     }
 

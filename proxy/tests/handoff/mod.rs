@@ -13,19 +13,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::coordinator::{
-    CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
-};
+use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, run_coordinator};
 use segue_coordination::router::{DrainSettings, RouterSettings};
 use segue_coordination::session::{Claim, Registration, Update, Watcher, count_by_tokio, register};
-use segue_coordination::store::{MemoryStore, Store, StoreError};
+use segue_coordination::store::{MemoryStore, Store};
 use segue_protocol::handoff::advance::{Ack, acknowledge};
 use segue_protocol::handoff::pod::{Duty, duty, warmed};
 use segue_protocol::handoff::router::OnStoreLoss;
 use segue_protocol::ids::{Epoch, PartitionId};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::planning::{Policy, RoundCause};
-use segue_protocol::records::{Capabilities, Mode, Phase, PodAck, PodAckKind, PodRecord, encode};
+use segue_protocol::planning::Policy;
+use segue_protocol::records::{Capabilities, Mode, PodAck, PodAckKind, PodRecord, encode};
 use segue_protocol::txn::Keys;
 use segue_protocol::view::View;
 use segue_proxy::router::Control;
@@ -42,17 +40,6 @@ const PARTITIONS: u32 = 16;
 const TTL: Duration = Duration::from_secs(6);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(8);
-
-pub(crate) struct Quiet;
-
-impl CoordinatorObserver for Quiet {
-    fn leads(&self, _: bool) {}
-    fn round(&self, _: RoundCause) {}
-    fn phase_ended(&self, _: Phase, _: Duration) {}
-    fn handoff_ended(&self, _: PartitionId, _: HandoffResult) {}
-    fn view_changed(&self, _: &View) {}
-    fn resync(&self, _: &StoreError) {}
-}
 
 /// The epochs that each pod accepts, as the pods themselves believe.
 type Accepted = Rc<RefCell<HashMap<(String, PartitionId), Epoch>>>;
@@ -106,7 +93,7 @@ impl Fixture {
         let shutdown = CancellationToken::new();
         let (status, _) = watch::channel(CoordinatorStatus::default());
         let store: Arc<dyn Store> = self.store.clone();
-        let run = run_coordinator(store, self.keys.clone(), settings, Arc::new(Quiet), status, shutdown.clone());
+        let run = run_coordinator(store, self.keys.clone(), settings, Arc::new(()), status, shutdown.clone());
         (shutdown, spawn_local(run))
     }
 

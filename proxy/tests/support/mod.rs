@@ -38,7 +38,7 @@ use pod::{Connection, Pod, ScriptedPod, Speaks};
 const I1: Incarnation = Incarnation::registered_at(Revision::new(1));
 
 /// Longer than anything here takes; only a test that fails waits for it.
-pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The partition of all requests below.
 pub const P0: PartitionId = PartitionId::new(0);

@@ -15,7 +15,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::{Authorities, SecurePod, config, curl, fixture, python, run, text};
 use crate::support::client::{RawHttp1Client, empty};
-use crate::support::{Fixture, GET, OK, P0, get_at, post, soon};
+use crate::support::{Fixture, GET, OK, P0, TEST_TIMEOUT, get_at, post, soon};
 
 const BOTH: &[&str] = &["h2", "http/1.1"];
 
@@ -220,7 +220,7 @@ async fn rebind(address: SocketAddr) -> TcpListener {
     loop {
         match TcpListener::bind(address).await {
             Ok(listener) => return listener,
-            Err(error) => assert!(began.elapsed() < Duration::from_secs(5), "{error}"),
+            Err(error) => assert!(began.elapsed() < TEST_TIMEOUT, "{error}"),
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

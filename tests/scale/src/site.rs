@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use segue_coordination::pod::{HandoffHandler, PodHandle, PodSettings};
+use segue_coordination::pod::{PodHandle, PodSettings};
 use segue_coordination::session::{Update, Watcher};
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store};
 use segue_protocol::ids::Epoch;
@@ -33,11 +33,6 @@ pub(crate) struct Size {
     /// The TTL of all leases. A pod's lease has ended before the time of its death is measured.
     pub(crate) lease: Duration,
 }
-
-/// A pod without state.
-struct NoState;
-
-impl HandoffHandler for NoState {}
 
 /// The keyspace.
 pub(crate) struct Site {
@@ -98,7 +93,7 @@ impl Site {
         // A connection of its own, as a pod in a process of its own has.
         let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(EtcdOptions::new([self.cluster.etcd().endpoint()]))?);
         let settings = PodSettings { lease_ttl: self.size.lease, ..PodSettings::new(&name, "127.0.0.1:1") };
-        let pod = PodHandle::start(store, KEYSPACE, self.keys.clone(), settings, Arc::new(NoState));
+        let pod = PodHandle::start(store, KEYSPACE, self.keys.clone(), settings, Arc::new(()));
         self.pods.insert(name, pod);
         Ok(())
     }

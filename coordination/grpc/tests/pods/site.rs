@@ -2,23 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use segue_coordination::coordinator::{
-    CoordinatorObserver, CoordinatorSettings, CoordinatorStatus, HandoffResult, run_coordinator,
-};
-use segue_coordination::store::{EtcdOptions, EtcdStore, FaultyStore, Store, StoreError};
+use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, run_coordinator};
+use segue_coordination::store::{EtcdOptions, EtcdStore, FaultyStore, Store};
+use segue_coordination::test_util::StoredKeyspace;
 use segue_grpc::proto::AckOutcome;
 use segue_grpc::{PodsKeyspace, PodsObserver, PodsServer, PodsSettings, PodsStatus, PodsTls, PodsToken};
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::ids::PartitionId;
-use segue_protocol::keys::Keyspace;
-use segue_protocol::planning::{Policy, RoundCause};
-use segue_protocol::records::Phase;
-use segue_protocol::txn::{Keys, Op, Txn};
-use segue_protocol::view::View;
+use segue_protocol::planning::Policy;
 use segue_tests::etcd::Etcd;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -32,8 +28,7 @@ static ETCD: LazyLock<Etcd> = LazyLock::new(Etcd::start);
 
 pub(crate) struct Site {
     pub(crate) name: String,
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) keys: Keyspace,
+    stored: StoredKeyspace,
     pub(crate) instances: Vec<Instance>,
     pub(crate) counts: Arc<Counts>,
     _coordinator: DropGuard,
@@ -45,17 +40,6 @@ pub(crate) struct Instance {
     pub(crate) status: PodsStatus,
     shutdown: CancellationToken,
     _guard: DropGuard,
-}
-
-struct Quiet;
-
-impl CoordinatorObserver for Quiet {
-    fn leads(&self, _: bool) {}
-    fn round(&self, _: RoundCause) {}
-    fn phase_ended(&self, _: Phase, _: Duration) {}
-    fn handoff_ended(&self, _: PartitionId, _: HandoffResult) {}
-    fn view_changed(&self, _: &View) {}
-    fn resync(&self, _: &StoreError) {}
 }
 
 /// What the instances of a site counted.
@@ -80,15 +64,12 @@ fn store() -> Arc<dyn Store> {
     Arc::new(EtcdStore::connect(EtcdOptions::new([ETCD.endpoint()])).unwrap())
 }
 
-/// Asks the store again while it is not available: on a busy machine a connection may be given up.
-async fn available<T>(ask: impl AsyncFn() -> Result<T, StoreError>) -> T {
-    for _ in 0..100 {
-        match ask().await {
-            Err(StoreError::Unavailable(_)) => tokio::time::sleep(Duration::from_millis(100)).await,
-            answer => return answer.unwrap(),
-        }
+impl Deref for Site {
+    type Target = StoredKeyspace;
+
+    fn deref(&self) -> &StoredKeyspace {
+        &self.stored
     }
-    panic!("the store is not available")
 }
 
 impl Site {
@@ -101,7 +82,7 @@ impl Site {
     pub(crate) async fn start_with(policy: Policy) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("site-{}", NEXT.fetch_add(1, Relaxed));
-        let (store, keys) = (store(), Keyspace::new("/segue/", &name));
+        let stored = StoredKeyspace::new(store(), &name);
         let settings = CoordinatorSettings {
             name: "c".to_owned(),
             lease_ttl: Duration::from_secs(5),
@@ -116,9 +97,9 @@ impl Site {
         };
         let (shutdown, (status, _)) = (CancellationToken::new(), watch::channel(CoordinatorStatus::default()));
         let ended = shutdown.clone();
-        tokio::spawn(run_coordinator(store.clone(), keys.clone(), settings, Arc::new(Quiet), status, ended));
+        tokio::spawn(run_coordinator(stored.store.clone(), stored.keys.clone(), settings, Arc::new(()), status, ended));
         let (instances, counts) = (Vec::new(), Arc::default());
-        let mut site = Site { name, store, keys, instances, counts, _coordinator: shutdown.drop_guard() };
+        let mut site = Site { name, stored, instances, counts, _coordinator: shutdown.drop_guard() };
         for _ in 0..2 {
             site.instance(None).await;
         }
@@ -179,11 +160,6 @@ impl Site {
         self.instances[instance].address
     }
 
-    pub(crate) async fn view(&self) -> View {
-        let snapshot = available(async || self.store.snapshot(&Keys::Prefix(self.keys.root().into())).await).await;
-        View::from_snapshot(self.keys.clone(), snapshot)
-    }
-
     /// Returns the owner of each partition with its epoch.
     pub(crate) async fn owners(&self) -> BTreeMap<u32, (String, u64)> {
         let view = self.view().await;
@@ -192,24 +168,6 @@ impl Site {
             (partition.get(), (it.owner.clone(), it.epoch.get()))
         };
         view.assignments.iter().map(owner).collect()
-    }
-
-    pub(crate) async fn put(&self, key: String, value: Vec<u8>) {
-        let then = vec![Op::Put { key, value, lease: None }];
-        available(async || self.store.commit(Txn { then: then.clone(), ..Txn::default() }).await).await;
-    }
-
-    /// Waits until the view satisfies this.
-    pub(crate) async fn until(&self, what: &str, holds: impl Fn(&View) -> bool) {
-        let waited = tokio::time::timeout(Duration::from_secs(60), async {
-            while !holds(&self.view().await) {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        });
-        if waited.await.is_err() {
-            let view = self.view().await;
-            panic!("not in time: {what}: {:#?}, {:#?}, {:#?}", view.pods, view.handoffs, view.acks);
-        }
     }
 }
 
