@@ -113,7 +113,7 @@ const NO_WHOLE_RESPONSE: u16 = 0;
 type Answered = (u64, &'static str, u16, String);
 
 /// Starts clients that write to both keyspaces. The requests are numbered from `first` on.
-fn load(router: SocketAddr, first: u64) -> Load<Answered> {
+fn writing(router: SocketAddr, first: u64) -> Load<Answered> {
     Load::start(CLIENTS, first, |_| {
         move |id| {
             let keyspace = KEYSPACES[(id % 2) as usize];
@@ -154,7 +154,7 @@ fn both_keyspaces_of_a_pod_move_under_load_by_balance_rolling_and_crash() {
     let world = World::start();
     let (a, _) = world.pod("a");
     world.settles(&[("a", PARTITIONS)]);
-    let load = load(world.site.router, 0);
+    let load = writing(world.site.router, 0);
     let (b, _) = world.pod("b");
     world.settles(&[("a", PARTITIONS / 2), ("b", PARTITIONS / 2)]);
     // Rolling: each pod leaves and comes again.
@@ -177,7 +177,7 @@ fn both_keyspaces_of_a_pod_move_under_load_by_balance_rolling_and_crash() {
         assert!(of_it(&ledger.released) >= PARTITIONS, "{keyspace}: {:?}", ledger.released);
     }
 
-    let load = load(world.site.router, 1_000_000);
+    let load = writing(world.site.router, 1_000_000);
     let (_b, _) = world.pod("b");
     world.settles(&[("a", PARTITIONS / 2), ("b", PARTITIONS / 2)]);
     load.goes_on(FLOW);

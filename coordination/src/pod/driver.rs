@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use segue_protocol::handoff::checkpoint::Waits;
 use segue_protocol::ids::{Incarnation, LeaseId, PartitionId};
