@@ -71,13 +71,7 @@ pub(crate) async fn undisturbed(mut play: impl AsyncFnMut() -> anyhow::Result<Ve
 }
 
 /// Plays an attack.
-pub(crate) async fn play(
-    attack: &Attack,
-    target: &Target,
-    router: &mut Router,
-    good: &Good,
-    calm: &Calm,
-) -> Verdict {
+pub(crate) async fn play(attack: &Attack, target: &Target, router: &mut Router, good: &Good, calm: &Calm) -> Verdict {
     good.take();
     let before = rss_kib(router.pid());
     let peak = Peak::watch(router.pid());

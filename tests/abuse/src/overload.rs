@@ -179,7 +179,8 @@ pub(crate) async fn run(cluster: &Cluster) -> anyhow::Result<Verdict> {
         millis(over.p99()),
         millis(after.p99()),
     );
-    let complaint = if harm.is_none() { String::new() } else { format!("\n     {}\n     {}", over.told(), after.told()) };
+    let complaint =
+        if harm.is_none() { String::new() } else { format!("\n     {}\n     {}", over.told(), after.told()) };
     Ok(Verdict { line: line + &complaint, harm })
 }
 
@@ -207,11 +208,8 @@ pub(crate) async fn outage(cluster: &Cluster) -> anyhow::Result<Verdict> {
     let recovery = served_again(router.address, asking, ASKING).await;
     let after = load(router.address, asking, ASKING).await;
     let certain = got as f64 > allowed || [&calm, &during, &after].into_iter().any(|load| load.faults() > 0);
-    let in_time = got > 0
-        && recovery.is_some()
-        && during.shed() > 0
-        && after.shed() == 0
-        && after.good() >= LEAST * calm.good();
+    let in_time =
+        got > 0 && recovery.is_some() && during.shed() > 0 && after.shed() == 0 && after.good() >= LEAST * calm.good();
     let harm = harm(certain, in_time);
     let mark = if harm.is_none() { "ok  " } else { "HARM" };
     let line = format!(
@@ -223,6 +221,7 @@ pub(crate) async fn outage(cluster: &Cluster) -> anyhow::Result<Verdict> {
         calm.good(),
         after.good(),
     );
-    let complaint = if harm.is_none() { String::new() } else { format!("\n     {}\n     {}", during.told(), after.told()) };
+    let complaint =
+        if harm.is_none() { String::new() } else { format!("\n     {}\n     {}", during.told(), after.told()) };
     Ok(Verdict { line: line + &complaint, harm })
 }

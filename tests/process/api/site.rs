@@ -9,8 +9,8 @@ use segue_tests::http::{Request, Response, get, is_ready};
 use segue_tests::ports::free_address;
 use serde_json::Value;
 
-use crate::site::{keys_below, put_by_hand};
 pub(crate) use crate::site::says;
+use crate::site::{keys_below, put_by_hand};
 use crate::writers::{PARTITIONS, WriterCluster};
 
 pub(crate) const TOKEN: &str = "correct-horse-battery-staple";
