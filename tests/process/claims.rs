@@ -304,8 +304,8 @@ fn a_sidecar_that_dies_before_its_service_has_finished_has_its_bound_waited_out(
 fn a_host_that_stops_answering_is_succeeded_within_seconds() {
     // A drain that is waited for outlasts every patience here.
     let site = Site::with(|_, config| {
-        let config = config.coordinator("c-0", 1).set("router.stash.max_wait", "15m");
-        config.set("router.drain.timeout", "10m")
+        let config = config.coordinator("c-0", 1).set("coordinator.phase_timeout", "15m");
+        config.set("router.stash.max_wait", "20m").set("router.drain.timeout", "10m")
     });
     let (fixture, a, _b) = working_in(OnePartition(site), By::Exec, "plain", "");
     let supervisor = service::children(a.sidecar.id());

@@ -13,8 +13,8 @@ use segue_tests::process::until;
 use crate::site::SEGUE;
 
 /// The lease of a pod in seconds. Several programs play at the same time, and none of them may starve a pod for so long.
-const LEASE: &str = "10";
-const PATIENCE: &str = "25s";
+const LEASE: &str = "20";
+const PATIENCE: &str = "45s";
 
 const KILLED_WARMING: &str = "the pod is killed while it warms, and started again";
 const KILLED_OWNING: &str = "the pod is killed while it owns a partition, and started again";
