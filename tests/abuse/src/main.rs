@@ -9,7 +9,8 @@
 //!
 //! * An attack that could not run counts as harm.
 //! * An attack whose outcome is not the documented one counts as harm.
-//! * Harm counts once it is certain. What was late while this machine stood still is played again.
+//! * An attack that made others slow is played twice more, and is harmless if they were not slow each time. Any other harm counts
+//!   the first time, unless this machine stood still.
 
 mod attacks;
 mod cluster;

@@ -148,7 +148,7 @@ impl Load {
 }
 
 fn harm(certain: bool, in_time: bool) -> Option<Harm> {
-    if certain { Some(Harm::Certain) } else { (!in_time).then_some(Harm::Late) }
+    if certain { Some(Harm::Certain) } else { (!in_time).then_some(Harm::Slow) }
 }
 
 pub(crate) async fn run(cluster: &Cluster) -> anyhow::Result<Verdict> {
