@@ -85,7 +85,7 @@ impl StoredKeyspace {
         let mut watcher = Watcher::start_with_heartbeats(self.store.clone(), self.keys.clone());
         let (mut view, mut is_known) = (View::empty(self.keys.clone()), false);
         let seen = async {
-            // What is waited for may depend on more than the store.
+            // The condition may depend on more than the store.
             while !(is_known && shows(&view)) {
                 match timeout(INTERVAL, watcher.next()).await {
                     Ok(Update::Snapshot(snapshot)) => (view, is_known) = (*snapshot, true),

@@ -69,7 +69,7 @@ fn a_pod_whose_writes_alone_the_store_refuses_is_named_with_the_words_of_the_sto
         cluster.config().set("store.username", user).set("store.password_file", file.to_str().unwrap())
     };
     let (leader, admin, service) = (free_address(), free_address(), TcpListener::bind("127.0.0.1:0").unwrap());
-    // One partition: etcd does not check the permissions of transactions within a transaction.
+    // One partition, so a report goes alone: this etcd does not check transactions within a transaction (GHSA-rfx7-8w68-q57q).
     let coordinator = config(etcd_admin::USER, "one").coordinator("c-0", 1).admin(leader).quick();
     let mut coordinator = cluster.run("c-0", &coordinator);
     let pod = config("registrant", "other").pod("w-0", free_address(), service.local_addr().unwrap());

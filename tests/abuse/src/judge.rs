@@ -35,9 +35,9 @@ impl Calm {
     }
 }
 
-/// What came of an attack.
+/// The outcome of an attack.
 pub(crate) struct Verdict {
-    /// What it was like.
+    /// The attack in a line: what the attacker got, and what others measured meanwhile.
     pub(crate) line: String,
     /// `None`: all was well.
     pub(crate) harm: Option<Harm>,
