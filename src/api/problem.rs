@@ -76,7 +76,7 @@ impl IntoResponse for Problem {
 
 /// Responds to a path below `/v1` that does not exist.
 pub(super) async fn unknown() -> Problem {
-    let text = "no such path; docs/operating.md lists those below /v1";
+    let text = "no such path; docs/reference/http.md lists those below /v1";
     Problem::new(StatusCode::NOT_FOUND, "not-found", text)
 }
 

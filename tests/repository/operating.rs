@@ -1,5 +1,6 @@
-//! Compares docs/operating.md with the code: it lists exactly the metrics, the reasons and the log events that
-//! exist, and has an example of each command.
+//! Compares the pages of docs/reference with the code: they list exactly the metrics, the reasons and the log events
+//! that exist, and have an example of each command.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::path::Path;
@@ -16,15 +17,16 @@ use segue_tests::cluster::TestCluster;
 use segue_tests::http::get;
 use segue_tests::ports::free_address;
 
-const PAGE: &str = include_str!("../../docs/operating.md");
+const COMMANDS: &str = include_str!("../../docs/reference/commands.md");
+const EVENTS: &str = include_str!("../../docs/reference/events.md");
+const HTTP: &str = include_str!("../../docs/reference/http.md");
+const METRICS: &str = include_str!("../../docs/reference/metrics.md");
 
-/// Returns the rows, cell by cell, of the tables in a section whose first column has this title.
-fn rows(section: &str, first_column: &str) -> Vec<Vec<&'static str>> {
-    let (_, text) = PAGE.split_once(&format!("\n## {section}\n")).unwrap_or_else(|| panic!("no section {section}"));
-    let text = text.split("\n## ").next().unwrap();
+/// Returns the rows, cell by cell, of the tables on a page whose first column has this title.
+fn rows(page: &'static str, first_column: &str) -> Vec<Vec<&'static str>> {
     let mut rows = Vec::new();
     let mut is_in_table = false;
-    for line in text.lines() {
+    for line in page.lines() {
         let Some(cells) = line.strip_prefix("| ").and_then(|line| line.strip_suffix(" |")) else {
             is_in_table = false;
             continue;
@@ -36,7 +38,7 @@ fn rows(section: &str, first_column: &str) -> Vec<Vec<&'static str>> {
             rows.push(cells);
         }
     }
-    assert!(!rows.is_empty(), "no table of {first_column} in {section}");
+    assert!(!rows.is_empty(), "no table of {first_column}");
     rows
 }
 
@@ -44,7 +46,7 @@ fn rows(section: &str, first_column: &str) -> Vec<Vec<&'static str>> {
 fn assert_same<T: Ord + Debug>(listed: impl IntoIterator<Item = T>, real: impl IntoIterator<Item = T>) {
     let (listed, real): (BTreeSet<T>, BTreeSet<T>) = (listed.into_iter().collect(), real.into_iter().collect());
     let (missing, extra): (Vec<_>, Vec<_>) = (real.difference(&listed).collect(), listed.difference(&real).collect());
-    assert!(missing.is_empty() && extra.is_empty(), "docs/operating.md lacks {missing:?}; only there: {extra:?}");
+    assert!(missing.is_empty() && extra.is_empty(), "docs/reference lacks {missing:?}; only there: {extra:?}");
 }
 
 /// Splits a series into its name and the names of its labels.
@@ -80,7 +82,7 @@ async fn the_page_lists_every_metric_with_its_labels_and_no_other() {
     process.until("a handoff that waits", || metrics().contains("segue_handoff_waits{"));
     let metrics = metrics();
 
-    let listed = rows("Metrics", "metric");
+    let listed = rows(METRICS, "metric");
     let listed: BTreeMap<&str, (&str, BTreeSet<&str>)> = listed
         .iter()
         .map(|row| {
@@ -102,7 +104,7 @@ async fn the_page_lists_every_metric_with_its_labels_and_no_other() {
 
 #[test]
 fn the_page_lists_every_reason_with_its_status_and_no_other() {
-    let rows = rows("Local replies", "reason");
+    let rows = rows(HTTP, "reason");
     let listed =
         rows.iter().flat_map(|row| row[1].split(", ").map(|status| (row[0].trim_matches('`'), status.to_owned())));
     let given = LocalReply::ALL.map(|own| (own.reason(), own.status().as_str().to_owned()));
@@ -156,7 +158,7 @@ fn message(arguments: &str) -> String {
 
 #[test]
 fn the_page_lists_every_event_at_warn_and_error_and_no_other() {
-    let listed = rows("Log events at `warn` and `error`", "event");
+    let listed = rows(EVENTS, "event");
     let listed: BTreeSet<String> = listed.iter().map(|row| row[0].replace('`', "")).collect();
     let sources = sources();
     let mut logged = BTreeSet::new();
@@ -168,16 +170,16 @@ fn the_page_lists_every_event_at_warn_and_error_and_no_other() {
     // What a notice or a reason says is written elsewhere.
     logged.remove("{…}");
     let missing: Vec<_> = logged.difference(&listed).collect();
-    assert!(missing.is_empty(), "missing in docs/operating.md: {missing:#?}");
+    assert!(missing.is_empty(), "missing in docs/reference/events.md: {missing:#?}");
     for event in listed.difference(&logged) {
         let is_written = |part: &str| sources.iter().any(|source| source.contains(part));
-        assert!(event.split("{…}").all(is_written), "docs/operating.md lists what nothing logs: {event}");
+        assert!(event.split("{…}").all(is_written), "docs/reference/events.md lists what nothing logs: {event}");
     }
 }
 
 #[test]
 fn the_page_shows_every_command_and_no_other() {
-    let shown = PAGE.lines().filter_map(|line| line.strip_prefix("$ segue ")?.split(' ').next());
+    let shown = COMMANDS.lines().filter_map(|line| line.strip_prefix("$ segue ")?.split(' ').next());
     let line = Cli::command();
     assert_same(
         shown,

@@ -34,7 +34,7 @@ class Failure:
 
 def says_broken(status, text):
     """Returns whether a response says that the exchange with the pod ended before the pod's response. A sidecar whose
-    service was killed answers 500 `lease-lost` (docs/operating.md)."""
+    service was killed answers 500 `lease-lost` (docs/reference/http.md)."""
     return status == 502 or (status == 500 and "lease-lost" in text)
 
 
