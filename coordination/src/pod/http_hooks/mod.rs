@@ -1,8 +1,8 @@
 //! The handler of the sidecar. It calls a service that is not linked with Segue by HTTP when partitions come and go.
 //!
-//! Each hook is a `POST` with `{"keyspace","partition","epoch","handoff"}`, and `warm` also with the newest `"checkpoint"`
-//! if there is one. [`Answer`] lists what a response can mean: done, in progress, failed, failed for good. A failed call is repeated, so a hook must be idempotent. A hook that is
-//! not set counts as done.
+//! Each hook is a `POST` with `{"keyspace","partition","partitions","epoch","handoff","from","to"}`, and `warm` also with the
+//! newest `"checkpoint"` if there is one. [`Answer`] lists what a response can mean: done, in progress, failed, failed for good.
+//! A failed call is repeated, so a hook must be idempotent. A hook that is not set counts as done.
 //!
 //! Not here: the proxy in front of the service; `drained`, which the layer can acknowledge for a service that responds
 //! only when its work is done; the lease that a service is lent ([`LentLease`](super::LentLease)).
