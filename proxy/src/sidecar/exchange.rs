@@ -40,7 +40,7 @@ use crate::message::frames::poll_telling_frame;
 use crate::message::header_names::SEGUE_REASON;
 use crate::message::stream_kind::says_stream;
 
-/// How long a response that may have no end is read on after its router has gone, before it is reset.
+/// How long a response that may have no end, or another protocol, is read on after its router has gone, before it is reset.
 pub const UNREAD_TIMEOUT: Duration = Duration::from_secs(1);
 /// Frames of a response that are read ahead of the router.
 const READ_AHEAD_FRAMES: usize = 4;
@@ -178,7 +178,7 @@ impl Responding {
         strip_hop_by_hop(response.headers_mut(), true);
         // If the router has gone, its side of the upgrade fails.
         let _ = to_router.send(response.map(|_| empty()));
-        join(router, switched, &upstream).await;
+        join(router, switched, service, &upstream, until).await;
     }
 
     /// Forwards the response, reads it to its end whether its router does or not, and returns once the upload has ended.

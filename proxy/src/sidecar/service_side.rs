@@ -3,14 +3,13 @@
 //! # Invariants
 //!
 //! * The service learns that its router has gone by a half-closed connection (HTTP/1.1) or by a reset (HTTP/2). One that goes on
-//!   with a response which may have no end is reset by HTTP/1.1 too.
+//!   with a response which may have no end, or with another protocol, is reset by HTTP/1.1 too.
 //! * An exchange that broke counts until the service has closed its connection, which no other partition uses, or until its
 //!   bound has passed. By HTTP/1.1 a reset ends it, unless there is a bound.
 
 use std::future::{Future, pending};
 use std::sync::{Arc, PoisonError};
 
-use hyper::body::Incoming;
 use hyper_util::client::legacy::connect::CaptureConnection;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
@@ -59,18 +58,18 @@ impl Side {
         }
     }
 
-    /// Ends a response that has gone on since its router has gone. Returns once the service has ended its work, as far as that
-    /// can be seen: a connection by HTTP/1.1 has ended with its reset.
-    pub(super) async fn reset(self, response: Incoming, upstream: &Upstream, until: Option<Instant>) {
+    /// Ends a response, or a switched connection, that has gone on since its router has gone. `reader` is what reads it. Returns
+    /// once the service has ended its work, as far as that can be seen: a connection by HTTP/1.1 has ended with its reset.
+    pub(super) async fn reset(self, reader: impl Send, upstream: &Upstream, until: Option<Instant>) {
         let Side::Http1(captured) = &self else {
-            drop(response);
+            drop(reader);
             return self.closed(upstream, until).await;
         };
-        // Before the library drops the connection because nobody reads the response.
+        // Before the connection is dropped because nobody reads it.
         if let Some(connection) = ServiceConnection::of(captured) {
             connection.reset();
         }
-        drop(response);
+        drop(reader);
         if until.is_some() {
             within(until, pending::<()>()).await;
         }

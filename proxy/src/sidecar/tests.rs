@@ -73,7 +73,7 @@ impl World {
         });
         tokio::spawn(async move {
             let builder = auto::Builder::new(TokioExecutor::new());
-            let _ = builder.serve_connection(TokioIo::new(sidecar), service).await;
+            let _ = builder.serve_connection_with_upgrades(TokioIo::new(sidecar), service).await;
         });
         World { router, exchange, abandoned, lost }
     }
@@ -198,6 +198,32 @@ async fn a_service_that_overlooks_that_its_router_has_gone_is_reset_unless_its_r
             service.write_all(b"0\r\n\r\n").await.unwrap();
         }
         in_time(exchange).await.unwrap();
+    }
+}
+
+/// As a service does that sends to its subscribers and reads nothing, or that answers no close.
+#[tokio::test]
+async fn a_switched_connection_is_reset_when_the_service_overlooks_that_its_router_has_gone() {
+    const SWITCH: &str = "connection: upgrade\r\nupgrade: websocket\r\n\r\n";
+    for closes in [true, false] {
+        let (listener, address) = listen().await;
+        let mut world = World::new(address);
+        world.router.write_all(format!("GET / HTTP/1.1\r\nhost: x\r\n{SWITCH}").as_bytes()).await.unwrap();
+        let mut service = in_time(listener.accept()).await.unwrap().0;
+        in_time(read_to(&mut service, "\r\n\r\n")).await;
+        service.write_all(format!("HTTP/1.1 101 Switching Protocols\r\n{SWITCH}begun").as_bytes()).await.unwrap();
+        in_time(read_to(&mut world.router, "begun")).await;
+        let exchange = world.exchange.await.unwrap();
+        drop(world.router);
+        assert_eq!(in_time(service.read(&mut [0; 1])).await.unwrap(), 0, "the service is told");
+        assert!(!exchange.is_finished(), "the service may end what it has begun");
+        if closes {
+            drop(service);
+            in_time(exchange).await.unwrap();
+        } else {
+            in_time(exchange).await.unwrap();
+            in_time(service.write_all(b"an event")).await.expect_err("it is reset");
+        }
     }
 }
 

@@ -2,21 +2,27 @@
 //!
 //! # Invariants
 //!
-//! * The exchange counts until the service has closed its side, or its bound has passed since the router closed.
+//! * The exchange counts until the service has closed its side, or a second has passed since the router closed and the service
+//!   was told. A bound of the service's work is waited for as well.
 
-use std::pin::pin;
-
-use futures_util::future::select;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
+use super::exchange::UNREAD_TIMEOUT;
+use super::service_side::Side;
 use super::upstream::Upstream;
 
 /// Copies bytes both ways until the service closes its side. When the router closes, so does this side of the connection to
-/// the service, which then has its bound to end what it has begun.
-pub(super) async fn join(router: OnUpgrade, service: OnUpgrade, upstream: &Upstream) {
+/// the service. `until` is when the service stops being waited for, if its router had gone before.
+pub(super) async fn join(
+    router: OnUpgrade,
+    service: OnUpgrade,
+    side: Side,
+    upstream: &Upstream,
+    mut until: Option<Instant>,
+) {
     let Ok(service) = service.await else { return };
     let (mut from_service, mut to_service) = tokio::io::split(TokioIo::new(service));
     let (mut from_router, mut to_router) = match router.await {
@@ -31,10 +37,8 @@ pub(super) async fn join(router: OnUpgrade, service: OnUpgrade, upstream: &Upstr
             let _ = tokio::io::copy(from_router, &mut to_service).await;
         }
         let _ = to_service.shutdown().await;
-        match upstream.work_ends_within {
-            Some(bound) => sleep(bound).await,
-            None => std::future::pending().await,
-        }
+        until = until.or_else(|| upstream.work_ends_within.map(|bound| Instant::now() + bound));
+        sleep(UNREAD_TIMEOUT).await;
     };
     let down = async {
         if let Some(to_router) = &mut to_router {
@@ -45,5 +49,12 @@ pub(super) async fn join(router: OnUpgrade, service: OnUpgrade, upstream: &Upstr
         let _ = tokio::io::copy(&mut from_service, &mut tokio::io::sink()).await;
     };
     // Nobody reads what the router sends after the service has closed.
-    select(pin!(up), pin!(down)).await;
+    let goes_on = tokio::select! {
+        () = down => false,
+        () = up => true,
+    };
+    if goes_on {
+        // A service that overlooks the end of one side would keep its partition for as long as it likes.
+        side.reset((from_service, to_service), upstream, until).await;
+    }
 }
