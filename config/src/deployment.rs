@@ -27,6 +27,7 @@ const MAX_WAIT: Setting = Setting { own: "keyspaces.stash.max_wait", common: "ro
 const PARTITIONS: Setting = Setting { own: "keyspaces.partitions", common: "coordinator.partitions" };
 const PARTITION: Setting = Setting { own: "keyspaces.partition", common: "router.partition" };
 const MATCH: Setting = Setting { own: "keyspaces.match", common: "keyspace" };
+const SERVICE: Setting = Setting { own: "keyspaces.service", common: "service" };
 const STRATEGY: Setting = Setting { own: "keyspaces.strategy", common: "coordinator.strategy" };
 const MOST_HANDOFFS: Setting =
     Setting { own: "keyspaces.max_concurrent_handoffs", common: "coordinator.max_concurrent_handoffs" };
@@ -77,6 +78,7 @@ pub fn compare(files: &[Located]) -> Findings {
             for (first, second) in &shared {
                 found.parts_fit(i == j, *first, *second);
                 if i < j {
+                    found.services_agree(*first, *second);
                     found.routers_agree(*first, *second);
                     found.coordinators_agree(*first, *second);
                 }
@@ -112,6 +114,16 @@ fn map_alike(one: &PartitionSource, other: &PartitionSource) -> bool {
 }
 
 impl Findings {
+    /// A keyspace belongs to one service. Who has another, or none, does not register.
+    fn services_agree(&mut self, one: Part<'_>, other: Part<'_>) {
+        let (own, others) = (&one.keyspace.service, &other.keyspace.service);
+        if own != others {
+            let named = |service: &Option<String>| service.as_deref().map_or_else(|| "not given".to_owned(), quoted);
+            let fact = format!("{} here, and {} there ({})", named(own), named(others), other.origin(SERVICE));
+            self.problems.push(one.problem(SERVICE, fact, "expected the same in every file of a keyspace"));
+        }
+    }
+
     /// Checks what the roles of one keyspace expect of each other.
     fn parts_fit(&mut self, is_same_file: bool, one: Part<'_>, other: Part<'_>) {
         let Some(router) = one.router() else { return };

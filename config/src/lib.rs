@@ -108,6 +108,15 @@ pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
     units::duration(text).map_err(|wrong| format!("{}; {}", wrong.fact, wrong.remedy))
 }
 
+/// Reads a name, as every key of a configuration file that names something takes it.
+///
+/// # Errors
+///
+/// What was wrong and what was expected, in one line.
+pub fn parse_name(text: &str) -> Result<String, String> {
+    reader::name(text).map_err(|wrong| format!("{}; {}", wrong.fact, wrong.remedy))
+}
+
 /// Returns a duration of whole milliseconds as [`parse_duration`] takes it, in the largest unit that divides it.
 pub fn show_duration(duration: std::time::Duration) -> String {
     units::show_duration(duration)

@@ -345,7 +345,8 @@ impl<'a> Reader<'a> {
 
 const EXPECTED_NAME: &str = "expected letters, digits, '.', '_' and '-', 253 at most";
 
-fn name(text: &str) -> Result<String, Wrong> {
+/// Returns the text if it is a name.
+pub(crate) fn name(text: &str) -> Result<String, Wrong> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if text.is_empty() || text.len() > MAX_NAME_BYTES || !text.chars().all(allowed) {
         return Err(Wrong::new(format!("{} cannot be a name", quoted(text)), EXPECTED_NAME));

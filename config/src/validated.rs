@@ -67,6 +67,8 @@ impl Config {
 pub struct KeyspaceSection {
     /// The name; part of the keys in the store.
     pub name: String,
+    /// The service that it belongs to, if the file says so. Participants of another one do not register.
+    pub service: Option<String>,
     /// Which requests are for it and how they are routed. `Some` if the file has a router.
     pub routing: Option<Routing>,
     /// The placement policy: 1 to 65536 partitions, `settle` at most `settle_max`, at least one handoff at a time. `Some`

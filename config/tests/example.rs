@@ -33,6 +33,7 @@ fn default_keyspace() -> KeyspaceSection {
     let seconds = Duration::from_secs;
     KeyspaceSection {
         name: "default".to_owned(),
+        service: None,
         routing: Some(Routing {
             matching: None,
             partition: Partition::Number { header: "x-partition".parse().unwrap(), order_by: None },
@@ -210,7 +211,7 @@ fn each_commented_key_of_the_example_is_accepted() {
         }
         tried += 1;
     }
-    assert_eq!(tried, 50);
+    assert_eq!(tried, 51);
 }
 
 #[test]
@@ -225,7 +226,7 @@ fn each_commented_key_of_a_table_is_accepted() {
         accepted(line, &format!("[router]\n[coordinator]\n[[keyspaces]]\n{table}"));
         tried += 1;
     }
-    assert_eq!(tried, 19);
+    assert_eq!(tried, 20);
 }
 
 #[test]

@@ -42,6 +42,14 @@ impl Differences {
             ));
         }
         let Some(settings) = view.settings() else { return };
+        if section.service != settings.service {
+            let named = |service: &Option<String>| service.clone().unwrap_or_else(|| "no service".to_owned());
+            let (standing, own) = (named(&settings.service), named(&section.service));
+            let fact = format!("keyspace {name} belongs to {standing}, and the file to {own}: nothing would register");
+            let remedy =
+                "expected another keyspace, or the same service; segue config set service changes the keyspace's";
+            self.problems.push(file.problem("service", fact, remedy));
+        }
         let own = section.routing.as_ref().map(|routing| routing.partition.partitioner());
         if let Some((own, standing)) = own.zip(settings.partitioner.as_ref()).filter(|(own, standing)| own != *standing)
         {

@@ -26,6 +26,7 @@ use super::{OperatorError, ensure_exists, or_none, partitions};
 
 const PARTITIONS: &str = "partitions";
 const EPOCH_FLOOR: &str = "epoch_floor";
+const SERVICE: &str = "service";
 const PARTITIONER: &str = "partitioner";
 /// The end of the stored name of a duration.
 const MILLIS: &str = "_ms";
@@ -38,6 +39,7 @@ pub(super) fn all(view: &View) -> Result<Map<String, Value>, OperatorError> {
     all.insert(PARTITIONS.to_owned(), json!(config.partitions));
     all.insert(PARTITIONER.to_owned(), json!(config.partitioner));
     all.insert(EPOCH_FLOOR.to_owned(), json!(config.epoch_floor));
+    all.insert(SERVICE.to_owned(), json!(config.service.as_deref().unwrap_or_default()));
     match &config.planning {
         Some(Value::Object(planning)) => {
             let known = stored_names();
@@ -77,6 +79,7 @@ pub(super) fn set(view: &View, key: &str, text: &str) -> Result<Decision, Operat
     match key {
         PARTITIONS => set_partitions(view, config, text),
         EPOCH_FLOOR => set_epoch_floor(view, config, text),
+        SERVICE => set_service(view, config, text),
         PARTITIONER => {
             Err(OperatorError::Refused("the mapping of keys is replaced by segue remap --to FILE".to_owned()))
         }
@@ -129,6 +132,20 @@ fn set_epoch_floor(view: &View, config: &Versioned<KeyspaceConfig>, text: &str) 
     Ok(decision)
 }
 
+/// Changes the service that the keyspace belongs to. An empty text removes it.
+fn set_service(view: &View, config: &Versioned<KeyspaceConfig>, text: &str) -> Result<Decision, OperatorError> {
+    let named = |text| segue_config::parse_name(text).map_err(|error| expected(SERVICE, text, error));
+    let service = (!text.is_empty()).then(|| named(text)).transpose()?;
+    let named = |service: &Option<String>| service.clone().unwrap_or_else(|| "nothing".to_owned());
+    let (kept, new) = (named(&config.value.service), named(&service));
+    if config.value.service == service {
+        return Ok(as_it_was(SERVICE, kept));
+    }
+    let mut decision = rewritten(view, config, (SERVICE, kept, new), |config| config.service = service);
+    decision.1.text += "; who is registered stays so, and only who names it in the file registers from now on";
+    Ok(decision)
+}
+
 fn set_planning(
     view: &View,
     config: &Versioned<KeyspaceConfig>,
@@ -145,7 +162,7 @@ fn set_planning(
         (key.to_owned(), serde_json::from_str(text).unwrap_or_else(|_| text.into()))
     } else {
         let names = known.iter().map(|name| name.strip_suffix(MILLIS).unwrap_or(name));
-        let names = [PARTITIONS, EPOCH_FLOOR].into_iter().chain(names).collect::<Vec<_>>().join(", ");
+        let names = [PARTITIONS, EPOCH_FLOOR, SERVICE].into_iter().chain(names).collect::<Vec<_>>().join(", ");
         return Err(OperatorError::BadInput(format!("{key} is no setting of the keyspace; expected one of {names}")));
     };
     let planning = with_setting(&config.value, &name, value.clone());
@@ -292,6 +309,14 @@ mod tests {
         let last = Epoch::MAX.get() - REVISION;
         assert!(changed(NUMBERED, "epoch_floor", &last.to_string()).unwrap_err().contains("no epoch is above 2^53"));
         assert!(changed(NUMBERED, "epoch_floor", &(last - 1).to_string()).is_ok());
+    }
+
+    #[test]
+    fn a_keyspace_gets_the_name_of_its_service_or_none() {
+        assert_eq!(changed(NUMBERED, SERVICE, "orders").unwrap().0.service.as_deref(), Some("orders"));
+        let named = r#"{"partitions":4,"service":"orders","later":1}"#;
+        assert_eq!(changed(named, SERVICE, "").unwrap().0.service, None);
+        assert!(changed(named, SERVICE, "two words").unwrap_err().contains("cannot be a name"));
     }
 
     #[test]

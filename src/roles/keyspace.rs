@@ -38,7 +38,7 @@ impl ServedKeyspace {
         let is_labelled = config.lists_keyspaces;
         let served = |section: &KeyspaceSection| ServedKeyspace {
             section: section.clone(),
-            keys: Keyspace::new(&config.store.prefix, &section.name),
+            keys: Keyspace::new(&config.store.prefix, &section.name).of_service(section.service.clone()),
             participants: ParticipantMetrics::new(labelled(registry, is_labelled, &section.name)),
             is_labelled,
         };

@@ -38,6 +38,19 @@ fn check_warns_of_a_keyspace_without_a_name_in_a_store_that_others_may_share() {
 }
 
 #[test]
+fn a_keyspace_belongs_to_one_service_in_all_files() {
+    let file = |name: &str, service: &str| format!("keyspace = \"k\"\n{service}[coordinator]\nname = \"{name}\"\n");
+    let (orders, persons) = ("service = \"orders\"\n", "service = \"persons\"\n");
+    let one = file("a", orders);
+    assert_eq!(check_together(&[&one, &file("b", orders)]).0, Some(0));
+    for other in [persons, ""] {
+        let (code, _, said) = check_together(&[&one, &file("b", other)]);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains("service: "), "{said}");
+    }
+}
+
+#[test]
 fn check_warns_of_a_sidecar_without_fence_alone_and_beside_others() {
     let pod = "[pod]\nname = \"w-0\"\n";
     let alone = check(&format!("keyspace = \"k\"\n{pod}"));

@@ -26,6 +26,7 @@ use crate::validated::{KeyspaceSection, Routing};
 pub(super) const LIST: &str = "keyspaces";
 
 const NAME: &str = "keyspaces.name";
+const SERVICE: &str = "keyspaces.service";
 const HOST: &str = "keyspaces.match.host";
 const PATH_PREFIX: &str = "keyspaces.match.path_prefix";
 const MATCH: &str = "keyspaces.match";
@@ -37,6 +38,7 @@ const MAX_TOTAL_BYTES: &str = "router.stash.max_total_bytes";
 pub(crate) static KEYS: Keys = Keys {
     sections: &[&[
         NAME,
+        SERVICE,
         HOST,
         PATH_PREFIX,
         "keyspaces.partition.header",
@@ -82,6 +84,7 @@ const OF_ROLES: [(&str, &[&str]); 2] = [
 
 /// The settings of a keyspace whose table does not have its own.
 struct Defaults {
+    service: Option<String>,
     stash: Option<StashLimits>,
     policy: Option<Policy>,
 }
@@ -89,14 +92,15 @@ struct Defaults {
 /// Returns the keyspaces; at least one, unless there are problems.
 pub(super) fn read(r: &mut Reader<'_>) -> Vec<KeyspaceSection> {
     let defaults = Defaults {
+        service: r.name("service"),
         stash: r.has_section("router").then(|| router::stash(r)),
         policy: r.has_section("coordinator").then(|| coordinator::policy(r)),
     };
     let Some((place, mut tables)) = r.tables() else {
         let name = r.name("keyspace").unwrap_or_else(|| "default".to_owned());
-        let Defaults { stash, policy } = defaults;
+        let Defaults { service, stash, policy } = defaults;
         let routing = stash.map(|stash| Routing { matching: None, partition: one_partition(r), stash, protocol: None });
-        return vec![KeyspaceSection { name, routing, policy }];
+        return vec![KeyspaceSection { name, service, routing, policy }];
     };
     nothing_beside_the_list(r, &place);
     if tables.is_empty() {
@@ -151,6 +155,7 @@ fn keyspace(r: &mut Reader<'_>, table: &mut Reader<'_>, defaults: &Defaults) -> 
     let policy = placement::read(table, &placement::KEYSPACE, &defaults.policy.clone().unwrap_or_default());
     KeyspaceSection {
         name: name.unwrap_or_default(),
+        service: table.name(SERVICE).or_else(|| defaults.service.clone()),
         routing: defaults.stash.map(|_| Routing { matching, partition, stash, protocol }),
         policy: defaults.policy.as_ref().map(|_| policy),
     }

@@ -38,7 +38,7 @@ use crate::validated::{Config, Credentials, Log, LogFormat, LogLevel, Pod, Store
 /// Every key that a file may have. Each section's keys are listed where they are read.
 pub(crate) static KEYS: Keys = Keys {
     sections: &[
-        &["keyspace"],
+        &["keyspace", "service"],
         STORE_KEYS,
         router::KEYS,
         coordinator::KEYS,

@@ -16,6 +16,7 @@ const HISTORY: &str = "~history/";
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Keyspace {
     root: String,
+    service: Option<String>,
 }
 
 /// The meaning of a key.
@@ -75,7 +76,17 @@ pub enum RoundsKey {
 impl Keyspace {
     /// Returns the keyspace `name` below `prefix`, which ends with a slash.
     pub fn new(prefix: &str, name: &str) -> Self {
-        Keyspace { root: format!("{prefix}{name}/") }
+        Keyspace { root: format!("{prefix}{name}/"), service: None }
+    }
+
+    /// Adds the service that the participants of this process belong to. They do not register in a keyspace of another one.
+    pub fn of_service(self, service: Option<String>) -> Self {
+        Keyspace { service, ..self }
+    }
+
+    /// Returns the service that the participants of this process belong to.
+    pub fn service(&self) -> Option<&str> {
+        self.service.as_deref()
     }
 
     /// Returns the keyspace's name.

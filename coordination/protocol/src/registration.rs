@@ -7,7 +7,7 @@
 
 use crate::ids::{Incarnation, LeaseId, Revision};
 use crate::keys::Keyspace;
-use crate::records::{PodLoad, PodRecord, encode};
+use crate::records::{KeyspaceConfig, PodLoad, PodRecord, encode};
 use crate::txn::{Compare, Keys, Op, Txn};
 use crate::view::{Versioned, View};
 
@@ -51,6 +51,18 @@ pub fn attachment<T>(seen: Option<&Versioned<T>>, incarnation: Incarnation, leas
         Some(seen) if seen.lease == Some(lease) => Attachment::Attached,
         Some(seen) => Attachment::Detached(seen.mod_revision),
     }
+}
+
+/// Returns why a participant does not register in a keyspace with these settings, which belongs to another service than the
+/// participant. Settings that cannot be read say nothing. `None` if it may register.
+pub fn other_service(keys: &Keyspace, settings: &[u8]) -> Option<String> {
+    let settings: KeyspaceConfig = serde_json::from_slice(settings).ok()?;
+    let (own, standing) = (keys.service(), settings.service.as_deref());
+    let named = |service: Option<&str>| service.map_or("no service".to_owned(), |name| format!("service {name}"));
+    (own != standing).then(|| {
+        let name = keys.name();
+        format!("keyspace {name} belongs to {}, and this process to {}", named(standing), named(own))
+    })
 }
 
 /// Creates the key of a new life under its lease. An existing key belongs to another life and is not overwritten.

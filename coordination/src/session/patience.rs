@@ -78,10 +78,14 @@ impl RepeatedLog {
 
     /// Returns whether a line about this cause is due. It counts as written.
     pub(crate) fn is_due(&mut self, cause: &StoreError) -> bool {
+        // The words of an outage change from one attempt to the next.
+        self.is_due_in_words(if let StoreError::Unavailable(_) = cause { String::new() } else { cause.to_string() })
+    }
+
+    /// As [`is_due`](Self::is_due), for a cause that is no error of the store.
+    pub(crate) fn is_due_in_words(&mut self, cause: String) -> bool {
         let now = Instant::now();
         self.said.retain(|_, at| now < *at + Self::INTERVAL);
-        // The words of an outage change from one attempt to the next.
-        let cause = if let StoreError::Unavailable(_) = cause { String::new() } else { cause.to_string() };
         if self.said.contains_key(&cause) || self.said.len() >= Self::MAX_CAUSES {
             return false;
         }

@@ -7,6 +7,9 @@
 //! under a shared lease without learning of it, so that nobody acts by it; and a leader's key without a lease, because
 //! every write of a leader is guarded by that key.
 //!
+//! Nobody registers in a keyspace of another service. Two sites that share a store and, by mistake, a keyspace would otherwise
+//! get each other's partitions.
+//!
 //! After the store went back nobody registers before the floor of epochs is above what has been used. A key at the revision
 //! of an earlier life is left alone then, as it may be another process's.
 
@@ -27,6 +30,9 @@ use crate::store::{SharedHorizon, Store, StoreError};
 
 /// How long the store may take to end a registration.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Interval between two looks whether the keyspace belongs to another service.
+const SERVICE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A key to register, and the conditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,6 +141,12 @@ pub async fn register(leases: &Leases, claim: &Claim, value: impl Fn(LeaseId) ->
                     sleep(back_off.next()).await;
                 }
             }
+            Ok(Attempt::OtherService(why)) => {
+                if log.is_due_in_words(why.clone()) {
+                    warn!(key, why, "not registered: choose another `keyspace`, or correct `service`; looking again");
+                }
+                sleep(SERVICE_INTERVAL).await;
+            }
             Err(error) => {
                 if log.is_due(&error) {
                     warn!(key, %error, "cannot register; retrying");
@@ -151,6 +163,8 @@ enum Attempt {
     Cleared,
     /// Another life's key exists, with this lease.
     Taken(Option<LeaseId>),
+    /// The keyspace belongs to another service.
+    OtherService(String),
 }
 
 async fn try_register(
@@ -161,6 +175,10 @@ async fn try_register(
     let (store, key) = (leases.store(), &claim.keys.key);
     if raise_floor(store, leases.horizon(), &claim.keyspace).await? {
         return Ok(Attempt::Cleared);
+    }
+    let settings = store.snapshot(&Keys::One(claim.keyspace.config())).await?.entries.pop();
+    if let Some(why) = settings.and_then(|settings| registration::other_service(&claim.keyspace, &settings.value)) {
+        return Ok(Attempt::OtherService(why));
     }
     // Another process's life may have begun at the same revision since the store went back.
     let ended = if leases.horizon().times() > 0 { Incarnation::NONE } else { claim.ended };
@@ -245,6 +263,8 @@ async fn vanished(store: &Arc<dyn Store>, key: &str, ttl: Duration) -> Result<()
 
 #[cfg(test)]
 mod tests {
+    use segue_protocol::records::{KeyspaceConfig, encode};
+    use segue_protocol::txn::{Op, Txn};
     use tokio::time::Instant;
 
     use super::*;
@@ -291,6 +311,40 @@ mod tests {
         assert!(matches!(again, Attempt::Taken(Some(_))), "it waits for the other one");
         let left = empty.snapshot(&Keys::One("/key".to_owned())).await.unwrap().entries;
         assert_eq!(left[0].value, b"other");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_keyspace_of_another_service_is_left_alone_until_it_is_its_own() {
+        let store = MemoryStore::new();
+        let keys = Keyspace::new("/", "test");
+        let settings = |service: Option<&str>| {
+            let service = service.map(str::to_owned);
+            encode(&KeyspaceConfig { service, ..KeyspaceConfig::new(4) })
+        };
+        let put = async |value| {
+            let txn =
+                Txn { when: vec![], then: vec![Op::Put { key: keys.config(), value, lease: None }], otherwise: None };
+            store.commit(txn).await.unwrap();
+        };
+        for (own, standing, may) in [
+            (None, None, true),
+            (Some("a"), Some("a"), true),
+            (Some("a"), Some("b"), false),
+            (None, Some("b"), false),
+            (Some("a"), None, false),
+        ] {
+            put(settings(standing)).await;
+            let keys = keys.clone().of_service(own.map(str::to_owned));
+            let claim = Claim::new(&keys, format!("/{own:?}{standing:?}"), Duration::from_secs(15));
+            let leases = Arc::new(store.clone()).into();
+            let mut registering = std::pin::pin!(register(&leases, &claim, |_| Vec::new()));
+            let at_once = timeout(3 * SERVICE_INTERVAL, registering.as_mut()).await;
+            assert_eq!(at_once.is_ok(), may, "{own:?} {standing:?}");
+            if !may {
+                put(settings(own)).await;
+                registering.await;
+            }
+        }
     }
 
     async fn register_once(leases: &Leases, claim: &Claim) -> Attempt {

@@ -27,8 +27,8 @@ enum ConfigCommand {
     /// Change a setting of the keyspace.
     ///
     /// Settings are `partitions`, which grows only where requests name their partition; `epoch_floor`, which never falls;
-    /// and those of planning by their names in [coordinator], such as `settle`. Exits 0 if the setting has the value, 1 if
-    /// the change was refused, 2 on bad usage, 3 if the store is unreachable.
+    /// `service`, which an empty value removes; and those of planning by their names in [coordinator], such as `settle`.
+    /// Exits 0 if the setting has the value, 1 if the change was refused, 2 on bad usage, 3 if the store is unreachable.
     Set {
         /// Name of the setting.
         #[arg(value_name = "KEY")]

@@ -188,14 +188,18 @@ pub(super) fn write_config(view: &View, own: &Policy, planning: Option<Value>) -
             notice,
         );
     }
+    let new = |partitions| KeyspaceConfig {
+        planning: planning.clone(),
+        service: view.keys().service().map(str::to_owned),
+        ..KeyspaceConfig::new(partitions)
+    };
     match (view.settings(), partitions_shown(view)) {
         // The settings were deleted by hand: they are restored as they were.
         (Some(known), _) => (write(known.clone(), Revision::ZERO), None),
         (None, Some(shown)) if shown != wanted => {
-            let settings = KeyspaceConfig { planning, ..KeyspaceConfig::new(shown) };
-            (None, Some(Notice::ConfigMissing { wanted, shown, key: view.keys().config(), settings }))
+            (None, Some(Notice::ConfigMissing { wanted, shown, key: view.keys().config(), settings: new(shown) }))
         }
-        (None, _) => (write(KeyspaceConfig { planning, ..KeyspaceConfig::new(wanted) }, Revision::ZERO), None),
+        (None, _) => (write(new(wanted), Revision::ZERO), None),
     }
 }
 

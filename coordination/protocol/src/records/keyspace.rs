@@ -35,6 +35,9 @@ pub struct KeyspaceConfig {
     /// How requests map to partitions. The first router writes it.
     #[serde(default)]
     pub partitioner: Option<Partitioner>,
+    /// The service that the keyspace belongs to: participants of another one do not register. The first coordinator writes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
     /// Epochs begin above this number. It is above every epoch from before the store went back, and never falls.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub epoch_floor: Epoch,
@@ -58,6 +61,7 @@ impl KeyspaceConfig {
         KeyspaceConfig {
             partitions,
             partitioner: None,
+            service: None,
             epoch_floor: Epoch::default(),
             planning: None,
             unknown: Map::new(),

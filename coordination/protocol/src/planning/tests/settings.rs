@@ -22,6 +22,17 @@ fn growing_the_keyspace_and_changing_the_strategy_are_rounds() {
 }
 
 #[test]
+fn the_first_leader_writes_which_service_the_keyspace_belongs_to() {
+    let mut world = World::new(policy(4));
+    world.keys = world.keys.clone().of_service(Some("orders".to_owned()));
+    world.lead();
+    assert_eq!(world.view().settings().unwrap().service.as_deref(), Some("orders"));
+    world.keys = world.keys.clone().of_service(Some("persons".to_owned()));
+    world.lead();
+    assert_eq!(world.view().settings().unwrap().service.as_deref(), Some("orders"));
+}
+
+#[test]
 fn a_shrink_is_refused() {
     let mut world = World::settled(policy(8), &["w-0"]);
     world.policy.partitions = 4;
