@@ -27,7 +27,8 @@ use segue_coordination::router::{DrainSettings, RouterSettings};
 use segue_coordination::store::{EtcdOptions, EtcdStore};
 use segue_protocol::handoff::router::OnStoreLoss;
 use segue_protocol::keys::Keyspace;
-use segue_proxy::router::BoundRouter;
+use segue_proxy::router::{BoundRouter, Membership};
+use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{
@@ -94,9 +95,10 @@ async fn main() -> anyhow::Result<()> {
         .layer(RateLimit::new(arguments.requests_per_second));
 
     let server = ServerSettings { listen: arguments.listen, workers: 0, tls: None, http1: Http1Server::default() };
-    let router = BoundRouter::bind(server, StashLimits::default())?.join(store, keys, settings, Arc::new(()));
+    let router = BoundRouter::bind(server, KeyspaceChoice::Only, &[StashLimits::default()])?;
+    let router = router.join(store, vec![Membership::new(keys, settings)]);
     router.state().ready().await;
-    let router = router.accept_with_layer(&forward, layers).await?;
+    let router = router.accept_with_layer(vec![forward], layers).await?;
 
     signal(SignalKind::terminate())?.recv().await;
     router.stop(tokio::time::Instant::now() + DrainSettings::default().timeout).await;

@@ -9,7 +9,6 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod forward;
-pub mod keyspaces;
 pub mod message;
 pub mod metrics;
 pub mod open_files;

@@ -70,11 +70,11 @@ fn layered(quota: i32) -> Fixture {
     let mut settings = Settings::default();
     settings.forward.upstream.protocol = UpstreamProtocol::Http1;
     let server = Server::bind(settings.server.clone()).unwrap();
-    Fixture::started(server, settings, |server, forward, table, metrics| {
+    Fixture::started(server, settings, |server, keyspaces| {
         let site =
             SetResponseHeaderLayer::overriding(HeaderName::from_static("x-site"), HeaderValue::from_static("north"));
         let layers = ServiceBuilder::new().layer(site).layer(Quota(Arc::new(AtomicI32::new(quota))));
-        server.start_with_layer(forward, table, metrics, layers)
+        server.start_with_layer(keyspaces, layers)
     })
 }
 
@@ -113,12 +113,12 @@ async fn a_worker_that_hangs_is_seen_from_outside() {
     let server = Server::bind(settings.server.clone()).unwrap();
     let (release, released) = std::sync::mpsc::channel::<()>();
     let released = Arc::new(Mutex::new(released));
-    let fixture = Fixture::started(server, settings, |server, forward, table, metrics| {
+    let fixture = Fixture::started(server, settings, |server, keyspaces| {
         let hang = MapRequestLayer::new(move |request| {
             let _ = released.lock().unwrap().recv();
             request
         });
-        server.start_with_layer(forward, table, metrics, hang)
+        server.start_with_layer(keyspaces, hang)
     });
     let silence = || fixture.metrics.longest_silence().unwrap_or_default();
     until(|| fixture.metrics.longest_silence().is_some(), "a first turn").await;

@@ -11,7 +11,8 @@ use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss, Stage};
 use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use segue_protocol::records::{Assignment, Capabilities, Handoff, KeyspaceConfig, Phase, PodRecord, encode};
 use segue_protocol::txn::Op;
-use segue_proxy::router::{BoundRouter, Router};
+use segue_proxy::router::{BoundRouter, Membership, Router};
+use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 use tokio::time::{Instant, sleep};
 
 use crate::support::client::RawHttp1Client;
@@ -58,9 +59,11 @@ impl Site {
             request_timeout: NEVER,
             max_wait: NEVER,
         };
-        let joining = BoundRouter::bind(server, stash).unwrap().join(store, keys, settings, Arc::new(()));
+        let joining = BoundRouter::bind(server, KeyspaceChoice::Only, &[stash])
+            .unwrap()
+            .join(store, vec![Membership::new(keys, settings)]);
         soon(joining.state().ready()).await;
-        let router = joining.accept(&forward).await.unwrap();
+        let router = joining.accept(vec![forward]).await.unwrap();
         Site { stored, old, new, lives, router }
     }
 

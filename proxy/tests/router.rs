@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::router::{DrainSettings, RouterSettings};
-use segue_coordination::store::MemoryStore;
+use segue_coordination::store::{MemoryStore, Store};
 use segue_coordination::test_util::StoredKeyspace;
 use segue_protocol::handoff::router::OnStoreLoss;
 use segue_protocol::ids::PartitionId;
-use segue_proxy::router::{BoundRouter, JoiningRouter, Router};
+use segue_proxy::router::{BoundRouter, JoiningRouter, Membership, Router};
+use segue_proxy::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatch, KeyspaceMatches, PathPrefix};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -44,8 +45,7 @@ impl Site {
         self.0.put(self.0.keys.assignment(P0), assignment).await;
     }
 
-    fn join(&self, name: &str) -> JoiningRouter {
-        let Settings { server, stash, .. } = Settings::default();
+    fn membership(&self, name: &str) -> Membership {
         let settings = RouterSettings {
             name: name.to_owned(),
             lease_ttl: TTL,
@@ -56,23 +56,27 @@ impl Site {
             request_timeout: TEST_TIMEOUT,
             max_wait: TEST_TIMEOUT,
         };
-        BoundRouter::bind(server, stash).unwrap().join(
-            self.0.store.clone(),
-            self.0.keys.clone(),
-            settings,
-            Arc::new(()),
-        )
+        Membership::new(self.0.keys.clone(), settings)
+    }
+
+    fn join(&self, name: &str) -> JoiningRouter {
+        bound().join(self.0.store.clone(), vec![self.membership(name)])
     }
 
     async fn router(&self) -> Router {
         let router = self.join("r");
         soon(router.state().ready()).await;
-        router.accept(&Settings::default().forward).await.unwrap()
+        router.accept(vec![Settings::default().forward]).await.unwrap()
     }
 
     async fn is_registered(&self, name: &str) -> bool {
         self.0.get(self.0.keys.router(name)).await.is_some()
     }
+}
+
+fn bound() -> BoundRouter {
+    let Settings { server, stash, .. } = Settings::default();
+    BoundRouter::bind(server, KeyspaceChoice::Only, &[stash]).unwrap()
 }
 
 async fn until_held(router: &Router) {
@@ -93,6 +97,52 @@ async fn a_router_without_clients_is_ready_once_it_knows_the_keyspace() {
     soon(router.state().ready()).await;
     soon(router.give_up()).await;
     assert!(!site.is_registered("r").await);
+}
+
+/// `/ready` asks for the longest silence of a worker.
+#[tokio::test]
+async fn the_workers_of_an_only_keyspace_count_where_the_listener_does() {
+    let site = Site::new().await;
+    let router = bound();
+    let listener = router.listener_metrics().clone();
+    let joining = router.join(site.0.store.clone(), vec![site.membership("r")]);
+    let router = joining.accept(vec![Settings::default().forward]).await.unwrap();
+    crate::support::until(|| listener.longest_silence().is_some(), "a worker's first turn").await;
+    soon(router.stop(Instant::now())).await;
+}
+
+#[tokio::test]
+async fn a_router_of_two_keyspaces_serves_each_from_its_own_pods_and_leaves_both() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let [orders, persons] = ["orders", "persons"].map(|name| Site(StoredKeyspace::new(store.clone(), name)));
+    let pod = ScriptedPod::new().await;
+    for site in [&orders, &persons] {
+        site.0.put(site.0.keys.config(), r#"{"partitions":1}"#).await;
+    }
+    orders.assign(&pod).await;
+    let Settings { server, stash, forward, .. } = Settings::default();
+    let prefixes = ["/orders", "/persons"].map(|path| KeyspaceMatch::PathPrefix(PathPrefix::new(path).unwrap()));
+    let choice = KeyspaceChoice::Among(KeyspaceMatches::new(prefixes.iter().map(Some)));
+    let router = BoundRouter::bind(server, choice, &[stash, stash]).unwrap();
+    let joining = router.join(store, vec![orders.membership("r"), persons.membership("r")]);
+    for state in joining.states() {
+        soon(state.ready()).await;
+    }
+    let router = joining.accept(vec![forward.clone(), forward]).await.unwrap();
+    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n");
+    let client = async || RawHttp1Client::connect(router.local_addr()).await;
+    // The second keyspace has no owner: its request waits, and no other one with it.
+    let mut held = client().await;
+    held.write(get("/persons/1")).await;
+    let mut served = client().await;
+    let mut connection = pod.accept_from(&mut served, get("/orders/1")).await;
+    connection.write("HTTP/1.1 204 No Content\r\n\r\n").await;
+    assert_eq!(served.answer().await.status, 204);
+    let nowhere = client().await.ask(get("/other")).await;
+    assert_eq!((nowhere.status, nowhere.header("segue-reason")), (400, "no-partition"));
+    soon(router.stop(Instant::now() + Duration::from_millis(500))).await;
+    assert_eq!(held.answer().await.header("segue-reason"), "shutdown");
+    assert!(!orders.is_registered("r").await && !persons.is_registered("r").await);
 }
 
 #[tokio::test]
@@ -136,7 +186,7 @@ async fn a_router_that_cannot_start_its_workers_deregisters() {
     soon(router.state().ready()).await;
     let mut forward = Settings::default().forward;
     forward.router = "not a\nheader".to_owned();
-    soon(router.accept(&forward)).await.unwrap_err();
+    soon(router.accept(vec![forward])).await.unwrap_err();
     assert!(!site.is_registered("r").await);
 }
 

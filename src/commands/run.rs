@@ -106,10 +106,8 @@ async fn bind(
         None => None,
     };
     let listeners = startup.router_listeners();
-    let routings = config.keyspaces.iter().filter_map(|keyspace| keyspace.routing.as_ref());
-    let stashes: Vec<_> = routings.map(|routing| routing.stash).collect();
     let router = match &config.router {
-        Some(section) => Some(BoundRouterRole::bind(section, &stashes, advertised.clone(), certificates, listeners)?),
+        Some(section) => Some(BoundRouterRole::bind(config, section, advertised.clone(), certificates, listeners)?),
         None => None,
     };
     let pod = match &config.pod {

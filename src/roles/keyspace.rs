@@ -66,11 +66,6 @@ impl ServedKeyspace {
         AdminKeyspace { sources, board, link: Link::new(store.clone(), keys, section.policy) }
     }
 
-    /// Returns whether the series of this keyspace have its name.
-    pub fn is_labelled(&self) -> bool {
-        self.is_labelled
-    }
-
     /// Returns the span of the log lines about this keyspace.
     pub fn span(&self) -> Span {
         if self.is_labelled { error_span!("keyspace", name = self.section.name) } else { Span::none() }

@@ -7,16 +7,15 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use segue_config as config;
+use segue_config::{self as config, Config};
 use segue_coordination::router::{DataPlane as _, RouterStatus};
 use segue_coordination::session::lease_now;
 use segue_coordination::store::Store;
 use segue_protocol::handoff::router::Stage;
 use segue_protocol::ids::PartitionId;
-use segue_proxy::keyspaces::{BoundKeyspaces, JoiningKeyspaces, RunningKeyspaces};
 use segue_proxy::metrics::Metrics;
-use segue_proxy::router::{Membership, RouterState};
-use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
+use segue_proxy::router::{BoundRouter, JoiningRouter, Membership, Router, RouterState};
+use segue_proxy::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatches};
 use segue_proxy::routing::table::{Lasting, StashLimits, Table};
 use segue_proxy::settings::ForwardSettings;
 use segue_proxy::spans::Tracer;
@@ -35,7 +34,8 @@ use crate::roles::{exchanges, progress};
 /// The role with bound sockets, before it runs.
 #[derive(Debug)]
 pub struct BoundRouterRole {
-    routers: BoundKeyspaces,
+    router: BoundRouter,
+    is_labelled: bool,
     section: config::Router,
     admin: Option<String>,
     pods: Option<ClientTls>,
@@ -45,9 +45,9 @@ pub struct BoundRouterRole {
 /// The role while it takes part in the protocol and has no clients yet.
 #[derive(Debug)]
 pub struct JoiningRouterRole {
-    routers: JoiningKeyspaces,
+    router: JoiningRouter,
     forward: Vec<ForwardSettings>,
-    choice: Option<KeyspaceChoice>,
+    is_labelled: bool,
     sources: Vec<Arc<RouterStatusSource>>,
     drain_timeout: Duration,
 }
@@ -55,24 +55,29 @@ pub struct JoiningRouterRole {
 /// The running role.
 #[derive(Debug)]
 pub struct RouterRole {
-    routers: RunningKeyspaces,
+    router: Router,
     sources: Vec<Arc<RouterStatusSource>>,
     drain_timeout: Duration,
 }
 
 impl BoundRouterRole {
-    /// Binds the address that clients connect to, or adopts listeners that have it. `stashes` has the limits of each
-    /// keyspace. `admin` is the address that others use for this process's admin endpoint.
+    /// Binds the address that clients connect to, or adopts listeners that have it. `admin` is the address that others use for
+    /// this process's admin endpoint.
     pub fn bind(
+        config: &Config,
         section: &config::Router,
-        stashes: &[StashLimits],
         admin: Option<String>,
         certificates: &Certificates,
         listeners: Vec<TcpListener>,
     ) -> anyhow::Result<Self> {
         let settings = section.server_settings(certificates.router.clone());
+        let routings: Vec<_> = config.keyspaces.iter().filter_map(|keyspace| keyspace.routing.as_ref()).collect();
+        let stashes: Vec<StashLimits> = routings.iter().map(|routing| routing.stash).collect();
+        let matches = || KeyspaceMatches::new(routings.iter().map(|routing| routing.matching.as_ref()));
+        let choice = if config.lists_keyspaces { KeyspaceChoice::Among(matches()) } else { KeyspaceChoice::Only };
         Ok(BoundRouterRole {
-            routers: BoundKeyspaces::adopt(settings, listeners, stashes)?,
+            router: BoundRouter::adopt(settings, listeners, choice, &stashes)?,
+            is_labelled: config.lists_keyspaces,
             section: section.clone(),
             admin,
             pods: certificates.upstream.clone(),
@@ -85,18 +90,18 @@ impl BoundRouterRole {
         BoundRouterRole { tracer: tracer.cloned(), ..self }
     }
 
-    /// Returns the table of each keyspace, in the order of the limits that it was bound with.
+    /// Returns the table of each keyspace, in the order of the configuration.
     pub fn tables(&self) -> impl Iterator<Item = &Arc<Table>> {
-        self.routers.tables()
+        self.router.keyspaces().iter().map(|keyspace| &keyspace.table)
     }
 
     /// Returns duplicates of the listeners, for a process that takes them over.
     pub fn duplicates(&self) -> std::io::Result<Vec<TcpListener>> {
-        self.routers.duplicates()
+        self.router.duplicates()
     }
 
-    /// Starts the router's side of the protocol in these keyspaces, whose limits it was bound with. `hot_restart` is the
-    /// text about a hot restart in its status.
+    /// Starts the router's side of the protocol in these keyspaces, those of the configuration. `hot_restart` is the text about
+    /// a hot restart in its status.
     pub fn start(
         self,
         store: &Arc<dyn Store>,
@@ -105,29 +110,27 @@ impl BoundRouterRole {
         hot_restart: &watch::Receiver<Option<String>>,
     ) -> JoiningRouterRole {
         let routings: Vec<_> = keyspaces.iter().filter_map(|keyspace| keyspace.section.routing.as_ref()).collect();
-        let choice = match &*routings {
-            [_] if !keyspaces.iter().any(ServedKeyspace::is_labelled) => None,
-            several => Some(KeyspaceChoice::new(several.iter().map(|routing| routing.matching.as_ref()))),
-        };
-        if choice.is_some() {
-            self.routers.listener_metrics().register_listener(registry);
+        let is_labelled = self.is_labelled;
+        if is_labelled {
+            self.router.listener_metrics().register_listener(registry);
         }
         let (mut metrics, mut memberships, mut forward) = (Vec::new(), Vec::new(), Vec::new());
-        for ((keyspace, routing), counters) in keyspaces.iter().zip(&routings).zip(self.routers.metrics()) {
+        for ((keyspace, routing), bound) in keyspaces.iter().zip(&routings).zip(self.router.keyspaces()) {
             let series =
-                Series::new(keyspace, registry, counters, choice.is_none(), self.tracer.as_ref(), &self.section);
+                Series::new(keyspace, registry, &bound.metrics, !is_labelled, self.tracer.as_ref(), &self.section);
             memberships.push(Membership {
                 keys: keyspace.keys.clone(),
                 settings: self.section.control_settings(routing, self.admin.clone()),
                 observer: series.metrics.clone(),
+                plane: None,
                 span: keyspace.span(),
             });
             let settings = self.section.forward_settings(&keyspace.section.name, routing, self.pods.clone());
             forward.push(ForwardSettings { tracer: self.tracer.clone(), ..settings });
             metrics.push(series);
         }
-        let workers = self.routers.listener_metrics().clone();
-        let routers = self.routers.join(store, memberships);
+        let workers = self.router.listener_metrics().clone();
+        let router = self.router.join(store.clone(), memberships);
         let source = |(series, state): (Series, &RouterState)| {
             Arc::new(RouterStatusSource {
                 name: self.section.name.clone(),
@@ -137,8 +140,8 @@ impl BoundRouterRole {
                 hot_restart: hot_restart.clone(),
             })
         };
-        let sources = metrics.into_iter().zip(routers.states()).map(source).collect();
-        JoiningRouterRole { routers, forward, choice, sources, drain_timeout: self.section.drain.timeout }
+        let sources = metrics.into_iter().zip(router.states()).map(source).collect();
+        JoiningRouterRole { router, forward, is_labelled, sources, drain_timeout: self.section.drain.timeout }
     }
 }
 
@@ -146,26 +149,26 @@ impl JoiningRouterRole {
     /// Waits until the router could serve every keyspace: it is registered, has seen the keyspace since, and its routes are
     /// open.
     pub async fn ready(&self) {
-        join_all(self.routers.states().map(RouterState::ready)).await;
+        join_all(self.router.states().map(RouterState::ready)).await;
     }
 
     /// Returns why the router could not serve now.
     pub fn not_ready(&self) -> Option<String> {
-        let states = self.routers.states().zip(&self.forward);
+        let states = self.router.states().zip(&self.forward);
         let mut reasons = states.filter_map(|(state, forward)| Some((&forward.keyspace, state.not_ready()?)));
         let (keyspace, reason) = reasons.next()?;
-        Some(if self.choice.is_some() { format!("keyspace {keyspace}: {reason}") } else { reason })
+        Some(if self.is_labelled { format!("keyspace {keyspace}: {reason}") } else { reason })
     }
 
     /// Accepts clients. Requests that arrive before their keyspace is ready wait.
     pub async fn accept(self) -> anyhow::Result<RouterRole> {
-        let routers = self.routers.accept(self.forward, self.choice).await?;
-        Ok(RouterRole { routers, sources: self.sources, drain_timeout: self.drain_timeout })
+        let router = self.router.accept(self.forward).await?;
+        Ok(RouterRole { router, sources: self.sources, drain_timeout: self.drain_timeout })
     }
 
     /// Ends without having served.
     pub async fn give_up(self) {
-        self.routers.give_up().await;
+        self.router.give_up().await;
     }
 }
 
@@ -189,8 +192,8 @@ impl RouterRole {
     pub async fn stop(self, leaving: Leaving) {
         let deadline = Instant::now() + self.drain_timeout;
         match leaving {
-            Leaving::Ends => self.routers.stop(deadline).await,
-            Leaving::Replaced => self.routers.stop_replaced(deadline).await,
+            Leaving::Ends => self.router.stop(deadline).await,
+            Leaving::Replaced => self.router.stop_replaced(deadline).await,
         }
     }
 }

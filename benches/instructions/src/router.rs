@@ -11,9 +11,11 @@ use segue_coordination::router::DataPlane;
 use segue_protocol::handoff::router::Target;
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_protocol::records::{Capabilities, PodRecord};
-use segue_proxy::router::{BoundRouter, RouterParts};
+use segue_proxy::router::{BoundKeyspace, BoundRouter};
+use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
+use segue_proxy::server::{ServedKeyspace, ServedKeyspaces};
 use segue_proxy::settings::{
     ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
@@ -33,7 +35,9 @@ pub(crate) fn serve(
     pods: &[SocketAddr],
 ) -> anyhow::Result<()> {
     let server = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None, http1 };
-    let RouterParts { server, table, metrics, .. } = BoundRouter::bind(server, StashLimits::default())?.into_parts();
+    let (server, mut keyspaces) =
+        BoundRouter::bind(server, KeyspaceChoice::Only, &[StashLimits::default()])?.into_parts();
+    let BoundKeyspace { table, metrics, .. } = keyspaces.remove(0);
     table.set_partitions(PARTITIONS);
     table.trust_until(Instant::now() + Duration::from_secs(86_400));
     for (partition, pod) in PartitionId::all(PARTITIONS).zip(pods.iter().cycle()) {
@@ -53,7 +57,7 @@ pub(crate) fn serve(
         upstream: UpstreamSettings { protocol, ..UpstreamSettings::default() },
     };
     // Closes its connections when it is dropped.
-    let server = server.start(&forward, &table, &metrics)?;
+    let server = server.start(ServedKeyspaces::only(ServedKeyspace { forward, table, metrics }))?;
     say(&server.local_addr().to_string());
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())

@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::router::{DataPlane, DrainSettings, RouterSettings};
+use segue_coordination::router::{DrainSettings, RouterSettings};
 use segue_protocol::handoff::router::OnStoreLoss;
-use segue_proxy::router::{self, BoundRouter};
+use segue_proxy::router::{self, BoundKeyspace, BoundRouter, Membership};
+use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{
@@ -18,7 +19,7 @@ use super::super::history::History;
 use super::super::options::Options;
 use super::super::timeline::Timeline;
 use super::super::writer::names;
-use super::super::writer::pod::Membership;
+use super::super::writer::pod::Membership as PodMembership;
 use super::{MAX_WAIT, REQUEST_TIMEOUT, ROUTER_LEASE, observers};
 
 /// A running router.
@@ -28,7 +29,7 @@ pub(super) struct Router(router::Router);
 impl Router {
     pub(super) async fn start(
         number: u32,
-        member: &Membership,
+        member: &PodMembership,
         history: &History,
         timeline: &Arc<Timeline>,
         options: &Options,
@@ -36,15 +37,12 @@ impl Router {
         let name = format!("router-{number}");
         let server =
             ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None, http1: Http1Server::default() };
-        let router = BoundRouter::bind(server, limits(options))?;
+        let router = BoundRouter::bind(server, KeyspaceChoice::Only, &[limits(options)])?;
+        let BoundKeyspace { table, metrics, .. } = &router.keyspaces()[0];
         if let Some(instruments) = &options.instruments {
-            instruments.add_router(&name, router.metrics(), router.table());
+            instruments.add_router(&name, metrics, table);
         }
-        let table = router.table().clone();
-        let plane: Arc<dyn DataPlane> = match &options.wiring {
-            None => table,
-            Some(wiring) => wiring.data_plane(number, table, history),
-        };
+        let plane = options.wiring.as_ref().map(|wiring| wiring.data_plane(number, table.clone(), history));
         let forward = forward(&name, member);
         let settings = RouterSettings {
             name,
@@ -58,8 +56,8 @@ impl Router {
         };
         let observer = observers::router(number, timeline, options);
         let (leases, keys) = (member.processes.leases(&settings.name), member.keys.clone());
-        let router = router.join_through(plane, leases, keys, settings, observer);
-        Ok(Router(router.accept(&forward).await?))
+        let membership = Membership { observer, plane, ..Membership::new(keys, settings) };
+        Ok(Router(router.join(leases, vec![membership]).accept(vec![forward]).await?))
     }
 
     pub(super) fn address(&self) -> SocketAddr {
@@ -82,7 +80,7 @@ fn limits(options: &Options) -> StashLimits {
     StashLimits { max_requests: options.stash_requests, max_wait: MAX_WAIT, ..StashLimits::default() }
 }
 
-fn forward(name: &str, member: &Membership) -> ForwardSettings {
+fn forward(name: &str, member: &PodMembership) -> ForwardSettings {
     ForwardSettings {
         router: name.to_owned(),
         keyspace: member.keyspace.clone(),

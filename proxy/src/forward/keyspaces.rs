@@ -1,4 +1,4 @@
-//! The keyspaces of a worker that serves several: finds the one that a request is for.
+//! The keyspaces of a worker: finds the one that a request is for.
 //!
 //! # Invariants
 //!
@@ -18,7 +18,7 @@ use crate::routing::keyspace_choice::{KeyspaceChoice, NoKeyspace};
 pub(super) struct Keyspaces {
     pub(super) choice: KeyspaceChoice,
     pub(super) each: Vec<Rc<WorkerContext>>,
-    /// The state for requests that are for none. Their table is never asked.
+    /// The state for requests that are for none. Their table is never asked. It has the settings of the first keyspace.
     pub(super) none: Rc<WorkerContext>,
 }
 

@@ -61,10 +61,7 @@ use crate::settings::ForwardSettings;
 /// One worker's data path.
 #[derive(Clone)]
 pub struct Forward {
-    /// The only keyspace, or the first one.
-    shared: Rc<WorkerContext>,
-    /// `None` if all requests are for one keyspace.
-    keyspaces: Option<Rc<Keyspaces>>,
+    keyspaces: Rc<Keyspaces>,
 }
 
 /// One keyspace as a worker serves it: its settings, its access to the table, and its counters.
@@ -72,47 +69,40 @@ pub(crate) type WorkerKeyspace = (ForwardSettings, TableHandle, Arc<WorkerMetric
 
 impl std::fmt::Debug for Forward {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Forward").field("router", &self.shared.identity.router).finish_non_exhaustive()
+        out.debug_struct("Forward").field("router", &self.keyspaces.none.identity.router).finish_non_exhaustive()
     }
 }
 
 impl Forward {
-    /// Returns the data path of the worker to which `worker` gives access to the table. To be called on that worker's
-    /// thread, inside its set of local tasks.
-    pub fn new(
+    /// Returns the data path of a worker with an only keyspace, to whose table `worker` gives access. To be called on that
+    /// worker's thread, inside its set of local tasks.
+    pub fn only(
         settings: &ForwardSettings,
         worker: TableHandle,
         metrics: Arc<WorkerMetrics>,
     ) -> Result<Self, InvalidName> {
-        Ok(Forward { shared: Self::keyspace(settings, worker, metrics)?, keyspaces: None })
+        let only = Self::keyspace((settings.clone(), worker, metrics))?;
+        Ok(Forward {
+            keyspaces: Rc::new(Keyspaces { choice: KeyspaceChoice::Only, each: vec![only.clone()], none: only }),
+        })
     }
 
-    /// Does the same for a worker with several keyspaces, the first and others. `choice` is among them in this order.
-    /// `none` counts the requests that are for none. It has the settings of any of them.
-    pub(crate) fn of_keyspaces(
-        first: WorkerKeyspace,
-        others: Vec<WorkerKeyspace>,
+    /// Returns the data path of a worker with these keyspaces, among which `choice` finds that of a request. `none` counts the
+    /// requests that are for none. It has the settings of the first one.
+    pub(crate) fn new(
         choice: KeyspaceChoice,
+        each: impl IntoIterator<Item = WorkerKeyspace>,
         none: WorkerKeyspace,
     ) -> Result<Self, InvalidName> {
-        let start = |(settings, worker, metrics): WorkerKeyspace| Self::keyspace(&settings, worker, metrics);
-        let shared = start(first)?;
-        let mut each = vec![shared.clone()];
-        for other in others {
-            each.push(start(other)?);
-        }
+        let each = each.into_iter().map(Self::keyspace).collect::<Result<_, _>>()?;
         let (settings, worker, metrics) = none;
         let none = Rc::new(WorkerContext::new(&settings, worker, metrics)?);
-        Ok(Forward { shared, keyspaces: Some(Rc::new(Keyspaces { choice, each, none })) })
+        Ok(Forward { keyspaces: Rc::new(Keyspaces { choice, each, none }) })
     }
 
     /// Returns the state of one keyspace, and starts what keeps it up.
-    fn keyspace(
-        settings: &ForwardSettings,
-        worker: TableHandle,
-        metrics: Arc<WorkerMetrics>,
-    ) -> Result<Rc<WorkerContext>, InvalidName> {
-        let shared = Rc::new(WorkerContext::new(settings, worker, metrics)?);
+    fn keyspace((settings, worker, metrics): WorkerKeyspace) -> Result<Rc<WorkerContext>, InvalidName> {
+        let shared = Rc::new(WorkerContext::new(&settings, worker, metrics)?);
         if let Some(mut expected) = shared.worker.expected() {
             let weak = Rc::downgrade(&shared);
             tokio::task::spawn_local(async move {
@@ -139,28 +129,24 @@ impl Forward {
         Ok(shared)
     }
 
-    fn each(&self) -> &[Rc<WorkerContext>] {
-        self.keyspaces.as_ref().map_or(std::slice::from_ref(&self.shared), |keyspaces| &keyspaces.each)
-    }
-
     #[cfg(feature = "fuzzing")]
     pub(crate) fn idle_timeout(&self) -> Duration {
-        self.shared.idle_timeout
+        self.keyspaces.none.idle_timeout
     }
 
     /// Closes all WebSockets with a close frame.
     pub(crate) fn end_websockets(&self) {
-        self.each().iter().for_each(|shared| shared.ending.cancel());
+        self.keyspaces.each.iter().for_each(|shared| shared.ending.cancel());
     }
 
     /// Closes idle connections to pods, for lack of files. Returns their number.
     pub(crate) fn close_idle(&self) -> usize {
-        self.each().iter().map(|shared| shared.upstream.close_idle()).sum()
+        self.keyspaces.each.iter().map(|shared| shared.upstream.close_idle()).sum()
     }
 
     /// Returns the number of requests in flight to pods.
     pub(crate) fn requests_in_flight(&self) -> u64 {
-        self.each().iter().map(|shared| shared.metrics.requests_in_flight()).sum()
+        self.keyspaces.each.iter().map(|shared| shared.metrics.requests_in_flight()).sum()
     }
 
     /// Returns the response to one request of a client.
@@ -180,10 +166,7 @@ impl Forward {
         peer: Rc<ClientInfo>,
         takes_lines: bool,
     ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + use<> {
-        let (shared, unmatched) = match &self.keyspaces {
-            None => (self.shared.clone(), None),
-            Some(keyspaces) => keyspaces.of(&request),
-        };
+        let (shared, unmatched) = self.keyspaces.of(&request);
         let mut request = ForwardRequest::new(&shared, request, peer, takes_lines);
         request.unmatched = unmatched;
         async move {

@@ -121,29 +121,48 @@ pub enum NoKeyspace {
     Ambiguous,
 }
 
+/// Finds the keyspace that a request is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeyspaceChoice {
+    /// There is one, which gets every request.
+    Only,
+    /// One of several, or of a list of one.
+    Among(KeyspaceMatches),
+}
+
+impl KeyspaceChoice {
+    /// Returns the index of the keyspace that a request with this target and these headers is for.
+    pub fn of(&self, uri: &Uri, headers: &HeaderMap) -> Result<usize, NoKeyspace> {
+        match self {
+            KeyspaceChoice::Only => Ok(0),
+            KeyspaceChoice::Among(matches) => matches.of(uri, headers),
+        }
+    }
+}
+
 /// The matches of a router's keyspaces.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct KeyspaceChoice {
+pub struct KeyspaceMatches {
     hosts: Vec<(HostName, usize)>,
     /// Longest first.
     prefixes: Vec<(PathPrefix, usize)>,
     rest: Option<usize>,
 }
 
-impl KeyspaceChoice {
-    /// Returns the choice among keyspaces with these matches. The one without a match gets the requests that no other one
+impl KeyspaceMatches {
+    /// Returns the matches of keyspaces. The one without a match gets the requests that no other one
     /// matches.
     pub fn new<'a>(matches: impl IntoIterator<Item = Option<&'a KeyspaceMatch>>) -> Self {
-        let mut choice = KeyspaceChoice::default();
+        let mut all = KeyspaceMatches::default();
         for (index, matching) in matches.into_iter().enumerate() {
             match matching {
-                Some(KeyspaceMatch::Host(host)) => choice.hosts.push((host.clone(), index)),
-                Some(KeyspaceMatch::PathPrefix(prefix)) => choice.prefixes.push((prefix.clone(), index)),
-                None => choice.rest = Some(index),
+                Some(KeyspaceMatch::Host(host)) => all.hosts.push((host.clone(), index)),
+                Some(KeyspaceMatch::PathPrefix(prefix)) => all.prefixes.push((prefix.clone(), index)),
+                None => all.rest = Some(index),
             }
         }
-        choice.prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.0.len()));
-        choice
+        all.prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.0.len()));
+        all
     }
 
     /// Returns the index of the keyspace that a request with this target and these headers is for.
@@ -215,7 +234,7 @@ mod tests {
         if let Some(host) = host {
             headers.insert(HOST, host.parse().unwrap());
         }
-        KeyspaceChoice::new(matches.iter().map(Option::as_ref)).of(&target.parse().unwrap(), &headers)
+        KeyspaceMatches::new(matches.iter().map(Option::as_ref)).of(&target.parse().unwrap(), &headers)
     }
 
     #[test]
@@ -309,7 +328,7 @@ mod tests {
             let matches = [by_prefix("/a"), by_prefix("/a/b"), None];
             let path = format!("/{path}");
             let Ok(uri) = path.parse::<Uri>() else { return Ok(()) };
-            let Ok(chosen) = KeyspaceChoice::new(matches.iter().map(Option::as_ref)).of(&uri, &HeaderMap::new()) else {
+            let Ok(chosen) = KeyspaceMatches::new(matches.iter().map(Option::as_ref)).of(&uri, &HeaderMap::new()) else {
                 return Ok(());
             };
             let decoded = String::from_utf8(decode(uri.path().as_bytes(), false).unwrap().into_owned()).unwrap();

@@ -27,7 +27,6 @@ mod unfinished_head;
 mod worker;
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -43,13 +42,10 @@ use tower::{Layer, Service};
 
 use crate::forward::InvalidName;
 use crate::forward::service::ClientService;
-use crate::metrics::Metrics;
-use crate::routing::table::Table;
-use crate::settings::{ClientLimits, ForwardSettings, ServerSettings};
+use crate::settings::{ClientLimits, ServerSettings};
 use client::ClientTerms;
 use data_path::{Bare, BoxError, Layered, Layers};
-pub use keyspaces::ServedKeyspace;
-pub(crate) use keyspaces::{ServedKeyspaces, Several};
+pub use keyspaces::{ServedKeyspace, ServedKeyspaces};
 use worker::{Stop, Worker};
 
 /// Connections that the kernel has completed and no worker has accepted yet.
@@ -147,14 +143,9 @@ impl Server {
         self.workers
     }
 
-    /// Starts the workers. The table and the metrics must have been made for as many.
-    pub fn start(
-        self,
-        forward: &ForwardSettings,
-        table: &Arc<Table>,
-        metrics: &Metrics,
-    ) -> Result<ServerHandle, ServerError> {
-        self.start_keyspaces(ServedKeyspaces::one(forward, table, metrics))
+    /// Starts the workers. Tables and metrics must have been made for as many.
+    pub fn start(self, keyspaces: ServedKeyspaces) -> Result<ServerHandle, ServerError> {
+        self.start_workers(keyspaces, Bare)
     }
 
     /// Starts the workers with `layer` around the data path. The layer is cloned for each worker, and makes a service for
@@ -162,41 +153,28 @@ impl Server {
     /// responses included.
     ///
     /// ```no_run
-    /// # use segue_proxy::{metrics::Metrics, routing::table::Table, server::{Server, ServerHandle, ServerError}};
-    /// # use segue_proxy::settings::ForwardSettings;
+    /// # use segue_proxy::server::{ServedKeyspaces, Server, ServerError, ServerHandle};
     /// # use http::{HeaderName, HeaderValue};
-    /// # fn start(server: Server, forward: &ForwardSettings, table: &std::sync::Arc<Table>, metrics: &Metrics)
-    /// # -> Result<ServerHandle, ServerError> {
+    /// # fn start(server: Server, keyspaces: ServedKeyspaces) -> Result<ServerHandle, ServerError> {
     /// use tower_http::set_header::SetResponseHeaderLayer;
     ///
     /// let name = HeaderName::from_static("x-site");
     /// let layer = SetResponseHeaderLayer::overriding(name, HeaderValue::from_static("north"));
-    /// server.start_with_layer(forward, table, metrics, layer)
+    /// server.start_with_layer(keyspaces, layer)
     /// # }
     /// ```
-    pub fn start_with_layer<L, S, B>(
-        self,
-        forward: &ForwardSettings,
-        table: &Arc<Table>,
-        metrics: &Metrics,
-        layer: L,
-    ) -> Result<ServerHandle, ServerError>
+    pub fn start_with_layer<L, S, B>(self, keyspaces: ServedKeyspaces, layer: L) -> Result<ServerHandle, ServerError>
     where
         L: Layer<ClientService, Service = S> + Clone + Send + 'static,
         S: Service<Request<Incoming>, Response = Response<B>, Error: Into<BoxError>, Future: 'static> + Clone + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + 'static,
     {
-        self.start_workers(ServedKeyspaces::one(forward, table, metrics), Layered(layer))
-    }
-
-    /// Starts the workers with these keyspaces.
-    pub(crate) fn start_keyspaces(self, keyspaces: ServedKeyspaces) -> Result<ServerHandle, ServerError> {
-        self.start_workers(keyspaces, Bare)
+        self.start_workers(keyspaces, Layered(layer))
     }
 
     fn start_workers(mut self, keyspaces: ServedKeyspaces, layers: impl Layers) -> Result<ServerHandle, ServerError> {
         keyspaces.check()?;
-        let forward = keyspaces.first.forward.clone();
+        let forward = keyspaces.common().clone();
         for socket in self.silent {
             socket.listen(BACKLOG).map_err(|source| ServerError::Bind { address: self.address, source })?;
             self.listeners.push(socket.into());
@@ -211,7 +189,7 @@ impl Server {
                 index,
                 listeners,
                 layers: layers.clone(),
-                metrics: keyspaces.listener().worker(index),
+                metrics: keyspaces.listener.worker(index),
                 keyspaces: keyspaces.clone(),
                 max_connections: most,
                 max_requests: most_requests,
@@ -352,7 +330,7 @@ pub async fn serve_client(
     stream: tokio::net::TcpStream,
     peer: http::HeaderValue,
     forward: crate::forward::Forward,
-    metrics: Arc<crate::metrics::WorkerMetrics>,
+    metrics: std::sync::Arc<crate::metrics::WorkerMetrics>,
     limits: &ClientLimits,
     http1: crate::settings::Http1Server,
 ) {

@@ -22,10 +22,11 @@ use segue_protocol::handoff::router::{HoldCause, Stage, Target};
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_protocol::records::PodRecord;
 use segue_proxy::metrics::Metrics;
-use segue_proxy::router::{BoundRouter, RouterParts};
+use segue_proxy::router::{BoundKeyspace, BoundRouter};
+use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
-use segue_proxy::server::{Server, ServerError, ServerHandle};
+use segue_proxy::server::{ServedKeyspace, ServedKeyspaces, Server, ServerError, ServerHandle};
 use segue_proxy::settings::{
     ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
@@ -166,22 +167,32 @@ impl Fixture {
     }
 
     pub fn over(server: Server, settings: Settings) -> Self {
-        Self::started(server, settings, |server, forward, table, metrics| server.start(forward, table, metrics))
+        Self::started(server, settings, Server::start)
     }
 
     /// Returns a fixture whose server `start` starts.
     pub fn started(
         server: Server,
         settings: Settings,
-        start: impl FnOnce(Server, &ForwardSettings, &Arc<Table>, &Metrics) -> Result<ServerHandle, ServerError>,
+        start: impl FnOnce(Server, ServedKeyspaces) -> Result<ServerHandle, ServerError>,
     ) -> Self {
-        let RouterParts { server, table, mut notices, metrics } = BoundRouter::of(server, settings.stash).into_parts();
+        let bound = BoundRouter::of(server, KeyspaceChoice::Only, &[settings.stash]);
+        let (server, mut keyspaces) = bound.into_parts();
+        let BoundKeyspace { table, mut notices, metrics } = keyspaces.remove(0);
         if settings.partitions > 0 {
             table.set_partitions(settings.partitions);
         }
         table.trust_until(Instant::now() + Duration::from_secs(3600));
         let address = server.local_addr();
-        let server = start(server, &settings.forward, &table, &metrics).unwrap();
+        let server = start(
+            server,
+            ServedKeyspaces::only(ServedKeyspace {
+                forward: settings.forward,
+                table: table.clone(),
+                metrics: metrics.clone(),
+            }),
+        )
+        .unwrap();
         let targets = Targets::default();
         // Does what the router's shell does, as far as these tests need it.
         let (told, wanted) = (table.clone(), targets.clone());
