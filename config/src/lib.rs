@@ -112,7 +112,7 @@ pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
 ///
 /// # Errors
 ///
-/// What was wrong and what was expected, in one line.
+/// The mistake and what was expected, in one line.
 pub fn parse_name(text: &str) -> Result<String, String> {
     reader::name(text).map_err(|wrong| format!("{}; {}", wrong.fact, wrong.remedy))
 }

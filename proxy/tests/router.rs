@@ -140,7 +140,7 @@ async fn a_router_of_two_keyspaces_serves_each_from_its_own_pods_and_leaves_both
     assert_eq!(served.answer().await.status, 204);
     let nowhere = client().await.ask(get("/other")).await;
     assert_eq!((nowhere.status, nowhere.header("segue-reason")), (400, "no-partition"));
-    soon(router.stop(Instant::now() + Duration::from_millis(500))).await;
+    soon(router.stop(Instant::now() + Duration::from_secs(2))).await;
     assert_eq!(held.answer().await.header("segue-reason"), "shutdown");
     assert!(!orders.is_registered("r").await && !persons.is_registered("r").await);
 }

@@ -6,6 +6,7 @@ use segue_config::{KeyspaceSection, Located, Problem};
 use segue_coordination::store::{Store, StoreError};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::differences;
+use segue_protocol::registration::other_service;
 use segue_protocol::txn::Keys;
 use segue_protocol::view::View;
 
@@ -23,7 +24,7 @@ impl Differences {
     pub(super) async fn of(file: &Located, store: &dyn Store) -> Result<Self, StoreError> {
         let mut found = Differences::default();
         for section in &file.config.keyspaces {
-            let keys = Keyspace::new(&file.config.store.prefix, &section.name);
+            let keys = Keyspace::new(&file.config.store.prefix, &section.name).of_service(section.service.clone());
             let settings = store.snapshot(&Keys::One(keys.config())).await?;
             found.add(file, section, &View::from_snapshot(keys, settings));
         }
@@ -42,13 +43,10 @@ impl Differences {
             ));
         }
         let Some(settings) = view.settings() else { return };
-        if section.service != settings.service {
-            let named = |service: &Option<String>| service.clone().unwrap_or_else(|| "no service".to_owned());
-            let (standing, own) = (named(&settings.service), named(&section.service));
-            let fact = format!("keyspace {name} belongs to {standing}, and the file to {own}: nothing would register");
+        if let Some(why) = other_service(view.keys(), settings) {
             let remedy =
                 "expected another keyspace, or the same service; segue config set service changes the keyspace's";
-            self.problems.push(file.problem("service", fact, remedy));
+            self.problems.push(file.problem("service", why, remedy));
         }
         let own = section.routing.as_ref().map(|routing| routing.partition.partitioner());
         if let Some((own, standing)) = own.zip(settings.partitioner.as_ref()).filter(|(own, standing)| own != *standing)

@@ -134,10 +134,12 @@ fn set_epoch_floor(view: &View, config: &Versioned<KeyspaceConfig>, text: &str) 
 
 /// Changes the service that the keyspace belongs to. An empty text removes it.
 fn set_service(view: &View, config: &Versioned<KeyspaceConfig>, text: &str) -> Result<Decision, OperatorError> {
-    let named = |text| segue_config::parse_name(text).map_err(|error| expected(SERVICE, text, error));
-    let service = (!text.is_empty()).then(|| named(text)).transpose()?;
-    let named = |service: &Option<String>| service.clone().unwrap_or_else(|| "nothing".to_owned());
-    let (kept, new) = (named(&config.value.service), named(&service));
+    let service = match text {
+        "" => None,
+        text => Some(segue_config::parse_name(text).map_err(|error| expected(SERVICE, text, error))?),
+    };
+    let shown = |service: &Option<String>| service.clone().unwrap_or_else(|| "nothing".to_owned());
+    let (kept, new) = (shown(&config.value.service), shown(&service));
     if config.value.service == service {
         return Ok(as_it_was(SERVICE, kept));
     }

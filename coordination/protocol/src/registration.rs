@@ -54,9 +54,8 @@ pub fn attachment<T>(seen: Option<&Versioned<T>>, incarnation: Incarnation, leas
 }
 
 /// Returns why a participant does not register in a keyspace with these settings, which belongs to another service than the
-/// participant. Settings that cannot be read say nothing. `None` if it may register.
-pub fn other_service(keys: &Keyspace, settings: &[u8]) -> Option<String> {
-    let settings: KeyspaceConfig = serde_json::from_slice(settings).ok()?;
+/// participant. `None` if it may register.
+pub fn other_service(keys: &Keyspace, settings: &KeyspaceConfig) -> Option<String> {
     let (own, standing) = (keys.service(), settings.service.as_deref());
     let named = |service: Option<&str>| service.map_or("no service".to_owned(), |name| format!("service {name}"));
     (own != standing).then(|| {

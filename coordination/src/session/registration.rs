@@ -7,7 +7,7 @@
 //! under a shared lease without learning of it, so that nobody acts by it; and a leader's key without a lease, because
 //! every write of a leader is guarded by that key.
 //!
-//! Nobody registers in a keyspace of another service. Two sites that share a store and, by mistake, a keyspace would otherwise
+//! No participant registers in a keyspace of another service. Two sites that share a store and, by mistake, a keyspace would otherwise
 //! get each other's partitions.
 //!
 //! After the store went back nobody registers before the floor of epochs is above what has been used. A key at the revision
@@ -177,7 +177,9 @@ async fn try_register(
         return Ok(Attempt::Cleared);
     }
     let settings = store.snapshot(&Keys::One(claim.keyspace.config())).await?.entries.pop();
-    if let Some(why) = settings.and_then(|settings| registration::other_service(&claim.keyspace, &settings.value)) {
+    // Settings that cannot be read keep nobody out.
+    let settings = settings.and_then(|entry| serde_json::from_slice(&entry.value).ok());
+    if let Some(why) = settings.and_then(|settings| registration::other_service(&claim.keyspace, &settings)) {
         return Ok(Attempt::OtherService(why));
     }
     // Another process's life may have begun at the same revision since the store went back.

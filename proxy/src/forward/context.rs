@@ -108,7 +108,7 @@ fn header_value(name: &str) -> Result<HeaderValue, InvalidName> {
     value.ok_or_else(|| InvalidName(name.to_owned()))
 }
 
-/// Returns an error for settings that [`Forward::new`](super::Forward::new) would reject.
+/// Returns an error for settings that [`Forward::only`](super::Forward::only) would reject.
 pub(crate) fn check(settings: &ForwardSettings) -> Result<(), InvalidName> {
     header_value(&settings.router).and(header_value(&settings.keyspace)).map(drop)
 }

@@ -18,7 +18,8 @@ use crate::routing::keyspace_choice::{KeyspaceChoice, NoKeyspace};
 pub(super) struct Keyspaces {
     pub(super) choice: KeyspaceChoice,
     pub(super) each: Vec<Rc<WorkerContext>>,
-    /// The state for requests that are for none. Their table is never asked. It has the settings of the first keyspace.
+    /// The state for requests that are for none. Their table is never asked. With an only keyspace there
+    /// are none, and this is that keyspace.
     pub(super) none: Rc<WorkerContext>,
 }
 

@@ -53,7 +53,7 @@ use self::response_body::ResponseBody;
 use crate::message::client_body::ClientBody;
 use crate::message::local_reply::LocalReply;
 use crate::metrics::{BounceCause, WorkerMetrics};
-use crate::routing::keyspace_choice::KeyspaceChoice;
+use crate::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatches};
 use crate::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use crate::routing::table::{Pod, Refused};
 use crate::settings::ForwardSettings;
@@ -65,7 +65,7 @@ pub struct Forward {
 }
 
 /// One keyspace as a worker serves it: its settings, its access to the table, and its counters.
-pub(crate) type WorkerKeyspace = (ForwardSettings, TableHandle, Arc<WorkerMetrics>);
+pub type WorkerKeyspace = (ForwardSettings, TableHandle, Arc<WorkerMetrics>);
 
 impl std::fmt::Debug for Forward {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -74,30 +74,26 @@ impl std::fmt::Debug for Forward {
 }
 
 impl Forward {
-    /// Returns the data path of a worker with an only keyspace, to whose table `worker` gives access. To be called on that
-    /// worker's thread, inside its set of local tasks.
-    pub fn only(
-        settings: &ForwardSettings,
-        worker: TableHandle,
-        metrics: Arc<WorkerMetrics>,
-    ) -> Result<Self, InvalidName> {
-        let only = Self::keyspace((settings.clone(), worker, metrics))?;
+    /// Returns the data path of a worker with an only keyspace. To be called on that worker's thread, inside its set of local
+    /// tasks.
+    pub fn only(keyspace: WorkerKeyspace) -> Result<Self, InvalidName> {
+        let only = Self::keyspace(keyspace)?;
         Ok(Forward {
             keyspaces: Rc::new(Keyspaces { choice: KeyspaceChoice::Only, each: vec![only.clone()], none: only }),
         })
     }
 
-    /// Returns the data path of a worker with these keyspaces, among which `choice` finds that of a request. `none` counts the
+    /// Does the same for a worker with several keyspaces, among which `matches` finds that of a request. `none` counts the
     /// requests that are for none. It has the settings of the first one.
-    pub(crate) fn new(
-        choice: KeyspaceChoice,
+    pub(crate) fn among(
+        matches: KeyspaceMatches,
         each: impl IntoIterator<Item = WorkerKeyspace>,
         none: WorkerKeyspace,
     ) -> Result<Self, InvalidName> {
         let each = each.into_iter().map(Self::keyspace).collect::<Result<_, _>>()?;
         let (settings, worker, metrics) = none;
         let none = Rc::new(WorkerContext::new(&settings, worker, metrics)?);
-        Ok(Forward { keyspaces: Rc::new(Keyspaces { choice, each, none }) })
+        Ok(Forward { keyspaces: Rc::new(Keyspaces { choice: KeyspaceChoice::Among(matches), each, none }) })
     }
 
     /// Returns the state of one keyspace, and starts what keeps it up.

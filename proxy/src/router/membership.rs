@@ -91,9 +91,9 @@ impl RouterState {
     }
 }
 
-/// A router's part in the protocol.
+/// The running control side of a router in one keyspace.
 #[derive(Debug)]
-pub(super) struct Joined {
+pub(super) struct ControlTask {
     state: RouterState,
     control: Control,
     run: AbortOnDropHandle<()>,
@@ -105,9 +105,9 @@ pub struct Membership {
     pub keys: Keyspace,
     /// The settings of the control side.
     pub settings: RouterSettings,
-    /// What watches the control side.
+    /// The observer of the control side.
     pub observer: Arc<dyn RouterObserver>,
-    /// What stands between the control side and the table. `None`: nothing.
+    /// The data plane between the control side and the table. `None`: the table itself.
     pub plane: Option<Arc<dyn DataPlane>>,
     /// The span of the log lines about it.
     pub span: Span,
@@ -126,14 +126,14 @@ impl std::fmt::Debug for Membership {
     }
 }
 
-impl Joined {
+impl ControlTask {
     /// Begins to take part in the protocol. Requires a runtime.
     pub(super) fn begin(table: Arc<Table>, notices: Notices, leases: Leases, membership: Membership) -> Self {
         let Membership { keys, settings, observer, plane, span } = membership;
         let plane = plane.unwrap_or_else(|| table.clone());
         let (control, run) = Control::new(plane, notices, leases, keys, settings, observer);
         let state = RouterState { table, status: control.status.clone() };
-        Joined { state, control, run: AbortOnDropHandle::new(tokio::spawn(run.instrument(span))) }
+        ControlTask { state, control, run: AbortOnDropHandle::new(tokio::spawn(run.instrument(span))) }
     }
 
     pub(super) fn state(&self) -> &RouterState {

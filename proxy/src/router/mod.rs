@@ -83,7 +83,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use tower::{BoxError, Layer, Service};
 
-use self::membership::Joined;
+use self::membership::ControlTask;
 pub use self::membership::{Control, Membership, Notices, RouterState};
 use crate::forward::service::ClientService;
 use crate::metrics::Metrics;
@@ -101,7 +101,7 @@ pub struct BoundRouter {
     keyspaces: Vec<BoundKeyspace>,
 }
 
-/// What a router has of a keyspace before it takes part in the protocol.
+/// A keyspace of a router that takes no part in the protocol yet.
 #[derive(Debug)]
 pub struct BoundKeyspace {
     /// The table that the server's workers share.
@@ -166,8 +166,7 @@ impl BoundRouter {
         (self.server, self.keyspaces)
     }
 
-    /// Begins to take part in the protocol, in each keyspace and under one lease for all that share `leases`. Requires a
-    /// runtime.
+    /// Begins to take part in the protocol, in each keyspace and under one lease for all. Requires a runtime.
     ///
     /// # Panics
     ///
@@ -177,7 +176,7 @@ impl BoundRouter {
         let leases = leases.into();
         let join = |(bound, membership): (BoundKeyspace, Membership)| {
             let BoundKeyspace { table, notices, metrics } = bound;
-            (Joined::begin(table, notices, leases.clone(), membership), metrics)
+            (ControlTask::begin(table, notices, leases.clone(), membership), metrics)
         };
         let joined = self.keyspaces.into_iter().zip(memberships).map(join).collect();
         JoiningRouter { server: self.server, choice: self.choice, listener: self.listener, joined }
@@ -190,7 +189,7 @@ pub struct JoiningRouter {
     server: Server,
     choice: KeyspaceChoice,
     listener: Metrics,
-    joined: Vec<(Joined, Metrics)>,
+    joined: Vec<(ControlTask, Metrics)>,
 }
 
 impl JoiningRouter {
@@ -234,7 +233,7 @@ impl JoiningRouter {
         Router::started(server.start_with_layer(keyspaces, layer), joined).await
     }
 
-    fn served(self, forward: Vec<ForwardSettings>) -> (Server, ServedKeyspaces, Vec<Joined>) {
+    fn served(self, forward: Vec<ForwardSettings>) -> (Server, ServedKeyspaces, Vec<ControlTask>) {
         let JoiningRouter { server, choice, listener, joined } = self;
         assert_eq!(forward.len(), joined.len(), "settings for each keyspace");
         let (joined, served) = joined
@@ -258,11 +257,11 @@ impl JoiningRouter {
 #[derive(Debug)]
 pub struct Router {
     server: ServerHandle,
-    joined: Vec<Joined>,
+    joined: Vec<ControlTask>,
 }
 
 impl Router {
-    async fn started(server: Result<ServerHandle, ServerError>, joined: Vec<Joined>) -> Result<Self, ServerError> {
+    async fn started(server: Result<ServerHandle, ServerError>, joined: Vec<ControlTask>) -> Result<Self, ServerError> {
         match server {
             Ok(server) => Ok(Router { server, joined }),
             Err(error) => {
@@ -311,6 +310,6 @@ fn refuse_held_at_last(tables: Vec<Arc<Table>>, deadline: Instant) -> AbortOnDro
     }))
 }
 
-async fn leave(joined: impl IntoIterator<Item = Joined>) {
-    join_all(joined.into_iter().map(Joined::leave)).await;
+async fn leave(joined: impl IntoIterator<Item = ControlTask>) {
+    join_all(joined.into_iter().map(ControlTask::leave)).await;
 }

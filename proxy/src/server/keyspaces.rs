@@ -51,7 +51,13 @@ impl ServedKeyspaces {
         let of_worker = |keyspace: &ServedKeyspace, metrics: &Metrics| -> WorkerKeyspace {
             (keyspace.forward.clone(), keyspace.table.worker(worker), metrics.worker(worker))
         };
-        let each = self.each.iter().map(|keyspace| of_worker(keyspace, &keyspace.metrics));
-        Forward::new(self.choice.clone(), each, of_worker(&self.each[0], &self.listener))
+        let first = &self.each[0];
+        match &self.choice {
+            KeyspaceChoice::Only => Forward::only(of_worker(first, &first.metrics)),
+            KeyspaceChoice::Among(matches) => {
+                let each = self.each.iter().map(|keyspace| of_worker(keyspace, &keyspace.metrics));
+                Forward::among(matches.clone(), each, of_worker(first, &self.listener))
+            }
+        }
     }
 }

@@ -134,7 +134,7 @@ impl Router {
             tracer: None,
             upstream: UpstreamSettings { protocol, ..UpstreamSettings::default() },
         };
-        let forward = Forward::only(&settings, table.worker(0), metrics.clone()).expect("names");
+        let forward = Forward::only((settings.clone(), table.worker(0), metrics.clone())).expect("names");
         let seen = Seen::default();
         let pod = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         lead(&table, pod.local_addr().expect("an address"));
