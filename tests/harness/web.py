@@ -1,6 +1,7 @@
 """Requests by HTTP to endpoints of processes."""
 
 import json
+import socket
 import urllib.error
 import urllib.request
 
@@ -31,6 +32,12 @@ def is_up(url, timeout=10):
         return status_of(url, timeout) < 400
     except OSError:
         return False
+
+
+def accepts(port):
+    """Returns whether a process accepts connections on this port of loopback."""
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 def metrics(url, series):

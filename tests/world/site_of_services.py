@@ -13,6 +13,8 @@ from harness.etcd import Etcd
 from harness.ports import free_port
 from harness.segue import QUICK, Segue, at
 from harness.store_view import StoreView
+from harness.waiting import eventually
+from harness.web import accepts
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -67,6 +69,8 @@ class Site(Segue):
             self.run(name, {"router": router, "keyspaces": routes})
         for service in services:
             self.pods[service.name] = [Pod(self, service, f"{service.name}-{number}") for number in range(PODS)]
+        for port in (self.port, self.tls_port):
+            await eventually(lambda port=port: accepts(port), "a router")
         for service in services:
             assert await self.settled(service.name, 180), f"the pods of {service.name} do not settle"
 

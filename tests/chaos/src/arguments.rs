@@ -22,7 +22,7 @@ const SHORT: Duration = Duration::from_secs(240);
 /// Progress goes to stderr; the last line on stdout is `chaos: runs=… faults=… harm=… …`, after those of failovers. Exits 0
 /// only if there was no harm and everything converged. Needs root on Linux: network, mount and process namespaces, nftables, etcd.
 ///
-///   segue-chaos --short                              what CI runs: every scenario and some faults, four minutes at most
+///   segue-chaos --short                              what CI runs: every scenario, then faults until four minutes have passed
 ///   segue-chaos --seed 7 --runs 1                    the same choices once more
 ///   segue-chaos --scenario stuck-router --keep       one scenario alone; the logs stay
 ///   segue-chaos --scenario random --duration 10m     faults alone, for a long time
@@ -45,7 +45,7 @@ pub(crate) struct Arguments {
     /// How coordinators share their work.
     #[arg(long, value_name = "NAME", default_value = "leader", value_parser = ["leader", "rounds"])]
     pub(crate) coordination: String,
-    /// For CI: one run, at most four minutes; one that is not through by then has failed, and says where it was.
+    /// For CI: one run of about four minutes. One that is not through after eight has failed, and says where it was.
     #[arg(long)]
     pub(crate) short: bool,
     /// Leave the logs, also when all was well.
@@ -69,7 +69,7 @@ impl Arguments {
         self.duration.unwrap_or(Duration::from_secs(if self.short { 20 } else { 60 }))
     }
 
-    /// How long all of it may take, if that is bounded.
+    /// How long all of it should take, if that is bounded. Faults are drawn in what the scenarios leave of it.
     pub(crate) fn limit(&self) -> Option<Duration> {
         self.short.then_some(SHORT)
     }

@@ -14,6 +14,8 @@ import httpx
 from harm import says_broken
 from harness.ports import free_port
 from harness.processes import Process
+from harness.waiting import eventually
+from harness.web import accepts
 
 from .appends import Appends
 
@@ -53,6 +55,8 @@ backend routers
     server router 127.0.0.1:{self.site.port}
 """)
         Process("haproxy", self.site.folder, ["haproxy", "-db", "-f", config])
+        for port in (plain, tls):
+            await eventually(lambda port=port: accepts(port), "HAProxy")
         self.versions = set()
 
     async def client(self, number):
