@@ -97,8 +97,9 @@ pub(super) fn moved(view: &View, partition: PartitionId, to: Option<&str>) -> St
         )),
         (None, _) => Standing::Waiting(format!("partition {partition} has no living owner{}", obstacles(view))),
         (Some(owner), Some(wanted)) => Standing::Waiting(format!(
-            "partition {partition} is on {owner} and waits for its move to {wanted}{}",
-            obstacles(view)
+            "partition {partition} is on {owner} and waits for its move to {wanted}{}{}",
+            obstacles(view),
+            held_in_words(view, wanted)
         )),
     }
 }
@@ -223,6 +224,14 @@ fn held_back(view: &View, pod: &str) -> Vec<HeldMoves> {
     let life = view.incarnation_of(pod);
     let is_meant = |held: &HeldMoves| held.to == pod && held.incarnation == life && held.instead_of.is_none();
     view.held().into_iter().filter(is_meant).collect()
+}
+
+/// Returns why moves to this pod have not begun, as the end of a sentence.
+fn held_in_words(view: &View, pod: &str) -> String {
+    let held = held_back(view, pod);
+    held.iter()
+        .map(|held| format!("; the leader holds back {} for it: {}", partitions(held.partitions as usize), held.why))
+        .collect()
 }
 
 fn others_own_one(view: &View) -> bool {
@@ -360,6 +369,15 @@ mod tests {
         assert!(matches!(to_b(&[A, B, A_HAS_1, MOVING]), Standing::Waiting(_)));
         assert!(matches!(to_b(&[A, B, B_HAS_1, (MOVING.0, &complete)]), Standing::Waiting(_)), "b owns it already");
         assert!(is_done(to_b(&[A, B, B_HAS_1])));
+    }
+
+    #[test]
+    fn a_move_that_waits_says_what_the_leader_holds_back_for() {
+        let pin = ("operator/pins/0", r#"{"to":"b","incarnation":3,"who":"ann"}"#);
+        let held = r#"{"holder":"c","held":[{"to":"b","incarnation":3,"partitions":1,"why":"they rest after a failed move"}]}"#;
+        let waiting = view(&[A, B, ("coordinator/leader", held), A_HAS_0, B_HAS_1, pin]);
+        let Standing::Waiting(text) = moved(&waiting, P0, Some("b")) else { panic!("it waits") };
+        assert!(text.ends_with("the leader holds back 1 partition for it: they rest after a failed move"), "{text}");
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub const MAX_BACK_OFF: Duration = Duration::from_secs(600);
 
 /// Ratio of a pod's wait to its partition's.
 pub(super) const SHUNNED_SCALE: u32 = 2;
+
 /// The failures in a row of a partition, a pod or a pair of both, and the wait after the last one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct BackOff {

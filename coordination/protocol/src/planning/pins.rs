@@ -3,6 +3,9 @@
 //! A pin applies while its pod accepts partitions. While that pod is gone, drains or is shunned, the strategy decides,
 //! so that a pin never leaves a partition without an owner. For the strategy, a pinned partition is already on its pod
 //! and never moves; it balances the other partitions around it.
+//!
+//! A pin that ends with its pod's present life is an order to move now, from an operator who knows that pod. It applies to
+//! a shunned pod too, while the present owner serves: it cannot feed a crash loop, because it ends with that life.
 
 use super::Strategy;
 use super::budget::MoveCause;
@@ -59,12 +62,19 @@ fn pinned(view: &View, layout: &Layout<'_>) -> Vec<(usize, usize)> {
         };
         let may_be_there = match layout.members[to].eligibility {
             Eligibility::Open => true,
-            Eligibility::Shunned => slot.owner == Some(to),
+            Eligibility::Shunned => slot.owner == Some(to) || (slot.owner.is_some() && is_ordered(view, *partition)),
             Eligibility::Leaving => false,
         };
         may_be_there.then_some((partition.index(), to))
     };
     view.intentions.pins.iter().filter_map(place).collect()
+}
+
+/// Returns whether an operator has ordered the partition to the present life of a pod, whose registration has a lease.
+pub(super) fn is_ordered(view: &View, partition: PartitionId) -> bool {
+    let Some(pin) = view.intentions.pin(partition).map(|pin| &pin.value) else { return false };
+    let has_lease = view.pods.get(&pin.to).is_some_and(|pod| pod.lease.is_some());
+    pin.ends_with_the_pod() && view.is_pinned_to(partition, &pin.to) && has_lease
 }
 
 /// Returns the reason for the move of a pinned partition.

@@ -6,7 +6,7 @@ use crate::handoff::advance::PendingOn;
 use crate::handoff::pod::{Duty, duty};
 use crate::ids::Epoch;
 use crate::planning::{Action, CancelReason, Notice, Policy};
-use crate::records::{Assignment, Mode, Phase, encode};
+use crate::records::{Assignment, Mode, Phase, Request, encode};
 
 #[test]
 fn a_move_whose_new_owner_dies_before_switching_is_cancelled_at_once() {
@@ -127,6 +127,24 @@ fn a_warming_move_to_a_pod_that_begins_to_drain_is_cancelled_and_a_later_one_fin
     let plan = world.lead();
     assert_eq!(plan.round, None, "what waited for the end of a handoff needs no round");
     assert_eq!(world.handoff(P0).new_owner, "w-2");
+}
+
+#[test]
+fn a_new_order_after_an_operators_cancel_waits_for_the_partitions_rest_alone() {
+    let mut world = World::settled(policy(4), &["w-0", "w-1"]);
+    let from = world.owner(P0);
+    let to = world.other_than(&from);
+    // The pair of partition and pod rests for 40 s after three cancels, the partition for 20 s.
+    for (turn, rest) in [0, 5, 10, 20].into_iter().enumerate() {
+        world.now += secs(rest);
+        world.asks_to_move(&format!("move-{turn}"), P0, &to, false);
+        world.wait(secs(3));
+        assert_eq!(world.handoff(P0).new_owner, to, "after {rest} s");
+        let handoff = world.handoff_id(P0);
+        world.ask(&format!("cancel-{turn}"), Request::Cancel { partition: P0, handoff });
+        world.lead();
+        assert!(!world.view().handoffs.contains_key(&P0));
+    }
 }
 
 #[test]

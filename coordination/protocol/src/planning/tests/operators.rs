@@ -27,15 +27,15 @@ impl World {
         self.store.put(self.keys.pause(), encode(&Pause { origin: ann("incident"), until: None }));
     }
 
-    fn pin(&mut self, partition: PartitionId, to: &str, incarnation: Incarnation) {
+    pub(super) fn pin(&mut self, partition: PartitionId, to: &str, incarnation: Incarnation) {
         self.store.put(self.keys.pin(partition), encode(&Pin { to: to.into(), incarnation, origin: ann("") }));
     }
 
-    fn ask(&mut self, id: &str, request: Request) {
+    pub(super) fn ask(&mut self, id: &str, request: Request) {
         self.store.put(self.keys.operation(id), encode(&Operation { request, origin: ann(""), answer: None }));
     }
 
-    fn asks_to_move(&mut self, id: &str, partition: PartitionId, to: &str, pin: bool) {
+    pub(super) fn asks_to_move(&mut self, id: &str, partition: PartitionId, to: &str, pin: bool) {
         self.ask(id, Request::Move { partition, to: to.into(), pin });
     }
 
@@ -48,7 +48,7 @@ impl World {
         view.assignments.iter().filter(|(_, it)| it.value.owner == pod).map(|(partition, _)| *partition).collect()
     }
 
-    fn other_than(&self, owner: &str) -> String {
+    pub(super) fn other_than(&self, owner: &str) -> String {
         let view = self.view();
         view.pods.keys().find(|pod| *pod != owner).unwrap().clone()
     }

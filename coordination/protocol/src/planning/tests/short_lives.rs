@@ -86,6 +86,43 @@ fn a_pod_in_a_crash_loop_gets_partitions_ever_more_seldom() {
 }
 
 #[test]
+fn an_order_to_move_to_a_pod_in_a_crash_loop_is_carried_out_once_for_each_life() {
+    let mut world = died_once(policy(8), &["w-0", "w-1"]);
+    run(&mut world, secs(1));
+    assert_eq!(owned_by(&world, "w-0"), BTreeSet::new(), "it is shunned");
+    world.asks_to_move("a", P0, "w-0", false);
+    run(&mut world, secs(1));
+    assert_eq!(owned_by(&world, "w-0"), BTreeSet::from([P0]), "it gets what the operator orders, and nothing else");
+    world.restart_pod("w-0");
+    run(&mut world, secs(1));
+    assert_eq!(owned_by(&world, "w-0"), BTreeSet::new(), "the order ended with that life");
+    assert!(world.view().intentions.pins.is_empty());
+    world.asks_to_move("b", P0, "w-0", false);
+    run(&mut world, secs(1));
+    assert_eq!(owned_by(&world, "w-0"), BTreeSet::from([P0]));
+}
+
+#[test]
+fn a_pin_to_a_pod_in_a_crash_loop_waits_until_the_pod_has_lived() {
+    let mut world = died_once(policy(8), &["w-0", "w-1"]);
+    world.asks_to_move("a", P0, "w-0", true);
+    run(&mut world, secs(1));
+    assert_eq!(owned_by(&world, "w-0"), BTreeSet::new());
+    run(&mut world, secs(60));
+    assert!(owned_by(&world, "w-0").contains(&P0));
+}
+
+#[test]
+fn an_order_moves_no_partition_to_a_registration_without_a_lease() {
+    let mut world = World::settled(policy(4), &["w-0", "w-1"]);
+    let to = world.other_than(&world.owner(P0));
+    world.pin(P0, &to, world.view().incarnation_of(&to));
+    let pod = encode(&world.view().pods[&to].value);
+    world.store.put(world.keys.pod(&to), pod);
+    assert_eq!(world.run_until_quiet(), 0);
+}
+
+#[test]
 fn the_only_pod_gets_its_partitions_back_at_once_however_often_it_dies() {
     let mut world = died_once(policy(4), &["w-0"]);
     for _ in 0..6 {
