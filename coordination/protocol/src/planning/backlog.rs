@@ -237,22 +237,23 @@ impl Context<'_> {
         let Context { view, backoffs, now, .. } = *self;
         let (pod, incarnation) = (to.0.as_str(), to.1);
         let unchanged = view.assignment_revision(partition) == assignment && !view.handoffs.contains_key(&partition);
-        if !self.accepts(pod, incarnation) || !unchanged || view.is_malformed(partition) {
+        let is_ordered = cause == MoveCause::Operator && pins::is_ordered(view, partition);
+        let accepts = self.accepts(pod, incarnation) && (is_ordered || !self.is_shunned(pod, incarnation));
+        if !accepts || !unchanged || view.is_malformed(partition) {
             return None;
         }
-        let waits = self.backs_off(cause, partition, pod);
-        let waits = waits.or_else(|| backoffs.pair_waits(partition, pod, cause.is_urgent(), now));
-        let rests = waits.or_else(|| self.balance_waits(cause, partition).map(|(until, _)| until)).is_some();
+        let is_barred = !is_ordered && backoffs.pair_waits(partition, pod, cause.is_urgent(), now).is_some();
+        let waits = self.backs_off(cause, partition, pod).or_else(|| self.balance_waits(cause, partition));
+        let rests = is_barred || waits.is_some();
         let too_early = self.only_dead_owners && cause != MoveCause::DeadOwner;
         Some(!rests && !too_early && !pins::is_paused(view, partition, cause))
     }
 
-    /// Returns whether this incarnation of a pod may be given partitions.
+    /// Returns whether this incarnation of a pod is registered and does not drain.
     fn accepts(&self, pod: &str, incarnation: Incarnation) -> bool {
-        let takes = self.view.pods.get(pod).is_some_and(|record| {
+        self.view.pods.get(pod).is_some_and(|record| {
             record.incarnation() == incarnation && record.lease.is_some() && !self.view.is_draining(pod)
-        });
-        takes && !self.is_shunned(pod, incarnation)
+        })
     }
 
     /// Returns the pod with the fewest partitions for its weight among those that may warm one more.

@@ -109,6 +109,16 @@ impl PodFailures {
         pairs.into_iter().any(|(_, back_off)| back_off.waits(false, now).is_some())
     }
 
+    /// Returns the partitions with which pods have failed.
+    pub(super) fn partitions_with_pairs(&self) -> impl Iterator<Item = PartitionId> {
+        self.pairs.keys().map(|(partition, _)| *partition)
+    }
+
+    /// Forgets the failures of this pod with this partition.
+    pub(super) fn forget_pair(&mut self, partition: PartitionId, pod: &str) {
+        self.pairs.remove(&(partition, pod.to_owned()));
+    }
+
     /// Returns with how many partitions this pod rests.
     pub(super) fn resting_with(&self, pod: &str, now: Duration) -> usize {
         let rests = |((_, other), back_off): &(&(PartitionId, String), &BackOff)| {

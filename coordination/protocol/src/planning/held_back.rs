@@ -15,6 +15,8 @@ const MOST: usize = 64;
 pub(super) enum HeldFor {
     /// The partition, or the pod for this partition, rests after a failure.
     Rest,
+    /// The partition rests because its owners died.
+    Deaths,
     /// The owner is dead, and may come back.
     Return(String),
     /// The partition has just moved.
@@ -29,6 +31,7 @@ impl HeldFor {
     fn in_words(&self) -> String {
         match self {
             HeldFor::Rest => "they rest after a failed move".to_owned(),
+            HeldFor::Deaths => "their owners died soon after they had got them, one after the other".to_owned(),
             HeldFor::Return(owner) => format!("{owner}, which had them, may come back"),
             HeldFor::CoolDown => "they have just moved".to_owned(),
             HeldFor::Roll => "pods restart one by one".to_owned(),

@@ -11,7 +11,11 @@
 //!   rests instead of the pod, longer after each death. Of several partitions only those with the most deaths rest, and
 //!   half of them for two lease times longer than the others, so that the next death tells which half it was.
 //!
-//! A life that outlasts two lease times after a flip ends the row of its pod and of its partition.
+//! The end of a life is the end of its lease, up to a lease time after its process died. So a life counts as long enough once
+//! its key has outlasted three lease times.
+//!
+//! A life that is long enough after a flip ends the row of its pod and of its partition. A living owner that has handed the
+//! partition over ends the row of that partition.
 //!
 //! The age of a flip is measured by revisions: this planner knows which revision it had seen at which time. A new leader
 //! knows no deaths, and regards every flip before its first view as old. It counts anew from the next flip on.
@@ -23,7 +27,7 @@
 //! * Deaths under one name never make a partition rest: the cause is more likely the pod.
 //! * A preference keeps no partition without an owner: the only pod gets what it had at once.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::failures::{BackOff, FIRST_BACK_OFF, PodFailures};
@@ -39,8 +43,10 @@ const LONGEST_REST: Duration = Duration::from_secs(60);
 const DEFAULT_LEASE_TTL: Duration = Duration::from_secs(15);
 /// Longest lease time that is believed.
 const LONGEST_LEASE_TTL: Duration = Duration::from_secs(300);
-/// Number of lease times after a flip within which an end is a failure.
+/// Number of lease times after a flip within which a death is a failure.
 const LEASE_TIMES: u32 = 2;
+/// Number of lease times for which a lease may hide a death.
+const HIDDEN_TIMES: u32 = 1;
 /// Number of deaths from which on the partition is the likely cause.
 const DEATHS_BEFORE_REST: u32 = 2;
 
@@ -48,8 +54,15 @@ const DEATHS_BEFORE_REST: u32 = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Life {
     incarnation: Incarnation,
-    /// How long after a flip its end is a failure.
-    window: Duration,
+    /// The time of its lease.
+    ttl: Duration,
+}
+
+impl Life {
+    /// Returns how long after a flip the end of its key is a failure.
+    fn window(self) -> Duration {
+        self.ttl * (LEASE_TIMES + HIDDEN_TIMES)
+    }
 }
 
 /// The deaths of a partition's owners, one after the other.
@@ -68,20 +81,23 @@ pub(super) struct ShortLives {
     seen: SeenRevisions,
     pods: PodFailures,
     partitions: BTreeMap<PartitionId, Deaths>,
+    /// The last known owners of partitions with failures.
+    owners: BTreeMap<PartitionId, (String, Incarnation)>,
 }
 
 impl ShortLives {
     /// Records which lives have ended in this view, and forgets failures that a longer life has disproved.
     pub(super) fn observe(&mut self, view: &View, are_blameless: bool, now: Duration) {
         let lives = lives(view);
-        let longest = lives.values().chain(self.lives.values()).map(|life| life.window).max();
+        let longest = lives.values().chain(self.lives.values()).map(|life| life.window()).max();
         self.seen.observe(view.revision, now, longest.unwrap_or_default());
         let before = std::mem::replace(&mut self.lives, lives);
+        self.forgive_what_was_handed_over(view);
         for (pod, life) in before {
             let has_ended = self.lives.get(&pod).is_none_or(|now| now.incarnation != life.incarnation);
             if has_ended && !are_blameless {
                 let taken = self.taken_over(view, &pod, life, now);
-                self.ended(&pod, &taken, life.window, now);
+                self.ended(&pod, &taken, life.ttl, now);
             }
         }
         self.forgive(view, now);
@@ -92,7 +108,7 @@ impl ShortLives {
         let is_taken = |partition: &PartitionId| {
             let Some(assignment) = view.assignments.get(partition) else { return false };
             assignment.value.incarnation == life.incarnation
-                && self.seen.is_recent(assignment.mod_revision, life.window, now)
+                && self.seen.is_recent(assignment.mod_revision, life.window(), now)
         };
         // In `independent` mode the flip comes last, and requests may have reached the new owner before.
         let handoffs = view.handoffs.values().map(|handoff| &handoff.value).filter(|record| {
@@ -105,8 +121,8 @@ impl ShortLives {
         taken
     }
 
-    /// Records the end of a life that had just taken over these partitions.
-    fn ended(&mut self, pod: &str, taken: &[PartitionId], window: Duration, now: Duration) {
+    /// Records the end of a life with leases of `ttl` that had just taken over these partitions.
+    fn ended(&mut self, pod: &str, taken: &[PartitionId], ttl: Duration, now: Duration) {
         for partition in taken {
             self.pods.fail_with(*partition, pod, now);
         }
@@ -130,7 +146,7 @@ impl ShortLives {
         for (index, partition) in causes.iter().enumerate() {
             let Some(deaths) = self.partitions.get_mut(partition) else { continue };
             let back_off = crate::back_off::BackOff { first: FIRST_BACK_OFF, longest: LONGEST_REST };
-            let later = if index < first_half { Duration::ZERO } else { window };
+            let later = if index < first_half { Duration::ZERO } else { ttl * LEASE_TIMES };
             deaths.until = now + back_off.after(deaths.number - 1) + later;
         }
     }
@@ -140,6 +156,24 @@ impl ShortLives {
         self.pods.fail(pod, now);
     }
 
+    /// Forgets the failures of partitions that have left a living owner since the last view, which it has survived.
+    fn forgive_what_was_handed_over(&mut self, view: &View) {
+        let partitions: BTreeSet<PartitionId> =
+            self.partitions.keys().copied().chain(self.pods.partitions_with_pairs()).collect();
+        let owner = |partition: &PartitionId| {
+            let assignment = &view.assignments.get(partition)?.value;
+            Some((*partition, (assignment.owner.clone(), assignment.incarnation)))
+        };
+        let owners: BTreeMap<_, _> = partitions.iter().filter_map(owner).collect();
+        for (partition, (pod, incarnation)) in std::mem::replace(&mut self.owners, owners) {
+            let has_left = self.owners.get(&partition).is_some_and(|(now, life)| (now, life) != (&pod, &incarnation));
+            if has_left && self.lives.get(&pod).is_some_and(|life| life.incarnation == incarnation) {
+                self.partitions.remove(&partition);
+                self.pods.forget_pair(partition, &pod);
+            }
+        }
+    }
+
     /// Forgets the failures of pods and partitions whose present owner has lived long enough.
     fn forgive(&mut self, view: &View, now: Duration) {
         let (lives, seen) = (&self.lives, &self.seen);
@@ -147,8 +181,8 @@ impl ShortLives {
             let assignment = view.assignments.get(&partition)?;
             let (owner, life) = lives.get_key_value(&assignment.value.owner)?;
             let lasts = assignment.value.incarnation == life.incarnation
-                && !seen.is_recent(assignment.mod_revision, life.window, now);
-            lasts.then_some(owner)
+                && !seen.is_recent(assignment.mod_revision, life.window(), now);
+            lasts.then_some(owner.as_str())
         };
         self.partitions.retain(|partition, deaths| {
             has_lasted(*partition).is_none() && now < deaths.until.saturating_add(super::MAX_BACK_OFF)
@@ -156,9 +190,7 @@ impl ShortLives {
         let has_lasted_as_pod = |pod: &str| view.assigned_to(pod).any(|partition| has_lasted(partition).is_some());
         self.pods.retain(
             |pod, back_off| !has_lasted_as_pod(pod) && !back_off.is_forgotten(now),
-            |partition, pod, back_off| {
-                has_lasted(partition).map(String::as_str) != Some(pod) && !back_off.is_forgotten(now)
-            },
+            |partition, pod, back_off| has_lasted(partition) != Some(pod) && !back_off.is_forgotten(now),
         );
     }
 
@@ -209,8 +241,8 @@ impl ShortLives {
 fn lives(view: &View) -> BTreeMap<String, Life> {
     let life = |(pod, incarnation): (String, Incarnation)| {
         let told = view.pods.get(&pod).and_then(|record| record.value.lease_ttl_ms).map(Duration::from_millis);
-        let window = told.map_or(DEFAULT_LEASE_TTL, |ttl| ttl.min(LONGEST_LEASE_TTL)) * LEASE_TIMES;
-        (pod, Life { incarnation, window })
+        let ttl = told.map_or(DEFAULT_LEASE_TTL, |ttl| ttl.min(LONGEST_LEASE_TTL));
+        (pod, Life { incarnation, ttl })
     };
     view.pod_lives().into_iter().map(life).collect()
 }

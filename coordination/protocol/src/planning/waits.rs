@@ -17,17 +17,19 @@ impl Context<'_> {
         (to, has_come_back): (&str, bool),
         barred_until: Option<Duration>,
     ) -> Option<(Duration, HeldFor)> {
-        let rests = self.backs_off(cause, partition, to).or(barred_until).map(|until| (until, HeldFor::Rest));
+        let barred = || barred_until.map(|until| (until, HeldFor::Rest));
+        let rests = self.backs_off(cause, partition, to).or_else(barred);
         let returns = || self.waits_for_return(cause, partition, has_come_back);
         rests.or_else(returns).or_else(|| self.balance_waits(cause, partition))
     }
 
-    /// Returns until when the partition rests before it moves to this pod. An operator who wants it there ends a rest that
-    /// the deaths of its owners have caused.
-    pub(super) fn backs_off(&self, cause: MoveCause, partition: PartitionId, to: &str) -> Option<Duration> {
-        let deaths =
-            || self.backoffs.deaths_rest(partition, self.now).filter(|_| !self.view.is_pinned_to(partition, to));
-        self.backoffs.partition_waits(partition, cause.is_urgent(), self.now).max(deaths())
+    /// Returns until when the partition rests before it moves to this pod, and after what. An operator who wants it there ends
+    /// a rest that the deaths of its owners have caused.
+    pub(super) fn backs_off(&self, cause: MoveCause, partition: PartitionId, to: &str) -> Option<(Duration, HeldFor)> {
+        let cancels = self.backoffs.partition_waits(partition, cause.is_urgent(), self.now);
+        let deaths = self.backoffs.deaths_rest(partition, self.now).filter(|_| !self.view.is_pinned_to(partition, to));
+        let rests = [cancels.map(|until| (until, HeldFor::Rest)), deaths.map(|until| (until, HeldFor::Deaths))];
+        rests.into_iter().flatten().max_by_key(|(until, _)| *until)
     }
 
     /// Returns whether this life of a pod gets no more partitions while there is another pod.

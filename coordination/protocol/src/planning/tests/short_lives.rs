@@ -134,9 +134,9 @@ fn the_only_pod_gets_its_partitions_back_at_once_however_often_it_dies() {
 }
 
 #[test]
-fn a_life_that_outlasts_two_lease_times_is_no_failure() {
+fn a_life_whose_key_outlasts_three_lease_times_is_no_failure() {
     for (ttl, lives_for, is_failure) in
-        [(None, secs(29), true), (None, secs(31), false), (Some(2_000), secs(3), true), (Some(2_000), secs(5), false)]
+        [(None, secs(44), true), (None, secs(46), false), (Some(2_000), secs(5), true), (Some(2_000), secs(7), false)]
     {
         let mut world = World::settled(policy(2), &["w-0", "w-1"]);
         let had = owned_by(&world, "w-0");
@@ -258,6 +258,32 @@ fn a_partition_that_its_owner_survives_rests_no_more() {
     world.restart_pod(&owner);
     run(&mut world, secs(0));
     assert_eq!(world.owner(P5), owner);
+}
+
+#[test]
+fn a_partition_that_a_living_owner_has_handed_over_is_not_the_cause_of_deaths_before() {
+    for hands_over in [false, true] {
+        let mut world = World::settled(policy(3), &["w-0", "w-1", "w-2"]);
+        let first = world.owner(P0);
+        world.restart_pod(&first);
+        run(&mut world, secs(1));
+        world.restart_pod(&first);
+        run(&mut world, secs(1));
+        let second = world.owner(P0);
+        assert_ne!(second, first, "the first owner died with it");
+        if hands_over {
+            let third = ["w-0", "w-1", "w-2"].into_iter().find(|pod| **pod != *first && **pod != *second).unwrap();
+            world.asks_to_move("a", P0, third, false);
+            run(&mut world, secs(5));
+            assert_eq!(world.owner(P0), third);
+        }
+        let last = world.owner(P0);
+        world.restart_pod(&last);
+        world.lead();
+        let rests = |notice: &Notice| matches!(notice, Notice::OwnersDie { partition: P0, .. });
+        let notices = world.plan().notices;
+        assert_eq!(notices.iter().any(rests), !hands_over, "{last} died with it: {notices:?}");
+    }
 }
 
 #[test]
