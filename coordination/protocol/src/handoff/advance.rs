@@ -285,6 +285,14 @@ pub(crate) fn starts_from(view: &View, handoff: &Handoff) -> bool {
         && handoff.epoch > assigned.epoch
 }
 
+/// Returns whether the partition's assignment is the one that the handoff has written.
+pub(crate) fn has_flipped(view: &View, handoff: &Handoff) -> bool {
+    view.assignments.get(&handoff.partition).map(|assignment| &assignment.value).is_some_and(|assigned| {
+        (&assigned.owner, assigned.incarnation, assigned.epoch)
+            == (&handoff.new_owner, handoff.new_incarnation, handoff.epoch)
+    })
+}
+
 /// Returns the write that changes the owner, and the guard that the assignment is still the one that the view shows. A
 /// first placement requires that there is no assignment. `None` if the handoff did not start from that assignment: a
 /// newer owner would lose the partition to an older epoch.

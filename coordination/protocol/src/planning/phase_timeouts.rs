@@ -17,7 +17,7 @@ use super::backoff::{BackOffs, Remembered};
 use super::notice::Notice;
 use super::operations::failed_move;
 use super::{Policy, is_dead};
-use crate::handoff::advance::{PendingOn, pending_bound, starts_from, waiting_for};
+use crate::handoff::advance::{PendingOn, has_flipped, pending_bound, starts_from, waiting_for};
 use crate::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
 use crate::records::{Handoff, Mode, Phase, PodAckKind};
 use crate::view::{Versioned, View};
@@ -53,7 +53,7 @@ pub(super) struct Progress {
     pub(super) ended: bool,
     /// Whether a handoff has ended before its new owner took over.
     pub(super) failed: bool,
-    /// The lives of pods to which a handoff has left `Warming`.
+    /// The lives of pods to which a handoff has left `Warming` or `Syncing`.
     pub(super) warmed: Vec<Incarnation>,
     /// The partitions that new owners take over from others.
     pub(super) moved: Vec<PartitionId>,
@@ -101,7 +101,8 @@ impl PhaseTimeouts {
                 backoffs.succeeded(*partition, &record.new_owner);
                 progress.moved.extend(record.old_owner.is_some().then_some(*partition));
             }
-            if record.phase > Phase::Warming && known.is_none_or(|seen| seen.phase == Phase::Warming) {
+            let has_left = |phase| matches!(phase, Phase::Warming | Phase::Syncing) && record.phase > phase;
+            if has_left(known.map_or(Phase::Warming, |seen| seen.phase)) {
                 progress.warmed.push(record.new_incarnation);
             }
             let pauses = |phase| matches!(phase, Phase::Ready | Phase::Syncing);
@@ -241,8 +242,14 @@ pub(super) fn verdict(
         if may_end && is_dead(view, &record.new_owner, record.new_incarnation) {
             return Some(Verdict::End(Action::Abandon { observed: observed() }));
         }
-        // In `independent` mode the flip comes last, and this one never comes.
-        if record.phase < Phase::Switching && !starts_from(view, record) {
+        // In `independent` mode the flip comes last, and this one never comes. In `Switching` routers follow the assignment and
+        // so never acknowledge the new owner.
+        let goes_on = match record.phase {
+            Phase::Complete => true,
+            Phase::Switching => has_flipped(view, record) || !may_end,
+            _ => starts_from(view, record),
+        };
+        if !goes_on {
             let reason = CancelReason::AssignmentChanged;
             return Some(Verdict::End(Action::Cancel { observed: observed(), reason, back_offs: Vec::new() }));
         }

@@ -1,7 +1,7 @@
 //! Finds pods that warm partitions without getting anywhere, and partitions that should not wait for them.
 //!
-//! A pod makes progress when a partition that moves to it leaves `Warming`. What its service says of a single warm-up stays in
-//! the pod's process. A pod without progress for [`SLOW_WARM`] is slow: it keeps what it has and gets no more while another
+//! A pod makes progress when a partition that moves to it leaves `Warming`, or `Syncing`, in which it reads the tail. What its
+//! service says of a single warm-up stays in the pod's process. A pod without progress for [`SLOW_WARM`] is slow: it keeps what it has and gets no more while another
 //! pod can take it.
 //!
 //! Requests of a partition without a living owner are held, and refused after `max_wait`. Such a partition leaves a pod
@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use super::is_dead;
 use super::notice::Notice;
+use crate::handoff::advance::{PendingOn, pending_bound, waiting_for};
 use crate::ids::{HandoffId, Incarnation, PartitionId};
 use crate::records::{Handoff, Phase};
 use crate::view::{Versioned, View};
@@ -42,10 +43,20 @@ pub(super) struct SlowWarms {
     left: BTreeMap<PartitionId, u32>,
 }
 
+/// Returns whether the handoff waits for its new owner alone, which warms the partition or reads the tail.
+fn is_up_to_the_new_owner(view: &View, handoff: &Handoff) -> bool {
+    let reads_the_tail = || {
+        let waiting = waiting_for(view, handoff.partition);
+        let synced = |who: &PendingOn| matches!(who, PendingOn::PodSynced(_));
+        pending_bound(view, handoff.partition).is_none() && !waiting.is_empty() && waiting.iter().all(synced)
+    };
+    handoff.phase == Phase::Warming || (handoff.phase == Phase::Syncing && reads_the_tail())
+}
+
 impl SlowWarms {
     /// Records the warm-ups in flight, and the lives that have completed one. Returns whether other pods are slow than before.
     pub(super) fn observe(&mut self, view: &View, warmed: &[Incarnation], now: Duration) -> bool {
-        let warms = view.handoffs.values().filter(|handoff| handoff.value.phase == Phase::Warming);
+        let warms = view.handoffs.values().filter(|handoff| is_up_to_the_new_owner(view, &handoff.value));
         let warming: BTreeSet<Incarnation> = warms.map(|handoff| handoff.value.new_incarnation).collect();
         self.since.retain(|life, _| warming.contains(life));
         for life in warming {
@@ -88,11 +99,12 @@ impl SlowWarms {
         self.since.values_mut().for_each(|since| *since = now);
     }
 
-    /// Returns how long the handoff may warm before its partition prefers another pod. `None` if its requests are not held.
+    /// Returns how long the handoff may wait for its new owner before its partition prefers another pod. `None` if its requests
+    /// are not held, or somebody else is waited for.
     fn bound(&self, view: &View, handoff: &Handoff) -> Option<Duration> {
         let has_living_owner =
             handoff.old_owner.as_deref().is_some_and(|old| !is_dead(view, old, handoff.old_incarnation));
-        if handoff.phase != Phase::Warming || has_living_owner {
+        if has_living_owner || !is_up_to_the_new_owner(view, handoff) {
             return None;
         }
         let shortest = view.routers.values().map(|router| router.value.max_wait_ms).min()?;

@@ -277,3 +277,36 @@ fn no_flip_overwrites_an_assignment_that_somebody_wrote_or_deleted_meanwhile() {
     world.run_until_quiet();
     assert_eq!(world.owner(P0), "w-1");
 }
+
+#[test]
+fn a_move_whose_assignment_somebody_wrote_or_deleted_after_the_flip_ends_at_once() {
+    for deletes in [false, true] {
+        let mut world = moving(Mode::Barrier, Phase::Switching);
+        world.join_pod("w-2");
+        let announced = world.handoff(P0).epoch;
+        let (life, epoch) = (world.view().incarnation_of("w-2"), Epoch::new(announced.get() + 4));
+        let by_hand = Assignment::new(P0, "w-2", life, epoch);
+        match deletes {
+            true => world.store.delete(world.keys.assignment(P0)),
+            false => world.store.put(world.keys.assignment(P0), encode(&by_hand)),
+        }
+        // A router follows the assignment, and never says that it has switched to the handoff's owner.
+        world.silent.insert("r-0".into());
+        assert_eq!(cancels(&[world.lead()]), [(P0, &CancelReason::AssignmentChanged)], "deletes: {deletes}");
+        world.silent.clear();
+        world.run_until_quiet();
+        let owned = world.view().assignments[&P0].value.clone();
+        match deletes {
+            true => assert!(owned.epoch > announced && owned.owner != "w-0", "{owned:?}"),
+            false => assert_eq!(owned, by_hand),
+        }
+    }
+}
+
+#[test]
+fn a_move_whose_assignment_cannot_be_read_after_the_flip_goes_on() {
+    let mut world = moving(Mode::Barrier, Phase::Switching);
+    world.store.put(world.keys.assignment(P0), b"[]".to_vec());
+    world.silent.insert("r-0".into());
+    assert!(cancels(&[world.lead()]).is_empty());
+}

@@ -5,7 +5,7 @@ use super::short_lives::{act, owned_by, run};
 use super::world::{World, policy, secs};
 use crate::ids::{Incarnation, PartitionId};
 use crate::planning::{CancelReason, FIRST_BACK_OFF, Notice, SLOW_WARM};
-use crate::records::{Operation, Origin, Pin, Request, RouterRecord, encode};
+use crate::records::{Operation, Origin, Phase, Pin, Request, RouterRecord, encode};
 
 /// Returns a world in which the owner of partition 0 has died and the pod to which it goes does not warm it. That pod's name.
 fn waits_for_a_pod_that_hangs(partitions: u32) -> (World, String) {
@@ -69,6 +69,47 @@ fn a_partition_without_a_living_owner_leaves_a_pod_without_progress_in_half_of_t
         act(&mut world);
         assert!(world.view().live_owner(P0).is_some_and(|(owner, _)| owner.owner != first), "{max_wait_ms}");
     }
+}
+
+#[test]
+fn a_partition_without_a_living_owner_leaves_a_pod_that_does_not_read_the_tail() {
+    let (mut world, first) = waits_for_a_pod_that_hangs(3);
+    world.silent.clear();
+    while world.handoff(P0).phase < Phase::Syncing {
+        assert!(world.participate(P0));
+    }
+    world.silent.insert(first.clone());
+    // Half of 30 s.
+    assert!(cancels(&world.wait(secs(14))).is_empty());
+    let plans = world.wait(secs(2));
+    assert_eq!(cancels(&plans), [(P0, &CancelReason::NewOwnerSlow)]);
+    act(&mut world);
+    assert!(world.view().live_owner(P0).is_some_and(|(owner, _)| owner.owner != first), "it does not rest");
+}
+
+#[test]
+fn a_pod_that_reads_tails_one_after_the_other_is_waited_for() {
+    let (mut world, pod) = waits_for_a_pod_that_hangs(12);
+    let handoffs = world.view().handoffs;
+    let of_pod: Vec<PartitionId> =
+        handoffs.values().filter(|it| it.value.new_owner == pod).map(|it| it.value.partition).collect();
+    act(&mut world);
+    world.silent.clear();
+    for partition in &of_pod {
+        while world.handoff(*partition).phase < Phase::Syncing {
+            assert!(world.participate(*partition));
+        }
+    }
+    world.silent.insert(pod.clone());
+    assert!(cancels(&world.wait(secs(10))).is_empty());
+    world.silent.clear();
+    while world.view().handoffs.contains_key(&of_pod[1]) {
+        world.participate(of_pod[1]);
+        world.lead();
+    }
+    world.silent.insert(pod);
+    let plans = world.wait(secs(14));
+    assert_eq!(cancels(&plans), [], "the other one has waited for more than 20 s");
 }
 
 #[test]
