@@ -8,6 +8,7 @@
 //!
 //! * No router replaces a mapping. An operator does, while no router is registered ([`replace`]): under another mapping a
 //!   key is in another partition, whose owner does not have its state.
+//! * A mapping that somebody has deleted is put back only by a router that has it. One that has seen another mapping waits.
 
 use crate::ids::Revision;
 use crate::keys::KeyName;
@@ -27,8 +28,8 @@ pub enum Agreement {
 }
 
 /// Compares the mapping `own` of a router with the one that the view shows. `number` is the number of partitions by which
-/// the router has mapped requests.
-pub fn agree(view: &View, own: &Partitioner, number: Option<u32>) -> Agreement {
+/// the router has mapped requests, `other` another mapping that it has seen in the settings last.
+pub fn agree(view: &View, own: &Partitioner, number: Option<u32>, other: Option<&Partitioner>) -> Agreement {
     if let Some(number) = number.filter(|number| view.settings().is_some() && !has_number(view, own, *number)) {
         return Agreement::Wait(format!(
             "the keyspace has {} partitions, and this router mapped requests by {own} to {number}: restore the number in \
@@ -45,7 +46,13 @@ pub fn agree(view: &View, own: &Partitioner, number: Option<u32>) -> Agreement {
     };
     match &config.value.partitioner {
         Some(standing) if standing == own => Agreement::Same,
-        None => Agreement::Write(write(view, config, own)),
+        None => match other {
+            None => Agreement::Write(write(view, config, own)),
+            Some(other) => Agreement::Wait(format!(
+                "the keyspace's settings do not say any more how requests map to partitions; they said {other}, and this router \
+                 maps by {own}: a router by {other} puts its mapping back, and segue remap writes another one"
+            )),
+        },
         Some(standing) => Agreement::Wait(format!(
             "the keyspace maps requests to partitions by {standing}, this router by {own}: correct [router.partition], or \
              replace the keyspace's mapping with segue remap"

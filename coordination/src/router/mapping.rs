@@ -22,8 +22,9 @@ impl Router {
     pub(super) async fn agree_on_mapping(&self) {
         let Some(own) = &self.settings.partitioner else { return };
         let (mut back_off, mut log) = (StoreRetry::default(), RepeatedLog::default());
+        let mut other = None;
         loop {
-            match self.try_to_agree(own).await {
+            match self.try_to_agree(own, &mut other).await {
                 Ok(None) => return,
                 Ok(Some(reason)) => {
                     back_off.reset();
@@ -40,15 +41,24 @@ impl Router {
         }
     }
 
-    /// Checks the mapping once. Returns `None` if it agrees; otherwise waits for a change and returns the reason.
-    async fn try_to_agree(&self, own: &Partitioner) -> Result<Option<String>, StoreError> {
+    /// Checks the mapping once. Returns `None` if it agrees; otherwise waits for a change and returns the reason. `other`: another
+    /// mapping that this router has seen in the settings.
+    async fn try_to_agree(
+        &self,
+        own: &Partitioner,
+        other: &mut Option<Partitioner>,
+    ) -> Result<Option<String>, StoreError> {
         let config = Keys::One(self.keys.config());
         let snapshot = self.store.snapshot(&config).await?;
         let revision = snapshot.revision;
         // Settings that were known before a registration was lost stay known.
         let mut view = self.view.clone();
         view.resync(View::from_snapshot(self.keys.clone(), snapshot));
-        let reason = match agree(&view, own, self.mapped_to()) {
+        let standing = view.config.as_ref().and_then(|config| config.value.partitioner.as_ref());
+        if let Some(standing) = standing {
+            *other = Some(standing).filter(|standing| *standing != own).cloned();
+        }
+        let reason = match agree(&view, own, self.mapped_to(), other.as_ref()) {
             Agreement::Same => return Ok(None),
             Agreement::Write(txn) => {
                 if self.store.commit(txn).await?.committed() {

@@ -123,24 +123,33 @@ async fn severing_is_left_to_where_it_is_safe() {
 async fn a_router_maps_as_the_keyspace_does_or_keeps_its_routes_shut() {
     let own = Partitioner::Key { key: "header:x-key".into(), hash: "murmur2".into() };
     let fixture = Fixture::new(NONE, NONE, &[]).await;
-    let Agreement::Write(first) = agree(&fixture.view().await, &Partitioner::NUMBER, None) else {
+    let Agreement::Write(first) = agree(&fixture.view().await, &Partitioner::NUMBER, None, None) else {
         panic!("nobody has said")
     };
-    let Agreement::Write(second) = agree(&fixture.view().await, &own, None) else { panic!("nobody has said") };
+    let Agreement::Write(second) = agree(&fixture.view().await, &own, None, None) else { panic!("nobody has said") };
     fixture.commit(first).await.unwrap();
     assert_eq!(fixture.commit(second).await, None, "the first one has said it");
 
     fixture.router("r").await;
     let view = fixture.view().await;
     assert!(is_shown(&view, &Partitioner::NUMBER, None) && !is_shown(&view, &own, None));
-    assert_eq!(agree(&view, &Partitioner::NUMBER, None), Agreement::Same);
-    let other = |view: &View| matches!(agree(view, &own, None), Agreement::Wait(why) if why.contains("segue remap"));
+    assert_eq!(agree(&view, &Partitioner::NUMBER, None, None), Agreement::Same);
+    let other =
+        |view: &View| matches!(agree(view, &own, None, None), Agreement::Wait(why) if why.contains("segue remap"));
     assert!(other(&view));
     let refused = replace(&view, &own).unwrap_err();
     assert!(refused.contains("stop r and try again"), "{refused}");
     fixture.delete(fixture.keys.router("r")).await;
     let view = fixture.view().await;
     assert!(other(&view), "no router replaces a mapping, registered routers or none");
+    let mut deleted = view.clone();
+    deleted.config.as_mut().unwrap().value.partitioner = None;
+    let after = |mapping: &Partitioner| agree(&deleted, &own, None, Some(mapping).filter(|mapping| **mapping != own));
+    assert!(
+        matches!(after(&Partitioner::NUMBER), Agreement::Wait(why) if why.contains("segue remap")),
+        "nor one that is gone"
+    );
+    assert!(matches!(after(&own), Agreement::Write(_)), "its own comes back");
 
     // The operator does.
     let Replacement { standing, owned, txn } = replace(&view, &own).unwrap();
@@ -158,10 +167,13 @@ async fn a_router_maps_as_the_keyspace_does_or_keeps_its_routes_shut() {
 
     // Under a key hash the number belongs to the mapping.
     assert!(is_shown(&view, &own, Some(1)) && !is_shown(&view, &own, Some(2)));
-    assert!(matches!(agree(&view, &own, Some(2)), Agreement::Wait(_)));
+    assert!(matches!(agree(&view, &own, Some(2), None), Agreement::Wait(_)));
 
     fixture.put(fixture.keys.config(), b"{".to_vec()).await;
-    assert!(matches!(agree(&fixture.view().await, &own, None), Agreement::Wait(_)), "one that has never read it waits");
+    assert!(
+        matches!(agree(&fixture.view().await, &own, None, None), Agreement::Wait(_)),
+        "one that has never read it waits"
+    );
     view.resync(fixture.view().await);
-    assert_eq!(agree(&view, &own, None), Agreement::Same, "one that has read it goes on");
+    assert_eq!(agree(&view, &own, None, None), Agreement::Same, "one that has read it goes on");
 }

@@ -56,6 +56,15 @@ pub(crate) async fn write_mapping(store: &MemoryStore, partitioner: Option<Parti
     put(store, keys().config(), encode(&KeyspaceConfig { partitioner, ..KeyspaceConfig::new(4) })).await;
 }
 
+/// Registers a pod that owns partition 0.
+async fn own_p0(store: &MemoryStore) {
+    let pod = br#"{"pod_name":"w","address":"127.0.0.1:1"}"#;
+    put(store, keys().pod("w"), pod.to_vec()).await;
+    let incarnation = get(store, keys().pod("w")).await.unwrap().create_revision;
+    let owned = format!(r#"{{"partition":0,"owner":"w","incarnation":{incarnation},"epoch":1}}"#);
+    put(store, keys().assignment(P0), owned.into_bytes()).await;
+}
+
 async fn mapping(store: &MemoryStore) -> Option<Partitioner> {
     let config = get(store, keys().config()).await.unwrap();
     serde_json::from_slice::<KeyspaceConfig>(&config.value).unwrap().partitioner
@@ -207,11 +216,7 @@ async fn the_first_router_writes_its_mapping_and_one_with_another_stays_out_and_
 async fn a_running_router_that_sees_another_number_under_a_key_hash_fences_until_it_is_put_back() {
     let store = MemoryStore::new();
     write_mapping(&store, Some(by_key("x-key"))).await;
-    let pod = br#"{"pod_name":"w","address":"127.0.0.1:1"}"#;
-    put(&store, keys().pod("w"), pod.to_vec()).await;
-    let incarnation = get(&store, keys().pod("w")).await.unwrap().create_revision;
-    let owned = format!(r#"{{"partition":0,"owner":"w","incarnation":{incarnation},"epoch":1}}"#);
-    put(&store, keys().assignment(P0), owned.into_bytes()).await;
+    own_p0(&store).await;
     let router = Router::start(&store, "r", by_key("x-key"));
     router.ready().await;
     until("an open route", async || (!router.gates.are_shut()).then_some(())).await;
@@ -233,11 +238,7 @@ async fn a_running_router_that_sees_another_number_under_a_key_hash_fences_until
 async fn a_running_router_that_sees_another_mapping_leaves_until_its_own_is_put_back() {
     let store = MemoryStore::new();
     write_mapping(&store, None).await;
-    let pod = br#"{"pod_name":"w","address":"127.0.0.1:1"}"#;
-    put(&store, keys().pod("w"), pod.to_vec()).await;
-    let incarnation = get(&store, keys().pod("w")).await.unwrap().create_revision;
-    let owned = format!(r#"{{"partition":0,"owner":"w","incarnation":{incarnation},"epoch":1}}"#);
-    put(&store, keys().assignment(P0), owned.into_bytes()).await;
+    own_p0(&store).await;
     let router = Router::start(&store, "r", by_key("x-key"));
     router.ready().await;
     let is_open = async || (!router.gates.are_shut()).then_some(());
@@ -261,6 +262,28 @@ async fn a_running_router_that_sees_another_mapping_leaves_until_its_own_is_put_
     router.ready().await;
     assert!(is_registered(&store, "r").await);
     until("an open route", is_open).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mapping_that_somebody_deleted_is_put_back_by_a_router_that_has_it() {
+    let store = MemoryStore::new();
+    write_mapping(&store, None).await;
+    own_p0(&store).await;
+    let router = Router::start(&store, "r", by_key("x-key"));
+    router.ready().await;
+    until("an open route", async || (!router.gates.are_shut()).then_some(())).await;
+    let other = Router::start(&store, "other", by_key("x-other"));
+    other.not_ready("segue remap").await;
+    // The running router lets what is in flight end first. Meanwhile the waiting one sees settings without a mapping.
+    let target = router.gates.open.lock().unwrap().values().next().cloned();
+    *router.gates.in_flight.lock().unwrap() = target;
+    write_mapping(&store, None).await;
+    other.not_ready("do not say any more how requests map").await;
+    *router.gates.in_flight.lock().unwrap() = None;
+    until("the mapping", async || mapping(&store).await).await;
+    assert_eq!(mapping(&store).await, Some(by_key("x-key")));
+    router.ready().await;
+    other.not_ready("segue remap").await;
 }
 
 #[tokio::test(start_paused = true)]
