@@ -26,7 +26,7 @@ FOREIGN = {"PodMonitor", "PrometheusRule"}
 VALUES = {
     "defaults": {},
     "everything": {
-        "keyspace": "42",
+        "keyspace": "42", "service": "orders",
         "image": {"repository": "example.org/segue", "tag": "1"},
         "imagePullSecrets": [{"name": "pull"}],
         "store": {"endpoints": ["https://a:2379", "https://b:2379"], "credentialsSecret": "etcd", "tlsSecret": "etcd-tls"},
@@ -58,7 +58,7 @@ VALUES = {
 WARNED = {"helm: least"}
 REFUSED = [
     {"routers": {}}, {"router": {"replica": 2}}, {"router": {"replicas": 0}}, {"store": {"endpoints": []}},
-    {"store": {"endpoints": ["etcd:2379"]}}, {"keyspace": "a b"}, {"image": {"pullPolicy": "always"}},
+    {"store": {"endpoints": ["etcd:2379"]}}, {"keyspace": "a b"}, {"service": "a b"}, {"image": {"pullPolicy": "always"}},
     {"router": {"service": {"port": 70000}}}, {"monitoring": {"rules": "yes"}}, {"etcd": {"replicas": 2}},
     {"admin": {"write": "all"}}, {"admin": {"write": "token"}}, {"admin": {"write": "token", "token": "short"}},
     {"admin": {"write": "client_cert"}}, {"router": {"tls": {"clientCertificates": True}}}, {"router": {"extraVolumes": [{}]}},

@@ -25,7 +25,8 @@ impl Driver {
     pub(super) async fn registered(&mut self, ended: Incarnation) -> Option<Registration> {
         let (leases, key, ttl) = (self.leases.clone(), self.keys.pod(&self.settings.name), self.settings.lease_ttl);
         let (settings, draining) = (self.settings.clone(), self.is_draining());
-        let claim = Claim::new(&self.keys, key, ttl).with(self.keys.load(&self.settings.name)).after(ended);
+        let claim =
+            Claim::new(&self.keys, key, ttl).awaiting_settings().with(self.keys.load(&self.settings.name)).after(ended);
         let service = self.service.clone();
         let mut registered = pin!(async {
             service.up().await;

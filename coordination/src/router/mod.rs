@@ -225,7 +225,8 @@ pub async fn run_router(
     router.publish(Some("not registered yet".to_owned()));
     loop {
         let key = router.keys.router(&router.settings.name);
-        let claim = Claim::new(&router.keys, key, router.settings.lease_ttl).after(router.incarnation);
+        let claim =
+            Claim::new(&router.keys, key, router.settings.lease_ttl).awaiting_settings().after(router.incarnation);
         let registered = async {
             router.agree_on_mapping().await;
             register(&leases, &claim, |_| router.record()).await

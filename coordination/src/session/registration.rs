@@ -8,7 +8,8 @@
 //! every write of a leader is guarded by that key.
 //!
 //! No participant registers in a keyspace of another service. Two sites that share a store and, by mistake, a keyspace would otherwise
-//! get each other's partitions.
+//! get each other's partitions. Pods and routers that name a service wait for the settings, which say whose the keyspace is. A
+//! registration requires that the settings are as they were read.
 //!
 //! After the store went back nobody registers before the floor of epochs is above what has been used. A key at the revision
 //! of an earlier life is left alone then, as it may be another process's.
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 use segue_protocol::holders::Registered;
 use segue_protocol::horizon::raise;
-use segue_protocol::ids::{Epoch, Incarnation, LeaseId};
+use segue_protocol::ids::{Epoch, Incarnation, LeaseId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::registration::{self, OwnKeys, Standing, clear_obstacle, end};
 use segue_protocol::txn::{Compare, Keys};
@@ -42,13 +43,21 @@ pub struct Claim {
     ttl: Duration,
     ended: Incarnation,
     clears_leaseless: bool,
+    awaits_settings: bool,
 }
 
 impl Claim {
     /// Returns a claim to this key in a keyspace, with a lease of this TTL.
     pub fn new(keyspace: &Keyspace, key: impl Into<String>, ttl: Duration) -> Self {
         let keys = OwnKeys { key: key.into(), also: Vec::new() };
-        Claim { keyspace: keyspace.clone(), keys, ttl, ended: Incarnation::NONE, clears_leaseless: false }
+        Claim {
+            keyspace: keyspace.clone(),
+            keys,
+            ttl,
+            ended: Incarnation::NONE,
+            clears_leaseless: false,
+            awaits_settings: false,
+        }
     }
 
     /// Adds a key that the participant may put under its lease, and that ends with the registration.
@@ -66,6 +75,11 @@ impl Claim {
     /// Adds that the key means nothing without a lease: one without a lease is deleted, whichever process put it.
     pub fn clearing_leaseless(self) -> Self {
         Claim { clears_leaseless: true, ..self }
+    }
+
+    /// Adds that a participant which names its service does not register before the keyspace has settings.
+    pub(crate) fn awaiting_settings(self) -> Self {
+        Claim { awaits_settings: true, ..self }
     }
 }
 
@@ -134,9 +148,22 @@ pub async fn register(leases: &Leases, claim: &Claim, value: impl Fn(LeaseId) ->
                         ),
                     }
                 }
-                if let Err(error) = vanished(leases.store(), key, claim.ttl).await {
+                if let Err(error) = changed(leases.store(), key, claim.ttl, |exists| !exists).await {
                     if log.is_due(&error) {
                         warn!(key, %error, "earlier registration cannot be watched; retrying");
+                    }
+                    sleep(back_off.next()).await;
+                }
+            }
+            Ok(Attempt::NoSettings) => {
+                if log.is_due_in_words("no settings".to_owned()) {
+                    let service = claim.keyspace.service();
+                    info!(key, service, "keyspace has no settings, so whose it is is not known; waiting for them");
+                }
+                if let Err(error) = changed(leases.store(), &claim.keyspace.config(), claim.ttl, |exists| exists).await
+                {
+                    if log.is_due(&error) {
+                        warn!(key, %error, "the keyspace's settings cannot be watched; retrying");
                     }
                     sleep(back_off.next()).await;
                 }
@@ -163,6 +190,8 @@ enum Attempt {
     Cleared,
     /// Another life's key exists, with this lease.
     Taken(Option<LeaseId>),
+    /// The keyspace has no settings, so it may belong to another service.
+    NoSettings,
     /// The keyspace belongs to another service.
     OtherService(String),
 }
@@ -177,6 +206,10 @@ async fn try_register(
         return Ok(Attempt::Cleared);
     }
     let settings = store.snapshot(&Keys::One(claim.keyspace.config())).await?.entries.pop();
+    if settings.is_none() && claim.awaits_settings && claim.keyspace.service().is_some() {
+        return Ok(Attempt::NoSettings);
+    }
+    let seen = settings.as_ref().map_or(Revision::ZERO, |entry| entry.mod_revision);
     // Settings that cannot be read keep nobody out.
     let settings = settings.and_then(|entry| serde_json::from_slice(&entry.value).ok());
     if let Some(why) = settings.and_then(|settings| registration::other_service(&claim.keyspace, &settings)) {
@@ -203,7 +236,8 @@ async fn try_register(
         return Ok(Attempt::Cleared);
     }
     let lease = leases.share(claim.ttl, &claim.keyspace, &claim.keys).await?;
-    let txn = registration::register(key, value(lease.id()), lease.id());
+    let mut txn = registration::register(key, value(lease.id()), lease.id());
+    txn.when.push(Compare::unchanged_since(claim.keyspace.config(), seen));
     lease.set_registered(Registered::Perhaps);
     let outcome = match store.commit(txn).await {
         Ok(outcome) => outcome,
@@ -217,7 +251,7 @@ async fn try_register(
         }
     };
     if !outcome.committed() {
-        // The key may be that of an earlier attempt, whose put arrived late.
+        // The key may be that of an earlier attempt, whose put arrived late. Or the settings have changed.
         let _ = lease.leave().await;
         return Ok(Attempt::Cleared);
     }
@@ -249,11 +283,16 @@ async fn raise_floor(store: &Arc<dyn Store>, horizon: &SharedHorizon, keyspace: 
     Ok(true)
 }
 
-/// Returns once the key is gone, or after a while to check again.
-async fn vanished(store: &Arc<dyn Store>, key: &str, ttl: Duration) -> Result<(), StoreError> {
+/// Returns once the key has changed or, by whether it exists, is as wanted, or after a while to check again.
+async fn changed(
+    store: &Arc<dyn Store>,
+    key: &str,
+    ttl: Duration,
+    is_wanted: impl Fn(bool) -> bool,
+) -> Result<(), StoreError> {
     let one = Keys::One(key.to_owned());
     let snapshot = store.snapshot(&one).await?;
-    if snapshot.entries.is_empty() {
+    if is_wanted(!snapshot.entries.is_empty()) {
         return Ok(());
     }
     let mut watch = store.watch(&one, snapshot.revision.next()).await?;
@@ -347,6 +386,52 @@ mod tests {
                 registering.await;
             }
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_names_a_service_registers_only_once_the_settings_say_whose_the_keyspace_is() {
+        for (service, awaits, at_once) in
+            [(Some("a"), true, false), (Some("a"), false, true), (None, true, true), (None, false, true)]
+        {
+            let store = MemoryStore::new();
+            let keys = Keyspace::new("/", "test").of_service(service.map(str::to_owned));
+            let claim = Claim::new(&keys, "/key", Duration::from_secs(15));
+            let claim = if awaits { claim.awaiting_settings() } else { claim };
+            let leases: Leases = Arc::new(store.clone()).into();
+            let mut registering = std::pin::pin!(register(&leases, &claim, |_| Vec::new()));
+            let registered = timeout(Duration::from_secs(60), registering.as_mut()).await;
+            assert_eq!(registered.is_ok(), at_once, "{service:?} {awaits}");
+            if !at_once {
+                let value = encode(&KeyspaceConfig { service: service.map(str::to_owned), ..KeyspaceConfig::new(4) });
+                let put = Op::Put { key: keys.config(), value, lease: None };
+                store.commit(Txn { when: vec![], then: vec![put], otherwise: None }).await.unwrap();
+                let began = Instant::now();
+                registering.await;
+                assert!(began.elapsed() < Duration::from_secs(1), "after {:?}", began.elapsed());
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn settings_that_appear_while_a_participant_registers_are_looked_at_first() {
+        let memory = MemoryStore::new();
+        let store = Arc::new(FaultyStore::new(Arc::new(memory.clone())));
+        let leases: Leases = store.clone().into();
+        // Another service's settings, which have been read by the time a lease is asked for.
+        let value = encode(&KeyspaceConfig { service: Some("b".to_owned()), ..KeyspaceConfig::new(4) });
+        let put = Op::Put { key: Keyspace::new("/", "test").config(), value, lease: None };
+        let settings = Txn { when: vec![], then: vec![put], otherwise: None };
+        store.set_rule(move |call| match call {
+            Call::Grant => {
+                let (memory, settings) = (memory.clone(), settings.clone());
+                Verdict::Hold(Box::pin(async move { drop(memory.commit(settings).await) }))
+            }
+            _ => Verdict::Pass,
+        });
+        let claim = claim("/key");
+        let first = register_once(&leases, &claim).await;
+        assert!(matches!(first, Attempt::Cleared), "they have changed");
+        assert!(matches!(register_once(&leases, &claim).await, Attempt::OtherService(_)));
     }
 
     async fn register_once(leases: &Leases, claim: &Claim) -> Attempt {

@@ -1,9 +1,13 @@
+{{- define "segue.keyspace" -}}
+{{ .Values.keyspace | default .Release.Name }}
+{{- end }}
+
 {{- define "segue.labels" -}}
 app.kubernetes.io/part-of: segue
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
-segue.dev/keyspace: {{ .Values.keyspace | quote }}
+segue.dev/keyspace: {{ include "segue.keyspace" . | quote }}
 {{- end }}
 
 {{- /* The name of the objects of a role. */}}
@@ -31,7 +35,10 @@ app.kubernetes.io/component: {{ .role }}
 {{- end }}
 
 {{- define "segue.store" -}}
-keyspace = {{ .Values.keyspace | quote }}
+keyspace = {{ include "segue.keyspace" . | quote }}
+{{- with .Values.service }}
+service = {{ . | quote }}
+{{- end }}
 
 [store]
 {{- if .Values.etcd.enabled }}
