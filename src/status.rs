@@ -287,7 +287,7 @@ impl KeyspaceStatus {
             shared_addresses: view
                 .shared_addresses()
                 .into_iter()
-                .map(|(address, pods)| (address.to_owned(), pods.into_iter().map(str::to_owned).collect()))
+                .map(|(address, pods)| (address, pods.into_iter().map(str::to_owned).collect()))
                 .collect(),
             assurance: Assurance::of(view).map(|assurance| assurance.to_string()),
             malformed: view.malformed.iter().map(|(key, reason)| (key.clone(), reason.clone())).collect(),

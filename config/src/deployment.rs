@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use segue_protocol::planning::{Coordination, Policy};
+use segue_protocol::records::canonical_address;
 use segue_proxy::routing::partition_key::PartitionSource;
 
 use crate::drain_time::{DRAIN, Overrun, PHASE};
@@ -85,6 +86,7 @@ pub fn compare(files: &[Located]) -> Findings {
             }
             if i < j && !shared.is_empty() {
                 found.names_differ(one, other);
+                found.addresses_differ(one, other);
             }
         }
     }
@@ -218,6 +220,17 @@ impl Findings {
             router.name
         );
         self.warnings.push(pod.0.problem(LEASE, fact, format!("expected less than {bound}")));
+    }
+
+    /// Two pods at one address get each other's requests.
+    fn addresses_differ(&mut self, one: &Located, other: &Located) {
+        let (Some(first), Some(second)) = (&one.config.pod, &other.config.pod) else { return };
+        if canonical_address(&first.advertise) == canonical_address(&second.advertise) {
+            let fact =
+                format!("{:?} is the address of another pod, too ({})", second.advertise, one.origin("pod.advertise"));
+            let expected = "expected an address of its own: requests for one pod would reach the other";
+            self.problems.push(other.problem("pod.advertise", fact, expected));
+        }
     }
 
     fn names_differ(&mut self, one: &Located, other: &Located) {

@@ -4,7 +4,7 @@ use segue_coordination::session::unix_millis;
 use segue_coordination::store::StoreError;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::planning::{Policy, preview};
-use segue_protocol::records::{Phase, Resting};
+use segue_protocol::records::{Phase, Resting, canonical_address};
 use segue_protocol::view::View;
 use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
@@ -73,7 +73,7 @@ pub(super) fn pod(view: &View, policy: &Policy, pod: &str, refusal: Option<&str>
         next_steps.push(format!("if its process is gone: segue forget pod {pod}"));
     }
     let address = view.pods.get(pod).map_or("", |record| &record.value.address);
-    if let Some(pods) = view.shared_addresses().get(address) {
+    if let Some(pods) = view.shared_addresses().get(&canonical_address(address)) {
         let others: Vec<&str> = pods.iter().copied().filter(|other| *other != pod).collect();
         let others = others.join(" and ");
         next_steps.push(format!("correct pod.advertise: {pod} and {others} have one address, {address}"));

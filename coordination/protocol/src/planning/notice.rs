@@ -400,10 +400,12 @@ pub(super) fn about(view: &View, policy: &Policy) -> Vec<Notice> {
     if policy.mode == Mode::Independent && !pods.is_empty() {
         notices.push(Notice::IndependentNotTo { pods });
     }
-    notices.extend(view.shared_addresses().into_iter().map(|(address, pods)| Notice::SharedAddress {
-        address: address.to_owned(),
-        pods: pods.into_iter().map(str::to_owned).collect(),
-    }));
+    notices.extend(
+        view.shared_addresses().into_iter().map(|(address, pods)| Notice::SharedAddress {
+            address,
+            pods: pods.into_iter().map(str::to_owned).collect(),
+        }),
+    );
     if let Some(pause) = &view.intentions.pause {
         notices.push(Notice::Paused { origin: pause.value.origin.clone() });
     }

@@ -24,7 +24,7 @@ pub use self::keyspace::{CheckpointTimes, KeyspaceConfig, MAX_PARTITIONS, Partit
 pub use self::load::{MAX_LISTED, PartitionLoad, PodLoad};
 pub use self::operator::{Answer, Drain, Operation, Origin, Pause, Pin, Request};
 pub use self::participants::{
-    Capabilities, HeldMoves, Leader, PodRecord, PodStatus, PodStream, RouterRecord, Thousandths,
+    Capabilities, HeldMoves, Leader, PodRecord, PodStatus, PodStream, RouterRecord, Thousandths, canonical_address,
 };
 pub use self::rounds::{Gathering, Participant, Round};
 pub use self::wanted::{Wanted, WantedDefault};

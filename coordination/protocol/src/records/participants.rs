@@ -1,5 +1,7 @@
 //! The registrations of pods, routers and the leader. Each is attached to the lease of the process that it describes.
 
+use std::net::SocketAddr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Incarnation, LeaseId};
@@ -127,6 +129,19 @@ pub struct PodRecord {
     /// The pod's service says that it is unhealthy, and the pod gives way to others: to none that gives way itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gives_way: bool,
+}
+
+/// Returns one spelling for all of an address, a host and a port: names in lower case and without a dot at the end, `localhost`
+/// and IPv4 addresses in IPv6 notation as IPv4 addresses.
+pub fn canonical_address(address: &str) -> String {
+    if let Ok(parsed) = address.parse::<SocketAddr>() {
+        return SocketAddr::new(parsed.ip().to_canonical(), parsed.port()).to_string();
+    }
+    let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+    match host.trim_end_matches('.').to_ascii_lowercase().as_str() {
+        "localhost" => format!("127.0.0.1:{port}"),
+        host => format!("{host}:{port}"),
+    }
 }
 
 impl PodRecord {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{PodLife, Versioned, View};
 use crate::ids::{Incarnation, PartitionId, Revision};
 use crate::keys::{KeyName, Keyspace};
-use crate::records::{Assignment, Handoff, PodLoad, PodRecord};
+use crate::records::{Assignment, Handoff, PodLoad, PodRecord, canonical_address};
 
 impl View {
     /// Returns the state of one life of a pod in this view.
@@ -87,11 +87,11 @@ impl View {
         pods.chain(routers).chain(leader).chain(self.rounds.leaseless(&self.keys))
     }
 
-    /// Returns the addresses that more than one registered pod advertises, each with its pods.
-    pub fn shared_addresses(&self) -> BTreeMap<&str, Vec<&str>> {
-        let mut pods: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    /// Returns the addresses that more than one registered pod advertises, in their [`canonical_address`], each with its pods.
+    pub fn shared_addresses(&self) -> BTreeMap<String, Vec<&str>> {
+        let mut pods: BTreeMap<String, Vec<&str>> = BTreeMap::new();
         for (name, pod) in &self.pods {
-            pods.entry(&pod.value.address).or_default().push(name);
+            pods.entry(canonical_address(&pod.value.address)).or_default().push(name);
         }
         pods.retain(|_, names| names.len() > 1);
         pods
