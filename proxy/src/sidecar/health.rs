@@ -6,7 +6,8 @@
 //! # Invariants
 //!
 //! * A service is down only after the configured number of consecutive failures, and up again after one success. If it
-//!   answered the last of them, it is unhealthy and not down: it accepts requests.
+//!   accepted a connection for one of them, it is unhealthy and not down. What it depends on may keep it from a response, and
+//!   may keep all others, too.
 //! * A check says nothing about a service that was stopped after the check had begun.
 
 use std::sync::Arc;
@@ -19,8 +20,9 @@ use http::{Request, StatusCode};
 use http_body_util::Empty;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::connection::CONNECT_TIMEOUT;
@@ -45,9 +47,9 @@ pub struct Checks {
 /// The known state of a service.
 #[derive(Debug, Clone, Copy, Default)]
 struct Known {
-    /// The service accepts requests.
+    /// The service accepts connections.
     up: bool,
-    /// It answers that it is unhealthy.
+    /// It answers that it is unhealthy, or not at all.
     unhealthy: bool,
     /// Number of times that the service was stopped.
     stops: u64,
@@ -96,17 +98,17 @@ impl Health {
         self.becomes(Known::is_healthy).await;
     }
 
-    /// Returns once the service has failed to answer too often.
+    /// Returns once the service has refused too many connections.
     pub async fn down(&self) {
         self.becomes(|known| !known.up).await;
     }
 
-    /// Returns whether the service accepts requests and has answered too often that it is unhealthy.
+    /// Returns whether the service accepts connections and has failed too many checks.
     pub fn is_unhealthy(&self) -> bool {
         self.known.borrow().is_unhealthy()
     }
 
-    /// Returns once the service accepts requests and has answered too often that it is unhealthy.
+    /// Returns once the service accepts connections and has failed too many checks.
     pub async fn unhealthy(&self) {
         self.becomes(Known::is_unhealthy).await;
     }
@@ -120,19 +122,14 @@ impl Health {
 }
 
 async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<Known>>) {
-    // The failures in a row, and how many of the last ones without an answer.
-    let (mut failures, mut unanswered) = (0_u32, 0_u32);
+    // The failures in a row, and how many of the last ones without a connection.
+    let (mut failures, mut unreachable) = (0_u32, 0_u32);
     loop {
         let (begun, stops) = (Instant::now(), known.borrow().stops);
-        let result = timeout(checks.every, check(&upstream.address, checks.path.as_ref())).await;
-        let failure = match result {
-            Ok(Ok(())) => None,
-            Ok(Err(failure)) => Some(failure),
-            Err(_) => Some(Failure::Late),
-        };
+        let failure = check(&upstream.address, checks.path.as_ref(), begun + checks.every).await.err();
         match failure {
             None => {
-                (failures, unanswered) = (0, 0);
+                (failures, unreachable) = (0, 0);
                 let is_news = known.send_if_modified(|known| {
                     let is_news = !known.is_healthy() && known.stops == stops;
                     if is_news {
@@ -154,16 +151,16 @@ async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<Known>
             }
             Some(failure) => {
                 failures = failures.saturating_add(1);
-                let answers = matches!(failure, Failure::Answer(_));
-                unanswered = if answers { 0 } else { unanswered.saturating_add(1) };
+                let connects = !matches!(failure, Failure::Connect(_));
+                unreachable = if connects { 0 } else { unreachable.saturating_add(1) };
                 let Known { up: is_up, unhealthy: was_unhealthy, .. } = *known.borrow();
                 tracing::debug!(%failure, failures, "a health check failed");
-                if is_up && answers && failures >= checks.unhealthy_after {
+                if is_up && connects && failures >= checks.unhealthy_after {
                     if !was_unhealthy {
                         tracing::warn!(%failure, failures, service = %upstream.address, "service is unhealthy");
                         known.send_modify(|known| known.unhealthy = true);
                     }
-                } else if is_up && unanswered >= checks.unhealthy_after {
+                } else if is_up && unreachable >= checks.unhealthy_after {
                     tracing::warn!(%failure, failures, service = %upstream.address, "service is down");
                     known.send_modify(|known| (known.up, known.unhealthy) = (false, false));
                 }
@@ -191,9 +188,15 @@ enum Failure {
     Request(#[from] http::Error),
 }
 
-async fn check(address: &Authority, path: Option<&PathAndQuery>) -> Result<(), Failure> {
-    let stream = connect(address.as_str(), CONNECT_TIMEOUT).await?;
+async fn check(address: &Authority, path: Option<&PathAndQuery>, by: Instant) -> Result<(), Failure> {
+    let limit = CONNECT_TIMEOUT.min(by.saturating_duration_since(Instant::now()));
+    let connecting = timeout(limit, connect(address.as_str(), limit)).await;
+    let stream = connecting.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))?;
     let Some(path) = path else { return Ok(()) };
+    timeout_at(by, ask(stream, address, path)).await.unwrap_or(Err(Failure::Late))
+}
+
+async fn ask(stream: TcpStream, address: &Authority, path: &PathAndQuery) -> Result<(), Failure> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
     let request = Request::get(path.as_str()).header(HOST, address.as_str()).body(Empty::<Bytes>::new())?;
@@ -256,6 +259,33 @@ mod tests {
         drop(listener);
         soon(health.down()).await;
         assert!(!health.is_unhealthy());
+    }
+
+    #[tokio::test]
+    async fn a_service_that_accepts_connections_and_does_not_answer_is_unhealthy_and_not_down() {
+        for closes in [false, true] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let checks = Checks { every: Duration::from_millis(50), unhealthy_after: 2, ..checks() };
+            let health = Health::watch(upstream(&listener), checks);
+            let answers = async {
+                while !health.is_up() {
+                    respond(&listener, "200 OK").await;
+                }
+            };
+            soon(answers).await;
+            let mut silent = Vec::new();
+            let accepts = async {
+                loop {
+                    let (stream, _) = listener.accept().await.unwrap();
+                    silent.extend((!closes).then_some(stream));
+                }
+            };
+            tokio::select! {
+                () = soon(health.unhealthy()) => {}
+                () = health.down() => panic!("it accepts connections; closes: {closes}"),
+                () = accepts => {}
+            }
+        }
     }
 
     #[tokio::test]
