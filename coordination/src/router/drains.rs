@@ -5,7 +5,10 @@
 //!
 //! # Invariants
 //!
+//! * A stop that was postponed for a long exchange makes the drain shorter rather than the whole longer than other routers hold.
 //! * Streams are severed earlier than the rest only where the drain's end would sever, too.
+
+use std::time::Duration;
 
 use segue_protocol::handoff::router::{DrainTimeout, Route, Stage, dead_owner_patience, drain_timed_out};
 use segue_protocol::ids::PartitionId;
@@ -16,15 +19,39 @@ use super::DrainEnd;
 use super::acks::AckKind;
 use super::driver::{EXCHANGE_CHECK_INTERVAL, Router};
 
+/// What a handoff takes at most after the drain, beside its parties' own work: the second after which a sidecar resets what was
+/// severed, and what machines and the store add.
+const REST_OF_A_HANDOFF: Duration = Duration::from_secs(3);
+
 /// A drain in progress.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Drain {
     since: Instant,
+    /// Since when the stop was due. Other routers hold requests since then.
+    due_since: Instant,
     /// When the owner's key was first seen to be gone.
     owner_gone_since: Option<Instant>,
 }
 
+impl Drain {
+    fn begin(due_since: Instant) -> Self {
+        Drain { since: Instant::now(), due_since, owner_gone_since: None }
+    }
+
+    /// Returns when the drain times out. What other routers hold is refused after `max_wait`, so a stop that came late leaves the
+    /// drain less time, but never less than if it had begun when it was due.
+    fn times_out_at(self, timeout: Duration, max_wait: Duration) -> Instant {
+        let outlasted = max_wait.saturating_sub(REST_OF_A_HANDOFF).max(timeout);
+        (self.since + timeout).min(self.due_since + outlasted)
+    }
+}
+
 impl Router {
+    /// Records that the partition has been stopped. The stop was due at `due_since`.
+    pub(super) fn stopped(&mut self, partition: PartitionId, due_since: Instant) {
+        self.drains.entry(partition).or_insert_with(|| Drain::begin(due_since));
+    }
+
     /// Acts on a drain that takes too long. `wanted` is where the partition's requests belong.
     pub(super) fn watch_drain(&mut self, partition: PartitionId, wanted: &Route) {
         let (Stage::Draining(from), retry_at) = self.plane.stage(partition) else {
@@ -38,15 +65,15 @@ impl Router {
             return;
         }
         let now = Instant::now();
-        let drain = self.drains.entry(partition).or_insert(Drain { since: now, owner_gone_since: None });
+        let drain = self.drains.entry(partition).or_insert_with(|| Drain::begin(now));
         if is_gone {
             drain.owner_gone_since.get_or_insert(now);
         }
-        let Drain { since, owner_gone_since } = *drain;
+        let Drain { since, owner_gone_since, .. } = *drain;
+        let times_out_at = drain.times_out_at(self.settings.drain.timeout, self.settings.max_wait);
         let had_fence = self.capabilities.get(&partition).is_some_and(|capabilities| capabilities.fence);
         let patience = dead_owner_patience(had_fence, self.settings.request_timeout);
         let sever_at = owner_gone_since.map(|since| since + patience);
-        let times_out_at = since + self.settings.drain.timeout;
         let at_timeout = drain_timed_out(&self.view, partition, self.settings.drain.on_timeout, had_fence);
         self.plane
             .drain_ends(partition, drain_end(since + self.settings.drain.streams, times_out_at, sever_at, at_timeout));
@@ -130,9 +157,18 @@ fn drain_end(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_that_began_late_ends_before_other_routers_refuse_what_they_hold() {
+        let seconds = Duration::from_secs;
+        let (due_since, max_wait) = (Instant::now(), seconds(30));
+        for (late, timeout, ends) in [(0, 20, 20), (5, 20, 25), (10, 20, 27), (10, 29, 29), (0, 29, 29)] {
+            let drain = Drain { since: due_since + seconds(late), due_since, owner_gone_since: None };
+            let times_out_at = drain.times_out_at(seconds(timeout), max_wait);
+            assert_eq!(times_out_at - due_since, seconds(ends), "{late} s late, {timeout} s");
+        }
+    }
 
     #[test]
     fn the_end_of_a_drain_is_that_of_its_policy_unless_the_owner_is_gone_before() {

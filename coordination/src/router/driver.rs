@@ -330,13 +330,14 @@ impl Router {
                     if ready_since.is_some_and(|since| self.postpones(partition, since)) {
                         break;
                     }
-                    self.stops_due.remove(&partition);
+                    let due_since = self.stops_due.remove(&partition).map_or_else(Instant::now, |(_, due)| due);
                     let cause = match wanted {
                         Route::Hold(cause) => cause,
                         Route::To(_) => HoldCause::Handoff,
                     };
                     self.observer.cuts_over(partition, self.view.handoffs.get(&partition));
                     plane.stop(partition, cause);
+                    self.stopped(partition, due_since);
                     self.expect_new_owner(partition);
                 }
                 Some(Step::Switch(target)) => {
