@@ -5,6 +5,7 @@
 //! duplicated there, keys keep their order, and no two pods wrote at the same time. The owners of partitions are not
 //! known here.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,6 +21,7 @@ use super::load::{Destination, Gauge, Load, LoadSettings};
 use super::log::Log;
 use super::options::Progress;
 use super::progress::line;
+use super::record::{Appended, Exchange, Key, RequestId};
 use super::report::{self, Report, thousands};
 
 /// The load, and its target.
@@ -77,6 +79,8 @@ impl Default for BenchOptions {
 /// Sends the load, checks it and reports. An error means that the load could not be sent; harm is in the report.
 pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
     ensure!(!options.urls.is_empty(), "where to? a load needs at least one URL");
+    let names_partitions = options.partition_header.is_some();
+    ensure!(options.bursts == 0 || names_partitions, "bursts are of one partition, which a header has to name");
     let mut routers = Vec::new();
     for url in &options.urls {
         routers.push(resolve(url, options.tls.as_ref()).await?);
@@ -96,8 +100,11 @@ pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
     let began = Instant::now();
     options.stop.run_until_cancelled(watch(load.gauge(), options.duration, options.progress)).await;
     let lasted = began.elapsed();
-    let exchanges = load.finish().await;
+    let mut exchanges = load.finish().await;
     let log = log.map(|log| log.read_all()).transpose().context("reading the writers' logs")?;
+    if let Some(log) = log.as_ref().filter(|_| !names_partitions) {
+        take_partitions(&mut exchanges, log);
+    }
     let log_records = log.as_ref().map(|log| log.len() as u64);
     let evidence = Evidence { exchanges, log, owners: None };
     let harm = check(&evidence);
@@ -106,6 +113,21 @@ pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
     let partitions = options.partitions;
     report.cluster = report::Cluster { partitions, clients: options.clients, ..report::Cluster::default() };
     Ok(report)
+}
+
+/// Gives all exchanges of a key the partition in whose log its first write is: routers that map keys do not tell it. A later
+/// write of the key in another partition's log is misrouted.
+fn take_partitions(exchanges: &mut [Exchange], log: &[Appended]) {
+    let keys: HashMap<RequestId, Key> = exchanges.iter().map(|it| (it.request, it.key)).collect();
+    let mut partitions = HashMap::new();
+    for record in log {
+        if let Some(key) = keys.get(&record.request) {
+            partitions.entry(*key).or_insert(record.partition);
+        }
+    }
+    for exchange in exchanges {
+        exchange.partition = partitions.get(&exchange.key).copied().unwrap_or(exchange.partition);
+    }
 }
 
 async fn resolve(url: &Uri, tls: Option<&ClientTls>) -> anyhow::Result<Destination> {

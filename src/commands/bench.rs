@@ -30,7 +30,8 @@ pub(super) struct Args {
     /// Number of clients that send one request at a time.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     clients: u32,
-    /// Number of further clients that send several requests of a key without waiting for responses.
+    /// Number of further clients that send several requests of a key without waiting for responses. They need a header that
+    /// names the partition.
     #[arg(long, value_name = "N", default_value_t = 0)]
     bursts: u32,
     /// Requests per second, over all clients; 0 sends as fast as possible.
@@ -60,6 +61,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let header = Some(args.partition_header.as_str()).filter(|name| !name.is_empty());
     let header = header.map(str::parse::<HeaderName>).transpose();
     let partition_header = header.map_err(|error| Failure::BadInput(format!("segue: --partition-header: {error}")))?;
+    if args.bursts > 0 && partition_header.is_none() {
+        let text = "segue: --bursts needs --partition-header: the requests of a burst are of one partition";
+        return Err(Failure::BadInput(text.to_owned()));
+    }
     let tls = args.ca.as_deref().map(trusting).transpose();
     let tls = tls.map_err(|error| Failure::BadInput(format!("segue: --{error}")))?;
     let stop = CancellationToken::new();

@@ -3,6 +3,7 @@
 
 mod api;
 mod axum_pod;
+mod bench;
 mod check;
 mod claims;
 mod cli;

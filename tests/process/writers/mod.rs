@@ -91,7 +91,11 @@ impl WriterCluster {
 
     /// Returns the file of a router with two workers, which finds the partition and the key in headers.
     pub fn router_config(&self, name: &str, listen: SocketAddr, admin: SocketAddr) -> Config {
-        let partition = "header = \"x-partition\"\norder_by = { header = \"x-key\" }";
+        self.router_config_by("header = \"x-partition\"\norder_by = { header = \"x-key\" }", name, listen, admin)
+    }
+
+    /// Returns the file of a router with two workers and this `[router.partition]`.
+    pub fn router_config_by(&self, partition: &str, name: &str, listen: SocketAddr, admin: SocketAddr) -> Config {
         let router = self.cluster.config().router(name, listen).with("router.partition", partition);
         let router = router.with("router", "workers = 2\ndrain = { timeout = \"5s\" }").admin(admin);
         router.lease("router", &format!("{}s", self.leases.router)).quick()
