@@ -3,11 +3,13 @@
 //!
 //! # Invariants
 //!
-//! * Nobody waits for the reader of the log. A line that finds the queue full is dropped and counted.
+//! * Nobody waits for the reader of the log. A line that finds the queue full is dropped and counted, and so is one that cannot be
+//!   written, as on a full disk.
 //! * The end of a process waits for its last lines, a second or so at most.
 
-use std::io::IsTerminal as _;
-use std::sync::{Mutex, mpsc};
+use std::io::{self, IsTerminal as _, Stderr, Write};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -37,7 +39,41 @@ static WRITER: Mutex<Option<WorkerGuard>> = Mutex::new(None);
 /// The log of this process. Its last lines are written when it is dropped.
 pub(super) struct Log {
     pub(super) level: LevelHandle,
-    pub(super) dropped: ErrorCounter,
+    pub(super) dropped: DroppedLines,
+}
+
+/// The number of lines that are missing in the log.
+#[derive(Debug, Clone)]
+pub(crate) struct DroppedLines {
+    without_room: ErrorCounter,
+    unwritten: Arc<AtomicU64>,
+}
+
+impl DroppedLines {
+    pub(crate) fn count(&self) -> u64 {
+        self.without_room.dropped_lines() as u64 + self.unwritten.load(Relaxed)
+    }
+}
+
+/// Standard error. Lines that it does not take are counted: the thread that writes them ignores errors.
+struct Output {
+    stderr: Stderr,
+    unwritten: Arc<AtomicU64>,
+}
+
+impl Write for Output {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let written = self.stderr.write(line);
+        // An interrupted write is tried again.
+        if written.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::Interrupted) {
+            self.unwritten.fetch_add(1, Relaxed);
+        }
+        written
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stderr.flush()
+    }
 }
 
 impl Drop for Log {
@@ -57,14 +93,15 @@ pub(super) fn level_filter(level: LogLevel) -> LevelFilter {
 }
 
 pub(super) fn start_logging(config: &Config) -> Log {
-    let (writer, guard) = queue();
-    let dropped = writer.error_counter();
+    let unwritten = Arc::<AtomicU64>::default();
+    let (writer, guard) = queue(Output { stderr: io::stderr(), unwritten: unwritten.clone() });
+    let dropped = DroppedLines { without_room: writer.error_counter(), unwritten };
     if let Ok(mut kept) = WRITER.lock() {
         *kept = Some(guard);
     }
     let (filter, level) = reload::Layer::new(level_filter(config.log.level));
     // The log of a process that another one replaces goes on in the same file, not on the terminal of the command.
-    let is_terminal = std::io::stderr().is_terminal() && !service_manager::is_successor();
+    let is_terminal = io::stderr().is_terminal() && !service_manager::is_successor();
     let layer = tracing_subscriber::fmt::layer().with_writer(writer.clone()).with_ansi(is_terminal).with_target(false);
     let layer = match config.log.format {
         LogFormat::Text => layer.boxed(),
@@ -75,9 +112,9 @@ pub(super) fn start_logging(config: &Config) -> Log {
     Log { level, dropped }
 }
 
-fn queue() -> (NonBlocking, WorkerGuard) {
+fn queue(output: Output) -> (NonBlocking, WorkerGuard) {
     let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MAX_LINES).thread_name("log");
-    queue.finish(std::io::stderr())
+    queue.finish(output)
 }
 
 /// Writes the lines that wait, unless nobody reads them. Later lines are dropped.
@@ -96,15 +133,15 @@ pub(super) fn finish() {
 }
 
 /// Says in the log how many lines are missing, once there is room again.
-pub(super) async fn tell_dropped_lines(dropped: ErrorCounter) {
+pub(super) async fn tell_dropped_lines(dropped: DroppedLines) {
     let mut told = 0;
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        let count = dropped.dropped_lines();
+        let count = dropped.count();
         if count > told {
-            warn!(lines = count - told, "log lines dropped: standard error was not read");
+            warn!(lines = count - told, "log lines dropped: standard error did not take them");
             // Unless this line has met with the same fate.
-            if dropped.dropped_lines() == count {
+            if dropped.count() == count {
                 told = count;
             }
         }

@@ -193,7 +193,8 @@ async fn serve(
 
     let mut registry = Registry::with_prefix("segue");
     register_build_info(&mut registry);
-    register_dropped_lines(&mut registry, log.dropped.clone());
+    let dropped = log.dropped.clone();
+    register_dropped_lines(&mut registry, move || dropped.count());
     tokio::spawn(logging::tell_dropped_lines(log.dropped.clone()));
     let (store, health) = metered(open(&config)?, &mut registry);
     let keyspaces = ServedKeyspace::all(&config, &mut registry);

@@ -8,7 +8,6 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
 use segue_coordination::store::SharedHorizon;
-use tracing_appender::non_blocking::ErrorCounter;
 
 /// Registers `store_went_back_total`.
 pub fn register_store_went_back(registry: &mut Registry, horizon: SharedHorizon) {
@@ -17,9 +16,9 @@ pub fn register_store_went_back(registry: &mut Registry, horizon: SharedHorizon)
 }
 
 /// Registers `log_lines_dropped_total`.
-pub fn register_dropped_lines(registry: &mut Registry, dropped: ErrorCounter) {
-    let help = "Log lines dropped because standard error was not read";
-    register(registry, "log_lines_dropped", help, move || dropped.dropped_lines() as u64);
+pub fn register_dropped_lines(registry: &mut Registry, dropped: impl Fn() -> u64 + Send + Sync + 'static) {
+    let help = "Log lines dropped because standard error was not read or could not be written";
+    register(registry, "log_lines_dropped", help, dropped);
 }
 
 fn register(

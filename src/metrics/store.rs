@@ -99,6 +99,12 @@ impl StoreHealth {
             "commit" if heard.is_reached => {
                 heard.refused_write = refused.map(|error| (Instant::now(), error.to_string()));
             }
+            // A full etcd refuses it as well, and it is all that a process asks for which has no lease yet. That one is
+            // granted says nothing of other writes.
+            "grant" if heard.is_reached => {
+                let refusal = refused.map(|error| (Instant::now(), error.to_string()));
+                heard.refused_write = refusal.or(heard.refused_write.take());
+            }
             _ if heard.is_reached => heard.refuses_reads = refused.is_some(),
             _ => {}
         }
@@ -289,11 +295,15 @@ mod tests {
             ("snapshot", &Ok(()), 0),
             ("keep_alive", &Ok(()), 0),
             ("commit", &Ok(()), 1),
+            ("grant", &refused, 0),
+            ("snapshot", &Ok(()), 0),
+            ("grant", &Ok(()), 0),
+            ("commit", &Ok(()), 1),
         ] {
             store.answered(op, now, answer);
             assert_shown(&registry, &format!("segue_store_up {up}"));
         }
-        for (op, count) in [("commit", 1), ("snapshot", 1), ("keep_alive", 0)] {
+        for (op, count) in [("commit", 1), ("snapshot", 1), ("grant", 1), ("keep_alive", 0)] {
             assert_shown(&registry, &format!(r#"segue_store_errors_total{{op="{op}",kind="permission"}} {count}"#));
         }
     }

@@ -111,13 +111,30 @@ fn a_log_that_nobody_reads_delays_no_request_and_its_lost_lines_are_counted() {
     let client = fill_queue(router, admin);
     let reader = unread.reader.try_clone().unwrap();
     let told = BufReader::new(reader).lines().map(Result::unwrap).find(|line| line.contains("log lines dropped"));
-    assert!(told.unwrap().contains("standard error was not read lines="));
+    assert!(told.unwrap().contains("standard error did not take them lines="));
     drop(client);
     let mut rest = unread.reader.try_clone().unwrap();
     let rest = std::thread::spawn(move || rest.read_to_end(&mut Vec::new()).unwrap());
     unread.terminate();
     assert!(unread.end().success());
     rest.join().unwrap();
+}
+
+#[test]
+fn lines_that_cannot_be_written_are_counted() {
+    let folder = TempDir::new().unwrap();
+    let (router, admin) = (free_address(), free_address());
+    let file = folder.path().join("segue.toml");
+    std::fs::write(&file, site("info", router, admin)).unwrap();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_segue"));
+    let command = command.args(["run", "--config"]).arg(file).stdin(Stdio::null());
+    let (_, reader) = full_output();
+    let mut disk = Unread { process: command.stdout(Stdio::null()).stderr(full).spawn().unwrap(), reader };
+    until("/ready", || is_ready(admin));
+    until("lost lines", || dropped_lines(admin) > 0.0);
+    disk.terminate();
+    assert!(disk.end().success());
 }
 
 #[test]

@@ -243,7 +243,10 @@ impl<'a> Leadership<'a> {
     fn turn(&mut self, seat: &mut Seat) -> Option<End> {
         if !seat.keep(&self.view) {
             match seat.coordination() {
-                Coordination::Leader => warn!("another coordinator leads; resigning"),
+                Coordination::Leader => match &self.view.leader {
+                    Some(leader) => warn!(holder = leader.value.holder, "another coordinator leads; resigning"),
+                    None => warn!("the leader's key is gone; resigning"),
+                },
                 Coordination::Rounds => warn!("registration as a participant lost; registering again"),
             }
             return Some(End::Over);
