@@ -193,7 +193,8 @@ pub(super) fn has_its_share(
         ));
     }
     let arriving = policy.map_or_else(Vec::new, |policy| arriving(view, policy, pod));
-    let more = arriving.iter().filter(|partition| !barred.contains(*partition)).count();
+    let (refused, arriving): (Vec<_>, Vec<_>) = arriving.into_iter().partition(|partition| barred.contains(partition));
+    let more = arriving.len();
     let held = held_back(view, pod);
     if more > held.iter().map(|held| held.partitions as usize).sum() {
         return Standing::Waiting(format!(
@@ -201,10 +202,10 @@ pub(super) fn has_its_share(
             partitions(owned)
         ));
     }
-    let refused = match arriving.as_slice() {
+    let refused = match refused.as_slice() {
         [] => String::new(),
         [first, ..] => {
-            format!("; it has said that it cannot take {} more, such as {first}", partitions(arriving.len()))
+            format!("; it has said that it cannot take {} more, such as {first}", partitions(refused.len()))
         }
     };
     let later: Vec<String> = held
@@ -356,7 +357,7 @@ mod tests {
         };
         assert!(!is_done(share("")), "nothing is held back");
         let Standing::Done(text) = share(&held("b", 3, 1)) else { panic!("it is held back") };
-        assert!(text.ends_with("; 1 partition more later: pods restart one by one"), "{text}");
+        assert!(text.ends_with("to it or away from it; 1 partition more later: pods restart one by one"), "{text}");
         assert!(!is_done(share(&held("a", 3, 1))), "from another pod");
         assert!(!is_done(share(&held("b", 2, 1))), "from an earlier life");
         assert!(!is_done(share(&held("b", 3, 0))), "less than it is to get");
