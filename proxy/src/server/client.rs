@@ -10,7 +10,7 @@
 //! * A request by HTTP/1.1 outlives its client by little more than [`SEEK_INTERVAL`].
 //! * A connection that has reached its age serves the requests that have begun.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::cmp::Reverse;
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use super::io::Arrived;
 use crate::routing::client_share::Connection;
 use crate::settings::Http1Server;
-use crate::tls::ServerTls;
+use crate::tls::{Sealed, ServerTls};
 
 /// How long a connection may be idle.
 #[derive(Debug, Clone, Copy)]
@@ -71,6 +71,8 @@ pub(super) struct ClientTerms {
 /// One client's connection.
 pub(super) struct Client {
     pub(super) arrived: Arc<Arrived>,
+    /// What TLS cannot open of it yet, where TLS is spoken.
+    pub(super) sealed: OnceCell<Sealed>,
     /// How many of its requests are being served.
     pub(super) serving: Cell<u32>,
     /// Whether a request has been served since the last check.
@@ -122,6 +124,12 @@ impl Client {
         self.wake();
     }
 
+    /// Returns about how many bytes of memory hold what TLS cannot open of its next request yet.
+    pub(super) fn sealed(&self) -> usize {
+        // While a request is served, what arrives is its body.
+        if self.serving.get() > 0 { 0 } else { self.sealed.get().map_or(0, Sealed::memory) }
+    }
+
     fn wake(&self) {
         if let Some(waker) = self.waker.borrow().as_ref() {
             waker.wake_by_ref();
@@ -170,7 +178,8 @@ impl Client {
         }
         self.seek(now);
         // Behind an early response comes the rest of its request.
-        let in_head = self.serving.get() == 0 && self.arrived.is_in_head() && !self.http2.get() && !self.unread.get();
+        let is_unfinished = self.arrived.is_in_head() || self.sealed() > 0;
+        let in_head = self.serving.get() == 0 && is_unfinished && !self.http2.get() && !self.unread.get();
         if self.served.take() || self.serving.get() > 0 || self.upgraded.get() || in_head != self.in_head.get() {
             self.since.set(now);
             self.in_head.set(in_head);

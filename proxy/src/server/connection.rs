@@ -45,7 +45,7 @@ use crate::message::local_reply::LocalReply;
 use crate::routing::client_share::Connection;
 use crate::runtime::background::LocalExecutor;
 use crate::settings::Http1Server;
-use crate::tls::{ServerTls, Stream};
+use crate::tls::{Sealed, ServerTls, Stream};
 
 /// Window of an HTTP/2 stream: 64 MB/s at a round trip of 1 ms. A connection's window is that of all its streams together, so
 /// that uploads which nobody reads never stop the others. No stash counts this memory while requests are held.
@@ -99,7 +99,7 @@ impl ConnectionGuard {
         let recognised = match agreed_on_http2 {
             Some(false) => Ok(Some(false)),
             // h2 itself would wait for the preface without an end.
-            Some(true) | None => until_told(client, recognise(&mut stream, &mut ahead, client)).await,
+            Some(true) | None => until_told(&this.clients, client, recognise(&mut stream, &mut ahead, client)).await,
         };
         let is_http2 = match recognised {
             // h2 refuses whatever is not its preface.
@@ -171,7 +171,7 @@ impl ConnectionGuard {
         let stream = match &self.clients.terms.tls {
             None => Stream::Plain(stream),
             // Boxed: otherwise every task would reserve room for a handshake, also those in clear text.
-            Some(tls) => Box::pin(shake_hands(tls, stream, &self.client)).await?,
+            Some(tls) => Box::pin(shake_hands(tls, stream, &self.client, &self.clients)).await?,
         };
         Some(ReadyConnection { stream, peer, named })
     }
@@ -215,7 +215,8 @@ impl ConnectionGuard {
             }
             let polled = Pin::new(&mut connection).poll(context);
             // While a request is served, what arrives is its body.
-            self.clients.note_head(client, if client.serving.get() == 0 { client.arrived.unfinished() } else { 0 });
+            let is_head = client.serving.get() == 0 && polled.is_pending();
+            self.clients.note_head(client, if is_head { client.arrived.unfinished() + client.sealed() } else { 0 });
             if is_sought && polled.is_pending() && presence.has_been_lost() {
                 return Poll::Ready(Err(ConnectionCommand::CloseNow));
             }
@@ -257,7 +258,7 @@ impl ConnectionGuard {
         if client.command.get() == ConnectionCommand::DrainAndClose {
             client.command.set(ConnectionCommand::CloseAfterResponse);
         }
-        let _ = until_told(client, reading).await;
+        let _ = until_told(&self.clients, client, reading).await;
     }
 
     async fn serve_http2(&self, io: ClientIo, client: &Rc<Client>, peer: Rc<ClientInfo>, requests: impl ServeRequest) {
@@ -289,7 +290,7 @@ impl ConnectionGuard {
                 ConnectionCommand::HeaderTimeout | ConnectionCommand::CloseNow => return Poll::Ready(Some(Ok(()))),
             }
             let polled = Pin::new(&mut connection).poll(context);
-            self.clients.note_head(client, client.arrived.unfinished());
+            self.clients.note_head(client, client.arrived.unfinished() + client.sealed());
             (0..client.arrived.take_malformed()).for_each(|_| self.clients.replied(LocalReply::Malformed));
             if client.arrived.resets() >= MOST_RESETS && client.command.get() == ConnectionCommand::Continue {
                 tracing::debug!("a client has made too many mistakes on one HTTP/2 connection; closing it properly");
@@ -363,7 +364,7 @@ fn service<S: ServeRequest>(
 /// that it names, if any, or `None` if the connection has to close.
 async fn name_client(stream: &mut TcpStream, client: &Client, clients: &ConnectionRegistry) -> Option<Option<IpAddr>> {
     client.arrived.set_in_head(true);
-    let read = until_told(client, read_header(stream)).await;
+    let read = until_told(clients, client, read_header(stream)).await;
     client.arrived.set_in_head(false);
     match read {
         Ok(Ok(named)) => Some(named),
@@ -376,9 +377,15 @@ async fn name_client(stream: &mut TcpStream, client: &Client, clients: &Connecti
 }
 
 /// Performs the TLS handshake. It has as long as a request head, counted from the accept.
-async fn shake_hands(tls: &ServerTls, stream: TcpStream, client: &Client) -> Option<Stream> {
+async fn shake_hands(
+    tls: &ServerTls,
+    stream: TcpStream,
+    client: &Client,
+    clients: &ConnectionRegistry,
+) -> Option<Stream> {
     client.arrived.set_in_head(true);
-    let shaken = until_told(client, tls.accept(stream)).await;
+    let sealed = client.sealed.get_or_init(Sealed::default).clone();
+    let shaken = until_told(clients, client, tls.accept(stream, sealed)).await;
     client.arrived.set_in_head(false);
     match shaken {
         Ok(Ok(stream)) => Some(stream),
@@ -408,15 +415,23 @@ async fn recognise(stream: &mut Stream, ahead: &mut BytesMut, client: &Client) -
     }
 }
 
-/// Runs `work` to its end, or until the connection has to close.
-async fn until_told<T>(client: &Client, work: impl Future<Output = T>) -> Result<T, ConnectionCommand> {
+/// Runs `work` to its end, or until the connection has to close. Notes what TLS cannot open meanwhile.
+async fn until_told<T>(
+    clients: &ConnectionRegistry,
+    client: &Client,
+    work: impl Future<Output = T>,
+) -> Result<T, ConnectionCommand> {
     let mut work = std::pin::pin!(work);
     std::future::poll_fn(|context| match client.poll_command(context) {
         // No request is in flight, so there is nothing to drain.
         command @ (ConnectionCommand::DrainAndClose
         | ConnectionCommand::HeaderTimeout
         | ConnectionCommand::CloseNow) => Poll::Ready(Err(command)),
-        ConnectionCommand::Continue | ConnectionCommand::CloseAfterResponse => work.as_mut().poll(context).map(Ok),
+        ConnectionCommand::Continue | ConnectionCommand::CloseAfterResponse => {
+            let polled = work.as_mut().poll(context);
+            clients.note_head(client, if polled.is_pending() { client.sealed() } else { 0 });
+            polled.map(Ok)
+        }
     })
     .await
 }

@@ -10,7 +10,7 @@
 //! * The unfinished heads of all clients are bounded together.
 //! * Clients that have not sent a request yet are evicted before all others.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::rc::{Rc, Weak};
@@ -230,6 +230,7 @@ impl ConnectionRegistry {
     pub(super) fn seat(self: &Rc<Self>, address: IpAddr) -> ConnectionGuard {
         let client = Rc::new(Client {
             arrived: Arc::default(),
+            sealed: OnceCell::new(),
             serving: Cell::new(0),
             served: Cell::new(false),
             asked: Cell::new(false),

@@ -10,6 +10,7 @@
 //! * An error names the file, the fact and what was expected.
 
 mod alpn;
+mod counted;
 mod files;
 mod reload;
 mod stream;
@@ -27,10 +28,14 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use alpn::{HTTP1, HTTP2};
+use counted::Counted;
+pub(crate) use counted::Sealed;
 pub use files::{File, TlsError};
 use files::{Identity, authorities};
 use reload::{Files, Reloaded};
 pub use reload::{Material, Refreshed};
+#[cfg(test)]
+pub(crate) use stream::tests::pair;
 pub(crate) use stream::{ReadHalf, Stream, WriteHalf, forget, refuses_certificate, throw_away};
 
 fn provider() -> Arc<CryptoProvider> {
@@ -102,10 +107,10 @@ impl ServerTls {
     }
 
     /// Shakes hands with a client. A client that does not speak TLS, or lacks a required certificate, gets an alert and
-    /// is disconnected.
-    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<Stream> {
+    /// is disconnected. `sealed` counts what has arrived and TLS cannot open yet, also behind the handshake.
+    pub(crate) async fn accept(&self, stream: TcpStream, sealed: Sealed) -> io::Result<Stream> {
         let acceptor = TlsAcceptor::from(self.0.current());
-        match acceptor.accept(stream::Counted::new(stream)).into_fallible().await {
+        match acceptor.accept(Counted::watched(stream, sealed)).into_fallible().await {
             Ok(stream) => Ok(Stream::secure(stream.into())),
             Err((error, stream)) => {
                 stream.close_gently().await;
@@ -233,7 +238,7 @@ impl ClientTls {
             Offer::Http2 => &configs.http2,
             Offer::Either => &configs.either,
         };
-        let stream = TlsConnector::from(config.clone()).connect(name, stream::Counted::new(stream)).await?;
+        let stream = TlsConnector::from(config.clone()).connect(name, Counted::new(stream)).await?;
         Ok(Stream::secure(stream.into()))
     }
 

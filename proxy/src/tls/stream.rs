@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio_rustls::TlsStream;
@@ -22,6 +22,7 @@ use tokio_util::either::Either;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::alpn::HTTP2;
+use super::counted::Counted;
 
 /// The event that the peer has closed its direction. Other systems than Linux report only that both are closed.
 #[cfg(target_os = "linux")]
@@ -29,36 +30,15 @@ const CLOSED: PollFlags = PollFlags::RDHUP;
 #[cfg(not(target_os = "linux"))]
 const CLOSED: PollFlags = PollFlags::HUP;
 
-/// Bytes that are read at most from a refused client.
-const MAX_DISCARDED_BYTES: usize = 64 << 10;
-
 pub(crate) enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<Counted>>),
 }
 
-/// A socket below TLS that counts the bytes that the kernel has taken.
-pub(crate) struct Counted {
-    io: TcpStream,
-    sent: u64,
-}
-
-impl Counted {
-    pub(super) fn new(io: TcpStream) -> Self {
-        Counted { io, sent: 0 }
-    }
-
-    /// Ends a connection whose client may still be sending. Closed with unread bytes, the kernel would send a reset,
-    /// which may overtake the alert.
-    pub(super) async fn close_gently(mut self) {
-        if self.io.shutdown().await.is_ok() {
-            let _ = tokio::io::copy(&mut self.io.take(MAX_DISCARDED_BYTES as u64), &mut tokio::io::sink()).await;
-        }
-    }
-}
-
 impl Stream {
-    pub(super) fn secure(stream: TlsStream<Counted>) -> Self {
+    pub(super) fn secure(mut stream: TlsStream<Counted>) -> Self {
+        // No message of the handshake is unfinished now.
+        stream.get_mut().0.opened();
         Stream::Tls(Box::new(stream))
     }
 
@@ -106,6 +86,24 @@ impl Stream {
         let mut asked = [PollFd::new(self.socket(), CLOSED)];
         // Errors and hang-ups are always reported.
         rustix::event::poll(&mut asked, Some(&Timespec::default())).is_ok_and(|told| told > 0)
+    }
+
+    /// Reads few bytes: by TLS at most `most` of the socket, which it takes off `most`. Nobody is woken when more arrive.
+    /// In clear text the size of the buffer is the bound.
+    pub(crate) fn poll_read_few(
+        &mut self,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+        most: &mut usize,
+    ) -> Poll<io::Result<()>> {
+        if let Stream::Tls(stream) = self {
+            stream.get_mut().0.bound(*most);
+        }
+        let read = Pin::new(&mut *self).poll_read(context, buffer);
+        if let Stream::Tls(stream) = self {
+            *most = stream.get_mut().0.bound(usize::MAX);
+        }
+        read
     }
 
     /// Writes as much as possible without waiting.
@@ -200,7 +198,13 @@ impl AsyncRead for Stream {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Stream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
-            Stream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+            Stream::Tls(stream) => {
+                let read = Pin::new(&mut *stream).poll_read(context, buffer);
+                if read.is_ready() {
+                    stream.get_mut().0.opened();
+                }
+                read
+            }
         }
     }
 }
@@ -243,63 +247,17 @@ impl AsyncWrite for Stream {
     }
 }
 
-impl AsyncRead for Counted {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(context, buffer)
-    }
-}
-
-impl Counted {
-    fn count(&mut self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(Ok(bytes)) = &written {
-            self.sent += *bytes as u64;
-        }
-        written
-    }
-}
-
-impl AsyncWrite for Counted {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.io).poll_write(context, bytes);
-        self.count(written)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.io).poll_write_vectored(context, slices);
-        self.count(written)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(context)
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use segue_tests::certificates::Authority;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
-    use super::super::{ClientFiles, ClientTls, Offer, ServerFiles, ServerTls};
+    use super::super::{ClientFiles, ClientTls, Offer, Sealed, ServerFiles, ServerTls};
     use super::*;
 
     /// Returns both sides of a connection in TLS.
-    async fn pair() -> (Stream, Stream) {
+    pub(crate) async fn pair() -> (Stream, Stream) {
         let folder = tempfile::TempDir::new().unwrap();
         let authority = Authority::new(folder.path(), "ours");
         let own = authority.issue("pod");
@@ -314,7 +272,7 @@ mod tests {
         let client = ClientTls::load(client).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let accepted = async { server.accept(listener.accept().await.unwrap().0).await.unwrap() };
+        let accepted = async { server.accept(listener.accept().await.unwrap().0, Sealed::default()).await.unwrap() };
         let connected = async {
             let stream = TcpStream::connect(address).await.unwrap();
             client.connect(&address.to_string(), stream, Offer::Http1).await.unwrap()

@@ -11,7 +11,7 @@ use super::{Authorities, curl, fixture, python, run, tell, text};
 use crate::support::pod::{Pod, ScriptedPod, Speaks};
 use crate::support::{P0, TEST_TIMEOUT, soon};
 
-async fn plain_pod() -> Pod {
+pub(super) async fn plain_pod() -> Pod {
     Pod::start(Speaks::Http1, |request| async { tell(request).await.unwrap() }).await
 }
 

@@ -3,6 +3,7 @@
 mod behind;
 mod front;
 mod reload;
+mod sealed;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

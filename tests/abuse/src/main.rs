@@ -27,11 +27,16 @@ mod wire;
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::ensure;
 use clap::{Parser, Subcommand};
 use segue_tests::certificates::Authority;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use self::attacks::Target;
 use self::cluster::{Cluster, PARTITIONS};
@@ -108,6 +113,14 @@ fn say(line: &str) {
     println!("{line}");
 }
 
+/// Returns what makes connections by TLS to a router with a certificate of this authority.
+fn trusting(authority: &Authority) -> anyhow::Result<TlsConnector> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&authority.file)?)?;
+    let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
 /// Plays attacks against a router that speaks to pods by `protocol`.
 async fn play_all(
     cluster: &Cluster,
@@ -126,7 +139,15 @@ async fn play_all(
         format!("tls = {{ cert = {:?}, key = {:?} }}\nlimits.header_read_timeout = \"2s\"", shown.cert, shown.key);
     let secure = cluster.router(&format!("r-tls-{protocol}"), &keys).await?;
     let (seen, admin) = (cluster.pods.seen.clone(), router.admin);
-    let target = Target { router: router.address, secure: secure.address, keyed, seen, admin };
+    let target = Target {
+        router: router.address,
+        secure: secure.address,
+        secure_pid: secure.pid(),
+        connector: trusting(&authority)?,
+        keyed,
+        seen,
+        admin,
+    };
     let good = Good::start(router.address, PARTITIONS);
     tokio::time::sleep(Duration::from_secs(1)).await;
     good.take();

@@ -135,7 +135,8 @@ impl Session<'_> {
         let next = wire.poll_head(context, self.clients.terms.max_header_bytes);
         let in_head = next.is_pending() && !wire.is_between_requests();
         self.client.arrived.set_in_head(in_head);
-        self.clients.note_head(self.client, if in_head { wire.memory() } else { 0 });
+        let sealed = if next.is_pending() { self.client.sealed() } else { 0 };
+        self.clients.note_head(self.client, if in_head { wire.memory() } else { 0 } + sealed);
         if next.is_pending() && !in_head && self.is_told(ConnectionCommand::DrainAndClose) {
             return Poll::Ready(Next::End);
         }

@@ -26,7 +26,7 @@ use crate::upstream::{Decoded, Decoder};
 /// was read with it, such as the extensions of chunks.
 const MAX_COPIED_BYTES: usize = 4 << 10;
 
-/// How much is read behind a request that is being served.
+/// How much is read behind a request that is being served, by TLS sealed. An end of TLS takes 24 bytes.
 const BYTES_BEHIND: usize = 64;
 
 /// What comes next on a connection.
@@ -52,6 +52,8 @@ struct State {
     /// The number of the current request.
     request: u64,
     body: Decoder,
+    /// How many bytes may still be read behind it, where that is not seen from `input`.
+    behind: usize,
     /// Why the body can go on no further.
     broken: Option<BodyReadError>,
     /// Whether something still refers to the body.
@@ -70,6 +72,7 @@ impl Wire {
             input,
             request: 0,
             body: Decoder::of_length(0),
+            behind: BYTES_BEHIND,
             broken: None,
             is_held: false,
             reader: None,
@@ -120,6 +123,7 @@ impl Wire {
     pub(super) fn begin(self: &Rc<Self>, framing: Framing) -> ClientBody {
         let state = &mut *self.state.borrow_mut();
         state.request += 1;
+        state.behind = BYTES_BEHIND;
         state.body = match framing {
             Framing::Length(length) => Decoder::of_length(length),
             Framing::Chunked => Decoder::of_chunks(),
@@ -142,10 +146,15 @@ impl Wire {
         }
         // An empty handle still holds the memory of the request that was read.
         state.input = BytesMut::new();
-        match ready!(state.poll_bytes(context, &mut self.scratch.read()[..BYTES_BEHIND])) {
-            Ok(1..) => Poll::Pending,
-            Ok(0) | Err(_) => Poll::Ready(()),
+        let State { stream: Some(stream), input, behind, .. } = state else { return Poll::Ready(()) };
+        let mut scratch = self.scratch.read();
+        let mut buffer = ReadBuf::new(&mut scratch[..BYTES_BEHIND]);
+        let read = ready!(stream.poll_read_few(context, &mut buffer, behind));
+        if read.is_err() || buffer.filled().is_empty() {
+            return Poll::Ready(());
         }
+        append(input, buffer.filled());
+        Poll::Pending
     }
 
     /// Ready when the body of the current request is not read any further. Returns whether all of it was read.
@@ -367,5 +376,41 @@ mod tests {
         }
         assert!(std::future::poll_fn(|context| Poll::Ready(wire.poll_gone(context).is_pending())).await);
         assert!(wire.buffered() <= 100, "{}", wire.buffered());
+    }
+
+    #[tokio::test]
+    async fn as_little_is_read_by_tls() {
+        /// As many bytes, and in TLS 1.3 for each record 22 more.
+        const SEALED: usize = (40 << 10) + 3 * 22;
+        let (mut client, server) = crate::tls::pair().await;
+        client.write_all(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n").await.unwrap();
+
+        let wire = Wire::new(server, BytesMut::new(), Scratch::default());
+        let next = std::future::poll_fn(|context| wire.poll_head(context, 64 << 10)).await;
+        let Next::Request(head) = next else { panic!("no request") };
+        drop(wire.begin(head.framing));
+        let in_kernel = || {
+            let state = wire.state.borrow();
+            let mut bytes = vec![std::mem::MaybeUninit::uninit(); 2 * SEALED];
+            socket2::SockRef::from(state.stream.as_ref().unwrap().socket()).peek(&mut bytes).unwrap_or(0)
+        };
+        client.write_all(&[b'x'; 40 << 10]).await.unwrap();
+        client.flush().await.unwrap();
+        while in_kernel() < SEALED {
+            tokio::task::yield_now().await;
+        }
+        while in_kernel() == SEALED {
+            assert!(std::future::poll_fn(|context| Poll::Ready(wire.poll_gone(context).is_pending())).await);
+            tokio::task::yield_now().await;
+        }
+        for _ in 0..1000 {
+            assert!(std::future::poll_fn(|context| Poll::Ready(wire.poll_gone(context).is_pending())).await);
+        }
+        assert_eq!(in_kernel(), SEALED - BYTES_BEHIND);
+        assert_eq!(wire.buffered(), 0, "nothing of it can be opened");
+        // What was left is read as the next request.
+        while wire.buffered() == 0 {
+            let _ = std::future::poll_fn(|context| Poll::Ready(wire.poll_head(context, 64 << 10))).await;
+        }
     }
 }

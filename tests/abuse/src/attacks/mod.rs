@@ -10,6 +10,7 @@ mod heads;
 mod held;
 mod http2;
 mod http2_windows;
+mod sealed;
 mod shared;
 mod smuggling;
 mod targets;
@@ -19,6 +20,8 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+
+use tokio_rustls::TlsConnector;
 
 use crate::cluster::metric;
 use crate::service::Seen;
@@ -30,8 +33,10 @@ pub(crate) const LASTS: Duration = Duration::from_secs(3);
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) router: SocketAddr,
-    /// A router that serves TLS.
+    /// A router that serves TLS, its process, and what trusts it.
     pub(crate) secure: SocketAddr,
+    pub(crate) secure_pid: u32,
+    pub(crate) connector: TlsConnector,
     /// A router that finds the key in the path, `/persons/{key}`.
     pub(crate) keyed: SocketAddr,
     pub(crate) seen: Arc<Seen>,
@@ -102,6 +107,9 @@ pub(crate) fn all() -> Vec<Attack> {
         attack("busy-connections", connections::busy),
         attack("connect-and-go", connections::connect_and_go),
         attack("tls-handshake-stall", connections::handshakes),
+        attack("unfinished-hellos", sealed::hellos),
+        attack("unfinished-records", sealed::records),
+        attack("bytes-behind-tls", sealed::behind),
         attack("h2-rapid-reset", http2::rapid_reset),
         attack("h2-reset-in-flight", http2::reset_in_flight),
         attack("h2-continuation-flood", http2::continuation),
