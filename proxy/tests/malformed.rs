@@ -326,20 +326,23 @@ async fn a_held_body_that_is_not_framed_as_its_head_says_is_answered() {
 }
 
 #[tokio::test]
-async fn an_empty_scheme_by_http2_reaches_no_pod() {
+async fn an_empty_scheme_and_a_host_that_is_two_reach_no_pod_by_http2() {
     let fixture = Fixture::with(Settings::with_protocol(UpstreamProtocol::Http1));
     let _pod = fixture.pod(Speaks::Http1, |_| async { panic!("a request has reached the pod") }).await;
     let mut client = FramesClient::connect(&fixture).await;
     // As `request`, with a literal `:scheme`.
     let pseudo = [0x82, 0x06, 0, 0x84, 0x01, 1, b'h'];
-    client.write(&frame(1, 0x5, 1, &[&pseudo[..], &literal("x-partition", "0")].concat())).await;
-    let head = loop {
-        match client.next().await.expect("an answer") {
-            (1, _, 1, head) => break head,
-            (3 | 7, ..) => panic!("the library has refused it"),
-            _ => {}
-        }
-    };
-    assert_eq!(head[0], 0x8c, "`:status: 400` in HPACK's static table");
-    assert_eq!(fixture.metrics.own_answers(LocalReply::Ambiguous), 1);
+    let empty = frame(1, 0x5, 1, &[&pseudo[..], &literal("x-partition", "0")].concat());
+    for (count, head) in [empty, request(3, "h,g"), request(5, "user@h")].into_iter().enumerate() {
+        client.write(&head).await;
+        let head = loop {
+            match client.next().await.expect("an answer") {
+                (1, _, _, head) => break head,
+                (3 | 7, ..) => panic!("the library has refused it"),
+                _ => {}
+            }
+        };
+        assert!(head.contains(&0x8c), "`:status: 400` in HPACK's static table");
+        assert_eq!(fixture.metrics.own_answers(LocalReply::Ambiguous), count as u64 + 1);
+    }
 }

@@ -18,7 +18,7 @@ use super::trace::RequestTrace;
 use crate::message::client_body::ClientBody;
 use crate::message::grpc_timeout;
 use crate::message::header_names;
-use crate::message::header_scan::HeaderScan;
+use crate::message::header_scan::{HeaderScan, is_host};
 use crate::message::headers;
 use crate::message::local_reply::{LocalReply, is_grpc};
 use crate::message::request_body::RequestBody;
@@ -197,9 +197,10 @@ impl ForwardRequest {
 }
 
 /// Returns whether this is the target of a request for a resource: a path, a URI with a scheme, or the `*` of OPTIONS
-/// (RFC 9112, 3.2). `http` also reads a bare authority, the form of CONNECT, and by HTTP/2 an empty scheme.
+/// (RFC 9112, 3.2). `http` also reads a bare authority, the form of CONNECT, and by HTTP/2 an empty scheme. An authority takes
+/// the place of `Host`, so it is one host as well, without a user.
 fn is_target(method: &Method, uri: &Uri) -> bool {
-    if uri.scheme_str() == Some("") {
+    if uri.scheme_str() == Some("") || uri.authority().is_some_and(|host| !is_host(host.as_str().as_bytes())) {
         return false;
     }
     match uri.path_and_query().map(PathAndQuery::as_str) {
@@ -253,7 +254,7 @@ mod tests {
         for target in ["/", "/a:1", "//h/x", "/?q", "http://h", "http://h?q", "https://h:1/x"] {
             assert!(is_target(target), "{target}");
         }
-        for other in ["a", "h:80", "user@h", "*"] {
+        for other in ["a", "h:80", "user@h", "*", "http://h,g/", "http://user@h/", "http://a@b@h/"] {
             assert!(!is_target(other), "{other}");
         }
         assert!(super::is_target(&Method::OPTIONS, &Uri::from_static("*")));

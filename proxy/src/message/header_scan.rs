@@ -101,7 +101,7 @@ impl HeaderScan {
             [b'h', ..] => {
                 if name == "host" {
                     self.host = true;
-                    self.is_bad_host |= !value.as_bytes().iter().all(|byte| IS_IN_A_HOST[usize::from(*byte)]);
+                    self.is_bad_host |= !is_host(value.as_bytes());
                 }
                 return true;
             }
@@ -124,6 +124,11 @@ impl HeaderScan {
         }
         false
     }
+}
+
+/// Returns whether this is one host, perhaps with its port. An empty one is.
+pub(crate) fn is_host(host: &[u8]) -> bool {
+    host.iter().all(|byte| IS_IN_A_HOST[usize::from(*byte)])
 }
 
 /// Whether a byte can stand in a host, with its port. Laxer than RFC 9110 (7.2): what a server may read in two ways is refused,

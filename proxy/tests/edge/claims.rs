@@ -204,6 +204,11 @@ async fn a_target_that_is_no_path_and_a_host_that_is_two_reach_no_pod() {
         let answer = fixture.ask(format!("GET {target} HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n")).await;
         assert_eq!(answer.status, 400, "{target}");
     }
+    for authority in ["h,g", "user@h", "user:pass@h:80", "a@b@h", "@h"] {
+        let answer =
+            fixture.ask(format!("GET http://{authority}/ HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n")).await;
+        assert_eq!(answer.reason(), (400, "ambiguous"), "{authority}");
+    }
     for host in ["h/x", "h x", "h, g", "u@h", "h\\g", "h?", "h\tg"] {
         let answer = fixture.ask(format!("GET / HTTP/1.1\r\nhost: {host}\r\nx-partition: 0\r\n\r\n")).await;
         assert_eq!(answer.reason(), (400, "ambiguous"), "{host}");
@@ -211,6 +216,9 @@ async fn a_target_that_is_no_path_and_a_host_that_is_two_reach_no_pod() {
     assert!(pod.requests().await.is_empty());
     for host in ["h:80", "[::1]:80", "a_b.c-d", "xn--h", ""] {
         passed_on(&fixture, &pod, &format!("GET / HTTP/1.1\nhost: {host}\nx-partition: 0")).await;
+    }
+    for authority in ["g:80", "[::1]:80", "a_b.c-d"] {
+        passed_on(&fixture, &pod, &format!("GET http://{authority}/ HTTP/1.1\nhost: h\nx-partition: 0")).await;
     }
     passed_on(&fixture, &pod, "OPTIONS * HTTP/1.1\nhost: h\nx-partition: 0").await;
 }
