@@ -346,3 +346,32 @@ async fn an_empty_scheme_and_a_host_that_is_two_reach_no_pod_by_http2() {
         assert_eq!(fixture.metrics.own_answers(LocalReply::Ambiguous), count as u64 + 1);
     }
 }
+
+/// curl ends its upload once it has such an answer.
+#[tokio::test]
+async fn an_upload_by_http2_that_ends_short_behind_its_answer_is_not_counted_as_malformed() {
+    let fixture = Fixture::with(Settings::with_protocol(UpstreamProtocol::Http1));
+    let pod = fixture.scripted_pod().await;
+    let mut client = FramesClient::connect(&fixture).await;
+    let pseudo = [0x83, 0x86, 0x84, 0x01, 1, b'h'];
+    let fields = [&pseudo[..], &literal("x-partition", "0"), &literal("content-length", "100000")].concat();
+    client.write(&[frame(1, 0x4, 1, &fields), frame(0, 0, 1, b"begin")].concat()).await;
+    let mut connection = pod.accept_request().await;
+    connection.write("HTTP/1.1 413 Content Too Large\r\ncontent-length: 2\r\n\r\nn").await;
+    loop {
+        if let (1, _, 1, _) = client.next().await.unwrap() {
+            break;
+        }
+    }
+    client.write(&frame(0, 0x1, 1, b"end")).await;
+    let code = loop {
+        if let (3, _, 1, code) = client.next().await.unwrap() {
+            break code;
+        }
+    };
+    assert_eq!(code, [0, 0, 0, 1]);
+    // What has been written before the answer to a ping has been counted.
+    client.write(&frame(6, 0, 0, b"and now?")).await;
+    while client.next().await.unwrap().0 != 6 {}
+    assert_eq!(fixture.metrics.own_answers(LocalReply::Malformed), 0);
+}

@@ -32,6 +32,7 @@ pub(crate) struct FrameFollower {
 pub(crate) struct FramePart<'bytes> {
     pub(crate) kind: u8,
     pub(crate) flags: u8,
+    pub(crate) stream: u32,
     pub(crate) payload: &'bytes [u8],
     /// Whether the frame ends with it.
     pub(crate) is_last: bool,
@@ -67,8 +68,9 @@ impl FrameFollower {
         if is_last {
             self.seen = 0;
         }
-        let [_, _, _, kind, flags, ..] = self.head;
-        (is_last || !payload.is_empty()).then_some(FramePart { kind, flags, payload, is_last })
+        let [_, _, _, kind, flags, stream @ ..] = self.head;
+        let stream = u32::from_be_bytes(stream);
+        (is_last || !payload.is_empty()).then_some(FramePart { kind, flags, stream, payload, is_last })
     }
 }
 
@@ -87,14 +89,14 @@ mod tests {
     fn frames_are_followed_however_their_bytes_are_divided() {
         let all =
             [PREFACE, b"\0\0\x03\0\x01\0\0\0\x01abc", b"\0\0\0\x04\x01\0\0\0\0", b"\0\0\x01\x03\0\0\0\0\x01z"].concat();
-        let expected = [(DATA, 1, b"abc".to_vec()), (4, 1, Vec::new()), (RST_STREAM, 0, b"z".to_vec())];
+        let expected = [(DATA, 1, 1, b"abc".to_vec()), (4, 1, 0, Vec::new()), (RST_STREAM, 0, 1, b"z".to_vec())];
         for size in 1..=all.len() {
             let (mut follower, mut frames, mut payload) = (FrameFollower::of_client(), Vec::new(), Vec::new());
             for mut piece in all.chunks(size) {
                 while let Some(part) = follower.next(&mut piece) {
                     payload.extend_from_slice(part.payload);
                     if part.is_last {
-                        frames.push((part.kind, part.flags, std::mem::take(&mut payload)));
+                        frames.push((part.kind, part.flags, part.stream, std::mem::take(&mut payload)));
                     }
                 }
                 assert!(piece.is_empty());

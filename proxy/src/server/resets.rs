@@ -7,27 +7,55 @@
 //! # Invariants
 //!
 //! * Resets that hyper makes because of a response do not count: `NO_ERROR`, `INTERNAL_ERROR` and `CANCEL`.
+//! * A request that has been answered is not malformed. Some clients end an upload short once they have its response.
 
-use crate::message::frame_follower::{FrameFollower, RST_STREAM};
+use crate::message::frame_follower::{FrameFollower, HEADERS, RST_STREAM};
 
 /// The frames of one connection.
 #[derive(Debug)]
 pub(super) struct Resets {
     frames: FrameFollower,
+    answered: Answered,
     /// The code of a reset, as far as it has been seen.
     code: u32,
 }
 
+/// The streams whose response has begun, as far as they are among the newest of those.
+#[derive(Debug, Default)]
+struct Answered {
+    newest: u32,
+    /// A bit for each stream, beginning with the newest.
+    bits: u128,
+}
+
+impl Answered {
+    /// Returns how many streams are newer than this one. A client has only those of odd numbers.
+    fn age(&self, stream: u32) -> Option<u32> {
+        Some(self.newest.checked_sub(stream)? / 2)
+    }
+
+    fn add(&mut self, stream: u32) {
+        let newer = stream.saturating_sub(self.newest) / 2;
+        self.bits = self.bits.checked_shl(newer).unwrap_or(0);
+        self.newest = self.newest.max(stream);
+        self.bits |= self.age(stream).and_then(|age| 1_u128.checked_shl(age)).unwrap_or(0);
+    }
+
+    fn contains(&self, stream: u32) -> bool {
+        self.age(stream).and_then(|age| self.bits.checked_shr(age)).is_some_and(|bits| bits & 1 == 1)
+    }
+}
+
 impl Default for Resets {
     fn default() -> Self {
-        Resets { frames: FrameFollower::of_server(), code: 0 }
+        Resets { frames: FrameFollower::of_server(), answered: Answered::default(), code: 0 }
     }
 }
 
 /// The numbers of resets in some bytes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ResetCounts {
-    /// Those that `h2` has decided on.
+    /// Those that `h2` has decided on, but for malformed ends of requests that have been answered.
     pub(super) by_h2: u32,
     /// Those of them whose requests were malformed.
     pub(super) malformed: u32,
@@ -43,12 +71,18 @@ impl Resets {
     pub(super) fn follow(&mut self, mut bytes: &[u8]) -> ResetCounts {
         let mut counts = ResetCounts::default();
         while let Some(part) = self.frames.next(&mut bytes) {
+            if part.kind == HEADERS {
+                self.answered.add(part.stream);
+            }
             if part.kind != RST_STREAM {
                 continue;
             }
             self.code = part.payload.iter().fold(self.code, |code, byte| code << 8 | u32::from(*byte));
             if part.is_last {
                 let code = std::mem::take(&mut self.code);
+                if code == PROTOCOL_ERROR && self.answered.contains(part.stream) {
+                    continue;
+                }
                 counts.by_h2 += u32::from(!matches!(code, NO_ERROR | INTERNAL_ERROR | CANCEL));
                 counts.malformed += u32::from(code == PROTOCOL_ERROR);
             }
@@ -81,5 +115,27 @@ mod tests {
             });
             assert_eq!(sum, expected, "in pieces of {size} bytes");
         }
+    }
+
+    #[test]
+    fn an_answered_request_is_not_malformed() {
+        let frame = |kind, stream: u8, payload: &[u8]| {
+            [&[0, 0, payload.len() as u8, kind, 4, 0, 0, 0, stream][..], payload].concat()
+        };
+        let head = |stream| frame(HEADERS, stream, b"\x88");
+        let reset = |stream, code| frame(RST_STREAM, stream, &[0, 0, 0, code]);
+        let malformed = |frames: &[Vec<u8>]| Resets::default().follow(&frames.concat());
+        for (before, stream) in [(vec![1], 1), (vec![3, 1], 1), (vec![1, 251], 1), (vec![5, 3, 1, 7], 3)] {
+            let mut frames: Vec<_> = before.iter().copied().map(head).collect();
+            frames.push(reset(stream, 1));
+            assert_eq!(malformed(&frames), ResetCounts::default(), "{before:?}");
+        }
+        for (before, stream) in [(vec![], 1), (vec![1], 3), (vec![3], 1), (vec![1, 5], 3), (vec![1, 255], 3)] {
+            let mut frames: Vec<_> = before.iter().copied().map(head).collect();
+            frames.push(reset(stream, 1));
+            assert_eq!(malformed(&frames), ResetCounts { by_h2: 1, malformed: 1 }, "{before:?}");
+        }
+        // Data behind a response is a mistake nevertheless.
+        assert_eq!(malformed(&[head(1), reset(1, 5)]), ResetCounts { by_h2: 1, malformed: 0 });
     }
 }

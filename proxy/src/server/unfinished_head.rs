@@ -28,7 +28,7 @@ impl UnfinishedHead {
     /// Follows the next bytes that have arrived. Returns about how many bytes the head takes up that has not ended, at most
     /// `most` for what is decoded; 0 if there is none.
     pub(super) fn follow(&mut self, mut bytes: &[u8], most: usize) -> usize {
-        while let Some(FramePart { kind, flags, payload, is_last }) = self.frames.next(&mut bytes) {
+        while let Some(FramePart { kind, flags, payload, is_last, .. }) = self.frames.next(&mut bytes) {
             if !matches!(kind, HEADERS | CONTINUATION) {
                 continue;
             }
