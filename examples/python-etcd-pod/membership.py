@@ -10,6 +10,7 @@ Invariants:
 * The lease clock counts from when a confirmed renewal was *sent*, by a clock that counts suspended time.
 * The lease is renewed only while the pod follows the store: a pod that is stuck loses it.
 * Every acknowledgement requires in its transaction that its handoff and this life still exist.
+* No life outlasts a store that goes back (`horizon.py`), whether the pod sees it or another participant does.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ import time
 from checkpoint import Checkpoints, newest, record
 from etcd import StoreError, created_at, delete, modified_at, put
 from handoff import Pod, Task, due, partitions, serves
+from horizon import Horizon
 
 log = logging.getLogger("pod")
 
@@ -51,6 +53,7 @@ class Membership:
         self.service = service
         self.makes_checkpoints = hasattr(service, "checkpoint")
         self.checkpoints = Checkpoints()
+        self.horizon = Horizon()
         self.incarnation = self.lease = 0
         self.lease_ended = False
         self.status = "Ready"
@@ -110,6 +113,7 @@ class Membership:
 
     async def live(self):
         """Lives one life, from its registration to its end."""
+        await self.raise_floor()
         sent = lease_now()
         self.lease = await self.etcd.grant(self.ttl)
         self.incarnation = await self.etcd.commit([created_at(self.key, 0)], [put(self.key, self.record(), self.lease)]) or 0
@@ -122,12 +126,26 @@ class Membership:
         self.confirmed(sent)
         self.acted_at = lease_now()
         self.lease_ended = False
+        self.horizon.begin_life()
         renewals = asyncio.create_task(self.renew())
         try:
             await self.follow()
         finally:
             renewals.cancel()
             await self.end()
+
+    async def raise_floor(self):
+        """Sees to it that no epoch comes back after the store went back, and notes the floor under which a life begins."""
+        config = f"{self.prefix}config"
+        while True:
+            revision, entries = await self.etcd.snapshot(config, config + "\0")
+            self.horizon.saw(revision, entries[0] if entries else None)
+            raised = self.horizon.raised()
+            if raised is None:
+                return
+            entry = self.horizon.config
+            log.error("the store went back; raising epoch_floor to %d", raised["epoch_floor"])
+            await self.etcd.commit([modified_at(config, entry.mod_revision)], [put(config, raised)])
 
     async def end(self):
         """Ends this life: stops all requests and tasks, drops the state, and then gives the registration up."""
@@ -149,6 +167,9 @@ class Membership:
         self.held.clear()
         incarnation, self.incarnation = self.incarnation, 0
         with contextlib.suppress(StoreError):
+            # First, because the partitions are planned anew once the key is gone.
+            if self.horizon.ends_life():
+                await self.raise_floor()
             # The key of this life alone, which can exist without its lease.
             await self.etcd.commit([created_at(self.key, incarnation)], [delete(self.key)])
             await self.etcd.revoke(self.lease)
@@ -194,12 +215,14 @@ class Membership:
             try:
                 revision, entries = await self.etcd.snapshot(self.prefix, end)
                 self.view = {entry.key.removeprefix(self.prefix): entry for entry in entries}
+                self.horizon.saw(revision, self.view.get("config"))
                 if not await self.act():
                     return
                 # A watch can be silent because it is broken, so a snapshot follows soon.
                 async for changes in self.etcd.watch(self.prefix, revision + 1, self.ttl / 6, end):
                     for key, entry in changes:
                         self.see(key.removeprefix(self.prefix), entry)
+                    self.horizon.saw_changes(changes, self.view.get("config"))
                     if not await self.act():
                         return
             except StoreError as error:
@@ -219,6 +242,9 @@ class Membership:
             return False
         if own is None or own.create_revision != self.incarnation or self.lease_ended:
             log.error("the registration has ended")
+            return False
+        if self.horizon.ends_life():
+            log.error("the store went back; this life is over")
             return False
         if own.lease != self.lease or own.value is None or own.value.get("status") != self.status:
             # A plain put by somebody else detaches the key from its lease.

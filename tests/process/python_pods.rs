@@ -72,6 +72,11 @@ fn a_pod_straight_on_etcd_makes_checkpoints_when_they_are_due_and_waits_for_thos
 }
 
 #[test]
+fn a_pod_straight_on_etcd_ends_its_life_when_the_store_goes_back() {
+    unit_tests("examples/python-etcd-pod", "test_horizon");
+}
+
+#[test]
 fn a_pod_straight_on_etcd_keeps_and_loses_its_registration_as_the_protocol_has_it() {
     unit_tests("tests/pods", "test_etcd_membership");
 }

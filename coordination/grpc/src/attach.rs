@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::session::unix_millis;
+use segue_coordination::session::{raise_floor, unix_millis};
 use segue_coordination::store::StoreError;
-use segue_protocol::ids::{Incarnation, LeaseId, PartitionId, Revision};
+use segue_protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId, Revision};
 use segue_protocol::records::{Capabilities, MAX_PARTITIONS, PodRecord, PodStream, encode};
 use segue_protocol::registration::{Attachment, attachment, put_back};
 use segue_protocol::txn::{Compare, Keys, Op, Txn};
@@ -105,6 +105,18 @@ impl Attached {
                 Err(put_back(&name, self.incarnation(), seen, value, self.lease()))
             }
         }
+    }
+}
+
+/// Refuses to go on with a life that the store has ended by going back, as this instance has seen or another one says by the
+/// floor of epochs. The key ends with its lease, which nobody renews any more: until then the pod may serve.
+pub(crate) fn ensure_goes_on(shared: &Shared, token: &Token) -> Result<(), Status> {
+    match shared.horizon.ends_life(&shared.hub.view(), token.floor()) {
+        Some(why) => {
+            let pod = &token.pod;
+            Err(Status::not_found(format!("the registration of pod {pod} is over, because {why}; register again")))
+        }
+        None => Ok(()),
     }
 }
 
@@ -217,7 +229,7 @@ pub(crate) async fn find(shared: &Shared, token: Token) -> Result<Option<Found>,
 }
 
 /// Goes on with the registration of this token, and then renews its lease: a lease stands for a pod that is told what it has to
-/// do. Returns `None` if the registration is over.
+/// do. Returns `None` if the registration has ended, and fails if its life is over although it has not.
 async fn go_on(
     shared: &Arc<Shared>,
     token: Token,
@@ -231,6 +243,7 @@ async fn go_on(
             None => return Ok(None),
         },
     };
+    ensure_goes_on(shared, &attached.token)?;
     match shared.store.keep_alive(attached.lease()).await {
         Ok(()) => Ok(Some(attached)),
         Err(StoreError::LeaseNotFound) => Ok(None),
@@ -283,8 +296,9 @@ async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration, way: W
     if !shared.store.snapshot(&Keys::One(key.clone())).await.map_err(unavailable)?.entries.is_empty() {
         return Err(taken());
     }
+    let floor = floor(shared).await?;
     let lease = shared.store.grant(ttl).await.map_err(unavailable)?;
-    let secret = Secret::new(lease, ttl);
+    let secret = Secret::new(lease, ttl, floor);
     let record = PodRecord { resume_digest: Some(secret.digest.clone()), ..timed(record.clone()) };
     let create = Txn {
         when: vec![Compare::created_at(key.clone(), Revision::ZERO)],
@@ -308,6 +322,15 @@ async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration, way: W
             Err(refused.map_or_else(unavailable, |_| taken()))
         }
     }
+}
+
+/// Returns the floor of epochs under which a life begins now, once it is above what was used before the store went back. If it
+/// is raised before the life has begun, that life is the shorter for it.
+async fn floor(shared: &Shared) -> Result<Epoch, Status> {
+    while raise_floor(&shared.store, &shared.horizon, &shared.keys).await.map_err(unavailable)? {}
+    let config = shared.store.snapshot(&Keys::One(shared.keys.config())).await.map_err(unavailable)?;
+    let stored = View::from_snapshot(shared.keys.clone(), config).epoch_floor();
+    Ok(stored.max(shared.hub.view().epoch_floor()))
 }
 
 /// Checks that the pod speaks this protocol.

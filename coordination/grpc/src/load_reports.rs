@@ -77,7 +77,7 @@ fn record(life: Incarnation, interval: Duration, load: &Load) -> PodLoad {
 
 #[cfg(test)]
 mod tests {
-    use segue_protocol::ids::{LeaseId, Revision};
+    use segue_protocol::ids::{Epoch, LeaseId, Revision};
     use segue_protocol::keys::Keyspace;
     use segue_protocol::planning::{Policy, stored};
     use segue_protocol::records::{KeyspaceConfig, encode};
@@ -100,7 +100,8 @@ mod tests {
     fn a_pod_that_reports_often_is_written_once_per_interval_and_only_if_planning_uses_it() {
         let (reports, now, load) = (LoadReports::default(), Instant::now(), Load::default());
         let life = Incarnation::registered_at(Revision::new(3));
-        let token = Secret::new(LeaseId::new(7), Duration::from_secs(15)).token(("default", "w"), life);
+        let token =
+            Secret::new(LeaseId::new(7), Duration::from_secs(15), Epoch::default()).token(("default", "w"), life);
         let is_due = |view: &View, after: Duration| reports.due(view, &token, Some(&load), now + after).is_some();
         assert!(!is_due(&view(false), Duration::ZERO));
         let view = view(true);

@@ -10,7 +10,7 @@ use segue_protocol::lease::keepalive_interval;
 use tokio::time::{Instant, timeout};
 use tonic::Status;
 
-use crate::attach::{Attached, Way, attach};
+use crate::attach::{Attached, Way, attach, ensure_goes_on};
 use crate::events::{event, welcome};
 use crate::hub::{Changes, micros};
 use crate::proto::{Event, Heartbeat, Hello};
@@ -33,6 +33,7 @@ pub(crate) async fn poll(
     let ttl = attached.token.ttl();
     let longest = Duration::from_micros(keepalive_interval(micros(ttl)));
     let mut changes = news(shared, &mut attached, heartbeat, (after, wait.min(longest))).await;
+    ensure_goes_on(shared, &attached.token)?;
     let mut pod = remote_pod(shared, &attached, heartbeat);
     // Before the view is read: what changes from now on is news for the next Poll.
     changes.take();

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use segue_coordination::store::Store;
+use segue_coordination::store::{HorizonStore, Store};
 use segue_protocol::ids::Revision;
 use segue_protocol::keys::Keyspace;
 use tokio::net::TcpListener;
@@ -21,7 +21,7 @@ use tracing::{Instrument as _, Span};
 
 use crate::access::{Access, PodsToken};
 use crate::ack::acknowledge;
-use crate::attach::{Way, agree, attach, find};
+use crate::attach::{Way, agree, attach, ensure_goes_on, find};
 use crate::connection::{Peer, PodsTls, incoming};
 use crate::hub::Hub;
 use crate::keyspaces::choose;
@@ -74,13 +74,26 @@ impl PodsStatus {
 impl PodsKeyspace {
     /// Begins to follow a keyspace. Its log lines belong to the present span.
     pub fn new(store: Arc<dyn Store>, keys: Keyspace, settings: PodsSettings, observer: Arc<dyn PodsObserver>) -> Self {
+        let (store, horizon) = HorizonStore::around(store);
         let hub = Hub::start(store.clone(), keys.clone());
         let keyspace = settings.keyspace.clone();
         let (sessions, loads) = (Arc::default(), LoadReports::default());
         let (ending, streams) = (CancellationToken::new(), TaskTracker::new());
         let span = Span::current();
-        let shared = Shared { store, keys, keyspace, settings, hub, observer, sessions, loads, ending, streams, span };
-        PodsKeyspace(Arc::new(shared))
+        PodsKeyspace(Arc::new(Shared {
+            store,
+            horizon,
+            keys,
+            keyspace,
+            settings,
+            hub,
+            observer,
+            sessions,
+            loads,
+            ending,
+            streams,
+            span,
+        }))
     }
 
     /// Returns a handle to the state of the pods' streams, which outlives the service.
@@ -226,21 +239,22 @@ impl Calls {
     }
 }
 
-/// Returns the token if its registration exists.
+/// Returns the token if its registration exists, and its life goes on.
 async fn proven(shared: &Shared, token: Token) -> Result<Token, Status> {
     let known = {
         let view = shared.hub.view();
         let record = view.live_pod(&token.pod, token.incarnation());
         record.and_then(|record| record.resume_digest.as_deref()).map(|digest| token.proves(digest))
     };
-    match known {
-        Some(proven) => proven.map(|()| token),
+    let token = match known {
+        Some(proven) => proven.map(|()| token)?,
         // The view may be stale, or another writer may have overwritten the record.
         None => match find(shared, token).await? {
-            Some(found) => Ok(found.token),
-            None => Err(Status::not_found("the registration is over; register again")),
+            Some(found) => found.token,
+            None => return Err(Status::not_found("the registration is over; register again")),
         },
-    }
+    };
+    ensure_goes_on(shared, &token).map(|()| token)
 }
 
 pub(crate) fn no_hello() -> Status {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::store::{Store, StoreError};
+use segue_coordination::store::{SharedHorizon, Store, StoreError};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::Policy;
 use tokio_util::sync::CancellationToken;
@@ -59,6 +59,7 @@ pub struct PodsSettings {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) store: Arc<dyn Store>,
+    pub(crate) horizon: SharedHorizon,
     pub(crate) keys: Keyspace,
     pub(crate) keyspace: String,
     pub(crate) settings: PodsSettings,

@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tonic::{Status, Streaming};
 use tracing::{debug, info, warn};
 
-use crate::attach::{Attached, STORE_TIMEOUT};
+use crate::attach::{Attached, STORE_TIMEOUT, ensure_goes_on};
 use crate::checkpoints::look_interval;
 use crate::events::{WINDOW, event, span, welcome};
 use crate::hub::{Changes, micros};
@@ -116,6 +116,7 @@ impl Stream {
         let mut renewal: Option<Renewal> = None;
         let mut looked = Instant::now();
         loop {
+            ensure_goes_on(&shared, &self.attached.token)?;
             if renewal.is_none() && self.beat > self.confirmed && self.is_reading() {
                 shared.hub.ensure_sighted(self.attached.token.ttl())?;
                 renewal = Some(self.renew());

@@ -30,14 +30,7 @@ impl Leases {
     /// Begins without a lease. Participants of a process that have a [`HorizonStore`] in common learn together that the store
     /// went back; those of these leases do in any case.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        let (store, horizon) = match store.horizon().cloned() {
-            Some(horizon) => (store, horizon),
-            None => {
-                let store = HorizonStore::new(store);
-                let horizon = store.shared().clone();
-                (Arc::new(store) as Arc<dyn Store>, horizon)
-            }
-        };
+        let (store, horizon) = HorizonStore::around(store);
         Leases { store, horizon, newest: Arc::default() }
     }
 

@@ -21,7 +21,7 @@ pub use lease::KeptLease;
 pub use leases::Leases;
 pub(crate) use own_key::OwnKey;
 pub(crate) use patience::{RepeatedLog, Sight, StoreRetry};
-pub use registration::{Claim, Registration, register};
+pub use registration::{Claim, Registration, raise_floor, register};
 pub use shares::LeaseState;
 pub use watcher::{Update, Watcher};
 pub(crate) use write_queue::{WriteQueue, WriteResults};

@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_protocol::horizon::ends_life;
 use segue_protocol::ids::{Epoch, Incarnation, LeaseId, Revision};
 use segue_protocol::registration::{Attachment, attachment, put_back};
 use segue_protocol::view::{Versioned, View};
@@ -81,12 +80,7 @@ impl OwnKey {
             return true;
         }
         let floor = *self.floor.get_or_insert(view.epoch_floor());
-        let used = {
-            let mut horizon = self.horizon.lock();
-            horizon.saw_floor(view);
-            horizon.used(view.keys())
-        };
-        let why = ends_life(view, floor, used);
+        let why = self.horizon.ends_life(view, floor);
         if let Some(why) = why {
             warn!(key = self.key, why, "this life is over; registering anew");
         }

@@ -269,7 +269,11 @@ async fn try_register(
 
 /// Raises the keyspace's floor of epochs above what is used up. Returns `true` if it was too low, and has to be looked at
 /// again. A store that never went back is asked nothing.
-async fn raise_floor(store: &Arc<dyn Store>, horizon: &SharedHorizon, keyspace: &Keyspace) -> Result<bool, StoreError> {
+pub async fn raise_floor(
+    store: &Arc<dyn Store>,
+    horizon: &SharedHorizon,
+    keyspace: &Keyspace,
+) -> Result<bool, StoreError> {
     let used = horizon.lock().used(keyspace);
     if used == Epoch::default() {
         return Ok(false);

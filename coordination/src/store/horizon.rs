@@ -14,9 +14,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use segue_protocol::horizon::{Asked, Horizon, WentBack};
-use segue_protocol::ids::{LeaseId, Revision};
+use segue_protocol::horizon::{Asked, Horizon, WentBack, ends_life};
+use segue_protocol::ids::{Epoch, LeaseId, Revision};
 use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
+use segue_protocol::view::View;
 use tokio::sync::Notify;
 use tracing::error;
 
@@ -50,6 +51,17 @@ impl SharedHorizon {
             }
             went_back.await;
         }
+    }
+
+    /// Returns why a life ends that began under the floor `began`, if the view or what is remembered ends it. The view's floor
+    /// is remembered.
+    pub fn ends_life(&self, view: &View, began: Epoch) -> Option<&'static str> {
+        let used = {
+            let mut horizon = self.lock();
+            horizon.saw_floor(view);
+            horizon.used(view.keys())
+        };
+        ends_life(view, began, used)
     }
 
     /// Lends the record.
@@ -91,6 +103,16 @@ impl HorizonStore {
     /// Returns this store with nothing remembered.
     pub fn new(store: Arc<dyn Store>) -> Self {
         HorizonStore { store, horizon: SharedHorizon::default() }
+    }
+
+    /// Returns a store whose revisions are remembered, and what is remembered: this store if it is one.
+    pub fn around(store: Arc<dyn Store>) -> (Arc<dyn Store>, SharedHorizon) {
+        if let Some(horizon) = store.horizon().cloned() {
+            return (store, horizon);
+        }
+        let store = HorizonStore::new(store);
+        let horizon = store.shared().clone();
+        (Arc::new(store), horizon)
     }
 
     /// Returns what is remembered.

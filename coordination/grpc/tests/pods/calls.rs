@@ -66,7 +66,7 @@ async fn a_token_with_another_secret_is_refused_and_a_stale_ack_is_named_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_with_another_lease_or_ttl_is_refused_and_ends_no_lease() {
+async fn a_token_with_another_lease_ttl_or_floor_is_refused_and_ends_no_lease() {
     let site = Site::start().await;
     let long = |pod| {
         let lease_ttl = Duration::from_secs(60).try_into().ok();
@@ -83,8 +83,10 @@ async fn a_token_with_another_lease_or_ttl_is_refused_and_ends_no_lease() {
     };
     let with_lease = a.replace(&lease(&a), &lease(&b));
     let with_ttl = a.replace("\"ttl_s\":60", "\"ttl_s\":3600");
-    assert!(with_lease != a && with_ttl != a, "{a}");
-    for forged in [with_lease, with_ttl] {
+    let with_floor = a.replace("\"floor\":0", "\"floor\":1000");
+    let forged = [with_lease, with_ttl, with_floor];
+    assert!(forged.iter().all(|forged| *forged != a), "{a}");
+    for forged in forged {
         for instance in 0..2 {
             let resume = forged.clone().into_bytes();
             let leave = LeaveRequest { resume: resume.clone(), now: true };

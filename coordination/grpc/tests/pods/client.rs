@@ -206,7 +206,7 @@ impl Pod {
         let ((state, known), (beats, beating)) = (watch::channel(known), watch::channel(true));
         let task = AbortOnDropHandle::new(tokio::spawn(serve(address, sender, events, state, beating)));
         let pod = Pod { known, beats, _task: task };
-        pod.until("the first event", |known| known.first.is_some()).await;
+        pod.until("the first event", |known| known.first.is_some() || known.ended.is_some()).await;
         pod
     }
 

@@ -5,6 +5,7 @@ mod beside_tasks;
 mod calls;
 mod checkpoints;
 mod client;
+mod goes_back;
 mod keyspaces;
 mod lease_clock;
 mod lives;

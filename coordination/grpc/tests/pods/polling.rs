@@ -34,6 +34,11 @@ impl Polling {
         self.addresses = addresses.into_iter().collect();
     }
 
+    /// Drops what it has, as at the end of a life.
+    pub(crate) fn forget(&mut self) {
+        (self.known, self.revision) = (Known::default(), 0);
+    }
+
     /// Returns the hello of the registration that it has.
     pub(crate) fn resuming(&self) -> Hello {
         let is_known = self.known.welcome.is_some();
@@ -86,7 +91,7 @@ impl Polling {
         self.try_until(what, holds).await.unwrap();
     }
 
-    async fn try_until(&mut self, what: &str, holds: impl Fn(&Known) -> bool) -> Result<(), Status> {
+    pub(crate) async fn try_until(&mut self, what: &str, holds: impl Fn(&Known) -> bool) -> Result<(), Status> {
         let begun = Instant::now();
         while !holds(&self.known) {
             assert!(begun.elapsed() < PATIENCE, "not in time: {what}: {:#?}", self.known);

@@ -1,4 +1,4 @@
-//! A keyspace on a real etcd with a coordinator and several instances of the service.
+//! A keyspace on a real etcd, or on a store in memory, with a coordinator and several instances of the service.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, run_coordinator};
-use segue_coordination::store::{EtcdOptions, EtcdStore, FaultyStore, Store};
+use segue_coordination::store::{EtcdOptions, EtcdStore, FaultyStore, MemoryStore, Store};
 use segue_coordination::test_util::StoredKeyspace;
 use segue_grpc::proto::AckOutcome;
 use segue_grpc::{PodsKeyspace, PodsObserver, PodsServer, PodsSettings, PodsStatus, PodsTls, PodsToken};
@@ -29,6 +29,8 @@ static ETCD: LazyLock<Etcd> = LazyLock::new(Etcd::start);
 pub(crate) struct Site {
     pub(crate) name: String,
     stored: StoredKeyspace,
+    /// The store, unless it is the etcd of all sites.
+    memory: Option<MemoryStore>,
     pub(crate) instances: Vec<Instance>,
     pub(crate) counts: Arc<Counts>,
     _coordinator: DropGuard,
@@ -64,6 +66,11 @@ fn store() -> Arc<dyn Store> {
     Arc::new(EtcdStore::connect(EtcdOptions::new([ETCD.endpoint()])).unwrap())
 }
 
+/// Returns a store with its own connection, as each process has.
+fn store_of(memory: Option<&MemoryStore>) -> Arc<dyn Store> {
+    memory.map_or_else(store, |memory| Arc::new(memory.clone()))
+}
+
 impl Deref for Site {
     type Target = StoredKeyspace;
 
@@ -80,9 +87,18 @@ impl Site {
 
     /// Starts a site whose times are short where `policy` leaves them to the test.
     pub(crate) async fn start_with(policy: Policy) -> Self {
+        Self::start_on(None, policy).await
+    }
+
+    /// Starts a site on a store that the test can back up and restore.
+    pub(crate) async fn start_in(memory: &MemoryStore) -> Self {
+        Self::start_on(Some(memory.clone()), Policy::default()).await
+    }
+
+    async fn start_on(memory: Option<MemoryStore>, policy: Policy) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("site-{}", NEXT.fetch_add(1, Relaxed));
-        let stored = StoredKeyspace::new(store(), &name);
+        let stored = StoredKeyspace::new(store_of(memory.as_ref()), &name);
         let settings = CoordinatorSettings {
             name: "c".to_owned(),
             lease_ttl: Duration::from_secs(5),
@@ -99,7 +115,7 @@ impl Site {
         let ended = shutdown.clone();
         tokio::spawn(run_coordinator(stored.store.clone(), stored.keys.clone(), settings, Arc::new(()), status, ended));
         let (instances, counts) = (Vec::new(), Arc::default());
-        let mut site = Site { name, stored, instances, counts, _coordinator: shutdown.drop_guard() };
+        let mut site = Site { name, stored, memory, instances, counts, _coordinator: shutdown.drop_guard() };
         for _ in 0..2 {
             site.instance(None).await;
         }
@@ -118,12 +134,12 @@ impl Site {
 
     /// Starts an instance whose calls to the store the test decides about.
     pub(crate) async fn instance_on_faulty_store(&mut self) -> (SocketAddr, Arc<FaultyStore>) {
-        let store = Arc::new(FaultyStore::new(store()));
+        let store = Arc::new(FaultyStore::new(store_of(self.memory.as_ref())));
         (self.instance_on(store.clone(), None, |server| server).await, store)
     }
 
     async fn instance_as(&mut self, tls: Option<PodsTls>, with: impl FnOnce(PodsServer) -> PodsServer) -> SocketAddr {
-        self.instance_on(store(), tls, with).await
+        self.instance_on(store_of(self.memory.as_ref()), tls, with).await
     }
 
     async fn instance_on(

@@ -496,7 +496,8 @@ pub mod pods_client {
         }
         /// Registers a pod, or resumes a registration. A second call with the same `resume` at the same instance ends the
         /// first one with ABORTED. A call without `resume` fails with ALREADY_EXISTS until the lease of a registration with
-        /// the same name has ended.
+        /// the same name has ended. NOT_FOUND, also from Poll and Ack: the registration of `resume` is over, and the pod stops
+        /// serving and registers without it.
         pub async fn register(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::Heartbeat>,
@@ -599,7 +600,8 @@ pub mod pods_server {
             + 'static;
         /// Registers a pod, or resumes a registration. A second call with the same `resume` at the same instance ends the
         /// first one with ABORTED. A call without `resume` fails with ALREADY_EXISTS until the lease of a registration with
-        /// the same name has ended.
+        /// the same name has ended. NOT_FOUND, also from Poll and Ack: the registration of `resume` is over, and the pod stops
+        /// serving and registers without it.
         async fn register(
             &self,
             request: tonic::Request<tonic::Streaming<super::Heartbeat>>,
