@@ -40,6 +40,8 @@ pub(crate) struct Attached {
     pub(crate) hold: Arc<Hold>,
     /// What this instance told the pod by the Poll before, if no other instance can have told it anything since.
     pub(crate) last: Option<LastPoll>,
+    /// Whether operators find this instance by the pod's mark.
+    pub(crate) is_marked: bool,
     record: PodRecord,
 }
 
@@ -158,6 +160,8 @@ pub(crate) struct Found {
     pub(crate) token: Token,
     /// The revision that last changed the record.
     pub(crate) seen: Revision,
+    /// The revision of the store when the record was read.
+    read: Revision,
     digest: String,
     /// `None` if another writer has overwritten it.
     record: Option<PodRecord>,
@@ -186,6 +190,11 @@ impl Mark {
         let server = PodStream { admin: shared.settings.admin.clone() };
         let mark = Mark { resume_digest: digest.to_owned(), way, server };
         Op::Put { key: shared.keys.pod_stream(pod), value: encode(&mark), lease: Some(lease) }
+    }
+
+    /// Returns whether it says that the pod of this registration polls.
+    fn is_of_poll(&self, digest: &str) -> bool {
+        self.way == Way::Poll && self.resume_digest == digest
     }
 
     async fn read(shared: &Shared, pod: &str) -> Result<Option<Self>, Status> {
@@ -225,7 +234,7 @@ pub(crate) async fn find(shared: &Shared, token: Token) -> Result<Option<Found>,
         )));
     };
     token.proves(&digest)?;
-    Ok(Some(Found { token, seen: entry.mod_revision, digest, record }))
+    Ok(Some(Found { token, seen: entry.mod_revision, read: found.revision, digest, record }))
 }
 
 /// Goes on with the registration of this token, and then renews its lease: a lease stands for a pod that is told what it has to
@@ -236,9 +245,11 @@ async fn go_on(
     own: &PodRecord,
     (way, after): (Way, Revision),
 ) -> Result<Option<Attached>, Status> {
-    let attached = match shared.sessions.last_poll(&token, after).filter(|_| way == Way::Poll) {
+    let last = shared.sessions.last_poll(&token).filter(|_| way == Way::Poll);
+    let returns = last.as_ref().is_some_and(|last| last.told != after);
+    let attached = match last.filter(|last| last.told == after && last.is_marked) {
         Some(last) => served_before(shared, token, last)?,
-        None => match resume(shared, token, own, way).await? {
+        None => match resume(shared, token, own, (way, returns)).await? {
             Some(attached) => attached,
             None => return Ok(None),
         },
@@ -256,18 +267,32 @@ fn served_before(shared: &Arc<Shared>, mut token: Token, last: LastPoll) -> Resu
     token.proves(last.record.resume_digest.as_deref().unwrap_or_default())?;
     token.keyspace.clone_from(&shared.keyspace);
     let (hold, record) = (Hold::known(shared, &token), last.record.clone());
-    Ok(Attached { token, resumed: true, seen: last.told, hold, last: Some(last), record })
+    Ok(Attached { token, resumed: true, seen: last.told, hold, last: Some(last), is_marked: true, record })
 }
 
 /// Resumes the registration of this token, and waits until the view is new enough. Returns `None` if it is over.
 ///
-/// Another instance may have told the pod more than this instance's view shows. A write marks the present: a view that
-/// shows it is new enough.
-async fn resume(shared: &Arc<Shared>, token: Token, own: &PodRecord, way: Way) -> Result<Option<Attached>, Status> {
-    let Some(Found { mut token, digest, record, .. }) = find(shared, token).await? else { return Ok(None) };
+/// Another instance may have told the pod more than this instance's view shows. A view that shows the revision at which the
+/// record was read is new enough, as after a Poll while nothing changes. Otherwise a write marks the present: a view that shows
+/// it is new enough. A pod `returns` if it polls by turns; the mark of one that comes or stays says that it is here.
+async fn resume(
+    shared: &Arc<Shared>,
+    token: Token,
+    own: &PodRecord,
+    (way, returns): (Way, bool),
+) -> Result<Option<Attached>, Status> {
+    let Some(Found { mut token, read, digest, record, .. }) = find(shared, token).await? else { return Ok(None) };
     // A token of an instance that had one keyspace names none. The pod's next calls have to.
     token.keyspace.clone_from(&shared.keyspace);
     let hold = Hold::known(shared, &token);
+    if returns
+        && shared.hub.view().revision >= read
+        && let Some(mark) = Mark::read(shared, &token.pod).await?.filter(|mark| mark.is_of_poll(&digest))
+    {
+        let is_marked = mark.server.admin == shared.settings.admin;
+        let record = record.unwrap_or_else(|| PodRecord { resume_digest: Some(digest), ..own.clone() });
+        return Ok(Some(Attached { token, resumed: true, seen: read, hold, last: None, is_marked, record }));
+    }
     let mark = Txn {
         when: vec![Compare::created_at(shared.keys.pod(&token.pod), token.incarnation().revision())],
         then: vec![Mark::put(shared, &token.pod, &digest, way, token.lease())],
@@ -277,7 +302,15 @@ async fn resume(shared: &Arc<Shared>, token: Token, own: &PodRecord, way: Way) -
         Ok(outcome) if outcome.committed() => {
             shared.hub.shows(outcome.revision).await?;
             let record = record.unwrap_or_else(|| PodRecord { resume_digest: Some(digest), ..own.clone() });
-            Ok(Some(Attached { token, resumed: true, seen: outcome.revision, hold, last: None, record }))
+            Ok(Some(Attached {
+                token,
+                resumed: true,
+                seen: outcome.revision,
+                hold,
+                last: None,
+                is_marked: true,
+                record,
+            }))
         }
         Ok(_) | Err(StoreError::LeaseNotFound) => Ok(None),
         Err(error) => Err(unavailable(error)),
@@ -315,7 +348,7 @@ async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration, way: W
             info!(pod = record.pod_name, incarnation = incarnation.get(), "pod registered");
             let token = secret.token((&shared.keyspace, &record.pod_name), incarnation);
             let hold = Hold::new(shared, &token);
-            Ok(Attached { token, resumed: false, seen: outcome.revision, hold, last: None, record })
+            Ok(Attached { token, resumed: false, seen: outcome.revision, hold, last: None, is_marked: true, record })
         }
         refused => {
             let _ = shared.store.revoke(lease).await;

@@ -51,7 +51,7 @@ pub(crate) async fn poll(
         ..event(&view, &shared.settings, told, true)
     };
     let (record, until) = (attached.record().clone(), Instant::now() + ttl);
-    let last = LastPoll { told: view.revision, record, partitions, changes, until };
+    let last = LastPoll { told: view.revision, record, is_marked: attached.is_marked, partitions, changes, until };
     shared.sessions.told(attached.incarnation(), last);
     attached.told();
     shared.observer.polled();

@@ -34,6 +34,8 @@ pub(crate) struct LastPoll {
     /// The revision of it.
     pub(crate) told: Revision,
     pub(crate) record: PodRecord,
+    /// Whether operators find this instance by the pod's mark.
+    pub(crate) is_marked: bool,
     /// The partitions that it was about.
     pub(crate) partitions: BTreeSet<PartitionId>,
     /// What has changed since.
@@ -119,10 +121,10 @@ impl Sessions {
         last_polls.insert(incarnation, last);
     }
 
-    /// Takes what the pod of this token was told by this instance, if that is what it was told last: its revision is `after`.
-    pub(crate) fn last_poll(&self, token: &Token, after: Revision) -> Option<LastPoll> {
+    /// Takes what this instance told the pod of this token last. Another instance may have told it more.
+    pub(crate) fn last_poll(&self, token: &Token) -> Option<LastPoll> {
         let last = self.last_polls().remove(&token.incarnation())?;
-        (last.told == after && last.record.pod_name == token.pod).then_some(last)
+        (last.record.pod_name == token.pod).then_some(last)
     }
 
     fn last_polls(&self) -> MutexGuard<'_, HashMap<Incarnation, LastPoll>> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use segue_coordination::store::Call;
+use segue_coordination::store::{Call, MemoryStore};
 use segue_grpc::proto::{
     Ack, AckKind, AckOutcome, Event, Heartbeat, Hello, Holding, LeaveRequest, PollRequest, TaskId,
 };
@@ -249,6 +249,31 @@ async fn a_pod_that_polls_one_instance_costs_the_store_its_renewals_alone() {
     pod.move_to([address]);
     pod.poll(Duration::ZERO).await.unwrap();
     assert!(store.count(costs) > before.0, "the present was not marked");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn polls_by_turns_write_nothing_while_nothing_changes() {
+    let memory = MemoryStore::new();
+    let site = Site::start_in(&memory).await;
+    let mut pod = polling(&site);
+    pod.owns(4).await;
+    let mut revision = site.view().await.revision;
+    for _ in 0..100 {
+        for _ in 0..6 {
+            assert!(pod.poll(Duration::ZERO).await.unwrap().welcome.unwrap().resumed);
+        }
+        let before = std::mem::replace(&mut revision, site.view().await.revision);
+        if before == revision {
+            // What happens meanwhile is told by either instance.
+            for _ in 0..2 {
+                pod.known.tasks.clear();
+                give_anew(&site, "a").await;
+                pod.until("it is told", |known| !known.tasks.is_empty()).await;
+            }
+            return;
+        }
+    }
+    panic!("each time that it polled six times, something was written");
 }
 
 #[tokio::test(flavor = "multi_thread")]
