@@ -78,3 +78,20 @@ async fn a_pod_that_says_nothing_may_have_read_the_request() {
     drop(connection);
     assert_eq!(asked.answer().await.reason(), (502, "upstream-failed"));
 }
+
+#[tokio::test]
+async fn a_pod_that_speaks_http2_alone_is_told_from_one_that_breaks_exchanges() {
+    let fixture = Fixture::new();
+    let pod: ScriptedPod = fixture.scripted_pod().await;
+    let mut asked = fixture.send(GET).await;
+    let mut connection = pod.accept_request().await;
+    // SETTINGS without content.
+    connection.write(b"\0\0\0\x04\0\0\0\0\0").await;
+    let answer = asked.answer().await;
+    assert_eq!(answer.reason(), (502, "upstream-failed"));
+    assert!(
+        answer.text().contains("router.upstream.protocol") && !answer.text().contains("effect"),
+        "{}",
+        answer.text()
+    );
+}

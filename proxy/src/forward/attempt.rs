@@ -353,6 +353,10 @@ fn failure(request: &ForwardRequest, why: NoResponse, in_flight: Box<InFlight>) 
         NoResponse::Send(SendError::Failed(_)) if body.is_malformed() => {
             AttemptError::LocalReply(LocalReply::MalformedBody)
         }
+        NoResponse::Send(SendError::Failed(Broken::SpeaksHttp2)) => {
+            in_flight.shared().upstream.note_http2(in_flight.pod());
+            AttemptError::LocalReply(LocalReply::PodSpeaksHttp2)
+        }
         NoResponse::Send(SendError::Failed(Broken::CutOff)) => AttemptError::ClientGone,
         NoResponse::Send(SendError::Failed(error)) => {
             tracing::debug!(pod = in_flight.pod().name, %error, "an exchange has failed");

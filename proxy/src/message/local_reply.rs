@@ -25,11 +25,13 @@ pub enum PodReason {
     LeaseLost,
     /// The service broke the exchange after the request may have reached it.
     UpstreamFailed,
+    /// The request's head is larger than the service takes.
+    Limit,
 }
 
 impl PodReason {
     /// All of them, in the order of their numbers.
-    pub const ALL: [PodReason; 2] = [PodReason::LeaseLost, PodReason::UpstreamFailed];
+    pub const ALL: [PodReason; 3] = [PodReason::LeaseLost, PodReason::UpstreamFailed, PodReason::Limit];
 
     pub(crate) fn of(reason: &HeaderValue) -> Option<Self> {
         Self::ALL.into_iter().find(|known| reason.as_bytes() == known.as_str().as_bytes())
@@ -40,6 +42,7 @@ impl PodReason {
         match self {
             PodReason::LeaseLost => "lease-lost",
             PodReason::UpstreamFailed => "upstream-failed",
+            PodReason::Limit => "limit",
         }
     }
 
@@ -48,6 +51,7 @@ impl PodReason {
         match self {
             PodReason::LeaseLost => StatusCode::INTERNAL_SERVER_ERROR,
             PodReason::UpstreamFailed => StatusCode::BAD_GATEWAY,
+            PodReason::Limit => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
         }
     }
 }
@@ -97,6 +101,8 @@ pub enum LocalReply {
     NoKeyspace,
     /// The request's body is not framed as its head says.
     MalformedBody,
+    /// The pod answered HTTP/1.1 in HTTP/2, so it has read no request.
+    PodSpeaksHttp2,
 }
 
 impl LocalReply {
@@ -129,6 +135,7 @@ impl LocalReply {
             // One reason has one series.
             LocalReply::NoKeyspace => LocalReply::NoPartition as usize,
             LocalReply::MalformedBody => LocalReply::Malformed as usize,
+            LocalReply::PodSpeaksHttp2 => LocalReply::UpstreamFailed as usize,
             own => own as usize,
         }
     }
@@ -142,7 +149,7 @@ impl LocalReply {
             | LocalReply::Ambiguous
             | LocalReply::Malformed
             | LocalReply::MalformedBody => StatusCode::BAD_REQUEST,
-            LocalReply::UpstreamFailed | LocalReply::Severed => StatusCode::BAD_GATEWAY,
+            LocalReply::UpstreamFailed | LocalReply::PodSpeaksHttp2 | LocalReply::Severed => StatusCode::BAD_GATEWAY,
             LocalReply::UpstreamTimeout | LocalReply::Deadline => StatusCode::GATEWAY_TIMEOUT,
             LocalReply::StashTimeout
             | LocalReply::StashFull
@@ -165,7 +172,7 @@ impl LocalReply {
             LocalReply::BadPartition => "bad-partition",
             LocalReply::Ambiguous => "ambiguous",
             LocalReply::Malformed | LocalReply::MalformedBody => "malformed",
-            LocalReply::UpstreamFailed => "upstream-failed",
+            LocalReply::UpstreamFailed | LocalReply::PodSpeaksHttp2 => "upstream-failed",
             LocalReply::Severed => "severed",
             LocalReply::UpstreamTimeout => "upstream-timeout",
             LocalReply::Deadline => "deadline",
@@ -196,6 +203,9 @@ impl LocalReply {
                 "this is no valid HTTP request; a path or query may need percent-encoding, as for '<', '>' or a space"
             }
             LocalReply::UpstreamFailed => "the pod broke the exchange; the request may have taken effect",
+            LocalReply::PodSpeaksHttp2 => {
+                "the pod speaks HTTP/2 only and has not read the request; set router.upstream.protocol to http2"
+            }
             LocalReply::Severed => "the partition moved before this request had ended; it may have taken effect",
             LocalReply::UpstreamTimeout => "the pod did not respond in time; the request may have taken effect",
             LocalReply::Deadline => "the deadline that the client gave with grpc-timeout has passed",
@@ -231,7 +241,8 @@ impl LocalReply {
             | LocalReply::Malformed
             | LocalReply::MalformedBody => "3",
             LocalReply::Trace | LocalReply::LastHop => "12",
-            LocalReply::UpstreamFailed | LocalReply::Severed => "13",
+            // A retry by the client would end in the same way.
+            LocalReply::UpstreamFailed | LocalReply::PodSpeaksHttp2 | LocalReply::Severed => "13",
             LocalReply::UpstreamTimeout | LocalReply::Deadline | LocalReply::TooSlow => "4",
             LocalReply::StashTimeout
             | LocalReply::StashFull

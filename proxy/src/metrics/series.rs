@@ -38,8 +38,12 @@ impl Metrics {
         let none: Option<&Exemplar<NoLabels, u64>> = None;
         for own in LocalReply::ALL {
             let labels = Answered { code: own.status().as_u16(), reason: own.reason() };
-            // A router and a pod's sidecar have one reason for a broken exchange, and so one series.
-            let of_pods = if own == LocalReply::UpstreamFailed { Some(PodReason::UpstreamFailed) } else { None };
+            // What a router and a pod's sidecar have one reason for has one series.
+            let of_pods = match own {
+                LocalReply::UpstreamFailed => Some(PodReason::UpstreamFailed),
+                LocalReply::HeadTooLarge => Some(PodReason::Limit),
+                _ => None,
+            };
             let count = self.own_answers(own) + of_pods.map_or(0, |reason| self.pod_answers(reason));
             requests.encode_family(&labels)?.encode_counter(&count, none)?;
         }

@@ -18,7 +18,8 @@ use http::uri::Authority;
 use segue_protocol::ids::PartitionId;
 use tokio::time::{Instant, sleep};
 
-use super::http2::{ForeignLog, Http2};
+use super::faults::Faults;
+use super::http2::Http2;
 use super::traffic::Traffic;
 
 /// As long as hyper-util's client keeps those by HTTP/1.1.
@@ -35,7 +36,7 @@ pub(super) struct ByPartition(Arc<ServiceConnections>);
 struct ServiceConnections {
     upstream: Authority,
     traffic: Arc<Traffic>,
-    foreign: ForeignLog,
+    faults: Faults,
     partitions: Mutex<Partitions>,
 }
 
@@ -68,7 +69,7 @@ impl ByPartition {
         ByPartition(Arc::new(ServiceConnections {
             upstream,
             traffic,
-            foreign: ForeignLog::default(),
+            faults: Faults::default(),
             partitions: Mutex::default(),
         }))
     }
@@ -84,7 +85,7 @@ impl ByPartition {
             }
             let connection = connections.entry(partition).or_insert_with(|| {
                 *idle += 1;
-                let http2 = Http2::new(shared.upstream.clone(), shared.traffic.clone(), shared.foreign.clone());
+                let http2 = Http2::new(shared.upstream.clone(), shared.traffic.clone(), shared.faults.clone());
                 Connection { http2, exchanges: 0, used: Instant::now() }
             });
             *idle -= usize::from(connection.exchanges == 0);

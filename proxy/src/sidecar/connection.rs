@@ -9,14 +9,15 @@
 //! * A dropped connection is closed on this side only, and read until the service closes it or no exchange holds its
 //!   [`ServiceConnection`] any more. One that is reset is gone at once.
 //! * What the kernel takes of a request is noted in [`Traffic`]; what keeps a connection alive, such as a ping, is not.
-//! * A service that answers HTTP/2 in another protocol is noted before the library learns of the answer.
+//! * A service that answers in another protocol than it is spoken to in, and the bound on heads that it announces, are noted
+//!   before the library learns of the answer.
 //! * [`ServiceConnection::closed`] returns after the service has closed the connection, never before.
 
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -34,7 +35,7 @@ use tower::Service;
 
 use super::traffic::Traffic;
 use crate::message::frame_follower::{CONTINUATION, DATA, FrameFollower, HEADERS};
-use crate::upstream::Announced;
+use crate::upstream::{Announced, is_settings};
 
 /// Time for the service to accept a connection.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -50,6 +51,10 @@ pub(super) struct ServiceConnection {
     closed: CancellationToken,
     /// Whether the service has answered HTTP/2 in another protocol.
     foreign: AtomicBool,
+    /// Whether the service has answered HTTP/1.1 in HTTP/2.
+    speaks_http2: AtomicBool,
+    /// The bound on heads that the service has announced, as HTTP/2 counts.
+    most_head: OnceLock<usize>,
 }
 
 impl ServiceConnection {
@@ -77,6 +82,16 @@ impl ServiceConnection {
         self.foreign.load(SeqCst)
     }
 
+    /// Returns whether the service speaks HTTP/2 where it is spoken to in HTTP/1.1, so that it has read no request.
+    pub(super) fn speaks_http2(&self) -> bool {
+        self.speaks_http2.load(SeqCst)
+    }
+
+    /// Returns how large a head the service takes, as far as it has announced a bound.
+    pub(super) fn most_head(&self) -> usize {
+        self.most_head.get().copied().unwrap_or(usize::MAX)
+    }
+
     /// Returns once the service has closed the connection.
     pub(super) async fn closed(&self) {
         self.closed.cancelled().await;
@@ -93,6 +108,8 @@ pub(super) struct ServiceStream {
     /// `None` for HTTP/1.1, where every byte belongs to a request.
     frames: Option<FrameFollower>,
     announced: Announced,
+    /// Whether anything has been read.
+    heard: bool,
 }
 
 impl ServiceStream {
@@ -103,6 +120,7 @@ impl ServiceStream {
             traffic,
             frames: None,
             announced: Announced::default(),
+            heard: false,
         }
     }
 
@@ -116,6 +134,20 @@ impl ServiceStream {
     fn note(&mut self, bytes: &[u8]) {
         if self.frames.as_mut().map_or(!bytes.is_empty(), |frames| are_of_request(frames, bytes)) {
             self.traffic.sent();
+        }
+    }
+
+    /// Notes what the service says of itself.
+    fn hear(&mut self, bytes: &[u8]) {
+        if self.frames.is_some() {
+            if let Some(most) = self.announced.read(bytes) {
+                let _ = self.handle.most_head.set(most);
+            }
+            if self.announced.is_foreign() {
+                self.handle.foreign.store(true, SeqCst);
+            }
+        } else if !std::mem::replace(&mut self.heard, true) && is_settings(bytes) {
+            self.handle.speaks_http2.store(true, SeqCst);
         }
     }
 
@@ -178,12 +210,7 @@ impl AsyncRead for ServiceStream {
         }
         let before = into.filled().len();
         ready!(self.stream().poll_read(context, into))?;
-        if self.frames.is_some() {
-            self.announced.read(&into.filled()[before..]);
-            if self.announced.is_foreign() {
-                self.handle.foreign.store(true, SeqCst);
-            }
-        }
+        self.hear(&into.filled()[before..]);
         Poll::Ready(Ok(()))
     }
 }

@@ -149,6 +149,10 @@ impl Responding {
     /// Responds in place of the service, and returns once the service has ended what it was sent.
     async fn fail(self, failure: Failure) {
         let Responding { upstream, replies, to_router, service, until, .. } = self;
+        if service.speaks_http2() {
+            upstream.traffic.speaks_http2(&upstream.address);
+            return drop(to_router.send(replies.speaks_http2()));
+        }
         let response = match failure {
             Failure::Unreachable(error) => {
                 tracing::debug!(%error, "the service cannot be reached; the request is given back");
@@ -156,6 +160,8 @@ impl Responding {
                 return drop(to_router.send(replies.unreachable()));
             }
             Failure::Unprocessed => return drop(to_router.send(replies.unprocessed())),
+            Failure::HeadTooLarge => return drop(to_router.send(replies.head_too_large())),
+            Failure::Rejected => return drop(to_router.send(replies.rejected())),
             Failure::Broken(error) => {
                 tracing::debug!(%error, "an exchange with the service broke");
                 replies.broken()

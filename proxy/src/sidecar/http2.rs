@@ -9,9 +9,11 @@
 //! * Nothing of a request has been sent while it has no [`Used`] connection.
 //! * One attempt to connect serves all exchanges that wait for it, even if it fails.
 //! * Nobody keeps a sender of a connection that has ended.
+//! * A head that is larger than the service has announced to accept is not sent.
+//! * A request whose connection the service has ended with an error gets one of its own when its router sends it again, and
+//!   is given back no more once the service has ended that one as well.
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError};
 
 use http::uri::Authority;
@@ -26,34 +28,19 @@ use tokio_util::sync::CancellationToken;
 use super::body::BoxError;
 use super::connection::{CONNECT_TIMEOUT, ServiceConnection, ServiceStream};
 use super::expect::RequestBody;
+use super::faults::Faults;
 use super::traffic::Traffic;
-use crate::upstream::{CONNECTION_WINDOW_BYTES, MAX_HEAD_BYTES, connect, end_without_peer, says_unprocessed};
+use crate::upstream::{
+    CONNECTION_WINDOW_BYTES, MAX_HEAD_BYTES, Sharing, Unprocessed, connect, end_without_peer, head_size,
+    says_unprocessed,
+};
 
 #[derive(Debug, Clone)]
 pub(super) struct Http2 {
     upstream: Authority,
     traffic: Arc<Traffic>,
     session: Arc<Mutex<Shared>>,
-    foreign: ForeignLog,
-}
-
-/// Whether it has been logged that the service speaks another protocol. All partitions share it.
-#[derive(Debug, Clone, Default)]
-pub(super) struct ForeignLog(Arc<AtomicBool>);
-
-impl ForeignLog {
-    fn note(&self, upstream: &Authority) {
-        if !self.0.swap(true, Relaxed) {
-            tracing::warn!(%upstream, "service answers HTTP/2 in another protocol; giving its requests back");
-        }
-    }
-
-    /// Notes a response by HTTP/2.
-    fn clear(&self) {
-        if self.0.load(Relaxed) {
-            self.0.store(false, Relaxed);
-        }
-    }
+    faults: Faults,
 }
 
 #[derive(Debug, Default)]
@@ -61,9 +48,11 @@ struct Shared {
     open: Option<Session>,
     /// When the last attempt to connect failed, and why.
     failed: Option<(Instant, String)>,
+    /// Whether exchanges share a connection, as far as the service has ended none with an error.
+    sharing: Sharing,
 }
 
-/// A connection that exchanges share.
+/// A connection, which exchanges share unless one has lately ended such a connection.
 #[derive(Debug, Clone)]
 struct Session {
     sender: SendRequest<RequestBody>,
@@ -72,6 +61,7 @@ struct Session {
     handle: Arc<ServiceConnection>,
     /// Whether it was made for the exchange that holds this.
     fresh: bool,
+    is_shared: bool,
 }
 
 /// The connection that an exchange may have been sent on.
@@ -86,14 +76,20 @@ pub(super) enum Failure {
     /// The service reports that it has not processed the request.
     #[error("the service has not processed the request")]
     Unprocessed,
+    /// Nothing was sent, or the service has not processed it: it does not take a head of this size.
+    #[error("the request's head is larger than the service takes")]
+    HeadTooLarge,
+    /// The service reports that it has not processed the request, and has ended the request's own connection with an error.
+    #[error("the service has ended the request's own connection with an error")]
+    Rejected,
     /// The service may have acted on the request.
     #[error(transparent)]
     Broken(BoxError),
 }
 
 impl Http2 {
-    pub(super) fn new(upstream: Authority, traffic: Arc<Traffic>, foreign: ForeignLog) -> Self {
-        Http2 { upstream, traffic, session: Arc::default(), foreign }
+    pub(super) fn new(upstream: Authority, traffic: Arc<Traffic>, faults: Faults) -> Self {
+        Http2 { upstream, traffic, session: Arc::default(), faults }
     }
 
     pub(super) async fn request(
@@ -102,7 +98,14 @@ impl Http2 {
         used: &Used,
     ) -> Result<Response<Incoming>, Failure> {
         loop {
-            let Session { mut sender, ended, handle, fresh } = self.session().await.map_err(Failure::Unreachable)?;
+            let Session { mut sender, ended, handle, fresh, is_shared } =
+                self.session().await.map_err(Failure::Unreachable)?;
+            // Without a bound the size is needed only where one may still arrive.
+            let is_bounded = fresh || handle.most_head() < usize::MAX;
+            let size = if is_bounded { head_size(&request) } else { 0 };
+            if size > handle.most_head() {
+                return Err(Failure::HeadTooLarge);
+            }
             *used.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle.clone());
             let mut response = pin!(sender.try_send_request(request));
             let result = tokio::select! {
@@ -119,14 +122,13 @@ impl Http2 {
             };
             let mut error = match result {
                 Ok(response) => {
-                    self.foreign.clear();
+                    self.faults.note_response();
                     return Ok(response);
                 }
                 Err(error) => error,
             };
-            let is_foreign = handle.is_foreign();
-            if is_foreign {
-                self.foreign.note(&self.upstream);
+            if handle.is_foreign() {
+                self.faults.note_foreign(&self.upstream);
             }
             match error.take_message() {
                 Some(unsent) if !fresh => {
@@ -134,24 +136,43 @@ impl Http2 {
                     request = unsent;
                 }
                 Some(_) => return Err(Failure::Unprocessed),
-                None if is_foreign || says_unprocessed(error.error()) => return Err(Failure::Unprocessed),
-                None => return Err(Failure::Broken(error.into_error().into())),
+                None if handle.is_foreign() => return Err(Failure::Unprocessed),
+                None => return Err(self.failure(error.into_error(), size > handle.most_head(), is_shared).await),
             }
         }
     }
 
-    /// Returns the open connection, or a new one.
+    /// Returns why an exchange that was sent got no response.
+    async fn failure(&self, error: hyper::Error, is_too_large: bool, was_shared: bool) -> Failure {
+        self.faults.note_end(&self.upstream, &error);
+        match says_unprocessed(&error) {
+            None => Failure::Broken(error.into()),
+            Some(Unprocessed::Alone) => Failure::Unprocessed,
+            // The bound arrived when the head had left.
+            Some(Unprocessed::WithItsConnection) if is_too_large => Failure::HeadTooLarge,
+            Some(Unprocessed::WithItsConnection) => {
+                tracing::debug!(%error, "the service ended a connection with an error; sharing none for a while");
+                self.session.lock().await.sharing.note_harm(Instant::now());
+                // Any exchange of a shared connection may be the cause. The one that is shows it by ending its own.
+                if was_shared { Failure::Unprocessed } else { Failure::Rejected }
+            }
+        }
+    }
+
+    /// Returns the open connection, or a new one. While connections are not shared this is one for the caller alone.
     async fn session(&self) -> Result<Session, BoxError> {
         let asked = Instant::now();
         let mut shared = self.session.lock().await;
-        if let Some(open) = shared.open.as_ref().filter(|open| !open.sender.is_closed()) {
+        let is_shared = shared.sharing.is_allowed(asked) && self.faults.may_share(asked);
+        if let Some(open) = shared.open.as_ref().filter(|open| is_shared && !open.sender.is_closed()) {
             return Ok(open.clone());
         }
         if let Some((_, why)) = shared.failed.as_ref().filter(|(at, _)| *at >= asked) {
             return Err(why.clone().into());
         }
-        let made = self.connect().await;
+        let made = self.connect(is_shared).await;
         match &made {
+            Ok(_) if !is_shared => {}
             Ok(made) => shared.open = Some(Session { fresh: false, ..made.clone() }),
             Err(error) => shared.failed = Some((Instant::now(), error.to_string())),
         }
@@ -166,7 +187,7 @@ impl Http2 {
         }
     }
 
-    async fn connect(&self) -> Result<Session, BoxError> {
+    async fn connect(&self, is_shared: bool) -> Result<Session, BoxError> {
         let stream = timeout(CONNECT_TIMEOUT, connect(self.upstream.as_str(), CONNECT_TIMEOUT)).await??;
         stream.set_nodelay(true)?;
         end_without_peer(&stream);
@@ -178,13 +199,15 @@ impl Http2 {
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
         let ended = CancellationToken::new();
         let end = ended.clone().drop_guard();
+        let (faults, upstream) = (self.faults.clone(), self.upstream.clone());
         tokio::spawn(async move {
             let _end = end;
             if let Err(error) = connection.await {
+                faults.note_end(&upstream, &error);
                 tracing::debug!(%error, "a connection to the service has ended");
             }
         });
-        Ok(Session { sender, ended, handle, fresh: true })
+        Ok(Session { sender, ended, handle, fresh: true, is_shared })
     }
 
     /// Makes later exchanges use another connection than this one, so that it closes when its last exchange has ended.
@@ -233,12 +256,13 @@ mod tests {
     async fn an_exchange_keeps_no_sender_of_a_connection_that_has_ended() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let client = Http2::new(address.to_string().parse().unwrap(), Arc::default(), ForeignLog::default());
+        let client = Http2::new(address.to_string().parse().unwrap(), Arc::default(), Faults::default());
         let stream = ServiceStream::http2(TcpStream::connect(address).await.unwrap(), Arc::default());
         let handle = stream.handle();
         let (sender, connection) = Builder::new(TokioExecutor::new()).handshake(TokioIo::new(stream)).await.unwrap();
         let ended = CancellationToken::new();
-        client.session.lock().await.open = Some(Session { sender, ended: ended.clone(), handle, fresh: false });
+        client.session.lock().await.open =
+            Some(Session { sender, ended: ended.clone(), handle, fresh: false, is_shared: true });
         let (request, _router) = request().await;
         let exchange = tokio::spawn(async move { client.request(request, &Used::default()).await.is_ok() });
         ended.cancel();
@@ -249,7 +273,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_attempt_to_connect_fails_for_all_who_wait_for_it() {
         let (_listener, _queued, address) = deaf().await;
-        let client = Http2::new(address.to_string().parse().unwrap(), Arc::default(), ForeignLog::default());
+        let client = Http2::new(address.to_string().parse().unwrap(), Arc::default(), Faults::default());
         let begun = Instant::now();
         let all = futures_util::future::join_all((0..5).map(|_| client.session())).await;
         assert!(all.iter().all(Result::is_err));

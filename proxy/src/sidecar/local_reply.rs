@@ -46,6 +46,25 @@ impl LocalReplies {
         self.refused("upstream-failed", "the service cannot be reached; nothing was sent")
     }
 
+    /// Returns the reply to a request of which the service has announced that it does not take such a head.
+    pub(super) fn head_too_large(self) -> Response<ResponseBody> {
+        let error = "the request's head is larger than the service takes";
+        self.reply(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "8", "limit", error)
+    }
+
+    /// Returns the reply to a request whose own connection the service has ended because of it. The request could be sent
+    /// again, but that would end one more connection.
+    pub(super) fn rejected(self) -> Response<ResponseBody> {
+        let error = "the service ended this request's connection with an error and did not process it";
+        self.reply(StatusCode::BAD_GATEWAY, "13", "upstream-failed", error)
+    }
+
+    /// Returns the reply to a request by HTTP/1.1 that the service answered in HTTP/2.
+    pub(super) fn speaks_http2(self) -> Response<ResponseBody> {
+        let error = "the service speaks HTTP/2 only and has not read the request; set pod.protocol to http2";
+        self.reply(StatusCode::BAD_GATEWAY, "13", "upstream-failed", error)
+    }
+
     fn refused(self, reason: &'static str, error: &'static str) -> Response<ResponseBody> {
         let mut reply = self.reply(StatusCode::MISDIRECTED_REQUEST, "9", reason, error);
         reply.headers_mut().insert(SEGUE_MISDIRECTED, HeaderValue::from_static("1"));

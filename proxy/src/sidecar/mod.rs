@@ -21,6 +21,7 @@ mod connection;
 mod count_answers;
 mod exchange;
 mod expect;
+mod faults;
 mod forwarder;
 mod heads;
 mod health;

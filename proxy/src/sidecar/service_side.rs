@@ -39,6 +39,12 @@ impl Side {
         }
     }
 
+    /// Returns whether the service has answered HTTP/1.1 in HTTP/2.
+    pub(super) fn speaks_http2(&self) -> bool {
+        let Side::Http1(captured) = self else { return false };
+        ServiceConnection::of(captured).is_some_and(|connection| connection.speaks_http2())
+    }
+
     /// Sends no other request on the connection. By HTTP/2 it stays, because a server says when it ends one.
     pub(super) fn retire(&self) {
         if let Side::Http1(captured) = self

@@ -6,14 +6,15 @@
 //! * An exchange counts from before its first byte is sent until the service has ended it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{
     AtomicU64, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
 };
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::StatusCode;
+use http::uri::Authority;
 use segue_protocol::ids::PartitionId;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
@@ -36,7 +37,12 @@ pub struct Traffic {
     answered: [AtomicU64; STATUSES],
     /// How many responses the service broke off.
     cut_off: AtomicU64,
+    /// When it was last logged that the service speaks HTTP/2 only.
+    http2_noted: Mutex<Option<Instant>>,
 }
+
+/// Shortest interval between two log lines about the service's protocol.
+const PROTOCOL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Number of status codes, from 100 on, that are counted: all that three digits can say.
 const STATUSES: usize = 900;
@@ -52,6 +58,7 @@ impl Default for Traffic {
             refused: Arc::default(),
             answered: std::array::from_fn(|_| AtomicU64::new(0)),
             cut_off: AtomicU64::new(0),
+            http2_noted: Mutex::default(),
         }
     }
 }
@@ -152,6 +159,16 @@ impl Traffic {
 
     pub(super) fn refused(&self) {
         self.refused.notify_one();
+    }
+
+    /// Logs that the service answers HTTP/1.1 in HTTP/2.
+    #[cold]
+    pub(super) fn speaks_http2(&self, upstream: &Authority) {
+        let mut noted = self.http2_noted.lock().unwrap_or_else(PoisonError::into_inner);
+        if noted.is_none_or(|noted| noted.elapsed() > PROTOCOL_LOG_INTERVAL) {
+            *noted = Some(Instant::now());
+            tracing::warn!(%upstream, "service speaks HTTP/2 only; answering 502; set pod.protocol to http2");
+        }
     }
 }
 

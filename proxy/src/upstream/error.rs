@@ -32,6 +32,9 @@ pub(crate) enum Broken {
     /// The pod closed the connection before the end.
     #[error("the pod closed the connection before the end of the exchange")]
     Closed,
+    /// The pod answered HTTP/1.1 in HTTP/2, so it has read no request.
+    #[error("the pod speaks HTTP/2 only")]
+    SpeaksHttp2,
     /// The pod's response is not valid.
     #[error("the pod's response is not valid HTTP")]
     Garbled,

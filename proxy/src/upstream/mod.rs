@@ -43,14 +43,17 @@ pub(crate) use http1::fuzzing;
 use http1::{Connection, MAX_IDLE_AGE};
 pub(crate) use http1::{Decoded, Decoder, HeadLines, MAX_HEAD_BYTES, ResponseHead, ResponseKind, chunk_size};
 use http2::{Agreed, Leased, Sessions};
-pub(crate) use http2::{Announced, CONNECTION_WINDOW_BYTES, says_unprocessed};
+pub(crate) use http2::{
+    Announced, CONNECTION_WINDOW_BYTES, Unprocessed, h2_cause, head_size, is_settings, says_unprocessed,
+};
 pub(crate) use rest::Counted;
+pub(crate) use sharing::{Sharing, is_odd_response};
 pub(crate) use wanted::{Wanted, Which};
 
 /// Interval between two looks at idle connections.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
-/// Shortest interval between two log lines about a lack of files or ports.
-const SHORTAGE_LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// Shortest interval between two log lines about a lack of files or ports, or about the protocol of pods.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// One worker's connections to all pods.
 pub(crate) struct Upstream {
@@ -61,6 +64,7 @@ pub(crate) struct Upstream {
     /// Which of [`Wanted::ALL`] requests have wanted so far.
     spoken: [Cell<bool>; 3],
     shortage_noted: Cell<Option<Instant>>,
+    http2_noted: Cell<Option<Instant>>,
 }
 
 impl Upstream {
@@ -72,6 +76,7 @@ impl Upstream {
             pods: RefCell::default(),
             spoken: Default::default(),
             shortage_noted: Cell::default(),
+            http2_noted: Cell::default(),
         }
     }
 
@@ -210,10 +215,20 @@ impl Upstream {
     }
 
     fn note_shortage(&self, error: &io::Error) {
-        let now = Instant::now();
-        if self.shortage_noted.get().is_none_or(|noted| now.saturating_duration_since(noted) > SHORTAGE_LOG_INTERVAL) {
-            self.shortage_noted.set(Some(now));
+        if is_due(&self.shortage_noted) {
             tracing::warn!(%error, "no files or ports left for connections to pods; responding 503 overload");
+        }
+    }
+
+    /// Logs that a pod answers HTTP/1.1 in HTTP/2.
+    #[cold]
+    pub(crate) fn note_http2(&self, pod: &Pod) {
+        if is_due(&self.http2_noted) {
+            tracing::warn!(
+                pod = pod.name,
+                address = pod.address,
+                "pod speaks HTTP/2 only; responding 502; set router.upstream.protocol to http2"
+            );
         }
     }
 
@@ -236,4 +251,14 @@ impl Upstream {
             }
         }
     }
+}
+
+/// Returns whether the last log line of its kind is long enough ago. Notes that there is another one if so.
+fn is_due(noted: &Cell<Option<Instant>>) -> bool {
+    let now = Instant::now();
+    let is_due = noted.get().is_none_or(|noted| now.saturating_duration_since(noted) > LOG_INTERVAL);
+    if is_due {
+        noted.set(Some(now));
+    }
+    is_due
 }

@@ -4,6 +4,8 @@
 //! on it. A pod that has sent such a response gets a connection for each exchange, so that the next one harms its own client
 //! alone. Sharing is tried again after a pause.
 //!
+//! A sidecar decides the same for its service.
+//!
 //! # Invariants
 //!
 //! * Each time that sharing is tried in vain makes the pause longer, up to a bound.
@@ -36,12 +38,11 @@ impl OddResponses {
 
     /// Records why a connection has ended.
     pub(super) fn note(&self, error: &h2::Error) {
-        let is_ours = error.is_go_away() && error.is_library();
-        if !is_ours || error.reason() != Some(h2::Reason::PROTOCOL_ERROR) {
+        if !is_odd_response(error) {
             return;
         }
         let mut sharing = self.sharing.get();
-        let was_shared = sharing.note_odd(Instant::now());
+        let was_shared = sharing.note_harm(Instant::now());
         self.sharing.set(sharing);
         if was_shared {
             tracing::warn!(
@@ -54,9 +55,15 @@ impl OddResponses {
     }
 }
 
+/// Returns whether `h2` has ended a connection because of what it read.
+pub(crate) fn is_odd_response(error: &h2::Error) -> bool {
+    let is_ours = error.is_go_away() && error.is_library();
+    is_ours && error.reason() == Some(h2::Reason::PROTOCOL_ERROR)
+}
+
 /// When exchanges share connections.
 #[derive(Debug, Default, Clone, Copy)]
-struct Sharing {
+pub(crate) struct Sharing {
     /// How often sharing was tried in vain.
     in_vain: u32,
     again_at: Option<Instant>,
@@ -64,12 +71,12 @@ struct Sharing {
 
 impl Sharing {
     /// Returns whether exchanges share connections.
-    fn is_allowed(&self, now: Instant) -> bool {
+    pub(crate) fn is_allowed(&self, now: Instant) -> bool {
         self.again_at.is_none_or(|at| at <= now)
     }
 
-    /// Records an odd response. Returns whether connections were shared until then.
-    fn note_odd(&mut self, now: Instant) -> bool {
+    /// Records that one exchange has ended a connection. Returns whether connections were shared until then.
+    pub(crate) fn note_harm(&mut self, now: Instant) -> bool {
         let was_shared = self.is_allowed(now);
         if was_shared {
             let is_over = self.again_at.is_some_and(|at| now.saturating_duration_since(at) > LONGEST_PAUSE);
@@ -79,7 +86,7 @@ impl Sharing {
         was_shared
     }
 
-    fn pause(&self) -> Duration {
+    pub(crate) fn pause(&self) -> Duration {
         (FIRST_PAUSE * (1 << self.in_vain.saturating_sub(1).min(16))).min(LONGEST_PAUSE)
     }
 }
@@ -93,22 +100,22 @@ mod tests {
         let (mut sharing, mut now) = (Sharing::default(), Instant::now());
         for seconds in [10, 20, 40, 80, 160, 320, 600, 600] {
             assert!(sharing.is_allowed(now));
-            assert!(sharing.note_odd(now));
-            assert!(!sharing.note_odd(now), "one on a connection of its own makes no pause longer");
+            assert!(sharing.note_harm(now));
+            assert!(!sharing.note_harm(now), "one on a connection of its own makes no pause longer");
             let pause = Duration::from_secs(seconds);
             assert!(!sharing.is_allowed(now + pause - Duration::from_millis(1)), "{pause:?}");
             now += pause;
         }
         now += LONGEST_PAUSE + Duration::from_secs(1);
-        assert!(sharing.note_odd(now));
+        assert!(sharing.note_harm(now));
         assert!(sharing.is_allowed(now + FIRST_PAUSE), "after a long time without, it begins anew");
     }
 
     #[test]
     fn odd_responses_without_sharing_put_the_next_try_off() {
         let (mut sharing, now) = (Sharing::default(), Instant::now());
-        sharing.note_odd(now);
-        sharing.note_odd(now + Duration::from_secs(9));
+        sharing.note_harm(now);
+        sharing.note_harm(now + Duration::from_secs(9));
         assert!(!sharing.is_allowed(now + Duration::from_secs(18)));
         assert!(sharing.is_allowed(now + Duration::from_secs(19)));
     }

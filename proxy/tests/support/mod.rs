@@ -8,6 +8,7 @@
 
 pub mod client;
 pub mod pod;
+pub mod raw_http2;
 pub mod wire;
 
 use std::collections::HashMap;

@@ -46,6 +46,7 @@ use upload::UploadError;
 pub(crate) use upload::chunk_size;
 
 use super::error::{Broken, SendError};
+use super::http2::is_settings;
 use super::pool::Pool;
 use super::rest::Remaining;
 use crate::message::expect_continue::{CONTINUE_TIMEOUT, expects_continue};
@@ -231,6 +232,9 @@ impl Live {
                 match parse_response_head(read, to_head, as_lines) {
                     Ok(Some(head)) => return Poll::Ready(Ok(head)),
                     Ok(None) => {}
+                    Err(_) if *is_first && is_settings(read) => {
+                        return Poll::Ready(Err(SendError::Failed(Broken::SpeaksHttp2)));
+                    }
                     Err(_) => return Poll::Ready(Err(SendError::Failed(Broken::Garbled))),
                 }
             }

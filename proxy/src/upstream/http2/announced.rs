@@ -63,6 +63,12 @@ impl Announced {
     }
 }
 
+/// Returns whether these are the first bytes of a server that speaks HTTP/2 without being asked to: the header of SETTINGS,
+/// which belong to no stream. No response by HTTP/1.1 begins so.
+pub(crate) fn is_settings(first: &[u8]) -> bool {
+    matches!(first, [_, _, _, SETTINGS, _, 0, 0, 0, 0, ..])
+}
+
 fn bound(settings: &[u8]) -> Option<usize> {
     let (settings, _) = settings.as_chunks::<SETTING_BYTES>();
     let bounds = settings.iter().filter(|[high, low, ..]| u16::from_be_bytes([*high, *low]) == MAX_HEADER_LIST_SIZE);
@@ -94,6 +100,17 @@ mod tests {
         assert_eq!(Announced::default().read(&[0xff; 4096]), None);
         let mut endless = Announced::default();
         assert!((0..1000).all(|_| endless.read(b"\0\x01\0\x04").is_none()));
+    }
+
+    #[test]
+    fn settings_are_told_from_responses_and_other_frames() {
+        assert!(is_settings(FRAME));
+        assert!(is_settings(b"\0\0\0\x04\0\0\0\0\0"));
+        for other in
+            [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], b"\0\0\x08\x07\0\0\0\0\0", b"\0\0\0\x04\0\0\0\0\x01", b""]
+        {
+            assert!(!is_settings(other), "{other:?}");
+        }
     }
 
     #[test]

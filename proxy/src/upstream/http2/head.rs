@@ -43,15 +43,20 @@ pub(super) fn request(
             request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
         }
     }
+    if head_size(&request) > most {
+        return Err(LocalReply::HeadTooLarge);
+    }
+    Ok(request)
+}
+
+/// Returns the size of a request's head as HTTP/2 counts it.
+pub(crate) fn head_size<B>(request: &Request<B>) -> usize {
     let uri = request.uri();
     let target = uri.scheme_str().map_or(0, str::len)
         + uri.authority().map_or(0, |authority| authority.as_str().len())
         + uri.path_and_query().map_or(0, |path| path.as_str().len());
-    let pseudo = ":method:scheme:authority:path".len() + 4 * BYTES_PER_HEADER + head.method.as_str().len();
-    if pseudo + target + list_size(request.headers()) > most {
-        return Err(LocalReply::HeadTooLarge);
-    }
-    Ok(request)
+    let pseudo = ":method:scheme:authority:path".len() + 4 * BYTES_PER_HEADER + request.method().as_str().len();
+    pseudo + target + list_size(request.headers())
 }
 
 /// Returns the size of headers as HTTP/2 counts it.

@@ -36,7 +36,8 @@ use crate::message::header_scan::HeaderScan;
 use crate::message::headers::RoutingHeaders;
 use crate::message::local_reply::LocalReply;
 use crate::message::request_body::Attempt;
-pub(crate) use announced::Announced;
+pub(crate) use announced::{Announced, is_settings};
+pub(crate) use head::head_size;
 pub(crate) use reader::Reader;
 pub(crate) use session::{CONNECTION_WINDOW_BYTES, Lease};
 pub(super) use sessions::{Agreed, Leased, Sessions, UPLOADING, WHOLE};
@@ -159,7 +160,7 @@ fn why(error: h2::Error) -> SendError {
 
 /// How a pod has reported that it did not process a request at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Unprocessed {
+pub(crate) enum Unprocessed {
     Alone,
     /// The pod has ended the connection because of an error, possibly because of this request.
     WithItsConnection,
@@ -177,8 +178,12 @@ fn unprocessed(error: &h2::Error) -> Option<Unprocessed> {
     }
 }
 
-/// Returns whether the pod reports that it has not processed the request at all.
-pub(crate) fn says_unprocessed(error: &hyper::Error) -> bool {
-    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<h2::Error>());
-    cause.is_some_and(|cause| unprocessed(cause).is_some())
+/// Returns how the pod reports that it has not processed the request, if it does.
+pub(crate) fn says_unprocessed(error: &hyper::Error) -> Option<Unprocessed> {
+    h2_cause(error).and_then(unprocessed)
+}
+
+/// Returns the error of `h2` behind one of hyper.
+pub(crate) fn h2_cause(error: &hyper::Error) -> Option<&h2::Error> {
+    std::error::Error::source(error)?.downcast_ref()
 }

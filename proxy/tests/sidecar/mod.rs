@@ -1,4 +1,8 @@
 //! Sidecars whose partitions move while their service has HTTP/2 streams that do not end.
+//!
+//! Elsewhere: services whose faults others must not suffer from ([`faults`]).
+
+mod faults;
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -76,6 +80,12 @@ struct Site {
 
 impl Site {
     async fn start() -> Self {
+        let (service, open) = service().await;
+        Site { open, ..Site::of(service, UpstreamProtocol::Http2).await }
+    }
+
+    /// Starts one whose service at this address is spoken to by this protocol.
+    async fn of(service: SocketAddr, protocol: UpstreamProtocol) -> Self {
         let stored = StoredKeyspace::new(Arc::new(MemoryStore::new()), "default");
         let policy = Policy {
             partitions: PARTITIONS,
@@ -89,13 +99,12 @@ impl Site {
         let (store, keys) = (stored.store.clone(), stored.keys.clone());
         tokio::spawn(run_coordinator(store, keys, settings, Arc::new(()), status, stop.clone()));
 
-        let (service, open) = service().await;
         let sidecar = Sidecar::bind("127.0.0.1:0".parse().unwrap(), None, 100).await.unwrap();
         let address = sidecar.local_addr().unwrap();
         let pod = pod(&stored, "w", address);
         let upstream = Upstream {
             address: service.to_string().parse().unwrap(),
-            protocol: UpstreamProtocol::Http2,
+            protocol,
             work_ends_within: None,
             traffic: Arc::new(Traffic::default()),
         };
@@ -104,7 +113,7 @@ impl Site {
         let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
         let (router, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
         tokio::spawn(connection);
-        Site { stored, pod, address, router, open, _stop: stop.drop_guard() }
+        Site { stored, pod, address, router, open: Open::default(), _stop: stop.drop_guard() }
     }
 
     /// Begins an exchange whose response does not end. Returns it once it has begun.
