@@ -284,3 +284,26 @@ async fn ask_on(client: Http2Client, number: usize) {
         }
     }
 }
+
+#[tokio::test]
+async fn headers_by_http2_are_counted_as_by_http1_and_the_pieces_of_cookies_as_one() {
+    let fixture = Fixture::of_http2_pods();
+    let _pod = fixture.pod(Speaks::Http2, |_| async { Response::new(empty()) }).await;
+    let client = fixture.http2_client().await;
+    let with = |lines: usize, cookies: usize| {
+        let mut request = client.request("GET", "/").body(empty()).unwrap();
+        for number in request.headers().len()..lines {
+            request
+                .headers_mut()
+                .insert(http::HeaderName::try_from(format!("x-{number}")).unwrap(), "a".parse().unwrap());
+        }
+        for _ in 0..cookies {
+            request.headers_mut().append("cookie", "a=1".parse().unwrap());
+        }
+        client.ask(request)
+    };
+    assert_eq!(with(100, 0).await.status, 200);
+    assert_eq!(with(99, 150).await.status, 200);
+    assert_eq!(with(101, 0).await.reason(), (431, "limit"));
+    assert_eq!(with(100, 2).await.reason(), (431, "limit"));
+}

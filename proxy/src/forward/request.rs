@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 
-use http::header::{CONNECTION, HeaderMap, HeaderValue, MAX_FORWARDS};
+use http::header::{CONNECTION, COOKIE, HeaderMap, HeaderValue, MAX_FORWARDS};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
@@ -27,6 +27,9 @@ use crate::routing::client_share::ShareGuard;
 use crate::routing::keyspace_choice::NoKeyspace;
 use crate::routing::request_summary::RequestSummary;
 use crate::upstream::ResponseHead;
+
+/// Most headers of a request, as many as hyper takes by HTTP/1.1.
+const MAX_HEADERS: usize = 100;
 
 /// A request, and what is known of it before it is sent anywhere. There is one for each exchange and it stays where it
 /// is: attempts and the wait for a turn refer to it.
@@ -140,6 +143,9 @@ impl ForwardRequest {
         if self.body.is_too_large() {
             return Err(LocalReply::BodyTooLarge);
         }
+        if self.head.version == Version::HTTP_2 && has_too_many(&self.head.headers) {
+            return Err(LocalReply::HeadTooLarge);
+        }
         let has_no_host = self.head.version == Version::HTTP_11 && !self.scan.host;
         let has_bad_target = self.scan.is_bad_host || !is_target(&self.head.method, &self.head.uri);
         // hyper and Segue's own reader refuse such names in HTTP/1.1.
@@ -194,6 +200,13 @@ impl ForwardRequest {
         let uri = self.head.uri.path_and_query().map_or(1, |path| path.as_str().len());
         REQUEST_BYTES + uri + self.scan.weight as usize + self.body.weight()
     }
+}
+
+/// Returns whether there are more headers than the servers of HTTP/1.1 take, which count for themselves. The pieces in which
+/// HTTP/2 may carry cookies are one header.
+fn has_too_many(headers: &HeaderMap) -> bool {
+    let too_many = |headers: usize| headers > MAX_HEADERS;
+    too_many(headers.len()) && too_many(headers.len() - headers.get_all(COOKIE).iter().count().saturating_sub(1))
 }
 
 /// Returns whether this is the target of a request for a resource: a path, a URI with a scheme, or the `*` of OPTIONS

@@ -34,6 +34,9 @@ use crate::message::headers::wants_upgrade;
 use crate::message::local_reply::is_grpc;
 use crate::routing::request_summary::RequestSummary;
 
+/// Most headers of a service's response by HTTP/1.1: as many as a router takes of a pod without a sidecar.
+const MAX_RESPONSE_HEADERS: usize = 128;
+
 /// Forwards requests to the service.
 #[derive(Debug, Clone)]
 pub(super) struct Forwarder {
@@ -50,6 +53,7 @@ impl Forwarder {
         // Retries only requests that hyper hands back unsent because the service has just closed the connection.
         let http1 = Client::builder(TokioExecutor::new())
             .retry_canceled_requests(true)
+            .http1_max_headers(MAX_RESPONSE_HEADERS)
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
             .build(Connector { connector, traffic: upstream.traffic.clone() });

@@ -69,6 +69,8 @@ const ROUTER_PINGS: u32 = 2;
 /// Most headers of a request by HTTP/1.1: a router takes 100 from its client and adds some, and what it has taken must not be
 /// refused here.
 const MAX_HEADERS: usize = 128;
+/// Most bytes of a request's head by HTTP/1.1: a router takes up to 512 KiB from its client and adds some.
+const MAX_REQUEST_HEAD_BYTES: usize = 640 << 10;
 
 /// A sidecar whose socket is bound and that does not run yet.
 #[derive(Debug)]
@@ -101,6 +103,7 @@ impl Sidecar {
         let mut builder = auto::Builder::new(TokioExecutor::new());
         // hyper's timer also runs between requests.
         builder.http1().timer(TokioTimer::new()).header_read_timeout(ROUTER_IDLE_TIMEOUT).max_headers(MAX_HEADERS);
+        builder.http1().max_buf_size(MAX_REQUEST_HEAD_BYTES);
         builder.http2().timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW_BYTES);
         builder.http2().max_header_list_size(MAX_HEAD_BYTES as u32);
         builder.http2().keep_alive_interval(ROUTER_PING_INTERVAL).keep_alive_timeout(ROUTER_PING_TIMEOUT);

@@ -1,11 +1,14 @@
 //! Services whose faults, and requests that provoke them, cost no others their exchanges.
 
+use std::time::Duration;
+
 use segue_proxy::settings::UpstreamProtocol;
 
 use super::Site;
+use crate::support::client::{RawHttp1Client, empty};
 use crate::support::pod::ScriptedPod;
 use crate::support::raw_http2::{GOOD, ODD, RawHttp2Service};
-use crate::support::{Fixture, GET, P0, until};
+use crate::support::{Fixture, GET, OK, P0, soon, until};
 
 /// SETTINGS with a bound of 8 KiB on heads.
 const AT_MOST_8_KIB: &[u8] = b"\0\x06\0\0\x20\0";
@@ -132,4 +135,34 @@ async fn a_service_that_speaks_http2_alone_behind_a_sidecar_by_http1_is_told_fro
     let answer = client.answer().await;
     assert_eq!(answer.reason(), (502, "upstream-failed"));
     assert!(answer.text().contains("pod.protocol") && !answer.text().contains("effect"), "{}", answer.text());
+}
+
+#[tokio::test]
+async fn a_response_with_as_many_headers_as_a_router_takes_gets_through_its_sidecar() {
+    let service = ScriptedPod::new().await;
+    let site = Site::of(service.address, UpstreamProtocol::Http1).await;
+    let fixture = router_of(&site).await;
+    let client = fixture.http2_client().await;
+    let asked = client.spawn_ask(client.request("GET", "/").body(empty()).unwrap());
+    let mut connection = service.accept_request().await;
+    // hyper adds `date` in the sidecar.
+    let lines: String = (0..126).map(|number| format!("x-{number}: a\r\n")).collect();
+    connection.write(format!("HTTP/1.1 200 OK\r\n{lines}content-length: 0\r\n\r\n")).await;
+    let answer = soon(asked).await.unwrap();
+    assert_eq!((answer.status, answer.header("x-125")), (200, "a"));
+}
+
+/// What has arrived of a head counts, and so does when it arrives.
+#[tokio::test]
+async fn a_head_as_large_as_a_router_takes_gets_through_its_sidecar() {
+    let service = ScriptedPod::new().await;
+    let site = Site::of(service.address, UpstreamProtocol::Http1).await;
+    let epoch = site.pod.status().borrow().owned[&P0].get();
+    let mut router = RawHttp1Client::connect(site.address).await;
+    let lines: String = (0..10).map(|number| format!("x-{number}: {}\r\n", "v".repeat(52_000))).collect();
+    router.write(format!("GET / HTTP/1.1\r\nhost: h\r\nsegue-partition: 0\r\nsegue-epoch: {epoch}\r\n{lines}")).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    router.write("segue-router: r\r\nsegue-keyspace: default\r\n\r\n").await;
+    service.accept_request().await.write(OK).await;
+    assert_eq!(router.answer().await.status, 200);
 }
