@@ -334,6 +334,20 @@ fn a_request_must_not_overtake_across_a_cutover() {
     assert_eq!(world.harm(), [0, 0, 0, 1, 0]);
 }
 
+#[test]
+fn a_request_that_was_sent_long_before_a_cutover_may_come_back_and_be_behind_those_sent_beside_it() {
+    for (pause, reordered) in [(0, 1), (2 * OPEN, 0)] {
+        let mut world = moved();
+        let taken = world.now;
+        let members = burst(&mut world, 1, 2, Some(taken));
+        world.append(members[1]);
+        world.now += pause;
+        world.give(P7, 2);
+        world.append(members[0]);
+        assert_eq!(world.harm(), [0, 0, 0, reordered, 0], "after {pause} ns");
+    }
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Give(u32, usize),
