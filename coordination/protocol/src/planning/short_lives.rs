@@ -11,11 +11,12 @@
 //!   rests instead of the pod, longer after each death. Of several partitions only those with the most deaths rest, and
 //!   half of them for two lease times longer than the others, so that the next death tells which half it was.
 //!
-//! The end of a life is the end of its lease, up to a lease time after its process died. So a life counts as long enough once
-//! its key has outlasted three lease times.
+//! The end of a life is the end of its lease, up to a lease time after its process died. A pod that dies later than about one
+//! lease time after each flip is therefore not noticed. A longer window would take two deaths of a cascade for the fault of the
+//! partitions that moved between them.
 //!
-//! A life that is long enough after a flip ends the row of its pod and of its partition. A living owner that has handed the
-//! partition over ends the row of that partition.
+//! A life that outlasts two lease times after a flip ends the row of its pod and of its partition. A living owner that has
+//! handed the partition over ends the row of that partition.
 //!
 //! The age of a flip is measured by revisions: this planner knows which revision it had seen at which time. A new leader
 //! knows no deaths, and regards every flip before its first view as old. It counts anew from the next flip on.
@@ -43,10 +44,8 @@ const LONGEST_REST: Duration = Duration::from_secs(60);
 const DEFAULT_LEASE_TTL: Duration = Duration::from_secs(15);
 /// Longest lease time that is believed.
 const LONGEST_LEASE_TTL: Duration = Duration::from_secs(300);
-/// Number of lease times after a flip within which a death is a failure.
+/// Number of lease times after a flip within which an end is a failure.
 const LEASE_TIMES: u32 = 2;
-/// Number of lease times for which a lease may hide a death.
-const HIDDEN_TIMES: u32 = 1;
 /// Number of deaths from which on the partition is the likely cause.
 const DEATHS_BEFORE_REST: u32 = 2;
 
@@ -61,7 +60,7 @@ struct Life {
 impl Life {
     /// Returns how long after a flip the end of its key is a failure.
     fn window(self) -> Duration {
-        self.ttl * (LEASE_TIMES + HIDDEN_TIMES)
+        self.ttl * LEASE_TIMES
     }
 }
 

@@ -134,9 +134,9 @@ fn the_only_pod_gets_its_partitions_back_at_once_however_often_it_dies() {
 }
 
 #[test]
-fn a_life_whose_key_outlasts_three_lease_times_is_no_failure() {
+fn a_life_that_outlasts_two_lease_times_is_no_failure() {
     for (ttl, lives_for, is_failure) in
-        [(None, secs(44), true), (None, secs(46), false), (Some(2_000), secs(5), true), (Some(2_000), secs(7), false)]
+        [(None, secs(29), true), (None, secs(31), false), (Some(2_000), secs(3), true), (Some(2_000), secs(5), false)]
     {
         let mut world = World::settled(policy(2), &["w-0", "w-1"]);
         let had = owned_by(&world, "w-0");
