@@ -237,7 +237,7 @@ impl Context<'_> {
         let Context { view, backoffs, now, .. } = *self;
         let (pod, incarnation) = (to.0.as_str(), to.1);
         let unchanged = view.assignment_revision(partition) == assignment && !view.handoffs.contains_key(&partition);
-        let is_ordered = cause == MoveCause::Operator && pins::is_ordered(view, partition);
+        let is_ordered = cause == MoveCause::Operator && pins::is_ordered(view, partition, pod);
         let accepts = self.accepts(pod, incarnation) && (is_ordered || !self.is_shunned(pod, incarnation));
         if !accepts || !unchanged || view.is_malformed(partition) {
             return None;

@@ -227,7 +227,7 @@ impl Context<'_> {
     /// or, if another one is preferred, the pod with the fewest partitions for its weight. A partition without a living
     /// owner goes to a shunned pod if no other one can take it, and even to the pod that died with it. A partition whose
     /// owner serves it stays there: a move for balance, by an operator or by the key `wanted` has no second choice. An order
-    /// to move it now is carried out whatever went wrong before: it ends with the first failure.
+    /// to move it now is carried out whatever went wrong before, and waits for the rest of the partition alone.
     fn around_barred(
         &self,
         layout: &Layout<'_>,
@@ -243,7 +243,7 @@ impl Context<'_> {
             false => self.backoffs.avoids(partition, layout.members[to].name, self.now),
         };
         let Some(until) = waits(to) else { return (to, None) };
-        if cause == MoveCause::Operator && pins::is_ordered(self.view, partition) {
+        if cause == MoveCause::Operator && pins::is_ordered(self.view, partition, layout.members[to].name) {
             return (to, None);
         }
         if cause.is_balance() || matches!(cause, MoveCause::Operator | MoveCause::Wanted) {

@@ -62,7 +62,10 @@ fn pinned(view: &View, layout: &Layout<'_>) -> Vec<(usize, usize)> {
         };
         let may_be_there = match layout.members[to].eligibility {
             Eligibility::Open => true,
-            Eligibility::Shunned => slot.owner == Some(to) || (slot.owner.is_some() && is_ordered(view, *partition)),
+            Eligibility::Shunned => {
+                slot.owner == Some(to)
+                    || (slot.owner.is_some() && is_ordered(view, *partition, layout.members[to].name))
+            }
             Eligibility::Leaving => false,
         };
         may_be_there.then_some((partition.index(), to))
@@ -70,11 +73,11 @@ fn pinned(view: &View, layout: &Layout<'_>) -> Vec<(usize, usize)> {
     view.intentions.pins.iter().filter_map(place).collect()
 }
 
-/// Returns whether an operator has ordered the partition to the present life of a pod, whose registration has a lease.
-pub(super) fn is_ordered(view: &View, partition: PartitionId) -> bool {
-    let Some(pin) = view.intentions.pin(partition).map(|pin| &pin.value) else { return false };
-    let has_lease = view.pods.get(&pin.to).is_some_and(|pod| pod.lease.is_some());
-    pin.ends_with_the_pod() && view.is_pinned_to(partition, &pin.to) && has_lease
+/// Returns whether an operator has ordered the partition to the present life of this pod, whose registration has a lease.
+pub(super) fn is_ordered(view: &View, partition: PartitionId, to: &str) -> bool {
+    let is_order = view.intentions.pin(partition).is_some_and(|pin| pin.value.ends_with_the_pod());
+    let has_lease = || view.pods.get(to).is_some_and(|pod| pod.lease.is_some());
+    is_order && view.is_pinned_to(partition, to) && has_lease()
 }
 
 /// Returns the reason for the move of a pinned partition.

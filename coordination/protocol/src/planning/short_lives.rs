@@ -53,15 +53,8 @@ const DEATHS_BEFORE_REST: u32 = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Life {
     incarnation: Incarnation,
-    /// The time of its lease.
-    ttl: Duration,
-}
-
-impl Life {
-    /// Returns how long after a flip the end of its key is a failure.
-    fn window(self) -> Duration {
-        self.ttl * LEASE_TIMES
-    }
+    /// How long after a flip its end is a failure.
+    window: Duration,
 }
 
 /// The deaths of a partition's owners, one after the other.
@@ -88,7 +81,7 @@ impl ShortLives {
     /// Records which lives have ended in this view, and forgets failures that a longer life has disproved.
     pub(super) fn observe(&mut self, view: &View, are_blameless: bool, now: Duration) {
         let lives = lives(view);
-        let longest = lives.values().chain(self.lives.values()).map(|life| life.window()).max();
+        let longest = lives.values().chain(self.lives.values()).map(|life| life.window).max();
         self.seen.observe(view.revision, now, longest.unwrap_or_default());
         let before = std::mem::replace(&mut self.lives, lives);
         self.forgive_what_was_handed_over(view);
@@ -96,7 +89,7 @@ impl ShortLives {
             let has_ended = self.lives.get(&pod).is_none_or(|now| now.incarnation != life.incarnation);
             if has_ended && !are_blameless {
                 let taken = self.taken_over(view, &pod, life, now);
-                self.ended(&pod, &taken, life.ttl, now);
+                self.ended(&pod, &taken, life.window, now);
             }
         }
         self.forgive(view, now);
@@ -107,7 +100,7 @@ impl ShortLives {
         let is_taken = |partition: &PartitionId| {
             let Some(assignment) = view.assignments.get(partition) else { return false };
             assignment.value.incarnation == life.incarnation
-                && self.seen.is_recent(assignment.mod_revision, life.window(), now)
+                && self.seen.is_recent(assignment.mod_revision, life.window, now)
         };
         // In `independent` mode the flip comes last, and requests may have reached the new owner before.
         let handoffs = view.handoffs.values().map(|handoff| &handoff.value).filter(|record| {
@@ -120,8 +113,8 @@ impl ShortLives {
         taken
     }
 
-    /// Records the end of a life with leases of `ttl` that had just taken over these partitions.
-    fn ended(&mut self, pod: &str, taken: &[PartitionId], ttl: Duration, now: Duration) {
+    /// Records the end of a life that had just taken over these partitions.
+    fn ended(&mut self, pod: &str, taken: &[PartitionId], window: Duration, now: Duration) {
         for partition in taken {
             self.pods.fail_with(*partition, pod, now);
         }
@@ -145,7 +138,7 @@ impl ShortLives {
         for (index, partition) in causes.iter().enumerate() {
             let Some(deaths) = self.partitions.get_mut(partition) else { continue };
             let back_off = crate::back_off::BackOff { first: FIRST_BACK_OFF, longest: LONGEST_REST };
-            let later = if index < first_half { Duration::ZERO } else { ttl * LEASE_TIMES };
+            let later = if index < first_half { Duration::ZERO } else { window };
             deaths.until = now + back_off.after(deaths.number - 1) + later;
         }
     }
@@ -155,7 +148,7 @@ impl ShortLives {
         self.pods.fail(pod, now);
     }
 
-    /// Forgets the failures of partitions that have left a living owner since the last view, which it has survived.
+    /// Forgets the failures of partitions that have left an owner since the last view which has survived them.
     fn forgive_what_was_handed_over(&mut self, view: &View) {
         let partitions: BTreeSet<PartitionId> =
             self.partitions.keys().copied().chain(self.pods.partitions_with_pairs()).collect();
@@ -180,7 +173,7 @@ impl ShortLives {
             let assignment = view.assignments.get(&partition)?;
             let (owner, life) = lives.get_key_value(&assignment.value.owner)?;
             let lasts = assignment.value.incarnation == life.incarnation
-                && !seen.is_recent(assignment.mod_revision, life.window(), now);
+                && !seen.is_recent(assignment.mod_revision, life.window, now);
             lasts.then_some(owner.as_str())
         };
         self.partitions.retain(|partition, deaths| {
@@ -240,8 +233,8 @@ impl ShortLives {
 fn lives(view: &View) -> BTreeMap<String, Life> {
     let life = |(pod, incarnation): (String, Incarnation)| {
         let told = view.pods.get(&pod).and_then(|record| record.value.lease_ttl_ms).map(Duration::from_millis);
-        let ttl = told.map_or(DEFAULT_LEASE_TTL, |ttl| ttl.min(LONGEST_LEASE_TTL));
-        (pod, Life { incarnation, ttl })
+        let window = told.map_or(DEFAULT_LEASE_TTL, |ttl| ttl.min(LONGEST_LEASE_TTL)) * LEASE_TIMES;
+        (pod, Life { incarnation, window })
     };
     view.pod_lives().into_iter().map(life).collect()
 }

@@ -1,8 +1,8 @@
 //! Finds pods that warm partitions without getting anywhere, and partitions that should not wait for them.
 //!
 //! A pod makes progress when a partition that moves to it leaves `Warming`, or `Syncing`, in which it reads the tail. What its
-//! service says of a single warm-up stays in the pod's process. A pod without progress for [`SLOW_WARM`] is slow: it keeps what it has and gets no more while another
-//! pod can take it.
+//! service says of a single warm-up stays in the pod's process. A pod without progress for [`SLOW_WARM`] is slow: it keeps what
+//! it has and gets no more while another pod can take it.
 //!
 //! Requests of a partition without a living owner are held, and refused after `max_wait`. Such a partition leaves a pod
 //! without progress once half of that time has passed, if there is a pod that is not as far behind. Warm-ups may take longer

@@ -88,31 +88,6 @@ fn a_partition_without_a_living_owner_leaves_a_pod_that_does_not_read_the_tail()
 }
 
 #[test]
-fn a_pod_that_reads_tails_one_after_the_other_is_waited_for() {
-    let (mut world, pod) = waits_for_a_pod_that_hangs(12);
-    let handoffs = world.view().handoffs;
-    let of_pod: Vec<PartitionId> =
-        handoffs.values().filter(|it| it.value.new_owner == pod).map(|it| it.value.partition).collect();
-    act(&mut world);
-    world.silent.clear();
-    for partition in &of_pod {
-        while world.handoff(*partition).phase < Phase::Syncing {
-            assert!(world.participate(*partition));
-        }
-    }
-    world.silent.insert(pod.clone());
-    assert!(cancels(&world.wait(secs(10))).is_empty());
-    world.silent.clear();
-    while world.view().handoffs.contains_key(&of_pod[1]) {
-        world.participate(of_pod[1]);
-        world.lead();
-    }
-    world.silent.insert(pod);
-    let plans = world.wait(secs(14));
-    assert_eq!(cancels(&plans), [], "the other one has waited for more than 20 s");
-}
-
-#[test]
 fn warm_ups_that_take_long_everywhere_end_all_the_same() {
     let (mut world, _) = waits_for_a_pod_that_hangs(3);
     world.silent.extend(["w-0", "w-1", "w-2"].map(str::to_owned));
@@ -124,22 +99,32 @@ fn warm_ups_that_take_long_everywhere_end_all_the_same() {
 }
 
 #[test]
-fn a_pod_that_completes_warm_ups_is_waited_for() {
-    let (mut world, pod) = waits_for_a_pod_that_hangs(12);
-    let handoffs = world.view().handoffs;
-    let of_pod: Vec<PartitionId> =
-        handoffs.values().filter(|it| it.value.new_owner == pod).map(|it| it.value.partition).collect();
-    assert_eq!(of_pod.len(), 2);
-    act(&mut world);
-    assert!(cancels(&world.wait(secs(10))).is_empty());
-    world.silent.clear();
-    while world.view().handoffs.contains_key(&of_pod[1]) {
-        world.participate(of_pod[1]);
-        world.lead();
+fn a_pod_that_completes_warm_ups_or_reads_tails_is_waited_for() {
+    for phase in [Phase::Warming, Phase::Syncing] {
+        let (mut world, pod) = waits_for_a_pod_that_hangs(12);
+        let handoffs = world.view().handoffs;
+        let of_pod: Vec<PartitionId> =
+            handoffs.values().filter(|it| it.value.new_owner == pod).map(|it| it.value.partition).collect();
+        assert_eq!(of_pod.len(), 2);
+        act(&mut world);
+        world.silent.clear();
+        for partition in &of_pod {
+            while world.handoff(*partition).phase < phase {
+                assert!(world.participate(*partition));
+            }
+        }
+        world.silent.insert(pod.clone());
+        assert!(cancels(&world.wait(secs(8))).is_empty(), "{phase:?}");
+        world.silent.clear();
+        while world.view().handoffs.contains_key(&of_pod[1]) {
+            world.participate(of_pod[1]);
+            world.lead();
+        }
+        world.silent.insert(pod);
+        let plans = world.wait(secs(14));
+        assert_eq!(cancels(&plans), [], "{phase:?}: the other one has waited for more than 20 s");
+        assert_eq!(cancels(&world.wait(secs(2))), [(of_pod[0], &CancelReason::NewOwnerSlow)], "{phase:?}");
     }
-    world.silent.insert(pod);
-    assert!(cancels(&world.wait(secs(14))).is_empty(), "the other one has waited for more than 20 s");
-    assert_eq!(cancels(&world.wait(secs(2))), [(of_pod[0], &CancelReason::NewOwnerSlow)]);
 }
 
 #[test]
