@@ -38,7 +38,7 @@ impl Metrics {
         let none: Option<&Exemplar<NoLabels, u64>> = None;
         for own in LocalReply::ALL {
             let labels = Answered { code: own.status().as_u16(), reason: own.reason() };
-            // What a router and a pod's sidecar have one reason for has one series.
+            // A reason that a router and a pod's sidecar share has one series.
             let of_pods = match own {
                 LocalReply::UpstreamFailed => Some(PodReason::UpstreamFailed),
                 LocalReply::HeadTooLarge => Some(PodReason::Limit),

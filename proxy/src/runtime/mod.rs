@@ -1,4 +1,4 @@
-//! A worker's thread: timers, tasks that outlive their request, and errors that mean that the process lacks a resource.
+//! A worker's thread: timers, tasks that outlive their request, the pace of log lines, and errors that mean that the process lacks a resource.
 //!
 //! Nothing here depends on HTTP or on partitions.
 
@@ -6,4 +6,5 @@ pub(crate) mod background;
 pub(crate) mod coarse_timer;
 pub(crate) mod exchange_timeout;
 pub(crate) mod last_turn;
+pub(crate) mod log_interval;
 pub(crate) mod shortage;

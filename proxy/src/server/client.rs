@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use super::io::Arrived;
 use crate::routing::client_share::Connection;
 use crate::settings::Http1Server;
-use crate::tls::{Sealed, ServerTls};
+use crate::tls::{SealedBytes, ServerTls};
 
 /// How long a connection may be idle.
 #[derive(Debug, Clone, Copy)]
@@ -71,8 +71,8 @@ pub(super) struct ClientTerms {
 /// One client's connection.
 pub(super) struct Client {
     pub(super) arrived: Arc<Arrived>,
-    /// What TLS cannot open of it yet, where TLS is spoken.
-    pub(super) sealed: OnceCell<Sealed>,
+    /// The bytes that TLS cannot open yet, where TLS is spoken.
+    pub(super) sealed: OnceCell<SealedBytes>,
     /// How many of its requests are being served.
     pub(super) serving: Cell<u32>,
     /// Whether a request has been served since the last check.
@@ -127,7 +127,7 @@ impl Client {
     /// Returns about how many bytes of memory hold what TLS cannot open of its next request yet.
     pub(super) fn sealed(&self) -> usize {
         // While a request is served, what arrives is its body.
-        if self.serving.get() > 0 { 0 } else { self.sealed.get().map_or(0, Sealed::memory) }
+        if self.serving.get() > 0 { 0 } else { self.sealed.get().map_or(0, SealedBytes::memory) }
     }
 
     fn wake(&self) {

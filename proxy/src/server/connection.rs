@@ -45,7 +45,7 @@ use crate::message::local_reply::LocalReply;
 use crate::routing::client_share::Connection;
 use crate::runtime::background::LocalExecutor;
 use crate::settings::Http1Server;
-use crate::tls::{Sealed, ServerTls, Stream};
+use crate::tls::{SealedBytes, ServerTls, Stream};
 
 /// Window of an HTTP/2 stream: 64 MB/s at a round trip of 1 ms. A connection's window is that of all its streams together, so
 /// that uploads which nobody reads never stop the others. No stash counts this memory while requests are held.
@@ -384,7 +384,7 @@ async fn shake_hands(
     clients: &ConnectionRegistry,
 ) -> Option<Stream> {
     client.arrived.set_in_head(true);
-    let sealed = client.sealed.get_or_init(Sealed::default).clone();
+    let sealed = client.sealed.get_or_init(SealedBytes::default).clone();
     let shaken = until_told(clients, client, tls.accept(stream, sealed)).await;
     client.arrived.set_in_head(false);
     match shaken {

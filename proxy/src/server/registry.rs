@@ -29,14 +29,11 @@ use super::proxy_protocol::HeaderError;
 use crate::message::local_reply::LocalReply;
 use crate::metrics::WorkerMetrics;
 use crate::routing::client_share::Addresses;
+use crate::runtime::log_interval::LogInterval;
 
 /// Number of clients that are examined to evict one. Examining all of them per accept would let an attacker keep the worker
 /// busy.
 const EVICTION_SAMPLE_CLIENTS: usize = 64;
-
-/// Shortest interval between two log lines about connections that do not begin as configured, and between two about connections
-/// that ended because of what their clients sent.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Most bytes that the unfinished heads of a worker's clients take up in memory together.
 const MOST_HEAD_BYTES: usize = 16 << 20;
@@ -66,20 +63,10 @@ pub(super) struct ConnectionRegistry {
     command: Cell<ConnectionCommand>,
     limit: Cell<IdleLimit>,
     metrics: Arc<WorkerMetrics>,
-    /// When it was last logged that a connection does not begin as configured.
-    misled: Cell<Option<Instant>>,
-    /// When it was last logged that requests were lost with a connection because of what its client sent.
-    broke_http2: Cell<Option<Instant>>,
-}
-
-/// Returns whether something may be logged that was last logged then, and notes that it is.
-fn is_due(noted: &Cell<Option<Instant>>) -> bool {
-    let now = Instant::now();
-    let is_due = noted.get().is_none_or(|noted| now.saturating_duration_since(noted) > LOG_INTERVAL);
-    if is_due {
-        noted.set(Some(now));
-    }
-    is_due
+    /// Of lines that a connection does not begin as configured.
+    misled: LogInterval,
+    /// Of lines that requests were lost with a connection because of what its client sent.
+    broke_http2: LogInterval,
 }
 
 /// Returns the age, give or take a tenth, so that connections which were made together are not closed together. `random`:
@@ -109,8 +96,8 @@ impl ConnectionRegistry {
             command: Cell::new(ConnectionCommand::Continue),
             limit: Cell::new(IdleLimit::serving()),
             metrics,
-            misled: Cell::new(None),
-            broke_http2: Cell::new(None),
+            misled: LogInterval::default(),
+            broke_http2: LogInterval::default(),
         }
     }
 
@@ -199,7 +186,7 @@ impl ConnectionRegistry {
 
     /// Notes a connection without a usable header of the PROXY protocol.
     pub(super) fn misled(&self, error: &HeaderError) {
-        if is_due(&self.misled) {
+        if self.misled.is_due() {
             tracing::warn!(%error, "closed a connection; router.limits.proxy_protocol is on");
         }
     }
@@ -210,7 +197,7 @@ impl ConnectionRegistry {
         if reason != Reason::ENHANCE_YOUR_CALM {
             self.replied(LocalReply::Malformed);
         }
-        if requests > 0 && is_due(&self.broke_http2) {
+        if requests > 0 && self.broke_http2.is_due() {
             tracing::warn!(?address, %reason, requests, "client broke the rules of HTTP/2; the requests on its connection are lost");
         }
     }

@@ -15,20 +15,20 @@ use crate::message::frame_follower::{FrameFollower, HEADERS, RST_STREAM};
 #[derive(Debug)]
 pub(super) struct Resets {
     frames: FrameFollower,
-    answered: Answered,
+    answered: AnsweredStreams,
     /// The code of a reset, as far as it has been seen.
     code: u32,
 }
 
 /// The streams whose response has begun, as far as they are among the newest of those.
 #[derive(Debug, Default)]
-struct Answered {
+struct AnsweredStreams {
     newest: u32,
     /// A bit for each stream, beginning with the newest.
     bits: u128,
 }
 
-impl Answered {
+impl AnsweredStreams {
     /// Returns how many streams are newer than this one. A client has only those of odd numbers.
     fn age(&self, stream: u32) -> Option<u32> {
         Some(self.newest.checked_sub(stream)? / 2)
@@ -48,7 +48,7 @@ impl Answered {
 
 impl Default for Resets {
     fn default() -> Self {
-        Resets { frames: FrameFollower::of_server(), answered: Answered::default(), code: 0 }
+        Resets { frames: FrameFollower::of_server(), answered: AnsweredStreams::default(), code: 0 }
     }
 }
 

@@ -190,8 +190,7 @@ enum Failure {
 
 async fn check(address: &Authority, path: Option<&PathAndQuery>, by: Instant) -> Result<(), Failure> {
     let limit = CONNECT_TIMEOUT.min(by.saturating_duration_since(Instant::now()));
-    let connecting = timeout(limit, connect(address.as_str(), limit)).await;
-    let stream = connecting.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))?;
+    let stream = timeout(limit, connect(address.as_str(), limit)).await.map_err(std::io::Error::from)??;
     let Some(path) = path else { return Ok(()) };
     timeout_at(by, ask(stream, address, path)).await.unwrap_or(Err(Failure::Late))
 }

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::body::BoxError;
 use crate::message::PREFACE;
-use crate::tls::{Sealed, ServerTls, Stream};
+use crate::tls::{SealedBytes, ServerTls, Stream};
 
 /// How long a TLS handshake may take, counted from the accept.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -51,7 +51,7 @@ pub(super) async fn secured(stream: TcpStream, tls: Option<ServerTls>, ending: C
     let Some(tls) = tls else {
         return Some(Stream::Plain(stream));
     };
-    let shaken = timeout(HANDSHAKE_TIMEOUT, tls.accept(stream, Sealed::default()));
+    let shaken = timeout(HANDSHAKE_TIMEOUT, tls.accept(stream, SealedBytes::default()));
     match ending.run_until_cancelled(shaken).await? {
         Ok(Ok(stream)) => Some(stream),
         Ok(Err(error)) => {

@@ -21,6 +21,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::under_way::{ExchangeNumber, Exchanges};
 use crate::routing::request_summary::RequestSummary;
+use crate::runtime::log_interval::LogInterval;
 
 /// The traffic of one service, in one keyspace.
 #[derive(Debug)]
@@ -37,12 +38,8 @@ pub struct Traffic {
     answered: [AtomicU64; STATUSES],
     /// How many responses the service broke off.
     cut_off: AtomicU64,
-    /// When it was last logged that the service speaks HTTP/2 only.
-    http2_noted: Mutex<Option<Instant>>,
+    http2_noted: Mutex<LogInterval>,
 }
-
-/// Shortest interval between two log lines about the service's protocol.
-const PROTOCOL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Number of status codes, from 100 on, that are counted: all that three digits can say.
 const STATUSES: usize = 900;
@@ -164,9 +161,7 @@ impl Traffic {
     /// Logs that the service answers HTTP/1.1 in HTTP/2.
     #[cold]
     pub(super) fn speaks_http2(&self, upstream: &Authority) {
-        let mut noted = self.http2_noted.lock().unwrap_or_else(PoisonError::into_inner);
-        if noted.is_none_or(|noted| noted.elapsed() > PROTOCOL_LOG_INTERVAL) {
-            *noted = Some(Instant::now());
+        if self.http2_noted.lock().unwrap_or_else(PoisonError::into_inner).is_due() {
             tracing::warn!(%upstream, "service speaks HTTP/2 only; answering 502; set pod.protocol to http2");
         }
     }

@@ -30,9 +30,9 @@ const HEAD_BYTES: usize = 5;
 
 /// How many bytes of a connection are sealed: they have arrived, and TLS can open none of them before others arrive.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Sealed(Arc<AtomicUsize>);
+pub(crate) struct SealedBytes(Arc<AtomicUsize>);
 
-impl Sealed {
+impl SealedBytes {
     /// Returns about how much memory they take up, beyond what each connection takes up.
     pub(crate) fn memory(&self) -> usize {
         match self.0.load(Relaxed) {
@@ -82,7 +82,7 @@ pub(crate) struct Counted {
     /// How many bytes may be read for now.
     most: usize,
     /// Where the sealed bytes are counted, if anywhere.
-    sealed: Option<(Records, Sealed)>,
+    sealed: Option<(Records, SealedBytes)>,
 }
 
 impl Counted {
@@ -91,7 +91,7 @@ impl Counted {
     }
 
     /// Counts the sealed bytes too.
-    pub(super) fn watched(io: TcpStream, sealed: Sealed) -> Self {
+    pub(super) fn watched(io: TcpStream, sealed: SealedBytes) -> Self {
         Counted { sealed: Some((Records::default(), sealed)), ..Counted::new(io) }
     }
 

@@ -29,7 +29,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use alpn::{HTTP1, HTTP2};
 use counted::Counted;
-pub(crate) use counted::Sealed;
+pub(crate) use counted::SealedBytes;
 pub use files::{File, TlsError};
 use files::{Identity, authorities};
 use reload::{Files, Reloaded};
@@ -108,7 +108,7 @@ impl ServerTls {
 
     /// Shakes hands with a client. A client that does not speak TLS, or lacks a required certificate, gets an alert and
     /// is disconnected. `sealed` counts what has arrived and TLS cannot open yet, also behind the handshake.
-    pub(crate) async fn accept(&self, stream: TcpStream, sealed: Sealed) -> io::Result<Stream> {
+    pub(crate) async fn accept(&self, stream: TcpStream, sealed: SealedBytes) -> io::Result<Stream> {
         let acceptor = TlsAcceptor::from(self.0.current());
         match acceptor.accept(Counted::watched(stream, sealed)).into_fallible().await {
             Ok(stream) => Ok(Stream::secure(stream.into())),

@@ -253,7 +253,7 @@ pub(super) mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
-    use super::super::{ClientFiles, ClientTls, Offer, Sealed, ServerFiles, ServerTls};
+    use super::super::{ClientFiles, ClientTls, Offer, SealedBytes, ServerFiles, ServerTls};
     use super::*;
 
     /// Returns both sides of a connection in TLS.
@@ -272,7 +272,8 @@ pub(super) mod tests {
         let client = ClientTls::load(client).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let accepted = async { server.accept(listener.accept().await.unwrap().0, Sealed::default()).await.unwrap() };
+        let accepted =
+            async { server.accept(listener.accept().await.unwrap().0, SealedBytes::default()).await.unwrap() };
         let connected = async {
             let stream = TcpStream::connect(address).await.unwrap();
             client.connect(&address.to_string(), stream, Offer::Http1).await.unwrap()

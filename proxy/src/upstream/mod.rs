@@ -28,6 +28,7 @@ use tokio::time::Instant;
 
 use crate::routing::table::Pod;
 use crate::runtime::coarse_timer::CoarseTimer;
+use crate::runtime::log_interval::LogInterval;
 use crate::runtime::shortage::is_shortage;
 use crate::settings::{UpstreamProtocol, UpstreamSettings};
 use crate::tls::{Offer, Stream};
@@ -52,8 +53,6 @@ pub(crate) use wanted::{Wanted, Which};
 
 /// Interval between two looks at idle connections.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
-/// Shortest interval between two log lines about a lack of files or ports, or about the protocol of pods.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// One worker's connections to all pods.
 pub(crate) struct Upstream {
@@ -63,8 +62,8 @@ pub(crate) struct Upstream {
     swept: RefCell<Instant>,
     /// Which of [`Wanted::ALL`] requests have wanted so far.
     spoken: [Cell<bool>; 3],
-    shortage_noted: Cell<Option<Instant>>,
-    http2_noted: Cell<Option<Instant>>,
+    shortage_noted: LogInterval,
+    http2_noted: LogInterval,
 }
 
 impl Upstream {
@@ -75,8 +74,8 @@ impl Upstream {
             timer,
             pods: RefCell::default(),
             spoken: Default::default(),
-            shortage_noted: Cell::default(),
-            http2_noted: Cell::default(),
+            shortage_noted: LogInterval::default(),
+            http2_noted: LogInterval::default(),
         }
     }
 
@@ -215,7 +214,7 @@ impl Upstream {
     }
 
     fn note_shortage(&self, error: &io::Error) {
-        if is_due(&self.shortage_noted) {
+        if self.shortage_noted.is_due() {
             tracing::warn!(%error, "no files or ports left for connections to pods; responding 503 overload");
         }
     }
@@ -223,7 +222,7 @@ impl Upstream {
     /// Logs that a pod answers HTTP/1.1 in HTTP/2.
     #[cold]
     pub(crate) fn note_http2(&self, pod: &Pod) {
-        if is_due(&self.http2_noted) {
+        if self.http2_noted.is_due() {
             tracing::warn!(
                 pod = pod.name,
                 address = pod.address,
@@ -251,14 +250,4 @@ impl Upstream {
             }
         }
     }
-}
-
-/// Returns whether the last log line of its kind is long enough ago. Notes that there is another one if so.
-fn is_due(noted: &Cell<Option<Instant>>) -> bool {
-    let now = Instant::now();
-    let is_due = noted.get().is_none_or(|noted| now.saturating_duration_since(noted) > LOG_INTERVAL);
-    if is_due {
-        noted.set(Some(now));
-    }
-    is_due
 }

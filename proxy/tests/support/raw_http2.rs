@@ -15,11 +15,11 @@ pub const ODD: &[u8] = b"\x88\0\x01x\x03a\x7fb";
 
 pub struct RawHttp2Service {
     pub address: SocketAddr,
-    requests: mpsc::UnboundedReceiver<Waiting>,
+    requests: mpsc::UnboundedReceiver<WaitingRequest>,
 }
 
 /// A request that waits for its response: its connection's number, its stream, and where to write frames.
-pub struct Waiting {
+pub struct WaitingRequest {
     pub connection: usize,
     stream: u32,
     frames: mpsc::UnboundedSender<Vec<u8>>,
@@ -40,12 +40,12 @@ impl RawHttp2Service {
         RawHttp2Service { address, requests }
     }
 
-    pub async fn next(&mut self) -> Waiting {
+    pub async fn next(&mut self) -> WaitingRequest {
         soon(self.requests.recv()).await.unwrap()
     }
 }
 
-impl Waiting {
+impl WaitingRequest {
     pub fn answer(&self, head: &[u8]) {
         // The router may have closed the connection.
         let _ = self.frames.send(frame(1, 0x5, self.stream, head));
@@ -68,7 +68,7 @@ async fn serve(
     mut stream: TcpStream,
     connection: usize,
     settings: &'static [u8],
-    requests: mpsc::UnboundedSender<Waiting>,
+    requests: mpsc::UnboundedSender<WaitingRequest>,
 ) {
     let (frames, mut to_write) = mpsc::unbounded_channel();
     let mut read = Vec::new();
@@ -89,7 +89,7 @@ async fn serve(
             begins = 0;
             if kind == 1 {
                 let stream = u32::from_be_bytes([s, t, u, v]);
-                let _ = requests.send(Waiting { connection, stream, frames: frames.clone() });
+                let _ = requests.send(WaitingRequest { connection, stream, frames: frames.clone() });
             }
         }
     }
