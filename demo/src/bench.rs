@@ -35,8 +35,8 @@ pub struct BenchOptions {
     pub duration: Duration,
     /// The number of clients that send one request at a time.
     pub clients: u32,
-    /// The number of further clients that send bursts. They need a Segue router with `partition_header` behind each
-    /// URL.
+    /// The number of further clients that send bursts. They need `partition_header`, and behind each URL a Segue router that
+    /// reads it.
     pub bursts: u32,
     /// Requests per second, over all clients; 0 sends as fast as possible.
     pub rate: u32,
@@ -80,7 +80,6 @@ impl Default for BenchOptions {
 pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
     ensure!(!options.urls.is_empty(), "where to? a load needs at least one URL");
     let names_partitions = options.partition_header.is_some();
-    ensure!(options.bursts == 0 || names_partitions, "bursts are of one partition, which a header has to name");
     let mut routers = Vec::new();
     for url in &options.urls {
         routers.push(resolve(url, options.tls.as_ref()).await?);

@@ -19,8 +19,8 @@ use super::DrainEnd;
 use super::acks::AckKind;
 use super::driver::{EXCHANGE_CHECK_INTERVAL, Router};
 
-/// What a handoff takes at most after the drain, beside its parties' own work: the second after which a sidecar resets what was
-/// severed, and what machines and the store add.
+/// Time for the rest of a handoff after the drain, beside its parties' own work: the second after which a sidecar resets what was
+/// severed, and the delays of machines and the store.
 const REST_OF_A_HANDOFF: Duration = Duration::from_secs(3);
 
 /// A drain in progress.

@@ -148,7 +148,7 @@ pub async fn register(leases: &Leases, claim: &Claim, value: impl Fn(LeaseId) ->
                         ),
                     }
                 }
-                if let Err(error) = changed(leases.store(), key, claim.ttl, |exists| !exists).await {
+                if let Err(error) = changed(leases.store(), key, claim.ttl, false).await {
                     if log.is_due(&error) {
                         warn!(key, %error, "earlier registration cannot be watched; retrying");
                     }
@@ -160,8 +160,7 @@ pub async fn register(leases: &Leases, claim: &Claim, value: impl Fn(LeaseId) ->
                     let service = claim.keyspace.service();
                     info!(key, service, "keyspace has no settings, so whose it is is not known; waiting for them");
                 }
-                if let Err(error) = changed(leases.store(), &claim.keyspace.config(), claim.ttl, |exists| exists).await
-                {
+                if let Err(error) = changed(leases.store(), &claim.keyspace.config(), claim.ttl, true).await {
                     if log.is_due(&error) {
                         warn!(key, %error, "the keyspace's settings cannot be watched; retrying");
                     }
@@ -287,16 +286,11 @@ pub async fn raise_floor(
     Ok(true)
 }
 
-/// Returns once the key has changed or, by whether it exists, is as wanted, or after a while to check again.
-async fn changed(
-    store: &Arc<dyn Store>,
-    key: &str,
-    ttl: Duration,
-    is_wanted: impl Fn(bool) -> bool,
-) -> Result<(), StoreError> {
+/// Returns if the key exists or not, as is `wanted`, or once it has changed, or after a while to check again.
+async fn changed(store: &Arc<dyn Store>, key: &str, ttl: Duration, wanted: bool) -> Result<(), StoreError> {
     let one = Keys::One(key.to_owned());
     let snapshot = store.snapshot(&one).await?;
-    if is_wanted(!snapshot.entries.is_empty()) {
+    if snapshot.entries.is_empty() != wanted {
         return Ok(());
     }
     let mut watch = store.watch(&one, snapshot.revision.next()).await?;

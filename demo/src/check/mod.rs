@@ -312,10 +312,10 @@ struct Line {
     members: Vec<(u64, Epoch)>,
 }
 
-/// A burst that was taken so long before an epoch began was sent to the owner before, unless a handoff took longer. Its writes
-/// were sent beside each other and have no order: one that the owner did not take, as over a connection that loses packets, goes
+/// How long before an epoch a burst was taken that the owner before was sent, unless the handoff took longer. Its writes were
+/// sent beside each other and have no order: one that this owner did not take, as over a connection that loses packets, goes
 /// to the next owner, behind later ones that it did take.
-const OPEN: Nanos = 1_000_000_000;
+const OPEN_GATE: Nanos = 1_000_000_000;
 
 fn reordered(evidence: &Evidence) -> (Count, u64) {
     let (mut count, mut held_pairs) = (Count::default(), 0);
@@ -354,12 +354,11 @@ fn reordered(evidence: &Evidence) -> (Count, u64) {
             continue;
         };
         let began = evidence.owners.as_ref().and_then(|owners| owners.epoch_began(partition, epoch));
-        let held = burst.taken_by.is_some_and(|taken| began.is_some_and(|began| taken < began));
+        let waited = burst.taken_by.zip(began).map_or(0, |(taken, began)| began.saturating_sub(taken));
+        let held = waited > 0;
         let pairs = line.members.iter().filter(|(_, other)| *other == epoch).count() as u64;
         held_pairs += if held { pairs } else { 0 };
-        let sent_before =
-            burst.taken_by.is_some_and(|taken| began.is_some_and(|began| taken.saturating_add(OPEN) < began));
-        let must_keep = |other: Epoch| if other == epoch { held } else { !sent_before };
+        let must_keep = |other: Epoch| if other == epoch { held } else { waited <= OPEN_GATE };
         let overtaken_by = |(later, other): &&(u64, Epoch)| *later > sequence && must_keep(*other);
         if let Some((later, other)) = line.members.iter().find(overtaken_by) {
             let key = &record.key;

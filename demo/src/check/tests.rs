@@ -336,7 +336,7 @@ fn a_request_must_not_overtake_across_a_cutover() {
 
 #[test]
 fn a_request_that_was_sent_long_before_a_cutover_may_come_back_and_be_behind_those_sent_beside_it() {
-    for (pause, reordered) in [(0, 1), (2 * OPEN, 0)] {
+    for (pause, reordered) in [(0, 1), (2 * OPEN_GATE, 0)] {
         let mut world = moved();
         let taken = world.now;
         let members = burst(&mut world, 1, 2, Some(taken));

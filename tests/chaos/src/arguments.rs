@@ -8,7 +8,7 @@ use clap::Parser;
 use crate::sabotage::Sabotage;
 use crate::scenario;
 
-/// How long CI waits. Some faults fewer are drawn on a slow machine; all scenarios are played, or it has failed.
+/// Time for a short run. Fewer faults are drawn on a slow machine; all scenarios are played.
 const SHORT: Duration = Duration::from_secs(240);
 
 /// Kills, stops and cuts off real processes of Segue and a 3-node etcd, and checks that clients lost nothing.
