@@ -258,6 +258,11 @@ def check_chart(folder):
         # The archive has the dashboard and the alerts, which are links in the folder.
         with helm_python.Chart.load(helm_python.package(CHART, destination=folder)) as packed:
             assert packed.render(VALUES["everything"], name="shop") == chart.render(VALUES["everything"], name="shop")
+        for name, keyspace, service in (("defaults", "shop", False), ("everything", "42", True)):
+            documents = rendered()[f"helm: {name}"]
+            for text in (configuration(workload, documents)[0] for workload in segues(documents)):
+                lines = text.splitlines()
+                assert f'keyspace = "{keyspace}"' in lines and ('service = "orders"' in lines) == service, f"{name}: {text}"
         for values in REFUSED:
             try:
                 chart.validate_schema(values)

@@ -209,6 +209,18 @@ fn files_of_one_keyspace_have_names_of_their_own_and_one_mapping_of_requests() {
 }
 
 #[test]
+fn pods_of_one_keyspace_have_addresses_of_their_own() {
+    let pod = |name: &str, address: &str| format!("[pod]\nname = \"{name}\"\nadvertise = \"{address}\"\n");
+    for spelling in ["127.0.0.1:8181", "localhost:8181", "[::ffff:127.0.0.1]:8181"] {
+        let (code, _, said) = check_together(&[&pod("a", "127.0.0.1:8181"), &pod("b", spelling)]);
+        let fact = format!("b.toml:3:13: pod.advertise: {spelling:?} is the address of another pod, too");
+        assert!(code == Some(2) && said.contains(&fact), "{said}");
+    }
+    let (code, _, said) = check_together(&[&pod("a", "127.0.0.1:8181"), &pod("b", "127.0.0.1:8182")]);
+    assert!(code == Some(0) && !said.contains("pod.advertise"), "{said}");
+}
+
+#[test]
 fn check_warns_of_connections_that_may_take_more_files_than_there_are() {
     let folder = TempDir::new().unwrap();
     let text = "keyspace = \"k\"\n[router]\nlimits.max_connections = 600\n";
