@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use segue_contract::Breach;
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError};
 use segue_demo::check::{Owners, Ownership};
 use segue_demo::clock::{self, Nanos};
@@ -18,8 +19,6 @@ use segue_protocol::records::{Assignment, Phase};
 use segue_protocol::txn::{Batch, Event, Keys, Op, Txn};
 use segue_protocol::view::View;
 use tokio::runtime::Handle;
-
-use crate::contract;
 
 const POLL: Duration = Duration::from_millis(5);
 
@@ -40,7 +39,7 @@ pub(crate) struct Seen {
     /// Handoffs that were deleted before they had changed the owner.
     pub(crate) cancelled: u64,
     /// Breaches of the contract.
-    pub(crate) breaches: Vec<String>,
+    pub(crate) breaches: Vec<Breach>,
     /// The time at which the last read that returned this revision was sent.
     reads: BTreeMap<Revision, Nanos>,
     revision: Revision,
@@ -162,24 +161,26 @@ impl Seen {
     fn note(&mut self, batch: Batch) {
         let arrived = clock::now();
         self.revision = batch.revision;
+        let before = self.view.clone();
+        self.view.apply(batch.clone());
+        self.breaches.extend(segue_contract::breaches(&before, &self.view));
         for event in batch.events {
-            self.breaches.extend(contract::breaches(&self.view, &event));
-            match &event {
+            match event {
                 Event::Put(put) => {
                     if let (Some(KeyName::Assignment(partition)), Ok(assignment)) =
-                        (self.view.keys().parse(&put.key), serde_json::from_slice::<Assignment>(&put.value))
+                        (before.keys().parse(&put.key), serde_json::from_slice::<Assignment>(&put.value))
                     {
+                        self.moved += u64::from(before.assignments.contains_key(&partition));
                         self.assigned(partition, assignment, put.mod_revision, arrived);
                     }
                 }
                 Event::Delete { key, .. } => {
-                    if let Some(KeyName::Handoff(partition)) = self.view.keys().parse(key) {
-                        let phase = self.view.handoffs.get(&partition).map(|handoff| handoff.value.phase);
+                    if let Some(KeyName::Handoff(partition)) = before.keys().parse(&key) {
+                        let phase = before.handoffs.get(&partition).map(|handoff| handoff.value.phase);
                         self.cancelled += u64::from(phase.is_some_and(|phase| phase < Phase::Switching));
                     }
                 }
             }
-            contract::apply(&mut self.view, event);
         }
     }
 
@@ -188,7 +189,6 @@ impl Seen {
         let Assignment { owner: pod, incarnation, epoch, .. } = assignment;
         self.owners.note(partition, epoch, Ownership { pod, incarnation, not_before });
         self.owners.begun(partition, epoch, arrived);
-        self.moved += u64::from(self.view.assignments.contains_key(&partition));
     }
 }
 

@@ -13,7 +13,6 @@
 
 mod arguments;
 mod cluster;
-mod contract;
 mod disk;
 mod etcd;
 mod fault;

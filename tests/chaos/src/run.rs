@@ -206,7 +206,7 @@ fn one(
         (std::mem::take(&mut seen.owners), seen.moved, seen.cancelled, std::mem::take(&mut seen.breaches))
     };
     for breach in breaches {
-        verdict.add("contract", breach);
+        verdict.add("contract", format!("{}: {}", breach.rule, breach.what));
     }
     verdict.judge(&Evidence { exchanges, log: Some(log.read_all()?), owners: Some(owners) });
     Ok(Done { verdict, faults, failovers, moved, cancelled, refused: refused.len() as u64 })

@@ -1,9 +1,5 @@
-//! Checks after each write that the records in the store keep the protocol, which the transactions' guards are to
-//! ensure.
-//!
-//! The checker of `tests/chaos` is another one: it has a watch's events, one at a time, where this one has the store
-//! before and after a whole transaction, and its author. What they could share is less than what each would have to
-//! translate.
+//! Checks after each write that the store keeps the protocol, which the transactions' guards are to ensure: the contract of
+//! one step (`segue_contract`), and what needs to know more than two views.
 //!
 //! # Invariants
 //!
@@ -14,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use segue_protocol::ids::{Epoch, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::records::{Checkpoint, Handoff, Mode, Phase, PodAckKind};
+use segue_protocol::records::{Handoff, Phase};
 use segue_protocol::txn::{Batch, Event, Snapshot};
-use segue_protocol::view::{PodLife, Versioned, View};
+use segue_protocol::view::View;
 
 use crate::causes::Causes;
 use crate::trace::Trace;
@@ -156,6 +152,9 @@ impl Contract {
         if round(after) > round(before) {
             self.trace.seen("an assignment round closed");
         }
+        for breach in segue_contract::breaches(before, after) {
+            self.trace.violation(breach.rule, breach.what);
+        }
         for (partition, assignment) in &after.assignments {
             let was = before.assignments.get(partition);
             if was.is_some_and(|was| was.mod_revision == assignment.mod_revision) {
@@ -170,10 +169,9 @@ impl Contract {
         }
         for (partition, handoff) in &before.handoffs {
             match after.handoffs.get(partition) {
-                Some(now) if now.create_revision == handoff.create_revision => self.moved(before, after, handoff, now),
-                Some(_) => self.trace.violation("handoff", format!("the record of partition {partition} was replaced")),
+                Some(now) => self.note_phase(handoff.value.phase, now.value.phase),
                 None => {
-                    self.ended(after, handoff);
+                    self.note_end(&handoff.value);
                     let entry = after.keys().history_entry(*partition, handoff.id());
                     let may_lack = inner.refuses && handoff.value.phase < Phase::Switching;
                     match inner.known.contains_key(&entry) {
@@ -198,120 +196,27 @@ impl Contract {
                 self.trace.violation("history", early);
             }
         }
-        self.stale_acks(before, after);
-        self.checkpoints(before, after);
     }
 
-    /// Checks that a checkpoint was recorded by the owner of its epoch.
-    fn checkpoints(&self, before: &View, after: &View) {
-        for (partition, now) in &after.checkpoints {
-            let was = before.checkpoints.get(partition);
-            if was.is_some_and(|was| {
-                (&was.value.checkpoint, was.value.taken_at) == (&now.value.checkpoint, now.value.taken_at)
-            }) {
-                continue;
-            }
-            let owner = after.assignments.get(partition).map(|it| (it.value.owner.as_str(), it.value.epoch));
-            let Checkpoint { pod_name, epoch, .. } = &now.value;
-            if owner != Some((pod_name.as_str(), *epoch)) {
-                let what = format!("{pod_name} recorded one of partition {partition} at {epoch}, which {owner:?} owns");
-                self.trace.violation("checkpoints", what);
-            }
-        }
-    }
-
-    fn moved(&self, before: &View, after: &View, was: &Versioned<Handoff>, now: &Versioned<Handoff>) {
-        let (record, id) = (&now.value, now.id());
-        let partition = record.partition;
-        if (&was.value.new_owner, was.value.epoch) != (&record.new_owner, record.epoch)
-            || record.phase < was.value.phase
-        {
-            self.trace.violation("handoff", format!("the record of partition {partition} was overwritten"));
-        }
-        if record.phase == was.value.phase {
+    fn note_phase(&self, from: Phase, to: Phase) {
+        if from == to {
             return;
         }
-        self.trace.seen(match record.phase {
+        self.trace.seen(match to {
             Phase::Warming | Phase::Ready => "a new owner got warm",
             Phase::Syncing => "routers drained",
             Phase::Switching => "a partition was switched",
             Phase::Complete => "a handoff completed",
         });
-        let barrier = record.mode == Mode::Barrier && record.old_owner.is_some();
-        // Every router that is registered when the phase moves on must have agreed.
-        for router in after.routers.keys() {
-            let agreed = match was.value.phase {
-                Phase::Ready if barrier => after.drained_ack(partition, router, id).is_some_and(|ack| !ack.gave_up),
-                Phase::Switching => after.cutover_ack(partition, router, id).is_some(),
-                _ => true,
-            };
-            if !agreed {
-                let from = was.value.phase.as_str();
-                let early = format!("partition {partition} left {from} without the word of router {router}");
-                self.trace.violation("quorum", early);
-            }
-        }
-        let pauses = matches!(was.value.phase, Phase::Ready | Phase::Syncing);
-        if let Some(old) = record.old_owner.as_ref().filter(|_| pauses)
-            && matches!(before.life(old, record.old_incarnation), PodLife::Leaseless(_) | PodLife::Unreadable)
-        {
-            let (from, early) = (was.value.phase.as_str(), "while its old owner's registration is not its own word");
-            self.trace.violation("unreadable", format!("partition {partition} left {from} {early}: {old}"));
-        }
-        if was.value.phase == Phase::Syncing
-            && let Some(old) = before.live_old_owner(record).filter(|old| old.capabilities.drained)
-            && after.pod_ack(partition, &old.pod_name, PodAckKind::Drained, id).is_none()
-        {
-            let early =
-                format!("partition {partition} left Syncing without the word of its old owner {}", old.pod_name);
-            self.trace.violation("quorum", early);
-        }
     }
 
-    fn ended(&self, after: &View, was: &Versioned<Handoff>) {
-        let record = &was.value;
-        let switched =
-            record.phase == Phase::Switching || (record.mode == Mode::Independent && record.phase >= Phase::Ready);
+    fn note_end(&self, record: &Handoff) {
         match record.phase {
             Phase::Complete => {}
-            _ if switched && record.old_owner.is_some() && after.live_new_owner(record).is_some() => {
-                let partition = record.partition;
-                let back = format!("the handoff of partition {partition} was cancelled past the point of no return");
-                self.trace.violation("handoff", back);
+            _ if segue_contract::may_have_served(record) => {
+                self.trace.seen("a new owner died after it had taken over");
             }
-            _ if switched => self.trace.seen("a new owner died after it had taken over"),
             _ => self.trace.seen("a handoff was cancelled"),
-        }
-    }
-
-    fn stale_acks(&self, before: &View, after: &View) {
-        for (partition, acks) in &after.acks {
-            let had = before.acks.get(partition);
-            if had == Some(acks) {
-                continue;
-            }
-            let standing = after.handoffs.get(partition).map(|handoff| handoff.id());
-            let fresh = acks
-                .drained
-                .iter()
-                .filter(|(router, ack)| had.and_then(|had| had.drained.get(*router)) != Some(ack))
-                .map(|(router, ack)| (router, ack.handoff));
-            let fresh = fresh.chain(
-                acks.cutover
-                    .iter()
-                    .filter(|(router, ack)| had.and_then(|had| had.cutover.get(*router)) != Some(ack))
-                    .map(|(router, ack)| (router, ack.handoff)),
-            );
-            let fresh = fresh.chain(
-                acks.pods
-                    .iter()
-                    .filter(|(who, ack)| had.and_then(|had| had.pods.get(*who)) != Some(ack))
-                    .map(|((pod, _), ack)| (pod, ack.handoff)),
-            );
-            for (who, handoff) in fresh.filter(|(_, handoff)| Some(*handoff) != standing) {
-                let stale = format!("{who} acknowledges {handoff} of partition {partition}, and {standing:?} stands");
-                self.trace.violation("stale_ack", stale);
-            }
         }
     }
 
@@ -320,13 +225,13 @@ impl Contract {
     }
 }
 
-/// Notes the newest epoch of each partition.
 /// The revision that the present authority began with: that of the leader, or of the round.
 fn authority(view: &View) -> Revision {
     let leader = view.leader.as_ref().map(|leader| leader.create_revision);
     leader.or(view.rounds.current.as_ref().map(|round| round.mod_revision)).unwrap_or(Revision::ZERO)
 }
 
+/// Notes the newest epoch of each partition.
 fn note_epochs(inner: &mut Inner) {
     let Inner { view, epochs, .. } = inner;
     for (partition, assignment) in &view.assignments {

@@ -1,0 +1,179 @@
+#![allow(clippy::unwrap_used)]
+
+use segue_protocol::ids::{LeaseId, Revision};
+use segue_protocol::keys::{KeyName, Keyspace};
+use segue_protocol::txn::{Batch, Event, KeyValue};
+
+use super::*;
+
+const P3: PartitionId = PartitionId::new(3);
+
+struct Fixture {
+    view: View,
+    revision: Revision,
+}
+
+impl Fixture {
+    /// Partition 3 is on its way from `old` to `new`, routers `a` and `b` are registered; there are no acks.
+    fn moving() -> Self {
+        let mut fixture = Fixture { view: View::empty(Keyspace::new("/segue/", "default")), revision: Revision::ZERO };
+        for router in ["a", "b"] {
+            fixture.put(&format!("routers/{router}"), &format!(r#"{{"router_name":"{router}"}}"#));
+        }
+        for pod in ["old", "new"] {
+            let record = r#"{"pod_name":"NAME","address":"h:1","capabilities":["sync","drained","released","fence"]}"#;
+            fixture.put(&format!("pods/{pod}"), &record.replace("NAME", pod));
+        }
+        fixture.put("assignments/3", r#"{"partition":3,"owner":"old","incarnation":3,"epoch":6}"#);
+        fixture.put("handoffs/3", Self::HANDOFF);
+        fixture
+    }
+
+    const HANDOFF: &str = r#"{"partition":3,"old_owner":"old","old_incarnation":3,"new_owner":"new",
+        "new_incarnation":4,"phase":"Ready","epoch":7}"#;
+    const FLIP: &str = r#"{"partition":3,"owner":"new","incarnation":4,"epoch":7}"#;
+
+    /// Puts a record. Returns its breaches.
+    fn put(&mut self, key: &str, value: &str) -> Vec<String> {
+        self.revision = self.revision.next();
+        let key = format!("/segue/default/{key}");
+        let stands = self.view.keys().parse(&key).is_some_and(|name| name == KeyName::Handoff(P3))
+            && self.view.handoffs.contains_key(&P3);
+        let create_revision = if stands { self.view.handoffs[&P3].create_revision } else { self.revision };
+        let lease = ["pods/", "routers/"].iter().any(|it| key.contains(it)).then(|| LeaseId::new(1));
+        let (value, mod_revision) = (value.into(), self.revision);
+        self.step(Event::Put(KeyValue { key, value, create_revision, mod_revision, lease }))
+    }
+
+    /// Deletes a record. Returns its breaches.
+    fn delete(&mut self, key: &str) -> Vec<String> {
+        self.revision = self.revision.next();
+        let key = format!("/segue/default/{key}");
+        self.step(Event::Delete { key, mod_revision: self.revision })
+    }
+
+    fn step(&mut self, event: Event) -> Vec<String> {
+        let before = self.view.clone();
+        self.view.apply(Batch { revision: self.revision, events: vec![event] });
+        breaches(&before, &self.view).into_iter().map(|breach| breach.what).collect()
+    }
+
+    /// Writes every ack `but` one. Returns the breaches of the phases' moves on the way.
+    fn up_to_the_flip(&mut self, but: &str) -> Vec<String> {
+        let mut found = Vec::new();
+        for (key, value) in [
+            ("handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":6}"#),
+            ("handoff_drains/3/b", r#"{"router_name":"b","partition":3,"handoff":6}"#),
+            ("handoffs/3", &Self::HANDOFF.replace("Ready", "Syncing")),
+            ("pod_acks/3/old/drained", r#"{"pod_name":"old","partition":3,"handoff":6,"ack":"drained"}"#),
+            ("pod_acks/3/new/synced", r#"{"pod_name":"new","partition":3,"handoff":6,"ack":"synced"}"#),
+        ] {
+            if key != but {
+                found.extend(self.put(key, value));
+            }
+        }
+        found
+    }
+}
+
+#[test]
+fn a_flip_that_everyone_has_acknowledged_keeps_the_contract() {
+    let mut fixture = Fixture::moving();
+    assert_eq!(fixture.up_to_the_flip(""), [""; 0]);
+    assert_eq!(fixture.put("assignments/3", Fixture::FLIP), [""; 0]);
+}
+
+#[test]
+fn each_missing_ack_is_found() {
+    for (but, said) in [
+        ("handoff_drains/3/b", "router b had not drained"),
+        ("pod_acks/3/old/drained", "old had not ended"),
+        ("pod_acks/3/new/synced", "without having read the tail"),
+    ] {
+        let mut fixture = Fixture::moving();
+        let mut found = fixture.up_to_the_flip(but);
+        found.extend(fixture.put("assignments/3", Fixture::FLIP));
+        assert!(found.len() == 1 && found[0].contains(said), "{but}: {found:?}");
+    }
+}
+
+#[test]
+fn a_router_that_registers_in_ready_has_to_drain_and_one_that_registers_later_need_not() {
+    let mut fixture = Fixture::moving();
+    fixture.put("routers/c", r#"{"router_name":"c"}"#);
+    let found = fixture.up_to_the_flip("");
+    assert!(found.len() == 1 && found[0].contains("router c had not drained"), "{found:?}");
+
+    let mut fixture = Fixture::moving();
+    assert_eq!(fixture.up_to_the_flip(""), [""; 0]);
+    fixture.put("routers/c", r#"{"router_name":"c"}"#);
+    assert_eq!(fixture.put("assignments/3", Fixture::FLIP), [""; 0]);
+}
+
+#[test]
+fn a_flip_that_skips_a_phase_needs_the_drains_all_the_same() {
+    let mut fixture = Fixture::moving();
+    fixture.put("handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":6}"#);
+    let found = fixture.put("assignments/3", Fixture::FLIP);
+    assert!(found.iter().any(|it| it.contains("router b had not drained")), "{found:?}");
+}
+
+#[test]
+fn an_owner_by_hand_an_epoch_again_and_an_overwritten_handoff_are_found() {
+    let mut fixture = Fixture::moving();
+    fixture.up_to_the_flip("");
+    let stolen = fixture.put("assignments/3", r#"{"partition":3,"owner":"thief","incarnation":9,"epoch":7}"#);
+    assert!(stolen[0].contains("without a handoff"), "{stolen:?}");
+    let again = fixture.put("assignments/3", Fixture::FLIP);
+    assert!(again[0].contains("after epoch 7"), "{again:?}");
+    let other = Fixture::HANDOFF.replace(r#""epoch":7"#, r#""epoch":8"#);
+    assert_eq!(fixture.put("handoffs/3", &other).len(), 1);
+    let on = other.replace("Ready", "Switching");
+    assert!(fixture.put("handoffs/3", &on).is_empty());
+}
+
+#[test]
+fn a_handoff_is_neither_completed_without_each_router_nor_cancelled_once_its_owner_serves() {
+    for (cutover, what) in [("", "b had not switched"), ("c", "b had not switched"), ("b", "")] {
+        let mut fixture = Fixture::moving();
+        fixture.up_to_the_flip("");
+        assert_eq!(fixture.put("handoffs/3", &Fixture::HANDOFF.replace("Ready", "Switching")), [""; 0]);
+        assert_eq!(fixture.put("assignments/3", Fixture::FLIP), [""; 0]);
+        for router in ["a", cutover] {
+            let ack = format!(r#"{{"router_name":"{router}","partition":3,"handoff":6}}"#);
+            assert_eq!(fixture.put(&format!("handoff_acks/3/{router}"), &ack), [""; 0]);
+        }
+        let found = fixture.put("handoffs/3", &Fixture::HANDOFF.replace("Ready", "Complete"));
+        assert!(found.iter().all(|it| !what.is_empty() && it.contains(what)), "{found:?}");
+        assert_eq!(found.is_empty(), what.is_empty());
+    }
+    let mut fixture = Fixture::moving();
+    fixture.up_to_the_flip("");
+    fixture.put("handoffs/3", &Fixture::HANDOFF.replace("Ready", "Switching"));
+    let found = fixture.delete("handoffs/3");
+    assert!(found.len() == 1 && found[0].contains("past the point of no return"), "{found:?}");
+}
+
+#[test]
+fn a_handoff_may_be_cancelled_before_its_owner_serves() {
+    let mut fixture = Fixture::moving();
+    fixture.up_to_the_flip("");
+    assert_eq!(fixture.delete("handoffs/3"), [""; 0]);
+}
+
+#[test]
+fn acks_of_other_handoffs_checkpoints_of_others_and_values_that_cannot_be_read_are_found() {
+    for (key, value, what) in [
+        ("handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":5}"#, "a acknowledges"),
+        ("handoff_drains/4/a", r#"{"router_name":"a","partition":4,"handoff":6}"#, "a acknowledges"),
+        (
+            "checkpoints/3",
+            r#"{"partition":3,"pod_name":"new","epoch":7,"checkpoint":"eA==","taken_at":1}"#,
+            "new recorded one",
+        ),
+        ("assignments/3", "?", "assignments/3 cannot be read"),
+    ] {
+        let found = Fixture::moving().put(key, value);
+        assert!(found.len() == 1 && found[0].contains(what), "{key}: {found:?}");
+    }
+}
