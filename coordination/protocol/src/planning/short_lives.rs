@@ -1,22 +1,22 @@
 //! Remembers lives of pods that end soon after partitions were flipped to them, and what rests because of it.
 //!
 //! A pod in a crash loop is registered again at once, and its lease hides each death for as long as it lasts. A planner
-//! that prefers the name that is back would give it the same partitions for ever. A life that ends within two lease times
-//! of a flip to it is therefore a failure:
+//! that prefers the name that is back would give it the same partitions for ever. A pod that dies within two lease times of
+//! a flip to it has therefore failed:
 //!
 //! * **Name and partition.** The pod is not preferred for the partitions that it had just taken over, and another pod
 //!   takes them if there is one.
 //! * **Pod.** The pod is shunned: it gets no more partitions for a while. A pod that dies while it warms is shunned too.
-//! * **Partition.** If another pod had died the same way with the partition, the partition is the more likely cause. It
-//!   rests instead of the pod, longer after each death. Of several partitions only those with the most deaths rest, and
-//!   half of them for two lease times longer than the others, so that the next death tells which half it was.
+//! * **Partition.** If another pod had died with the partition, within one lease time of the flip, the partition is the more
+//!   likely cause. It rests instead of the pod, longer after each death. Of several partitions only those with the most deaths
+//!   rest, and half of them for two lease times longer than the others, so that the next death tells which half it was.
 //!
-//! The end of a life is the end of its lease, up to a lease time after its process died. A pod that dies later than about one
-//! lease time after each flip is therefore not noticed. A longer window would take two deaths of a cascade for the fault of the
-//! partitions that moved between them.
+//! The end of a life is seen at the end of its lease, up to a lease time after its process died, so the windows are a lease time
+//! longer. That of a partition is shorter than that of a pod: in a cascade the partitions of one pod go to the next that dies, and
+//! are not its cause.
 //!
-//! A life that outlasts two lease times after a flip ends the row of its pod and of its partition. A living owner that has
-//! handed the partition over ends the row of that partition.
+//! A life that outlasts these windows ends the row of its pod and of its partition. A living owner that has handed the partition
+//! over ends the row of that partition.
 //!
 //! The age of a flip is measured by revisions: this planner knows which revision it had seen at which time. A new leader
 //! knows no deaths, and regards every flip before its first view as old. It counts anew from the next flip on.
@@ -44,17 +44,30 @@ const LONGEST_REST: Duration = Duration::from_secs(60);
 const DEFAULT_LEASE_TTL: Duration = Duration::from_secs(15);
 /// Longest lease time that is believed.
 const LONGEST_LEASE_TTL: Duration = Duration::from_secs(300);
-/// Number of lease times after a flip within which an end is a failure.
-const LEASE_TIMES: u32 = 2;
+/// Number of lease times after a flip within which the end of a key is a failure of the pod.
+const LEASE_TIMES_OF_POD: u32 = 3;
+/// Number of lease times after a flip within which the end of a key may be the fault of the partition.
+const LEASE_TIMES_OF_PARTITION: u32 = 2;
 /// Number of deaths from which on the partition is the likely cause.
 const DEATHS_BEFORE_REST: u32 = 2;
 
-/// A registered life as last seen.
+/// The life of a registered pod as last seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Life {
     incarnation: Incarnation,
-    /// How long after a flip its end is a failure.
-    window: Duration,
+    lease_ttl: Duration,
+}
+
+impl Life {
+    /// Returns how long after a flip its end is a failure of the pod.
+    fn pod_window(&self) -> Duration {
+        self.lease_ttl * LEASE_TIMES_OF_POD
+    }
+
+    /// Returns how long after a flip its end may be the fault of the partition.
+    fn partition_window(&self) -> Duration {
+        self.lease_ttl * LEASE_TIMES_OF_PARTITION
+    }
 }
 
 /// The deaths of a partition's owners, one after the other.
@@ -81,26 +94,25 @@ impl ShortLives {
     /// Records which lives have ended in this view, and forgets failures that a longer life has disproved.
     pub(super) fn observe(&mut self, view: &View, are_blameless: bool, now: Duration) {
         let lives = lives(view);
-        let longest = lives.values().chain(self.lives.values()).map(|life| life.window).max();
+        let longest = lives.values().chain(self.lives.values()).map(Life::pod_window).max();
         self.seen.observe(view.revision, now, longest.unwrap_or_default());
         let before = std::mem::replace(&mut self.lives, lives);
         self.forgive_what_was_handed_over(view);
         for (pod, life) in before {
             let has_ended = self.lives.get(&pod).is_none_or(|now| now.incarnation != life.incarnation);
             if has_ended && !are_blameless {
-                let taken = self.taken_over(view, &pod, life, now);
-                self.ended(&pod, &taken, life.window, now);
+                self.ended(view, &pod, life, now);
             }
         }
         self.forgive(view, now);
     }
 
-    /// Returns the partitions that this life had just taken over.
-    fn taken_over(&self, view: &View, pod: &str, life: Life, now: Duration) -> Vec<PartitionId> {
+    /// Returns the partitions that this life had taken over within `window` before now.
+    fn taken_over(&self, view: &View, pod: &str, life: Life, window: Duration, now: Duration) -> Vec<PartitionId> {
         let is_taken = |partition: &PartitionId| {
             let Some(assignment) = view.assignments.get(partition) else { return false };
             assignment.value.incarnation == life.incarnation
-                && self.seen.is_recent(assignment.mod_revision, life.window, now)
+                && self.seen.is_recent(assignment.mod_revision, window, now)
         };
         // In `independent` mode the flip comes last, and requests may have reached the new owner before.
         let handoffs = view.handoffs.values().map(|handoff| &handoff.value).filter(|record| {
@@ -113,13 +125,32 @@ impl ShortLives {
         taken
     }
 
-    /// Records the end of a life that had just taken over these partitions.
-    fn ended(&mut self, pod: &str, taken: &[PartitionId], window: Duration, now: Duration) {
-        for partition in taken {
+    /// Records the end of a life.
+    fn ended(&mut self, view: &View, pod: &str, life: Life, now: Duration) {
+        let lost = self.taken_over(view, pod, life, life.pod_window(), now);
+        if lost.is_empty() {
+            return;
+        }
+        for partition in &lost {
             self.pods.fail_with(*partition, pod, now);
         }
+        let causes = self.count_deaths(&self.taken_over(view, pod, life, life.partition_window(), now), pod);
+        if causes.is_empty() {
+            return self.shun(pod, now);
+        }
+        let first_half = causes.len().div_ceil(2);
+        for (index, partition) in causes.iter().enumerate() {
+            let Some(deaths) = self.partitions.get_mut(partition) else { continue };
+            let back_off = crate::back_off::BackOff { first: FIRST_BACK_OFF, longest: LONGEST_REST };
+            let later = if index < first_half { Duration::ZERO } else { life.partition_window() };
+            deaths.until = now + back_off.after(deaths.number - 1) + later;
+        }
+    }
+
+    /// Counts a death of their owner against those of these partitions that had the most before. Returns the likely causes.
+    fn count_deaths(&mut self, taken: &[PartitionId], pod: &str) -> Vec<PartitionId> {
         let deaths = |partition: &PartitionId| self.partitions.get(partition).map_or(0, |deaths| deaths.number);
-        let Some(most) = taken.iter().map(deaths).max() else { return };
+        let Some(most) = taken.iter().map(deaths).max() else { return Vec::new() };
         let likely: Vec<PartitionId> = taken.iter().copied().filter(|partition| deaths(partition) == most).collect();
         for partition in &likely {
             let none = || Deaths { number: 0, last: String::new(), until: Duration::ZERO };
@@ -130,17 +161,7 @@ impl ShortLives {
             pod.clone_into(&mut deaths.last);
         }
         let is_cause = |partition: &PartitionId| self.partitions[partition].number >= DEATHS_BEFORE_REST;
-        let causes: Vec<PartitionId> = likely.into_iter().filter(is_cause).collect();
-        if causes.is_empty() {
-            return self.shun(pod, now);
-        }
-        let first_half = causes.len().div_ceil(2);
-        for (index, partition) in causes.iter().enumerate() {
-            let Some(deaths) = self.partitions.get_mut(partition) else { continue };
-            let back_off = crate::back_off::BackOff { first: FIRST_BACK_OFF, longest: LONGEST_REST };
-            let later = if index < first_half { Duration::ZERO } else { window };
-            deaths.until = now + back_off.after(deaths.number - 1) + later;
-        }
+        likely.into_iter().filter(is_cause).collect()
     }
 
     /// Records that the pod died while it warmed, or soon after it had taken partitions over.
@@ -169,20 +190,22 @@ impl ShortLives {
     /// Forgets the failures of pods and partitions whose present owner has lived long enough.
     fn forgive(&mut self, view: &View, now: Duration) {
         let (lives, seen) = (&self.lives, &self.seen);
-        let has_lasted = |partition: PartitionId| {
+        let has_lasted = |partition: PartitionId, window: fn(&Life) -> Duration| {
             let assignment = view.assignments.get(&partition)?;
             let (owner, life) = lives.get_key_value(&assignment.value.owner)?;
             let lasts = assignment.value.incarnation == life.incarnation
-                && !seen.is_recent(assignment.mod_revision, life.window, now);
+                && !seen.is_recent(assignment.mod_revision, window(life), now);
             lasts.then_some(owner.as_str())
         };
         self.partitions.retain(|partition, deaths| {
-            has_lasted(*partition).is_none() && now < deaths.until.saturating_add(super::MAX_BACK_OFF)
+            has_lasted(*partition, Life::partition_window).is_none()
+                && now < deaths.until.saturating_add(super::MAX_BACK_OFF)
         });
-        let has_lasted_as_pod = |pod: &str| view.assigned_to(pod).any(|partition| has_lasted(partition).is_some());
+        let has_lasted_with = |partition| has_lasted(partition, Life::pod_window);
+        let has_lasted_as_pod = |pod: &str| view.assigned_to(pod).any(|it| has_lasted_with(it).is_some());
         self.pods.retain(
             |pod, back_off| !has_lasted_as_pod(pod) && !back_off.is_forgotten(now),
-            |partition, pod, back_off| has_lasted(partition) != Some(pod) && !back_off.is_forgotten(now),
+            |partition, pod, back_off| has_lasted_with(partition) != Some(pod) && !back_off.is_forgotten(now),
         );
     }
 
@@ -233,8 +256,8 @@ impl ShortLives {
 fn lives(view: &View) -> BTreeMap<String, Life> {
     let life = |(pod, incarnation): (String, Incarnation)| {
         let told = view.pods.get(&pod).and_then(|record| record.value.lease_ttl_ms).map(Duration::from_millis);
-        let window = told.map_or(DEFAULT_LEASE_TTL, |ttl| ttl.min(LONGEST_LEASE_TTL)) * LEASE_TIMES;
-        (pod, Life { incarnation, window })
+        let lease_ttl = told.map_or(DEFAULT_LEASE_TTL, |ttl| ttl.min(LONGEST_LEASE_TTL));
+        (pod, Life { incarnation, lease_ttl })
     };
     view.pod_lives().into_iter().map(life).collect()
 }

@@ -134,9 +134,9 @@ fn the_only_pod_gets_its_partitions_back_at_once_however_often_it_dies() {
 }
 
 #[test]
-fn a_life_that_outlasts_two_lease_times_is_no_failure() {
+fn a_key_that_outlasts_three_lease_times_is_no_failure() {
     for (ttl, lives_for, is_failure) in
-        [(None, secs(29), true), (None, secs(31), false), (Some(2_000), secs(3), true), (Some(2_000), secs(5), false)]
+        [(None, secs(44), true), (None, secs(46), false), (Some(2_000), secs(5), true), (Some(2_000), secs(7), false)]
     {
         let mut world = World::settled(policy(2), &["w-0", "w-1"]);
         let had = owned_by(&world, "w-0");
@@ -283,6 +283,26 @@ fn a_partition_that_a_living_owner_has_handed_over_is_not_the_cause_of_deaths_be
         let rests = |notice: &Notice| matches!(notice, Notice::OwnersDie { partition: P0, .. });
         let notices = world.plan().notices;
         assert_eq!(notices.iter().any(rests), !hands_over, "{last} died with it: {notices:?}");
+    }
+}
+
+#[test]
+fn pods_that_die_one_after_the_other_are_the_cause_unless_it_was_within_a_lease_time_of_the_flip() {
+    for (key_lasts, is_partition) in [(2 * LEASE - secs(1), true), (2 * LEASE + secs(1), false)] {
+        let mut world = World::settled(policy(3), &["w-0", "w-1", "w-2"]);
+        let mut dead = Vec::new();
+        for _ in 0..3 {
+            run(&mut world, key_lasts);
+            let owner = world.owner(P0);
+            world.restart_pod(&owner);
+            world.lead();
+            dead.push(owner);
+        }
+        let notices = world.plan().notices;
+        let rests = |notice: &Notice| matches!(notice, Notice::OwnersDie { partition: P0, .. });
+        assert_eq!(notices.iter().any(rests), is_partition, "{dead:?} died with it: {notices:?}");
+        let dies = |notice: &Notice| matches!(notice, Notice::DiesEarly { .. });
+        assert_eq!(notices.iter().any(dies), !is_partition, "{notices:?}");
     }
 }
 
