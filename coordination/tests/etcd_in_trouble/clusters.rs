@@ -1,6 +1,9 @@
 //! Endpoints of several clusters, and of members that serve no requests.
 
+use std::time::Duration;
+
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError};
+use segue_protocol::ids::Revision;
 use segue_tests::etcd::Etcd;
 
 use super::{all, put};
@@ -25,6 +28,36 @@ async fn endpoints_of_two_clusters_serve_nobody() {
         assert!(text.matches(&one.endpoint()).count() > 1 && text.matches(&other.endpoint()).count() > 1, "{text}");
     }
     assert_eq!((keys(&one).await, keys(&other).await), (0, 0));
+}
+
+#[tokio::test]
+async fn endpoints_of_two_clusters_serve_nobody_once_the_slow_ones_have_responded_too() {
+    let (one, other) = (Etcd::start(), Etcd::start());
+    other.pause();
+    let store = store([&one, &other]);
+    store.commit(put("/segue/a")).await.unwrap();
+    let mut watch = store.watch(&all(), Revision::new(1)).await.unwrap();
+    watch.next().await.unwrap();
+    other.resume();
+    // The watch ends with the connection.
+    tokio::time::timeout(Duration::from_secs(60), watch.next()).await.unwrap().unwrap_err();
+    let error = store.commit(put("/segue/b")).await.unwrap_err();
+    assert!(matches!(&error, StoreError::Refused(text) if text.contains("different etcd clusters")), "{error}");
+}
+
+#[tokio::test]
+async fn a_slow_endpoint_of_the_same_cluster_changes_nothing() {
+    let [one, other, third] = Etcd::cluster();
+    other.pause();
+    let store = store([&one, &other, &third]);
+    store.commit(put("/segue/a")).await.unwrap();
+    let mut watch = store.watch(&all(), Revision::new(1)).await.unwrap();
+    watch.next().await.unwrap();
+    other.resume();
+    // Longer than the interval at which a slow endpoint is asked.
+    assert!(tokio::time::timeout(Duration::from_secs(3), watch.next()).await.is_err());
+    store.commit(put("/segue/b")).await.unwrap();
+    watch.next().await.unwrap();
 }
 
 #[tokio::test]

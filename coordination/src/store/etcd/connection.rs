@@ -14,50 +14,23 @@ use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::future::Future;
 use std::sync::{Arc, Mutex as SyncMutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use etcd_client::{
-    AuthClient, Client, ConnectOptions, Error, GetResponse, KvClient, LeaseClient, LeaseGrantResponse,
-    LeaseRevokeResponse, MaintenanceClient, ResponseHeader, StatusResponse, Txn, TxnResponse, WatchClient,
+    Error, GetResponse, LeaseGrantResponse, LeaseRevokeResponse, ResponseHeader, StatusResponse, TxnResponse,
 };
 use http::HeaderValue;
 use tokio::sync::Mutex;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::super::StoreError;
 use super::EtcdOptions;
+use super::comparison::Comparison;
+use super::endpoints::{Connection, Endpoints, Opened};
 use super::failure::Failure;
-use super::seen::{Seen, chosen};
+use super::seen::Seen;
 use super::tls::Material;
 use super::token::{Authenticator, Held};
-
-/// Interval of HTTP/2 pings on a quiet connection. By default (`--grpc-keepalive-min-time`) etcd disconnects clients
-/// that ping more often than every 5 s, or without an open stream.
-const PING_INTERVAL: Duration = Duration::from_secs(6);
-const PING_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// How long the first connection waits for the other endpoints to say which cluster they belong to. Those that do not are
-/// asked when they are used.
-const COMPARISON_TIME: Duration = Duration::from_millis(250);
-
-/// Largest response that is read. etcd's default limit for a whole database is 2 GiB. tonic's default of 4 MiB is too
-/// small for a keyspace of some thousand partitions.
-const MAX_RESPONSE_BYTES: usize = 1 << 30;
-
-/// One connection.
-#[derive(Clone)]
-pub(super) struct Connection {
-    pub(super) kv: KvClient,
-    pub(super) watch: WatchClient,
-    pub(super) lease: LeaseClient,
-    pub(super) maintenance: MaintenanceClient,
-    auth: AuthClient,
-    endpoint: usize,
-    /// Cancelled when the connection has become useless. Its watches end then. On a dead connection they would only be
-    /// silent, and a lease that is kept alive over the next connection would keep a deaf participant registered.
-    pub(super) broken: CancellationToken,
-}
 
 /// Whether a call is sent to another member after a failure that leaves open what the first one did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,14 +39,6 @@ pub(super) enum Repeat {
     AtNextEndpoint,
     /// It may have changed something.
     Never,
-}
-
-/// A connection to a member, with what the member says of itself.
-pub(super) struct Opened {
-    connection: Connection,
-    /// The id of its cluster, if it tells.
-    pub(super) cluster: Option<u64>,
-    pub(super) is_learner: bool,
 }
 
 /// A response of etcd.
@@ -108,10 +73,9 @@ impl Response for StatusResponse {
 
 /// The current connection to etcd, and what is needed for the next one.
 pub(super) struct Connections {
-    pub(super) options: EtcdOptions,
-    token: Held,
+    pub(super) endpoints: Endpoints,
     authenticator: Option<Authenticator>,
-    seen: SyncMutex<Seen>,
+    seen: Arc<SyncMutex<Seen>>,
     current: Mutex<Current>,
 }
 
@@ -129,15 +93,15 @@ impl Connections {
     pub(super) fn new(options: EtcdOptions) -> Self {
         // A random start spreads clients over the members.
         let endpoint = rand::random_range(0..options.endpoints.len());
-        let token = Held::default();
-        let authenticator =
-            options.credentials.clone().map(|credentials| Authenticator::new(credentials, token.clone()));
+        let endpoints = Endpoints { options, token: Held::default(), refused: CancellationToken::new() };
+        let authenticator = endpoints.options.credentials.clone();
+        let authenticator = authenticator.map(|credentials| Authenticator::new(credentials, endpoints.token.clone()));
         let current = Current { connection: None, endpoint, material: None, foreign: BTreeSet::new() };
-        Connections { options, token, authenticator, seen: SyncMutex::default(), current: Mutex::new(current) }
+        Connections { endpoints, authenticator, seen: Arc::default(), current: Mutex::new(current) }
     }
 
     pub(super) fn deadline(&self) -> Instant {
-        Instant::now() + self.options.request_timeout
+        Instant::now() + self.endpoints.options.request_timeout
     }
 
     /// Makes one call, by `deadline`.
@@ -152,7 +116,7 @@ impl Connections {
         F: Future<Output = Result<T, Error>>,
     {
         let mut failed = Vec::new();
-        for _ in &self.options.endpoints {
+        for _ in self.endpoints.urls() {
             let connection = match timeout_at(deadline, self.connection()).await {
                 Ok(Ok(connection)) => connection,
                 Ok(Err(Failure::Answered(error))) => return Err(self.named(error)),
@@ -196,7 +160,7 @@ impl Connections {
         let Some(authenticator) = &self.authenticator else {
             return self.send(connection, deadline, call).await;
         };
-        let token = self.token.get();
+        let token = self.endpoints.token.get();
         if token.is_some() {
             match self.send(connection, deadline, call).await {
                 Err(Failure::Unauthenticated(_)) => {}
@@ -217,7 +181,8 @@ impl Connections {
         let renewed = timeout_at(deadline, authenticator.renew(connection.auth.clone(), refused)).await;
         let cluster = renewed.unwrap_or_else(|_| {
             // It goes on, and so does the connection.
-            let text = format!("no response to the authentication within {:?} so far", self.options.request_timeout);
+            let text =
+                format!("no response to the authentication within {:?} so far", self.endpoints.options.request_timeout);
             Err(Failure::Answered(StoreError::Unavailable(text)))
         })?;
         let admitted = cluster.map_or(Ok(()), |cluster| self.seen().admit(cluster));
@@ -257,7 +222,7 @@ impl Connections {
 
     /// Returns the URL of a connection's endpoint.
     pub(super) fn endpoint(&self, connection: &Connection) -> &str {
-        &self.options.endpoints[connection.endpoint]
+        &self.endpoints.urls()[connection.endpoint]
     }
 
     /// Returns why a renewal counts for nothing, if its member's term has passed.
@@ -275,7 +240,7 @@ impl Connections {
     }
 
     fn named(&self, error: StoreError) -> StoreError {
-        let name = |what| format!("etcd at {}: {what}", self.options.endpoints.join(", "));
+        let name = |what| format!("etcd at {}: {what}", self.endpoints.urls().join(", "));
         match error {
             StoreError::Unavailable(what) => StoreError::Unavailable(name(what)),
             StoreError::Refused(what) => StoreError::Refused(name(what)),
@@ -288,11 +253,14 @@ impl Connections {
     }
 
     fn silence(&self) -> String {
-        format!("no response within {:?}", self.options.request_timeout)
+        format!("no response within {:?}", self.endpoints.options.request_timeout)
     }
 
     /// Returns the current connection, or a new one to the next endpoint.
     async fn connection(&self) -> Result<Arc<Connection>, Failure> {
+        if let Some(why) = self.seen().refused() {
+            return Err(Failure::Answered(StoreError::Refused(why)));
+        }
         let mut current = self.current.lock().await;
         if let Some(connection) = current.connection.take() {
             if !connection.broken.is_cancelled() {
@@ -301,12 +269,12 @@ impl Connections {
             }
             current.endpoint = connection.endpoint + 1;
         }
-        let endpoint = current.endpoint % self.options.endpoints.len();
+        let endpoint = current.endpoint % self.endpoints.urls().len();
         // In case this fails, or the caller gives up half-way.
         current.endpoint = endpoint + 1;
-        let Opened { connection, cluster, is_learner } = self.open(endpoint, &mut current.material).await?;
+        let Opened { connection, cluster, is_learner } = self.endpoints.open(endpoint, &mut current.material).await?;
         if is_learner {
-            return Err(Failure::NotSent(format!("{} is a learner", self.options.endpoints[endpoint])));
+            return Err(Failure::NotSent(format!("{} is a learner", self.endpoints.urls()[endpoint])));
         }
         if let Some(cluster) = cluster {
             self.admit(endpoint, cluster, &mut current).await?;
@@ -320,29 +288,18 @@ impl Connections {
     /// asked as well, as processes that each believe the first endpoint to respond might follow different clusters.
     async fn admit(&self, endpoint: usize, cluster: u64, current: &mut Current) -> Result<(), Failure> {
         if self.seen().cluster().is_none() {
-            let others = (0..self.options.endpoints.len()).filter(|other| *other != endpoint);
-            let others = others.map(|other| {
-                let mut material = current.material.clone();
-                async move {
-                    let asked = timeout(COMPARISON_TIME, self.open(other, &mut material)).await;
-                    Some((other, asked.ok()?.ok()?.cluster?))
+            let comparison = Comparison::of(&self.endpoints, endpoint, cluster, current.material.as_ref()).await;
+            let chosen = match comparison.chosen() {
+                Ok(chosen) => chosen,
+                Err(text) => {
+                    if current.foreign.insert(endpoint) {
+                        tracing::error!(error = text, "no etcd cluster can be chosen");
+                    }
+                    return Err(Failure::Answered(StoreError::Refused(text)));
                 }
-            });
-            let others = futures_util::future::join_all(others).await.into_iter().flatten();
-            let shown: Vec<(usize, u64)> = others.chain([(endpoint, cluster)]).collect();
-            let clusters: Vec<u64> = shown.iter().map(|(_, cluster)| *cluster).collect();
-            let Some(chosen) = chosen(self.options.endpoints.len(), &clusters) else {
-                let name = |(endpoint, cluster): &(usize, u64)| {
-                    format!("{} to cluster {cluster:x}", self.options.endpoints[*endpoint])
-                };
-                let all: Vec<String> = shown.iter().map(name).collect();
-                let text = format!("the endpoints belong to different etcd clusters: {}", all.join(", "));
-                if current.foreign.insert(endpoint) {
-                    tracing::error!(error = text, "no etcd cluster can be chosen");
-                }
-                return Err(Failure::Answered(StoreError::Refused(text)));
             };
             self.seen().admit(chosen).map_err(Failure::NotSent)?;
+            comparison.go_on(chosen, Arc::clone(&self.seen));
         }
         let admitted = self.seen().admit(cluster);
         match admitted {
@@ -351,91 +308,12 @@ impl Connections {
                 Ok(())
             }
             Err(why) => {
-                let text = format!("{} is refused: {why}", self.options.endpoints[endpoint]);
+                let text = format!("{} is refused: {why}", self.endpoints.urls()[endpoint]);
                 if current.foreign.insert(endpoint) {
                     tracing::error!(error = text, "an endpoint belongs to another etcd cluster");
                 }
                 Err(Failure::NotSent(text))
             }
         }
-    }
-
-    /// Connects to an endpoint with the certificates in the files, or with `last`, the last usable ones, if the files cannot be
-    /// used now.
-    pub(super) async fn open(&self, endpoint: usize, last: &mut Option<Material>) -> Result<Opened, Failure> {
-        let limit = self.options.connect_timeout;
-        timeout(limit, self.open_with_files(endpoint, last)).await.unwrap_or_else(|_| {
-            let url = &self.options.endpoints[endpoint];
-            Err(Failure::NotSent(format!("{url} did not respond within {limit:?}")))
-        })
-    }
-
-    async fn open_with_files(&self, endpoint: usize, last: &mut Option<Material>) -> Result<Opened, Failure> {
-        let Some(tls) = &self.options.tls else {
-            return self.open_with(endpoint, self.connect_options()).await;
-        };
-        let with = |material: &Material| self.connect_options().with_tls(material.options());
-        let failure = match tls.read() {
-            Ok(material) => match self.open_with(endpoint, with(&material)).await {
-                Ok(opened) => {
-                    *last = Some(material);
-                    return Ok(opened);
-                }
-                Err(failure) if last.as_ref().is_none_or(|last| *last == material) => return Err(failure),
-                Err(failure) => failure,
-            },
-            Err(text) => Failure::NotSent(text),
-        };
-        let Some(material) = last else { return Err(failure) };
-        tracing::warn!(?failure, "etcd certificates cannot be used; keeping the previous ones");
-        self.open_with(endpoint, with(material)).await
-    }
-
-    /// Connects to a member that has responded. The kernel accepts connections for a hanging member too, and its first call
-    /// would waste more time than a short lease has.
-    async fn open_with(&self, endpoint: usize, options: ConnectOptions) -> Result<Opened, Failure> {
-        let url = &self.options.endpoints[endpoint];
-        // Sends nothing yet.
-        let client = Client::connect_with_balanced_channel([url], Some(options), self.token.clone());
-        let client = client.await.map_err(|error| Failure::of(&error))?;
-        let (cluster, is_learner) = match introduction(&client).await {
-            Ok(introduction) => introduction,
-            // Nothing was sent but questions without effect.
-            Err(Failure::Broken(text) | Failure::NotSent(text)) => return Err(Failure::NotSent(text)),
-            Err(Failure::Answered(_) | Failure::Unauthenticated(_)) => (None, false),
-        };
-        let connection = Connection {
-            kv: client.kv_client().max_decoding_message_size(MAX_RESPONSE_BYTES),
-            watch: client.watch_client().max_decoding_message_size(MAX_RESPONSE_BYTES),
-            lease: client.lease_client(),
-            maintenance: client.maintenance_client(),
-            auth: client.auth_client(),
-            endpoint,
-            broken: CancellationToken::new(),
-        };
-        Ok(Opened { connection, cluster, is_learner })
-    }
-
-    fn connect_options(&self) -> ConnectOptions {
-        ConnectOptions::new()
-            .with_connect_timeout(self.options.connect_timeout)
-            .with_keep_alive(PING_INTERVAL, PING_TIMEOUT)
-            .with_keep_alive_while_idle(false)
-            // A member that is cut off from its cluster would keep watches open that nothing reaches.
-            .with_require_leader(true)
-    }
-}
-
-/// Returns the id of a member's cluster, and whether it is a learner. Needs no token as a rule.
-async fn introduction(client: &Client) -> Result<(Option<u64>, bool), Failure> {
-    let cluster = |header: Option<&ResponseHeader>| header.map(ResponseHeader::cluster_id);
-    match client.maintenance_client().status().await.map_err(|error| Failure::of(&error)) {
-        Ok(status) => Ok((cluster(status.header()), status.is_learner())),
-        // Newer versions tell this to administrators alone. An empty transaction needs no permission.
-        Err(Failure::Answered(_) | Failure::Unauthenticated(_)) => {
-            let response = client.kv_client().txn(Txn::new()).await.map_err(|error| Failure::of(&error))?;
-            Ok((cluster(response.header()), false))
-        }
-        Err(failure) => Err(failure),
     }
 }

@@ -10,8 +10,10 @@
 //! * The renewal of a lease counts only if this very call requested it, and not if a member grants it in an earlier raft
 //!   term than one seen before: before 3.4.31 and 3.5.13 a deposed leader renews leases without asking its peers.
 
+mod comparison;
 mod connection;
 mod convert;
+mod endpoints;
 mod failure;
 mod seen;
 mod tls;
@@ -30,7 +32,8 @@ use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, timeout_at};
 
-use self::connection::{Connection, Connections, Repeat, Response};
+use self::connection::{Connections, Repeat, Response};
+use self::endpoints::Connection;
 pub use self::tls::{ClientIdentity, EtcdTls};
 pub use self::token::EtcdCredentials;
 use super::batches::batches;
@@ -137,7 +140,7 @@ impl EtcdStore {
     /// Returns a store at the same endpoints as another process has it: nothing is shared.
     #[must_use]
     pub fn with_own_connection(&self) -> Self {
-        let connections = Arc::new(Connections::new(self.connections.options.clone()));
+        let connections = Arc::new(Connections::new(self.connections.endpoints.options.clone()));
         EtcdStore { connections, keepers: Arc::default(), tap: Arc::default() }
     }
 
@@ -146,12 +149,12 @@ impl EtcdStore {
         let ask = |(number, endpoint): (usize, &String)| {
             let endpoint = endpoint.clone();
             async move {
-                let opened = self.connections.open(number, &mut None).await;
+                let opened = self.connections.endpoints.open(number, &mut None).await;
                 let member = opened.map(|opened| EtcdMember { cluster: opened.cluster, is_learner: opened.is_learner });
                 (endpoint, member.map_err(StoreError::from))
             }
         };
-        futures_util::future::join_all(self.connections.options.endpoints.iter().enumerate().map(ask)).await
+        futures_util::future::join_all(self.connections.endpoints.urls().iter().enumerate().map(ask)).await
     }
 
     /// Renews over the stream in `slot`, or over a new one. A caller that gives up half-way, because its lease cannot
@@ -286,7 +289,7 @@ fn stream_ended() -> Error {
 
 impl fmt::Debug for EtcdStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("EtcdStore").field(&self.connections.options).finish()
+        f.debug_tuple("EtcdStore").field(&self.connections.endpoints.options).finish()
     }
 }
 

@@ -18,6 +18,8 @@ use super::convert;
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     cluster: Option<u64>,
+    /// Why no endpoint may be used any more.
+    refused: Option<String>,
     /// The highest revision.
     revision: Revision,
     /// The raft term, and when it was seen.
@@ -43,6 +45,16 @@ impl Seen {
         ))
     }
 
+    /// Returns why no endpoint may be used any more, if so.
+    pub(super) fn refused(&self) -> Option<String> {
+        self.refused.clone()
+    }
+
+    /// Refuses all endpoints from now on.
+    pub(super) fn refuse(&mut self, why: String) {
+        self.refused = Some(why);
+    }
+
     /// Records the header of a response. `of_quorum` is whether its member cannot have responded without one. It was asked
     /// at `asked`.
     pub(super) fn record(&mut self, header: &ResponseHeader, of_quorum: bool, asked: Instant) {
@@ -66,33 +78,11 @@ impl Seen {
     }
 }
 
-/// Returns the cluster that a process follows if its endpoints have shown these ones: the only one, or that of more than half
-/// of `endpoints`. Each process with the same endpoints comes to the same result. `None` if there is no such cluster.
-pub(super) fn chosen(endpoints: usize, shown: &[u64]) -> Option<u64> {
-    let first = *shown.first()?;
-    if shown.iter().all(|cluster| *cluster == first) {
-        return Some(first);
-    }
-    let has_most = |cluster: &&u64| 2 * shown.iter().filter(|other| other == cluster).count() > endpoints;
-    shown.iter().find(has_most).copied()
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
-
-    #[test]
-    fn two_clusters_are_never_chosen_by_processes_with_the_same_endpoints() {
-        assert_eq!(chosen(3, &[]), None);
-        assert_eq!(chosen(3, &[7]), Some(7), "the others do not respond");
-        assert_eq!(chosen(3, &[7, 7, 8]), Some(7));
-        assert_eq!(chosen(3, &[8, 7, 7]), Some(7));
-        assert_eq!(chosen(2, &[7, 8]), None);
-        assert_eq!(chosen(3, &[7, 8]), None, "the third may belong to either");
-        assert_eq!(chosen(4, &[7, 7, 8, 8]), None);
-    }
 
     #[test]
     fn another_cluster_is_refused_by_both_ids() {

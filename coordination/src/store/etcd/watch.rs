@@ -23,8 +23,9 @@ use segue_protocol::txn::{Batch, Keys};
 use tokio::sync::mpsc;
 
 use super::super::StoreError;
-use super::connection::{Connection, Connections, Repeat, Response};
+use super::connection::{Connections, Repeat, Response};
 use super::convert;
+use super::endpoints::Connection;
 use super::failure::Failure;
 
 /// Most batches that wait for their reader.
@@ -57,7 +58,7 @@ pub(super) async fn start(
 
 async fn open(connections: &Connections, keys: &Keys, from: Revision) -> Result<Open, StoreError> {
     let opened = connections.call(connections.deadline(), Repeat::AtNextEndpoint, |connection| async move {
-        if connections.options.credentials.is_some() {
+        if connections.endpoints.options.credentials.is_some() {
             // etcd refuses a watch with a void token by the words for a user without the permission. A read tells.
             let (key, options) = convert::range(keys);
             let options = options.with_serializable().with_limit(1).with_keys_only();
