@@ -24,8 +24,11 @@ const MOST_KIB: u64 = 48 << 10;
 /// What new connections may take at their peak, while those beyond the bound are being closed. 60 to 100 MiB were measured, and
 /// 143 MiB without a bound.
 const PEAK_KIB: u64 = 120 << 10;
-/// What requests in progress may take. What their clients send behind them takes nothing.
-const BEHIND_KIB: u64 = 24 << 10;
+/// What requests in progress may take: each a read of 32 KiB, and the record of 16 KiB that it ends in. Of what clients send
+/// behind them nothing more is read: 100 KB each would be 88 MiB.
+const BEHIND_KIB: u64 = 48 * ASKING as u64;
+/// How long all of them may take on a slow machine.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(60);
 /// How many connections are made at a time.
 const AT_A_TIME: usize = 50;
 
@@ -103,7 +106,7 @@ pub(super) async fn behind(target: Target) -> anyhow::Result<Got> {
     let grown = growth(&target, attack).await;
     let answered = join_all(clients.iter_mut().map(async |client| {
         let mut line = [0; 12];
-        matches!(timeout(2 * LASTS, client.read_exact(&mut line)).await, Ok(Ok(_)) if &line == b"HTTP/1.1 200")
+        matches!(timeout(ANSWERED_WITHIN, client.read_exact(&mut line)).await, Ok(Ok(_)) if &line == b"HTTP/1.1 200")
     }));
     let answered = answered.await.into_iter().filter(|answered| *answered).count();
     let what = format!("{answered}/{ASKING} requests served with 100 KB behind each of them, {} MiB", grown >> 10);
