@@ -158,13 +158,19 @@ impl Seen {
         (self.life == life).then(|| self.revision.next())
     }
 
-    fn note(&mut self, batch: Batch) {
+    fn note(&mut self, batch: &Batch) {
         let arrived = clock::now();
         self.revision = batch.revision;
+        for step in segue_contract::steps(batch) {
+            self.follow(step, arrived);
+        }
+    }
+
+    fn follow(&mut self, step: Batch, arrived: Nanos) {
         let before = self.view.clone();
-        self.view.apply(batch.clone());
+        self.view.apply(step.clone());
         self.breaches.extend(segue_contract::breaches(&before, &self.view));
-        for event in batch.events {
+        for event in step.events {
             match event {
                 Event::Put(put) => {
                     if let (Some(KeyName::Assignment(partition)), Ok(assignment)) =
@@ -205,7 +211,7 @@ async fn follow(store: Arc<dyn Store>, keys: Keyspace, seen: Arc<Mutex<Seen>>, l
                         if seen.life != life {
                             return;
                         }
-                        seen.note(batch);
+                        seen.note(&batch);
                     }
                     Err(error) => break error,
                 }

@@ -11,6 +11,7 @@
 
 use segue_protocol::ids::{HandoffId, PartitionId};
 use segue_protocol::records::{Assignment, Checkpoint, Handoff, Mode, Phase, PodAckKind};
+use segue_protocol::txn::Batch;
 use segue_protocol::view::{PodLife, Versioned, View};
 
 /// A rule of the contract that a step breaks.
@@ -188,6 +189,12 @@ fn foreign_checkpoints(before: &View, after: &View, found: &mut Vec<Breach>) {
             found.push(breach("checkpoints", what));
         }
     }
+}
+
+/// Returns the steps of a batch, each with the changes of one revision: a watch that is behind joins several.
+pub fn steps(batch: &Batch) -> impl Iterator<Item = Batch> {
+    let of_revision = batch.events.chunk_by(|one, next| one.mod_revision() == next.mod_revision());
+    of_revision.map(|events| Batch { revision: events[0].mod_revision(), events: events.to_vec() })
 }
 
 #[cfg(test)]

@@ -177,3 +177,12 @@ fn acks_of_other_handoffs_checkpoints_of_others_and_values_that_cannot_be_read_a
         assert!(found.len() == 1 && found[0].contains(what), "{key}: {found:?}");
     }
 }
+
+#[test]
+fn a_batch_of_several_revisions_has_a_step_for_each() {
+    let event = |key: &str, revision| Event::Delete { key: key.to_owned(), mod_revision: Revision::new(revision) };
+    let events = vec![event("a", 4), event("b", 4), event("a", 6)];
+    let found: Vec<Batch> = steps(&Batch { revision: Revision::new(6), events: events.clone() }).collect();
+    assert_eq!(found.iter().map(|step| step.revision.get()).collect::<Vec<_>>(), [4, 6]);
+    assert_eq!([&found[0].events[..], &found[1].events[..]].concat(), events);
+}
