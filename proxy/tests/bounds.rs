@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::message::local_reply::LocalReply;
-use segue_proxy::metrics::BounceCause;
+use segue_proxy::routing::table::Bounce;
 use segue_tests::ports::free_address;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -196,7 +196,7 @@ async fn a_pod_that_has_refused_gets_one_request_and_more_once_it_has_taken_that
     for mut client in clients {
         assert_eq!(client.answer().await.status, 200);
     }
-    assert_eq!(fixture.metrics.requests_bounced(BounceCause::Misdirected), 16 + 3);
+    assert_eq!(fixture.metrics.requests_bounced(Bounce::Misdirected), 16 + 3);
 }
 
 #[tokio::test]
@@ -229,11 +229,10 @@ async fn a_pod_that_cannot_be_reached_is_tried_by_one_request_at_a_time_of_all_p
     }
     // All of them arrived before the first attempt failed.
     until(|| PartitionId::all(8).all(|partition| fixture.table.stashed(partition).0 == 10), "all to be held").await;
-    let before =
-        [BounceCause::ConnectFailed, BounceCause::BackingOff].map(|cause| fixture.metrics.requests_bounced(cause));
+    let bounced = || [Bounce::Unreachable, Bounce::BackedOff].map(|bounce| fixture.metrics.requests_bounced(bounce));
+    let before = bounced();
     let since = || {
-        let [refused, spared] =
-            [BounceCause::ConnectFailed, BounceCause::BackingOff].map(|cause| fixture.metrics.requests_bounced(cause));
+        let [refused, spared] = bounced();
         (refused - before[0], spared - before[1])
     };
     until(|| since().0 > 0 && since().1 >= 40, "partitions to come back").await;

@@ -7,8 +7,8 @@ use http::Response;
 use http_body_util::BodyExt;
 use segue_protocol::handoff::router::HoldCause;
 use segue_proxy::message::local_reply::LocalReply;
-use segue_proxy::metrics::BounceCause;
 use segue_proxy::routing::partition_key::{KeySource, PartitionSource};
+use segue_proxy::routing::table::Bounce;
 use segue_tests::ports::free_address;
 use tokio::net::TcpListener;
 
@@ -168,7 +168,7 @@ async fn a_misdirected_request_is_put_back_and_its_client_sees_only_the_end() {
         let (mut http1, http2) = (fixture.client().await, fixture.http2_client().await);
         http1.write(POST).await;
         let asked = http2.spawn_ask(http2.request("POST", "/").body(full("other")).unwrap());
-        until(|| fixture.metrics.requests_bounced(BounceCause::Misdirected) >= 3, "bounces").await;
+        until(|| fixture.metrics.requests_bounced(Bounce::Misdirected) >= 3, "bounces").await;
         fixture.route(P0, new.address, 2);
         assert_eq!(http1.answer().await.text(), "hello");
         let answer = asked.await.unwrap();
@@ -193,7 +193,7 @@ async fn a_misdirected_grpc_call_is_put_back() {
     let http2 = fixture.http2_client().await;
     let call = http2.request("POST", "/svc/Do").header("content-type", "application/grpc");
     let asked = http2.spawn_ask(call.body(full("x")).unwrap());
-    until(|| fixture.metrics.requests_bounced(BounceCause::Misdirected) >= 1, "a bounce").await;
+    until(|| fixture.metrics.requests_bounced(Bounce::Misdirected) >= 1, "a bounce").await;
     fixture.route(P0, pod.address, 2);
     assert_eq!(asked.await.unwrap().header("grpc-status"), "0");
 }
@@ -211,7 +211,7 @@ async fn the_connection_that_brought_a_bounce_is_used_again() {
     connection.head().await;
     connection.write("HTTP/1.1 204 No Content\r\n\r\n").await;
     assert_eq!(client.answer().await.status, 204);
-    assert_eq!(fixture.metrics.requests_bounced(BounceCause::Misdirected), 3);
+    assert_eq!(fixture.metrics.requests_bounced(Bounce::Misdirected), 3);
 }
 
 #[tokio::test]
@@ -223,7 +223,7 @@ async fn a_bounce_in_the_middle_of_an_upload_sends_the_upload_again_from_its_beg
     assert!(first.head().await.contains("transfer-encoding: chunked"));
     assert_eq!(first.exactly(8).await, "3\r\none\r\n");
     first.write(MISDIRECTED).await;
-    until(|| fixture.metrics.requests_bounced(BounceCause::Misdirected) == 1, "the bounce").await;
+    until(|| fixture.metrics.requests_bounced(Bounce::Misdirected) == 1, "the bounce").await;
     client.write("3\r\ntwo\r\n0\r\n\r\n").await;
     let mut second = pod.accept_request().await;
     assert_eq!(second.exactly(21).await, "3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n");
@@ -251,7 +251,7 @@ async fn a_pod_that_refuses_connections_gets_the_request_once_it_listens() {
     fixture.route(P0, address, 1);
     let (mut http1, http2) = (fixture.client().await, fixture.http2_client().await);
     http1.write(POST).await;
-    until(|| fixture.metrics.requests_bounced(BounceCause::ConnectFailed) >= 3, "refusals").await;
+    until(|| fixture.metrics.requests_bounced(Bounce::Unreachable) >= 3, "refusals").await;
     let pod = Pod::start_on(TcpListener::bind(address).await.unwrap(), Speaks::Http1, echo_body);
     assert_eq!(http1.answer().await.text(), "hello");
     // The same by HTTP/2.
@@ -296,7 +296,7 @@ async fn a_connection_that_died_while_idle_costs_the_client_nothing() {
         // client's next request.
         drop(connection);
     }
-    assert_eq!(fixture.metrics.requests_bounced(BounceCause::ConnectFailed), 0);
+    assert_eq!(Bounce::ALL.map(|bounce| fixture.metrics.requests_bounced(bounce)), [0; Bounce::ALL.len()]);
 }
 
 #[tokio::test]

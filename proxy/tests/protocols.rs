@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::Response;
 use http_body_util::BodyExt;
-use segue_proxy::metrics::BounceCause;
+use segue_proxy::routing::table::Bounce;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
 
@@ -147,7 +147,7 @@ async fn a_421_that_is_marked_as_the_services_own_reaches_the_client() {
         .await;
     let answer = fixture.ask(GET).await;
     assert_eq!((answer.status, answer.header("segue-misdirected")), (421, ""));
-    assert_eq!(fixture.metrics.requests_bounced(BounceCause::Misdirected), 0);
+    assert_eq!(fixture.metrics.requests_bounced(Bounce::Misdirected), 0);
 }
 
 #[tokio::test]

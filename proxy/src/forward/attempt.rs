@@ -6,7 +6,7 @@
 //!
 //! # Invariants
 //!
-//! * [`AttemptError::NotProcessed`] is returned only if it is certain that no pod acted on the request.
+//! * [`AttemptError::Bounced`] is returned only if it is certain that no pod acted on the request.
 //! * A pod's "not mine" is never passed on to the client.
 
 use std::any::Any;
@@ -34,7 +34,7 @@ use crate::message::headers::{self, RoutingHeaders};
 use crate::message::local_reply::{LocalReply, PodReason, is_grpc};
 use crate::message::request_body::BodyError;
 use crate::routing::permit::Permit;
-use crate::routing::table::Pod;
+use crate::routing::table::{Bounce, Pod};
 use crate::runtime::exchange_timeout::Ended;
 use crate::runtime::shortage::is_shortage;
 use crate::tls::Stream;
@@ -45,30 +45,13 @@ use crate::upstream::{
 
 /// Why there is no response to pass on.
 pub(crate) enum AttemptError {
-    /// The pod did not process the request: it is queued again.
-    NotProcessed(Permit, NotProcessed),
+    /// No pod acted on the request: it is queued again.
+    Bounced(Permit, Bounce),
     /// The router's lease expired while a connection was being made: nothing was sent.
     Fenced(Permit),
     /// The router responds itself.
     LocalReply(LocalReply),
     ClientGone,
-}
-
-/// Why the pod did not process a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NotProcessed {
-    /// The pod responded "not mine".
-    Misdirected,
-    /// The pod read no request from the connection, or reported that it processed none.
-    Refused,
-    /// The pod does not speak HTTP/2, in which the request was sent.
-    NotHttp2,
-    /// No connection could be made.
-    Unreachable,
-    /// No connection was tried, because the pod is backed off from.
-    BackingOff,
-    /// The request's partition was severed before there was a connection.
-    Severed,
 }
 
 impl From<BodyError> for AttemptError {
@@ -197,7 +180,7 @@ async fn begin_after_waiting<'request>(
     let severed = in_flight.lasts(request);
     let connected = tokio::select! {
         biased;
-        () = severed.cancelled() => return Err(AttemptError::NotProcessed(in_flight.undo(), NotProcessed::Severed)),
+        () = severed.cancelled() => return Err(AttemptError::Bounced(in_flight.undo(), Bounce::Severed)),
         connected = connection(shared, &in_flight, wanted, which) => connected,
     };
     let checkout = match connected {
@@ -207,8 +190,8 @@ async fn begin_after_waiting<'request>(
             if is_shortage(&error) {
                 return Err(AttemptError::LocalReply(LocalReply::Overload));
             }
-            let cause = if is_backing_off(&error) { NotProcessed::BackingOff } else { NotProcessed::Unreachable };
-            return Err(AttemptError::NotProcessed(in_flight.undo(), cause));
+            let bounce = if is_backing_off(&error) { Bounce::BackedOff } else { Bounce::Unreachable };
+            return Err(AttemptError::Bounced(in_flight.undo(), bounce));
         }
     };
     // The last check before sending: a held request may have lost its client.
@@ -309,7 +292,7 @@ fn responded(
             drop(response);
             body.take_back();
             if body.is_whole() {
-                Err(AttemptError::NotProcessed(in_flight.undo(), NotProcessed::Misdirected))
+                Err(AttemptError::Bounced(in_flight.undo(), Bounce::Misdirected))
             } else {
                 // The pod did nothing, so the client may send the request again. The router cannot: it no longer has
                 // all of the body.
@@ -332,13 +315,13 @@ fn failure(request: &ForwardRequest, why: NoResponse, in_flight: Box<InFlight>) 
     match why {
         NoResponse::Stale => {
             body.take_back();
-            AttemptError::NotProcessed(in_flight.undo(), NotProcessed::Refused)
+            AttemptError::Bounced(in_flight.undo(), Bounce::Unprocessed)
         }
         NoResponse::Send(SendError::NotSent(error)) => {
             body.take_back();
             tracing::debug!(pod = in_flight.pod().name, %error, "a pod takes no request");
-            let cause = if is_not_http2(&error) { NotProcessed::NotHttp2 } else { NotProcessed::Refused };
-            AttemptError::NotProcessed(in_flight.undo(), cause)
+            let bounce = if is_not_http2(&error) { Bounce::NotHttp2 } else { Bounce::Unprocessed };
+            AttemptError::Bounced(in_flight.undo(), bounce)
         }
         NoResponse::Send(SendError::Rejected(error)) => {
             tracing::debug!(pod = in_flight.pod().name, %error, "a pod ended two connections of a request; answering 502");

@@ -39,7 +39,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use self::attempt::{AttemptError, NotProcessed, send};
+use self::attempt::{AttemptError, send};
 pub use self::context::ClientInfo;
 use self::context::WorkerContext;
 pub(crate) use self::context::check;
@@ -52,10 +52,10 @@ use self::request::ForwardRequest;
 use self::response_body::ResponseBody;
 use crate::message::client_body::ClientBody;
 use crate::message::local_reply::LocalReply;
-use crate::metrics::{BounceCause, WorkerMetrics};
+use crate::metrics::WorkerMetrics;
 use crate::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatches};
 use crate::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
-use crate::routing::table::{Pod, Refused};
+use crate::routing::table::{Bounce, Pod, Refusal};
 use crate::settings::ForwardSettings;
 
 /// One worker's data path.
@@ -225,8 +225,8 @@ async fn route(shared: &Rc<WorkerContext>, request: &mut ForwardRequest) -> Resu
         }
         let in_flight = match depart(shared, request, permit) {
             Ok(in_flight) => in_flight,
-            Err(spared) => {
-                admission = Admission::Queued(spared);
+            Err(permit) => {
+                admission = Admission::Queued(put_back(shared, permit, Bounce::OverBudget)?);
                 continue;
             }
         };
@@ -234,7 +234,7 @@ async fn route(shared: &Rc<WorkerContext>, request: &mut ForwardRequest) -> Resu
             Ok(response) => return Ok(response),
             Err(AttemptError::LocalReply(own)) => return Err(own.into()),
             Err(AttemptError::ClientGone) => return Err(RouteError::ClientGone),
-            Err(AttemptError::NotProcessed(permit, cause)) => not_processed(shared, permit, cause)?,
+            Err(AttemptError::Bounced(permit, bounce)) => put_back(shared, permit, bounce)?,
             Err(AttemptError::Fenced(permit)) => permit.put_back_fenced(),
         });
     }
@@ -263,51 +263,39 @@ fn admit(shared: &WorkerContext, request: &mut ForwardRequest, partitions: u32) 
     }
 }
 
-/// Begins the exchange. Puts the request back instead if it is a retry and the retry budget of its pod is spent.
-fn depart(shared: &Rc<WorkerContext>, request: &ForwardRequest, permit: Permit) -> Result<Box<InFlight>, QueuedPermit> {
+/// Begins the exchange, unless the request is a retry and the retry budget of its pod is spent.
+fn depart(shared: &Rc<WorkerContext>, request: &ForwardRequest, permit: Permit) -> Result<Box<InFlight>, Permit> {
     let pod = permit.pod().slot;
     if !permit.was_refused_here() {
         shared.budgets.first_try(pod);
     } else if !shared.budgets.may_try_again(pod, Instant::now()) {
-        shared.metrics.bounced(BounceCause::BackingOff);
-        return Err(permit.put_back_untried());
+        return Err(permit);
     }
     let terms = Terms { arrived: request.arrived, deadline: request.deadline, is_safe: request.head.method.is_safe() };
     Ok(Box::new(InFlight::begin(permit, shared, terms)))
 }
 
-/// Puts a request back that its pod did not process. Fails if the pod refuses this very request for good.
-fn not_processed(shared: &WorkerContext, permit: Permit, cause: NotProcessed) -> Result<QueuedPermit, LocalReply> {
+/// Puts a request back that no pod acted on. Fails if its pod refuses this very request for good.
+fn put_back(shared: &WorkerContext, permit: Permit, bounce: Bounce) -> Result<QueuedPermit, LocalReply> {
     let pod = permit.pod().clone();
-    let (bounce, refused) = match cause {
-        NotProcessed::Misdirected => (BounceCause::Misdirected, Some(Refused::Misdirected)),
-        NotProcessed::Refused | NotProcessed::Unreachable => (BounceCause::ConnectFailed, Some(Refused::Unreachable)),
-        NotProcessed::NotHttp2 => (BounceCause::ConnectFailed, Some(Refused::NotHttp2)),
-        NotProcessed::BackingOff | NotProcessed::Severed => (BounceCause::BackingOff, None),
-    };
     shared.metrics.bounced(bounce);
-    match refused {
-        Some(how) => {
+    match bounce.consequences().refusal {
+        Some(refusal) => {
             shared.budgets.refused(pod.slot, Instant::now());
-            note_refusal(&pod, how);
+            note_refusal(&pod, refusal);
         }
-        None if permit.was_refused_here() => shared.budgets.was_not_tried(pod.slot),
+        // The budget paid for an attempt that was not made.
+        None if bounce != Bounce::OverBudget && permit.was_refused_here() => shared.budgets.was_not_tried(pod.slot),
         None => {}
     }
-    match cause {
-        NotProcessed::Misdirected | NotProcessed::Refused | NotProcessed::NotHttp2 => {
-            permit.refused().map_err(|refused_for_good| {
-                tracing::debug!(pod = pod.name, "{refused_for_good}");
-                LocalReply::NoOwner
-            })
-        }
-        NotProcessed::Unreachable => Ok(permit.put_back()),
-        NotProcessed::BackingOff | NotProcessed::Severed => Ok(permit.put_back_untried()),
-    }
+    permit.put_back(bounce).map_err(|refused_for_good| {
+        tracing::debug!(pod = pod.name, "{refused_for_good}");
+        LocalReply::NoOwner
+    })
 }
 
 #[cold]
-fn note_refusal(pod: &Pod, how: Refused) {
+fn note_refusal(pod: &Pod, how: Refusal) {
     if let Some(in_a_row) = pod.health.refused(how) {
         tracing::warn!(pod = pod.name, address = pod.address, ?how, in_a_row, "pod refuses requests; retrying");
     }

@@ -17,21 +17,11 @@ use http::StatusCode;
 pub use self::times::BUCKET_BOUNDS_MICROS;
 use self::times::Times;
 use crate::message::local_reply::{LocalReply, PodReason};
+use crate::routing::table::Bounce;
 use crate::runtime::last_turn::LastTurn;
 
 /// Number of status codes, from 100 on, that a pod can respond with: all that three digits can say.
 const CODES: usize = 900;
-
-/// Why a request came back from a pod unprocessed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BounceCause {
-    /// The pod responded that the partition is not its own.
-    Misdirected,
-    /// The pod could not be reached.
-    ConnectFailed,
-    /// The pod had just refused others, so this request was not sent.
-    BackingOff,
-}
 
 /// Why a response that had begun did not reach its client in full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +67,7 @@ pub struct WorkerMetrics {
     of_pods: [AtomicU64; PodReason::ALL.len()],
     aborted: AtomicU64,
     requests_in_flight: AtomicU64,
-    requests_bounced: [AtomicU64; 3],
+    requests_bounced: [AtomicU64; Bounce::ALL.len()],
     responses_cut_off: [AtomicU64; CutOff::ALL.len()],
     durations: Times,
     upstream_durations: Times,
@@ -135,8 +125,8 @@ impl WorkerMetrics {
         add(&self.aborted, 1);
     }
 
-    pub(crate) fn bounced(&self, cause: BounceCause) {
-        add(&self.requests_bounced[cause as usize], 1);
+    pub(crate) fn bounced(&self, bounce: Bounce) {
+        add(&self.requests_bounced[bounce as usize], 1);
     }
 
     /// Counts a response that had begun and did not reach its client in full.
@@ -225,9 +215,9 @@ impl Metrics {
         self.sum(|worker| &worker.responses_cut_off[cause as usize])
     }
 
-    /// Returns how often a request came back unprocessed for this cause.
-    pub fn requests_bounced(&self, cause: BounceCause) -> u64 {
-        self.sum(|worker| &worker.requests_bounced[cause as usize])
+    /// Returns how often a request was put back for this reason.
+    pub fn requests_bounced(&self, bounce: Bounce) -> u64 {
+        self.sum(|worker| &worker.requests_bounced[bounce as usize])
     }
 }
 

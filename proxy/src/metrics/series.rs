@@ -13,8 +13,9 @@ use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
 
 use super::times::{BUCKET_BOUNDS_MICROS, Times};
-use super::{BounceCause, CODES, CutOff, Metrics, WorkerMetrics};
+use super::{CODES, CutOff, Metrics, WorkerMetrics};
 use crate::message::local_reply::{LocalReply, PodReason};
+use crate::routing::table::Bounce;
 
 impl Metrics {
     /// Adds all series to a registry whose prefix is `segue`.
@@ -146,13 +147,10 @@ impl Collector for Metrics {
 
         let help = "Requests that came back undone and were put back, by cause";
         let mut bounced = encoder.encode_descriptor("requests_bounced", help, None, Counter)?;
-        let causes = [
-            (BounceCause::Misdirected, "misdirected"),
-            (BounceCause::ConnectFailed, "refused"),
-            (BounceCause::BackingOff, "spared"),
-        ];
-        for (cause, name) in causes {
-            bounced.encode_family(&[("cause", name)])?.encode_counter(&self.requests_bounced(cause), none)?;
+        for bounces in Bounce::ALL.chunk_by(|one, next| one.consequences().cause == next.consequences().cause) {
+            let count: u64 = bounces.iter().map(|bounce| self.requests_bounced(*bounce)).sum();
+            let cause = bounces[0].consequences().cause;
+            bounced.encode_family(&[("cause", cause)])?.encode_counter(&count, none)?;
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ use segue_protocol::txn::Keys;
 use segue_protocol::view::View;
 use segue_proxy::router::Control;
 use segue_proxy::routing::permit::{Admission, TableHandle};
-use segue_proxy::routing::table::{StashLimits, Table};
+use segue_proxy::routing::table::{Bounce, StashLimits, Table};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, timeout};
@@ -209,7 +209,7 @@ impl Fixture {
             let pod = permit.pod().name.clone();
             if self.accepted.borrow().get(&(pod.clone(), partition)) != Some(&permit.epoch()) {
                 // The pod has not seen yet that it is the owner, or no longer is: 421.
-                match permit.put_back().await {
+                match permit.put_back(Bounce::Unreachable).unwrap().await {
                     Ok(again) => drop(again),
                     Err(refusal) => panic!("{refusal}"),
                 }

@@ -1,6 +1,6 @@
 //! Connections that end, and which of their requests are sent again.
 
-use segue_proxy::metrics::BounceCause;
+use segue_proxy::routing::table::Bounce;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -52,7 +52,7 @@ async fn a_request_that_has_ended_a_connection_gets_its_own_although_the_next_ca
     let mut stream = soon(listener.accept()).await.unwrap().0;
     drop(listener);
     kill(&mut stream).await;
-    until(|| fixture.metrics.requests_bounced(BounceCause::ConnectFailed) > 0, "the second connection to fail").await;
+    until(|| fixture.metrics.requests_bounced(Bounce::Unreachable) > 0, "the second connection to fail").await;
     let pod = ScriptedHttp2Pod { listener: TcpListener::bind(address).await.unwrap(), address };
     kill(&mut soon(pod.listener.accept()).await.unwrap().0).await;
     assert_eq!(client.answer().await.reason(), (502, "upstream-failed"));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
-use segue_proxy::metrics::BounceCause;
+use segue_proxy::routing::table::Bounce;
 use segue_proxy::settings::UpstreamProtocol;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -42,7 +42,7 @@ async fn a_head_too_large_for_a_pod_is_refused_before_anything_is_sent_and_costs
         assert_eq!(attacker.ask(head + "\r\n\r\n").await.reason(), (431, "limit"), "{lines} lines of {length}");
     }
     pod.nobody_comes().await;
-    assert_eq!(fixture.metrics.requests_bounced(BounceCause::ConnectFailed), 0);
+    assert_eq!(Bounce::ALL.map(|bounce| fixture.metrics.requests_bounced(bounce)), [0; Bounce::ALL.len()]);
     ok(&mut slow);
     assert_eq!(bystander.answer().await.status, 200);
     // A head that fits is passed on.
@@ -58,7 +58,7 @@ async fn a_client_that_asks_first_is_told_to_go_on_only_once_there_is_a_pod() {
     drop(listener);
     fixture.route(P0, address, 1);
     let mut client = fixture.send(POST_THAT_EXPECTS).await;
-    until(|| fixture.metrics.requests_bounced(BounceCause::ConnectFailed) > 0, "a connection to fail").await;
+    until(|| fixture.metrics.requests_bounced(Bounce::Unreachable) > 0, "a connection to fail").await;
     let early = tokio::time::timeout(Duration::from_millis(200), client.stream.readable()).await;
     assert!(early.is_err(), "told to go on although nobody could be reached");
     let pod = ScriptedHttp2Pod { listener: TcpListener::bind(address).await.unwrap(), address };

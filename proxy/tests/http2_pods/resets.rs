@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use bytes::Bytes;
 use http::Response;
 use http_body_util::BodyExt as _;
-use segue_proxy::metrics::BounceCause;
+use segue_proxy::routing::table::Bounce;
 use segue_proxy::settings::UpstreamProtocol;
 
 use super::{ScriptedHttp2Pod, get, next, ok, serve, upstream};
@@ -111,8 +111,7 @@ async fn a_pod_that_refuses_all_streams_gets_no_more_of_them_for_those_who_share
     fixture.held(P0, REQUESTS).await;
     // All are sent at once, and wait for one connection.
     fixture.route(P0, address, 1);
-    until(|| fixture.metrics.requests_bounced(BounceCause::ConnectFailed) >= REQUESTS as u64, "all to be refused")
-        .await;
+    until(|| fixture.metrics.requests_bounced(Bounce::Unprocessed) >= REQUESTS as u64, "all to be refused").await;
     let streams = streams.load(SeqCst);
     // Two attempts for each request, and the retry budget of a hundred and ten a second.
     assert!(streams < 10 * REQUESTS, "{streams} streams");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use segue_coordination::router::DataPlane;
 use segue_protocol::handoff::router::{HoldCause, Stage};
 use segue_proxy::routing::permit::{Admission, TableHandle};
-use segue_proxy::routing::table::{StashLimits, Table};
+use segue_proxy::routing::table::{Bounce, StashLimits, Table};
 use tokio::time::Instant;
 
 use super::{E1, LIMITS, P0, is_pending, passes, stage, switch, table, target, waits};
@@ -77,7 +77,7 @@ async fn a_pause_lasts_until_the_partition_leads_to_a_pod_that_takes_it() {
     let held = waits(&worker, Some(7));
     tokio::time::advance(Duration::from_millis(3)).await;
     switch(&table, P0, "b", 2);
-    let again = held.await.unwrap().put_back();
+    let again = held.await.unwrap().put_back(Bounce::Unreachable).unwrap();
     tokio::time::advance(Duration::from_millis(40)).await;
     switch(&table, P0, "b", 2);
     again.await.unwrap().delivered();

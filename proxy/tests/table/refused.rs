@@ -5,7 +5,7 @@ use std::time::Duration;
 use segue_coordination::router::DataPlane;
 use segue_protocol::handoff::router::Stage;
 use segue_proxy::routing::permit::QueuedPermit;
-use segue_proxy::routing::table::{AdmissionError, StashLimits};
+use segue_proxy::routing::table::{AdmissionError, Bounce, StashLimits};
 use tokio::time::Instant;
 
 use super::{LIMITS, P0, is_pending, passes, stage, switch, table, waits};
@@ -17,9 +17,9 @@ async fn requests_of_a_key_that_their_pod_refuses_go_again_in_the_order_in_which
     switch(&table, P0, "a", 1);
     let [first, second, third] = [(); 3].map(|()| passes(&worker, Some(7)));
     // The pod answers as it likes.
-    let mut third = third.put_back();
-    let mut first = first.put_back();
-    let mut second = second.put_back();
+    let mut third = third.put_back(Bounce::Unreachable).unwrap();
+    let mut first = first.put_back(Bounce::Unreachable).unwrap();
+    let mut second = second.put_back(Bounce::Unreachable).unwrap();
     switch(&table, P0, "b", 2);
     assert!(is_pending(&mut third).await && is_pending(&mut second).await, "one at a time");
     let mut permit = (&mut first).await.unwrap();
@@ -34,14 +34,14 @@ async fn a_refused_request_goes_first_again_and_the_pod_is_left_alone_for_a_whil
     let (table, mut notices) = table(1);
     let worker = table.worker(0);
     switch(&table, P0, "a", 1);
-    let refused = passes(&worker, Some(7)).put_back();
+    let refused = passes(&worker, Some(7)).put_back(Bounce::Unreachable).unwrap();
     let (at, retry_at) = DataPlane::stage(&*table, P0);
     assert_eq!(at, Stage::Closed);
     assert_eq!(retry_at, Some(Instant::now() + Duration::from_millis(5)));
     let mut later = waits(&worker, Some(7));
     while notices.try_recv().is_ok() {}
     switch(&table, P0, "a", 1);
-    let again = refused.await.unwrap().put_back();
+    let again = refused.await.unwrap().put_back(Bounce::Unreachable).unwrap();
     assert_eq!(DataPlane::stage(&*table, P0).1, Some(Instant::now() + Duration::from_millis(10)), "longer each time");
     switch(&table, P0, "b", 2);
     let mut permit = again.await.unwrap();
@@ -81,8 +81,11 @@ async fn requests_that_were_refused_together_leave_in_the_order_in_which_they_ca
     tokio::time::advance(Duration::from_micros(1)).await;
     let third = passes(&other, Some(7));
     // Their refusals come in another order than they were sent.
-    let mut held = vec![(3, third.put_back()), (4, waits(&other, Some(7)))];
-    held.extend([(2, second.put_back()), (1, first.put_back())]);
+    let mut held = vec![(3, third.put_back(Bounce::Unreachable).unwrap()), (4, waits(&other, Some(7)))];
+    held.extend([
+        (2, second.put_back(Bounce::Unreachable).unwrap()),
+        (1, first.put_back(Bounce::Unreachable).unwrap()),
+    ]);
     switch(&table, P0, "b", 2);
     assert_eq!(order_of_leaving(held).await, [1, 2, 3, 4]);
 }
@@ -94,7 +97,7 @@ async fn a_request_that_comes_back_while_the_router_ends_is_refused() {
     switch(&table, P0, "a", 1);
     let permit = passes(&worker, Some(7));
     table.shut_down();
-    assert_eq!(permit.put_back().await.unwrap_err(), AdmissionError::Shutdown);
+    assert_eq!(permit.put_back(Bounce::Unreachable).unwrap().await.unwrap_err(), AdmissionError::Shutdown);
     assert_eq!((table.in_flight(P0), table.stashed(P0)), (0, (0, 0)));
 }
 
@@ -109,7 +112,7 @@ async fn tries(tickets: &mut Vec<(u32, QueuedPermit)>, refuses: impl Fn(u32) -> 
             };
             let (number, _) = tickets.remove(index);
             return match refuses(number) {
-                true => match permit.refused() {
+                true => match permit.put_back(Bounce::Misdirected) {
                     Ok(queued) => {
                         tickets.insert(index, (number, queued));
                         (number, true)
@@ -232,7 +235,7 @@ async fn a_reload_changes_no_deadline_of_a_request_that_was_held_already() {
     tokio::time::advance(Duration::from_secs(20)).await;
     table.set_limits(StashLimits { max_wait: Duration::from_secs(1), ..LIMITS });
     switch(&table, P0, "a", 1);
-    let again = held.await.unwrap().put_back();
+    let again = held.await.unwrap().put_back(Bounce::Unreachable).unwrap();
     assert!(matches!(again.await.unwrap_err(), AdmissionError::Waited(_)));
     assert_eq!(began.elapsed().as_secs(), 30);
 }

@@ -19,7 +19,7 @@ use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::Partitioner;
 use segue_proxy::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
-use segue_proxy::routing::table::{AdmissionError, StashLimits, Table};
+use segue_proxy::routing::table::{AdmissionError, Bounce, StashLimits, Table};
 use tokio::sync::{oneshot, watch};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
@@ -261,8 +261,9 @@ impl Router {
                     world.trace.seen(if why == "421" { "a 421 was put back" } else { "a pod could not be reached" });
                     history.undone(asked.id, why);
                     returned.get_or_insert_with(|| Returned::count(self, asked.partition));
-                    let back = if outcome == Outcome::Misdirected { permit.refused() } else { Ok(permit.put_back()) };
-                    match back {
+                    let bounce =
+                        if outcome == Outcome::Misdirected { Bounce::Misdirected } else { Bounce::Unreachable };
+                    match permit.put_back(bounce) {
                         Ok(queued) => queued,
                         Err(_) => {
                             world.trace.event(format_args!("{} is refused for good", asked.id));

@@ -22,7 +22,7 @@ use crate::routing::client_share::ShareGuard;
 use crate::routing::stash::{Arrival, QueuePosition};
 use crate::routing::sync::oneshot;
 use crate::routing::sync::time::{Sleep, sleep_until};
-use crate::routing::table::{AdmissionError, LastingId, Pod, Refusals, Requeue, Returned, Route, Table, WaitOutcome};
+use crate::routing::table::{AdmissionError, Bounce, LastingId, Pod, Refusals, Requeue, Route, Table, WaitOutcome};
 
 /// One worker thread's access to the table.
 #[derive(Debug, Clone)]
@@ -367,19 +367,11 @@ impl Permit {
         self.request().refusals.as_ref().is_some_and(|refusals| refusals.are_of(self.route.slot, self.route.epoch))
     }
 
-    /// Puts a request back into the stash that no pod has acted on and none has refused. It keeps its deadline.
-    pub fn put_back(self) -> QueuedPermit {
-        self.back(Some(Returned::Unreachable))
-    }
-
-    /// As [`put_back`](Self::put_back), because its pod is backed off from.
-    pub(crate) fn put_back_untried(self) -> QueuedPermit {
-        self.back(Some(Returned::Untried))
-    }
-
-    /// Puts a request back that its pod has refused without acting on it. Fails if the refusal is for good.
-    pub fn refused(self) -> Result<QueuedPermit, RefusedForGood> {
-        if self.route.last_try { Err(RefusedForGood) } else { Ok(self.back(Some(Returned::Refused))) }
+    /// Puts a request back into the stash that no pod has acted on. It keeps its deadline. Fails if its pod refuses this
+    /// very request for good.
+    pub fn put_back(self, bounce: Bounce) -> Result<QueuedPermit, RefusedForGood> {
+        let is_given_up = self.route.last_try && bounce.consequences().is_of_request;
+        if is_given_up { Err(RefusedForGood) } else { Ok(self.back(Some(bounce))) }
     }
 
     /// Returns whether the router's lease may still be trusted, or is not needed for this pod. To be asked again before
@@ -394,7 +386,7 @@ impl Permit {
         self.back(None)
     }
 
-    fn back(mut self, returned: Option<Returned>) -> QueuedPermit {
+    fn back(mut self, bounce: Option<Bounce>) -> QueuedPermit {
         let mut request = self.request.take().expect("a permit that was not put back");
         self.unlist(&request);
         let max_wait = request.table().max_wait();
@@ -406,7 +398,7 @@ impl Permit {
             bytes: request.bytes,
             refusals: request.refusals.take().map(|refusals| *refusals),
         };
-        let (grant, refusals) = request.table().put_back(request.partition, requeue, self.route, returned);
+        let (grant, refusals) = request.table().put_back(request.partition, requeue, self.route, bounce);
         request.refusals = refusals.map(Box::new);
         QueuedPermit::new(request, grant)
     }

@@ -9,9 +9,10 @@ use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 use tokio::time::Instant;
 
+use super::bounce::Bounce;
 use super::hold::{Closed, Waiter};
 use super::limits::AdmissionError;
-use super::refusals::{Refusals, Returned};
+use super::refusals::Refusals;
 use super::route::Route;
 use super::state::{Table, whole_nanos};
 use crate::routing::gate::GateState;
@@ -155,25 +156,25 @@ impl Table {
     }
 
     /// Puts back a request in flight that no pod has acted on, and holds the partition: other requests would be refused
-    /// as well, or overtake this one. `returned` is the cause, or `None` if the router's lease is not to be trusted.
+    /// as well, or overtake this one. `bounce` is the cause, or `None` if the router's lease is not to be trusted.
     /// Returns the request's grant and its refusals so far.
     pub(crate) fn put_back(
         &self,
         partition: PartitionId,
         request: Requeue,
         route: Route,
-        returned: Option<Returned>,
+        bounce: Option<Bounce>,
     ) -> (oneshot::Receiver<Route>, Option<Refusals>) {
         let Requeue { worker, position, is_tried, bytes, mut refusals } = request;
-        let cause = returned.map_or(Some(HoldCause::Fenced), |_| None);
+        let cause = bounce.map_or(Some(HoldCause::Fenced), |_| None);
         let cell = self.cell(partition);
         let (granted, grant) = oneshot::channel();
         let mut guard = Self::lock(cell);
         let was_passing = matches!(cell.gate.position(), GateState::Open | GateState::Flushing);
         self.close(partition, cell, &mut guard, cause.unwrap_or(HoldCause::NoOwner));
         let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
-        if let Some(returned) = returned {
-            refusals = Refusals::after(refusals, route, returned, closed.taken, Instant::now());
+        if let Some(bounce) = bounce {
+            refusals = Refusals::after(refusals, route, bounce, closed.taken, Instant::now());
             if was_passing {
                 closed.back_off();
             }

@@ -13,6 +13,7 @@
 //! * A request is counted inside from before it can reach a pod until the pod is done with it.
 
 mod admission;
+mod bounce;
 mod cutover;
 mod hold;
 mod lasting;
@@ -25,12 +26,14 @@ mod route;
 mod state;
 
 pub(crate) use self::admission::{Requeue, WaitOutcome};
+pub use self::bounce::Bounce;
 pub(crate) use self::hold::POD_RETRY;
 pub(crate) use self::lasting::LastingId;
 pub use self::lasting::{Lasting, OldestExchange};
 pub use self::limits::{AdmissionError, StashLimits, StashTotal};
-pub use self::pod_health::{Health, Refused};
+pub use self::pod_health::Health;
+pub(crate) use self::pod_health::Refusal;
 pub use self::pods::Pod;
-pub(crate) use self::refusals::{Refusals, Returned};
+pub(crate) use self::refusals::Refusals;
 pub(crate) use self::route::Route;
 pub use self::state::Table;

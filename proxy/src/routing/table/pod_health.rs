@@ -14,7 +14,7 @@ const OUTLIER_REFUSALS: u32 = 5;
 
 /// How a pod failed a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refused {
+pub(crate) enum Refusal {
     /// No connection could be made, or none took the request.
     Unreachable,
     /// The pod does not speak HTTP/2, in which the request has to be sent.
@@ -36,10 +36,10 @@ pub struct Health {
 impl Health {
     /// Records a refusal. Returns the current run of refusals when it should be logged; the gap between log lines
     /// doubles.
-    pub(crate) fn refused(&self, how: Refused) -> Option<u32> {
+    pub(crate) fn refused(&self, how: Refusal) -> Option<u32> {
         match how {
-            Refused::Unreachable | Refused::NotHttp2 => self.unreachable.fetch_add(1, Relaxed),
-            Refused::Misdirected => self.misdirected.fetch_add(1, Relaxed),
+            Refusal::Unreachable | Refusal::NotHttp2 => self.unreachable.fetch_add(1, Relaxed),
+            Refusal::Misdirected => self.misdirected.fetch_add(1, Relaxed),
         };
         let in_a_row = self.in_a_row.fetch_add(1, Relaxed).saturating_add(1);
         let noted = in_a_row.is_multiple_of(OUTLIER_REFUSALS) && (in_a_row / OUTLIER_REFUSALS).is_power_of_two();
@@ -98,13 +98,13 @@ mod tests {
     #[test]
     fn refusals_in_a_row_make_an_outlier_and_one_acceptance_ends_it() {
         let health = Health::default();
-        let refuse = |times: u32| (0..times).filter_map(|_| health.refused(Refused::Misdirected)).collect::<Vec<_>>();
+        let refuse = |times: u32| (0..times).filter_map(|_| health.refused(Refusal::Misdirected)).collect::<Vec<_>>();
         assert_eq!((refuse(4), health.is_outlier()), (vec![], false));
         assert_eq!(health.accepted(), None);
         assert_eq!((refuse(5), health.is_outlier()), (vec![5], true));
         assert_eq!(refuse(95), [10, 20, 40, 80], "ever fewer lines");
         assert_eq!((health.accepted(), health.is_outlier()), (Some(100), false));
-        assert_eq!(health.refused(Refused::Unreachable), None);
+        assert_eq!(health.refused(Refusal::Unreachable), None);
         assert_eq!(health.refusals(), (1, 104));
     }
 

@@ -11,23 +11,13 @@ use std::time::Duration;
 use segue_protocol::ids::Epoch;
 use tokio::time::Instant;
 
+use super::bounce::Bounce;
 use super::route::Route;
 
 /// Tries of a request with one owner before another key's request is tried in its place.
 pub(super) const TRIES_IN_A_ROW: u32 = 3;
 /// Time between the first refusal of a request and the one that is for good.
 const LEAST_DURATION: Duration = Duration::from_secs(1);
-
-/// Why a request came back although no pod acted on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Returned {
-    /// The pod received the request and refused it.
-    Refused,
-    /// The pod could not be reached.
-    Unreachable,
-    /// The request was not tried: its pod is backed off from.
-    Untried,
-}
 
 /// How often one owner has refused a request.
 #[derive(Debug, Clone, Copy)]
@@ -45,24 +35,18 @@ pub(crate) struct Refusals {
 }
 
 impl Refusals {
-    /// Returns the refusals after one more return of a request that was admitted by `way`.
-    pub(super) fn after(
-        before: Option<Self>,
-        route: Route,
-        returned: Returned,
-        taken: u32,
-        at: Instant,
-    ) -> Option<Self> {
+    /// Returns the refusals after one more return of a request that was admitted by `route`.
+    pub(super) fn after(before: Option<Self>, route: Route, bounce: Bounce, taken: u32, at: Instant) -> Option<Self> {
         let before = before.filter(|before| before.are_of(route.slot, route.epoch));
-        let tried = returned != Returned::Untried;
-        if before.is_none() && !tried {
+        let follows = bounce.consequences();
+        if before.is_none() && follows.refusal.is_none() {
             return None;
         }
         let (slot, epoch) = (route.slot, route.epoch);
         let none = Refusals { slot, epoch, returns: 0, refused: 0, first_refused: None, taken };
         let mut after = before.unwrap_or(none);
         after.returns = after.returns.saturating_add(1);
-        if returned == Returned::Refused {
+        if follows.is_of_request {
             after.refused = after.refused.saturating_add(1);
             after.first_refused.get_or_insert(at);
         }
@@ -99,16 +83,16 @@ mod tests {
         Route { slot: 1, epoch: epoch.into(), severs: Gate::default().severs(), last_try: false }
     }
 
-    fn after(returns: &[(Returned, u32)], at: Instant) -> Option<Refusals> {
-        returns.iter().fold(None, |before, (returned, taken)| Refusals::after(before, to(7), *returned, *taken, at))
+    fn after(bounces: &[(Bounce, u32)], at: Instant) -> Option<Refusals> {
+        bounces.iter().fold(None, |before, (bounce, taken)| Refusals::after(before, to(7), *bounce, *taken, at))
     }
 
     #[test]
     fn three_refusals_over_a_second_and_another_request_taken_since_leave_one_try() {
-        use Returned::{Refused, Unreachable, Untried};
+        use Bounce::{BackedOff, Misdirected, Unreachable};
         let first = Instant::now();
         let late = first + LEAST_DURATION;
-        let three = after(&[(Refused, 0), (Refused, 0), (Refused, 4)], first).unwrap();
+        let three = after(&[(Misdirected, 0), (Misdirected, 0), (Misdirected, 4)], first).unwrap();
         assert!(!three.leave_one_try(1, Epoch::new(7), 4, late), "nothing was taken since");
         assert!(three.leave_one_try(1, Epoch::new(7), 5, late));
         let early = late - Duration::from_millis(1);
@@ -117,22 +101,23 @@ mod tests {
             !three.leave_one_try(1, Epoch::new(8), 5, late) && !three.leave_one_try(2, Epoch::new(7), 5, late),
             "another owner has not refused it"
         );
-        let again = Refusals::after(Some(three), to(7), Refused, 5, late).unwrap();
+        let again = Refusals::after(Some(three), to(7), Misdirected, 5, late).unwrap();
         assert!(again.leave_one_try(1, Epoch::new(7), 6, late), "the first refusal counts, not the last");
-        let unreachable = after(&[(Refused, 0), (Unreachable, 0), (Untried, 0), (Refused, 0)], first).unwrap();
+        let unreachable =
+            after(&[(Misdirected, 0), (Unreachable, 0), (BackedOff, 0), (Misdirected, 0)], first).unwrap();
         assert!(
             !unreachable.leave_one_try(1, Epoch::new(7), 1, late),
             "a pod that cannot be reached says nothing about a request"
         );
-        assert!(after(&[(Untried, 0)], first).is_none());
+        assert!(after(&[(BackedOff, 0)], first).is_none());
     }
 
     #[test]
     fn a_request_lets_others_go_first_after_every_third_return() {
         let now = Instant::now();
-        let ranks = (1..=7).map(|returns| after(&vec![(Returned::Unreachable, 0); returns], now).unwrap().rank());
+        let ranks = (1..=7).map(|returns| after(&vec![(Bounce::Unreachable, 0); returns], now).unwrap().rank());
         assert_eq!(ranks.collect::<Vec<_>>(), [0, 0, 1, 1, 1, 2, 2]);
-        let before = after(&[(Returned::Refused, 0); 3], now);
-        assert_eq!(Refusals::after(before, to(8), Returned::Refused, 0, now).unwrap().rank(), 0);
+        let before = after(&[(Bounce::Misdirected, 0); 3], now);
+        assert_eq!(Refusals::after(before, to(8), Bounce::Misdirected, 0, now).unwrap().rank(), 0);
     }
 }

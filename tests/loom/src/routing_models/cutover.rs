@@ -102,7 +102,10 @@ fn nobody_waits_once_the_router_ends() -> u64 {
         let fixture = Fixture::open(2);
         let one = fixture.worker(0, |client| {
             if let Ok(Admission::Admitted(permit)) = client.enter(1) {
-                assert_eq!(block_on(permit.put_back()).unwrap_err(), AdmissionError::Shutdown);
+                assert_eq!(
+                    block_on(permit.put_back(Bounce::Unreachable).unwrap()).unwrap_err(),
+                    AdmissionError::Shutdown
+                );
             }
         });
         let other = fixture.worker(1, |client| match client.enter(2) {

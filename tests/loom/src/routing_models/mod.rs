@@ -49,7 +49,7 @@ use tokio::time::Instant;
 
 use crate::routing::gate::GateState;
 use crate::routing::permit::{Admission, Permit, TableHandle};
-use crate::routing::table::{AdmissionError, StashLimits, Table};
+use crate::routing::table::{AdmissionError, Bounce, StashLimits, Table};
 use crate::{Model, explore, models};
 
 /// The models of each mechanism.

@@ -17,8 +17,8 @@ fn refused_requests_keep_their_order() -> u64 {
         let mut fixture = Fixture::open(2);
         let one = fixture.worker(0, |client| {
             let (first, second) = (client.permit(1), client.permit(2));
-            let second = second.left().put_back();
-            let first = first.left().put_back();
+            let second = second.left().put_back(Bounce::Unreachable).unwrap();
+            let first = first.left().put_back(Bounce::Unreachable).unwrap();
             // Each has a task of its own; here one thread polls both.
             let (mut first, mut second) = (Some(first), Some(second));
             block_on(std::future::poll_fn(|context| {
@@ -75,7 +75,7 @@ fn coming_back(requests: usize) {
             fixture.worker(index, move |client| {
                 let mut passed = client.permit(index as u32);
                 if index == 0 {
-                    let refused = passed.left().put_back();
+                    let refused = passed.left().put_back(Bounce::Unreachable).unwrap();
                     passed = client.saw(block_on(refused).unwrap());
                 }
                 passed.served(index as u32);
@@ -96,7 +96,7 @@ fn coming_back(requests: usize) {
 fn coming_back_and_leaving_at_once() -> u64 {
     explore(Some(2), || {
         let mut fixture = Fixture::held(2, Duration::from_secs(3600));
-        let one = fixture.worker(0, |client| drop(client.permit(1).left().put_back()));
+        let one = fixture.worker(0, |client| drop(client.permit(1).left().put_back(Bounce::Unreachable).unwrap()));
         let other = fixture.worker(1, |client| client.permit(2).served(2));
         fixture.keep_open(1, 2);
         one.join().unwrap();
