@@ -23,10 +23,11 @@ use hyper::upgrade::OnUpgrade;
 use tokio::time::Instant;
 
 use super::context::WorkerContext;
+use super::error::NoResponse;
 use super::in_flight::InFlight;
 use super::request::ForwardRequest;
 use super::response_body::ResponseBody;
-use super::response_head::{AwaitResponse, NoResponse};
+use super::response_head::AwaitResponse;
 use super::tunnel;
 use crate::message::grpc_timeout;
 use crate::message::header_names::SEGUE_REASON;

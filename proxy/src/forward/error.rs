@@ -2,6 +2,8 @@
 
 use crate::message::local_reply::LocalReply;
 use crate::routing::table::AdmissionError;
+use crate::runtime::exchange_timeout::Ended;
+use crate::upstream::SendError;
 
 /// The client has disconnected, so no response can be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -30,5 +32,26 @@ impl From<LocalReply> for RouteError {
 impl From<AdmissionError> for RouteError {
     fn from(refusal: AdmissionError) -> Self {
         RouteError::LocalReply(refusal.into())
+    }
+}
+
+/// Why an exchange has no response.
+pub(crate) enum NoResponse {
+    /// The connection had closed while it was idle: nothing was sent.
+    Stale,
+    Send(SendError),
+    Ended(Ended),
+}
+
+impl NoResponse {
+    /// Returns the name of the cause in traces.
+    pub(crate) fn as_str(&self) -> &'static str {
+        match self {
+            NoResponse::Stale | NoResponse::Send(SendError::NotSent(_)) => "refused",
+            NoResponse::Send(SendError::Rejected(_)) => "rejected",
+            NoResponse::Send(SendError::Failed(_)) => "broken",
+            NoResponse::Ended(Ended::Severed) => "severed",
+            NoResponse::Ended(Ended::TimedOut) => "timeout",
+        }
     }
 }

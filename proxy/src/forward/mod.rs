@@ -20,6 +20,7 @@ mod error;
 mod held;
 mod in_flight;
 mod keyspaces;
+mod read_on;
 mod request;
 pub mod response_body;
 mod response_head;
@@ -29,13 +30,14 @@ mod trace;
 pub(crate) mod tunnel;
 
 use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 #[cfg(feature = "fuzzing")]
 use std::time::Duration;
 
 use futures_util::future::Either;
-use http::{Request, Response};
+use http::{Request, Response, Version};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
@@ -51,7 +53,7 @@ use self::keyspaces::Keyspaces;
 use self::request::ForwardRequest;
 use self::response_body::ResponseBody;
 use crate::message::client_body::ClientBody;
-use crate::message::local_reply::LocalReply;
+use crate::message::local_reply::{LocalReply, is_grpc};
 use crate::metrics::WorkerMetrics;
 use crate::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatches};
 use crate::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
@@ -183,9 +185,34 @@ impl Forward {
                     Err(RouteError::LocalReply(own)) => own,
                 }
             };
-            Ok(request.refuse(&shared, own).await)
+            Ok(refuse(&shared, &request, own).await)
         }
     }
+}
+
+/// Returns the router's own response. First reads what has arrived of the body: if that is all of it, the
+/// connection can be used again. HTTP/2 needs no such reading, because only the stream ends. Boxed: otherwise every
+/// request would reserve room for it.
+#[cold]
+fn refuse<'a>(
+    shared: &'a WorkerContext,
+    request: &'a ForwardRequest,
+    own: LocalReply,
+) -> Pin<Box<dyn Future<Output = Response<ResponseBody>> + 'a>> {
+    Box::pin(async move {
+        // Reading makes hyper send `100 Continue`.
+        if request.head.version != Version::HTTP_2 && !request.scan.expect {
+            request.body.discard_what_has_arrived().await;
+        }
+        shared.metrics.answered(own);
+        shared.metrics.took(request.arrived.elapsed());
+        if let Some(trace) = &request.trace {
+            trace.answered(own);
+        }
+        let mut response = own.response(request.partition, is_grpc(&request.head.headers)).map(ResponseBody::whole);
+        request.announce_close(&mut response);
+        response
+    })
 }
 
 /// A request that has no response yet. Dropping it counts the request as aborted.

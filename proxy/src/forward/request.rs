@@ -1,7 +1,5 @@
 //! One request, and what the router knows of it before it is sent anywhere.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::rc::Rc;
 
 use http::header::{CONNECTION, COOKIE, HeaderMap, HeaderValue, MAX_FORWARDS};
@@ -13,14 +11,13 @@ use segue_protocol::ids::PartitionId;
 use tokio::time::Instant;
 
 use super::context::{ClientInfo, WorkerContext};
-use super::response_body::ResponseBody;
 use super::trace::RequestTrace;
 use crate::message::client_body::ClientBody;
 use crate::message::grpc_timeout;
 use crate::message::header_names;
 use crate::message::header_scan::{HeaderScan, is_host};
 use crate::message::headers;
-use crate::message::local_reply::{LocalReply, is_grpc};
+use crate::message::local_reply::LocalReply;
 use crate::message::request_body::RequestBody;
 use crate::message::reserved::{Reserved, forwarded_for};
 use crate::routing::client_share::ShareGuard;
@@ -96,34 +93,9 @@ impl ForwardRequest {
         }
     }
 
-    /// Returns the router's own response. First reads what has arrived of the body: if that is all of it, the
-    /// connection can be used again. HTTP/2 needs no such reading, because only the stream ends. Boxed: otherwise every
-    /// request would reserve room for it.
-    #[cold]
-    pub(super) fn refuse<'a>(
-        &'a self,
-        shared: &'a WorkerContext,
-        own: LocalReply,
-    ) -> Pin<Box<dyn Future<Output = Response<ResponseBody>> + 'a>> {
-        Box::pin(async move {
-            // Reading makes hyper send `100 Continue`.
-            if self.head.version != Version::HTTP_2 && !self.scan.expect {
-                self.body.discard_what_has_arrived().await;
-            }
-            shared.metrics.answered(own);
-            shared.metrics.took(self.arrived.elapsed());
-            if let Some(trace) = &self.trace {
-                trace.answered(own);
-            }
-            let mut response = own.response(self.partition, is_grpc(&self.head.headers)).map(ResponseBody::whole);
-            self.announce_close(&mut response);
-            response
-        })
-    }
-
     /// Adds `Connection: close` to a response that precedes the end of its request's body: the rest of the body stands
     /// before any next request. By HTTP/2 the response is counted.
-    pub(super) fn announce_close(&self, response: &mut Response<ResponseBody>) {
+    pub(super) fn announce_close<B>(&self, response: &mut Response<B>) {
         if !self.body.is_unread() || response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return;
         }

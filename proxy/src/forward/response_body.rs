@@ -17,7 +17,8 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::in_flight::{InFlight, see_rest_through};
+use super::in_flight::InFlight;
+use super::read_on::see_rest_through;
 use super::request::ForwardRequest;
 use crate::message::request_body::RequestBody;
 use crate::metrics::CutOff;

@@ -11,31 +11,12 @@ use std::task::{Context, Poll};
 
 use tokio::time::Instant;
 
-use super::in_flight::{InFlight, see_through};
+use super::error::NoResponse;
+use super::in_flight::InFlight;
+use super::read_on::see_through;
 use super::request::ForwardRequest;
-use crate::runtime::exchange_timeout::{Ended, ExchangeTimeout};
+use crate::runtime::exchange_timeout::ExchangeTimeout;
 use crate::upstream::{Counted as _, Exchange, PodResponse, SendError};
-
-/// Why there is no response.
-pub(crate) enum NoResponse {
-    /// The connection had closed while it was idle: nothing was sent.
-    Stale,
-    Send(SendError),
-    Ended(Ended),
-}
-
-impl NoResponse {
-    /// Returns the name of the cause in traces.
-    pub(crate) fn as_str(&self) -> &'static str {
-        match self {
-            NoResponse::Stale | NoResponse::Send(SendError::NotSent(_)) => "refused",
-            NoResponse::Send(SendError::Rejected(_)) => "rejected",
-            NoResponse::Send(SendError::Failed(_)) => "broken",
-            NoResponse::Ended(Ended::Severed) => "severed",
-            NoResponse::Ended(Ended::TimedOut) => "timeout",
-        }
-    }
-}
 
 /// An exchange until its response begins. If it is dropped because the client has left, the exchange goes on in the
 /// background.
