@@ -8,9 +8,9 @@
 //! * Prefixes match whole segments: `/persons` matches `/persons` and `/persons/7`, and not `/personsx`.
 //! * Where a prefix could match, a path that a pod may read as one of another keyspace is refused.
 
-use http::header::HOST;
 use http::{HeaderMap, Uri};
 
+use super::host::{host_of, without_port, without_root};
 use super::partition_key::{decode, is_ambiguous};
 
 /// The requests that are for a keyspace (`[[keyspaces]] match`).
@@ -192,31 +192,9 @@ fn has_empty_segment(path: &str, depth: usize) -> bool {
     path.find("//").and_then(|at| path.get(..=at)).is_some_and(|before| before.matches('/').count() <= depth)
 }
 
-/// Returns the host of a request as a [`HostName`] has it, but for its case. The target's host precedes the header, as it
-/// does towards pods.
-pub(super) fn host_of<'head>(uri: &'head Uri, headers: &'head HeaderMap) -> Option<&'head str> {
-    let host = match uri.host() {
-        Some(host) => Some(host),
-        None => headers.get(HOST).and_then(|host| host.to_str().ok()).map(without_port),
-    };
-    host.map(without_root)
-}
-
-/// Returns the name without the dot that makes it absolute: `orders.example.` is the same host as `orders.example`.
-fn without_root(host: &str) -> &str {
-    host.strip_suffix('.').filter(|name| !name.is_empty()).unwrap_or(host)
-}
-
-fn without_port(host: &str) -> &str {
-    let end = match host.strip_prefix('[') {
-        Some(rest) => rest.find(']').map(|end| end + 2),
-        None => host.find(':'),
-    };
-    end.and_then(|end| host.get(..end)).unwrap_or(host)
-}
-
 #[cfg(test)]
 mod tests {
+    use http::header::HOST;
     use proptest::prelude::*;
 
     use super::*;

@@ -10,6 +10,7 @@
 pub(crate) mod client_share;
 mod data_plane;
 pub mod gate;
+mod host;
 pub mod key_hash;
 pub mod keyspace_choice;
 pub mod partition_key;

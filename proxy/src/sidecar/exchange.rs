@@ -11,7 +11,6 @@
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use http::{Request, Response, StatusCode};
@@ -33,15 +32,13 @@ use super::heads::{settle_framing, strip_hop_by_hop};
 use super::http2::Failure;
 use super::local_reply::LocalReplies;
 use super::relayed_body::relayed_body;
-use super::service_side::{Side, within};
+use super::service_side::{Side, UNREAD_TIMEOUT, within};
 use super::tunnel::join;
 use super::upstream::Upstream;
 use crate::message::frames::poll_telling_frame;
 use crate::message::header_names::SEGUE_REASON;
 use crate::message::stream_kind::says_stream;
 
-/// How long a response that may have no end, or another protocol, is read on after its router has gone, before it is reset.
-pub const UNREAD_TIMEOUT: Duration = Duration::from_secs(1);
 /// Frames of a response that are read ahead of the router.
 const READ_AHEAD_FRAMES: usize = 4;
 

@@ -53,10 +53,10 @@ use tokio_util::sync::CancellationToken;
 use tower::layer::Layer as _;
 
 use self::count_answers::CountAnswers;
-pub use self::exchange::UNREAD_TIMEOUT;
 use self::forwarder::Forwarder;
 pub use self::health::{Checks, Health};
 use self::router_connection::{ROUTER_IDLE_TIMEOUT, bounded, recognising, secured};
+pub use self::service_side::UNREAD_TIMEOUT;
 pub use self::traffic::Traffic;
 pub use self::upstream::Upstream;
 use crate::tls::ServerTls;

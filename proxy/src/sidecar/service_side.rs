@@ -9,6 +9,7 @@
 
 use std::future::{Future, pending};
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use hyper_util::client::legacy::connect::CaptureConnection;
 use tokio::sync::oneshot;
@@ -18,6 +19,9 @@ use super::connection::ServiceConnection;
 use super::expect::Upload;
 use super::http2::{self, Http2};
 use super::upstream::Upstream;
+
+/// How long a response that may have no end, or another protocol, is read on after its router has gone, before it is reset.
+pub const UNREAD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The service's side of an exchange.
 pub(super) enum Side {

@@ -24,9 +24,9 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::body::empty;
-use super::exchange::UNREAD_TIMEOUT;
 use super::forwarder::Forwarder;
 use super::local_reply::LocalReplies;
+use super::service_side::UNREAD_TIMEOUT;
 use super::upstream::Upstream;
 use crate::message::PREFACE;
 use crate::settings::UpstreamProtocol;

@@ -10,8 +10,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, sleep};
 
-use super::exchange::UNREAD_TIMEOUT;
-use super::service_side::Side;
+use super::service_side::{Side, UNREAD_TIMEOUT};
 use super::upstream::Upstream;
 
 /// Copies bytes both ways until the service closes its side. When the router closes, so does this side of the connection to

@@ -42,7 +42,7 @@ pub(crate) use exchange::{Exchange, PodResponse, ResponseStream};
 #[cfg(feature = "fuzzing")]
 pub(crate) use http1::fuzzing;
 use http1::{Connection, MAX_IDLE_AGE};
-pub(crate) use http1::{Decoded, Decoder, HeadLines, MAX_HEAD_BYTES, ResponseHead, ResponseKind, chunk_size};
+pub(crate) use http1::{Decoded, Decoder, HeadLines, ResponseHead, ResponseKind, chunk_size};
 use http2::{Agreed, Leased, Sessions};
 pub(crate) use http2::{
     Announced, CONNECTION_WINDOW_BYTES, Unprocessed, h2_cause, head_size, is_settings, says_unprocessed,
@@ -51,6 +51,8 @@ pub(crate) use rest::Counted;
 pub(crate) use sharing::{Sharing, is_odd_response};
 pub(crate) use wanted::{Wanted, Which};
 
+/// Largest head of a response. Generous, because pods are trusted more than clients, but bounded.
+pub(crate) const MAX_HEAD_BYTES: usize = 256 << 10;
 /// Interval between two looks at idle connections.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 

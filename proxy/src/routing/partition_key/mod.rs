@@ -20,8 +20,8 @@ use http::request::Parts;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::Partitioner;
 
+use crate::routing::host::host_of;
 use crate::routing::key_hash::{KeyHash, order_of};
-use crate::routing::keyspace_choice::host_of;
 
 pub use decoding::Unlocated;
 pub(super) use decoding::decode;

@@ -3,7 +3,7 @@
 //! The request path reads it without a lock; `data_plane` changes it as the protocol says. It is a dense array by partition
 //! number with a cache line for each partition, and each worker has counters of its own.
 //! Elsewhere: the data (`state`), what the control side does (`cutover`), what requests do (`admission`), what is known of
-//! a closed gate (`hold`), and the exchanges that last (`lasting`).
+//! a closed gate (`hold`), and the exchanges that last (`lasting`, `lists`).
 //!
 //! # Invariants
 //!
@@ -18,6 +18,7 @@ mod cutover;
 mod hold;
 mod lasting;
 mod limits;
+mod lists;
 mod pod_health;
 mod pods;
 mod preconnect;

@@ -10,7 +10,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-use super::response_head::ResponseFraming;
+use super::framing_headers::ResponseFraming;
 
 /// Most bytes of chunk extensions in a body, all chunks together: hyper's limit.
 const MAX_EXTENSION_BYTES: usize = 16 << 10;

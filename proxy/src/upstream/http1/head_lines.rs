@@ -13,10 +13,13 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderName, HeaderValue, TRAILER};
 use http::{StatusCode, Version};
 
-use super::response_head::{HeadError, Place, Said};
+use super::framing_headers::{FramingHeaders, HeadError};
 use crate::message::header_names::{SEGUE_MISDIRECTED, SEGUE_REASON, is_hop_by_hop};
 use crate::message::name_cache::header_name;
 use crate::message::stream_kind::is_stream;
+
+/// The offsets in the head at which a header's name and its value begin and end.
+pub(super) type Place = (u32, u32, u32, u32);
 
 /// The headers of a response, encoded.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,13 +39,13 @@ impl HeadLines {
         places: &[Place],
         version: Version,
         status: StatusCode,
-    ) -> Result<Option<(Self, Said)>, HeadError> {
+    ) -> Result<Option<(Self, FramingHeaders)>, HeadError> {
         let has_body =
             !status.is_informational() && ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status);
         if !has_body || status == StatusCode::MISDIRECTED_REQUEST {
             return Ok(None);
         }
-        let mut said = Said::default();
+        let mut framing = FramingHeaders::default();
         let lines = Vec::with_capacity(head.len() + places.len());
         let mut encoded = HeadLines { lines, length: None, has_date: false, is_stream: false };
         for (name_start, name_end, value_start, value_end) in places {
@@ -54,7 +57,7 @@ impl HeadLines {
                 continue;
             }
             let value = HeaderValue::from_maybe_shared(head.slice(value)).map_err(|_| HeadError::Syntax)?;
-            let passes = said.passes(version, status, &name, &value)?;
+            let passes = framing.passes(version, status, &name, &value)?;
             if passes && name != CONTENT_LENGTH {
                 encoded.push(&name, value.as_bytes());
             }
@@ -62,8 +65,8 @@ impl HeadLines {
                 return Ok(None);
             }
         }
-        encoded.length = said.length;
-        Ok(said.is_ordinary().then_some((encoded, said)))
+        encoded.length = framing.length;
+        Ok(framing.is_ordinary().then_some((encoded, framing)))
     }
 
     #[inline]

@@ -13,6 +13,7 @@
 
 mod connection;
 mod decoder;
+mod framing_headers;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod head_lines;
@@ -39,8 +40,8 @@ pub(crate) use decoder::{Decoded, Decoder};
 pub(crate) use head_lines::HeadLines;
 pub(crate) use reader::{Body, Reader};
 use request_head::{Framing, encode_request};
+pub(crate) use response_head::ResponseHead;
 use response_head::parse_response_head;
-pub(crate) use response_head::{MAX_HEAD_BYTES, ResponseHead};
 use rest::RestOfRequest;
 use upload::UploadError;
 pub(crate) use upload::chunk_size;

@@ -17,7 +17,8 @@ use tokio::io::AsyncRead;
 
 use super::connection::{Connection, MAX_IDLE_AGE, READ_BYTES};
 use super::decoder::{Decoded, Decoder};
-use super::response_head::{ResponseFraming, ResponseHead};
+use super::framing_headers::ResponseFraming;
+use super::response_head::ResponseHead;
 use crate::tls::ReadHalf;
 use crate::upstream::error::Broken;
 use crate::upstream::pool::Pool;

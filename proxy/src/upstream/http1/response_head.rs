@@ -1,40 +1,24 @@
 //! Parses the head of an HTTP/1.1 response.
 //!
-//! Pure. Each line is looked at once, as it is read: lines that concern the connection or frame the body are
-//! interpreted and left out at once.
-//!
-//! # Invariants
-//!
-//! * A response whose length can be read in two ways is refused.
-//! * Nothing that concerns the connection goes on to the client.
+//! Pure. Elsewhere: the headers that concern the connection or frame the body (`framing_headers`), and the headers as lines
+//! (`head_lines`).
 
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE};
+use http::header::{HeaderMap, HeaderValue};
 use http::{StatusCode, Version};
 
-use super::head_lines::HeadLines;
-use crate::message::header_names::{KEEP_ALIVE, SEGUE_REASON, is_hop_by_hop};
-use crate::message::headers::{MAX_OPTIONS, options};
-use crate::message::local_reply::PodReason;
+use super::framing_headers::{FramingHeaders, HeadError, ResponseFraming};
+use super::head_lines::{HeadLines, Place};
 use crate::message::name_cache::header_name;
+use crate::upstream::MAX_HEAD_BYTES;
 
 /// Most headers of a response.
 const MAX_HEADERS: usize = 128;
 /// Number of headers that most responses do not exceed. The space for them is on the stack and is cleared for each
 /// head.
 const FEW_HEADERS: usize = 16;
-/// Largest head of a response. Generous, because pods are trusted more than clients, but bounded.
-pub(crate) const MAX_HEAD_BYTES: usize = 256 << 10;
-
-/// How the body of a response is delimited.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ResponseFraming {
-    Length(u64),
-    Chunked,
-    UntilClose,
-}
 
 /// The head of a response.
 #[derive(Debug)]
@@ -55,23 +39,21 @@ pub(crate) struct ResponseHead {
     pub(crate) reason: Option<Bytes>,
 }
 
-/// Why bytes are not a response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum HeadError {
-    #[error("the pod's response is not HTTP/1")]
-    Syntax,
-    #[error("the head of the pod's response is too large")]
-    TooLarge,
-    #[error("the pod's response has no definite length")]
-    Length,
-    #[error("the pod's response has a transfer coding other than chunked")]
-    Coding,
-    #[error("the pod's response declares more than {MAX_OPTIONS} connection options")]
-    Options,
+impl ResponseHead {
+    fn new(
+        declared: &FramingHeaders,
+        version: Version,
+        status: StatusCode,
+        mut headers: HeaderMap,
+        lines: Option<HeadLines>,
+        reason: Option<Bytes>,
+    ) -> Self {
+        let (framing, trusted) = declared.framing(&mut headers, status);
+        let keep_alive = trusted && framing != ResponseFraming::UntilClose && declared.keeps_alive(version);
+        let is_bodiless = declared.to_head || status == StatusCode::NOT_MODIFIED || status == StatusCode::NO_CONTENT;
+        ResponseHead { status, headers, lines, framing, keep_alive, keep_for: declared.keep_for, is_bodiless, reason }
+    }
 }
-
-/// The offsets in the head at which a header's name and its value begin and end.
-pub(super) type Place = (u32, u32, u32, u32);
 
 /// Takes the head of a response off the front of `buffer`. Returns `None` if it has not all arrived. Informational
 /// responses are returned like any other. `to_head`: the request was a HEAD. `as_lines`: the headers are wanted as lines
@@ -119,167 +101,24 @@ pub(crate) fn parse_response_head(
     let bytes = buffer.split_to(length).freeze();
     if as_lines
         && !to_head
-        && let Some((lines, said)) = HeadLines::encode(&bytes, places, version, status)?
+        && let Some((lines, framing)) = HeadLines::encode(&bytes, places, version, status)?
     {
-        return Ok(Some(said.head(version, status, HeaderMap::new(), Some(lines), reason)));
+        return Ok(Some(ResponseHead::new(&framing, version, status, HeaderMap::new(), Some(lines), reason)));
     }
     let mut headers = HeaderMap::with_capacity(count);
-    let mut said = Said { to_head, ..Said::default() };
+    let mut framing = FramingHeaders::default();
+    framing.to_head = to_head;
     for (name_start, name_end, value_start, value_end) in &*places {
         let name = &bytes[*name_start as usize..*name_end as usize];
         let name = header_name(name).map_err(|_| HeadError::Syntax)?;
         let value = bytes.slice(*value_start as usize..*value_end as usize);
         let value = HeaderValue::from_maybe_shared(value).map_err(|_| HeadError::Syntax)?;
-        if said.passes(version, status, &name, &value)? {
+        if framing.passes(version, status, &name, &value)? {
             headers.append(name, value);
         }
     }
-    said.clean(&mut headers);
-    Ok(Some(said.head(version, status, headers, None, reason)))
-}
-
-/// What the lines of a response declare about its connection and its length.
-#[derive(Default)]
-pub(super) struct Said {
-    to_head: bool,
-    close: bool,
-    keep_alive: bool,
-    keep_for: Option<Duration>,
-    /// Further headers that concern the connection.
-    declared: Vec<HeaderName>,
-    chunked: bool,
-    pub(super) length: Option<u64>,
-    /// Number of lines that state the length.
-    lengths: usize,
-}
-
-impl Said {
-    /// Returns the head that says this.
-    fn head(
-        self,
-        version: Version,
-        status: StatusCode,
-        mut headers: HeaderMap,
-        lines: Option<HeadLines>,
-        reason: Option<Bytes>,
-    ) -> ResponseHead {
-        let (framing, trusted) = self.framing(&mut headers, status);
-        let keep_alive = trusted && framing != ResponseFraming::UntilClose && self.keeps_alive(version);
-        let is_bodiless = self.to_head || status == StatusCode::NOT_MODIFIED || status == StatusCode::NO_CONTENT;
-        ResponseHead { status, headers, lines, framing, keep_alive, keep_for: self.keep_for, is_bodiless, reason }
-    }
-
-    /// Returns whether each line stands for itself: none concerns another one, and none contradicts another one.
-    pub(super) fn is_ordinary(&self) -> bool {
-        self.declared.is_empty() && self.lengths <= 1 && !(self.chunked && self.length.is_some())
-    }
-
-    /// Interprets a line. Returns whether it goes on to the client.
-    pub(super) fn passes(
-        &mut self,
-        version: Version,
-        status: StatusCode,
-        name: &HeaderName,
-        value: &HeaderValue,
-    ) -> Result<bool, HeadError> {
-        if *name == CONTENT_LENGTH {
-            let length = length(value)?;
-            if self.length.is_some_and(|earlier| earlier != length) {
-                return Err(HeadError::Length);
-            }
-            self.length = Some(length);
-            self.lengths += 1;
-            return Ok(self.lengths == 1);
-        }
-        if *name == TRANSFER_ENCODING {
-            // Any other coding is refused: pods were not told that one is understood here, and without its header the
-            // client would take the coded bytes for the content. HTTP/1.0 has no codings, so the meaning of one there
-            // is unknown.
-            let plain = version == Version::HTTP_11 && value.as_bytes().eq_ignore_ascii_case(b"chunked");
-            if !plain || self.chunked {
-                return Err(HeadError::Coding);
-            }
-            self.chunked = true;
-        } else if *name == CONNECTION {
-            options(value).try_for_each(|option| self.option(option))?;
-        }
-        let is_hop_by_hop = is_hop_by_hop(name);
-        if is_hop_by_hop && *name == KEEP_ALIVE {
-            self.keep_for = keep_for(value);
-        }
-        let switches = status == StatusCode::SWITCHING_PROTOCOLS && *name == UPGRADE;
-        let forged = *name == SEGUE_REASON && PodReason::of(value).is_none();
-        Ok(switches || !(is_hop_by_hop || forged))
-    }
-
-    fn option(&mut self, option: &[u8]) -> Result<(), HeadError> {
-        if option.eq_ignore_ascii_case(b"keep-alive") {
-            self.keep_alive = true;
-        } else if option.eq_ignore_ascii_case(b"close") {
-            self.close = true;
-        } else if let Ok(name) = HeaderName::from_bytes(option)
-            && !is_hop_by_hop(&name)
-        {
-            if self.declared.len() == MAX_OPTIONS {
-                return Err(HeadError::Options);
-            }
-            self.declared.push(name);
-        }
-        Ok(())
-    }
-
-    /// Removes what could not be recognised line by line.
-    fn clean(&self, headers: &mut HeaderMap) {
-        if let (Some(length), true) = (self.length, self.lengths > 1) {
-            headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
-        }
-        for name in &self.declared {
-            headers.remove(name);
-        }
-    }
-
-    /// Returns how the body is delimited, and whether the connection can still be trusted.
-    fn framing(&self, headers: &mut HeaderMap, status: StatusCode) -> (ResponseFraming, bool) {
-        // In the response to a HEAD, and in a 304, length and coding describe what is not sent.
-        if self.to_head {
-            return (ResponseFraming::Length(0), true);
-        }
-        if status == StatusCode::NOT_MODIFIED {
-            // hyper's server would drop it as well.
-            headers.remove(CONTENT_LENGTH);
-            return (ResponseFraming::Length(0), true);
-        }
-        if status.is_informational() || status == StatusCode::NO_CONTENT {
-            headers.remove(CONTENT_LENGTH);
-            // A pod that declares a body here may well send it.
-            return (ResponseFraming::Length(0), !self.chunked && self.length.unwrap_or(0) == 0);
-        }
-        if self.chunked {
-            // Both at once: the coding counts, the length is wrong, and so may be what follows on this connection.
-            headers.remove(CONTENT_LENGTH);
-            return (ResponseFraming::Chunked, self.length.is_none());
-        }
-        (self.length.map_or(ResponseFraming::UntilClose, ResponseFraming::Length), true)
-    }
-
-    fn keeps_alive(&self, version: Version) -> bool {
-        !self.close && (self.keep_alive || version != Version::HTTP_10)
-    }
-}
-
-/// Returns how long a connection may be idle whose pod sent `timeout=`: a second less, for what is in transit.
-fn keep_for(value: &HeaderValue) -> Option<Duration> {
-    let seconds = options(value).find_map(|option| {
-        let (name, seconds) = std::str::from_utf8(option).ok()?.split_once('=')?;
-        name.trim_end().eq_ignore_ascii_case("timeout").then(|| seconds.trim().parse::<u32>().ok())?
-    });
-    let timeout = Duration::from_secs(seconds?.into());
-    Some(timeout.saturating_sub(Duration::from_secs(1)).max(timeout / 2))
-}
-
-fn length(value: &HeaderValue) -> Result<u64, HeadError> {
-    let text = value.to_str().ok().filter(|text| !text.is_empty() && !text.starts_with('+'));
-    text.and_then(|text| text.parse().ok()).ok_or(HeadError::Length)
+    framing.clean(&mut headers);
+    Ok(Some(ResponseHead::new(&framing, version, status, headers, None, reason)))
 }
 
 #[cfg(test)]
@@ -287,6 +126,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use http::Method;
+    use http::header::{CONTENT_LENGTH, HeaderName};
 
     use super::*;
 

@@ -24,9 +24,9 @@ use tokio::time::Instant;
 use super::announced::Announced;
 use super::joined_writes::{ExpectedBodies, JoinedWrites};
 use crate::tls::{Stream, refuses_certificate};
+use crate::upstream::MAX_HEAD_BYTES;
 use crate::upstream::end_without_peer;
 use crate::upstream::error::NotHttp2;
-use crate::upstream::http1::MAX_HEAD_BYTES;
 use crate::upstream::sharing::OddResponses;
 
 /// Window of a stream: 64 MB/s at a round trip of 1 ms. A client that does not read costs as much memory for each of
