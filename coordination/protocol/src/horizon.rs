@@ -130,11 +130,7 @@ pub fn raise(key: &str, config: Option<&KeyValue>, used: Epoch) -> Option<Txn> {
         return None;
     }
     let value = encode(&KeyspaceConfig { epoch_floor: used.next().min(Epoch::MAX), ..settings });
-    Some(Txn {
-        when: vec![Compare::unchanged_since(key, entry.mod_revision)],
-        then: vec![Op::Put { key: key.to_owned(), value, lease: None }],
-        otherwise: None,
-    })
+    Some(Txn::guarded([Compare::unchanged_since(key, entry.mod_revision)], [Op::put(key.to_owned(), value)]))
 }
 
 fn is_low(settings: &KeyspaceConfig, used: Epoch) -> bool {

@@ -108,9 +108,5 @@ fn has_number(view: &View, own: &Partitioner, number: u32) -> bool {
 fn write(view: &View, config: &Versioned<KeyspaceConfig>, mapping: &Partitioner) -> Txn {
     let key = view.keys().config();
     let value = encode(&KeyspaceConfig { partitioner: Some(mapping.clone()), ..config.value.clone() });
-    Txn {
-        when: vec![Compare::unchanged_since(key.clone(), config.mod_revision)],
-        then: vec![Op::Put { key, value, lease: None }],
-        otherwise: None,
-    }
+    Txn::guarded([Compare::unchanged_since(key.clone(), config.mod_revision)], [Op::put(key, value)])
 }

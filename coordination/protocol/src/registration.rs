@@ -8,7 +8,7 @@
 use crate::ids::{Incarnation, LeaseId, Revision};
 use crate::keys::Keyspace;
 use crate::records::{KeyspaceConfig, PodLoad, PodRecord, encode};
-use crate::txn::{Compare, Keys, Op, Txn};
+use crate::txn::{Compare, Op, Txn};
 use crate::view::{Versioned, View};
 
 /// The keys that a participant puts under its lease.
@@ -66,11 +66,7 @@ pub fn other_service(keys: &Keyspace, settings: &KeyspaceConfig) -> Option<Strin
 
 /// Creates the key of a new life under its lease. An existing key belongs to another life and is not overwritten.
 pub fn register(key: &str, value: Vec<u8>, lease: LeaseId) -> Txn {
-    Txn {
-        when: vec![Compare::created_at(key, Revision::ZERO)],
-        then: vec![Op::Put { key: key.to_owned(), value, lease: Some(lease) }],
-        otherwise: None,
-    }
+    Txn::guarded([Compare::created_at(key, Revision::ZERO)], [Op::put_leased(key, value, lease)])
 }
 
 /// Deletes a key that keeps a participant from registering, if its life is known to be over: `ended`, an earlier life of
@@ -85,11 +81,10 @@ pub fn clear_obstacle(key: &str, standing: Standing, ended: Incarnation, clears_
 
 /// Restores the key of this life as it was registered, if it has not changed since it was last put at `seen`.
 pub fn put_back(key: &str, incarnation: Incarnation, seen: Revision, value: Vec<u8>, lease: LeaseId) -> Txn {
-    Txn {
-        when: vec![Compare::created_at(key, incarnation.revision()), Compare::unchanged_since(key, seen)],
-        then: vec![Op::Put { key: key.to_owned(), value, lease: Some(lease) }],
-        otherwise: None,
-    }
+    Txn::guarded(
+        [Compare::created_at(key, incarnation.revision()), Compare::unchanged_since(key, seen)],
+        [Op::put_leased(key, value, lease)],
+    )
 }
 
 /// Marks this life of a pod, whose service says that it is unhealthy, as one that gives way to another pod: one that is
@@ -116,58 +111,41 @@ pub fn give_way(view: &View, pod: &str, incarnation: Incarnation, lease: LeaseId
 
 /// Puts a pod's heartbeat under the lease of its registration, if that very life is registered.
 pub fn heartbeat(keys: &Keyspace, pod: &str, lease: LeaseId, record: &PodLoad) -> Txn {
-    Txn {
-        when: vec![Compare::created_at(keys.pod(pod), record.incarnation.revision())],
-        then: vec![Op::Put { key: keys.load(pod), value: encode(record), lease: Some(lease) }],
-        otherwise: None,
-    }
+    Txn::guarded(
+        [Compare::created_at(keys.pod(pod), record.incarnation.revision())],
+        [Op::put_leased(keys.load(pod), encode(record), lease)],
+    )
 }
 
 /// Deletes the heartbeat of a pod that sends no more of them. Without it the pod would be suspected.
 pub fn end_heartbeats(keys: &Keyspace, pod: &str, incarnation: Incarnation) -> Txn {
-    Txn {
-        when: vec![Compare::created_at(keys.pod(pod), incarnation.revision())],
-        then: vec![Op::Delete(Keys::One(keys.load(pod)))],
-        otherwise: None,
-    }
+    Txn::guarded([Compare::created_at(keys.pod(pod), incarnation.revision())], [Op::delete(keys.load(pod))])
 }
 
 /// Deletes the key of this life, if it exists. The participant must have fenced itself before.
 pub fn withdraw(key: &str, incarnation: Incarnation) -> Txn {
-    Txn {
-        when: vec![Compare::created_at(key, incarnation.revision())],
-        then: vec![Op::Delete(Keys::One(key.to_owned()))],
-        otherwise: None,
-    }
+    Txn::guarded([Compare::created_at(key, incarnation.revision())], [Op::delete(key)])
 }
 
 /// Deletes the registration of this life, if it exists, and the keys that end with it. Those are left behind by a
 /// registration that was deleted by hand, and belong to nobody then.
 pub fn end(keys: &OwnKeys, incarnation: Incarnation) -> Txn {
-    let also = || keys.also.iter().map(|key| Op::Delete(Keys::One(key.clone())));
+    let also = || keys.also.iter().map(|key| Op::delete(key.clone()));
     let mut txn = withdraw(&keys.key, incarnation);
     txn.then.extend(also());
     if !keys.also.is_empty() {
         let is_gone = Compare::created_at(&keys.key, Revision::ZERO);
-        txn.otherwise = Some(Box::new(Txn { when: vec![is_gone], then: also().collect(), otherwise: None }));
+        txn.otherwise = Some(Box::new(Txn::guarded([is_gone], also().collect::<Vec<_>>())));
     }
     txn
 }
 
 /// Deletes a key that was last put at `seen`, with any owner and any lease. An operator's decision.
 pub fn forget(key: &str, seen: Revision) -> Txn {
-    Txn {
-        when: vec![Compare::unchanged_since(key, seen)],
-        then: vec![Op::Delete(Keys::One(key.to_owned()))],
-        otherwise: None,
-    }
+    Txn::guarded([Compare::unchanged_since(key, seen)], [Op::delete(key)])
 }
 
 /// Deletes a key without a lease that was last put at `seen`, with any owner.
 pub fn clear(key: &str, seen: Revision) -> Txn {
-    Txn {
-        when: vec![Compare::without_lease(key), Compare::unchanged_since(key, seen)],
-        then: vec![Op::Delete(Keys::One(key.to_owned()))],
-        otherwise: None,
-    }
+    Txn::guarded([Compare::without_lease(key), Compare::unchanged_since(key, seen)], [Op::delete(key)])
 }

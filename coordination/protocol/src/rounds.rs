@@ -31,7 +31,7 @@ use crate::ids::{Incarnation, LeaseId, Revision};
 use crate::planning::Policy;
 use crate::records::{Gathering, HeldMoves, Participant, Round, encode};
 use crate::registration::{clear, put_back};
-use crate::txn::{Compare, Keys, Op, Txn};
+use crate::txn::{Compare, Op, Txn};
 use crate::view::{Versioned, View};
 
 /// A process that may take part in rounds, in its present life.
@@ -174,11 +174,11 @@ impl Member {
                 {
                     leased.push(Leased { key, value: encode(&number), ttl });
                 }
-                let round = Op::Put { key: keys.round(), value: encode(&record), lease: None };
-                vec![round, Op::Delete(Keys::One(keys.gathering()))]
+                let round = Op::put(keys.round(), encode(&record));
+                vec![round, Op::delete(keys.gathering())]
             }
         };
-        Draft { txn: Txn { when, then, otherwise: None }, leased }
+        Draft { txn: Txn::guarded(when, then), leased }
     }
 
     /// Returns the authority that the round in force gives this process.

@@ -163,6 +163,23 @@ pub enum Op {
     Delete(Keys),
 }
 
+impl Op {
+    /// Puts a value without a lease.
+    pub fn put(key: impl Into<String>, value: Vec<u8>) -> Self {
+        Op::Put { key: key.into(), value, lease: None }
+    }
+
+    /// Puts a value under a lease.
+    pub fn put_leased(key: impl Into<String>, value: Vec<u8>, lease: LeaseId) -> Self {
+        Op::Put { key: key.into(), value, lease: Some(lease) }
+    }
+
+    /// Deletes one key.
+    pub fn delete(key: impl Into<String>) -> Self {
+        Op::Delete(Keys::One(key.into()))
+    }
+}
+
 /// Guards and writes that are applied at one revision or not at all. etcd refuses to write one key twice in one
 /// transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -176,6 +193,11 @@ pub struct Txn {
 }
 
 impl Txn {
+    /// Returns a transaction that writes if all guards hold, and nothing otherwise.
+    pub fn guarded(when: impl Into<Vec<Compare>>, then: impl Into<Vec<Op>>) -> Self {
+        Txn { when: when.into(), then: then.into(), otherwise: None }
+    }
+
     /// Returns whether any branch puts a value. A store without space refuses such a transaction, and accepts others.
     pub fn puts(&self) -> bool {
         let puts = |op: &Op| matches!(op, Op::Put { .. });
@@ -186,11 +208,10 @@ impl Txn {
     /// contradict each other. A store without space, or whose user may not write the key, refuses it before it looks at the
     /// guards.
     pub fn question(key: &str) -> Self {
-        Txn {
-            when: vec![Compare::created_at(key, Revision::ZERO), Compare::not_created_at(key, Revision::ZERO)],
-            then: vec![Op::Put { key: key.to_owned(), value: Vec::new(), lease: None }],
-            otherwise: None,
-        }
+        Txn::guarded(
+            [Compare::created_at(key, Revision::ZERO), Compare::not_created_at(key, Revision::ZERO)],
+            [Op::put(key, Vec::new())],
+        )
     }
 }
 

@@ -137,8 +137,8 @@ pub fn advance_past_bound(view: &View, partition: PartitionId, now: u64) -> Opti
         (waits, Phase::Syncing)
             if !waits.iter().any(|wait| matches!(wait, PendingOn::Repair(_) | PendingOn::NewOwner(_))) =>
         {
-            let put = Op::Put { key: view.keys().handoff(partition), value: encode(&marked.value), lease: None };
-            let txn = Txn { when: unchanged(view, &marked), then: vec![put], otherwise: None };
+            let put = Op::put(view.keys().handoff(partition), encode(&marked.value));
+            let txn = Txn::guarded(unchanged(view, &marked), [put]);
             Some(Advance { from: Phase::Syncing, to: Some(Phase::Syncing), txn })
         }
         _ => None,
@@ -172,14 +172,13 @@ pub fn acknowledge(view: &View, ack: &Ack, writer: String, incarnation: Incarnat
         }
         Ack::Pod(ack) => (ack.partition, ack.handoff, keys.pod_ack(ack.partition, &ack.pod_name, ack.ack), encode(ack)),
     };
-    let alone = Txn {
-        when: vec![
+    let alone = Txn::guarded(
+        [
             Compare::created_at(keys.handoff(partition), handoff.revision()),
             Compare::created_at(writer, incarnation.revision()),
         ],
-        then: vec![Op::Put { key, value, lease: None }],
-        otherwise: None,
-    };
+        [Op::put(key, value)],
+    );
     let record = view.handoffs.get(&partition).filter(|record| record.id() == handoff);
     let together = record.and_then(|record| {
         let assumed = stand(view, record, &waiting(view, record, Some(ack), false))?;
@@ -244,11 +243,11 @@ fn moved(view: &View, handoff: &Versioned<Handoff>, now: u64) -> Option<Advance>
         return Some(Advance {
             from: record.phase,
             to: None,
-            txn: Txn { when, then: end_handoff(view, handoff, Ending::COMPLETED, now), otherwise: None },
+            txn: Txn::guarded(when, end_handoff(view, handoff, Ending::COMPLETED, now)),
         });
     };
     let moved = record.clone().entering(to, now);
-    let mut then = vec![Op::Put { key: keys.handoff(record.partition), value: encode(&moved), lease: None }];
+    let mut then = vec![Op::put(keys.handoff(record.partition), encode(&moved))];
     let flips = to == Phase::Switching
         || (to == Phase::Complete && record.mode == Mode::Independent && record.phase == Phase::Ready);
     if flips {
@@ -257,7 +256,7 @@ fn moved(view: &View, handoff: &Versioned<Handoff>, now: u64) -> Option<Advance>
         when.push(assigned);
         then.push(flip);
     }
-    Some(Advance { from: record.phase, to: Some(to), txn: Txn { when, then, otherwise: None } })
+    Some(Advance { from: record.phase, to: Some(to), txn: Txn::guarded(when, then) })
 }
 
 /// Returns the guards of every transition: the record, the routers and the old owner are as the view has them.
@@ -309,7 +308,7 @@ pub(crate) fn flip(view: &View, handoff: &Handoff) -> Option<(Compare, Op)> {
         work_ends_within_ms: view.live_new_owner(handoff).and_then(|pod| pod.work_ends_within_ms),
         ..Assignment::new(handoff.partition, handoff.new_owner.clone(), handoff.new_incarnation, handoff.epoch)
     };
-    Some((Compare::unchanged_since(key.clone(), seen), Op::Put { key, value: encode(&assignment), lease: None }))
+    Some((Compare::unchanged_since(key.clone(), seen), Op::put(key, encode(&assignment))))
 }
 
 /// Returns whether `Syncing` has anything to wait for.

@@ -231,12 +231,11 @@ pub fn record(view: &View, me: &str, incarnation: Incarnation, partition: Partit
         (None, None) => new(None),
     };
     let keys = view.keys();
-    Some(Txn {
-        when: vec![
+    Some(Txn::guarded(
+        [
             Compare::created_at(keys.pod(me), incarnation.revision()),
             Compare::unchanged_since(keys.assignment(partition), assignment.mod_revision),
         ],
-        then: vec![Op::Put { key: keys.checkpoint(partition), value: encode(&value), lease: None }],
-        otherwise: None,
-    })
+        [Op::put(keys.checkpoint(partition), encode(&value))],
+    ))
 }

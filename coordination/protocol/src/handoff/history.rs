@@ -60,8 +60,8 @@ pub(crate) fn end_handoff(view: &View, handoff: &Versioned<Handoff>, ending: End
     let (keys, partition) = (view.keys(), handoff.value.partition);
     let key = keys.history_entry(partition, handoff.id());
     let acks = keys.acks_of(partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
-    let put = Op::Put { key, value: encode(&entry(view, handoff, ending, now)), lease: None };
-    [Op::Delete(Keys::One(keys.handoff(partition)))].into_iter().chain(acks).chain([put]).collect()
+    let put = Op::put(key, encode(&entry(view, handoff, ending, now)));
+    [Op::delete(keys.handoff(partition))].into_iter().chain(acks).chain([put]).collect()
 }
 
 /// The entry of a handoff that was cancelled by deletions alone. It is put once the store accepts puts.
@@ -83,7 +83,7 @@ impl LateEntry {
         let mut when = authority.guards(keys);
         when.push(Compare::not_created_at(keys.handoff(self.partition), self.handoff.revision()));
         when.push(Compare::created_at(keys.history_entry(self.partition, self.handoff), Revision::ZERO));
-        Txn { when, then: vec![self.put.clone()], otherwise: None }
+        Txn::guarded(when, [self.put.clone()])
     }
 }
 

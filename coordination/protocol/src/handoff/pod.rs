@@ -145,7 +145,7 @@ pub fn warmed(
         // coordinator cancels such a move.
         when.push(Compare::none_created_after(view.keys().routers(), handoff.revision()));
     }
-    Some(Txn { when, then: vec![Op::Put { key, value: crate::records::encode(&ready), lease: None }], otherwise: None })
+    Some(Txn::guarded(when, [Op::put(key, crate::records::encode(&ready))]))
 }
 
 /// Returns whether the partition's log is at rest: the old owner has acknowledged, cannot acknowledge, or is dead and

@@ -126,9 +126,5 @@ pub fn write(view: &View, wanted: &Wanted) -> Result<Txn, WriteError> {
         return Err(WriteError::NoSuchPartition { partition, partitions });
     }
     let seen = view.wanted.as_ref().map_or(Revision::ZERO, |stored| stored.mod_revision);
-    Ok(Txn {
-        when: vec![Compare::unchanged_since(key.clone(), seen)],
-        then: vec![Op::Put { key, value: encode(wanted), lease: None }],
-        otherwise: None,
-    })
+    Ok(Txn::guarded([Compare::unchanged_since(key.clone(), seen)], [Op::put(key, encode(wanted))]))
 }
