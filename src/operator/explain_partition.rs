@@ -3,7 +3,6 @@
 use segue_coordination::session::unix_millis;
 use segue_coordination::store::StoreError;
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
-use segue_protocol::planning::phase_timeouts::past_no_return;
 use segue_protocol::planning::{Plan, Policy, preview};
 use segue_protocol::records::{HeldMoves, HistoryEntry, Phase, Resting};
 use segue_protocol::view::View;
@@ -149,7 +148,7 @@ fn partition_report(
         waits_for: waits.iter().map(|wait| wait.what.clone()).collect(),
         awaited: participants(view, &waits),
         waits,
-        may_be_cancelled: !past_no_return(&handoff.value),
+        may_be_cancelled: !handoff.value.is_past_no_return(),
     });
     let checkpoint = view.checkpoints.get(&partition).map(|it| &it.value).and_then(|record| {
         Some(CheckpointReport {

@@ -8,10 +8,9 @@
 //! * A pin is written only if its pod is still the same incarnation and no operator drains it, and never over a pin
 //!   that the view did not show.
 
-use super::actions::put;
 use crate::ids::{PartitionId, Revision};
 use crate::records::{Operation, Pin, encode};
-use crate::txn::{Compare, Keys, Op};
+use crate::txn::{Compare, Op};
 use crate::view::View;
 
 /// An operation with its answer, written by the transaction that acts on it.
@@ -51,7 +50,7 @@ pub(super) fn answer(
         if pin.ends_with_the_pod() {
             when.push(Compare::created_at(keys.pod(&pin.to), pin.incarnation.revision()));
         }
-        then.push(put(key, encode(pin)));
+        then.push(Op::put(key, encode(pin)));
     }
     then
 }
@@ -90,7 +89,7 @@ pub(super) fn fail(
 fn unpin(view: &View, partition: PartitionId, seen: Revision, when: &mut Vec<Compare>, then: &mut Vec<Op>) {
     let key = view.keys().pin(partition);
     when.push(Compare::unchanged_since(&key, seen));
-    then.push(Op::Delete(Keys::One(key)));
+    then.push(Op::delete(key));
 }
 
 /// Deletes a pin if the incarnation that it is meant for is over.
@@ -104,14 +103,14 @@ pub(super) fn drop_pin(
     let key = view.keys().pin(partition);
     when.push(Compare::unchanged_since(&key, seen));
     when.push(Compare::not_created_at(view.keys().pod(&pin.to), pin.incarnation.revision()));
-    vec![Op::Delete(Keys::One(key))]
+    vec![Op::delete(key)]
 }
 
 /// Deletes operations that have not changed since the view.
 pub(super) fn forget(view: &View, operations: &[(String, Revision)], when: &mut Vec<Compare>) -> Vec<Op> {
     let key = |id: &String| view.keys().operation(id);
     when.extend(operations.iter().map(|(id, seen)| Compare::unchanged_since(key(id), *seen)));
-    operations.iter().map(|(id, _)| Op::Delete(Keys::One(key(id)))).collect()
+    operations.iter().map(|(id, _)| Op::delete(key(id))).collect()
 }
 
 /// Writes an answer, guarded by the absence of an earlier one.
@@ -121,5 +120,5 @@ fn write(view: &View, answered: &Answered, now_ms: u64, when: &mut Vec<Compare>)
         answer.at = now_ms;
     }
     when.push(Compare::unchanged_since(&key, answered.seen));
-    put(key, encode(&operation))
+    Op::put(key, encode(&operation))
 }

@@ -19,10 +19,12 @@ use std::time::Duration;
 
 use super::actions::Action;
 use super::budget::{Budget, Full, MoveCause};
+use super::context::Context;
+use super::creation::{begin, urgent_reason};
 use super::held_back::{Held, HeldBack, HeldFor};
-use super::moves::{Context, begin, is_less_loaded, urgent_reason};
 use super::notice::Notice;
 use super::pins;
+use super::placement::is_less_loaded;
 use super::waiting_moves::{Attempt, WaitingMove, WaitingMoves};
 use crate::ids::{Incarnation, PartitionId};
 use crate::records::{HeldMoves, Thousandths};

@@ -1,8 +1,8 @@
 //! Deletes checkpoints of partitions that the keyspace no longer has. All others are replaced by the next one.
 
-use super::Action;
+use super::actions::Action;
 use crate::ids::{PartitionId, Revision};
-use crate::txn::{Compare, Keys, Op};
+use crate::txn::{Compare, Op};
 use crate::view::View;
 
 /// Most checkpoints that one transaction deletes: each needs a guard, and etcd accepts 128.
@@ -27,5 +27,5 @@ pub(super) fn forget(
     let keys = view.keys();
     when.push(Compare::unchanged_since(keys.config(), config));
     when.extend(checkpoints.iter().map(|(at, seen)| Compare::unchanged_since(keys.checkpoint(*at), *seen)));
-    checkpoints.iter().map(|(at, _)| Op::Delete(Keys::One(keys.checkpoint(*at)))).collect()
+    checkpoints.iter().map(|(at, _)| Op::delete(keys.checkpoint(*at))).collect()
 }

@@ -8,6 +8,7 @@
 //! keyspace without assignments has no state that could be left behind, so its number may change.
 
 use super::notice::Notice;
+use super::notice_settings::put_by_hand;
 use crate::records::{KeyspaceConfig, Partitioner, encode};
 use crate::view::View;
 
@@ -46,10 +47,4 @@ impl FixedNumber {
             restore: put_by_hand(&view.keys().config(), &encode(&config)),
         })
     }
-}
-
-/// Returns the command that puts a value, for a shell.
-pub(super) fn put_by_hand(key: &str, value: &[u8]) -> String {
-    let value = String::from_utf8_lossy(value).replace('\'', r"'\''");
-    format!("etcdctl put {key} '{value}'")
 }

@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::notice::Notice;
+use super::patience::MISSED_BEFORE_SUSPECTED;
 use super::{Policy, Strategy, in_force};
 use crate::ids::{Incarnation, PartitionId, Revision};
 use crate::records::PodLoad;
@@ -23,8 +24,6 @@ use crate::view::{Versioned, View};
 
 /// Time between two heartbeats of a pod whose own settings name none, while planning has a use for them.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
-/// Number of heartbeats that a pod misses before it is suspected.
-pub const MISSED_BEFORE_SUSPECTED: u32 = 3;
 /// Number of heartbeats in a row that show an overload before a partition moves for it.
 pub const OVERLOADS_BEFORE_MOVE: u32 = 3;
 /// A pod is overloaded with more than this percentage of its share of the load.

@@ -25,6 +25,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use self::context::Context;
 use crate::authority::Authority;
 use crate::ids::{Incarnation, PartitionId};
 use crate::records::HeldMoves;
@@ -37,7 +38,9 @@ mod backlog;
 mod backoff;
 pub mod budget;
 mod checkpoints;
+mod context;
 mod cool_downs;
+mod creation;
 mod departures;
 mod endings;
 pub mod external;
@@ -52,7 +55,8 @@ mod notice;
 mod notice_pods;
 mod notice_settings;
 mod operations;
-pub mod phase_timeouts;
+mod patience;
+mod phase_timeouts;
 mod pins;
 pub mod placement;
 mod policy;
@@ -64,27 +68,31 @@ pub mod round;
 mod short_lives;
 mod slow_warms;
 pub mod sticky;
+mod txn;
 mod waiting_moves;
 mod waits;
+mod wishes;
 
 #[cfg(test)]
 mod tests;
 
-pub use self::actions::{Action, BackOff, CancelReason, ObservedHandoff, txn};
+pub use self::actions::{Action, BackOff, CancelReason, ObservedHandoff};
 pub use self::answers::{Answered, FailedMove};
 pub use self::assurance::Assurance;
 pub use self::budget::MoveCause;
 pub use self::departures::REBIRTH_GRACE;
 pub use self::failures::{FIRST_BACK_OFF, MAX_BACK_OFF};
-pub use self::heartbeats::{HEARTBEAT_INTERVAL, MISSED_BEFORE_SUSPECTED, OVERLOADS_BEFORE_MOVE, uses_load};
+pub use self::heartbeats::{HEARTBEAT_INTERVAL, OVERLOADS_BEFORE_MOVE, uses_load};
 pub use self::in_force::{differences, in_force, stored, stored_names, with_setting};
 pub use self::notice::{Notice, repair};
-pub use self::operations::{KEPT_OPERATIONS, refusal};
+pub use self::operations::KEPT_OPERATIONS;
+pub use self::patience::{MISSED_BEFORE_SUSPECTED, SLOW_WARM};
 pub use self::policy::{Coordination, Policy, Strategy};
 pub use self::preview::preview;
 pub use self::rolls::ROLL_PATIENCE;
 pub use self::round::RoundCause;
-pub use self::slow_warms::SLOW_WARM;
+pub use self::txn::txn;
+pub use self::wishes::refusal;
 
 /// Shortest pause before an action that may have failed is retried.
 const MIN_RETRY: Duration = Duration::from_millis(100);
@@ -219,7 +227,7 @@ fn decide(
         let backlog = Some(std::mem::take(&mut memory.backlog)).filter(|_| plan.round.is_none() && !owners_died);
         memory.backlog = match memory.number.of(view) {
             Some(count) => {
-                let context = moves::Context {
+                let context = Context {
                     view,
                     policy,
                     authority,

@@ -14,22 +14,17 @@ use std::time::Duration;
 
 use super::actions::{Action, CancelReason, ObservedHandoff};
 use super::backlog::{Backlog, Taker};
-use super::backoff::BackOffs;
 use super::budget::{Budget, Full, MoveCause, is_planned, make_room};
-use super::cool_downs::CoolDowns;
-use super::departures::Departures;
-use super::heartbeats::Heartbeats;
+use super::context::Context;
+use super::creation::{begin, beside_wanted, next_epoch, urgent_reason};
 use super::held_back::Held;
 use super::pins;
-use super::placement::{Eligibility, Layout, Mobility, layout};
+use super::placement::{Eligibility, Layout, Mobility, is_less_loaded, layout};
 use super::relief;
-use super::slow_warms::SlowWarms;
 use super::waiting_moves::WaitingMove;
 use super::{Policy, Strategy};
-use crate::authority::Authority;
-use crate::ids::{Epoch, Incarnation, PartitionId, Revision};
-use crate::records::{Assignment, Handoff, Mode, PodRecord, Thousandths};
-use crate::view::{Versioned, View};
+use crate::ids::PartitionId;
+use crate::view::View;
 
 /// A move that the strategy wants.
 #[derive(Clone, Copy)]
@@ -50,26 +45,6 @@ struct Draft<'a> {
     needed: usize,
     actions: &'a mut Vec<Action>,
     backlog: Backlog,
-}
-
-/// Everything that the creation of moves depends on.
-pub(super) struct Context<'a> {
-    pub(super) view: &'a View,
-    pub(super) policy: &'a Policy,
-    /// Only moves that it acts for take places and begin.
-    pub(super) authority: &'a Authority,
-    pub(super) backoffs: &'a BackOffs,
-    pub(super) cool_downs: &'a CoolDowns,
-    /// Until when balance waits for a rolling restart.
-    pub(super) roll_ends: Option<Duration>,
-    pub(super) departures: &'a Departures,
-    pub(super) heartbeats: &'a Heartbeats,
-    pub(super) slow_warms: &'a SlowWarms,
-    /// Moves only the partitions of dead owners.
-    pub(super) only_dead_owners: bool,
-    pub(super) now: Duration,
-    /// When to check whether the moves that begin now exist.
-    pub(super) retry_at: Duration,
 }
 
 impl Context<'_> {
@@ -268,13 +243,6 @@ fn least_loaded(layout: &Layout<'_>, counts: &[u32], takes: impl Fn(usize) -> bo
         .reduce(|best, other| if is_less_loaded(load(other), load(best)) { other } else { best })
 }
 
-/// Returns whether a pod with so many partitions and this weight should be given one before `other`.
-pub(super) fn is_less_loaded(pod: (u32, Thousandths), other: (u32, Thousandths)) -> bool {
-    // Compares counts / weights without dividing; a weight of 0 takes partitions last.
-    let times = |count: u32, weight: Thousandths| (u64::from(count) + 1).saturating_mul(u64::from(weight.0));
-    times(pod.0, other.1) < times(other.0, pod.1)
-}
-
 fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, backlog: &mut Backlog) -> Vec<Wanted> {
     let places = pins::place(view, policy.strategy, layout);
     let mut wanted = Vec::new();
@@ -299,56 +267,6 @@ fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, backlog: &mut Backl
         wanted.push(Wanted { cause, partition, to });
     }
     wanted
-}
-
-/// Returns the action that begins a move. `None` if no epoch is left for it.
-pub(super) fn begin(view: &View, policy: &Policy, planned: &WaitingMove) -> Option<Action> {
-    let WaitingMove { cause, partition, to: (pod, incarnation), reason, .. } = planned;
-    let (cause, partition) = (*cause, *partition);
-    let assignment = view.assignments.get(&partition);
-    let mode = if may_be_independent(view, partition, pod) { policy.mode } else { Mode::Barrier };
-    let epoch = next_epoch(view, partition)?;
-    let handoff = Handoff {
-        old_owner: assignment.map(|assignment| assignment.value.owner.clone()),
-        old_incarnation: assignment.map_or(Incarnation::NONE, |assignment| assignment.value.incarnation),
-        mode,
-        reason: reason.clone(),
-        ..Handoff::new(partition, pod.as_str(), *incarnation, epoch)
-    };
-    Some(Action::Create {
-        handoff,
-        cause,
-        assignment: assignment.map_or(Revision::ZERO, |assignment| assignment.mod_revision),
-        seen: view.revision,
-    })
-}
-
-/// Returns whether a move to this pod is safe without the barrier. It requires
-///
-/// * a single router;
-/// * a new owner without the capability `sync`. It would read the tail in `Ready`, while the router may still send to
-///   the old owner, and miss what the old owner writes after that;
-/// * an old owner without a bound on its work, since the bound would have to be waited out before the new owner begins;
-/// * a new owner without a bound on its work, since the assignment records it only with the flip, which comes last.
-fn may_be_independent(view: &View, partition: PartitionId, to: &str) -> bool {
-    let old_is_bounded = view.assignments.get(&partition).is_some_and(|it| it.value.work_ends_within_ms.is_some());
-    let may_be = |pod: &PodRecord| !pod.capabilities.sync && pod.work_ends_within_ms.is_none();
-    view.routers.len() < 2 && !old_is_bounded && view.pods.get(to).is_some_and(|pod| may_be(&pod.value))
-}
-
-/// Returns the epoch of the partition's next ownership. `None` if it would not be below the last epoch.
-///
-/// The revision makes an epoch unique: neither a cancelled handoff, which had announced its epoch, nor an assignment
-/// that is deleted by hand can bring one back. The floor is above every epoch from before the store went back. The last
-/// epoch is above both only if it was written by hand, or if nobody saw the store go back. The revisions since then make
-/// the next one unique, as long as the store has that assignment: once it is deleted by hand, nothing shows that its epoch
-/// was above the revision.
-fn next_epoch(view: &View, partition: PartitionId) -> Option<Epoch> {
-    let planned = Epoch::planned_at(view.epoch_floor(), view.revision);
-    let since = |last: Revision| view.revision.get().saturating_sub(last.get());
-    let follows = |last: &Versioned<Assignment>| last.value.epoch.next().later_by(since(last.mod_revision));
-    let epoch = view.assignments.get(&partition).map_or(planned, |last| planned.max(follows(last)));
-    Some(epoch).filter(|epoch| *epoch < Epoch::MAX)
 }
 
 /// Returns the reason for a move in words.
@@ -376,28 +294,4 @@ fn reason(context: &Context<'_>, layout: &Layout<'_>, counts: &[u32], wanted: &W
         }
     };
     beside_wanted(context, partition, name, reason)
-}
-
-/// Returns the reason for the move of a partition without a living owner to this pod in words.
-pub(super) fn urgent_reason(context: &Context<'_>, cause: MoveCause, partition: PartitionId, to: &str) -> String {
-    let assignment = context.view.assignments.get(&partition);
-    let owner = assignment.map_or("nobody", |assignment| assignment.value.owner.as_str());
-    let reason = match cause {
-        MoveCause::FirstPlacement => "first placement".to_owned(),
-        _ if owner == to => format!("its owner {owner} came back in a new life"),
-        _ => format!("its owner {owner} is dead"),
-    };
-    beside_wanted(context, partition, to, reason)
-}
-
-/// Returns the reason with what the key `wanted` has to do with it, if the strategy follows that key.
-fn beside_wanted(context: &Context<'_>, partition: PartitionId, to: &str, reason: String) -> String {
-    match context.view.wanted.as_ref().filter(|_| context.policy.strategy == Strategy::External) {
-        Some(wanted) => {
-            let is_named = wanted.value.owners.get(&partition).is_some_and(|owner| owner == to);
-            let verb = if is_named { "names" } else { "does not name" };
-            format!("{reason} (generation {} of wanted {verb} {to})", wanted.value.generation)
-        }
-        None => reason,
-    }
 }

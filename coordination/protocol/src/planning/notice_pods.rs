@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use super::heartbeats::MISSED_BEFORE_SUSPECTED;
+use super::patience::{MISSED_BEFORE_SUSPECTED, SLOW_WARM};
 use super::rolls::ROLL_PATIENCE;
-use super::slow_warms::SLOW_WARM;
 use crate::ids::PartitionId;
 
 pub(super) fn shunned(out: &mut fmt::Formatter<'_>, pod: &str, failures: u32) -> fmt::Result {

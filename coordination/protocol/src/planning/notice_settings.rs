@@ -2,7 +2,6 @@
 
 use std::fmt::{Formatter, Result};
 
-use super::fixed_number::put_by_hand;
 use crate::records::{KeyspaceConfig, Partitioner, encode};
 
 pub(super) fn shrink_refused(
@@ -62,4 +61,10 @@ pub(super) fn config_missing(
          or {{\"number\":true}}: {}",
         put_by_hand(key, &encode(settings))
     )
+}
+
+/// Returns the command that puts a value, for a shell.
+pub(super) fn put_by_hand(key: &str, value: &[u8]) -> String {
+    let value = String::from_utf8_lossy(value).replace('\'', r"'\''");
+    format!("etcdctl put {key} '{value}'")
 }

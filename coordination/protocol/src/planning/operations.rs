@@ -13,12 +13,11 @@
 use std::time::Duration;
 
 use super::actions::{Action, CancelReason, ObservedHandoff};
-use super::answers::{Answered, FailedMove};
 use super::endings;
-use super::phase_timeouts::past_no_return;
+use super::wishes::answered;
 use super::{FIRST_BACK_OFF, Memory, is_dead};
 use crate::ids::{HandoffId, Incarnation, PartitionId, Revision};
-use crate::records::{Answer, Handoff, Operation, Pin, Request};
+use crate::records::{Operation, Pin, Request};
 use crate::view::{Versioned, View};
 
 /// Number of answered operations that are kept, so that a repeated id gets the same answer.
@@ -63,12 +62,6 @@ pub(super) fn answer(view: &View, memory: &mut Memory, now: Duration, actions: &
             }
         }
     }
-}
-
-fn answered(id: &str, operation: &Versioned<Operation>, accepted: bool, text: String) -> Answered {
-    let answer = Some(Answer { accepted, text, at: 0 });
-    let value = Operation { answer, ..operation.value.clone() };
-    Answered { id: id.to_owned(), seen: operation.mod_revision, operation: value }
 }
 
 fn judge(view: &View, partitions: u32, operation: &Operation) -> Verdict {
@@ -160,7 +153,7 @@ fn judge_cancel(view: &View, partition: PartitionId, seen: HandoffId) -> Result<
         return Err(format!("handoff {seen} of partition {partition} has ended already"));
     };
     let record = &handoff.value;
-    if past_no_return(record) {
+    if record.is_past_no_return() {
         let (phase, to) = (record.phase.as_str(), &record.new_owner);
         return Err(format!(
             "the move of partition {partition} to {to} is in {phase}, past the point of no return: it completes by itself"
@@ -182,32 +175,6 @@ fn judge_cancel(view: &View, partition: PartitionId, seen: HandoffId) -> Result<
     };
     let observed = ObservedHandoff { handoff: handoff.clone(), assignment: view.assignment_revision(partition) };
     Ok(Verdict::Cancelled(observed, format!("partition {partition} {stays}; {next}")))
-}
-
-/// Returns the newest move of a partition to this pod.
-fn newest_move<'a>(view: &'a View, partition: PartitionId, to: &str) -> Option<(&'a String, &'a Versioned<Operation>)> {
-    let is_it = |operation: &Operation| matches!(&operation.request, Request::Move { partition: of, to: pod, .. } if *of == partition && pod == to);
-    let moves = view.intentions.operations.iter().filter(|(_, operation)| is_it(&operation.value));
-    moves.max_by_key(|(_, operation)| operation.create_revision)
-}
-
-/// Returns why the newest move of this partition to this pod was refused, if it was.
-pub fn refusal<'a>(view: &'a View, partition: PartitionId, to: &str) -> Option<&'a str> {
-    let answer = newest_move(view, partition, to)?.1.value.answer.as_ref()?;
-    (!answer.accepted).then_some(&*answer.text)
-}
-
-/// Returns the operator's move that fails because the new owner of this handoff cannot take the partition.
-pub(super) fn failed_move(view: &View, handoff: &Handoff, reason: &str) -> Option<FailedMove> {
-    let (partition, to) = (handoff.partition, &handoff.new_owner);
-    let pin = view.intentions.pin(partition).filter(|pin| pin.value.to == *to)?;
-    let ends = pin.value.ends_with_the_pod();
-    let mut text = format!("pod {to} cannot take partition {partition}: {reason}");
-    if !ends {
-        text += &format!("; it stays pinned there and is tried again: segue unpin {partition}");
-    }
-    let answered = newest_move(view, partition, to).map(|(id, operation)| answered(id, operation, false, text));
-    Some(FailedMove { answered, pin: ends.then_some(pin.mod_revision) })
 }
 
 /// Returns the deletion of each pin that ended with an incarnation of its pod.

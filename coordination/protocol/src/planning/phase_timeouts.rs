@@ -15,20 +15,12 @@ use std::time::Duration;
 use super::actions::{Action, CancelReason, ObservedHandoff};
 use super::backoff::{BackOffs, Remembered};
 use super::notice::Notice;
-use super::operations::failed_move;
+use super::wishes::failed_move;
 use super::{Policy, is_dead};
 use crate::handoff::advance::{PendingOn, has_flipped, pending_bound, starts_from, waiting_for};
 use crate::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
 use crate::records::{Handoff, Mode, Phase, PodAckKind};
 use crate::view::{Versioned, View};
-
-/// Returns whether requests may have reached the new owner, so that there is no way back to the old one.
-pub fn past_no_return(handoff: &Handoff) -> bool {
-    match handoff.mode {
-        Mode::Barrier => handoff.phase >= Phase::Switching,
-        Mode::Independent => handoff.phase >= Phase::Ready,
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Seen {
@@ -236,7 +228,7 @@ pub(super) fn verdict(
     let record = &handoff.value;
     let observed =
         || ObservedHandoff { handoff: handoff.clone(), assignment: view.assignment_revision(record.partition) };
-    if past_no_return(record) {
+    if record.is_past_no_return() {
         // An unreadable assignment has an owner that this version cannot know, so it is not overwritten.
         let may_end = !view.is_malformed(record.partition);
         if may_end && is_dead(view, &record.new_owner, record.new_incarnation) {

@@ -56,6 +56,13 @@ pub enum Mobility {
     Free,
 }
 
+/// Returns whether a pod with so many partitions and this weight should be given one before `other`.
+pub(super) fn is_less_loaded(pod: (u32, Thousandths), other: (u32, Thousandths)) -> bool {
+    // Compares counts / weights without dividing; a weight of 0 takes partitions last.
+    let times = |count: u32, weight: Thousandths| (u64::from(count) + 1).saturating_mul(u64::from(weight.0));
+    times(pod.0, other.1) < times(other.0, pod.1)
+}
+
 /// A partition as placement sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot {

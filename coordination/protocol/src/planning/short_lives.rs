@@ -33,7 +33,6 @@ use std::time::Duration;
 
 use super::failures::{BackOff, FIRST_BACK_OFF, PodFailures};
 use super::notice::Notice;
-use super::phase_timeouts::past_no_return;
 use crate::ids::{Incarnation, PartitionId, Revision};
 use crate::view::View;
 
@@ -116,7 +115,7 @@ impl ShortLives {
         };
         // In `independent` mode the flip comes last, and requests may have reached the new owner before.
         let handoffs = view.handoffs.values().map(|handoff| &handoff.value).filter(|record| {
-            (record.new_owner.as_str(), record.new_incarnation) == (pod, life.incarnation) && past_no_return(record)
+            (record.new_owner.as_str(), record.new_incarnation) == (pod, life.incarnation) && record.is_past_no_return()
         });
         let mut taken: Vec<PartitionId> = view.assigned_to(pod).filter(is_taken).collect();
         taken.extend(handoffs.map(|record| record.partition));

@@ -20,13 +20,11 @@ use std::time::Duration;
 
 use super::is_dead;
 use super::notice::Notice;
+use super::patience::SLOW_WARM;
 use crate::handoff::advance::{PendingOn, pending_bound, waiting_for};
 use crate::ids::{HandoffId, Incarnation, PartitionId};
 use crate::records::{Handoff, Phase};
 use crate::view::{Versioned, View};
-
-/// How long a pod may warm without progress before other pods are preferred.
-pub const SLOW_WARM: Duration = Duration::from_secs(60);
 
 /// How much longer a partition waits for its next new owner than for the one before.
 const LONGER: u32 = 4;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::budget::MoveCause;
+use super::context::Context;
 use super::held_back::HeldFor;
-use super::moves::Context;
 use crate::ids::{Incarnation, PartitionId};
 
 impl Context<'_> {

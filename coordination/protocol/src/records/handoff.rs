@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::history::PastPhase;
 use crate::ids::{Epoch, Incarnation, PartitionId};
 
 /// The state of an assignment. There is only one; the field leaves room for more.
@@ -69,6 +68,16 @@ impl Phase {
             Phase::Complete => "Complete",
         }
     }
+}
+
+/// A phase that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PastPhase {
+    /// The phase.
+    pub phase: Phase,
+    /// How long it lasted, in milliseconds: from the clock of the participant that began it to the clock of the one that
+    /// ended it. 0 if the second clock was behind the first.
+    pub ms: u64,
 }
 
 /// The ways in which several routers cut over.
@@ -147,6 +156,14 @@ impl Handoff {
             work_has_ended: false,
             cause: String::new(),
             past: Vec::new(),
+        }
+    }
+
+    /// Returns whether requests may have reached the new owner, so that there is no way back to the old one.
+    pub fn is_past_no_return(&self) -> bool {
+        match self.mode {
+            Mode::Barrier => self.phase >= Phase::Switching,
+            Mode::Independent => self.phase >= Phase::Ready,
         }
     }
 

@@ -5,18 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::handoff::{Mode, Phase};
+use super::handoff::{Mode, PastPhase};
 use crate::ids::{Epoch, HandoffId, PartitionId};
-
-/// A phase that has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct PastPhase {
-    /// The phase.
-    pub phase: Phase,
-    /// How long it lasted, in milliseconds: from the clock of the participant that began it to the clock of the one that
-    /// ended it. 0 if the second clock was behind the first.
-    pub ms: u64,
-}
 
 /// How a handoff ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -8,7 +8,6 @@ use proptest::prelude::*;
 
 use super::world::{World, policy};
 use crate::ids::{Epoch, Incarnation, PartitionId};
-use crate::planning::phase_timeouts::past_no_return;
 use crate::planning::{Action, CancelReason, MoveCause, Plan, Policy, Strategy as Name};
 use crate::records::{Mode, Phase, PodStatus};
 use crate::view::View;
@@ -178,12 +177,12 @@ fn check(view: &View, policy: &Policy, plan: &Plan) {
                 assert!(may_warm, "{} warms {warms} partitions", handoff.new_owner);
             }
             Action::Cancel { observed, reason, .. } => {
-                assert!(!past_no_return(&observed.handoff.value));
+                assert!(!observed.handoff.value.is_past_no_return());
                 assert!(CancelReason::NAMES.contains(&reason.as_str()), "{reason:?}");
             }
             Action::Abandon { observed } => {
                 let handoff = &observed.handoff.value;
-                assert!(past_no_return(handoff) && view.live_new_owner(handoff).is_none());
+                assert!(handoff.is_past_no_return() && view.live_new_owner(handoff).is_none());
             }
             Action::Answer { .. } | Action::DropPin { .. } | Action::ForgetOperations { .. } => {
                 panic!("there is no operator: {action}")

@@ -1,0 +1,32 @@
+//! What the creation of moves depends on. Elsewhere: until when a move waits ([`waits`](super::waits)).
+
+use std::time::Duration;
+
+use super::Policy;
+use super::backoff::BackOffs;
+use super::cool_downs::CoolDowns;
+use super::departures::Departures;
+use super::heartbeats::Heartbeats;
+use super::slow_warms::SlowWarms;
+use crate::authority::Authority;
+use crate::view::View;
+
+/// Everything that the creation of moves depends on.
+pub(super) struct Context<'a> {
+    pub(super) view: &'a View,
+    pub(super) policy: &'a Policy,
+    /// Only moves that it acts for take places and begin.
+    pub(super) authority: &'a Authority,
+    pub(super) backoffs: &'a BackOffs,
+    pub(super) cool_downs: &'a CoolDowns,
+    /// Until when balance waits for a rolling restart.
+    pub(super) roll_ends: Option<Duration>,
+    pub(super) departures: &'a Departures,
+    pub(super) heartbeats: &'a Heartbeats,
+    pub(super) slow_warms: &'a SlowWarms,
+    /// Moves only the partitions of dead owners.
+    pub(super) only_dead_owners: bool,
+    pub(super) now: Duration,
+    /// When to check whether the moves that begin now exist.
+    pub(super) retry_at: Duration,
+}
