@@ -42,8 +42,28 @@ fn is_routing_header(name: &HeaderName) -> bool {
         && (*name == SEGUE_PARTITION || *name == SEGUE_EPOCH || *name == SEGUE_ROUTER || *name == SEGUE_KEYSPACE)
 }
 
-/// Returns whether the header is allowed in a head only: it frames, routes, authenticates or describes the message
-/// (RFC 9110, 6.5.1), or only a router sends it. A receiver may merge other trailers into the head.
+/// Returns whether the header frames, routes, authenticates or describes its message, so that no sender may put it into
+/// trailers (RFC 9110, 6.5.1). The list is that of hyper's writer.
+pub(crate) fn is_for_heads_alone(name: &HeaderName) -> bool {
+    [
+        AUTHORIZATION,
+        CACHE_CONTROL,
+        CONTENT_ENCODING,
+        CONTENT_LENGTH,
+        CONTENT_RANGE,
+        CONTENT_TYPE,
+        HOST,
+        MAX_FORWARDS,
+        SET_COOKIE,
+        TE,
+        TRAILER,
+        TRANSFER_ENCODING,
+    ]
+    .contains(name)
+}
+
+/// Returns whether the router takes the header out of trailers: it is for heads alone, concerns one connection, or only
+/// a router or proxy adds it. A receiver may merge other trailers into the head.
 pub(crate) fn ends_up_in_a_head(name: &HeaderName) -> bool {
     is_hop_by_hop(name)
         || is_routing_header(name)
@@ -51,19 +71,7 @@ pub(crate) fn ends_up_in_a_head(name: &HeaderName) -> bool {
         || *name == X_FORWARDED_FOR
         || *name == X_FORWARDED_PROTO
         || *name == VIA
-        || [
-            AUTHORIZATION,
-            CACHE_CONTROL,
-            CONTENT_ENCODING,
-            CONTENT_LENGTH,
-            CONTENT_RANGE,
-            CONTENT_TYPE,
-            HOST,
-            MAX_FORWARDS,
-            SET_COOKIE,
-            TRAILER,
-        ]
-        .contains(name)
+        || is_for_heads_alone(name)
 }
 
 /// Returns whether a name contains a quote. By HTTP/2 `http` takes that for a part of a token, and RFC 9110 (5.6.2) does

@@ -7,15 +7,13 @@
 //! * The framing that is written is the framing of the body that follows.
 //! * The lines are those that hyper would write.
 
-use http::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, DATE,
-    HOST, HeaderName, HeaderValue, MAX_FORWARDS, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING,
-};
+use http::header::{CONNECTION, CONTENT_LENGTH, DATE, HeaderName, HeaderValue, TRAILER, TRANSFER_ENCODING};
 use http::response::Parts;
 use http::{HeaderMap, StatusCode};
 use hyper::ext::ReasonPhrase;
 
 use super::request_head::{Framing, length};
+use crate::message::header_names::is_for_heads_alone;
 use crate::message::headers::options;
 use crate::upstream::HeadLines;
 
@@ -137,31 +135,12 @@ pub(super) fn write_end_of_chunks(out: &mut Vec<u8>, trailers: Option<(&HeaderMa
             declared.any(|other| other.eq_ignore_ascii_case(name.as_str().as_bytes()))
         };
         for (name, value) in trailers {
-            if is_declared(name) && may_trail(name) {
+            if is_declared(name) && !is_for_heads_alone(name) {
                 line(out, name, value.as_bytes());
             }
         }
     }
     out.extend_from_slice(b"\r\n");
-}
-
-/// Returns whether a field may stand in trailers (RFC 9110, 6.5.1).
-fn may_trail(name: &HeaderName) -> bool {
-    ![
-        AUTHORIZATION,
-        CACHE_CONTROL,
-        CONTENT_ENCODING,
-        CONTENT_LENGTH,
-        CONTENT_RANGE,
-        CONTENT_TYPE,
-        HOST,
-        MAX_FORWARDS,
-        SET_COOKIE,
-        TE,
-        TRAILER,
-        TRANSFER_ENCODING,
-    ]
-    .contains(name)
 }
 
 #[cfg(test)]
