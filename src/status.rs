@@ -6,7 +6,7 @@ use std::fmt;
 
 use segue_coordination::session::unix_millis;
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
-use segue_protocol::planning::{Assurance, MISSED_BEFORE_SUSPECTED, repair};
+use segue_protocol::planning::{Assurance, MISSED_BEFORE_SUSPECTED, or_none, repair};
 use segue_protocol::records::{Handoff, HeldMoves, Mode, Phase, Pin, PodStatus};
 use segue_protocol::view::{Versioned, View};
 use serde::{Deserialize, Serialize};
@@ -407,10 +407,6 @@ impl KeyspaceStatus {
         }
         Ok(())
     }
-}
-
-fn or_none(text: &str) -> &str {
-    if text.is_empty() { "none" } else { text }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use segue_coordination::session::unix_millis;
 use segue_coordination::store::StoreError;
 use segue_protocol::ids::PartitionId;
-use segue_protocol::planning::{Policy, preview};
+use segue_protocol::planning::{Policy, or_none, preview};
 use segue_protocol::records::{Phase, Resting, canonical_address};
 use segue_protocol::view::View;
 use segue_proxy::tls::ClientTls;
@@ -14,7 +14,7 @@ use super::explain::{
 };
 use super::plan::{Move, moves};
 use super::process_status::Work;
-use super::{Link, or_none, participants};
+use super::{Link, participants};
 use crate::history::History;
 use crate::resting::Rest;
 

@@ -33,7 +33,7 @@ use std::time::Duration;
 use segue_coordination::store::{Store, StoreError, StoreErrorKind};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
-use segue_protocol::planning::{CancelReason, Policy, Strategy, in_force};
+use segue_protocol::planning::{CancelReason, Policy, Strategy, in_force, or_none};
 use segue_protocol::records::HistoryEntry;
 use segue_protocol::txn::Txn;
 use segue_protocol::view::View;
@@ -219,10 +219,6 @@ fn ensure_known(view: &View, pod: &str) -> Result<(), OperatorError> {
     }
     let pods = or_none(&view.pods.keys().map(String::as_str).collect::<Vec<_>>().join(", ")).to_owned();
     Err(OperatorError::Refused(format!("no pod {pod} is registered or owns a partition; registered are: {pods}")))
-}
-
-fn or_none(text: &str) -> &str {
-    if text.is_empty() { "none" } else { text }
 }
 
 /// Returns `1 partition` or `3 partitions`.

@@ -1,12 +1,12 @@
 //! A dry run of the planner on the current view.
 
 use segue_protocol::ids::{PartitionId, Revision};
-use segue_protocol::planning::{Action, Plan, Policy, preview as run};
+use segue_protocol::planning::{Action, Plan, Policy, or_none, preview as run};
 use segue_protocol::records::{Drain, Origin};
 use segue_protocol::view::{Versioned, View};
 use serde::{Deserialize, Serialize};
 
-use super::{or_none, partitions};
+use super::partitions;
 
 /// A move that the planner would make.
 #[derive(Debug, Serialize, Deserialize)]

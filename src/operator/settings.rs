@@ -14,7 +14,7 @@ use std::time::Duration;
 use segue_config::show_duration;
 use segue_protocol::ids::Epoch;
 use segue_protocol::mapping::{Replacement, replace};
-use segue_protocol::planning::{stored_names, with_setting};
+use segue_protocol::planning::{or_none, stored_names, with_setting};
 use segue_protocol::records::{KeyspaceConfig, MAX_PARTITIONS, Partitioner, encode};
 use segue_protocol::txn::{Compare, Op, Txn};
 use segue_protocol::view::{Versioned, View};
@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 
 use super::actions::Outcome;
 use super::change::{Decision, unchanged};
-use super::{OperatorError, ensure_exists, or_none, partitions};
+use super::{OperatorError, ensure_exists, partitions};
 
 const PARTITIONS: &str = "partitions";
 const EPOCH_FLOOR: &str = "epoch_floor";

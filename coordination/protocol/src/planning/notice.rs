@@ -378,6 +378,11 @@ pub fn repair(view: &View, key: &str) -> Option<String> {
     }
 }
 
+/// Returns the text, or `none` in place of an empty one.
+pub fn or_none(text: &str) -> &str {
+    if text.is_empty() { "none" } else { text }
+}
+
 /// Returns the notices that follow from the view alone.
 pub(super) fn about(view: &View, policy: &Policy) -> Vec<Notice> {
     let mut notices: Vec<Notice> = view

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use super::actions::{Action, CancelReason, ObservedHandoff};
 use super::endings;
+use super::notice::or_none;
 use super::wishes::answered;
 use super::{FIRST_BACK_OFF, Memory, is_dead};
 use crate::ids::{HandoffId, Incarnation, PartitionId, Revision};
@@ -107,10 +108,6 @@ fn target(view: &View, pod: &str) -> Result<Incarnation, String> {
         return Err(format!("the registration of pod {pod} has no lease: see segue status"));
     }
     Ok(record.incarnation())
-}
-
-fn or_none(text: &str) -> &str {
-    if text.is_empty() { "none" } else { text }
 }
 
 fn judge_move(view: &View, partition: PartitionId, to: &str, pin: bool, by: &Operation) -> Result<Verdict, String> {
