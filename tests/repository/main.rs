@@ -1,5 +1,6 @@
 //! What the repository says of itself: its structure, and the lists of its documents.
 #![allow(clippy::unwrap_used)]
 
+mod imports;
 mod operating;
 mod structure;
