@@ -22,7 +22,7 @@ use segue_protocol::view::View;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
-use super::watcher::{self, Update};
+use super::follow::{Update, follow};
 use crate::store::{Copied, CopyReader, Store};
 
 /// How long a new reader waits for copies before it opens a watch. A participant takes a snapshot for it meanwhile.
@@ -32,9 +32,14 @@ const FIRST_WAIT: Duration = Duration::from_millis(500);
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 
 /// Follows these keys until the receiver of the updates is gone.
-pub(super) async fn run(store: Arc<dyn Store>, keys: Keyspace, followed: Keys, updates: mpsc::Sender<Update>) {
+pub(super) async fn follow_beside(
+    store: Arc<dyn Store>,
+    keys: Keyspace,
+    followed: Keys,
+    updates: mpsc::Sender<Update>,
+) {
     let Some(tap) = store.tap() else {
-        return watcher::run(store, keys, followed, updates, false).await;
+        return follow(store, keys, followed, updates, false).await;
     };
     let shown = Shown { updates, revision: AtomicU64::new(0) };
     let (mut wait, mut pause) = (FIRST_WAIT, Duration::ZERO);
@@ -54,7 +59,7 @@ pub(super) async fn run(store: Arc<dyn Store>, keys: Keyspace, followed: Keys, u
                 tokio::select! {
                     biased;
                     begun = &mut copies => begun,
-                    () = watcher::run(store.clone(), keys.clone(), followed.clone(), own, false) => return,
+                    () = follow(store.clone(), keys.clone(), followed.clone(), own, false) => return,
                     () = shown.hand_on(&mut watched) => return,
                 }
             }

@@ -5,6 +5,7 @@
 
 mod beside;
 mod clock;
+mod follow;
 mod jitter;
 mod lease;
 mod leases;
@@ -16,6 +17,7 @@ mod watcher;
 mod write_queue;
 
 pub use clock::{boottime, count_by_tokio, lease_now, suspend, wakes_at};
+pub use follow::Update;
 pub use jitter::seed_jitter;
 pub use lease::KeptLease;
 pub use leases::Leases;
@@ -23,7 +25,7 @@ pub(crate) use own_key::OwnKey;
 pub(crate) use patience::{RepeatedLog, Sight, StoreRetry};
 pub use registration::{Claim, Registration, raise_floor, register};
 pub use shares::LeaseState;
-pub use watcher::{Update, Watcher};
+pub use watcher::Watcher;
 pub(crate) use write_queue::{WriteQueue, WriteResults};
 
 use std::time::{SystemTime, UNIX_EPOCH};
