@@ -34,7 +34,7 @@ use super::refusals::Refusals;
 use super::seat::Seat;
 use super::upkeep::Upkeep;
 use super::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus};
-use crate::session::{Registration, RepeatedLog, Sight, StoreRetry, Update, Watcher, unix_millis};
+use crate::session::{Event, Participant, Registration, RepeatedLog, StoreRetry, unix_millis};
 use crate::store::{Store, StoreError};
 
 /// Shortest time between two plans, or two calls of the observer, while partitions move.
@@ -168,80 +168,74 @@ impl<'a> Leadership<'a> {
     /// Acts from the seat until it is lost or left.
     pub(super) async fn run(&mut self, elected: &Registration, seat: &mut Seat, shutdown: &CancellationToken) -> End {
         self.take(seat.authority(&self.view));
-        let mut lease = elected.lease.state();
-        let mut watcher = Watcher::start_with_heartbeats(self.store.clone(), self.keys.clone());
-        let mut synced = false;
-        let mut sight = Sight::default();
+        let mut participant = Participant::start_planner(self.store, self.keys, elected);
         loop {
-            // A coordinator without sight of the store does not act, and must make room for one that has it.
-            elected.lease.turns(sight.is_clear());
-            let state = *lease.borrow_and_update();
-            if state.lost {
+            let Some(lease) = participant.turn() else {
                 match seat.coordination() {
                     Coordination::Leader => warn!("leader lease lost; resigning"),
                     Coordination::Rounds => warn!("participant's lease lost; registering again"),
                 }
                 return End::Over;
-            }
+            };
             self.status.send_if_modified(|status| {
-                status.trusted_until.replace(state.trusted_until) != Some(state.trusted_until)
+                status.trusted_until.replace(lease.trusted_until) != Some(lease.trusted_until)
             });
             let now = Instant::now();
-            let tick = now + (state.stands_until - state.trusted_until) / 2;
+            let tick = now + (lease.stands_until - lease.trusted_until) / 2;
             let wake = self.next_wake.unwrap_or(tick).max(self.not_before).min(tick).min(self.show_at.unwrap_or(tick));
             let wake = wake.min(self.step_at.unwrap_or(tick));
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return End::Over,
-                update = watcher.next() => match update {
-                    Update::Snapshot(view) => {
-                        if !sight.is_clear() {
-                            self.memory.regained_sight();
-                        }
-                        self.view.resync(*view);
-                        self.resting.clear();
-                        self.all_changed();
-                        synced = true;
-                        sight.is_back();
-                        self.status.send_modify(|status| status.not_ready = None);
-                    }
-                    Update::Batch(batch) if synced => {
-                        let delta = watcher.apply(&mut self.view, batch);
-                        self.applied(delta);
-                    }
-                    Update::Batch(_) => {}
-                    Update::Lost(error) => {
-                        if sight.lost(&error) {
-                            warn!(%error, "store watch lost; resyncing");
-                            self.observer.resync(&error);
-                        }
-                        self.status.send_modify(|status| status.not_ready = Some(error.to_string()));
+                event = participant.next(&mut self.view) => match event {
+                    Event::Synced { was_blind } => self.synced(was_blind),
+                    Event::Changed(delta) => self.applied(delta),
+                    Event::Blind { error, is_new } => {
+                        self.blinded(&error, is_new);
                         continue;
                     }
+                    Event::Turn => {}
                 },
                 Some(written) = self.writes.join_next(), if !self.writes.is_empty() => {
                     for (subject, result) in written.unwrap_or_default() {
                         self.written(subject, result);
                     }
                 }
-                () = seat.written() => {}
+                () = seat.stepped() => {}
                 // The wake-up has been handled: the new plan, or the write or view that is waited for, schedules the
                 // next one. A past moment would keep the loop spinning.
                 () = sleep_until(wake) => self.next_wake = self.next_wake.filter(|due| *due > Instant::now()),
-                changed = lease.changed() => if changed.is_err() { return End::Over },
             }
-            if !synced {
+            if !participant.is_synced() {
                 continue;
             }
-            if let Some(end) = self.turn(seat) {
+            if let Some(end) = self.turn(seat, &mut participant) {
                 return end;
             }
         }
     }
 
+    /// Notes that a snapshot has replaced the view.
+    fn synced(&mut self, was_blind: bool) {
+        if was_blind {
+            self.memory.regained_sight();
+        }
+        self.resting.clear();
+        self.all_changed();
+        self.status.send_modify(|status| status.not_ready = None);
+    }
+
+    /// Notes that the watch was lost. `is_new`: by this kind of error for the first time.
+    fn blinded(&mut self, error: &StoreError, is_new: bool) {
+        if is_new {
+            self.observer.resync(error);
+        }
+        self.status.send_modify(|status| status.not_ready = Some(error.to_string()));
+    }
+
     /// Does what is due in the seat. Returns why it has to be left, if it has.
-    fn turn(&mut self, seat: &mut Seat) -> Option<End> {
-        if !seat.keep(&self.view) {
+    fn turn(&mut self, seat: &mut Seat, participant: &mut Participant<'_>) -> Option<End> {
+        if !seat.keep(&self.view, participant) {
             match seat.coordination() {
                 Coordination::Leader => match &self.view.leader {
                     Some(leader) => warn!(holder = leader.value.holder, "another coordinator leads; resigning"),

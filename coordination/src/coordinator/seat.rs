@@ -10,7 +10,7 @@ use segue_protocol::authority::Authority;
 use segue_protocol::ids::{Incarnation, LeaseId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{Coordination, Policy, in_force};
-use segue_protocol::records::{HeldMoves, Leader, Participant, encode};
+use segue_protocol::records::{self, HeldMoves, Leader, encode};
 use segue_protocol::registration::put_back;
 use segue_protocol::rounds::Member;
 use segue_protocol::txn::{Keys, Txn};
@@ -20,7 +20,7 @@ use tracing::warn;
 
 use super::CoordinatorSettings;
 use super::participation::Participation;
-use crate::session::{Claim, OwnKey, Registration, RepeatedLog, StoreRetry};
+use crate::session::{Claim, Participant, Registration, RepeatedLog, StoreRetry};
 use crate::store::Store;
 
 /// Returns how the keyspace is coordinated: as its settings say, and before they exist as this policy does. Waits while
@@ -55,13 +55,12 @@ pub(super) fn claim(
 pub(super) fn record(coordination: Coordination, name: &str, lease_id: LeaseId) -> Vec<u8> {
     match coordination {
         Coordination::Leader => encode(&Leader::new(name, lease_id)),
-        Coordination::Rounds => encode(&Participant::new(name, None)),
+        Coordination::Rounds => encode(&records::Participant::new(name, None)),
     }
 }
 
 /// A seat that is taken.
 pub(super) struct Seat {
-    own_key: OwnKey,
     lease: LeaseId,
     name: String,
     kind: Kind,
@@ -77,7 +76,6 @@ impl Seat {
         let (incarnation, lease) = (elected.incarnation, elected.lease.id());
         let member = || Member { name: name.to_owned(), incarnation, lease };
         Seat {
-            own_key: OwnKey::of(store.clone(), elected),
             lease,
             name: name.to_owned(),
             kind: match coordination {
@@ -96,7 +94,7 @@ impl Seat {
     }
 
     /// Restores the key of the seat if the view shows it changed. Returns `false` if the seat is lost.
-    pub(super) fn keep(&mut self, view: &View) -> bool {
+    pub(super) fn keep(&self, view: &View, participant: &mut Participant<'_>) -> bool {
         let coordination = self.coordination();
         let (seen, intact) = match &self.kind {
             Kind::Leader(_) => {
@@ -110,7 +108,7 @@ impl Seat {
             }
         };
         let value = || record(coordination, &self.name, self.lease);
-        self.own_key.keep(view, seen.as_ref(), intact, value)
+        participant.keep_key(view, seen.as_ref(), intact, value)
     }
 
     /// Returns a write that adds to the key of the seat which moves its holder holds back, unless the key shows that.
@@ -140,15 +138,11 @@ impl Seat {
         }
     }
 
-    /// Returns after each completed write. Pending while none is in flight. Cancel-safe.
-    pub(super) async fn written(&mut self) {
+    /// Returns after each step of an assignment round. Pending while none is in flight. Cancel-safe.
+    pub(super) async fn stepped(&mut self) {
         match &mut self.kind {
-            Kind::Leader(_) => self.own_key.written().await,
-            Kind::Participant(participation) => tokio::select! {
-                biased;
-                () = self.own_key.written() => {}
-                () = participation.taken() => {}
-            },
+            Kind::Leader(_) => std::future::pending().await,
+            Kind::Participant(participation) => participation.taken().await,
         }
     }
 }

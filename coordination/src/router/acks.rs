@@ -1,14 +1,22 @@
-//! The router's acknowledgements and their results.
+//! The router's acknowledgements, what they report, and their results.
 
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use segue_protocol::handoff::advance::{Ack, acknowledge};
-use segue_protocol::ids::{HandoffId, PartitionId};
+use segue_protocol::ids::{HandoffId, Incarnation, PartitionId};
 use segue_protocol::records::{RouterCutoverAck, RouterDrainedAck};
 use segue_protocol::txn::Txn;
+use segue_protocol::view::View;
+use tokio::time::Instant;
 
-use super::driver::Router;
-use crate::session::{WriteResults, unix_millis};
+use super::CutoverTimes;
+use crate::session::{WriteQueue, WriteResults, unix_millis};
+use crate::store::Store;
+
+/// How long an ack rests after one of its guards failed. The view is likely to be newer by then.
+const REFUSED_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum AckKind {
@@ -17,34 +25,67 @@ pub(super) enum AckKind {
     Cutover,
 }
 
-/// The identity of an ack: its partition, handoff and kind.
-pub(super) type AckId = (PartitionId, HandoffId, AckKind);
+/// The identity of an ack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct AckId {
+    pub(super) partition: PartitionId,
+    pub(super) handoff: HandoffId,
+    pub(super) kind: AckKind,
+}
 
-impl Router {
-    /// Queues an ack, unless it is already being written.
-    pub(super) fn write(&mut self, id: AckId) {
-        if let Some(again) = self.acks.want(id, self.view.revision) {
-            self.timers.insert((again, id.0));
-        }
+/// The acks of one router.
+pub(super) struct Acks {
+    router: String,
+    queue: WriteQueue<AckId>,
+    /// Number of exchanges severed for the cutover of a partition.
+    severed: HashMap<PartitionId, u64>,
+    /// The times of a partition's last cutover.
+    times: HashMap<PartitionId, CutoverTimes>,
+}
+
+impl Acks {
+    pub(super) fn of(store: Arc<dyn Store>, router: &str) -> Self {
+        let queue = WriteQueue::new(store, "acknowledgement cannot be written; retrying", REFUSED_PAUSE);
+        Acks { router: router.to_owned(), queue, severed: HashMap::new(), times: HashMap::new() }
     }
 
-    pub(super) fn send_acks(&mut self) {
-        let due = self.acks.take_due();
-        let txns: Vec<Txn> = due.iter().map(|id| self.txn(*id)).collect();
-        self.acks.send(due.into_iter().zip(txns.into_iter().map(Some)));
+    /// Adds to the exchanges that were severed for the cutover of this partition.
+    pub(super) fn add_severed(&mut self, partition: PartitionId, severed: u64) {
+        *self.severed.entry(partition).or_default() += severed;
     }
 
-    fn txn(&self, id: AckId) -> Txn {
-        let writer = self.keys.router(&self.settings.name);
-        acknowledge(&self.view, &self.ack(id), writer, self.incarnation, unix_millis())
+    /// Returns how many exchanges were severed for the cutover of this partition.
+    pub(super) fn severed(&self, partition: PartitionId) -> u64 {
+        self.severed.get(&partition).copied().unwrap_or(0)
     }
 
-    fn ack(&self, (partition, handoff, kind): AckId) -> Ack {
-        let (router_name, acked_at) = (self.settings.name.clone(), unix_millis());
-        let severed = self.severed.get(&partition).copied().unwrap_or(0);
+    /// Records the times of a cutover that has ended.
+    pub(super) fn set_times(&mut self, partition: PartitionId, times: CutoverTimes) {
+        self.times.insert(partition, times);
+    }
+
+    /// Queues an ack, unless it is already being written. Returns when to call again, if no result will trigger that.
+    pub(super) fn want(&mut self, id: AckId, view: &View) -> Option<Instant> {
+        self.queue.want(id, view.revision)
+    }
+
+    /// Sends the acks that are due, as those of this life of the router.
+    pub(super) fn send(&mut self, view: &View, life: Incarnation) {
+        let due = self.queue.take_due();
+        let txns: Vec<Txn> = due.iter().map(|id| self.txn(view, life, *id)).collect();
+        self.queue.send(due.into_iter().zip(txns.into_iter().map(Some)));
+    }
+
+    fn txn(&self, view: &View, life: Incarnation, id: AckId) -> Txn {
+        let writer = view.keys().router(&self.router);
+        acknowledge(view, &self.ack(id), writer, life, unix_millis())
+    }
+
+    fn ack(&self, AckId { partition, handoff, kind }: AckId) -> Ack {
+        let (router_name, acked_at) = (self.router.clone(), unix_millis());
         match kind {
             AckKind::Drained | AckKind::GaveUp => {
-                let gave_up = kind == AckKind::GaveUp;
+                let (gave_up, severed) = (kind == AckKind::GaveUp, self.severed(partition));
                 Ack::RouterDrained(RouterDrainedAck { handoff, gave_up, router_name, partition, acked_at, severed })
             }
             AckKind::Cutover => {
@@ -64,23 +105,35 @@ impl Router {
         }
     }
 
-    pub(super) fn written(&mut self, results: WriteResults<AckId>) {
+    /// Returns the results of the next request that completes. Pending while none is in flight. Cancel-safe.
+    pub(super) async fn next_results(&mut self) -> WriteResults<AckId> {
+        self.queue.next_results().await
+    }
+
+    /// Takes results. Returns the partitions to reconcile.
+    pub(super) fn written(&mut self, results: WriteResults<AckId>, view: &View) -> Vec<PartitionId> {
         for (id, result) in &results {
-            match result {
-                Ok(outcome) if outcome.committed() && id.2 == AckKind::Cutover => {
-                    self.times.remove(&id.0);
-                    self.severed.remove(&id.0);
-                }
-                Ok(_) | Err(_) => {}
+            if id.kind == AckKind::Cutover && result.as_ref().is_ok_and(|outcome| outcome.committed()) {
+                self.times.remove(&id.partition);
+                self.severed.remove(&id.partition);
             }
         }
-        self.stop_limiter.write_takes(self.acks.round_trip());
-        let view = &self.view;
-        self.acks.forget(|(partition, handoff, _)| {
-            view.handoffs.get(partition).is_none_or(|record| record.id() != *handoff)
-        });
-        for (id, _) in results {
-            self.reconcile(id.0);
-        }
+        self.queue.forget(|id| view.handoffs.get(&id.partition).is_none_or(|record| record.id() != id.handoff));
+        results.into_iter().map(|(id, _)| id.partition).collect()
+    }
+
+    /// Forgets which acks are written: a new snapshot shows them.
+    pub(super) fn resync(&mut self) {
+        self.queue.forget(|_| true);
+    }
+
+    /// Returns how long the store has taken for a write lately; zero before the first.
+    pub(super) fn round_trip(&self) -> Duration {
+        self.queue.round_trip()
+    }
+
+    /// Returns until when no ack is written, because the store refuses writes.
+    pub(super) fn refused_until(&self) -> Option<Instant> {
+        self.queue.refused_until()
     }
 }

@@ -8,16 +8,21 @@
 //! * A stop that was postponed for a long exchange makes the drain shorter rather than the whole longer than other routers hold.
 //! * Streams are severed earlier than the rest only where the drain's end would sever, too.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
-use segue_protocol::handoff::router::{DrainTimeout, Route, Stage, dead_owner_patience, drain_timed_out};
+use segue_protocol::handoff::router::{DrainTimeout, Route, Stage, Target, dead_owner_patience, drain_timed_out};
 use segue_protocol::ids::PartitionId;
+use segue_protocol::records::Capabilities;
+use segue_protocol::view::View;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::DrainEnd;
-use super::acks::AckKind;
-use super::driver::{EXCHANGE_CHECK_INTERVAL, Router};
+use super::{DataPlane, DrainEnd, RouterSettings};
+
+/// Time between two checks for long exchanges while a stop waits for them, and between two severings while a drain lasts
+/// too long.
+pub(super) const EXCHANGE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Time for the rest of a handoff after the drain, beside its parties' own work: the second after which a sidecar resets what was
 /// severed, and the delays of machines and the store.
@@ -46,23 +51,63 @@ impl Drain {
     }
 }
 
-impl Router {
+/// The drains in progress.
+#[derive(Debug)]
+pub(super) struct Drains {
+    settings: RouterSettings,
+    drains: HashMap<PartitionId, Drain>,
+    /// The capabilities of the pod that a partition's requests last went to, as of then.
+    capabilities: HashMap<PartitionId, Capabilities>,
+}
+
+/// What the router does about a drain.
+#[derive(Debug, Default)]
+pub(super) struct DrainStep {
+    /// Number of exchanges that have been severed.
+    pub(super) severed: u64,
+    /// The router asks for the handoff to be cancelled.
+    pub(super) gives_up: bool,
+    /// When to look again.
+    pub(super) again: Option<Instant>,
+}
+
+impl Drains {
+    pub(super) fn new(settings: RouterSettings) -> Self {
+        Drains { settings, drains: HashMap::new(), capabilities: HashMap::new() }
+    }
+
+    /// Returns the partitions that drain.
+    pub(super) fn partitions(&self) -> impl Iterator<Item = &PartitionId> {
+        self.drains.keys()
+    }
+
     /// Records that the partition has been stopped. The stop was due at `due_since`.
     pub(super) fn stopped(&mut self, partition: PartitionId, due_since: Instant) {
         self.drains.entry(partition).or_insert_with(|| Drain::begin(due_since));
     }
 
+    /// Records the capabilities of the pod that the partition's requests go to from now on.
+    pub(super) fn switched(&mut self, partition: PartitionId, capabilities: Capabilities) {
+        self.capabilities.insert(partition, capabilities);
+    }
+
     /// Acts on a drain that takes too long. `wanted` is where the partition's requests belong.
-    pub(super) fn watch_drain(&mut self, partition: PartitionId, wanted: &Route) {
-        let (Stage::Draining(from), retry_at) = self.plane.stage(partition) else {
+    pub(super) fn watch(
+        &mut self,
+        plane: &dyn DataPlane,
+        view: &View,
+        partition: PartitionId,
+        wanted: &Route,
+    ) -> DrainStep {
+        let (Stage::Draining(from), retry_at) = plane.stage(partition) else {
             self.drains.remove(&partition);
-            return;
+            return DrainStep::default();
         };
-        let is_gone = self.view.incarnation_of(&from.pod) != from.incarnation;
+        let is_gone = view.incarnation_of(&from.pod) != from.incarnation;
         // A live owner that refused requests gets a pause; nothing has to be severed. One that has to give the partition up
         // gets no further request.
         if retry_at.is_some() && !is_gone && *wanted == Route::To(from.clone()) {
-            return;
+            return DrainStep::default();
         }
         let now = Instant::now();
         let drain = self.drains.entry(partition).or_insert_with(|| Drain::begin(now));
@@ -70,19 +115,18 @@ impl Router {
             drain.owner_gone_since.get_or_insert(now);
         }
         let Drain { since, owner_gone_since, .. } = *drain;
-        let times_out_at = drain.times_out_at(self.settings.drain.timeout, self.settings.max_wait);
+        let settings = &self.settings.drain;
+        let times_out_at = drain.times_out_at(settings.timeout, self.settings.max_wait);
         let had_fence = self.capabilities.get(&partition).is_some_and(|capabilities| capabilities.fence);
         let patience = dead_owner_patience(had_fence, self.settings.request_timeout);
         let sever_at = owner_gone_since.map(|since| since + patience);
-        let at_timeout = drain_timed_out(&self.view, partition, self.settings.drain.on_timeout, had_fence);
-        self.plane
-            .drain_ends(partition, drain_end(since + self.settings.drain.streams, times_out_at, sever_at, at_timeout));
+        let at_timeout = drain_timed_out(view, partition, settings.on_timeout, had_fence);
+        let streams_at = since + settings.streams;
+        plane.drain_ends(partition, drain_end(streams_at, times_out_at, sever_at, at_timeout));
         let is_due = |at: Instant| at <= now;
         if !is_due(times_out_at) && !sever_at.is_some_and(is_due) {
             let next = sever_at.map_or(times_out_at, |at| at.min(times_out_at));
-            let streams_next = self.watch_streams(partition, &from.pod, since, at_timeout);
-            self.timers.insert((streams_next.map_or(next, |at| at.min(next)), partition));
-            return;
+            return watch_streams(plane, partition, &from, streams_at, at_timeout).within(next);
         }
         let timed_out = match sever_at {
             Some(at) if is_due(at) => DrainTimeout::Sever,
@@ -90,7 +134,7 @@ impl Router {
         };
         match timed_out {
             DrainTimeout::Sever => {
-                let severed = self.plane.sever(partition);
+                let severed = plane.sever(partition);
                 if severed > 0 {
                     warn!(
                         partition = partition.get(),
@@ -99,46 +143,45 @@ impl Router {
                         "drain timed out; exchanges in flight severed"
                     );
                 }
-                *self.severed.entry(partition).or_default() += severed;
-                self.timers.insert((now + EXCHANGE_CHECK_INTERVAL, partition));
+                DrainStep { severed, again: Some(now + EXCHANGE_CHECK_INTERVAL), ..DrainStep::default() }
             }
-            DrainTimeout::GiveUp => {
-                let said = |handoff| self.view.drained_ack(partition, &self.settings.name, handoff).is_some();
-                let handoff = self.view.handoffs.get(&partition).map(|handoff| handoff.id());
-                if let Some(handoff) = handoff.filter(|handoff| !said(*handoff)) {
-                    self.write((partition, handoff, AckKind::GaveUp));
-                }
-            }
+            DrainTimeout::GiveUp => DrainStep { gives_up: true, ..DrainStep::default() },
             DrainTimeout::Wait => {
-                self.timers.insert((sever_at.unwrap_or(now + self.settings.drain.timeout), partition));
+                DrainStep { again: Some(sever_at.unwrap_or(now + settings.timeout)), ..DrainStep::default() }
             }
         }
     }
+}
 
-    /// Severs the streams of a drain that has lasted since `since`, once their time is up. Returns when to look again.
-    fn watch_streams(
-        &mut self,
-        partition: PartitionId,
-        pod: &str,
-        since: Instant,
-        at_timeout: DrainTimeout,
-    ) -> Option<Instant> {
-        let (now, due) = (Instant::now(), since + self.settings.drain.streams);
-        if now < due {
-            return Some(due);
-        }
-        // Where a drain's end would not sever, its streams are not severed either: the old owner might go on with them.
-        if at_timeout != DrainTimeout::Sever {
-            return None;
-        }
-        let severed = self.plane.sever_streams(partition);
-        if severed > 0 {
-            debug!(partition = partition.get(), pod, severed, "streams severed, because their partition moves");
-        }
-        *self.severed.entry(partition).or_default() += severed;
-        // Exchanges may still become streams.
-        Some(now + EXCHANGE_CHECK_INTERVAL)
+impl DrainStep {
+    /// Returns this step with a look no later than `at`.
+    fn within(self, at: Instant) -> Self {
+        DrainStep { again: Some(self.again.map_or(at, |again| again.min(at))), ..self }
     }
+}
+
+/// Severs the streams of a drain once they have had their time, which is up at `due`.
+fn watch_streams(
+    plane: &dyn DataPlane,
+    partition: PartitionId,
+    from: &Target,
+    due: Instant,
+    at_timeout: DrainTimeout,
+) -> DrainStep {
+    let now = Instant::now();
+    if now < due {
+        return DrainStep::default().within(due);
+    }
+    // Where a drain's end would not sever, its streams are not severed either: the old owner might go on with them.
+    if at_timeout != DrainTimeout::Sever {
+        return DrainStep::default();
+    }
+    let severed = plane.sever_streams(partition);
+    if severed > 0 {
+        debug!(partition = partition.get(), pod = from.pod, severed, "streams severed, because their partition moves");
+    }
+    // Exchanges may still become streams.
+    DrainStep { severed, again: Some(now + EXCHANGE_CHECK_INTERVAL), ..DrainStep::default() }
 }
 
 /// Returns when a drain ends what is in flight. `sever_at`: when it severs because the owner is gone.

@@ -11,33 +11,28 @@ use std::time::Duration;
 use segue_protocol::handoff::router::{
     HoldCause, Route, Stage, Step, Target, Trust, may_stop_later, next_step, route, waits_for_exchange,
 };
-use segue_protocol::ids::{Incarnation, PartitionId, Revision};
+use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::records::{Capabilities, RouterRecord, encode};
+use segue_protocol::records::{RouterRecord, encode};
 use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::acks::{AckId, AckKind};
-use super::drains::Drain;
+use super::acks::{AckId, AckKind, Acks};
+use super::drains::{DrainStep, Drains, EXCHANGE_CHECK_INTERVAL};
+use super::mapping::Mapping;
 use super::stop_limiter::StopLimiter;
-use super::{Cutover, CutoverTimes, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus};
+use super::{Cutover, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus};
 use crate::session::{
-    KeptLease, LeaseState, OwnKey, Registration, Sight, Update, Watcher, WriteQueue, lease_now, unix_millis, wakes_at,
+    Claim, Event, KeptLease, LeaseState, Leases, Participant, Registration, WriteResults, lease_now, register,
+    unix_millis, wakes_at,
 };
 use crate::store::Store;
 
-/// How long an ack rests after one of its guards failed. The view is likely to be newer by then.
-const REFUSED_PAUSE: Duration = Duration::from_millis(50);
-
 /// Time between two checks for requests in flight while the router leaves.
 const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(50);
-
-/// Time between two checks for long exchanges while a stop waits for them, and between two severings while a drain lasts
-/// too long.
-pub(super) const EXCHANGE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Why a life of a router has ended.
 pub(super) enum End {
@@ -47,29 +42,24 @@ pub(super) enum End {
 
 /// A router's side of the protocol: the view, the data plane, and further state of each partition.
 pub(super) struct Router {
-    pub(super) store: Arc<dyn Store>,
-    pub(super) keys: Keyspace,
-    pub(super) settings: RouterSettings,
-    pub(super) plane: Arc<dyn DataPlane>,
+    store: Arc<dyn Store>,
+    keys: Keyspace,
+    settings: RouterSettings,
+    plane: Arc<dyn DataPlane>,
     observer: Arc<dyn RouterObserver>,
     status: watch::Sender<RouterStatus>,
     notices: mpsc::UnboundedReceiver<PartitionId>,
-    pub(super) view: View,
-    /// The largest number of partitions that any view has shown; under a key hash the first one.
-    pub(super) partitions: u32,
-    pub(super) incarnation: Incarnation,
+    view: View,
+    mapping: Mapping,
+    incarnation: Incarnation,
     trust: Trust,
-    pub(super) acks: WriteQueue<AckId>,
-    pub(super) stop_limiter: StopLimiter,
+    acks: Acks,
+    stop_limiter: StopLimiter,
     /// When to reconsider a partition.
-    pub(super) timers: BTreeSet<(Instant, PartitionId)>,
-    pub(super) drains: HashMap<PartitionId, Drain>,
+    timers: BTreeSet<(Instant, PartitionId)>,
+    drains: Drains,
     /// The stops that are postponed: the revision since which each has been due, and when this router first saw that.
     stops_due: HashMap<PartitionId, (Revision, Instant)>,
-    pub(super) severed: HashMap<PartitionId, u64>,
-    /// The capabilities of the pod that a partition's requests last went to, as of then.
-    pub(super) capabilities: HashMap<PartitionId, Capabilities>,
-    pub(super) times: HashMap<PartitionId, CutoverTimes>,
 }
 
 impl Router {
@@ -77,96 +67,70 @@ impl Router {
         let RouterPorts { plane, notices, observer, status } = ports;
         Router {
             view: View::empty(keys.clone()),
+            mapping: Mapping::of(store.clone(), keys.clone(), settings.partitioner.clone()),
+            acks: Acks::of(store.clone(), &settings.name),
+            drains: Drains::new(settings.clone()),
+            store,
             keys,
             settings,
             plane,
             observer,
             status,
             notices,
-            partitions: 0,
             incarnation: Incarnation::NONE,
             trust: Trust::Gone,
-            acks: WriteQueue::new(store.clone(), "acknowledgement cannot be written; retrying", REFUSED_PAUSE),
             stop_limiter: StopLimiter::default(),
             timers: BTreeSet::new(),
-            drains: HashMap::new(),
             stops_due: HashMap::new(),
-            severed: HashMap::new(),
-            capabilities: HashMap::new(),
-            times: HashMap::new(),
-            store,
         }
     }
 
+    /// Registers once the keyspace maps requests as this router does. Cancel-safe.
+    pub(super) async fn registered(&self, leases: &Leases) -> Registration {
+        let (key, ttl) = (self.keys.router(&self.settings.name), self.settings.lease_ttl);
+        let claim = Claim::new(&self.keys, key, ttl).awaiting_settings().after(self.incarnation);
+        self.mapping.agree(&self.view, |reason| self.publish(Some(reason))).await;
+        register(leases, &claim, |_| self.record()).await
+    }
+
     pub(super) async fn live(&mut self, registration: &Registration, shutdown: &CancellationToken) -> End {
-        let lease = &registration.lease;
-        let mut lease_state = lease.state();
-        let mut own_key = OwnKey::of(self.store.clone(), registration);
         self.incarnation = registration.incarnation;
-        let mut watcher = Watcher::start(self.store.clone(), self.keys.clone());
-        let mut synced = false;
-        let mut sight = Sight::default();
+        let mut participant = Participant::start(&self.store, &self.keys, registration);
         let tick = self.settings.lease_ttl / 6;
+        let mut event = Event::Turn;
         loop {
-            // A router without sight of the store does not act. With its lease kept alive, every handoff would wait for
-            // it.
-            lease.turns(sight.is_clear());
-            let state = *lease_state.borrow_and_update();
-            if state.lost {
+            let Some(lease) = participant.turn() else {
                 warn!("router lease lost; holding requests and registering again");
                 self.fence();
                 return End::RegistrationGone;
-            }
-            if synced {
-                if !self.keep_key(&mut own_key) {
-                    return self.registration_gone();
+            };
+            if participant.is_synced() {
+                if !self.keep_key(&mut participant) {
+                    warn!("router registration gone or replaced; holding requests");
+                    self.fence();
+                    return End::RegistrationGone;
                 }
-                self.set_trust(state);
+                if self.mapping.differs_from(&self.view) {
+                    return self.mapping_gone(&registration.lease, shutdown).await;
+                }
+                self.set_trust(lease);
             }
+            self.react(event);
             self.take_turns();
-            self.send_acks();
+            self.acks.send(&self.view, self.incarnation);
             let now = Instant::now();
-            let is_trusted = lease_now() < state.trusted_until;
-            let trust_ends = if is_trusted { wakes_at(state.trusted_until) } else { now + tick };
+            let is_trusted = lease_now() < lease.trusted_until;
+            let trust_ends = if is_trusted { wakes_at(lease.trusted_until) } else { now + tick };
             let timer = self.timers.first().map_or(now + tick, |(at, _)| *at);
             let wake = timer.min(trust_ends).min(now + tick).min(self.stop_limiter.due().unwrap_or(timer));
-            tokio::select! {
+            event = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return End::Shutdown,
-                update = watcher.next() => match update {
-                    Update::Snapshot(view) => {
-                        self.view.resync(*view);
-                        synced = true;
-                        sight.is_back();
-                        if !self.keep_key(&mut own_key) { return self.registration_gone(); }
-                        if self.maps_otherwise() { return self.mapping_gone(lease, shutdown).await; }
-                        self.set_trust(state);
-                        self.acks.forget(|_| true);
-                        self.reconcile_all();
-                        self.publish(None);
-                    }
-                    Update::Batch(batch) if synced => {
-                        let delta = watcher.apply(&mut self.view, batch);
-                        if !self.keep_key(&mut own_key) { return self.registration_gone(); }
-                        if self.maps_otherwise() { return self.mapping_gone(lease, shutdown).await; }
-                        self.publish(None);
-                        self.react(delta);
-                    }
-                    Update::Batch(_) => {}
-                    Update::Lost(error) => {
-                        if sight.lost(&error) {
-                            warn!(%error, "store watch lost; resyncing");
-                            self.observer.resync(&error);
-                            self.status.send_modify(|status| status.resyncs += 1);
-                        }
-                    }
-                },
+                event = participant.next(&mut self.view) => event,
                 Some(partition) = self.notices.recv() => self.noticed(partition),
                 results = self.acks.next_results() => self.written(results),
-                () = own_key.written() => {}
                 () = sleep_until(wake) => self.due(),
-                changed = lease_state.changed() => if changed.is_err() { self.fence(); return End::RegistrationGone; },
-            }
+            };
         }
     }
 
@@ -181,16 +145,10 @@ impl Router {
     }
 
     /// Keeps this router's key. Returns `false` if the registration is gone or another life's.
-    fn keep_key(&self, own_key: &mut OwnKey) -> bool {
+    fn keep_key(&self, participant: &mut Participant<'_>) -> bool {
         let name = &self.settings.name;
         let intact = !self.view.malformed.contains_key(&self.keys.router(name));
-        own_key.keep(&self.view, self.view.routers.get(name), intact, || self.record())
-    }
-
-    fn registration_gone(&mut self) -> End {
-        warn!("router registration gone or replaced; holding requests");
-        self.fence();
-        End::RegistrationGone
+        participant.keep_key(&self.view, self.view.routers.get(name), intact, || self.record())
     }
 
     /// Fences, and leaves once nothing is in flight or a drain's longest time has passed. Handoffs wait for this router
@@ -204,7 +162,7 @@ impl Router {
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return End::Shutdown,
-                Some(partition) = self.notices.recv() => self.noticed(partition),
+                Some(partition) = self.notices.recv() => drop(self.noticed(partition)),
                 () = sleep(DRAIN_CHECK_INTERVAL) => {}
             }
         }
@@ -212,7 +170,7 @@ impl Router {
     }
 
     fn is_drained(&self) -> bool {
-        PartitionId::all(self.partitions).all(|partition| matches!(self.plane.stage(partition), (Stage::Closed, _)))
+        self.mapping.all().all(|partition| matches!(self.plane.stage(partition), (Stage::Closed, _)))
     }
 
     /// Holds all requests. The order matters: no request may pass once the registration is given up.
@@ -255,13 +213,34 @@ impl Router {
         });
     }
 
-    fn react(&mut self, delta: ViewDelta) {
+    /// Acts on what has happened in the store.
+    fn react(&mut self, event: Event) {
+        match event {
+            Event::Synced { .. } => {
+                self.acks.resync();
+                self.reconcile_all();
+                self.publish(None);
+            }
+            Event::Changed(delta) => {
+                self.publish(None);
+                self.reconsider(&delta);
+            }
+            Event::Blind { error, is_new: true } => {
+                self.observer.resync(&error);
+                self.status.send_modify(|status| status.resyncs += 1);
+            }
+            Event::Blind { .. } | Event::Turn => {}
+        }
+    }
+
+    /// Reconciles the partitions that changes affect.
+    fn reconsider(&mut self, delta: &ViewDelta) {
         let Some(mut affected) = delta.affected(&self.view) else { return self.reconcile_all() };
         if delta.membership {
             // Requests may be in flight to a pod that no record names any more.
-            affected.extend(self.drains.keys());
+            affected.extend(self.drains.partitions());
         }
-        let known = affected.range(..PartitionId::new(self.partitions)).copied();
+        let known = affected.range(..PartitionId::new(self.mapping.partitions())).copied();
         for partition in known.collect::<Vec<_>>() {
             self.plane.retry_now(partition);
             self.reconcile(partition);
@@ -269,24 +248,41 @@ impl Router {
     }
 
     fn reconcile_all(&mut self) {
-        self.take_number();
-        self.plane.set_partitions(self.partitions);
-        for partition in PartitionId::all(self.partitions) {
+        self.mapping.take_number(&self.view);
+        self.plane.set_partitions(self.mapping.partitions());
+        for partition in self.mapping.all() {
             self.plane.retry_now(partition);
             self.reconcile(partition);
         }
     }
 
-    fn noticed(&mut self, partition: PartitionId) {
+    fn noticed(&mut self, partition: PartitionId) -> Event {
         self.note_cutover(partition);
         self.reconcile(partition);
+        Event::Turn
+    }
+
+    fn written(&mut self, results: WriteResults<AckId>) -> Event {
+        let partitions = self.acks.written(results, &self.view);
+        self.stop_limiter.write_takes(self.acks.round_trip());
+        partitions.into_iter().for_each(|partition| self.reconcile(partition));
+        Event::Turn
+    }
+
+    fn due(&mut self) -> Event {
+        let now = Instant::now();
+        while let Some(&(at, partition)) = self.timers.first().filter(|(at, _)| *at <= now) {
+            self.timers.remove(&(at, partition));
+            self.reconcile(partition);
+        }
+        Event::Turn
     }
 
     /// Records the times of a cutover that has ended.
     fn note_cutover(&mut self, partition: PartitionId) {
         if let Some(times) = self.plane.take_times(partition) {
             if let (Stage::Open(target), _) = self.plane.stage(partition) {
-                let severed = self.severed.get(&partition).copied().unwrap_or(0);
+                let severed = self.acks.severed(partition);
                 let cutover = Cutover { partition, target, times, severed };
                 debug!(
                     partition = partition.get(),
@@ -297,21 +293,13 @@ impl Router {
                 );
                 self.observer.cutover(&cutover);
             }
-            self.times.insert(partition, times);
-        }
-    }
-
-    fn due(&mut self) {
-        let now = Instant::now();
-        while let Some(&(at, partition)) = self.timers.first().filter(|(at, _)| *at <= now) {
-            self.timers.remove(&(at, partition));
-            self.reconcile(partition);
+            self.acks.set_times(partition, times);
         }
     }
 
     /// Carries out all current steps of a partition.
     pub(super) fn reconcile(&mut self, partition: PartitionId) {
-        if partition.get() >= self.partitions {
+        if partition.get() >= self.mapping.partitions() {
             return;
         }
         let plane = self.plane.clone();
@@ -337,7 +325,7 @@ impl Router {
                     };
                     self.observer.cuts_over(partition, self.view.handoffs.get(&partition));
                     plane.stop(partition, cause);
-                    self.stopped(partition, due_since);
+                    self.drains.stopped(partition, due_since);
                     self.expect_new_owner(partition);
                 }
                 Some(Step::Switch(target)) => {
@@ -345,7 +333,7 @@ impl Router {
                         break;
                     };
                     let without_lease = self.settings.on_store_loss.serves_without_lease(pod.capabilities);
-                    self.capabilities.insert(partition, pod.capabilities);
+                    self.drains.switched(partition, pod.capabilities);
                     // A partition whose owner died was stopped before its handoff existed.
                     if let Some(handoff) = self.view.handoffs.get(&partition) {
                         self.observer.cuts_over(partition, Some(handoff));
@@ -354,14 +342,14 @@ impl Router {
                     self.stop_limiter.over(partition);
                 }
                 Some(Step::AckDrained(handoff)) => {
-                    self.write((partition, handoff, AckKind::Drained));
+                    self.ack(partition, handoff, AckKind::Drained);
                     break;
                 }
                 Some(Step::AckCutover(handoff)) => {
                     // If no request was held, the gate opens in the switch itself, before the table's notification
                     // arrives.
                     self.note_cutover(partition);
-                    self.write((partition, handoff, AckKind::Cutover));
+                    self.ack(partition, handoff, AckKind::Cutover);
                     break;
                 }
                 None => break,
@@ -370,7 +358,25 @@ impl Router {
         if let Route::Hold(cause) = wanted {
             plane.name_cause(partition, cause);
         }
-        self.watch_drain(partition, &wanted);
+        let DrainStep { severed, gives_up, again } = self.drains.watch(&*self.plane, &self.view, partition, &wanted);
+        if severed > 0 {
+            self.acks.add_severed(partition, severed);
+        }
+        if let Some(again) = again {
+            self.timers.insert((again, partition));
+        }
+        let said = |handoff| self.view.drained_ack(partition, &self.settings.name, handoff).is_some();
+        let handoff = self.view.handoffs.get(&partition).map(|handoff| handoff.id()).filter(|_| gives_up);
+        if let Some(handoff) = handoff.filter(|handoff| !said(*handoff)) {
+            self.ack(partition, handoff, AckKind::GaveUp);
+        }
+    }
+
+    /// Queues an ack, unless it is already being written.
+    fn ack(&mut self, partition: PartitionId, handoff: HandoffId, kind: AckKind) {
+        if let Some(again) = self.acks.want(AckId { partition, handoff, kind }, &self.view) {
+            self.timers.insert((again, partition));
+        }
     }
 
     /// Returns whether a partition's stop, due since the revision `ready_since`, is postponed: for a long exchange, for a

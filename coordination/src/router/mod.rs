@@ -30,9 +30,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use self::driver::{End, Router};
+use crate::session::Leases;
 #[cfg(doc)]
 use crate::session::lease_now;
-use crate::session::{Claim, Leases, register};
 use crate::store::StoreError;
 
 /// The times of a partition's cutover.
@@ -224,17 +224,10 @@ pub async fn run_router(
     let mut router = Router::new(leases.store().clone(), keys, settings, ports);
     router.publish(Some("not registered yet".to_owned()));
     loop {
-        let key = router.keys.router(&router.settings.name);
-        let claim =
-            Claim::new(&router.keys, key, router.settings.lease_ttl).awaiting_settings().after(router.incarnation);
-        let registered = async {
-            router.agree_on_mapping().await;
-            register(&leases, &claim, |_| router.record()).await
-        };
         let registration = tokio::select! {
             // Registration comes first, so that a router registered at the moment of the shutdown deregisters.
             biased;
-            registration = registered => registration,
+            registration = router.registered(&leases) => registration,
             () = shutdown.cancelled() => return,
         };
         match router.live(&registration, &shutdown).await {

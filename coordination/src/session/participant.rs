@@ -1,0 +1,161 @@
+//! What routers, pods and coordinators have in common while they are registered: they follow the keyspace, keep their own
+//! key, and keep their lease only while they see the store.
+//!
+//! # Invariants
+//!
+//! * A participant follows a snapshot that is taken after its registration.
+//! * Without sight of the store its loop makes no progress, so its lease ends. Kept alive, every handoff would wait for it.
+
+use std::sync::Arc;
+
+use segue_protocol::keys::Keyspace;
+use segue_protocol::view::{Versioned, View, ViewDelta};
+use tokio::sync::watch;
+use tracing::warn;
+
+use super::own_key::OwnKey;
+use super::patience::Sight;
+use super::{KeptLease, LeaseState, Registration, Update, Watcher};
+use crate::store::{Store, StoreError};
+
+/// Something that a participant's loop has to act on.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A snapshot has replaced the view. `was_blind`: the watch had been lost.
+    Synced { was_blind: bool },
+    /// The view has changed.
+    Changed(ViewDelta),
+    /// The watch was lost, or could not be begun anew. `is_new`: by this kind of error for the first time.
+    Blind { error: StoreError, is_new: bool },
+    /// Something else has happened, such as a renewal of the lease.
+    Turn,
+}
+
+/// A registered participant.
+pub(crate) struct Participant<'a> {
+    lease: &'a KeptLease,
+    lease_state: watch::Receiver<LeaseState>,
+    own_key: OwnKey,
+    watcher: Watcher,
+    sight: Sight,
+    is_synced: bool,
+    /// The lease is not kept any more.
+    is_over: bool,
+}
+
+impl<'a> Participant<'a> {
+    /// Follows the keyspace from now on.
+    pub(crate) fn start(store: &Arc<dyn Store>, keys: &Keyspace, registration: &'a Registration) -> Self {
+        Self::with(Watcher::start(store.clone(), keys.clone()), store, registration)
+    }
+
+    /// Like [`start`](Self::start), for those who plan, with the pods' heartbeats.
+    pub(crate) fn start_planner(store: &Arc<dyn Store>, keys: &Keyspace, registration: &'a Registration) -> Self {
+        Self::with(Watcher::start_with_heartbeats(store.clone(), keys.clone()), store, registration)
+    }
+
+    fn with(watcher: Watcher, store: &Arc<dyn Store>, registration: &'a Registration) -> Self {
+        let lease = &registration.lease;
+        let own_key = OwnKey::of(store.clone(), registration);
+        let (lease_state, sight) = (lease.state(), Sight::default());
+        Participant { lease, lease_state, own_key, watcher, sight, is_synced: false, is_over: false }
+    }
+
+    /// Begins a turn of the participant's loop. Returns what is known of the lease, or nothing if it is lost.
+    pub(crate) fn turn(&mut self) -> Option<LeaseState> {
+        self.lease.turns(self.sight.is_clear());
+        Some(*self.lease_state.borrow_and_update()).filter(|state| !state.lost && !self.is_over)
+    }
+
+    /// Returns whether the view includes a snapshot from after the registration.
+    pub(crate) fn is_synced(&self) -> bool {
+        self.is_synced
+    }
+
+    /// Restores the own key as [`OwnKey::keep`] does. Returns `false` if this life is over: the participant must fence.
+    pub(crate) fn keep_key<T>(
+        &mut self,
+        view: &View,
+        seen: Option<&Versioned<T>>,
+        intact: bool,
+        value: impl FnOnce() -> Vec<u8>,
+    ) -> bool {
+        self.own_key.keep(view, seen, intact, value)
+    }
+
+    /// Returns the next event, and applies what it brings to `view`. Cancel-safe.
+    pub(crate) async fn next(&mut self, view: &mut View) -> Event {
+        tokio::select! {
+            biased;
+            update = self.watcher.next() => self.updated(update, view),
+            () = self.own_key.written() => Event::Turn,
+            changed = self.lease_state.changed() => {
+                self.is_over |= changed.is_err();
+                Event::Turn
+            }
+        }
+    }
+
+    fn updated(&mut self, update: Update, view: &mut View) -> Event {
+        match update {
+            Update::Snapshot(snapshot) => {
+                // Settings that cannot be read leave the last ones in force.
+                view.resync(*snapshot);
+                let was_blind = !self.sight.is_clear();
+                self.is_synced = true;
+                self.sight.is_back();
+                Event::Synced { was_blind }
+            }
+            Update::Batch(batch) => Event::Changed(self.watcher.apply(view, batch)),
+            Update::Lost(error) => {
+                let is_new = self.sight.lost(&error);
+                if is_new {
+                    warn!(%error, "store watch lost; resyncing");
+                }
+                Event::Blind { error, is_new }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use segue_protocol::txn::Keys;
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+    use crate::session::{Claim, Leases, count_by_tokio, register};
+    use crate::store::{FaultyStore, MemoryStore};
+
+    const TTL: Duration = Duration::from_secs(15);
+
+    /// Runs the loop of a participant for four times its TTL.
+    async fn run(participant: &mut Participant<'_>, view: &mut View) {
+        let began = Instant::now();
+        while began.elapsed() < 4 * TTL {
+            participant.turn();
+            let _ = timeout(TTL / 6, participant.next(view)).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_participant_keeps_its_key_while_it_sees_the_store_and_no_longer() {
+        count_by_tokio();
+        let (memory, keys) = (MemoryStore::new(), Keyspace::new("/segue/", "test"));
+        let store = Arc::new(FaultyStore::new(Arc::new(memory.clone())));
+        let leases: Leases = store.clone().into();
+        let claim = Claim::new(&keys, keys.router("a"), TTL);
+        let registration = register(&leases, &claim, |_| Vec::new()).await;
+        let mut participant = Participant::start(leases.store(), &keys, &registration);
+        let mut view = View::empty(keys.clone());
+        let own = Keys::One(keys.router("a"));
+        run(&mut participant, &mut view).await;
+        assert!(participant.is_synced());
+        assert_eq!(memory.snapshot(&own).await.unwrap().entries.len(), 1);
+        store.blind();
+        run(&mut participant, &mut view).await;
+        assert_eq!(memory.snapshot(&own).await.unwrap().entries.len(), 0, "though each renewal would be answered");
+    }
+}
