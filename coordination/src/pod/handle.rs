@@ -11,8 +11,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::driver::{Driver, Intent, NOT_REGISTERED};
+use super::driver::{Driver, NOT_REGISTERED};
 use super::layer::OwnershipLayer;
+use super::membership::Intent;
 use super::ownership::Ownership;
 use super::service::{Service, Within};
 use super::{HandoffHandler, PodSettings, PodState};

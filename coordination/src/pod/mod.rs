@@ -16,6 +16,7 @@
 mod body;
 mod by_keyspace;
 mod checkpoints;
+mod context;
 mod driver;
 mod handle;
 mod heartbeat;
@@ -23,7 +24,7 @@ mod http_hooks;
 mod layer;
 mod lease_window;
 mod lent_lease;
-mod own_record;
+mod membership;
 mod ownership;
 mod partition_work;
 mod rejection;
@@ -31,6 +32,7 @@ mod service;
 mod service_watch;
 mod sync;
 mod tracked_call;
+mod work;
 
 pub use body::{LeaseLost, OwnedBody};
 pub use by_keyspace::ByKeyspace;

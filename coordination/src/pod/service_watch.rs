@@ -9,7 +9,9 @@
 //!   requests only once it has marked its registration as one that gives way, in a transaction that requires another one
 //!   which is ready and has no such mark ([`give_way`]).
 
+use std::future::pending;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -18,17 +20,17 @@ use segue_protocol::registration::give_way;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use super::driver::{Driver, End};
+use super::membership::Membership;
 use super::service::Service;
 use crate::session::{RepeatedLog, StoreRetry};
-use crate::store::StoreError;
+use crate::store::{Store, StoreError};
 
 /// How often a pod whose service is unhealthy looks for another pod.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The state of the service, by the event that is awaited next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Watched {
+enum Watched {
     /// The service accepts requests. Awaits its end, or that it says that it is unhealthy.
     Up,
     /// The service says that it is unhealthy. Awaits the store's answer whether the pod may give way.
@@ -58,7 +60,7 @@ pub(super) enum Turn {
 
 /// The store has not answered whether the pod may give way.
 #[derive(Debug, Default)]
-pub(super) struct Unanswered {
+struct Unanswered {
     retry: StoreRetry,
     log: RepeatedLog,
     /// How long it is not asked.
@@ -66,7 +68,7 @@ pub(super) struct Unanswered {
 }
 
 /// The wait for an event.
-pub(super) type Turning = Pin<Box<dyn Future<Output = Turn> + Send>>;
+type Turning = Pin<Box<dyn Future<Output = Turn> + Send>>;
 
 /// Waits for an event, or for the end of the service if that comes first.
 async fn or_down(service: &dyn Service, event: impl Future<Output = Turn>) -> Turn {
@@ -77,96 +79,142 @@ async fn or_down(service: &dyn Service, event: impl Future<Output = Turn>) -> Tu
     }
 }
 
-impl Driver {
-    /// Returns the state of the service, which may be another one if this one is over, and the wait for its end.
-    pub(super) fn watch(&mut self, next: Watched) -> (Watched, Turning) {
+/// What the pod does because of its service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reaction {
+    GoOn,
+    /// It admits requests again, or none any more, as its [`Membership`] says by now.
+    Reconsider,
+    /// The service is down, and nothing that it was given can take effect any more: the pod deregisters.
+    Deregister,
+    /// The pod was ending, and the service's work has ended.
+    ShutDown,
+}
+
+/// The service of a pod, as it is followed.
+pub(super) struct ServiceWatch {
+    service: Arc<dyn Service>,
+    store: Arc<dyn Store>,
+    watched: Watched,
+    turning: Turning,
+    unanswered: Unanswered,
+}
+
+impl ServiceWatch {
+    pub(super) fn of(service: Arc<dyn Service>, store: Arc<dyn Store>) -> Self {
+        ServiceWatch {
+            service,
+            store,
+            watched: Watched::Up,
+            turning: Box::pin(pending()),
+            unanswered: Unanswered::default(),
+        }
+    }
+
+    /// Follows the service, which is up, from now on.
+    pub(super) fn begin(&mut self, pod: &mut Membership) {
+        self.watch(Watched::Up, pod);
+    }
+
+    /// Awaits nothing more, as the pod's life is over.
+    pub(super) fn end(&mut self) {
+        self.turning = Box::pin(pending());
+    }
+
+    /// Awaits the end of the service's work, as the pod is ending.
+    pub(super) fn part(&mut self, pod: &mut Membership) {
+        if self.watched != Watched::Parting {
+            self.watch(Watched::Parting, pod);
+        }
+    }
+
+    /// Returns the next event of the service. Cancel-safe.
+    pub(super) async fn turned(&mut self) -> Turn {
+        (&mut self.turning).await
+    }
+
+    /// Goes over to this state of the service, or to another one if it is over already.
+    fn watch(&mut self, next: Watched, pod: &mut Membership) {
         let (service, store) = (self.service.clone(), self.store.clone());
-        let turning: Turning = match next {
+        self.turning = match next {
             Watched::Yielding => {
-                let lease = self.lease.unwrap_or(LeaseId::NONE);
-                let Some(txn) = give_way(&self.view, &self.settings.name, self.incarnation, lease) else {
-                    return self.watch(Watched::Spared);
+                let lease = pod.lease.unwrap_or(LeaseId::NONE);
+                let Some(txn) = give_way(&pod.view, &pod.settings.name, pod.incarnation, lease) else {
+                    return self.watch(Watched::Spared, pod);
                 };
                 // Before the view shows the mark, which would be removed otherwise.
-                self.gives_way = true;
+                pod.gives_way = true;
                 Box::pin(async move {
                     let commit = store.commit(txn);
                     or_down(&*service, commit.map(|outcome| Turn::Answered(outcome.map(|it| it.committed())))).await
                 })
             }
             Watched::Up => {
-                self.gives_way = false;
+                pod.gives_way = false;
                 Box::pin(async move { or_down(&*service, service.unhealthy().map(|()| Turn::Unhealthy)).await })
             }
             Watched::Spared => {
-                self.gives_way = false;
+                pod.gives_way = false;
                 let pause = LOOK_INTERVAL.max(self.unanswered.pause);
                 Box::pin(async move { or_down(&*service, sleep(pause).map(|()| Turn::LookAgain)).await })
             }
             Watched::Sick => Box::pin(async move { service.up().map(|()| Turn::Up).await }),
             Watched::Settling | Watched::Parting => {
-                let by = if next == Watched::Parting { self.ends_by() } else { Instant::now() };
+                let by = if next == Watched::Parting { pod.ends_by() } else { Instant::now() };
                 Box::pin(async move { service.settle(by).map(|()| Turn::Settled).await })
             }
         };
-        (next, turning)
+        self.watched = next;
     }
 
-    /// Acts on the event that was awaited of the service. Returns its next state.
-    pub(super) fn service_turned(&mut self, watched: Watched, turn: Turn) -> Result<Watched, End> {
-        match (watched, turn) {
-            (Watched::Settling, _) => {
-                self.registration_gone("service is down");
-                Err(End::ServiceDown)
-            }
-            (Watched::Parting, _) => Err(End::Shutdown),
+    /// Acts on an event of the service.
+    pub(super) fn act(&mut self, turn: Turn, pod: &mut Membership) -> Reaction {
+        let (next, reaction) = match (self.watched, turn) {
+            (Watched::Settling, _) => return Reaction::Deregister,
+            (Watched::Parting, _) => return Reaction::ShutDown,
             (Watched::Sick, _) => {
-                self.refuse(false, "service is up again");
-                Ok(Watched::Up)
+                warn!("service is up again");
+                pod.refuse(false);
+                (Watched::Up, Reaction::Reconsider)
             }
             (_, Turn::Unhealthy) => {
                 warn!("service says that it is unhealthy; giving its partitions up if another pod is ready");
-                Ok(Watched::Yielding)
+                (Watched::Yielding, Reaction::GoOn)
             }
-            (_, Turn::LookAgain) if self.service.is_unhealthy() => Ok(Watched::Yielding),
+            (_, Turn::LookAgain) if self.service.is_unhealthy() => (Watched::Yielding, Reaction::GoOn),
             (_, Turn::LookAgain) => {
                 info!("service is healthy again");
-                Ok(Watched::Up)
+                (Watched::Up, Reaction::GoOn)
             }
             (_, Turn::Answered(Err(error))) => {
                 self.unanswered.pause = self.unanswered.retry.next_after(&error);
                 if self.unanswered.log.is_due(&error) {
                     warn!(%error, "the store does not say whether the pod may give its partitions up; going on");
                 }
-                Ok(Watched::Spared)
+                (Watched::Spared, Reaction::GoOn)
             }
             (_, Turn::Answered(Ok(gives_way))) => {
                 self.unanswered.retry.reset();
                 self.unanswered.pause = Duration::ZERO;
-                Ok(if gives_way { self.give_up(true) } else { Watched::Spared })
+                if gives_way { give_up(pod, true) } else { (Watched::Spared, Reaction::GoOn) }
             }
-            (_, Turn::Down | Turn::Up | Turn::Settled) => Ok(self.give_up(false)),
-        }
-    }
-
-    /// Refuses requests from now on, because of the service. Returns what is awaited next.
-    fn give_up(&mut self, is_unhealthy: bool) -> Watched {
-        let has_fence = self.settings.capabilities.fence;
-        let why = match (is_unhealthy, has_fence) {
-            (false, true) => "service is down; deregistering once its work has ended",
-            (false, false) => "service is down; handing partitions over",
-            (true, true) => "service is unhealthy; deregistering once its work has ended",
-            (true, false) => "service is unhealthy; handing partitions over",
+            (_, Turn::Down | Turn::Up | Turn::Settled) => give_up(pod, false),
         };
-        self.refuse(true, why);
-        if has_fence { Watched::Settling } else { Watched::Sick }
+        self.watch(next, pod);
+        reaction
     }
+}
 
-    fn refuse(&mut self, refusing: bool, why: &str) {
-        warn!("{why}");
-        self.refusing = refusing;
-        self.gives_way &= refusing;
-        self.drains_for_service |= self.is_sick() && !self.is_draining();
-        self.reconcile_all();
-    }
+/// Refuses requests from now on, because of the service. Returns what is awaited next, and what the pod does.
+fn give_up(pod: &mut Membership, is_unhealthy: bool) -> (Watched, Reaction) {
+    let has_fence = pod.settings.capabilities.fence;
+    let why = match (is_unhealthy, has_fence) {
+        (false, true) => "service is down; deregistering once its work has ended",
+        (false, false) => "service is down; handing partitions over",
+        (true, true) => "service is unhealthy; deregistering once its work has ended",
+        (true, false) => "service is unhealthy; handing partitions over",
+    };
+    warn!("{why}");
+    pod.refuse(true);
+    (if has_fence { Watched::Settling } else { Watched::Sick }, Reaction::Reconsider)
 }

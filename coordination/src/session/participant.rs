@@ -37,6 +37,8 @@ pub(crate) struct Participant<'a> {
     lease_state: watch::Receiver<LeaseState>,
     own_key: OwnKey,
     watcher: Watcher,
+    /// The pod whose part of the keyspace is all that is kept of it.
+    pod: Option<String>,
     sight: Sight,
     is_synced: bool,
     /// The lease is not kept any more.
@@ -49,6 +51,16 @@ impl<'a> Participant<'a> {
         Self::with(Watcher::start(store.clone(), keys.clone()), store, registration)
     }
 
+    /// Like [`start`](Self::start), for a pod, which keeps what concerns it.
+    pub(crate) fn start_pod(
+        store: &Arc<dyn Store>,
+        keys: &Keyspace,
+        registration: &'a Registration,
+        pod: &str,
+    ) -> Self {
+        Participant { pod: Some(pod.to_owned()), ..Self::start(store, keys, registration) }
+    }
+
     /// Like [`start`](Self::start), for those who plan, with the pods' heartbeats.
     pub(crate) fn start_planner(store: &Arc<dyn Store>, keys: &Keyspace, registration: &'a Registration) -> Self {
         Self::with(Watcher::start_with_heartbeats(store.clone(), keys.clone()), store, registration)
@@ -58,7 +70,7 @@ impl<'a> Participant<'a> {
         let lease = &registration.lease;
         let own_key = OwnKey::of(store.clone(), registration);
         let (lease_state, sight) = (lease.state(), Sight::default());
-        Participant { lease, lease_state, own_key, watcher, sight, is_synced: false, is_over: false }
+        Participant { lease, lease_state, own_key, watcher, pod: None, sight, is_synced: false, is_over: false }
     }
 
     /// Begins a turn of the participant's loop. Returns what is known of the lease, or nothing if it is lost.
@@ -99,8 +111,12 @@ impl<'a> Participant<'a> {
     fn updated(&mut self, update: Update, view: &mut View) -> Event {
         match update {
             Update::Snapshot(snapshot) => {
+                let fresh = match &self.pod {
+                    Some(pod) => snapshot.of_pod(pod),
+                    None => *snapshot,
+                };
                 // Settings that cannot be read leave the last ones in force.
-                view.resync(*snapshot);
+                view.resync(fresh);
                 let was_blind = !self.sight.is_clear();
                 self.is_synced = true;
                 self.sight.is_back();

@@ -1,7 +1,7 @@
 //! A pod of the model. [`duty`] says what it has to do, [`pod_reconcile::decide`] in which order, and [`known_epoch`]
 //! which requests it accepts. Its service is modelled as a copy of the state: the set of writes that it contains.
 //!
-//! Mirrors `pod::driver` and `pod::partition_work` of `segue-coordination`. Callbacks take no time: a slow callback is the same as
+//! Mirrors `pod::driver` and `pod::work` of `segue-coordination`. Callbacks take no time: a slow callback is the same as
 //! a late write of the ack that follows it. A pod without `fence` accepts every request and knows no lease clock. A pod
 //! without `drained` does not even refuse what it has been told to drain.
 
