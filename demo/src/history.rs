@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use segue_coordination::store::{Store, StoreError, Survey, Watch};
+use segue_coordination::store::{SharedHorizon, Store, StoreError, Survey, Usage, Watch};
 use segue_protocol::ids::{Epoch, Incarnation, LeaseId, PartitionId, Revision};
 use segue_protocol::keys::{KeyName, Keyspace};
 use segue_protocol::records::{Assignment, Handoff, PodRecord};
@@ -165,6 +165,18 @@ impl Store for History {
 
     async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
         self.store.keep_alive(lease).await
+    }
+
+    fn forget_lease(&self, lease: LeaseId) {
+        self.store.forget_lease(lease);
+    }
+
+    fn horizon(&self) -> Option<&SharedHorizon> {
+        self.store.horizon()
+    }
+
+    async fn usage(&self, key: &str, since: Revision) -> Result<Option<Usage>, StoreError> {
+        self.store.usage(key, since).await
     }
 
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {

@@ -10,7 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use segue_coordination::store::{Store, StoreError, StoreErrorKind, Survey, Tap, Usage, Watch};
+use segue_coordination::store::{SharedHorizon, Store, StoreError, StoreErrorKind, Survey, Usage, Watch};
 use segue_protocol::ids::{LeaseId, Revision};
 use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
 use tokio::time::Instant;
@@ -227,8 +227,8 @@ impl Store for MeteredStore {
         self.store.forget_lease(lease);
     }
 
-    fn tap(&self) -> Option<&Tap> {
-        self.store.tap()
+    fn horizon(&self) -> Option<&SharedHorizon> {
+        self.store.horizon()
     }
 
     async fn usage(&self, key: &str, since: Revision) -> Result<Option<Usage>, StoreError> {

@@ -1,7 +1,6 @@
 //! Follows a keyspace for a reader beside the participants of its process.
 //!
-//! The reader has a watch of its own only while no participant of the process follows the same keys
-//! ([`Tap`](crate::store::Tap)).
+//! The reader has a watch of its own only while no participant of the process follows the same keys.
 //!
 //! # Invariants
 //!
@@ -23,7 +22,7 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use super::follow::{Update, follow};
-use crate::store::{Copied, CopyReader, Store};
+use crate::store::{Copied, CopyReader, SharedHorizon, Store};
 
 /// How long a new reader waits for copies before it opens a watch. A participant takes a snapshot for it meanwhile.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
@@ -38,7 +37,7 @@ pub(super) async fn follow_beside(
     followed: Keys,
     updates: mpsc::Sender<Update>,
 ) {
-    let Some(tap) = store.tap() else {
+    let Some(tap) = store.horizon().map(SharedHorizon::tap) else {
         return follow(store, keys, followed, updates, false).await;
     };
     let shown = Shown { updates, revision: AtomicU64::new(0) };
@@ -142,9 +141,9 @@ mod tests {
     use super::*;
     use crate::store::{Call, FaultyStore, MemoryStore, Verdict};
 
-    /// Returns a store with a tap. Other tasks run while a read is on its way.
+    /// Returns a store that the process shares. Other tasks run while a read is on its way.
     fn tapped() -> Arc<FaultyStore> {
-        let store = FaultyStore::with_tap(Arc::new(MemoryStore::new()));
+        let store = FaultyStore::shared(Arc::new(MemoryStore::new()));
         store.set_rule(slow_reads);
         Arc::new(store)
     }

@@ -20,7 +20,7 @@ use tracing::debug;
 
 use super::StoreRetry;
 use super::jitter::jittered;
-use crate::store::{Copied, Copies, Store, StoreError, Tap};
+use crate::store::{Copied, Copies, SharedHorizon, Store, StoreError, Tap};
 
 /// Shortest and longest time between two snapshots while the watch is healthy.
 const RESYNC_INTERVAL: RangeInclusive<Duration> = Duration::from_secs(60)..=Duration::from_secs(3600);
@@ -231,7 +231,7 @@ impl WatcherTask {
     }
 
     fn tap(&self) -> Option<&Tap> {
-        self.store.tap().filter(|_| self.gives_copies)
+        self.store.horizon().map(SharedHorizon::tap).filter(|_| self.gives_copies)
     }
 
     /// Accepts a reader of this process once one has asked for copies. Each request wakes all participants that follow the

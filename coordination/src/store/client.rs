@@ -8,7 +8,7 @@ use segue_protocol::txn::{Batch, Keys, Snapshot, Txn, TxnOutcome};
 use tokio::sync::mpsc;
 
 use super::horizon::Observer;
-use super::{SharedHorizon, StoreError, Tap, Usage};
+use super::{SharedHorizon, StoreError, Usage};
 
 /// Changes of watched keys, in order, from the requested revision on. Dropping it ends the watch.
 ///
@@ -61,6 +61,8 @@ pub struct Survey {
 }
 
 /// The part of etcd v3 that the protocol needs.
+///
+/// No call has a default body, so that a store around another one forgets to pass none on.
 #[async_trait]
 pub trait Store: Send + Sync + std::fmt::Debug + 'static {
     /// Returns all of `keys` at the newest revision (a linearizable read).
@@ -68,11 +70,7 @@ pub trait Store: Send + Sync + std::fmt::Debug + 'static {
 
     /// Returns the number of keys, and whether any was put after revision `since`. The store looks at each key and sends
     /// none of their values.
-    async fn survey(&self, keys: &Keys, since: Revision) -> Result<Survey, StoreError> {
-        let Snapshot { revision, entries } = self.snapshot(keys).await?;
-        let is_changed = entries.iter().any(|entry| entry.mod_revision > since);
-        Ok(Survey { revision, keys: entries.len(), is_changed })
-    }
+    async fn survey(&self, keys: &Keys, since: Revision) -> Result<Survey, StoreError>;
 
     /// Watches the changes of `keys` at revision `from` and later. [`StoreError::Compacted`] comes from here or from
     /// the watch's first [`next`](Watch::next).
@@ -84,9 +82,7 @@ pub trait Store: Send + Sync + std::fmt::Debug + 'static {
     /// Commits each of these transactions by itself, in any order, and returns their results. For many transactions that
     /// are due together. A store may commit at one revision, by guards evaluated before it, those of which none writes what
     /// another one compares or writes.
-    async fn commit_all(&self, txns: Vec<Txn>) -> Vec<Result<TxnOutcome, StoreError>> {
-        futures_util::future::join_all(txns.into_iter().map(|txn| self.commit(txn))).await
-    }
+    async fn commit_all(&self, txns: Vec<Txn>) -> Vec<Result<TxnOutcome, StoreError>>;
 
     /// Grants a lease of `ttl`, which is rounded up to the store's resolution (a second for etcd).
     async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError>;
@@ -96,24 +92,14 @@ pub trait Store: Send + Sync + std::fmt::Debug + 'static {
 
     /// Frees what the store keeps for the renewals of this lease, which goes on. For a process that will not renew it
     /// again; another renewal is no error.
-    fn forget_lease(&self, _lease: LeaseId) {}
+    fn forget_lease(&self, lease: LeaseId);
 
-    /// Returns where readers of this process ask for copies of what its participants follow. `None` if each has a watch of
-    /// its own.
-    fn tap(&self) -> Option<&Tap> {
-        None
-    }
-
-    /// Returns what the participants of this process have seen of the store. `None` if nobody remembers it yet.
-    fn horizon(&self) -> Option<&SharedHorizon> {
-        None
-    }
+    /// Returns what this process shares of the store. `None` if it shares nothing yet.
+    fn horizon(&self) -> Option<&SharedHorizon>;
 
     /// Returns how full the store is, and whether `key` can still be read as it was at revision `since`. `None` if the store
     /// has no limit, or does not tell this process.
-    async fn usage(&self, _key: &str, _since: Revision) -> Result<Option<Usage>, StoreError> {
-        Ok(None)
-    }
+    async fn usage(&self, key: &str, since: Revision) -> Result<Option<Usage>, StoreError>;
 
     /// Ends a lease and deletes its keys. A lease that is already gone is no error.
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError>;

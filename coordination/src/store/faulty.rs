@@ -18,13 +18,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use segue_protocol::ids::{LeaseId, Revision};
 use segue_protocol::txn::{Keys, Snapshot, Txn, TxnOutcome};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Store, StoreError, Survey, Tap, Usage, Watch};
+use super::{SharedHorizon, Store, StoreError, Survey, Usage, Watch};
 
 /// What a store is asked.
 #[derive(Debug, Clone)]
@@ -84,8 +84,8 @@ pub struct FaultyStore {
     calls: Mutex<Vec<Call>>,
     /// Ends the watches that are open.
     watches: Mutex<CancellationToken>,
-    tap: Option<Tap>,
     usage: Mutex<Option<Usage>>,
+    horizon: Option<SharedHorizon>,
 }
 
 impl FaultyStore {
@@ -96,15 +96,15 @@ impl FaultyStore {
             rule: Mutex::new(Box::new(|_| Verdict::Pass)),
             calls: Mutex::default(),
             watches: Mutex::default(),
-            tap: None,
             usage: Mutex::default(),
+            horizon: None,
         }
     }
 
-    /// Returns a store with a tap of its own.
+    /// Returns a store that is shared in its process, without a memory of its own.
     #[cfg(test)]
-    pub(crate) fn with_tap(inner: Arc<dyn Store>) -> Self {
-        FaultyStore { tap: Some(Tap::default()), ..Self::new(inner) }
+    pub(crate) fn shared(inner: Arc<dyn Store>) -> Self {
+        FaultyStore { horizon: Some(SharedHorizon::default()), ..Self::new(inner) }
     }
 
     /// Sends later calls to another store, and ends the watches that are open.
@@ -263,6 +263,10 @@ impl Store for FaultyStore {
         carry_out(self.verdict(Call::Commit(txn.clone())), self.inner().commit(txn)).await
     }
 
+    async fn commit_all(&self, txns: Vec<Txn>) -> Vec<Result<TxnOutcome, StoreError>> {
+        join_all(txns.into_iter().map(|txn| self.commit(txn))).await
+    }
+
     async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
         carry_out(self.verdict(Call::Grant), self.inner().grant(ttl)).await
     }
@@ -275,8 +279,8 @@ impl Store for FaultyStore {
         self.inner().forget_lease(lease);
     }
 
-    fn tap(&self) -> Option<&Tap> {
-        self.tap.as_ref()
+    fn horizon(&self) -> Option<&SharedHorizon> {
+        self.horizon.as_ref()
     }
 
     async fn usage(&self, _key: &str, _since: Revision) -> Result<Option<Usage>, StoreError> {

@@ -21,9 +21,11 @@ use segue_protocol::view::View;
 use tokio::sync::Notify;
 use tracing::error;
 
-use super::{Store, StoreError, Survey, Tap, Usage, Watch};
+use super::tap::Tap;
+use super::{Store, StoreError, Survey, Usage, Watch};
 
-/// What the participants of a process have seen of their store. Clones share it.
+/// What a process shares of its store: how far its participants have seen it, and where readers get copies of what they
+/// follow. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct SharedHorizon(Arc<Inner>);
 
@@ -32,6 +34,7 @@ struct Inner {
     horizon: Mutex<Horizon>,
     /// Wakes those who wait for the store to go back, in the order in which they began to wait, so that a simulation repeats.
     went_back: Notify,
+    tap: Tap,
 }
 
 impl SharedHorizon {
@@ -62,6 +65,11 @@ impl SharedHorizon {
             horizon.used(view.keys())
         };
         ends_life(view, began, used)
+    }
+
+    /// Returns where readers of this process ask for copies of what its participants follow.
+    pub(crate) fn tap(&self) -> &Tap {
+        &self.0.tap
     }
 
     /// Lends the record.
@@ -170,10 +178,6 @@ impl Store for HorizonStore {
 
     fn forget_lease(&self, lease: LeaseId) {
         self.store.forget_lease(lease);
-    }
-
-    fn tap(&self) -> Option<&Tap> {
-        self.store.tap()
     }
 
     fn horizon(&self) -> Option<&SharedHorizon> {

@@ -26,6 +26,5 @@ pub use self::horizon::{HorizonStore, SharedHorizon};
 #[cfg(any(test, feature = "test-util"))]
 pub use self::memory::MemoryBackup;
 pub use self::memory::MemoryStore;
-pub use self::tap::Tap;
-pub(crate) use self::tap::{Copied, Copies, CopyReader};
+pub(crate) use self::tap::{Copied, Copies, CopyReader, Tap};
 pub use self::usage::Usage;

@@ -53,9 +53,9 @@ impl Copied {
 /// A copy that waits, and its part of the bytes that may.
 type Waiting = (Copied, OwnedSemaphorePermit);
 
-/// Where a reader asks for copies, one for each range of keys. It belongs to a store that the process shares.
+/// Where a reader asks for copies, one for each range of keys. The process shares it.
 #[derive(Debug, Default)]
-pub struct Tap {
+pub(crate) struct Tap {
     asked: watch::Sender<HashMap<Keys, Copies>>,
 }
 

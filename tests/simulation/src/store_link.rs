@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use segue_coordination::store::{Store, StoreError, Survey, Watch};
+use segue_coordination::store::{SharedHorizon, Store, StoreError, Survey, Usage, Watch};
 use segue_protocol::ids::{LeaseId, Revision};
 use segue_protocol::keys::{KeyName, Keyspace};
 use segue_protocol::records::KeyspaceConfig;
@@ -347,6 +347,18 @@ impl Store for StoreLink {
             return Ok(());
         }
         result.await
+    }
+
+    fn forget_lease(&self, lease: LeaseId) {
+        self.world.store.forget_lease(lease);
+    }
+
+    fn horizon(&self) -> Option<&SharedHorizon> {
+        None
+    }
+
+    async fn usage(&self, _key: &str, _since: Revision) -> Result<Option<Usage>, StoreError> {
+        Ok(None)
     }
 
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {

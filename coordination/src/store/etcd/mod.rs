@@ -37,7 +37,7 @@ use self::endpoints::Connection;
 pub use self::tls::{ClientIdentity, EtcdTls};
 pub use self::token::EtcdCredentials;
 use super::batches::batches;
-use super::{Store, StoreError, StoreErrorKind, Survey, Tap, Usage, Watch};
+use super::{SharedHorizon, Store, StoreError, StoreErrorKind, Survey, Usage, Watch};
 
 /// Number of transactions of a batch that etcd has to refuse in the same words until it is taken to refuse all of them.
 const REFUSED_IN_A_ROW: usize = 3;
@@ -89,7 +89,6 @@ pub struct EtcdStore {
     connections: Arc<Connections>,
     /// One stream for each lease that is kept alive. Locked for a whole renewal.
     keepers: Arc<Mutex<HashMap<LeaseId, KeeperSlot>>>,
-    tap: Arc<Tap>,
 }
 
 type KeeperSlot = Arc<AsyncMutex<Option<Keeper>>>;
@@ -134,14 +133,14 @@ impl EtcdStore {
             }
         }
         let connections = Arc::new(Connections::new(options));
-        Ok(EtcdStore { connections, keepers: Arc::default(), tap: Arc::default() })
+        Ok(EtcdStore { connections, keepers: Arc::default() })
     }
 
     /// Returns a store at the same endpoints as another process has it: nothing is shared.
     #[must_use]
     pub fn with_own_connection(&self) -> Self {
         let connections = Arc::new(Connections::new(self.connections.endpoints.options.clone()));
-        EtcdStore { connections, keepers: Arc::default(), tap: Arc::default() }
+        EtcdStore { connections, keepers: Arc::default() }
     }
 
     /// Asks each endpoint for itself.
@@ -396,8 +395,8 @@ impl Store for EtcdStore {
         self.keepers().remove(&lease);
     }
 
-    fn tap(&self) -> Option<&Tap> {
-        Some(&self.tap)
+    fn horizon(&self) -> Option<&SharedHorizon> {
+        None
     }
 
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {

@@ -29,7 +29,7 @@ use tokio::time::{Instant, sleep_until};
 
 use self::state::{Read, State};
 use super::batches::batches;
-use super::{Store, StoreError, Watch};
+use super::{SharedHorizon, Store, StoreError, Survey, Usage, Watch};
 
 /// Most batches in a watch's buffer. Further ones stay in the history.
 const BUFFERED_BATCHES: usize = 16;
@@ -195,6 +195,12 @@ impl Store for MemoryStore {
         self.call(|state, _| Ok(state.snapshot(keys)))
     }
 
+    async fn survey(&self, keys: &Keys, since: Revision) -> Result<Survey, StoreError> {
+        let Snapshot { revision, entries } = self.snapshot(keys).await?;
+        let is_changed = entries.iter().any(|entry| entry.mod_revision > since);
+        Ok(Survey { revision, keys: entries.len(), is_changed })
+    }
+
     async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
         let outages = self.with(|guarded, _| {
             if !guarded.available {
@@ -230,6 +236,16 @@ impl Store for MemoryStore {
 
     async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
         self.call(|state, now| state.keep_alive(lease, now))
+    }
+
+    fn forget_lease(&self, _lease: LeaseId) {}
+
+    fn horizon(&self) -> Option<&SharedHorizon> {
+        None
+    }
+
+    async fn usage(&self, _key: &str, _since: Revision) -> Result<Option<Usage>, StoreError> {
+        Ok(None)
     }
 
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
