@@ -12,6 +12,7 @@ mod etcd;
 #[cfg(any(test, feature = "test-util"))]
 mod faulty;
 mod horizon;
+mod horizon_store;
 mod memory;
 mod tap;
 mod usage;
@@ -22,7 +23,8 @@ pub use self::error::{StoreError, StoreErrorKind};
 pub use self::etcd::{ClientIdentity, EtcdCredentials, EtcdMember, EtcdOptions, EtcdStore, EtcdTls};
 #[cfg(any(test, feature = "test-util"))]
 pub use self::faulty::{Call, FaultyStore, Verdict};
-pub use self::horizon::{HorizonStore, SharedHorizon};
+pub use self::horizon::SharedHorizon;
+pub use self::horizon_store::HorizonStore;
 #[cfg(any(test, feature = "test-util"))]
 pub use self::memory::MemoryBackup;
 pub use self::memory::MemoryStore;
