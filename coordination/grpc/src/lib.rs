@@ -18,7 +18,6 @@
 mod access;
 mod ack;
 mod attach;
-mod beside;
 mod checkpoints;
 mod connection;
 mod events;
@@ -30,6 +29,7 @@ mod load_reports;
 mod observer;
 mod poll;
 mod service;
+mod service_stream;
 mod sessions;
 mod shared;
 mod status;
@@ -37,10 +37,10 @@ mod stream;
 mod token;
 
 pub use access::PodsToken;
-pub use beside::{ServiceStream, ServiceStreamSettings};
 pub use connection::PodsTls;
 pub use observer::PodsObserver;
 pub use service::{PodsKeyspace, PodsServer, PodsStatus};
+pub use service_stream::{ServiceStream, ServiceStreamSettings};
 pub use shared::PodsSettings;
 pub use status::{Load, Progress, StreamStatus, TaskStatus};
 

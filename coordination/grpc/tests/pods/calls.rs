@@ -12,9 +12,9 @@ use segue_protocol::txn::Keys;
 use tokio::time::{Instant, timeout};
 use tonic::Code;
 
-use super::beside::Sidecar;
 use super::client::{Pod, ack, connect, hello, name, register};
 use super::polling::Polling;
+use super::service_stream::Sidecar;
 use super::site::Site;
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,5 @@
 //! Pods that take part by gRPC alone, on a real etcd with a real coordinator.
 mod access;
-mod beside;
-mod beside_tasks;
 mod calls;
 mod checkpoints;
 mod client;
@@ -12,6 +10,8 @@ mod lives;
 mod loads;
 mod moves;
 mod polling;
+mod service_stream;
+mod service_stream_tasks;
 mod site;
 mod tls;
 mod window;

@@ -8,10 +8,10 @@ use segue_protocol::planning::Policy;
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::beside::{Sidecar, TTL};
 use super::checkpoints::{able, site, site_that_waits, warmed_from};
 use super::client::{Known, Pod, ack, connect, hello, register};
 use super::polling::Polling;
+use super::service_stream::{Sidecar, TTL};
 use super::site::Site;
 
 fn polling(a: &Sidecar, hello: Hello) -> Polling {
