@@ -11,12 +11,10 @@ use segue_protocol::planning::{Policy, in_force};
 use segue_protocol::view::View;
 
 use crate::attach::{Attached, PROTOCOL};
+use crate::event_stream::{WINDOW, span};
 use crate::proto::task::Kind;
 use crate::proto::{Assignment, Checkpoint, Drain, Event, Leaving, Owned, Release, Sync, Task, TaskId, Warm, Welcome};
 use crate::shared::PodsSettings;
-
-/// How many events the server may be ahead of what the pod has applied.
-pub(crate) const WINDOW: u64 = 256;
 
 /// Returns the event with these changes, not numbered yet. `full` marks them as the complete state.
 pub(crate) fn event(view: &View, settings: &PodsSettings, changes: Changes, full: bool) -> Event {
@@ -55,11 +53,6 @@ pub(crate) fn welcome(attached: &Attached, view: &View) -> Welcome {
         partitions: view.partitions(),
         window: u32::try_from(WINDOW).unwrap_or(u32::MAX),
     }
-}
-
-/// Returns a duration as a message, or `None` if it is too long for one.
-pub(crate) fn span(span: Duration) -> Option<prost_types::Duration> {
-    span.try_into().ok()
 }
 
 fn task(view: &View, policy: &Policy, due: RemoteTask) -> Task {

@@ -58,7 +58,7 @@ impl Drop for Hold {
                 debug!(pod = token.pod, %error, "cannot end a registration that nobody knows of; it expires");
             }
         };
-        runtime.spawn(self.shared.streams.track_future(ending.instrument(self.shared.span.clone())));
+        runtime.spawn(self.shared.streams.tasks.track_future(ending.instrument(self.shared.span.clone())));
     }
 }
 

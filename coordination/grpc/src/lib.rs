@@ -20,6 +20,7 @@ mod ack;
 mod attach;
 mod checkpoints;
 mod connection;
+mod event_stream;
 mod events;
 mod hold;
 mod hub;
@@ -27,7 +28,9 @@ mod keyspaces;
 mod leave;
 mod load_reports;
 mod observer;
+mod open_streams;
 mod poll;
+pub mod proto;
 mod service;
 mod service_stream;
 mod sessions;
@@ -43,9 +46,3 @@ pub use service::{PodsKeyspace, PodsServer, PodsStatus};
 pub use service_stream::{ServiceStream, ServiceStreamSettings};
 pub use shared::PodsSettings;
 pub use status::{Load, Progress, StreamStatus, TaskStatus};
-
-/// The messages, the client and the server of `pods.proto`, as they are committed beside it.
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines)]
-pub mod proto {
-    include!("../../proto/segue/v1/segue.v1.rs");
-}

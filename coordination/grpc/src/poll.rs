@@ -26,7 +26,7 @@ pub(crate) async fn poll(
     hello: &Hello,
     (after, wait): (Revision, Duration),
 ) -> Result<Event, Status> {
-    let load = heartbeat.load.as_ref().map(Load::read).transpose()?;
+    let load = Load::in_heartbeat(heartbeat)?;
     let mut attached = attach(shared, hello, Way::Poll, after).await?;
     shared.hub.shows(attached.seen).await?;
     attached.keep_registration(shared).await?;

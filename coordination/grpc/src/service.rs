@@ -1,8 +1,6 @@
 //! The calls of the service, and its listener.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -10,11 +8,8 @@ use segue_coordination::store::{HorizonStore, Store};
 use segue_protocol::ids::Revision;
 use segue_protocol::keys::Keyspace;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
-use tokio_stream::Stream as TokioStream;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{Instrument as _, Span};
@@ -23,22 +18,21 @@ use crate::access::{Access, PodsToken};
 use crate::ack::acknowledge;
 use crate::attach::{Way, agree, attach, ensure_goes_on, find};
 use crate::connection::{Peer, PodsTls, incoming};
+use crate::event_stream::{EventStream, first_heartbeat, hello_in, no_hello};
 use crate::hub::Hub;
 use crate::keyspaces::choose;
 use crate::leave::leave;
 use crate::load_reports::LoadReports;
 use crate::observer::PodsObserver;
+use crate::open_streams::{OpenStreams, per_keyspace, serve};
 use crate::poll::poll;
 use crate::proto::pods_server::{Pods, PodsServer as GeneratedServer};
 use crate::proto::{AckRequest, AckResponse, Event, Heartbeat, Hello, LeaveRequest, LeaveResponse, PollRequest};
 use crate::sessions::Sessions;
-use crate::shared::{GO_AWAY_WITHIN, PATIENCE, PodsSettings, Shared, check_count, per_keyspace};
+use crate::shared::{PATIENCE, PodsSettings, Shared, check_count};
 use crate::status::StreamStatus;
 use crate::stream::Stream;
 use crate::token::Token;
-
-/// How long a stream may take to send its first heartbeat.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Interval and timeout of HTTP/2 keep-alive pings. A pod that does not respond loses its stream, not its registration.
 const PING: Duration = Duration::from_secs(10);
@@ -78,8 +72,7 @@ impl PodsKeyspace {
         let hub = Hub::start(store.clone(), keys.clone());
         let keyspace = settings.keyspace.clone();
         let (sessions, loads) = (Arc::default(), LoadReports::default());
-        let (ending, streams) = (CancellationToken::new(), TaskTracker::new());
-        let span = Span::current();
+        let (streams, span) = (OpenStreams::default(), Span::current());
         PodsKeyspace(Arc::new(Shared {
             store,
             horizon,
@@ -90,7 +83,6 @@ impl PodsKeyspace {
             observer,
             sessions,
             loads,
-            ending,
             streams,
             span,
         }))
@@ -124,46 +116,18 @@ impl PodsServer {
         shutdown: CancellationToken,
     ) -> Result<(), tonic::transport::Error> {
         let keyspaces = self.keyspaces.clone();
-        let (ending, has_ended) = (shutdown.clone(), keyspaces.clone());
-        let ended = async move {
-            ending.cancelled().await;
-            for shared in &has_ended {
-                shared.ending.cancel();
-                shared.streams.close();
-            }
-            let _ = timeout(GO_AWAY_WITHIN, join_all(has_ended.iter().map(|shared| shared.streams.wait()))).await;
-        };
-        let served = Server::builder()
+        let streams = keyspaces.iter().map(|shared| shared.streams.clone()).collect();
+        let calls = Server::builder()
             .http2_keepalive_interval(Some(PING))
             .http2_keepalive_timeout(Some(PING))
             .max_concurrent_streams(Some(per_keyspace(MAX_CALLS, keyspaces.len())))
-            .add_service(GeneratedServer::with_interceptor(Calls { keyspaces }, self.access))
-            .serve_with_incoming_shutdown(incoming(listener, tls), ended);
-        tokio::select! {
-            served = served => served,
-            // Aborts the calls that are still open.
-            () = async {
-                shutdown.cancelled().await;
-                tokio::time::sleep(GO_AWAY_WITHIN * 2).await;
-            } => Ok(()),
-        }
+            .add_service(GeneratedServer::with_interceptor(Calls { keyspaces }, self.access));
+        serve(calls, incoming(listener, tls), streams, shutdown).await
     }
 }
 
 struct Calls {
     keyspaces: Vec<Arc<Shared>>,
-}
-
-/// The receiving end of the events that a stream's loop sends.
-#[derive(Debug)]
-pub(crate) struct EventStream(pub(crate) mpsc::Receiver<Result<Event, Status>>);
-
-impl TokioStream for EventStream {
-    type Item = Result<Event, Status>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.poll_recv(context)
-    }
 }
 
 #[tonic::async_trait]
@@ -173,19 +137,15 @@ impl Pods for Calls {
     async fn register(&self, request: Request<Streaming<Heartbeat>>) -> Result<Response<EventStream>, Status> {
         let peer = Peer::of(request.extensions());
         let mut heartbeats = request.into_inner();
-        let first = timeout(HELLO_TIMEOUT, heartbeats.message())
-            .await
-            .map_err(|_| Status::deadline_exceeded("the first heartbeat, with `hello`, did not come"))??;
-        let first = first.ok_or_else(no_hello)?;
-        let hello = first.hello.as_ref().ok_or_else(no_hello)?;
+        let first = first_heartbeat(&mut heartbeats).await?;
+        let hello = hello_in(&first)?;
         let shared = self.of_hello(hello)?;
         peer.speaks_for(&hello.pod)?;
         let attached = attach(shared, hello, Way::Stream, Revision::ZERO).instrument(shared.span.clone()).await?;
         let stream = Stream::begin(shared.clone(), attached, &first).await?;
-        // Capacity one: an event is built only when the previous one has been taken.
-        let (sender, events) = mpsc::channel(1);
-        shared.streams.spawn(stream.run(heartbeats, sender).instrument(shared.span.clone()));
-        Ok(Response::new(EventStream(events)))
+        let (sender, events) = EventStream::new();
+        shared.streams.tasks.spawn(stream.run(heartbeats, sender).instrument(shared.span.clone()));
+        Ok(Response::new(events))
     }
 
     async fn ack(&self, request: Request<AckRequest>) -> Result<Response<AckResponse>, Status> {
@@ -211,7 +171,7 @@ impl Pods for Calls {
         let peer = Peer::of(request.extensions());
         let PollRequest { heartbeat, after_revision, wait } = request.into_inner();
         let heartbeat = heartbeat.ok_or_else(no_hello)?;
-        let hello = heartbeat.hello.as_ref().ok_or_else(no_hello)?;
+        let hello = hello_in(&heartbeat)?;
         let shared = self.of_hello(hello)?;
         peer.speaks_for(&hello.pod)?;
         let wait = wait.and_then(|wait| Duration::try_from(wait).ok()).unwrap_or_default();
@@ -226,7 +186,7 @@ impl Pods for Calls {
         let shared = choose(&self.keyspaces, &token.keyspace)?;
         peer.speaks_for(&token.pod)?;
         let leaving = leave(shared, token, now).instrument(shared.span.clone());
-        let left = shared.ending.run_until_cancelled(leaving).await;
+        let left = shared.streams.ending.run_until_cancelled(leaving).await;
         left.unwrap_or_else(|| Err(Status::unavailable("this instance shuts down; use another one"))).map(Response::new)
     }
 }
@@ -255,8 +215,4 @@ async fn proven(shared: &Shared, token: Token) -> Result<Token, Status> {
         },
     };
     ensure_goes_on(shared, &token).map(|()| token)
-}
-
-pub(crate) fn no_hello() -> Status {
-    Status::invalid_argument("`hello` is missing: expected it in the first heartbeat of a stream, and in every Poll")
 }

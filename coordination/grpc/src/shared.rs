@@ -6,8 +6,6 @@ use std::time::Duration;
 use segue_coordination::store::{SharedHorizon, Store, StoreError};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::Policy;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tonic::Status;
 use tracing::Span;
 
@@ -15,11 +13,9 @@ use crate::hub::Hub;
 use crate::keyspaces::Named;
 use crate::load_reports::LoadReports;
 use crate::observer::PodsObserver;
+use crate::open_streams::OpenStreams;
 use crate::proto::Ack;
 use crate::sessions::Sessions;
-
-/// How long an instance that shuts down still responds.
-pub(crate) const GO_AWAY_WITHIN: Duration = Duration::from_secs(2);
 
 /// How long acknowledgements wait for this instance's view, and one for the store.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
@@ -34,12 +30,6 @@ pub(crate) fn check_count(acks: &[Ack]) -> Result<(), Status> {
         return Err(Status::invalid_argument(text));
     }
     Ok(())
-}
-
-/// Returns the number of calls that a connection may have open for this many keyspaces. A call that waits for another
-/// keyspace's must not keep that one from its turn.
-pub(crate) fn per_keyspace(calls: u32, keyspaces: usize) -> u32 {
-    calls.saturating_mul(u32::try_from(keyspaces).unwrap_or(u32::MAX))
 }
 
 /// The settings of a keyspace's service.
@@ -67,8 +57,7 @@ pub(crate) struct Shared {
     pub(crate) observer: Arc<dyn PodsObserver>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) loads: LoadReports,
-    pub(crate) ending: CancellationToken,
-    pub(crate) streams: TaskTracker,
+    pub(crate) streams: OpenStreams,
     /// Of the log lines about the keyspace.
     pub(crate) span: Span,
 }

@@ -63,7 +63,12 @@ pub struct Load {
 }
 
 impl Load {
-    pub(crate) fn read(load: &proto::Load) -> Result<Self, Status> {
+    /// Returns the load that a heartbeat reports.
+    pub(crate) fn in_heartbeat(heartbeat: &proto::Heartbeat) -> Result<Option<Self>, Status> {
+        heartbeat.load.as_ref().map(Load::read).transpose()
+    }
+
+    fn read(load: &proto::Load) -> Result<Self, Status> {
         let shares = load.by_partition.iter();
         let read = Load {
             total: load.total,

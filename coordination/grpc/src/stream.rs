@@ -10,29 +10,24 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use segue_coordination::session::boottime;
 use segue_coordination::store::StoreError;
 use segue_protocol::handoff::remote_pod::RemotePod;
 use segue_protocol::ids::{Epoch, PartitionId};
-use segue_protocol::lease::Reader;
-use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 use tonic::{Status, Streaming};
 use tracing::{debug, info, warn};
 
 use crate::attach::{Attached, STORE_TIMEOUT, ensure_goes_on};
 use crate::checkpoints::look_interval;
-use crate::events::{WINDOW, event, span, welcome};
-use crate::hub::{Changes, micros};
-use crate::proto::{Event, GoAway, Heartbeat, Hello, Progress};
+use crate::event_stream::{EventFlow, Events, fail};
+use crate::events::{event, welcome};
+use crate::hub::Changes;
+use crate::proto::{Event, Heartbeat, Hello, Progress};
 use crate::sessions::{Done, Place};
-use crate::shared::{GO_AWAY_WITHIN, Shared, unavailable};
-use crate::status::{Load, Reports, tasks_in};
-
-/// The sender of a stream's events.
-pub(crate) type Events = mpsc::Sender<Result<Event, Status>>;
+use crate::shared::{Shared, unavailable};
+use crate::status::{Load, tasks_in};
 
 /// A stream.
 pub(crate) struct Stream {
@@ -41,20 +36,10 @@ pub(crate) struct Stream {
     pod: RemotePod,
     place: Place,
     changes: Changes,
-    /// The number of the last event.
-    seq: u64,
-    reader: Reader,
-    /// Whether the lease is not renewed because the pod applies no events.
-    is_stuck: bool,
-    reports: Reports,
+    /// A heartbeat is confirmed by a renewal of the lease. It is not renewed for a pod that applies no events.
+    flow: EventFlow,
     /// The progress in the first heartbeat. Its tasks are known once the first event is made.
     first: Vec<Progress>,
-    /// The newest heartbeat.
-    beat: u64,
-    /// The newest heartbeat that was followed by a renewal of the lease.
-    confirmed: u64,
-    /// The newest heartbeat whose confirmation has been sent to the pod.
-    told: u64,
 }
 
 /// A renewal in flight, and the newest heartbeat that arrived before it.
@@ -63,28 +48,17 @@ type Renewal = Pin<Box<dyn Future<Output = (u64, Result<(), StoreError>)> + Send
 impl Stream {
     /// Returns the stream of a pod that has just attached with this heartbeat, once the view shows its registration.
     pub(crate) async fn begin(shared: Arc<Shared>, attached: Attached, first: &Heartbeat) -> Result<Self, Status> {
-        let load = first.load.as_ref().map(Load::read).transpose()?;
+        let load = Load::in_heartbeat(first)?;
         let changes = shared.hub.changes(attached.name());
         shared.hub.shows(attached.seen).await?;
         let place = shared.sessions.take(attached.name(), attached.incarnation());
         let pod = remote_pod(&shared, &attached, first);
         shared.loads.take(&shared.store, &shared.hub.view(), &attached.token, load.as_ref());
         place.status.send_modify(|status| status.load = load);
-        Ok(Stream {
-            shared,
-            attached,
-            pod,
-            place,
-            changes,
-            seq: 0,
-            reader: Reader::default(),
-            is_stuck: false,
-            reports: Reports::default(),
-            first: first.progress.clone(),
-            beat: first.seq,
-            confirmed: first.seq,
-            told: 0,
-        })
+        let mut flow = EventFlow::new(first);
+        // To attach has renewed the lease.
+        flow.confirm(first.seq);
+        Ok(Stream { shared, attached, pod, place, changes, flow, first: first.progress.clone() })
     }
 
     /// Serves the pod until its stream ends.
@@ -95,12 +69,11 @@ impl Stream {
             Ok(why) => debug!(pod, incarnation, why, "pod's stream ended"),
             Err(status) => {
                 info!(pod, incarnation, code = ?status.code(), why = status.message(), "pod's stream closed");
-                // The timeout is for a pod that does not read.
-                let _ = timeout(Duration::from_secs(1), events.send(Err(status))).await;
+                fail(&events, status).await;
             }
         }
         self.shared.observer.stream_ended();
-        if self.is_stuck {
+        if self.flow.is_stuck() {
             self.shared.observer.reader_stuck(false);
         }
         if self.shared.hub.view().incarnation_of(&pod) != self.attached.incarnation() {
@@ -112,24 +85,24 @@ impl Stream {
     }
 
     async fn serve(&mut self, heartbeats: &mut Streaming<Heartbeat>, events: &Events) -> Result<&'static str, Status> {
-        let (ending, shared) = (self.shared.ending.clone(), self.shared.clone());
+        let (ending, shared) = (self.shared.streams.ending.clone(), self.shared.clone());
         let mut renewal: Option<Renewal> = None;
         let mut looked = Instant::now();
         loop {
             ensure_goes_on(&shared, &self.attached.token)?;
-            if renewal.is_none() && self.beat > self.confirmed && self.is_reading() {
+            if renewal.is_none() && self.flow.has_unconfirmed() && self.is_reading() {
                 shared.hub.ensure_sighted(self.attached.token.ttl())?;
                 renewal = Some(self.renew());
             }
             self.attached.keep_registration(&shared).await?;
-            let has_news = self.confirmed > self.told || (self.changes.any() && self.has_room());
+            let has_news = self.flow.owes_confirmation() || (self.changes.any() && self.flow.has_room());
             tokio::select! {
                 biased;
                 () = self.place.replaced.cancelled() => {
                     return Err(Status::aborted("another stream has resumed this registration"));
                 }
                 () = ending.cancelled() => {
-                    self.go_away(events).await;
+                    self.flow.go_away(events, "this instance shuts down").await;
                     return Ok("this instance shuts down");
                 }
                 (beat, renewed) = async { renewal.as_mut().expect("there is one").await }, if renewal.is_some() => {
@@ -166,12 +139,11 @@ impl Stream {
     }
 
     fn heard(&mut self, heartbeat: &Heartbeat) -> Result<(), Status> {
-        self.beat = self.beat.max(heartbeat.seq);
-        self.reader.applied(heartbeat.seen, micros(boottime()));
-        let load = heartbeat.load.as_ref().map(Load::read).transpose()?;
+        self.flow.on_heartbeat(heartbeat);
+        let load = Load::in_heartbeat(heartbeat)?;
         if load.is_some() || !heartbeat.progress.is_empty() {
             let due: Vec<_> = self.pod.tasks().collect();
-            self.reports.take(&due, &heartbeat.progress);
+            self.flow.report(&due, &heartbeat.progress);
             self.place.status.send_modify(|status| status.load = load.or_else(|| status.load.take()));
         }
         let known = self.place.status.borrow();
@@ -183,15 +155,15 @@ impl Stream {
 
     /// Returns whether the pod applies its events.
     fn is_reading(&mut self) -> bool {
-        let is_stuck = self.reader.is_stuck(micros(boottime()), micros(self.attached.token.ttl()));
-        if is_stuck != self.is_stuck {
-            let (pod, behind) = (self.attached.name(), self.reader.behind());
+        let has_changed = self.flow.examine_reader(self.attached.token.ttl());
+        let is_stuck = self.flow.is_stuck();
+        if has_changed {
+            let (pod, behind) = (self.attached.name(), self.flow.behind());
             if is_stuck {
                 warn!(pod, behind, "pod sends heartbeats and applies no events; its lease is not renewed");
             } else {
                 info!(pod, "pod applies events again");
             }
-            self.is_stuck = is_stuck;
             self.shared.observer.reader_stuck(is_stuck);
             self.publish();
         }
@@ -201,15 +173,11 @@ impl Stream {
     /// Shows operators the state of the stream.
     fn publish(&self) {
         let due: Vec<_> = self.pod.tasks().collect();
-        self.place.status.send_modify(|status| {
-            status.behind = self.reader.behind();
-            status.is_stuck = self.is_stuck;
-            status.tasks = self.reports.of(&due);
-        });
+        self.place.status.send_modify(|status| self.flow.show(&due, status));
     }
 
     fn renew(&self) -> Renewal {
-        let (store, lease, beat) = (self.shared.store.clone(), self.attached.lease(), self.beat);
+        let (store, lease, beat) = (self.shared.store.clone(), self.attached.lease(), self.flow.beat());
         let hold = self.attached.hold.clone();
         let renewal = tokio::spawn(async move {
             let _hold = hold;
@@ -226,7 +194,7 @@ impl Stream {
 
     fn renewed(&mut self, beat: u64, renewed: Result<(), StoreError>) -> Result<(), Status> {
         match renewed {
-            Ok(()) => self.confirmed = beat,
+            Ok(()) => self.flow.confirm(beat),
             Err(StoreError::LeaseNotFound) => return Err(self.attached.is_over()),
             // Another instance may reach the store.
             Err(error) => return Err(unavailable(error)),
@@ -234,16 +202,12 @@ impl Stream {
         Ok(())
     }
 
-    fn has_room(&self) -> bool {
-        self.reader.behind() < WINDOW
-    }
-
     /// Returns the next event, or `None` if nothing has changed.
     fn next_event(&mut self) -> Option<Event> {
-        let is_first = self.seq == 0;
+        let is_first = self.flow.is_new();
         let shared = self.shared.clone();
         let view = shared.hub.view();
-        let mut event = if self.changes.any() && self.has_room() {
+        let mut event = if self.changes.any() && self.flow.has_room() {
             let partitions = self.changes.take().unwrap_or_else(|| self.pod.concerned(&view.parties));
             let leaving = self.pod.tell_leaving(&view, partitions.iter().copied());
             let mut changes = self.pod.update(&view, partitions, boottime(), &mut shared.hub.waits());
@@ -252,36 +216,15 @@ impl Stream {
         } else {
             Event { revision: view.revision.get(), ..Event::default() }
         };
-        let tells = event.assignment.is_some() || !event.tasks.is_empty() || !event.dropped.is_empty();
-        if !is_first && !tells && self.confirmed == self.told {
-            return None;
-        }
         event.welcome = is_first.then(|| welcome(&self.attached, &view));
-        if self.confirmed > self.told {
-            event.confirmed = self.confirmed;
-            self.told = self.confirmed;
-        }
-        self.number(&mut event);
+        let event = self.flow.next(event)?;
         drop(view);
         if is_first {
             let due: Vec<_> = self.pod.tasks().collect();
-            self.reports.take(&due, &std::mem::take(&mut self.first));
+            self.flow.report(&due, &std::mem::take(&mut self.first));
         }
         self.publish();
         Some(event)
-    }
-
-    fn number(&mut self, event: &mut Event) {
-        self.seq += 1;
-        event.seq = self.seq;
-        self.reader.sent(self.seq, micros(boottime()));
-    }
-
-    async fn go_away(&mut self, events: &Events) {
-        let go_away = GoAway { why: "this instance shuts down".to_owned(), within: span(GO_AWAY_WITHIN) };
-        let mut event = Event { go_away: Some(go_away), ..Event::default() };
-        self.number(&mut event);
-        let _ = timeout(GO_AWAY_WITHIN, events.send(Ok(event))).await;
     }
 }
 

@@ -7,10 +7,6 @@ use segue_coordination::pod::{PermanentFailure, PodHandle};
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::handoff::remote_pod::{RemoteTask, TaskReport};
 use segue_protocol::records::{CheckpointName, CheckpointNameError};
-use tokio::sync::mpsc;
-use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{Instrument as _, info, warn};
 
@@ -19,17 +15,15 @@ use super::session::{Session, heartbeats_every};
 use super::state::{Abilities, Acknowledged, State};
 use crate::ack::reported;
 use crate::attach::agree;
+use crate::event_stream::{EventStream, first_heartbeat, hello_in, no_hello};
 use crate::keyspaces::{Named, choose};
+use crate::open_streams::OpenStreams;
 use crate::proto::pods_server::Pods;
 use crate::proto::{
     Ack, AckKind, AckOutcome, AckRequest, AckResponse, Event, Heartbeat, Hello, LeaveRequest, LeaveResponse,
     PollRequest,
 };
-use crate::service::{EventStream, no_hello};
 use crate::shared::check_count;
-
-/// How long a stream may take to send its first heartbeat.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The pod of one keyspace.
 pub(super) struct Pod {
@@ -39,8 +33,7 @@ pub(super) struct Pod {
 
 pub(super) struct Calls {
     pub(super) pods: Vec<Pod>,
-    pub(super) ending: CancellationToken,
-    pub(super) streams: TaskTracker,
+    pub(super) streams: OpenStreams,
 }
 
 #[tonic::async_trait]
@@ -49,16 +42,11 @@ impl Pods for Calls {
 
     async fn register(&self, request: Request<Streaming<Heartbeat>>) -> Result<Response<EventStream>, Status> {
         let mut heartbeats = request.into_inner();
-        let first = timeout(HELLO_TIMEOUT, heartbeats.message())
-            .await
-            .map_err(|_| Status::deadline_exceeded("the first heartbeat, with `hello`, did not come"))??;
-        let first = first.ok_or_else(no_hello)?;
-        let hello = first.hello.as_ref().ok_or_else(no_hello)?;
-        let session = self.open(&first, hello)?;
-        // Capacity one: an event is built only when the previous one has been taken.
-        let ((sender, events), span) = (mpsc::channel(1), session.shared.span.clone());
-        self.streams.spawn(session.run(heartbeats, sender, self.ending.clone()).instrument(span));
-        Ok(Response::new(EventStream(events)))
+        let first = first_heartbeat(&mut heartbeats).await?;
+        let session = self.open(&first, hello_in(&first)?)?;
+        let ((sender, events), span) = (EventStream::new(), session.shared.span.clone());
+        self.streams.tasks.spawn(session.run(heartbeats, sender, self.streams.ending.clone()).instrument(span));
+        Ok(Response::new(events))
     }
 
     async fn ack(&self, request: Request<AckRequest>) -> Result<Response<AckResponse>, Status> {
@@ -73,11 +61,15 @@ impl Pods for Calls {
     async fn poll(&self, request: Request<PollRequest>) -> Result<Response<Event>, Status> {
         let PollRequest { heartbeat, after_revision, wait } = request.into_inner();
         let heartbeat = heartbeat.ok_or_else(no_hello)?;
-        let session = self.open(&heartbeat, heartbeat.hello.as_ref().ok_or_else(no_hello)?)?;
+        let session = self.open(&heartbeat, hello_in(&heartbeat)?)?;
         let wait = wait.and_then(|wait| Duration::try_from(wait).ok()).unwrap_or_default();
         let wait = wait.min(heartbeats_every(session.shared.term));
         let span = session.shared.span.clone();
-        session.answer(&heartbeat, (after_revision, wait), &self.ending).instrument(span).await.map(Response::new)
+        session
+            .answer(&heartbeat, (after_revision, wait), &self.streams.ending)
+            .instrument(span)
+            .await
+            .map(Response::new)
     }
 
     async fn leave(&self, request: Request<LeaveRequest>) -> Result<Response<LeaveResponse>, Status> {
@@ -91,7 +83,7 @@ impl Pods for Calls {
             let mut changes = pod.shared.state.subscribe();
             tokio::select! {
                 () = pod.handle.emptied() => {}
-                () = self.ending.cancelled() => return Err(Status::unavailable("this sidecar shuts down")),
+                () = self.streams.ending.cancelled() => return Err(Status::unavailable("this sidecar shuts down")),
                 // This end holds the sender.
                 () = async { while is_living() { let _ = changes.changed().await; } } => {}
             }

@@ -33,18 +33,17 @@ use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::ids::PartitionId;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{oneshot, watch};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tracing::Span;
 
 use self::calls::{Calls, Pod};
 use self::state::State;
+use crate::open_streams::{OpenStreams, per_keyspace, serve};
 use crate::proto::pods_server::PodsServer as GeneratedServer;
-use crate::shared::{GO_AWAY_WITHIN, per_keyspace};
 use crate::status::StreamStatus;
 
 /// How many calls of a connection may be open, for each keyspace. In each, a service needs a stream, a Leave and an Ack.
@@ -148,26 +147,10 @@ impl ServiceStream {
     {
         let max_calls = per_keyspace(MAX_CALLS, streams.len());
         let pods = streams.into_iter().map(|(stream, handle)| Pod { shared: stream.shared, handle }).collect();
-        let (ending, streams) = (CancellationToken::new(), TaskTracker::new());
-        let calls = Calls { pods, ending: ending.clone(), streams: streams.clone() };
-        let ended = async {
-            shutdown.cancelled().await;
-            ending.cancel();
-            streams.close();
-            let _ = timeout(GO_AWAY_WITHIN, streams.wait()).await;
-        };
-        let served = Server::builder()
-            .max_concurrent_streams(Some(max_calls))
-            .add_service(GeneratedServer::new(calls))
-            .serve_with_incoming_shutdown(connections, ended);
-        tokio::select! {
-            served = served => served,
-            // Aborts the calls that are still open.
-            () = async {
-                shutdown.cancelled().await;
-                tokio::time::sleep(GO_AWAY_WITHIN * 2).await;
-            } => Ok(()),
-        }
+        let streams = OpenStreams::default();
+        let calls = Calls { pods, streams: streams.clone() };
+        let calls = Server::builder().max_concurrent_streams(Some(max_calls)).add_service(GeneratedServer::new(calls));
+        serve(calls, connections, vec![streams], shutdown).await
     }
 
     /// Returns why the service takes no part.

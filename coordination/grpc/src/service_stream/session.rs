@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::pod::{PodAddress, PodHandle, PodState};
-use segue_coordination::session::{boottime, lease_now};
+use segue_coordination::session::lease_now;
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::handoff::remote_pod::RemoteTask;
 use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
-use segue_protocol::lease::{Reader, keepalive_interval};
-use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, timeout};
+use segue_protocol::lease::keepalive_interval;
+use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 use tracing::{debug, info, warn};
@@ -24,16 +24,13 @@ use tracing::{debug, info, warn};
 use super::Shared;
 use super::state::{Abilities, DueCall, State};
 use crate::attach::PROTOCOL;
-use crate::events::{WINDOW, span};
+use crate::event_stream::{EventFlow, Events, WINDOW, fail, span};
+use crate::hub::micros;
 use crate::proto::task::Kind;
 use crate::proto::{
-    Assignment, Checkpoint, Drain, Event, GoAway, Heartbeat, Leaving, Owned, Release, Sync, Task, TaskId, Warm, Welcome,
+    Assignment, Checkpoint, Drain, Event, Heartbeat, Leaving, Owned, Release, Sync, Task, TaskId, Warm, Welcome,
 };
-use crate::shared::GO_AWAY_WITHIN;
-use crate::status::{Load, Reports, StreamStatus};
-
-/// The sender of a stream's events.
-pub(super) type Events = mpsc::Sender<Result<Event, Status>>;
+use crate::status::{Load, StreamStatus};
 
 /// A service's stream.
 pub(super) struct Session {
@@ -47,17 +44,11 @@ pub(super) struct Session {
     is_welcome: bool,
     /// The stream is a Poll.
     pub(super) polls: bool,
-    seq: u64,
-    reader: Reader,
-    is_stuck: bool,
-    /// The newest heartbeat, and when it came.
-    beat: (u64, Instant),
-    /// The newest heartbeat that is confirmed, and the newest one whose confirmation was sent.
-    confirmed: u64,
-    told: u64,
+    flow: EventFlow,
+    /// When the newest heartbeat came.
+    heard: Instant,
     owned: BTreeMap<PartitionId, Epoch>,
     due: BTreeMap<PartitionId, DueCall>,
-    reports: Reports,
     load: Option<Load>,
 }
 
@@ -70,7 +61,7 @@ impl Session {
         (token, abilities): (&[u8], Abilities),
     ) -> Result<Self, Status> {
         let taken = || Status::already_exists("another process has a stream at this sidecar; retry once it is closed");
-        let load = first.load.as_ref().map(Load::read).transpose()?;
+        let load = Load::in_heartbeat(first)?;
         let (stream, resumed) = shared.modify(|state| state.open(token, lease_now())).ok_or_else(taken)?;
         let token = if resumed { token.to_owned() } else { rand::random::<[u8; 16]>().to_vec() };
         Ok(Session {
@@ -82,15 +73,10 @@ impl Session {
             resumed,
             is_welcome: false,
             polls: false,
-            seq: 0,
-            reader: Reader::default(),
-            is_stuck: false,
-            beat: (first.seq, lease_now()),
-            confirmed: 0,
-            told: 0,
+            flow: EventFlow::new(first),
+            heard: lease_now(),
             owned: BTreeMap::new(),
             due: BTreeMap::new(),
-            reports: Reports::default(),
             load,
         })
     }
@@ -102,8 +88,7 @@ impl Session {
             Ok(why) => info!(why, "service's stream ended"),
             Err(status) => {
                 info!(code = ?status.code(), why = status.message(), "service's stream closed");
-                // The timeout is for a service that does not read.
-                let _ = timeout(Duration::from_secs(1), events.send(Err(status))).await;
+                fail(&events, status).await;
             }
         }
     }
@@ -120,12 +105,12 @@ impl Session {
         loop {
             self.still_open()?;
             self.confirm();
-            let has_room = self.reader.behind() < WINDOW;
-            let has_news = self.is_registered() && (self.confirmed > self.told || (is_changed && has_room));
+            let has_room = self.flow.has_room();
+            let has_news = self.is_registered() && (self.flow.owes_confirmation() || (is_changed && has_room));
             tokio::select! {
                 biased;
                 () = ending.cancelled() => {
-                    self.go_away(events).await;
+                    self.flow.go_away(events, "this sidecar shuts down").await;
                     return Ok("this sidecar shuts down");
                 }
                 received = heartbeats.message() => match received {
@@ -168,25 +153,25 @@ impl Session {
     }
 
     fn heard(&mut self, heartbeat: &Heartbeat) -> Result<(), Status> {
-        self.reader.applied(heartbeat.seen, micros(boottime()));
-        self.beat = (self.beat.0.max(heartbeat.seq), lease_now());
+        self.flow.on_heartbeat(heartbeat);
+        self.heard = lease_now();
         self.report(heartbeat)
     }
 
     /// Takes what a heartbeat reports for operators.
     pub(super) fn report(&mut self, heartbeat: &Heartbeat) -> Result<(), Status> {
-        if let Some(load) = heartbeat.load.as_ref().map(Load::read).transpose()? {
+        if let Some(load) = Load::in_heartbeat(heartbeat)? {
             self.load = Some(load);
         }
         let due: Vec<_> = self.due.values().map(|call| call.task).collect();
-        self.reports.take(&due, &heartbeat.progress);
+        self.flow.report(&due, &heartbeat.progress);
         self.publish();
         Ok(())
     }
 
     /// Makes this the stream of one Poll. What the service reported with the last one stands.
     pub(super) fn begin_poll(&mut self) {
-        let (stream, at) = (self.stream, self.beat.1);
+        let (stream, at) = (self.stream, self.heard);
         let reported = self.shared.note(|state| {
             state.heard(stream, at);
             state.status.as_ref().and_then(|status| status.load.clone())
@@ -196,13 +181,11 @@ impl Session {
 
     /// Confirms the newest heartbeat, if the service applies its events and its pod's lease lasts.
     fn confirm(&mut self) {
-        let is_stuck = self.reader.is_stuck(micros(boottime()), micros(self.shared.term));
-        if is_stuck && !self.is_stuck {
-            warn!(behind = self.reader.behind(), "service sends heartbeats and applies no events");
+        let (at, stream, term) = (self.heard, self.stream, self.shared.term);
+        if self.flow.examine_reader(term) && self.flow.is_stuck() {
+            warn!(behind = self.flow.behind(), "service sends heartbeats and applies no events");
         }
-        self.is_stuck = is_stuck;
-        let ((beat, at), stream, term) = (self.beat, self.stream, self.shared.term);
-        if is_stuck || !self.is_welcome {
+        if self.flow.is_stuck() || !self.is_welcome {
             return;
         }
         let confirms = self.shared.note(|state| {
@@ -210,20 +193,15 @@ impl Session {
             state.confirm(stream, at, term)
         });
         if confirms {
-            self.confirmed = beat;
+            self.flow.confirm(self.flow.beat());
         }
     }
 
     /// Shows operators the state of the stream.
     fn publish(&self) {
         let due: Vec<_> = self.due.values().map(|call| call.task).collect();
-        let status = StreamStatus {
-            behind: self.reader.behind(),
-            is_stuck: self.is_stuck,
-            tasks: self.reports.of(&due),
-            load: self.load.clone(),
-            ..StreamStatus::new(&self.shared.settings.pod)
-        };
+        let mut status = StreamStatus { load: self.load.clone(), ..StreamStatus::new(&self.shared.settings.pod) };
+        self.flow.show(&due, &mut status);
         let stream = self.stream;
         self.shared.note(|state| state.show(stream, status));
     }
@@ -242,15 +220,7 @@ impl Session {
         if with_changes {
             self.tell(&mut event, is_first);
         }
-        let tells = event.assignment.is_some() || !event.tasks.is_empty() || !event.dropped.is_empty();
-        if !is_first && !tells && self.confirmed == self.told {
-            return None;
-        }
-        if self.confirmed > self.told {
-            event.confirmed = self.confirmed;
-            self.told = self.confirmed;
-        }
-        self.number(&mut event);
+        let event = self.flow.next(event)?;
         self.publish();
         Some(event)
     }
@@ -313,19 +283,6 @@ impl Session {
             window: u32::try_from(WINDOW).unwrap_or(u32::MAX),
         }
     }
-
-    fn number(&mut self, event: &mut Event) {
-        self.seq += 1;
-        event.seq = self.seq;
-        self.reader.sent(self.seq, micros(boottime()));
-    }
-
-    async fn go_away(&mut self, events: &Events) {
-        let go_away = GoAway { why: "this sidecar shuts down".to_owned(), within: span(GO_AWAY_WITHIN) };
-        let mut event = Event { go_away: Some(go_away), ..Event::default() };
-        self.number(&mut event);
-        let _ = timeout(GO_AWAY_WITHIN, events.send(Ok(event))).await;
-    }
 }
 
 impl Drop for Session {
@@ -368,8 +325,4 @@ pub(super) fn heartbeats_every(term: Duration) -> Duration {
 
 fn id(due: &RemoteTask) -> TaskId {
     TaskId { partition: due.partition.get(), handoff: due.handoff.get() }
-}
-
-fn micros(span: Duration) -> u64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
