@@ -11,8 +11,9 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{Instrument as _, info, warn};
 
 use super::Shared;
+use super::pending_calls::Acknowledged;
 use super::session::{Session, heartbeats_every};
-use super::state::{Abilities, Acknowledged, State};
+use super::state::{Abilities, State};
 use crate::ack::reported;
 use crate::attach::agree;
 use crate::event_stream::{EventStream, first_heartbeat, hello_in, no_hello};
@@ -162,8 +163,8 @@ impl Pod {
             (task.handoff, task.callback) == (handoff, callback) && is_epoch
         };
         match self.shared.modify(|state| state.acknowledge(partition, is_it, result)) {
-            Acknowledged::Accepted if is_recorded => AckOutcome::Accepted,
-            Acknowledged::Accepted | Acknowledged::Stale => AckOutcome::Stale,
+            Acknowledged::Ended { .. } | Acknowledged::Known if is_recorded => AckOutcome::Accepted,
+            _ => AckOutcome::Stale,
         }
     }
 }

@@ -16,6 +16,7 @@
 //! * A life is over only when its last confirmation has run out, it says that it has stopped, or it may write nothing.
 
 mod calls;
+mod pending_calls;
 mod poll;
 mod session;
 mod state;
@@ -25,9 +26,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_coordination::pod::{
-    CallbackHandler, HandlerError, HandoffContext, LoadReport, PermanentFailure, PodHandle, Service,
-};
+use segue_coordination::pod::{CallbackHandler, HandlerError, HandoffContext, LoadReport, PodHandle, Service};
 use segue_coordination::session::{lease_now, wakes_at};
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::ids::PartitionId;
@@ -41,7 +40,7 @@ use tonic::transport::server::Connected;
 use tracing::Span;
 
 use self::calls::{Calls, Pod};
-use self::state::State;
+use self::state::{Moment, State};
 use crate::open_streams::{OpenStreams, per_keyspace, serve};
 use crate::proto::pods_server::PodsServer as GeneratedServer;
 use crate::status::StreamStatus;
@@ -102,14 +101,15 @@ impl Shared {
         result.expect("the state was changed")
     }
 
-    /// Waits until the moment that `over` returns has passed. `None`: it has. `Some(None)`: it does not come by itself.
-    async fn until(&self, over: impl Fn(&State) -> Option<Option<Instant>>) {
+    /// Waits until the moment that `over` returns has passed.
+    async fn until(&self, over: impl Fn(&State) -> Moment) {
         let mut changes = self.state.subscribe();
         loop {
             let at = match over(&changes.borrow_and_update()) {
-                None => return,
-                Some(Some(at)) if at <= lease_now() => return,
-                Some(at) => at,
+                Moment::Passed => return,
+                Moment::At(at) if at <= lease_now() => return,
+                Moment::At(at) => Some(at),
+                Moment::Never => None,
             };
             let passed = async {
                 match at {
@@ -201,7 +201,7 @@ impl Service for ServiceStream {
 
     async fn settle(&self, _: Instant) {
         self.close();
-        self.shared.until(|state| state.may_write_until().map(Some)).await;
+        self.shared.until(|state| state.may_write_until().map_or(Moment::Passed, Moment::At)).await;
     }
 }
 
@@ -217,9 +217,6 @@ impl Drop for Due<'_> {
         self.shared.modify(|state| state.drop_call(self.partition, self.number));
     }
 }
-
-/// The result of a task: of a checkpoint its name, of any other nothing.
-type Done = Result<Option<String>, PermanentFailure>;
 
 #[tonic::async_trait]
 impl CallbackHandler for ServiceStream {

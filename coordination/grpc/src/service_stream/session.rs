@@ -22,7 +22,8 @@ use tonic::{Status, Streaming};
 use tracing::{debug, info, warn};
 
 use super::Shared;
-use super::state::{Abilities, DueCall, State};
+use super::pending_calls::DueCall;
+use super::state::{Abilities, State};
 use crate::attach::PROTOCOL;
 use crate::event_stream::{EventFlow, Events, WINDOW, fail, span};
 use crate::hub::micros;

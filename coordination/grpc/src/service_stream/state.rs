@@ -12,14 +12,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ring::digest::{SHA256, digest};
-use segue_coordination::pod::{HandoffContext, PodAddress};
+use segue_coordination::pod::HandoffContext;
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::handoff::remote_pod::RemoteTask;
-use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
+use segue_protocol::ids::{Epoch, PartitionId};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::Done;
+use super::pending_calls::{Acknowledged, DueCall, PendingCalls, TaskResult};
 use crate::status::StreamStatus;
 
 #[derive(Debug, Default)]
@@ -27,7 +27,7 @@ pub(super) struct State {
     /// How many streams there were.
     streams: u64,
     open: Option<Open>,
-    told: Told,
+    news: PollNews,
     life: Option<Life>,
     /// The registration that the service had is given up, and no other one is for it yet.
     is_closed: bool,
@@ -41,11 +41,7 @@ pub(super) struct State {
     held: BTreeMap<PartitionId, bool>,
     /// The partitions that the service may write to.
     written: BTreeSet<PartitionId>,
-    calls: BTreeMap<PartitionId, Call>,
-    /// The number of the last call.
-    number: u64,
-    /// The task of each partition that was done last.
-    done: BTreeMap<PartitionId, RemoteTask>,
+    calls: PendingCalls,
     pub(super) status: Option<StreamStatus>,
 }
 
@@ -61,7 +57,7 @@ struct Open {
 
 /// The news at the last Poll, and their number.
 #[derive(Debug, Default)]
-struct Told {
+struct PollNews {
     revision: u64,
     owned: BTreeMap<PartitionId, Epoch>,
     due: BTreeMap<PartitionId, DueCall>,
@@ -103,32 +99,14 @@ impl Abilities {
     }
 }
 
-/// A callback that the service has to run.
-#[derive(Debug)]
-struct Call {
-    number: u64,
-    task: RemoteTask,
-    context: HandoffContext,
-    done: Option<oneshot::Sender<Done>>,
-}
-
-/// A callback as the service is told of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct DueCall {
-    /// The number of the call.
-    pub(super) number: u64,
-    pub(super) task: RemoteTask,
-    /// The checkpoint from which a `Warm` starts.
-    pub(super) checkpoint: Option<String>,
-    pub(super) from: Option<PodAddress>,
-    pub(super) to: Option<PodAddress>,
-}
-
-/// The effect of an acknowledgement.
+/// When a condition comes true, unless the state changes before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Acknowledged {
-    Accepted,
-    Stale,
+pub(super) enum Moment {
+    /// It is true.
+    Passed,
+    At(Instant),
+    /// Not before the state changes.
+    Never,
 }
 
 impl State {
@@ -169,10 +147,10 @@ impl State {
     /// Returns the number of what there is to tell, which is another one whenever that has changed.
     pub(super) fn revision(&mut self, owned: BTreeMap<PartitionId, Epoch>) -> u64 {
         let due = self.due();
-        if self.told.revision == 0 || (&self.told.owned, &self.told.due) != (&owned, &due) {
-            self.told = Told { revision: self.told.revision + 1, owned, due };
+        if self.news.revision == 0 || (&self.news.owned, &self.news.due) != (&owned, &due) {
+            self.news = PollNews { revision: self.news.revision + 1, owned, due };
         }
-        self.told.revision
+        self.news.revision
     }
 
     pub(super) fn is_open(&self, stream: u64) -> bool {
@@ -195,9 +173,7 @@ impl State {
         }
         open.is_newcomer = false;
         self.life = Some(Life { token: hash(token), abilities, heard: now, is_over: false });
-        for call in self.calls.values_mut().filter(|call| !abilities.include(call.task.callback)) {
-            call.finish(Ok(None));
-        }
+        self.calls.complete(|callback| !abilities.include(callback));
         true
     }
 
@@ -223,12 +199,7 @@ impl State {
 
     /// Returns the calls that are due.
     pub(super) fn due(&self) -> BTreeMap<PartitionId, DueCall> {
-        let due = self.calls.iter().filter(|(_, call)| call.done.is_some());
-        due.map(|(partition, Call { number, task, context, .. })| {
-            let HandoffContext { checkpoint, from, to, .. } = context.clone();
-            (*partition, DueCall { number: *number, task: *task, checkpoint, from, to })
-        })
-        .collect()
+        self.calls.due()
     }
 
     pub(super) fn show(&mut self, stream: u64, status: StreamStatus) {
@@ -238,7 +209,7 @@ impl State {
     }
 
     pub(super) fn is_done(&self, task: &RemoteTask) -> bool {
-        self.done.get(&task.partition) == Some(task)
+        self.calls.is_done(task)
     }
 
     // Acknowledgements.
@@ -264,29 +235,23 @@ impl State {
         true
     }
 
-    /// Takes the result of the task that `is_it` describes. `None`: it failed, and stays due.
+    /// Takes the result of the task that `is_it` describes. Without a result the task has failed, and stays due.
     pub(super) fn acknowledge(
         &mut self,
         partition: PartitionId,
         is_it: impl Fn(&RemoteTask) -> bool,
-        result: Option<Done>,
+        result: Option<TaskResult>,
     ) -> Acknowledged {
-        let Some(call) = self.calls.get_mut(&partition).filter(|call| call.done.is_some() && is_it(&call.task)) else {
-            let was_done = self.done.get(&partition).is_some_and(is_it);
-            return if was_done { Acknowledged::Accepted } else { Acknowledged::Stale };
-        };
-        let callback = call.task.callback;
-        let Some(result) = result else { return Acknowledged::Accepted };
-        let has_ended = result.is_ok() && matches!(callback, Callback::Drain | Callback::Release);
-        call.finish(result);
-        self.done.insert(partition, call.task);
-        if has_ended {
-            self.written.remove(&partition);
+        let acknowledged = self.calls.acknowledge(partition, is_it, result);
+        if let Acknowledged::Ended { callback, succeeded } = acknowledged {
+            if succeeded && matches!(callback, Callback::Drain | Callback::Release) {
+                self.written.remove(&partition);
+            }
+            if callback == Callback::Release {
+                self.held.remove(&partition);
+            }
         }
-        if callback == Callback::Release {
-            self.held.remove(&partition);
-        }
-        Acknowledged::Accepted
+        acknowledged
     }
 
     // The pod.
@@ -305,16 +270,16 @@ impl State {
         self.awaited_since = Some(now);
         self.held.clear();
         self.written.clear();
-        self.done.clear();
+        self.calls.forget_done();
     }
 
-    /// Returns from when on the service counts as silent. `None`: it is. `Some(None)`: not before something changes.
-    pub(super) fn silent_from(&self, term: Duration) -> Option<Option<Instant>> {
+    /// Returns when the service counts as silent.
+    pub(super) fn silent_from(&self, term: Duration) -> Moment {
         match &self.life {
-            Some(life) if life.is_over => None,
-            Some(life) => Some(Some(life.heard + term)),
-            None if self.open.is_some() => Some(None),
-            None => Some(self.awaited_since.map(|since| since + term)),
+            Some(life) if life.is_over => Moment::Passed,
+            Some(life) => Moment::At(life.heard + term),
+            None if self.open.is_some() => Moment::Never,
+            None => self.awaited_since.map_or(Moment::Never, |since| Moment::At(since + term)),
         }
     }
 
@@ -337,9 +302,7 @@ impl State {
             life.is_over = true;
         }
         // The state of a life is gone with it.
-        for call in self.calls.values_mut().filter(|call| call.task.callback == Callback::Release) {
-            call.finish(Ok(None));
-        }
+        self.calls.complete(|callback| callback == Callback::Release);
     }
 
     /// Returns until when what the service writes may take effect. `None` if it may write nothing.
@@ -359,9 +322,9 @@ impl State {
         &mut self,
         callback: Callback,
         context: &HandoffContext,
-        done: oneshot::Sender<Done>,
+        done: oneshot::Sender<TaskResult>,
     ) -> Option<u64> {
-        let HandoffContext { partition, epoch, handoff, .. } = *context;
+        let partition = context.partition;
         let mut cancelled = false;
         match callback {
             Callback::Warm => _ = self.held.insert(partition, false),
@@ -370,33 +333,16 @@ impl State {
             Callback::Release => cancelled = !*self.held.get(&partition)?,
             _ => {}
         }
-        // The protocol names a checkpoint by its epoch.
-        let handoff = if callback == Callback::Checkpoint { HandoffId::NONE } else { handoff };
-        self.number += 1;
-        let task = RemoteTask { partition, callback, handoff, epoch: Epoch::new(epoch.get()), cancelled };
-        self.done.remove(&partition);
-        self.calls.insert(partition, Call { number: self.number, task, context: context.clone(), done: Some(done) });
-        Some(self.number)
+        Some(self.calls.begin(callback, context, cancelled, done))
     }
 
     pub(super) fn drop_call(&mut self, partition: PartitionId, number: u64) {
-        if self.calls.get(&partition).is_some_and(|call| call.number == number) {
-            self.calls.remove(&partition);
-        }
+        self.calls.remove(partition, number);
     }
 
     pub(super) fn load_of(&self, partition: PartitionId) -> Option<f64> {
         let load = self.status.as_ref()?.load.as_ref()?;
         Some(load.by_partition.get(&partition).copied().unwrap_or_default())
-    }
-}
-
-impl Call {
-    fn finish(&mut self, result: Done) {
-        if let Some(done) = self.done.take() {
-            // The pod may have dropped the call.
-            let _ = done.send(result);
-        }
     }
 }
 
@@ -406,222 +352,4 @@ fn hash(token: &[u8]) -> [u8; 32] {
 }
 
 #[cfg(test)]
-mod tests {
-    use segue_coordination::pod::PermanentFailure;
-    use segue_coordination::session::lease_now;
-    use segue_protocol::ids::Revision;
-
-    use super::*;
-
-    const TERM: Duration = Duration::from_secs(5);
-    const ABLE: Abilities = Abilities { syncs: true, makes_checkpoints: true, fences: true };
-    const P: PartitionId = PartitionId::new(7);
-
-    struct World {
-        state: State,
-        now: Instant,
-    }
-
-    /// Returns a service that takes part and has a heartbeat confirmed.
-    fn taking_part() -> World {
-        let (mut state, now) = (State::default(), lease_now());
-        let (stream, resumes) = state.open(b"", now).unwrap();
-        assert!(!resumes && state.is_newcomer_there());
-        state.admit(now);
-        assert!(state.adopt(stream, b"token", ABLE, now));
-        state.lend(now + TERM * 2);
-        assert!(state.confirm(stream, now, TERM));
-        World { state, now }
-    }
-
-    fn context(handoff: u64) -> HandoffContext {
-        let handoff = HandoffId::created_at(Revision::new(handoff));
-        HandoffContext {
-            keyspace: "k".to_owned(),
-            partition: P,
-            epoch: Epoch::new(3),
-            handoff,
-            checkpoint: None,
-            partitions: 4,
-            from: None,
-            to: None,
-        }
-    }
-
-    impl World {
-        fn call(&mut self, callback: Callback, handoff: u64) -> oneshot::Receiver<Done> {
-            let (done, result) = oneshot::channel();
-            assert!(self.state.begin(callback, &context(handoff), done).is_some());
-            result
-        }
-
-        fn ack(&mut self, callback: Callback, handoff: u64) -> Acknowledged {
-            let is_it = |task: &RemoteTask| (task.callback, task.handoff) == (callback, context(handoff).handoff);
-            self.state.acknowledge(P, is_it, Some(Ok(None)))
-        }
-    }
-
-    #[test]
-    fn nothing_is_confirmed_beyond_what_the_pod_lends() {
-        let World { mut state, now } = taking_part();
-        assert!(!state.confirm(1, now + TERM + Duration::from_millis(1), TERM));
-        assert!(state.confirm(1, now + TERM, TERM));
-        state.close();
-        assert!(!state.confirm(1, now, TERM));
-        state.lend(now + TERM * 9);
-        assert!(!state.confirm(1, now, TERM), "nothing is lent to a life that is over");
-    }
-
-    #[test]
-    fn a_life_is_over_only_when_what_it_was_confirmed_has_run_out_or_it_may_write_nothing() {
-        let World { mut state, now } = taking_part();
-        assert_eq!(state.may_write_until(), None);
-        state.accepts(P);
-        assert_eq!(state.may_write_until(), Some(now + TERM));
-        state.close();
-        assert_eq!(state.may_write_until(), Some(now + TERM));
-        assert!(state.leave(b"token"), "it says that it has stopped");
-        assert_eq!(state.may_write_until(), None);
-    }
-
-    #[test]
-    fn a_service_has_stopped_when_it_says_so_or_fences_and_has_nothing_confirmed() {
-        let World { mut state, now } = taking_part();
-        state.accepts(P);
-        assert!(!state.has_stopped(now + TERM - Duration::from_millis(1)));
-        assert!(state.has_stopped(now + TERM));
-        state.life.as_mut().unwrap().abilities.fences = false;
-        assert!(!state.has_stopped(now + TERM * 9), "it may go on without confirmation");
-        assert!(state.leave(b"token"));
-        assert!(state.has_stopped(now));
-        state.accepts(P);
-        assert!(!state.has_stopped(now), "requests reach it again");
-    }
-
-    #[test]
-    fn a_life_does_not_end_for_a_heartbeat_that_came_before_it_began() {
-        let (mut state, now) = (State::default(), lease_now());
-        let (stream, _) = state.open(b"", now).unwrap();
-        state.admit(now);
-        assert!(state.adopt(stream, b"token", ABLE, now + TERM));
-        state.heard(stream, now);
-        assert_eq!(state.silent_from(TERM), Some(Some(now + TERM * 2)));
-    }
-
-    #[test]
-    fn a_partition_may_be_written_until_the_service_has_drained_it() {
-        let mut world = taking_part();
-        world.state.accepts(P);
-        let _drained = world.call(Callback::Drain, 20);
-        assert_eq!(world.ack(Callback::Drain, 19), Acknowledged::Stale);
-        assert!(world.state.may_write_until().is_some());
-        assert_eq!(world.ack(Callback::Drain, 20), Acknowledged::Accepted);
-        assert_eq!(world.state.may_write_until(), None);
-        assert_eq!(world.ack(Callback::Drain, 20), Acknowledged::Accepted, "it is repeated");
-        world.state.accepts(P);
-        assert!(world.state.may_write_until().is_some(), "the handoff was cancelled");
-    }
-
-    #[test]
-    fn a_partition_whose_drain_has_failed_may_still_be_written() {
-        let mut world = taking_part();
-        world.state.accepts(P);
-        let mut drained = world.call(Callback::Drain, 20);
-        let failed = Some(Err(PermanentFailure::new("no disk")));
-        assert_eq!(world.state.acknowledge(P, |_| true, failed), Acknowledged::Accepted);
-        assert!(matches!(drained.try_recv(), Ok(Err(_))));
-        assert_eq!(world.state.may_write_until(), Some(world.now + TERM));
-    }
-
-    #[test]
-    fn an_acknowledgement_counts_for_its_own_task_alone() {
-        let mut world = taking_part();
-        let mut warm = world.call(Callback::Warm, 20);
-        assert_eq!(world.ack(Callback::Sync, 20), Acknowledged::Stale);
-        assert_eq!(world.ack(Callback::Warm, 10), Acknowledged::Stale);
-        assert!(warm.try_recv().is_err());
-        assert_eq!(world.ack(Callback::Warm, 20), Acknowledged::Accepted);
-        assert_eq!(warm.try_recv(), Ok(Ok(None)));
-    }
-
-    #[test]
-    fn a_process_without_the_token_ends_the_life_of_a_process_that_is_gone_and_of_no_other() {
-        let World { mut state, now } = taking_part();
-        assert_eq!(state.open(b"other", now), None, "the stream is open");
-        assert_eq!(state.open(b"token", now), Some((2, true)));
-        assert!(!state.is_open(1) && state.is_open(2));
-        state.closed(1, now);
-        assert!(state.is_open(2), "the end of a stream that was replaced ends no other");
-        state.closed(2, now);
-        assert!(state.silent_from(TERM).is_some(), "a short disconnect costs nothing");
-        assert_eq!(state.open(b"other", now), Some((3, false)));
-        assert_eq!(state.silent_from(TERM), None);
-        assert_eq!(state.open(b"token", now), None, "its life is over");
-        assert!(!state.adopt(3, b"next", ABLE, now), "the pod has not registered anew");
-        state.close();
-        state.admit(now);
-        assert!(state.adopt(3, b"next", ABLE, now));
-        assert!(!state.is_living(b"token") && state.is_living(b"next"));
-    }
-
-    #[test]
-    fn the_state_of_an_earlier_life_needs_no_release() {
-        let mut world = taking_part();
-        let _warm = world.call(Callback::Warm, 20);
-        let mut release = world.call(Callback::Release, 20);
-        world.state.close();
-        assert_eq!(release.try_recv(), Ok(Ok(None)));
-        let (done, _result) = oneshot::channel();
-        assert_eq!(world.state.begin(Callback::Release, &context(20), done), None);
-    }
-
-    #[test]
-    fn a_service_is_told_only_tasks_that_it_can_do_and_the_others_are_done() {
-        let (mut state, now) = (State::default(), lease_now());
-        let (stream, _) = state.open(b"", now).unwrap();
-        state.admit(now);
-        // Before the service has said what it can do.
-        let (done, mut early) = oneshot::channel();
-        assert!(state.begin(Callback::Checkpoint, &context(0), done).is_some());
-        assert!(state.adopt(stream, b"token", Abilities::default(), now));
-        assert_eq!(early.try_recv(), Ok(Ok(None)));
-        for callback in [Callback::Sync, Callback::Checkpoint] {
-            let (done, _result) = oneshot::channel();
-            assert_eq!(state.begin(callback, &context(20), done), None);
-        }
-    }
-
-    #[test]
-    fn a_service_that_polls_counts_as_connected_until_it_has_been_silent_for_a_term() {
-        let World { mut state, now } = taking_part();
-        state.polled(1, TERM, now);
-        assert_eq!(state.open(b"other", now + TERM - Duration::from_millis(1)), None);
-        assert_eq!(state.open(b"token", now + TERM), Some((2, true)));
-        state.heard(2, now + TERM);
-        state.polled(2, TERM, now + TERM);
-        assert_eq!(state.open(b"other", now + TERM), None);
-        assert_eq!(state.open(b"other", now + TERM * 2), Some((3, false)));
-
-        let World { mut state, now } = taking_part();
-        state.polled(1, TERM, now);
-        assert!(state.leave(b"token"));
-        assert_eq!(state.open(b"other", now), Some((2, false)), "it says that it has stopped");
-        // A newcomer that polls and has not been told that it takes part.
-        state.polled(2, TERM, now);
-        assert_eq!(state.open(b"next", now), Some((3, false)));
-    }
-
-    #[test]
-    fn what_there_is_to_tell_has_another_number_whenever_it_has_changed() {
-        let mut world = taking_part();
-        let owned = BTreeMap::from([(P, Epoch::new(3))]);
-        let first = world.state.revision(BTreeMap::new());
-        assert_eq!(world.state.revision(BTreeMap::new()), first);
-        let second = world.state.revision(owned.clone());
-        let _drain = world.call(Callback::Drain, 20);
-        let third = world.state.revision(owned.clone());
-        world.ack(Callback::Drain, 20);
-        let fourth = world.state.revision(owned);
-        assert!(0 < first && first < second && second < third && third < fourth);
-    }
-}
+mod tests;
