@@ -11,17 +11,16 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use segue_coordination::session::unix_millis;
-use segue_protocol::ids::{HandoffId, PartitionId};
+use segue_protocol::ids::PartitionId;
 use segue_protocol::records::{Origin, Partitioner};
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::problem::Problem;
 use super::read::{WaitQuery, of_path};
 use super::{Api, Peer, guard};
-use crate::operator::{Action, GivenOwners, Kind, Order, perform};
+use crate::operator::{Action, Kind, OperationId, Order, perform};
 
 /// Most bytes of a body, and of the wanted owners: etcd takes no more in a value.
 const MAX_BODY: usize = 64 << 10;
@@ -35,69 +34,19 @@ type Answer = Result<Response, Problem>;
 type Wait = Result<Query<WaitQuery>, QueryRejection>;
 type PathOf<T> = Result<Path<T>, PathRejection>;
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Move {
-    partition: PartitionId,
-    to: String,
-    #[serde(default)]
-    pin: bool,
+/// The fields of an action that the request's path has.
+type InPath = Result<Map<String, Value>, Problem>;
+
+fn in_path<T: Serialize>(name: &str, path: PathOf<T>) -> InPath {
+    Ok(Map::from_iter([(name.to_owned(), json!(of_path(path)?))]))
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Pin {
-    #[serde(default)]
-    to: Option<String>,
+fn nothing_in_path() -> InPath {
+    Ok(Map::new())
 }
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Cancel {
-    #[serde(default)]
-    handoff: Option<HandoffId>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Planner {
-    paused: bool,
-    #[serde(default, rename = "for")]
-    time: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Set {
-    key: String,
-    value: String,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Mapping {
-    to: Partitioner,
-    #[serde(default)]
-    yes: bool,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Forget {
-    #[serde(default)]
-    force: bool,
-    #[serde(default)]
-    yes: bool,
-}
-
-/// No fields of its own.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Nothing {}
 
 pub(super) async fn moves(State(api): State<Arc<Api>>, wait: Wait, request: Request) -> Answer {
-    let action = |Move { partition, to, pin }| Ok(Action::Move { partition, to, pin });
-    act(&api, wait, request, MAX_BODY, action).await
+    act(&api, wait, request, MAX_BODY, |body| action("move", nothing_in_path(), body)).await
 }
 
 pub(super) async fn pin(
@@ -106,7 +55,7 @@ pub(super) async fn pin(
     wait: Wait,
     request: Request,
 ) -> Answer {
-    act(&api, wait, request, MAX_BODY, |Pin { to }| Ok(Action::Pin { partition: of_path(path)?, to })).await
+    act(&api, wait, request, MAX_BODY, |body| action("pin", in_path("partition", path), body)).await
 }
 
 pub(super) async fn unpin(
@@ -115,7 +64,7 @@ pub(super) async fn unpin(
     wait: Wait,
     request: Request,
 ) -> Answer {
-    act(&api, wait, request, MAX_BODY, |Nothing {}| Ok(Action::Unpin { partition: of_path(path)? })).await
+    act(&api, wait, request, MAX_BODY, |body| action("unpin", in_path("partition", path), body)).await
 }
 
 pub(super) async fn cancel(
@@ -124,44 +73,55 @@ pub(super) async fn cancel(
     wait: Wait,
     request: Request,
 ) -> Answer {
-    let action = |Cancel { handoff }| Ok(Action::Cancel { partition: of_path(path)?, handoff });
-    act(&api, wait, request, MAX_BODY, action).await
+    act(&api, wait, request, MAX_BODY, |body| action("cancel", in_path("partition", path), body)).await
 }
 
 pub(super) async fn drain(State(api): State<Arc<Api>>, path: PathOf<String>, wait: Wait, request: Request) -> Answer {
-    act(&api, wait, request, MAX_BODY, |Nothing {}| Ok(Action::Drain { pod: of_path(path)? })).await
+    act(&api, wait, request, MAX_BODY, |body| action("drain", in_path("pod", path), body)).await
 }
 
 pub(super) async fn undrain(State(api): State<Arc<Api>>, path: PathOf<String>, wait: Wait, request: Request) -> Answer {
-    act(&api, wait, request, MAX_BODY, |Nothing {}| Ok(Action::Undrain { pod: of_path(path)? })).await
+    act(&api, wait, request, MAX_BODY, |body| action("undrain", in_path("pod", path), body)).await
 }
 
 pub(super) async fn planner(State(api): State<Arc<Api>>, wait: Wait, request: Request) -> Answer {
-    let action = |Planner { paused, time }| match (paused, time) {
-        (false, None) => Ok(Action::Resume),
-        (false, Some(_)) => Err(Problem::bad_request("\"for\" without \"paused\": true")),
-        (true, time) => {
-            let span = time.as_deref().map(segue_config::parse_duration).transpose();
-            Ok(Action::Pause { span: span.map_err(|error| Problem::bad_request(format!("for: {error}")))? })
+    act(&api, wait, request, MAX_BODY, pause_or_resume).await
+}
+
+/// Returns the action of `{"paused":true,"for":"1h"}` or `{"paused":false}`.
+fn pause_or_resume(mut body: Map<String, Value>) -> Result<Action, Problem> {
+    let malformed = |error| Problem::bad_request(format!("the body: {error}"));
+    let paused = body.remove("paused").ok_or_else(|| Problem::bad_request("the body: missing field `paused`"))?;
+    match (serde_json::from_value(paused).map_err(malformed)?, body.get("for").filter(|time| !time.is_null())) {
+        (true, Some(Value::String(time))) => {
+            segue_config::parse_duration(time).map_err(|error| Problem::bad_request(format!("for: {error}")))?;
+            action("pause", nothing_in_path(), body)
         }
-    };
-    act(&api, wait, request, MAX_BODY, action).await
+        (true, _) => action("pause", nothing_in_path(), body),
+        (false, Some(_)) => Err(Problem::bad_request("\"for\" without \"paused\": true")),
+        (false, None) => {
+            body.remove("for");
+            action("resume", nothing_in_path(), body)
+        }
+    }
 }
 
 pub(super) async fn wanted(State(api): State<Arc<Api>>, wait: Wait, request: Request) -> Answer {
-    act(&api, wait, request, MAX_WANTED, |given: GivenOwners| Ok(Action::Want(given.into()))).await
+    act(&api, wait, request, MAX_WANTED, |body| action("want", nothing_in_path(), body)).await
 }
 
 pub(super) async fn config(State(api): State<Arc<Api>>, wait: Wait, request: Request) -> Answer {
-    act(&api, wait, request, MAX_BODY, |Set { key, value }| Ok(Action::Set { key, value })).await
+    act(&api, wait, request, MAX_BODY, |body| action("set", nothing_in_path(), body)).await
 }
 
 pub(super) async fn mapping(State(api): State<Arc<Api>>, wait: Wait, request: Request) -> Answer {
-    let action = |Mapping { to, yes }| match to {
-        Partitioner::Unknown(_) => Err(Problem::bad_request("to: expected a mapping that this version knows")),
-        to => Ok(Action::Remap { to, confirmed: yes }),
+    let remap = |body| match action("remap", nothing_in_path(), body)? {
+        Action::Remap { to: Partitioner::Unknown(_), .. } => {
+            Err(Problem::bad_request("to: expected a mapping that this version knows"))
+        }
+        remap => Ok(remap),
     };
-    act(&api, wait, request, MAX_BODY, action).await
+    act(&api, wait, request, MAX_BODY, remap).await
 }
 
 pub(super) async fn forget_pod(
@@ -183,17 +143,31 @@ pub(super) async fn forget_router(
 }
 
 async fn forget(api: &Api, kind: Kind, path: PathOf<String>, wait: Wait, request: Request) -> Answer {
-    let action = |Forget { force, yes }| Ok(Action::Forget { kind, name: of_path(path)?, force, confirmed: yes });
-    act(api, wait, request, MAX_BODY, action).await
+    let in_path = in_path("name", path).map(|mut fields| {
+        fields.insert("kind".to_owned(), json!(kind));
+        fields
+    });
+    act(api, wait, request, MAX_BODY, |body| action("forget", in_path, body)).await
+}
+
+/// Returns the action of this name, with the fields of the path and of the body.
+fn action(name: &str, in_path: InPath, mut body: Map<String, Value>) -> Result<Action, Problem> {
+    for (field, value) in in_path? {
+        if body.contains_key(&field) {
+            return Err(Problem::bad_request(format!("the body: unknown field `{field}`")));
+        }
+        body.insert(field, value);
+    }
+    Action::named(name, body).map_err(|error| Problem::bad_request(format!("the body: {error}")))
 }
 
 /// Carries out the action that an admitted request's body says.
-async fn act<T: DeserializeOwned>(
+async fn act(
     api: &Api,
     wait: Wait,
     request: Request,
     max_body: usize,
-    action: impl FnOnce(T) -> Result<Action, Problem>,
+    action: impl FnOnce(Map<String, Value>) -> Result<Action, Problem>,
 ) -> Answer {
     let (parts, body) = request.into_parts();
     let peer = parts.extensions.get::<Peer>().copied();
@@ -201,9 +175,7 @@ async fn act<T: DeserializeOwned>(
     let patience = WaitQuery::time(wait)?;
     let mut fields = read(body, max_body).await?;
     let (id, origin) = (id(&parts, &mut fields)?, origin(peer, &mut fields)?);
-    let body = serde_json::from_value(Value::Object(fields));
-    let action = action(body.map_err(|error| Problem::bad_request(format!("the body: {error}")))?)?;
-    let order = Order { action, id, origin };
+    let order = Order { action: action(fields)?, id, origin };
     let done = api.run(&api.control.actions, |link, said| async move { perform(&link, &order, patience, &said).await });
     Ok(Json(done.await?).into_response())
 }
@@ -224,7 +196,7 @@ async fn read(body: Body, max: usize) -> Result<Map<String, Value>, Problem> {
 }
 
 /// Takes the operation's id from the body or from the header.
-fn id(parts: &Parts, fields: &mut Map<String, Value>) -> Result<Option<String>, Problem> {
+fn id(parts: &Parts, fields: &mut Map<String, Value>) -> Result<Option<OperationId>, Problem> {
     let header = match parts.headers.get("idempotency-key") {
         Some(value) => {
             let text = value.to_str().map_err(|_| Problem::bad_request("idempotency-key: expected ASCII"))?;
@@ -236,7 +208,7 @@ fn id(parts: &Parts, fields: &mut Map<String, Value>) -> Result<Option<String>, 
         (Some(id), Some(header)) if id != header => {
             Err(Problem::bad_request("the id of the body and idempotency-key differ; expected one of them"))
         }
-        (id, header) => Ok(id.or(header)),
+        (id, header) => id.or(header).map(|id| id.parse().map_err(Problem::bad_request)).transpose(),
     }
 }
 

@@ -7,17 +7,15 @@ use segue_protocol::ids::{PartitionId, Revision};
 use segue_protocol::planning::external;
 use segue_protocol::records::{Answer, Drain, Operation, Origin, Pause, Request, Wanted, encode};
 use segue_protocol::registration;
-use segue_protocol::txn::{Compare, Keys, Op, Txn};
+use segue_protocol::txn::{Compare, Op, Txn};
 use segue_protocol::view::View;
 use serde_json::json;
 
-use super::actions::{Action, Order, Outcome};
+use super::decision::{Decision, deleting, unchanged};
 use super::operation::taken;
+use super::order::{Action, OperationId, Order, Outcome};
 use super::standing::owned;
 use super::{Link, OperatorError, ensure_exists, ensure_known, forget, partitions, settings, span};
-
-/// An outcome, and the transaction that brings it about. Without writes the keyspace is as it should be.
-pub(super) type Decision = (Txn, Outcome);
 
 /// Carries out an order that needs no leader.
 pub(super) async fn write(link: &Link, order: &Order) -> Result<Outcome, OperatorError> {
@@ -29,7 +27,7 @@ pub(super) async fn write(link: &Link, order: &Order) -> Result<Outcome, Operato
         Action::Drain { pod } => drain(&view, pod, &order.origin)?,
         Action::Undrain { pod } => undrain(&view, pod)?,
         Action::Pause { span } => pause(link, &view, *span, &order.origin).await?,
-        Action::Resume => resume(&view),
+        Action::Resume {} => resume(&view),
         Action::Unpin { partition } => unpin(&view, *partition)?,
         Action::Want(wanted) => want(&view, wanted)?,
         Action::Set { key, value } => settings::set(&view, key, value)?,
@@ -62,7 +60,7 @@ pub(super) async fn write(link: &Link, order: &Order) -> Result<Outcome, Operato
 /// Returns the outcome of the order if its id was used before for the same.
 fn earlier(view: &View, order: &Order) -> Result<Option<Outcome>, OperatorError> {
     let Some(id) = &order.id else { return Ok(None) };
-    let Some(known) = view.intentions.operations.get(id).map(|known| &known.value) else { return Ok(None) };
+    let Some(known) = view.intentions.operations.get(id.as_str()).map(|known| &known.value) else { return Ok(None) };
     match (&known.request, &known.answer) {
         (Request::Change { what }, Some(answer)) if *what == order.action.to_string() => {
             Ok(Some(Outcome::new(json!({ "operation": id, "repeated": true }), answer.text.clone())))
@@ -72,23 +70,13 @@ fn earlier(view: &View, order: &Order) -> Result<Option<Outcome>, OperatorError>
 }
 
 /// Adds the record of the operation, which must not exist.
-fn record(view: &View, id: &str, order: &Order, text: &str, txn: &mut Txn) {
+fn record(view: &View, id: &OperationId, order: &Order, text: &str, txn: &mut Txn) {
     let answer = Answer { accepted: true, text: text.to_owned(), at: unix_millis() };
     let request = Request::Change { what: order.action.to_string() };
     let operation = Operation { request, origin: order.origin.clone(), answer: Some(answer) };
-    let key = view.keys().operation(id);
+    let key = view.keys().operation(id.as_str());
     txn.when.push(Compare::unchanged_since(&key, Revision::ZERO));
     txn.then.push(Op::Put { key, value: encode(&operation), lease: None });
-}
-
-/// Leaves the keyspace as it is.
-pub(super) fn unchanged(outcome: Outcome) -> Decision {
-    (Txn::default(), outcome)
-}
-
-fn deleting(key: String, seen: Revision, outcome: Outcome) -> Decision {
-    let when = vec![Compare::unchanged_since(&key, seen)];
-    (Txn { when, then: vec![Op::Delete(Keys::One(key))], otherwise: None }, outcome)
 }
 
 fn drain(view: &View, pod: &str, origin: &Origin) -> Result<Decision, OperatorError> {

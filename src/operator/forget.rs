@@ -5,10 +5,10 @@
 
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_protocol::view::{Versioned, View};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The kinds of registrations that can be forgotten.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
     Pod,

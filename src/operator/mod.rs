@@ -10,14 +10,16 @@
 //! * A repeated id has no second effect: the operation's key is created by the transaction that acts, or by the one that
 //!   asks the leader to.
 
-mod actions;
 mod change;
+mod decision;
 mod explain;
 mod explain_partition;
 mod explain_pod;
 mod forget;
 mod operation;
+mod order;
 mod participants;
+mod perform;
 mod plan;
 mod process;
 mod process_status;
@@ -42,11 +44,12 @@ use serde_json::{Map, Value};
 
 use crate::history::History;
 
-pub(crate) use self::actions::{Action, GivenOwners, Order, Outcome, perform};
 pub(crate) use self::explain::Explanation;
 pub(crate) use self::explain_partition::PartitionReport;
 pub(crate) use self::explain_pod::PodReport;
 pub(crate) use self::forget::Kind;
+pub(crate) use self::order::{Action, GivenOwners, OperationId, Order, Outcome};
+pub(crate) use self::perform::perform;
 pub(crate) use self::plan::Preview;
 pub(crate) use self::process::{exchange, segment};
 pub(crate) use self::routers::Comparison;

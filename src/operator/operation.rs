@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use segue_coordination::session::unix_millis;
 use segue_protocol::ids::Revision;
 use segue_protocol::records::{Operation, Request, encode};
 use segue_protocol::txn::{Compare, Op, Txn};
 use segue_protocol::view::View;
 use serde_json::{Value, json};
 
-use super::actions::{Action, Order, Outcome};
+use super::order::{Action, OperationId, Order, Outcome};
 use super::standing::Standing;
 use super::wait::{Said, watch};
 use super::{Link, OperatorError, ensure_exists};
@@ -18,12 +17,12 @@ use super::{Link, OperatorError, ensure_exists};
 pub(super) async fn ask(link: &Link, order: &Order, patience: Duration, said: &Said) -> Result<Outcome, OperatorError> {
     let view = link.view().await?;
     ensure_exists(&view)?;
-    let known = order.id.as_ref().and_then(|id| view.intentions.operations.get(id));
+    let known = order.id.as_ref().and_then(|id| view.intentions.operations.get(id.as_str()));
     let request = match known.map(|known| &known.value.request) {
         Some(known) if repeats(known, &order.action) => known.clone(),
         _ => request(&view, &order.action)?,
     };
-    let id = order.id.clone().unwrap_or_else(new_id);
+    let id = order.id.clone().unwrap_or_else(OperationId::random);
     let operation = Operation { request, origin: order.origin.clone(), answer: None };
     if known.is_none_or(|known| known.value.request != operation.request) {
         create(link, &id, &operation).await?;
@@ -59,25 +58,26 @@ fn request(view: &View, action: &Action) -> Result<Request, OperatorError> {
 }
 
 /// Creates the operation's key. If it exists, it has to be the same operation.
-async fn create(link: &Link, id: &str, operation: &Operation) -> Result<(), OperatorError> {
-    let key = link.keys.operation(id);
+async fn create(link: &Link, id: &OperationId, operation: &Operation) -> Result<(), OperatorError> {
+    let key = link.keys.operation(id.as_str());
     let when = vec![Compare::unchanged_since(&key, Revision::ZERO)];
     let then = vec![Op::Put { key, value: encode(operation), lease: None }];
     if link.commit(Txn { when, then, otherwise: None }).await? {
         return Ok(());
     }
     let view = link.view().await?;
-    let same = view.intentions.operations.get(id).is_some_and(|known| known.value.request == operation.request);
+    let same =
+        view.intentions.operations.get(id.as_str()).is_some_and(|known| known.value.request == operation.request);
     if same { Ok(()) } else { Err(taken(id)) }
 }
 
 /// Returns the error that an id belongs to another operation.
-pub(super) fn taken(id: &str) -> OperatorError {
+pub(super) fn taken(id: &OperationId) -> OperatorError {
     OperatorError::Refused(format!("operation {id} exists and asks for something else: choose another id"))
 }
 
-fn answered(view: &View, id: &str) -> Standing {
-    match view.intentions.operations.get(id).map(|operation| &operation.value.answer) {
+fn answered(view: &View, id: &OperationId) -> Standing {
+    match view.intentions.operations.get(id.as_str()).map(|operation| &operation.value.answer) {
         Some(Some(answer)) if answer.accepted => Standing::Done(answer.text.clone()),
         Some(Some(answer)) => Standing::Failed(answer.text.clone()),
         Some(None) if view.coordinator().is_none() => {
@@ -88,7 +88,7 @@ fn answered(view: &View, id: &str) -> Standing {
     }
 }
 
-fn facts(id: &str, request: &Request) -> Value {
+fn facts(id: &OperationId, request: &Request) -> Value {
     match request {
         Request::Move { partition, to, pin } => {
             json!({ "operation": id, "partition": partition, "to": to, "pin": pin })
@@ -99,9 +99,4 @@ fn facts(id: &str, request: &Request) -> Value {
         Request::Pin { partition, .. } => json!({ "operation": id, "partition": partition }),
         Request::Change { what } => json!({ "operation": id, "what": what }),
     }
-}
-
-/// Returns a name that no other operation has.
-fn new_id() -> String {
-    format!("{:x}-{:08x}", unix_millis(), rand::random::<u32>())
 }

@@ -20,8 +20,8 @@ use segue_protocol::txn::{Compare, Op, Txn};
 use segue_protocol::view::{Versioned, View};
 use serde_json::{Map, Value, json};
 
-use super::actions::Outcome;
-use super::change::{Decision, unchanged};
+use super::decision::{Decision, unchanged};
+use super::order::Outcome;
 use super::{OperatorError, ensure_exists, partitions};
 
 const PARTITIONS: &str = "partitions";

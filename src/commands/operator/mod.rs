@@ -26,7 +26,7 @@ use serde_json::json;
 
 use super::store::ReachArgs;
 use super::{Failure, runtime};
-use crate::operator::{Action, Condition, Order, Outcome};
+use crate::operator::{Action, Condition, OperationId, Order, Outcome};
 use crate::printable::printable;
 
 pub(super) use self::config::{ConfigArgs, config};
@@ -84,7 +84,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 fn act(action: Action, asked: &Asked) -> Result<(), Failure> {
     block_on(async {
         let reach = Reach::open(&asked.target.reach).await?;
-        let outcome = reach.perform(&asked.order(action), ANSWER_TIMEOUT).await?;
+        let outcome = reach.perform(&asked.order(action)?, ANSWER_TIMEOUT).await?;
         print(&asked.target, &outcome)
     })
 }
@@ -95,7 +95,7 @@ fn act_and_wait(action: Action, condition: &Condition, asked: &Asked, patience: 
         let reach = Reach::open(&asked.target.reach).await?;
         let began = Instant::now();
         let for_answer = if patience.no_wait { ANSWER_TIMEOUT } else { patience.timeout };
-        let mut outcome = reach.perform(&asked.order(action), for_answer).await?;
+        let mut outcome = reach.perform(&asked.order(action)?, for_answer).await?;
         if !patience.no_wait {
             eprintln!("{}", printable(&outcome.text));
             outcome.text = reach.until(condition, patience.timeout.saturating_sub(began.elapsed())).await?;
@@ -106,9 +106,11 @@ fn act_and_wait(action: Action, condition: &Condition, asked: &Asked, patience: 
 }
 
 impl Asked {
-    fn order(&self, action: Action) -> Order {
+    fn order(&self, action: Action) -> Result<Order, Failure> {
+        let id = self.id.as_deref().map(str::parse::<OperationId>).transpose();
+        let id = id.map_err(|error| Failure::BadInput(format!("segue: {error}")))?;
         let origin = Origin { who: who(), why: self.why.clone(), at: unix_millis() };
-        Order { action, id: self.id.clone(), origin }
+        Ok(Order { action, id, origin })
     }
 }
 

@@ -27,5 +27,5 @@ pub(in crate::commands) fn pause(args: &PauseArgs) -> Result<(), Failure> {
 }
 
 pub(in crate::commands) fn resume(args: &ResumeArgs) -> Result<(), Failure> {
-    act(Action::Resume, &args.asked)
+    act(Action::Resume {}, &args.asked)
 }

@@ -20,8 +20,8 @@ use crate::commands::server::{Server, read_token};
 use crate::commands::store::ReachArgs;
 use crate::history::History;
 use crate::operator::{
-    Action, Comparison, Condition, Explanation, Kind, Link, OperatorError, Order, Outcome, PartitionReport, PodReport,
-    Preview, Said, perform, segment, until,
+    Action, Comparison, Condition, Explanation, Kind, Link, OperationId, OperatorError, Order, Outcome,
+    PartitionReport, PodReport, Preview, Said, perform, segment, until,
 };
 use crate::status::KeyspaceStatus;
 
@@ -88,9 +88,8 @@ impl Reach {
             Reach::Store(link) => Ok(shown(async |said: &Said| perform(link, order, patience, said).await).await?),
             Reach::Server(server) => {
                 // A request that gets no answer in time is repeated under its id, and takes effect once.
-                let id =
-                    order.id.clone().unwrap_or_else(|| format!("{:x}-{:08x}", unix_millis(), rand::random::<u32>()));
-                let (method, path, mut body) = request(&order.action);
+                let id = order.id.clone().unwrap_or_else(OperationId::random);
+                let (method, path, mut body) = request(&order.action)?;
                 body.extend([("id".to_owned(), json!(id)), ("who".to_owned(), json!(order.origin.who))]);
                 body.insert("why".to_owned(), json!(order.origin.why));
                 let body = Value::Object(body);
@@ -318,47 +317,36 @@ fn read<T: DeserializeOwned>(server: &Server, value: Value) -> Result<T, Failure
     })
 }
 
-/// Returns the request that carries an action out.
-fn request(action: &Action) -> (Method, String, Map<String, Value>) {
-    let (method, path, body) = match action {
-        Action::Move { partition, to, pin } => {
-            (Method::POST, "/v1/moves".to_owned(), json!({ "partition": partition, "to": to, "pin": pin }))
+/// Returns the request that carries an action out. Its body has the fields of the action that its path does not have.
+fn request(action: &Action) -> Result<(Method, String, Map<String, Value>), Failure> {
+    let (method, path, in_path): (_, _, &[&str]) = match action {
+        Action::Move { .. } => (Method::POST, "/v1/moves".to_owned(), &[]),
+        Action::Pin { partition, .. } => (Method::PUT, format!("/v1/partitions/{partition}/pin"), &["partition"]),
+        Action::Unpin { partition } => (Method::DELETE, format!("/v1/partitions/{partition}/pin"), &["partition"]),
+        Action::Cancel { partition, .. } => (Method::POST, format!("/v1/handoffs/{partition}/cancel"), &["partition"]),
+        Action::Drain { pod } => (Method::POST, format!("/v1/pods/{}/drain", segment(pod)), &["pod"]),
+        Action::Undrain { pod } => (Method::DELETE, format!("/v1/pods/{}/drain", segment(pod)), &["pod"]),
+        Action::Pause { .. } | Action::Resume {} => (Method::POST, "/v1/planner".to_owned(), &[]),
+        Action::Want(_) => (Method::PUT, "/v1/wanted".to_owned(), &[]),
+        Action::Set { .. } => (Method::PUT, "/v1/config".to_owned(), &[]),
+        Action::Remap { .. } => (Method::PUT, "/v1/mapping".to_owned(), &[]),
+        Action::Forget { kind: Kind::Pod, name, .. } => {
+            (Method::DELETE, format!("/v1/pods/{}", segment(name)), &["kind", "name"])
         }
-        Action::Pin { partition, to } => {
-            // Absent rather than null: an earlier version does not know the field.
-            let body = to.as_ref().map_or_else(|| json!({}), |to| json!({ "to": to }));
-            (Method::PUT, format!("/v1/partitions/{partition}/pin"), body)
-        }
-        Action::Unpin { partition } => (Method::DELETE, format!("/v1/partitions/{partition}/pin"), json!({})),
-        Action::Cancel { partition, handoff } => {
-            (Method::POST, format!("/v1/handoffs/{partition}/cancel"), json!({ "handoff": handoff }))
-        }
-        Action::Drain { pod } => (Method::POST, format!("/v1/pods/{}/drain", segment(pod)), json!({})),
-        Action::Undrain { pod } => (Method::DELETE, format!("/v1/pods/{}/drain", segment(pod)), json!({})),
-        Action::Pause { span: time } => (
-            Method::POST,
-            "/v1/planner".to_owned(),
-            json!({ "paused": true, "for": time.map(|time| format!("{}ms", time.as_millis())) }),
-        ),
-        Action::Resume => (Method::POST, "/v1/planner".to_owned(), json!({ "paused": false })),
-        Action::Want(wanted) => (Method::PUT, "/v1/wanted".to_owned(), json!(wanted)),
-        Action::Set { key, value } => (Method::PUT, "/v1/config".to_owned(), json!({ "key": key, "value": value })),
-        Action::Remap { to, confirmed } => {
-            (Method::PUT, "/v1/mapping".to_owned(), json!({ "to": to, "yes": confirmed }))
-        }
-        Action::Forget { kind, name, force, confirmed } => {
-            let kind = match kind {
-                Kind::Pod => "pods",
-                Kind::Router => "routers",
-            };
-            (Method::DELETE, format!("/v1/{kind}/{}", segment(name)), json!({ "force": force, "yes": confirmed }))
+        Action::Forget { kind: Kind::Router, name, .. } => {
+            (Method::DELETE, format!("/v1/routers/{}", segment(name)), &["kind", "name"])
         }
     };
-    let body = match body {
-        Value::Object(body) => body,
-        _ => Map::new(),
-    };
-    (method, path, body)
+    let mut body = action.fields().map_err(anyhow::Error::from)?;
+    for field in in_path {
+        body.remove(*field);
+    }
+    match action {
+        Action::Pause { .. } => _ = body.insert("paused".to_owned(), json!(true)),
+        Action::Resume {} => _ = body.insert("paused".to_owned(), json!(false)),
+        _ => {}
+    }
+    Ok((method, path, body))
 }
 
 impl From<OperatorError> for Failure {

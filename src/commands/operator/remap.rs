@@ -26,7 +26,7 @@ pub(in crate::commands) fn remap(args: &RemapArgs) -> Result<(), Failure> {
     block_on(async {
         let reach = Reach::open(&target.reach).await?;
         let to = mapping(&args.to, reach.keyspace(&target.reach))?;
-        let order = args.asked.order(Action::Remap { to, confirmed: args.yes });
+        let order = args.asked.order(Action::Remap { to, confirmed: args.yes })?;
         print(target, &reach.perform(&order, ANSWER_TIMEOUT).await?)
     })
 }

@@ -1,0 +1,23 @@
+//! Carries orders out: by a transaction, or by the leader.
+
+use std::time::Duration;
+
+use super::order::{Action, Order, Outcome};
+use super::wait::Said;
+use super::{Link, OperatorError, change, operation};
+
+/// Carries an order out. A move, a pin and a cancel are carried out by the leader; its answer is waited for at most
+/// `patience`.
+pub(crate) async fn perform(
+    link: &Link,
+    order: &Order,
+    patience: Duration,
+    said: &Said,
+) -> Result<Outcome, OperatorError> {
+    match &order.action {
+        Action::Move { .. } | Action::Pin { .. } | Action::Cancel { .. } => {
+            operation::ask(link, order, patience, said).await
+        }
+        _ => change::write(link, order).await,
+    }
+}
