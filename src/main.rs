@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use segue::commands::{Cli, Failure};
-use segue::last_words::say;
+use segue::process::last_words::say;
 
 fn main() -> ExitCode {
     match Cli::parse().run() {

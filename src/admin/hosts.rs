@@ -2,7 +2,7 @@
 //!
 //! A site can have its own name lead to this endpoint (DNS rebinding). The browser that shows a page of that site then takes
 //! both for the same origin, and lets the page read what the endpoint shows. Its requests name that site as their host. Not
-//! here: who may change something ([`api`](crate::api)).
+//! here: who may change something ([`api`](super::api)).
 //!
 //! # Invariants
 //!
@@ -17,7 +17,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-use crate::api::{Peer, Problem};
+use super::api::{Peer, Problem};
 
 /// The names, beside addresses and `localhost`.
 #[derive(Debug, Clone, Default)]

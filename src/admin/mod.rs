@@ -2,7 +2,7 @@
 //!
 //! The endpoint shows what the process's status sources report and decides nothing. It has a thread of its own, so that
 //! requests to it take nothing from the threads that renew leases. Elsewhere: its connections (`connections`), and who
-//! may change something ([`api`](crate::api)).
+//! may change something ([`api`](self::api)).
 //!
 //! # Invariants
 //!
@@ -10,8 +10,13 @@
 //! * Who names another host than this endpoint is shown nothing (`hosts`).
 //! * Readers share a page: frequent requests make no more pages, however many partitions these list.
 
+pub mod api;
 mod connections;
+mod exposition;
 mod hosts;
+pub mod keyspace;
+pub mod page;
+pub mod token_file;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -34,17 +39,16 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use self::api::{Api, ByKeyspace, Control, OwnPod, OwnProcess, Write};
+use self::exposition::Format;
 use self::hosts::Hosts;
-use crate::api::{Api, ByKeyspace, Control, OwnPod, OwnProcess, Write};
-use crate::exemplars::Exemplars;
-use crate::exposition::Format;
-use crate::history;
-use crate::metrics::process_registry;
+use self::page::board::Board;
+use self::page::feed::Feed;
 use crate::operator::Link;
-use crate::page;
-use crate::page::board::Board;
-use crate::page::feed::Feed;
-use crate::socket_path::SocketPath;
+use crate::operator::history;
+use crate::process::socket_path::SocketPath;
+use crate::telemetry::exemplars::Exemplars;
+use crate::telemetry::metrics::process_registry;
 
 /// Age, in multiples of the time it took to make, at which a page is made again, but at the latest after
 /// [`MAX_PAGE_AGE`]. Making pages takes at most a twentieth of the thread's time.

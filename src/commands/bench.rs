@@ -10,7 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use super::{Failure, runtime};
-use crate::certificates::trusting;
+use crate::process::certificates::trusting;
 use segue_demo::Progress;
 use segue_demo::bench::{BenchOptions, bench};
 use segue_proxy::open_files;

@@ -10,11 +10,11 @@ use segue_config::{Located, Problem, compare};
 use segue_protocol::planning::Assurance;
 
 use super::{Failure, bad, load_with_certificates, measure_store};
-use crate::files;
-use crate::kubernetes;
+use crate::checks::kubernetes;
+use crate::process::files;
+use crate::process::secret_files;
+use crate::process::surroundings;
 use crate::roles::pod::capabilities;
-use crate::secret_files;
-use crate::surroundings;
 
 /// The files.
 #[derive(Debug, clap::Args)]

@@ -22,8 +22,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use segue_config::{Located, Problem};
 
-use crate::certificates::Certificates;
-use crate::{supervise, token_file};
+use crate::admin::token_file;
+use crate::process::certificates::Certificates;
+use crate::process::supervise;
 
 /// An L7 proxy that moves partitions between writer pods while clients keep sending, without losing a request.
 #[derive(Debug, Parser)]

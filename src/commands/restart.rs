@@ -16,7 +16,7 @@ use sd_notify::NotifyState;
 
 use super::service_manager::REPORT_SOCKET;
 use super::{Failure, load_with_certificates};
-use crate::hot_restart;
+use crate::process::hot_restart;
 
 /// How often the command looks whether the successor still runs.
 const LOOK_EVERY: Duration = Duration::from_millis(100);

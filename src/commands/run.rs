@@ -22,25 +22,25 @@ use super::logging::{self, Log, start_logging};
 use super::reload::{Changeable, Reloading};
 use super::store::open;
 use super::{Failure, load_with_certificates, runtime, service_manager};
+use crate::admin::api::Write;
+use crate::admin::token_file::TokenFile;
 use crate::admin::{Admin, SOCKET_KEY};
-use crate::any_address;
-use crate::api::Write;
-use crate::certificates::{Certificates, Watching};
-use crate::files;
-use crate::hot_restart::{Exit, Server as HotRestart, Startup};
-use crate::metrics::{
-    HotRestartMetrics, MeteredStore, StoreHealth, register_build_info, register_dropped_lines,
-    register_store_went_back, tell_outages,
-};
-use crate::otlp::Exporter;
+use crate::process::any_address;
+use crate::process::certificates::{Certificates, Watching};
+use crate::process::files;
+use crate::process::hot_restart::{Exit, Server as HotRestart, Startup};
+use crate::process::socket_path::ensure_nobody_listens;
+use crate::process::supervise::Ended;
 use crate::roles::coordinator::BoundCoordinator;
 use crate::roles::keyspace::ServedKeyspace;
 use crate::roles::pod::{BoundPod, PodRole, uncoordinated};
 use crate::roles::router::{BoundRouterRole, JoiningRouterRole, Leaving, RouterRole};
 use crate::roles::running::Running;
-use crate::socket_path::ensure_nobody_listens;
-use crate::supervise::Ended;
-use crate::token_file::TokenFile;
+use crate::telemetry::metrics::{
+    HotRestartMetrics, MeteredStore, StoreHealth, register_build_info, register_dropped_lines,
+    register_store_went_back, tell_outages,
+};
+use crate::telemetry::otlp::Exporter;
 
 /// The configuration.
 #[derive(Debug, clap::Args)]

@@ -13,8 +13,8 @@ use super::operator::Reach;
 use super::server::admin_tls;
 use super::store::ReachArgs;
 use super::{Failure, runtime};
-use crate::printable::printable;
-use crate::status::KeyspaceStatus;
+use crate::operator::status::KeyspaceStatus;
+use crate::process::printable::printable;
 
 /// Time between two looks at an admin endpoint. Its processes make a status at most that often.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);

@@ -7,7 +7,7 @@ use segue_protocol::view::{PodLife, View};
 use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
 
-use crate::status::heartbeat_age;
+use super::status::heartbeat_age;
 
 /// An explanation, as text or as JSON.
 pub(crate) trait Explanation: Serialize {

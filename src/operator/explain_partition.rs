@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 use super::explain::{
     Explanation, Participant, begin_with, held, keyspace_steps, obstacle, slow_warm_step, steps_in_words, store_step,
 };
+use super::history::{History, in_words};
 use super::plan::{Move, moves};
+use super::resting::Rest;
 use super::standing::owned;
+use super::status::checkpoint_age;
+use super::waits::WaitLine;
 use super::{Link, participants};
-use crate::history::{History, in_words};
-use crate::resting::Rest;
-use crate::status::checkpoint_age;
-use crate::waits::WaitLine;
 
 /// Number of earlier handoffs that are shown.
 const LAST_HANDOFFS: usize = 5;

@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 use super::explain::{
     Explanation, Participant, begin_with, held, keyspace_steps, obstacle, slow_warm_step, steps_in_words, store_step,
 };
+use super::history::History;
 use super::plan::{Move, moves};
 use super::process_status::Work;
+use super::resting::Rest;
 use super::{Link, participants};
-use crate::history::History;
-use crate::resting::Rest;
 
 /// A pod explained.
 #[derive(Debug, Serialize, Deserialize)]

@@ -16,6 +16,7 @@ mod explain;
 mod explain_partition;
 mod explain_pod;
 mod forget;
+pub mod history;
 mod operation;
 mod order;
 mod participants;
@@ -23,10 +24,13 @@ mod perform;
 mod plan;
 mod process;
 mod process_status;
+pub mod resting;
 mod routers;
 mod settings;
 mod standing;
+pub mod status;
 mod wait;
+pub mod waits;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -42,7 +46,7 @@ use segue_protocol::view::View;
 use segue_proxy::tls::ClientTls;
 use serde_json::{Map, Value};
 
-use crate::history::History;
+use self::history::History;
 
 pub(crate) use self::explain::Explanation;
 pub(crate) use self::explain_partition::PartitionReport;

@@ -19,12 +19,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, error};
 
 use crate::admin::StatusSource;
-use crate::certificates::Certificates;
-use crate::handoff_traces::HandoffTraces;
-use crate::metrics::{CoordinatorMetrics, PodsServiceMetrics};
+use crate::admin::token_file::TokenFile;
+use crate::process::certificates::Certificates;
 use crate::roles::keyspace::ServedKeyspace;
 use crate::roles::progress;
-use crate::token_file::TokenFile;
+use crate::telemetry::handoff_traces::HandoffTraces;
+use crate::telemetry::metrics::{CoordinatorMetrics, PodsServiceMetrics};
 
 /// A coordinator that does not run yet. The socket of its pods' service is bound, if it has one.
 #[derive(Debug)]

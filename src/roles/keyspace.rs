@@ -15,10 +15,10 @@ use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
 use tracing::{Span, error_span};
 
+use crate::admin::keyspace::KeyspaceStatusSource;
 use crate::admin::{AdminKeyspace, StatusSource};
-use crate::keyspace::KeyspaceStatusSource;
-use crate::metrics::{ParticipantMetrics, StoreHealth};
 use crate::operator::Link;
+use crate::telemetry::metrics::{ParticipantMetrics, StoreHealth};
 
 /// A keyspace that roles of this process take part in.
 #[derive(Debug)]

@@ -25,11 +25,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::admin::StatusSource;
-use crate::certificates::Certificates;
-use crate::handoff_traces::HandoffTraces;
-use crate::metrics::RouterMetrics;
+use crate::process::certificates::Certificates;
 use crate::roles::keyspace::ServedKeyspace;
 use crate::roles::{exchanges, progress};
+use crate::telemetry::handoff_traces::HandoffTraces;
+use crate::telemetry::metrics::RouterMetrics;
 
 /// The role with bound sockets, before it runs.
 #[derive(Debug)]

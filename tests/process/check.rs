@@ -314,7 +314,7 @@ fn check_asks_every_endpoint_for_its_cluster() {
 
 #[test]
 fn check_compares_kubernetes_manifests_with_their_configurations() {
-    let without_fence = include_str!("../../src/kubernetes/good.yaml");
+    let without_fence = include_str!("../../src/checks/kubernetes/good.yaml");
     let good = without_fence.replace("    upstream =", "    work_ends_within = \"5s\"\n    upstream =");
     let run = |text: &str| {
         let folder = TempDir::new().unwrap();

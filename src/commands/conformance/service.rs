@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use super::stage::Stage;
-use crate::token_file::TokenFile;
+use crate::admin::token_file::TokenFile;
 
 /// The service.
 #[derive(Debug)]

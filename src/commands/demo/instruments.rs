@@ -15,12 +15,12 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::admin::api::Write;
+use crate::admin::keyspace::KeyspaceStatusSource;
 use crate::admin::{Admin, AdminKeyspace, StatusSource};
-use crate::api::Write;
-use crate::keyspace::KeyspaceStatusSource;
-use crate::metrics::{CoordinatorMetrics, ParticipantMetrics, RouterMetrics};
 use crate::operator::Link;
 use crate::roles::router::table_summary;
+use crate::telemetry::metrics::{CoordinatorMetrics, ParticipantMetrics, RouterMetrics};
 use segue_demo::instruments::{Instruments, Status};
 
 /// The same metrics as those of `segue run`, served at an address.

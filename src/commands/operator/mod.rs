@@ -27,7 +27,7 @@ use serde_json::json;
 use super::store::ReachArgs;
 use super::{Failure, runtime};
 use crate::operator::{Action, Condition, OperationId, Order, Outcome};
-use crate::printable::printable;
+use crate::process::printable::printable;
 
 pub(super) use self::config::{ConfigArgs, config};
 pub(super) use self::drain::{DrainArgs, UndrainArgs, drain, undrain};

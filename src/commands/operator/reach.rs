@@ -18,12 +18,12 @@ use super::progress::shown;
 use crate::commands::Failure;
 use crate::commands::server::{Server, read_token};
 use crate::commands::store::ReachArgs;
-use crate::history::History;
+use crate::operator::history::History;
+use crate::operator::status::KeyspaceStatus;
 use crate::operator::{
     Action, Comparison, Condition, Explanation, Kind, Link, OperationId, OperatorError, Order, Outcome,
     PartitionReport, PodReport, Preview, Said, perform, segment, until,
 };
-use crate::status::KeyspaceStatus;
 
 /// How long the first request waits for a condition, and how long any. A longer wait asks again, which also shows the
 /// progress. Each request costs a snapshot of the keyspace, so the time doubles.

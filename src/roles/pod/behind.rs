@@ -21,7 +21,7 @@ use tracing::warn;
 
 use super::process::ServiceProcess;
 use super::shares::Share;
-use crate::supervise::Ended;
+use crate::process::supervise::Ended;
 
 #[derive(Debug)]
 pub(super) struct Behind {

@@ -32,11 +32,11 @@ use self::status::PodStatusSource;
 use self::stream::StreamListener;
 pub use self::uncoordinated::uncoordinated;
 use crate::admin::StatusSource;
-use crate::api::OwnPod;
-use crate::certificates::Certificates;
-use crate::metrics::{MeteredHooks, PodMetrics};
+use crate::admin::api::OwnPod;
+use crate::process::certificates::Certificates;
+use crate::process::supervise::Ended;
 use crate::roles::keyspace::ServedKeyspace;
-use crate::supervise::Ended;
+use crate::telemetry::metrics::{MeteredHooks, PodMetrics};
 
 /// Returns the capabilities of this section's pod.
 pub fn capabilities(section: &config::Pod) -> Capabilities {

@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
 use tracing::{error, warn};
 
-use crate::supervise::{Ended, Supervisor};
+use crate::process::supervise::{Ended, Supervisor};
 
 /// How long a service that was told to end may take, if its pod's time allows for more.
 const END_TIMEOUT: Duration = Duration::from_secs(10);

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::behind::Behind;
 use crate::admin::StatusSource;
-use crate::metrics::PodMetrics;
 use crate::roles::{exchanges, progress};
+use crate::telemetry::metrics::PodMetrics;
 
 pub(super) struct PodStatusSource {
     pub(super) metrics: Arc<PodMetrics>,

@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-use crate::socket_path::{SocketPath, ensure_nobody_listens};
+use crate::process::socket_path::{SocketPath, ensure_nobody_listens};
 
 const KEY: &str = "pod.stream";
 

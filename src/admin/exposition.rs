@@ -13,7 +13,7 @@ use axum::http::{HeaderMap, header};
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::registry::Registry;
 
-use crate::exemplars::Exemplars;
+use crate::telemetry::exemplars::Exemplars;
 
 const OPEN_METRICS: &str = "application/openmetrics-text";
 

@@ -12,7 +12,7 @@ use segue_protocol::view::Versioned;
 use tokio::time::Instant;
 
 use super::{LeaseGauge, ParticipantMetrics, ResultLabel};
-use crate::handoff_traces::HandoffTraces;
+use crate::telemetry::handoff_traces::HandoffTraces;
 
 /// Buckets from an imperceptible pause to an obvious one; half of them below 50 ms, where cutovers are.
 const PAUSE_BUCKETS: [f64; 17] =

@@ -21,8 +21,8 @@ use tracing::{error, info, warn};
 use super::channel::{Channel, STEP_TIMEOUT};
 use super::message::Message;
 use super::{SOCKET_KEY, Startup};
-use crate::metrics::HotRestartMetrics;
-use crate::socket_path::SocketPath;
+use crate::process::socket_path::SocketPath;
+use crate::telemetry::metrics::HotRestartMetrics;
 
 /// The longest wait for a new process, whatever it asks for.
 const MAX_PATIENCE: Duration = Duration::from_secs(600);

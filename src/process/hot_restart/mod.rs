@@ -40,8 +40,8 @@ use tracing::info;
 use self::adopt::{AdoptedSockets, adopt};
 use self::channel::Channel;
 use self::message::Message;
-use crate::metrics::HotRestartMetrics;
-use crate::socket_path::{self, SocketPath};
+use crate::process::socket_path::{self, SocketPath};
+use crate::telemetry::metrics::HotRestartMetrics;
 
 pub use self::server::{Exit, Server, Successor};
 

@@ -1,7 +1,7 @@
 //! Exemplars: for each bucket of a latency histogram the last traced request in it, so that a dashboard can open its trace.
 //!
 //! They are taken from spans that the collector has accepted. The path of a request therefore does nothing for them, and
-//! only sampled requests have any. The classic text format has no place for them ([`exposition`](crate::exposition)).
+//! only sampled requests have any. The classic text format has no place for them (`admin/exposition`).
 //!
 //! # Invariants
 //!

@@ -17,7 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::deadline::Deadline;
 use super::descendants;
-use crate::last_words::say;
+use crate::process::last_words::say;
 
 /// The exit codes of shells for a program that cannot be run, or does not exist.
 const CANNOT_RUN: u8 = 126;

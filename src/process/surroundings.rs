@@ -13,7 +13,7 @@ use rustix::fs::{Access, access};
 use rustix::process::geteuid;
 use segue_config::{Config, Located, Problem};
 
-use crate::socket_path::folder_of;
+use super::socket_path::folder_of;
 
 /// Returns a warning for each socket that could not be placed here, and for a service that could not be started.
 pub(crate) fn lacking(located: &Located) -> Vec<Problem> {

@@ -11,8 +11,8 @@ use segue_protocol::records::{Handoff, HeldMoves, Mode, Phase, Pin, PodStatus};
 use segue_protocol::view::{Versioned, View};
 use serde::{Deserialize, Serialize};
 
-use crate::resting::Rest;
-use crate::waits::WaitLine;
+use super::resting::Rest;
+use super::waits::WaitLine;
 
 /// Most waits of a handoff that are listed with their beginning.
 const MOST_WAITS: usize = 16;

@@ -33,7 +33,7 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::resting::{Rest, resting};
+use super::resting::{Rest, resting};
 
 /// How long a reading serves further readers of the admin endpoint.
 const FRESH: Duration = Duration::from_secs(1);

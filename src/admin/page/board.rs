@@ -16,7 +16,7 @@ use segue_protocol::records::PodStatus;
 use segue_protocol::view::{View, ViewDelta};
 
 use super::journal::{Cutover, Entry, Journal};
-use crate::status::{KeyspaceStatus, Stale};
+use crate::operator::status::{KeyspaceStatus, Stale};
 
 /// Number of changed partitions from which on all partitions are read.
 const MAX_CHANGED: usize = 4096;

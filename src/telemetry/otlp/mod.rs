@@ -30,8 +30,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::collector::{Collector, ExportError};
-use crate::exemplars::{Exemplar, Exemplars};
-use crate::metrics::SpanMetrics;
+use crate::telemetry::exemplars::{Exemplar, Exemplars};
+use crate::telemetry::metrics::SpanMetrics;
 
 /// Most spans that wait for their export.
 const QUEUE: usize = 4096;

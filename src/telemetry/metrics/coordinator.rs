@@ -22,7 +22,7 @@ use segue_protocol::view::{Intentions, View};
 use tokio::time::Instant;
 
 use super::{CauseLabel, LeaseGauge, ParticipantMetrics};
-use crate::handoff_traces::HandoffTraces;
+use crate::telemetry::handoff_traces::HandoffTraces;
 
 /// Buckets of phases, which may last as long as a warm-up.
 const PHASE_BUCKETS: [f64; 14] =

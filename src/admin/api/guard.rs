@@ -12,7 +12,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
 
 use super::problem::Problem;
-use crate::token_file::TokenFile;
+use crate::admin::token_file::TokenFile;
 
 /// Who may change something by TCP. By the Unix socket everybody may who can connect to it.
 #[derive(Debug, Clone, PartialEq, Eq)]

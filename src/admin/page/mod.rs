@@ -1,6 +1,6 @@
 //! The live page: the files that a browser loads from the admin endpoint, and the event stream that fills them.
 //!
-//! The page shows one process's view of the keyspace, and sends operators' actions to [`api`](crate::api), which decides
+//! The page shows one process's view of the keyspace, and sends operators' actions to [`api`](super::api), which decides
 //! about them. It consists of these files alone: no framework, no build step, and nothing from another origin.
 //!
 //! # Invariants

@@ -7,9 +7,9 @@ use segue_protocol::keys::Keyspace;
 use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::admin::StatusSource;
-use crate::metrics::StoreHealth;
-use crate::page::board::Board;
+use super::StatusSource;
+use super::page::board::Board;
+use crate::telemetry::metrics::StoreHealth;
 
 /// A followed keyspace.
 #[derive(Debug)]

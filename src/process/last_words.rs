@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use crate::printable::printable;
+use super::printable::printable;
 
 /// How long the end of a process waits for the reader of its last line.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -1,0 +1,3 @@
+//! Checks of what surrounds a process: the manifests that run it.
+
+pub(crate) mod kubernetes;
