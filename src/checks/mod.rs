@@ -1,3 +1,4 @@
-//! Checks of what surrounds a process: the manifests that run it.
+//! Checks of what others provide: the pods, and the manifests that run Segue.
 
+pub(crate) mod conformance;
 pub(crate) mod kubernetes;

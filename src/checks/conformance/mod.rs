@@ -1,5 +1,4 @@
-//! `segue conformance`: sends requests with right and wrong stamps to a running pod, or plays handoffs with it, and
-//! prints what does not conform.
+//! Whether a running pod conforms: sends it requests with right and wrong stamps, or plays handoffs with it.
 //!
 //! The store shows what the pod owns. A result of stamps counts only if the pod owned the same before and after.
 
@@ -10,15 +9,15 @@ mod service;
 mod stage;
 
 use std::fmt;
-use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use axum::body::Body;
+use http::Request;
 use http::header::HOST;
-use http::{Request, Uri};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use segue_coordination::store::Store;
@@ -32,11 +31,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use self::cases::{Case, Expected, Observed, Owned, cases, fault};
 use self::process::PodProcess;
-use self::scenes::PodUnderTest;
+pub(crate) use self::scenes::{HandoffReport, PodUnderTest};
 use self::service::Service;
 use self::stage::Stage;
-use super::store::StoreArgs;
-use super::{Failure, runtime};
 
 /// How long a pod may take to respond. A pod that gets a future epoch waits a quarter of a second for its own view.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -46,47 +43,26 @@ const MAX_ATTEMPTS: usize = 3;
 const LATE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The pod under test.
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    /// URL of the pod, such as http://10.0.0.7:8181: the address that it registered, not that of a router.
-    #[arg(long, value_name = "URL")]
-    pod: Uri,
-    /// Name of the pod, if --pod is not the address that it registered.
-    #[arg(long)]
-    name: Option<String>,
-    /// Path of the requests, each a GET.
-    #[arg(long, default_value = "/")]
-    path: String,
-    /// Play handoffs, cancels and the loss of the lease with the pod, in a keyspace without a coordinator and routers.
-    #[arg(long)]
-    handoffs: bool,
-    /// With --handoffs: serve the gRPC service for pods here, and play its restart and its silence.
-    #[arg(long, value_name = "ADDRESS", requires = "handoffs")]
-    listen: Option<SocketAddr>,
-    /// With --listen: the file of a token that the pod has to present.
-    #[arg(long, value_name = "FILE", requires = "listen")]
-    token_file: Option<PathBuf>,
-    /// With --handoffs: start the pod by this command of the shell, kill its process with SIGKILL and start it again.
-    #[arg(long, value_name = "COMMAND", requires = "handoffs")]
-    command: Option<String>,
-    /// With --handoffs: how long the pod may take for each step.
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = segue_config::parse_duration)]
-    patience: Duration,
-    /// Print the result as JSON.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    store: StoreArgs,
+/// How handoffs are played with a pod.
+#[derive(Debug)]
+pub(crate) struct HandoffTest {
+    /// Where to serve the gRPC service for pods, if the pod uses it.
+    pub(crate) listen: Option<SocketAddr>,
+    /// The file of a token that the pod has to present.
+    pub(crate) token_file: Option<PathBuf>,
+    /// The command that starts the pod, if its process is to be killed.
+    pub(crate) command: Option<String>,
+    /// How long the pod may take for each step.
+    pub(crate) patience: Duration,
 }
 
-/// The result.
+/// The result of requests with stamps.
 #[derive(Debug, Serialize)]
-struct Report {
+pub(crate) struct StampReport {
     pod: String,
     partition: PartitionId,
     requests: Vec<Outcome>,
-    conforms: bool,
+    pub(crate) conforms: bool,
 }
 
 /// The outcome of one request.
@@ -98,36 +74,21 @@ struct Outcome {
     fault: Option<String>,
 }
 
-pub(super) fn conformance(args: &Args) -> Result<(), Failure> {
-    let runtime = runtime()?;
-    if args.handoffs {
-        let report = runtime.block_on(play(args))?;
-        return print(&report, report.conforms, args.json);
-    }
-    let report = runtime.block_on(run(args))?;
-    print(&report, report.conforms, args.json)
-}
-
-fn print<T: Serialize + fmt::Display>(report: &T, conforms: bool, json: bool) -> Result<(), Failure> {
-    let text = if json { serde_json::to_string(report) } else { Ok(report.to_string()) };
-    let text = text.map_err(anyhow::Error::new)?;
-    writeln!(std::io::stdout().lock(), "{}", text.trim_end()).map_err(anyhow::Error::new)?;
-    // The report has already been printed.
-    if conforms { Ok(()) } else { Err(Failure::AlreadyReported) }
-}
-
-async fn play(args: &Args) -> Result<scenes::Report, Failure> {
-    let authority = authority(args)?;
-    let (store, keys) = args.store.connect().await?;
-    let stage = Stage::take(store, keys, args.patience).await?;
-    let service = match args.listen {
-        Some(listen) => Some(Service::start(&stage, listen, args.token_file.clone()).await),
+/// Plays handoffs with the pod, in a keyspace without a coordinator and routers.
+pub(crate) async fn play(
+    store: Arc<dyn Store>,
+    keys: Keyspace,
+    pod: PodUnderTest,
+    test: HandoffTest,
+) -> anyhow::Result<HandoffReport> {
+    let stage = Stage::take(store, keys, test.patience).await?;
+    let service = match test.listen {
+        Some(listen) => Some(Service::start(&stage, listen, test.token_file).await),
         None => None,
     };
-    let pod = PodUnderTest { authority, path: args.path.clone(), name: args.name.clone() };
     let played = async {
         let service = service.transpose()?;
-        let process = args.command.as_deref().map(PodProcess::start).transpose()?;
+        let process = test.command.as_deref().map(PodProcess::start).transpose()?;
         scenes::play(&stage, service, process, pod).await
     };
     let played = tokio::select! {
@@ -136,7 +97,7 @@ async fn play(args: &Args) -> Result<scenes::Report, Failure> {
         signal = signalled() => signal.and_then(|name| Err(anyhow!("ended by {name}"))),
     };
     stage.clear().await?;
-    Ok(played?)
+    played
 }
 
 /// Returns the signal that asks this program to end.
@@ -148,36 +109,23 @@ async fn signalled() -> anyhow::Result<&'static str> {
     }
 }
 
-/// Returns host and port of the pod.
-fn authority(args: &Args) -> Result<String, Failure> {
-    let authority = args.pod.authority().filter(|_| args.pod.scheme_str() == Some("http"));
-    let Some(authority) = authority.filter(|authority| authority.port().is_some()) else {
-        let text = format!("segue: --pod {}: expected http://HOST:PORT, the address that the pod registered", args.pod);
-        return Err(Failure::BadInput(text));
-    };
-    if !args.path.starts_with('/') {
-        return Err(Failure::BadInput(format!("segue: --path {}: expected a path, such as /healthz", args.path)));
-    }
-    Ok(authority.to_string())
-}
-
-async fn run(args: &Args) -> Result<Report, Failure> {
-    let authority = authority(args)?;
-    let (store, keys) = args.store.connect().await?;
+/// Sends the pod requests with right and wrong stamps.
+pub(crate) async fn send_stamps(store: &dyn Store, keys: &Keyspace, pod: &PodUnderTest) -> anyhow::Result<StampReport> {
+    let PodUnderTest { authority, path, name } = pod;
     for _ in 0..MAX_ATTEMPTS {
-        let (name, owned) = subject(&view(&*store, &keys).await?, &authority, args.name.as_deref())?;
+        let (pod, owned) = subject(&view(store, keys).await?, authority, name.as_deref())?;
         let mut requests = Vec::new();
         for case in cases(&owned) {
-            let fault = fault(case.expected, &try_case(&authority, &args.path, &case).await);
+            let fault = fault(case.expected, &try_case(authority, path, &case).await);
             requests.push(Outcome { request: case.name, expected: case.expected.to_string(), fault });
         }
-        let after = subject(&view(&*store, &keys).await?, &authority, args.name.as_deref());
+        let after = subject(&view(store, keys).await?, authority, name.as_deref());
         if after.is_ok_and(|(_, after)| after == owned) {
             let conforms = requests.iter().all(|outcome| outcome.fault.is_none());
-            return Ok(Report { pod: name, partition: owned.partition, requests, conforms });
+            return Ok(StampReport { pod, partition: owned.partition, requests, conforms });
         }
     }
-    Err(anyhow!("the pod's partition moved {MAX_ATTEMPTS} times during the test; repeat it when nothing moves").into())
+    Err(anyhow!("the pod's partition moved {MAX_ATTEMPTS} times during the test; repeat it when nothing moves"))
 }
 
 /// Sends the request of a case. Repeats one that the pod refuses and should not, as a router does: a pod may learn of its
@@ -244,7 +192,7 @@ async fn exchange(authority: &str, path: &str, case: &Case) -> anyhow::Result<Ob
     Ok(Observed::Response { status: response.status(), misdirected })
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for StampReport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Outcome { request, expected, fault } in &self.requests {
             match fault {

@@ -33,11 +33,12 @@ const ASK_EVERY: Duration = Duration::from_millis(50);
 
 /// The pod under test.
 #[derive(Debug)]
-pub(super) struct PodUnderTest {
-    pub(super) authority: String,
-    pub(super) path: String,
+pub(crate) struct PodUnderTest {
+    /// Host and port.
+    pub(crate) authority: String,
+    pub(crate) path: String,
     /// `None`: the pod that registered `authority`.
-    pub(super) name: Option<String>,
+    pub(crate) name: Option<String>,
 }
 
 /// A scene.
@@ -100,10 +101,10 @@ impl Scene {
 
 /// The result.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(crate) struct HandoffReport {
     pod: String,
     scenes: Vec<Outcome>,
-    pub(super) conforms: bool,
+    pub(crate) conforms: bool,
 }
 
 /// The outcome of a scene.
@@ -136,7 +137,7 @@ pub(super) async fn play(
     service: Option<Service>,
     mut process: Option<PodProcess>,
     pod: PodUnderTest,
-) -> anyhow::Result<Report> {
+) -> anyhow::Result<HandoffReport> {
     let is_meant = |view: &View| {
         let mut pods = view.pods.iter();
         let found = pods.find(|(name, record)| match &pod.name {
@@ -172,7 +173,7 @@ pub(super) async fn play(
         service.stop().await;
     }
     let conforms = scenes.iter().all(|outcome| outcome.fault.is_none());
-    Ok(Report { pod: player.name, scenes, conforms })
+    Ok(HandoffReport { pod: player.name, scenes, conforms })
 }
 
 struct Player<'a> {
@@ -395,7 +396,7 @@ fn registration(view: &View, pod: &str) -> Option<Party> {
     (incarnation != Incarnation::NONE).then(|| Party { name: pod.to_owned(), incarnation })
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for HandoffReport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Outcome { scene, fault } in &self.scenes {
             match fault {
