@@ -98,7 +98,7 @@ impl Files {
         }
         for (file, code) in code {
             let brought = uses(code).into_iter().filter_map(|import| {
-                let target = files.from_root(file, &import.path)?;
+                let target = files.resolve(file, &import.path)?;
                 Some((import.name, target))
             });
             let brought = brought.collect();
@@ -108,7 +108,7 @@ impl Files {
     }
 
     /// Returns a path of a file from the crate's root. `None` if it leads out of the crate.
-    fn from_root(&self, file: &[String], path: &[String]) -> Option<ModulePath> {
+    fn resolve(&self, file: &[String], path: &[String]) -> Option<ModulePath> {
         let mut base = file.to_vec();
         let mut rest = path;
         match path.first()?.as_str() {
@@ -146,7 +146,7 @@ impl Files {
         let mut folders: BTreeMap<ModulePath, Edges> = BTreeMap::new();
         for (file, imports) in &self.imports {
             for import in imports {
-                let Some(item) = self.from_root(file, &import.path) else { continue };
+                let Some(item) = self.resolve(file, &import.path) else { continue };
                 let target = self.file_of(&item, 8);
                 let shared = file.iter().zip(&target).take_while(|(one, other)| one == other).count();
                 if let (Some(from), Some(to)) = (file.get(shared), target.get(shared)) {
