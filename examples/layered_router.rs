@@ -22,11 +22,11 @@ use bytes::Bytes;
 use clap::Parser;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{Either, Full};
-use hyper::body::Incoming;
 use segue_coordination::router::{DrainSettings, RouterSettings};
 use segue_coordination::store::{EtcdOptions, EtcdStore};
 use segue_protocol::handoff::router::OnStoreLoss;
 use segue_protocol::keys::Keyspace;
+use segue_proxy::message::client_body::ClientBody;
 use segue_proxy::router::{BoundRouter, Membership};
 use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 use segue_proxy::routing::partition_key::PartitionSource;
@@ -142,9 +142,9 @@ struct Limited<S> {
     limit: RateLimit,
 }
 
-impl<S, B> Service<Request<Incoming>> for Limited<S>
+impl<S, B> Service<Request<ClientBody>> for Limited<S>
 where
-    S: Service<Request<Incoming>, Response = Response<B>, Future: 'static>,
+    S: Service<Request<ClientBody>, Response = Response<B>, Future: 'static>,
 {
     type Response = Response<Either<B, Full<Bytes>>>;
     type Error = S::Error;
@@ -154,7 +154,7 @@ where
         self.inner.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+    fn call(&mut self, request: Request<ClientBody>) -> Self::Future {
         if self.limit.passes() {
             let response = self.inner.call(request);
             return Box::pin(async { Ok(response.await?.map(Either::Left)) });

@@ -172,7 +172,7 @@ pub struct ServerSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Http1Server {
     /// Segue's own server for plain requests. A connection on which any other request arrives is served by hyper from
-    /// there on, and so are all connections of a server with layers.
+    /// there on.
     #[default]
     Segue,
     /// hyper.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{Either, Full};
-use hyper::body::Incoming;
+use segue_proxy::message::client_body::ClientBody;
 use segue_proxy::server::Server;
 use segue_proxy::settings::UpstreamProtocol;
 use tower::util::MapRequestLayer;
@@ -19,7 +19,7 @@ use tower_http::set_header::SetResponseHeaderLayer;
 
 use crate::support::client::full;
 use crate::support::pod::Speaks;
-use crate::support::{Fixture, GET, P0, Settings, until};
+use crate::support::{Fixture, GET, OK, P0, POST_THAT_EXPECTS, Settings, get_at, post, until};
 
 /// Lets so many requests pass and answers all others with `429`.
 #[derive(Debug, Clone)]
@@ -39,9 +39,9 @@ impl<S> Layer<S> for Quota {
     }
 }
 
-impl<S, B> Service<Request<Incoming>> for WithQuota<S>
+impl<S, B> Service<Request<ClientBody>> for WithQuota<S>
 where
-    S: Service<Request<Incoming>, Response = Response<B>>,
+    S: Service<Request<ClientBody>, Response = Response<B>>,
     S::Future: 'static,
     S::Error: 'static,
     B: 'static,
@@ -54,7 +54,7 @@ where
         self.inner.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+    fn call(&mut self, request: Request<ClientBody>) -> Self::Future {
         if self.left.fetch_sub(1, Relaxed) > 0 {
             let response = self.inner.call(request);
             return Box::pin(async { Ok(response.await?.map(Either::Left)) });
@@ -127,4 +127,25 @@ async fn a_worker_that_hangs_is_seen_from_outside() {
     until(|| silence() > Duration::from_secs(2), "a worker that is silent").await;
     drop(release);
     until(|| silence() < Duration::from_secs(2), "a worker that goes on").await;
+}
+
+/// What the data path needs of a body beside its bytes passes through a layer.
+#[tokio::test]
+async fn a_body_a_wait_for_it_and_a_switch_of_protocols_pass_through_a_layer() {
+    let fixture = layered(100);
+    let pod = fixture.scripted_pod().await;
+    let (mut client, mut connection) = fixture.exchange(&pod, post("content-length: 5", "hello")).await;
+    connection.write(OK).await;
+    assert_eq!(client.answer().await.header("x-site"), "north");
+    client.write(POST_THAT_EXPECTS).await;
+    connection.head().await;
+    connection.continue_and_answer(&mut client).await;
+    let upgrade = "connection: upgrade\r\nupgrade: websocket\r\n";
+    client.write(get_at(P0, upgrade)).await;
+    connection.head().await;
+    connection.write(format!("HTTP/1.1 101 Switching Protocols\r\n{upgrade}\r\nhello")).await;
+    assert_eq!(client.head().await.status, 101);
+    assert_eq!(client.exactly(5).await, b"hello");
+    client.write("ping").await;
+    assert_eq!(connection.exactly(4).await, "ping");
 }

@@ -38,7 +38,6 @@ use std::time::Duration;
 
 use futures_util::future::Either;
 use http::{Request, Response, Version};
-use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use self::attempt::{AttemptError, send};
@@ -147,17 +146,8 @@ impl Forward {
         self.keyspaces.each.iter().map(|shared| shared.metrics.requests_in_flight()).sum()
     }
 
-    /// Returns the response to one request of a client.
-    pub fn call(
-        &self,
-        request: Request<Incoming>,
-        peer: Rc<ClientInfo>,
-    ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + use<> {
-        self.serve(request.map(ClientBody::from), peer, false)
-    }
-
-    /// Returns the response to one request of a client, however its body is delivered. `takes_lines`: the headers of the
-    /// response may be lines that come with its body.
+    /// Returns the response to one request of a client. `takes_lines`: the headers of the response may be lines that come with
+    /// its body.
     pub(crate) fn serve(
         &self,
         request: Request<ClientBody>,
@@ -332,14 +322,14 @@ fn note_refusal(pod: &Pod, how: Refusal) {
 mod tests {
     use super::*;
 
-    fn size_of_call<R>(_: impl FnOnce(&Forward, Request<Incoming>, Rc<ClientInfo>) -> R) -> usize {
+    fn size_of_serve<R>(_: impl FnOnce(&Forward, Request<ClientBody>, Rc<ClientInfo>, bool) -> R) -> usize {
         size_of::<R>()
     }
 
     /// This future is most of what a held request costs. Beyond 1 KiB it would also leave malloc's fast size classes.
     #[test]
     fn an_exchange_is_no_larger_than_it_was() {
-        let size = size_of_call(Forward::call);
+        let size = size_of_serve(Forward::serve);
         assert!(size <= 768, "{size} bytes");
     }
 }

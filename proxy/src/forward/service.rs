@@ -6,7 +6,6 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
-use hyper::body::Incoming;
 use tower::Service;
 
 use super::response_body::ResponseBody;
@@ -28,25 +27,18 @@ impl ClientService {
         ClientService { forward, client }
     }
 
-    /// Returns the response to one request, of a pod or of the router itself.
+    /// Returns the response to one request, of a pod or of the router itself. `takes_lines`: the headers of the response may
+    /// be lines that come with its body.
     pub(crate) fn forward(
         &self,
-        request: Request<Incoming>,
-    ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + use<> {
-        self.forward.call(request, self.client.clone())
-    }
-
-    /// Does the same for a request whose body does not come through hyper. The headers of the response may be lines that come
-    /// with its body.
-    pub(crate) fn forward_direct(
-        &self,
         request: Request<ClientBody>,
+        takes_lines: bool,
     ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + use<> {
-        self.forward.serve(request, self.client.clone(), true)
+        self.forward.serve(request, self.client.clone(), takes_lines)
     }
 }
 
-impl Service<Request<Incoming>> for ClientService {
+impl Service<Request<ClientBody>> for ClientService {
     type Response = Response<ResponseBody>;
     type Error = ClientGone;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>>>>;
@@ -55,7 +47,7 @@ impl Service<Request<Incoming>> for ClientService {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
-        Box::pin(self.forward(request))
+    fn call(&mut self, request: Request<ClientBody>) -> Self::Future {
+        Box::pin(self.forward(request, false))
     }
 }

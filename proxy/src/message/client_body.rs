@@ -16,7 +16,7 @@ use hyper::body::Incoming;
 
 /// Why a body cannot be read to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BodyReadError {
+pub enum BodyReadError {
     /// The client did not send all of it.
     #[error("the client did not send the whole body")]
     CutOff,
@@ -56,7 +56,13 @@ pub(crate) trait ReadBody {
 }
 
 /// The body of a client's request.
-pub(crate) struct ClientBody(Kind);
+pub struct ClientBody(Kind);
+
+impl std::fmt::Debug for ClientBody {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("ClientBody").field("is_end_stream", &self.is_end_stream()).finish_non_exhaustive()
+    }
+}
 
 enum Kind {
     Empty,

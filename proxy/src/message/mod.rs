@@ -3,7 +3,7 @@
 //! Router and sidecar share these rules. Not here: which pod gets a request (`routing`), how a message is written to a
 //! pod (`upstream`) or a client (`server`).
 
-pub(crate) mod client_body;
+pub mod client_body;
 pub(crate) mod detach;
 pub(crate) mod expect_continue;
 pub(crate) mod frame_follower;

@@ -77,7 +77,6 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{Request, Response};
 use http_body::Body;
-use hyper::body::Incoming;
 use segue_coordination::session::Leases;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -86,6 +85,7 @@ use tower::{BoxError, Layer, Service};
 use self::membership::ControlTask;
 pub use self::membership::{Control, Membership, Notices, RouterState};
 use crate::forward::service::ClientService;
+use crate::message::client_body::ClientBody;
 use crate::metrics::Metrics;
 use crate::routing::keyspace_choice::KeyspaceChoice;
 use crate::routing::table::{StashLimits, StashTotal, Table};
@@ -226,7 +226,9 @@ impl JoiningRouter {
     ) -> Result<Router, ServerError>
     where
         L: Layer<ClientService, Service = S> + Clone + Send + 'static,
-        S: Service<Request<Incoming>, Response = Response<B>, Error: Into<BoxError>, Future: 'static> + Clone + 'static,
+        S: Service<Request<ClientBody>, Response = Response<B>, Error: Into<BoxError>, Future: 'static>
+            + Clone
+            + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + 'static,
     {
         let (server, keyspaces, joined) = self.served(forward);

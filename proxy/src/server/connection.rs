@@ -39,6 +39,7 @@ use super::worker::address_of;
 use crate::forward::ClientInfo;
 use crate::forward::client_presence::Presence;
 use crate::message::PREFACE;
+use crate::message::client_body::ClientBody;
 use crate::message::headers::ClientLines;
 use crate::message::interim::Interim;
 use crate::message::local_reply::LocalReply;
@@ -137,8 +138,8 @@ impl ConnectionGuard {
         client.http2.set(is_http2);
         let requests = path.for_client(peer.clone());
         let (mut stream, mut ahead) = (stream, ahead);
-        if let Some(service) = requests.bare().filter(|_| !is_http2 && this.clients.terms.http1 == Http1Server::Segue) {
-            let session = Session { clients: &this.clients, client, peer: &peer, service };
+        if !is_http2 && this.clients.terms.http1 == Http1Server::Segue {
+            let session = Session { clients: &this.clients, client, peer: &peer, service: &requests };
             // Boxed: otherwise every other connection would reserve room for it.
             match Box::pin(session.serve(stream, ahead)).await {
                 End::Closed => return,
@@ -336,7 +337,8 @@ fn service<S: ServeRequest>(
     hyper::service::service_fn(move |request: Request<Incoming>| {
         let length = request.body().size_hint().exact().filter(|_| !request.body().is_end_stream());
         let serving = ActiveRequest::begin(&clients, &client, length);
-        let response = requests.serve(request);
+        // Boxed: hyper moves it more than once.
+        let response = Box::pin(requests.serve(request.map(ClientBody::from)));
         let (client, peer) = (client.clone(), peer.clone());
         async move {
             let mut response = response.await?;

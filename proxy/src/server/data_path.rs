@@ -10,14 +10,15 @@ use std::future::Future;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, Version};
 use http_body::Body;
-use hyper::body::Incoming;
 use tower::{Layer, Service, ServiceExt as _};
 
 use crate::forward::response_body::ResponseBody;
 use crate::forward::service::ClientService;
 use crate::forward::{ClientGone, ClientInfo, Forward};
+use crate::message::client_body::ClientBody;
+use crate::upstream::HeadLines;
 
 pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -47,14 +48,13 @@ pub(super) trait ServeRequest: 'static {
     type Body: Body<Data = Bytes, Error: Into<BoxError>> + 'static;
     type Error: Into<BoxError>;
 
-    /// Returns a small future: hyper moves it more than once.
     fn serve(
         &self,
-        request: Request<Incoming>,
+        request: Request<ClientBody>,
     ) -> impl Future<Output = Result<Response<Self::Body>, Self::Error>> + 'static + use<Self>;
 
-    /// Returns the data path itself, if nothing stands around it.
-    fn bare(&self) -> Option<&ClientService> {
+    /// Takes the headers of a response by HTTP/1.1, if they are lines and its map has none of them.
+    fn take_lines(_: &mut Self::Body) -> Option<HeadLines> {
         None
     }
 }
@@ -77,13 +77,14 @@ impl ServeRequest for ClientService {
 
     fn serve(
         &self,
-        request: Request<Incoming>,
+        request: Request<ClientBody>,
     ) -> impl Future<Output = Result<Response<ResponseBody>, ClientGone>> + 'static + use<> {
-        Box::pin(self.forward(request))
+        let takes_lines = request.version() == Version::HTTP_11;
+        self.forward(request, takes_lines)
     }
 
-    fn bare(&self) -> Option<&ClientService> {
-        Some(self)
+    fn take_lines(body: &mut ResponseBody) -> Option<HeadLines> {
+        body.take_lines()
     }
 }
 
@@ -97,7 +98,7 @@ pub(super) struct LayeredService<S>(S);
 impl<L, S, B> Layers for Layered<L>
 where
     L: Layer<ClientService, Service = S> + Clone + Send + 'static,
-    S: Service<Request<Incoming>, Response = Response<B>, Error: Into<BoxError>, Future: 'static> + Clone + 'static,
+    S: Service<Request<ClientBody>, Response = Response<B>, Error: Into<BoxError>, Future: 'static> + Clone + 'static,
     B: Body<Data = Bytes, Error: Into<BoxError>> + 'static,
 {
     type Service = LayeredService<S>;
@@ -109,7 +110,7 @@ where
 
 impl<S, B> ServeRequest for LayeredService<S>
 where
-    S: Service<Request<Incoming>, Response = Response<B>, Error: Into<BoxError>, Future: 'static> + Clone + 'static,
+    S: Service<Request<ClientBody>, Response = Response<B>, Error: Into<BoxError>, Future: 'static> + Clone + 'static,
     B: Body<Data = Bytes, Error: Into<BoxError>> + 'static,
 {
     type Body = B;
@@ -117,8 +118,8 @@ where
 
     fn serve(
         &self,
-        request: Request<Incoming>,
+        request: Request<ClientBody>,
     ) -> impl Future<Output = Result<Response<B>, S::Error>> + 'static + use<S, B> {
-        Box::pin(self.0.clone().oneshot(request))
+        self.0.clone().oneshot(request)
     }
 }

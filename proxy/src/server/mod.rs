@@ -33,7 +33,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
-use hyper::body::Incoming;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{oneshot, watch};
@@ -42,6 +41,7 @@ use tower::{Layer, Service};
 
 use crate::forward::InvalidName;
 use crate::forward::service::ClientService;
+use crate::message::client_body::ClientBody;
 use crate::settings::{ClientLimits, ServerSettings};
 use client::ClientTerms;
 use data_path::{Bare, BoxError, Layered, Layers};
@@ -166,7 +166,9 @@ impl Server {
     pub fn start_with_layer<L, S, B>(self, keyspaces: ServedKeyspaces, layer: L) -> Result<ServerHandle, ServerError>
     where
         L: Layer<ClientService, Service = S> + Clone + Send + 'static,
-        S: Service<Request<Incoming>, Response = Response<B>, Error: Into<BoxError>, Future: 'static> + Clone + 'static,
+        S: Service<Request<ClientBody>, Response = Response<B>, Error: Into<BoxError>, Future: 'static>
+            + Clone
+            + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + 'static,
     {
         self.start_workers(keyspaces, Layered(layer))

@@ -37,20 +37,19 @@ use self::wire::{Next, Wire};
 use self::writer::{Rest, Writer};
 use super::active_request::ActiveRequest;
 use super::client::{Client, ConnectionCommand};
+use super::data_path::{BoxError, ServeRequest};
 use super::io::local_reply_bytes;
 use super::registry::ConnectionRegistry;
-use crate::forward::response_body::ResponseBody;
-use crate::forward::service::ClientService;
 use crate::forward::{ClientGone, ClientInfo};
 use crate::message::local_reply::LocalReply;
 use crate::tls::Stream;
 
 /// A client's connection, and what serves its requests.
-pub(super) struct Session<'connection> {
+pub(super) struct Session<'connection, S> {
     pub(super) clients: &'connection ConnectionRegistry,
     pub(super) client: &'connection Rc<Client>,
     pub(super) peer: &'connection ClientInfo,
-    pub(super) service: &'connection ClientService,
+    pub(super) service: &'connection S,
 }
 
 /// How a connection leaves this half of the server.
@@ -80,7 +79,7 @@ impl Drop for CloseOnDrop {
     }
 }
 
-impl Session<'_> {
+impl<S: ServeRequest> Session<'_, S> {
     /// Serves the connection, of which `ahead` has been read already.
     pub(super) async fn serve(&self, stream: Stream, ahead: BytesMut) -> End {
         let wire = CloseOnDrop(Wire::new(stream, ahead, self.clients.scratch.clone()));
@@ -155,12 +154,39 @@ impl Session<'_> {
         let request = Request::from_parts(parts, wire.begin(framing));
         let mut writer = Writer::default();
         let response = {
-            let mut response = pin!(self.service.forward_direct(request));
+            let mut response = pin!(self.service.serve(request));
             std::future::poll_fn(|context| self.poll_response(context, wire, response.as_mut(), &mut writer)).await
         };
-        let Ok(response) = response else { return Then::Abort };
+        let response = match response {
+            Ok(response) => response,
+            Err(error) => {
+                tracing::debug!(%error, "a request gets no response");
+                return Then::Abort;
+            }
+        };
+        let Some(closes) = self.respond(wire, writer, response, (to_head, close, takes_trailers)).await else {
+            return Then::Abort;
+        };
+        drop(serving);
+        // A drain that begins only now cuts off an upload whose response is complete, as with hyper.
+        let drains = self.is_told(ConnectionCommand::DrainAndClose);
+        let is_read = std::future::poll_fn(|context| match wire.poll_settled(context) {
+            Poll::Pending if !drains && self.is_told(ConnectionCommand::DrainAndClose) => Poll::Ready(false),
+            settled => settled,
+        });
+        if is_read.await && !closes { Then::Continue } else { Then::Close }
+    }
+
+    /// Writes the response. Returns whether the connection closes behind it, or `None` if it could not be written to its end.
+    async fn respond(
+        &self,
+        wire: &Rc<Wire>,
+        mut writer: Writer,
+        response: Response<S::Body>,
+        (to_head, close, takes_trailers): (bool, bool, bool),
+    ) -> Option<bool> {
         let (head, mut body) = response.into_parts();
-        let lines = body.take_lines();
+        let lines = S::take_lines(&mut body);
         // The service says so if it has responded before the end of the request.
         let is_early = head.headers.contains_key(CONNECTION);
         let is_told =
@@ -174,11 +200,11 @@ impl Session<'_> {
             Ok(framing) => framing,
             Err(error) => {
                 tracing::debug!(%error, "a response cannot be passed on");
-                return Then::Abort;
+                return None;
             }
         };
         let declares = takes_trailers.then_some(&head.headers);
-        let mut rest = Rest { body, framing, declares, ended: false };
+        let mut rest = Rest { body: pin!(body), framing, declares, ended: false };
         let written = std::future::poll_fn(|context| {
             let written = writer.poll_response(context, wire, &mut rest);
             if written.is_pending() && self.is_gone(context, wire) {
@@ -188,18 +214,10 @@ impl Session<'_> {
         });
         if let Err(error) = written.await {
             tracing::debug!(%error, "a client's connection has ended");
-            return Then::Abort;
+            return None;
         }
-        drop(rest);
-        drop(serving);
         writer.give_back(wire);
-        // A drain that begins only now cuts off an upload whose response is complete, as with hyper.
-        let drains = self.is_told(ConnectionCommand::DrainAndClose);
-        let is_read = std::future::poll_fn(|context| match wire.poll_settled(context) {
-            Poll::Pending if !drains && self.is_told(ConnectionCommand::DrainAndClose) => Poll::Ready(false),
-            settled => settled,
-        });
-        if is_read.await && !closes { Then::Continue } else { Then::Close }
+        Some(closes)
     }
 
     /// Waits for the response. Meanwhile writes the pod's informational responses, says whether the client is still
@@ -208,17 +226,16 @@ impl Session<'_> {
         &self,
         context: &mut Context<'_>,
         wire: &Wire,
-        response: Pin<&mut impl Future<Output = Result<Response<ResponseBody>, ClientGone>>>,
+        response: Pin<&mut impl Future<Output = Result<Response<S::Body>, S::Error>>>,
         writer: &mut Writer,
-    ) -> Poll<Result<Response<ResponseBody>, ClientGone>> {
-        let response = response.poll(context);
-        if response.is_ready() {
-            return response;
+    ) -> Poll<Result<Response<S::Body>, BoxError>> {
+        if let Poll::Ready(response) = response.poll(context) {
+            return Poll::Ready(response.map_err(Into::into));
         }
         self.peer.presence.reply(|| wire.is_closed_by_peer());
         let written = writer.poll_interim(context, wire, &self.peer.interim);
         if matches!(written, Poll::Ready(Err(_))) || self.is_gone(context, wire) {
-            return Poll::Ready(Err(ClientGone));
+            return Poll::Ready(Err(ClientGone.into()));
         }
         Poll::Pending
     }

@@ -19,8 +19,8 @@ use super::request_head::Framing;
 use super::response_head::write_end_of_chunks;
 use super::wire::Wire;
 use crate::forward::ClientGone;
-use crate::forward::response_body::{ResponseBody, ResponseError};
 use crate::message::interim::Interim;
+use crate::server::data_path::BoxError;
 use crate::upstream::chunk_size;
 
 /// Frames up to this size are copied behind what waits to be written. Above it, a copy costs more than a second slice.
@@ -43,8 +43,8 @@ pub(super) struct Writer {
 /// Why a response cannot be written to its end.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError {
-    #[error(transparent)]
-    Body(#[from] ResponseError),
+    #[error("the body broke off: {0}")]
+    Body(BoxError),
     #[error("the body is shorter than its head states")]
     TooShort,
     #[error(transparent)]
@@ -54,8 +54,8 @@ pub(super) enum WriteError {
 }
 
 /// What is left to be said of a response.
-pub(super) struct Rest<'response> {
-    pub(super) body: ResponseBody,
+pub(super) struct Rest<'response, B> {
+    pub(super) body: Pin<&'response mut B>,
     pub(super) framing: Framing,
     /// The head of the response, if the client accepts trailers.
     pub(super) declares: Option<&'response HeaderMap>,
@@ -119,11 +119,11 @@ impl Writer {
     }
 
     /// Writes as much of a response as there is. Ready when everything has been written.
-    pub(super) fn poll_response(
+    pub(super) fn poll_response<B: Body<Data = Bytes, Error: Into<BoxError>>>(
         &mut self,
         context: &mut Context<'_>,
         wire: &Wire,
-        rest: &mut Rest<'_>,
+        rest: &mut Rest<'_, B>,
     ) -> Poll<Result<(), WriteError>> {
         if self.out.capacity() == 0 {
             self.out = wire.scratch().take();
@@ -145,7 +145,11 @@ impl Writer {
     }
 
     /// Takes frames of the body until there is enough to write. Returns whether no further frame is available now.
-    fn gather(&mut self, context: &mut Context<'_>, rest: &mut Rest<'_>) -> Result<bool, WriteError> {
+    fn gather<B: Body<Data = Bytes, Error: Into<BoxError>>>(
+        &mut self,
+        context: &mut Context<'_>,
+        rest: &mut Rest<'_, B>,
+    ) -> Result<bool, WriteError> {
         while !rest.ended && self.large.is_empty() && self.out.len() < MAX_GATHERED_BYTES {
             if std::mem::take(&mut self.line_end_due) {
                 self.out.extend_from_slice(b"\r\n");
@@ -154,9 +158,9 @@ impl Writer {
                 rest.ended = true;
                 break;
             }
-            match Pin::new(&mut rest.body).poll_frame(context) {
+            match rest.body.as_mut().poll_frame(context) {
                 Poll::Pending => return Ok(true),
-                Poll::Ready(Some(frame)) => self.push(frame?, rest),
+                Poll::Ready(Some(frame)) => self.push(frame.map_err(|error| WriteError::Body(error.into()))?, rest),
                 Poll::Ready(None) if rest.framing == Framing::Chunked => self.end_chunks(rest, None),
                 Poll::Ready(None) => return Err(WriteError::TooShort),
             }
@@ -164,7 +168,7 @@ impl Writer {
         Ok(false)
     }
 
-    fn push(&mut self, frame: Frame<Bytes>, rest: &mut Rest<'_>) {
+    fn push<B: Body<Data = Bytes>>(&mut self, frame: Frame<Bytes>, rest: &mut Rest<'_, B>) {
         let mut data = match frame.into_data() {
             Ok(data) => data,
             Err(frame) => {
@@ -202,7 +206,7 @@ impl Writer {
         }
     }
 
-    fn end_chunks(&mut self, rest: &mut Rest<'_>, trailers: Option<&HeaderMap>) {
+    fn end_chunks<B>(&mut self, rest: &mut Rest<'_, B>, trailers: Option<&HeaderMap>) {
         write_end_of_chunks(&mut self.out, rest.declares.zip(trailers));
         rest.ended = true;
     }
