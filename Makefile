@@ -32,10 +32,6 @@ test: setup-build setup-etcd setup-python-pods lint ## Format, lints and every t
 	$(CARGO) build --workspace --all-targets --locked
 	scripts/run-tests
 
-.PHONY: test-http1
-test-http1: setup-build setup-etcd ## The data path's tests with `http1_server = "hyper"`
-	SEGUE_TEST_HTTP1_SERVER=hyper $(CARGO) test --workspace --locked --test proxy
-
 .PHONY: quick
 quick: setup-build ## What an edit can have broken: the crates that it touches, in a minute when warm (ALL=1: their tests over sockets too)
 	@scripts/quick $(if $(ALL),--all)

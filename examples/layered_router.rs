@@ -31,9 +31,7 @@ use segue_proxy::router::{BoundRouter, Membership};
 use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
-use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
-};
+use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
 use tokio::signal::unix::{SignalKind, signal};
 use tower::{Layer, Service, ServiceBuilder};
 use tower_http::set_header::SetResponseHeaderLayer;
@@ -94,7 +92,7 @@ async fn main() -> anyhow::Result<()> {
         .layer(SetResponseHeaderLayer::overriding(served_by, HeaderValue::try_from(&arguments.name)?))
         .layer(RateLimit::new(arguments.requests_per_second));
 
-    let server = ServerSettings { listen: arguments.listen, workers: 0, tls: None, http1: Http1Server::default() };
+    let server = ServerSettings { listen: arguments.listen, workers: 0, tls: None };
     let router = BoundRouter::bind(server, KeyspaceChoice::Only, &[StashLimits::default()])?;
     let router = router.join(store, vec![Membership::new(keys, settings)]);
     router.state().ready().await;

@@ -22,7 +22,7 @@ use segue_proxy::routing::keyspace_choice::KeyspaceMatch;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+    ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
 use segue_proxy::sidecar::Checks;
 use segue_proxy::spans::Sampling;
@@ -138,8 +138,6 @@ pub struct Router {
     pub on_store_loss: OnStoreLoss,
     /// Number of threads that serve requests; `None` for one per core.
     pub workers: Option<NonZeroUsize>,
-    /// What serves HTTP/1.1 towards clients.
-    pub http1_server: Http1Server,
     /// The Unix socket of a hot restart, where a new process asks for the listening sockets; `None` for no hot restart.
     /// Never in a file with a pod.
     pub hot_restart_socket: Option<PathBuf>,
@@ -156,12 +154,7 @@ pub struct Router {
 impl Router {
     /// Returns the settings of the client side. `tls` was loaded from the files of the listener.
     pub fn server_settings(&self, tls: Option<ServerTls>) -> ServerSettings {
-        ServerSettings {
-            listen: self.listen.to_string(),
-            workers: self.workers.map_or(0, usize::from),
-            tls,
-            http1: self.http1_server,
-        }
+        ServerSettings { listen: self.listen.to_string(), workers: self.workers.map_or(0, usize::from), tls }
     }
 
     /// Returns the settings of the path of a request in a keyspace. `pods` was loaded from the files of the connections

@@ -13,9 +13,7 @@ use segue_protocol::planning::{Coordination, Policy, Strategy};
 use segue_protocol::records::Mode;
 use segue_proxy::routing::partition_key::{KeySource, PartitionSource as Partition};
 use segue_proxy::routing::table::StashLimits as Stash;
-use segue_proxy::settings::{
-    ClientLimits as Limits, Http1Server, UpstreamProtocol as Protocol, UpstreamSettings as Upstream,
-};
+use segue_proxy::settings::{ClientLimits as Limits, UpstreamProtocol as Protocol, UpstreamSettings as Upstream};
 use segue_proxy::sidecar::Checks as HealthCheck;
 
 const EXAMPLE: &str = include_str!("../segue.example.toml");
@@ -89,7 +87,6 @@ fn the_defaults_are_those_that_users_were_told() {
             lease_ttl: seconds(15),
             on_store_loss: OnStoreLoss::Auto,
             workers: None,
-            http1_server: Http1Server::Segue,
             hot_restart_socket: None,
             trust_forwarded: false,
             drain: Drain {

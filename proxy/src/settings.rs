@@ -164,22 +164,4 @@ pub struct ServerSettings {
     pub workers: usize,
     /// TLS towards clients. `None`: clear text.
     pub tls: Option<ServerTls>,
-    /// What serves HTTP/1.1.
-    pub http1: Http1Server,
-}
-
-/// What serves HTTP/1.1 towards clients (`http1_server`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Http1Server {
-    /// Segue's own server for plain requests. A connection on which any other request arrives is served by hyper from
-    /// there on.
-    #[default]
-    Segue,
-    /// hyper.
-    Hyper,
-}
-
-impl Http1Server {
-    /// All choices, by their names in the file.
-    pub const NAMES: &[(&str, Self)] = &[("segue", Http1Server::Segue), ("hyper", Http1Server::Hyper)];
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::Response;
-use segue_proxy::settings::{Http1Server, UpstreamProtocol};
+use segue_proxy::settings::UpstreamProtocol;
 use tokio::sync::watch;
 
 use crate::support::client::{RawHttp1Client, empty, full};
@@ -65,23 +65,21 @@ const BINARY: &[u8] = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xcb\0\x71\x08\x0a\0\0
 
 #[tokio::test]
 async fn a_balancer_names_the_client_of_a_connection_ahead_of_its_requests() {
-    for http1 in [Http1Server::Segue, Http1Server::Hyper] {
-        let (fixture, _pod) = behind_a_balancer(|settings| settings.server.http1 = http1).await;
-        for (header, address) in
-            [(LINE.as_bytes(), "203.0.113.7"), (BINARY, "203.0.113.8"), (b"PROXY UNKNOWN\r\n", "127.0.0.1")]
-        {
-            let mut client = fixture.send([header, GET.as_bytes()].concat()).await;
-            assert_eq!(client.answer().await.text(), address);
-            assert_eq!(client.ask(GET).await.text(), address, "the second request of the connection");
-            // In pieces.
-            let mut client = fixture.client().await;
-            client.stream.set_nodelay(true).unwrap();
-            for byte in header {
-                client.write([*byte]).await;
-                tokio::task::yield_now().await;
-            }
-            assert_eq!(client.ask(GET).await.text(), address);
+    let (fixture, _pod) = behind_a_balancer(|_| ()).await;
+    for (header, address) in
+        [(LINE.as_bytes(), "203.0.113.7"), (BINARY, "203.0.113.8"), (b"PROXY UNKNOWN\r\n", "127.0.0.1")]
+    {
+        let mut client = fixture.send([header, GET.as_bytes()].concat()).await;
+        assert_eq!(client.answer().await.text(), address);
+        assert_eq!(client.ask(GET).await.text(), address, "the second request of the connection");
+        // In pieces.
+        let mut client = fixture.client().await;
+        client.stream.set_nodelay(true).unwrap();
+        for byte in header {
+            client.write([*byte]).await;
+            tokio::task::yield_now().await;
         }
+        assert_eq!(client.ask(GET).await.text(), address);
     }
 }
 
@@ -129,25 +127,21 @@ fn with_age(age: Duration) -> Settings {
 
 #[tokio::test]
 async fn an_old_connection_by_http1_ends_with_its_next_response() {
-    for http1 in [Http1Server::Segue, Http1Server::Hyper] {
-        let mut settings = with_age(Duration::from_millis(300));
-        settings.server.http1 = http1;
-        let fixture = Fixture::with(settings);
-        let _pod = fixture.quick_pod().await;
-        let mut client = fixture.client().await;
-        soon(async {
-            loop {
-                let answer = client.ask(GET).await;
-                assert_eq!(answer.status, 200);
-                if answer.header("connection") == "close" {
-                    break;
-                }
-                tokio::time::sleep(Duration::from_millis(5)).await;
+    let fixture = Fixture::with(with_age(Duration::from_millis(300)));
+    let _pod = fixture.quick_pod().await;
+    let mut client = fixture.client().await;
+    soon(async {
+        loop {
+            let answer = client.ask(GET).await;
+            assert_eq!(answer.status, 200);
+            if answer.header("connection") == "close" {
+                break;
             }
-        })
-        .await;
-        assert_eq!(client.rest().await, "");
-    }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert_eq!(client.rest().await, "");
 }
 
 #[tokio::test]

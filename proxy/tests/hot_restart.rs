@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::support::client::{empty, full};
 use crate::support::pod::{Pod, Speaks};
-use crate::support::{Fixture, GET, P0, Settings, TEST_TIMEOUT, http1_server, soon, until};
+use crate::support::{Fixture, GET, P0, Settings, TEST_TIMEOUT, soon, until};
 
 fn workers(workers: usize) -> Settings {
     Settings::with(|settings| settings.server.workers = workers)
@@ -193,6 +193,6 @@ fn ask_once(address: std::net::SocketAddr) -> Result<(), String> {
 
 #[test]
 fn without_listeners_to_take_over_the_address_is_bound() {
-    let settings = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 2, tls: None, http1: http1_server() };
+    let settings = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 2, tls: None };
     assert_eq!(Server::adopt(settings, Vec::new()).unwrap().duplicates().unwrap().len(), 2);
 }

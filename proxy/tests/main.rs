@@ -14,7 +14,7 @@ mod flushing;
 mod handoff;
 mod holding;
 mod hot_restart;
-mod http1_servers;
+mod http1_clients;
 mod http2_clients;
 mod http2_pods;
 mod layers;

@@ -7,7 +7,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use http::Response;
 use segue_proxy::message::local_reply::LocalReply;
-use segue_proxy::settings::{Http1Server, UpstreamProtocol};
+use segue_proxy::settings::UpstreamProtocol;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -16,94 +16,84 @@ use crate::support::client::empty;
 use crate::support::pod::Speaks;
 use crate::support::{Fixture, GET, OK, P0, Settings, post, soon, until};
 
-fn fixtures() -> impl Iterator<Item = Fixture> {
-    [Http1Server::Segue, Http1Server::Hyper].into_iter().map(|server| {
-        Fixture::with(Settings::with(|settings| {
-            settings.server.http1 = server;
-            settings.forward.limits.header_read_timeout = Duration::from_millis(200);
-        }))
-    })
+fn fixture() -> Fixture {
+    Fixture::with(Settings::with_limits(|limits| limits.header_read_timeout = Duration::from_millis(200)))
 }
 
 #[tokio::test]
 async fn a_head_that_is_no_request_is_refused_with_its_reason_and_counted() {
-    for fixture in fixtures() {
-        let _pod = fixture.quick_pod().await;
-        let to = |target: &[u8]| [b"GET ", target, b" HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n"].concat();
-        for accepted in ["/\"{}|^\u{e9}", "/?`{}|^\u{e9}", "/%3C%3E"] {
-            assert_eq!(fixture.ask(to(accepted.as_bytes())).await.status, 200, "{accepted}");
-        }
-        let heads = [
-            to(b"/a<b>"),
-            to(b"/a`b"),
-            to(b"/a b"),
-            to(b"/a\x7f"),
-            to(b"/\xe9"),
-            to(b"/?\""),
-            to(b"/?<"),
-            to(b"/?>"),
-            to(b"/?\xe9"),
-            b"GET / HTTP/1.1\r\nhost: h\r\nno colon\r\n\r\n".to_vec(),
-            b"nonsense\r\n\r\n".to_vec(),
-        ];
-        let mut expected = 0;
-        for head in &heads {
-            for behind_a_request in [false, true] {
-                let mut client = fixture.client().await;
-                if behind_a_request {
-                    assert_eq!(client.ask(GET).await.status, 200);
-                }
-                let answer = client.ask(head).await;
-                assert_eq!(answer.reason(), (400, "malformed"), "{}", head.escape_ascii());
-                assert_eq!(client.rest().await, "");
-                expected += 1;
-                let counted = || fixture.metrics.own_answers(LocalReply::Malformed) == expected;
-                until(counted, "the refusal to be counted").await;
+    let fixture = fixture();
+    let _pod = fixture.quick_pod().await;
+    let to = |target: &[u8]| [b"GET ", target, b" HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n"].concat();
+    for accepted in ["/\"{}|^\u{e9}", "/?`{}|^\u{e9}", "/%3C%3E"] {
+        assert_eq!(fixture.ask(to(accepted.as_bytes())).await.status, 200, "{accepted}");
+    }
+    let heads = [
+        to(b"/a<b>"),
+        to(b"/a`b"),
+        to(b"/a b"),
+        to(b"/a\x7f"),
+        to(b"/\xe9"),
+        to(b"/?\""),
+        to(b"/?<"),
+        to(b"/?>"),
+        to(b"/?\xe9"),
+        b"GET / HTTP/1.1\r\nhost: h\r\nno colon\r\n\r\n".to_vec(),
+        b"nonsense\r\n\r\n".to_vec(),
+    ];
+    let mut expected = 0;
+    for head in &heads {
+        for behind_a_request in [false, true] {
+            let mut client = fixture.client().await;
+            if behind_a_request {
+                assert_eq!(client.ask(GET).await.status, 200);
             }
+            let answer = client.ask(head).await;
+            assert_eq!(answer.reason(), (400, "malformed"), "{}", head.escape_ascii());
+            assert_eq!(client.rest().await, "");
+            expected += 1;
+            let counted = || fixture.metrics.own_answers(LocalReply::Malformed) == expected;
+            until(counted, "the refusal to be counted").await;
         }
     }
 }
 
 #[tokio::test]
 async fn heads_that_are_too_large_or_too_slow_are_counted_as_well() {
-    for fixture in fixtures() {
-        let target = format!("GET /{} HTTP/1.1\r\nhost: h\r\n\r\n", "a".repeat(65_535));
-        let headers = format!("GET / HTTP/1.1\r\nhost: h\r\nx: {}\r\n\r\n", "a".repeat(200 << 10));
-        for (count, head) in [target, headers].iter().enumerate() {
-            let mut client = fixture.client().await;
-            // The router closes before it has read all of it.
-            let _ = client.stream.write_all(head.as_bytes()).await;
-            assert_eq!(client.answer().await.reason(), (431, "limit"));
-            let counted = || fixture.metrics.own_answers(LocalReply::HeadTooLarge) == count as u64 + 1;
-            until(counted, "the refusal to be counted").await;
-        }
-        // By a bare head, and behind what only hyper serves.
-        for (count, begun) in ["GET / HTTP", "GET / HTTP/1.1\r\nupgrade: x\r\n"].iter().enumerate() {
-            let mut client = fixture.send(begun).await;
-            assert_eq!(client.answer().await.reason(), (408, "limit"));
-            let counted = || fixture.metrics.own_answers(LocalReply::TooSlow) == count as u64 + 1;
-            until(counted, "the refusal to be counted").await;
-        }
+    let fixture = fixture();
+    let target = format!("GET /{} HTTP/1.1\r\nhost: h\r\n\r\n", "a".repeat(65_535));
+    let headers = format!("GET / HTTP/1.1\r\nhost: h\r\nx: {}\r\n\r\n", "a".repeat(200 << 10));
+    for (count, head) in [target, headers].iter().enumerate() {
+        let mut client = fixture.client().await;
+        // The router closes before it has read all of it.
+        let _ = client.stream.write_all(head.as_bytes()).await;
+        assert_eq!(client.answer().await.reason(), (431, "limit"));
+        let counted = || fixture.metrics.own_answers(LocalReply::HeadTooLarge) == count as u64 + 1;
+        until(counted, "the refusal to be counted").await;
+    }
+    for (count, begun) in ["GET / HTTP", "GET / HTTP/1.1\r\nupgrade: x\r\n"].iter().enumerate() {
+        let mut client = fixture.send(begun).await;
+        assert_eq!(client.answer().await.reason(), (408, "limit"));
+        let counted = || fixture.metrics.own_answers(LocalReply::TooSlow) == count as u64 + 1;
+        until(counted, "the refusal to be counted").await;
     }
 }
 
-/// hyper writes such a response of a pod byte for byte as it writes its own.
 #[tokio::test]
 async fn a_pods_own_bare_refusal_stays_the_pods() {
-    for fixture in fixtures() {
-        let pod = fixture.scripted_pod().await;
-        let upload = "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 10\r\n\r\nhello";
-        for status in ["400 Bad Request", "431 Request Header Fields Too Large", "414 URI Too Long"] {
-            let (mut client, mut connection) = fixture.exchange(&pod, upload).await;
-            connection.write(format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n")).await;
-            drop(connection);
-            let answer = client.head().await;
-            assert!(status.starts_with(&answer.status.to_string()));
-            assert_eq!((answer.header("segue-reason"), answer.header("connection")), ("", "close"));
-        }
-        for own in [LocalReply::Malformed, LocalReply::HeadTooLarge] {
-            assert_eq!(fixture.metrics.own_answers(own), 0, "{own:?}");
-        }
+    let fixture = fixture();
+    let pod = fixture.scripted_pod().await;
+    let upload = "POST / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\ncontent-length: 10\r\n\r\nhello";
+    for status in ["400 Bad Request", "431 Request Header Fields Too Large", "414 URI Too Long"] {
+        let (mut client, mut connection) = fixture.exchange(&pod, upload).await;
+        connection.write(format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n")).await;
+        drop(connection);
+        let answer = client.head().await;
+        assert!(status.starts_with(&answer.status.to_string()));
+        assert_eq!((answer.header("segue-reason"), answer.header("connection")), ("", "close"));
+    }
+    for own in [LocalReply::Malformed, LocalReply::HeadTooLarge] {
+        assert_eq!(fixture.metrics.own_answers(own), 0, "{own:?}");
     }
 }
 
@@ -235,9 +225,8 @@ async fn a_head_that_ends_its_connection_by_http2_is_counted() {
 const MIB: usize = 1 << 20;
 
 /// A router that gives heads more time than the tests have.
-fn patient(server: Http1Server) -> Fixture {
+fn patient() -> Fixture {
     Fixture::with(Settings::with(|settings| {
-        settings.server.http1 = server;
         settings.forward.limits.max_header_bytes = 512 << 10;
         settings.forward.limits.header_read_timeout = Duration::from_secs(600);
     }))
@@ -245,32 +234,30 @@ fn patient(server: Http1Server) -> Fixture {
 
 #[tokio::test]
 async fn unfinished_heads_are_bounded_over_all_clients() {
-    for server in [Http1Server::Segue, Http1Server::Hyper] {
-        let fixture = patient(server);
-        let _pod = fixture.quick_pod().await;
-        let mut small = fixture.send("GET / HTTP/1.1\r\nhost: h\r\n").await;
-        let head = format!("GET / HTTP/1.1\r\nx: {}", "a".repeat(500 << 10));
-        let clients = 32 * MIB / head.len();
-        let mut answers: FuturesUnordered<_> = (0..clients)
-            .map(|_| async {
-                let mut client = fixture.client().await;
-                // The router may have closed before it has read all of it.
-                let _ = client.stream.write_all(head.as_bytes()).await;
-                client.answer().await
-            })
-            .collect();
-        // What is left fits into 16 MiB.
-        for _ in 0..clients / 2 {
-            assert_eq!(soon(answers.next()).await.unwrap().reason(), (408, "limit"), "{server:?}");
-        }
-        small.write("x-partition: 0\r\n\r\n").await;
-        assert_eq!(small.answer().await.status, 200);
+    let fixture = patient();
+    let _pod = fixture.quick_pod().await;
+    let mut small = fixture.send("GET / HTTP/1.1\r\nhost: h\r\n").await;
+    let head = format!("GET / HTTP/1.1\r\nx: {}", "a".repeat(500 << 10));
+    let clients = 32 * MIB / head.len();
+    let mut answers: FuturesUnordered<_> = (0..clients)
+        .map(|_| async {
+            let mut client = fixture.client().await;
+            // The router may have closed before it has read all of it.
+            let _ = client.stream.write_all(head.as_bytes()).await;
+            client.answer().await
+        })
+        .collect();
+    // What is left fits into 16 MiB.
+    for _ in 0..clients / 2 {
+        assert_eq!(soon(answers.next()).await.unwrap().reason(), (408, "limit"));
     }
+    small.write("x-partition: 0\r\n\r\n").await;
+    assert_eq!(small.answer().await.status, 200);
 }
 
 #[tokio::test]
 async fn unfinished_heads_by_http2_are_bounded_over_all_clients() {
-    let fixture = patient(Http1Server::Segue);
+    let fixture = patient();
     let _pod = fixture.quick_pod().await;
     let mut small = FramesClient::connect(&fixture).await;
     small.write(&frame(1, 0x1, 1, &[0x82, 0x86, 0x84, 0x01, 1, b'h'])).await;
@@ -301,28 +288,26 @@ const NO_CHUNK: &str = "zz\r\n";
 
 #[tokio::test]
 async fn a_body_that_is_not_framed_as_its_head_says_is_answered_and_counted() {
-    for fixture in fixtures() {
-        let pod = fixture.scripted_pod().await;
-        let (mut client, mut connection) = fixture.exchange(&pod, post("transfer-encoding: chunked", CHUNK)).await;
-        client.write(NO_CHUNK).await;
-        let answer = client.answer().await;
-        assert_eq!(answer.reason(), (400, "malformed"));
-        assert_eq!(answer.header("connection"), "close");
-        assert_eq!(client.rest().await, "");
-        assert_eq!(connection.rest().await, "", "the pod does not take it for a whole request");
-        assert_eq!(fixture.metrics.own_answers(LocalReply::Malformed), 1);
-    }
+    let fixture = fixture();
+    let pod = fixture.scripted_pod().await;
+    let (mut client, mut connection) = fixture.exchange(&pod, post("transfer-encoding: chunked", CHUNK)).await;
+    client.write(NO_CHUNK).await;
+    let answer = client.answer().await;
+    assert_eq!(answer.reason(), (400, "malformed"));
+    assert_eq!(answer.header("connection"), "close");
+    assert_eq!(client.rest().await, "");
+    assert_eq!(connection.rest().await, "", "the pod does not take it for a whole request");
+    assert_eq!(fixture.metrics.own_answers(LocalReply::Malformed), 1);
 }
 
 #[tokio::test]
 async fn a_held_body_that_is_not_framed_as_its_head_says_is_answered() {
-    for fixture in fixtures() {
-        let mut client = fixture.send(post("transfer-encoding: chunked", CHUNK)).await;
-        fixture.held(P0, 1).await;
-        client.write(NO_CHUNK).await;
-        assert_eq!(client.answer().await.reason(), (400, "malformed"));
-        fixture.held(P0, 0).await;
-    }
+    let fixture = fixture();
+    let mut client = fixture.send(post("transfer-encoding: chunked", CHUNK)).await;
+    fixture.held(P0, 1).await;
+    client.write(NO_CHUNK).await;
+    assert_eq!(client.answer().await.reason(), (400, "malformed"));
+    fixture.held(P0, 0).await;
 }
 
 #[tokio::test]

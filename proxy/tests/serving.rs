@@ -10,10 +10,10 @@ use tokio::time::Instant;
 
 use crate::support::client::full;
 use crate::support::pod::Speaks;
-use crate::support::{Fixture, GET, OK, P0, POST, Settings, TEST_TIMEOUT, get_at, http1_server, post, soon, until};
+use crate::support::{Fixture, GET, OK, P0, POST, Settings, TEST_TIMEOUT, get_at, post, soon, until};
 
 fn server(listen: &str, workers: usize) -> ServerSettings {
-    ServerSettings { listen: listen.to_owned(), workers, tls: None, http1: http1_server() }
+    ServerSettings { listen: listen.to_owned(), workers, tls: None }
 }
 
 #[tokio::test]

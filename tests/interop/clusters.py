@@ -18,9 +18,6 @@ DRAIN = 1.5
 class Cluster(Segue):
     """A router and two pods, `a` and `b`, in front of one kind of service."""
 
-    # What serves HTTP/1.1 clients.
-    http1_server = "segue"
-
     def __init__(self, segue, folder, etcd, kind, upstreams, protocol="auto", router=None, past_sidecar=False):
         super().__init__(segue, folder, etcd, kind)
         self.kind, self.upstreams = kind, upstreams
@@ -32,7 +29,7 @@ class Cluster(Segue):
         self.moving = asyncio.Lock()
         self.router = self.run(f"{kind}-router", {
             "router": {
-                "name": "router", "listen": at(self.port), "lease_ttl": "5s", "workers": 1, "http1_server": self.http1_server,
+                "name": "router", "listen": at(self.port), "lease_ttl": "5s", "workers": 1,
                 "upstream": {"protocol": protocol, "request_timeout": "10s"},
                 "drain": {"timeout": f"{int(DRAIN * 1000)}ms", "on_timeout": "sever"},
             } | (router or {}),

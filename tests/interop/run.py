@@ -1,7 +1,7 @@
 """Drives the real `segue` with clients, and through it servers, that nobody here wrote; prints a table.
 
 `make foreign`, or `make foreign ARGS="--only websocket"` for the lines that have this in them; `ARGS=--long` adds those that
-take minutes. With `ARGS="--http1-server segue"` routers serve HTTP/1.1 themselves.
+take minutes.
 """
 
 import argparse
@@ -89,10 +89,7 @@ async def main():
     arguments.add_argument("--segue", required=True, help="the binary")
     arguments.add_argument("--only", default="", help="run the checks whose line has this in it")
     arguments.add_argument("--long", action="store_true", help="also run the checks that take minutes")
-    arguments.add_argument("--http1-server", choices=("hyper", "segue"), default=Cluster.http1_server,
-                           help="the routers' `http1_server`")
     arguments = arguments.parse_args()
-    Cluster.http1_server = arguments.http1_server
     # It reports each write to a peer that is gone, which some peers here are meant to be.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     with folder_of_processes("foreign", shows_tails=bool) as folder:

@@ -7,8 +7,6 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, anyhow, ensure};
 
-use segue_proxy::settings::Http1Server;
-
 use crate::load::Load;
 use crate::{client, pod};
 
@@ -45,9 +43,6 @@ fn start_router(program: &Path, load: &Load, pods: &[SocketAddr], profile: &Path
     command.arg("--quiet").arg("--tool=callgrind").arg(out_file).arg(program).arg("serve");
     if load.grpc {
         command.arg("--http2");
-    }
-    if load.http1 == Http1Server::Segue {
-        command.arg("--without-hyper");
     }
     if load.tracing {
         command.arg("--tracing");

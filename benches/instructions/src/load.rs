@@ -1,7 +1,5 @@
 //! The loads: what the client sends, and by which protocol the router speaks to its pods.
 
-use segue_proxy::settings::Http1Server;
-
 /// Bytes of each body, in both directions.
 pub(crate) const BODY_BYTES: usize = 256;
 
@@ -15,23 +13,13 @@ pub(crate) struct Load {
     pub(crate) post: bool,
     /// Whether it is a unary call of gRPC. The router speaks HTTP/2 to pods then, and HTTP/1.1 otherwise.
     pub(crate) grpc: bool,
-    /// What serves HTTP/1.1 in the router.
-    pub(crate) http1: Http1Server,
     /// Whether the router traces. It records none of the requests, because they have no `traceparent`.
     pub(crate) tracing: bool,
     /// Whether the request has as many options of `Connection` as it may, beside many headers.
     pub(crate) options: bool,
 }
 
-const GET: Load = Load {
-    name: "h1_get",
-    http2: false,
-    post: false,
-    grpc: false,
-    http1: Http1Server::Segue,
-    tracing: false,
-    options: false,
-};
+const GET: Load = Load { name: "h1_get", http2: false, post: false, grpc: false, tracing: false, options: false };
 
 pub(crate) const LOADS: [Load; 11] = [
     GET,
@@ -39,8 +27,6 @@ pub(crate) const LOADS: [Load; 11] = [
     Load { name: "h1_post", post: true, ..GET },
     Load { name: "h1_get_unsampled", tracing: true, ..GET },
     Load { name: "h1_post_unsampled", post: true, tracing: true, ..GET },
-    Load { name: "hyper_h1_get", http1: Http1Server::Hyper, ..GET },
-    Load { name: "hyper_h1_post", post: true, http1: Http1Server::Hyper, ..GET },
     Load { name: "h2_get", http2: true, ..GET },
     Load { name: "h2_post", http2: true, post: true, ..GET },
     Load { name: "h2_post_unsampled", http2: true, post: true, tracing: true, ..GET },

@@ -27,7 +27,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use segue_proxy::settings::{Http1Server, UpstreamProtocol};
+use segue_proxy::settings::UpstreamProtocol;
 
 use crate::accepted::Accepted;
 use crate::load::{LOADS, Load};
@@ -65,9 +65,6 @@ enum Command {
     Serve {
         #[arg(long)]
         http2: bool,
-        /// Serve HTTP/1.1 without hyper.
-        #[arg(long)]
-        without_hyper: bool,
         /// Trace, and record none of the requests.
         #[arg(long)]
         tracing: bool,
@@ -77,10 +74,9 @@ enum Command {
 
 fn main() -> anyhow::Result<ExitCode> {
     let arguments = Arguments::parse();
-    if let Some(Command::Serve { http2, without_hyper, tracing, pods }) = arguments.command {
+    if let Some(Command::Serve { http2, tracing, pods }) = arguments.command {
         let protocol = if http2 { UpstreamProtocol::Http2 } else { UpstreamProtocol::Http1 };
-        let http1 = if without_hyper { Http1Server::Segue } else { Http1Server::Hyper };
-        router::serve(protocol, http1, tracing, &pods)?;
+        router::serve(protocol, tracing, &pods)?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(folder) = &arguments.profiles {

@@ -17,7 +17,7 @@ use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::server::{ServedKeyspace, ServedKeyspaces};
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+    ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
 use segue_proxy::spans::{Sampling, Tracer};
 use tokio::time::Instant;
@@ -28,13 +28,8 @@ use crate::say;
 const PARTITIONS: u32 = 64;
 
 /// Serves clients until standard input ends. Writes the address for clients to standard output.
-pub(crate) fn serve(
-    protocol: UpstreamProtocol,
-    http1: Http1Server,
-    tracing: bool,
-    pods: &[SocketAddr],
-) -> anyhow::Result<()> {
-    let server = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None, http1 };
+pub(crate) fn serve(protocol: UpstreamProtocol, tracing: bool, pods: &[SocketAddr]) -> anyhow::Result<()> {
+    let server = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None };
     let (server, mut keyspaces) =
         BoundRouter::bind(server, KeyspaceChoice::Only, &[StashLimits::default()])?.into_parts();
     let BoundKeyspace { table, metrics, .. } = keyspaces.remove(0);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use segue_coordination::router::DrainSettings;
 use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
 use segue_proxy::routing::table::StashLimits;
-use segue_proxy::settings::{ClientLimits, Http1Server, UpstreamProtocol, UpstreamSettings};
+use segue_proxy::settings::{ClientLimits, UpstreamProtocol, UpstreamSettings};
 use segue_proxy::tls::ClientFiles;
 
 use super::{local, seconds, tls};
@@ -25,7 +25,6 @@ pub(super) const KEYS: &[&str] = &[
     "router.lease_ttl",
     "router.on_store_loss",
     "router.workers",
-    "router.http1_server",
     "router.hot_restart_socket",
     "router.trust_forwarded",
     "router.tls.cert",
@@ -81,7 +80,6 @@ pub(super) fn router(r: &mut Reader<'_>, keyspaces: &[KeyspaceSection]) -> Route
         on_store_loss: r.choice("router.on_store_loss", OnStoreLoss::NAMES, OnStoreLoss::default()),
         tls: tls::server(r, &TLS),
         workers: NonZeroUsize::new(r.integer("router.workers", 0..=1024, 0)),
-        http1_server: r.choice("router.http1_server", Http1Server::NAMES, Http1Server::default()),
         trust_forwarded: r.boolean("router.trust_forwarded", false),
         hot_restart_socket: socket_path(r, HOT_RESTART_SOCKET),
         drain: drain(r, keyspaces),

@@ -10,9 +10,7 @@ use segue_proxy::router::{self, BoundKeyspace, BoundRouter, Membership};
 use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
-use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
-};
+use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
 use tokio::time::Instant;
 
 use super::super::history::History;
@@ -35,8 +33,7 @@ impl Router {
         options: &Options,
     ) -> anyhow::Result<Self> {
         let name = format!("router-{number}");
-        let server =
-            ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None, http1: Http1Server::default() };
+        let server = ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None };
         let router = BoundRouter::bind(server, KeyspaceChoice::Only, &[limits(options)])?;
         let BoundKeyspace { table, metrics, .. } = &router.keyspaces()[0];
         if let Some(instruments) = &options.instruments {

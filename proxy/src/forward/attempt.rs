@@ -19,7 +19,6 @@ use std::task::{Context, Poll};
 use bytes::BytesMut;
 use http::Response;
 use http::header::{CONNECTION, HeaderValue, UPGRADE};
-use hyper::upgrade::OnUpgrade;
 use tokio::time::Instant;
 
 use super::context::WorkerContext;
@@ -29,6 +28,7 @@ use super::request::ForwardRequest;
 use super::response_body::ResponseBody;
 use super::response_head::AwaitResponse;
 use super::tunnel;
+use crate::message::client_body::ClientSwitch;
 use crate::message::grpc_timeout;
 use crate::message::header_names::SEGUE_REASON;
 use crate::message::headers::{self, RoutingHeaders};
@@ -91,7 +91,7 @@ pub(crate) async fn send(
         let wanted = if !by_http2 {
             Wanted::Http1
         } else if request.scan.expect {
-            // Reading makes hyper send `100 Continue`, but the request may still be put back.
+            // Reading makes the connection send `100 Continue`, but the request may still be put back.
             Wanted::Http2Uploading
         } else if request.body.is_here().await? {
             Wanted::Http2Whole
@@ -372,7 +372,7 @@ fn pass_on(
 
 fn switched(
     mut response: Response<()>,
-    (client, seat): (OnUpgrade, Option<Rc<dyn Any>>),
+    (client, seat): (ClientSwitch, Option<Rc<dyn Any>>),
     stream: Stream,
     read: BytesMut,
     mut in_flight: Box<InFlight>,

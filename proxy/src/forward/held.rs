@@ -36,7 +36,7 @@ impl<'request> HeldRequest<'request> {
         compact(&mut request.head);
         HeldRequest {
             queued,
-            // Reading makes hyper send `100 Continue`.
+            // Reading makes the connection send `100 Continue`.
             reads: !request.scan.expect,
             late: request.deadline.map(|deadline| Box::pin(sleep_until(deadline))),
             request,

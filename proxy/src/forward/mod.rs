@@ -190,7 +190,7 @@ fn refuse<'a>(
     own: LocalReply,
 ) -> Pin<Box<dyn Future<Output = Response<ResponseBody>> + 'a>> {
     Box::pin(async move {
-        // Reading makes hyper send `100 Continue`.
+        // Reading makes the connection send `100 Continue`.
         if request.head.version != Version::HTTP_2 && !request.scan.expect {
             request.body.discard_what_has_arrived().await;
         }

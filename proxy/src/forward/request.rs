@@ -6,13 +6,12 @@ use http::header::{CONNECTION, COOKIE, HeaderMap, HeaderValue, MAX_FORWARDS};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
-use hyper::upgrade::OnUpgrade;
 use segue_protocol::ids::PartitionId;
 use tokio::time::Instant;
 
 use super::context::{ClientInfo, WorkerContext};
 use super::trace::RequestTrace;
-use crate::message::client_body::ClientBody;
+use crate::message::client_body::{ClientBody, ClientSwitch};
 use crate::message::grpc_timeout;
 use crate::message::header_names;
 use crate::message::header_scan::{HeaderScan, is_host};
@@ -25,7 +24,7 @@ use crate::routing::keyspace_choice::NoKeyspace;
 use crate::routing::request_summary::RequestSummary;
 use crate::upstream::ResponseHead;
 
-/// Most headers of a request, as many as hyper takes by HTTP/1.1.
+/// Most headers of a request, as many as the server takes by HTTP/1.1.
 const MAX_HEADERS: usize = 100;
 
 /// A request, and what is known of it before it is sent anywhere. There is one for each exchange and it stays where it
@@ -39,7 +38,7 @@ pub(crate) struct ForwardRequest {
     /// The time by which the client wants the whole response.
     pub(crate) deadline: Option<Instant>,
     /// Yields the client's connection if the pod switches protocols. `None` unless the client asked for a switch.
-    pub(crate) switch: Option<OnUpgrade>,
+    pub(crate) switch: Option<ClientSwitch>,
     /// Why the request is for no keyspace. `None`: it is for one.
     pub(super) unmatched: Option<NoKeyspace>,
     /// `None` until it is known.
@@ -62,14 +61,14 @@ impl ForwardRequest {
 
     pub(super) fn new(
         shared: &WorkerContext,
-        mut request: Request<ClientBody>,
+        request: Request<ClientBody>,
         peer: Rc<ClientInfo>,
         takes_lines: bool,
     ) -> Self {
         let arrived = Instant::now();
         let scan = HeaderScan::of(request.headers());
         let upgrades = scan.upgrade && headers::wants_upgrade(request.version(), request.headers());
-        let switch = upgrades.then(|| hyper::upgrade::on(&mut request));
+        let switch = if upgrades { request.body().on_switch() } else { None };
         let (mut head, incoming) = request.into_parts();
         let tracer = shared.tracer.as_ref().filter(|tracer| scan.traceparent || tracer.takes_others());
         let trace = tracer.and_then(|tracer| RequestTrace::begin(tracer, &mut head, &peer, arrived));
@@ -120,7 +119,7 @@ impl ForwardRequest {
         }
         let has_no_host = self.head.version == Version::HTTP_11 && !self.scan.host;
         let has_bad_target = self.scan.is_bad_host || !is_target(&self.head.method, &self.head.uri);
-        // hyper and Segue's own reader refuse such names in HTTP/1.1.
+        // The server refuses such names in HTTP/1.1.
         let has_bad_name =
             self.head.version == Version::HTTP_2 && self.head.headers.keys().any(header_names::has_quote);
         if has_no_host

@@ -16,12 +16,11 @@ use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use http::HeaderValue;
-use hyper::upgrade::OnUpgrade;
-use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 
 use super::in_flight::InFlight;
+use crate::message::client_body::ClientSwitch;
 use crate::message::websocket::{self, Frames, GOING_AWAY, SERVICE_RESTART};
 use crate::tls::Stream;
 use crate::upstream::Counted;
@@ -40,10 +39,10 @@ enum Cause {
     Idle,
 }
 
-/// Joins the client's connection, once hyper has sent it the response, with the pod's, of which `read` was read
+/// Joins the client's connection, once the response has been written there, with the pod's, of which `read` was read
 /// already. `to` is the protocol that they switched to. `seat` is kept until the client's connection is closed.
 pub(crate) fn join(
-    client: OnUpgrade,
+    client: ClientSwitch,
     seat: Option<Rc<dyn Any>>,
     pod: Stream,
     read: BytesMut,
@@ -60,13 +59,8 @@ pub(crate) fn join(
             client = client => client,
             () = severed.cancelled() => return drop((pod, in_flight)),
         };
-        let Ok(client) = client else { return drop((pod, in_flight)) };
-        let mut tunnel = Tunnel {
-            client: TokioIo::new(client),
-            pod,
-            up: Pipe::new(BytesMut::new(), websocket),
-            down: Pipe::new(read, websocket),
-        };
+        let Ok((client, ahead)) = client else { return drop((pod, in_flight)) };
+        let mut tunnel = Tunnel { client, pod, up: Pipe::new(ahead, websocket), down: Pipe::new(read, websocket) };
         let mut progress = timer.now();
         let cause = loop {
             let due = progress + idle + timer.tick();
@@ -92,8 +86,8 @@ pub(crate) fn join(
     });
 }
 
-struct Tunnel<C> {
-    client: C,
+struct Tunnel {
+    client: Stream,
     pod: Stream,
     /// Towards the pod.
     up: Pipe,
@@ -101,7 +95,7 @@ struct Tunnel<C> {
     down: Pipe,
 }
 
-impl<C: AsyncRead + AsyncWrite + Unpin> Tunnel<C> {
+impl Tunnel {
     /// Passes bytes until both sides have ended. Calls `moved` whenever bytes were read or written.
     fn poll(&mut self, context: &mut Context<'_>, mut moved: impl FnMut()) -> Poll<io::Result<()>> {
         let up = self.up.poll(&mut self.client, &mut self.pod, context, &mut moved)?;

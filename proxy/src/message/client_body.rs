@@ -1,18 +1,20 @@
-//! The body of a client's request as its connection delivers it: through hyper, or from the connection itself.
+//! The body of a client's request as its connection delivers it: by HTTP/1.1 itself, by HTTP/2 through hyper.
 //!
 //! # Invariants
 //!
 //! * A body that its client cut off never ends as if it were complete.
 //! * A body never yields bytes of a later request.
 
-use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio::sync::oneshot;
+
+use crate::tls::Stream;
 
 /// Why a body cannot be read to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -23,17 +25,6 @@ pub enum BodyReadError {
     /// What the client sent is not framed as its head says.
     #[error("the body is not framed as its head says")]
     Malformed,
-}
-
-impl From<hyper::Error> for BodyReadError {
-    fn from(error: hyper::Error) -> Self {
-        let cause = std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<io::Error>());
-        // A connection that ends is an `UnexpectedEof`, and a stream of HTTP/2 that ends is no `io::Error`.
-        match cause.map(io::Error::kind) {
-            Some(io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData) => BodyReadError::Malformed,
-            _ => BodyReadError::CutOff,
-        }
-    }
 }
 
 /// A connection that reads the bodies of its requests. Requests are numbered, because the body of an earlier one may
@@ -51,9 +42,16 @@ pub(crate) trait ReadBody {
     /// Returns how many bytes have arrived that are part of no frame yet.
     fn buffered(&self) -> usize;
 
+    /// Returns what yields the connection if the response to this request switches to another protocol.
+    fn on_switch(&self, request: u64) -> ClientSwitch;
+
     /// Notes that this request's body will not be read any further.
     fn release(&self, request: u64);
 }
+
+/// Yields a client's connection, and what has been read of it behind the request, once a response that switches to another
+/// protocol has been written.
+pub(crate) type ClientSwitch = oneshot::Receiver<(Stream, BytesMut)>;
 
 /// The body of a client's request.
 pub struct ClientBody(Kind);
@@ -92,6 +90,14 @@ impl ClientBody {
         ClientBody(Kind::Direct(Direct { connection, request }))
     }
 
+    /// Returns what yields the connection if the response switches to another protocol, unless it cannot.
+    pub(crate) fn on_switch(&self) -> Option<ClientSwitch> {
+        match &self.0 {
+            Kind::Empty | Kind::Hyper(_) => None,
+            Kind::Direct(body) => Some(body.connection.on_switch(body.request)),
+        }
+    }
+
     /// Returns how many bytes have arrived that are part of no frame yet, as far as that is known: hyper does not tell.
     pub(crate) fn buffered(&self) -> usize {
         match &self.0 {
@@ -119,7 +125,8 @@ impl Body for ClientBody {
             Kind::Empty => Poll::Ready(None),
             Kind::Hyper(body) => {
                 let frame = ready!(Pin::new(body).poll_frame(context));
-                Poll::Ready(frame.map(|frame| frame.map_err(BodyReadError::from)))
+                // By HTTP/2 whatever is malformed ends the stream.
+                Poll::Ready(frame.map(|frame| frame.map_err(|_| BodyReadError::CutOff)))
             }
             Kind::Direct(body) => body.connection.poll_frame(body.request, context),
         }

@@ -176,7 +176,7 @@ pub(crate) fn clean_response_trailers(trailers: &mut HeaderMap) {
 }
 
 /// Returns whether a client's head names two hosts, or transfer codings that would be lost with their header on the way
-/// to the pod. hyper has checked that the body's length can be read in one way only. `sized`: there is no body, or its
+/// to the pod. The server has checked that the body's length can be read in one way only. `sized`: there is no body, or its
 /// length is known.
 pub(crate) fn is_ambiguous(headers: &HeaderMap, sized: bool) -> bool {
     // Few requests repeat a header.

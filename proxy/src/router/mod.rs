@@ -20,7 +20,7 @@
 //! use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 //! use segue_proxy::routing::partition_key::PartitionSource;
 //! use segue_proxy::routing::table::StashLimits;
-//! use segue_proxy::settings::{ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
+//! use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
 //! use tokio::time::Instant;
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -50,7 +50,7 @@
 //!     upstream,
 //! };
 //!
-//! let server = ServerSettings { listen: "127.0.0.1:8080".to_owned(), workers: 0, tls: None, http1: Http1Server::default() };
+//! let server = ServerSettings { listen: "127.0.0.1:8080".to_owned(), workers: 0, tls: None };
 //! let router = BoundRouter::bind(server, KeyspaceChoice::Only, &[stash])?.join(store, vec![Membership::new(keys, settings)]);
 //! router.state().ready().await;
 //! let router = router.accept(vec![forward]).await?;

@@ -17,35 +17,25 @@ use super::registry::ConnectionRegistry;
 /// A request that is being served. The client counts as busy until this is dropped.
 pub(super) struct ActiveRequest {
     client: Rc<Client>,
-    /// The length of its body, if it has a body of known length.
-    length: Option<u64>,
 }
 
 impl ActiveRequest {
-    /// `length`: that of its body, if hyper reads it and knows it. Other connections know by themselves where it ends.
-    pub(super) fn begin(clients: &ConnectionRegistry, client: &Rc<Client>, length: Option<u64>) -> Self {
+    pub(super) fn begin(clients: &ConnectionRegistry, client: &Rc<Client>) -> Self {
         clients.forget_newcomer(client);
         client.serving.set(client.serving.get() + 1);
-        client.arrived.begin_request();
-        ActiveRequest { client: client.clone(), length }
+        ActiveRequest { client: client.clone() }
     }
 }
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
         let client = &self.client;
-        if !client.http2.get() && !client.upgraded.get() {
-            if let Some(length) = self.length {
-                client.arrived.end_body(length);
-            }
-            client.arrived.await_head();
-        }
         client.served.set(true);
         client.serving.set(client.serving.get() - 1);
     }
 }
 
-/// A response body that keeps its client busy.
+/// A response body by HTTP/2 that keeps its client busy.
 #[pin_project]
 pub(super) struct TrackedBody<B> {
     #[pin]

@@ -12,7 +12,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::cmp::Reverse;
-use std::sync::Arc;
+use std::rc::Rc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
@@ -20,7 +20,6 @@ use tokio::time::Instant;
 
 use super::io::Arrived;
 use crate::routing::client_share::Connection;
-use crate::settings::Http1Server;
 use crate::tls::{SealedBytes, ServerTls};
 
 /// How long a connection may be idle.
@@ -65,12 +64,11 @@ pub(super) struct ClientTerms {
     /// How long a client may read nothing of what was sent to it.
     pub(super) unread_timeout: Duration,
     pub(super) tls: Option<ServerTls>,
-    pub(super) http1: Http1Server,
 }
 
 /// One client's connection.
 pub(super) struct Client {
-    pub(super) arrived: Arc<Arrived>,
+    pub(super) arrived: Rc<Arrived>,
     /// The bytes that TLS cannot open yet, where TLS is spoken.
     pub(super) sealed: OnceCell<SealedBytes>,
     /// How many of its requests are being served.

@@ -1,11 +1,11 @@
 //! Serves one client's connection, from accept to close: HTTP/1.1 or HTTP/2, told apart by ALPN or by its first bytes.
 //!
+//! Elsewhere: HTTP/1.1 (`http1`). HTTP/2 is hyper's.
 //! Not here: when a connection has to close ([`client`](super::client), [`registry`](super::registry)).
 //!
 //! # Invariants
 //!
 //! * In a hot restart an HTTP/1.1 connection is closed with a response, never between two of them.
-//! * hyper serves a request whose beginning it gets from another reader, also while the server drains.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -16,12 +16,10 @@ use std::rc::{Rc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use http::header::CONNECTION;
-use http::{HeaderValue, Request, Response, StatusCode, Version};
-use http_body::Body as _;
+use bytes::BytesMut;
+use http::{HeaderValue, Request, Response, Version};
 use hyper::body::Incoming;
-use hyper::server::conn::{http1, http2};
+use hyper::server::conn::http2;
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::AsyncReadExt;
@@ -31,7 +29,7 @@ use super::active_request::{ActiveRequest, TrackedBody};
 use super::client::{Client, ConnectionCommand};
 use super::data_path::{DataPath, Layers, ServeRequest};
 use super::http1::{End, Session};
-use super::io::ClientIo;
+use super::io::{ClientIo, local_reply_bytes};
 use super::linger::linger;
 use super::proxy_protocol::read_header;
 use super::registry::{ConnectionGuard, ConnectionRegistry};
@@ -45,7 +43,6 @@ use crate::message::interim::Interim;
 use crate::message::local_reply::LocalReply;
 use crate::routing::client_share::Connection;
 use crate::runtime::background::LocalExecutor;
-use crate::settings::Http1Server;
 use crate::tls::{SealedBytes, ServerTls, Stream};
 
 /// Window of an HTTP/2 stream: 64 MB/s at a round trip of 1 ms. A connection's window is that of all its streams together, so
@@ -90,11 +87,10 @@ impl ConnectionGuard {
         let this = Rc::new(self);
         let client = &this.client;
         let _ = stream.set_nodelay(true);
-        // Bytes that a client does not read have left hyper, and their exchange is over: only the kernel sees them.
+        // Bytes that a client does not read have left the server, and their exchange is over: only the kernel sees them.
         #[cfg(target_os = "linux")]
         let _ = socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(this.clients.terms.unread_timeout));
         let Some(ReadyConnection { mut stream, peer, named }) = this.open(stream, peer).await else { return };
-        let interim = Interim::default();
         let mut ahead = BytesMut::new();
         let agreed_on_http2 = stream.agreed_on_http2();
         let recognised = match agreed_on_http2 {
@@ -108,10 +104,8 @@ impl ConnectionGuard {
             Ok(None) => return,
             Err(command) => {
                 if command == ConnectionCommand::HeaderTimeout && agreed_on_http2.is_none() {
-                    let presence = Presence::default();
                     this.clients.replied(LocalReply::TooSlow);
-                    ClientIo::new(stream, Bytes::new(), client.arrived.clone(), interim, presence, false, 0)
-                        .refuse(LocalReply::TooSlow);
+                    stream.write_now(&local_reply_bytes(LocalReply::TooSlow));
                 }
                 return;
             }
@@ -125,37 +119,24 @@ impl ConnectionGuard {
                 stream.is_secure(),
                 if is_http2 { Version::HTTP_2 } else { Version::HTTP_11 },
             ),
-            interim: interim.clone(),
-            presence: presence.clone(),
+            interim: Interim::default(),
+            presence,
             usage: named.as_ref().unwrap_or(&client.address).usage().clone(),
             addresses: this.clients.addresses.clone(),
             unread_uploads: Cell::new(0),
             seat,
         });
-        if !is_http2 {
-            client.arrived.await_head();
-        }
         client.http2.set(is_http2);
         let requests = path.for_client(peer.clone());
-        let (mut stream, mut ahead) = (stream, ahead);
-        if !is_http2 && this.clients.terms.http1 == Http1Server::Segue {
-            let session = Session { clients: &this.clients, client, peer: &peer, service: &requests };
-            // Boxed: otherwise every other connection would reserve room for it.
-            match Box::pin(session.serve(stream, ahead)).await {
-                End::Closed => return,
-                End::Unread(stream) => return this.linger(Box::pin(linger(stream))).await,
-                End::NotPlain(rest, unread) => (stream, ahead) = (rest, unread.into()),
-            }
-        }
-        // hyper closes a connection that is told to drain before it has read anything itself.
-        let is_last = !ahead.is_empty() && client.command.get() == ConnectionCommand::DrainAndClose;
-        let most = this.clients.terms.max_header_bytes;
-        let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone(), interim, presence, is_http2, most);
+        // Both boxed: otherwise each connection would reserve room for the other protocol.
         if is_http2 {
-            // Boxed: otherwise every HTTP/1.1 connection would reserve room for it.
-            Box::pin(this.serve_http2(io, client, peer, requests)).await;
-        } else {
-            this.serve_http1(io, client, peer, requests, is_last).await;
+            let most = this.clients.terms.max_header_bytes;
+            let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone(), most);
+            return Box::pin(this.serve_http2(io, client, peer, requests)).await;
+        }
+        let session = Session { clients: &this.clients, client, peer: &peer, service: &requests };
+        if let End::Unread(stream) = Box::pin(session.serve(stream, ahead)).await {
+            this.linger(Box::pin(linger(stream))).await;
         }
     }
 
@@ -175,81 +156,6 @@ impl ConnectionGuard {
             Some(tls) => Box::pin(shake_hands(tls, stream, &self.client, &self.clients)).await?,
         };
         Some(ReadyConnection { stream, peer, named })
-    }
-
-    /// Serves one more request if it `is_last`.
-    async fn serve_http1(
-        &self,
-        io: ClientIo,
-        client: &Rc<Client>,
-        peer: Rc<ClientInfo>,
-        requests: impl ServeRequest,
-        is_last: bool,
-    ) {
-        let presence = peer.presence.clone();
-        let mut connection = http1::Builder::new()
-            .header_read_timeout(None)
-            .keep_alive(!is_last)
-            .max_header_size(self.clients.terms.max_header_bytes)
-            // hyper reads a head into its buffer before it can tell how long it is.
-            .max_buf_size(self.clients.terms.max_header_bytes.saturating_mul(2).max(16 << 10))
-            .serve_connection(TokioIo::new(io), service(&self.clients, client, peer, requests))
-            .with_upgrades();
-        let mut finishing = is_last;
-        let ended = std::future::poll_fn(|context| {
-            match client.poll_command(context) {
-                ConnectionCommand::DrainAndClose if !finishing => {
-                    finishing = true;
-                    Pin::new(&mut connection).graceful_shutdown();
-                }
-                // The service says so in the next response.
-                ConnectionCommand::Continue
-                | ConnectionCommand::DrainAndClose
-                | ConnectionCommand::CloseAfterResponse => {}
-                command @ (ConnectionCommand::HeaderTimeout | ConnectionCommand::CloseNow) => {
-                    return Poll::Ready(Err(command));
-                }
-            }
-            let is_sought = client.is_sought.take();
-            if is_sought {
-                presence.ask();
-            }
-            let polled = Pin::new(&mut connection).poll(context);
-            // While a request is served, what arrives is its body.
-            let is_head = client.serving.get() == 0 && polled.is_pending();
-            self.clients.note_head(client, if is_head { client.arrived.unfinished() + client.sealed() } else { 0 });
-            if is_sought && polled.is_pending() && presence.has_been_lost() {
-                return Poll::Ready(Err(ConnectionCommand::CloseNow));
-            }
-            polled.map(Ok)
-        })
-        .await;
-        if let Some(reply) = client.arrived.replied() {
-            self.clients.replied(reply);
-        }
-        let is_unread = match &ended {
-            Ok(Ok(())) => client.unread.get() || client.command.get() != ConnectionCommand::Continue,
-            Ok(Err(error)) => {
-                tracing::debug!(%error, "a client's connection has ended");
-                // The client has got a reply that says so.
-                error.is_parse()
-            }
-            Err(_) => false,
-        };
-        match ended {
-            Ok(_) if is_unread => {
-                if let Some(parts) = connection.into_parts() {
-                    self.linger(Box::pin(parts.io.into_inner().linger())).await;
-                }
-            }
-            Ok(_) | Err(ConnectionCommand::CloseNow) => {}
-            Err(_) => {
-                if let Some(parts) = connection.into_parts() {
-                    self.clients.replied(LocalReply::TooSlow);
-                    parts.io.into_inner().refuse(LocalReply::TooSlow);
-                }
-            }
-        }
     }
 
     /// Waits for the end of what the client sends on a connection that is shut down on this side. Only a server that stops,
@@ -335,27 +241,14 @@ fn service<S: ServeRequest>(
 {
     let (clients, client) = (clients.clone(), client.clone());
     hyper::service::service_fn(move |request: Request<Incoming>| {
-        let length = request.body().size_hint().exact().filter(|_| !request.body().is_end_stream());
-        let serving = ActiveRequest::begin(&clients, &client, length);
+        let serving = ActiveRequest::begin(&clients, &client);
         // Boxed: hyper moves it more than once.
         let response = Box::pin(requests.serve(request.map(ClientBody::from)));
         let (client, peer) = (client.clone(), peer.clone());
         async move {
-            let mut response = response.await?;
-            // Informational responses that the client has had no room for come too late now.
-            drop(peer.interim.take());
-            if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-                client.upgraded.set(true);
-            } else if client.http2.get() {
-                if peer.unread_uploads.get() >= MOST_UNREAD_UPLOADS
-                    && client.command.get() == ConnectionCommand::Continue
-                {
-                    client.tell(ConnectionCommand::DrainAndClose);
-                }
-            } else if response.headers().contains_key(CONNECTION) {
-                client.unread.set(true);
-            } else if client.command.get() == ConnectionCommand::CloseAfterResponse {
-                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            let response = response.await?;
+            if peer.unread_uploads.get() >= MOST_UNREAD_UPLOADS && client.command.get() == ConnectionCommand::Continue {
+                client.tell(ConnectionCommand::DrainAndClose);
             }
             Ok(response.map(|body| TrackedBody { body, _request: serving }))
         }

@@ -19,7 +19,6 @@ mod io;
 mod keyspaces;
 mod linger;
 mod overload;
-mod own_replies;
 mod proxy_protocol;
 mod registry;
 mod resets;
@@ -225,7 +224,6 @@ fn terms(limits: &ClientLimits, settings: &ServerSettings, unread_timeout: Durat
         proxy_protocol: limits.proxy_protocol,
         unread_timeout,
         tls: settings.tls.clone(),
-        http1: settings.http1,
     }
 }
 
@@ -316,7 +314,7 @@ impl Drop for ServerHandle {
     }
 }
 
-/// Checks that hyper reads these bytes as requests in the same way as this server, as far as this server reads them.
+/// Checks that hyper reads these bytes as requests in the same way as this server.
 ///
 /// # Panics
 ///
@@ -334,9 +332,8 @@ pub async fn serve_client(
     forward: crate::forward::Forward,
     metrics: std::sync::Arc<crate::metrics::WorkerMetrics>,
     limits: &ClientLimits,
-    http1: crate::settings::Http1Server,
 ) {
-    let settings = ServerSettings { listen: String::new(), workers: 1, tls: None, http1 };
+    let settings = ServerSettings { listen: String::new(), workers: 1, tls: None };
     let terms = terms(limits, &settings, forward.idle_timeout());
     let clients = std::rc::Rc::new(registry::ConnectionRegistry::new(terms, 0, metrics));
     let path = data_path::DataPath { forward, layers: Bare };

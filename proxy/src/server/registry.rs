@@ -1,7 +1,6 @@
 //! The clients of one worker: who is connected, how long each has been idle, and which one is evicted for a new one.
 //!
-//! hyper's timer for request heads also runs between requests and is created anew for each of them. The worker checks its
-//! clients a few times a second instead.
+//! No head has a timer. The worker checks its clients a few times a second instead.
 //! Not here: the state of one client ([`client`](super::client)), and when there is no room ([`worker`](super::worker)).
 //!
 //! # Invariants
@@ -54,7 +53,7 @@ pub(super) struct ConnectionRegistry {
     /// About how many bytes the heads that have not ended take up in memory.
     head_bytes: Cell<usize>,
     pub(super) addresses: Rc<Addresses>,
-    /// The buffers of connections that hyper does not serve.
+    /// The buffers of connections by HTTP/1.1.
     pub(super) scratch: Scratch,
     /// Notified when a client disconnects.
     pub(super) left: Notify,
@@ -216,7 +215,7 @@ impl ConnectionRegistry {
     /// Registers a client that has just connected.
     pub(super) fn seat(self: &Rc<Self>, address: IpAddr) -> ConnectionGuard {
         let client = Rc::new(Client {
-            arrived: Arc::default(),
+            arrived: Rc::default(),
             sealed: OnceCell::new(),
             serving: Cell::new(0),
             served: Cell::new(false),

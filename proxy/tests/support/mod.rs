@@ -29,7 +29,7 @@ use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{ServedKeyspace, ServedKeyspaces, Server, ServerError, ServerHandle};
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, Http1Server, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+    ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -93,7 +93,7 @@ impl Default for Settings {
                 tracer: None,
                 upstream: UpstreamSettings::default(),
             },
-            server: ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None, http1: http1_server() },
+            server: ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None },
             stash: StashLimits {
                 max_requests: 100,
                 max_bytes: 1 << 20,
@@ -133,13 +133,6 @@ impl Settings {
     pub fn with_protocol(protocol: UpstreamProtocol) -> Self {
         Settings::with_upstream(|upstream| upstream.protocol = protocol)
     }
-}
-
-/// Returns what serves HTTP/1.1 in these tests. They hold for both choices; `SEGUE_TEST_HTTP1_SERVER` names one.
-pub fn http1_server() -> Http1Server {
-    let Ok(name) = std::env::var("SEGUE_TEST_HTTP1_SERVER") else { return Http1Server::default() };
-    let named = Http1Server::NAMES.iter().find(|(known, _)| *known == name);
-    named.unwrap_or_else(|| panic!("SEGUE_TEST_HTTP1_SERVER is {name:?}; expected \"hyper\" or \"segue\"")).1
 }
 
 type Targets = Arc<Mutex<HashMap<PartitionId, (Target, PodRecord)>>>;

@@ -6,7 +6,6 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use rustls::pki_types::ServerName;
-use segue_proxy::settings::Http1Server;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -21,9 +20,8 @@ const KIB: usize = 1 << 10;
 const MOST: usize = 16 << 20;
 
 /// A router that gives heads more time than the tests have.
-fn patient(authorities: &Authorities, http1: Http1Server) -> Fixture {
+fn patient(authorities: &Authorities) -> Fixture {
     fixture(Some(authorities.server(None)), None, |settings| {
-        settings.server.http1 = http1;
         settings.forward.limits.header_read_timeout = Duration::from_secs(600);
     })
 }
@@ -64,7 +62,7 @@ fn unfinished_record() -> Vec<u8> {
 #[tokio::test]
 async fn hellos_that_do_not_end_are_bounded_over_all_clients() {
     let (authorities, pod) = (Authorities::new(), plain_pod().await);
-    let fixture = patient(&authorities, Http1Server::Segue);
+    let fixture = patient(&authorities);
     fixture.route(P0, pod.address, 1);
     let silent = TcpStream::connect(fixture.address).await.unwrap();
     let message = [&[1, 0, 0xff, 0xf0, 3, 3][..], &[b'a'; 60_000]].concat();
@@ -89,14 +87,11 @@ async fn hellos_that_do_not_end_are_bounded_over_all_clients() {
 
 #[tokio::test]
 async fn records_that_do_not_end_are_bounded_over_all_clients() {
-    for (http1, protocol, first) in [
-        (Http1Server::Segue, "", ""),
-        (Http1Server::Segue, "http/1.1", ""),
-        (Http1Server::Hyper, "http/1.1", ""),
-        (Http1Server::Segue, "h2", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"),
-    ] {
+    for (protocol, first) in
+        [("", ""), ("http/1.1", ""), ("h2", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")]
+    {
         let (authorities, pod) = (Authorities::new(), plain_pod().await);
-        let fixture = patient(&authorities, http1);
+        let fixture = patient(&authorities);
         fixture.route(P0, pod.address, 1);
         let mut idle = connect(&connector(&authorities, "http/1.1"), &fixture).await;
         is_served(&mut idle).await;
@@ -135,7 +130,7 @@ async fn a_record_that_does_not_end_has_as_long_as_a_head() {
 #[tokio::test]
 async fn a_client_by_tls_that_leaves_is_noticed_wherever_its_bytes_end() {
     let authorities = Authorities::new();
-    let fixture = patient(&authorities, Http1Server::Segue);
+    let fixture = patient(&authorities);
     let connector = connector(&authorities, "http/1.1");
     for behind in [0, 10, 50_000] {
         for says_so in [true, false] {

@@ -27,9 +27,7 @@ use segue_proxy::fuzzing::serve_client;
 use segue_proxy::metrics::{Metrics, WorkerMetrics};
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
-use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, Http1Server, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
-};
+use segue_proxy::settings::{ClientLimits, ForwardSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -47,7 +45,6 @@ pub struct Router {
     table: Arc<Table>,
     metrics: Arc<WorkerMetrics>,
     limits: ClientLimits,
-    http1: Http1Server,
     front: TcpListener,
     /// How many clients there have been. Each has an address of its own, which its requests carry.
     clients: Cell<u64>,
@@ -110,9 +107,8 @@ impl Heard {
 }
 
 impl Router {
-    /// Starts a router and a pod. `protocol` is the version between them, `Http1` or `Http2`; `http1` serves HTTP/1.1
-    /// clients.
-    pub async fn new(protocol: UpstreamProtocol, http1: Http1Server) -> Self {
+    /// Starts a router and a pod. `protocol` is the version between them, `Http1` or `Http2`.
+    pub async fn new(protocol: UpstreamProtocol) -> Self {
         let limits = StashLimits {
             max_requests: 100,
             max_bytes: 1 << 20,
@@ -146,7 +142,6 @@ impl Router {
             table,
             metrics,
             limits: settings.limits,
-            http1,
             front,
             clients: Cell::new(0),
             past: RefCell::default(),
@@ -178,7 +173,7 @@ impl Router {
         client.set_nodelay(true).expect("an option");
         // There are thousands of connections a second. None may leave its port in TIME_WAIT.
         client.set_zero_linger().expect("an option");
-        let served = serve_client(stream, peer, self.forward.clone(), self.metrics.clone(), &self.limits, self.http1);
+        let served = serve_client(stream, peer, self.forward.clone(), self.metrics.clone(), &self.limits);
         let talk = async move {
             let mut answers = Vec::new();
             for piece in pieces {

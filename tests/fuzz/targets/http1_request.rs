@@ -3,11 +3,10 @@
 //! or its connection is closed.
 //!
 //! A client whose bytes are whole requests sends one more, which shows that both sides agree where the others ended.
-//! Any other client closes its side. Each input is served by both of the router's servers of HTTP/1.1, and
-//! what Segue's own reads in it, hyper reads in the same way.
+//! Any other client closes its side. What the router reads in an input, hyper reads in the same way.
 
 use segue_proxy::fuzzing::compare_with_hyper;
-use segue_proxy::settings::{Http1Server, UpstreamProtocol};
+use segue_proxy::settings::UpstreamProtocol;
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 
 use crate::Outcome;
@@ -18,24 +17,17 @@ use crate::support::wire::{self, Manner, Message, Stop};
 const LAST: &[u8] = b"GET /last HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\nconnection: close\r\n\r\n";
 
 thread_local! {
-    static ROUTERS: (LocalRuntime, [Router; 2]) = {
+    static ROUTER: (LocalRuntime, Router) = {
         let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default()).expect("a runtime");
-        let routers = runtime.block_on(async {
-            let [hyper, segue] = [Http1Server::Hyper, Http1Server::Segue];
-            [Router::new(UpstreamProtocol::Http1, hyper).await, Router::new(UpstreamProtocol::Http1, segue).await]
-        });
-        (runtime, routers)
+        let router = runtime.block_on(Router::new(UpstreamProtocol::Http1));
+        (runtime, router)
     };
 }
 
 pub fn run(data: &[u8]) -> Outcome {
     let Some((_, pieces)) = pieces::cut(data) else { return Outcome::NoInput };
     compare_with_hyper(&pieces);
-    ROUTERS.with(|(runtime, routers)| {
-        for router in routers {
-            runtime.block_on(check(router, &data[1..], &pieces));
-        }
-    });
+    ROUTER.with(|(runtime, router)| runtime.block_on(check(router, &data[1..], &pieces)));
     Outcome::Checked
 }
 

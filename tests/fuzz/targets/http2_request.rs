@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 
 use arbitrary::{Arbitrary, Unstructured};
-use segue_proxy::settings::{Http1Server, UpstreamProtocol};
+use segue_proxy::settings::UpstreamProtocol;
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 
 use crate::Outcome;
@@ -35,8 +35,7 @@ thread_local! {
     static ROUTERS: (LocalRuntime, [Router; 2]) = {
         let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default()).expect("a runtime");
         let routers = runtime.block_on(async {
-            let http1 = Http1Server::default();
-            [Router::new(UpstreamProtocol::Http1, http1).await, Router::new(UpstreamProtocol::Http2, http1).await]
+            [Router::new(UpstreamProtocol::Http1).await, Router::new(UpstreamProtocol::Http2).await]
         });
         (runtime, routers)
     };

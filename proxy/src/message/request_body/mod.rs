@@ -126,7 +126,7 @@ impl RequestBody {
                     has_waited = false;
                 }
                 Poll::Ready(_) => return,
-                // hyper reads from the connection only when it is polled after this.
+                // The rest of a small body may be a turn behind its head.
                 Poll::Pending if !has_waited => {
                     has_waited = true;
                     tokio::task::yield_now().await;

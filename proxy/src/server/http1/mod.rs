@@ -1,14 +1,9 @@
-//! Serves plain HTTP/1.1 requests without hyper, in the connection's own task and without a channel between the
-//! connection and its request.
-//!
-//! Whatever is not plain (`request_head`) is left to hyper, with the bytes that have arrived of it: upgrades, `Expect`,
-//! HTTP/1.0 and every head that is malformed or large. Local replies to heads are hyper's, therefore.
+//! Serves HTTP/1.1 and HTTP/1.0 in the connection's own task, without a channel between the connection and its request.
 //! Elsewhere: the socket and the body of a request (`wire`), writing a response (`writer`, `response_head`).
 //!
 //! # Invariants
 //!
-//! * A connection passes to hyper only between two requests.
-//! * A client that closes its side while its request is being served loses the request, as with hyper.
+//! * A client that closes its side while its request is being served loses the request.
 //! * A connection that waits, for a request or for a response, has no buffer but that of bytes which have arrived of the
 //!   next request.
 
@@ -23,15 +18,15 @@ mod writer;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use http::header::CONNECTION;
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, StatusCode, Version};
 use http_body::Body as _;
 
 use self::request_head::RequestHead;
-use self::response_head::{Terms, write_head};
+use self::response_head::{Framing, Terms, write_head};
 pub(super) use self::scratch::Scratch;
 use self::wire::{Next, Wire};
 use self::writer::{Rest, Writer};
@@ -41,6 +36,7 @@ use super::data_path::{BoxError, ServeRequest};
 use super::io::local_reply_bytes;
 use super::registry::ConnectionRegistry;
 use crate::forward::{ClientGone, ClientInfo};
+use crate::message::headers::options;
 use crate::message::local_reply::LocalReply;
 use crate::tls::Stream;
 
@@ -57,8 +53,6 @@ pub(super) enum End {
     Closed,
     /// It is shut down on this side, and the client still sends.
     Unread(Stream),
-    /// hyper has to serve it from here on, beginning with these bytes.
-    NotPlain(Stream, Bytes),
 }
 
 /// What follows a response.
@@ -68,6 +62,17 @@ enum Then {
     /// This side is shut down first.
     Close,
     Abort,
+    /// Another protocol is spoken, elsewhere.
+    Switch,
+}
+
+/// What the response to a request depends on.
+struct Asked {
+    method: Method,
+    version: Version,
+    /// Whether the connection closes behind it.
+    close: bool,
+    takes_trailers: bool,
 }
 
 /// Closes the connection when it is dropped, which cuts off a body that something else still reads.
@@ -91,10 +96,9 @@ impl<S: ServeRequest> Session<'_, S> {
             })
             .await
         };
-        let Some((mut stream, input)) = wire.0.close() else { return End::Closed };
+        let Some(mut stream) = wire.0.close() else { return End::Closed };
         match ended {
-            Ok(Next::Other) => End::NotPlain(stream, input),
-            Ok(_) if self.client.unread.get() => End::Unread(stream),
+            Ok(()) if self.client.unread.get() => End::Unread(stream),
             Err(ConnectionCommand::HeaderTimeout) => {
                 self.clients.replied(LocalReply::TooSlow);
                 stream.write_now(&local_reply_bytes(LocalReply::TooSlow));
@@ -104,30 +108,43 @@ impl<S: ServeRequest> Session<'_, S> {
         }
     }
 
-    /// Serves requests until the connection ends or something comes that is not plain.
-    async fn requests(&self, wire: &Rc<Wire>) -> Next {
+    /// Serves requests until the connection ends.
+    async fn requests(&self, wire: &Rc<Wire>) {
         loop {
             let head = match std::future::poll_fn(|context| self.poll_next(context, wire)).await {
                 Next::Request(head) => *head,
                 Next::End => {
                     // TLS tells its client, as far as that takes no waiting.
                     let _ = wire.poll_shutdown(&mut Context::from_waker(Waker::noop()));
-                    return Next::End;
+                    return;
                 }
-                Next::Other => return Next::Other,
+                Next::Refused(reply) => return self.refuse(wire, reply).await,
             };
             match self.exchange(wire, head).await {
                 Then::Continue => {}
                 Then::Close => {
                     let _ = std::future::poll_fn(|context| wire.poll_shutdown(context)).await;
-                    return Next::End;
+                    return;
                 }
-                Then::Abort => {
+                Then::Abort | Then::Switch => {
                     self.client.unread.set(false);
-                    return Next::End;
+                    return;
                 }
             }
         }
+    }
+
+    /// Responds to bytes that are no request, and shuts this side of the connection down.
+    async fn refuse(&self, wire: &Wire, reply: LocalReply) {
+        self.clients.replied(reply);
+        // More of it may be on its way.
+        self.client.unread.set(true);
+        let mut writer = Writer::of(local_reply_bytes(reply));
+        let _ = std::future::poll_fn(|context| {
+            ready!(writer.poll_write(context, wire))?;
+            wire.poll_shutdown(context)
+        })
+        .await;
     }
 
     fn poll_next(&self, context: &mut Context<'_>, wire: &Wire) -> Poll<Next> {
@@ -148,10 +165,11 @@ impl<S: ServeRequest> Session<'_, S> {
 
     /// Serves one request.
     async fn exchange(&self, wire: &Rc<Wire>, head: RequestHead) -> Then {
-        let RequestHead { parts, framing, close, takes_trailers } = head;
-        let to_head = parts.method == Method::HEAD;
-        let serving = ActiveRequest::begin(self.clients, self.client, None);
-        let request = Request::from_parts(parts, wire.begin(framing));
+        let body = wire.begin(&head);
+        let RequestHead { parts, close, takes_trailers, .. } = head;
+        let asked = Asked { method: parts.method.clone(), version: parts.version, close, takes_trailers };
+        let serving = ActiveRequest::begin(self.clients, self.client);
+        let request = Request::from_parts(parts, body);
         let mut writer = Writer::default();
         let response = {
             let mut response = pin!(self.service.serve(request));
@@ -164,46 +182,51 @@ impl<S: ServeRequest> Session<'_, S> {
                 return Then::Abort;
             }
         };
-        let Some(closes) = self.respond(wire, writer, response, (to_head, close, takes_trailers)).await else {
-            return Then::Abort;
-        };
+        let then = self.respond(wire, writer, response, asked).await;
         drop(serving);
-        // A drain that begins only now cuts off an upload whose response is complete, as with hyper.
+        if matches!(then, Then::Abort | Then::Switch) {
+            return then;
+        }
+        // A drain that begins only now cuts off an upload whose response is complete.
         let drains = self.is_told(ConnectionCommand::DrainAndClose);
         let is_read = std::future::poll_fn(|context| match wire.poll_settled(context) {
             Poll::Pending if !drains && self.is_told(ConnectionCommand::DrainAndClose) => Poll::Ready(false),
             settled => settled,
         });
-        if is_read.await && !closes { Then::Continue } else { Then::Close }
+        if is_read.await { then } else { Then::Close }
     }
 
-    /// Writes the response. Returns whether the connection closes behind it, or `None` if it could not be written to its end.
-    async fn respond(
-        &self,
-        wire: &Rc<Wire>,
-        mut writer: Writer,
-        response: Response<S::Body>,
-        (to_head, close, takes_trailers): (bool, bool, bool),
-    ) -> Option<bool> {
+    /// Writes the response, and gives the connection away if it switches protocols.
+    async fn respond(&self, wire: &Rc<Wire>, mut writer: Writer, response: Response<S::Body>, asked: Asked) -> Then {
         let (head, mut body) = response.into_parts();
         let lines = S::take_lines(&mut body);
+        let switches = head.status == StatusCode::SWITCHING_PROTOCOLS;
         // The service says so if it has responded before the end of the request.
-        let is_early = head.headers.contains_key(CONNECTION);
+        let mut said = head.headers.get_all(CONNECTION).iter().flat_map(options);
+        let is_early = said.any(|option| option.eq_ignore_ascii_case(b"close"));
+        // Where the client takes this for a tunnel, no request follows.
+        let is_tunnel = asked.method == Method::CONNECT && head.status.is_success();
         let is_told =
             self.is_told(ConnectionCommand::CloseAfterResponse) || self.is_told(ConnectionCommand::DrainAndClose);
-        self.client.unread.set(is_early || is_told);
-        let closes = close || self.client.unread.get();
+        self.client.unread.set(!switches && (is_early || is_told));
+        let closes = asked.close || is_tunnel || self.client.unread.get();
         let length = if body.is_end_stream() { Some(0) } else { body.size_hint().exact() };
         let date = || self.clients.scratch.date();
+        let terms = Terms {
+            method: &asked.method,
+            version: asked.version,
+            closes,
+            is_close_implied: asked.close && asked.version == Version::HTTP_10,
+        };
         let out = writer.begin(wire, &self.peer.interim);
-        let framing = match write_head(out, (&head, lines.as_ref()), length, Terms { to_head, closes }, date) {
+        let framing = match write_head(out, (&head, lines.as_ref()), length, terms, date) {
             Ok(framing) => framing,
             Err(error) => {
                 tracing::debug!(%error, "a response cannot be passed on");
-                return None;
+                return Then::Abort;
             }
         };
-        let declares = takes_trailers.then_some(&head.headers);
+        let declares = asked.takes_trailers.then_some(&head.headers);
         let mut rest = Rest { body: pin!(body), framing, declares, ended: false };
         let written = std::future::poll_fn(|context| {
             let written = writer.poll_response(context, wire, &mut rest);
@@ -214,10 +237,18 @@ impl<S: ServeRequest> Session<'_, S> {
         });
         if let Err(error) = written.await {
             tracing::debug!(%error, "a client's connection has ended");
-            return None;
+            if framing == Framing::UntilClose {
+                wire.throw_away();
+            }
+            return Then::Abort;
         }
         writer.give_back(wire);
-        Some(closes)
+        if switches {
+            // The tunnel keeps the client registered.
+            self.client.upgraded.set(true);
+            return if wire.switch() { Then::Switch } else { Then::Abort };
+        }
+        if closes || framing == Framing::UntilClose { Then::Close } else { Then::Continue }
     }
 
     /// Waits for the response. Meanwhile writes the pod's informational responses, says whether the client is still

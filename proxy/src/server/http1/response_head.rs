@@ -9,20 +9,32 @@
 
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE, HeaderName, HeaderValue, TRAILER, TRANSFER_ENCODING};
 use http::response::Parts;
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, Method, StatusCode, Version};
 use hyper::ext::ReasonPhrase;
 
-use super::request_head::{Framing, length};
+use super::request_head::length;
 use crate::message::header_names::is_for_heads_alone;
 use crate::message::headers::options;
 use crate::upstream::HeadLines;
 
 /// What a response responds to, and what becomes of its connection.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Terms {
-    pub(super) to_head: bool,
+pub(super) struct Terms<'request> {
+    pub(super) method: &'request Method,
+    pub(super) version: Version,
     /// Whether the connection closes after it.
     pub(super) closes: bool,
+    /// Whether the client expects that without being told: it speaks HTTP/1.0, and has not asked for more.
+    pub(super) is_close_implied: bool,
+}
+
+/// How the body of a response is delimited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Framing {
+    Length(u64),
+    Chunked,
+    /// It ends with its connection, because HTTP/1.0 knows no chunks.
+    UntilClose,
 }
 
 /// The length that a response states is no number.
@@ -36,21 +48,23 @@ pub(super) fn write_head(
     out: &mut Vec<u8>,
     (head, lines): (&Parts, Option<&HeadLines>),
     body: Option<u64>,
-    terms: Terms,
+    terms: Terms<'_>,
     date: impl FnOnce() -> HeaderValue,
 ) -> Result<Framing, BadLength> {
-    let bodiless = matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    let to_head = *terms.method == Method::HEAD;
+    let by_http10 = terms.version == Version::HTTP_10;
     let framing = match body {
-        _ if terms.to_head || bodiless => None,
+        _ if to_head || is_bodiless(terms.method, head.status) => None,
         Some(length) => Some(Framing::Length(length)),
         None => match (lines.and_then(|lines| lines.length), head.headers.get(CONTENT_LENGTH)) {
             (Some(stated), _) => Some(Framing::Length(stated)),
             (None, Some(stated)) => Some(Framing::Length(length(stated.as_bytes()).ok_or(BadLength)?)),
+            (None, None) if by_http10 => Some(Framing::UntilClose),
             (None, None) => Some(Framing::Chunked),
         },
     };
     out.reserve(128 + 48 * head.headers.len() + lines.map_or(0, |lines| lines.lines.len()));
-    status_line(out, head);
+    status_line(out, head, by_http10);
     let (mut has_length, mut has_close, mut has_date) = (false, false, false);
     if let Some(lines) = lines {
         out.extend_from_slice(&lines.lines);
@@ -64,12 +78,12 @@ pub(super) fn write_head(
             match framing {
                 Some(Framing::Length(length)) => length_line(out, length),
                 // The length of the body that a GET would have got.
-                None if terms.to_head || body != Some(0) => line(out, name, value.as_bytes()),
+                None if to_head || body != Some(0) => line(out, name, value.as_bytes()),
                 _ => {}
             }
             continue;
         }
-        if *name == TRANSFER_ENCODING || (*name == TRAILER && framing.is_none()) {
+        if *name == TRANSFER_ENCODING || (*name == TRAILER && (framing.is_none() || by_http10)) {
             continue;
         }
         has_close |= *name == CONNECTION && options(value).any(|option| option.eq_ignore_ascii_case(b"close"));
@@ -81,8 +95,13 @@ pub(super) fn write_head(
         Some(Framing::Chunked) => out.extend_from_slice(b"transfer-encoding: chunked\r\n"),
         _ => {}
     }
-    if terms.closes && !has_close {
-        out.extend_from_slice(b"connection: close\r\n");
+    let is_switch = head.status == StatusCode::SWITCHING_PROTOCOLS;
+    if terms.closes || framing == Some(Framing::UntilClose) {
+        if !(has_close || terms.is_close_implied || is_switch) {
+            out.extend_from_slice(b"connection: close\r\n");
+        }
+    } else if by_http10 {
+        out.extend_from_slice(b"connection: keep-alive\r\n");
     }
     if !has_date {
         line(out, &DATE, date().as_bytes());
@@ -91,14 +110,21 @@ pub(super) fn write_head(
     Ok(framing.unwrap_or(Framing::Length(0)))
 }
 
+/// Returns whether no body follows a response with this status.
+fn is_bodiless(method: &Method, status: StatusCode) -> bool {
+    status.is_informational()
+        || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+        || (*method == Method::CONNECT && status.is_success())
+}
+
 #[inline]
-fn status_line(out: &mut Vec<u8>, head: &Parts) {
+fn status_line(out: &mut Vec<u8>, head: &Parts, by_http10: bool) {
     let reason = head.extensions.get::<ReasonPhrase>();
-    if head.status == StatusCode::OK && reason.is_none() {
+    if head.status == StatusCode::OK && reason.is_none() && !by_http10 {
         out.extend_from_slice(b"HTTP/1.1 200 OK\r\n");
         return;
     }
-    out.extend_from_slice(b"HTTP/1.1 ");
+    out.extend_from_slice(if by_http10 { b"HTTP/1.0 " } else { b"HTTP/1.1 " });
     out.extend_from_slice(head.status.as_str().as_bytes());
     out.push(b' ');
     out.extend_from_slice(match reason {
@@ -149,11 +175,16 @@ mod tests {
 
     use super::*;
 
+    fn terms(to_head: bool, closes: bool) -> Terms<'static> {
+        let method = if to_head { &Method::HEAD } else { &Method::GET };
+        Terms { method, version: Version::HTTP_11, closes, is_close_implied: false }
+    }
+
     fn written(response: http::response::Builder, body: Option<u64>, to_head: bool, closes: bool) -> (String, Framing) {
         let (head, ()) = response.header("date", "today").body(()).unwrap().into_parts();
         let mut out = Vec::new();
         let date = || HeaderValue::from_static("never asked for");
-        let framing = write_head(&mut out, (&head, None), body, Terms { to_head, closes }, date).unwrap();
+        let framing = write_head(&mut out, (&head, None), body, terms(to_head, closes), date).unwrap();
         (String::from_utf8(out).unwrap(), framing)
     }
 
@@ -181,7 +212,7 @@ mod tests {
         let (head, ()) = Response::builder().header("connection", "close").body(()).unwrap().into_parts();
         let written = |length, has_date, body| {
             let lines = HeadLines { lines: b"x-a: 1\r\n".to_vec(), length, has_date, is_stream: false };
-            let (mut out, terms) = (Vec::new(), Terms { to_head: false, closes: true });
+            let (mut out, terms) = (Vec::new(), terms(false, true));
             let date = || HeaderValue::from_static("today");
             write_head(&mut out, (&head, Some(&lines)), body, terms, date).unwrap();
             String::from_utf8(out).unwrap()
@@ -222,8 +253,8 @@ mod tests {
     #[test]
     fn a_length_that_is_no_number_is_refused() {
         let (head, ()) = Response::builder().header("content-length", "5x").body(()).unwrap().into_parts();
-        let terms = Terms { to_head: false, closes: false };
-        let result = write_head(&mut Vec::new(), (&head, None), None, terms, || HeaderValue::from_static(""));
+        let result =
+            write_head(&mut Vec::new(), (&head, None), None, terms(false, false), || HeaderValue::from_static(""));
         assert_eq!(result, Err(BadLength));
     }
 

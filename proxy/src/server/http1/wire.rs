@@ -1,10 +1,11 @@
-//! A plain HTTP/1.1 connection as bytes: its socket, what has been read from it, and the body of the current request.
+//! An HTTP/1.1 connection as bytes: its socket, what has been read from it, and the body of the current request.
 //!
 //! # Invariants
 //!
 //! * While a body is being read, only its reader reads from the socket. Otherwise only the connection's task does.
 //! * A body yields no bytes of another request.
 //! * A body that its connection has not delivered in full is cut off when the connection closes.
+//! * The work for a head that arrives in pieces is bounded.
 
 use std::cell::RefCell;
 use std::io;
@@ -15,10 +16,12 @@ use std::task::{Context, Poll, Waker, ready};
 use bytes::{Buf as _, Bytes, BytesMut};
 use http_body::Frame;
 use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
+use tokio::sync::oneshot;
 
-use super::request_head::{Framing, Reading, RequestHead, read_head};
+use super::request_head::{Framing, Reading, RequestHead, may_end, read_head};
 use super::scratch::Scratch;
-use crate::message::client_body::{BodyReadError, ClientBody, ReadBody};
+use crate::message::client_body::{BodyReadError, ClientBody, ClientSwitch, ReadBody};
+use crate::message::local_reply::LocalReply;
 use crate::tls::Stream;
 use crate::upstream::{Decoded, Decoder};
 
@@ -32,8 +35,8 @@ const BYTES_BEHIND: usize = 64;
 /// What comes next on a connection.
 pub(super) enum Next {
     Request(Box<RequestHead>),
-    /// Something that only hyper may judge.
-    Other,
+    /// Bytes that are no request, or not one that is served.
+    Refused(LocalReply),
     /// The client has closed its side.
     End,
 }
@@ -49,9 +52,16 @@ struct State {
     stream: Option<Stream>,
     /// Bytes that were read and belong to nothing yet.
     input: BytesMut,
+    /// How many bytes of `input` are the beginning of a head that goes on.
+    parsed: usize,
     /// The number of the current request.
     request: u64,
     body: Decoder,
+    /// Whether the client waits for `100 Continue`, which is due once the body is read.
+    expects_continue: bool,
+    is_continue_due: bool,
+    /// Whoever takes the connection over if it switches to another protocol.
+    switch: Option<oneshot::Sender<(Stream, BytesMut)>>,
     /// How many bytes may still be read behind it, where that is not seen from `input`.
     behind: usize,
     /// Why the body can go on no further.
@@ -70,8 +80,12 @@ impl Wire {
         let state = RefCell::new(State {
             stream: Some(stream),
             input,
+            parsed: 0,
             request: 0,
             body: Decoder::of_length(0),
+            expects_continue: false,
+            is_continue_due: false,
+            switch: None,
             behind: BYTES_BEHIND,
             broken: None,
             is_held: false,
@@ -81,30 +95,14 @@ impl Wire {
         Rc::new(Wire { scratch, state })
     }
 
-    /// Reads the head of the next request. A head of more than `most` bytes is left to hyper.
+    /// Reads the head of the next request. A head of more than `most` bytes is refused.
     pub(super) fn poll_head(&self, context: &mut Context<'_>, most: usize) -> Poll<Next> {
         let state = &mut *self.state.borrow_mut();
+        let mut next = state.next(most);
         loop {
-            // Some clients send an empty line behind a body.
-            while state.input.starts_with(b"\r\n") {
-                state.input.advance(2);
-            }
-            if state.input.is_empty() {
-                state.input = BytesMut::new();
-            } else {
-                match read_head(&state.input, most) {
-                    Reading::Plain(head, length) => {
-                        state.input.advance(length);
-                        return Poll::Ready(Next::Request(head));
-                    }
-                    Reading::Other => return Poll::Ready(Next::Other),
-                    Reading::Partial => {}
-                }
-            }
-            match ready!(state.poll_read(context, &self.scratch, most)) {
-                Ok(Arrived::Request(head)) => return Poll::Ready(Next::Request(head)),
-                Ok(Arrived::Bytes) => {}
-                Ok(Arrived::End) | Err(_) => return Poll::Ready(Next::End),
+            match next {
+                Some(next) => return Poll::Ready(next),
+                None => next = ready!(state.poll_read(context, &self.scratch, most)),
             }
         }
     }
@@ -120,16 +118,32 @@ impl Wire {
     }
 
     /// Begins a request. Returns its body.
-    pub(super) fn begin(self: &Rc<Self>, framing: Framing) -> ClientBody {
+    pub(super) fn begin(self: &Rc<Self>, head: &RequestHead) -> ClientBody {
         let state = &mut *self.state.borrow_mut();
         state.request += 1;
         state.behind = BYTES_BEHIND;
-        state.body = match framing {
+        state.switch = None;
+        state.body = match head.framing {
             Framing::Length(length) => Decoder::of_length(length),
             Framing::Chunked => Decoder::of_chunks(),
         };
         state.is_held = !state.body.is_done();
-        if state.is_held { ClientBody::of_connection(self.clone(), state.request) } else { ClientBody::empty() }
+        state.expects_continue = head.expects_continue && state.is_held;
+        match state.is_held || head.may_switch {
+            true => ClientBody::of_connection(self.clone(), state.request),
+            false => ClientBody::empty(),
+        }
+    }
+
+    /// Returns whether `100 Continue` has to be written now, once.
+    pub(super) fn take_continue(&self) -> bool {
+        std::mem::take(&mut self.state.borrow_mut().is_continue_due)
+    }
+
+    /// Notes that the response begins, behind which no `100 Continue` may come. Returns whether one has to be written before.
+    pub(super) fn begin_response(&self) -> bool {
+        self.state.borrow_mut().expects_continue = false;
+        self.take_continue()
     }
 
     /// Ready when the client has closed its side. Notices that only between the end of a body and the next request,
@@ -188,52 +202,92 @@ impl Wire {
         }
     }
 
+    /// Makes the end of the connection a reset, by which the client notices that something is missing.
+    pub(super) fn throw_away(&self) {
+        if let Some(stream) = &self.state.borrow().stream {
+            stream.throw_away();
+        }
+    }
+
     /// Shuts this side of the connection down.
     pub(super) fn poll_shutdown(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.poll_stream(|stream| stream.poll_shutdown(context))
     }
 
-    /// Ends the connection, and cuts off a body that is still being read. Returns its stream, and the bytes that were
-    /// read and belong to no request.
-    pub(super) fn close(&self) -> Option<(Stream, Bytes)> {
-        let (stream, input, reader) = {
+    /// Gives the connection to whoever takes it over, with the bytes behind the request. Returns whether there is anybody.
+    pub(super) fn switch(&self) -> bool {
+        let state = &mut *self.state.borrow_mut();
+        let (Some(taker), Some(stream)) = (state.switch.take(), state.stream.take()) else { return false };
+        taker.send((stream, std::mem::take(&mut state.input))).is_ok()
+    }
+
+    /// Ends the connection, and cuts off a body that is still being read. Returns its stream.
+    pub(super) fn close(&self) -> Option<Stream> {
+        let (stream, reader) = {
             let state = &mut *self.state.borrow_mut();
-            (state.stream.take(), std::mem::take(&mut state.input), state.reader.take())
+            (state.switch, state.input) = (None, BytesMut::new());
+            (state.stream.take(), state.reader.take())
         };
         if let Some(reader) = reader {
             reader.wake();
         }
-        Some((stream?, input.freeze()))
+        stream
     }
 }
 
-/// What a read has brought.
-enum Arrived {
-    /// A plain request's head, and perhaps bytes behind it.
-    Request(Box<RequestHead>),
-    Bytes,
-    End,
-}
-
 impl State {
-    /// Reads once. What arrives where nothing waited before is usually one head, which is parsed in place.
-    fn poll_read(&mut self, context: &mut Context<'_>, scratch: &Scratch, most: usize) -> Poll<io::Result<Arrived>> {
-        let Some(stream) = &mut self.stream else { return Poll::Ready(Ok(Arrived::End)) };
+    /// Returns what has arrived of a next request, unless that goes on.
+    fn next(&mut self, most: usize) -> Option<Next> {
+        self.skip_empty_lines();
+        let parsed = std::mem::replace(&mut self.parsed, self.input.len());
+        if parsed == self.input.len() || (parsed > 0 && !may_end(&self.input, parsed, most)) {
+            return None;
+        }
+        match read_head(&self.input, most) {
+            Reading::Partial => None,
+            Reading::Head(head, length) => {
+                self.input.advance(length);
+                self.parsed = 0;
+                Some(Next::Request(head))
+            }
+            Reading::Refused(reply) => Some(Next::Refused(reply)),
+        }
+    }
+
+    /// Some clients send an empty line behind a body.
+    fn skip_empty_lines(&mut self) {
+        while self.input.starts_with(b"\r\n") {
+            self.input.advance(2);
+            self.parsed = 0;
+        }
+        if self.input.is_empty() {
+            self.input = BytesMut::new();
+        }
+    }
+
+    /// Reads once, and returns what has arrived of a next request, unless that goes on. What arrives where nothing waited
+    /// before is usually one head, which is parsed in place.
+    fn poll_read(&mut self, context: &mut Context<'_>, scratch: &Scratch, most: usize) -> Poll<Option<Next>> {
+        let Some(stream) = &mut self.stream else { return Poll::Ready(Some(Next::End)) };
         let mut scratch = scratch.read();
         let mut buffer = ReadBuf::new(&mut scratch);
-        ready!(Pin::new(stream).poll_read(context, &mut buffer))?;
+        let read = ready!(Pin::new(stream).poll_read(context, &mut buffer));
         let bytes = buffer.filled();
-        if bytes.is_empty() {
-            return Poll::Ready(Ok(Arrived::End));
+        if read.is_err() || bytes.is_empty() {
+            return Poll::Ready(Some(Next::End));
         }
-        if self.input.is_empty()
-            && let Reading::Plain(head, length) = read_head(bytes, most)
-        {
-            append(&mut self.input, &bytes[length..]);
-            return Poll::Ready(Ok(Arrived::Request(head)));
+        if self.input.is_empty() {
+            match read_head(bytes, most) {
+                Reading::Head(head, length) => {
+                    append(&mut self.input, &bytes[length..]);
+                    return Poll::Ready(Some(Next::Request(head)));
+                }
+                Reading::Refused(reply) => return Poll::Ready(Some(Next::Refused(reply))),
+                Reading::Partial => self.parsed = bytes.len(),
+            }
         }
         append(&mut self.input, bytes);
-        Poll::Ready(Ok(Arrived::Bytes))
+        Poll::Ready(self.next(most))
     }
 
     /// Reads once and appends. Returns how many bytes have arrived, 0 at the end.
@@ -250,6 +304,12 @@ impl State {
         context: &mut Context<'_>,
         scratch: &Scratch,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyReadError>>> {
+        if std::mem::take(&mut self.expects_continue) {
+            self.is_continue_due = true;
+            if let Some(connection) = self.connection.take() {
+                connection.wake();
+            }
+        }
         loop {
             if let Some(error) = self.broken {
                 return Poll::Ready(Some(Err(error)));
@@ -320,6 +380,15 @@ impl ReadBody for Wire {
         self.state.borrow().input.len()
     }
 
+    fn on_switch(&self, request: u64) -> ClientSwitch {
+        let (taker, switch) = oneshot::channel();
+        let state = &mut *self.state.borrow_mut();
+        if state.request == request {
+            state.switch = Some(taker);
+        }
+        switch
+    }
+
     fn release(&self, request: u64) {
         let state = &mut *self.state.borrow_mut();
         if state.request == request {
@@ -350,7 +419,7 @@ mod tests {
         let wire = Wire::new(Stream::Plain(server), BytesMut::new(), Scratch::default());
         let next = std::future::poll_fn(|context| wire.poll_head(context, 64 << 10)).await;
         let Next::Request(head) = next else { panic!("no request") };
-        let mut body = wire.begin(head.framing);
+        let mut body = wire.begin(&head);
         let data = body.frame().await.unwrap().unwrap().into_data().unwrap();
         assert_eq!(data, "0123456789");
         let mut starved = Pin::new(&mut body);
@@ -368,7 +437,7 @@ mod tests {
         let wire = Wire::new(Stream::Plain(server), BytesMut::new(), Scratch::default());
         let next = std::future::poll_fn(|context| wire.poll_head(context, 64 << 10)).await;
         let Next::Request(head) = next else { panic!("no request") };
-        drop(wire.begin(head.framing));
+        drop(wire.begin(&head));
         client.write_all(&[b'x'; 100 << 10]).await.unwrap();
         while wire.buffered() == 0 {
             assert!(std::future::poll_fn(|context| Poll::Ready(wire.poll_gone(context).is_pending())).await);
@@ -388,7 +457,7 @@ mod tests {
         let wire = Wire::new(server, BytesMut::new(), Scratch::default());
         let next = std::future::poll_fn(|context| wire.poll_head(context, 64 << 10)).await;
         let Next::Request(head) = next else { panic!("no request") };
-        drop(wire.begin(head.framing));
+        drop(wire.begin(&head));
         let in_kernel = || {
             let state = wire.state.borrow();
             let mut bytes = vec![std::mem::MaybeUninit::uninit(); 2 * SEALED];

@@ -15,8 +15,7 @@ use http::HeaderMap;
 use http_body::{Body, Frame};
 use tokio::io::AsyncWrite as _;
 
-use super::request_head::Framing;
-use super::response_head::write_end_of_chunks;
+use super::response_head::{Framing, write_end_of_chunks};
 use super::wire::Wire;
 use crate::forward::ClientGone;
 use crate::message::interim::Interim;
@@ -27,6 +26,8 @@ use crate::upstream::chunk_size;
 const MAX_COPIED_BYTES: usize = 4 << 10;
 /// Bytes that are gathered before they are written.
 const MAX_GATHERED_BYTES: usize = 16 << 10;
+
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// Bytes on their way to the client.
 #[derive(Default)]
@@ -63,6 +64,11 @@ pub(super) struct Rest<'response, B> {
 }
 
 impl Writer {
+    /// Returns a writer of these bytes.
+    pub(super) fn of(bytes: Bytes) -> Self {
+        Writer { large: bytes, ..Writer::default() }
+    }
+
     /// Writes the informational responses that wait, and takes further ones only once those have been written. Ready
     /// when there are none.
     pub(super) fn poll_interim(
@@ -73,6 +79,10 @@ impl Writer {
     ) -> Poll<io::Result<()>> {
         loop {
             ready!(self.poll_write(context, wire))?;
+            if wire.take_continue() {
+                self.large = Bytes::from_static(CONTINUE);
+                continue;
+            }
             match interim.take() {
                 Some(heads) => self.large = heads,
                 None => return Poll::Ready(Ok(())),
@@ -84,6 +94,9 @@ impl Writer {
     pub(super) fn begin(&mut self, wire: &Wire, interim: &Interim) -> &mut Vec<u8> {
         self.out = wire.scratch().take();
         self.out.extend_from_slice(&std::mem::take(&mut self.large));
+        if wire.begin_response() {
+            self.out.extend_from_slice(CONTINUE);
+        }
         if let Some(heads) = interim.take() {
             self.out.extend_from_slice(&heads);
         }
@@ -162,6 +175,7 @@ impl Writer {
                 Poll::Pending => return Ok(true),
                 Poll::Ready(Some(frame)) => self.push(frame.map_err(|error| WriteError::Body(error.into()))?, rest),
                 Poll::Ready(None) if rest.framing == Framing::Chunked => self.end_chunks(rest, None),
+                Poll::Ready(None) if rest.framing == Framing::UntilClose => rest.ended = true,
                 Poll::Ready(None) => return Err(WriteError::TooShort),
             }
         }
@@ -187,6 +201,7 @@ impl Writer {
                 *left -= data.len() as u64;
                 false
             }
+            Framing::UntilClose => false,
             Framing::Chunked => {
                 self.out.extend_from_slice(chunk_size(data.len(), &mut [0; 18]));
                 true
