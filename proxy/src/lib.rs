@@ -1,8 +1,8 @@
 //! Segue's data plane: the path of a request to the pod that owns its partition.
 //!
 //! ```text
-//! accept ─ (TLS) ─ hyper ─ partition of the request ─ gate ─┬─ open ──► upstream connection ─► pod
-//!                                                           └─ closed ► stash ─(flush)─┘
+//! accept ─ (TLS) ─ HTTP ─ partition of the request ─ gate ─┬─ open ──► upstream connection ─► pod
+//!                                                          └─ closed ► stash ─(flush)─┘
 //! ```
 
 #![warn(clippy::too_many_lines)]
