@@ -21,7 +21,7 @@ pub(crate) struct Load {
 
 const GET: Load = Load { name: "h1_get", http2: false, post: false, grpc: false, tracing: false, options: false };
 
-pub(crate) const LOADS: [Load; 11] = [
+pub(crate) const LOADS: [Load; 9] = [
     GET,
     Load { name: "h1_get_options", options: true, ..GET },
     Load { name: "h1_post", post: true, ..GET },

@@ -22,6 +22,7 @@ mod overload;
 mod proxy_protocol;
 mod registry;
 mod resets;
+mod scratch;
 mod unfinished_head;
 mod worker;
 

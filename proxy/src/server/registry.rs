@@ -23,8 +23,8 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::client::{Client, ClientTerms, ConnectionCommand, IdleLimit};
-use super::http1::Scratch;
 use super::proxy_protocol::HeaderError;
+use super::scratch::Scratch;
 use crate::message::local_reply::LocalReply;
 use crate::metrics::WorkerMetrics;
 use crate::routing::client_share::Addresses;

@@ -9,7 +9,6 @@
 
 mod request_head;
 mod response_head;
-mod scratch;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod twin;
 mod wire;
@@ -27,7 +26,6 @@ use http_body::Body as _;
 
 use self::request_head::RequestHead;
 use self::response_head::{Framing, Terms, write_head};
-pub(super) use self::scratch::Scratch;
 use self::wire::{Next, Wire};
 use self::writer::{Rest, Writer};
 use super::active_request::ActiveRequest;

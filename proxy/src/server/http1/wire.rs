@@ -18,8 +18,8 @@ use http_body::Frame;
 use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
 use tokio::sync::oneshot;
 
+use super::super::scratch::Scratch;
 use super::request_head::{Framing, Reading, RequestHead, may_end, read_head};
-use super::scratch::Scratch;
 use crate::message::client_body::{BodyReadError, ClientBody, ClientSwitch, ReadBody};
 use crate::message::local_reply::LocalReply;
 use crate::tls::Stream;

@@ -13,7 +13,7 @@ const MAX_SPARE_BYTES: usize = 64 << 10;
 
 /// The buffers of one worker.
 #[derive(Clone)]
-pub(in crate::server) struct Scratch(Rc<Inner>);
+pub(super) struct Scratch(Rc<Inner>);
 
 struct Inner {
     read: RefCell<Box<[u8]>>,
