@@ -156,7 +156,7 @@ async fn what_a_client_sends_ahead_of_a_switch_belongs_to_the_other_protocol() {
     assert_eq!((head.status, head.header("connection"), head.header("content-length")), (101, "upgrade", ""));
     assert_eq!(connection.exactly(5).await, "early");
     fixture.in_flight(P0, 1).await;
-    drop(client);
+    drop((client, connection));
     fixture.in_flight(P0, 0).await;
 }
 
