@@ -10,7 +10,8 @@ use segue_protocol::lease::keepalive_interval;
 use segue_protocol::planning::{Policy, in_force};
 use segue_protocol::view::View;
 
-use crate::attach::{Attached, PROTOCOL};
+use crate::attach::Attached;
+use crate::hello::PROTOCOL;
 use crate::event_stream::{WINDOW, span};
 use crate::proto::task::Kind;
 use crate::proto::{Assignment, Checkpoint, Drain, Event, Leaving, Owned, Release, Sync, Task, TaskId, Warm, Welcome};

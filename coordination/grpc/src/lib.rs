@@ -22,6 +22,7 @@ mod checkpoints;
 mod connection;
 mod event_stream;
 mod events;
+mod hello;
 mod hold;
 mod hub;
 mod keyspaces;

@@ -16,7 +16,8 @@ use tracing::{Instrument as _, Span};
 
 use crate::access::{Access, PodsToken};
 use crate::ack::acknowledge;
-use crate::attach::{Way, agree, attach, ensure_goes_on, find};
+use crate::attach::{Way, attach, ensure_goes_on, find};
+use crate::hello::agree;
 use crate::connection::{Peer, PodsTls, incoming};
 use crate::event_stream::{EventStream, first_heartbeat, hello_in, no_hello};
 use crate::hub::Hub;

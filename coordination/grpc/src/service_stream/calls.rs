@@ -15,7 +15,7 @@ use super::pending_calls::Acknowledged;
 use super::session::{Session, heartbeats_every};
 use super::state::{Abilities, State};
 use crate::ack::reported;
-use crate::attach::agree;
+use crate::hello::agree;
 use crate::event_stream::{EventStream, first_heartbeat, hello_in, no_hello};
 use crate::keyspaces::{Named, choose};
 use crate::open_streams::OpenStreams;

@@ -24,7 +24,7 @@ use tracing::{debug, info, warn};
 use super::Shared;
 use super::pending_calls::DueCall;
 use super::state::{Abilities, State};
-use crate::attach::PROTOCOL;
+use crate::hello::PROTOCOL;
 use crate::event_stream::{EventFlow, Events, WINDOW, fail, span};
 use crate::hub::micros;
 use crate::proto::task::Kind;
