@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use segue_protocol::ids::{Incarnation, Revision};
 use segue_protocol::planning::Strategy;
-use segue_protocol::planning::placement::{Eligibility, Layout, Member, Mobility, Placement, Slot};
+use segue_protocol::planning::placement::{Eligibility, Layout, Member, Mobility, PartitionSlot, Placement};
 use segue_protocol::records::Thousandths;
 
 /// Pods and partitions of each case.
@@ -53,7 +53,7 @@ fn layout(names: &[String], partitions: usize) -> Layout<'_> {
         newest: true,
         eligibility: Eligibility::Open,
     };
-    let slot = Slot { owner: None, home: None, wanted: None, mobility: Mobility::Free };
+    let slot = PartitionSlot { owner: None, home: None, wanted: None, mobility: Mobility::Free };
     Layout { members: names.iter().map(|name| member(name.as_str())).collect(), slots: vec![slot; partitions] }
 }
 

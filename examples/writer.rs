@@ -37,7 +37,7 @@ use axum::{Extension, Router};
 use clap::Parser;
 use segue_coordination::pod::{HandlerError, HandoffContext, HandoffHandler, Owned, PodHandle, PodSettings};
 use segue_coordination::store::{EtcdCredentials, EtcdOptions, EtcdStore};
-use segue_demo::{clock, log::Log, log::Tail, record::Appended};
+use segue_demo::{clock, log::Log, log::Tail, record::LogRecord};
 use segue_protocol::ids::{Epoch, PartitionId};
 use segue_protocol::keys::Keyspace;
 use serde::{Deserialize, Serialize};
@@ -254,7 +254,7 @@ async fn write(
     let shared = writer.enter(&owned).await?;
     let accepted_at = clock::now();
     writer.do_half_of_the_work().await;
-    let record = Appended {
+    let record = LogRecord {
         partition: owned.partition,
         epoch: owned.epoch,
         pod: writer.arguments.name.as_str().into(),

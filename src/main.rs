@@ -8,29 +8,29 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use segue::commands::{Cli, Failure};
+use segue::commands::{Cli, CommandFailure};
 use segue::process::last_words::say;
 
 fn main() -> ExitCode {
     match Cli::parse().run() {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::BadInput(text)) => {
+        Err(CommandFailure::BadInput(text)) => {
             say(text.trim_end());
             ExitCode::from(2)
         }
-        Err(Failure::Work(error)) => {
+        Err(CommandFailure::Work(error)) => {
             say(&format!("segue: {error:#}"));
             ExitCode::from(1)
         }
-        Err(Failure::Unreachable(error) | Failure::Lost(error)) => {
+        Err(CommandFailure::Unreachable(error) | CommandFailure::Lost(error)) => {
             say(&format!("segue: {error:#}"));
             ExitCode::from(3)
         }
-        Err(Failure::Waiting(error)) => {
+        Err(CommandFailure::Waiting(error)) => {
             say(&format!("segue: {error:#}"));
             ExitCode::from(4)
         }
-        Err(Failure::Exit(code)) => code,
-        Err(Failure::AlreadyReported) => ExitCode::from(1),
+        Err(CommandFailure::Exit(code)) => code,
+        Err(CommandFailure::AlreadyReported) => ExitCode::from(1),
     }
 }

@@ -17,7 +17,7 @@ use segue_coordination::store::{EtcdOptions, EtcdStore, Store};
 use segue_demo::check::{Evidence, Harm, check};
 use segue_demo::clock::Nanos;
 use segue_demo::cluster::Cluster;
-use segue_demo::load::{Load, LoadSettings};
+use segue_demo::load::{LoadSettings, RunningLoad};
 use segue_demo::measure::{Distribution, Latencies, latencies};
 use segue_demo::record::Outcome;
 use segue_demo::timeline::{Timeline, windows};
@@ -98,7 +98,7 @@ pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyh
     let options = Options { etcd: Some(Arc::new(EtcdOfDemo(etcd.endpoint()))), pods: 2, ..options };
     let mut cluster = Cluster::start(&options, timeline.clone()).await?;
     ensure!(cluster.settled(PATIENCE).await, "the cluster did not get ready: {:?}", cluster.snapshot());
-    let load = Load::start(load_settings(&options, &cluster));
+    let load = RunningLoad::start(load_settings(&options, &cluster));
     let mut put_times = puts(etcd, PUT_PAUSE, ending_after(STEADY)).await?;
 
     timeline.events().holds.clear();

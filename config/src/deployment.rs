@@ -11,13 +11,13 @@ use segue_proxy::routing::partition_key::PartitionSource;
 
 use crate::drain_time::{DRAIN, Overrun, PHASE};
 use crate::error::{Problem, quoted};
-use crate::located::{Located, Setting};
+use crate::located::{LocatedConfig, Setting};
 use crate::units::show_duration;
 use crate::validated::{Coordinator, KeyspaceSection, Pod, Router, Routing};
 
 /// The result of a comparison.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Findings {
+pub struct ComparisonFindings {
     /// Settings that cannot work together.
     pub problems: Vec<Problem>,
     /// Settings that work together with a probably unwanted consequence.
@@ -37,15 +37,15 @@ const MOST_WARMING: Setting =
 
 /// A file, as far as it is about one keyspace.
 #[derive(Clone, Copy)]
-struct Part<'a> {
-    file: &'a Located,
+struct KeyspaceFile<'a> {
+    file: &'a LocatedConfig,
     index: usize,
     keyspace: &'a KeyspaceSection,
 }
 
-impl<'a> Part<'a> {
-    fn all(file: &'a Located) -> impl Iterator<Item = Part<'a>> {
-        file.config.keyspaces.iter().enumerate().map(move |(index, keyspace)| Part { file, index, keyspace })
+impl<'a> KeyspaceFile<'a> {
+    fn all(file: &'a LocatedConfig) -> impl Iterator<Item = KeyspaceFile<'a>> {
+        file.config.keyspaces.iter().enumerate().map(move |(index, keyspace)| KeyspaceFile { file, index, keyspace })
     }
 
     fn router(self) -> Option<(Self, &'a Router, &'a Routing)> {
@@ -71,8 +71,8 @@ impl<'a> Part<'a> {
 }
 
 /// Compares files, each of which is valid by itself.
-pub fn compare(files: &[Located]) -> Findings {
-    let mut found = Findings::default();
+pub fn compare(files: &[LocatedConfig]) -> ComparisonFindings {
+    let mut found = ComparisonFindings::default();
     for (i, one) in files.iter().enumerate() {
         for (j, other) in files.iter().enumerate() {
             let shared = shared_keyspaces(one, other);
@@ -99,12 +99,13 @@ pub fn compare(files: &[Located]) -> Findings {
 }
 
 /// Returns the keyspaces that both files are about.
-fn shared_keyspaces<'a>(one: &'a Located, other: &'a Located) -> Vec<(Part<'a>, Part<'a>)> {
+fn shared_keyspaces<'a>(one: &'a LocatedConfig, other: &'a LocatedConfig) -> Vec<(KeyspaceFile<'a>, KeyspaceFile<'a>)> {
     if one.config.store.prefix != other.config.store.prefix {
         return Vec::new();
     }
-    let partner = |first: Part<'a>| Part::all(other).find(|second| second.keyspace.name == first.keyspace.name);
-    Part::all(one).filter_map(|first| Some((first, partner(first)?))).collect()
+    let partner =
+        |first: KeyspaceFile<'a>| KeyspaceFile::all(other).find(|second| second.keyspace.name == first.keyspace.name);
+    KeyspaceFile::all(one).filter_map(|first| Some((first, partner(first)?))).collect()
 }
 
 /// Returns whether both map alike. The name of the header with the number makes no difference.
@@ -115,9 +116,9 @@ fn map_alike(one: &PartitionSource, other: &PartitionSource) -> bool {
     }
 }
 
-impl Findings {
+impl ComparisonFindings {
     /// A keyspace belongs to one service. Who has another, or none, does not register.
-    fn services_agree(&mut self, one: Part<'_>, other: Part<'_>) {
+    fn services_agree(&mut self, one: KeyspaceFile<'_>, other: KeyspaceFile<'_>) {
         let (own, others) = (&one.keyspace.service, &other.keyspace.service);
         if own != others {
             let named = |service: &Option<String>| service.as_deref().map_or_else(|| "not given".to_owned(), quoted);
@@ -127,7 +128,7 @@ impl Findings {
     }
 
     /// Checks what the roles of one keyspace expect of each other.
-    fn parts_fit(&mut self, is_same_file: bool, one: Part<'_>, other: Part<'_>) {
+    fn parts_fit(&mut self, is_same_file: bool, one: KeyspaceFile<'_>, other: KeyspaceFile<'_>) {
         let Some(router) = one.router() else { return };
         if let Some(coordinator) = other.coordinator() {
             self.handoffs_fit(is_same_file, router, coordinator);
@@ -141,8 +142,8 @@ impl Findings {
     fn handoffs_fit(
         &mut self,
         is_same_file: bool,
-        (part, router, routing): (Part<'_>, &Router, &Routing),
-        (other, _, policy): (Part<'_>, &Coordinator, &Policy),
+        (part, router, routing): (KeyspaceFile<'_>, &Router, &Routing),
+        (other, _, policy): (KeyspaceFile<'_>, &Coordinator, &Policy),
     ) {
         let phase = policy.phase_timeout;
         // Within one file this is already a problem.
@@ -168,8 +169,8 @@ impl Findings {
     /// A participant of assignment rounds that lives and does nothing drops out with the next heartbeat.
     fn rounds_fit(
         &mut self,
-        (part, router, routing): (Part<'_>, &Router, &Routing),
-        (other, _, policy): (Part<'_>, &Coordinator, &Policy),
+        (part, router, routing): (KeyspaceFile<'_>, &Router, &Routing),
+        (other, _, policy): (KeyspaceFile<'_>, &Coordinator, &Policy),
     ) {
         const HEARTBEAT: &str = "coordinator.heartbeat";
         const SETTLE: &str = "coordinator.settle";
@@ -192,7 +193,11 @@ impl Findings {
         self.warnings.push(other.file.problem(HEARTBEAT, fact, format!("expected less than {less}")));
     }
 
-    fn failovers_fit(&mut self, (part, router, routing): (Part<'_>, &Router, &Routing), pod: (&Located, &Pod)) {
+    fn failovers_fit(
+        &mut self,
+        (part, router, routing): (KeyspaceFile<'_>, &Router, &Routing),
+        pod: (&LocatedConfig, &Pod),
+    ) {
         const LEASE: &str = "pod.lease_ttl";
         const WORK: &str = "pod.work_ends_within";
         let (lease, max_wait) = (pod.1.lease_ttl, routing.stash.max_wait);
@@ -223,7 +228,7 @@ impl Findings {
     }
 
     /// Two pods at one address get each other's requests.
-    fn addresses_differ(&mut self, one: &Located, other: &Located) {
+    fn addresses_differ(&mut self, one: &LocatedConfig, other: &LocatedConfig) {
         let (Some(first), Some(second)) = (&one.config.pod, &other.config.pod) else { return };
         if canonical_address(&first.advertise) == canonical_address(&second.advertise) {
             let fact =
@@ -233,8 +238,8 @@ impl Findings {
         }
     }
 
-    fn names_differ(&mut self, one: &Located, other: &Located) {
-        let names = |file: &Located| {
+    fn names_differ(&mut self, one: &LocatedConfig, other: &LocatedConfig) {
+        let names = |file: &LocatedConfig| {
             let config = &file.config;
             BTreeMap::from([
                 ("router.name", config.router.as_ref().map(|it| it.name.clone())),
@@ -253,7 +258,7 @@ impl Findings {
 
     /// Checks that two routers map alike: otherwise requests of one key would go to two partitions. Routers may serve
     /// different clients, so another choice of a keyspace's requests is only pointed out.
-    fn routers_agree(&mut self, one: Part<'_>, other: Part<'_>) {
+    fn routers_agree(&mut self, one: KeyspaceFile<'_>, other: KeyspaceFile<'_>) {
         let (Some((_, router, first)), Some((_, _, second))) = (one.router(), other.router()) else { return };
         if !map_alike(&first.partition, &second.partition) {
             let fact = format!(
@@ -275,7 +280,7 @@ impl Findings {
         }
     }
 
-    fn coordinators_agree(&mut self, one: Part<'_>, other: Part<'_>) {
+    fn coordinators_agree(&mut self, one: KeyspaceFile<'_>, other: KeyspaceFile<'_>) {
         let (Some((_, coordinator, first)), Some((_, _, second))) = (one.coordinator(), other.coordinator()) else {
             return;
         };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use segue_proxy::sidecar::UNREAD_TIMEOUT;
 
 use crate::error::Wrong;
-use crate::reader::Reader;
+use crate::reader::ConfigReader;
 use crate::units::show_duration;
 use crate::validated::Config;
 
@@ -70,7 +70,7 @@ impl Overrun {
 }
 
 /// Refuses a drain that may outlast its phase, where one file has both.
-pub(crate) fn drain_fits_into_a_phase(r: &mut Reader<'_>, config: &Config) {
+pub(crate) fn drain_fits_into_a_phase(r: &mut ConfigReader<'_>, config: &Config) {
     // All keyspaces have the same.
     let policy = config.keyspaces.first().and_then(|keyspace| keyspace.policy.as_ref());
     let Some((router, policy)) = config.router.as_ref().zip(policy) else { return };

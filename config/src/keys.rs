@@ -13,10 +13,10 @@ use crate::error::nearest;
 
 /// The keys of a file by their paths, section by section, in the order in which problems list them.
 #[derive(Debug)]
-pub(crate) struct Keys {
+pub(crate) struct ConfigKeys {
     pub(crate) sections: &'static [&'static [&'static str]],
     /// The list of tables that the file may have, with the keys of each table.
-    pub(crate) tables: Option<(&'static str, &'static Keys)>,
+    pub(crate) tables: Option<(&'static str, &'static ConfigKeys)>,
 }
 
 /// Keys of earlier versions, each with its present name. Like unknown keys, they are errors.
@@ -28,7 +28,7 @@ pub(crate) const ROLES: [&str; 3] = ["router", "coordinator", "pod"];
 /// The prefix of Segue's variables.
 pub(crate) const VARIABLE_PREFIX: &str = "SEGUE__";
 
-impl Keys {
+impl ConfigKeys {
     /// Returns every key.
     pub(crate) fn all(&self) -> impl Iterator<Item = &'static str> + Clone + use<> {
         self.sections.iter().copied().flatten().copied()

@@ -30,9 +30,9 @@ mod units;
 mod validate;
 mod validated;
 
-pub use deployment::{Findings, compare};
+pub use deployment::{ComparisonFindings, compare};
 pub use error::{Errors, LoadError, Problem};
-pub use located::{Located, Written};
+pub use located::{LocatedConfig, WrittenValues};
 pub use validated::{
     Admin, AdminWrite, Config, Coordinator, Credentials, KeyspaceSection, Log, LogFormat, LogLevel, Pod, Router,
     Routing, Store, StoreKind, StreamListen, Tracing,
@@ -68,14 +68,14 @@ pub fn locate(
     text: &str,
     env: impl IntoIterator<Item = (String, String)>,
     hostname: &str,
-) -> Result<Located, Errors> {
+) -> Result<LocatedConfig, Errors> {
     let (raw, mut problems) = raw::Raw::read(&validate::KEYS, file_name, text, env);
     let (config, invalid) = validate::config(&raw, hostname);
     problems.extend(invalid);
     if !problems.is_empty() {
         return Err(Errors::new(problems));
     }
-    Ok(Located::new(config, raw))
+    Ok(LocatedConfig::new(config, raw))
 }
 
 /// Reads the file at `path`, with this process's environment and this host's name, and checks it like [`parse`].
@@ -83,7 +83,7 @@ pub fn locate(
 /// # Errors
 ///
 /// The file cannot be read, is not UTF-8, or contains mistakes.
-pub fn load(path: impl AsRef<Path>) -> Result<Located, LoadError> {
+pub fn load(path: impl AsRef<Path>) -> Result<LocatedConfig, LoadError> {
     let path = path.as_ref();
     let text = std::fs::read_to_string(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
     // Lossy: a variable of Segue that is not UTF-8 is reported like any other bad value, and `std::env::vars` would

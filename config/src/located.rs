@@ -4,29 +4,29 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{Errors, Place, Problem, Wrong};
 use crate::keys;
-use crate::raw::{Raw, Value};
+use crate::raw::{Raw, RawValue};
 use crate::validated::{Config, StoreKind};
 
 /// A valid configuration with the places of its values, for later problems such as a file that does not exist.
 #[derive(Debug, Clone)]
-pub struct Located {
+pub struct LocatedConfig {
     /// The configuration.
     pub config: Config,
     places: Places,
     /// Those of each table of the list of keyspaces.
     tables: Vec<Places>,
     file: Place,
-    written: Written,
+    written: WrittenValues,
 }
 
 /// The values of a configuration as they were written, and those of each table of the list of keyspaces.
 #[derive(Debug, Clone)]
-pub struct Written(Vec<BTreeMap<&'static str, Value>>);
+pub struct WrittenValues(Vec<BTreeMap<&'static str, RawValue>>);
 
-impl Written {
+impl WrittenValues {
     /// Returns the keys whose values differ, or that only one of the two has, in the order of their names. A key of the
     /// second table is `keyspaces.1.name`.
-    pub fn differing(&self, other: &Written) -> Vec<String> {
+    pub fn differing(&self, other: &WrittenValues) -> Vec<String> {
         let empty = BTreeMap::new();
         let mut differing = Vec::new();
         for at in 0..self.0.len().max(other.0.len()) {
@@ -51,19 +51,19 @@ pub(crate) struct Setting {
     pub(crate) common: &'static str,
 }
 
-impl Located {
+impl LocatedConfig {
     /// Returns a configuration that was read from `raw`.
     pub(crate) fn new(config: Config, mut raw: Raw) -> Self {
         let file = Place::File { file: raw.file.clone(), line: 1, column: 1 };
         let tables = raw.tables.take().map_or_else(Vec::new, |tables| tables.each);
         let values = |raw: &Raw| raw.values.iter().map(|(key, given)| (*key, given.value.clone())).collect();
-        let written = Written(std::iter::once(&raw).chain(&tables).map(values).collect());
+        let written = WrittenValues(std::iter::once(&raw).chain(&tables).map(values).collect());
         let places = |raw: Raw| raw.values.into_iter().map(|(key, given)| (key, given.value_place)).collect();
-        Located { config, places: places(raw), tables: tables.into_iter().map(places).collect(), file, written }
+        LocatedConfig { config, places: places(raw), tables: tables.into_iter().map(places).collect(), file, written }
     }
 
     /// Returns what was written.
-    pub fn written(&self) -> &Written {
+    pub fn written(&self) -> &WrittenValues {
         &self.written
     }
 

@@ -20,23 +20,23 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::error::{Place, Problem, Wrong, bare, nearest, quoted};
-use crate::keys::{self, Keys};
+use crate::keys::{self, ConfigKeys};
 
 /// A value as written.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Value {
+pub(crate) enum RawValue {
     Text(String),
     Integer(i64),
     Float(f64),
     Boolean(bool),
-    List(Vec<Value>),
+    List(Vec<RawValue>),
     /// A value of a type that no key has, with its name for messages.
     Other(String),
     /// From a variable: text, or TOML where the key has another type.
     Variable(String),
 }
 
-impl Value {
+impl RawValue {
     fn new(value: &DeValue<'_>) -> Self {
         match value {
             DeValue::String(text) => Self::Text(text.clone().into_owned()),
@@ -63,8 +63,8 @@ impl Value {
 
 /// A known key with its value.
 #[derive(Debug)]
-pub(crate) struct Given {
-    pub(crate) value: Value,
+pub(crate) struct RawEntry {
+    pub(crate) value: RawValue,
     pub(crate) key_place: Place,
     pub(crate) value_place: Place,
 }
@@ -86,9 +86,9 @@ pub(crate) struct Tables {
 /// All known keys and sections that were given.
 #[derive(Debug)]
 pub(crate) struct Raw {
-    pub(crate) keys: &'static Keys,
+    pub(crate) keys: &'static ConfigKeys,
     pub(crate) file: Arc<str>,
-    pub(crate) values: BTreeMap<&'static str, Given>,
+    pub(crate) values: BTreeMap<&'static str, RawEntry>,
     pub(crate) sections: BTreeMap<String, Section>,
     /// The tables of the file's list, in its order. `None` if the file has no list.
     pub(crate) tables: Option<Tables>,
@@ -98,7 +98,7 @@ pub(crate) struct Raw {
 
 impl Raw {
     pub(crate) fn read(
-        keys: &'static Keys,
+        keys: &'static ConfigKeys,
         file: &str,
         text: &str,
         env: impl IntoIterator<Item = (String, String)>,
@@ -121,7 +121,7 @@ impl Raw {
         (walk.raw, walk.problems)
     }
 
-    fn empty(keys: &'static Keys, file: Arc<str>) -> Self {
+    fn empty(keys: &'static ConfigKeys, file: Arc<str>) -> Self {
         let (values, sections) = (BTreeMap::new(), BTreeMap::new());
         Self { keys, file, values, sections, tables: None, doubtful_from: None }
     }
@@ -143,8 +143,8 @@ impl Walk<'_> {
                 self.list(list, keys, key_place, value);
             } else if let Some(known) = self.raw.keys.known(&path) {
                 let value_place = self.lines.place(value.span());
-                let value = Value::new(value.get_ref());
-                self.raw.values.insert(known, Given { value, key_place, value_place });
+                let value = RawValue::new(value.get_ref());
+                self.raw.values.insert(known, RawEntry { value, key_place, value_place });
             } else if let Some(new) = keys::renamed(&path) {
                 self.problems.push(Problem::new(key_place, path, Wrong::new("renamed", format!("use {new}"))));
             } else if !self.raw.keys.is_section(&path) {
@@ -166,7 +166,7 @@ impl Walk<'_> {
     }
 
     /// Reads each table of a list like a file of its own.
-    fn list(&mut self, name: &'static str, keys: &'static Keys, place: Place, value: &Spanned<DeValue<'_>>) {
+    fn list(&mut self, name: &'static str, keys: &'static ConfigKeys, place: Place, value: &Spanned<DeValue<'_>>) {
         let not_tables = || Wrong::new("not a list of tables", format!("expected [[{name}]] before each of them"));
         let DeValue::Array(items) = value.get_ref() else {
             self.problems.push(Problem::new(place, name, not_tables()));
@@ -222,7 +222,7 @@ impl Walk<'_> {
             self.problems.push(Problem::new(place, key, Wrong::new(fact, remedy)));
             return;
         }
-        let given = Given { value: Value::Variable(value), key_place: place.clone(), value_place: place };
+        let given = RawEntry { value: RawValue::Variable(value), key_place: place.clone(), value_place: place };
         self.raw.values.insert(key, given);
     }
 }

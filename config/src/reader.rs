@@ -17,20 +17,20 @@ use http::HeaderName;
 
 use crate::error::{Place, Problem, Wrong, nearest, quoted};
 use crate::keys;
-use crate::raw::{Raw, Value};
+use crate::raw::{Raw, RawValue};
 use crate::units;
 
 /// Longest name, in bytes: as long as a host's can be.
 const MAX_NAME_BYTES: usize = 253;
 
-pub(crate) struct Reader<'a> {
+pub(crate) struct ConfigReader<'a> {
     raw: &'a Raw,
     hostname: &'a str,
     problems: Vec<Problem>,
     refused: BTreeSet<&'static str>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ConfigReader<'a> {
     /// Returns the name of the machine.
     pub(crate) fn hostname(&self) -> &'a str {
         self.hostname
@@ -45,14 +45,14 @@ impl<'a> Reader<'a> {
     }
 
     /// Adds the problems of a table of the file's list.
-    pub(crate) fn include(&mut self, table: Reader<'_>) {
+    pub(crate) fn include(&mut self, table: ConfigReader<'_>) {
         self.problems.extend(table.into_problems());
     }
 
     /// Returns the tables of the file's list and the list's place, if there is one.
-    pub(crate) fn tables(&self) -> Option<(Place, Vec<Reader<'a>>)> {
+    pub(crate) fn tables(&self) -> Option<(Place, Vec<ConfigReader<'a>>)> {
         let tables = self.raw.tables.as_ref()?;
-        Some((tables.place.clone(), tables.each.iter().map(|table| Reader::new(table, self.hostname)).collect()))
+        Some((tables.place.clone(), tables.each.iter().map(|table| ConfigReader::new(table, self.hostname)).collect()))
     }
 
     pub(crate) fn has_section(&self, section: &str) -> bool {
@@ -121,7 +121,11 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the value of `key` as `parse` reads it. `None` if it is absent or refused.
-    pub(crate) fn read<T>(&mut self, key: &'static str, parse: impl FnOnce(&Value) -> Result<T, Wrong>) -> Option<T> {
+    pub(crate) fn read<T>(
+        &mut self,
+        key: &'static str,
+        parse: impl FnOnce(&RawValue) -> Result<T, Wrong>,
+    ) -> Option<T> {
         debug_assert!(self.raw.keys.known(key).is_some(), "{key} is missing in the table of keys");
         let given = self.raw.values.get(key)?;
         match parse(&given.value) {
@@ -220,7 +224,7 @@ impl<'a> Reader<'a> {
         let read = self.read(key, |value| {
             let fits = |number: i64| T::try_from(number).ok().filter(|_| range.contains(&number));
             match toml(value).as_ref().unwrap_or(value) {
-                Value::Integer(number) => {
+                RawValue::Integer(number) => {
                     fits(*number).ok_or_else(|| Wrong::new(format!("{number} is out of range"), &*expected))
                 }
                 other => Err(Wrong::new(format!("{} is not a whole number", show(other)), &*expected)),
@@ -234,8 +238,8 @@ impl<'a> Reader<'a> {
         let read = self.read(key, |value| {
             #[allow(clippy::cast_precision_loss, reason = "a weight of 2^53 is as good as its neighbour")]
             let number = match toml(value).as_ref().unwrap_or(value) {
-                Value::Integer(number) => Some(*number as f64),
-                Value::Float(number) => Some(*number),
+                RawValue::Integer(number) => Some(*number as f64),
+                RawValue::Float(number) => Some(*number),
                 _ => None,
             };
             let wrong =
@@ -256,9 +260,9 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn boolean(&mut self, key: &'static str, default: bool) -> bool {
         let read = self.read(key, |value| match value {
-            Value::Boolean(value) => Ok(*value),
-            Value::Variable(text) if text == "true" => Ok(true),
-            Value::Variable(text) if text == "false" => Ok(false),
+            RawValue::Boolean(value) => Ok(*value),
+            RawValue::Variable(text) if text == "true" => Ok(true),
+            RawValue::Variable(text) if text == "false" => Ok(false),
             other => Err(Wrong::new(format!("{} is not a boolean", show(other)), "expected true or false")),
         });
         read.unwrap_or(default)
@@ -354,14 +358,14 @@ pub(crate) fn name(text: &str) -> Result<String, Wrong> {
     Ok(text.to_owned())
 }
 
-fn size(value: &Value) -> Result<usize, Wrong> {
+fn size(value: &RawValue) -> Result<usize, Wrong> {
     match value {
-        Value::Integer(number) => Err(without_unit(*number, "B", units::EXPECTED_SIZE)),
+        RawValue::Integer(number) => Err(without_unit(*number, "B", units::EXPECTED_SIZE)),
         value => units::size(text(value, units::EXPECTED_SIZE)?),
     }
 }
 
-pub(crate) fn choice<T: Copy>(value: &Value, choices: &[(&str, T)]) -> Result<T, Wrong> {
+pub(crate) fn choice<T: Copy>(value: &RawValue, choices: &[(&str, T)]) -> Result<T, Wrong> {
     let names = || choices.iter().map(|(name, _)| *name);
     let expected = format!("expected one of {}", names().collect::<Vec<_>>().join(", "));
     let text = text(value, &expected)?;
@@ -372,31 +376,31 @@ pub(crate) fn choice<T: Copy>(value: &Value, choices: &[(&str, T)]) -> Result<T,
     })
 }
 
-pub(crate) fn text<'v>(value: &'v Value, expected: &str) -> Result<&'v str, Wrong> {
+pub(crate) fn text<'v>(value: &'v RawValue, expected: &str) -> Result<&'v str, Wrong> {
     match value {
-        Value::Text(text) | Value::Variable(text) => Ok(text),
+        RawValue::Text(text) | RawValue::Variable(text) => Ok(text),
         other => Err(Wrong::new(format!("{} is not a string", show(other)), expected)),
     }
 }
 
 /// Returns the strings of a list. A variable may contain TOML, or items separated by commas.
-pub(crate) fn list(value: &Value, expected: &str) -> Result<Vec<String>, Wrong> {
+pub(crate) fn list(value: &RawValue, expected: &str) -> Result<Vec<String>, Wrong> {
     let parsed = match value {
-        Value::Variable(written) if !written.trim_start().starts_with('[') => {
+        RawValue::Variable(written) if !written.trim_start().starts_with('[') => {
             let items = written.split(',').map(str::trim).filter(|item| !item.is_empty());
             return Ok(items.map(str::to_owned).collect());
         }
         value => toml(value),
     };
     match parsed.as_ref().unwrap_or(value) {
-        Value::List(items) => items.iter().map(|item| text(item, expected).map(str::to_owned)).collect(),
+        RawValue::List(items) => items.iter().map(|item| text(item, expected).map(str::to_owned)).collect(),
         other => Err(Wrong::new(format!("{} is not a list", show(other)), expected)),
     }
 }
 
-fn duration(value: &Value) -> Result<Duration, Wrong> {
+fn duration(value: &RawValue) -> Result<Duration, Wrong> {
     match value {
-        Value::Integer(number) => Err(without_unit(*number, "s", units::EXPECTED_DURATION)),
+        RawValue::Integer(number) => Err(without_unit(*number, "s", units::EXPECTED_DURATION)),
         value => units::duration(text(value, units::EXPECTED_DURATION)?),
     }
 }
@@ -407,21 +411,21 @@ fn without_unit(number: i64, unit: &str, expected: &str) -> Wrong {
 }
 
 /// Parses a variable's content, for a key whose type is not text.
-fn toml(value: &Value) -> Option<Value> {
+fn toml(value: &RawValue) -> Option<RawValue> {
     match value {
-        Value::Variable(text) => Value::from_toml(text),
+        RawValue::Variable(text) => RawValue::from_toml(text),
         _ => None,
     }
 }
 
 /// Returns a value as a problem names it.
-pub(crate) fn show(value: &Value) -> String {
+pub(crate) fn show(value: &RawValue) -> String {
     match value {
-        Value::Text(text) | Value::Variable(text) => quoted(text),
-        Value::Integer(number) => number.to_string(),
-        Value::Float(number) => number.to_string(),
-        Value::Boolean(value) => value.to_string(),
-        Value::List(_) => "a list".to_owned(),
-        Value::Other(what) => what.clone(),
+        RawValue::Text(text) | RawValue::Variable(text) => quoted(text),
+        RawValue::Integer(number) => number.to_string(),
+        RawValue::Float(number) => number.to_string(),
+        RawValue::Boolean(value) => value.to_string(),
+        RawValue::List(_) => "a list".to_owned(),
+        RawValue::Other(what) => what.clone(),
     }
 }

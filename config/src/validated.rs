@@ -25,7 +25,7 @@ use segue_proxy::settings::{
     ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
 use segue_proxy::sidecar::Checks;
-use segue_proxy::spans::Sampling;
+use segue_proxy::spans::Sampler;
 use segue_proxy::tls::{ClientFiles, ClientTls, ServerFiles, ServerTls};
 
 /// All settings of a file, with defaults filled in.
@@ -309,7 +309,7 @@ pub struct Tracing {
     /// The URL of the collector's OTLP receiver, without the path of the traces.
     pub endpoint: Uri,
     /// Which requests without a trace context are recorded.
-    pub sampling: Sampling,
+    pub sampling: Sampler,
 }
 
 /// The log settings.

@@ -1,7 +1,7 @@
 //! Settings that differ between two versions of a file.
-use segue_config::{Written, locate};
+use segue_config::{WrittenValues, locate};
 
-fn written(text: &str, variables: &[(&str, &str)]) -> Written {
+fn written(text: &str, variables: &[(&str, &str)]) -> WrittenValues {
     let env = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     locate("segue.toml", text, env, "host-1").unwrap().written().clone()
 }

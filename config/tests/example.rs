@@ -237,7 +237,7 @@ fn the_examples_of_single_roles_are_accepted() {
     let several = accepted("keyspaces", include_str!("../examples/keyspaces.toml"));
     assert_eq!(several.keyspaces.len(), 3);
     let file = segue_config::locate("keyspaces", include_str!("../examples/keyspaces.toml"), [], "h").unwrap();
-    assert_eq!(segue_config::compare(&[file]), segue_config::Findings::default());
+    assert_eq!(segue_config::compare(&[file]), segue_config::ComparisonFindings::default());
     let pod = accepted("pod", include_str!("../examples/pod.toml"));
     assert_eq!(pod.pod.unwrap().advertise, "writer-0.writers:8181");
 }

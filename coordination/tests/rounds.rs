@@ -17,7 +17,7 @@ use segue_coordination::test_util::StoredKeyspace;
 use segue_protocol::ids::{PartitionId, Revision};
 use segue_protocol::planning::{Coordination, Policy, RoundCause};
 use segue_protocol::records::{Drain, Operation, Origin, Phase, Request, encode};
-use segue_protocol::rounds::{Member, Step};
+use segue_protocol::rounds::{Member, RoundStep};
 use segue_protocol::txn::{Event, Keys};
 use segue_protocol::view::View;
 use segue_tests::etcd::Etcd;
@@ -285,7 +285,7 @@ async fn stuck(site: &Site, name: &str) -> Registration {
     loop {
         registration.lease.made_progress();
         let next = |view: &View| match member.next_step(view) {
-            Some(step @ Step::Join(_)) => Some(step),
+            Some(step @ RoundStep::Join(_)) => Some(step),
             _ => None,
         };
         let view =

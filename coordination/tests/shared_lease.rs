@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use segue_coordination::session::{Claim, Leases, Registration, lease_now, register};
-use segue_coordination::store::{Call, EtcdOptions, EtcdStore, FaultyStore, MemoryStore, Store, StoreError, Verdict};
+use segue_coordination::store::{
+    EtcdOptions, EtcdStore, Fault, FaultyStore, MemoryStore, Store, StoreCall, StoreError,
+};
 use segue_protocol::ids::{Incarnation, LeaseId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::{KeyValue, Keys, Op, Txn};
@@ -54,13 +56,13 @@ impl Shared {
 
     /// Returns the numbers of snapshots, grants, commits, renewals, revocations and other calls.
     fn counts(&self) -> [usize; 6] {
-        let kind = |call: &Call| match call {
-            Call::Snapshot(_) => 0,
-            Call::Grant => 1,
-            Call::Commit(_) => 2,
-            Call::KeepAlive => 3,
-            Call::Revoke => 4,
-            Call::Survey(_) | Call::Watch(_) => 5,
+        let kind = |call: &StoreCall| match call {
+            StoreCall::Snapshot(_) => 0,
+            StoreCall::Grant => 1,
+            StoreCall::Commit(_) => 2,
+            StoreCall::KeepAlive => 3,
+            StoreCall::Revoke => 4,
+            StoreCall::Survey(_) | StoreCall::Watch(_) => 5,
         };
         [0, 1, 2, 3, 4, 5].map(|counted| self.store.count(|call| kind(call) == counted))
     }
@@ -78,8 +80,8 @@ impl Shared {
     }
 
     /// Lets this become of the next write.
-    fn next_write(&self, verdict: fn() -> Verdict) {
-        self.store.next(1, |call| matches!(call, Call::Commit(_)), verdict);
+    fn next_write(&self, verdict: fn() -> Fault) {
+        self.store.next(1, |call| matches!(call, StoreCall::Commit(_)), verdict);
     }
 
     fn key(&self, name: &str) -> String {
@@ -252,7 +254,7 @@ async fn a_dropped_participants_keys_go_and_not_before_its_lease_would_have_ende
 
 async fn a_stop_in_the_middle_of_a_registration_leaves_no_key(store: Shared) {
     let (leases, [a, b, c]) = three(&store).await;
-    store.next_write(|| Verdict::hold_answer(pending()));
+    store.next_write(|| Fault::hold_answer(pending()));
     let claim = store.claim("d");
     {
         let mut stopped = std::pin::pin!(register(&leases, &claim, |_| Vec::new()));
@@ -273,7 +275,7 @@ async fn a_stop_in_the_middle_of_a_registration_leaves_no_key(store: Shared) {
 
 async fn a_registration_whose_response_was_lost_is_made_again_under_the_same_lease(store: Shared) {
     let (leases, [a, b, c]) = three(&store).await;
-    store.next_write(|| Verdict::LoseAnswer);
+    store.next_write(|| Fault::LoseAnswer);
     let began = Instant::now();
     let d = register(&leases, &store.claim("d"), |_| Vec::new()).await;
     assert!(began.elapsed() < store.at_most(store.ttl / 2), "it does not wait for its own key to vanish");
@@ -348,7 +350,7 @@ async fn a_deletion_without_a_response_holds_up_no_confirmation() {
     let store = Shared::memory();
     let (_leases, [a, b, c]) = three(&store).await;
     drop(c);
-    store.next_write(|| Verdict::hold_answer(pending()));
+    store.next_write(|| Fault::hold_answer(pending()));
     alive(&[&a, &b], only(&store, &["a", "b"])).await;
     // The renewal beside the deletion was sent since `only` looked the last time.
     let stands_until = a.lease.state().borrow().stands_until;

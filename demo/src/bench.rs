@@ -17,11 +17,11 @@ use segue_proxy::tls::ClientTls;
 use tokio_util::sync::CancellationToken;
 
 use super::check::{Evidence, check};
-use super::load::{Destination, Gauge, Load, LoadSettings};
+use super::load::{Destination, Gauge, LoadSettings, RunningLoad};
 use super::log::Log;
-use super::options::Progress;
+use super::options::ProgressOutput;
 use super::progress::line;
-use super::record::{Appended, Exchange, Key, RequestId};
+use super::record::{ClientExchange, Key, LogRecord, RequestId};
 use super::report::{self, Report, thousands};
 
 /// The load, and its target.
@@ -51,7 +51,7 @@ pub struct BenchOptions {
     /// The writers' log directory, if it is on this machine.
     pub log: Option<PathBuf>,
     /// Where progress is shown.
-    pub progress: Progress,
+    pub progress: ProgressOutput,
     /// Ends the load before its time when it is cancelled.
     pub stop: CancellationToken,
 }
@@ -70,7 +70,7 @@ impl Default for BenchOptions {
             partition_header: Some(super::writer::names::PARTITION),
             patience: Duration::from_secs(95),
             log: None,
-            progress: Progress::Quiet,
+            progress: ProgressOutput::Quiet,
             stop: CancellationToken::new(),
         }
     }
@@ -85,7 +85,7 @@ pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
         routers.push(resolve(url, options.tls.as_ref()).await?);
     }
     let log = options.log.as_ref().map(|directory| Log::in_directory(directory)).transpose()?;
-    let load = Load::start(LoadSettings {
+    let load = RunningLoad::start(LoadSettings {
         routers,
         partitions: options.partitions.max(1),
         clients: options.clients.max(1),
@@ -110,13 +110,13 @@ pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
     let mut report = Report::of_load(options.seed, lasted, &evidence.exchanges, &harm);
     report.checked.log_records = log_records;
     let partitions = options.partitions;
-    report.cluster = report::Cluster { partitions, clients: options.clients, ..report::Cluster::default() };
+    report.cluster = report::ClusterSize { partitions, clients: options.clients, ..report::ClusterSize::default() };
     Ok(report)
 }
 
 /// Gives all exchanges of a key the partition in whose log its first write is: routers that map keys do not tell it. A later
 /// write of the key in another partition's log is misrouted.
-fn take_partitions(exchanges: &mut [Exchange], log: &[Appended]) {
+fn take_partitions(exchanges: &mut [ClientExchange], log: &[LogRecord]) {
     let keys: HashMap<RequestId, Key> = exchanges.iter().map(|it| (it.request, it.key)).collect();
     let mut partitions = HashMap::new();
     for record in log {
@@ -145,12 +145,12 @@ async fn resolve(url: &Uri, tls: Option<&ClientTls>) -> anyhow::Result<Destinati
 }
 
 /// Reports progress every second.
-async fn watch(gauge: &Arc<Gauge>, duration: Duration, progress: Progress) {
+async fn watch(gauge: &Arc<Gauge>, duration: Duration, progress: ProgressOutput) {
     let (began, mut before) = (Instant::now(), 0);
     while let Some(left) = duration.checked_sub(began.elapsed()).filter(|left| !left.is_zero()) {
         tokio::time::sleep(left.min(Duration::from_secs(1))).await;
         let ok = gauge.ok.load(Relaxed);
-        if progress == Progress::Stderr {
+        if progress == ProgressOutput::Stderr {
             let errors: u64 = gauge.errors().values().sum();
             let (at, rate) = (began.elapsed().as_secs_f64(), thousands(ok - before));
             line(&format!("  {at:>5.1} s  {rate} req/s, {} done, {} errors", thousands(ok), thousands(errors)));

@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use segue_protocol::planning::{Coordination, Strategy};
 use segue_proxy::open_files;
 
-use super::options::{Options, Progress, Scenario};
+use super::options::{Options, ProgressOutput, Scenario};
 
 /// The scenario, and the size of its cluster and load.
 #[derive(Debug, clap::Args)]
@@ -86,7 +86,7 @@ impl DemoArgs {
             strategy: self.strategy,
             keyspaces: self.keyspaces,
             seed: self.seed.unwrap_or_else(rand::random),
-            progress: if self.json { Progress::Quiet } else { Progress::Stderr },
+            progress: if self.json { ProgressOutput::Quiet } else { ProgressOutput::Stderr },
             ..Options::default()
         }
     }

@@ -16,7 +16,7 @@ use segue_protocol::keys::{KeyName, Keyspace};
 use segue_protocol::records::{Assignment, Handoff, PodRecord};
 use segue_protocol::txn::{Keys, Op, Snapshot, Txn, TxnOutcome};
 
-use super::check::{Owners, Ownership};
+use super::check::{OwnerSpan, Owners};
 use super::clock::{self, Nanos};
 
 /// The observed store. Clones share it and the record.
@@ -24,12 +24,12 @@ use super::clock::{self, Nanos};
 pub struct History {
     store: Arc<dyn Store>,
     keys: Keyspace,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<WriteRecord>>,
 }
 
 /// The writes so far.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct WriteRecord {
     /// The owners.
     pub owners: Owners,
     /// The latest assignment of each partition.
@@ -56,7 +56,7 @@ impl History {
     }
 
     /// Returns what was observed.
-    pub fn seen(&self) -> MutexGuard<'_, Seen> {
+    pub fn seen(&self) -> MutexGuard<'_, WriteRecord> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -100,11 +100,11 @@ impl History {
     }
 }
 
-impl Seen {
+impl WriteRecord {
     fn assigned(&mut self, value: &[u8], sent: Nanos, answered: Option<Nanos>) {
         let Ok(assignment) = serde_json::from_slice::<Assignment>(value) else { return };
         let Assignment { partition, epoch, incarnation, .. } = assignment;
-        let ownership = Ownership { pod: assignment.owner.clone(), incarnation, not_before: sent };
+        let ownership = OwnerSpan { pod: assignment.owner.clone(), incarnation, not_before: sent };
         self.owners.note(partition, epoch, ownership);
         let Some(answered) = answered else { return };
         self.owners.begun(partition, epoch, answered);

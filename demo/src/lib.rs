@@ -44,13 +44,13 @@ use segue_protocol::ids::PartitionId;
 
 use self::check::{Evidence, Harm, check};
 use self::cluster::{Cluster, ClusterSnapshot};
-use self::load::{Load, LoadSettings};
+use self::load::{LoadSettings, RunningLoad};
 use self::measure::{Distribution, Windows};
-pub use self::options::{Options, Progress, Scenario};
-use self::record::Exchange;
+pub use self::options::{Options, ProgressOutput, Scenario};
+use self::record::ClientExchange;
 pub use self::report::Report;
 use self::site::Site;
-use self::timeline::{Change, changes, windows};
+use self::timeline::{HoldKind, changes, windows};
 use self::writer::names;
 
 /// How long a client waits for a response: longer than a router's hold and a pod's work together.
@@ -61,7 +61,7 @@ pub async fn run(options: Options) -> anyhow::Result<Report> {
     ensure!(options.partitions > 0, "a demo needs at least one partition");
     ensure!(options.clients > 0, "a demo needs at least one client");
     let mut random = StdRng::seed_from_u64(options.seed);
-    progress::Progress::announce(options.progress, &announcement(&options));
+    progress::ProgressDisplay::announce(options.progress, &announcement(&options));
 
     let mut site = Site::start(&options).await?;
     site.begin("start", &format!("{} partitions find their first owners", options.partitions));
@@ -73,10 +73,10 @@ pub async fn run(options: Options) -> anyhow::Result<Report> {
     );
     site.end(true);
 
-    let started = |cluster| Load::start(load_settings(&options, cluster, &mut random));
-    let loads: Vec<Load> = site.clusters.iter().map(started).collect();
+    let started = |cluster| RunningLoad::start(load_settings(&options, cluster, &mut random));
+    let loads: Vec<RunningLoad> = site.clusters.iter().map(started).collect();
     let timeline = site.shown().timeline().clone();
-    let shown = progress::Progress::start(
+    let shown = progress::ProgressDisplay::start(
         options.progress,
         timeline.clone(),
         site.shown().history().clone(),
@@ -92,7 +92,7 @@ pub async fn run(options: Options) -> anyhow::Result<Report> {
     shown.say(&timeline, "the load ends; reading every key once more");
     let settled = site.settled(scenario::PATIENCE).await;
     let snapshots: Vec<_> = site.clusters.iter().map(Cluster::snapshot).collect();
-    let exchanges = join_all(loads.into_iter().map(Load::finish)).await;
+    let exchanges = join_all(loads.into_iter().map(RunningLoad::finish)).await;
     shown.say(&timeline, "checking");
     let mut verdict = Verdict::default();
     for (cluster, exchanges) in site.clusters.iter().zip(exchanges) {
@@ -108,7 +108,7 @@ pub async fn run(options: Options) -> anyhow::Result<Report> {
     report.checked.log_records = Some(verdict.log_records);
     report.checked.owners = true;
     tell(&mut report, &site, &verdict.exchanges, options.partitions);
-    report.cluster = report::Cluster {
+    report.cluster = report::ClusterSize {
         store: options.etcd.as_ref().map_or("embedded", |etcd| etcd.url()).to_owned(),
         keyspaces: options.keyspaces.max(1),
         coordination: options.coordination.name(),
@@ -126,7 +126,7 @@ pub async fn run(options: Options) -> anyhow::Result<Report> {
 #[derive(Default)]
 struct Verdict {
     /// The requests, with the partitions of all keyspaces numbered one after the other.
-    exchanges: Vec<Exchange>,
+    exchanges: Vec<ClientExchange>,
     harm: Harm,
     log_records: u64,
     keyspaces: u32,
@@ -134,7 +134,7 @@ struct Verdict {
 
 impl Verdict {
     /// Checks the evidence of a keyspace with this many partitions.
-    async fn add(&mut self, cluster: &Cluster, exchanges: Vec<Exchange>, partitions: u32) -> anyhow::Result<()> {
+    async fn add(&mut self, cluster: &Cluster, exchanges: Vec<ClientExchange>, partitions: u32) -> anyhow::Result<()> {
         let log = cluster.log().read_all()?;
         let owners = cluster.history().seen().owners.clone();
         self.log_records += log.len() as u64;
@@ -146,7 +146,8 @@ impl Verdict {
         .await?;
         self.harm.add(harm);
         let first = self.keyspaces * partitions;
-        let numbered = |it: Exchange| Exchange { partition: PartitionId::new(first + it.partition.get()), ..it };
+        let numbered =
+            |it: ClientExchange| ClientExchange { partition: PartitionId::new(first + it.partition.get()), ..it };
         self.exchanges.extend(evidence.exchanges.into_iter().map(numbered));
         self.keyspaces += 1;
         Ok(())
@@ -181,15 +182,15 @@ fn load_settings(options: &Options, cluster: &Cluster, random: &mut StdRng) -> L
 }
 
 /// Adds the timelines' part of the report.
-fn tell(report: &mut Report, site: &Site, exchanges: &[Exchange], partitions: u32) {
+fn tell(report: &mut Report, site: &Site, exchanges: &[ClientExchange], partitions: u32) {
     let (mut cutovers, mut failovers, mut held) = (Vec::new(), Vec::new(), Windows::new());
     for (keyspace, cluster) in (0..).zip(&site.clusters) {
         let (seen, events) = (cluster.history().seen(), cluster.timeline().events());
         for (_, change, pause) in changes(&events, &seen) {
             match change {
-                Change::Cutover => cutovers.push(clock::nanos(pause)),
-                Change::Failover => failovers.push(clock::nanos(pause)),
-                Change::First | Change::None => {}
+                HoldKind::Cutover => cutovers.push(clock::nanos(pause)),
+                HoldKind::Failover => failovers.push(clock::nanos(pause)),
+                HoldKind::First | HoldKind::None => {}
             }
         }
         report.handoffs += seen.moved;

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use segue_protocol::ids::{Epoch, PartitionId};
 
 use super::clock;
-use super::record::Appended;
+use super::record::LogRecord;
 
 /// The logs of all partitions. Clones share them.
 #[derive(Debug, Clone)]
@@ -30,7 +30,7 @@ enum Backend {
     Directory { folder: Arc<Path>, fenced: bool },
 }
 
-type Partition = Mutex<Vec<Appended>>;
+type Partition = Mutex<Vec<LogRecord>>;
 
 /// Where fenced logs record what they refused.
 const REFUSED: &str = "refused";
@@ -39,7 +39,7 @@ const REFUSED: &str = "refused";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tail {
     /// The records.
-    pub records: Vec<Appended>,
+    pub records: Vec<LogRecord>,
     /// The offset after the last record.
     pub end: u64,
 }
@@ -83,7 +83,7 @@ impl Log {
     }
 
     /// Returns the refused records of all partitions.
-    pub fn refused(&self) -> io::Result<Vec<Appended>> {
+    pub fn refused(&self) -> io::Result<Vec<LogRecord>> {
         let Backend::Directory { folder, .. } = &self.backend else { return Ok(Vec::new()) };
         match File::open(folder.join(REFUSED)) {
             Ok(file) => Ok(read_file(file, 0)?.records),
@@ -93,7 +93,7 @@ impl Log {
     }
 
     /// Appends a record, and sets its `offset` and `appended_at`. Returns it with the offset after it.
-    pub fn append(&self, mut record: Appended) -> io::Result<(Appended, u64)> {
+    pub fn append(&self, mut record: LogRecord) -> io::Result<(LogRecord, u64)> {
         match &self.backend {
             Backend::Memory(_) => {
                 let partition = self.partition(record.partition);
@@ -139,7 +139,7 @@ impl Log {
     }
 
     /// Returns all records, each partition's in the order of its log.
-    pub fn read_all(&self) -> io::Result<Vec<Appended>> {
+    pub fn read_all(&self) -> io::Result<Vec<LogRecord>> {
         let mut all = Vec::new();
         for partition in self.partitions()? {
             all.append(&mut self.read(partition, 0)?.records);
@@ -184,7 +184,7 @@ fn read(partitions: &RwLock<Vec<Arc<Partition>>>) -> std::sync::RwLockReadGuard<
     partitions.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn lock(partition: &Partition) -> MutexGuard<'_, Vec<Appended>> {
+fn lock(partition: &Partition) -> MutexGuard<'_, Vec<LogRecord>> {
     partition.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -199,7 +199,7 @@ fn lock_file(directory: &Path, partition: PartitionId) -> io::Result<File> {
     Ok(file)
 }
 
-fn line(record: &Appended) -> io::Result<Vec<u8>> {
+fn line(record: &LogRecord) -> io::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(record)?;
     line.push(b'\n');
     Ok(line)
@@ -238,8 +238,8 @@ fn read_file(mut file: File, from: u64) -> io::Result<Tail> {
         if length == 0 {
             return Ok(Tail { records, end: offset });
         }
-        let record: Appended = serde_json::from_str(&line)?;
-        records.push(Appended { offset, ..record });
+        let record: LogRecord = serde_json::from_str(&line)?;
+        records.push(LogRecord { offset, ..record });
         offset += length as u64;
     }
 }
@@ -257,8 +257,8 @@ mod tests {
     const P2: PartitionId = PartitionId::new(2);
     const P3: PartitionId = PartitionId::new(3);
 
-    fn record(partition: PartitionId, request: u64) -> Appended {
-        Appended {
+    fn record(partition: PartitionId, request: u64) -> LogRecord {
+        LogRecord {
             partition,
             offset: 0,
             epoch: E1,
@@ -308,14 +308,14 @@ mod tests {
     fn a_fenced_log_refuses_an_epoch_that_is_over_and_says_so() {
         let directory = tempfile::tempdir().unwrap();
         let [old, new] = [(); 2].map(|()| Log::fenced_in_directory(directory.path()).unwrap());
-        let at = |epoch: u64, request| Appended { epoch: epoch.into(), ..record(P2, request) };
+        let at = |epoch: u64, request| LogRecord { epoch: epoch.into(), ..record(P2, request) };
         old.claim(P2, E1).unwrap();
         old.append(at(1, 1)).unwrap();
         new.claim(P2, Epoch::new(2)).unwrap();
         assert!(old.append(at(1, 2)).is_err());
         assert!(old.claim(P2, E1).is_err());
         new.append(at(2, 3)).unwrap();
-        old.append(Appended { epoch: E1, ..record(P3, 4) }).unwrap();
+        old.append(LogRecord { epoch: E1, ..record(P3, 4) }).unwrap();
         assert_eq!(requests(&new.read(P2, 0).unwrap()), [1, 3]);
         let refused: Vec<u64> = new.refused().unwrap().iter().map(|record| record.request).collect();
         assert_eq!(refused, [2]);

@@ -7,7 +7,7 @@ use segue_protocol::ids::PartitionId;
 use serde::Serialize;
 
 use super::clock::Nanos;
-use super::record::{Exchange, Outcome};
+use super::record::{ClientExchange, Outcome};
 
 /// A distribution, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
@@ -55,7 +55,7 @@ pub struct Latencies {
 pub type Windows = HashMap<PartitionId, Vec<(Nanos, Nanos)>>;
 
 /// Sorts the requests with a response by whether they met a cutover.
-pub fn latencies(exchanges: &[Exchange], mut windows: Windows) -> Latencies {
+pub fn latencies(exchanges: &[ClientExchange], mut windows: Windows) -> Latencies {
     // Merged, so that holds neither overlap nor contain each other, and one search finds whether a request met one.
     for windows in windows.values_mut() {
         windows.sort_unstable();
@@ -81,17 +81,17 @@ pub fn latencies(exchanges: &[Exchange], mut windows: Windows) -> Latencies {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::Kind;
+    use super::super::record::RequestKind;
     use super::*;
 
     const P1: PartitionId = PartitionId::new(1);
     const P2: PartitionId = PartitionId::new(2);
 
-    fn exchange(partition: PartitionId, sent_at: Nanos, ended_at: Nanos) -> Exchange {
+    fn exchange(partition: PartitionId, sent_at: Nanos, ended_at: Nanos) -> ClientExchange {
         let (request, key, outcome) = (0, 0, Outcome::Ok);
         let (due_at, answered_by, burst) = (sent_at, None, None);
-        let kind = Kind::Write { sequence: 1 };
-        Exchange { request, key, partition, kind, due_at, sent_at, ended_at, outcome, answered_by, burst }
+        let kind = RequestKind::Write { sequence: 1 };
+        ClientExchange { request, key, partition, kind, due_at, sent_at, ended_at, outcome, answered_by, burst }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use segue_protocol::records::Capabilities;
 
 use super::etcd::Etcd;
 use super::instruments::Instruments;
-use super::wiring::Wiring;
+use super::wiring::ClusterWiring;
 
 /// The options of a demo.
 #[derive(Debug, Clone)]
@@ -52,9 +52,9 @@ pub struct Options {
     /// The number of requests that may wait for a partition in a router.
     pub stash_requests: usize,
     /// Where progress is shown.
-    pub progress: Progress,
+    pub progress: ProgressOutput,
     /// How the parts of the cluster are joined. `None` joins them as production does.
-    pub wiring: Option<Arc<dyn Wiring>>,
+    pub wiring: Option<Arc<dyn ClusterWiring>>,
 }
 
 impl Default for Options {
@@ -79,7 +79,7 @@ impl Default for Options {
             keyspaces: 1,
             max_concurrent_handoffs: 16,
             stash_requests: 10_000,
-            progress: Progress::Quiet,
+            progress: ProgressOutput::Quiet,
             wiring: None,
         }
     }
@@ -129,7 +129,7 @@ impl std::str::FromStr for Scenario {
 
 /// Where progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Progress {
+pub enum ProgressOutput {
     /// On stderr: live on a terminal, otherwise line by line.
     Stderr,
     /// Nowhere.

@@ -9,13 +9,13 @@ use segue_coordination::session::Leases;
 use segue_coordination::store::Store;
 
 /// Opens the store once more, over a connection of its own.
-type Open = Arc<dyn Fn() -> Arc<dyn Store> + Send + Sync>;
+type OpenStore = Arc<dyn Fn() -> Arc<dyn Store> + Send + Sync>;
 
 /// The store, and the leases of each process. Clones share them.
 #[derive(Clone)]
 pub struct Processes {
     store: Arc<dyn Store>,
-    open: Open,
+    open: OpenStore,
     leases: Arc<Mutex<BTreeMap<String, Leases>>>,
 }
 

@@ -16,7 +16,7 @@ use super::history::History;
 use super::load::Gauge;
 use super::options;
 use super::report::{micros, thousands};
-use super::timeline::{Step, Timeline, changes};
+use super::timeline::{ScenarioStep, Timeline, changes};
 
 const FRAME: Duration = Duration::from_millis(100);
 /// Frames between two lines about the load without a terminal.
@@ -26,7 +26,7 @@ const BARS: usize = 48;
 
 /// Shows progress until it is dropped or finished.
 #[derive(Debug)]
-pub struct Progress {
+pub struct ProgressDisplay {
     _task: Option<AbortOnDropHandle<()>>,
     screen: Screen,
 }
@@ -46,40 +46,40 @@ struct Bars {
     step: ProgressBar,
 }
 
-struct Watched {
+struct DemoGauges {
     timeline: Arc<Timeline>,
     history: History,
     gauge: Arc<Gauge>,
     duration: Duration,
 }
 
-impl Progress {
+impl ProgressDisplay {
     /// Prints `text` before the run starts.
-    pub fn announce(wanted: options::Progress, text: &str) {
-        if wanted == options::Progress::Stderr {
+    pub fn announce(wanted: options::ProgressOutput, text: &str) {
+        if wanted == options::ProgressOutput::Stderr {
             line(text);
         }
     }
 
     /// Shows the progress of this timeline and load.
     pub fn start(
-        wanted: options::Progress,
+        wanted: options::ProgressOutput,
         timeline: Arc<Timeline>,
         history: History,
         gauge: Arc<Gauge>,
         duration: Duration,
     ) -> Self {
         let screen = match wanted {
-            options::Progress::Quiet => Screen::Quiet,
-            options::Progress::Stderr if std::io::stderr().is_terminal() => Screen::Live(bars(duration)),
-            options::Progress::Stderr => Screen::Lines,
+            options::ProgressOutput::Quiet => Screen::Quiet,
+            options::ProgressOutput::Stderr if std::io::stderr().is_terminal() => Screen::Live(bars(duration)),
+            options::ProgressOutput::Stderr => Screen::Lines,
         };
-        let watched = Watched { timeline, history, gauge, duration };
+        let watched = DemoGauges { timeline, history, gauge, duration };
         let task = match screen {
             Screen::Quiet => None,
             _ => Some(AbortOnDropHandle::new(tokio::spawn(show(screen.clone(), watched)))),
         };
-        Progress { _task: task, screen }
+        ProgressDisplay { _task: task, screen }
     }
 
     /// Announces the work after the load.
@@ -112,7 +112,7 @@ fn bars(duration: Duration) -> Bars {
     Bars { all, time, load, step }
 }
 
-async fn show(screen: Screen, watched: Watched) {
+async fn show(screen: Screen, watched: DemoGauges) {
     let (mut finished, mut frame) = (0, 0);
     let (mut before, mut at) = (0, Instant::now());
     let mut rate = 0;
@@ -128,7 +128,7 @@ async fn show(screen: Screen, watched: Watched) {
             let events = watched.timeline.events();
             (events.steps.clone(), events.closing)
         };
-        let done = |step: &&Step| step.took_ms.is_some();
+        let done = |step: &&ScenarioStep| step.took_ms.is_some();
         for step in steps.iter().skip(finished).take_while(done) {
             finished += 1;
             let text = finished_step(step);
@@ -166,7 +166,7 @@ async fn show(screen: Screen, watched: Watched) {
     }
 }
 
-fn load_line(watched: &Watched, rate: u64) -> String {
+fn load_line(watched: &DemoGauges, rate: u64) -> String {
     let events = watched.timeline.events();
     let (in_flight, leader) = (events.in_flight, events.leader.clone().unwrap_or_else(|| "nobody".to_owned()));
     drop(events);
@@ -190,7 +190,7 @@ fn load_line(watched: &Watched, rate: u64) -> String {
 }
 
 /// Draws the current step with the pauses of its cutovers so far.
-fn current_step(step: &Step, watched: &Watched) -> String {
+fn current_step(step: &ScenarioStep, watched: &DemoGauges) -> String {
     if step.took_ms.is_some() {
         return "steady".to_owned();
     }
@@ -208,7 +208,7 @@ fn current_step(step: &Step, watched: &Watched) -> String {
     format!("{}  {}{last}", step.what, drawn(&pauses))
 }
 
-fn finished_step(step: &Step) -> String {
+fn finished_step(step: &ScenarioStep) -> String {
     let took = step.took_ms.map_or("never".to_owned(), |took| micros(took * 1_000));
     let head = format!("  {:>5.1} s  {}: settled in {took}", step.at_ms as f64 / 1e3, step.what);
     match step.pause_us.count {

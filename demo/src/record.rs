@@ -15,7 +15,7 @@ pub type Key = u32;
 
 /// A record of a partition's log: a write that took effect.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Appended {
+pub struct LogRecord {
     /// The partition of the log.
     pub partition: PartitionId,
     /// The position in the log. Grows with every record.
@@ -43,7 +43,7 @@ pub struct Appended {
 
 /// A request as its client saw it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Exchange {
+pub struct ClientExchange {
     /// The request's number.
     pub request: RequestId,
     /// The key.
@@ -51,7 +51,7 @@ pub struct Exchange {
     /// The partition that the client named.
     pub partition: PartitionId,
     /// The kind of request.
-    pub kind: Kind,
+    pub kind: RequestKind,
     /// When it was due: earlier than `sent_at` if the client was behind its rate.
     pub due_at: Nanos,
     /// Time at which the request was sent.
@@ -77,7 +77,7 @@ pub struct Burst {
 
 /// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum RequestKind {
     /// A write with its sequence number.
     Write {
         /// The client's sequence number.
@@ -120,12 +120,12 @@ pub enum Outcome {
     },
 }
 
-impl Exchange {
+impl ClientExchange {
     /// Returns the sequence number of a write.
     pub fn sequence(&self) -> Option<u64> {
         match self.kind {
-            Kind::Write { sequence } => Some(sequence),
-            Kind::Read { .. } => None,
+            RequestKind::Write { sequence } => Some(sequence),
+            RequestKind::Read { .. } => None,
         }
     }
 }

@@ -11,7 +11,7 @@ use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use serde::Serialize;
 
 use super::clock::{self, Nanos};
-use super::history::Seen;
+use super::history::WriteRecord;
 use super::measure::{Distribution, Windows};
 
 /// The timeline so far.
@@ -25,9 +25,9 @@ pub struct Timeline {
 #[derive(Debug, Default)]
 pub struct Events {
     /// The steps. The last one may still be in progress.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ScenarioStep>,
     /// Every end of a hold.
-    pub holds: Vec<Hold>,
+    pub holds: Vec<HoldEnd>,
     /// Pods that were cut off, by name and incarnation, with the moment.
     pub crashed: HashMap<(String, Incarnation), Nanos>,
     /// The leading coordinator.
@@ -42,7 +42,7 @@ pub struct Events {
 
 /// A step of the scenario.
 #[derive(Debug, Clone, Serialize)]
-pub struct Step {
+pub struct ScenarioStep {
     /// The scenario of the step.
     pub scenario: &'static str,
     /// The event and its subject.
@@ -62,7 +62,7 @@ pub struct Step {
 
 /// The end of a hold of a partition in a router.
 #[derive(Debug, Clone)]
-pub struct Hold {
+pub struct HoldEnd {
     /// The router.
     pub router: u32,
     /// The partition.
@@ -79,7 +79,7 @@ pub struct Hold {
 
 /// The kind of a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub enum HoldKind {
     /// The partition got its first owner.
     First,
     /// The partition moved between living pods.
@@ -111,7 +111,7 @@ impl Timeline {
     pub fn begin(&self, scenario: &'static str, what: String) {
         let at_ms = self.elapsed().as_millis() as u64;
         let pause_us = Distribution::default();
-        self.events().steps.push(Step {
+        self.events().steps.push(ScenarioStep {
             scenario,
             what,
             at_ms,
@@ -123,7 +123,7 @@ impl Timeline {
     }
 
     /// Records the end of the last step. `settled` states that every partition has its owner.
-    pub fn end(&self, settled: bool, seen: &Seen) {
+    pub fn end(&self, settled: bool, seen: &WriteRecord) {
         let now = self.elapsed().as_millis() as u64;
         let mut events = self.events();
         let Some(began) = events.steps.last().map(|step| self.began + step.at_ms * 1_000_000) else { return };
@@ -142,10 +142,10 @@ impl Timeline {
     }
 }
 
-impl Change {
+impl HoldKind {
     /// Returns whether the partition has another owner than before.
     pub fn moved(self) -> bool {
-        matches!(self, Change::Cutover | Change::Failover)
+        matches!(self, HoldKind::Cutover | HoldKind::Failover)
     }
 }
 
@@ -154,8 +154,8 @@ impl Change {
 /// from the crash until no request waits.
 pub fn changes<'events>(
     events: &'events Events,
-    seen: &'events Seen,
-) -> impl Iterator<Item = (&'events Hold, Change, Duration)> {
+    seen: &'events WriteRecord,
+) -> impl Iterator<Item = (&'events HoldEnd, HoldKind, Duration)> {
     let mut newest = HashMap::new();
     events.holds.iter().map(move |hold| {
         let known: &mut Epoch = newest.entry((hold.router, hold.partition)).or_default();
@@ -163,14 +163,14 @@ pub fn changes<'events>(
         *known = hold.epoch.max(*known);
         let pause = hold.times.pause;
         match seen.before.get(&(hold.partition, hold.epoch)) {
-            _ if !is_new => (hold, Change::None, pause),
-            None => (hold, Change::First, pause),
+            _ if !is_new => (hold, HoldKind::None, pause),
+            None => (hold, HoldKind::First, pause),
             Some(before) => match events.crashed.get(before) {
                 // The pod may have been cut off later, when it no longer owned the partition.
                 Some(crashed) if *crashed < hold.at => {
-                    (hold, Change::Failover, Duration::from_nanos(hold.at - crashed))
+                    (hold, HoldKind::Failover, Duration::from_nanos(hold.at - crashed))
                 }
-                _ => (hold, Change::Cutover, pause),
+                _ => (hold, HoldKind::Cutover, pause),
             },
         }
     })
@@ -197,23 +197,28 @@ mod tests {
     const I8: Incarnation = Incarnation::registered_at(Revision::new(8));
     const P1: PartitionId = PartitionId::new(1);
 
-    fn hold(router: u32, epoch: u64, at: Nanos) -> Hold {
+    fn hold(router: u32, epoch: u64, at: Nanos) -> HoldEnd {
         let times = CutoverTimes { pause: Duration::from_nanos(5), ..CutoverTimes::default() };
-        Hold { router, partition: P1, pod: "w".into(), epoch: epoch.into(), times, at }
+        HoldEnd { router, partition: P1, pod: "w".into(), epoch: epoch.into(), times, at }
     }
 
     #[test]
     fn a_cutover_stays_one_when_its_old_owner_is_cut_off_later() {
-        let (mut events, mut seen) = (Events::default(), Seen::default());
+        let (mut events, mut seen) = (Events::default(), WriteRecord::default());
         seen.before.insert((P1, Epoch::new(2)), ("a".into(), I7));
         seen.before.insert((P1, Epoch::new(3)), ("b".into(), I8));
         events.crashed.insert(("a".into(), I7), 250);
         events.crashed.insert(("b".into(), I8), 260);
         events.holds = vec![hold(0, 1, 100), hold(0, 2, 200), hold(1, 2, 201), hold(0, 2, 210), hold(0, 3, 300)];
-        let found: Vec<(Change, u128)> =
+        let found: Vec<(HoldKind, u128)> =
             changes(&events, &seen).map(|(_, change, pause)| (change, pause.as_nanos())).collect();
-        let expected =
-            [(Change::First, 5), (Change::Cutover, 5), (Change::Cutover, 5), (Change::None, 5), (Change::Failover, 40)];
+        let expected = [
+            (HoldKind::First, 5),
+            (HoldKind::Cutover, 5),
+            (HoldKind::Cutover, 5),
+            (HoldKind::None, 5),
+            (HoldKind::Failover, 40),
+        ];
         assert_eq!(found, expected);
     }
 }

@@ -22,7 +22,7 @@ use super::history::History;
 use super::writer::{Writer, WriterService};
 
 /// Joins the parts of a cluster. The default methods join them as production does.
-pub trait Wiring: Debug + Send + Sync {
+pub trait ClusterWiring: Debug + Send + Sync {
     /// Returns the data plane that a router's control side stops and switches: the router's `table`.
     fn data_plane(&self, _router: u32, table: Arc<Table>, _history: &History) -> Arc<dyn DataPlane> {
         table

@@ -27,5 +27,5 @@ mod upstream;
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::server::{compare_with_hyper, serve_client};
-    pub use crate::upstream::fuzzing::{End, NoResponse, ParsedResponse, read_response};
+    pub use crate::upstream::fuzzing::{End, FuzzNoResponse, ParsedResponse, read_response};
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::Response;
 use http_body::Frame;
 use http_body_util::BodyExt as _;
-use segue_proxy::metrics::CutOff;
+use segue_proxy::metrics::CutOffCause;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::support::client::{data, empty, stream};
@@ -38,9 +38,9 @@ async fn world(change: impl FnOnce(&mut Settings), version: usize) -> (Fixture, 
 }
 
 /// Waits until one response has been cut off for this cause, and asserts that none was for another.
-async fn counted(fixture: &Fixture, expected: CutOff) {
+async fn counted(fixture: &Fixture, expected: CutOffCause) {
     until(|| fixture.metrics.responses_cut_off(expected) == 1, expected.as_str()).await;
-    for cause in CutOff::ALL {
+    for cause in CutOffCause::ALL {
         assert_eq!(fixture.metrics.responses_cut_off(cause), u64::from(cause == expected), "{cause:?}");
     }
 }
@@ -62,14 +62,14 @@ async fn a_response_that_the_pod_breaks_off_is_counted_once_for_clients_of_both_
         assert_eq!(client.head().await.status, 200);
         begun.lock().unwrap().clear();
         drop(client.rest().await);
-        counted(&fixture, CutOff::Broken).await;
+        counted(&fixture, CutOffCause::Broken).await;
 
         let (fixture, _pod, begun) = world(|_| {}, version).await;
         let client = fixture.http2_client().await;
         let response = client.begin(client.request("GET", "/").body(empty()).unwrap()).await.unwrap();
         begun.lock().unwrap().clear();
         soon(response.into_body().collect()).await.unwrap_err();
-        counted(&fixture, CutOff::Broken).await;
+        counted(&fixture, CutOffCause::Broken).await;
     }
 }
 
@@ -81,20 +81,20 @@ async fn a_response_that_is_severed_is_silent_or_late_is_counted_by_its_cause() 
         assert_eq!(client.head().await.status, 200);
         fixture.hold_and_sever(P0);
         drop(client.rest().await);
-        counted(&fixture, CutOff::Severed).await;
+        counted(&fixture, CutOffCause::Severed).await;
 
         let idle = |settings: &mut Settings| settings.forward.upstream.idle_timeout = Duration::from_millis(50);
         let (fixture, _pod, _begun) = world(idle, version).await;
         let mut client = fixture.send(GET).await;
         assert_eq!(client.head().await.status, 200);
         drop(client.rest().await);
-        counted(&fixture, CutOff::Idle).await;
+        counted(&fixture, CutOffCause::Idle).await;
 
         let (fixture, _pod, _begun) = world(|_| {}, version).await;
         let mut client = fixture.send(get_at(P0, "content-type: application/grpc\r\ngrpc-timeout: 2S\r\n")).await;
         assert_eq!(client.head().await.status, 200);
         drop(client.rest().await);
-        counted(&fixture, CutOff::Deadline).await;
+        counted(&fixture, CutOffCause::Deadline).await;
     }
 }
 
@@ -105,11 +105,11 @@ async fn a_client_that_leaves_in_the_middle_of_a_response_is_counted_apart() {
         let mut client = fixture.send(GET).await;
         assert_eq!(client.head().await.status, 200);
         drop(client);
-        counted(&fixture, CutOff::ClientGone).await;
+        counted(&fixture, CutOffCause::ClientGone).await;
         let (fixture, _pod, _begun) = world(|_| {}, version).await;
         let client = fixture.http2_client().await;
         drop(client.begin(client.request("GET", "/").body(empty()).unwrap()).await.unwrap());
-        counted(&fixture, CutOff::ClientGone).await;
+        counted(&fixture, CutOffCause::ClientGone).await;
         assert!(fixture.table.outliers().is_empty());
     }
 }
@@ -154,7 +154,7 @@ async fn whole_responses_are_not_counted() {
         assert_eq!(client.line().await, "");
         drop(client);
         fixture.in_flight(P0, 0).await;
-        for cause in CutOff::ALL {
+        for cause in CutOffCause::ALL {
             assert_eq!(fixture.metrics.responses_cut_off(cause), 0, "{cause:?} from {}", speaks == Speaks::Http2);
         }
     }

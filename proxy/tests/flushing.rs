@@ -7,7 +7,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use segue_coordination::router::DataPlane;
-use segue_protocol::handoff::router::{HoldCause, Stage};
+use segue_protocol::handoff::router::{GateStage, HoldCause};
 use segue_proxy::settings::UpstreamProtocol;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
@@ -156,7 +156,7 @@ async fn uploads_that_wait_for_their_clients_hold_up_nobody_else() {
         for (_, answer) in uploads {
             assert_eq!(soon(answer).await.unwrap().status, 200);
         }
-        until(|| matches!(fixture.table_stage(), Stage::Open(_)), "the gate").await;
+        until(|| matches!(fixture.table_stage(), GateStage::Open(_)), "the gate").await;
     }
 }
 
@@ -207,18 +207,18 @@ async fn a_flush_is_over_for_the_handoff_once_nothing_but_what_is_slow_holds_its
     let stage = fixture.table_stage();
     // On a machine that is busy for longer, the poll may have given its place away already.
     if begun.elapsed() < Duration::from_millis(150) {
-        assert!(matches!(stage, Stage::Flushing(_)), "acknowledged before the poll has had its time");
+        assert!(matches!(stage, GateStage::Flushing(_)), "acknowledged before the poll has had its time");
     }
-    until(|| matches!(fixture.table_stage(), Stage::Open(_)), "the flush to be over").await;
+    until(|| matches!(fixture.table_stage(), GateStage::Open(_)), "the flush to be over").await;
     assert_eq!(fixture.table.stashed(P0).0, 1, "the second poll waits for the first one's outcome");
     let times = DataPlane::take_times(&*fixture.table, P0).expect("what the acknowledgement says");
     assert!(times.stashed == 2 && times.flush < PROMPT_RESPONSE_TIMEOUT, "{times:?}");
     // To the next handoff the poll is in flight like any other request.
     fixture.hold(P0, HoldCause::Handoff);
-    assert!(matches!(fixture.table_stage(), Stage::Draining(_)));
+    assert!(matches!(fixture.table_stage(), GateStage::Draining(_)));
     service.polls.add_permits(2);
     fixture.in_flight(P0, 0).await;
-    assert!(matches!(fixture.table_stage(), Stage::Closed));
+    assert!(matches!(fixture.table_stage(), GateStage::Closed));
     fixture.route(P0, service.pod.address, 2);
     for mut poll in polls {
         assert_eq!(soon(poll.answer()).await.status, 200);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use segue_coordination::router::{DataPlane, DrainEnd, DrainSettings, RouterSettings};
 use segue_coordination::store::MemoryStore;
 use segue_coordination::test_util::StoredKeyspace;
-use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss, Stage};
+use segue_protocol::handoff::router::{GateStage, OnDrainTimeout, OnStoreLoss};
 use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use segue_protocol::records::{Assignment, Capabilities, Handoff, KeyspaceConfig, Phase, PodRecord, encode};
 use segue_protocol::txn::Op;
@@ -96,7 +96,7 @@ impl Site {
         [severs_streams, severs, gives_up].map(|at| Some(at?.saturating_duration_since(Instant::now()).as_secs()))
     }
 
-    fn stage(&self) -> Stage {
+    fn stage(&self) -> GateStage {
         DataPlane::stage(&**self.router.state().table(), P0).0
     }
 
@@ -147,7 +147,7 @@ async fn moves_beside_a_stream(request: String, response: String) {
     let (mut stream, mut at_old) = site.begun(request, &response).await;
     stream.head().await;
     site.ready(&[P0]).await;
-    until(|| !matches!(site.stage(), Stage::Open(_)), "the stop").await;
+    until(|| !matches!(site.stage(), GateStage::Open(_)), "the stop").await;
     let mut client = site.client().await;
     client.write(POST).await;
     at_old.rest().await;

@@ -12,13 +12,13 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::routing::key_hash::KeyHash;
-use segue_proxy::routing::partition_key::{KeySource, PartitionSource, Unlocated};
+use segue_proxy::routing::partition_key::{KeySource, LocationError, PartitionSource};
 use servers::{SERVERS, cookies, decoded, parameters};
 
 /// So many that no two keys have the same partition by chance.
 const MANY: u32 = i32::MAX as u32;
 
-fn locate(source: KeySource, head: &Parts) -> Result<PartitionId, Unlocated> {
+fn locate(source: KeySource, head: &Parts) -> Result<PartitionId, LocationError> {
     PartitionSource::Key { source, hash: KeyHash::Xxh3 }.locate(head, MANY).map(|at| at.partition)
 }
 

@@ -15,7 +15,7 @@ use segue_protocol::ids::{HandoffId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::trace_context::SpanContext;
 use segue_proxy::settings::UpstreamProtocol;
-use segue_proxy::spans::{Sampling, Span, SpanKind, Tracer, Value};
+use segue_proxy::spans::{AttributeValue, Sampler, Span, SpanKind, Tracer};
 use tokio::sync::mpsc;
 
 use crate::support::client::{Body, empty};
@@ -43,7 +43,7 @@ impl Traced {
     }
 
     fn with(share: f64, mut settings: Settings) -> Self {
-        let (tracer, spans) = Tracer::new(Sampling::share(share).unwrap(), 100, Counter::default());
+        let (tracer, spans) = Tracer::new(Sampler::share(share).unwrap(), 100, Counter::default());
         settings.forward.tracer = Some(tracer.clone());
         Traced { fixture: Fixture::with(settings), tracer, spans }
     }
@@ -60,13 +60,13 @@ impl Traced {
     }
 }
 
-fn value<'span>(span: &'span Span, key: &str) -> &'span Value {
+fn value<'span>(span: &'span Span, key: &str) -> &'span AttributeValue {
     let found = span.attributes.iter().find(|(name, _)| *name == key);
     &found.unwrap_or_else(|| panic!("no {key} in {span:?}")).1
 }
 
-fn text(value: impl Into<String>) -> Value {
-    Value::from(value.into())
+fn text(value: impl Into<String>) -> AttributeValue {
+    AttributeValue::from(value.into())
 }
 
 /// Starts a pod that sends on what it was sent.
@@ -121,11 +121,11 @@ async fn a_pod_sees_its_attempt_as_the_parent() {
         assert_eq!(values(&headers, "tracestate"), ["a=1", "b=2"]);
 
         assert_eq!(*value(&server, "url.path"), text("/"));
-        assert_eq!(*value(&server, "segue.partition"), Value::Number(0));
-        assert_eq!(*value(&server, "http.response.status_code"), Value::Number(200));
+        assert_eq!(*value(&server, "segue.partition"), AttributeValue::Number(0));
+        assert_eq!(*value(&server, "http.response.status_code"), AttributeValue::Number(200));
         assert_eq!(*value(&attempt, "segue.pod"), text(format!("pod-{}", pod.address)));
-        assert_eq!(*value(&attempt, "segue.epoch"), Value::Number(1));
-        assert_eq!(*value(&attempt, "server.port"), Value::Number(pod.address.port().into()));
+        assert_eq!(*value(&attempt, "segue.epoch"), AttributeValue::Number(1));
+        assert_eq!(*value(&attempt, "server.port"), AttributeValue::Number(pod.address.port().into()));
         assert!(!server.failed && !attempt.failed);
     }
 }
@@ -173,10 +173,10 @@ async fn a_refused_attempt_is_a_span_of_its_own() {
     connection.write(crate::support::OK).await;
     assert_eq!(client.answer().await.status, 200);
     let [server, refused, stash, accepted] = traced_one.spans().await;
-    assert_eq!(*value(&refused, "http.response.status_code"), Value::Number(421));
+    assert_eq!(*value(&refused, "http.response.status_code"), AttributeValue::Number(421));
     assert!(refused.failed && !accepted.failed && !server.failed);
     assert_eq!((stash.name.as_ref(), stash.link), ("stash", None));
-    assert_eq!(*value(&accepted, "http.request.resend_count"), Value::Number(1));
+    assert_eq!(*value(&accepted, "http.request.resend_count"), AttributeValue::Number(1));
     assert_ne!(refused.context.span, accepted.context.span);
     assert_eq!(first_parent, accepted.context.to_string(), "each attempt is named as its pod's parent");
 }
@@ -215,7 +215,7 @@ async fn a_response_that_is_cut_off_fails_its_attempt_and_its_request() {
     for span in [&server, &attempt] {
         assert!(span.failed);
         assert_eq!(*value(span, "error.type"), text("broken"));
-        assert_eq!(*value(span, "http.response.status_code"), Value::Number(200));
+        assert_eq!(*value(span, "http.response.status_code"), AttributeValue::Number(200));
     }
 }
 
@@ -239,7 +239,7 @@ async fn an_attempt_that_its_pod_did_not_process_is_recorded_as_refused() {
     let [server, refused, accepted] = traced_one.spans().await;
     assert!(refused.failed && !accepted.failed && !server.failed);
     assert_eq!(*value(&refused, "error.type"), text("refused"));
-    assert_eq!(*value(&accepted, "http.request.resend_count"), Value::Number(1));
+    assert_eq!(*value(&accepted, "http.request.resend_count"), AttributeValue::Number(1));
 }
 
 /// Returns the spans of a request whose client leaves after the head of the response. The pod then writes `rest`.
@@ -264,7 +264,7 @@ async fn a_client_that_leaves_in_the_middle_of_a_response_fails_its_request() {
         let [server, attempt] = spans_of_a_client_that_leaves(request, rest).await;
         assert_eq!((server.failed, attempt.failed), (true, is_broken_off), "{request}");
         assert_eq!(*value(&server, "error.type"), text("client-gone"));
-        assert_eq!(*value(&server, "http.response.status_code"), Value::Number(200));
+        assert_eq!(*value(&server, "http.response.status_code"), AttributeValue::Number(200));
         if is_broken_off {
             assert_eq!(*value(&attempt, "error.type"), text("client-gone"));
         }

@@ -27,7 +27,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::api::Peer;
+use super::api::AdminPeer;
 use super::{Admin, MAX_PAGE_AGE};
 use crate::process::socket_path::SocketPath;
 
@@ -50,7 +50,7 @@ const MAX_LINGER_BYTES: u64 = 8 << 20;
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// A connection that has been accepted.
-enum Accepted {
+enum AcceptedStream {
     Tcp(TcpStream, SocketAddr),
     Unix(UnixStream),
 }
@@ -65,13 +65,13 @@ pub(super) async fn accept(admin: Admin, routes: Router, end: CancellationToken)
     let clients = TaskTracker::new();
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted.map(|(stream, address)| Accepted::Tcp(stream, address)),
-            accepted = accept_local(socket.as_mut()) => accepted.map(Accepted::Unix),
+            accepted = listener.accept() => accepted.map(|(stream, address)| AcceptedStream::Tcp(stream, address)),
+            accepted = accept_local(socket.as_mut()) => accepted.map(AcceptedStream::Unix),
             () = end.cancelled() => break,
         };
         match accepted {
             Err(_) => sleep(ACCEPT_RETRY_PAUSE).await,
-            Ok(Accepted::Tcp(stream, address)) => {
+            Ok(AcceptedStream::Tcp(stream, address)) => {
                 if let Ok(place) = places.clone().try_acquire_owned() {
                     clients.spawn(serve_tcp(stream, address, tls.clone(), routes.clone(), end.clone(), place));
                 } else if let Ok(place) = turned_away.clone().try_acquire_owned() {
@@ -81,7 +81,7 @@ pub(super) async fn accept(admin: Admin, routes: Router, end: CancellationToken)
                     });
                 }
             }
-            Ok(Accepted::Unix(stream)) => {
+            Ok(AcceptedStream::Unix(stream)) => {
                 if let Ok(place) = local_places.clone().try_acquire_owned() {
                     clients.spawn(serve_local(stream, routes.clone(), end.clone(), place));
                 }
@@ -116,10 +116,10 @@ async fn serve_tcp(
     #[cfg(target_os = "linux")]
     let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, IO_TIMEOUT.as_millis() as u32);
     let Some(tls) = tls else {
-        return serve(stream, Peer::Tcp { address, certified: false }, routes, end).await;
+        return serve(stream, AdminPeer::Tcp { address, certified: false }, routes, end).await;
     };
     match timeout(IO_TIMEOUT, tls.accept_http1(stream)).await {
-        Ok(Ok((stream, certified))) => serve(stream, Peer::Tcp { address, certified }, routes, end).await,
+        Ok(Ok((stream, certified))) => serve(stream, AdminPeer::Tcp { address, certified }, routes, end).await,
         Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake with a client of the admin endpoint failed"),
         Err(_) => tracing::debug!("a TLS handshake with a client of the admin endpoint took too long"),
     }
@@ -127,13 +127,13 @@ async fn serve_tcp(
 
 async fn serve_local(stream: UnixStream, routes: Router, end: CancellationToken, _place: OwnedSemaphorePermit) {
     if let Ok(uid) = stream.peer_cred().map(|peer| peer.uid()) {
-        serve(stream, Peer::Unix { uid }, routes, end).await;
+        serve(stream, AdminPeer::Unix { uid }, routes, end).await;
     }
 }
 
 async fn serve(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    peer: Peer,
+    peer: AdminPeer,
     routes: Router,
     end: CancellationToken,
 ) {
@@ -224,7 +224,7 @@ mod tests {
         };
         let (mut client, server) = duplex(4096);
         let routes = Router::new().route("/wait", get(wait));
-        let serving = tokio::spawn(serve(server, Peer::Unix { uid: 0 }, routes, CancellationToken::new()));
+        let serving = tokio::spawn(serve(server, AdminPeer::Unix { uid: 0 }, routes, CancellationToken::new()));
         let (began, mut bytes) = (Instant::now(), [0; 4096]);
         for number in 1..=2 {
             client.write_all(b"GET /wait HTTP/1.1\r\nhost: h\r\n\r\n").await.unwrap();
@@ -247,7 +247,7 @@ mod tests {
         ] {
             let (mut client, server) = duplex(4096);
             let routes = Router::new().route("/refuse", put(|| async { StatusCode::FORBIDDEN }));
-            let serving = tokio::spawn(serve(server, Peer::Unix { uid: 0 }, routes, CancellationToken::new()));
+            let serving = tokio::spawn(serve(server, AdminPeer::Unix { uid: 0 }, routes, CancellationToken::new()));
             client.write_all(head.as_bytes()).await.unwrap();
             client.write_all(&vec![b'x'; 4 << 20]).await.unwrap();
             client.shutdown().await.unwrap();
@@ -262,7 +262,7 @@ mod tests {
     async fn a_client_that_does_not_take_its_answer_keeps_no_connection() {
         let (mut client, server) = duplex(4096);
         let routes = Router::new().route("/large", get(|| async { "x".repeat(1 << 20) }));
-        let serving = tokio::spawn(serve(server, Peer::Unix { uid: 0 }, routes, CancellationToken::new()));
+        let serving = tokio::spawn(serve(server, AdminPeer::Unix { uid: 0 }, routes, CancellationToken::new()));
         client.write_all(b"GET /large HTTP/1.1\r\nhost: h\r\n\r\n").await.unwrap();
         let began = Instant::now();
         serving.await.unwrap();

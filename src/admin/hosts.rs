@@ -17,7 +17,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-use super::api::{Peer, Problem};
+use super::api::{AdminPeer, ApiProblem};
 
 /// The names, beside addresses and `localhost`.
 #[derive(Debug, Clone, Default)]
@@ -46,13 +46,13 @@ impl Hosts {
 /// Refuses a request for another host.
 pub(super) async fn admit(State(hosts): State<Hosts>, request: Request, next: Next) -> Response {
     // No browser connects to a Unix socket.
-    let is_local = matches!(request.extensions().get::<Peer>(), Some(Peer::Unix { .. }));
+    let is_local = matches!(request.extensions().get::<AdminPeer>(), Some(AdminPeer::Unix { .. }));
     match hosts.foreign(request.headers()).filter(|_| !is_local) {
         None => next.run(request).await,
         Some(host) => {
             let text =
                 format!("\"{}\" is no name of this endpoint; names are listed in admin.hosts", host.escape_ascii());
-            Problem::new(StatusCode::MISDIRECTED_REQUEST, "host", text).into_response()
+            ApiProblem::new(StatusCode::MISDIRECTED_REQUEST, "host", text).into_response()
         }
     }
 }

@@ -39,7 +39,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::api::{Api, ByKeyspace, Control, OwnPod, OwnProcess, Write};
+use self::api::{Api, KeyspaceRoutes, OwnPod, OwnProcess, WriteControl, WritePermission};
 use self::exposition::Format;
 use self::hosts::Hosts;
 use self::page::board::Board;
@@ -84,9 +84,9 @@ pub struct AdminKeyspace {
 }
 
 /// What the endpoint shows of all keyspaces.
-struct Shared {
+struct AdminState {
     keyspaces: Vec<Arc<StatusPage>>,
-    by_keyspace: Arc<ByKeyspace>,
+    by_keyspace: Arc<KeyspaceRoutes>,
     registries: [Registry; 2],
     exemplars: Exemplars,
     classic: Page,
@@ -183,11 +183,11 @@ impl Admin {
         mut self,
         keyspaces: Vec<AdminKeyspace>,
         registry: Registry,
-        (write, pod): (Write, Option<OwnPod>),
+        (write, pod): (WritePermission, Option<OwnPod>),
         shutdown: CancellationToken,
     ) -> io::Result<()> {
         let end = shutdown.child_token();
-        let control = Arc::new(Control::new(write, self.peers.take()));
+        let control = Arc::new(WriteControl::new(write, self.peers.take()));
         let (mut feeds, mut apis, mut statuses, mut routes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for AdminKeyspace { sources, board, link } in keyspaces {
             let name = link.keys().name().to_owned();
@@ -205,9 +205,9 @@ impl Admin {
             apis.push(api);
             statuses.push(status);
         }
-        let shared = Shared {
+        let shared = AdminState {
             keyspaces: statuses,
-            by_keyspace: ByKeyspace::new(routes),
+            by_keyspace: KeyspaceRoutes::new(routes),
             registries: [registry, process_registry()],
             exemplars: std::mem::take(&mut self.exemplars),
             classic: Page::default(),
@@ -243,9 +243,9 @@ impl Admin {
 
 /// A page that is made for one reader and serves the next ones while it is fresh.
 #[derive(Default)]
-struct Page(Mutex<Option<Made>>);
+struct Page(Mutex<Option<CachedExposition>>);
 
-struct Made {
+struct CachedExposition {
     at: Instant,
     took: Duration,
     body: Bytes,
@@ -261,7 +261,7 @@ impl Page {
         }
         let began = Instant::now();
         let body = Bytes::from(make());
-        *made = Some(Made { at: Instant::now(), took: began.elapsed(), body: body.clone() });
+        *made = Some(CachedExposition { at: Instant::now(), took: began.elapsed(), body: body.clone() });
         body
     }
 }
@@ -272,7 +272,7 @@ async fn without_sniffing(mut response: Response) -> Response {
     response
 }
 
-async fn ready(State(shared): State<Arc<Shared>>) -> Response {
+async fn ready(State(shared): State<Arc<AdminState>>) -> Response {
     let mut reasons = String::new();
     for keyspace in &shared.keyspaces {
         let of = if shared.keyspaces.len() > 1 { format!("keyspace {}: ", keyspace.name) } else { String::new() };
@@ -288,7 +288,7 @@ async fn ready(State(shared): State<Arc<Shared>>) -> Response {
     }
 }
 
-async fn metrics(State(shared): State<Arc<Shared>>, request: HeaderMap) -> Response {
+async fn metrics(State(shared): State<Arc<AdminState>>, request: HeaderMap) -> Response {
     let format = Format::of(&request);
     let page = match format {
         Format::Classic => &shared.classic,
@@ -307,7 +307,7 @@ async fn status_of_keyspace(State(status): State<Arc<StatusPage>>) -> Response {
 }
 
 /// Responds to a request about a keyspace, or about the status of all of several.
-async fn of_keyspace(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+async fn of_keyspace(State(shared): State<Arc<AdminState>>, request: Request) -> Response {
     if request.uri().path() != "/status" || !shared.by_keyspace.means_all(request.uri()) {
         return shared.by_keyspace.pass(request).await;
     }
@@ -376,7 +376,7 @@ mod tests {
             let board = Arc::new(Board::new(keys.clone(), 0));
             let link = Link::new(Arc::new(MemoryStore::new()), keys, None);
             let keyspace = AdminKeyspace { sources: vec![source.clone()], board, link };
-            tokio::spawn(admin.serve(vec![keyspace], Registry::default(), (Write::Nobody, None), end.clone()))
+            tokio::spawn(admin.serve(vec![keyspace], Registry::default(), (WritePermission::Nobody, None), end.clone()))
         };
         (address, source, serving, end)
     }

@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use segue_config::{AdminWrite, Config, Located, Problem};
+use segue_config::{AdminWrite, Config, LocatedConfig, Problem};
 use subtle::ConstantTimeEq as _;
 
 /// Most bytes of a token's file.
@@ -45,7 +45,7 @@ impl TokenFile {
 }
 
 /// Returns a problem for each file of a token that cannot be used now, at the place in the configuration that names it.
-pub fn problems(located: &Located) -> Vec<Problem> {
+pub fn problems(located: &LocatedConfig) -> Vec<Problem> {
     let Config { admin, coordinator, .. } = &located.config;
     let admin = admin.as_ref().and_then(|admin| match &admin.write {
         AdminWrite::Token(file) => Some(("admin.token_file", file)),

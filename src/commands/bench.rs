@@ -9,9 +9,9 @@ use http::{HeaderName, Uri};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, runtime};
+use super::{CommandFailure, runtime};
 use crate::process::certificates::trusting;
-use segue_demo::Progress;
+use segue_demo::ProgressOutput;
 use segue_demo::bench::{BenchOptions, bench};
 use segue_proxy::open_files;
 
@@ -57,16 +57,17 @@ pub(super) struct Args {
     json: bool,
 }
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(args: &Args) -> Result<(), CommandFailure> {
     let header = Some(args.partition_header.as_str()).filter(|name| !name.is_empty());
     let header = header.map(str::parse::<HeaderName>).transpose();
-    let partition_header = header.map_err(|error| Failure::BadInput(format!("segue: --partition-header: {error}")))?;
+    let partition_header =
+        header.map_err(|error| CommandFailure::BadInput(format!("segue: --partition-header: {error}")))?;
     if args.bursts > 0 && partition_header.is_none() {
         let text = "segue: --bursts needs --partition-header: the requests of a burst are of one partition";
-        return Err(Failure::BadInput(text.to_owned()));
+        return Err(CommandFailure::BadInput(text.to_owned()));
     }
     let tls = args.ca.as_deref().map(trusting).transpose();
-    let tls = tls.map_err(|error| Failure::BadInput(format!("segue: --{error}")))?;
+    let tls = tls.map_err(|error| CommandFailure::BadInput(format!("segue: --{error}")))?;
     let stop = CancellationToken::new();
     let options = BenchOptions {
         urls: args.urls.clone(),
@@ -80,7 +81,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         partition_header,
         patience: args.patience,
         log: args.log_dir.clone(),
-        progress: if args.json { Progress::Quiet } else { Progress::Stderr },
+        progress: if args.json { ProgressOutput::Quiet } else { ProgressOutput::Stderr },
         stop: stop.clone(),
     };
     open_files::raise_limit();
@@ -95,10 +96,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     writeln!(out, "{}", text.trim_end()).map_err(anyhow::Error::new)?;
     if report.sound && report.ok == 0 {
         // Nothing was harmed, but nothing was tried either: a script must not take this for a service that works.
-        return Err(Failure::Work(anyhow::anyhow!("no request succeeded, so the checks prove nothing")));
+        return Err(CommandFailure::Work(anyhow::anyhow!("no request succeeded, so the checks prove nothing")));
     }
     // The report has already said what went wrong.
-    if report.sound { Ok(()) } else { Err(Failure::AlreadyReported) }
+    if report.sound { Ok(()) } else { Err(CommandFailure::AlreadyReported) }
 }
 
 /// Ends the load at the first signal, so that it is reported, and the process at the second.

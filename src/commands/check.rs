@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::Context as _;
-use segue_config::{Located, Problem, compare};
+use segue_config::{LocatedConfig, Problem, compare};
 use segue_protocol::planning::Assurance;
 
-use super::{Failure, bad, load_with_certificates, measure_store};
+use super::{CommandFailure, bad, load_with_certificates, measure_store};
 use crate::checks::kubernetes;
 use crate::process::files;
 use crate::process::secret_files;
@@ -34,13 +34,13 @@ pub(super) struct Args {
     store: bool,
 }
 
-pub(super) fn check(args: &Args) -> Result<(), Failure> {
+pub(super) fn check(args: &Args) -> Result<(), CommandFailure> {
     let (good, problems): (Vec<_>, Vec<_>) = args.config.iter().map(|path| check_alone(path)).partition(Result::is_ok);
     let problems: Vec<String> = problems.into_iter().filter_map(Result::err).map(text).collect::<Result<_, _>>()?;
     if !problems.is_empty() {
-        return Err(Failure::BadInput(problems.join("\n")));
+        return Err(CommandFailure::BadInput(problems.join("\n")));
     }
-    let mut files: Vec<Located> = good.into_iter().flatten().collect();
+    let mut files: Vec<LocatedConfig> = good.into_iter().flatten().collect();
     if !args.kubernetes.is_empty() {
         files = check_manifests(&args.kubernetes, &files)?;
     }
@@ -53,7 +53,7 @@ pub(super) fn check(args: &Args) -> Result<(), Failure> {
     }
     if !found.problems.is_empty() {
         let lines: Vec<String> = found.problems.iter().map(ToString::to_string).collect();
-        return Err(Failure::BadInput(lines.join("\n")));
+        return Err(CommandFailure::BadInput(lines.join("\n")));
     }
     // A single file has nothing to be compared with.
     if files.len() > 1 {
@@ -67,24 +67,24 @@ pub(super) fn check(args: &Args) -> Result<(), Failure> {
 }
 
 /// Returns the configurations of the containers.
-fn check_manifests(paths: &[PathBuf], given: &[Located]) -> Result<Vec<Located>, Failure> {
+fn check_manifests(paths: &[PathBuf], given: &[LocatedConfig]) -> Result<Vec<LocatedConfig>, CommandFailure> {
     let given = match given {
         [] => None,
         [given] => Some(given),
-        _ => return Err(Failure::BadInput("segue: with --kubernetes, --config names one file".to_owned())),
+        _ => return Err(CommandFailure::BadInput("segue: with --kubernetes, --config names one file".to_owned())),
     };
     let read = |path: &PathBuf| match std::fs::read_to_string(path) {
         Ok(text) => Ok((path.display().to_string(), text)),
-        Err(error) => Err(Failure::BadInput(format!("{}: cannot be read: {error}", path.display()))),
+        Err(error) => Err(CommandFailure::BadInput(format!("{}: cannot be read: {error}", path.display()))),
     };
     let found = kubernetes::check(&paths.iter().map(read).collect::<Result<Vec<_>, _>>()?, given);
     for warning in &found.warnings {
         eprintln!("warning: {warning}");
     }
-    if found.problems.is_empty() { Ok(found.configs) } else { Err(Failure::BadInput(found.problems.join("\n"))) }
+    if found.problems.is_empty() { Ok(found.configs) } else { Err(CommandFailure::BadInput(found.problems.join("\n"))) }
 }
 
-fn check_alone(path: &Path) -> Result<Located, Failure> {
+fn check_alone(path: &Path) -> Result<LocatedConfig, CommandFailure> {
     let (located, certificates) = load_with_certificates(path)?;
     match certificates.expired(&located, SystemTime::now()) {
         none if none.is_empty() => {
@@ -99,22 +99,22 @@ fn check_alone(path: &Path) -> Result<Located, Failure> {
 }
 
 /// Returns the warning that nothing ends the work of this file's service if its sidecar fails.
-fn without_fence(file: &Located) -> Option<Problem> {
+fn without_fence(file: &LocatedConfig) -> Option<Problem> {
     file.config.pod.as_ref().filter(|pod| !capabilities(pod).fence)?;
     let fact = "without fence: if the sidecar fails, the service may write on beside the next owner of its partitions";
     Some(file.problem("pod", fact, "expected one of pod.exec, pod.hooks.lease, pod.work_ends_within and pod.stream"))
 }
 
 /// Returns the text of a failure that is bad input, and any other failure as it is.
-fn text(failure: Failure) -> Result<String, Failure> {
+fn text(failure: CommandFailure) -> Result<String, CommandFailure> {
     match failure {
-        Failure::BadInput(text) => Ok(text),
+        CommandFailure::BadInput(text) => Ok(text),
         other => Err(other),
     }
 }
 
 /// Returns the guarantee that the pods of these files allow, in words.
-fn assurance(files: &[Located]) -> anyhow::Result<String> {
+fn assurance(files: &[LocatedConfig]) -> anyhow::Result<String> {
     let pods = files.iter().filter_map(|file| file.config.pod.as_ref());
     Ok(match Assurance::with(pods.map(capabilities)) {
         Some(row) => row.to_string(),

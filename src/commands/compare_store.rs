@@ -2,7 +2,7 @@
 //!
 //! Elsewhere: relations between files (`segue_config::compare`).
 
-use segue_config::{KeyspaceSection, Located, Problem};
+use segue_config::{KeyspaceSection, LocatedConfig, Problem};
 use segue_coordination::store::{Store, StoreError};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::differences;
@@ -21,7 +21,7 @@ pub(super) struct Differences {
 
 impl Differences {
     /// Compares a file with its keyspaces in this store.
-    pub(super) async fn of(file: &Located, store: &dyn Store) -> Result<Self, StoreError> {
+    pub(super) async fn of(file: &LocatedConfig, store: &dyn Store) -> Result<Self, StoreError> {
         let mut found = Differences::default();
         for section in &file.config.keyspaces {
             let keys = Keyspace::new(&file.config.store.prefix, &section.name).of_service(section.service.clone());
@@ -32,7 +32,7 @@ impl Differences {
     }
 
     /// Adds what differs from the settings that the view shows. A keyspace without settings takes those of the files.
-    fn add(&mut self, file: &Located, section: &KeyspaceSection, view: &View) {
+    fn add(&mut self, file: &LocatedConfig, section: &KeyspaceSection, view: &View) {
         let name = &section.name;
         if let Some(reason) = view.malformed.get(&view.keys().config()) {
             let fact = format!("the settings of keyspace {name} cannot be read: {reason}");

@@ -10,7 +10,7 @@ use http::Uri;
 use serde::Serialize;
 
 use super::store::StoreArgs;
-use super::{Failure, runtime};
+use super::{CommandFailure, runtime};
 use crate::checks::conformance::{HandoffReport, HandoffTest, PodUnderTest, StampReport, play, send_stamps};
 
 /// The pod under test.
@@ -47,7 +47,7 @@ pub(super) struct Args {
     store: StoreArgs,
 }
 
-pub(super) fn conformance(args: &Args) -> Result<(), Failure> {
+pub(super) fn conformance(args: &Args) -> Result<(), CommandFailure> {
     let runtime = runtime()?;
     if args.handoffs {
         let report = runtime.block_on(play_handoffs(args))?;
@@ -57,15 +57,15 @@ pub(super) fn conformance(args: &Args) -> Result<(), Failure> {
     print(&report, report.conforms, args.json)
 }
 
-fn print<T: Serialize + fmt::Display>(report: &T, conforms: bool, json: bool) -> Result<(), Failure> {
+fn print<T: Serialize + fmt::Display>(report: &T, conforms: bool, json: bool) -> Result<(), CommandFailure> {
     let text = if json { serde_json::to_string(report) } else { Ok(report.to_string()) };
     let text = text.map_err(anyhow::Error::new)?;
     writeln!(std::io::stdout().lock(), "{}", text.trim_end()).map_err(anyhow::Error::new)?;
     // The report has already been printed.
-    if conforms { Ok(()) } else { Err(Failure::AlreadyReported) }
+    if conforms { Ok(()) } else { Err(CommandFailure::AlreadyReported) }
 }
 
-async fn play_handoffs(args: &Args) -> Result<HandoffReport, Failure> {
+async fn play_handoffs(args: &Args) -> Result<HandoffReport, CommandFailure> {
     let pod = pod(args)?;
     let (store, keys) = args.store.connect().await?;
     let test = HandoffTest {
@@ -77,21 +77,24 @@ async fn play_handoffs(args: &Args) -> Result<HandoffReport, Failure> {
     Ok(play(store, keys, pod, test).await?)
 }
 
-async fn stamps(args: &Args) -> Result<StampReport, Failure> {
+async fn stamps(args: &Args) -> Result<StampReport, CommandFailure> {
     let pod = pod(args)?;
     let (store, keys) = args.store.connect().await?;
     Ok(send_stamps(&*store, &keys, &pod).await?)
 }
 
 /// Returns the pod that the arguments name.
-fn pod(args: &Args) -> Result<PodUnderTest, Failure> {
+fn pod(args: &Args) -> Result<PodUnderTest, CommandFailure> {
     let authority = args.pod.authority().filter(|_| args.pod.scheme_str() == Some("http"));
     let Some(authority) = authority.filter(|authority| authority.port().is_some()) else {
         let text = format!("segue: --pod {}: expected http://HOST:PORT, the address that the pod registered", args.pod);
-        return Err(Failure::BadInput(text));
+        return Err(CommandFailure::BadInput(text));
     };
     if !args.path.starts_with('/') {
-        return Err(Failure::BadInput(format!("segue: --path {}: expected a path, such as /healthz", args.path)));
+        return Err(CommandFailure::BadInput(format!(
+            "segue: --path {}: expected a path, such as /healthz",
+            args.path
+        )));
     }
     Ok(PodUnderTest { authority: authority.to_string(), path: args.path.clone(), name: args.name.clone() })
 }

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use clap::CommandFactory as _;
 use clap_complete::Shell;
 
-use super::{Cli, Failure};
+use super::{Cli, CommandFailure};
 
 /// The shell.
 #[derive(Debug, clap::Args)]
@@ -17,7 +17,7 @@ pub(super) struct CompletionsArgs {
 }
 
 /// Prints the completions for a shell.
-pub(super) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
+pub(super) fn completions(args: &CompletionsArgs) -> Result<(), CommandFailure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "segue", &mut script);
     std::io::stdout().write_all(&script).context("cannot write the completions")?;
@@ -32,7 +32,7 @@ pub(super) struct ManArgs {
 }
 
 /// Writes the manual pages.
-pub(super) fn man(args: &ManArgs) -> Result<(), Failure> {
+pub(super) fn man(args: &ManArgs) -> Result<(), CommandFailure> {
     std::fs::create_dir_all(&args.folder)
         .and_then(|()| clap_mangen::generate_to(Cli::command(), &args.folder))
         .with_context(|| format!("cannot write manual pages into {}", args.folder.display()))?;

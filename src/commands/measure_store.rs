@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use segue_config::{Config, Located, StoreKind};
+use segue_config::{Config, LocatedConfig, StoreKind};
 use segue_coordination::store::{EtcdMember, Store, StoreError, Usage, Watch};
 use segue_protocol::ids::Revision;
 use segue_protocol::planning::Notice;
@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout};
 
 use super::compare_store::Differences;
 use super::store::open_etcd;
-use super::{Failure, runtime};
+use super::{CommandFailure, runtime};
 use crate::operator::span;
 
 /// Most writes, and leases.
@@ -31,11 +31,11 @@ const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
 const SHARE: u32 = 10;
 
 /// Measures each store that the files name, and reports it.
-pub(super) fn measure(files: &[Located]) -> Result<(), Failure> {
+pub(super) fn measure(files: &[LocatedConfig]) -> Result<(), CommandFailure> {
     let configs: Vec<&Config> = files.iter().map(|file| &file.config).collect();
     if configs.iter().any(|config| config.store.kind == StoreKind::Memory) {
         let text = "segue: --store: expected store.kind = \"etcd\": a store in memory exists only within its process";
-        return Err(Failure::BadInput(text.to_owned()));
+        return Err(CommandFailure::BadInput(text.to_owned()));
     }
     let at = |config: &Config| (config.store.endpoints.clone(), config.store.prefix.clone());
     let mut stores: Vec<&Config> = Vec::new();
@@ -53,7 +53,7 @@ pub(super) fn measure(files: &[Located]) -> Result<(), Failure> {
             eprintln!("warning: {warning}");
         }
         if let Some(problem) = several_clusters(&members) {
-            return Err(Failure::Work(anyhow::Error::msg(format!("store {name}: {problem}"))));
+            return Err(CommandFailure::Work(anyhow::Error::msg(format!("store {name}: {problem}"))));
         }
         let usage = runtime.block_on(etcd.usage(&store.store.prefix, Usage::FIRST));
         if let Some(usage) = usage.ok().flatten().filter(Usage::fills_up) {
@@ -63,10 +63,10 @@ pub(super) fn measure(files: &[Located]) -> Result<(), Failure> {
         let failed = |error: StoreError| {
             let is_silent = matches!(error, StoreError::Unavailable(_));
             let error = anyhow::Error::new(error).context(format!("store {name}"));
-            if is_silent { Failure::Unreachable(error) } else { Failure::Work(error) }
+            if is_silent { CommandFailure::Unreachable(error) } else { CommandFailure::Work(error) }
         };
         let etcd = Arc::new(etcd);
-        let times = runtime.block_on(Times::of(etcd.clone(), &store.store.prefix)).map_err(failed)?;
+        let times = runtime.block_on(StoreTimes::of(etcd.clone(), &store.store.prefix)).map_err(failed)?;
         let mut out = std::io::stdout().lock();
         writeln!(out, "store {name}: {}", times.in_words()).context("cannot write to standard output")?;
         let leases = configs.iter().filter(|config| at(config) == at(store)).flat_map(|config| leases(config));
@@ -81,7 +81,7 @@ pub(super) fn measure(files: &[Located]) -> Result<(), Failure> {
             problems.extend(found.problems.iter().map(ToString::to_string));
         }
     }
-    if problems.is_empty() { Ok(()) } else { Err(Failure::BadInput(problems.join("\n"))) }
+    if problems.is_empty() { Ok(()) } else { Err(CommandFailure::BadInput(problems.join("\n"))) }
 }
 
 /// Returns the TTLs of a file's roles, by their keys.
@@ -93,10 +93,10 @@ fn leases(config: &Config) -> impl Iterator<Item = (&'static str, Duration)> {
 }
 
 /// What each endpoint says of itself.
-type Members = [(String, Result<EtcdMember, StoreError>)];
+type StoreMembers = [(String, Result<EtcdMember, StoreError>)];
 
 /// Returns a warning for each endpoint that serves nobody, if another one does.
-fn doubts(members: &Members) -> Vec<String> {
+fn doubts(members: &StoreMembers) -> Vec<String> {
     if members.iter().all(|(_, member)| member.is_err()) {
         return Vec::new();
     }
@@ -109,7 +109,7 @@ fn doubts(members: &Members) -> Vec<String> {
 }
 
 /// Returns which endpoint belongs to which cluster, if that is not the same for all.
-fn several_clusters(members: &Members) -> Option<String> {
+fn several_clusters(members: &StoreMembers) -> Option<String> {
     let known: Vec<(&String, u64)> =
         members.iter().filter_map(|(endpoint, member)| Some((endpoint, member.as_ref().ok()?.cluster?))).collect();
     let (_, first) = known.first()?;
@@ -122,7 +122,7 @@ fn several_clusters(members: &Members) -> Option<String> {
 
 /// How long the store took for each request of a kind.
 #[derive(Debug, Default)]
-struct Times {
+struct StoreTimes {
     commits: Vec<Duration>,
     /// From the answer to a write until its event arrived.
     events: Vec<Duration>,
@@ -130,10 +130,10 @@ struct Times {
     renewals: Vec<Duration>,
 }
 
-impl Times {
+impl StoreTimes {
     async fn of(store: Arc<dyn Store>, prefix: &str) -> Result<Self, StoreError> {
         let key = format!("{prefix}~check/{:016x}", rand::random::<u64>());
-        let mut times = Times::default();
+        let mut times = StoreTimes::default();
         for _ in 0..LEASES {
             let begun = Instant::now();
             let lease = store.grant(TTL).await?;
@@ -224,7 +224,7 @@ fn millis(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use segue_coordination::store::{Call, FaultyStore, MemoryStore, Verdict};
+    use segue_coordination::store::{Fault, FaultyStore, MemoryStore, StoreCall};
     use segue_protocol::keys::Keyspace;
     use tokio::time::sleep;
 
@@ -233,8 +233,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_silent_watch_fails_the_measurement_within_seconds() {
         let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
-        store.set_rule(|call| if matches!(call, Call::Watch(_)) { Verdict::Silence } else { Verdict::Pass });
-        let measured = timeout(2 * EVENT_TIMEOUT, Times::of(store, "/segue/")).await.expect("it ends");
+        store.set_rule(|call| if matches!(call, StoreCall::Watch(_)) { Fault::Silence } else { Fault::Pass });
+        let measured = timeout(2 * EVENT_TIMEOUT, StoreTimes::of(store, "/segue/")).await.expect("it ends");
         let error = measured.unwrap_err().to_string();
         assert!(error.contains("expected the event of each write within 10s, got 0 of 50"), "{error}");
     }
@@ -244,17 +244,17 @@ mod tests {
         let commit = Duration::from_secs(4);
         let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
         store.set_rule(move |call| match call {
-            Call::Commit(_) => Verdict::hold(sleep(commit)),
-            _ => Verdict::Pass,
+            StoreCall::Commit(_) => Fault::hold(sleep(commit)),
+            _ => Fault::Pass,
         });
-        let times = Times::of(store, "/segue/").await.unwrap();
+        let times = StoreTimes::of(store, "/segue/").await.unwrap();
         assert_eq!((slowest(&times.commits), times.commits.len()), (commit, 4));
     }
 
     #[test]
     fn a_lease_is_too_short_if_an_answer_takes_over_a_tenth_of_it() {
         let quick = vec![Duration::from_millis(1); 9];
-        let times = Times {
+        let times = StoreTimes {
             commits: [quick.clone(), vec![Duration::from_millis(300)]].concat(),
             events: vec![Duration::from_secs(9)],
             grants: quick.clone(),
@@ -274,7 +274,7 @@ mod tests {
     #[tokio::test]
     async fn a_measurement_leaves_nothing_in_the_store() {
         let store = Arc::new(MemoryStore::new());
-        let times = Times::of(store.clone(), "/segue/").await.unwrap();
+        let times = StoreTimes::of(store.clone(), "/segue/").await.unwrap();
         assert_eq!([times.commits.len(), times.events.len(), times.grants.len()], [WRITES, WRITES, LEASES]);
         assert_eq!(store.snapshot(&Keys::Prefix("/segue/".to_owned())).await.unwrap().entries, []);
         assert!(!Keyspace::new("/segue/", "default").followed().contains("/segue/~check/1"), "nobody watches it");

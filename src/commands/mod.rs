@@ -20,7 +20,7 @@ mod store;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use segue_config::{Located, Problem};
+use segue_config::{LocatedConfig, Problem};
 
 use crate::admin::token_file;
 use crate::process::certificates::Certificates;
@@ -185,7 +185,7 @@ enum Command {
 
 /// Why a command failed.
 #[derive(Debug)]
-pub enum Failure {
+pub enum CommandFailure {
     /// The user's input cannot be used. The text says where, and what was expected.
     BadInput(String),
     /// The work failed.
@@ -202,28 +202,29 @@ pub enum Failure {
     Exit(ExitCode),
 }
 
-impl Failure {
+impl CommandFailure {
     /// Returns the failure as a part of a longer report.
     fn into_error(self) -> anyhow::Error {
         match self {
-            Failure::BadInput(text) => anyhow::Error::msg(text),
-            Failure::Work(error) | Failure::Unreachable(error) | Failure::Lost(error) | Failure::Waiting(error) => {
-                error
-            }
-            Failure::AlreadyReported | Failure::Exit(_) => anyhow::Error::msg("failed"),
+            CommandFailure::BadInput(text) => anyhow::Error::msg(text),
+            CommandFailure::Work(error)
+            | CommandFailure::Unreachable(error)
+            | CommandFailure::Lost(error)
+            | CommandFailure::Waiting(error) => error,
+            CommandFailure::AlreadyReported | CommandFailure::Exit(_) => anyhow::Error::msg("failed"),
         }
     }
 }
 
-impl From<anyhow::Error> for Failure {
+impl From<anyhow::Error> for CommandFailure {
     fn from(error: anyhow::Error) -> Self {
-        Failure::Work(error)
+        CommandFailure::Work(error)
     }
 }
 
 impl Cli {
     /// Runs the command.
-    pub fn run(self) -> Result<(), Failure> {
+    pub fn run(self) -> Result<(), CommandFailure> {
         match self.command {
             Command::Run(args) => run::run(&args),
             Command::Restart(args) => restart::restart(&args),
@@ -250,22 +251,22 @@ impl Cli {
             Command::Conformance(args) => conformance::conformance(&args),
             Command::Completions(args) => generate::completions(&args),
             Command::Man(args) => generate::man(&args),
-            Command::Supervise { files, command } => Err(Failure::Exit(supervise::supervise(&command, files)?)),
+            Command::Supervise { files, command } => Err(CommandFailure::Exit(supervise::supervise(&command, files)?)),
             Command::BecomeService { supervisor, files, command } => {
-                Err(Failure::Exit(supervise::become_service(supervisor, &command, files)?))
+                Err(CommandFailure::Exit(supervise::become_service(supervisor, &command, files)?))
             }
         }
     }
 }
 
 /// Returns the configuration of a file. Its problems are bad input.
-fn load(path: &std::path::Path) -> Result<Located, Failure> {
-    segue_config::load(path).map_err(|error| Failure::BadInput(error.to_string()))
+fn load(path: &std::path::Path) -> Result<LocatedConfig, CommandFailure> {
+    segue_config::load(path).map_err(|error| CommandFailure::BadInput(error.to_string()))
 }
 
 /// Returns the configuration of a file and the certificates that it names. A file of a token that cannot be used is bad
 /// input, too.
-fn load_with_certificates(path: &std::path::Path) -> Result<(Located, Certificates), Failure> {
+fn load_with_certificates(path: &std::path::Path) -> Result<(LocatedConfig, Certificates), CommandFailure> {
     let located = load(path)?;
     let tokens = token_file::problems(&located);
     match Certificates::load(&located) {
@@ -276,13 +277,13 @@ fn load_with_certificates(path: &std::path::Path) -> Result<(Located, Certificat
 }
 
 /// Returns the problems of a configuration as one text.
-fn bad(located: Located, problems: Vec<Problem>) -> Failure {
+fn bad(located: LocatedConfig, problems: Vec<Problem>) -> CommandFailure {
     let errors = located.unless(problems).err();
-    Failure::BadInput(errors.map(|errors| errors.to_string()).unwrap_or_default())
+    CommandFailure::BadInput(errors.map(|errors| errors.to_string()).unwrap_or_default())
 }
 
 /// Returns a runtime for commands that are not performance-critical.
-fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+fn runtime() -> Result<tokio::runtime::Runtime, CommandFailure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.map_err(|error| Failure::Work(anyhow::Error::new(error).context("cannot start the runtime")))
+    runtime.map_err(|error| CommandFailure::Work(anyhow::Error::new(error).context("cannot start the runtime")))
 }

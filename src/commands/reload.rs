@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use segue_config::{Config, Located, Written};
+use segue_config::{Config, LocatedConfig, WrittenValues};
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::spans::Tracer;
 use tracing::{info, warn};
@@ -20,11 +20,11 @@ use super::logging::{LevelHandle, level_filter};
 const DRAIN_TIMEOUT: &str = "router.drain.timeout";
 
 /// What a SIGHUP needs.
-pub(super) struct Reloading<'a> {
+pub(super) struct Reloader<'a> {
     file: &'a Path,
     level: LevelHandle,
     /// The settings that this process was started with.
-    running: Written,
+    running: WrittenValues,
     roles: OnceLock<Changeable>,
 }
 
@@ -92,10 +92,10 @@ impl Changeable {
     }
 }
 
-impl<'a> Reloading<'a> {
+impl<'a> Reloader<'a> {
     /// Returns what reloads this file in a process that was started with `running`.
-    pub(super) fn new(file: &'a Path, level: LevelHandle, running: Written) -> Self {
-        Reloading { file, level, running, roles: OnceLock::new() }
+    pub(super) fn new(file: &'a Path, level: LevelHandle, running: WrittenValues) -> Self {
+        Reloader { file, level, running, roles: OnceLock::new() }
     }
 
     /// Sets what of the roles takes settings over. Later calls have no effect.
@@ -128,7 +128,7 @@ impl<'a> Reloading<'a> {
     }
 
     /// Returns the changed keys that do not take effect.
-    fn waiting(&self, roles: &Changeable, located: &Located) -> Vec<String> {
+    fn waiting(&self, roles: &Changeable, located: &LocatedConfig) -> Vec<String> {
         let mut changed = self.running.differing(located.written());
         changed.retain(|key| !roles.takes(key, &located.config));
         // Its default follows from `stash.max_wait`, so it may change without being written.

@@ -15,7 +15,7 @@ use anyhow::{Context as _, anyhow, bail};
 use sd_notify::NotifyState;
 
 use super::service_manager::REPORT_SOCKET;
-use super::{Failure, load_with_certificates};
+use super::{CommandFailure, load_with_certificates};
 use crate::process::hot_restart;
 
 /// How often the command looks whether the successor still runs.
@@ -35,13 +35,13 @@ pub(super) struct Args {
     config: PathBuf,
 }
 
-pub(super) fn restart(args: &Args) -> Result<(), Failure> {
+pub(super) fn restart(args: &Args) -> Result<(), CommandFailure> {
     let (located, _) = load_with_certificates(&args.config)?;
     let router = located.config.router.as_ref();
     let found = router.and_then(|router| Some((router.lease_ttl, router.hot_restart_socket.as_ref()?)));
     let Some((lease_ttl, hot_restart_socket)) = found else {
         let file = args.config.display();
-        return Err(Failure::BadInput(format!("{file}: segue restart needs the key router.hot_restart_socket")));
+        return Err(CommandFailure::BadInput(format!("{file}: segue restart needs the key router.hot_restart_socket")));
     };
 
     let socket = ReportSocket::bind(hot_restart_socket)?;

@@ -19,23 +19,23 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::logging::{self, Log, start_logging};
-use super::reload::{Changeable, Reloading};
+use super::reload::{Changeable, Reloader};
 use super::store::open;
-use super::{Failure, load_with_certificates, runtime, service_manager};
-use crate::admin::api::Write;
+use super::{CommandFailure, load_with_certificates, runtime, service_manager};
+use crate::admin::api::WritePermission;
 use crate::admin::token_file::TokenFile;
 use crate::admin::{Admin, SOCKET_KEY};
 use crate::process::any_address;
-use crate::process::certificates::{Certificates, Watching};
+use crate::process::certificates::{CertificateWatch, Certificates};
 use crate::process::files;
-use crate::process::hot_restart::{Exit, Server as HotRestart, Startup};
+use crate::process::hot_restart::{Exit, HotRestartServer as HotRestart, Startup};
 use crate::process::socket_path::ensure_nobody_listens;
-use crate::process::supervise::Ended;
+use crate::process::supervise::UnexpectedExit;
 use crate::roles::coordinator::BoundCoordinator;
-use crate::roles::keyspace::ServedKeyspace;
+use crate::roles::keyspace::RoleKeyspace;
 use crate::roles::pod::{BoundPod, PodRole, uncoordinated};
-use crate::roles::router::{BoundRouterRole, JoiningRouterRole, Leaving, RouterRole};
-use crate::roles::running::Running;
+use crate::roles::router::{BoundRouterRole, JoiningRouterRole, RouterRole, Succession};
+use crate::roles::running::RunningRoles;
 use crate::telemetry::metrics::{
     HotRestartMetrics, MeteredStore, StoreHealth, register_build_info, register_dropped_lines,
     register_store_went_back, tell_outages,
@@ -50,19 +50,19 @@ pub(super) struct Args {
     config: PathBuf,
 }
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(args: &Args) -> Result<(), CommandFailure> {
     let (mut located, certificates) = load_with_certificates(&args.config)?;
     let log = start_logging(&located.config);
     if let Some(doubt) = located.unnamed_keyspace() {
         warn!("{doubt}");
     }
-    let reloading = Reloading::new(&args.config, log.level.clone(), located.written().clone());
+    let reloading = Reloader::new(&args.config, log.level.clone(), located.written().clone());
     let files = open_files::raise_limit();
     files::fit(&mut located.config, files)?;
     any_address::fit(&mut located.config);
     match run_to_end(runtime()?, serve(located.config, files, certificates, (&reloading, &log)))? {
         0 => Ok(()),
-        code => Err(Failure::Exit(ExitCode::from(code))),
+        code => Err(CommandFailure::Exit(ExitCode::from(code))),
     }
 }
 
@@ -78,7 +78,7 @@ fn run_to_end<T>(runtime: Runtime, work: impl Future<Output = T>) -> T {
 }
 
 /// What of a configuration listens before anything runs.
-struct Bound {
+struct BoundRoles {
     admin: Option<Admin>,
     coordinator: Option<BoundCoordinator>,
     router: Option<BoundRouterRole>,
@@ -91,7 +91,7 @@ async fn bind(
     startup: &mut Startup,
     files: usize,
     certificates: &Certificates,
-) -> anyhow::Result<Bound> {
+) -> anyhow::Result<BoundRoles> {
     let mut admin = match &config.admin {
         Some(section) => {
             let admin = Admin::bind(section.listen, startup.admin_listener())?;
@@ -124,14 +124,14 @@ async fn bind(
         ensure_nobody_listens(SOCKET_KEY, path).await?;
         admin.open_socket(path)?;
     }
-    Ok(Bound { admin, coordinator, router, pod })
+    Ok(BoundRoles { admin, coordinator, router, pod })
 }
 
 /// Why a process ends that was not told to.
 #[derive(Default)]
-struct Cause {
+struct ExitCause {
     exit: Option<Exit>,
-    service: Option<Ended>,
+    service: Option<UnexpectedExit>,
     /// Its pod has nobody to coordinate it.
     error: Option<anyhow::Error>,
 }
@@ -140,9 +140,9 @@ struct Cause {
 async fn wait_for_end(
     signalled: impl Future<Output = ()>,
     hot_restart: &mut HotRestart,
-    roles: &Running,
+    roles: &RunningRoles,
     (config, store): (&Config, &Arc<dyn Store>),
-) -> Cause {
+) -> ExitCause {
     let names: Vec<_> = config.keyspaces.iter().map(|keyspace| &*keyspace.name).collect();
     info!(keyspace = names.join(","), "running");
     service_manager::serves();
@@ -157,12 +157,12 @@ async fn wait_for_end(
     let keyspaces = config.keyspaces.iter().filter(|_| waits_for_others);
     let keyspaces: Vec<_> = keyspaces.map(|keyspace| Keyspace::new(&config.store.prefix, &keyspace.name)).collect();
     tokio::select! {
-        () = signalled => Cause::default(),
-        exit = hot_restart.run() => Cause { exit: Some(exit), ..Cause::default() },
+        () = signalled => ExitCause::default(),
+        exit = hot_restart.run() => ExitCause { exit: Some(exit), ..ExitCause::default() },
         ended = service_ended => {
             error!(code = ended.code, "service exited; the sidecar exits as well");
             cut_off_at_signal(1);
-            Cause { service: Some(ended), ..Cause::default() }
+            ExitCause { service: Some(ended), ..ExitCause::default() }
         }
         () = uncoordinated(store, &keyspaces) => {
             cut_off_at_signal(1);
@@ -171,7 +171,7 @@ async fn wait_for_end(
                  [coordinator], or add one to this file",
                 names.join(", ")
             );
-            Cause { error: Some(error), ..Cause::default() }
+            ExitCause { error: Some(error), ..ExitCause::default() }
         }
     }
 }
@@ -181,11 +181,11 @@ async fn serve(
     mut config: Config,
     files: usize,
     certificates: Certificates,
-    (reloading, log): (&Reloading<'_>, &Log),
+    (reloading, log): (&Reloader<'_>, &Log),
 ) -> anyhow::Result<u8> {
     // Everything that can be refused is refused before anything runs.
     let mut startup = Startup::begin(&mut config, service_manager::is_successor()).await?;
-    let Bound { admin, coordinator, router, pod } = bind(&config, &mut startup, files, &certificates).await?;
+    let BoundRoles { admin, coordinator, router, pod } = bind(&config, &mut startup, files, &certificates).await?;
     let mut sockets = router.as_ref().map_or_else(|| Ok(Vec::new()), BoundRouterRole::duplicates)?;
     sockets.extend(admin.as_ref().map(Admin::duplicate).transpose()?);
     startup.open_socket()?;
@@ -197,13 +197,13 @@ async fn serve(
     register_dropped_lines(&mut registry, move || dropped.count());
     tokio::spawn(logging::tell_dropped_lines(log.dropped.clone()));
     let (store, health) = metered(open(&config)?, &mut registry);
-    let keyspaces = ServedKeyspace::all(&config, &mut registry);
+    let keyspaces = RoleKeyspace::all(&config, &mut registry);
     let hot_restarts = HotRestartMetrics::new(&mut registry);
     let watching = certificates.watch(&mut registry);
     let exporter = Exporter::start(&config, &mut registry);
     let tracer = exporter.as_ref().map(Exporter::tracer);
     reloading.reach(changeable(&config, router.as_ref(), tracer));
-    let mut roles = Running::default();
+    let mut roles = RunningRoles::default();
     if let Some(coordinator) = coordinator {
         roles.coordinator = Some(coordinator.start(&store, &keyspaces, &mut registry, tracer));
     }
@@ -212,7 +212,7 @@ async fn serve(
         match let_in(router, &mut startup, signals.ending(reloading, &watching)).await {
             Ok(router) => roles.router = Some(router),
             Err(error) => {
-                roles.stop(false, Leaving::Ends).await;
+                roles.stop(false, Succession::Ends).await;
                 return Err(error);
             }
         }
@@ -231,14 +231,14 @@ async fn serve(
     let operators = (write(&config), roles.pod.as_ref().map(PodRole::own_pod));
     let end_admin = CancellationToken::new();
     let admin = admin.map(|admin| tokio::spawn(admin.serve(shown, registry, operators, end_admin.clone())));
-    let Cause { exit, service, error } = match withdrawn {
-        Some(exit) => Cause { exit: Some(exit), ..Cause::default() },
-        None if is_ending => Cause::default(),
+    let ExitCause { exit, service, error } = match withdrawn {
+        Some(exit) => ExitCause { exit: Some(exit), ..ExitCause::default() },
+        None if is_ending => ExitCause::default(),
         None => wait_for_end(signals.ending(reloading, &watching), &mut hot_restart, &roles, (&config, &store)).await,
     };
     // This also closes the duplicates of the sockets: clients can connect while one is open.
     let_go(hot_restart, exit.is_some(), &end_admin);
-    let leaving = if exit.is_some() { Leaving::Replaced } else { Leaving::Ends };
+    let leaving = if exit.is_some() { Succession::Replaced } else { Succession::Ends };
     roles.stop(service.is_some(), leaving).await;
     // The roles have recorded their last spans.
     if let Some(exporter) = exporter {
@@ -309,11 +309,11 @@ fn with_socket(mut admin: Admin, config: &Config) -> Admin {
 }
 
 /// Returns who may change something by the admin endpoint.
-fn write(config: &Config) -> Write {
+fn write(config: &Config) -> WritePermission {
     match config.admin.as_ref().map(|section| &section.write) {
-        Some(AdminWrite::Token(file)) => Write::Token(TokenFile::new(file)),
-        Some(AdminWrite::ClientCert) => Write::Certified,
-        Some(AdminWrite::None) | None => Write::Nobody,
+        Some(AdminWrite::Token(file)) => WritePermission::Token(TokenFile::new(file)),
+        Some(AdminWrite::ClientCert) => WritePermission::Certified,
+        Some(AdminWrite::None) | None => WritePermission::Nobody,
     }
 }
 
@@ -398,7 +398,7 @@ impl Signals {
     }
 
     /// Returns when the process has to end gracefully. A second signal then ends it at once.
-    async fn ending(&mut self, reloading: &Reloading<'_>, certificates: &Watching) {
+    async fn ending(&mut self, reloading: &Reloader<'_>, certificates: &CertificateWatch) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => break,

@@ -4,7 +4,7 @@
 //!
 //! * The token goes to the endpoint that the operator named and appears in no message.
 //! * A response is bounded in size ([`exchange`]) and in time.
-//! * A request that the endpoint may have carried out fails as [`Failure::Lost`] if it gets no response.
+//! * A request that the endpoint may have carried out fails as [`CommandFailure::Lost`] if it gets no response.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 use tokio_util::either::Either;
 
-use super::Failure;
+use super::CommandFailure;
 use super::store::ReachArgs;
 use crate::operator::{exchange, segment};
 
@@ -35,35 +35,35 @@ const EXPECTED: &str = "expected http://HOST:PORT, https://HOST:PORT or unix:PAT
 
 /// An admin endpoint.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(super) struct AdminServer {
     name: String,
-    address: Address,
+    address: AdminAddress,
     token: Option<String>,
     /// The keyspace that every request names.
     keyspace: Option<String>,
 }
 
 #[derive(Debug)]
-enum Address {
+enum AdminAddress {
     Unix(PathBuf),
     Tcp { authority: String, tls: Option<ClientTls> },
 }
 
-impl Server {
+impl AdminServer {
     /// Returns the admin endpoint that the arguments name, if they name one.
-    pub(super) fn given(args: &ReachArgs) -> Result<Option<Self>, Failure> {
+    pub(super) fn given(args: &ReachArgs) -> Result<Option<Self>, CommandFailure> {
         let Some(name) = &args.server else { return Ok(None) };
         let token = args.token_file.as_deref().map(read_token).transpose()?;
         let server = Self::at(name, token, args)?;
-        Ok(Some(Server { keyspace: args.store.keyspace.clone(), ..server }))
+        Ok(Some(AdminServer { keyspace: args.store.keyspace.clone(), ..server }))
     }
 
     /// Returns the admin endpoint of this name, whatever the keyspace.
-    pub(super) fn at(name: &str, token: Option<String>, args: &ReachArgs) -> Result<Self, Failure> {
-        let bad = |why: &str| Failure::BadInput(format!("segue: --server {name}: {why}"));
-        let server = |address| Ok(Server { name: name.to_owned(), address, token: token.clone(), keyspace: None });
+    pub(super) fn at(name: &str, token: Option<String>, args: &ReachArgs) -> Result<Self, CommandFailure> {
+        let bad = |why: &str| CommandFailure::BadInput(format!("segue: --server {name}: {why}"));
+        let server = |address| Ok(AdminServer { name: name.to_owned(), address, token: token.clone(), keyspace: None });
         if let Some(path) = name.strip_prefix("unix:") {
-            return if path.is_empty() { Err(bad(EXPECTED)) } else { server(Address::Unix(path.into())) };
+            return if path.is_empty() { Err(bad(EXPECTED)) } else { server(AdminAddress::Unix(path.into())) };
         }
         let uri: Uri = name.parse().map_err(|_| bad(EXPECTED))?;
         let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'));
@@ -83,7 +83,7 @@ impl Server {
             Some(_) => authority.to_string(),
             None => format!("{authority}:{port}"),
         };
-        server(Address::Tcp { authority, tls })
+        server(AdminAddress::Tcp { authority, tls })
     }
 
     /// Returns the endpoint's name.
@@ -92,7 +92,7 @@ impl Server {
     }
 
     /// Asks a question.
-    pub(super) async fn get(&self, path: &str, waits: Duration) -> Result<Value, Failure> {
+    pub(super) async fn get(&self, path: &str, waits: Duration) -> Result<Value, CommandFailure> {
         self.send(Method::GET, path, None, waits).await
     }
 
@@ -103,18 +103,19 @@ impl Server {
         path: &str,
         body: Option<&Value>,
         waits: Duration,
-    ) -> Result<Value, Failure> {
+    ) -> Result<Value, CommandFailure> {
         let silent = || format!("{} does not answer", self.name);
-        let request = self.request(method, path, body).with_context(silent).map_err(Failure::Unreachable)?;
+        let request = self.request(method, path, body).with_context(silent).map_err(CommandFailure::Unreachable)?;
         let connected = timeout(CONNECT_TIMEOUT, self.connect()).await.context("cannot connect in time");
         let stream = connected.and_then(|connected| Ok(connected?)).with_context(silent);
-        let exchange = timeout(waits + RESPONSE_TIMEOUT, exchange(stream.map_err(Failure::Unreachable)?, request));
+        let exchange =
+            timeout(waits + RESPONSE_TIMEOUT, exchange(stream.map_err(CommandFailure::Unreachable)?, request));
         let answer = exchange.await.unwrap_or_else(|_| Err(anyhow!("no response in time")));
-        let (status, bytes) = answer.with_context(silent).map_err(Failure::Lost)?;
+        let (status, bytes) = answer.with_context(silent).map_err(CommandFailure::Lost)?;
         self.judge(path, status, &bytes)
     }
 
-    fn judge(&self, path: &str, status: StatusCode, bytes: &[u8]) -> Result<Value, Failure> {
+    fn judge(&self, path: &str, status: StatusCode, bytes: &[u8]) -> Result<Value, CommandFailure> {
         let value: Option<Value> = serde_json::from_slice(bytes).ok();
         if status == StatusCode::OK
             && let Some(value) = value
@@ -126,22 +127,22 @@ impl Server {
             let name = &self.name;
             let text =
                 format!("{name} answers {path} with {status}: expected the admin endpoint of this version of segue");
-            return Err(Failure::Work(anyhow!(text)));
+            return Err(CommandFailure::Work(anyhow!(text)));
         };
         Err(match (status, said("reason").as_deref()) {
-            (_, Some("waiting")) => Failure::Waiting(anyhow!(text)),
+            (_, Some("waiting")) => CommandFailure::Waiting(anyhow!(text)),
             (StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNSUPPORTED_MEDIA_TYPE, _) => {
-                Failure::BadInput(format!("segue: {text}"))
+                CommandFailure::BadInput(format!("segue: {text}"))
             }
-            (StatusCode::SERVICE_UNAVAILABLE, _) => Failure::Unreachable(anyhow!(text)),
-            _ => Failure::Work(anyhow!(text)),
+            (StatusCode::SERVICE_UNAVAILABLE, _) => CommandFailure::Unreachable(anyhow!(text)),
+            _ => CommandFailure::Work(anyhow!(text)),
         })
     }
 
     fn request(&self, method: Method, path: &str, body: Option<&Value>) -> anyhow::Result<Request<Body>> {
         let host = match &self.address {
-            Address::Unix(_) => "localhost",
-            Address::Tcp { authority, .. } => authority,
+            AdminAddress::Unix(_) => "localhost",
+            AdminAddress::Tcp { authority, .. } => authority,
         };
         let path = match &self.keyspace {
             Some(keyspace) => {
@@ -162,8 +163,8 @@ impl Server {
 
     async fn connect(&self) -> io::Result<impl AsyncRead + AsyncWrite + Unpin + Send + 'static + use<>> {
         Ok(match &self.address {
-            Address::Unix(path) => Either::Left(UnixStream::connect(path).await?),
-            Address::Tcp { authority, tls } => {
+            AdminAddress::Unix(path) => Either::Left(UnixStream::connect(path).await?),
+            AdminAddress::Tcp { authority, tls } => {
                 let stream = TcpStream::connect(authority).await?;
                 Either::Right(match tls {
                     None => Either::Left(stream),
@@ -175,19 +176,19 @@ impl Server {
 }
 
 /// Returns how to ask the admin endpoints in registrations: by TLS if there is a file of authorities to trust.
-pub(super) fn admin_tls(ca: Option<&Path>) -> Result<Option<ClientTls>, Failure> {
+pub(super) fn admin_tls(ca: Option<&Path>) -> Result<Option<ClientTls>, CommandFailure> {
     let load = |ca: &Path| {
         ClientTls::load(ClientFiles { ca: ca.to_owned(), identity: None, server_name: None }).map_err(|error| {
             let text = format!("segue: --admin-ca {}: {}; {}", error.path.display(), error.fact, error.expected);
-            Failure::BadInput(text)
+            CommandFailure::BadInput(text)
         })
     };
     ca.map(load).transpose()
 }
 
 /// Returns the token in a file.
-pub(super) fn read_token(path: &Path) -> Result<String, Failure> {
-    let bad = |why: &str| Failure::BadInput(format!("segue: token file {}: {why}", path.display()));
+pub(super) fn read_token(path: &Path) -> Result<String, CommandFailure> {
+    let bad = |why: &str| CommandFailure::BadInput(format!("segue: token file {}: {why}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| bad(&error.to_string()))?;
     let token = text.trim();
     let is_usable = !token.is_empty() && token.len() <= MAX_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic());

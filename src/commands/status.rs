@@ -12,7 +12,7 @@ use segue_protocol::view::View;
 use super::operator::Reach;
 use super::server::admin_tls;
 use super::store::ReachArgs;
-use super::{Failure, runtime};
+use super::{CommandFailure, runtime};
 use crate::operator::status::KeyspaceStatus;
 use crate::process::printable::printable;
 
@@ -39,11 +39,11 @@ pub(super) struct Args {
     json: bool,
 }
 
-pub(super) fn status(args: &Args) -> Result<(), Failure> {
+pub(super) fn status(args: &Args) -> Result<(), CommandFailure> {
     runtime()?.block_on(show(args))
 }
 
-async fn show(args: &Args) -> Result<(), Failure> {
+async fn show(args: &Args) -> Result<(), CommandFailure> {
     if args.routers {
         return compare_routers(args).await;
     }
@@ -64,7 +64,7 @@ async fn show(args: &Args) -> Result<(), Failure> {
 }
 
 /// Prints a status. Fails if its process has lost the store, so that nobody takes an old state for the present one.
-fn show_once(status: &KeyspaceStatus, args: &Args) -> Result<(), Failure> {
+fn show_once(status: &KeyspaceStatus, args: &Args) -> Result<(), CommandFailure> {
     let is_read = status.revision != Revision::ZERO;
     if is_read || status.stale.is_none() || args.json {
         print(status, args, false)?;
@@ -73,14 +73,14 @@ fn show_once(status: &KeyspaceStatus, args: &Args) -> Result<(), Failure> {
         None => Ok(()),
         Some(stale) if is_read => {
             let text = format!("this is the last state that the process has seen; {stale}; ask another process");
-            Err(Failure::Unreachable(anyhow!(text)))
+            Err(CommandFailure::Unreachable(anyhow!(text)))
         }
-        Some(stale) => Err(Failure::Unreachable(anyhow!("{stale}; ask another process"))),
+        Some(stale) => Err(CommandFailure::Unreachable(anyhow!("{stale}; ask another process"))),
     }
 }
 
 /// Prints the status of an admin endpoint whenever the revision has changed, or whether its process follows the store.
-async fn look(args: &Args) -> Result<(), Failure> {
+async fn look(args: &Args) -> Result<(), CommandFailure> {
     let reach = Reach::open(&args.reach).await?;
     let mut shown = None;
     loop {
@@ -90,14 +90,16 @@ async fn look(args: &Args) -> Result<(), Failure> {
                 print(&status, args, true)?;
                 shown = Some((status.revision, status.stale.is_some()));
             }
-            Err(Failure::Unreachable(error) | Failure::Lost(error)) => eprintln!("segue: {error:#}; trying again"),
+            Err(CommandFailure::Unreachable(error) | CommandFailure::Lost(error)) => {
+                eprintln!("segue: {error:#}; trying again")
+            }
             Err(failure) => return Err(failure),
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
 }
 
-async fn follow(args: &Args) -> Result<(), Failure> {
+async fn follow(args: &Args) -> Result<(), CommandFailure> {
     let (store, keys) = args.reach.store.connect().await?;
     let mut watcher = Watcher::start(store, keys.clone());
     let mut view = View::empty(keys);
@@ -119,7 +121,7 @@ async fn follow(args: &Args) -> Result<(), Failure> {
     }
 }
 
-async fn compare_routers(args: &Args) -> Result<(), Failure> {
+async fn compare_routers(args: &Args) -> Result<(), CommandFailure> {
     let tls = admin_tls(args.admin_ca.as_deref())?;
     let comparison = Reach::open(&args.reach).await?.routers(tls.as_ref()).await?;
     let text = match args.json {
@@ -127,7 +129,7 @@ async fn compare_routers(args: &Args) -> Result<(), Failure> {
         false => comparison.to_string(),
     };
     std::io::stdout().lock().write_all(printable(&text).as_bytes()).context("cannot write to standard output")?;
-    if comparison.is_equal() { Ok(()) } else { Err(Failure::AlreadyReported) }
+    if comparison.is_equal() { Ok(()) } else { Err(CommandFailure::AlreadyReported) }
 }
 
 fn print(status: &KeyspaceStatus, args: &Args, repaint: bool) -> anyhow::Result<()> {

@@ -11,7 +11,7 @@ use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::Policy;
 use segue_proxy::tls::{ClientFiles, IdentityFiles};
 
-use super::{Failure, load};
+use super::{CommandFailure, load};
 
 /// Where the store is.
 #[derive(Debug, clap::Args)]
@@ -67,7 +67,7 @@ impl ReachArgs {
 
 impl StoreArgs {
     /// Returns the configuration, if it is given by a file.
-    pub(super) fn config(&self) -> Result<Option<Config>, Failure> {
+    pub(super) fn config(&self) -> Result<Option<Config>, CommandFailure> {
         Ok(match &self.config {
             Some(path) => Some(load(path)?.config),
             None => None,
@@ -75,7 +75,7 @@ impl StoreArgs {
     }
 
     /// Connects to the store. Returns it and the keyspace.
-    pub(super) async fn connect(&self) -> Result<(Arc<dyn Store>, Keyspace), Failure> {
+    pub(super) async fn connect(&self) -> Result<(Arc<dyn Store>, Keyspace), CommandFailure> {
         if let Some(path) = &self.config {
             let config = load(path)?.config;
             if config.store.kind == StoreKind::Memory {
@@ -83,7 +83,7 @@ impl StoreArgs {
                     "{}: store.kind = \"memory\" exists only within its process and cannot be read by another one",
                     path.display()
                 );
-                return Err(Failure::BadInput(text));
+                return Err(CommandFailure::BadInput(text));
             }
             let keyspace = self.chosen(path, &config)?;
             let keys = Keyspace::new(&config.store.prefix, &keyspace.name);
@@ -93,20 +93,20 @@ impl StoreArgs {
         options.tls = self.ca.clone().map(|ca| EtcdTls { ca, identity: self.identity() });
         if let Some(url) = self.etcd.iter().find(|url| url.starts_with("https://") != options.tls.is_some()) {
             let text = format!("segue: --etcd {url}: expected https:// together with --ca, or neither");
-            return Err(Failure::BadInput(text));
+            return Err(CommandFailure::BadInput(text));
         }
         let store = Arc::new(EtcdStore::connect(options).map_err(anyhow::Error::new)?);
         Ok((store, Keyspace::new(&self.prefix, self.keyspace.as_deref().unwrap_or("default"))))
     }
 
     /// Returns the policy of the configuration file's coordinator, or `None` without a file or a coordinator in it.
-    pub(super) fn policy(&self) -> Result<Option<Policy>, Failure> {
+    pub(super) fn policy(&self) -> Result<Option<Policy>, CommandFailure> {
         let Some(path) = &self.config else { return Ok(None) };
         Ok(self.chosen(path, &load(path)?.config)?.policy.clone())
     }
 
     /// Returns the keyspace of the configuration in `path` that the command is for.
-    fn chosen<'a>(&self, path: &Path, config: &'a Config) -> Result<&'a KeyspaceSection, Failure> {
+    fn chosen<'a>(&self, path: &Path, config: &'a Config) -> Result<&'a KeyspaceSection, CommandFailure> {
         let found = match &self.keyspace {
             Some(name) => config.keyspaces.iter().find(|keyspace| keyspace.name == *name),
             None => config.only_keyspace(),
@@ -114,7 +114,7 @@ impl StoreArgs {
         found.ok_or_else(|| {
             let names: Vec<_> = config.keyspaces.iter().map(|keyspace| &*keyspace.name).collect();
             let (path, names) = (path.display(), names.join(", "));
-            Failure::BadInput(match &self.keyspace {
+            CommandFailure::BadInput(match &self.keyspace {
                 Some(name) => format!("{path}: no keyspace {name}; expected one of {names}"),
                 None => format!("{path}: several keyspaces; expected --keyspace, one of {names}"),
             })

@@ -11,14 +11,14 @@ use segue_protocol::txn::{Compare, Op, Txn};
 use segue_protocol::view::View;
 use serde_json::json;
 
-use super::decision::{Decision, deleting, unchanged};
+use super::decision::{ChangeDecision, deleting, unchanged};
 use super::operation::taken;
-use super::order::{Action, OperationId, Order, Outcome};
+use super::order::{Action, ActionOutcome, OperationId, Order};
 use super::standing::owned;
 use super::{Link, OperatorError, ensure_exists, ensure_known, forget, partitions, settings, span};
 
 /// Carries out an order that needs no leader.
-pub(super) async fn write(link: &Link, order: &Order) -> Result<Outcome, OperatorError> {
+pub(super) async fn write(link: &Link, order: &Order) -> Result<ActionOutcome, OperatorError> {
     let view = link.view().await?;
     if let Some(outcome) = earlier(&view, order)? {
         return Ok(outcome);
@@ -37,7 +37,7 @@ pub(super) async fn write(link: &Link, order: &Order) -> Result<Outcome, Operato
             if !confirmed {
                 return Err(OperatorError::Refused(forgotten.question()));
             }
-            (registration::forget(&key, seen), Outcome::new(json!(forgotten), forgotten.in_words()))
+            (registration::forget(&key, seen), ActionOutcome::new(json!(forgotten), forgotten.in_words()))
         }
         Action::Move { .. } | Action::Pin { .. } | Action::Cancel { .. } => {
             return Err(OperatorError::BadInput(format!("only the leader can {}", order.action)));
@@ -58,12 +58,12 @@ pub(super) async fn write(link: &Link, order: &Order) -> Result<Outcome, Operato
 }
 
 /// Returns the outcome of the order if its id was used before for the same.
-fn earlier(view: &View, order: &Order) -> Result<Option<Outcome>, OperatorError> {
+fn earlier(view: &View, order: &Order) -> Result<Option<ActionOutcome>, OperatorError> {
     let Some(id) = &order.id else { return Ok(None) };
     let Some(known) = view.intentions.operations.get(id.as_str()).map(|known| &known.value) else { return Ok(None) };
     match (&known.request, &known.answer) {
         (Request::Change { what }, Some(answer)) if *what == order.action.to_string() => {
-            Ok(Some(Outcome::new(json!({ "operation": id, "repeated": true }), answer.text.clone())))
+            Ok(Some(ActionOutcome::new(json!({ "operation": id, "repeated": true }), answer.text.clone())))
         }
         _ => Err(taken(id)),
     }
@@ -79,34 +79,39 @@ fn record(view: &View, id: &OperationId, order: &Order, text: &str, txn: &mut Tx
     txn.then.push(Op::Put { key, value: encode(&operation), lease: None });
 }
 
-fn drain(view: &View, pod: &str, origin: &Origin) -> Result<Decision, OperatorError> {
+fn drain(view: &View, pod: &str, origin: &Origin) -> Result<ChangeDecision, OperatorError> {
     ensure_known(view, pod)?;
     if let Some(drain) = view.intentions.drains.get(pod) {
         let text = format!("pod {pod} is drained already, by {}", drain.value.origin);
-        return Ok(unchanged(Outcome::new(json!({ "pod": pod, "drained": false }), text)));
+        return Ok(unchanged(ActionOutcome::new(json!({ "pod": pod, "drained": false }), text)));
     }
     let left = partitions(owned(view, pod));
     let text = format!("pod {pod} gives up its partitions ({left}) and gets no more until segue undrain {pod}");
     let key = view.keys().drain(pod);
     let when = vec![Compare::unchanged_since(&key, Revision::ZERO)];
     let then = vec![Op::Put { key, value: encode(&Drain { origin: origin.clone() }), lease: None }];
-    Ok((Txn { when, then, otherwise: None }, Outcome::new(json!({ "pod": pod, "drained": true }), text)))
+    Ok((Txn { when, then, otherwise: None }, ActionOutcome::new(json!({ "pod": pod, "drained": true }), text)))
 }
 
-fn undrain(view: &View, pod: &str) -> Result<Decision, OperatorError> {
+fn undrain(view: &View, pod: &str) -> Result<ChangeDecision, OperatorError> {
     ensure_known(view, pod)?;
     let facts = |undrained: bool| json!({ "pod": pod, "undrained": undrained });
     let Some(drain) = view.intentions.drains.get(pod) else {
-        return Ok(unchanged(Outcome::new(facts(false), format!("pod {pod} was not drained"))));
+        return Ok(unchanged(ActionOutcome::new(facts(false), format!("pod {pod} was not drained"))));
     };
     let text = match view.leaves_by_itself(pod) {
         true => format!("the drain of pod {pod} has ended, but the pod itself gives up its partitions"),
         false => format!("pod {pod} may be given partitions again"),
     };
-    Ok(deleting(view.keys().drain(pod), drain.mod_revision, Outcome::new(facts(true), text)))
+    Ok(deleting(view.keys().drain(pod), drain.mod_revision, ActionOutcome::new(facts(true), text)))
 }
 
-async fn pause(link: &Link, view: &View, time: Option<Duration>, origin: &Origin) -> Result<Decision, OperatorError> {
+async fn pause(
+    link: &Link,
+    view: &View,
+    time: Option<Duration>,
+    origin: &Origin,
+) -> Result<ChangeDecision, OperatorError> {
     if time.is_some_and(|time| time.is_zero()) {
         return Err(OperatorError::BadInput("a pause for no time has no effect; expected a time above zero".into()));
     }
@@ -131,41 +136,41 @@ async fn pause(link: &Link, view: &View, time: Option<Duration>, origin: &Origin
     let when = vec![Compare::unchanged_since(&key, seen)];
     let value = encode(&Pause { origin: origin.clone(), until });
     let txn = Txn { when, then: vec![Op::Put { key, value, lease }], otherwise: None };
-    Ok((txn, Outcome::new(json!({ "paused": true, "until": until }), text)))
+    Ok((txn, ActionOutcome::new(json!({ "paused": true, "until": until }), text)))
 }
 
-fn resume(view: &View) -> Decision {
+fn resume(view: &View) -> ChangeDecision {
     let facts = json!({ "paused": false });
     match &view.intentions.pause {
-        None => unchanged(Outcome::new(facts, "planned moves were not paused")),
+        None => unchanged(ActionOutcome::new(facts, "planned moves were not paused")),
         Some(pause) => {
             let text = format!("planned moves go on; they were paused by {}", pause.value.origin);
-            deleting(view.keys().pause(), pause.mod_revision, Outcome::new(facts, text))
+            deleting(view.keys().pause(), pause.mod_revision, ActionOutcome::new(facts, text))
         }
     }
 }
 
-fn unpin(view: &View, partition: PartitionId) -> Result<Decision, OperatorError> {
+fn unpin(view: &View, partition: PartitionId) -> Result<ChangeDecision, OperatorError> {
     let facts = |unpinned: bool| json!({ "partition": partition, "unpinned": unpinned });
     let Some(pin) = view.intentions.pins.get(&partition) else {
         if partition.get() >= view.partitions() {
             return Err(OperatorError::Refused(format!("there is no partition {partition}")));
         }
-        return Ok(unchanged(Outcome::new(facts(false), format!("partition {partition} was not pinned"))));
+        return Ok(unchanged(ActionOutcome::new(facts(false), format!("partition {partition} was not pinned"))));
     };
     let was = pin.as_ref().map_or("a pin that could not be read".to_owned(), |pin| {
         format!("it was pinned to {} by {}", pin.value.to, pin.value.origin)
     });
     let text = format!("partition {partition} goes where the strategy places it; {was}");
-    Ok(deleting(view.keys().pin(partition), view.pin_revision(partition), Outcome::new(facts(true), text)))
+    Ok(deleting(view.keys().pin(partition), view.pin_revision(partition), ActionOutcome::new(facts(true), text)))
 }
 
-fn want(view: &View, wanted: &Wanted) -> Result<Decision, OperatorError> {
+fn want(view: &View, wanted: &Wanted) -> Result<ChangeDecision, OperatorError> {
     let (generation, named) = (wanted.generation, wanted.owners.len());
     let facts = json!({ "generation": generation, "owners": named });
     if view.wanted.as_ref().is_some_and(|stored| stored.value == *wanted) {
         let text = format!("generation {generation} of the wanted owners is stored already");
-        return Ok(unchanged(Outcome::new(facts, text)));
+        return Ok(unchanged(ActionOutcome::new(facts, text)));
     }
     ensure_exists(view)?;
     let txn = external::write(view, wanted).map_err(|why| OperatorError::Refused(why.to_string()))?;
@@ -173,5 +178,5 @@ fn want(view: &View, wanted: &Wanted) -> Result<Decision, OperatorError> {
         "generation {generation} of the wanted owners names {}; coordinators with strategy = \"external\" follow it",
         partitions(named)
     );
-    Ok((txn, Outcome::new(facts, text)))
+    Ok((txn, ActionOutcome::new(facts, text)))
 }

@@ -26,7 +26,7 @@ pub(crate) trait Explanation: Serialize {
 
 /// A registered participant that can be asked what it does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Participant {
+pub(crate) struct AskedParticipant {
     /// `router` or `pod`.
     pub(crate) kind: String,
     pub(crate) name: String,

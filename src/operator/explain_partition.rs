@@ -4,17 +4,18 @@ use segue_coordination::session::unix_millis;
 use segue_coordination::store::StoreError;
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
 use segue_protocol::planning::{Plan, Policy, preview};
-use segue_protocol::records::{HeldMoves, HistoryEntry, Phase, Resting};
+use segue_protocol::records::{BackOffSubject, HeldMoves, HistoryEntry, Phase};
 use segue_protocol::view::View;
 use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
 
 use super::explain::{
-    Explanation, Participant, begin_with, held, keyspace_steps, obstacle, slow_warm_step, steps_in_words, store_step,
+    AskedParticipant, Explanation, begin_with, held, keyspace_steps, obstacle, slow_warm_step, steps_in_words,
+    store_step,
 };
-use super::history::{History, in_words};
-use super::plan::{Move, moves};
-use super::resting::Rest;
+use super::history::{HandoffHistory, in_words};
+use super::plan::{PlannedMove, moves};
+use super::resting::ActiveBackOff;
 use super::standing::owned;
 use super::status::checkpoint_age;
 use super::waits::WaitLine;
@@ -41,7 +42,7 @@ pub(crate) struct PartitionReport {
     checkpoint: Option<CheckpointReport>,
     handoff: Option<HandoffReport>,
     /// The move that the planner would make.
-    wanted: Option<Move>,
+    wanted: Option<PlannedMove>,
     /// Why the leader holds back moves to the same pod, or those from the same dead owner.
     #[serde(default)]
     held: Vec<String>,
@@ -50,7 +51,7 @@ pub(crate) struct PartitionReport {
     history: Vec<HistoryEntry>,
     /// What rests after failed moves of the partition.
     #[serde(default)]
-    resting: Vec<Rest>,
+    resting: Vec<ActiveBackOff>,
     next_steps: Vec<String>,
 }
 
@@ -80,25 +81,25 @@ struct HandoffReport {
     waits: Vec<WaitLine>,
     /// The participants among those.
     #[serde(default)]
-    awaited: Vec<Participant>,
+    awaited: Vec<AskedParticipant>,
     may_be_cancelled: bool,
 }
 
 /// Whether a partition goes to a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Verdict {
+enum PlacementVerdict {
     Owner,
     Chosen,
     No,
 }
 
-impl Verdict {
+impl PlacementVerdict {
     fn word(self) -> &'static str {
         match self {
-            Verdict::Owner => "owner",
-            Verdict::Chosen => "chosen",
-            Verdict::No => "no",
+            PlacementVerdict::Owner => "owner",
+            PlacementVerdict::Chosen => "chosen",
+            PlacementVerdict::No => "no",
         }
     }
 }
@@ -107,7 +108,7 @@ impl Verdict {
 #[derive(Debug, Serialize, Deserialize)]
 struct Candidate {
     pod: String,
-    verdict: Verdict,
+    verdict: PlacementVerdict,
     reason: String,
     owns: usize,
 }
@@ -117,7 +118,7 @@ pub(super) fn partition(
     view: &View,
     policy: &Policy,
     partition: PartitionId,
-    history: History,
+    history: HandoffHistory,
     refusal: Option<&str>,
 ) -> Result<PartitionReport, String> {
     partition_report(view, &preview(view, policy), partition, history, refusal)
@@ -127,7 +128,7 @@ fn partition_report(
     view: &View,
     plan: &Plan,
     partition: PartitionId,
-    history: History,
+    history: HandoffHistory,
     refusal: Option<&str>,
 ) -> Result<PartitionReport, String> {
     let count = view.partitions();
@@ -188,7 +189,7 @@ fn partition_report(
 }
 
 /// Returns whether this may be what holds back the move.
-fn holds_back(held: &HeldMoves, wanted: &Move) -> bool {
+fn holds_back(held: &HeldMoves, wanted: &PlannedMove) -> bool {
     match &held.instead_of {
         Some(owner) => wanted.from.as_ref() == Some(owner),
         None => held.to == wanted.to,
@@ -196,8 +197,8 @@ fn holds_back(held: &HeldMoves, wanted: &Move) -> bool {
 }
 
 /// Returns the registered participants that a handoff waits for.
-fn participants(view: &View, waits: &[WaitLine]) -> Vec<Participant> {
-    let mut all: Vec<Participant> = Vec::new();
+fn participants(view: &View, waits: &[WaitLine]) -> Vec<AskedParticipant> {
+    let mut all: Vec<AskedParticipant> = Vec::new();
     for WaitLine { kind, name, .. } in waits {
         let (kind, name) = (kind.as_str(), name.as_str());
         let admin = match kind {
@@ -208,7 +209,13 @@ fn participants(view: &View, waits: &[WaitLine]) -> Vec<Participant> {
         if let Some(admin) =
             admin.filter(|_| all.iter().all(|known| (known.kind.as_str(), known.name.as_str()) != (kind, name)))
         {
-            all.push(Participant { kind: kind.to_owned(), name: name.to_owned(), admin, by_stream: false, says: None });
+            all.push(AskedParticipant {
+                kind: kind.to_owned(),
+                name: name.to_owned(),
+                admin,
+                by_stream: false,
+                says: None,
+            });
         }
     }
     all
@@ -220,24 +227,24 @@ fn candidate(view: &View, report: &PartitionReport, pod: &str) -> Candidate {
     let of_handoff = report.handoff.as_ref().filter(|handoff| handoff.to == pod);
     let of_plan = report.wanted.as_ref().filter(|wanted| wanted.to == pod);
     let (verdict, reason) = if let Some(handoff) = of_handoff {
-        (Verdict::Chosen, format!("the partition moves to it: {}", handoff.reason))
+        (PlacementVerdict::Chosen, format!("the partition moves to it: {}", handoff.reason))
     } else if let Some(wanted) = of_plan {
         let rests = if report.resting.is_empty() { "" } else { "; a failed move has to rest first" };
-        (Verdict::Chosen, format!("the planner wants it there: {}{rests}", wanted.reason))
+        (PlacementVerdict::Chosen, format!("the planner wants it there: {}{rests}", wanted.reason))
     } else if report.owner_lives && report.owner.as_deref() == Some(pod) {
-        (Verdict::Owner, "it has the partition".to_owned())
+        (PlacementVerdict::Owner, "it has the partition".to_owned())
     } else if let Some(obstacle) = obstacle(view, pod) {
-        (Verdict::No, obstacle)
+        (PlacementVerdict::No, obstacle)
     } else if pin == Some(pod) {
-        (Verdict::Chosen, "an operator wants the partition there, and its move has not begun".to_owned())
+        (PlacementVerdict::Chosen, "an operator wants the partition there, and its move has not begun".to_owned())
     } else if let Some(to) = pin.filter(|to| *to != pod) {
-        (Verdict::No, format!("the partition is pinned to {to}"))
+        (PlacementVerdict::No, format!("the partition is pinned to {to}"))
     } else if report.handoff.is_some() {
-        (Verdict::No, "the partition moves to another pod".to_owned())
-    } else if report.resting.iter().any(|rest| rest.of != Resting::Partition && rest.pod == pod) {
-        (Verdict::No, "it rests after a failed move".to_owned())
+        (PlacementVerdict::No, "the partition moves to another pod".to_owned())
+    } else if report.resting.iter().any(|rest| rest.of != BackOffSubject::Partition && rest.pod == pod) {
+        (PlacementVerdict::No, "it rests after a failed move".to_owned())
     } else {
-        (Verdict::No, "the strategy places the partition elsewhere".to_owned())
+        (PlacementVerdict::No, "the strategy places the partition elsewhere".to_owned())
     };
     Candidate { pod: pod.to_owned(), verdict, reason, owns }
 }
@@ -263,7 +270,7 @@ fn partition_steps(view: &View, report: &PartitionReport, refusal: Option<&str>)
     } else if report.wanted.is_some() {
         steps.push(format!("the coordinator moves it by itself: segue wait moved {partition}"));
     }
-    if report.handoff.is_none() && report.resting.iter().any(|rest| rest.of == Resting::Partition) {
+    if report.handoff.is_none() && report.resting.iter().any(|rest| rest.of == BackOffSubject::Partition) {
         steps.push("mend what the last move failed for; the coordinator tries again by itself".to_owned());
     }
     if report.pinned.is_some() {
@@ -278,7 +285,7 @@ impl PartitionReport {
         participants::find_streams(self.awaited(), link).await
     }
 
-    fn awaited(&mut self) -> &mut [Participant] {
+    fn awaited(&mut self) -> &mut [AskedParticipant] {
         self.handoff.as_mut().map_or(&mut [], |handoff| &mut handoff.awaited)
     }
 }
@@ -305,7 +312,7 @@ impl Explanation for PartitionReport {
             for wait in if waits.is_empty() { &handoff.waits_for } else { &waits } {
                 text += &format!("waits for   {wait}\n");
             }
-            for Participant { kind, name, says, .. } in &handoff.awaited {
+            for AskedParticipant { kind, name, says, .. } in &handoff.awaited {
                 text += &says.as_ref().map_or(String::new(), |says| format!("it says     {kind} {name}: {says}\n"));
             }
         }
@@ -378,7 +385,7 @@ mod tests {
 
     fn report(view: &View) -> PartitionReport {
         let policy = Policy { partitions: 1, ..Policy::default() };
-        super::partition(view, &policy, PartitionId::new(0), History::default(), None).unwrap()
+        super::partition(view, &policy, PartitionId::new(0), HandoffHistory::default(), None).unwrap()
     }
 
     /// A keyspace of one partition, which has been moving to `b` for so many milliseconds.
@@ -392,7 +399,7 @@ mod tests {
 
     #[test]
     fn a_handoff_waits_for_a_store_that_refuses_writes_before_anybody_else_and_no_pod_is_blamed() {
-        let (policy, history) = (Policy { partitions: 1, ..Policy::default() }, History::default());
+        let (policy, history) = (Policy { partitions: 1, ..Policy::default() }, HandoffHistory::default());
         let view = warming(600_000);
         let report = super::partition(&view, &policy, PartitionId::new(0), history, Some("no space")).unwrap();
         let waits = report.handoff.as_ref().map(|handoff| handoff.waits_for.as_slice());
@@ -429,7 +436,7 @@ mod tests {
     fn a_pod_that_has_missed_its_heartbeats_is_no_candidate_because_it_is_suspected() {
         let reason = |view: &View, pod: &str| {
             let candidate = report(view).candidates.into_iter().find(|candidate| candidate.pod == pod).unwrap();
-            (candidate.verdict == Verdict::No, candidate.reason)
+            (candidate.verdict == PlacementVerdict::No, candidate.reason)
         };
         let (refused, why) = reason(&view(unix_millis() - 3_600_000), "b");
         assert!(refused && why.starts_with("it is suspected: its last heartbeat was 360"), "{why}");

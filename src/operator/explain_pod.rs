@@ -4,18 +4,19 @@ use segue_coordination::session::unix_millis;
 use segue_coordination::store::StoreError;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::planning::{Policy, or_none, preview};
-use segue_protocol::records::{Phase, Resting, canonical_address};
+use segue_protocol::records::{BackOffSubject, Phase, canonical_address};
 use segue_protocol::view::View;
 use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
 
 use super::explain::{
-    Explanation, Participant, begin_with, held, keyspace_steps, obstacle, slow_warm_step, steps_in_words, store_step,
+    AskedParticipant, Explanation, begin_with, held, keyspace_steps, obstacle, slow_warm_step, steps_in_words,
+    store_step,
 };
-use super::history::History;
-use super::plan::{Move, moves};
+use super::history::HandoffHistory;
+use super::plan::{PlannedMove, moves};
 use super::process_status::Work;
-use super::resting::Rest;
+use super::resting::ActiveBackOff;
 use super::{Link, participants};
 
 /// A pod explained.
@@ -30,16 +31,16 @@ pub(crate) struct PodReport {
     arriving: Vec<PartitionId>,
     leaving: Vec<PartitionId>,
     /// Moves that the planner would make to the pod or away from it.
-    wanted: Vec<Move>,
+    wanted: Vec<PlannedMove>,
     /// Why the leader holds moves to it back.
     #[serde(default)]
     held: Vec<String>,
     /// What it does not get after failed moves.
     #[serde(default)]
-    resting: Vec<Rest>,
+    resting: Vec<ActiveBackOff>,
     /// Its process, or the coordinator that serves its stream. `None` unless it is registered.
     #[serde(default)]
-    process: Option<Participant>,
+    process: Option<AskedParticipant>,
     /// The work that it has not finished, if its process was asked.
     #[serde(default)]
     works_on: Vec<Work>,
@@ -90,7 +91,7 @@ pub(super) fn pod(view: &View, policy: &Policy, pod: &str, refusal: Option<&str>
         }
         next_steps.push(format!("segue undrain {pod}"));
     }
-    let process = view.pods.get(pod).map(|record| Participant {
+    let process = view.pods.get(pod).map(|record| AskedParticipant {
         kind: "pod".to_owned(),
         name: pod.to_owned(),
         admin: record.value.admin.clone(),
@@ -120,8 +121,8 @@ fn list(partitions: &[PartitionId]) -> String {
 
 impl PodReport {
     /// Adds what the pod does not get after failed moves.
-    pub(super) fn add_resting(&mut self, history: History) {
-        let is_its = |rest: &Rest| rest.of != Resting::Partition && rest.pod == self.pod;
+    pub(super) fn add_resting(&mut self, history: HandoffHistory) {
+        let is_its = |rest: &ActiveBackOff| rest.of != BackOffSubject::Partition && rest.pod == self.pod;
         self.resting = history.resting.into_iter().filter(is_its).collect();
     }
 

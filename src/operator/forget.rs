@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 /// The kinds of registrations that can be forgotten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
+pub(crate) enum RegistrationKind {
     Pod,
     Router,
 }
 
 /// A deleted registration, and the partitions that its pod owned.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Forgotten {
-    kind: Kind,
+pub(super) struct ForgottenRegistration {
+    kind: RegistrationKind,
     name: String,
     incarnation: Incarnation,
     /// The partitions that the pod owned.
@@ -26,10 +26,15 @@ pub(super) struct Forgotten {
 }
 
 /// Returns the key, when it was last written, and the consequence of its deletion; or why it is not deleted.
-pub(super) fn judge(view: &View, kind: Kind, name: &str, force: bool) -> Result<(String, Revision, Forgotten), String> {
+pub(super) fn judge(
+    view: &View,
+    kind: RegistrationKind,
+    name: &str,
+    force: bool,
+) -> Result<(String, Revision, ForgottenRegistration), String> {
     let (key, standing) = match kind {
-        Kind::Pod => (view.keys().pod(name), view.pod_key(name)),
-        Kind::Router => (view.keys().router(name), view.routers.get(name).map(Versioned::key)),
+        RegistrationKind::Pod => (view.keys().pod(name), view.pod_key(name)),
+        RegistrationKind::Router => (view.keys().router(name), view.routers.get(name).map(Versioned::key)),
     };
     let word = kind.word();
     let standing = standing.ok_or_else(|| format!("no {word} {name} is registered: there is nothing to forget"))?;
@@ -40,36 +45,35 @@ pub(super) fn judge(view: &View, kind: Kind, name: &str, force: bool) -> Result<
         ));
     }
     let incarnation = Incarnation::registered_at(standing.create_revision);
-    let owned = view
-        .assignments
-        .iter()
-        .filter(|(_, it)| kind == Kind::Pod && it.value.owner == name && it.value.incarnation == incarnation);
+    let owned = view.assignments.iter().filter(|(_, it)| {
+        kind == RegistrationKind::Pod && it.value.owner == name && it.value.incarnation == incarnation
+    });
     let partitions = owned.map(|(partition, _)| *partition).collect();
-    let forgotten = Forgotten { kind, name: name.to_owned(), incarnation, partitions };
+    let forgotten = ForgottenRegistration { kind, name: name.to_owned(), incarnation, partitions };
     Ok((key, standing.mod_revision, forgotten))
 }
 
-impl Kind {
+impl RegistrationKind {
     pub(super) fn word(self) -> &'static str {
         match self {
-            Kind::Pod => "pod",
-            Kind::Router => "router",
+            RegistrationKind::Pod => "pod",
+            RegistrationKind::Router => "router",
         }
     }
 }
 
-impl Forgotten {
+impl ForgottenRegistration {
     /// Returns the consequences of the deletion, for an operator who has not confirmed it.
     pub(super) fn question(&self) -> String {
         let (kind, name) = (self.kind.word(), &self.name);
         let consequence = match (self.kind, self.partitions.len()) {
-            (Kind::Router, _) => {
+            (RegistrationKind::Router, _) => {
                 "handoffs no longer wait for it. If it still runs, a request that it sends to an old owner \
                                   may be lost or applied twice"
                     .to_owned()
             }
-            (Kind::Pod, 0) => "it counts as dead. It owns no partition".to_owned(),
-            (Kind::Pod, owned) => format!(
+            (RegistrationKind::Pod, 0) => "it counts as dead. It owns no partition".to_owned(),
+            (RegistrationKind::Pod, owned) => format!(
                 "it counts as dead, and other pods take over its partitions ({owned}). If it still works on a request, two \
                  pods may write"
             ),
@@ -83,9 +87,9 @@ impl Forgotten {
     pub(super) fn in_words(&self) -> String {
         let name = &self.name;
         match (self.kind, self.partitions.len()) {
-            (Kind::Router, _) => format!("router {name} is forgotten: handoffs no longer wait for it"),
-            (Kind::Pod, 0) => format!("pod {name} is forgotten: it owned no partition"),
-            (Kind::Pod, owned) => format!(
+            (RegistrationKind::Router, _) => format!("router {name} is forgotten: handoffs no longer wait for it"),
+            (RegistrationKind::Pod, 0) => format!("pod {name} is forgotten: it owned no partition"),
+            (RegistrationKind::Pod, owned) => format!(
                 "pod {name} is forgotten: it counts as dead from now on, and other pods take over its partitions ({owned})"
             ),
         }
@@ -125,26 +129,26 @@ mod tests {
 
     #[test]
     fn a_registration_with_a_lease_is_left_to_it_unless_forced() {
-        let refused = judge(&view(Some(1), POD), Kind::Pod, "w", false).unwrap_err();
+        let refused = judge(&view(Some(1), POD), RegistrationKind::Pod, "w", false).unwrap_err();
         assert!(refused.contains("ends with the lease") && refused.contains("--force"), "{refused}");
-        assert!(judge(&view(Some(1), POD), Kind::Pod, "w", true).is_ok());
+        assert!(judge(&view(Some(1), POD), RegistrationKind::Pod, "w", true).is_ok());
     }
 
     #[test]
     fn a_registration_without_a_lease_or_that_cannot_be_read_is_forgotten_as_it_was_last_written() {
         for (lease, value) in [(None, POD), (Some(1), "{"), (None, "{")] {
-            let (key, seen, forgotten) = judge(&view(lease, value), Kind::Pod, "w", false).unwrap();
+            let (key, seen, forgotten) = judge(&view(lease, value), RegistrationKind::Pod, "w", false).unwrap();
             assert_eq!((key.as_str(), seen, forgotten.incarnation), ("/segue/default/pods/w", Revision::new(8), I3));
             assert_eq!(forgotten.partitions, [0, 4].map(PartitionId::new));
             assert!(forgotten.in_words().contains("take over its partitions (2)"));
         }
-        let (key, _, forgotten) = judge(&view(Some(1), POD), Kind::Router, "w", false).unwrap();
+        let (key, _, forgotten) = judge(&view(Some(1), POD), RegistrationKind::Router, "w", false).unwrap();
         assert_eq!((key.as_str(), forgotten.partitions.len()), ("/segue/default/routers/w", 0), "unreadable");
     }
 
     #[test]
     fn there_is_nothing_to_forget_about_what_is_not_registered() {
-        let refused = judge(&view(None, POD), Kind::Router, "nobody", true).unwrap_err();
+        let refused = judge(&view(None, POD), RegistrationKind::Router, "nobody", true).unwrap_err();
         assert!(refused.contains("no router nobody is registered"), "{refused}");
     }
 }

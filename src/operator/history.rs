@@ -33,7 +33,7 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::resting::{Rest, resting};
+use super::resting::{ActiveBackOff, resting};
 
 /// How long a reading serves further readers of the admin endpoint.
 const FRESH: Duration = Duration::from_secs(1);
@@ -42,17 +42,17 @@ const MAX_RESPONSES: usize = 8;
 
 /// The finished handoffs that the store still has.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct History {
+pub struct HandoffHistory {
     /// The handoffs, the newest first.
     pub handoffs: Vec<HistoryEntry>,
     /// Number of entries that this version cannot read.
     pub unreadable: usize,
     /// What rests after failed moves, also of handoffs that are left out.
     #[serde(default)]
-    pub resting: Vec<Rest>,
+    pub resting: Vec<ActiveBackOff>,
 }
 
-impl History {
+impl HandoffHistory {
     /// Reads the history of a keyspace, or that of one partition.
     pub async fn read(store: &dyn Store, keys: &Keyspace, partition: Option<PartitionId>) -> Result<Self, StoreError> {
         let range = partition.map_or_else(|| keys.history(), |partition| keys.history_of(partition));
@@ -61,7 +61,7 @@ impl History {
         let mut handoffs: Vec<HistoryEntry> = read.collect();
         handoffs.sort_by_key(|it| Reverse((it.handoff, it.partition)));
         let resting = resting(&handoffs, unix_millis());
-        Ok(History { unreadable: entries.len() - handoffs.len(), handoffs, resting })
+        Ok(HandoffHistory { unreadable: entries.len() - handoffs.len(), handoffs, resting })
     }
 
     /// Keeps the newest `count` handoffs.
@@ -153,17 +153,17 @@ fn age(ms: u64) -> String {
 }
 
 /// The history as the admin endpoint serves it.
-struct Reader {
+struct HistoryReader {
     store: Arc<dyn Store>,
     keys: Keyspace,
     /// Where the store is called: its connections must outlive the admin endpoint.
     runtime: Handle,
     places: Arc<Semaphore>,
-    last: Mutex<Option<Arc<Reading>>>,
+    last: Mutex<Option<Arc<HistoryPage>>>,
 }
 
 /// A history as responses contain it. The text of an entry exists once, however many responses have it.
-struct Reading {
+struct HistoryPage {
     at: Instant,
     /// The handoffs, the newest first, each with its JSON after a comma.
     handoffs: Vec<(PartitionId, Bytes)>,
@@ -173,7 +173,7 @@ struct Reading {
 }
 
 #[derive(Debug, Deserialize)]
-struct Asked {
+struct HistoryQuery {
     partition: Option<PartitionId>,
     limit: Option<usize>,
 }
@@ -181,12 +181,15 @@ struct Asked {
 /// Returns the route `GET /v1/history?partition=N&limit=N`. Must be called within the runtime that calls the store.
 pub fn routes(store: Arc<dyn Store>, keys: Keyspace) -> Router {
     let places = Arc::new(Semaphore::new(MAX_RESPONSES));
-    let reader = Reader { store, keys, runtime: Handle::current(), places, last: Mutex::default() };
+    let reader = HistoryReader { store, keys, runtime: Handle::current(), places, last: Mutex::default() };
     let routes = Router::new().route("/v1/history", get(answer));
     routes.method_not_allowed_fallback(method_not_allowed).with_state(Arc::new(reader))
 }
 
-async fn answer(State(reader): State<Arc<Reader>>, asked: Result<Query<Asked>, QueryRejection>) -> Response {
+async fn answer(
+    State(reader): State<Arc<HistoryReader>>,
+    asked: Result<Query<HistoryQuery>, QueryRejection>,
+) -> Response {
     let Query(asked) = match asked {
         Ok(asked) => asked,
         Err(error) => return refusal(StatusCode::BAD_REQUEST, "bad-request", error.body_text()),
@@ -212,33 +215,33 @@ fn refusal(status: StatusCode, reason: &str, error: String) -> Response {
     (status, Json(json!({ "error": error, "reason": reason }))).into_response()
 }
 
-impl Reader {
+impl HistoryReader {
     /// Returns a reading that is fresh. It ends early if its client does.
-    async fn read(&self) -> Result<Arc<Reading>, StoreError> {
+    async fn read(&self) -> Result<Arc<HistoryPage>, StoreError> {
         let mut last = self.last.lock().await;
         if let Some(reading) = last.as_ref().filter(|reading| reading.at.elapsed() < FRESH) {
             return Ok(reading.clone());
         }
         let (store, keys) = (self.store.clone(), self.keys.clone());
-        let reading = self.runtime.spawn(async move { History::read(store.as_ref(), &keys, None).await });
+        let reading = self.runtime.spawn(async move { HandoffHistory::read(store.as_ref(), &keys, None).await });
         let history = AbortOnDropHandle::new(reading).await;
         let history = history.unwrap_or_else(|error| Err(StoreError::Unavailable(error.to_string())))?;
-        let reading = Arc::new(Reading::of(&history));
+        let reading = Arc::new(HistoryPage::of(&history));
         *last = Some(reading.clone());
         Ok(reading)
     }
 }
 
-impl Reading {
-    fn of(history: &History) -> Self {
+impl HistoryPage {
+    fn of(history: &HandoffHistory) -> Self {
         let text = |entry: &HistoryEntry| (entry.partition, Bytes::from(format!(",{}", json!(entry))));
         let handoffs = history.handoffs.iter().map(text).collect();
         let resting = json!(history.resting).to_string();
-        Reading { at: Instant::now(), handoffs, unreadable: history.unreadable, resting }
+        HistoryPage { at: Instant::now(), handoffs, unreadable: history.unreadable, resting }
     }
 
     /// Returns a body with the handoffs that are asked for. It keeps its place until it has been sent.
-    fn body(self: Arc<Self>, asked: &Asked, place: OwnedSemaphorePermit) -> Body {
+    fn body(self: Arc<Self>, asked: &HistoryQuery, place: OwnedSemaphorePermit) -> Body {
         let (partition, limit) = (asked.partition, asked.limit.unwrap_or(usize::MAX));
         let head = Bytes::from(format!("{{\"now\":{},\"handoffs\":[", unix_millis()));
         let tail = Bytes::from(format!("],\"unreadable\":{},\"resting\":{}}}", self.unreadable, self.resting));
@@ -266,7 +269,7 @@ mod tests {
     use axum::body::to_bytes;
     use axum::http::Request;
     use futures_util::{FutureExt as _, StreamExt as _};
-    use segue_coordination::store::{FaultyStore, MemoryStore, Verdict};
+    use segue_coordination::store::{Fault, FaultyStore, MemoryStore};
     use segue_protocol::ids::{HandoffId, Revision};
     use segue_protocol::txn::{Op, Txn};
     use tokio::time::timeout;
@@ -291,7 +294,7 @@ mod tests {
                 "end_reason":"the new owner is dead","begun_at":1000,"ended_at":1010,"news":1}"#,
             ),
         ];
-        let table = History { handoffs, unreadable: 1, resting: Vec::new() }.table(92_500);
+        let table = HandoffHistory { handoffs, unreadable: 1, resting: Vec::new() }.table(92_500);
         let lines: Vec<&str> = table.lines().collect();
         assert!(lines[0].starts_with("AGE    PARTITION  MOVE"), "{table}");
         assert!(
@@ -327,7 +330,7 @@ mod tests {
         let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
         store.set_rule(move |_| {
             let waits = waits.clone();
-            Verdict::hold(async move {
+            Fault::hold(async move {
                 let _waits = waits;
                 pending().await
             })

@@ -46,19 +46,19 @@ use segue_protocol::view::View;
 use segue_proxy::tls::ClientTls;
 use serde_json::{Map, Value};
 
-use self::history::History;
+use self::history::HandoffHistory;
 
 pub(crate) use self::explain::Explanation;
 pub(crate) use self::explain_partition::PartitionReport;
 pub(crate) use self::explain_pod::PodReport;
-pub(crate) use self::forget::Kind;
-pub(crate) use self::order::{Action, GivenOwners, OperationId, Order, Outcome};
+pub(crate) use self::forget::RegistrationKind;
+pub(crate) use self::order::{Action, ActionOutcome, GivenOwners, OperationId, Order};
 pub(crate) use self::perform::perform;
 pub(crate) use self::plan::Preview;
 pub(crate) use self::process::{exchange, segment};
-pub(crate) use self::routers::Comparison;
-pub(crate) use self::standing::Standing;
-pub(crate) use self::wait::{Condition, Said, until};
+pub(crate) use self::routers::RouterComparison;
+pub(crate) use self::standing::ConditionState;
+pub(crate) use self::wait::{Condition, WaitProgress, until};
 
 /// Why an action or a question was not fulfilled.
 #[derive(Debug, thiserror::Error)]
@@ -129,13 +129,13 @@ impl Link {
     }
 
     /// Compares the tables of all routers with the store. Their admin endpoints are asked by TLS if `tls` is given.
-    pub(crate) async fn compare_routers(&self, tls: Option<&ClientTls>) -> Result<Comparison, OperatorError> {
+    pub(crate) async fn compare_routers(&self, tls: Option<&ClientTls>) -> Result<RouterComparison, OperatorError> {
         routers::compare(self, tls).await
     }
 
     /// Returns the handoffs that have ended, the newest first.
-    pub(crate) async fn history(&self, partition: Option<PartitionId>) -> Result<History, OperatorError> {
-        Ok(History::read(self.store.as_ref(), &self.keys, partition).await?)
+    pub(crate) async fn history(&self, partition: Option<PartitionId>) -> Result<HandoffHistory, OperatorError> {
+        Ok(HandoffHistory::read(self.store.as_ref(), &self.keys, partition).await?)
     }
 
     /// Returns the settings of the keyspace by name.
@@ -163,7 +163,7 @@ impl Link {
     }
 
     /// Returns whether a pod has what a coordinator gives it.
-    pub(crate) async fn has_its_share(&self, pod: &str) -> Result<Standing, OperatorError> {
+    pub(crate) async fn has_its_share(&self, pod: &str) -> Result<ConditionState, OperatorError> {
         let view = self.view().await?;
         let policy = self.knows_policy(&view).then(|| self.policy(&view));
         // A strategy that this process does not know cannot be asked what it gives the pod.
@@ -274,7 +274,7 @@ mod tests {
         put(&store, "wanted", r#"{"generation":1,"owners":{"0":"a","1":"b"}}"#).await;
         let policy = Policy { partitions: 2, strategy: Strategy::External, ..Policy::default() };
         let link = Link::new(Arc::new(store.clone()), Keyspace::new("/segue/", "default"), Some(policy));
-        let is_done = async || matches!(link.has_its_share("b").await.unwrap(), Standing::Done(_));
+        let is_done = async || matches!(link.has_its_share("b").await.unwrap(), ConditionState::Done(_));
         assert!(!is_done().await, "it is given partition 1");
         let ends = [(b - 1, "new_owner_failed", false), (b + 7, "new_owner_failed", true), (b + 9, "operator", false)];
         for (handoff, cause, expected) in ends {

@@ -8,13 +8,18 @@ use segue_protocol::txn::{Compare, Op, Txn};
 use segue_protocol::view::View;
 use serde_json::{Value, json};
 
-use super::order::{Action, OperationId, Order, Outcome};
-use super::standing::Standing;
-use super::wait::{Said, watch};
+use super::order::{Action, ActionOutcome, OperationId, Order};
+use super::standing::ConditionState;
+use super::wait::{WaitProgress, watch};
 use super::{Link, OperatorError, ensure_exists};
 
 /// Writes an operation and waits for its answer. Fails with the answer if the operation was refused.
-pub(super) async fn ask(link: &Link, order: &Order, patience: Duration, said: &Said) -> Result<Outcome, OperatorError> {
+pub(super) async fn ask(
+    link: &Link,
+    order: &Order,
+    patience: Duration,
+    said: &WaitProgress,
+) -> Result<ActionOutcome, OperatorError> {
     let view = link.view().await?;
     ensure_exists(&view)?;
     let known = order.id.as_ref().and_then(|id| view.intentions.operations.get(id.as_str()));
@@ -28,7 +33,7 @@ pub(super) async fn ask(link: &Link, order: &Order, patience: Duration, said: &S
         create(link, &id, &operation).await?;
     }
     let text = watch(link, patience, |view| answered(view, &id), said).await?;
-    Ok(Outcome::new(facts(&id, &operation.request), text))
+    Ok(ActionOutcome::new(facts(&id, &operation.request), text))
 }
 
 /// Returns whether this is the request that the action became when its id was first used. The handoff that a cancel
@@ -76,15 +81,15 @@ pub(super) fn taken(id: &OperationId) -> OperatorError {
     OperatorError::Refused(format!("operation {id} exists and asks for something else: choose another id"))
 }
 
-fn answered(view: &View, id: &OperationId) -> Standing {
+fn answered(view: &View, id: &OperationId) -> ConditionState {
     match view.intentions.operations.get(id.as_str()).map(|operation| &operation.value.answer) {
-        Some(Some(answer)) if answer.accepted => Standing::Done(answer.text.clone()),
-        Some(Some(answer)) => Standing::Failed(answer.text.clone()),
+        Some(Some(answer)) if answer.accepted => ConditionState::Done(answer.text.clone()),
+        Some(Some(answer)) => ConditionState::Failed(answer.text.clone()),
         Some(None) if view.coordinator().is_none() => {
-            Standing::Waiting(format!("operation {id} waits for an answer; no coordinator leads"))
+            ConditionState::Waiting(format!("operation {id} waits for an answer; no coordinator leads"))
         }
-        Some(None) => Standing::Waiting(format!("operation {id} waits for the coordinator's answer")),
-        None => Standing::Failed(format!("operation {id} was deleted before it had an answer")),
+        Some(None) => ConditionState::Waiting(format!("operation {id} waits for the coordinator's answer")),
+        None => ConditionState::Failed(format!("operation {id} was deleted before it had an answer")),
     }
 }
 

@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 use twox_hash::XxHash3_64;
 
-use super::{Kind, span};
+use super::{RegistrationKind, span};
 
 /// An action.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,7 +68,7 @@ pub(crate) enum Action {
         confirmed: bool,
     },
     Forget {
-        kind: Kind,
+        kind: RegistrationKind,
         name: String,
         #[serde(default)]
         force: bool,
@@ -194,19 +194,19 @@ pub(crate) struct Order {
 
 /// The result of an order: a sentence, and facts for programs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Outcome {
+pub(crate) struct ActionOutcome {
     pub(crate) text: String,
     #[serde(flatten)]
     pub(crate) facts: Map<String, Value>,
 }
 
-impl Outcome {
+impl ActionOutcome {
     pub(super) fn new(facts: Value, text: impl Into<String>) -> Self {
         let facts = match facts {
             Value::Object(facts) => facts,
             _ => Map::new(),
         };
-        Outcome { text: text.into(), facts }
+        ActionOutcome { text: text.into(), facts }
     }
 }
 
@@ -237,7 +237,7 @@ mod tests {
                 json!({"want": {"generation": 41, "owners": {"7": pod}, "default": WantedDefault::default()}}),
             ),
             (
-                Action::Forget { kind: Kind::Router, name: pod.clone(), force: false, confirmed: true },
+                Action::Forget { kind: RegistrationKind::Router, name: pod.clone(), force: false, confirmed: true },
                 json!({"forget": {"kind": "router", "name": pod, "force": false, "yes": true}}),
             ),
         ];

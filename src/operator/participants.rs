@@ -13,7 +13,7 @@ use segue_protocol::records::PodStream;
 use segue_protocol::txn::Keys;
 use segue_proxy::tls::ClientTls;
 
-use super::explain::Participant;
+use super::explain::AskedParticipant;
 use super::process_status::{ProcessStatus, Work};
 use super::{Link, process};
 
@@ -23,7 +23,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
 const MOST: usize = 8;
 
 /// Notes which coordinators serve the pods among these that have no admin address of their own.
-pub(super) async fn find_streams(awaited: &mut [Participant], link: &Link) -> Result<(), StoreError> {
+pub(super) async fn find_streams(awaited: &mut [AskedParticipant], link: &Link) -> Result<(), StoreError> {
     for pod in awaited.iter_mut().filter(|one| one.kind == "pod" && one.admin.is_none()).take(MOST) {
         let found = link.store.snapshot(&Keys::One(link.keys.pod_stream(&pod.name))).await?;
         let stream = found.entries.first().and_then(|entry| serde_json::from_slice::<PodStream>(&entry.value).ok());
@@ -36,7 +36,7 @@ pub(super) async fn find_streams(awaited: &mut [Participant], link: &Link) -> Re
 /// Asks the first few of these participants about a partition. Their admin endpoints are asked by TLS if `tls` is given.
 /// Returns what helps those whose writes the store refuses.
 pub(super) async fn ask(
-    awaited: &mut [Participant],
+    awaited: &mut [AskedParticipant],
     partition: PartitionId,
     tls: Option<&ClientTls>,
     keyspace: Option<&str>,
@@ -53,7 +53,7 @@ pub(super) async fn ask(
 /// Asks the process of a pod about the pod. Returns the work that the pod has not finished, and what helps if the store
 /// refuses its writes.
 pub(super) async fn ask_pod(
-    pod: &mut Participant,
+    pod: &mut AskedParticipant,
     tls: Option<&ClientTls>,
     keyspace: Option<&str>,
 ) -> (Vec<Work>, Option<String>) {
@@ -65,16 +65,23 @@ pub(super) async fn ask_pod(
 }
 
 /// Returns what helps a participant whose writes the store refuses, and the status of its process.
-fn answer(one: &Participant, status: anyhow::Result<ProcessStatus>) -> (Option<String>, anyhow::Result<ProcessStatus>) {
+fn answer(
+    one: &AskedParticipant,
+    status: anyhow::Result<ProcessStatus>,
+) -> (Option<String>, anyhow::Result<ProcessStatus>) {
     let words = status.as_ref().ok().and_then(ProcessStatus::refusal);
     let step = words.map(|words| {
-        let Participant { kind, name, .. } = one;
+        let AskedParticipant { kind, name, .. } = one;
         format!("let the store accept the writes of {kind} {name}, which it refuses: {words}")
     });
     (step, status)
 }
 
-async fn status(one: &Participant, tls: Option<&ClientTls>, keyspace: Option<&str>) -> anyhow::Result<ProcessStatus> {
+async fn status(
+    one: &AskedParticipant,
+    tls: Option<&ClientTls>,
+    keyspace: Option<&str>,
+) -> anyhow::Result<ProcessStatus> {
     let is_reachable = !one.by_stream || one.admin.is_some();
     ensure!(is_reachable, "the coordinator that serves it has no admin address: set [admin] advertise in its file");
     process::status(one.admin.as_deref(), tls, keyspace, RESPONSE_TIMEOUT).await

@@ -1,7 +1,7 @@
 //! A dry run of the planner on the current view.
 
 use segue_protocol::ids::{PartitionId, Revision};
-use segue_protocol::planning::{Action, Plan, Policy, or_none, preview as run};
+use segue_protocol::planning::{Plan, PlannedWrite, Policy, or_none, preview as run};
 use segue_protocol::records::{Drain, Origin};
 use segue_protocol::view::{Versioned, View};
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use super::partitions;
 
 /// A move that the planner would make.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Move {
+pub(crate) struct PlannedMove {
     pub(super) partition: PartitionId,
     pub(super) from: Option<String>,
     pub(super) to: String,
@@ -25,7 +25,7 @@ pub(crate) struct Preview {
     without: Option<String>,
     /// Whether the planner ran with the settings of a coordinator, and not with the defaults.
     policy_is_known: bool,
-    moves: Vec<Move>,
+    moves: Vec<PlannedMove>,
     in_flight: usize,
     /// Other actions of the planner, in words.
     others: Vec<String>,
@@ -55,9 +55,9 @@ pub(super) fn preview(
 }
 
 /// Returns the moves of a plan.
-pub(super) fn moves(plan: &Plan) -> Vec<Move> {
+pub(super) fn moves(plan: &Plan) -> Vec<PlannedMove> {
     let creates = plan.actions.iter().filter_map(|action| match action {
-        Action::Create { handoff, cause, .. } => Some(Move {
+        PlannedWrite::Create { handoff, cause, .. } => Some(PlannedMove {
             partition: handoff.partition,
             from: handoff.old_owner.clone(),
             to: handoff.new_owner.clone(),
@@ -70,7 +70,7 @@ pub(super) fn moves(plan: &Plan) -> Vec<Move> {
 }
 
 fn others(plan: &Plan) -> Vec<String> {
-    let is_move = |action: &&Action| matches!(action, Action::Create { .. });
+    let is_move = |action: &&PlannedWrite| matches!(action, PlannedWrite::Create { .. });
     plan.actions.iter().filter(|action| !is_move(action)).map(ToString::to_string).collect()
 }
 
@@ -99,7 +99,7 @@ impl Preview {
     /// Returns the plan as text, a line for each move.
     pub(crate) fn in_words(&self) -> String {
         let mut text = String::new();
-        for Move { partition, from, to, reason, .. } in &self.moves {
+        for PlannedMove { partition, from, to, reason, .. } in &self.moves {
             let from = from.as_deref().unwrap_or("nobody");
             text += &format!("{partition:>6}  {from} → {to}  ({reason})\n");
         }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, anyhow};
 use segue_protocol::ids::PartitionId;
 use serde::{Deserialize, Serialize};
 
-use super::explain::Participant;
+use super::explain::AskedParticipant;
 
 /// The answer of a pod by gRPC if nothing is due.
 const NO_TASK: &str = "no task is due";
@@ -31,17 +31,17 @@ struct KeyspacePart {
 #[derive(Debug, Deserialize)]
 struct CoordinatorPart {
     /// The pods that use its gRPC service, if it has one.
-    pod_streams: Option<Vec<Stream>>,
+    pod_streams: Option<Vec<PodStreamLine>>,
 }
 
 #[derive(Debug, Deserialize)]
 struct RouterPart {
     not_ready: Option<String>,
-    partitions: Vec<Line>,
+    partitions: Vec<PartitionLine>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Line {
+struct PartitionLine {
     partition: PartitionId,
     stage: String,
     in_flight: u64,
@@ -65,14 +65,14 @@ struct PodPart {
     in_flight: u64,
     /// The requests in flight of each partition that has any.
     #[serde(default)]
-    requests: Vec<Requests>,
-    hooks: Vec<Hook>,
+    requests: Vec<PartitionRequests>,
+    hooks: Vec<HookState>,
     /// The service's stream, if it has opened one.
-    stream: Option<Stream>,
+    stream: Option<PodStreamLine>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Requests {
+struct PartitionRequests {
     partition: PartitionId,
     in_flight: u64,
     #[serde(flatten)]
@@ -85,40 +85,40 @@ struct Oldest {
     /// For how long it has lasted.
     oldest_ms: Option<u64>,
     #[serde(rename = "oldest")]
-    request: Option<Request>,
+    request: Option<RequestLine>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Request {
+struct RequestLine {
     method: String,
     path: String,
     client: String,
 }
 
 #[derive(Debug, Deserialize)]
-struct Stream {
+struct PodStreamLine {
     pod: String,
     /// Whether the pod's lease is not renewed because the pod applies no events.
     is_stuck: bool,
     /// The tasks that are due.
-    tasks: Vec<Task>,
+    tasks: Vec<TaskLine>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Task {
+struct TaskLine {
     partition: PartitionId,
     task: String,
-    progress: Option<Progress>,
+    progress: Option<TaskFraction>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Progress {
+struct TaskFraction {
     fraction: f64,
     detail: String,
 }
 
 #[derive(Debug, Deserialize)]
-struct Hook {
+struct HookState {
     partition: PartitionId,
     hook: String,
     running: bool,
@@ -153,7 +153,7 @@ struct Activity {
     idle: &'static str,
     /// Its requests, if they go through the process that was asked.
     in_flight: Option<u64>,
-    requests: Vec<Requests>,
+    requests: Vec<PartitionRequests>,
 }
 
 impl ProcessStatus {
@@ -163,7 +163,7 @@ impl ProcessStatus {
     }
 
     /// Returns what this participant says of the partition.
-    pub(super) fn of_partition(self, one: &Participant, partition: PartitionId) -> anyhow::Result<String> {
+    pub(super) fn of_partition(self, one: &AskedParticipant, partition: PartitionId) -> anyhow::Result<String> {
         match &*one.kind {
             "router" => {
                 let router = self.one_keyspace()?.router;
@@ -174,12 +174,12 @@ impl ProcessStatus {
     }
 
     /// Returns what this pod says of itself, and the work that it has not finished.
-    pub(super) fn of_pod(self, pod: &Participant) -> anyhow::Result<(String, Vec<Work>)> {
+    pub(super) fn of_pod(self, pod: &AskedParticipant) -> anyhow::Result<(String, Vec<Work>)> {
         let activity = self.activity(pod)?;
         Ok((activity.in_all(), activity.work))
     }
 
-    fn activity(self, pod: &Participant) -> anyhow::Result<Activity> {
+    fn activity(self, pod: &AskedParticipant) -> anyhow::Result<Activity> {
         let status = self.one_keyspace()?;
         if pod.by_stream {
             let part = status.coordinator.context("the process that served it runs no coordinator now")?;
@@ -204,7 +204,7 @@ impl Activity {
         if parts.len() == self.faults.len() {
             let of_partition = self.requests.iter().find(|requests| requests.partition == partition);
             let requests = self.in_flight.map_or(String::new(), |count| match of_partition {
-                Some(Requests { in_flight, oldest, .. }) => {
+                Some(PartitionRequests { in_flight, oldest, .. }) => {
                     let oldest = oldest.says().map_or(String::new(), |oldest| format!(" ({oldest})"));
                     format!(", {in_flight} of {count} requests in flight are its own{oldest}")
                 }
@@ -248,21 +248,21 @@ impl PodPart {
         }
         let stream = self.stream.as_ref();
         faults.extend(stream.iter().flat_map(|stream| stream.faults()));
-        let tasks = stream.into_iter().flat_map(Stream::work);
-        let work = self.hooks.iter().map(Hook::work).chain(tasks).collect();
+        let tasks = stream.into_iter().flat_map(PodStreamLine::work);
+        let work = self.hooks.iter().map(HookState::work).chain(tasks).collect();
         let idle = if stream.is_some() { NO_TASK } else { "no hook runs" };
         Activity { faults, work, idle, in_flight: Some(self.in_flight), requests: self.requests }
     }
 }
 
-impl Stream {
+impl PodStreamLine {
     fn faults(&self) -> Vec<String> {
         let stuck = self.is_stuck.then(|| "it applies no events, so its lease is not renewed".to_owned());
         stuck.into_iter().collect()
     }
 
     fn work(&self) -> impl Iterator<Item = Work> {
-        self.tasks.iter().map(Task::work)
+        self.tasks.iter().map(TaskLine::work)
     }
 }
 
@@ -283,7 +283,7 @@ impl RouterPart {
     }
 }
 
-impl Line {
+impl PartitionLine {
     /// Describes the exchanges that last.
     fn lasting(&self) -> String {
         let streams = match self.streams {
@@ -318,7 +318,7 @@ impl Oldest {
     fn says(&self) -> Option<String> {
         let lasts = format!("the oldest for {}", seconds(self.oldest_ms?));
         Some(match &self.request {
-            Some(Request { method, path, client }) => format!("{lasts}: {method} {path} of {client}"),
+            Some(RequestLine { method, path, client }) => format!("{lasts}: {method} {path} of {client}"),
             None => lasts,
         })
     }
@@ -328,11 +328,11 @@ fn seconds(millis: u64) -> String {
     format!("{:.1} s", Duration::from_millis(millis).as_secs_f64())
 }
 
-impl Task {
+impl TaskLine {
     fn work(&self) -> Work {
         let mut says = format!("task {} is due", self.task);
         match &self.progress {
-            Some(Progress { fraction, detail }) => {
+            Some(TaskFraction { fraction, detail }) => {
                 says += &format!(", {:.0} % done", 100.0 * fraction);
                 if !detail.is_empty() {
                     says += &format!(" ({detail})");
@@ -350,7 +350,7 @@ impl Task {
     }
 }
 
-impl Hook {
+impl HookState {
     fn work(&self) -> Work {
         let seconds = self.for_ms as f64 / 1000.0;
         let state = if self.running { "runs" } else { "waits for its next attempt" };
@@ -389,7 +389,7 @@ mod tests {
     fn says_by(kind: &str, by_stream: bool, status: serde_json::Value) -> String {
         let status: ProcessStatus = serde_json::from_value(status).unwrap();
         let (kind, name) = (kind.to_owned(), "a".to_owned());
-        let one = Participant { kind, name, admin: None, by_stream, says: None };
+        let one = AskedParticipant { kind, name, admin: None, by_stream, says: None };
         status.of_partition(&one, PartitionId::new(3)).unwrap_or_else(|error| error.to_string())
     }
 
@@ -498,7 +498,8 @@ mod tests {
         let all = |status: serde_json::Value, by_stream| {
             let status: ProcessStatus = serde_json::from_value(status).unwrap();
             let (kind, name) = ("pod".to_owned(), "a".to_owned());
-            let (says, work) = status.of_pod(&Participant { kind, name, admin: None, by_stream, says: None }).unwrap();
+            let (says, work) =
+                status.of_pod(&AskedParticipant { kind, name, admin: None, by_stream, says: None }).unwrap();
             (says, work.into_iter().map(|work| (work.partition.get(), work.says)).collect::<Vec<_>>())
         };
         let tasks = json!([

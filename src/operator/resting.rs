@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 
 use segue_protocol::ids::PartitionId;
-use segue_protocol::records::{HandoffEnd, HistoryEntry, Resting};
+use segue_protocol::records::{BackOffSubject, HandoffEnd, HistoryEntry};
 use serde::{Deserialize, Serialize};
 
 /// Most back-offs that are shown.
@@ -14,9 +14,9 @@ const MOST: usize = 64;
 
 /// A back-off that has not ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rest {
+pub struct ActiveBackOff {
     /// Whom it concerns.
-    pub of: Resting,
+    pub of: BackOffSubject,
     /// The partition whose move failed last.
     pub partition: PartitionId,
     /// The pod that did not get it.
@@ -31,18 +31,18 @@ pub struct Rest {
     pub why: String,
 }
 
-impl Rest {
-    fn of(past: &HistoryEntry, of: Resting, failures: u32, until: u64) -> Self {
+impl ActiveBackOff {
+    fn of(past: &HistoryEntry, of: BackOffSubject, failures: u32, until: u64) -> Self {
         let HistoryEntry { partition, to: pod, end_reason, .. } = past;
         let what = match of {
-            Resting::Partition => format!("partition {partition} does not move"),
-            Resting::Pod => format!("pod {pod} gets no more partitions"),
-            Resting::Pair => format!("pod {pod} does not get partition {partition}"),
+            BackOffSubject::Partition => format!("partition {partition} does not move"),
+            BackOffSubject::Pod => format!("pod {pod} gets no more partitions"),
+            BackOffSubject::Pair => format!("pod {pod} does not get partition {partition}"),
         };
         let times =
             if failures == 1 { "a move failed".to_owned() } else { format!("{failures} moves in a row failed") };
         let why = format!("{times}, the last one of partition {partition} to {pod}: {end_reason}");
-        Rest { of, partition: *partition, pod: pod.clone(), failures, until, what, why }
+        ActiveBackOff { of, partition: *partition, pod: pod.clone(), failures, until, what, why }
     }
 
     /// Returns it in words. `now` is in Unix milliseconds.
@@ -53,21 +53,21 @@ impl Rest {
 }
 
 /// Returns the back-offs that have not ended at `now`, in Unix milliseconds. `handoffs` are in order, the newest first.
-pub fn resting(handoffs: &[HistoryEntry], now: u64) -> Vec<Rest> {
+pub fn resting(handoffs: &[HistoryEntry], now: u64) -> Vec<ActiveBackOff> {
     let (mut known, mut found) = (HashSet::new(), Vec::new());
     for past in handoffs {
         let subject = |of| match of {
-            Resting::Partition => (Some(past.partition), None),
-            Resting::Pod => (None, Some(past.to.as_str())),
-            Resting::Pair => (Some(past.partition), Some(past.to.as_str())),
+            BackOffSubject::Partition => (Some(past.partition), None),
+            BackOffSubject::Pod => (None, Some(past.to.as_str())),
+            BackOffSubject::Pair => (Some(past.partition), Some(past.to.as_str())),
         };
         if past.result == HandoffEnd::Completed {
-            known.extend([Resting::Partition, Resting::Pod, Resting::Pair].map(subject));
+            known.extend([BackOffSubject::Partition, BackOffSubject::Pod, BackOffSubject::Pair].map(subject));
             continue;
         }
         for back_off in &past.back_offs {
             if known.insert(subject(back_off.of)) && back_off.until > now {
-                found.push(Rest::of(past, back_off.of, back_off.failures, back_off.until));
+                found.push(ActiveBackOff::of(past, back_off.of, back_off.failures, back_off.until));
             }
         }
     }

@@ -28,7 +28,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(1500);
 
 /// The comparison of all routers with the store.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Comparison {
+pub(crate) struct RouterComparison {
     routers: Vec<RouterLine>,
 }
 
@@ -55,7 +55,7 @@ struct Difference {
 
 /// The part of a process's status that is compared.
 #[derive(Debug, Deserialize)]
-struct ProcessStatus {
+struct ComparedStatus {
     router: Option<RouterTable>,
 }
 
@@ -74,7 +74,7 @@ struct TableLine {
 }
 
 /// Compares the tables of all routers with the store. Their admin endpoints are asked by TLS if `tls` is given.
-pub(super) async fn compare(link: &Link, tls: Option<&ClientTls>) -> Result<Comparison, OperatorError> {
+pub(super) async fn compare(link: &Link, tls: Option<&ClientTls>) -> Result<RouterComparison, OperatorError> {
     let mut before = link.view().await?;
     let mut lines: BTreeMap<String, RouterLine> = BTreeMap::new();
     for number in 0..LOOKS {
@@ -98,7 +98,7 @@ pub(super) async fn compare(link: &Link, tls: Option<&ClientTls>) -> Result<Comp
     }
     // A router that has gone meanwhile routes nothing.
     lines.retain(|name, _| before.routers.contains_key(name));
-    Ok(Comparison { routers: lines.into_values().collect() })
+    Ok(RouterComparison { routers: lines.into_values().collect() })
 }
 
 /// Looks at these routers once. Their differences are candidates, until the partitions are known to have rested.
@@ -127,7 +127,7 @@ async fn ask(
 /// Reads the table of a router.
 async fn table(view: &View, name: &str, tls: Option<&ClientTls>, keyspace: &str) -> anyhow::Result<RouterTable> {
     let admin = view.routers.get(name).and_then(|router| router.value.admin.as_deref());
-    let status: ProcessStatus = process::status(admin, tls, Some(keyspace), RESPONSE_TIMEOUT).await?;
+    let status: ComparedStatus = process::status(admin, tls, Some(keyspace), RESPONSE_TIMEOUT).await?;
     let table = status.router.context("the process at its admin address runs no router")?;
     match table.name == name {
         true => Ok(table),
@@ -206,14 +206,14 @@ impl fmt::Display for TableLine {
     }
 }
 
-impl Comparison {
+impl RouterComparison {
     /// Returns whether every router responded and routes as the store says.
     pub(crate) fn is_equal(&self) -> bool {
         self.routers.iter().all(|line| line.error.is_none() && line.differences.is_empty())
     }
 }
 
-impl fmt::Display for Comparison {
+impl fmt::Display for RouterComparison {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.routers.is_empty() {
             return writeln!(out, "no router is registered");

@@ -20,8 +20,8 @@ use segue_protocol::txn::{Compare, Op, Txn};
 use segue_protocol::view::{Versioned, View};
 use serde_json::{Map, Value, json};
 
-use super::decision::{Decision, unchanged};
-use super::order::Outcome;
+use super::decision::{ChangeDecision, unchanged};
+use super::order::ActionOutcome;
 use super::{OperatorError, ensure_exists, partitions};
 
 const PARTITIONS: &str = "partitions";
@@ -74,7 +74,7 @@ fn plain(value: &Value) -> String {
 }
 
 /// Changes a setting.
-pub(super) fn set(view: &View, key: &str, text: &str) -> Result<Decision, OperatorError> {
+pub(super) fn set(view: &View, key: &str, text: &str) -> Result<ChangeDecision, OperatorError> {
     let config = readable(view)?;
     match key {
         PARTITIONS => set_partitions(view, config, text),
@@ -87,7 +87,11 @@ pub(super) fn set(view: &View, key: &str, text: &str) -> Result<Decision, Operat
     }
 }
 
-fn set_partitions(view: &View, config: &Versioned<KeyspaceConfig>, text: &str) -> Result<Decision, OperatorError> {
+fn set_partitions(
+    view: &View,
+    config: &Versioned<KeyspaceConfig>,
+    text: &str,
+) -> Result<ChangeDecision, OperatorError> {
     let number = text.parse().ok().filter(|number| (1..=MAX_PARTITIONS).contains(number));
     let number = number.ok_or_else(|| expected(PARTITIONS, text, format!("a number from 1 to {MAX_PARTITIONS}")))?;
     let kept = config.value.partitions;
@@ -111,7 +115,11 @@ fn set_partitions(view: &View, config: &Versioned<KeyspaceConfig>, text: &str) -
     Ok(decision)
 }
 
-fn set_epoch_floor(view: &View, config: &Versioned<KeyspaceConfig>, text: &str) -> Result<Decision, OperatorError> {
+fn set_epoch_floor(
+    view: &View,
+    config: &Versioned<KeyspaceConfig>,
+    text: &str,
+) -> Result<ChangeDecision, OperatorError> {
     let room = Epoch::MAX.get().saturating_sub(view.revision.get());
     let floor = text.parse().ok().filter(|floor| (1..room).contains(floor)).map(Epoch::new);
     let floor = floor.ok_or_else(|| {
@@ -133,7 +141,7 @@ fn set_epoch_floor(view: &View, config: &Versioned<KeyspaceConfig>, text: &str) 
 }
 
 /// Changes the service that the keyspace belongs to. An empty text removes it.
-fn set_service(view: &View, config: &Versioned<KeyspaceConfig>, text: &str) -> Result<Decision, OperatorError> {
+fn set_service(view: &View, config: &Versioned<KeyspaceConfig>, text: &str) -> Result<ChangeDecision, OperatorError> {
     let service = match text {
         "" => None,
         text => Some(segue_config::parse_name(text).map_err(|error| expected(SERVICE, text, error))?),
@@ -153,7 +161,7 @@ fn set_planning(
     config: &Versioned<KeyspaceConfig>,
     key: &str,
     text: &str,
-) -> Result<Decision, OperatorError> {
+) -> Result<ChangeDecision, OperatorError> {
     let known = stored_names();
     let long = format!("{key}{MILLIS}");
     let (name, value) = if known.contains(&long) {
@@ -180,13 +188,13 @@ fn set_planning(
 }
 
 /// Replaces the mapping of keys, if the operator has confirmed it.
-pub(super) fn remap(view: &View, to: &Partitioner, confirmed: bool) -> Result<Decision, OperatorError> {
+pub(super) fn remap(view: &View, to: &Partitioner, confirmed: bool) -> Result<ChangeDecision, OperatorError> {
     ensure_exists(view)?;
     let Replacement { standing, owned, txn } = replace(view, to).map_err(OperatorError::Refused)?;
     let from = standing.as_ref().map(ToString::to_string).unwrap_or_default();
     let facts = |remapped: bool| json!({ "from": standing, "to": to, "owned": owned, "remapped": remapped });
     if standing.as_ref() == Some(to) {
-        return Ok(unchanged(Outcome::new(facts(false), format!("the keyspace maps requests by {to} already"))));
+        return Ok(unchanged(ActionOutcome::new(facts(false), format!("the keyspace maps requests by {to} already"))));
     }
     let change = format!("requests mapped to partitions by {to} in place of {}", or_none(&from));
     let owners = format!("{} with an owner", partitions(owned));
@@ -198,7 +206,7 @@ pub(super) fn remap(view: &View, to: &Partitioner, confirmed: bool) -> Result<De
         return Err(OperatorError::Refused(text));
     }
     let text = format!("{change}: keys of {owners} are in other partitions from now on");
-    Ok((txn, Outcome::new(facts(true), text)))
+    Ok((txn, ActionOutcome::new(facts(true), text)))
 }
 
 /// Returns the settings, or why they cannot be changed.
@@ -215,8 +223,8 @@ fn expected(key: &str, text: &str, what: impl Display) -> OperatorError {
     OperatorError::BadInput(format!("{key} = {text}: expected {what}"))
 }
 
-fn as_it_was(key: &str, value: impl Display) -> Decision {
-    unchanged(Outcome::new(json!({ "key": key, "changed": false }), format!("{key} is {value} already")))
+fn as_it_was(key: &str, value: impl Display) -> ChangeDecision {
+    unchanged(ActionOutcome::new(json!({ "key": key, "changed": false }), format!("{key} is {value} already")))
 }
 
 /// Writes the settings with a change. `(key, from, to)` is what it changes.
@@ -225,7 +233,7 @@ fn rewritten<T: Display + serde::Serialize>(
     config: &Versioned<KeyspaceConfig>,
     (key, from, to): (&str, T, T),
     change: impl FnOnce(&mut KeyspaceConfig),
-) -> Decision {
+) -> ChangeDecision {
     let mut settings = config.value.clone();
     change(&mut settings);
     let config_key = view.keys().config();
@@ -233,7 +241,7 @@ fn rewritten<T: Display + serde::Serialize>(
     let then = vec![Op::Put { key: config_key, value: encode(&settings), lease: None }];
     let text = format!("{key} is {to} in place of {from}");
     let facts = json!({ "key": key, "from": from, "to": to, "changed": true });
-    (Txn { when, then, otherwise: None }, Outcome::new(facts, text))
+    (Txn { when, then, otherwise: None }, ActionOutcome::new(facts, text))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use super::plan::moves;
 
 /// Whether a condition holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum ConditionState {
     /// The condition holds. The text describes the state.
     Done(String),
     /// The condition cannot hold any more. The text says why.
@@ -25,9 +25,9 @@ pub(crate) enum Standing {
 
 /// Returns whether a pod is empty: it owns no partition, and no handoff leads to it or away from it. With
 /// `by_operator`, the condition fails if an operator ends the drain before.
-pub(super) fn drained(view: &View, pod: &str, by_operator: bool) -> Standing {
+pub(super) fn drained(view: &View, pod: &str, by_operator: bool) -> ConditionState {
     if by_operator && !view.intentions.drains.contains_key(pod) {
-        return Standing::Failed(format!(
+        return ConditionState::Failed(format!(
             "the drain of pod {pod} was ended before the pod was empty: see segue undrain"
         ));
     }
@@ -41,7 +41,7 @@ pub(super) fn drained(view: &View, pod: &str, by_operator: bool) -> Standing {
     let unreadable = unreadable(view);
     if owned == 0 && moving.is_empty() && unreadable.is_empty() {
         let gone = if view.pod_key(pod).is_none() { " and not registered" } else { "" };
-        return Standing::Done(format!("pod {pod} is empty{gone}"));
+        return ConditionState::Done(format!("pod {pod} is empty{gone}"));
     }
     let mut text = format!("pod {pod} owns {}, {} on the move", partitions(owned), moving.len());
     if let Some(first) = moving.first().filter(|first| !describe_waits(view, **first).is_empty()) {
@@ -53,14 +53,14 @@ pub(super) fn drained(view: &View, pod: &str, by_operator: bool) -> Standing {
     if moving.len() < owned {
         text += &obstacles(view);
     }
-    Standing::Waiting(text)
+    ConditionState::Waiting(text)
 }
 
 /// Returns whether a partition is on the pod where it belongs: `to` if given, otherwise the pod that it is pinned to,
 /// or any living one.
-pub(super) fn moved(view: &View, partition: PartitionId, to: Option<&str>) -> Standing {
+pub(super) fn moved(view: &View, partition: PartitionId, to: Option<&str>) -> ConditionState {
     if view.settings().is_some_and(|settings| partition.get() >= settings.partitions) {
-        return Standing::Failed(format!("there is no partition {partition}"));
+        return ConditionState::Failed(format!("there is no partition {partition}"));
     }
     let pin = view.intentions.pin(partition).map(|pin| pin.value.to.as_str());
     let owner = view.live_owner(partition).map(|(owner, _)| owner.owner.as_str());
@@ -69,18 +69,18 @@ pub(super) fn moved(view: &View, partition: PartitionId, to: Option<&str>) -> St
         let (phase, to) = (handoff.value.phase.as_str(), &handoff.value.new_owner);
         let waits = describe_waits(view, partition);
         let waits = if waits.is_empty() { String::new() } else { format!(", waiting for {waits}") };
-        return Standing::Waiting(format!("partition {partition} moves to {to}: {phase}{waits}"));
+        return ConditionState::Waiting(format!("partition {partition} moves to {to}: {phase}{waits}"));
     }
     let refused = to.filter(|to| owner != Some(*to)).and_then(|to| refusal(view, partition, to));
     if let Some(why) = refused {
-        return Standing::Failed(why.to_owned());
+        return ConditionState::Failed(why.to_owned());
     }
     match (owner, wanted) {
-        (Some(owner), None) => Standing::Done(format!("partition {partition} is on {owner}")),
+        (Some(owner), None) => ConditionState::Done(format!("partition {partition} is on {owner}")),
         (Some(owner), Some(wanted)) if owner == wanted => {
-            Standing::Done(format!("partition {partition} is on {owner}"))
+            ConditionState::Done(format!("partition {partition} is on {owner}"))
         }
-        (_, Some(wanted)) if to.is_some() && pin != Some(wanted) => Standing::Failed(match pin {
+        (_, Some(wanted)) if to.is_some() && pin != Some(wanted) => ConditionState::Failed(match pin {
             _ if !view.pods.contains_key(wanted) => {
                 format!("partition {partition} does not move to {wanted}: the pod has gone")
             }
@@ -91,12 +91,12 @@ pub(super) fn moved(view: &View, partition: PartitionId, to: Option<&str>) -> St
                 "partition {partition} no longer moves to {wanted}: the move was cancelled; segue explain {partition} tells why"
             ),
         }),
-        (_, Some(wanted)) if to.is_some() && view.is_draining(wanted) => Standing::Failed(format!(
+        (_, Some(wanted)) if to.is_some() && view.is_draining(wanted) => ConditionState::Failed(format!(
             "partition {partition} does not move to {wanted}, which gives up its partitions meanwhile; it moves there once \
              the pod accepts partitions again, unless the order is withdrawn: segue unpin {partition}"
         )),
-        (None, _) => Standing::Waiting(format!("partition {partition} has no living owner{}", obstacles(view))),
-        (Some(owner), Some(wanted)) => Standing::Waiting(format!(
+        (None, _) => ConditionState::Waiting(format!("partition {partition} has no living owner{}", obstacles(view))),
+        (Some(owner), Some(wanted)) => ConditionState::Waiting(format!(
             "partition {partition} is on {owner} and waits for its move to {wanted}{}{}",
             obstacles(view),
             held_in_words(view, wanted)
@@ -106,10 +106,10 @@ pub(super) fn moved(view: &View, partition: PartitionId, to: Option<&str>) -> St
 
 /// Returns whether the keyspace is at rest: each partition has a living owner, no handoff is in flight, draining pods
 /// are empty, and each pinned partition is on its pod if that pod accepts partitions.
-pub(super) fn settled(view: &View) -> Standing {
+pub(super) fn settled(view: &View) -> ConditionState {
     let count = view.partitions();
     if count == 0 {
-        return Standing::Waiting(format!("the keyspace has no settings yet{}", obstacles(view)));
+        return ConditionState::Waiting(format!("the keyspace has no settings yet{}", obstacles(view)));
     }
     let unowned = PartitionId::all(count).filter(|partition| view.live_owner(*partition).is_none()).count();
     if !view.handoffs.is_empty() || unowned > 0 {
@@ -118,11 +118,15 @@ pub(super) fn settled(view: &View) -> Standing {
         if moving == 0 {
             text += &obstacles(view);
         }
-        return Standing::Waiting(text);
+        return ConditionState::Waiting(text);
     }
     let draining = view.pods.keys().find(|pod| view.is_draining(pod) && owned(view, pod) > 0);
     if let Some(pod) = draining {
-        return Standing::Waiting(format!("pod {pod} still owns {}{}", partitions(owned(view, pod)), obstacles(view)));
+        return ConditionState::Waiting(format!(
+            "pod {pod} still owns {}{}",
+            partitions(owned(view, pod)),
+            obstacles(view)
+        ));
     }
     let misplaced = view.intentions.pins.iter().find_map(|(partition, pin)| {
         let to = &pin.as_ref()?.value.to;
@@ -131,9 +135,9 @@ pub(super) fn settled(view: &View) -> Standing {
         (may_go && !is_there && partition.get() < count).then_some((partition, to))
     });
     if let Some((partition, to)) = misplaced {
-        return Standing::Waiting(format!("partition {partition} belongs on {to}{}", obstacles(view)));
+        return ConditionState::Waiting(format!("partition {partition} belongs on {to}{}", obstacles(view)));
     }
-    Standing::Done(format!("the keyspace is at rest: {}, each with a living owner", partitions(count as usize)))
+    ConditionState::Done(format!("the keyspace is at rest: {}, each with a living owner", partitions(count as usize)))
 }
 
 /// Returns how many partitions are assigned to a pod, in any incarnation.
@@ -170,12 +174,12 @@ pub(super) fn has_its_share(
     policy: Option<&Policy>,
     pod: &str,
     barred: &BTreeSet<PartitionId>,
-) -> Standing {
+) -> ConditionState {
     if view.is_draining(pod) {
         return drained(view, pod, false);
     }
     let Some(life) = view.pods.get(pod).map(|record| record.incarnation()) else {
-        return Standing::Waiting(format!("pod {pod} is not registered"));
+        return ConditionState::Waiting(format!("pod {pod} is not registered"));
     };
     let moving = view.handoffs.values().map(|handoff| &handoff.value);
     let moving = moving.filter(|handoff| handoff.new_owner == pod || handoff.old_owner.as_deref() == Some(pod)).count();
@@ -186,7 +190,7 @@ pub(super) fn has_its_share(
         None => others_own_one(view),
     };
     if moving > 0 || (owned == 0 && !may_own_none) {
-        return Standing::Waiting(format!(
+        return ConditionState::Waiting(format!(
             "pod {pod} owns {}, {moving} on the move{}",
             partitions(owned),
             obstacles(view)
@@ -197,7 +201,7 @@ pub(super) fn has_its_share(
     let more = arriving.len();
     let held = held_back(view, pod);
     if more > held.iter().map(|held| held.partitions as usize).sum() {
-        return Standing::Waiting(format!(
+        return ConditionState::Waiting(format!(
             "pod {pod} owns {}, and the planner gives it {more} more",
             partitions(owned)
         ));
@@ -213,7 +217,7 @@ pub(super) fn has_its_share(
         .map(|held| format!("; {} more later: {}", partitions(held.partitions as usize), held.why))
         .collect();
     let later = later.concat();
-    Standing::Done(format!(
+    ConditionState::Done(format!(
         "pod {pod} owns {}, and none moves to it or away from it{refused}{later}",
         partitions(owned)
     ))
@@ -295,8 +299,8 @@ mod tests {
         r#"{"partition":1,"old_owner":"a","old_incarnation":3,"new_owner":"b","new_incarnation":3,"phase":"Warming","epoch":4,"mode":"barrier","started_at":1,"phase_entered_at":1,"reason":"r"}"#,
     );
 
-    fn is_done(standing: Standing) -> bool {
-        matches!(standing, Standing::Done(_))
+    fn is_done(standing: ConditionState) -> bool {
+        matches!(standing, ConditionState::Done(_))
     }
 
     #[test]
@@ -356,7 +360,7 @@ mod tests {
             format!(r#"{{"to":"{to}","incarnation":{life},"partitions":{number},"why":"pods restart one by one"}}"#)
         };
         assert!(!is_done(share("")), "nothing is held back");
-        let Standing::Done(text) = share(&held("b", 3, 1)) else { panic!("it is held back") };
+        let ConditionState::Done(text) = share(&held("b", 3, 1)) else { panic!("it is held back") };
         assert!(text.ends_with("to it or away from it; 1 partition more later: pods restart one by one"), "{text}");
         assert!(!is_done(share(&held("a", 3, 1))), "from another pod");
         assert!(!is_done(share(&held("b", 2, 1))), "from an earlier life");
@@ -367,8 +371,11 @@ mod tests {
     fn a_move_has_ended_only_when_its_handoff_has() {
         let to_b = |entries: &[(&str, &str)]| moved(&view(entries), PartitionId::new(1), Some("b"));
         let complete = MOVING.1.replace("Warming", "Complete");
-        assert!(matches!(to_b(&[A, B, A_HAS_1, MOVING]), Standing::Waiting(_)));
-        assert!(matches!(to_b(&[A, B, B_HAS_1, (MOVING.0, &complete)]), Standing::Waiting(_)), "b owns it already");
+        assert!(matches!(to_b(&[A, B, A_HAS_1, MOVING]), ConditionState::Waiting(_)));
+        assert!(
+            matches!(to_b(&[A, B, B_HAS_1, (MOVING.0, &complete)]), ConditionState::Waiting(_)),
+            "b owns it already"
+        );
         assert!(is_done(to_b(&[A, B, B_HAS_1])));
     }
 
@@ -377,7 +384,7 @@ mod tests {
         let pin = ("operator/pins/0", r#"{"to":"b","incarnation":3,"who":"ann"}"#);
         let held = r#"{"holder":"c","held":[{"to":"b","incarnation":3,"partitions":1,"why":"they rest after a failed move"}]}"#;
         let waiting = view(&[A, B, ("coordinator/leader", held), A_HAS_0, B_HAS_1, pin]);
-        let Standing::Waiting(text) = moved(&waiting, P0, Some("b")) else { panic!("it waits") };
+        let ConditionState::Waiting(text) = moved(&waiting, P0, Some("b")) else { panic!("it waits") };
         assert!(text.ends_with("the leader holds back 1 partition for it: they rest after a failed move"), "{text}");
     }
 
@@ -385,17 +392,17 @@ mod tests {
     fn a_move_fails_once_its_pod_gives_up_its_partitions() {
         let pin = ("operator/pins/0", r#"{"to":"b","incarnation":3,"who":"ann"}"#);
         let to_b = |entries: &[(&str, &str)]| moved(&view(entries), P0, Some("b"));
-        assert!(matches!(to_b(&[A, B, A_HAS_0, B_HAS_1, pin]), Standing::Waiting(_)));
+        assert!(matches!(to_b(&[A, B, A_HAS_0, B_HAS_1, pin]), ConditionState::Waiting(_)));
         let drain = ("operator/drains/b", r#"{"who":"bea"}"#);
         assert!(
-            matches!(to_b(&[A, B, A_HAS_0, B_HAS_1, pin, drain]), Standing::Failed(why) if why.contains("unpin 0"))
+            matches!(to_b(&[A, B, A_HAS_0, B_HAS_1, pin, drain]), ConditionState::Failed(why) if why.contains("unpin 0"))
         );
     }
 
     #[test]
     fn a_move_that_fails_says_whether_its_order_or_its_pod_has_gone() {
         let why = |entries: &[(&str, &str)]| match moved(&view(entries), P0, Some("b")) {
-            Standing::Failed(why) => why,
+            ConditionState::Failed(why) => why,
             other => panic!("{other:?}"),
         };
         let pin = ("operator/pins/0", r#"{"to":"c","incarnation":4,"who":"ann"}"#);
@@ -413,10 +420,10 @@ mod tests {
         let pin = ("operator/pins/0", r#"{"to":"b","incarnation":3,"who":"ann"}"#);
         let (accepted, refused) = (asked(true, "it moves"), asked(false, "no disk"));
         let to_b = |text: &str| moved(&view(&[A, B, A_HAS_0, B_HAS_1, pin, ("operations/a", text)]), P0, Some("b"));
-        assert!(matches!(to_b(&accepted), Standing::Waiting(_)));
-        assert_eq!(to_b(&refused), Standing::Failed("no disk".to_owned()));
+        assert!(matches!(to_b(&accepted), ConditionState::Waiting(_)));
+        assert_eq!(to_b(&refused), ConditionState::Failed("no disk".to_owned()));
         let b_has_0 = ("assignments/0", r#"{"partition":0,"owner":"b","incarnation":3,"epoch":1}"#);
         let arrived = view(&[A, B, b_has_0, B_HAS_1, ("operations/a", &refused)]);
-        assert!(matches!(moved(&arrived, P0, Some("b")), Standing::Done(_)));
+        assert!(matches!(moved(&arrived, P0, Some("b")), ConditionState::Done(_)));
     }
 }

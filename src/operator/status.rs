@@ -11,7 +11,7 @@ use segue_protocol::records::{Handoff, HeldMoves, Mode, Phase, Pin, PodStatus};
 use segue_protocol::view::{Versioned, View};
 use serde::{Deserialize, Serialize};
 
-use super::resting::Rest;
+use super::resting::ActiveBackOff;
 use super::waits::WaitLine;
 
 /// Most waits of a handoff that are listed with their beginning.
@@ -44,7 +44,7 @@ pub struct KeyspaceStatus {
     pub handoffs: Vec<HandoffLine>,
     /// What rests after failed moves. Only `segue status` fills it, from the history, which no process follows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub resting: Vec<Rest>,
+    pub resting: Vec<ActiveBackOff>,
     /// Moves that the leader wants and holds back, by new owner and reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held: Vec<HeldMoves>,
@@ -129,7 +129,7 @@ pub fn checkpoint_age(view: &View, partition: PartitionId, now: u64) -> Option<u
 
 /// What a pod owns.
 #[derive(Debug, Clone, Copy, Default)]
-struct Owned {
+struct PodHoldings {
     partitions: usize,
     /// How many of them have a checkpoint.
     checkpoints: usize,
@@ -229,7 +229,7 @@ impl KeyspaceStatus {
 
     /// Returns the status of `view`. `now` is in Unix milliseconds.
     pub fn of(view: &View, now: u64) -> Self {
-        let mut owned: HashMap<(&str, Incarnation), Owned> = HashMap::new();
+        let mut owned: HashMap<(&str, Incarnation), PodHoldings> = HashMap::new();
         for (partition, at) in &view.assignments {
             let owned = owned.entry((&at.value.owner, at.value.incarnation)).or_default();
             let age = checkpoint_age(view, *partition, now);

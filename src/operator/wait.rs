@@ -8,11 +8,11 @@ use segue_protocol::view::View;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::standing::{Standing, drained, moved, settled};
+use super::standing::{ConditionState, drained, moved, settled};
 use super::{Link, OperatorError, ensure_known};
 
 /// What a wait waits for at present, in words.
-pub(crate) type Said = watch::Sender<String>;
+pub(crate) type WaitProgress = watch::Sender<String>;
 
 /// A condition that can be waited for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub(crate) enum Condition {
 }
 
 impl Condition {
-    fn judge(&self, view: &View) -> Standing {
+    fn judge(&self, view: &View) -> ConditionState {
         match self {
             Condition::Settled => settled(view),
             Condition::Moved { partition, to } => moved(view, *partition, to.as_deref()),
@@ -40,7 +40,7 @@ pub(crate) async fn until(
     link: &Link,
     condition: &Condition,
     timeout: Duration,
-    said: &Said,
+    said: &WaitProgress,
 ) -> Result<String, OperatorError> {
     // A store that cannot be reached at all is reported, and not waited for.
     let view = link.view().await?;
@@ -54,13 +54,13 @@ pub(crate) async fn until(
     watch(link, timeout, |view| condition.judge(view), said).await
 }
 
-/// Waits until `judge` returns [`Standing::Done`], and returns its text. Fails if `judge` returns [`Standing::Failed`],
+/// Waits until `judge` returns [`ConditionState::Done`], and returns its text. Fails if `judge` returns [`ConditionState::Failed`],
 /// or after `timeout`.
 pub(super) async fn watch(
     link: &Link,
     timeout: Duration,
-    mut judge: impl FnMut(&View) -> Standing,
-    said: &Said,
+    mut judge: impl FnMut(&View) -> ConditionState,
+    said: &WaitProgress,
 ) -> Result<String, OperatorError> {
     let mut watcher = Watcher::start(link.store.clone(), link.keys.clone());
     let deadline = Instant::now() + timeout;
@@ -93,11 +93,11 @@ pub(super) async fn watch(
 }
 
 /// Returns how a wait ends, or says what is missing.
-fn ended(standing: Standing, said: &Said) -> Option<Result<String, OperatorError>> {
+fn ended(standing: ConditionState, said: &WaitProgress) -> Option<Result<String, OperatorError>> {
     match standing {
-        Standing::Done(text) => Some(Ok(text)),
-        Standing::Failed(why) => Some(Err(OperatorError::Refused(why))),
-        Standing::Waiting(text) => {
+        ConditionState::Done(text) => Some(Ok(text)),
+        ConditionState::Failed(why) => Some(Err(OperatorError::Refused(why))),
+        ConditionState::Waiting(text) => {
             said.send_replace(text);
             None
         }

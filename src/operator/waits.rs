@@ -28,7 +28,7 @@ pub struct WaitLine {
 impl WaitLine {
     /// Returns all that the partition's handoff waits for. `now` is in Unix milliseconds.
     pub fn all(view: &View, partition: PartitionId, now: u64) -> Vec<Self> {
-        let line = |wait: segue_protocol::handoff::waits::Wait| {
+        let line = |wait: segue_protocol::handoff::waits::HandoffWait| {
             let ((kind, name), what) = (wait.on.party(), wait.on.to_string());
             let age_ms = wait.since.map(|since| now.saturating_sub(since));
             WaitLine { kind: kind.to_owned(), name: name.to_owned(), what, since: wait.since, age_ms }

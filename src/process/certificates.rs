@@ -16,8 +16,8 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use segue_config::{Config, Located, Problem};
-use segue_proxy::tls::{ClientFiles, ClientTls, Material, Refreshed, ServerFiles, ServerTls, TlsError};
+use segue_config::{Config, LocatedConfig, Problem};
+use segue_proxy::tls::{ClientFiles, ClientTls, Material, RefreshOutcome, ServerFiles, ServerTls, TlsError};
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
@@ -58,7 +58,7 @@ impl Certificates {
     /// # Errors
     ///
     /// A problem for every unusable file, at the place in the configuration that names it.
-    pub fn load(located: &Located) -> Result<Self, Vec<Problem>> {
+    pub fn load(located: &LocatedConfig) -> Result<Self, Vec<Problem>> {
         let Config { store, router, pod, coordinator, admin, .. } = &located.config;
         let server = |files: &ServerFiles| ServerTls::load(files.clone());
         let client = |files: &ClientFiles| ClientTls::load(files.clone());
@@ -89,7 +89,7 @@ impl Certificates {
 
     /// Returns a problem for each expired certificate. A process starts with them all the same: they may be renewed at
     /// any moment.
-    pub fn expired(&self, located: &Located, now: SystemTime) -> Vec<Problem> {
+    pub fn expired(&self, located: &LocatedConfig, now: SystemTime) -> Vec<Problem> {
         let expired = self.all().into_iter().filter(|(_, material)| is_over(material.as_ref(), now));
         let problem = |(section, material): (&str, Arc<dyn Material>)| {
             let fact = format!("its certificate was valid until {}", material.valid_until().unwrap_or_default());
@@ -114,8 +114,8 @@ impl Certificates {
     }
 
     /// Checks the files periodically and on request.
-    pub fn watch(&self, registry: &mut Registry) -> Watching {
-        let watch = Watch { all: self.all(), ends: Family::default() };
+    pub fn watch(&self, registry: &mut Registry) -> CertificateWatch {
+        let watch = WatchedMaterial { all: self.all(), ends: Family::default() };
         registry.register(
             "certificate_not_after_seconds",
             "Until when the certificate in use is valid, in seconds since 1970",
@@ -136,7 +136,7 @@ impl Certificates {
                 let _ = tokio::task::spawn_blocking(move || watch.look()).await;
             }
         });
-        Watching { now, _task: AbortOnDropHandle::new(task) }
+        CertificateWatch { now, _task: AbortOnDropHandle::new(task) }
     }
 }
 
@@ -160,12 +160,12 @@ pub(crate) fn trusting(ca: &Path) -> Result<ClientTls, TlsError> {
 
 /// A watch of the files. Dropping it ends the watch.
 #[derive(Debug)]
-pub struct Watching {
+pub struct CertificateWatch {
     now: Arc<Notify>,
     _task: AbortOnDropHandle<()>,
 }
 
-impl Watching {
+impl CertificateWatch {
     /// Checks the files at once.
     pub fn look(&self) {
         self.now.notify_one();
@@ -177,18 +177,18 @@ struct SectionLabel {
     section: &'static str,
 }
 
-struct Watch {
+struct WatchedMaterial {
     all: Vec<(&'static str, Arc<dyn Material>)>,
     ends: Family<SectionLabel, Gauge>,
 }
 
-impl Watch {
+impl WatchedMaterial {
     fn look(&self) {
         for (section, material) in &self.all {
             match material.refresh() {
-                Refreshed::Same => {}
-                Refreshed::Replaced => self.in_use(section, material.as_ref()),
-                Refreshed::Refused(problem) => {
+                RefreshOutcome::Same => {}
+                RefreshOutcome::Replaced => self.in_use(section, material.as_ref()),
+                RefreshOutcome::Refused(problem) => {
                     error!(section, %problem, "new certificates cannot be used; keeping the previous ones");
                 }
             }

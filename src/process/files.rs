@@ -5,7 +5,7 @@
 //! instead. Not here: the behaviour when files run out all the same (`segue_proxy::server`).
 
 use anyhow::ensure;
-use segue_config::{Config, Located, Problem, Router};
+use segue_config::{Config, LocatedConfig, Problem, Router};
 use segue_proxy::open_files;
 
 /// Reserve for logs, the store's connections, certificates being read, and a hot restart.
@@ -52,7 +52,7 @@ pub fn fit(config: &mut Config, files: usize) -> anyhow::Result<()> {
 }
 
 /// Returns the warning of `segue check`: the machine it runs on may not be the one that will run the file.
-pub fn doubt(located: &Located) -> Option<Problem> {
+pub fn doubt(located: &LocatedConfig) -> Option<Problem> {
     let router = located.config.router.as_ref()?;
     let (wanted, files) = (router.limits.max_connections, open_files::most());
     let is_doubtful = located.is_given(MAX_CONNECTIONS) && is_far_too_much(wanted, files);

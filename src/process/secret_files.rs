@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use segue_config::{AdminWrite, Config, Located, Problem};
+use segue_config::{AdminWrite, Config, LocatedConfig, Problem};
 use segue_proxy::tls::{ClientFiles, ServerFiles};
 
 /// The bits of a mode by which other users read a file, and pass through a folder.
@@ -14,7 +14,7 @@ const OTHERS_READ: u32 = 0o004;
 const OTHERS_PASS: u32 = 0o001;
 
 /// Returns a warning for each of them that other users of this machine can read, at the key that names it.
-pub(crate) fn exposed(located: &Located) -> Vec<Problem> {
+pub(crate) fn exposed(located: &LocatedConfig) -> Vec<Problem> {
     let secrets = secrets(&located.config).into_iter();
     secrets
         .filter(|(_, file)| others_can_read(file))

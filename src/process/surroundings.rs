@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 use rustix::process::geteuid;
-use segue_config::{Config, Located, Problem};
+use segue_config::{Config, LocatedConfig, Problem};
 
 use super::socket_path::folder_of;
 
 /// Returns a warning for each socket that could not be placed here, and for a service that could not be started.
-pub(crate) fn lacking(located: &Located) -> Vec<Problem> {
+pub(crate) fn lacking(located: &LocatedConfig) -> Vec<Problem> {
     let socket = |(key, path): (&'static str, &Path)| {
         let (fact, expected) = of_socket(path)?;
         Some(located.problem(key, fact, expected))

@@ -21,7 +21,7 @@ use tracing::{Instrument as _, error};
 use crate::admin::StatusSource;
 use crate::admin::token_file::TokenFile;
 use crate::process::certificates::Certificates;
-use crate::roles::keyspace::ServedKeyspace;
+use crate::roles::keyspace::RoleKeyspace;
 use crate::roles::progress;
 use crate::telemetry::handoff_traces::HandoffTraces;
 use crate::telemetry::metrics::{CoordinatorMetrics, PodsServiceMetrics};
@@ -57,7 +57,7 @@ impl BoundCoordinator {
     pub fn start(
         self,
         store: &Arc<dyn Store>,
-        keyspaces: &[ServedKeyspace],
+        keyspaces: &[RoleKeyspace],
         registry: &mut Registry,
         tracer: Option<&Tracer>,
     ) -> CoordinatorRole {

@@ -22,7 +22,7 @@ use crate::telemetry::metrics::{ParticipantMetrics, StoreHealth};
 
 /// A keyspace that roles of this process take part in.
 #[derive(Debug)]
-pub struct ServedKeyspace {
+pub struct RoleKeyspace {
     /// Its settings.
     pub section: KeyspaceSection,
     /// Its place in the store.
@@ -32,11 +32,11 @@ pub struct ServedKeyspace {
     is_labelled: bool,
 }
 
-impl ServedKeyspace {
+impl RoleKeyspace {
     /// Returns the keyspaces of a configuration, and registers the metrics of their participants.
     pub fn all(config: &Config, registry: &mut Registry) -> Vec<Self> {
         let is_labelled = config.lists_keyspaces;
-        let served = |section: &KeyspaceSection| ServedKeyspace {
+        let served = |section: &KeyspaceSection| RoleKeyspace {
             section: section.clone(),
             keys: Keyspace::new(&config.store.prefix, &section.name).of_service(section.service.clone()),
             participants: ParticipantMetrics::new(labelled(registry, is_labelled, &section.name)),
@@ -58,7 +58,7 @@ impl ServedKeyspace {
         roles: Vec<Arc<dyn StatusSource>>,
         plans: bool,
     ) -> AdminKeyspace {
-        let ServedKeyspace { section, keys, .. } = self;
+        let RoleKeyspace { section, keys, .. } = self;
         let watcher = Watcher::start_beside(store.clone(), keys.clone(), plans);
         let followed = KeyspaceStatusSource::start(keys.clone(), watcher, health.clone());
         let board = followed.board();

@@ -11,12 +11,12 @@ use segue_config::{self as config, Config};
 use segue_coordination::router::{DataPlane as _, RouterStatus};
 use segue_coordination::session::lease_now;
 use segue_coordination::store::Store;
-use segue_protocol::handoff::router::Stage;
+use segue_protocol::handoff::router::GateStage;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::metrics::Metrics;
 use segue_proxy::router::{BoundRouter, JoiningRouter, Membership, Router, RouterState};
 use segue_proxy::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatches};
-use segue_proxy::routing::table::{Lasting, StashLimits, Table};
+use segue_proxy::routing::table::{ExchangeAges, StashLimits, Table};
 use segue_proxy::settings::ForwardSettings;
 use segue_proxy::spans::Tracer;
 use segue_proxy::tls::ClientTls;
@@ -26,7 +26,7 @@ use tokio::time::Instant;
 
 use crate::admin::StatusSource;
 use crate::process::certificates::Certificates;
-use crate::roles::keyspace::ServedKeyspace;
+use crate::roles::keyspace::RoleKeyspace;
 use crate::roles::{exchanges, progress};
 use crate::telemetry::handoff_traces::HandoffTraces;
 use crate::telemetry::metrics::RouterMetrics;
@@ -105,7 +105,7 @@ impl BoundRouterRole {
     pub fn start(
         self,
         store: &Arc<dyn Store>,
-        keyspaces: &[ServedKeyspace],
+        keyspaces: &[RoleKeyspace],
         registry: &mut Registry,
         hot_restart: &watch::Receiver<Option<String>>,
     ) -> JoiningRouterRole {
@@ -174,7 +174,7 @@ impl JoiningRouterRole {
 
 /// The process that serves the router's clients from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Leaving {
+pub enum Succession {
     /// None: idle connections are closed.
     Ends,
     /// Another process, which has the listeners: a connection is closed with its next response, not before.
@@ -189,11 +189,11 @@ impl RouterRole {
 
     /// Stops accepting, finishes the requests in progress, refuses those that are still held, and only then
     /// deregisters.
-    pub async fn stop(self, leaving: Leaving) {
+    pub async fn stop(self, leaving: Succession) {
         let deadline = Instant::now() + self.drain_timeout;
         match leaving {
-            Leaving::Ends => self.router.stop(deadline).await,
-            Leaving::Replaced => self.router.stop_replaced(deadline).await,
+            Succession::Ends => self.router.stop(deadline).await,
+            Succession::Replaced => self.router.stop_replaced(deadline).await,
         }
     }
 }
@@ -210,7 +210,7 @@ struct Series {
 impl Series {
     /// Registers the series. `counters` are those of the data path, including connections if `is_only`.
     fn new(
-        keyspace: &ServedKeyspace,
+        keyspace: &RoleKeyspace,
         registry: &mut Registry,
         counters: &Metrics,
         is_only: bool,
@@ -306,13 +306,14 @@ fn partition_status(table: &Table, partition: PartitionId) -> Value {
     let (stage, _) = table.stage(partition);
     let (stashed, stashed_bytes) = table.stashed(partition);
     let (stage, target) = match stage {
-        Stage::Open(target) => ("open", Some(target)),
-        Stage::Draining(target) => ("draining", Some(target)),
-        Stage::Flushing(target) => ("flushing", Some(target)),
-        Stage::Closed => ("held", None),
+        GateStage::Open(target) => ("open", Some(target)),
+        GateStage::Draining(target) => ("draining", Some(target)),
+        GateStage::Flushing(target) => ("flushing", Some(target)),
+        GateStage::Closed => ("held", None),
     };
     let in_flight = table.in_flight(partition);
-    let Lasting { streams, oldest } = if in_flight > 0 { table.lasting_of(partition) } else { Lasting::default() };
+    let ExchangeAges { streams, oldest } =
+        if in_flight > 0 { table.lasting_of(partition) } else { ExchangeAges::default() };
     let end = if in_flight > 0 { table.drain_end(partition) } else { None };
     json!({
         "partition": partition,

@@ -11,12 +11,12 @@ use tracing::info;
 
 use super::coordinator::CoordinatorRole;
 use super::pod::PodRole;
-use super::router::{Leaving, RouterRole};
+use super::router::{RouterRole, Succession};
 use crate::admin::StatusSource;
 
 /// The roles that run.
 #[derive(Debug, Default)]
-pub struct Running {
+pub struct RunningRoles {
     /// The sidecar of a pod.
     pub pod: Option<PodRole>,
     /// The router of all keyspaces.
@@ -25,7 +25,7 @@ pub struct Running {
     pub coordinator: Option<CoordinatorRole>,
 }
 
-impl Running {
+impl RunningRoles {
     /// Returns the roles' parts of the admin endpoint in the keyspace of this number.
     pub fn sources(&self, keyspace: usize) -> Vec<Arc<dyn StatusSource>> {
         let roles = [
@@ -38,7 +38,7 @@ impl Running {
 
     /// Stops the roles, those of all keyspaces side by side. `service_ended` states that the pod's service has ended by
     /// itself.
-    pub async fn stop(self, service_ended: bool, leaving: Leaving) {
+    pub async fn stop(self, service_ended: bool, leaving: Succession) {
         if let Some(pod) = self.pod {
             info!("handing partitions over");
             pod.stop(service_ended).await;

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use segue_protocol::trace_context::SpanContext;
 use segue_proxy::metrics::BUCKET_BOUNDS_MICROS;
-use segue_proxy::spans::{Span, SpanKind, Value};
+use segue_proxy::spans::{AttributeValue, Span, SpanKind};
 
 const REQUESTS: &str = "segue_request_duration_seconds";
 const UPSTREAM: &str = "segue_upstream_duration_seconds";
@@ -41,7 +41,7 @@ pub(crate) struct Exemplar {
 impl Exemplar {
     /// Returns the exemplar that a span is, if a histogram counts what it records.
     pub(crate) fn of(span: &Span) -> Option<Self> {
-        let is_gone = || span.attributes.contains(&("error.type", Value::from("client-gone")));
+        let is_gone = || span.attributes.contains(&("error.type", AttributeValue::from("client-gone")));
         let histogram = match (span.kind, span.name.as_ref()) {
             (SpanKind::Server, _) if !is_gone() => REQUESTS,
             (SpanKind::Client, _) if !span.failed => UPSTREAM,

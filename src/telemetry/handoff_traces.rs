@@ -43,7 +43,7 @@ impl HandoffTraces {
         let (times, flowed) = (cutover.times, Instant::now());
         let stopped = flowed.checked_sub(times.pause + times.flush).unwrap_or(flowed);
         let whole =
-            Part { context: child(handoff), parent: handoff.span, name: "cutover", start: stopped, end: flowed };
+            HandoffPart { context: child(handoff), parent: handoff.span, name: "cutover", start: stopped, end: flowed };
         let mut span = self.span(&whole, cutover.partition);
         span.set("segue.router", self.participant.clone());
         span.set("segue.pod", cutover.target.pod.clone());
@@ -55,7 +55,7 @@ impl HandoffTraces {
         for (name, start, end) in
             [("drain", stopped, drained), ("switch", drained, switched), ("flush", switched, flowed)]
         {
-            let part = Part { context: child(handoff), parent: whole.context.span, name, start, end };
+            let part = HandoffPart { context: child(handoff), parent: whole.context.span, name, start, end };
             self.tracer.record(self.span(&part, cutover.partition));
         }
     }
@@ -66,7 +66,7 @@ impl HandoffTraces {
         let handoff = SpanContext::of_handoff(&self.keys, record.partition, ended.handoff, record.started_at);
         let since = |lasted: Duration| now.checked_sub(lasted).unwrap_or(now);
         let (name, start) = (ended.phase.as_str(), since(ended.lasted));
-        let part = Part { context: child(handoff), parent: handoff.span, name, start, end: now };
+        let part = HandoffPart { context: child(handoff), parent: handoff.span, name, start, end: now };
         self.tracer.record(self.span(&part, record.partition));
         let Some(result) = ended.result else { return };
         let mut span = Span::new(handoff, None, SpanKind::Internal, "handoff", since(ended.age));
@@ -85,7 +85,7 @@ impl HandoffTraces {
         self.tracer.record(span);
     }
 
-    fn span(&self, part: &Part, partition: PartitionId) -> Span {
+    fn span(&self, part: &HandoffPart, partition: PartitionId) -> Span {
         let mut span = Span::new(part.context, Some(part.parent), SpanKind::Internal, part.name, part.start);
         span.end = segue_proxy::spans::unix_nanos(part.end);
         span.set("segue.partition", partition.get());
@@ -94,7 +94,7 @@ impl HandoffTraces {
 }
 
 /// A part of a handoff.
-struct Part {
+struct HandoffPart {
     context: SpanContext,
     parent: SpanId,
     name: &'static str,

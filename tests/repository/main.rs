@@ -3,5 +3,6 @@
 
 mod documents;
 mod imports;
+mod names;
 mod operating;
 mod structure;

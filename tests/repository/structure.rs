@@ -13,7 +13,7 @@ use super::imports::{Files, ModulePath};
 const MAX_LINES: usize = 450;
 const LIST: &str = "## Folders";
 
-fn root() -> &'static Path {
+pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
@@ -29,7 +29,7 @@ fn lists() -> Vec<(String, Vec<String>)> {
     section.lines().filter_map(item).collect()
 }
 
-fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
+pub(crate) fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let is_for_tests = ["tests", "tests.rs", "loom"].iter().any(|name| path.ends_with(name));
@@ -42,7 +42,7 @@ fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
 }
 
 /// A file's text without its tests and comments.
-fn code(path: &Path) -> String {
+pub(crate) fn code(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap();
     let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
     text.lines().map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")

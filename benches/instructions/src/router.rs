@@ -19,7 +19,7 @@ use segue_proxy::server::{ServedKeyspace, ServedKeyspaces};
 use segue_proxy::settings::{
     ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
-use segue_proxy::spans::{Sampling, Tracer};
+use segue_proxy::spans::{Sampler, Tracer};
 use tokio::time::Instant;
 
 use crate::say;
@@ -48,7 +48,7 @@ pub(crate) fn serve(protocol: UpstreamProtocol, tracing: bool, pods: &[SocketAdd
         trust_forwarded: false,
         limits: ClientLimits::default(),
         upload_grace: UPLOAD_GRACE,
-        tracer: tracing.then(|| Tracer::new(Sampling::default(), 1, Counter::default()).0),
+        tracer: tracing.then(|| Tracer::new(Sampler::default(), 1, Counter::default()).0),
         upstream: UpstreamSettings { protocol, ..UpstreamSettings::default() },
     };
     // Closes its connections when it is dropped.

@@ -5,8 +5,8 @@ use segue_proxy::tls::{ClientFiles, ServerFiles};
 use super::router::socket_path;
 use super::{is_host_name, local, reachable, tls};
 use crate::error::{Wrong, quoted};
-use crate::raw::Value;
-use crate::reader::{self, Reader};
+use crate::raw::RawValue;
+use crate::reader::{self, ConfigReader};
 use crate::validated::{Admin, AdminWrite};
 
 pub(super) const KEYS: &[&str] = &[
@@ -33,25 +33,28 @@ const TLS: tls::ServerKeys =
     tls::ServerKeys { section: "admin.tls", cert: "admin.tls.cert", key: "admin.tls.key", client_ca: CLIENT_CA };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Write {
+enum WriteAccess {
     None,
     Token,
     ClientCert,
 }
 
-pub(super) fn read(r: &mut Reader<'_>) -> Admin {
+pub(super) fn read(r: &mut ConfigReader<'_>) -> Admin {
     let listen = r.listen("admin.listen", local(9090));
     let advertise = r.read("admin.advertise", |value| reachable(value, "others"));
     let mut hosts = r.read(HOSTS, host_names).unwrap_or_default();
     hosts.extend(advertise.as_ref().and_then(|address| address.rsplit_once(':')).map(|(host, _)| host.to_owned()));
     hosts.push(r.hostname().to_owned());
     let is_an_address = !listen.ip().is_unspecified() && listen.port() != 0;
-    let choices = [("none", Write::None), ("token", Write::Token), ("client_cert", Write::ClientCert)];
-    let write = r.choice(WRITE, &choices, Write::None);
+    let choices =
+        [("none", WriteAccess::None), ("token", WriteAccess::Token), ("client_cert", WriteAccess::ClientCert)];
+    let write = r.choice(WRITE, &choices, WriteAccess::None);
     let token_file = r.text(TOKEN_FILE);
     let tls = tls::server(r, &TLS);
     // Each of the two needs its counterpart, which has no effect without it.
-    for (choice, name, needed) in [(Write::Token, "token", TOKEN_FILE), (Write::ClientCert, "client_cert", CLIENT_CA)] {
+    for (choice, name, needed) in
+        [(WriteAccess::Token, "token", TOKEN_FILE), (WriteAccess::ClientCert, "client_cert", CLIENT_CA)]
+    {
         if write == choice && !r.is_given(needed) {
             let fact = format!("\"{name}\" without {needed}");
             r.report_value(WRITE, Wrong::new(fact, "expected both"));
@@ -75,8 +78,8 @@ pub(super) fn read(r: &mut Reader<'_>) -> Admin {
         hosts,
         socket: socket_path(r, SOCKET),
         write: match (write, token_file) {
-            (Write::Token, Some(file)) => AdminWrite::Token(file.into()),
-            (Write::ClientCert, _) => AdminWrite::ClientCert,
+            (WriteAccess::Token, Some(file)) => AdminWrite::Token(file.into()),
+            (WriteAccess::ClientCert, _) => AdminWrite::ClientCert,
             _ => AdminWrite::None,
         },
         peers_tls,
@@ -84,7 +87,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> Admin {
     }
 }
 
-fn host_names(value: &Value) -> Result<Vec<String>, Wrong> {
+fn host_names(value: &RawValue) -> Result<Vec<String>, Wrong> {
     const EXPECTED: &str = "expected a list of names without ports, such as [\"segue.example\"]";
     let names = reader::list(value, EXPECTED)?;
     let wrong = |name: &String| Wrong::new(format!("{} is not the name of a host", quoted(name)), EXPECTED);

@@ -4,7 +4,7 @@ use segue_protocol::planning::{Coordination, Policy};
 use segue_protocol::records::Mode;
 
 use super::{placement, pods_service, seconds};
-use crate::reader::Reader;
+use crate::reader::ConfigReader;
 use crate::units::show_duration;
 use crate::validated::Coordinator;
 
@@ -36,7 +36,7 @@ pub(super) const KEYS: &[&str] = &[
     "coordinator.tls.client_ca",
 ];
 
-pub(super) fn coordinator(r: &mut Reader<'_>) -> Coordinator {
+pub(super) fn coordinator(r: &mut ConfigReader<'_>) -> Coordinator {
     let pods_service::PodsService { listen, token_file, tls } = pods_service::read(r);
     Coordinator {
         name: r.role_name("coordinator.name"),
@@ -48,7 +48,7 @@ pub(super) fn coordinator(r: &mut Reader<'_>) -> Coordinator {
 }
 
 /// Reads the policy of planning, which is the default of every keyspace.
-pub(super) fn policy(r: &mut Reader<'_>) -> Policy {
+pub(super) fn policy(r: &mut ConfigReader<'_>) -> Policy {
     let default = Policy::default();
     let coordination = r.choice("coordinator.coordination", Coordination::NAMES, default.coordination);
     // A stuck participant drops out with the next heartbeat: before a router's `max_wait`, if nothing is set.

@@ -10,7 +10,7 @@ use segue_protocol::handoff::pod_reconcile::Callback;
 
 use super::without_user;
 use crate::error::{Wrong, quoted};
-use crate::reader::{Reader, text};
+use crate::reader::{ConfigReader, text};
 
 /// The keys of a hook.
 struct HookKeys {
@@ -57,7 +57,7 @@ const CHECKPOINT: HookKeys = HookKeys {
 const LEASE_URL: &str = "pod.hooks.lease.url";
 const SECRET_FILE: &str = "pod.hooks.secret_file";
 
-pub(super) fn read(r: &mut Reader<'_>) -> HookSettings {
+pub(super) fn read(r: &mut ConfigReader<'_>) -> HookSettings {
     let settings = HookSettings {
         warm: hook(r, &WARM),
         sync: hook(r, &SYNC),
@@ -76,7 +76,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> HookSettings {
     settings
 }
 
-fn hook(r: &mut Reader<'_>, keys: &HookKeys) -> Option<Hook> {
+fn hook(r: &mut ConfigReader<'_>, keys: &HookKeys) -> Option<Hook> {
     let (long, short) = (url(r, keys.url), keys.short.and_then(|key| url(r, key)));
     let timeout = r.duration(keys.timeout, Hook::default_timeout(keys.callback));
     let given_short = keys.short.filter(|key| r.is_given(key));
@@ -93,7 +93,7 @@ fn hook(r: &mut Reader<'_>, keys: &HookKeys) -> Option<Hook> {
     long.or(short).map(|url| Hook { url, timeout })
 }
 
-fn url(r: &mut Reader<'_>, key: &'static str) -> Option<HookUrl> {
+fn url(r: &mut ConfigReader<'_>, key: &'static str) -> Option<HookUrl> {
     r.read(key, |value| {
         let text = text(value, EXPECTED_URL)?;
         without_user(text, "expected a URL without them")?;

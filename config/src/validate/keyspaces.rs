@@ -17,8 +17,8 @@ use segue_proxy::settings::UpstreamProtocol;
 use super::partition::{self, PartitionKeys};
 use super::{coordinator, placement, router};
 use crate::error::{Place, Wrong, quoted};
-use crate::keys::Keys;
-use crate::reader::{Reader, text};
+use crate::keys::ConfigKeys;
+use crate::reader::{ConfigReader, text};
 use crate::units::show_size;
 use crate::validated::{KeyspaceSection, Routing};
 
@@ -35,7 +35,7 @@ const MAX_BYTES: &str = "keyspaces.stash.max_bytes";
 const MAX_TOTAL_BYTES: &str = "router.stash.max_total_bytes";
 
 /// The keys of a table.
-pub(crate) static KEYS: Keys = Keys {
+pub(crate) static KEYS: ConfigKeys = ConfigKeys {
     sections: &[&[
         NAME,
         SERVICE,
@@ -90,7 +90,7 @@ struct Defaults {
 }
 
 /// Returns the keyspaces; at least one, unless there are problems.
-pub(super) fn read(r: &mut Reader<'_>) -> Vec<KeyspaceSection> {
+pub(super) fn read(r: &mut ConfigReader<'_>) -> Vec<KeyspaceSection> {
     let defaults = Defaults {
         service: r.name("service"),
         stash: r.has_section("router").then(|| router::stash(r)),
@@ -112,12 +112,12 @@ pub(super) fn read(r: &mut Reader<'_>) -> Vec<KeyspaceSection> {
     keyspaces
 }
 
-fn one_partition(r: &mut Reader<'_>) -> PartitionSource {
+fn one_partition(r: &mut ConfigReader<'_>) -> PartitionSource {
     partition::read(r, &partition::ROUTER)
 }
 
 /// Refuses what stands in the tables if there are any.
-fn nothing_beside_the_list(r: &mut Reader<'_>, list: &Place) {
+fn nothing_beside_the_list(r: &mut ConfigReader<'_>, list: &Place) {
     let fact = format!("given beside [[keyspaces]] ({list})");
     // Read in any case, so that its value counts as looked at.
     if r.name("keyspace").is_some() {
@@ -130,7 +130,7 @@ fn nothing_beside_the_list(r: &mut Reader<'_>, list: &Place) {
     }
 }
 
-fn keyspace(r: &mut Reader<'_>, table: &mut Reader<'_>, defaults: &Defaults) -> KeyspaceSection {
+fn keyspace(r: &mut ConfigReader<'_>, table: &mut ConfigReader<'_>, defaults: &Defaults) -> KeyspaceSection {
     let name = table.name(NAME);
     if !table.is_given(NAME) {
         table.report(None, NAME, Wrong::new("not given", "expected the keyspace's name"));
@@ -161,7 +161,7 @@ fn keyspace(r: &mut Reader<'_>, table: &mut Reader<'_>, defaults: &Defaults) -> 
     }
 }
 
-fn matching(table: &mut Reader<'_>) -> Option<KeyspaceMatch> {
+fn matching(table: &mut ConfigReader<'_>) -> Option<KeyspaceMatch> {
     let host = table.read(HOST, |value| {
         const EXPECTED: &str = "expected a host without a port, such as \"orders.example\"";
         let text = text(value, EXPECTED)?;
@@ -186,7 +186,7 @@ fn matching(table: &mut Reader<'_>) -> Option<KeyspaceMatch> {
     host.map(KeyspaceMatch::Host).or(prefix.map(KeyspaceMatch::PathPrefix))
 }
 
-fn stash(r: &Reader<'_>, table: &mut Reader<'_>, default: &StashLimits) -> StashLimits {
+fn stash(r: &ConfigReader<'_>, table: &mut ConfigReader<'_>, default: &StashLimits) -> StashLimits {
     let stash = StashLimits {
         max_requests: table.integer("keyspaces.stash.max_requests", 1..=i64::MAX, default.max_requests),
         max_bytes: table.size(MAX_BYTES, default.max_bytes),
@@ -202,7 +202,7 @@ fn stash(r: &Reader<'_>, table: &mut Reader<'_>, default: &StashLimits) -> Stash
 }
 
 /// Refuses keyspaces of one name, and those that no request could reach because of an earlier one.
-fn are_apart(tables: &mut [Reader<'_>], keyspaces: &[KeyspaceSection]) {
+fn are_apart(tables: &mut [ConfigReader<'_>], keyspaces: &[KeyspaceSection]) {
     for later in 1..tables.len() {
         let Some((earlier_tables, [table, ..])) = tables.split_at_mut_checked(later) else { return };
         for (earlier, first) in keyspaces.iter().zip(&*earlier_tables) {

@@ -30,13 +30,13 @@ use segue_proxy::sidecar::Checks;
 
 use crate::drain_time::drain_fits_into_a_phase;
 use crate::error::{Problem, Wrong, quoted};
-use crate::keys::{self, Keys};
-use crate::raw::{Raw, Value};
-use crate::reader::{self, Reader, text};
+use crate::keys::{self, ConfigKeys};
+use crate::raw::{Raw, RawValue};
+use crate::reader::{self, ConfigReader, text};
 use crate::validated::{Config, Credentials, Log, LogFormat, LogLevel, Pod, Store, StoreKind, StreamListen};
 
 /// Every key that a file may have. Each section's keys are listed where they are read.
-pub(crate) static KEYS: Keys = Keys {
+pub(crate) static KEYS: ConfigKeys = ConfigKeys {
     sections: &[
         &["keyspace", "service"],
         STORE_KEYS,
@@ -52,7 +52,7 @@ pub(crate) static KEYS: Keys = Keys {
 
 /// Returns the configuration, which is valid only if there are no problems.
 pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
-    let mut reader = Reader::new(raw, hostname);
+    let mut reader = ConfigReader::new(raw, hostname);
     let r = &mut reader;
     let keyspaces = keyspaces::read(r);
     let config = Config {
@@ -74,7 +74,7 @@ pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
     (config, reader.into_problems())
 }
 
-fn a_role_is_there(r: &mut Reader<'_>) {
+fn a_role_is_there(r: &mut ConfigReader<'_>) {
     if !keys::ROLES.iter().any(|role| r.has_section(role)) {
         let remedy = "expected at least one of the sections [router], [coordinator], [pod]";
         r.report(None, "router, coordinator, pod", Wrong::new("there is no role to run", remedy));
@@ -82,7 +82,7 @@ fn a_role_is_there(r: &mut Reader<'_>) {
 }
 
 /// Refuses a hot restart of a process with more than its clients' sockets: nothing else can be passed on.
-fn hot_restart_is_possible(r: &mut Reader<'_>, config: &Config) {
+fn hot_restart_is_possible(r: &mut ConfigReader<'_>, config: &Config) {
     if !r.is_given(router::HOT_RESTART_SOCKET) {
         return;
     }
@@ -106,7 +106,7 @@ fn hot_restart_is_possible(r: &mut Reader<'_>, config: &Config) {
     }
 }
 
-fn listeners_are_apart(r: &mut Reader<'_>, config: &Config) {
+fn listeners_are_apart(r: &mut ConfigReader<'_>, config: &Config) {
     let listeners = [
         ("router.listen", config.router.as_ref().map(|router| router.listen)),
         ("coordinator.listen", config.coordinator.as_ref().and_then(|coordinator| coordinator.listen)),
@@ -128,7 +128,7 @@ fn listeners_are_apart(r: &mut Reader<'_>, config: &Config) {
     }
 }
 
-fn socket_paths_are_apart(r: &mut Reader<'_>, config: &Config) {
+fn socket_paths_are_apart(r: &mut ConfigReader<'_>, config: &Config) {
     let sockets = [
         ("admin.socket", config.admin.as_ref().and_then(|admin| admin.socket.as_deref())),
         (router::HOT_RESTART_SOCKET, config.router.as_ref().and_then(|router| router.hot_restart_socket.as_deref())),
@@ -158,7 +158,7 @@ const STORE_KEYS: &[&str] = &[
     "store.tls.key",
 ];
 
-fn store(r: &mut Reader<'_>) -> Store {
+fn store(r: &mut ConfigReader<'_>) -> Store {
     let kind = r.choice("store.kind", &[("etcd", StoreKind::Etcd), ("memory", StoreKind::Memory)], StoreKind::Etcd);
     let endpoints = r.read("store.endpoints", |value| {
         const EXPECTED: &str = "expected a list of URLs, such as [\"http://127.0.0.1:2379\"]";
@@ -248,7 +248,7 @@ const POD_KEYS: &[&str] = &[
     "pod.shutdown_timeout",
 ];
 
-fn pod(r: &mut Reader<'_>) -> Pod {
+fn pod(r: &mut ConfigReader<'_>) -> Pod {
     let default = PodSettings::new("", "");
     let listen = r.listen("pod.listen", local(8181));
     let advertise = r.read("pod.advertise", |value| reachable(value, "a router"));
@@ -284,7 +284,7 @@ fn pod(r: &mut Reader<'_>) -> Pod {
     }
 }
 
-fn health(r: &mut Reader<'_>) -> Checks {
+fn health(r: &mut ConfigReader<'_>) -> Checks {
     Checks {
         path: r.read("pod.health.path", |value| {
             const EXPECTED: &str = "expected a path, such as \"/healthz\"";
@@ -298,7 +298,7 @@ fn health(r: &mut Reader<'_>) -> Checks {
 }
 
 /// Reads a command line: the program and its arguments.
-fn command(value: &Value) -> Result<Vec<String>, Wrong> {
+fn command(value: &RawValue) -> Result<Vec<String>, Wrong> {
     const EXPECTED: &str = "expected a list of words, such as [\"/usr/bin/service\", \"--port\", \"8182\"]";
     let words = reader::list(value, EXPECTED)?;
     let wrong = |fact| Err(Wrong::new(fact, EXPECTED));
@@ -317,7 +317,7 @@ const EXPECTED_ADDRESS: &str = "expected a host and a port, such as \"10.0.0.7:8
 
 /// Reads an address to connect to: a name or an IP address, and a port above zero. An IPv6 address gets the brackets that
 /// it lacks: manifests put an address before a port without knowing its kind.
-fn host_and_port(value: &Value) -> Result<String, Wrong> {
+fn host_and_port(value: &RawValue) -> Result<String, Wrong> {
     let text = text(value, EXPECTED_ADDRESS)?;
     let is_address = match text.parse::<SocketAddr>() {
         Ok(address) => address.port() > 0,
@@ -336,7 +336,7 @@ fn host_and_port(value: &Value) -> Result<String, Wrong> {
 }
 
 /// Reads an address that `who` can connect to.
-fn reachable(value: &Value, who: &str) -> Result<String, Wrong> {
+fn reachable(value: &RawValue, who: &str) -> Result<String, Wrong> {
     let address = host_and_port(value)?;
     match address.parse() {
         Ok(ip) if IpAddr::is_unspecified(&SocketAddr::ip(&ip)) => {
@@ -371,7 +371,7 @@ fn uri(text: &str, schemes: &[&str], expected: &str) -> Result<Uri, Wrong> {
 
 const LOG_KEYS: &[&str] = &["log.level", "log.format"];
 
-fn log(r: &mut Reader<'_>) -> Log {
+fn log(r: &mut ConfigReader<'_>) -> Log {
     let levels = [
         ("error", LogLevel::Error),
         ("warn", LogLevel::Warn),

@@ -10,7 +10,7 @@ use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{AmbiguousPaths, KeySource, PartitionSource, PathTemplate};
 
 use crate::error::{Wrong, quoted};
-use crate::reader::{Reader, text};
+use crate::reader::{ConfigReader, text};
 
 /// The keys of such a section.
 pub(super) struct PartitionKeys {
@@ -60,7 +60,7 @@ impl PartitionKeys {
 }
 
 /// Returns the source of a request's partition.
-pub(super) fn read(r: &mut Reader<'_>, keys: &PartitionKeys) -> PartitionSource {
+pub(super) fn read(r: &mut ConfigReader<'_>, keys: &PartitionKeys) -> PartitionSource {
     let header = r.header(keys.header);
     let order_by = r.header(keys.order_by);
     let hash = r.choice(keys.hash, KeyHash::NAMES, KeyHash::default());
@@ -80,7 +80,7 @@ pub(super) fn read(r: &mut Reader<'_>, keys: &PartitionKeys) -> PartitionSource 
     }
 }
 
-fn one_source(r: &mut Reader<'_>, keys: &PartitionKeys) {
+fn one_source(r: &mut ConfigReader<'_>, keys: &PartitionKeys) {
     let is_given = |key: &&'static str| r.is_given(key);
     let given: Vec<_> = keys.sources().into_iter().filter(is_given).collect();
     let is_keyed = given.iter().any(|key| *key != keys.header);
@@ -122,7 +122,7 @@ fn path_template(text: &str, ambiguous: AmbiguousPaths) -> Result<PathTemplate, 
     PathTemplate::new(text, ambiguous).map_err(wrong)
 }
 
-fn cookie(r: &mut Reader<'_>, key: &'static str) -> Option<String> {
+fn cookie(r: &mut ConfigReader<'_>, key: &'static str) -> Option<String> {
     const EXPECTED: &str = "expected the name of a cookie, such as \"sid\"";
     r.read(key, |value| {
         let text = text(value, EXPECTED)?;
@@ -134,7 +134,7 @@ fn cookie(r: &mut Reader<'_>, key: &'static str) -> Option<String> {
 }
 
 /// Reads the name of a header with the key. By HTTP/2 there is no header `host`.
-fn key_header(r: &mut Reader<'_>, key: &'static str) -> Option<HeaderName> {
+fn key_header(r: &mut ConfigReader<'_>, key: &'static str) -> Option<HeaderName> {
     let name = r.header(key)?;
     if name == HOST {
         let fact = "\"host\" is a header by HTTP/1.1 alone";
@@ -144,7 +144,7 @@ fn key_header(r: &mut Reader<'_>, key: &'static str) -> Option<HeaderName> {
     Some(name)
 }
 
-fn host(r: &mut Reader<'_>, key: &'static str) -> bool {
+fn host(r: &mut ConfigReader<'_>, key: &'static str) -> bool {
     let given = r.boolean(key, true);
     if !given {
         r.report_value(key, Wrong::new("false", "expected true, or no key"));

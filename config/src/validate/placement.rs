@@ -10,7 +10,7 @@
 
 use segue_protocol::planning::{Policy, Strategy};
 
-use crate::reader::Reader;
+use crate::reader::ConfigReader;
 
 /// The keys of such settings.
 pub(super) struct PlacementKeys {
@@ -43,7 +43,7 @@ pub(super) const COORDINATOR: PlacementKeys = keys_of!("coordinator");
 pub(super) const KEYSPACE: PlacementKeys = keys_of!("keyspaces");
 
 /// Returns `default` with the settings that are given.
-pub(super) fn read(r: &mut Reader<'_>, keys: &PlacementKeys, default: &Policy) -> Policy {
+pub(super) fn read(r: &mut ConfigReader<'_>, keys: &PlacementKeys, default: &Policy) -> Policy {
     let count = 1..=i64::MAX;
     Policy {
         partitions: r.integer(keys.partitions, 1..=65536, default.partitions),

@@ -7,7 +7,7 @@ use segue_proxy::tls::ServerFiles;
 
 use super::tls;
 use crate::error::Wrong;
-use crate::reader::Reader;
+use crate::reader::ConfigReader;
 
 const LISTEN: &str = "coordinator.listen";
 pub(super) const TOKEN_FILE: &str = "coordinator.token_file";
@@ -24,7 +24,7 @@ pub(super) struct PodsService {
     pub(super) tls: Option<ServerFiles>,
 }
 
-pub(super) fn read(r: &mut Reader<'_>) -> PodsService {
+pub(super) fn read(r: &mut ConfigReader<'_>) -> PodsService {
     let (listen, tls, token_file) = (r.listen_if_given(LISTEN), tls::server(r, &TLS), r.text(TOKEN_FILE));
     let needed = [
         (tls.is_some(), TLS.cert, "expected both, because TLS is for that listener"),

@@ -15,7 +15,7 @@ use segue_proxy::tls::ClientFiles;
 
 use super::{local, seconds, tls};
 use crate::error::{Wrong, quoted};
-use crate::reader::{Reader, text};
+use crate::reader::{ConfigReader, text};
 use crate::units::{show_duration, show_size};
 use crate::validated::{KeyspaceSection, Router};
 
@@ -71,7 +71,7 @@ pub(super) const KEYS: &[&str] = &[
 ];
 
 /// Reads the section. The keyspaces have been read before.
-pub(super) fn router(r: &mut Reader<'_>, keyspaces: &[KeyspaceSection]) -> Router {
+pub(super) fn router(r: &mut ConfigReader<'_>, keyspaces: &[KeyspaceSection]) -> Router {
     let lease_ttl = r.lease("router.lease_ttl", seconds(15));
     Router {
         name: r.role_name("router.name"),
@@ -108,7 +108,7 @@ const EXPECTED_SOCKET: &str = "expected the path of a Unix socket, such as \"/ru
 pub(super) const MAX_SOCKET_PATH_BYTES: usize = 90;
 
 /// Reads the path of a Unix socket that one process takes over from another.
-pub(super) fn socket_path(r: &mut Reader<'_>, key: &'static str) -> Option<PathBuf> {
+pub(super) fn socket_path(r: &mut ConfigReader<'_>, key: &'static str) -> Option<PathBuf> {
     r.read(key, |value| checked_socket_path(text(value, EXPECTED_SOCKET)?))
 }
 
@@ -129,7 +129,7 @@ fn checked_socket_path(text: &str) -> Result<PathBuf, Wrong> {
 }
 
 /// Reads the limits of a stash, which are the defaults of every keyspace.
-pub(super) fn stash(r: &mut Reader<'_>) -> StashLimits {
+pub(super) fn stash(r: &mut ConfigReader<'_>) -> StashLimits {
     let default = StashLimits::default();
     let stash = StashLimits {
         max_requests: r.integer("router.stash.max_requests", 1..=i64::MAX, default.max_requests),
@@ -145,7 +145,7 @@ pub(super) fn stash(r: &mut Reader<'_>) -> StashLimits {
 
 /// Reads the drain's settings. The oldest held requests must outlast a severed drain: otherwise they would be refused
 /// just before they could be sent.
-fn drain(r: &mut Reader<'_>, keyspaces: &[KeyspaceSection]) -> DrainSettings {
+fn drain(r: &mut ConfigReader<'_>, keyspaces: &[KeyspaceSection]) -> DrainSettings {
     const TIMEOUT: &str = "router.drain.timeout";
     const STREAMS: &str = "router.drain.streams";
     const PATIENCE: &str = "router.drain.patience";
@@ -187,7 +187,7 @@ const CONNECT_TIMEOUT: &str = "router.upstream.connect_timeout";
 
 /// Refuses a timeout that is not below a third of the lease's TTL. A connection that a request waits for must not be
 /// established after the router's lease may have ended, and trust in the lease ends a third of its TTL earlier.
-fn connects_within_a_third_of_the_lease(r: &mut Reader<'_>, timeout: Duration, lease_ttl: Duration) {
+fn connects_within_a_third_of_the_lease(r: &mut ConfigReader<'_>, timeout: Duration, lease_ttl: Duration) {
     const LEASE_TTL: &str = "router.lease_ttl";
     if !r.is_given(CONNECT_TIMEOUT) || r.is_refused(LEASE_TTL) || timeout * 3 < lease_ttl {
         return;
@@ -198,7 +198,7 @@ fn connects_within_a_third_of_the_lease(r: &mut Reader<'_>, timeout: Duration, l
     r.report_value(CONNECT_TIMEOUT, Wrong::new(fact, format!("expected less than {bound}")));
 }
 
-fn upstream(r: &mut Reader<'_>, lease_ttl: Duration) -> UpstreamSettings<ClientFiles> {
+fn upstream(r: &mut ConfigReader<'_>, lease_ttl: Duration) -> UpstreamSettings<ClientFiles> {
     const MAX_IN_FLIGHT: &str = "router.upstream.max_in_flight_per_pod";
     const MAX_HEADER_BYTES_HTTP2: &str = "router.upstream.max_header_bytes_http2";
     let default = UpstreamSettings::<ClientFiles>::default();
@@ -218,7 +218,7 @@ fn upstream(r: &mut Reader<'_>, lease_ttl: Duration) -> UpstreamSettings<ClientF
     upstream
 }
 
-fn limits(r: &mut Reader<'_>) -> ClientLimits {
+fn limits(r: &mut ConfigReader<'_>) -> ClientLimits {
     const MAX_CONNECTIONS: &str = "router.limits.max_connections";
     const MAX_STREAMS: &str = "router.limits.max_streams_per_connection";
     const MAX_IN_FLIGHT: &str = "router.limits.max_in_flight_per_client";

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use super::router::MAX_SOCKET_PATH_BYTES;
 use crate::error::{Wrong, quoted};
-use crate::reader::{Reader, text};
+use crate::reader::{ConfigReader, text};
 use crate::validated::StreamListen;
 
 pub(super) const KEY: &str = "pod.stream";
@@ -26,7 +26,7 @@ const HOOKS: [&str; 9] = [
     "pod.release_url",
 ];
 
-pub(super) fn read(r: &mut Reader<'_>) -> Option<StreamListen> {
+pub(super) fn read(r: &mut ConfigReader<'_>) -> Option<StreamListen> {
     let listen = r.read(KEY, |value| {
         const EXPECTED: &str = "expected a loopback address and a port, such as \"127.0.0.1:7071\", or unix: and an \
                                 absolute path, such as \"unix:/run/segue/pod.sock\"";

@@ -13,7 +13,7 @@ use segue_proxy::tls::{ClientFiles, IdentityFiles, ServerFiles};
 
 use super::is_host_name;
 use crate::error::{Wrong, quoted};
-use crate::reader::{Reader, text};
+use crate::reader::{ConfigReader, text};
 
 /// The keys of a section for a listener.
 pub(super) struct ServerKeys {
@@ -41,7 +41,7 @@ pub(super) const STORE: ClientKeys = ClientKeys {
 };
 
 /// Reads the certificates of a listener, and what it requires of its clients.
-pub(super) fn server(r: &mut Reader<'_>, keys: &ServerKeys) -> Option<ServerFiles> {
+pub(super) fn server(r: &mut ConfigReader<'_>, keys: &ServerKeys) -> Option<ServerFiles> {
     let (cert, key, client_ca) = (r.text(keys.cert), r.text(keys.key), r.text(keys.client_ca));
     let place = r.anything_in(keys.section)?;
     for missing in [keys.cert, keys.key].into_iter().filter(|key| !r.is_given(key)).collect::<Vec<_>>() {
@@ -53,7 +53,7 @@ pub(super) fn server(r: &mut Reader<'_>, keys: &ServerKeys) -> Option<ServerFile
 }
 
 /// Reads the authorities that a client trusts, and its own certificate.
-pub(super) fn client(r: &mut Reader<'_>, keys: &ClientKeys) -> Option<ClientFiles> {
+pub(super) fn client(r: &mut ConfigReader<'_>, keys: &ClientKeys) -> Option<ClientFiles> {
     let (ca, cert, key) = (r.text(keys.ca), r.text(keys.cert), r.text(keys.key));
     let server_name = keys.server_name.and_then(|name| r.read(name, |value| server_name(text(value, EXPECTED_NAME)?)));
     let place = r.anything_in(keys.section)?;
@@ -71,7 +71,7 @@ pub(super) fn client(r: &mut Reader<'_>, keys: &ClientKeys) -> Option<ClientFile
 }
 
 /// Checks that the endpoints of etcd use TLS all or none.
-pub(super) fn endpoints_agree(r: &mut Reader<'_>, endpoints: &[String]) {
+pub(super) fn endpoints_agree(r: &mut ConfigReader<'_>, endpoints: &[String]) {
     let secure = endpoints.iter().filter(|endpoint| endpoint.starts_with("https://")).count();
     match r.anything_in(STORE.section) {
         Some(_) if secure < endpoints.len() && r.is_given("store.endpoints") => {

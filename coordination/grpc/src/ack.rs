@@ -2,7 +2,7 @@
 
 use segue_coordination::session::unix_millis;
 use segue_protocol::handoff::pod_reconcile::Callback;
-use segue_protocol::handoff::remote_pod::{TaskReport, Verdict, judge};
+use segue_protocol::handoff::remote_pod::{ReportVerdict, TaskReport, judge};
 use segue_protocol::ids::{HandoffId, PartitionId, Revision};
 use segue_protocol::records::one_line;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -11,8 +11,8 @@ use tracing::{info, warn};
 use crate::attach::tell_stream;
 use crate::checkpoints;
 use crate::proto::{Ack, AckKind, AckOutcome};
-use crate::sessions::Done;
-use crate::shared::{PATIENCE, Shared};
+use crate::sessions::UnrecordedAck;
+use crate::shared::{KeyspaceService, PATIENCE};
 use crate::token::Token;
 
 /// Returns the report in an acknowledgement, or `None` if it is of no task.
@@ -36,7 +36,7 @@ pub(crate) fn reported(ack: &Ack) -> Option<TaskReport> {
 }
 
 /// Handles an acknowledgement of the pod that this token belongs to. It waits for the view until `deadline`.
-pub(crate) async fn acknowledge(shared: &Shared, token: &Token, ack: &Ack, deadline: Instant) -> AckOutcome {
+pub(crate) async fn acknowledge(shared: &KeyspaceService, token: &Token, ack: &Ack, deadline: Instant) -> AckOutcome {
     let Some(report) = reported(ack) else { return AckOutcome::Stale };
     let TaskReport { partition, handoff, callback, .. } = report;
     let outcome = if report.failure.is_some() {
@@ -54,7 +54,7 @@ pub(crate) async fn acknowledge(shared: &Shared, token: &Token, ack: &Ack, deadl
 
 /// Handles the failure of a task.
 async fn fail(
-    shared: &Shared,
+    shared: &KeyspaceService,
     token: &Token,
     report: &TaskReport,
     is_permanent: bool,
@@ -72,26 +72,31 @@ async fn fail(
 }
 
 /// Handles the acknowledgement of a task without a handoff, of which the store has no record.
-async fn done_by_hand(shared: &Shared, token: &Token, partition: PartitionId, callback: Callback) -> AckOutcome {
+async fn done_by_hand(
+    shared: &KeyspaceService,
+    token: &Token,
+    partition: PartitionId,
+    callback: Callback,
+) -> AckOutcome {
     match callback {
         // The next Poll lists the partition among the holdings.
-        Callback::Warm => tell_stream(shared, token, partition, Done::WarmedByHand).await,
+        Callback::Warm => tell_stream(shared, token, partition, UnrecordedAck::WarmedByHand).await,
         _ => AckOutcome::Accepted,
     }
 }
 
 /// Writes a report to the store once the view shows that it is due.
-async fn store(shared: &Shared, token: &Token, report: &TaskReport, deadline: Instant) -> AckOutcome {
+async fn store(shared: &KeyspaceService, token: &Token, report: &TaskReport, deadline: Instant) -> AckOutcome {
     loop {
         let (verdict, revision) = {
             let view = shared.hub.view();
             (judge(&view, &token.pod, token.incarnation(), report, unix_millis()), view.revision)
         };
         match verdict {
-            Verdict::Known => return AckOutcome::Accepted,
-            Verdict::Stale => return AckOutcome::Stale,
-            Verdict::TooEarly => {}
-            Verdict::Commit(txn) => match timeout(PATIENCE, shared.store.commit(*txn)).await {
+            ReportVerdict::Known => return AckOutcome::Accepted,
+            ReportVerdict::Stale => return AckOutcome::Stale,
+            ReportVerdict::TooEarly => {}
+            ReportVerdict::Commit(txn) => match timeout(PATIENCE, shared.store.commit(*txn)).await {
                 Ok(Ok(outcome)) if outcome.committed() => {
                     if report.failure.is_none() {
                         let (pod, partition, handoff) = (&token.pod, report.partition.get(), report.handoff.get());

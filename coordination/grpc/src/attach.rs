@@ -15,11 +15,11 @@ use tokio::time::timeout;
 use tonic::Status;
 use tracing::{Instrument as _, info};
 
-use crate::hold::Hold;
 use crate::hello;
+use crate::hold::RegistrationHold;
 use crate::proto::{AckOutcome, Hello};
-use crate::sessions::{Done, LastPoll};
-use crate::shared::{Shared, unavailable};
+use crate::sessions::{LastPoll, UnrecordedAck};
+use crate::shared::{KeyspaceService, unavailable};
 use crate::token::{Secret, Token};
 
 /// How long the store may take to renew a lease or to restore a record.
@@ -27,11 +27,11 @@ pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A pod whose registration is alive. A view of revision `seen` or later shows all that the pod can have been told.
 #[derive(Debug)]
-pub(crate) struct Attached {
+pub(crate) struct AttachedPod {
     pub(crate) token: Token,
     pub(crate) resumed: bool,
     pub(crate) seen: Revision,
-    pub(crate) hold: Arc<Hold>,
+    pub(crate) hold: Arc<RegistrationHold>,
     /// What this instance told the pod by the Poll before, if no other instance can have told it anything since.
     pub(crate) last: Option<LastPoll>,
     /// Whether operators find this instance by the pod's mark.
@@ -39,7 +39,7 @@ pub(crate) struct Attached {
     record: PodRecord,
 }
 
-impl Attached {
+impl AttachedPod {
     pub(crate) fn name(&self) -> &str {
         &self.token.pod
     }
@@ -63,7 +63,7 @@ impl Attached {
     }
 
     /// Checks that the registration exists, and restores it if another writer has detached it from its lease.
-    pub(crate) async fn keep_registration(&mut self, shared: &Shared) -> Result<(), Status> {
+    pub(crate) async fn keep_registration(&mut self, shared: &KeyspaceService) -> Result<(), Status> {
         let restore = match self.is_registered(&shared.hub.view()) {
             Ok(true) => return Ok(()),
             Ok(false) => return Err(self.is_over()),
@@ -106,7 +106,7 @@ impl Attached {
 
 /// Refuses to go on with a life that the store has ended by going back, as this instance has seen or another one says by the
 /// floor of epochs. The key ends with its lease, which nobody renews any more: until then the pod may serve.
-pub(crate) fn ensure_goes_on(shared: &Shared, token: &Token) -> Result<(), Status> {
+pub(crate) fn ensure_goes_on(shared: &KeyspaceService, token: &Token) -> Result<(), Status> {
     match shared.horizon.ends_life(&shared.hub.view(), token.floor()) {
         Some(why) => {
             let pod = &token.pod;
@@ -118,7 +118,12 @@ pub(crate) fn ensure_goes_on(shared: &Shared, token: &Token) -> Result<(), Statu
 
 /// Registers the pod of `hello`, or goes on with its registration. `after` is the revision of what a pod that polls was told
 /// last, by whichever instance.
-pub(crate) async fn attach(shared: &Arc<Shared>, hello: &Hello, way: Way, after: Revision) -> Result<Attached, Status> {
+pub(crate) async fn attach(
+    shared: &Arc<KeyspaceService>,
+    hello: &Hello,
+    way: AttachMode,
+    after: Revision,
+) -> Result<AttachedPod, Status> {
     let (record, ttl) = hello::read(hello)?;
     let token =
         Some(&hello.resume).filter(|resume| !resume.is_empty()).map(|resume| Token::parse(resume)).transpose()?;
@@ -150,7 +155,7 @@ pub(crate) async fn attach(shared: &Arc<Shared>, hello: &Hello, way: Way, after:
 
 /// A registration in the store.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct StoredRegistration {
     pub(crate) token: Token,
     /// The revision that last changed the record.
     pub(crate) seen: Revision,
@@ -164,7 +169,7 @@ pub(crate) struct Found {
 /// How a pod takes part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Way {
+pub(crate) enum AttachMode {
     Stream,
     Poll,
 }
@@ -174,13 +179,13 @@ pub(crate) enum Way {
 struct Mark {
     /// That of the record, in case another writer overwrites the record.
     resume_digest: String,
-    way: Way,
+    way: AttachMode,
     #[serde(flatten)]
     server: PodStream,
 }
 
 impl Mark {
-    fn put(shared: &Shared, pod: &str, digest: &str, way: Way, lease: LeaseId) -> Op {
+    fn put(shared: &KeyspaceService, pod: &str, digest: &str, way: AttachMode, lease: LeaseId) -> Op {
         let server = PodStream { admin: shared.settings.admin.clone() };
         let mark = Mark { resume_digest: digest.to_owned(), way, server };
         Op::Put { key: shared.keys.pod_stream(pod), value: encode(&mark), lease: Some(lease) }
@@ -188,10 +193,10 @@ impl Mark {
 
     /// Returns whether it says that the pod of this registration polls.
     fn is_of_poll(&self, digest: &str) -> bool {
-        self.way == Way::Poll && self.resume_digest == digest
+        self.way == AttachMode::Poll && self.resume_digest == digest
     }
 
-    async fn read(shared: &Shared, pod: &str) -> Result<Option<Self>, Status> {
+    async fn read(shared: &KeyspaceService, pod: &str) -> Result<Option<Self>, Status> {
         let found = shared.store.snapshot(&Keys::One(shared.keys.pod_stream(pod))).await.map_err(unavailable)?;
         Ok(found.entries.first().and_then(|entry| serde_json::from_slice(&entry.value).ok()))
     }
@@ -199,18 +204,23 @@ impl Mark {
 
 /// Tells the pod's stream of an acknowledgement that the store does not record. A stream elsewhere does not learn of it, so
 /// the pod has to acknowledge there. A pod that polls has no stream to tell.
-pub(crate) async fn tell_stream(shared: &Shared, token: &Token, partition: PartitionId, done: Done) -> AckOutcome {
+pub(crate) async fn tell_stream(
+    shared: &KeyspaceService,
+    token: &Token,
+    partition: PartitionId,
+    done: UnrecordedAck,
+) -> AckOutcome {
     if shared.sessions.tell(token.incarnation(), partition, done) {
         return AckOutcome::Accepted;
     }
     match Mark::read(shared, &token.pod).await {
-        Ok(Some(Mark { way: Way::Poll, .. })) => AckOutcome::Accepted,
+        Ok(Some(Mark { way: AttachMode::Poll, .. })) => AckOutcome::Accepted,
         _ => AckOutcome::Again,
     }
 }
 
 /// Reads the registration of this token from the store. Returns `None` if it is over.
-pub(crate) async fn find(shared: &Shared, token: Token) -> Result<Option<Found>, Status> {
+pub(crate) async fn find(shared: &KeyspaceService, token: Token) -> Result<Option<StoredRegistration>, Status> {
     let found = shared.store.snapshot(&Keys::One(shared.keys.pod(&token.pod))).await.map_err(unavailable)?;
     let Some(entry) = found.entries.first() else { return Ok(None) };
     if Incarnation::registered_at(entry.create_revision) != token.incarnation() {
@@ -228,18 +238,18 @@ pub(crate) async fn find(shared: &Shared, token: Token) -> Result<Option<Found>,
         )));
     };
     token.proves(&digest)?;
-    Ok(Some(Found { token, seen: entry.mod_revision, read: found.revision, digest, record }))
+    Ok(Some(StoredRegistration { token, seen: entry.mod_revision, read: found.revision, digest, record }))
 }
 
 /// Goes on with the registration of this token, and then renews its lease: a lease stands for a pod that is told what it has to
 /// do. Returns `None` if the registration has ended, and fails if its life is over although it has not.
 async fn go_on(
-    shared: &Arc<Shared>,
+    shared: &Arc<KeyspaceService>,
     token: Token,
     own: &PodRecord,
-    (way, after): (Way, Revision),
-) -> Result<Option<Attached>, Status> {
-    let last = shared.sessions.last_poll(&token).filter(|_| way == Way::Poll);
+    (way, after): (AttachMode, Revision),
+) -> Result<Option<AttachedPod>, Status> {
+    let last = shared.sessions.last_poll(&token).filter(|_| way == AttachMode::Poll);
     let returns = last.as_ref().is_some_and(|last| last.told != after);
     let attached = match last.filter(|last| last.told == after && last.is_marked) {
         Some(last) => served_before(shared, token, last)?,
@@ -257,11 +267,11 @@ async fn go_on(
 }
 
 /// Returns the registration of a pod that this instance was the last to tell something.
-fn served_before(shared: &Arc<Shared>, mut token: Token, last: LastPoll) -> Result<Attached, Status> {
+fn served_before(shared: &Arc<KeyspaceService>, mut token: Token, last: LastPoll) -> Result<AttachedPod, Status> {
     token.proves(last.record.resume_digest.as_deref().unwrap_or_default())?;
     token.keyspace.clone_from(&shared.keyspace);
-    let (hold, record) = (Hold::known(shared, &token), last.record.clone());
-    Ok(Attached { token, resumed: true, seen: last.told, hold, last: Some(last), is_marked: true, record })
+    let (hold, record) = (RegistrationHold::known(shared, &token), last.record.clone());
+    Ok(AttachedPod { token, resumed: true, seen: last.told, hold, last: Some(last), is_marked: true, record })
 }
 
 /// Resumes the registration of this token, and waits until the view is new enough. Returns `None` if it is over.
@@ -270,22 +280,24 @@ fn served_before(shared: &Arc<Shared>, mut token: Token, last: LastPoll) -> Resu
 /// record was read is new enough, as after a Poll while nothing changes. Otherwise a write marks the present: a view that shows
 /// it is new enough. A pod `returns` if it polls by turns; the mark of one that comes or stays says that it is here.
 async fn resume(
-    shared: &Arc<Shared>,
+    shared: &Arc<KeyspaceService>,
     token: Token,
     own: &PodRecord,
-    (way, returns): (Way, bool),
-) -> Result<Option<Attached>, Status> {
-    let Some(Found { mut token, read, digest, record, .. }) = find(shared, token).await? else { return Ok(None) };
+    (way, returns): (AttachMode, bool),
+) -> Result<Option<AttachedPod>, Status> {
+    let Some(StoredRegistration { mut token, read, digest, record, .. }) = find(shared, token).await? else {
+        return Ok(None);
+    };
     // A token of an instance that had one keyspace names none. The pod's next calls have to.
     token.keyspace.clone_from(&shared.keyspace);
-    let hold = Hold::known(shared, &token);
+    let hold = RegistrationHold::known(shared, &token);
     if returns
         && shared.hub.view().revision >= read
         && let Some(mark) = Mark::read(shared, &token.pod).await?.filter(|mark| mark.is_of_poll(&digest))
     {
         let is_marked = mark.server.admin == shared.settings.admin;
         let record = record.unwrap_or_else(|| PodRecord { resume_digest: Some(digest), ..own.clone() });
-        return Ok(Some(Attached { token, resumed: true, seen: read, hold, last: None, is_marked, record }));
+        return Ok(Some(AttachedPod { token, resumed: true, seen: read, hold, last: None, is_marked, record }));
     }
     let mark = Txn {
         when: vec![Compare::created_at(shared.keys.pod(&token.pod), token.incarnation().revision())],
@@ -296,7 +308,7 @@ async fn resume(
         Ok(outcome) if outcome.committed() => {
             shared.hub.shows(outcome.revision).await?;
             let record = record.unwrap_or_else(|| PodRecord { resume_digest: Some(digest), ..own.clone() });
-            Ok(Some(Attached {
+            Ok(Some(AttachedPod {
                 token,
                 resumed: true,
                 seen: outcome.revision,
@@ -311,7 +323,12 @@ async fn resume(
     }
 }
 
-async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration, way: Way) -> Result<Attached, Status> {
+async fn register(
+    shared: &Arc<KeyspaceService>,
+    record: PodRecord,
+    ttl: Duration,
+    way: AttachMode,
+) -> Result<AttachedPod, Status> {
     let key = shared.keys.pod(&record.pod_name);
     let taken = || {
         Status::already_exists(format!(
@@ -341,8 +358,8 @@ async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration, way: W
             let incarnation = Incarnation::registered_at(outcome.revision);
             info!(pod = record.pod_name, incarnation = incarnation.get(), "pod registered");
             let token = secret.token((&shared.keyspace, &record.pod_name), incarnation);
-            let hold = Hold::new(shared, &token);
-            Ok(Attached { token, resumed: false, seen: outcome.revision, hold, last: None, is_marked: true, record })
+            let hold = RegistrationHold::new(shared, &token);
+            Ok(AttachedPod { token, resumed: false, seen: outcome.revision, hold, last: None, is_marked: true, record })
         }
         refused => {
             let _ = shared.store.revoke(lease).await;
@@ -353,7 +370,7 @@ async fn register(shared: &Arc<Shared>, record: PodRecord, ttl: Duration, way: W
 
 /// Returns the floor of epochs under which a life begins now, once it is above what was used before the store went back. If it
 /// is raised before the life has begun, that life is the shorter for it.
-async fn floor(shared: &Shared) -> Result<Epoch, Status> {
+async fn floor(shared: &KeyspaceService) -> Result<Epoch, Status> {
     while raise_floor(&shared.store, &shared.horizon, &shared.keys).await.map_err(unavailable)? {}
     let config = shared.store.snapshot(&Keys::One(shared.keys.config())).await.map_err(unavailable)?;
     let stored = View::from_snapshot(shared.keys.clone(), config).epoch_floor();

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use segue_coordination::session::unix_millis;
-use segue_protocol::handoff::checkpoint::{self, Made, is_recorded, recorded_at};
+use segue_protocol::handoff::checkpoint::{self, PendingCheckpoint, is_recorded, recorded_at};
 use segue_protocol::ids::{Epoch, PartitionId};
 use segue_protocol::records::CheckpointName;
 use segue_protocol::view::View;
@@ -15,8 +15,8 @@ use tracing::warn;
 
 use crate::attach::tell_stream;
 use crate::proto::{Ack, AckOutcome};
-use crate::sessions::Done;
-use crate::shared::{PATIENCE, Shared};
+use crate::sessions::UnrecordedAck;
+use crate::shared::{KeyspaceService, PATIENCE};
 use crate::token::Token;
 
 /// Bounds of the time between two looks for tasks that have become due because time has passed.
@@ -30,7 +30,7 @@ pub(crate) fn look_interval(view: &View) -> Option<Duration> {
 }
 
 /// Writes a checkpoint to the store, if the pod owns the epoch that it was made in.
-pub(crate) async fn record(shared: &Shared, token: &Token, ack: &Ack, deadline: Instant) -> AckOutcome {
+pub(crate) async fn record(shared: &KeyspaceService, token: &Token, ack: &Ack, deadline: Instant) -> AckOutcome {
     let Some(id) = ack.id else { return AckOutcome::Stale };
     let (pod, partition, epoch) = (&token.pod, PartitionId::new(id.partition), Epoch::new(ack.epoch));
     let name = match ack.checkpoint.as_slice() {
@@ -44,7 +44,7 @@ pub(crate) async fn record(shared: &Shared, token: &Token, ack: &Ack, deadline: 
         },
     };
     let replaces = recorded_at(&shared.hub.view(), partition);
-    let made = Made { epoch, name, at: unix_millis(), replaces };
+    let made = PendingCheckpoint { epoch, name, at: unix_millis(), replaces };
     loop {
         let (txn, rests, is_over, revision) = {
             let view = shared.hub.view();
@@ -61,7 +61,7 @@ pub(crate) async fn record(shared: &Shared, token: &Token, ack: &Ack, deadline: 
         match txn {
             None if is_over => return AckOutcome::Stale,
             None => {}
-            Some(_) if rests => return tell_stream(shared, token, partition, Done::NothingNew).await,
+            Some(_) if rests => return tell_stream(shared, token, partition, UnrecordedAck::NothingNew).await,
             Some(txn) => match timeout(PATIENCE, shared.store.commit(txn)).await {
                 Ok(Ok(outcome)) if outcome.committed() => return AckOutcome::Accepted,
                 // The view was out of date.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use segue_coordination::session::boottime;
 use segue_protocol::handoff::remote_pod::RemoteTask;
-use segue_protocol::lease::Reader;
+use segue_protocol::lease::EventReader;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::Stream as TokioStream;
@@ -87,7 +87,7 @@ pub(crate) fn span(span: Duration) -> Option<prost_types::Duration> {
 pub(crate) struct EventFlow {
     /// The number of the last event.
     seq: u64,
-    reader: Reader,
+    reader: EventReader,
     is_stuck: bool,
     reports: Reports,
     /// The newest heartbeat.
@@ -103,7 +103,7 @@ impl EventFlow {
     pub(crate) fn new(first: &Heartbeat) -> Self {
         EventFlow {
             seq: 0,
-            reader: Reader::default(),
+            reader: EventReader::default(),
             is_stuck: false,
             reports: Reports::default(),
             beat: first.seq,

@@ -4,21 +4,21 @@ use std::time::Duration;
 
 use segue_protocol::handoff::checkpoint::newest;
 use segue_protocol::handoff::pod_reconcile::Callback;
-use segue_protocol::handoff::remote_pod::{Changes, RemoteTask};
+use segue_protocol::handoff::remote_pod::{PodMessages, RemoteTask};
 use segue_protocol::ids::{HandoffId, PartitionId};
 use segue_protocol::lease::keepalive_interval;
 use segue_protocol::planning::{Policy, in_force};
 use segue_protocol::view::View;
 
-use crate::attach::Attached;
-use crate::hello::PROTOCOL;
+use crate::attach::AttachedPod;
 use crate::event_stream::{WINDOW, span};
+use crate::hello::PROTOCOL;
 use crate::proto::task::Kind;
 use crate::proto::{Assignment, Checkpoint, Drain, Event, Leaving, Owned, Release, Sync, Task, TaskId, Warm, Welcome};
 use crate::shared::PodsSettings;
 
 /// Returns the event with these changes, not numbered yet. `full` marks them as the complete state.
-pub(crate) fn event(view: &View, settings: &PodsSettings, changes: Changes, full: bool) -> Event {
+pub(crate) fn event(view: &View, settings: &PodsSettings, changes: PodMessages, full: bool) -> Event {
     // Only tasks need it, and reading it takes longer than the rest.
     let policy = (!changes.tasks.is_empty()).then(|| in_force(view, &settings.policy));
     let assignment = Assignment {
@@ -40,7 +40,7 @@ pub(crate) fn event(view: &View, settings: &PodsSettings, changes: Changes, full
     }
 }
 
-pub(crate) fn welcome(attached: &Attached, view: &View) -> Welcome {
+pub(crate) fn welcome(attached: &AttachedPod, view: &View) -> Welcome {
     let ttl = attached.token.ttl();
     let ttl_micros = u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX);
     Welcome {

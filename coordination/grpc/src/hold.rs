@@ -13,28 +13,28 @@ use tokio::runtime::Handle;
 use tonic::Status;
 use tracing::{Instrument as _, debug, info, warn};
 
-use crate::shared::{Shared, unavailable};
+use crate::shared::{KeyspaceService, unavailable};
 use crate::token::Token;
 
 /// A registration that this instance renews.
 #[derive(Debug)]
-pub(crate) struct Hold {
-    shared: Arc<Shared>,
+pub(crate) struct RegistrationHold {
+    shared: Arc<KeyspaceService>,
     token: Token,
     /// Whether the pod may have its token.
     told: AtomicBool,
 }
 
-impl Hold {
+impl RegistrationHold {
     /// Returns a hold of a registration whose token its pod has presented.
-    pub(crate) fn known(shared: &Arc<Shared>, token: &Token) -> Arc<Self> {
-        Arc::new(Hold { shared: shared.clone(), token: token.clone(), told: true.into() })
+    pub(crate) fn known(shared: &Arc<KeyspaceService>, token: &Token) -> Arc<Self> {
+        Arc::new(RegistrationHold { shared: shared.clone(), token: token.clone(), told: true.into() })
     }
 
     /// Returns a hold of a new registration. It ends with the hold unless its pod is told of it: without the token
     /// nobody can go on with it, and it would block its name for its TTL.
-    pub(crate) fn new(shared: &Arc<Shared>, token: &Token) -> Arc<Self> {
-        Arc::new(Hold { shared: shared.clone(), token: token.clone(), told: false.into() })
+    pub(crate) fn new(shared: &Arc<KeyspaceService>, token: &Token) -> Arc<Self> {
+        Arc::new(RegistrationHold { shared: shared.clone(), token: token.clone(), told: false.into() })
     }
 
     /// Notes that the token is on its way to the pod.
@@ -43,7 +43,7 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for RegistrationHold {
     fn drop(&mut self) {
         self.shared.store.forget_lease(self.token.lease());
         if self.told.load(Relaxed) {
@@ -63,7 +63,7 @@ impl Drop for Hold {
 }
 
 /// Ends a registration. The pod must have stopped serving.
-pub(crate) async fn end(shared: &Shared, token: &Token) -> Result<(), Status> {
+pub(crate) async fn end(shared: &KeyspaceService, token: &Token) -> Result<(), Status> {
     let key = shared.keys.pod(&token.pod);
     shared.store.commit(withdraw(&key, token.incarnation())).await.map_err(unavailable)?;
     info!(pod = token.pod, incarnation = token.incarnation().get(), "pod deregistered");

@@ -31,14 +31,14 @@ const CATCH_UP: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) struct Hub {
-    shared: Arc<Shared>,
+    shared: Arc<HubState>,
     /// The waits for checkpoints of all pods. They outlast the streams.
     waits: Mutex<Waits>,
     _task: AbortOnDropHandle<()>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct HubState {
     view: RwLock<IndexedView>,
     changes: broadcast::Sender<Change>,
     revision: watch::Sender<Revision>,
@@ -48,7 +48,7 @@ struct Shared {
     blind_since: Mutex<Option<Duration>>,
 }
 
-impl Shared {
+impl HubState {
     fn blind_since(&self) -> MutexGuard<'_, Option<Duration>> {
         self.blind_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -70,11 +70,11 @@ impl Deref for IndexedView {
 }
 
 /// A change of the view; `None` means that everything may have changed.
-type Change = Option<Arc<Affected>>;
+type Change = Option<Arc<AffectedRecords>>;
 
 /// The effect of a batch of changes.
 #[derive(Debug, Default)]
-struct Affected {
+struct AffectedRecords {
     partitions: BTreeSet<PartitionId>,
     /// Pods whose registration changed.
     pods: BTreeSet<String>,
@@ -82,7 +82,7 @@ struct Affected {
 
 /// The changes since they were last taken.
 #[derive(Debug)]
-pub(crate) struct Changes {
+pub(crate) struct HubChanges {
     receiver: broadcast::Receiver<Change>,
     /// The pod. A change of its own registration concerns all that it was told.
     pod: String,
@@ -93,7 +93,7 @@ pub(crate) struct Changes {
 impl Hub {
     /// Starts to follow a keyspace.
     pub(crate) fn start(store: Arc<dyn Store>, keys: Keyspace) -> Self {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(HubState {
             view: RwLock::new(IndexedView { view: View::empty(keys.clone()), parties: Parties::default() }),
             changes: broadcast::Sender::new(NOTICES),
             revision: watch::Sender::new(Revision::ZERO),
@@ -114,8 +114,8 @@ impl Hub {
     }
 
     /// Subscribes to changes on behalf of a pod. At first every partition counts as changed.
-    pub(crate) fn changes(&self, pod: &str) -> Changes {
-        Changes { receiver: self.shared.changes.subscribe(), pod: pod.to_owned(), partitions: None }
+    pub(crate) fn changes(&self, pod: &str) -> HubChanges {
+        HubChanges { receiver: self.shared.changes.subscribe(), pod: pod.to_owned(), partitions: None }
     }
 
     /// Refuses to work for a pod with a lease of this TTL if the store has not been followed for half of it. The pod is to
@@ -148,7 +148,7 @@ impl Hub {
     }
 }
 
-impl Changes {
+impl HubChanges {
     /// Waits for a change. Cancel-safe.
     pub(crate) async fn wait(&mut self) {
         let received = self.receiver.recv().await;
@@ -224,7 +224,7 @@ async fn exceeds(number: &watch::Sender<Revision>, revision: Revision) {
     }
 }
 
-async fn follow(shared: Arc<Shared>, mut watcher: Watcher) {
+async fn follow(shared: Arc<HubState>, mut watcher: Watcher) {
     loop {
         let update = watcher.next().await;
         let (change, revision) = {
@@ -243,7 +243,7 @@ async fn follow(shared: Arc<Shared>, mut watcher: Watcher) {
                     }
                     parties.update(view, delta.partitions.iter().copied());
                     let affected = delta.affected(view);
-                    affected.map(|partitions| Arc::new(Affected { partitions, pods: delta.pods }))
+                    affected.map(|partitions| Arc::new(AffectedRecords { partitions, pods: delta.pods }))
                 }
                 Update::Lost(error) => {
                     if shared.blind_since().is_none() {

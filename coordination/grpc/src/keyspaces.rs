@@ -6,12 +6,12 @@
 use tonic::Status;
 
 /// A keyspace that a listener serves.
-pub(crate) trait Named {
+pub(crate) trait NamedKeyspace {
     fn name(&self) -> &str;
 }
 
 /// Returns the keyspace with this name. An empty name stands for the only keyspace.
-pub(crate) fn choose<'a, T: Named>(served: &'a [T], wanted: &str) -> Result<&'a T, Status> {
+pub(crate) fn choose<'a, T: NamedKeyspace>(served: &'a [T], wanted: &str) -> Result<&'a T, Status> {
     if let [only] = served
         && wanted.is_empty()
     {
@@ -35,7 +35,7 @@ mod tests {
 
     use super::*;
 
-    impl Named for &'static str {
+    impl NamedKeyspace for &'static str {
         fn name(&self) -> &str {
             self
         }

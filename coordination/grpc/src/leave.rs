@@ -10,11 +10,11 @@ use tracing::debug;
 use crate::attach::find;
 use crate::hold::end;
 use crate::proto::LeaveResponse;
-use crate::shared::{Shared, unavailable};
+use crate::shared::{KeyspaceService, unavailable};
 use crate::token::Token;
 
 /// Ends the registration of this token: at once if `now` is set, otherwise once the pod has handed everything over.
-pub(crate) async fn leave(shared: &Shared, token: Token, now: bool) -> Result<LeaveResponse, Status> {
+pub(crate) async fn leave(shared: &KeyspaceService, token: Token, now: bool) -> Result<LeaveResponse, Status> {
     let Some(found) = find(shared, token).await? else {
         return Ok(LeaveResponse { empty: true, left: Vec::new() });
     };

@@ -46,4 +46,4 @@ pub use observer::PodsObserver;
 pub use service::{PodsKeyspace, PodsServer, PodsStatus};
 pub use service_stream::{ServiceStream, ServiceStreamSettings};
 pub use shared::PodsSettings;
-pub use status::{Load, Progress, StreamStatus, TaskStatus};
+pub use status::{ReportedLoad, StreamStatus, TaskProgress, TaskStatus};

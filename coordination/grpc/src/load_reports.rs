@@ -23,7 +23,7 @@ use segue_protocol::view::View;
 use tokio::time::Instant;
 use tracing::{Instrument as _, debug};
 
-use crate::status::Load;
+use crate::status::ReportedLoad;
 use crate::token::Token;
 
 /// How long a pod that has stopped to report is remembered.
@@ -35,7 +35,7 @@ pub(crate) struct LoadReports(Mutex<HashMap<Incarnation, Instant>>);
 
 impl LoadReports {
     /// Takes the load that a pod has reported, if it has reported any. Called upon each of its heartbeats.
-    pub(crate) fn take(&self, store: &Arc<dyn Store>, view: &View, token: &Token, load: Option<&Load>) {
+    pub(crate) fn take(&self, store: &Arc<dyn Store>, view: &View, token: &Token, load: Option<&ReportedLoad>) {
         let Some(txn) = self.due(view, token, load, Instant::now()) else { return };
         let (store, pod) = (store.clone(), token.pod.clone());
         let writing = async move {
@@ -46,7 +46,7 @@ impl LoadReports {
         tokio::spawn(writing.in_current_span());
     }
 
-    fn due(&self, view: &View, token: &Token, load: Option<&Load>, now: Instant) -> Option<Txn> {
+    fn due(&self, view: &View, token: &Token, load: Option<&ReportedLoad>, now: Instant) -> Option<Txn> {
         let life = token.incarnation();
         if !uses_load(view) {
             let stands = view.load(&token.pod).is_some_and(|load| load.incarnation == life);
@@ -67,7 +67,7 @@ impl LoadReports {
     }
 }
 
-fn record(life: Incarnation, interval: Duration, load: &Load) -> PodLoad {
+fn record(life: Incarnation, interval: Duration, load: &ReportedLoad) -> PodLoad {
     let share = |(partition, share): (&_, &f64)| (*partition, PartitionLoad { load: (*share).into(), keys: None });
     let interval = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX);
     let listed = PodLoad::new(life, interval, load.by_partition.iter().map(share).collect());
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_reports_often_is_written_once_per_interval_and_only_if_planning_uses_it() {
-        let (reports, now, load) = (LoadReports::default(), Instant::now(), Load::default());
+        let (reports, now, load) = (LoadReports::default(), Instant::now(), ReportedLoad::default());
         let life = Incarnation::registered_at(Revision::new(3));
         let token =
             Secret::new(LeaseId::new(7), Duration::from_secs(15), Epoch::default()).token(("default", "w"), life);

@@ -10,24 +10,24 @@ use segue_protocol::lease::keepalive_interval;
 use tokio::time::{Instant, timeout};
 use tonic::Status;
 
-use crate::attach::{Attached, Way, attach, ensure_goes_on};
+use crate::attach::{AttachMode, AttachedPod, attach, ensure_goes_on};
 use crate::events::{event, welcome};
-use crate::hub::{Changes, micros};
+use crate::hub::{HubChanges, micros};
 use crate::proto::{Event, Heartbeat, Hello};
 use crate::sessions::LastPoll;
-use crate::shared::Shared;
-use crate::status::Load;
+use crate::shared::KeyspaceService;
+use crate::status::ReportedLoad;
 use crate::stream::remote_pod;
 
 /// Returns the full event of a pod, once there is something newer for it than the event of revision `after`, or after `wait`.
 pub(crate) async fn poll(
-    shared: &Arc<Shared>,
+    shared: &Arc<KeyspaceService>,
     heartbeat: &Heartbeat,
     hello: &Hello,
     (after, wait): (Revision, Duration),
 ) -> Result<Event, Status> {
-    let load = Load::in_heartbeat(heartbeat)?;
-    let mut attached = attach(shared, hello, Way::Poll, after).await?;
+    let load = ReportedLoad::in_heartbeat(heartbeat)?;
+    let mut attached = attach(shared, hello, AttachMode::Poll, after).await?;
     shared.hub.shows(attached.seen).await?;
     attached.keep_registration(shared).await?;
     let ttl = attached.token.ttl();
@@ -61,11 +61,11 @@ pub(crate) async fn poll(
 /// Returns once a partition of this pod has changed after this revision, or a `Warm` of it has waited for a checkpoint in vain,
 /// or after `longest`.
 async fn news(
-    shared: &Shared,
-    attached: &mut Attached,
+    shared: &KeyspaceService,
+    attached: &mut AttachedPod,
     heartbeat: &Heartbeat,
     (after, longest): (Revision, Duration),
-) -> Changes {
+) -> HubChanges {
     let (mut partitions, mut changes) = match attached.last.take() {
         Some(last) => (last.partitions, last.changes),
         None => {

@@ -16,10 +16,10 @@ use tracing::{Instrument as _, Span};
 
 use crate::access::{Access, PodsToken};
 use crate::ack::acknowledge;
-use crate::attach::{Way, attach, ensure_goes_on, find};
-use crate::hello::agree;
+use crate::attach::{AttachMode, attach, ensure_goes_on, find};
 use crate::connection::{Peer, PodsTls, incoming};
 use crate::event_stream::{EventStream, first_heartbeat, hello_in, no_hello};
+use crate::hello::agree;
 use crate::hub::Hub;
 use crate::keyspaces::choose;
 use crate::leave::leave;
@@ -29,8 +29,8 @@ use crate::open_streams::{OpenStreams, per_keyspace, serve};
 use crate::poll::poll;
 use crate::proto::pods_server::{Pods, PodsServer as GeneratedServer};
 use crate::proto::{AckRequest, AckResponse, Event, Heartbeat, Hello, LeaveRequest, LeaveResponse, PollRequest};
-use crate::sessions::Sessions;
-use crate::shared::{PATIENCE, PodsSettings, Shared, check_count};
+use crate::sessions::PodSessions;
+use crate::shared::{KeyspaceService, PATIENCE, PodsSettings, check_count};
 use crate::status::StreamStatus;
 use crate::stream::Stream;
 use crate::token::Token;
@@ -47,17 +47,17 @@ const ACKS_AT_A_TIME: usize = 64;
 /// The service `segue.v1.Pods` of one instance: one listener for all of its keyspaces.
 #[derive(Debug)]
 pub struct PodsServer {
-    keyspaces: Vec<Arc<Shared>>,
+    keyspaces: Vec<Arc<KeyspaceService>>,
     access: Access,
 }
 
 /// A keyspace of the service.
 #[derive(Debug)]
-pub struct PodsKeyspace(Arc<Shared>);
+pub struct PodsKeyspace(Arc<KeyspaceService>);
 
 /// The pods that have a stream at this instance or poll it, of one keyspace.
 #[derive(Debug, Clone)]
-pub struct PodsStatus(Arc<Sessions>);
+pub struct PodsStatus(Arc<PodSessions>);
 
 impl PodsStatus {
     /// Returns the state of each stream and of each pod that polls, by the pods' names.
@@ -74,7 +74,7 @@ impl PodsKeyspace {
         let keyspace = settings.keyspace.clone();
         let (sessions, loads) = (Arc::default(), LoadReports::default());
         let (streams, span) = (OpenStreams::default(), Span::current());
-        PodsKeyspace(Arc::new(Shared {
+        PodsKeyspace(Arc::new(KeyspaceService {
             store,
             horizon,
             keys,
@@ -128,7 +128,7 @@ impl PodsServer {
 }
 
 struct Calls {
-    keyspaces: Vec<Arc<Shared>>,
+    keyspaces: Vec<Arc<KeyspaceService>>,
 }
 
 #[tonic::async_trait]
@@ -142,7 +142,8 @@ impl Pods for Calls {
         let hello = hello_in(&first)?;
         let shared = self.of_hello(hello)?;
         peer.speaks_for(&hello.pod)?;
-        let attached = attach(shared, hello, Way::Stream, Revision::ZERO).instrument(shared.span.clone()).await?;
+        let attached =
+            attach(shared, hello, AttachMode::Stream, Revision::ZERO).instrument(shared.span.clone()).await?;
         let stream = Stream::begin(shared.clone(), attached, &first).await?;
         let (sender, events) = EventStream::new();
         shared.streams.tasks.spawn(stream.run(heartbeats, sender).instrument(shared.span.clone()));
@@ -194,14 +195,14 @@ impl Pods for Calls {
 
 impl Calls {
     /// Returns the keyspace that the pod takes part in.
-    fn of_hello(&self, hello: &Hello) -> Result<&Arc<Shared>, Status> {
+    fn of_hello(&self, hello: &Hello) -> Result<&Arc<KeyspaceService>, Status> {
         agree(hello)?;
         choose(&self.keyspaces, &hello.keyspace)
     }
 }
 
 /// Returns the token if its registration exists, and its life goes on.
-async fn proven(shared: &Shared, token: Token) -> Result<Token, Status> {
+async fn proven(shared: &KeyspaceService, token: Token) -> Result<Token, Status> {
     let known = {
         let view = shared.hub.view();
         let record = view.live_pod(&token.pod, token.incarnation());

@@ -13,18 +13,18 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::hub::Changes;
+use crate::hub::HubChanges;
 use crate::proto::Progress;
-use crate::status::{Load, Reports, StreamStatus};
+use crate::status::{ReportedLoad, Reports, StreamStatus};
 use crate::token::Token;
 
 /// Most acknowledgements that wait for a stream's loop.
 const ACKS: usize = 64;
 
 #[derive(Debug, Default)]
-pub(crate) struct Sessions {
-    by_incarnation: Mutex<HashMap<Incarnation, Entry>>,
-    polled: Mutex<HashMap<Incarnation, Polled>>,
+pub(crate) struct PodSessions {
+    by_incarnation: Mutex<HashMap<Incarnation, SessionEntry>>,
+    polled: Mutex<HashMap<Incarnation, PolledPod>>,
     last_polls: Mutex<HashMap<Incarnation, LastPoll>>,
 }
 
@@ -39,14 +39,14 @@ pub(crate) struct LastPoll {
     /// The partitions that it was about.
     pub(crate) partitions: BTreeSet<PartitionId>,
     /// What has changed since.
-    pub(crate) changes: Changes,
+    pub(crate) changes: HubChanges,
     /// When the pod's lease ends, unless it polls again.
     pub(crate) until: Instant,
 }
 
 /// A pod that polls, as its last Poll left it.
 #[derive(Debug)]
-struct Polled {
+struct PolledPod {
     reports: Reports,
     status: StreamStatus,
     /// When its lease ends, unless it polls again.
@@ -55,7 +55,7 @@ struct Polled {
 
 /// An acknowledgement that the store does not record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Done {
+pub(crate) enum UnrecordedAck {
     /// The pod has warmed a partition that an operator assigned to it by hand.
     WarmedByHand,
     /// The pod has no newer checkpoint than the one that is recorded.
@@ -63,49 +63,54 @@ pub(crate) enum Done {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct SessionEntry {
     replaced: CancellationToken,
-    done: mpsc::Sender<(PartitionId, Done)>,
+    done: mpsc::Sender<(PartitionId, UnrecordedAck)>,
     status: watch::Receiver<StreamStatus>,
 }
 
 /// A stream's entry among the sessions. Dropping it removes the entry.
 #[derive(Debug)]
-pub(crate) struct Place {
-    sessions: Arc<Sessions>,
+pub(crate) struct SessionGuard {
+    sessions: Arc<PodSessions>,
     incarnation: Incarnation,
     /// Cancelled when another stream replaces this one.
     pub(crate) replaced: CancellationToken,
-    pub(crate) done: mpsc::Receiver<(PartitionId, Done)>,
+    pub(crate) done: mpsc::Receiver<(PartitionId, UnrecordedAck)>,
     pub(crate) status: watch::Sender<StreamStatus>,
 }
 
-impl Sessions {
+impl PodSessions {
     /// Registers a stream for this registration. A previous stream is told to end.
-    pub(crate) fn take(self: &Arc<Self>, pod: &str, incarnation: Incarnation) -> Place {
+    pub(crate) fn take(self: &Arc<Self>, pod: &str, incarnation: Incarnation) -> SessionGuard {
         self.polled.lock().unwrap_or_else(PoisonError::into_inner).remove(&incarnation);
         let (done, received) = mpsc::channel(ACKS);
         let replaced = CancellationToken::new();
         let (status, published) = watch::channel(StreamStatus::new(pod));
-        let entry = Entry { replaced: replaced.clone(), done, status: published };
+        let entry = SessionEntry { replaced: replaced.clone(), done, status: published };
         if let Some(before) = self.lock().insert(incarnation, entry) {
             before.replaced.cancel();
         }
-        Place { sessions: self.clone(), incarnation, replaced, done: received, status }
+        SessionGuard { sessions: self.clone(), incarnation, replaced, done: received, status }
     }
 
     /// Tells the pod's stream of an acknowledgement that the store does not record. Returns whether this instance has the
     /// stream.
-    pub(crate) fn tell(&self, incarnation: Incarnation, partition: PartitionId, done: Done) -> bool {
+    pub(crate) fn tell(&self, incarnation: Incarnation, partition: PartitionId, done: UnrecordedAck) -> bool {
         self.lock().get(&incarnation).is_some_and(|entry| entry.done.try_send((partition, done)).is_ok())
     }
 
     /// Takes what a pod reports with a Poll, whose answer has these tasks. A load that it does not report stays as it was.
-    pub(crate) fn polled(&self, token: &Token, due: &[RemoteTask], (load, progress): (Option<Load>, &[Progress])) {
+    pub(crate) fn polled(
+        &self,
+        token: &Token,
+        due: &[RemoteTask],
+        (load, progress): (Option<ReportedLoad>, &[Progress]),
+    ) {
         let now = Instant::now();
         let mut polled = self.polled.lock().unwrap_or_else(PoisonError::into_inner);
         polled.retain(|_, pod| now < pod.until);
-        let new = || Polled { reports: Reports::default(), status: StreamStatus::new(&token.pod), until: now };
+        let new = || PolledPod { reports: Reports::default(), status: StreamStatus::new(&token.pod), until: now };
         let pod = polled.entry(token.incarnation()).or_insert_with(new);
         pod.reports.take(due, progress);
         pod.status.tasks = pod.reports.of(due);
@@ -143,12 +148,12 @@ impl Sessions {
         streams
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Incarnation, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Incarnation, SessionEntry>> {
         self.by_incarnation.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Place {
+impl Drop for SessionGuard {
     fn drop(&mut self) {
         // The lock first: a stream that takes the place between the two looks would lose it.
         let mut by_incarnation = self.sessions.lock();

@@ -10,12 +10,12 @@ use tonic::Status;
 use tracing::Span;
 
 use crate::hub::Hub;
-use crate::keyspaces::Named;
+use crate::keyspaces::NamedKeyspace;
 use crate::load_reports::LoadReports;
 use crate::observer::PodsObserver;
 use crate::open_streams::OpenStreams;
 use crate::proto::Ack;
-use crate::sessions::Sessions;
+use crate::sessions::PodSessions;
 
 /// How long acknowledgements wait for this instance's view, and one for the store.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
@@ -47,7 +47,7 @@ pub struct PodsSettings {
 
 /// The state that all calls of an instance about one keyspace share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct KeyspaceService {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) horizon: SharedHorizon,
     pub(crate) keys: Keyspace,
@@ -55,14 +55,14 @@ pub(crate) struct Shared {
     pub(crate) settings: PodsSettings,
     pub(crate) hub: Hub,
     pub(crate) observer: Arc<dyn PodsObserver>,
-    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) sessions: Arc<PodSessions>,
     pub(crate) loads: LoadReports,
     pub(crate) streams: OpenStreams,
     /// Of the log lines about the keyspace.
     pub(crate) span: Span,
 }
 
-impl Named for Arc<Shared> {
+impl NamedKeyspace for Arc<KeyspaceService> {
     fn name(&self) -> &str {
         &self.keyspace
     }

@@ -22,7 +22,7 @@ pub struct StreamStatus {
     /// The tasks that are due.
     pub tasks: Vec<TaskStatus>,
     /// The load that the pod reported last.
-    pub load: Option<Load>,
+    pub load: Option<ReportedLoad>,
 }
 
 impl StreamStatus {
@@ -41,12 +41,12 @@ pub struct TaskStatus {
     /// `warm`, `sync`, `drain`, `release` or `checkpoint`.
     pub task: &'static str,
     /// The progress that the pod reported last.
-    pub progress: Option<Progress>,
+    pub progress: Option<TaskProgress>,
 }
 
 /// The progress of a task.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Progress {
+pub struct TaskProgress {
     /// From 0 to 1.
     pub fraction: f32,
     /// The pod's description.
@@ -55,22 +55,22 @@ pub struct Progress {
 
 /// A pod's load, in the unit of its keyspace.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct Load {
+pub struct ReportedLoad {
     /// The whole load.
     pub total: f64,
     /// The shares of partitions.
     pub by_partition: BTreeMap<PartitionId, f64>,
 }
 
-impl Load {
+impl ReportedLoad {
     /// Returns the load that a heartbeat reports.
     pub(crate) fn in_heartbeat(heartbeat: &proto::Heartbeat) -> Result<Option<Self>, Status> {
-        heartbeat.load.as_ref().map(Load::read).transpose()
+        heartbeat.load.as_ref().map(ReportedLoad::read).transpose()
     }
 
     fn read(load: &proto::Load) -> Result<Self, Status> {
         let shares = load.by_partition.iter();
-        let read = Load {
+        let read = ReportedLoad {
             total: load.total,
             by_partition: shares.map(|(&partition, &share)| (PartitionId::new(partition), share)).collect(),
         };
@@ -89,7 +89,7 @@ impl Load {
 /// What a pod has reported of its unfinished tasks.
 #[derive(Debug, Default)]
 pub(crate) struct Reports {
-    progress: BTreeMap<PartitionId, (HandoffId, Progress)>,
+    progress: BTreeMap<PartitionId, (HandoffId, TaskProgress)>,
 }
 
 impl Reports {
@@ -101,7 +101,7 @@ impl Reports {
             let Some((partition, handoff)) = id.map(task_of) else { continue };
             if due.contains(&(partition, handoff)) {
                 let fraction = if fraction.is_nan() { 0.0 } else { fraction.clamp(0.0, 1.0) };
-                self.progress.insert(partition, (handoff, Progress { fraction, detail: one_line(detail) }));
+                self.progress.insert(partition, (handoff, TaskProgress { fraction, detail: one_line(detail) }));
             }
         }
     }

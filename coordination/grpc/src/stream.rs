@@ -19,23 +19,23 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tonic::{Status, Streaming};
 use tracing::{debug, info, warn};
 
-use crate::attach::{Attached, STORE_TIMEOUT, ensure_goes_on};
+use crate::attach::{AttachedPod, STORE_TIMEOUT, ensure_goes_on};
 use crate::checkpoints::look_interval;
 use crate::event_stream::{EventFlow, Events, fail};
 use crate::events::{event, welcome};
-use crate::hub::Changes;
+use crate::hub::HubChanges;
 use crate::proto::{Event, Heartbeat, Hello, Progress};
-use crate::sessions::{Done, Place};
-use crate::shared::{Shared, unavailable};
-use crate::status::{Load, tasks_in};
+use crate::sessions::{SessionGuard, UnrecordedAck};
+use crate::shared::{KeyspaceService, unavailable};
+use crate::status::{ReportedLoad, tasks_in};
 
 /// A stream.
 pub(crate) struct Stream {
-    shared: Arc<Shared>,
-    attached: Attached,
+    shared: Arc<KeyspaceService>,
+    attached: AttachedPod,
     pod: RemotePod,
-    place: Place,
-    changes: Changes,
+    place: SessionGuard,
+    changes: HubChanges,
     /// A heartbeat is confirmed by a renewal of the lease. It is not renewed for a pod that applies no events.
     flow: EventFlow,
     /// The progress in the first heartbeat. Its tasks are known once the first event is made.
@@ -47,8 +47,12 @@ type Renewal = Pin<Box<dyn Future<Output = (u64, Result<(), StoreError>)> + Send
 
 impl Stream {
     /// Returns the stream of a pod that has just attached with this heartbeat, once the view shows its registration.
-    pub(crate) async fn begin(shared: Arc<Shared>, attached: Attached, first: &Heartbeat) -> Result<Self, Status> {
-        let load = Load::in_heartbeat(first)?;
+    pub(crate) async fn begin(
+        shared: Arc<KeyspaceService>,
+        attached: AttachedPod,
+        first: &Heartbeat,
+    ) -> Result<Self, Status> {
+        let load = ReportedLoad::in_heartbeat(first)?;
         let changes = shared.hub.changes(attached.name());
         shared.hub.shows(attached.seen).await?;
         let place = shared.sessions.take(attached.name(), attached.incarnation());
@@ -115,8 +119,8 @@ impl Stream {
                 },
                 Some((partition, done)) = self.place.done.recv() => {
                     match done {
-                        Done::WarmedByHand => self.pod.warmed_by_hand(partition),
-                        Done::NothingNew => self.pod.has_nothing_new(partition, boottime()),
+                        UnrecordedAck::WarmedByHand => self.pod.warmed_by_hand(partition),
+                        UnrecordedAck::NothingNew => self.pod.has_nothing_new(partition, boottime()),
                     }
                     self.changes.look_at(partition);
                 }
@@ -140,7 +144,7 @@ impl Stream {
 
     fn heard(&mut self, heartbeat: &Heartbeat) -> Result<(), Status> {
         self.flow.on_heartbeat(heartbeat);
-        let load = Load::in_heartbeat(heartbeat)?;
+        let load = ReportedLoad::in_heartbeat(heartbeat)?;
         if load.is_some() || !heartbeat.progress.is_empty() {
             let due: Vec<_> = self.pod.tasks().collect();
             self.flow.report(&due, &heartbeat.progress);
@@ -229,7 +233,7 @@ impl Stream {
 }
 
 /// Waits until tasks may have become due because time has passed since `looked`. Cancel-safe.
-async fn time_passes(shared: &Shared, looked: Instant) {
+async fn time_passes(shared: &KeyspaceService, looked: Instant) {
     let interval = look_interval(&shared.hub.view());
     match interval {
         Some(interval) => sleep_until(looked + interval).await,
@@ -238,7 +242,7 @@ async fn time_passes(shared: &Shared, looked: Instant) {
 }
 
 /// Returns the pod with the state and the work that its first heartbeat reports.
-pub(crate) fn remote_pod(shared: &Shared, attached: &Attached, first: &Heartbeat) -> RemotePod {
+pub(crate) fn remote_pod(shared: &KeyspaceService, attached: &AttachedPod, first: &Heartbeat) -> RemotePod {
     // The state of an earlier life is not taken over: only this life can have read the log to its end.
     let hello: Option<&Hello> = first.hello.as_ref().filter(|_| attached.resumed);
     let holdings = hello.map(|hello| hello.holdings.as_slice()).unwrap_or_default();

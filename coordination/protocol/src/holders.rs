@@ -20,7 +20,7 @@ use crate::registration::OwnKeys;
 
 /// A participant's share: how long it may trust the lease, and whether the lease is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Share {
+pub struct HolderShare {
     /// How long the lease may be trusted.
     pub times: LeaseTimes,
     /// The lease is gone: the store has said so, the store went back, or the participant was stuck for so long that its key
@@ -34,7 +34,7 @@ pub struct HolderId(u64);
 
 /// Whether a participant's key exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Registered {
+pub enum KeyState {
     /// It does not.
     No,
     /// The key was sent to the store, which has not responded.
@@ -51,12 +51,12 @@ pub struct LeftOver {
     /// Its keys.
     pub keys: OwnKeys,
     /// Whether its key exists, as far as that is known.
-    pub registered: Registered,
+    pub registered: KeyState,
 }
 
 /// The work of one turn of the task that renews the lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Turn {
+pub struct RenewalTurn {
     /// The participants for which the lease is to be renewed. If there is none it is not renewed: it ends, and all keys
     /// with it.
     pub renewed: Vec<HolderId>,
@@ -69,7 +69,7 @@ pub struct Turn {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Holder {
     keys: OwnKeys,
-    registered: Registered,
+    registered: KeyState,
     /// The participant has neither left nor been dropped.
     stays: bool,
     /// When its share is over.
@@ -78,7 +78,7 @@ struct Holder {
     progress: u64,
     /// When its loop has last turned, if only to wait for the store.
     turned: u64,
-    share: Share,
+    share: HolderShare,
 }
 
 impl Holder {
@@ -114,8 +114,8 @@ impl Holders {
         }
         // The newcomer deletes what an attempt has left at its key, and registers only when the key is absent.
         let attempts = self.all.len();
-        self.all.retain(|_, it| it.stays || it.keys.key != keys.key || it.registered != Registered::Perhaps);
-        let registered = if self.all.len() < attempts { Registered::Perhaps } else { Registered::No };
+        self.all.retain(|_, it| it.stays || it.keys.key != keys.key || it.registered != KeyState::Perhaps);
+        let registered = if self.all.len() < attempts { KeyState::Perhaps } else { KeyState::No };
         let id = HolderId(self.next);
         self.next += 1;
         let share = self.confirmed_at(self.confirmed);
@@ -125,7 +125,7 @@ impl Holders {
     }
 
     /// Returns the participant's share, for as long as it is among the holders.
-    pub fn share(&self, id: HolderId) -> Option<Share> {
+    pub fn share(&self, id: HolderId) -> Option<HolderShare> {
         self.all.get(&id).map(|it| it.share)
     }
 
@@ -144,10 +144,10 @@ impl Holders {
     }
 
     /// Records whether the participant's key exists.
-    pub fn set_registered(&mut self, id: HolderId, registered: Registered) {
+    pub fn set_registered(&mut self, id: HolderId, registered: KeyState) {
         if let Some(holder) = self.all.get_mut(&id) {
             holder.registered = registered;
-            if !holder.stays && registered == Registered::No {
+            if !holder.stays && registered == KeyState::No {
                 self.all.remove(&id);
             }
         }
@@ -156,7 +156,7 @@ impl Holders {
     /// Returns whether a participant has registered this key or is about to. One that was dropped counts for as long as
     /// its key exists: it may not have fenced.
     pub fn has(&self, key: &str) -> bool {
-        let has = |it: &Holder| it.stays || matches!(it.registered, Registered::Since(_));
+        let has = |it: &Holder| it.stays || matches!(it.registered, KeyState::Since(_));
         self.all.values().any(|it| it.keys.key == key && has(it))
     }
 
@@ -177,14 +177,14 @@ impl Holders {
     pub fn drop_out(&mut self, id: HolderId) {
         if let Some(holder) = self.all.get_mut(&id) {
             holder.stays = false;
-            if holder.registered == Registered::No {
+            if holder.registered == KeyState::No {
                 self.all.remove(&id);
             }
         }
     }
 
     /// Returns what is to be done at this moment.
-    pub fn turn(&mut self, now: u64) -> Turn {
+    pub fn turn(&mut self, now: u64) -> RenewalTurn {
         let (renewed, stuck) = self.to_renew(now);
         // Without a loop that makes progress and without responses, an outage may be what holds them up.
         let is_known = !renewed.is_empty() || self.confirmed == self.asked;
@@ -192,7 +192,7 @@ impl Holders {
         if !renewed.is_empty() {
             self.asked = now;
         }
-        Turn { renewed, stuck, left }
+        RenewalTurn { renewed, stuck, left }
     }
 
     /// Returns the participants for which the lease is to be renewed at this moment, and the keys of those whose loop does
@@ -248,7 +248,7 @@ impl Holders {
         if self.is_unconfirmed(now) {
             return Vec::new();
         }
-        let is_over = |it: &Holder| it.ends_at <= now && it.registered != Registered::No;
+        let is_over = |it: &Holder| it.ends_at <= now && it.registered != KeyState::No;
         let over = self.all.iter_mut().filter(|(id, it)| is_over(it) && !renewed.contains(id));
         let over = over.map(|(id, holder)| {
             holder.share.lost = true;
@@ -275,12 +275,12 @@ impl Holders {
     /// Records that a key was deleted, unless it was put meanwhile: what the deletion saw is then out of date.
     pub fn set_deleted(&mut self, left: &LeftOver) {
         if self.is_left_over(left) {
-            self.set_registered(left.id, Registered::No);
+            self.set_registered(left.id, KeyState::No);
         }
     }
 
-    fn confirmed_at(&self, sent: u64) -> Share {
-        Share { times: LeaseTimes::confirmed(sent, self.ttl), lost: false }
+    fn confirmed_at(&self, sent: u64) -> HolderShare {
+        HolderShare { times: LeaseTimes::confirmed(sent, self.ttl), lost: false }
     }
 }
 
@@ -300,7 +300,7 @@ mod tests {
 
     fn registered(holders: &mut Holders, key: &str, now: u64) -> HolderId {
         let id = holders.join(now, keys(key)).unwrap();
-        holders.set_registered(id, Registered::Since(Incarnation::registered_at(7.into())));
+        holders.set_registered(id, KeyState::Since(Incarnation::registered_at(7.into())));
         id
     }
 
@@ -337,7 +337,7 @@ mod tests {
         let renewed = holders.turn(TTL - 1).renewed;
         assert_eq!(renewed, [b]);
         holders.confirm(TTL - 1, &renewed);
-        holders.set_registered(b, Registered::No);
+        holders.set_registered(b, KeyState::No);
         assert!(!holders.leave(b, TTL - 1), "what is stuck may not have fenced");
         let turn = holders.turn(TTL);
         assert!(turn.renewed.is_empty(), "the store keeps the lease for a TTL more");
@@ -352,9 +352,9 @@ mod tests {
         holders.lose();
         assert!(is_lost(&holders, a) && is_lost(&holders, b));
         assert!(holders.turn(1).renewed.is_empty());
-        holders.set_registered(a, Registered::No);
+        holders.set_registered(a, KeyState::No);
         assert!(!holders.leave(a, 1), "the other one may not have fenced");
-        holders.set_registered(b, Registered::No);
+        holders.set_registered(b, KeyState::No);
         assert!(holders.leave(b, 1));
     }
 
@@ -398,10 +398,10 @@ mod tests {
         let renewed = holders.turn(4).renewed;
         assert_eq!(renewed, [a]);
         let b = registered(&mut holders, "b", 5);
-        assert_eq!(holders.share(b), Some(Share { times: LeaseTimes::confirmed(0, TTL), lost: false }));
+        assert_eq!(holders.share(b), Some(HolderShare { times: LeaseTimes::confirmed(0, TTL), lost: false }));
         holders.confirm(4, &renewed);
         let c = registered(&mut holders, "c", 6);
-        assert_eq!(holders.share(c), Some(Share { times: LeaseTimes::confirmed(4, TTL), lost: false }));
+        assert_eq!(holders.share(c), Some(HolderShare { times: LeaseTimes::confirmed(4, TTL), lost: false }));
         assert_eq!(holders.share(c), holders.share(a));
         // A renewal that was sent without `b` says nothing of its loop.
         assert_eq!(holders.share(b).unwrap().times, LeaseTimes::confirmed(0, TTL));
@@ -427,7 +427,7 @@ mod tests {
     fn the_last_one_that_leaves_ends_the_lease_and_nobody_joins_it() {
         let mut holders = holders();
         let (a, b) = (registered(&mut holders, "a", 0), registered(&mut holders, "b", 0));
-        holders.set_registered(a, Registered::No);
+        holders.set_registered(a, KeyState::No);
         assert!(!holders.leave(a, 1));
         assert!(holders.join(1, keys("c")).is_some_and(|c| !holders.leave(c, 1)));
         assert!(holders.leave(b, 2));
@@ -451,7 +451,7 @@ mod tests {
         let (a, _b) = (registered(&mut holders, "a", 0), registered(&mut holders, "b", 0));
         holders.drop_out(a);
         assert!(holders.has("a"), "a life that has not fenced is left to the end of its share");
-        holders.set_registered(a, Registered::No);
+        holders.set_registered(a, KeyState::No);
         assert!(!holders.has("a"));
     }
 
@@ -463,7 +463,7 @@ mod tests {
         let left = holders.left_over(1, &[]);
         assert_eq!(names(&left), ["a"]);
         assert!(holders.is_left_over(&left[0]));
-        holders.set_registered(a, Registered::No);
+        holders.set_registered(a, KeyState::No);
         assert!(!holders.is_left_over(&left[0]) && holders.left_over(1, &[]).is_empty());
     }
 
@@ -471,10 +471,10 @@ mod tests {
     fn a_key_that_is_put_while_it_is_looked_for_is_still_deleted() {
         let mut holders = holders();
         let slow = holders.join(0, keys("a")).unwrap();
-        holders.set_registered(slow, Registered::Perhaps);
+        holders.set_registered(slow, KeyState::Perhaps);
         holders.confirm(1, &[]);
         let left = holders.left_over(TTL, &[]);
-        let put = Registered::Since(Incarnation::registered_at(8.into()));
+        let put = KeyState::Since(Incarnation::registered_at(8.into()));
         holders.set_registered(slow, put);
         holders.set_deleted(&left[0]);
         let left = holders.left_over(TTL, &[]);
@@ -488,7 +488,7 @@ mod tests {
         let mut holders = holders();
         let _other = registered(&mut holders, "b", 0);
         let attempt = holders.join(0, keys("a")).unwrap();
-        holders.set_registered(attempt, Registered::Perhaps);
+        holders.set_registered(attempt, KeyState::Perhaps);
         holders.drop_out(attempt);
         holders.confirm(1, &[]);
         let left = holders.left_over(TTL, &[]);

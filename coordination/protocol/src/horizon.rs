@@ -38,7 +38,7 @@ pub struct Horizon {
 
 /// The moment at which a request is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Asked {
+pub struct RequestMoment {
     times: u64,
     highest: Revision,
 }
@@ -59,12 +59,12 @@ impl Horizon {
     }
 
     /// Notes that a request is sent.
-    pub fn ask(&self) -> Asked {
-        Asked { times: self.times, highest: self.highest }
+    pub fn ask(&self) -> RequestMoment {
+        RequestMoment { times: self.times, highest: self.highest }
     }
 
     /// Records the response to a request whose member has asked the others. Returns whether it shows that the store went back.
-    pub fn answered(&mut self, asked: Asked, revision: Revision) -> Option<WentBack> {
+    pub fn answered(&mut self, asked: RequestMoment, revision: Revision) -> Option<WentBack> {
         if revision >= asked.highest || asked.times < self.times {
             self.saw(asked, revision);
             return None;
@@ -80,7 +80,7 @@ impl Horizon {
     }
 
     /// Records a revision of a response or a watch that may lag.
-    pub fn saw(&mut self, asked: Asked, revision: Revision) {
+    pub fn saw(&mut self, asked: RequestMoment, revision: Revision) {
         if asked.times == self.times {
             self.highest = self.highest.max(revision);
         } else {

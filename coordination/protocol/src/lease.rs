@@ -40,14 +40,14 @@ pub fn has_made_progress(now: u64, last_progress: u64, ttl: u64) -> bool {
 ///
 /// A pod whose reader is stuck may send heartbeats all the same. Its lease stands for the loop that applies events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Reader {
+pub struct EventReader {
     sent: u64,
     applied: u64,
     /// The event that the pod has to apply next, and since when.
     awaited: Option<(u64, u64)>,
 }
 
-impl Reader {
+impl EventReader {
     /// Records that this event was sent.
     pub fn sent(&mut self, seq: u64, now: u64) {
         self.sent = seq;
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn a_reader_is_stuck_once_it_has_not_applied_an_event_for_half_the_ttl() {
         let ttl = 10;
-        let mut reader = Reader::default();
+        let mut reader = EventReader::default();
         assert!(!reader.is_stuck(u64::MAX, ttl), "nothing to apply");
         reader.sent(1, 100);
         reader.sent(2, 104);

@@ -22,7 +22,7 @@ pub struct OwnKeys {
 
 /// A key that exists where a participant is about to register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Standing {
+pub struct ExistingKey {
     /// The life that it belongs to.
     pub incarnation: Incarnation,
     /// The revision of its last put.
@@ -72,7 +72,7 @@ pub fn register(key: &str, value: Vec<u8>, lease: LeaseId) -> Txn {
 /// Deletes a key that keeps a participant from registering, if its life is known to be over: `ended`, an earlier life of
 /// this process which has fenced itself; one that was forgotten; and, where a key means nothing without a lease, one
 /// without. `None` if it may belong to another life.
-pub fn clear_obstacle(key: &str, standing: Standing, ended: Incarnation, clears_leaseless: bool) -> Option<Txn> {
+pub fn clear_obstacle(key: &str, standing: ExistingKey, ended: Incarnation, clears_leaseless: bool) -> Option<Txn> {
     if standing.incarnation == ended || standing.is_forgotten {
         return Some(withdraw(key, standing.incarnation));
     }

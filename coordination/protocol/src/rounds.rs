@@ -29,7 +29,7 @@ use std::time::Duration;
 use crate::authority::Authority;
 use crate::ids::{Incarnation, LeaseId, Revision};
 use crate::planning::Policy;
-use crate::records::{Gathering, HeldMoves, Participant, Round, encode};
+use crate::records::{GatheringRound, HeldMoves, Participant, Round, encode};
 use crate::registration::{clear, put_back};
 use crate::txn::{Compare, Op, Txn};
 use crate::view::{Versioned, View};
@@ -47,7 +47,7 @@ pub struct Member {
 
 /// The next step of a process in the rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum RoundStep {
     /// Delete a leader's key that has no lease. Nobody leads with it, and it would keep everybody from acting.
     ClearLeader,
     /// Join the round with this number, which gathers its participants.
@@ -62,7 +62,7 @@ pub enum Step {
 
 /// A key to put under a lease of its own, which nobody renews.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Leased {
+pub struct LeasedKey {
     /// The key.
     pub key: String,
     /// Its value.
@@ -73,11 +73,11 @@ pub struct Leased {
 
 /// The transaction of a step, without the keys whose leases have to be granted first.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Draft {
+pub struct StepDraft {
     /// The transaction.
     pub txn: Txn,
     /// The keys to put in it as well.
-    pub leased: Vec<Leased>,
+    pub leased: Vec<LeasedKey>,
 }
 
 impl Member {
@@ -95,45 +95,45 @@ impl Member {
     }
 
     /// Returns what this process does next. `None` if it waits, is not registered, or a leader coordinates the keyspace.
-    pub fn next_step(&self, view: &View) -> Option<Step> {
+    pub fn next_step(&self, view: &View) -> Option<RoundStep> {
         let rounds = &view.rounds;
         let joined = rounds.live_participant(&self.name, self.incarnation)?.value.round;
         if let Some(leader) = &view.leader {
-            return leader.lease.is_none().then_some(Step::ClearLeader);
+            return leader.lease.is_none().then_some(RoundStep::ClearLeader);
         }
         let current = rounds.current.as_ref().map_or(0, |current| current.value.number);
         if let Some(gathering) = rounds.open_gathering() {
             let number = gathering.value.number;
             return match joined == Some(number) {
-                false => Some(Step::Join(number)),
-                true => rounds.live().all(|(_, it)| it.value.round == joined).then_some(Step::Close(number)),
+                false => Some(RoundStep::Join(number)),
+                true => rounds.live().all(|(_, it)| it.value.round == joined).then_some(RoundStep::Close(number)),
             };
         }
         if let Some(ended) = joined.filter(|number| *number > current) {
-            return Some(Step::Close(ended));
+            return Some(RoundStep::Close(ended));
         }
         if is_due(view) {
             let last = rounds.live().filter_map(|(_, it)| it.value.round).fold(current, u64::max);
             // They begin anew after the last one, which only another hand can have written.
-            return Some(Step::Open(Some(last + 1).filter(|next| *next < Round::NUMBERS).unwrap_or(1)));
+            return Some(RoundStep::Open(Some(last + 1).filter(|next| *next < Round::NUMBERS).unwrap_or(1)));
         }
         let was_late = self.place(view).is_none() && joined.is_some_and(|number| number < current);
-        was_late.then_some(Step::Ask)
+        was_late.then_some(RoundStep::Ask)
     }
 
     /// Returns how many others may take the step before this process does. Processes that see the same view need not
     /// all write.
-    pub fn rank(&self, view: &View, step: Step) -> usize {
+    pub fn rank(&self, view: &View, step: RoundStep) -> usize {
         let takes_part = |it: &Versioned<Participant>| match step {
-            Step::Join(_) | Step::Ask => false,
-            Step::ClearLeader | Step::Open(_) => true,
-            Step::Close(number) => it.value.round == Some(number),
+            RoundStep::Join(_) | RoundStep::Ask => false,
+            RoundStep::ClearLeader | RoundStep::Open(_) => true,
+            RoundStep::Close(number) => it.value.round == Some(number),
         };
         view.rounds.live().filter(|(name, it)| takes_part(it) && **name < self.name).count()
     }
 
     /// Returns the transaction of a step. `policy` is the one in force.
-    pub fn draft(&self, view: &View, step: Step, policy: &Policy) -> Draft {
+    pub fn draft(&self, view: &View, step: RoundStep, policy: &Policy) -> StepDraft {
         let (keys, rounds) = (view.keys(), &view.rounds);
         let seen = |key: Option<Revision>| key.unwrap_or(Revision::ZERO);
         let gathering = seen(rounds.gathering.as_ref().map(|gathering| gathering.mod_revision));
@@ -146,39 +146,39 @@ impl Member {
             Op::Put { key: own_key.clone(), value, lease: Some(self.lease) }
         };
         let mut when = vec![Compare::created_at(&own_key, self.incarnation.revision())];
-        if step != Step::Ask {
+        if step != RoundStep::Ask {
             when.push(Compare::unchanged_since(keys.gathering(), gathering));
         }
-        if matches!(step, Step::Open(_) | Step::Close(_)) {
+        if matches!(step, RoundStep::Open(_) | RoundStep::Close(_)) {
             when.push(Compare::unchanged_since(keys.round(), current));
         }
         let mut leased = Vec::new();
         let then = match step {
-            Step::ClearLeader => {
+            RoundStep::ClearLeader => {
                 let leader = seen(view.leader.as_ref().map(|leader| leader.mod_revision));
-                return Draft { txn: clear(&keys.leader(), leader), leased };
+                return StepDraft { txn: clear(&keys.leader(), leader), leased };
             }
-            Step::Join(number) => vec![own(Some(number))],
-            Step::Ask => vec![own(None)],
-            Step::Open(number) => {
-                let value = encode(&Gathering { number, opened_by: self.name.clone() });
-                leased.push(Leased { key: keys.gathering(), value, ttl: policy.settle });
+            RoundStep::Join(number) => vec![own(Some(number))],
+            RoundStep::Ask => vec![own(None)],
+            RoundStep::Open(number) => {
+                let value = encode(&GatheringRound { number, opened_by: self.name.clone() });
+                leased.push(LeasedKey { key: keys.gathering(), value, ttl: policy.settle });
                 vec![own(Some(number))]
             }
-            Step::Close(number) => {
+            RoundStep::Close(number) => {
                 let joined = rounds.live().filter(|(_, it)| it.value.round == Some(number));
                 let participants = joined.map(|(name, it)| (name.clone(), life(it))).collect();
                 let record = Round { number, participants, closed_by: self.name.clone() };
                 for (key, ttl) in
                     [(keys.round_interval(), policy.min_interval), (keys.round_heartbeat(), policy.heartbeat)]
                 {
-                    leased.push(Leased { key, value: encode(&number), ttl });
+                    leased.push(LeasedKey { key, value: encode(&number), ttl });
                 }
                 let round = Op::put(keys.round(), encode(&record));
                 vec![round, Op::delete(keys.gathering())]
             }
         };
-        Draft { txn: Txn::guarded(when, then), leased }
+        StepDraft { txn: Txn::guarded(when, then), leased }
     }
 
     /// Returns the authority that the round in force gives this process.

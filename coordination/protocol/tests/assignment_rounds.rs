@@ -18,7 +18,7 @@ use segue_protocol::ids::{Incarnation, LeaseId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::Policy;
 use segue_protocol::records::{Leader, Participant, encode};
-use segue_protocol::rounds::{Draft, Member, Step};
+use segue_protocol::rounds::{Member, RoundStep, StepDraft};
 use segue_protocol::txn::{Compare, KeyValue, Keys, Op, Snapshot, Txn};
 use segue_protocol::view::View;
 
@@ -83,7 +83,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 #[derive(Debug, Default)]
 struct Process {
     member: Option<Member>,
-    step: Option<(Step, Draft)>,
+    step: Option<(RoundStep, StepDraft)>,
     write: Option<(PartitionId, Revision, Txn)>,
 }
 
@@ -152,13 +152,13 @@ impl World {
         self.commit(&Txn { then: vec![Op::Delete(Keys::One(key))], ..Txn::default() });
     }
 
-    fn strike(&self, process: usize, txn: &mut Txn, step: Option<Step>) {
+    fn strike(&self, process: usize, txn: &mut Txn, step: Option<RoundStep>) {
         let key = match (self.without, step) {
             (Some(Without::Round), None) => self.keys.round(),
             (Some(Without::NoLeader), None) => self.keys.leader(),
-            (Some(Without::Window), Some(Step::Join(_)))
-            | (Some(Without::OpenGathering), Some(Step::Open(_)))
-            | (Some(Without::CloseGathering), Some(Step::Close(_))) => self.keys.gathering(),
+            (Some(Without::Window), Some(RoundStep::Join(_)))
+            | (Some(Without::OpenGathering), Some(RoundStep::Open(_)))
+            | (Some(Without::CloseGathering), Some(RoundStep::Close(_))) => self.keys.gathering(),
             (Some(Without::OwnLife), None) => self.keys.participant(&format!("p{process}")),
             _ => return,
         };
@@ -182,12 +182,12 @@ impl World {
         }
         let window_is_open = self.entries.contains_key(&self.keys.gathering());
         self.strike(process, &mut txn, Some(step));
-        let joined = self.commit(&txn) && matches!(step, Step::Join(_));
+        let joined = self.commit(&txn) && matches!(step, RoundStep::Join(_));
         if joined && !window_is_open { Err("joined after the window".to_owned()) } else { Ok(()) }
     }
 
     /// Returns the step that a process takes at once.
-    fn take_step(&mut self, process: usize) -> Option<Step> {
+    fn take_step(&mut self, process: usize) -> Option<RoundStep> {
         self.decide(process);
         let step = self.processes[process].step.as_ref().map(|(step, _)| *step);
         self.arrive(process).unwrap();
@@ -355,7 +355,7 @@ fn a_participant_whose_life_has_ended_writes_nothing_although_its_round_is_in_fo
     for (without, accepted) in [(None, 0), (Some(Without::OwnLife), 1)] {
         let mut world = World::new(without);
         world.live_or_die(0);
-        assert_eq!((world.take_step(0), world.take_step(0)), (Some(Step::Open(1)), Some(Step::Close(1))));
+        assert_eq!((world.take_step(0), world.take_step(0)), (Some(RoundStep::Open(1)), Some(RoundStep::Close(1))));
         world.write(0, 0);
         world.live_or_die(0);
         world.write_arrives(0).unwrap();
@@ -367,15 +367,15 @@ fn a_participant_whose_life_has_ended_writes_nothing_although_its_round_is_in_fo
 fn a_round_waits_for_everybody_who_is_registered_until_its_window_ends() {
     let mut world = World::new(None);
     (0..2).for_each(|process| world.live_or_die(process));
-    assert_eq!((world.take_step(0), world.take_step(0)), (Some(Step::Open(1)), None), "the other has not joined");
+    assert_eq!((world.take_step(0), world.take_step(0)), (Some(RoundStep::Open(1)), None), "the other has not joined");
     world.happen(Event::WindowEnds).unwrap();
-    assert_eq!(world.take_step(0), Some(Step::Close(1)));
+    assert_eq!(world.take_step(0), Some(RoundStep::Close(1)));
     let round = |world: &World| world.view().rounds.current.unwrap().value;
     assert_eq!(round(&world).participants.into_keys().collect::<Vec<_>>(), ["p0"]);
     // A late participant asks for the next round, and takes part in it.
     world.happen(Event::IntervalEnds).unwrap();
-    assert_eq!((world.take_step(1), world.take_step(0)), (Some(Step::Open(2)), Some(Step::Join(2))));
-    assert_eq!((world.take_step(0), round(&world).participants.len()), (Some(Step::Close(2)), 2));
+    assert_eq!((world.take_step(1), world.take_step(0)), (Some(RoundStep::Open(2)), Some(RoundStep::Join(2))));
+    assert_eq!((world.take_step(0), round(&world).participants.len()), (Some(RoundStep::Close(2)), 2));
 }
 
 #[test]
@@ -400,17 +400,18 @@ fn a_process_alone_holds_a_round_at_once_and_the_next_one_waits_for_the_interval
     world.live_or_die(0);
     assert_eq!(
         [world.take_step(0), world.take_step(0), world.take_step(0)],
-        [Some(Step::Open(1)), Some(Step::Close(1)), None]
+        [Some(RoundStep::Open(1)), Some(RoundStep::Close(1)), None]
     );
     world.live_or_die(1);
     assert_eq!((world.take_step(0), world.take_step(1)), (None, None), "too soon");
     world.happen(Event::IntervalEnds).unwrap();
-    assert_eq!((world.take_step(1), world.take_step(1)), (Some(Step::Open(2)), None));
-    assert_eq!((world.take_step(0), world.take_step(0)), (Some(Step::Join(2)), Some(Step::Close(2))));
-    let times = world.processes[0].member.as_ref().unwrap().draft(&world.view(), Step::Close(3), &Policy::default());
+    assert_eq!((world.take_step(1), world.take_step(1)), (Some(RoundStep::Open(2)), None));
+    assert_eq!((world.take_step(0), world.take_step(0)), (Some(RoundStep::Join(2)), Some(RoundStep::Close(2))));
+    let times =
+        world.processes[0].member.as_ref().unwrap().draft(&world.view(), RoundStep::Close(3), &Policy::default());
     let times: Vec<Duration> = times.leased.into_iter().map(|leased| leased.ttl).collect();
     assert_eq!(times, [Policy::default().min_interval, Policy::default().heartbeat]);
     // A participant that dies is replaced without waiting.
     world.live_or_die(0);
-    assert_eq!((world.take_step(1), world.take_step(1)), (Some(Step::Open(3)), Some(Step::Close(3))));
+    assert_eq!((world.take_step(1), world.take_step(1)), (Some(RoundStep::Open(3)), Some(RoundStep::Close(3))));
 }

@@ -2,10 +2,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use segue_protocol::handoff::checkpoint::{Made, Schedule, Waits, awaited, is_recorded, newest, record};
+use segue_protocol::handoff::checkpoint::{PendingCheckpoint, Schedule, Waits, awaited, is_recorded, newest, record};
 use segue_protocol::handoff::parties::Parties;
 use segue_protocol::handoff::pod_reconcile::Callback;
-use segue_protocol::handoff::remote_pod::{Changes, RemotePod};
+use segue_protocol::handoff::remote_pod::{PodMessages, RemotePod};
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Assignment, Capabilities, Checkpoint, Handoff, Phase, PodRecord, encode};
@@ -177,8 +177,12 @@ fn a_move_makes_a_checkpoint_due_at_once_and_only_until_the_owner_has_answered()
 
 #[test]
 fn the_store_accepts_a_checkpoint_only_from_the_owner_of_its_epoch() {
-    let made =
-        |epoch| Made { epoch, name: Some("at 43".to_owned().try_into().unwrap()), at: 8, replaces: Revision::new(70) };
+    let made = |epoch| PendingCheckpoint {
+        epoch,
+        name: Some("at 43".to_owned().try_into().unwrap()),
+        at: 8,
+        replaces: Revision::new(70),
+    };
     let world = World { checkpoint: Some((checkpoint(HandoffId::NONE), 70)), ..World::in_phase(Phase::Warming) };
     let view = world.view();
     let txn = record(&view, "a", life("a"), P, &made(OLD)).unwrap();
@@ -200,7 +204,7 @@ fn the_store_accepts_a_checkpoint_only_from_the_owner_of_its_epoch() {
 #[test]
 fn a_checkpoint_of_the_same_name_as_the_one_before_is_recorded_too() {
     let name = checkpoint(HandoffId::NONE).checkpoint;
-    let made = Made { epoch: OLD, name, at: 7, replaces: Revision::new(70) };
+    let made = PendingCheckpoint { epoch: OLD, name, at: 7, replaces: Revision::new(70) };
     let recorded_at =
         |revision| World { checkpoint: Some((checkpoint(HandoffId::NONE), revision)), ..World::default() };
     assert!(!is_recorded(&recorded_at(70).view(), P, &made), "that is the one before");
@@ -209,7 +213,7 @@ fn a_checkpoint_of_the_same_name_as_the_one_before_is_recorded_too() {
 
 #[test]
 fn an_owner_with_nothing_new_answers_with_what_is_recorded() {
-    let nothing = Made { epoch: OLD, name: None, at: 8, replaces: Revision::ZERO };
+    let nothing = PendingCheckpoint { epoch: OLD, name: None, at: 8, replaces: Revision::ZERO };
     assert!(is_recorded(&World::default().view(), P, &nothing), "nobody asks");
     let before = checkpoint(HandoffId::NONE);
     let asks = World { checkpoint: Some((before.clone(), 70)), ..World::in_phase(Phase::Warming) };
@@ -224,7 +228,7 @@ fn an_owner_with_nothing_new_answers_with_what_is_recorded() {
     assert_eq!((first.checkpoint, first.handoff), (None, H), "there has never been one");
 }
 
-fn told(waits: &mut Waits, pod: &mut RemotePod, view: &View, now: Duration) -> Changes {
+fn told(waits: &mut Waits, pod: &mut RemotePod, view: &View, now: Duration) -> PodMessages {
     let concerned: BTreeSet<_> = pod.concerned(&Parties::of(view)).into_iter().filter(|at| *at == P).collect();
     pod.update(view, concerned, now, waits)
 }
@@ -242,7 +246,7 @@ fn a_remote_owner_is_asked_once_and_a_remote_new_owner_is_told_to_warm_after_the
     let before = begin + TIMEOUT - Duration::from_millis(1);
     assert!(b.overdue(&asks, before).is_empty() && told(&mut waits, &mut b, &asks, before).is_empty());
     assert_eq!((b.overdue(&asks, begin + TIMEOUT), b.waits_until()), (vec![P], Some(begin + TIMEOUT)));
-    let warms = |changes: &Changes| changes.tasks.iter().map(|task| task.callback).eq([Callback::Warm]);
+    let warms = |changes: &PodMessages| changes.tasks.iter().map(|task| task.callback).eq([Callback::Warm]);
     assert!(warms(&told(&mut waits, &mut b, &asks, begin + TIMEOUT)));
     assert!(told(&mut waits, &mut b, &asks, begin + TIMEOUT * 2).is_empty(), "once");
     assert_eq!(b.waits_until(), None);
@@ -266,7 +270,7 @@ fn a_remote_owner_is_asked_when_its_moment_has_come() {
 #[test]
 fn a_remote_owner_with_nothing_new_is_asked_again_an_interval_later_or_once_somebody_waits() {
     let (quiet, asks) = (World::default().view(), World::in_phase(Phase::Warming).view());
-    let is_asked = |changes: &Changes| changes.tasks.iter().map(|task| task.callback).eq([Callback::Checkpoint]);
+    let is_asked = |changes: &PodMessages| changes.tasks.iter().map(|task| task.callback).eq([Callback::Checkpoint]);
     let (mut a, mut waits) = (RemotePod::new(&quiet, "a", life("a"), [(P, OLD)]), Waits::default());
     let mut at = |pod: &mut RemotePod, view: &View, now| told(&mut waits, pod, view, now);
     assert!(at(&mut a, &quiet, Duration::ZERO).tasks.is_empty());

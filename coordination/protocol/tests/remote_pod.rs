@@ -4,7 +4,7 @@ use std::time::Duration;
 use segue_protocol::handoff::checkpoint::Waits;
 use segue_protocol::handoff::parties::Parties;
 use segue_protocol::handoff::pod_reconcile::Callback;
-use segue_protocol::handoff::remote_pod::{Changes, RemotePod, RemoteTask, TaskReport, Verdict, judge};
+use segue_protocol::handoff::remote_pod::{PodMessages, RemotePod, RemoteTask, ReportVerdict, TaskReport, judge};
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Assignment, Capabilities, Handoff, Phase, PodAck, PodAckKind, PodRecord, encode};
@@ -73,7 +73,7 @@ fn pod(view: &View, name: &str, holdings: &[(PartitionId, Epoch)]) -> RemotePod 
     RemotePod::new(view, name, life(name), holdings.iter().copied())
 }
 
-fn told(pod: &mut RemotePod, view: &View) -> Changes {
+fn told(pod: &mut RemotePod, view: &View) -> PodMessages {
     let concerned = pod.concerned(&Parties::of(view));
     pod.update(view, concerned, Duration::ZERO, &mut Waits::default())
 }
@@ -106,12 +106,12 @@ fn both_pods_are_told_each_step_of_a_move_once() {
         by_b.push(told(&mut b, view));
         assert!(told(&mut a, view).is_empty() && told(&mut b, view).is_empty(), "nothing is told twice");
     }
-    let nothing = Changes::default;
-    let owned = |epoch| Changes { owned: vec![(P, epoch)], ..nothing() };
-    let due = |callback, epoch| Changes { tasks: vec![task(callback, H, epoch)], ..nothing() };
+    let nothing = PodMessages::default;
+    let owned = |epoch| PodMessages { owned: vec![(P, epoch)], ..nothing() };
+    let due = |callback, epoch| PodMessages { tasks: vec![task(callback, H, epoch)], ..nothing() };
     let mut expected = vec![nothing(); steps.len()];
     expected[0] = owned(OLD);
-    expected[3] = Changes { gone: vec![P], ..due(Callback::Drain, OLD) };
+    expected[3] = PodMessages { gone: vec![P], ..due(Callback::Drain, OLD) };
     expected[6] = due(Callback::Release, OLD);
     assert_eq!(by_a, expected);
     let mut expected = vec![nothing(); steps.len()];
@@ -208,17 +208,17 @@ fn a_record_that_cannot_be_read_stops_service_and_releases_nothing() {
     let record = PodRecord { capabilities: Capabilities::ALL, ..PodRecord::new("a", "127.0.0.1:1") };
     entries.push(entry(keys().pod("a"), encode(&record), life("a").get(), Some(1)));
     let bad = View::from_snapshot(keys(), Snapshot { revision: Revision::new(41), entries });
-    assert_eq!(told(&mut a, &bad), Changes { gone: vec![P], ..Changes::default() });
-    assert_eq!(told(&mut a, &good), Changes { owned: vec![(P, OLD)], ..Changes::default() });
+    assert_eq!(told(&mut a, &bad), PodMessages { gone: vec![P], ..PodMessages::default() });
+    assert_eq!(told(&mut a, &good), PodMessages { owned: vec![(P, OLD)], ..PodMessages::default() });
 }
 
 #[test]
 fn a_report_is_written_only_when_it_is_due_and_known_or_stale_afterwards() {
     let word = |verdict| match verdict {
-        Verdict::Commit(_) => 'w',
-        Verdict::Known => 'k',
-        Verdict::Stale => 's',
-        Verdict::TooEarly => 'e',
+        ReportVerdict::Commit(_) => 'w',
+        ReportVerdict::Known => 'k',
+        ReportVerdict::Stale => 's',
+        ReportVerdict::TooEarly => 'e',
     };
     let steps = steps();
     let judged = |pod: &str, callback| -> String {
@@ -233,7 +233,7 @@ fn a_report_is_written_only_when_it_is_due_and_known_or_stale_afterwards() {
     }
     let later = HandoffId::created_at(Revision::new(99));
     let verdict = judge(&steps[1], "b", life("b"), &report(Callback::Warm, later, None), 0);
-    assert_eq!(verdict, Verdict::TooEarly, "not seen yet");
+    assert_eq!(verdict, ReportVerdict::TooEarly, "not seen yet");
     let failed = |pod: &str, callback| -> String {
         let report = report(callback, H, Some("no disk"));
         steps.iter().map(|view| word(judge(view, pod, life(pod), &report, 0))).collect()
@@ -253,13 +253,14 @@ fn report(callback: Callback, handoff: HandoffId, failure: Option<&str>) -> Task
 fn a_failure_for_good_is_stored_with_its_reason_and_its_task_is_due_no_more() {
     let owner = Some(("a", OLD));
     let warming = view(owner, Some((H, NEW, Phase::Warming)), &[]);
-    let Verdict::Commit(txn) = judge(&warming, "b", life("b"), &report(Callback::Warm, H, Some("no disk")), 7) else {
+    let ReportVerdict::Commit(txn) = judge(&warming, "b", life("b"), &report(Callback::Warm, H, Some("no disk")), 7)
+    else {
         panic!("it is due");
     };
     assert!(format!("{txn:?}").contains(&keys().pod_ack(P, "b", PodAckKind::Failed)), "{txn:?}");
     let failed = view(owner, Some((H, NEW, Phase::Warming)), &[("b", PodAckKind::Failed)]);
     let again = judge(&failed, "b", life("b"), &report(Callback::Warm, H, Some("no disk")), 7);
-    assert_eq!(again, Verdict::Known);
+    assert_eq!(again, ReportVerdict::Known);
     let mut b = pod(&warming, "b", &[]);
     assert_eq!(told(&mut b, &warming).tasks, [task(Callback::Warm, H, NEW)]);
     assert!(told(&mut b, &failed).is_empty());

@@ -6,7 +6,7 @@
 //! # Invariants
 //!
 //! * Only the holder of the authority deletes entries: its guards are in each transaction.
-//! * An entry by which the store refuses a write of the present authority stays ([`Evidence`]).
+//! * An entry by which the store refuses a write of the present authority stays ([`RefusingEntries`]).
 //! * The history is read once by each process that comes to act for the keyspace as a whole. It is read again after
 //!   [`INTERVAL`] further handoffs, and after the authority has changed: the evidence of an assignment round ends with it.
 //!   It therefore has at most that many entries above its limit, those of handoffs in flight, and the evidence.
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use segue_protocol::authority::Authority;
-use segue_protocol::handoff::history::{Evidence, surplus};
+use segue_protocol::handoff::history::{RefusingEntries, surplus};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::txn::{Keys, Op, Txn};
@@ -41,7 +41,7 @@ const RETRY_PAUSE: Duration = Duration::from_secs(5);
 pub(super) struct HistoryPruner {
     ended: watch::Sender<u64>,
     authority: watch::Sender<Authority>,
-    evidence: Arc<Mutex<Evidence>>,
+    evidence: Arc<Mutex<RefusingEntries>>,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -72,7 +72,7 @@ impl HistoryPruner {
     }
 }
 
-fn lock(evidence: &Mutex<Evidence>) -> MutexGuard<'_, Evidence> {
+fn lock(evidence: &Mutex<RefusingEntries>) -> MutexGuard<'_, RefusingEntries> {
     evidence.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -80,7 +80,7 @@ async fn run(
     store: Arc<dyn Store>,
     keys: Keyspace,
     mut authority: watch::Receiver<Authority>,
-    evidence: Arc<Mutex<Evidence>>,
+    evidence: Arc<Mutex<RefusingEntries>>,
     mut ended: watch::Receiver<u64>,
 ) {
     loop {
@@ -117,7 +117,7 @@ async fn prune(
     store: &dyn Store,
     keys: &Keyspace,
     authority: &Authority,
-    evidence: &Mutex<Evidence>,
+    evidence: &Mutex<RefusingEntries>,
 ) -> Result<bool, StoreError> {
     let entries = store.snapshot(&keys.history()).await?.entries;
     let entries = entries.iter().filter_map(|entry| keys.parse_history_entry(&entry.key));

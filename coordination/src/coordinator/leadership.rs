@@ -18,7 +18,7 @@ use segue_protocol::handoff::advance::{advance, advance_past_bound};
 use segue_protocol::handoff::history::deletions_alone;
 use segue_protocol::ids::{HandoffId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::planning::{Action, Coordination, Memory, Notice, Policy, in_force, plan, txn};
+use segue_protocol::planning::{Coordination, Memory, Notice, PlannedWrite, Policy, in_force, plan, txn};
 use segue_protocol::records::HeldMoves;
 use segue_protocol::txn::{Keys, Op, Txn, TxnOutcome};
 use segue_protocol::view::{View, ViewDelta};
@@ -30,7 +30,7 @@ use tracing::{debug, info, warn};
 
 use self::observing::SeenHandoff;
 use super::history::HistoryPruner;
-use super::refusals::Refusals;
+use super::refusals::StoreRefusals;
 use super::seat::Seat;
 use super::upkeep::Upkeep;
 use super::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus};
@@ -53,7 +53,7 @@ enum Subject {
 
 /// Why a coordinator leaves its seat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum SeatEnd {
     /// Its registration is over, or it shuts down.
     Over,
     /// The keyspace is coordinated in this way.
@@ -78,7 +78,7 @@ pub(super) struct Leadership<'a> {
     under_way: BTreeSet<PartitionId>,
     /// What cannot be written for a while, and until when.
     resting: BTreeMap<Subject, Instant>,
-    refusals: Refusals,
+    refusals: StoreRefusals,
     /// A refused write that has not been told: the store may refuse all of them.
     suspect: Option<(Subject, StoreError)>,
     /// The revision from which on the view contains all of this leader's writes.
@@ -140,7 +140,7 @@ impl<'a> Leadership<'a> {
             decided: Vec::new(),
             under_way: BTreeSet::new(),
             resting: BTreeMap::new(),
-            refusals: Refusals::new(now),
+            refusals: StoreRefusals::new(now),
             suspect: None,
             seen_at: Revision::ZERO,
             not_before: now,
@@ -166,7 +166,12 @@ impl<'a> Leadership<'a> {
     }
 
     /// Acts from the seat until it is lost or left.
-    pub(super) async fn run(&mut self, elected: &Registration, seat: &mut Seat, shutdown: &CancellationToken) -> End {
+    pub(super) async fn run(
+        &mut self,
+        elected: &Registration,
+        seat: &mut Seat,
+        shutdown: &CancellationToken,
+    ) -> SeatEnd {
         self.take(seat.authority(&self.view));
         let mut participant = Participant::start_planner(self.store, self.keys, elected);
         loop {
@@ -175,7 +180,7 @@ impl<'a> Leadership<'a> {
                     Coordination::Leader => warn!("leader lease lost; resigning"),
                     Coordination::Rounds => warn!("participant's lease lost; registering again"),
                 }
-                return End::Over;
+                return SeatEnd::Over;
             };
             self.status.send_if_modified(|status| {
                 status.trusted_until.replace(lease.trusted_until) != Some(lease.trusted_until)
@@ -186,7 +191,7 @@ impl<'a> Leadership<'a> {
             let wake = wake.min(self.step_at.unwrap_or(tick));
             tokio::select! {
                 biased;
-                () = shutdown.cancelled() => return End::Over,
+                () = shutdown.cancelled() => return SeatEnd::Over,
                 event = participant.next(&mut self.view) => match event {
                     Event::Synced { was_blind } => self.synced(was_blind),
                     Event::Changed(delta) => self.applied(delta),
@@ -234,7 +239,7 @@ impl<'a> Leadership<'a> {
     }
 
     /// Does what is due in the seat. Returns why it has to be left, if it has.
-    fn turn(&mut self, seat: &mut Seat, participant: &mut Participant<'_>) -> Option<End> {
+    fn turn(&mut self, seat: &mut Seat, participant: &mut Participant<'_>) -> Option<SeatEnd> {
         if !seat.keep(&self.view, participant) {
             match seat.coordination() {
                 Coordination::Leader => match &self.view.leader {
@@ -243,11 +248,11 @@ impl<'a> Leadership<'a> {
                 },
                 Coordination::Rounds => warn!("registration as a participant lost; registering again"),
             }
-            return Some(End::Over);
+            return Some(SeatEnd::Over);
         }
         let policy = in_force(&self.view, &self.policy);
         if policy.coordination != seat.coordination() {
-            return Some(End::Changed(policy.coordination));
+            return Some(SeatEnd::Changed(policy.coordination));
         }
         self.step_at = seat.step(&self.view, &policy);
         self.take(seat.authority(&self.view));
@@ -389,13 +394,15 @@ impl<'a> Leadership<'a> {
         }
     }
 
-    fn carry_out(&mut self, action: &Action, mut txn: Txn) {
+    fn carry_out(&mut self, action: &PlannedWrite, mut txn: Txn) {
         let partition = action.partition();
-        if matches!(action, Action::Create { .. }) && partition.is_some_and(|partition| self.refusals.lack(partition)) {
+        if matches!(action, PlannedWrite::Create { .. })
+            && partition.is_some_and(|partition| self.refusals.lack(partition))
+        {
             return;
         }
         let mut late = None;
-        if let Action::Cancel { observed, reason, .. } = action {
+        if let PlannedWrite::Cancel { observed, reason, .. } = action {
             let (partition, handoff) = (observed.partition(), observed.handoff.id());
             self.cancels.insert(partition, (handoff, reason.as_str()));
             if self.refusals.why().is_some() {

@@ -28,7 +28,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use self::leadership::{End, Leadership};
+use self::leadership::{Leadership, SeatEnd};
 use self::seat::Seat;
 #[cfg(doc)]
 use crate::session::lease_now;
@@ -172,8 +172,8 @@ pub async fn run_coordinator(
             return;
         }
         match end {
-            End::Over => info!(name, "no longer leading"),
-            End::Changed(to) => {
+            SeatEnd::Over => info!(name, "no longer leading"),
+            SeatEnd::Changed(to) => {
                 info!(name, coordination = to.name(), "the keyspace is coordinated in another way; changing to it");
                 (coordination, earlier) = (to, Incarnation::NONE);
             }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use segue_protocol::ids::Revision;
 use segue_protocol::planning::Policy;
-use segue_protocol::rounds::{Draft, Leased, Member, Step};
+use segue_protocol::rounds::{LeasedKey, Member, RoundStep, StepDraft};
 use segue_protocol::txn::{Op, TxnOutcome};
 use segue_protocol::view::View;
 use tokio::task::JoinSet;
@@ -30,7 +30,7 @@ pub(super) struct Participation {
     store: Arc<dyn Store>,
     member: Member,
     /// The step that is due, and when it is this process's turn.
-    turn: Option<(Step, Instant)>,
+    turn: Option<(RoundStep, Instant)>,
     steps: JoinSet<Result<TxnOutcome, StoreError>>,
     /// The revision from which on the view shows the last step.
     seen_at: Revision,
@@ -95,9 +95,9 @@ impl Participation {
     }
 }
 
-async fn carry_out(store: Arc<dyn Store>, draft: Draft) -> Result<TxnOutcome, StoreError> {
+async fn carry_out(store: Arc<dyn Store>, draft: StepDraft) -> Result<TxnOutcome, StoreError> {
     let (mut txn, mut granted) = (draft.txn, Vec::new());
-    for Leased { key, value, ttl } in draft.leased {
+    for LeasedKey { key, value, ttl } in draft.leased {
         let lease = store.grant(ttl).await?;
         txn.then.push(Op::Put { key, value, lease: Some(lease) });
         granted.push(lease);

@@ -30,17 +30,17 @@ const ASK_INTERVAL: Duration = Duration::from_secs(20);
 
 /// The refusals of a store, as one coordinator has met them.
 #[derive(Debug)]
-pub(super) struct Refusals {
-    standing: Option<Standing>,
+pub(super) struct StoreRefusals {
+    standing: Option<StandingRefusal>,
     /// When the store is asked next. `None` while it is being asked.
     ask_at: Option<Instant>,
     retry: StoreRetry,
-    late: BTreeMap<PartitionId, (LateEntry, Progress)>,
+    late: BTreeMap<PartitionId, (LateEntry, EntryProgress)>,
 }
 
 /// A refusal that may be about all writes.
 #[derive(Debug)]
-struct Standing {
+struct StandingRefusal {
     why: String,
     /// Whether the store has refused a write that cannot be at fault itself.
     is_certain: bool,
@@ -48,7 +48,7 @@ struct Standing {
 
 /// How far a late entry is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Progress {
+enum EntryProgress {
     /// Its handoff is being cancelled.
     Cancelling,
     Due,
@@ -65,11 +65,11 @@ pub(super) enum Learnt {
     AcceptsAgain,
 }
 
-impl Refusals {
+impl StoreRefusals {
     /// Returns what is known of a store that has refused nothing as of `now`.
     pub(super) fn new(now: Instant) -> Self {
         let ask_at = Some(now + ASK_INTERVAL);
-        Refusals { standing: None, ask_at, retry: StoreRetry::default(), late: BTreeMap::new() }
+        StoreRefusals { standing: None, ask_at, retry: StoreRetry::default(), late: BTreeMap::new() }
     }
 
     /// Returns whether nothing may be put.
@@ -85,7 +85,7 @@ impl Refusals {
     /// Notes that the store has refused a write.
     pub(super) fn refused(&mut self, error: &StoreError) {
         if self.standing.is_none() {
-            self.standing = Some(Standing { why: error.to_string(), is_certain: false });
+            self.standing = Some(StandingRefusal { why: error.to_string(), is_certain: false });
             self.ask_at = self.ask_at.map(|_| Instant::now());
         }
     }
@@ -123,13 +123,13 @@ impl Refusals {
         }
         self.ask_at = Some(now + self.retry.next_after(error));
         let known = self.why().is_some();
-        self.standing = Some(Standing { why: error.to_string(), is_certain: true });
+        self.standing = Some(StandingRefusal { why: error.to_string(), is_certain: true });
         if known { Learnt::Nothing } else { Learnt::RefusesAll }
     }
 
     /// Notes that a handoff is being cancelled without its entry.
     pub(super) fn cancels(&mut self, partition: PartitionId, entry: LateEntry) {
-        self.late.insert(partition, (entry, Progress::Cancelling));
+        self.late.insert(partition, (entry, EntryProgress::Cancelling));
     }
 
     /// Returns whether the history lacks an entry of this partition.
@@ -139,33 +139,33 @@ impl Refusals {
 
     /// Returns the entries that are to be put.
     pub(super) fn due(&self) -> Vec<(PartitionId, LateEntry)> {
-        let due = self.late.iter().filter(|(_, (_, progress))| *progress == Progress::Due);
+        let due = self.late.iter().filter(|(_, (_, progress))| *progress == EntryProgress::Due);
         due.map(|(partition, (entry, _))| (*partition, entry.clone())).collect()
     }
 
     /// Notes that the entry of this partition is being put.
     pub(super) fn puts(&mut self, partition: PartitionId) {
         if let Some((_, progress)) = self.late.get_mut(&partition) {
-            *progress = Progress::UnderWay;
+            *progress = EntryProgress::UnderWay;
         }
     }
 
     /// Notes the result of a write about this partition. Returns whether it was a late entry.
     pub(super) fn written(&mut self, partition: PartitionId, result: &Result<TxnOutcome, StoreError>) -> bool {
         let Some((_, progress)) = self.late.get_mut(&partition) else { return false };
-        let is_entry = *progress == Progress::UnderWay;
+        let is_entry = *progress == EntryProgress::UnderWay;
         let is_over = match (*progress, result) {
-            (Progress::Due, _) => false,
+            (EntryProgress::Due, _) => false,
             // If it was refused, the handoff goes on.
-            (Progress::Cancelling, Ok(outcome)) => !outcome.committed(),
-            (Progress::Cancelling, Err(StoreError::Refused(_))) => true,
+            (EntryProgress::Cancelling, Ok(outcome)) => !outcome.committed(),
+            (EntryProgress::Cancelling, Err(StoreError::Refused(_))) => true,
             // If a guard has failed, there is an entry already.
-            (Progress::UnderWay, Ok(_)) => true,
+            (EntryProgress::UnderWay, Ok(_)) => true,
             (_, Err(_)) => false,
         };
         match is_over {
             true => drop(self.late.remove(&partition)),
-            false => *progress = Progress::Due,
+            false => *progress = EntryProgress::Due,
         }
         is_entry
     }
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn a_partition_lacks_its_entry_from_the_cancel_until_it_is_put() {
         for outcome in [answer(Some(0)), unknown()] {
-            let mut refusals = Refusals::new(Instant::now());
+            let mut refusals = StoreRefusals::new(Instant::now());
             refusals.cancels(P0, cancel().0);
             assert!(refusals.lack(P0) && refusals.due().is_empty());
             assert!(!refusals.written(P0, &outcome));
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn nothing_is_missing_if_the_handoff_goes_on_or_the_authority_has_ended() {
-        let mut refusals = Refusals::new(Instant::now());
+        let mut refusals = StoreRefusals::new(Instant::now());
         for outcome in [answer(None), refused()] {
             refusals.cancels(P0, cancel().0);
             refusals.written(P0, &outcome);
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn one_refused_write_is_told_from_a_store_that_refuses_all() {
-        let mut refusals = Refusals::new(Instant::now());
+        let mut refusals = StoreRefusals::new(Instant::now());
         refusals.refused(&refused().unwrap_err());
         assert!(refusals.stand() && refusals.why().is_none());
         refusals.asks();
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_store_that_has_refused_nothing_is_asked_too() {
-        let mut refusals = Refusals::new(Instant::now());
+        let mut refusals = StoreRefusals::new(Instant::now());
         for outcome in [answer(None), unknown()] {
             assert!(refusals.ask_at().is_some_and(|at| at > Instant::now()));
             refusals.asks();

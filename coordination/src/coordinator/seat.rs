@@ -63,10 +63,10 @@ pub(super) fn record(coordination: Coordination, name: &str, lease_id: LeaseId) 
 pub(super) struct Seat {
     lease: LeaseId,
     name: String,
-    kind: Kind,
+    kind: SeatKind,
 }
 
-enum Kind {
+enum SeatKind {
     Leader(Authority),
     Participant(Box<Participation>),
 }
@@ -79,8 +79,8 @@ impl Seat {
             lease,
             name: name.to_owned(),
             kind: match coordination {
-                Coordination::Leader => Kind::Leader(Authority::Leader { term: incarnation.revision() }),
-                Coordination::Rounds => Kind::Participant(Box::new(Participation::new(store.clone(), member()))),
+                Coordination::Leader => SeatKind::Leader(Authority::Leader { term: incarnation.revision() }),
+                Coordination::Rounds => SeatKind::Participant(Box::new(Participation::new(store.clone(), member()))),
             },
         }
     }
@@ -88,8 +88,8 @@ impl Seat {
     /// Returns how a keyspace is coordinated that has this seat.
     pub(super) fn coordination(&self) -> Coordination {
         match self.kind {
-            Kind::Leader(_) => Coordination::Leader,
-            Kind::Participant(_) => Coordination::Rounds,
+            SeatKind::Leader(_) => Coordination::Leader,
+            SeatKind::Participant(_) => Coordination::Rounds,
         }
     }
 
@@ -97,11 +97,11 @@ impl Seat {
     pub(super) fn keep(&self, view: &View, participant: &mut Participant<'_>) -> bool {
         let coordination = self.coordination();
         let (seen, intact) = match &self.kind {
-            Kind::Leader(_) => {
+            SeatKind::Leader(_) => {
                 let intact = view.leader.as_ref().is_some_and(|leader| leader.value.lease_id == self.lease);
                 (view.leader.as_ref().map(Versioned::key), intact)
             }
-            Kind::Participant(_) => {
+            SeatKind::Participant(_) => {
                 let intact = !view.malformed.contains_key(&view.keys().participant(&self.name));
                 let seen = view.rounds.participants.get(&self.name).map(Versioned::key);
                 (seen, intact)
@@ -113,7 +113,7 @@ impl Seat {
 
     /// Returns a write that adds to the key of the seat which moves its holder holds back, unless the key shows that.
     pub(super) fn tell_held(&self, view: &View, held: &[HeldMoves]) -> Option<Txn> {
-        if let Kind::Participant(participation) = &self.kind {
+        if let SeatKind::Participant(participation) = &self.kind {
             return participation.member().tell_held(view, held);
         }
         let seen = view.leader.as_ref().filter(|leader| leader.value.held != held)?;
@@ -125,24 +125,24 @@ impl Seat {
     /// Takes part in the rounds. Returns when to call again, if nothing else triggers that.
     pub(super) fn step(&mut self, view: &View, policy: &Policy) -> Option<Instant> {
         match &mut self.kind {
-            Kind::Leader(_) => None,
-            Kind::Participant(participation) => participation.step(view, policy),
+            SeatKind::Leader(_) => None,
+            SeatKind::Participant(participation) => participation.step(view, policy),
         }
     }
 
     /// Returns the authority of the seat, as the view shows it.
     pub(super) fn authority(&self, view: &View) -> Option<Authority> {
         match &self.kind {
-            Kind::Leader(authority) => Some(authority.clone()),
-            Kind::Participant(participation) => participation.member().authority(view),
+            SeatKind::Leader(authority) => Some(authority.clone()),
+            SeatKind::Participant(participation) => participation.member().authority(view),
         }
     }
 
     /// Returns after each step of an assignment round. Pending while none is in flight. Cancel-safe.
     pub(super) async fn stepped(&mut self) {
         match &mut self.kind {
-            Kind::Leader(_) => std::future::pending().await,
-            Kind::Participant(participation) => participation.taken().await,
+            SeatKind::Leader(_) => std::future::pending().await,
+            SeatKind::Participant(participation) => participation.taken().await,
         }
     }
 }

@@ -43,7 +43,7 @@ impl Upkeep {
 }
 
 async fn run(store: Arc<dyn Store>, key: String, found: watch::Sender<Option<Usage>>) {
-    let mut seen = Seen::default();
+    let mut seen = RevisionTimes::default();
     loop {
         let now = Instant::now();
         match store.usage(&key, seen.oldest(now)).await {
@@ -60,9 +60,9 @@ async fn run(store: Arc<dyn Store>, key: String, found: watch::Sender<Option<Usa
 
 /// The revisions of the last day, each with when it was seen.
 #[derive(Debug, Default)]
-struct Seen(VecDeque<(Instant, Revision)>);
+struct RevisionTimes(VecDeque<(Instant, Revision)>);
 
-impl Seen {
+impl RevisionTimes {
     fn note(&mut self, now: Instant, revision: Revision) {
         self.0.push_back((now, revision));
     }
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_day_old_revision_is_asked_about_once_there_is_one() {
-        let (began, mut seen) = (Instant::now(), Seen::default());
+        let (began, mut seen) = (Instant::now(), RevisionTimes::default());
         assert_eq!(seen.oldest(began), Usage::FIRST);
         for hour in 0..50 {
             seen.note(began + Duration::from_secs(3600 * hour), Revision::new(100 + hour));

@@ -23,12 +23,12 @@ pub struct LeaseLost;
 #[derive(Debug)]
 pub struct OwnedBody<R> {
     #[pin]
-    kind: Kind<R>,
+    kind: BodyKind<R>,
 }
 
 #[pin_project(project = KindProjection)]
 #[derive(Debug)]
-enum Kind<R> {
+enum BodyKind<R> {
     /// Fields are dropped in this order.
     Passing {
         #[pin]
@@ -44,11 +44,11 @@ impl<R: Body> OwnedBody<R> {
     pub(super) fn passing(inner: R, in_flight: InFlight) -> Self {
         let lost = in_flight.lost();
         let in_flight = (!inner.is_end_stream()).then_some(in_flight);
-        OwnedBody { kind: Kind::Passing { inner, lost, in_flight } }
+        OwnedBody { kind: BodyKind::Passing { inner, lost, in_flight } }
     }
 
     pub(super) fn own(bytes: Bytes) -> Self {
-        OwnedBody { kind: Kind::Own(Some(bytes).filter(|bytes| !bytes.is_empty())) }
+        OwnedBody { kind: BodyKind::Own(Some(bytes).filter(|bytes| !bytes.is_empty())) }
     }
 }
 
@@ -83,7 +83,7 @@ where
         };
         let Some(frame) = frame else {
             let held = in_flight.take();
-            this.kind.set(Kind::Own(None));
+            this.kind.set(BodyKind::Own(None));
             drop(held);
             return Poll::Ready(Some(Err(LeaseLost.into())));
         };
@@ -95,15 +95,15 @@ where
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Passing { inner, .. } => inner.is_end_stream(),
-            Kind::Own(bytes) => bytes.is_none(),
+            BodyKind::Passing { inner, .. } => inner.is_end_stream(),
+            BodyKind::Own(bytes) => bytes.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Passing { inner, .. } => inner.size_hint(),
-            Kind::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
+            BodyKind::Passing { inner, .. } => inner.size_hint(),
+            BodyKind::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
         }
     }
 }

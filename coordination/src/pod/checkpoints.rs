@@ -11,7 +11,9 @@
 
 use std::time::Duration;
 
-use segue_protocol::handoff::checkpoint::{Made, Schedule, Waits, awaited, is_recorded, record, recorded_at};
+use segue_protocol::handoff::checkpoint::{
+    PendingCheckpoint, Schedule, Waits, awaited, is_recorded, record, recorded_at,
+};
 use segue_protocol::handoff::pod_reconcile::{Callback, Task};
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
 use segue_protocol::records::CheckpointName;
@@ -30,7 +32,7 @@ const LOOKS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_s
 pub(super) struct Checkpoints {
     schedule: Schedule,
     /// The checkpoint that is not yet in the store.
-    made: Option<Made>,
+    made: Option<PendingCheckpoint>,
 }
 
 /// What is due for a partition's checkpoints.
@@ -76,7 +78,8 @@ impl Checkpoints {
                 let task = Task { callback: Callback::Checkpoint, handoff: HandoffId::NONE, epoch };
                 return Some(CheckpointStep::Make(task));
             }
-            let nothing = Made { epoch, name: None, at: unix_millis(), replaces: recorded_at(view, partition) };
+            let nothing =
+                PendingCheckpoint { epoch, name: None, at: unix_millis(), replaces: recorded_at(view, partition) };
             self.made = Some(nothing).filter(|nothing| !is_recorded(view, partition, nothing));
         }
         self.made.as_ref().map(|_| CheckpointStep::Write)
@@ -92,7 +95,7 @@ impl Checkpoints {
     ) {
         let view = &pod.view;
         debug!(partition = partition.get(), epoch = epoch.get(), name = ?name, "checkpoint made");
-        let made = Made { epoch, name, at: unix_millis(), replaces: recorded_at(view, partition) };
+        let made = PendingCheckpoint { epoch, name, at: unix_millis(), replaces: recorded_at(view, partition) };
         if is_recorded(view, partition, &made) {
             self.schedule.rest(boottime());
         } else {

@@ -37,7 +37,7 @@ const ALONE_PATIENCE: Duration = Duration::from_secs(2);
 pub(super) const NOT_REGISTERED: &str = "not registered";
 
 /// Why a life of a pod has ended.
-enum End {
+enum PodEnd {
     Shutdown,
     RegistrationGone,
     /// The service is down, and nothing that it was given can take effect any more.
@@ -45,7 +45,7 @@ enum End {
 }
 
 /// A pod's side of the protocol.
-pub(super) struct Driver {
+pub(super) struct PodDriver {
     store: Arc<dyn Store>,
     leases: Leases,
     handler: Arc<dyn HandoffHandler>,
@@ -57,7 +57,7 @@ pub(super) struct Driver {
     alone_since: Option<Instant>,
 }
 
-impl Driver {
+impl PodDriver {
     pub(super) fn new(
         leases: Leases,
         keys: Keyspace,
@@ -69,7 +69,7 @@ impl Driver {
     ) -> Self {
         let store = leases.store().clone();
         let pod = Membership::new(keys, settings, intent, state);
-        Driver {
+        PodDriver {
             service_watch: ServiceWatch::of(service.clone(), store.clone()),
             work: Work::new(store.clone(), pod, (handler.clone(), service.clone()), ownership.clone()),
             store,
@@ -89,16 +89,16 @@ impl Driver {
             let end = self.live(&registration).await;
             self.service_watch.end();
             match end {
-                End::Shutdown => self.ownership.close(),
+                PodEnd::Shutdown => self.ownership.close(),
                 // The pod has fenced. Its next life vouches for no work of this one.
-                End::RegistrationGone => self.service.settle(Instant::now()).await,
-                End::ServiceDown => {}
+                PodEnd::RegistrationGone => self.service.settle(Instant::now()).await,
+                PodEnd::ServiceDown => {}
             }
             // The old key is gone or expires if it cannot be deleted: this process drops its lease.
             if let Err(error) = registration.withdraw().await {
                 warn!(%error, "cannot deregister; the registration ends with its lease");
             }
-            if matches!(end, End::Shutdown) {
+            if matches!(end, PodEnd::Shutdown) {
                 break;
             }
         }
@@ -138,7 +138,7 @@ impl Driver {
         }
     }
 
-    async fn live(&mut self, registration: &Registration) -> End {
+    async fn live(&mut self, registration: &Registration) -> PodEnd {
         let pod = &mut self.work.pod;
         pod.begin(registration);
         self.service_watch.begin(pod);
@@ -181,15 +181,15 @@ impl Driver {
                     Reaction::Reconsider => self.work.reconcile_all(),
                     Reaction::Deregister => {
                         self.registration_gone("service is down");
-                        return End::ServiceDown;
+                        return PodEnd::ServiceDown;
                     }
-                    Reaction::ShutDown => return End::Shutdown,
+                    Reaction::ShutDown => return PodEnd::Shutdown,
                 },
                 results = self.work.writes.next_results() => self.work.written(results),
                 () = heartbeat.written() => {}
                 changed = self.work.pod.intent.changed() => match changed {
                     Ok(()) => self.work.keep_record(),
-                    Err(_) => return End::Shutdown,
+                    Err(_) => return PodEnd::Shutdown,
                 },
                 () = sleep_until(wake) => self.work.due(),
             }
@@ -256,13 +256,13 @@ impl Driver {
         Some(if self.work.is_done() { now } else { until })
     }
 
-    fn registration_gone(&mut self, why: &str) -> End {
+    fn registration_gone(&mut self, why: &str) -> PodEnd {
         warn!(why, "pod fenced; registering again");
         // The order matters: nothing may be accepted or acknowledged once the registration is given up.
         self.ownership.fence();
         self.work.end_life();
         self.publish(None);
-        End::RegistrationGone
+        PodEnd::RegistrationGone
     }
 
     fn publish(&self, lease: Option<LeaseState>) {

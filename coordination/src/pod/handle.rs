@@ -11,11 +11,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::driver::{Driver, NOT_REGISTERED};
+use super::driver::{NOT_REGISTERED, PodDriver};
 use super::layer::OwnershipLayer;
 use super::membership::Intent;
 use super::ownership::Ownership;
-use super::service::{Service, Within};
+use super::service::{InProcess, Service};
 use super::{HandoffHandler, PodSettings, PodState};
 use crate::session::Leases;
 
@@ -44,7 +44,7 @@ impl PodHandle {
         settings: PodSettings,
         handler: Arc<dyn HandoffHandler>,
     ) -> PodHandle {
-        Self::start_before(leases, keyspace, keys, settings, handler, Arc::new(Within))
+        Self::start_before(leases, keyspace, keys, settings, handler, Arc::new(InProcess))
     }
 
     /// Like [`start`](Self::start), for a pod that vouches for a service in another process.
@@ -69,7 +69,7 @@ impl PodHandle {
         settings: PodSettings,
         handler: Arc<dyn HandoffHandler>,
     ) -> (PodHandle, impl Future<Output = ()> + Send + use<L>) {
-        Self::prepare_before(leases.into(), keyspace, keys, settings, handler, Arc::new(Within))
+        Self::prepare_before(leases.into(), keyspace, keys, settings, handler, Arc::new(InProcess))
     }
 
     fn prepare_before(
@@ -84,7 +84,7 @@ impl PodHandle {
         let (sender, state) =
             watch::channel(PodState { not_ready: Some(NOT_REGISTERED.into()), ..PodState::default() });
         let (intent, intents) = watch::channel(Intent::Serve);
-        let driver = Driver::new(leases, keys, settings, (handler, service), ownership.clone(), sender, intents);
+        let driver = PodDriver::new(leases, keys, settings, (handler, service), ownership.clone(), sender, intents);
         let (run, running) = abortable(driver.run());
         let handle = PodHandle { inner: Arc::new(Inner { ownership, state, intent, running }) };
         (handle, run.map(|_| ()))

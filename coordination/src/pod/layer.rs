@@ -31,7 +31,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::body::OwnedBody;
-use super::ownership::{Entry, InFlight, Ownership, Rejection};
+use super::ownership::{EntryVerdict, InFlight, Ownership, Rejection};
 use super::rejection;
 use super::tracked_call::TrackedCall;
 use crate::session::lease_now;
@@ -103,12 +103,12 @@ where
             return OwnershipFuture { state: State::Refused(Rejection::Unstamped), partition: None, grpc };
         };
         let state = match self.ownership.try_enter(partition, epoch, lease_now()) {
-            Entry::In(in_flight) => State::running(&mut self.inner, request, partition, in_flight),
-            Entry::Refused(why) => {
+            EntryVerdict::In(in_flight) => State::running(&mut self.inner, request, partition, in_flight),
+            EntryVerdict::Refused(why) => {
                 self.ownership.count_refused(why);
                 State::Refused(why)
             }
-            Entry::Wait(change) => {
+            EntryVerdict::Wait(change) => {
                 let spare = self.inner.clone();
                 let ownership = self.ownership.clone();
                 State::Waiting {
@@ -136,7 +136,7 @@ where
     grpc: bool,
 }
 
-type Entering = Pin<Box<dyn Future<Output = Result<InFlight, Rejection>> + Send>>;
+type EntryFuture = Pin<Box<dyn Future<Output = Result<InFlight, Rejection>> + Send>>;
 
 #[pin_project(project = StateProjection)]
 enum State<S, B>
@@ -146,7 +146,7 @@ where
 {
     /// Waiting for this pod's view to catch up.
     Waiting {
-        wait: Entering,
+        wait: EntryFuture,
         call: Option<(S, Request<B>)>,
         ownership: Arc<Ownership>,
     },

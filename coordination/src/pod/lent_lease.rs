@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-use super::http_hooks::{Connections, HookClient, HookError, HookUrl};
+use super::http_hooks::{ConnectionReuse, HookClient, HookError, HookUrl};
 use crate::session::{boottime, lease_now, wakes_at};
 
 /// How long the service may take to confirm a lease.
@@ -142,7 +142,7 @@ async fn tell(
     mut targets: watch::Receiver<TargetLease>,
     told: watch::Sender<ToldLease>,
 ) {
-    let client = HookClient::new(secret_file, Connections::OnePerCall);
+    let client = HookClient::new(secret_file, ConnectionReuse::OnePerCall);
     let mut failing = false;
     // The latest moment sent without a response: the service may read it after a later call.
     let mut unanswered: Option<Instant> = None;

@@ -26,7 +26,7 @@ pub(super) type CallbackResult = Result<Option<CheckpointName>, HandlerError>;
 #[derive(Debug, Default)]
 pub(super) struct PartitionWork {
     pub(super) local: LocalState,
-    running: Option<Running>,
+    running: Option<RunningTask>,
     /// The task that failed last, and when it is retried.
     failed: Option<(Task, Instant)>,
     /// Why the handoff that `local` records as failed cannot succeed on this pod.
@@ -38,7 +38,7 @@ pub(super) struct PartitionWork {
 }
 
 #[derive(Debug)]
-struct Running {
+struct RunningTask {
     task: Task,
     since: Instant,
     abort: AbortHandle,
@@ -82,12 +82,12 @@ impl PartitionWork {
     /// Notes that this task has begun.
     pub(super) fn begin(&mut self, task: Task, has_tail: bool, abort: AbortHandle) {
         self.local.begin(task, has_tail);
-        self.running = Some(Running { task, since: Instant::now(), abort });
+        self.running = Some(RunningTask { task, since: Instant::now(), abort });
     }
 
     /// Notes the result of the callback that ran, or that it was aborted.
     pub(super) fn ended(&mut self, pod: &Membership, partition: PartitionId, result: Option<CallbackResult>) {
-        let Some(Running { task, since, .. }) = self.running.take() else { return };
+        let Some(RunningTask { task, since, .. }) = self.running.take() else { return };
         let (callback, took) = (task.callback.as_str(), since.elapsed());
         match result {
             Some(Ok(name)) if task.callback == Callback::Checkpoint => {

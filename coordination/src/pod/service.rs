@@ -46,6 +46,6 @@ pub trait Service: Send + Sync + 'static {
 
 /// A service within this process.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Within;
+pub(super) struct InProcess;
 
-impl Service for Within {}
+impl Service for InProcess {}

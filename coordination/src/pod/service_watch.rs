@@ -30,7 +30,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The state of the service, by the event that is awaited next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Watched {
+enum ServicePhase {
     /// The service accepts requests. Awaits its end, or that it says that it is unhealthy.
     Up,
     /// The service says that it is unhealthy. Awaits the store's answer whether the pod may give way.
@@ -48,7 +48,7 @@ enum Watched {
 
 /// An event that was awaited.
 #[derive(Debug)]
-pub(super) enum Turn {
+pub(super) enum ServiceTurn {
     Down,
     Unhealthy,
     /// Whether the pod gives way.
@@ -60,7 +60,7 @@ pub(super) enum Turn {
 
 /// The store has not answered whether the pod may give way.
 #[derive(Debug, Default)]
-struct Unanswered {
+struct GiveWayRetry {
     retry: StoreRetry,
     log: RepeatedLog,
     /// How long it is not asked.
@@ -68,13 +68,13 @@ struct Unanswered {
 }
 
 /// The wait for an event.
-type Turning = Pin<Box<dyn Future<Output = Turn> + Send>>;
+type NextTurn = Pin<Box<dyn Future<Output = ServiceTurn> + Send>>;
 
 /// Waits for an event, or for the end of the service if that comes first.
-async fn or_down(service: &dyn Service, event: impl Future<Output = Turn>) -> Turn {
+async fn or_down(service: &dyn Service, event: impl Future<Output = ServiceTurn>) -> ServiceTurn {
     tokio::select! {
         biased;
-        () = service.down() => Turn::Down,
+        () = service.down() => ServiceTurn::Down,
         turn = event => turn,
     }
 }
@@ -95,9 +95,9 @@ pub(super) enum Reaction {
 pub(super) struct ServiceWatch {
     service: Arc<dyn Service>,
     store: Arc<dyn Store>,
-    watched: Watched,
-    turning: Turning,
-    unanswered: Unanswered,
+    watched: ServicePhase,
+    turning: NextTurn,
+    unanswered: GiveWayRetry,
 }
 
 impl ServiceWatch {
@@ -105,15 +105,15 @@ impl ServiceWatch {
         ServiceWatch {
             service,
             store,
-            watched: Watched::Up,
+            watched: ServicePhase::Up,
             turning: Box::pin(pending()),
-            unanswered: Unanswered::default(),
+            unanswered: GiveWayRetry::default(),
         }
     }
 
     /// Follows the service, which is up, from now on.
     pub(super) fn begin(&mut self, pod: &mut Membership) {
-        self.watch(Watched::Up, pod);
+        self.watch(ServicePhase::Up, pod);
     }
 
     /// Awaits nothing more, as the pod's life is over.
@@ -123,82 +123,83 @@ impl ServiceWatch {
 
     /// Awaits the end of the service's work, as the pod is ending.
     pub(super) fn part(&mut self, pod: &mut Membership) {
-        if self.watched != Watched::Parting {
-            self.watch(Watched::Parting, pod);
+        if self.watched != ServicePhase::Parting {
+            self.watch(ServicePhase::Parting, pod);
         }
     }
 
     /// Returns the next event of the service. Cancel-safe.
-    pub(super) async fn turned(&mut self) -> Turn {
+    pub(super) async fn turned(&mut self) -> ServiceTurn {
         (&mut self.turning).await
     }
 
     /// Goes over to this state of the service, or to another one if it is over already.
-    fn watch(&mut self, next: Watched, pod: &mut Membership) {
+    fn watch(&mut self, next: ServicePhase, pod: &mut Membership) {
         let (service, store) = (self.service.clone(), self.store.clone());
         self.turning = match next {
-            Watched::Yielding => {
+            ServicePhase::Yielding => {
                 let lease = pod.lease.unwrap_or(LeaseId::NONE);
                 let Some(txn) = give_way(&pod.view, &pod.settings.name, pod.incarnation, lease) else {
-                    return self.watch(Watched::Spared, pod);
+                    return self.watch(ServicePhase::Spared, pod);
                 };
                 // Before the view shows the mark, which would be removed otherwise.
                 pod.gives_way = true;
                 Box::pin(async move {
                     let commit = store.commit(txn);
-                    or_down(&*service, commit.map(|outcome| Turn::Answered(outcome.map(|it| it.committed())))).await
+                    or_down(&*service, commit.map(|outcome| ServiceTurn::Answered(outcome.map(|it| it.committed()))))
+                        .await
                 })
             }
-            Watched::Up => {
+            ServicePhase::Up => {
                 pod.gives_way = false;
-                Box::pin(async move { or_down(&*service, service.unhealthy().map(|()| Turn::Unhealthy)).await })
+                Box::pin(async move { or_down(&*service, service.unhealthy().map(|()| ServiceTurn::Unhealthy)).await })
             }
-            Watched::Spared => {
+            ServicePhase::Spared => {
                 pod.gives_way = false;
                 let pause = LOOK_INTERVAL.max(self.unanswered.pause);
-                Box::pin(async move { or_down(&*service, sleep(pause).map(|()| Turn::LookAgain)).await })
+                Box::pin(async move { or_down(&*service, sleep(pause).map(|()| ServiceTurn::LookAgain)).await })
             }
-            Watched::Sick => Box::pin(async move { service.up().map(|()| Turn::Up).await }),
-            Watched::Settling | Watched::Parting => {
-                let by = if next == Watched::Parting { pod.ends_by() } else { Instant::now() };
-                Box::pin(async move { service.settle(by).map(|()| Turn::Settled).await })
+            ServicePhase::Sick => Box::pin(async move { service.up().map(|()| ServiceTurn::Up).await }),
+            ServicePhase::Settling | ServicePhase::Parting => {
+                let by = if next == ServicePhase::Parting { pod.ends_by() } else { Instant::now() };
+                Box::pin(async move { service.settle(by).map(|()| ServiceTurn::Settled).await })
             }
         };
         self.watched = next;
     }
 
     /// Acts on an event of the service.
-    pub(super) fn act(&mut self, turn: Turn, pod: &mut Membership) -> Reaction {
+    pub(super) fn act(&mut self, turn: ServiceTurn, pod: &mut Membership) -> Reaction {
         let (next, reaction) = match (self.watched, turn) {
-            (Watched::Settling, _) => return Reaction::Deregister,
-            (Watched::Parting, _) => return Reaction::ShutDown,
-            (Watched::Sick, _) => {
+            (ServicePhase::Settling, _) => return Reaction::Deregister,
+            (ServicePhase::Parting, _) => return Reaction::ShutDown,
+            (ServicePhase::Sick, _) => {
                 warn!("service is up again");
                 pod.refuse(false);
-                (Watched::Up, Reaction::Reconsider)
+                (ServicePhase::Up, Reaction::Reconsider)
             }
-            (_, Turn::Unhealthy) => {
+            (_, ServiceTurn::Unhealthy) => {
                 warn!("service says that it is unhealthy; giving its partitions up if another pod is ready");
-                (Watched::Yielding, Reaction::GoOn)
+                (ServicePhase::Yielding, Reaction::GoOn)
             }
-            (_, Turn::LookAgain) if self.service.is_unhealthy() => (Watched::Yielding, Reaction::GoOn),
-            (_, Turn::LookAgain) => {
+            (_, ServiceTurn::LookAgain) if self.service.is_unhealthy() => (ServicePhase::Yielding, Reaction::GoOn),
+            (_, ServiceTurn::LookAgain) => {
                 info!("service is healthy again");
-                (Watched::Up, Reaction::GoOn)
+                (ServicePhase::Up, Reaction::GoOn)
             }
-            (_, Turn::Answered(Err(error))) => {
+            (_, ServiceTurn::Answered(Err(error))) => {
                 self.unanswered.pause = self.unanswered.retry.next_after(&error);
                 if self.unanswered.log.is_due(&error) {
                     warn!(%error, "the store does not say whether the pod may give its partitions up; going on");
                 }
-                (Watched::Spared, Reaction::GoOn)
+                (ServicePhase::Spared, Reaction::GoOn)
             }
-            (_, Turn::Answered(Ok(gives_way))) => {
+            (_, ServiceTurn::Answered(Ok(gives_way))) => {
                 self.unanswered.retry.reset();
                 self.unanswered.pause = Duration::ZERO;
-                if gives_way { give_up(pod, true) } else { (Watched::Spared, Reaction::GoOn) }
+                if gives_way { give_up(pod, true) } else { (ServicePhase::Spared, Reaction::GoOn) }
             }
-            (_, Turn::Down | Turn::Up | Turn::Settled) => give_up(pod, false),
+            (_, ServiceTurn::Down | ServiceTurn::Up | ServiceTurn::Settled) => give_up(pod, false),
         };
         self.watch(next, pod);
         reaction
@@ -206,7 +207,7 @@ impl ServiceWatch {
 }
 
 /// Refuses requests from now on, because of the service. Returns what is awaited next, and what the pod does.
-fn give_up(pod: &mut Membership, is_unhealthy: bool) -> (Watched, Reaction) {
+fn give_up(pod: &mut Membership, is_unhealthy: bool) -> (ServicePhase, Reaction) {
     let has_fence = pod.settings.capabilities.fence;
     let why = match (is_unhealthy, has_fence) {
         (false, true) => "service is down; deregistering once its work has ended",
@@ -216,5 +217,5 @@ fn give_up(pod: &mut Membership, is_unhealthy: bool) -> (Watched, Reaction) {
     };
     warn!("{why}");
     pod.refuse(true);
-    (if has_fence { Watched::Settling } else { Watched::Sick }, Reaction::Reconsider)
+    (if has_fence { ServicePhase::Settling } else { ServicePhase::Sick }, Reaction::Reconsider)
 }

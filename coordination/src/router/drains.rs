@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use segue_protocol::handoff::router::{DrainTimeout, Route, Stage, Target, dead_owner_patience, drain_timed_out};
+use segue_protocol::handoff::router::{DrainTimeout, GateStage, Route, Target, dead_owner_patience, drain_timed_out};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::Capabilities;
 use segue_protocol::view::View;
@@ -30,7 +30,7 @@ const REST_OF_A_HANDOFF: Duration = Duration::from_secs(3);
 
 /// A drain in progress.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Drain {
+pub(super) struct DrainInProgress {
     since: Instant,
     /// Since when the stop was due. Other routers hold requests since then.
     due_since: Instant,
@@ -38,9 +38,9 @@ pub(super) struct Drain {
     owner_gone_since: Option<Instant>,
 }
 
-impl Drain {
+impl DrainInProgress {
     fn begin(due_since: Instant) -> Self {
-        Drain { since: Instant::now(), due_since, owner_gone_since: None }
+        DrainInProgress { since: Instant::now(), due_since, owner_gone_since: None }
     }
 
     /// Returns when the drain times out. What other routers hold is refused after `max_wait`, so a stop that came late leaves the
@@ -55,7 +55,7 @@ impl Drain {
 #[derive(Debug)]
 pub(super) struct Drains {
     settings: RouterSettings,
-    drains: HashMap<PartitionId, Drain>,
+    drains: HashMap<PartitionId, DrainInProgress>,
     /// The capabilities of the pod that a partition's requests last went to, as of then.
     capabilities: HashMap<PartitionId, Capabilities>,
 }
@@ -83,7 +83,7 @@ impl Drains {
 
     /// Records that the partition has been stopped. The stop was due at `due_since`.
     pub(super) fn stopped(&mut self, partition: PartitionId, due_since: Instant) {
-        self.drains.entry(partition).or_insert_with(|| Drain::begin(due_since));
+        self.drains.entry(partition).or_insert_with(|| DrainInProgress::begin(due_since));
     }
 
     /// Records the capabilities of the pod that the partition's requests go to from now on.
@@ -99,7 +99,7 @@ impl Drains {
         partition: PartitionId,
         wanted: &Route,
     ) -> DrainStep {
-        let (Stage::Draining(from), retry_at) = plane.stage(partition) else {
+        let (GateStage::Draining(from), retry_at) = plane.stage(partition) else {
             self.drains.remove(&partition);
             return DrainStep::default();
         };
@@ -110,11 +110,11 @@ impl Drains {
             return DrainStep::default();
         }
         let now = Instant::now();
-        let drain = self.drains.entry(partition).or_insert_with(|| Drain::begin(now));
+        let drain = self.drains.entry(partition).or_insert_with(|| DrainInProgress::begin(now));
         if is_gone {
             drain.owner_gone_since.get_or_insert(now);
         }
-        let Drain { since, owner_gone_since, .. } = *drain;
+        let DrainInProgress { since, owner_gone_since, .. } = *drain;
         let settings = &self.settings.drain;
         let times_out_at = drain.times_out_at(settings.timeout, self.settings.max_wait);
         let had_fence = self.capabilities.get(&partition).is_some_and(|capabilities| capabilities.fence);
@@ -207,7 +207,7 @@ mod tests {
         let seconds = Duration::from_secs;
         let (due_since, max_wait) = (Instant::now(), seconds(30));
         for (late, timeout, ends) in [(0, 20, 20), (5, 20, 25), (10, 20, 27), (10, 29, 29), (0, 29, 29)] {
-            let drain = Drain { since: due_since + seconds(late), due_since, owner_gone_since: None };
+            let drain = DrainInProgress { since: due_since + seconds(late), due_since, owner_gone_since: None };
             let times_out_at = drain.times_out_at(seconds(timeout), max_wait);
             assert_eq!(times_out_at - due_since, seconds(ends), "{late} s late, {timeout} s");
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_protocol::handoff::router::{
-    HoldCause, Route, Stage, Step, Target, Trust, may_stop_later, next_step, route, waits_for_exchange,
+    GateStage, HoldCause, Route, RouteStep, Target, Trust, may_stop_later, next_step, route, waits_for_exchange,
 };
 use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
@@ -35,13 +35,13 @@ use crate::store::Store;
 const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Why a life of a router has ended.
-pub(super) enum End {
+pub(super) enum RouterEnd {
     Shutdown,
     RegistrationGone,
 }
 
 /// A router's side of the protocol: the view, the data plane, and further state of each partition.
-pub(super) struct Router {
+pub(super) struct RouterDriver {
     store: Arc<dyn Store>,
     keys: Keyspace,
     settings: RouterSettings,
@@ -62,10 +62,10 @@ pub(super) struct Router {
     stops_due: HashMap<PartitionId, (Revision, Instant)>,
 }
 
-impl Router {
+impl RouterDriver {
     pub(super) fn new(store: Arc<dyn Store>, keys: Keyspace, settings: RouterSettings, ports: RouterPorts) -> Self {
         let RouterPorts { plane, notices, observer, status } = ports;
-        Router {
+        RouterDriver {
             view: View::empty(keys.clone()),
             mapping: Mapping::of(store.clone(), keys.clone(), settings.partitioner.clone()),
             acks: Acks::of(store.clone(), &settings.name),
@@ -93,7 +93,7 @@ impl Router {
         register(leases, &claim, |_| self.record()).await
     }
 
-    pub(super) async fn live(&mut self, registration: &Registration, shutdown: &CancellationToken) -> End {
+    pub(super) async fn live(&mut self, registration: &Registration, shutdown: &CancellationToken) -> RouterEnd {
         self.incarnation = registration.incarnation;
         let mut participant = Participant::start(&self.store, &self.keys, registration);
         let tick = self.settings.lease_ttl / 6;
@@ -102,13 +102,13 @@ impl Router {
             let Some(lease) = participant.turn() else {
                 warn!("router lease lost; holding requests and registering again");
                 self.fence();
-                return End::RegistrationGone;
+                return RouterEnd::RegistrationGone;
             };
             if participant.is_synced() {
                 if !self.keep_key(&mut participant) {
                     warn!("router registration gone or replaced; holding requests");
                     self.fence();
-                    return End::RegistrationGone;
+                    return RouterEnd::RegistrationGone;
                 }
                 if self.mapping.differs_from(&self.view) {
                     return self.mapping_gone(&registration.lease, shutdown).await;
@@ -125,7 +125,7 @@ impl Router {
             let wake = timer.min(trust_ends).min(now + tick).min(self.stop_limiter.due().unwrap_or(timer));
             event = tokio::select! {
                 biased;
-                () = shutdown.cancelled() => return End::Shutdown,
+                () = shutdown.cancelled() => return RouterEnd::Shutdown,
                 event = participant.next(&mut self.view) => event,
                 Some(partition) = self.notices.recv() => self.noticed(partition),
                 results = self.acks.next_results() => self.written(results),
@@ -153,7 +153,7 @@ impl Router {
 
     /// Fences, and leaves once nothing is in flight or a drain's longest time has passed. Handoffs wait for this router
     /// until then: an owner without `drained` may still be working on its requests.
-    async fn mapping_gone(&mut self, lease: &KeptLease, shutdown: &CancellationToken) -> End {
+    async fn mapping_gone(&mut self, lease: &KeptLease, shutdown: &CancellationToken) -> RouterEnd {
         warn!("keyspace maps requests to partitions in another way than this router; holding requests");
         self.fence();
         let until = Instant::now() + self.settings.drain.timeout;
@@ -161,16 +161,16 @@ impl Router {
             lease.made_progress();
             tokio::select! {
                 biased;
-                () = shutdown.cancelled() => return End::Shutdown,
+                () = shutdown.cancelled() => return RouterEnd::Shutdown,
                 Some(partition) = self.notices.recv() => drop(self.noticed(partition)),
                 () = sleep(DRAIN_CHECK_INTERVAL) => {}
             }
         }
-        End::RegistrationGone
+        RouterEnd::RegistrationGone
     }
 
     fn is_drained(&self) -> bool {
-        self.mapping.all().all(|partition| matches!(self.plane.stage(partition), (Stage::Closed, _)))
+        self.mapping.all().all(|partition| matches!(self.plane.stage(partition), (GateStage::Closed, _)))
     }
 
     /// Holds all requests. The order matters: no request may pass once the registration is given up.
@@ -281,7 +281,7 @@ impl Router {
     /// Records the times of a cutover that has ended.
     fn note_cutover(&mut self, partition: PartitionId) {
         if let Some(times) = self.plane.take_times(partition) {
-            if let (Stage::Open(target), _) = self.plane.stage(partition) {
+            if let (GateStage::Open(target), _) = self.plane.stage(partition) {
                 let severed = self.acks.severed(partition);
                 let cutover = Cutover { partition, target, times, severed };
                 debug!(
@@ -312,7 +312,7 @@ impl Router {
             }
             let me = &self.settings.name;
             match next_step(&self.view, me, partition, self.trust, &stage, backing_off.is_some()) {
-                Some(Step::Stop) => {
+                Some(RouteStep::Stop) => {
                     // Queried only where the stop may wait. Partitions that have their turn keep it.
                     let ready_since = may_stop_later(&self.view, partition, self.trust, &stage);
                     if ready_since.is_some_and(|since| self.postpones(partition, since)) {
@@ -328,7 +328,7 @@ impl Router {
                     self.drains.stopped(partition, due_since);
                     self.expect_new_owner(partition);
                 }
-                Some(Step::Switch(target)) => {
+                Some(RouteStep::Switch(target)) => {
                     let Some(pod) = self.view.live_pod(&target.pod, target.incarnation) else {
                         break;
                     };
@@ -341,11 +341,11 @@ impl Router {
                     plane.switch(partition, &target, pod, without_lease);
                     self.stop_limiter.over(partition);
                 }
-                Some(Step::AckDrained(handoff)) => {
+                Some(RouteStep::AckDrained(handoff)) => {
                     self.ack(partition, handoff, AckKind::Drained);
                     break;
                 }
-                Some(Step::AckCutover(handoff)) => {
+                Some(RouteStep::AckCutover(handoff)) => {
                     // If no request was held, the gate opens in the switch itself, before the table's notification
                     // arrives.
                     self.note_cutover(partition);

@@ -19,7 +19,7 @@ mod stop_limiter;
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_protocol::handoff::router::{HoldCause, OnDrainTimeout, OnStoreLoss, Stage, Target};
+use segue_protocol::handoff::router::{GateStage, HoldCause, OnDrainTimeout, OnStoreLoss, Target};
 use segue_protocol::ids::{Incarnation, PartitionId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Handoff, Partitioner, PodRecord};
@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use self::driver::{End, Router};
+use self::driver::{RouterDriver, RouterEnd};
 use crate::session::Leases;
 #[cfg(doc)]
 use crate::session::lease_now;
@@ -64,7 +64,7 @@ pub trait DataPlane: Send + Sync + 'static {
     /// Sets the number of partitions, `0..partitions`. It never decreases.
     fn set_partitions(&self, partitions: u32);
     /// Returns the stage of a partition, and until when the partition's pod is left alone because it refused.
-    fn stage(&self, partition: PartitionId) -> (Stage, Option<Instant>);
+    fn stage(&self, partition: PartitionId) -> (GateStage, Option<Instant>);
     /// Holds requests from now on.
     fn stop(&self, partition: PartitionId, cause: HoldCause);
     /// Sets why a stopped partition is held.
@@ -221,7 +221,7 @@ pub async fn run_router(
     shutdown: CancellationToken,
 ) {
     let leases = leases.into();
-    let mut router = Router::new(leases.store().clone(), keys, settings, ports);
+    let mut router = RouterDriver::new(leases.store().clone(), keys, settings, ports);
     router.publish(Some("not registered yet".to_owned()));
     loop {
         let registration = tokio::select! {
@@ -231,14 +231,14 @@ pub async fn run_router(
             () = shutdown.cancelled() => return,
         };
         match router.live(&registration, &shutdown).await {
-            End::Shutdown => {
+            RouterEnd::Shutdown => {
                 router.fence();
                 if let Err(error) = registration.withdraw().await {
                     warn!(%error, "cannot deregister; the registration ends with its lease");
                 }
                 return;
             }
-            End::RegistrationGone => {
+            RouterEnd::RegistrationGone => {
                 // The router has fenced. The old key is gone or expires: this process drops its lease.
                 let why = if registration.lease.is_past() { "the store went back" } else { "registration lost" };
                 router.publish(Some(format!("{why}; registering again")));

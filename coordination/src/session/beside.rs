@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use super::follow::{Update, follow};
-use crate::store::{Copied, CopyReader, SharedHorizon, Store};
+use crate::store::{CopiedUpdate, CopyReader, SharedHorizon, Store};
 
 /// How long a new reader waits for copies before it opens a watch. A participant takes a snapshot for it meanwhile.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
@@ -40,7 +40,7 @@ pub(super) async fn follow_beside(
     let Some(tap) = store.horizon().map(SharedHorizon::tap) else {
         return follow(store, keys, followed, updates, false).await;
     };
-    let shown = Shown { updates, revision: AtomicU64::new(0) };
+    let shown = ReaderPosition { updates, revision: AtomicU64::new(0) };
     let (mut wait, mut pause) = (FIRST_WAIT, Duration::ZERO);
     loop {
         let rest = sleep(pause);
@@ -69,9 +69,11 @@ pub(super) async fn follow_beside(
                 return;
             }
             next = copies.recv().await.map(|copied| match copied {
-                Copied::Snapshot(snapshot) => Update::Snapshot(Box::new(View::from_snapshot(keys.clone(), snapshot))),
-                Copied::Batch(batch) => Update::Batch(batch),
-                Copied::Lost(error) => Update::Lost(error),
+                CopiedUpdate::Snapshot(snapshot) => {
+                    Update::Snapshot(Box::new(View::from_snapshot(keys.clone(), snapshot)))
+                }
+                CopiedUpdate::Batch(batch) => Update::Batch(batch),
+                CopiedUpdate::Lost(error) => Update::Lost(error),
             });
         }
         (wait, pause) = (Duration::ZERO, ASK_AGAIN);
@@ -80,15 +82,15 @@ pub(super) async fn follow_beside(
 
 /// Returns the view that the copies make up once it is no older than what the reader has been shown, or nothing if the copies
 /// end before.
-async fn caught_up(copies: &mut CopyReader, keys: &Keyspace, shown: &Shown) -> Option<View> {
+async fn caught_up(copies: &mut CopyReader, keys: &Keyspace, shown: &ReaderPosition) -> Option<View> {
     let mut view: Option<View> = None;
     loop {
         match (copies.recv().await?, &mut view) {
-            (Copied::Snapshot(snapshot), view) => *view = Some(View::from_snapshot(keys.clone(), snapshot)),
-            (Copied::Batch(batch), Some(view)) => drop(view.apply(batch)),
+            (CopiedUpdate::Snapshot(snapshot), view) => *view = Some(View::from_snapshot(keys.clone(), snapshot)),
+            (CopiedUpdate::Batch(batch), Some(view)) => drop(view.apply(batch)),
             // The next copy is a snapshot.
-            (Copied::Lost(_), view) => *view = None,
-            (Copied::Batch(_), None) => {}
+            (CopiedUpdate::Lost(_), view) => *view = None,
+            (CopiedUpdate::Batch(_), None) => {}
         }
         if view.as_ref().is_some_and(|view| view.revision >= shown.revision()) {
             return view;
@@ -97,12 +99,12 @@ async fn caught_up(copies: &mut CopyReader, keys: &Keyspace, shown: &Shown) -> O
 }
 
 /// The revision that the reader has been shown last, and the way to show it more.
-struct Shown {
+struct ReaderPosition {
     updates: mpsc::Sender<Update>,
     revision: AtomicU64,
 }
 
-impl Shown {
+impl ReaderPosition {
     /// Sends the reader an update. Fails once the reader is gone.
     async fn send(&self, update: Update) -> Result<(), ()> {
         let revision = match &update {
@@ -139,7 +141,7 @@ mod tests {
 
     use super::super::Watcher;
     use super::*;
-    use crate::store::{Call, FaultyStore, MemoryStore, Verdict};
+    use crate::store::{Fault, FaultyStore, MemoryStore, StoreCall};
 
     /// Returns a store that the process shares. Other tasks run while a read is on its way.
     fn tapped() -> Arc<FaultyStore> {
@@ -148,8 +150,8 @@ mod tests {
         Arc::new(store)
     }
 
-    fn slow_reads(call: &Call) -> Verdict {
-        if matches!(call, Call::Snapshot(_)) { Verdict::hold(yield_now()) } else { Verdict::Pass }
+    fn slow_reads(call: &StoreCall) -> Fault {
+        if matches!(call, StoreCall::Snapshot(_)) { Fault::hold(yield_now()) } else { Fault::Pass }
     }
 
     async fn put(store: &FaultyStore) -> Revision {
@@ -159,7 +161,7 @@ mod tests {
 
     /// Returns the number of watches that have been opened.
     fn watches(store: &FaultyStore) -> usize {
-        store.count(|call| matches!(call, Call::Watch(_)))
+        store.count(|call| matches!(call, StoreCall::Watch(_)))
     }
 
     /// Holds back the answer to the next snapshot. Returns what tells that it has been read, and what releases it.
@@ -167,8 +169,8 @@ mod tests {
         let ((tell, read), (release, released)) = (oneshot::channel(), oneshot::channel::<()>());
         let mut held = Some(async move { drop((tell.send(()), released.await)) });
         store.set_rule(move |call| match call {
-            Call::Snapshot(_) => held.take().map_or_else(|| slow_reads(call), Verdict::hold_answer),
-            _ => Verdict::Pass,
+            StoreCall::Snapshot(_) => held.take().map_or_else(|| slow_reads(call), Fault::hold_answer),
+            _ => Fault::Pass,
         });
         (read, release)
     }

@@ -20,7 +20,7 @@ use tracing::debug;
 
 use super::StoreRetry;
 use super::jitter::jittered;
-use crate::store::{Copied, Copies, SharedHorizon, Store, StoreError, Tap};
+use crate::store::{CopiedUpdate, Copies, SharedHorizon, Store, StoreError, Tap};
 
 /// Shortest and longest time between two snapshots while the watch is healthy.
 const RESYNC_INTERVAL: RangeInclusive<Duration> = Duration::from_secs(60)..=Duration::from_secs(3600);
@@ -159,7 +159,7 @@ impl WatcherTask {
             let asked = || self.tap().map(|tap| tap.accept(&self.followed));
             self.copies = if accepted.are_read() { accepted } else { asked().unwrap_or_default() };
         }
-        self.copies.give(|| Copied::Snapshot(snapshot.clone()));
+        self.copies.give(|| CopiedUpdate::Snapshot(snapshot.clone()));
         let view = View::from_snapshot(self.keys.clone(), snapshot);
         self.send(Update::Snapshot(Box::new(view))).await?;
         let mut watch = self.store.watch(&self.followed, seen.next()).await.map_err(Some)?;
@@ -173,7 +173,7 @@ impl WatcherTask {
                     seen = seen.max(batch.revision);
                     self.keys_left = keys_after(self.keys_left, &batch);
                     self.back_off.reset();
-                    self.copies.give(|| Copied::Batch(batch.clone()));
+                    self.copies.give(|| CopiedUpdate::Batch(batch.clone()));
                     self.send(Update::Batch(batch)).await?;
                 }
                 reached = self.missed(seen) => {
@@ -250,7 +250,7 @@ impl WatcherTask {
     }
 
     async fn lost(&mut self, error: StoreError) -> Result<(), Option<StoreError>> {
-        self.copies.give(|| Copied::Lost(error.clone()));
+        self.copies.give(|| CopiedUpdate::Lost(error.clone()));
         self.send(Update::Lost(error)).await
     }
 
@@ -282,7 +282,7 @@ mod tests {
 
     use super::*;
     use crate::session::Watcher;
-    use crate::store::{Call, FaultyStore, MemoryStore, Verdict};
+    use crate::store::{Fault, FaultyStore, MemoryStore, StoreCall};
 
     /// Returns a store whose calls are counted, and how the test itself writes to it.
     fn counted() -> (Arc<FaultyStore>, MemoryStore) {
@@ -293,7 +293,7 @@ mod tests {
     /// As [`counted`], with a store that answers every call, but whose watches bring nothing.
     fn silent() -> (Arc<FaultyStore>, MemoryStore) {
         let (store, memory) = counted();
-        store.set_rule(|call| if matches!(call, Call::Watch(_)) { Verdict::Silence } else { Verdict::Pass });
+        store.set_rule(|call| if matches!(call, StoreCall::Watch(_)) { Fault::Silence } else { Fault::Pass });
         (store, memory)
     }
 
@@ -304,7 +304,7 @@ mod tests {
 
     /// Returns the number of reads of the whole keyspace.
     fn snapshots(store: &FaultyStore) -> usize {
-        store.count(|call| matches!(call, Call::Snapshot(Keys::Prefix(_) | Keys::Between(..))))
+        store.count(|call| matches!(call, StoreCall::Snapshot(Keys::Prefix(_) | Keys::Between(..))))
     }
 
     fn keyspace() -> Keyspace {
@@ -388,8 +388,8 @@ mod tests {
             () = nothing_lost => {}
         }
         let snapshots = snapshots(&store);
-        let looks = store.count(|call| matches!(call, Call::Snapshot(Keys::One(_))));
-        let surveys = store.count(|call| matches!(call, Call::Survey(_)));
+        let looks = store.count(|call| matches!(call, StoreCall::Snapshot(Keys::One(_))));
+        let surveys = store.count(|call| matches!(call, StoreCall::Survey(_)));
         assert!(snapshots <= 61, "{snapshots} snapshots, where the slow tick alone takes 60");
         assert!(looks <= 3600 / 5 && surveys <= looks, "{looks} looks, {surveys} surveys");
     }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use segue_protocol::holders::{HolderId, Holders, LeftOver, Registered, Turn};
+use segue_protocol::holders::{HolderId, Holders, KeyState, LeftOver, RenewalTurn};
 use segue_protocol::ids::{Incarnation, LeaseId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::lease::keepalive_interval;
@@ -25,16 +25,16 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info, warn};
 
 use super::clock::lease_now;
-use super::shares::{LeaseState, Shares};
+use super::shares::{LeaseHolders, LeaseState};
 use crate::store::{SharedHorizon, Store, StoreError};
 
 /// A lease that the store has granted, together with the task that keeps it alive. Dropping it stops the task and lets
 /// the lease expire.
 #[derive(Debug)]
-pub(super) struct Lease {
+pub(super) struct ProcessLease {
     id: LeaseId,
     store: Arc<dyn Store>,
-    shares: Arc<Shares>,
+    shares: Arc<LeaseHolders>,
     horizon: SharedHorizon,
     /// How often the store had gone back when the lease was asked for.
     times: u64,
@@ -43,7 +43,7 @@ pub(super) struct Lease {
     _keeper: AbortOnDropHandle<()>,
 }
 
-impl Lease {
+impl ProcessLease {
     /// Obtains a lease of `ttl` and keeps it alive, until the store goes back.
     pub(super) async fn grant(
         store: Arc<dyn Store>,
@@ -52,9 +52,9 @@ impl Lease {
     ) -> Result<Arc<Self>, StoreError> {
         let (base, times) = (lease_now(), horizon.times());
         let id = store.grant(ttl).await?;
-        let shares = Arc::new(Shares::new(base, ttl));
+        let shares = Arc::new(LeaseHolders::new(base, ttl));
         let keyspaces = Arc::<Mutex<Vec<Keyspace>>>::default();
-        let keeper = Keeper {
+        let keeper = LeaseTask {
             store: store.clone(),
             id,
             ttl,
@@ -73,7 +73,7 @@ impl Lease {
             }
         };
         let keeper = AbortOnDropHandle::new(tokio::spawn(keeper));
-        Ok(Arc::new(Lease { id, store, shares, horizon, times, keyspaces, _keeper: keeper }))
+        Ok(Arc::new(ProcessLease { id, store, shares, horizon, times, keyspaces, _keeper: keeper }))
     }
 
     /// Returns whether the store has gone back since this lease was asked for.
@@ -91,14 +91,14 @@ impl Lease {
 /// own would have ended.
 #[derive(Debug)]
 pub struct KeptLease {
-    lease: Arc<Lease>,
+    lease: Arc<ProcessLease>,
     holder: HolderId,
     state: watch::Receiver<LeaseState>,
 }
 
 impl KeptLease {
     /// Joins the holders of a lease, as a participant in this keyspace. `None` if the lease is over.
-    pub(super) fn join(lease: Arc<Lease>, keyspace: &Keyspace, keys: OwnKeys) -> Option<Self> {
+    pub(super) fn join(lease: Arc<ProcessLease>, keyspace: &Keyspace, keys: OwnKeys) -> Option<Self> {
         let mut keyspaces = lock(&lease.keyspaces);
         if !keyspaces.contains(keyspace) {
             keyspaces.push(keyspace.clone());
@@ -152,7 +152,7 @@ impl KeptLease {
     }
 
     /// Records whether the participant's key exists.
-    pub(super) fn set_registered(&self, registered: Registered) {
+    pub(super) fn set_registered(&self, registered: KeyState) {
         self.lease.shares.decide(|holders| holders.set_registered(self.holder, registered));
     }
 
@@ -177,11 +177,11 @@ impl Drop for KeptLease {
 }
 
 /// The task that keeps a lease alive.
-struct Keeper {
+struct LeaseTask {
     store: Arc<dyn Store>,
     id: LeaseId,
     ttl: Duration,
-    shares: Arc<Shares>,
+    shares: Arc<LeaseHolders>,
     horizon: SharedHorizon,
     times: u64,
     keyspaces: Arc<Mutex<Vec<Keyspace>>>,
@@ -191,7 +191,7 @@ fn lock(keyspaces: &Mutex<Vec<Keyspace>>) -> MutexGuard<'_, Vec<Keyspace>> {
     keyspaces.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Keeper {
+impl LeaseTask {
     async fn run(&self) {
         let interval = Duration::from_micros(keepalive_interval(self.ttl.as_micros() as u64));
         // A response later than the next turn would confirm no more than that turn's does.
@@ -204,7 +204,7 @@ impl Keeper {
             // The interval counts from when this keepalive is sent, so that an unanswered one is followed by the next
             // at once. If the wait for the response were added, two lost keepalives would cost the trust.
             due = Instant::now() + interval;
-            let Turn { renewed, stuck, left } = self.shares.decide(|holders| holders.turn(sent));
+            let RenewalTurn { renewed, stuck, left } = self.shares.decide(|holders| holders.turn(sent));
             for key in stuck.iter().filter(|key| !known_stuck.contains(key)) {
                 warn!(lease = self.id.get(), key, "control loop makes no progress; lease not renewed");
             }
@@ -277,9 +277,9 @@ impl Keeper {
 
     async fn delete(&self, left: &LeftOver) -> Result<(), StoreError> {
         let incarnation = match left.registered {
-            Registered::No => return Ok(()),
-            Registered::Since(incarnation) => incarnation,
-            Registered::Perhaps => {
+            KeyState::No => return Ok(()),
+            KeyState::Since(incarnation) => incarnation,
+            KeyState::Perhaps => {
                 let seen = self.store.snapshot(&Keys::One(left.keys.key.clone())).await?;
                 let put_by_us = seen.entries.into_iter().find(|entry| entry.lease == Some(self.id));
                 match put_by_us {
@@ -303,21 +303,21 @@ mod tests {
 
     use super::*;
     use crate::session::{count_by_tokio, suspend};
-    use crate::store::{Call, FaultyStore, HorizonStore, MemoryStore, Verdict};
+    use crate::store::{Fault, FaultyStore, HorizonStore, MemoryStore, StoreCall};
 
     async fn own_lease(store: Arc<dyn Store>, ttl: Duration) -> KeptLease {
         let keys = OwnKeys { key: "/key".to_owned(), also: Vec::new() };
         let store = Arc::new(HorizonStore::new(store));
         let horizon = store.shared().clone();
         let keyspace = Keyspace::new("/segue/", "test");
-        KeptLease::join(Lease::grant(store, horizon, ttl).await.unwrap(), &keyspace, keys).unwrap()
+        KeptLease::join(ProcessLease::grant(store, horizon, ttl).await.unwrap(), &keyspace, keys).unwrap()
     }
 
     #[tokio::test(start_paused = true)]
     async fn two_renewals_without_an_answer_cost_no_trust() {
         for ttl in [3, 15].map(Duration::from_secs) {
             let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
-            store.next(2, |call| matches!(call, Call::KeepAlive), || Verdict::Silence);
+            store.next(2, |call| matches!(call, StoreCall::KeepAlive), || Fault::Silence);
             let lease = own_lease(store, ttl).await;
             let granted = Instant::now();
             while granted.elapsed() < ttl * 2 {
@@ -359,7 +359,7 @@ mod tests {
             lease.store().commit(settings(0)).await.unwrap();
             let seen = lease.store().snapshot(&keyspace.followed()).await.unwrap();
             lease.horizon().lock().saw_floor(&View::from_snapshot(keyspace.clone(), seen));
-            faulty.set_rule(|_| Verdict::Fail);
+            faulty.set_rule(|_| Fault::Fail);
             let away = Instant::now();
             while away.elapsed() < ttl * 4 / 5 {
                 lease.made_progress();
@@ -395,7 +395,7 @@ mod tests {
         let (asks, mut asked) = mpsc::unbounded_channel();
         slow.set_rule(move |_| {
             asks.send(Instant::now()).unwrap();
-            Verdict::hold_answer(sleep(takes))
+            Fault::hold_answer(sleep(takes))
         });
         let lease = own_lease(slow, ttl).await;
         let sent = asked.recv().await.unwrap();

@@ -14,7 +14,7 @@ use segue_protocol::registration::OwnKeys;
 use tokio::sync::Mutex;
 
 use super::KeptLease;
-use super::lease::Lease;
+use super::lease::ProcessLease;
 use crate::store::{HorizonStore, SharedHorizon, Store, StoreError};
 
 /// A store, and the leases that participants of this process share in it. Clones share the same ones.
@@ -23,7 +23,7 @@ pub struct Leases {
     store: Arc<dyn Store>,
     horizon: SharedHorizon,
     /// The lease of each TTL that was granted last.
-    newest: Arc<Mutex<BTreeMap<Duration, Weak<Lease>>>>,
+    newest: Arc<Mutex<BTreeMap<Duration, Weak<ProcessLease>>>>,
 }
 
 impl Leases {
@@ -58,7 +58,7 @@ impl Leases {
         if let Some(joined) = known.and_then(|lease| KeptLease::join(lease, keyspace, keys.clone())) {
             return Ok(joined);
         }
-        let lease = Lease::grant(self.store.clone(), self.horizon.clone(), ttl).await?;
+        let lease = ProcessLease::grant(self.store.clone(), self.horizon.clone(), ttl).await?;
         newest.insert(ttl, Arc::downgrade(&lease));
         KeptLease::join(lease, keyspace, keys.clone()).ok_or(StoreError::LeaseNotFound)
     }

@@ -17,11 +17,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use segue_protocol::holders::Registered;
+use segue_protocol::holders::KeyState;
 use segue_protocol::horizon::raise;
 use segue_protocol::ids::{Epoch, Incarnation, LeaseId, Revision};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::registration::{self, OwnKeys, Standing, clear_obstacle, end};
+use segue_protocol::registration::{self, ExistingKey, OwnKeys, clear_obstacle, end};
 use segue_protocol::txn::{Compare, Keys};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
@@ -113,7 +113,7 @@ impl Registration {
             }
             let deleted = lease.store().commit(txn).await;
             if deleted.is_ok() {
-                lease.set_registered(Registered::No);
+                lease.set_registered(KeyState::No);
             }
             lease.leave().await.and(deleted.map(drop))
         };
@@ -130,12 +130,12 @@ pub async fn register(leases: &Leases, claim: &Claim, value: impl Fn(LeaseId) ->
     let (mut told, mut log) = (false, RepeatedLog::default());
     loop {
         match try_register(leases, claim, &value).await {
-            Ok(Attempt::Registered(registration)) => {
+            Ok(RegistrationAttempt::Registered(registration)) => {
                 info!(key, incarnation = registration.incarnation.get(), "registered");
                 return registration;
             }
-            Ok(Attempt::Cleared) => {}
-            Ok(Attempt::Taken(lease)) => {
+            Ok(RegistrationAttempt::Cleared) => {}
+            Ok(RegistrationAttempt::Taken(lease)) => {
                 if !std::mem::replace(&mut told, true) {
                     match lease {
                         Some(_) => {
@@ -155,7 +155,7 @@ pub async fn register(leases: &Leases, claim: &Claim, value: impl Fn(LeaseId) ->
                     sleep(back_off.next()).await;
                 }
             }
-            Ok(Attempt::NoSettings) => {
+            Ok(RegistrationAttempt::NoSettings) => {
                 if log.is_due_in_words("no settings".to_owned()) {
                     let service = claim.keyspace.service();
                     info!(key, service, "keyspace has no settings, so whose it is is not known; waiting for them");
@@ -167,7 +167,7 @@ pub async fn register(leases: &Leases, claim: &Claim, value: impl Fn(LeaseId) ->
                     sleep(back_off.next()).await;
                 }
             }
-            Ok(Attempt::OtherService(why)) => {
+            Ok(RegistrationAttempt::OtherService(why)) => {
                 if log.is_due_in_words(why.clone()) {
                     warn!(key, why, "not registered: choose another `keyspace`, or correct `service`; looking again");
                 }
@@ -183,7 +183,7 @@ pub async fn register(leases: &Leases, claim: &Claim, value: impl Fn(LeaseId) ->
     }
 }
 
-enum Attempt {
+enum RegistrationAttempt {
     Registered(Registration),
     /// An obstacle was removed.
     Cleared,
@@ -199,20 +199,20 @@ async fn try_register(
     leases: &Leases,
     claim: &Claim,
     value: impl Fn(LeaseId) -> Vec<u8>,
-) -> Result<Attempt, StoreError> {
+) -> Result<RegistrationAttempt, StoreError> {
     let (store, key) = (leases.store(), &claim.keys.key);
     if raise_floor(store, leases.horizon(), &claim.keyspace).await? {
-        return Ok(Attempt::Cleared);
+        return Ok(RegistrationAttempt::Cleared);
     }
     let settings = store.snapshot(&Keys::One(claim.keyspace.config())).await?.entries.pop();
     if settings.is_none() && claim.awaits_settings && claim.keyspace.service().is_some() {
-        return Ok(Attempt::NoSettings);
+        return Ok(RegistrationAttempt::NoSettings);
     }
     let seen = settings.as_ref().map_or(Revision::ZERO, |entry| entry.mod_revision);
     // Settings that cannot be read keep nobody out.
     let settings = settings.and_then(|entry| serde_json::from_slice(&entry.value).ok());
     if let Some(why) = settings.and_then(|settings| registration::other_service(&claim.keyspace, &settings)) {
-        return Ok(Attempt::OtherService(why));
+        return Ok(RegistrationAttempt::OtherService(why));
     }
     // Another process's life may have begun at the same revision since the store went back.
     let ended = if leases.horizon().times() > 0 { Incarnation::NONE } else { claim.ended };
@@ -222,22 +222,22 @@ async fn try_register(
             Some(lease) => leases.have_forgotten(key, lease).await,
             None => false,
         };
-        let standing = Standing {
+        let standing = ExistingKey {
             incarnation: Incarnation::registered_at(entry.create_revision),
             mod_revision: entry.mod_revision,
             lease: entry.lease,
             is_forgotten,
         };
         let Some(clear) = clear_obstacle(key, standing, ended, claim.clears_leaseless) else {
-            return Ok(Attempt::Taken(entry.lease));
+            return Ok(RegistrationAttempt::Taken(entry.lease));
         };
         store.commit(clear).await?;
-        return Ok(Attempt::Cleared);
+        return Ok(RegistrationAttempt::Cleared);
     }
     let lease = leases.share(claim.ttl, &claim.keyspace, &claim.keys).await?;
     let mut txn = registration::register(key, value(lease.id()), lease.id());
     txn.when.push(Compare::unchanged_since(claim.keyspace.config(), seen));
-    lease.set_registered(Registered::Perhaps);
+    lease.set_registered(KeyState::Perhaps);
     let outcome = match store.commit(txn).await {
         Ok(outcome) => outcome,
         Err(error) => {
@@ -252,12 +252,12 @@ async fn try_register(
     if !outcome.committed() {
         // The key may be that of an earlier attempt, whose put arrived late. Or the settings have changed.
         let _ = lease.leave().await;
-        return Ok(Attempt::Cleared);
+        return Ok(RegistrationAttempt::Cleared);
     }
     let incarnation = Incarnation::registered_at(outcome.revision);
-    lease.set_registered(Registered::Since(incarnation));
+    lease.set_registered(KeyState::Since(incarnation));
     lease.made_progress();
-    Ok(Attempt::Registered(Registration {
+    Ok(RegistrationAttempt::Registered(Registration {
         key: key.clone(),
         incarnation,
         lease,
@@ -307,7 +307,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::store::{Call, FaultyStore, MemoryStore, Verdict};
+    use crate::store::{Fault, FaultyStore, MemoryStore, StoreCall};
 
     fn claim(key: &str) -> Claim {
         Claim::new(&Keyspace::new("/", "test"), key, Duration::from_secs(15))
@@ -318,8 +318,8 @@ mod tests {
         let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new())));
         let registration = register(&store.clone().into(), &claim("/key"), |_| Vec::new()).await;
         store.set_rule(|call| match call {
-            Call::Commit(_) | Call::Revoke => Verdict::Silence,
-            _ => Verdict::Pass,
+            StoreCall::Commit(_) | StoreCall::Revoke => Fault::Silence,
+            _ => Fault::Pass,
         });
         let began = Instant::now();
         let withdrawn = timeout(Duration::from_secs(60), registration.withdraw()).await.expect("it ends");
@@ -347,7 +347,7 @@ mod tests {
         let ended = own.incarnation;
         own.withdraw().await.unwrap();
         let again = register_once(&leases, &claim("/key").after(ended)).await;
-        assert!(matches!(again, Attempt::Taken(Some(_))), "it waits for the other one");
+        assert!(matches!(again, RegistrationAttempt::Taken(Some(_))), "it waits for the other one");
         let left = empty.snapshot(&Keys::One("/key".to_owned())).await.unwrap().entries;
         assert_eq!(left[0].value, b"other");
     }
@@ -420,19 +420,19 @@ mod tests {
         let put = Op::Put { key: Keyspace::new("/", "test").config(), value, lease: None };
         let settings = Txn { when: vec![], then: vec![put], otherwise: None };
         store.set_rule(move |call| match call {
-            Call::Grant => {
+            StoreCall::Grant => {
                 let (memory, settings) = (memory.clone(), settings.clone());
-                Verdict::Hold(Box::pin(async move { drop(memory.commit(settings).await) }))
+                Fault::Hold(Box::pin(async move { drop(memory.commit(settings).await) }))
             }
-            _ => Verdict::Pass,
+            _ => Fault::Pass,
         });
         let claim = claim("/key");
         let first = register_once(&leases, &claim).await;
-        assert!(matches!(first, Attempt::Cleared), "they have changed");
-        assert!(matches!(register_once(&leases, &claim).await, Attempt::OtherService(_)));
+        assert!(matches!(first, RegistrationAttempt::Cleared), "they have changed");
+        assert!(matches!(register_once(&leases, &claim).await, RegistrationAttempt::OtherService(_)));
     }
 
-    async fn register_once(leases: &Leases, claim: &Claim) -> Attempt {
+    async fn register_once(leases: &Leases, claim: &Claim) -> RegistrationAttempt {
         try_register(leases, claim, |_| b"own".to_vec()).await.unwrap()
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use segue_protocol::holders::{HolderId, Holders, Share};
+use segue_protocol::holders::{HolderId, HolderShare, Holders};
 use segue_protocol::lease::LeaseTimes;
 use segue_protocol::registration::OwnKeys;
 use tokio::sync::watch;
@@ -27,7 +27,7 @@ pub struct LeaseState {
 
 /// The holders of one lease, and a channel to each.
 #[derive(Debug)]
-pub(super) struct Shares {
+pub(super) struct LeaseHolders {
     base: Instant,
     inner: Mutex<Inner>,
 }
@@ -38,11 +38,11 @@ struct Inner {
     told: BTreeMap<HolderId, watch::Sender<LeaseState>>,
 }
 
-impl Shares {
+impl LeaseHolders {
     /// Begins with nobody, for a lease of `ttl` that was requested at `base`.
     pub(super) fn new(base: Instant, ttl: Duration) -> Self {
         let inner = Inner { holders: Holders::new(ttl.as_micros() as u64), told: BTreeMap::new() };
-        Shares { base, inner: Mutex::new(inner) }
+        LeaseHolders { base, inner: Mutex::new(inner) }
     }
 
     /// Returns a moment as the holders count it.
@@ -81,7 +81,7 @@ impl Shares {
         decided
     }
 
-    fn state(&self, share: Share) -> LeaseState {
+    fn state(&self, share: HolderShare) -> LeaseState {
         let at = |micros| self.base + Duration::from_micros(micros);
         let LeaseTimes { trusted_until, stands_until } = share.times;
         LeaseState { trusted_until: at(trusted_until), stands_until: at(stands_until), lost: share.lost }

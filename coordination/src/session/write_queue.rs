@@ -47,7 +47,7 @@ pub(crate) struct WriteQueue<W> {
     /// Whether the store refused that request.
     refused: bool,
     log: RepeatedLog,
-    states: HashMap<W, State>,
+    states: HashMap<W, ItemState>,
     due: Vec<W>,
     requests: JoinSet<(Duration, WriteResults<W>)>,
     /// How long requests have taken lately; zero before the first.
@@ -59,7 +59,7 @@ pub(crate) type WriteResults<W> = Vec<(W, Result<TxnOutcome, StoreError>)>;
 
 /// The state of an item.
 #[derive(Debug, Clone, Copy)]
-enum State {
+enum ItemState {
     /// Waiting for a request, or in flight.
     Due,
     /// Committed: visible from this revision on.
@@ -80,15 +80,15 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
     /// trigger that.
     pub(crate) fn want(&mut self, item: W, seen: Revision) -> Option<Instant> {
         match self.states.get(&item) {
-            Some(State::Due) => return None,
-            Some(State::SeenAt(revision)) if seen < *revision => return None,
-            Some(State::RetryAt(at)) if Instant::now() < *at => return Some(*at),
+            Some(ItemState::Due) => return None,
+            Some(ItemState::SeenAt(revision)) if seen < *revision => return None,
+            Some(ItemState::RetryAt(at)) if Instant::now() < *at => return Some(*at),
             _ => {}
         }
         if let Some(at) = self.pauses_until() {
             return Some(at);
         }
-        self.states.insert(item, State::Due);
+        self.states.insert(item, ItemState::Due);
         self.due.push(item);
         None
     }
@@ -134,11 +134,13 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
         let now = Instant::now();
         for (item, result) in &results {
             let state = match result {
-                Ok(outcome) if outcome.committed() => State::SeenAt(outcome.revision),
+                Ok(outcome) if outcome.committed() => ItemState::SeenAt(outcome.revision),
                 // The revision of this answer may come from another keyspace's write, so this view may never reach it.
-                Ok(_) => State::RetryAt(now + self.rest),
-                Err(StoreError::Refused(_)) if self.not_before.is_none() => State::RetryAt(now + REFUSED_ALONE_REST),
-                Err(_) => State::RetryAt(self.not_before.unwrap_or(now + self.rest)),
+                Ok(_) => ItemState::RetryAt(now + self.rest),
+                Err(StoreError::Refused(_)) if self.not_before.is_none() => {
+                    ItemState::RetryAt(now + REFUSED_ALONE_REST)
+                }
+                Err(_) => ItemState::RetryAt(self.not_before.unwrap_or(now + self.rest)),
             };
             self.states.insert(*item, state);
         }
@@ -191,7 +193,7 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
 
     /// Forgets the items for which `is_over` holds, unless they are due: their handoffs have ended.
     pub(crate) fn forget(&mut self, is_over: impl Fn(&W) -> bool) {
-        self.states.retain(|item, state| matches!(state, State::Due) || !is_over(item));
+        self.states.retain(|item, state| matches!(state, ItemState::Due) || !is_over(item));
     }
 
     /// Returns whether nothing is due and nothing is in flight.
@@ -214,7 +216,7 @@ mod tests {
     use tokio::time::{sleep, timeout};
 
     use super::*;
-    use crate::store::{Call, FaultyStore, MemoryStore, Verdict};
+    use crate::store::{Fault, FaultyStore, MemoryStore, StoreCall};
 
     #[tokio::test(start_paused = true)]
     async fn the_time_of_a_request_is_that_of_the_last_few() {
@@ -223,7 +225,7 @@ mod tests {
         assert_eq!(queue.round_trip(), Duration::ZERO);
         let mut times = Vec::new();
         for (item, millis) in [8, 16, 16].into_iter().enumerate() {
-            store.set_rule(move |_| Verdict::hold(sleep(Duration::from_millis(millis))));
+            store.set_rule(move |_| Fault::hold(sleep(Duration::from_millis(millis))));
             let put = Op::Put { key: "k".to_owned(), value: Vec::new(), lease: None };
             queue.send([(item, Some(Txn { then: vec![put], ..Txn::default() }))]);
             queue.next_results().await;
@@ -237,8 +239,8 @@ mod tests {
         (number, Some(Txn { then: vec![put], ..Txn::default() }))
     }
 
-    fn is_commit(call: &Call) -> bool {
-        matches!(call, Call::Commit(_))
+    fn is_commit(call: &StoreCall) -> bool {
+        matches!(call, StoreCall::Commit(_))
     }
 
     /// Offers these writes for ever, as a shell does.
@@ -284,8 +286,8 @@ mod tests {
         let memory = MemoryStore::new();
         let store = Arc::new(FaultyStore::new(Arc::new(memory.clone())));
         let is_poison =
-            |call: &Call| matches!(call, Call::Commit(Txn { then, .. }) if *then == write(0).1.unwrap().then);
-        store.set_rule(move |call| if is_poison(call) { Verdict::Refuse } else { Verdict::Pass });
+            |call: &StoreCall| matches!(call, StoreCall::Commit(Txn { then, .. }) if *then == write(0).1.unwrap().then);
+        store.set_rule(move |call| if is_poison(call) { Fault::Refuse } else { Fault::Pass });
         let mut queue = WriteQueue::new(store.clone(), "nothing", Duration::from_millis(50));
         timeout(Duration::from_secs(1), offer(&mut queue, 0..10)).await.unwrap_err();
         let all = segue_protocol::txn::Keys::Prefix(String::new());

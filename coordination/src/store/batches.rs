@@ -27,7 +27,7 @@ const MAX_TXNS: usize = 64;
 /// Groups transactions that are due together into batches.
 pub(super) fn batches(txns: Vec<Txn>) -> Vec<Vec<Txn>> {
     let mut batches: Vec<Vec<Txn>> = Vec::new();
-    let (mut ops, mut bytes, mut touched) = (0, 0, Touched::default());
+    let (mut ops, mut bytes, mut touched) = (0, 0, BatchKeys::default());
     for txn in txns {
         let (own_ops, own_bytes) = (self::ops(&txn), self::bytes(&txn));
         let fits = |batch: &Vec<Txn>| {
@@ -43,7 +43,7 @@ pub(super) fn batches(txns: Vec<Txn>) -> Vec<Vec<Txn>> {
                 batch.push(txn);
             }
             None => {
-                (ops, bytes, touched) = (own_ops, own_bytes, Touched::default());
+                (ops, bytes, touched) = (own_ops, own_bytes, BatchKeys::default());
                 touched.add(&txn);
                 batches.push(vec![txn]);
             }
@@ -54,12 +54,12 @@ pub(super) fn batches(txns: Vec<Txn>) -> Vec<Vec<Txn>> {
 
 /// The keys that a batch compares and writes.
 #[derive(Debug, Default)]
-struct Touched {
+struct BatchKeys {
     compared: KeySet,
     written: KeySet,
 }
 
-impl Touched {
+impl BatchKeys {
     /// Returns whether this transaction and those of the batch leave each other's guards and keys alone.
     fn allows(&self, txn: &Txn) -> bool {
         let is_free = |op: &Op| {

@@ -1,7 +1,7 @@
 //! A store whose calls a test delays, fails or leaves without an answer, and counts.
 //!
 //! For unit tests of this crate and, with the feature `test-util`, for those of others. A test states a rule, which sees
-//! each [`Call`] before the store behind does and gives a [`Verdict`]. At first every call passes.
+//! each [`StoreCall`] before the store behind does and gives a [`Fault`]. At first every call passes.
 //!
 //! Elsewhere: outages of a store for all who use it ([`MemoryStore::set_available`](super::MemoryStore::set_available)), and
 //! the faults that a simulation draws from a seed (`tests/simulation`).
@@ -28,7 +28,7 @@ use super::{SharedHorizon, Store, StoreError, Survey, Usage, Watch};
 
 /// What a store is asked.
 #[derive(Debug, Clone)]
-pub enum Call {
+pub enum StoreCall {
     /// A read of these keys.
     Snapshot(Keys),
     /// A look at these keys without their values.
@@ -46,7 +46,7 @@ pub enum Call {
 }
 
 /// What becomes of a call.
-pub enum Verdict {
+pub enum Fault {
     /// It is carried out and answered.
     Pass,
     /// It is carried out once this has completed.
@@ -63,25 +63,25 @@ pub enum Verdict {
     Silence,
 }
 
-impl Verdict {
+impl Fault {
     /// Returns the verdict on a call that is carried out after `until`.
     pub fn hold(until: impl Future<Output = ()> + Send + 'static) -> Self {
-        Verdict::Hold(Box::pin(until))
+        Fault::Hold(Box::pin(until))
     }
 
     /// Returns the verdict on a call that is carried out at once and answered after `until`.
     pub fn hold_answer(until: impl Future<Output = ()> + Send + 'static) -> Self {
-        Verdict::HoldAnswer(Box::pin(until))
+        Fault::HoldAnswer(Box::pin(until))
     }
 }
 
-type Rule = Box<dyn FnMut(&Call) -> Verdict + Send>;
+type Rule = Box<dyn FnMut(&StoreCall) -> Fault + Send>;
 
 /// A store that a test puts before another one.
 pub struct FaultyStore {
     inner: Mutex<Arc<dyn Store>>,
     rule: Mutex<Rule>,
-    calls: Mutex<Vec<Call>>,
+    calls: Mutex<Vec<StoreCall>>,
     /// Ends the watches that are open.
     watches: Mutex<CancellationToken>,
     usage: Mutex<Option<Usage>>,
@@ -93,7 +93,7 @@ impl FaultyStore {
     pub fn new(inner: Arc<dyn Store>) -> Self {
         FaultyStore {
             inner: Mutex::new(inner),
-            rule: Mutex::new(Box::new(|_| Verdict::Pass)),
+            rule: Mutex::new(Box::new(|_| Fault::Pass)),
             calls: Mutex::default(),
             watches: Mutex::default(),
             usage: Mutex::default(),
@@ -115,7 +115,7 @@ impl FaultyStore {
     }
 
     /// Lets `rule` decide about later calls, in place of the rule before.
-    pub fn set_rule(&self, rule: impl FnMut(&Call) -> Verdict + Send + 'static) {
+    pub fn set_rule(&self, rule: impl FnMut(&StoreCall) -> Fault + Send + 'static) {
         *lock(&self.rule) = Box::new(rule);
     }
 
@@ -126,19 +126,19 @@ impl FaultyStore {
 
     /// Passes later calls.
     pub fn pass(&self) {
-        self.set_rule(|_| Verdict::Pass);
+        self.set_rule(|_| Fault::Pass);
     }
 
     /// Gives this verdict on as many of the later calls as `is_meant` holds for, and passes all others.
     pub fn next(
         &self,
         mut times: usize,
-        is_meant: impl Fn(&Call) -> bool + Send + 'static,
-        verdict: impl Fn() -> Verdict + Send + 'static,
+        is_meant: impl Fn(&StoreCall) -> bool + Send + 'static,
+        verdict: impl Fn() -> Fault + Send + 'static,
     ) {
         self.set_rule(move |call| {
             if times == 0 || !is_meant(call) {
-                return Verdict::Pass;
+                return Fault::Pass;
             }
             times -= 1;
             verdict()
@@ -148,8 +148,8 @@ impl FaultyStore {
     /// Fails later reads and watches, and ends the watches that are open. Writes and leases go on.
     pub fn blind(&self) {
         self.set_rule(|call| match call {
-            Call::Snapshot(_) | Call::Survey(_) | Call::Watch(_) => Verdict::Fail,
-            Call::Commit(_) | Call::Grant | Call::KeepAlive | Call::Revoke => Verdict::Pass,
+            StoreCall::Snapshot(_) | StoreCall::Survey(_) | StoreCall::Watch(_) => Fault::Fail,
+            StoreCall::Commit(_) | StoreCall::Grant | StoreCall::KeepAlive | StoreCall::Revoke => Fault::Pass,
         });
         self.end_watches();
     }
@@ -157,14 +157,14 @@ impl FaultyStore {
     /// Refuses later puts and leases as an etcd does that has run out of space: it counts the puts of each branch.
     pub fn refuse_puts(&self) {
         self.set_rule(|call| match call {
-            Call::Commit(txn) if txn.puts() => Verdict::Refuse,
-            Call::Grant => Verdict::Refuse,
-            _ => Verdict::Pass,
+            StoreCall::Commit(txn) if txn.puts() => Fault::Refuse,
+            StoreCall::Grant => Fault::Refuse,
+            _ => Fault::Pass,
         });
     }
 
     /// Returns the number of calls so far that `is_meant` holds for.
-    pub fn count(&self, is_meant: impl Fn(&Call) -> bool) -> usize {
+    pub fn count(&self, is_meant: impl Fn(&StoreCall) -> bool) -> usize {
         lock(&self.calls).iter().filter(|call| is_meant(call)).count()
     }
 
@@ -176,7 +176,7 @@ impl FaultyStore {
         lock(&self.inner).clone()
     }
 
-    fn verdict(&self, call: Call) -> Verdict {
+    fn verdict(&self, call: StoreCall) -> Fault {
         let verdict = lock(&self.rule)(&call);
         lock(&self.calls).push(call);
         verdict
@@ -197,42 +197,42 @@ fn unavailable() -> StoreError {
     StoreError::Unavailable("the test wants it".to_owned())
 }
 
-async fn carry_out<T>(verdict: Verdict, request: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+async fn carry_out<T>(verdict: Fault, request: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
     match verdict {
-        Verdict::Pass => request.await,
-        Verdict::Hold(until) => {
+        Fault::Pass => request.await,
+        Fault::Hold(until) => {
             until.await;
             request.await
         }
-        Verdict::HoldAnswer(until) => {
+        Fault::HoldAnswer(until) => {
             let answer = request.await;
             until.await;
             answer
         }
-        Verdict::Fail => Err(unavailable()),
-        Verdict::Refuse => Err(StoreError::Refused("the test wants it".to_owned())),
-        Verdict::LoseAnswer => {
+        Fault::Fail => Err(unavailable()),
+        Fault::Refuse => Err(StoreError::Refused("the test wants it".to_owned())),
+        Fault::LoseAnswer => {
             request.await?;
             Err(unavailable())
         }
-        Verdict::Silence => pending().await,
+        Fault::Silence => pending().await,
     }
 }
 
 #[async_trait]
 impl Store for FaultyStore {
     async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError> {
-        carry_out(self.verdict(Call::Snapshot(keys.clone())), self.inner().snapshot(keys)).await
+        carry_out(self.verdict(StoreCall::Snapshot(keys.clone())), self.inner().snapshot(keys)).await
     }
 
     async fn survey(&self, keys: &Keys, since: Revision) -> Result<Survey, StoreError> {
-        carry_out(self.verdict(Call::Survey(keys.clone())), self.inner().survey(keys, since)).await
+        carry_out(self.verdict(StoreCall::Survey(keys.clone())), self.inner().survey(keys, since)).await
     }
 
     async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError> {
         let end = lock(&self.watches).clone();
-        let mut open = match self.verdict(Call::Watch(keys.clone())) {
-            Verdict::Silence => None,
+        let mut open = match self.verdict(StoreCall::Watch(keys.clone())) {
+            Fault::Silence => None,
             verdict => Some(carry_out(verdict, self.inner().watch(keys, from)).await?),
         };
         let (batches, watch) = mpsc::channel(1);
@@ -260,7 +260,7 @@ impl Store for FaultyStore {
     }
 
     async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
-        carry_out(self.verdict(Call::Commit(txn.clone())), self.inner().commit(txn)).await
+        carry_out(self.verdict(StoreCall::Commit(txn.clone())), self.inner().commit(txn)).await
     }
 
     async fn commit_all(&self, txns: Vec<Txn>) -> Vec<Result<TxnOutcome, StoreError>> {
@@ -268,11 +268,11 @@ impl Store for FaultyStore {
     }
 
     async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
-        carry_out(self.verdict(Call::Grant), self.inner().grant(ttl)).await
+        carry_out(self.verdict(StoreCall::Grant), self.inner().grant(ttl)).await
     }
 
     async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError> {
-        carry_out(self.verdict(Call::KeepAlive), self.inner().keep_alive(lease)).await
+        carry_out(self.verdict(StoreCall::KeepAlive), self.inner().keep_alive(lease)).await
     }
 
     fn forget_lease(&self, lease: LeaseId) {
@@ -288,7 +288,7 @@ impl Store for FaultyStore {
     }
 
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
-        carry_out(self.verdict(Call::Revoke), self.inner().revoke(lease)).await
+        carry_out(self.verdict(StoreCall::Revoke), self.inner().revoke(lease)).await
     }
 }
 
@@ -316,8 +316,8 @@ mod tests {
         Txn { then: vec![Op::Put { key: "a".to_owned(), value: Vec::new(), lease: None }], ..Txn::default() }
     }
 
-    fn is_commit(call: &Call) -> bool {
-        matches!(call, Call::Commit(_))
+    fn is_commit(call: &StoreCall) -> bool {
+        matches!(call, StoreCall::Commit(_))
     }
 
     async fn is_put(memory: &MemoryStore) -> bool {
@@ -327,10 +327,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_failed_call_is_carried_out_only_if_its_answer_alone_is_lost() {
         let (faulty, memory) = faulty();
-        faulty.next(1, is_commit, || Verdict::Fail);
+        faulty.next(1, is_commit, || Fault::Fail);
         assert!(matches!(faulty.commit(put()).await, Err(StoreError::Unavailable(_))));
         assert!(!is_put(&memory).await);
-        faulty.next(1, is_commit, || Verdict::LoseAnswer);
+        faulty.next(1, is_commit, || Fault::LoseAnswer);
         assert!(matches!(faulty.commit(put()).await, Err(StoreError::Unavailable(_))));
         assert!(is_put(&memory).await);
         faulty.commit(put()).await.expect("only the next one fails");
@@ -341,7 +341,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_call_waits_before_or_after_it_is_carried_out() {
         let (faulty, memory) = faulty();
-        faulty.next(1, is_commit, || Verdict::hold(sleep(2 * SOON)));
+        faulty.next(1, is_commit, || Fault::hold(sleep(2 * SOON)));
         let began = Instant::now();
         let wait = async {
             sleep(SOON).await;
@@ -354,7 +354,7 @@ mod tests {
         let mut released = Some(release);
         faulty.set_rule(move |_| {
             let released = released.take();
-            Verdict::hold_answer(async move { drop(released.unwrap().await) })
+            Fault::hold_answer(async move { drop(released.unwrap().await) })
         });
         let write = memory.commit(Txn { then: vec![Op::Delete(key())], ..Txn::default() });
         let delete = async {
@@ -369,7 +369,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_silent_store_answers_nothing_and_its_watches_bring_nothing() {
         let (faulty, memory) = faulty();
-        faulty.set_rule(|_| Verdict::Silence);
+        faulty.set_rule(|_| Fault::Silence);
         assert!(timeout(SOON, faulty.commit(put())).await.is_err());
         assert!(!is_put(&memory).await);
         let mut watch = faulty.watch(&key(), Revision::new(1)).await.unwrap();

@@ -5,7 +5,7 @@
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use segue_protocol::horizon::{Asked, Horizon, WentBack, ends_life};
+use segue_protocol::horizon::{Horizon, RequestMoment, WentBack, ends_life};
 use segue_protocol::ids::{Epoch, Revision};
 use segue_protocol::view::View;
 use tokio::sync::Notify;
@@ -67,7 +67,7 @@ impl SharedHorizon {
         self.0.horizon.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn answered(&self, asked: Asked, revision: Revision) {
+    pub(super) fn answered(&self, asked: RequestMoment, revision: Revision) {
         let went_back = self.lock().answered(asked, revision);
         if let Some(WentBack { from, to }) = went_back {
             self.0.went_back.notify_waiters();
@@ -80,11 +80,11 @@ impl SharedHorizon {
 #[derive(Debug)]
 pub(super) struct Observer {
     horizon: SharedHorizon,
-    asked: Asked,
+    asked: RequestMoment,
 }
 
 impl Observer {
-    pub(super) fn new(horizon: SharedHorizon, asked: Asked) -> Self {
+    pub(super) fn new(horizon: SharedHorizon, asked: RequestMoment) -> Self {
         Observer { horizon, asked }
     }
 

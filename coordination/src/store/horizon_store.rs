@@ -117,7 +117,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::store::{Call, FaultyStore, MemoryStore, Verdict};
+    use crate::store::{Fault, FaultyStore, MemoryStore, StoreCall};
 
     fn key() -> Keys {
         Keys::One("/a".to_owned())
@@ -142,10 +142,10 @@ mod tests {
         let faulty = Arc::new(FaultyStore::new(Arc::new(memory.clone())));
         let store = Arc::new(HorizonStore::new(faulty.clone()));
         let (release, released) = oneshot::channel::<()>();
-        let mut held = Some(Verdict::hold_answer(async move { drop(released.await) }));
+        let mut held = Some(Fault::hold_answer(async move { drop(released.await) }));
         faulty.set_rule(move |call| match call {
-            Call::Snapshot(_) => held.take().unwrap_or(Verdict::Pass),
-            _ => Verdict::Pass,
+            StoreCall::Snapshot(_) => held.take().unwrap_or(Fault::Pass),
+            _ => Fault::Pass,
         });
         let late = tokio::spawn({
             let store = store.clone();

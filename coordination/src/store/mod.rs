@@ -22,11 +22,11 @@ pub use self::error::{StoreError, StoreErrorKind};
 #[cfg(feature = "etcd")]
 pub use self::etcd::{ClientIdentity, EtcdCredentials, EtcdMember, EtcdOptions, EtcdStore, EtcdTls};
 #[cfg(any(test, feature = "test-util"))]
-pub use self::faulty::{Call, FaultyStore, Verdict};
+pub use self::faulty::{Fault, FaultyStore, StoreCall};
 pub use self::horizon::SharedHorizon;
 pub use self::horizon_store::HorizonStore;
 #[cfg(any(test, feature = "test-util"))]
 pub use self::memory::MemoryBackup;
 pub use self::memory::MemoryStore;
-pub(crate) use self::tap::{Copied, Copies, CopyReader, Tap};
+pub(crate) use self::tap::{CopiedUpdate, Copies, CopyReader, Tap};
 pub use self::usage::Usage;

@@ -25,19 +25,19 @@ const QUEUE_BYTES: u32 = 64 << 20;
 
 /// A copy of what a participant has got from the store.
 #[derive(Debug)]
-pub(crate) enum Copied {
+pub(crate) enum CopiedUpdate {
     Snapshot(Snapshot),
     Batch(Batch),
     Lost(StoreError),
 }
 
-impl Copied {
+impl CopiedUpdate {
     /// Returns about how many bytes of memory the copy takes.
     fn bytes(&self) -> usize {
         let entry = |entry: &KeyValue| size_of::<KeyValue>() + entry.key.len() + entry.value.len();
         match self {
-            Copied::Snapshot(snapshot) => snapshot.entries.iter().map(entry).sum(),
-            Copied::Batch(batch) => batch
+            CopiedUpdate::Snapshot(snapshot) => snapshot.entries.iter().map(entry).sum(),
+            CopiedUpdate::Batch(batch) => batch
                 .events
                 .iter()
                 .map(|event| match event {
@@ -45,13 +45,13 @@ impl Copied {
                     Event::Delete { key, .. } => size_of::<Event>() + key.len(),
                 })
                 .sum(),
-            Copied::Lost(_) => 0,
+            CopiedUpdate::Lost(_) => 0,
         }
     }
 }
 
 /// A copy that waits, and its part of the bytes that may.
-type Waiting = (Copied, OwnedSemaphorePermit);
+type WaitingCopy = (CopiedUpdate, OwnedSemaphorePermit);
 
 /// Where a reader asks for copies, one for each range of keys. The process shares it.
 #[derive(Debug, Default)]
@@ -91,12 +91,12 @@ impl Tap {
 /// A reader's side of the copies.
 #[derive(Debug)]
 pub(crate) struct CopyReader {
-    copies: mpsc::Receiver<Waiting>,
+    copies: mpsc::Receiver<WaitingCopy>,
 }
 
 impl CopyReader {
     /// Returns the next copy, or nothing once they have ended. Cancel-safe.
-    pub(crate) async fn recv(&mut self) -> Option<Copied> {
+    pub(crate) async fn recv(&mut self) -> Option<CopiedUpdate> {
         self.copies.recv().await.map(|(copied, _)| copied)
     }
 }
@@ -105,7 +105,7 @@ impl CopyReader {
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     /// Where the copies go, and the bytes that may still wait there.
-    reader: Option<(mpsc::Sender<Waiting>, Arc<Semaphore>)>,
+    reader: Option<(mpsc::Sender<WaitingCopy>, Arc<Semaphore>)>,
 }
 
 impl Copies {
@@ -115,7 +115,7 @@ impl Copies {
     }
 
     /// Gives the reader a copy. Without a reader none is made.
-    pub(crate) fn give(&mut self, copy: impl FnOnce() -> Copied) {
+    pub(crate) fn give(&mut self, copy: impl FnOnce() -> CopiedUpdate) {
         self.reader.take_if(|(reader, room)| {
             let copied = copy();
             let bytes = u32::try_from(copied.bytes()).unwrap_or(u32::MAX).min(QUEUE_BYTES);
@@ -131,7 +131,7 @@ mod tests {
 
     use super::*;
 
-    fn snapshot(bytes: usize) -> Copied {
+    fn snapshot(bytes: usize) -> CopiedUpdate {
         let revision = Revision::new(1);
         let entry = KeyValue {
             key: String::new(),
@@ -140,7 +140,7 @@ mod tests {
             mod_revision: revision,
             lease: None,
         };
-        Copied::Snapshot(Snapshot { revision, entries: vec![entry] })
+        CopiedUpdate::Snapshot(Snapshot { revision, entries: vec![entry] })
     }
 
     #[tokio::test]

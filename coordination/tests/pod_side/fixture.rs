@@ -17,7 +17,7 @@ use segue_coordination::pod::{
     HandlerError, HandoffContext, HandoffHandler, Owned, OwnedBody, PodHandle, PodSettings, PodState,
 };
 use segue_coordination::session::{Leases, count_by_tokio};
-use segue_coordination::store::{Call as StoreCall, FaultyStore, MemoryStore, Store, Verdict};
+use segue_coordination::store::{Fault, FaultyStore, MemoryStore, Store, StoreCall};
 use segue_coordination::test_util::StoredKeyspace;
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
@@ -174,7 +174,7 @@ impl Fixture {
 
 /// Fails as many of the next writes, which take effect all the same or not.
 pub(crate) fn fail_writes(store: &FaultyStore, times: usize, carried_out: bool) {
-    let verdict = move || if carried_out { Verdict::LoseAnswer } else { Verdict::Fail };
+    let verdict = move || if carried_out { Fault::LoseAnswer } else { Fault::Fail };
     store.next(times, |call| matches!(call, StoreCall::Commit(_)), verdict);
 }
 

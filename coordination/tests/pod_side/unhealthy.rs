@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::pod::PodHandle;
-use segue_coordination::store::{Call, Verdict};
+use segue_coordination::store::{Fault, StoreCall};
 use segue_protocol::records::{PodRecord, PodStatus, encode};
 use segue_protocol::registration::give_way;
 use segue_protocol::txn::{Keys, Op};
@@ -100,9 +100,9 @@ async fn of_pods_whose_services_are_all_unhealthy_one_goes_on() {
 }
 
 /// Returns whether this call marks a registration as one that gives way.
-fn marks(call: &Call) -> bool {
+fn marks(call: &StoreCall) -> bool {
     let puts_it = |op: &Op| matches!(op, Op::Put { value, .. } if String::from_utf8_lossy(value).contains("gives_way"));
-    matches!(call, Call::Commit(txn) if txn.then.iter().any(puts_it))
+    matches!(call, StoreCall::Commit(txn) if txn.then.iter().any(puts_it))
 }
 
 #[tokio::test(start_paused = true)]
@@ -111,7 +111,7 @@ async fn a_mark_that_the_pod_sees_before_the_store_has_answered_stays() {
     let (_handle, service) = ready(&fixture, "w", true).await;
     join(&fixture, "other").await;
     sleep(Duration::from_secs(1)).await;
-    faulty.next(1, marks, || Verdict::hold_answer(sleep(Duration::from_secs(10))));
+    faulty.next(1, marks, || Fault::hold_answer(sleep(Duration::from_secs(10))));
     service.unhealthy.send_replace(true);
     sleep(Duration::from_secs(9)).await;
     assert!(fixture.view().await.pods["w"].value.gives_way, "the pod has seen it for long");
@@ -125,7 +125,7 @@ async fn a_mark_whose_write_was_not_answered_does_not_outlast_the_cause() {
     let life = handle.status().borrow().incarnation;
     join(&fixture, "other").await;
     sleep(Duration::from_secs(1)).await;
-    faulty.next(1, marks, || Verdict::LoseAnswer);
+    faulty.next(1, marks, || Fault::LoseAnswer);
     service.unhealthy.send_replace(true);
     // Before the pod looks again.
     sleep(Duration::from_millis(500)).await;

@@ -2,7 +2,7 @@
 
 use segue_protocol::handoff::advance::{Ack, PendingOn, acknowledge, waiting_for};
 use segue_protocol::handoff::pod::{Duty, duty, warmed};
-use segue_protocol::handoff::router::{Route, Stage, Step, Trust, next_step, route};
+use segue_protocol::handoff::router::{GateStage, Route, RouteStep, Trust, next_step, route};
 use segue_protocol::records::{
     Capabilities, Handoff, HandoffEnd, Mode, Phase, PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck, RouterPart,
     encode,
@@ -213,7 +213,7 @@ async fn the_very_first_placement_needs_no_acks_and_routers_hold_meanwhile() {
     fixture.put(fixture.keys.handoff(P0), encode(&record)).await;
     let view = fixture.view().await;
     assert!(is_held(&view));
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Closed, false), None);
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &GateStage::Closed, false), None);
     assert!(fixture.advance_seen(&view).await);
     assert_eq!(route(&fixture.view().await, P0, Trust::Held), Route::To(at("b", b, 1)));
 }
@@ -226,8 +226,8 @@ async fn independent_mode_lets_a_router_switch_by_itself_and_flips_with_its_ack(
     let b = view.incarnation_of("b");
     assert_eq!(duty(&view, "b", b, P0), Duty::Serve { epoch: E5 });
     let to = at("b", b, 5);
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Closed, false), Some(Step::Switch(to.clone())));
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Open(to), false), Some(Step::AckCutover(id)));
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &GateStage::Closed, false), Some(RouteStep::Switch(to.clone())));
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &GateStage::Open(to), false), Some(RouteStep::AckCutover(id)));
     assert!(fixture.ack(&cut_over("r", id)).await);
     let view = fixture.view().await;
     assert_eq!((fixture.phase().await, view.assignments[&P0].value.epoch), (Some(Phase::Complete), E5));

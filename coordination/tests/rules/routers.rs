@@ -2,8 +2,8 @@
 
 use segue_protocol::handoff::pod::{Duty, duty};
 use segue_protocol::handoff::router::{
-    DrainTimeout, HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Trust, drain_timed_out, may_stop_later,
-    next_step, route,
+    DrainTimeout, GateStage, HoldCause, OnDrainTimeout, OnStoreLoss, Route, RouteStep, Trust, drain_timed_out,
+    may_stop_later, next_step, route,
 };
 use segue_protocol::mapping::{Agreement, Replacement, agree, is_shown, replace};
 use segue_protocol::records::{Capabilities, Mode, Partitioner, Phase, encode};
@@ -17,11 +17,15 @@ async fn a_stop_may_wait_only_while_a_living_old_owner_serves_what_this_router_h
     fixture.handoff(Phase::Ready, Mode::Barrier).await;
     let view = fixture.view().await;
     let (a, b) = (view.incarnation_of("a"), view.incarnation_of("b"));
-    let open = Stage::Open(at("a", a, 4));
+    let open = GateStage::Open(at("a", a, 4));
     let since = view.handoffs[&P0].mod_revision;
     assert_eq!(may_stop_later(&view, P0, Trust::Held, &open), Some(since));
-    let elsewhere =
-        [Stage::Closed, Stage::Flushing(at("a", a, 4)), Stage::Open(at("a", a, 3)), Stage::Open(at("b", b, 5))];
+    let elsewhere = [
+        GateStage::Closed,
+        GateStage::Flushing(at("a", a, 4)),
+        GateStage::Open(at("a", a, 3)),
+        GateStage::Open(at("b", b, 5)),
+    ];
     for stage in elsewhere {
         assert_eq!(may_stop_later(&view, P0, Trust::Held, &stage), None, "{stage:?}");
     }
@@ -45,14 +49,18 @@ async fn a_router_stops_drains_acknowledges_and_reopens_when_the_handoff_is_canc
     let old = at("a", fixture.view().await.incarnation_of("a"), 4);
     let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
     let view = fixture.view().await;
-    let step = |view: &View, stage: &Stage| next_step(view, "r", P0, Trust::Held, stage, false);
-    assert_eq!(step(&view, &Stage::Open(old.clone())), Some(Step::Stop));
-    assert_eq!(step(&view, &Stage::Draining(old.clone())), None, "not before the last exchange has ended");
-    assert_eq!(step(&view, &Stage::Closed), Some(Step::AckDrained(id)));
+    let step = |view: &View, stage: &GateStage| next_step(view, "r", P0, Trust::Held, stage, false);
+    assert_eq!(step(&view, &GateStage::Open(old.clone())), Some(RouteStep::Stop));
+    assert_eq!(step(&view, &GateStage::Draining(old.clone())), None, "not before the last exchange has ended");
+    assert_eq!(step(&view, &GateStage::Closed), Some(RouteStep::AckDrained(id)));
     fixture.delete(fixture.keys.handoff(P0)).await;
     let view = fixture.view().await;
-    assert_eq!(step(&view, &Stage::Draining(old.clone())), Some(Step::Switch(old.clone())), "a stuck drain is no bar");
-    assert_eq!(step(&view, &Stage::Closed), Some(Step::Switch(old)));
+    assert_eq!(
+        step(&view, &GateStage::Draining(old.clone())),
+        Some(RouteStep::Switch(old.clone())),
+        "a stuck drain is no bar"
+    );
+    assert_eq!(step(&view, &GateStage::Closed), Some(RouteStep::Switch(old)));
 }
 
 #[tokio::test]
@@ -60,10 +68,10 @@ async fn a_change_of_owner_learnt_from_a_snapshot_is_a_cutover_too() {
     let fixture = Fixture::new(NONE, NONE, &["r"]).await;
     let view = fixture.view().await;
     let earlier = at("z", I1, 3);
-    let step = |stage: &Stage| next_step(&view, "r", P0, Trust::Held, stage, false);
-    assert_eq!(step(&Stage::Open(earlier.clone())), Some(Step::Stop));
-    assert_eq!(step(&Stage::Draining(earlier.clone())), None);
-    assert_eq!(step(&Stage::Flushing(earlier)), Some(Step::Stop));
+    let step = |stage: &GateStage| next_step(&view, "r", P0, Trust::Held, stage, false);
+    assert_eq!(step(&GateStage::Open(earlier.clone())), Some(RouteStep::Stop));
+    assert_eq!(step(&GateStage::Draining(earlier.clone())), None);
+    assert_eq!(step(&GateStage::Flushing(earlier)), Some(RouteStep::Stop));
 }
 
 #[tokio::test]
@@ -71,8 +79,8 @@ async fn a_refusing_pod_is_left_alone_until_the_back_off_is_over() {
     let fixture = Fixture::new(NONE, NONE, &["r"]).await;
     let view = fixture.view().await;
     let to = at("a", view.incarnation_of("a"), 4);
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Closed, true), None);
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Closed, false), Some(Step::Switch(to)));
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &GateStage::Closed, true), None);
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &GateStage::Closed, false), Some(RouteStep::Switch(to)));
 }
 
 #[tokio::test]
@@ -101,7 +109,7 @@ async fn a_partition_is_held_from_the_moment_its_pod_is_gone() {
     fixture.pod("a", NONE).await;
     let view = fixture.view().await;
     assert_eq!(route(&view, P0, Trust::Held), Route::Hold(HoldCause::NoOwner), "its namesake owns nothing");
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Open(old), false), Some(Step::Stop));
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &GateStage::Open(old), false), Some(RouteStep::Stop));
     assert_eq!(duty(&view, "a", view.incarnation_of("a"), P0), Duty::Idle);
 }
 

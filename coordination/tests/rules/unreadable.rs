@@ -3,7 +3,7 @@
 use segue_coordination::store::Store as _;
 use segue_protocol::handoff::advance::{PendingOn, advance, waiting_for};
 use segue_protocol::handoff::pod::{Duty, duty, warmed};
-use segue_protocol::handoff::router::{HoldCause, Route, Stage, Step, Trust, next_step, route};
+use segue_protocol::handoff::router::{GateStage, HoldCause, Route, RouteStep, Trust, next_step, route};
 use segue_protocol::records::{Capabilities, Mode, Phase};
 use segue_protocol::txn::Keys;
 
@@ -72,7 +72,7 @@ async fn an_ack_that_cannot_be_read_was_not_given_and_is_written_again() {
     fixture.put(fixture.keys.router_drained(P0, "r"), b"{".to_vec()).await;
     let view = fixture.view().await;
     assert_eq!(waiting_for(&view, P0), [PendingOn::RouterDrained("r".into())]);
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &Stage::Closed, false), Some(Step::AckDrained(id)));
+    assert_eq!(next_step(&view, "r", P0, Trust::Held, &GateStage::Closed, false), Some(RouteStep::AckDrained(id)));
     assert!(fixture.ack(&drained("r", id)).await);
     assert_eq!(fixture.phase().await, Some(Phase::Switching));
 }

@@ -9,7 +9,7 @@ use segue_coordination::router::{
     CutoverTimes, DataPlane, DrainSettings, RouterPorts, RouterSettings, RouterStatus, run_router,
 };
 use segue_coordination::store::{MemoryStore, Store};
-use segue_protocol::handoff::router::{HoldCause, OnStoreLoss, Stage, Target};
+use segue_protocol::handoff::router::{GateStage, HoldCause, OnStoreLoss, Target};
 use segue_protocol::ids::{LeaseId, PartitionId};
 use segue_protocol::mapping::replace;
 use segue_protocol::records::{KeyspaceConfig, Leader, Partitioner, PodRecord, RouterRecord, encode};
@@ -95,12 +95,12 @@ impl Gates {
 
 impl DataPlane for Gates {
     fn set_partitions(&self, _: u32) {}
-    fn stage(&self, partition: PartitionId) -> (Stage, Option<Instant>) {
+    fn stage(&self, partition: PartitionId) -> (GateStage, Option<Instant>) {
         self.looks.fetch_add(1, SeqCst);
         let (open, in_flight) = (self.open.lock().unwrap(), self.in_flight.lock().unwrap());
-        let shut = || in_flight.clone().map_or(Stage::Closed, Stage::Draining);
+        let shut = || in_flight.clone().map_or(GateStage::Closed, GateStage::Draining);
         let retry_at = self.refused.lock().unwrap().get(&partition).copied();
-        (open.get(&partition).cloned().map_or_else(shut, Stage::Open), retry_at)
+        (open.get(&partition).cloned().map_or_else(shut, GateStage::Open), retry_at)
     }
     fn stop(&self, partition: PartitionId, _: HoldCause) {
         self.open.lock().unwrap().remove(&partition);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use etcd_client::{AlarmAction, AlarmType, Client};
 use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, run_coordinator};
-use segue_coordination::store::{Call, EtcdOptions, EtcdStore, FaultyStore, MemoryStore, Store, Usage, Verdict};
+use segue_coordination::store::{EtcdOptions, EtcdStore, Fault, FaultyStore, MemoryStore, Store, StoreCall, Usage};
 use segue_coordination::test_util::StoredKeyspace;
 use segue_protocol::handoff::pod::warmed;
 use segue_protocol::ids::{Epoch, HandoffId, LeaseId, PartitionId};
@@ -125,14 +125,14 @@ impl Coordinator {
     }
 }
 
-fn is_commit(call: &Call) -> bool {
-    matches!(call, Call::Commit(_))
+fn is_commit(call: &StoreCall) -> bool {
+    matches!(call, StoreCall::Commit(_))
 }
 
 /// Returns whether this call puts a key below this prefix.
-fn puts(call: &Call, prefix: &str) -> bool {
+fn puts(call: &StoreCall, prefix: &str) -> bool {
     let is_meant = |op: &Op| matches!(op, Op::Put { key, .. } if key.starts_with(prefix));
-    matches!(call, Call::Commit(txn) if txn.then.iter().any(is_meant))
+    matches!(call, StoreCall::Commit(txn) if txn.then.iter().any(is_meant))
 }
 
 #[tokio::test]
@@ -202,7 +202,7 @@ async fn no_move_begins_while_the_store_refuses_writes() {
     store.refuse_puts();
     site.join("new").await;
     coordinator.says(true).await;
-    let begins = |call: &Call| PartitionId::all(2).any(|partition| puts(call, &site.keys.handoff(partition)));
+    let begins = |call: &StoreCall| PartitionId::all(2).any(|partition| puts(call, &site.keys.handoff(partition)));
     let begun = store.count(begins);
     let before = store.count(is_commit);
     sleep(Duration::from_secs(600)).await;
@@ -231,7 +231,7 @@ async fn a_partition_whose_cancel_is_not_recorded_is_left_alone_until_it_is() {
     site.join("next").await;
     // What would refuse a write of before the cancel cannot be put, everything else can.
     let history = site.keys.history_entry(handoff.value.partition, handoff.id());
-    store.set_rule(move |call| if puts(call, &history) { Verdict::Refuse } else { Verdict::Pass });
+    store.set_rule(move |call| if puts(call, &history) { Fault::Refuse } else { Fault::Pass });
     sleep(Duration::from_secs(300)).await;
     let partition = handoff.value.partition;
     let moves = site.view().await.handoffs;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use segue_coordination::store::{Call, FaultyStore, MemoryStore, Store as _, Verdict};
+use segue_coordination::store::{Fault, FaultyStore, MemoryStore, Store as _, StoreCall};
 use segue_protocol::txn::Keys;
 use tokio::time::{sleep, timeout};
 
@@ -15,8 +15,8 @@ async fn a_leader_whose_write_is_under_way_rests_until_it_is_done() {
     let (store, views) = (MemoryStore::new(), Arc::new(ViewCount::default()));
     let slow_disk = Arc::new(FaultyStore::new(Arc::new(store.clone())));
     slow_disk.set_rule(|call| match call {
-        Call::Commit(_) => Verdict::hold(sleep(Duration::from_secs(2))),
-        _ => Verdict::Pass,
+        StoreCall::Commit(_) => Fault::hold(sleep(Duration::from_secs(2))),
+        _ => Fault::Pass,
     });
     let run = coordinator(slow_disk, "c", Duration::from_secs(6), views.clone());
     timeout(Duration::from_secs(10), run).await.expect_err("nobody ends it");

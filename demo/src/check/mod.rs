@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 
 use super::clock::Nanos;
-use super::record::{Appended, Exchange, Key, Kind, Outcome, RequestId};
+use super::record::{ClientExchange, Key, LogRecord, Outcome, RequestId, RequestKind};
 
 /// Number of cases of each kind that are described.
 const EXAMPLES: usize = 5;
@@ -27,9 +27,9 @@ const EXAMPLES: usize = 5;
 #[derive(Debug, Clone, Default)]
 pub struct Evidence {
     /// The requests as clients saw them, each client's in the order of sending.
-    pub exchanges: Vec<Exchange>,
+    pub exchanges: Vec<ClientExchange>,
     /// The records of the pods, each partition's in the order of its log. `None` if the logs are not accessible.
-    pub log: Option<Vec<Appended>>,
+    pub log: Option<Vec<LogRecord>>,
     /// The owners. `None` if they are not known.
     pub owners: Option<Owners>,
 }
@@ -37,14 +37,14 @@ pub struct Evidence {
 /// The owner of each partition at each epoch.
 #[derive(Debug, Clone, Default)]
 pub struct Owners {
-    by_epoch: HashMap<(PartitionId, Epoch), Vec<Ownership>>,
+    by_epoch: HashMap<(PartitionId, Epoch), Vec<OwnerSpan>>,
     /// By partition and epoch: a moment at which the epoch had certainly begun.
     begun: BTreeMap<(PartitionId, Epoch), Nanos>,
 }
 
 /// An ownership.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ownership {
+pub struct OwnerSpan {
     /// The owning pod.
     pub pod: String,
     /// The incarnation of the pod.
@@ -55,9 +55,9 @@ pub struct Ownership {
 
 impl Owners {
     /// Records an ownership. If the outcome of a transaction is unknown, all possible ownerships are recorded.
-    pub fn note(&mut self, partition: PartitionId, epoch: Epoch, ownership: Ownership) {
+    pub fn note(&mut self, partition: PartitionId, epoch: Epoch, ownership: OwnerSpan) {
         let known = self.by_epoch.entry((partition, epoch)).or_default();
-        let same = |other: &&mut Ownership| other.pod == ownership.pod && other.incarnation == ownership.incarnation;
+        let same = |other: &&mut OwnerSpan| other.pod == ownership.pod && other.incarnation == ownership.incarnation;
         match known.iter_mut().find(same) {
             Some(other) => other.not_before = other.not_before.min(ownership.not_before),
             None => known.push(ownership),
@@ -80,7 +80,7 @@ impl Owners {
     /// epoch. Without an `incarnation` any will do.
     fn began(&self, partition: PartitionId, epoch: Epoch, pod: &str, incarnation: Incarnation) -> Option<Nanos> {
         let owners = self.by_epoch.get(&(partition, epoch))?.iter();
-        let is_it = |owner: &&Ownership| {
+        let is_it = |owner: &&OwnerSpan| {
             owner.pod == pod && (incarnation == Incarnation::NONE || owner.incarnation == incarnation)
         };
         owners.filter(is_it).map(|owner| owner.not_before).min()
@@ -180,12 +180,12 @@ pub fn check(evidence: &Evidence) -> Harm {
         ..Harm::default()
     };
     (harm.reordered, harm.held_pairs_checked) = reordered(evidence);
-    let checked = |exchange: &&Exchange| exchange.outcome == Outcome::Ok && exchange.sequence().is_none();
+    let checked = |exchange: &&ClientExchange| exchange.outcome == Outcome::Ok && exchange.sequence().is_none();
     harm.reads_checked = evidence.exchanges.iter().filter(checked).count() as u64;
     harm
 }
 
-fn log(evidence: &Evidence) -> &[Appended] {
+fn log(evidence: &Evidence) -> &[LogRecord] {
     evidence.log.as_deref().unwrap_or_default()
 }
 
@@ -195,16 +195,16 @@ fn lost(evidence: &Evidence) -> Count {
         evidence.log.as_ref().map(|log| log.iter().map(|record| record.request).collect());
     let first = evidence.exchanges.iter().map(|exchange| exchange.sent_at).min().unwrap_or_default();
     for exchange in &evidence.exchanges {
-        let Exchange { request, key, partition, .. } = exchange;
+        let ClientExchange { request, key, partition, .. } = exchange;
         match (&exchange.outcome, exchange.kind) {
-            (Outcome::Ok, Kind::Write { sequence })
+            (Outcome::Ok, RequestKind::Write { sequence })
                 if logged.as_ref().is_some_and(|logged| !logged.contains(request)) =>
             {
                 count.add(|| {
                     format!("acknowledged write {sequence} of key {key} is not in the log of partition {partition}")
                 });
             }
-            (Outcome::Ok, Kind::Read { floor, seen, .. }) if seen < floor => count.add(|| {
+            (Outcome::Ok, RequestKind::Read { floor, seen, .. }) if seen < floor => count.add(|| {
                 format!("a read of key {key} (partition {partition}) saw write {seen}, not the acknowledged {floor}")
             }),
             (Outcome::Ok, _) => {}
@@ -217,7 +217,7 @@ fn lost(evidence: &Evidence) -> Count {
                     )
                 });
             }
-            (_, Kind::Read { last: true, .. }) => {
+            (_, RequestKind::Read { last: true, .. }) => {
                 count.add(|| format!("key {key} (partition {partition}) could not be read after the run"));
             }
             _ => {}
@@ -235,7 +235,7 @@ fn duplicated(evidence: &Evidence) -> Count {
         .map(|exchange| exchange.request)
         .collect();
     let mut seen = HashSet::new();
-    for Appended { request, partition, key, sequence, .. } in log(evidence) {
+    for LogRecord { request, partition, key, sequence, .. } in log(evidence) {
         if !seen.insert(*request) {
             count.add(|| format!("write {sequence} of {key} is in the log of partition {partition} again"));
         } else if refused.contains(request) {
@@ -253,7 +253,7 @@ fn misrouted(evidence: &Evidence) -> Count {
         evidence.exchanges.iter().map(|exchange| (exchange.request, exchange.partition)).collect();
     let mut logged = HashSet::new();
     for record in log(evidence) {
-        let Appended { partition, epoch, pod, incarnation, accepted_at, key, sequence, .. } = record;
+        let LogRecord { partition, epoch, pod, incarnation, accepted_at, key, sequence, .. } = record;
         logged.insert(record.request);
         if let Some(meant) = meant.get(&record.request).filter(|meant| *meant != partition) {
             count.add(|| {
@@ -278,7 +278,7 @@ fn misrouted(evidence: &Evidence) -> Count {
         }
     }
     for exchange in &evidence.exchanges {
-        let Exchange { request, key, partition, .. } = exchange;
+        let ClientExchange { request, key, partition, .. } = exchange;
         if let Outcome::Refused { code: 421, .. } = &exchange.outcome {
             count.add(|| {
                 format!("a pod's refusal of request {request} of key {key} (partition {partition}) reached its client")
@@ -304,7 +304,7 @@ fn misrouted(evidence: &Evidence) -> Count {
 
 /// The positions of a key's writes in the log, as far as the log has been read.
 #[derive(Default)]
-struct Line {
+struct KeyPositions {
     /// The latest write outside the current burst.
     latest: u64,
     burst: Option<u64>,
@@ -319,13 +319,13 @@ const OPEN_GATE: Nanos = 1_000_000_000;
 
 fn reordered(evidence: &Evidence) -> (Count, u64) {
     let (mut count, mut held_pairs) = (Count::default(), 0);
-    let definite: HashMap<RequestId, &Exchange> = evidence
+    let definite: HashMap<RequestId, &ClientExchange> = evidence
         .exchanges
         .iter()
         .filter(|exchange| exchange.outcome == Outcome::Ok)
         .map(|exchange| (exchange.request, exchange))
         .collect();
-    let mut lines: HashMap<Key, Line> = HashMap::new();
+    let mut lines: HashMap<Key, KeyPositions> = HashMap::new();
     let mut seen = HashSet::new();
     for record in log(evidence) {
         let Some(exchange) = definite.get(&record.request).filter(|_| seen.insert(record.request)) else {

@@ -46,7 +46,7 @@ impl World {
         self.evidence.owners.as_mut().unwrap()
     }
 
-    fn log(&mut self) -> &mut Vec<Appended> {
+    fn log(&mut self) -> &mut Vec<LogRecord> {
         self.evidence.log.as_mut().unwrap()
     }
 
@@ -58,18 +58,18 @@ impl World {
         self.owners().note(
             partition,
             epoch,
-            Ownership { pod: PODS[pod].into(), incarnation: life(1 + pod as u64), not_before },
+            OwnerSpan { pod: PODS[pod].into(), incarnation: life(1 + pod as u64), not_before },
         );
         let by = self.tick();
         self.owners().begun(partition, epoch, by);
     }
 
-    fn sent(&mut self, key: Key, kind: Kind, outcome: Outcome) -> usize {
+    fn sent(&mut self, key: Key, kind: RequestKind, outcome: Outcome) -> usize {
         self.requests += 1;
         let sent_at = self.tick();
         let answered_by =
             (outcome == Outcome::Ok).then(|| (PODS[self.epochs[&key.into()].1].into(), self.epochs[&key.into()].0));
-        self.evidence.exchanges.push(Exchange {
+        self.evidence.exchanges.push(ClientExchange {
             request: self.requests,
             key,
             partition: key.into(),
@@ -87,18 +87,20 @@ impl World {
     fn send(&mut self, key: Key, outcome: Outcome) -> usize {
         let sequence = self.sequences.entry(key).or_default();
         *sequence += 1;
-        let kind = Kind::Write { sequence: *sequence };
+        let kind = RequestKind::Write { sequence: *sequence };
         self.sent(key, kind, outcome)
     }
 
-    fn append(&mut self, exchange: usize) -> &mut Appended {
-        let Exchange { request, key, kind: Kind::Write { sequence }, .. } = self.evidence.exchanges[exchange] else {
+    fn append(&mut self, exchange: usize) -> &mut LogRecord {
+        let ClientExchange { request, key, kind: RequestKind::Write { sequence }, .. } =
+            self.evidence.exchanges[exchange]
+        else {
             panic!("a write");
         };
         let (epoch, pod) = self.epochs[&key.into()];
         let accepted_at = self.tick();
         let offset = self.log().len() as u64;
-        self.log().push(Appended {
+        self.log().push(LogRecord {
             partition: key.into(),
             offset,
             epoch,
@@ -122,7 +124,7 @@ impl World {
 
     fn read(&mut self, key: Key, behind: u64) {
         let floor = self.sequences.get(&key).copied().unwrap_or(0);
-        self.sent(key, Kind::Read { floor, seen: floor - behind, last: false }, Outcome::Ok);
+        self.sent(key, RequestKind::Read { floor, seen: floor - behind, last: false }, Outcome::Ok);
     }
 
     fn harm(&self) -> [u64; 5] {
@@ -180,8 +182,8 @@ fn a_read_that_misses_an_acknowledged_write_shows_a_loss() {
 fn a_request_without_an_answer_and_a_key_without_a_last_look_are_lost() {
     let mut world = moved();
     world.send(7, Outcome::Unanswered { place: "connecting".into() });
-    world.sent(7, Kind::Read { floor: 3, seen: 0, last: true }, refused(503));
-    world.sent(7, Kind::Read { floor: 3, seen: 0, last: false }, refused(503));
+    world.sent(7, RequestKind::Read { floor: 3, seen: 0, last: true }, refused(503));
+    world.sent(7, RequestKind::Read { floor: 3, seen: 0, last: false }, refused(503));
     assert_eq!(world.harm(), [2, 0, 0, 0, 0]);
 }
 
@@ -393,9 +395,9 @@ fn carry_out(steps: Vec<Step>) -> World {
 }
 
 /// Compares every pair of records: slow, but obviously right.
-fn two_pods_wrote_at_once(log: &[Appended]) -> bool {
-    let reign = |record: &Appended| (record.partition, record.epoch, record.pod.clone(), record.incarnation);
-    let span = |of: &Appended| {
+fn two_pods_wrote_at_once(log: &[LogRecord]) -> bool {
+    let reign = |record: &LogRecord| (record.partition, record.epoch, record.pod.clone(), record.incarnation);
+    let span = |of: &LogRecord| {
         let own = || log.iter().filter(|record| reign(record) == reign(of));
         let from = own().map(|record| record.accepted_at).min().unwrap();
         (from, own().map(|record| record.appended_at).max().unwrap())
@@ -430,12 +432,12 @@ proptest! {
     #[test]
     fn a_record_taken_out_put_twice_or_swapped_is_always_noticed(steps in steps(), at in any::<prop::sample::Index>()) {
         let world = carry_out(steps);
-        let acked = |record: &&Appended| world.evidence.exchanges[record.request as usize - 1].outcome == Outcome::Ok;
+        let acked = |record: &&LogRecord| world.evidence.exchanges[record.request as usize - 1].outcome == Outcome::Ok;
         let log = world.evidence.log.as_ref().unwrap();
-        let known: Vec<&Appended> = log.iter().filter(acked).collect();
+        let known: Vec<&LogRecord> = log.iter().filter(acked).collect();
         prop_assume!(!known.is_empty());
         let victim = log.iter().position(|record| record == *at.get(&known)).unwrap();
-        let with = |log: Vec<Appended>| check(&Evidence { log: Some(log), ..world.evidence.clone() });
+        let with = |log: Vec<LogRecord>| check(&Evidence { log: Some(log), ..world.evidence.clone() });
 
         let mut without = log.clone();
         without.remove(victim);

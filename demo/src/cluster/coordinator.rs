@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::super::options::Options;
-use super::super::writer::pod::Membership;
+use super::super::writer::pod::WriterMembership;
 
 /// How often pods make a checkpoint of each partition, and how long a new owner waits for one.
 const CHECKPOINTS_EVERY: Duration = Duration::from_secs(2);
@@ -27,7 +27,7 @@ pub(super) struct Coordinator {
 impl Coordinator {
     pub(super) fn start(
         name: String,
-        member: &Membership,
+        member: &WriterMembership,
         observer: Arc<dyn CoordinatorObserver>,
         options: &Options,
         lease_ttl: Duration,

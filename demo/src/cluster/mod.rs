@@ -31,7 +31,7 @@ use super::log::Log;
 use super::options::Options;
 use super::processes::Processes;
 use super::timeline::Timeline;
-use super::writer::pod::{Membership, Pod};
+use super::writer::pod::{WriterMembership, WriterPod};
 use super::writer::{Checkpoints, Writer, WriterSettings};
 
 /// Time for which the registration of a crashed pod outlives it. Its partitions have no working owner meanwhile.
@@ -50,14 +50,14 @@ pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 #[expect(missing_debug_implementations, reason = "observers have none")]
 pub struct Cluster {
     history: History,
-    member: Membership,
+    member: WriterMembership,
     log: Log,
     checkpoints: Checkpoints,
     timeline: Arc<Timeline>,
     options: Options,
     coordinators: Vec<(Coordinator, Arc<dyn CoordinatorObserver>)>,
     routers: Vec<Router>,
-    pods: BTreeMap<String, Pod>,
+    pods: BTreeMap<String, WriterPod>,
     snapshot: watch::Receiver<ClusterSnapshot>,
     _follower: AbortOnDropHandle<()>,
     _shown: Option<AbortOnDropHandle<()>>,
@@ -91,7 +91,7 @@ impl Cluster {
         timeline: Arc<Timeline>,
     ) -> anyhow::Result<Self> {
         let (snapshot, follower) = snapshot::follow(processes.store().clone(), keys.clone());
-        let member = Membership { processes: processes.clone(), keyspace, keys, lease_ttl: POD_LEASE };
+        let member = WriterMembership { processes: processes.clone(), keyspace, keys, lease_ttl: POD_LEASE };
         let mut cluster = Cluster {
             history,
             member,
@@ -183,8 +183,8 @@ impl Cluster {
         let settings = WriterSettings { service_time, warm_time, state_bytes, checkpoints };
         let writer = Writer::new(name, self.log.clone(), settings);
         let pod = match &self.options.wiring {
-            None => Pod::start(&writer, &self.member, listener, capabilities)?,
-            Some(wiring) => Pod::start_with(&writer, &self.member, listener, capabilities, |handle| {
+            None => WriterPod::start(&writer, &self.member, listener, capabilities)?,
+            Some(wiring) => WriterPod::start_with(&writer, &self.member, listener, capabilities, |handle| {
                 wiring.service(handle, &writer)
             })?,
         };
@@ -245,7 +245,7 @@ impl Cluster {
         let patience = Duration::from_secs(2);
         let routers = self.routers.into_iter().map(|router| tokio::time::timeout(patience, router.stop()));
         futures_util::future::join_all(routers).await;
-        futures_util::future::join_all(self.pods.into_values().map(Pod::crash)).await;
+        futures_util::future::join_all(self.pods.into_values().map(WriterPod::crash)).await;
         for (coordinator, _) in self.coordinators {
             let _ = tokio::time::timeout(patience, coordinator.stop()).await;
         }

@@ -15,7 +15,7 @@ use serde_json::json;
 use super::super::clock;
 use super::super::instruments::Status;
 use super::super::options::Options;
-use super::super::timeline::{Hold, Timeline};
+use super::super::timeline::{HoldEnd, Timeline};
 
 /// Returns the demo's own status for the instruments.
 pub(super) fn status(timeline: &Arc<Timeline>) -> Status {
@@ -52,7 +52,14 @@ impl RouterObserver for RouterRecorder {
         }
         let Cutover { partition, target, times, .. } = cutover.clone();
         let (router, at) = (self.number, clock::now());
-        self.timeline.events().holds.push(Hold { router, partition, pod: target.pod, epoch: target.epoch, times, at });
+        self.timeline.events().holds.push(HoldEnd {
+            router,
+            partition,
+            pod: target.pod,
+            epoch: target.epoch,
+            times,
+            at,
+        });
     }
 
     fn resync(&self, cause: &StoreError) {

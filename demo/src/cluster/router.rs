@@ -17,7 +17,7 @@ use super::super::history::History;
 use super::super::options::Options;
 use super::super::timeline::Timeline;
 use super::super::writer::names;
-use super::super::writer::pod::Membership as PodMembership;
+use super::super::writer::pod::WriterMembership as PodMembership;
 use super::{MAX_WAIT, REQUEST_TIMEOUT, ROUTER_LEASE, observers};
 
 /// A running router.

@@ -21,16 +21,16 @@ use segue_protocol::ids::PartitionId;
 use tokio::time::timeout;
 
 use super::super::clock::{self, Nanos};
-use super::super::record::{Burst, Exchange, Kind, Outcome};
-use super::connection::{self, Connection};
-use super::{AFTER_REFUSAL, Common, KEYS, Said, target};
+use super::super::record::{Burst, ClientExchange, Outcome, RequestKind};
+use super::connection::{self, ClientConnection};
+use super::{AFTER_REFUSAL, Common, KEYS, Reply, target};
 
 /// Most writes of a burst.
 const LENGTH: u32 = 4;
 
 type Sender = SendRequest<Full<Bytes>>;
 
-pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exchange> {
+pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<ClientExchange> {
     let mut random = StdRng::seed_from_u64(seed);
     let settings = &common.settings;
     let mut exchanges = Vec::new();
@@ -39,9 +39,9 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
     let (mut sent, mut id) = (0, u64::from(number) << 32);
     let (mut connection, mut place): (_, Arc<str>) = (None, "".into());
     while !common.stop.is_cancelled() {
-        let Some(Connection::Http2(sender, _)) = &mut connection else {
+        let Some(ClientConnection::Http2(sender, _)) = &mut connection else {
             let router = &settings.routers[random.random_range(0..settings.routers.len())];
-            match Connection::open(router, true).await {
+            match ClientConnection::open(router, true).await {
                 Ok(opened) => {
                     connection = Some(opened);
                     place = format!("in a burst, HTTP/2 to {}", router.address).into();
@@ -59,7 +59,7 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
         for _ in 0..random.random_range(2..=LENGTH) {
             (*sequence, sent) = (*sequence + 1, sent + 1);
             let request = common.request_id(settings.clients + number, sent);
-            let kind = Kind::Write { sequence: *sequence };
+            let kind = RequestKind::Write { sequence: *sequence };
             // The request is handed to the connection here and not at the await, so the order is that of these lines.
             let answer = sender.send_request(common.request(key, &kind, request, true));
             members.push((request, kind, clock::now(), answer));
@@ -70,17 +70,17 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
             let (common, place) = (common.clone(), place.clone());
             async move {
                 let said = timeout(common.settings.patience, heard(answer)).await;
-                let Said { outcome, answered_by, .. } = said.unwrap_or_else(|_| unanswered(place));
+                let Reply { outcome, answered_by, .. } = said.unwrap_or_else(|_| unanswered(place));
                 let ended_at = clock::now();
                 common.gauge.ended(&outcome);
                 let (due_at, burst) = (sent_at, None);
-                Exchange { request, key, partition, kind, due_at, sent_at, ended_at, outcome, answered_by, burst }
+                ClientExchange { request, key, partition, kind, due_at, sent_at, ended_at, outcome, answered_by, burst }
             }
         });
         let all = async { tokio::join!(sentinel, join_all(answers)) };
         let (taken_by, mut answers) = connection::answers_on(&mut connection, all).await;
         answers.iter_mut().for_each(|exchange| exchange.burst = Some(Burst { id, taken_by }));
-        let broken = |exchange: &Exchange| {
+        let broken = |exchange: &ClientExchange| {
             matches!(exchange.outcome, Outcome::Unknown { code: 0, .. } | Outcome::Unanswered { .. })
         };
         if taken_by.is_none() || answers.iter().any(broken) {
@@ -104,7 +104,7 @@ fn sentinel(sender: &mut Sender) -> impl Future<Output = Option<Nanos>> + use<> 
     }
 }
 
-async fn heard<F>(answer: F) -> Said
+async fn heard<F>(answer: F) -> Reply
 where
     F: Future<Output = hyper::Result<http::Response<hyper::body::Incoming>>>,
 {
@@ -114,6 +114,6 @@ where
     }
 }
 
-fn unanswered(place: Arc<str>) -> Said {
-    Said { outcome: Outcome::Unanswered { place }, answered_by: None, seen: 0 }
+fn unanswered(place: Arc<str>) -> Reply {
+    Reply { outcome: Outcome::Unanswered { place }, answered_by: None, seen: 0 }
 }

@@ -18,25 +18,25 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::record::Outcome;
-use super::{Destination, Said, understand};
+use super::{Destination, Reply, understand};
 
 type Body = Full<Bytes>;
 
 /// One connection.
-pub(super) enum Connection {
+pub(super) enum ClientConnection {
     /// HTTP/1.1 with keep-alive.
-    Http1(http1::SendRequest<Body>, Driver),
+    Http1(http1::SendRequest<Body>, ConnectionTask),
     /// HTTP/2, with prior knowledge if there is no TLS.
-    Http2(http2::SendRequest<Body>, Driver),
+    Http2(http2::SendRequest<Body>, ConnectionTask),
 }
 
 /// The task that drives a connection. It ends with its owner.
-pub(super) struct Driver {
+pub(super) struct ConnectionTask {
     ended: CancellationToken,
     _task: AbortOnDropHandle<()>,
 }
 
-impl Driver {
+impl ConnectionTask {
     fn start<E>(connection: impl Future<Output = Result<(), E>> + Send + 'static) -> Self {
         let ended = CancellationToken::new();
         let end = ended.clone().drop_guard();
@@ -44,11 +44,11 @@ impl Driver {
             let _end = end;
             drop(connection.await);
         });
-        Driver { ended, _task: AbortOnDropHandle::new(task) }
+        ConnectionTask { ended, _task: AbortOnDropHandle::new(task) }
     }
 }
 
-impl Connection {
+impl ClientConnection {
     pub(super) async fn open(to: &Destination, http2: bool) -> io::Result<Self> {
         let stream = TcpStream::connect(to.address).await?;
         stream.set_nodelay(true)?;
@@ -63,15 +63,15 @@ impl Connection {
         if http2 {
             let (sender, connection) =
                 http2::handshake(TokioExecutor::new(), stream).await.map_err(io::Error::other)?;
-            return Ok(Connection::Http2(sender, Driver::start(connection)));
+            return Ok(ClientConnection::Http2(sender, ConnectionTask::start(connection)));
         }
         let (sender, connection) = http1::handshake(stream).await.map_err(io::Error::other)?;
-        Ok(Connection::Http1(sender, Driver::start(connection)))
+        Ok(ClientConnection::Http1(sender, ConnectionTask::start(connection)))
     }
 
-    fn driver(&self) -> &Driver {
+    fn driver(&self) -> &ConnectionTask {
         match self {
-            Connection::Http1(_, driver) | Connection::Http2(_, driver) => driver,
+            ClientConnection::Http1(_, driver) | ClientConnection::Http2(_, driver) => driver,
         }
     }
 
@@ -81,12 +81,12 @@ impl Connection {
         request: Request<Body>,
     ) -> impl Future<Output = Result<Response<Incoming>, TrySendError<Request<Body>>>> + use<> {
         match self {
-            Connection::Http1(sender, _) => {
+            ClientConnection::Http1(sender, _) => {
                 // If the connection was closed while idle, the next line reports that and returns the request.
                 let _ = sender.ready().await;
                 Either::Left(sender.try_send_request(request))
             }
-            Connection::Http2(sender, _) => Either::Right(sender.try_send_request(request)),
+            ClientConnection::Http2(sender, _) => Either::Right(sender.try_send_request(request)),
         }
     }
 }
@@ -96,7 +96,7 @@ impl Connection {
 /// hyper keeps requests in a channel until the connection's task takes them. One that another thread puts there at the
 /// moment at which the task ends stays there, and is handed back only when the last sender is dropped. A task
 /// that waits for it with the sender in hand waits for ever.
-pub(super) async fn answers_on<T>(slot: &mut Option<Connection>, answers: impl Future<Output = T>) -> T {
+pub(super) async fn answers_on<T>(slot: &mut Option<ClientConnection>, answers: impl Future<Output = T>) -> T {
     let mut answers = pin!(answers);
     if let Some(connection) = slot {
         tokio::select! {
@@ -112,18 +112,18 @@ pub(super) async fn answers_on<T>(slot: &mut Option<Connection>, answers: impl F
 /// Sends on the connection in `slot`, opening it first if necessary. A request that was never sent uses a new
 /// connection.
 pub(super) async fn exchange(
-    slot: &mut Option<Connection>,
+    slot: &mut Option<ClientConnection>,
     to: &Destination,
     http2: bool,
     request: Request<Body>,
     patience: Duration,
-) -> Said {
+) -> Reply {
     let mut stage = "connecting";
     let whole = async {
         for _ in 0..3 {
             let connection = match slot {
                 Some(connection) => connection,
-                None => match Connection::open(to, http2).await {
+                None => match ClientConnection::open(to, http2).await {
                     Ok(connection) => slot.insert(connection),
                     // Nothing was sent, so nothing was done.
                     Err(error) => {
@@ -171,7 +171,7 @@ fn left_alone(error: &hyper::Error) -> bool {
 }
 
 /// Reads the response to its end. A response that is cut off is none.
-pub(super) async fn answer(response: Response<Incoming>) -> Said {
+pub(super) async fn answer(response: Response<Incoming>) -> Reply {
     let (head, body) = response.into_parts();
     match body.collect().await {
         Ok(_) => understand(head.status, &head.headers),
@@ -179,14 +179,14 @@ pub(super) async fn answer(response: Response<Incoming>) -> Said {
     }
 }
 
-pub(super) fn broken(error: &hyper::Error) -> Said {
+pub(super) fn broken(error: &hyper::Error) -> Reply {
     let reason =
         if error.is_incomplete_message() || error.is_closed() { "connection closed" } else { "connection broken" };
     said(Outcome::Unknown { code: 0, reason: reason.into() })
 }
 
-fn said(outcome: Outcome) -> Said {
-    Said { outcome, answered_by: None, seen: 0 }
+fn said(outcome: Outcome) -> Reply {
+    Reply { outcome, answered_by: None, seen: 0 }
 }
 
 #[cfg(test)]
@@ -201,7 +201,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
-        let mut slot = Some(Connection::Http2(sender, Driver::start(std::future::ready(Ok::<_, ()>(())))));
+        let mut slot =
+            Some(ClientConnection::Http2(sender, ConnectionTask::start(std::future::ready(Ok::<_, ()>(())))));
         let request = Request::builder().uri("http://demo/").body(Full::default()).unwrap();
         let answer = slot.as_mut().unwrap().send(request).await;
         let waiting = tokio::spawn(async move { answers_on(&mut slot, answer).await.is_ok() });

@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::clock::{self, Nanos};
 use super::cluster::ClusterSnapshot;
-use super::record::{Exchange, Key, Kind, Outcome, RequestId};
+use super::record::{ClientExchange, Key, Outcome, RequestId, RequestKind};
 use super::writer::names;
 
 /// The host that requests name.
@@ -110,8 +110,8 @@ impl Gauge {
 
 /// A running load.
 #[derive(Debug)]
-pub struct Load {
-    clients: JoinSet<Vec<Exchange>>,
+pub struct RunningLoad {
+    clients: JoinSet<Vec<ClientExchange>>,
     stop: CancellationToken,
     gauge: Arc<Gauge>,
     common: Arc<Common>,
@@ -135,7 +135,7 @@ struct KeyPlace {
     partition: PartitionId,
 }
 
-impl Load {
+impl RunningLoad {
     /// Starts all clients.
     pub fn start(settings: LoadSettings) -> Self {
         let mut random = StdRng::seed_from_u64(settings.seed);
@@ -162,7 +162,7 @@ impl Load {
         for client in 0..common.settings.bursts {
             clients.spawn(burst::run(common.clone(), client, random.random()));
         }
-        Load { clients, stop, gauge, common }
+        RunningLoad { clients, stop, gauge, common }
     }
 
     /// Returns the current counts.
@@ -171,7 +171,7 @@ impl Load {
     }
 
     /// Lets each client finish its requests, reads every key once more, and returns the records.
-    pub async fn finish(mut self) -> Vec<Exchange> {
+    pub async fn finish(mut self) -> Vec<ClientExchange> {
         self.stop.cancel();
         let mut exchanges = Vec::new();
         while let Some(client) = self.clients.join_next().await {
@@ -191,7 +191,7 @@ impl Common {
         self.run | (u64::from(client) << 24) | u64::from(count & 0xff_ffff)
     }
 
-    fn request(&self, key: Key, kind: &Kind, id: RequestId, http2: bool) -> Request<Full<Bytes>> {
+    fn request(&self, key: Key, kind: &RequestKind, id: RequestId, http2: bool) -> Request<Full<Bytes>> {
         let place = &self.keys[key as usize];
         let mut request = Request::builder()
             .uri(target(&format!("/keys/{}", place.name), http2))
@@ -201,8 +201,8 @@ impl Common {
             request = request.header(header, place.partition.get());
         }
         let body = match kind {
-            Kind::Read { .. } => String::new(),
-            Kind::Write { sequence } => {
+            RequestKind::Read { .. } => String::new(),
+            RequestKind::Write { sequence } => {
                 request = request.method(Method::PUT).header(names::SEQUENCE, *sequence);
                 format!("write {sequence} of {}", place.name)
             }
@@ -222,14 +222,14 @@ fn target(path: &str, http2: bool) -> String {
 
 /// The content of a response.
 #[derive(Debug)]
-struct Said {
+struct Reply {
     outcome: Outcome,
     answered_by: Option<(Arc<str>, Epoch)>,
     /// The newest write that the pod knew.
     seen: u64,
 }
 
-fn understand(status: StatusCode, headers: &HeaderMap) -> Said {
+fn understand(status: StatusCode, headers: &HeaderMap) -> Reply {
     let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let number = |name: &HeaderName| text(name).and_then(|text| text.parse().ok());
     let by_router = text(&names::SEGUE_REASON);
@@ -244,7 +244,7 @@ fn understand(status: StatusCode, headers: &HeaderMap) -> Said {
     };
     let answered_by =
         text(&names::WRITER).zip(number(&names::EPOCH)).map(|(pod, epoch)| (pod.into(), Epoch::new(epoch)));
-    Said { outcome, answered_by, seen: number(&names::SEQUENCE).unwrap_or(0) }
+    Reply { outcome, answered_by, seen: number(&names::SEQUENCE).unwrap_or(0) }
 }
 
 /// Returns when the next request of a client that sends every `interval` is due; 0: at once.

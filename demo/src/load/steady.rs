@@ -15,8 +15,8 @@ use rand::{RngExt, SeedableRng};
 use tokio::task::JoinSet;
 
 use super::super::clock;
-use super::super::record::{Exchange, Key, Kind, Outcome};
-use super::connection::{Connection, exchange};
+use super::super::record::{ClientExchange, Key, Outcome, RequestKind};
+use super::connection::{ClientConnection, exchange};
 use super::{AFTER_REFUSAL, Common, KEYS, next_due};
 
 /// Number of attempts of the last look at a key.
@@ -31,16 +31,16 @@ struct Client {
     number: u32,
     http2: bool,
     /// One connection per router; absent while it is in use.
-    connections: Vec<Option<Connection>>,
+    connections: Vec<Option<ClientConnection>>,
     random: StdRng,
     sent: u32,
 }
 
 /// A request, with or without a response.
-struct Done {
-    exchange: Exchange,
+struct FinishedRequest {
+    exchange: ClientExchange,
     router: usize,
-    connection: Option<Connection>,
+    connection: Option<ClientConnection>,
 }
 
 /// The client's knowledge of a key.
@@ -51,7 +51,7 @@ struct Writes {
     under_way: bool,
 }
 
-pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exchange> {
+pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<ClientExchange> {
     let (stop, settings) = (common.stop.clone(), common.settings.clone());
     let mut client = Client::new(common, number, seed);
     let mut exchanges = Vec::new();
@@ -74,10 +74,10 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Exch
             let known = &mut writes[own];
             known.under_way = true;
             let kind = if known.acked > 0 && client.random.random_ratio(1, 4) {
-                Kind::Read { floor: known.acked, seen: 0, last: false }
+                RequestKind::Read { floor: known.acked, seen: 0, last: false }
             } else {
                 known.sent += 1;
-                Kind::Write { sequence: known.sent }
+                RequestKind::Write { sequence: known.sent }
             };
             current = Some(Box::pin(client.send(number * KEYS + own as u32, kind, due)));
         }
@@ -125,7 +125,7 @@ impl Client {
     }
 
     /// Sends a request. The future does not borrow the client.
-    fn send(&mut self, key: Key, kind: Kind, due_at: u64) -> impl Future<Output = Done> + use<> {
+    fn send(&mut self, key: Key, kind: RequestKind, due_at: u64) -> impl Future<Output = FinishedRequest> + use<> {
         self.sent += 1;
         let request = self.common.request_id(self.number, self.sent);
         let asked = self.ask(key, kind, request);
@@ -136,23 +136,33 @@ impl Client {
             let ended_at = clock::now();
             common.gauge.ended(&said.outcome);
             let kind = match kind {
-                Kind::Read { floor, last, .. } => Kind::Read { floor, seen: said.seen, last },
+                RequestKind::Read { floor, last, .. } => RequestKind::Read { floor, seen: said.seen, last },
                 write => write,
             };
             let partition = common.keys[key as usize].partition;
             let (outcome, answered_by, burst) = (said.outcome, said.answered_by, None);
-            let exchange =
-                Exchange { request, key, partition, kind, due_at, sent_at, ended_at, outcome, answered_by, burst };
-            Done { exchange, router, connection }
+            let exchange = ClientExchange {
+                request,
+                key,
+                partition,
+                kind,
+                due_at,
+                sent_at,
+                ended_at,
+                outcome,
+                answered_by,
+                burst,
+            };
+            FinishedRequest { exchange, router, connection }
         }
     }
 
     fn ask(
         &mut self,
         key: Key,
-        kind: Kind,
+        kind: RequestKind,
         request: u64,
-    ) -> impl Future<Output = (super::Said, usize, Option<Connection>)> + use<> {
+    ) -> impl Future<Output = (super::Reply, usize, Option<ClientConnection>)> + use<> {
         let router = self.random.random_range(0..self.connections.len());
         let (to, patience) = (self.common.settings.routers[router].clone(), self.common.settings.patience);
         let (http2, request) = (self.http2, self.common.request(key, &kind, request, self.http2));
@@ -164,14 +174,19 @@ impl Client {
         }
     }
 
-    async fn note(&mut self, done: Done, writes: &mut [Writes; KEYS as usize], exchanges: &mut Vec<Exchange>) {
-        let Done { exchange, router, connection } = done;
+    async fn note(
+        &mut self,
+        done: FinishedRequest,
+        writes: &mut [Writes; KEYS as usize],
+        exchanges: &mut Vec<ClientExchange>,
+    ) {
+        let FinishedRequest { exchange, router, connection } = done;
         if self.connections[router].is_none() {
             self.connections[router] = connection;
         }
         let known = &mut writes[(exchange.key - self.number * KEYS) as usize];
         known.under_way = false;
-        if let (Outcome::Ok, Kind::Write { sequence }) = (&exchange.outcome, exchange.kind) {
+        if let (Outcome::Ok, RequestKind::Write { sequence }) = (&exchange.outcome, exchange.kind) {
             known.acked = sequence;
         }
         exchanges.push(exchange);
@@ -179,7 +194,7 @@ impl Client {
 }
 
 /// Reads every written key once more, to see its final state.
-pub(super) async fn last_look(common: &Arc<Common>, exchanges: &[Exchange]) -> Vec<Exchange> {
+pub(super) async fn last_look(common: &Arc<Common>, exchanges: &[ClientExchange]) -> Vec<ClientExchange> {
     let mut acked: HashMap<Key, u64> = HashMap::new();
     for exchange in exchanges.iter().filter(|exchange| exchange.outcome == Outcome::Ok) {
         if let Some(sequence) = exchange.sequence() {
@@ -196,12 +211,12 @@ pub(super) async fn last_look(common: &Arc<Common>, exchanges: &[Exchange]) -> V
     readers.join_all().await.concat()
 }
 
-async fn read_all(mut client: Client, keys: Vec<(Key, u64)>) -> Vec<Exchange> {
+async fn read_all(mut client: Client, keys: Vec<(Key, u64)>) -> Vec<ClientExchange> {
     let mut looks = Vec::new();
     for (key, floor) in keys {
-        let kind = Kind::Read { floor, seen: 0, last: true };
+        let kind = RequestKind::Read { floor, seen: 0, last: true };
         for tried in 1..=LOOKS {
-            let Done { exchange, router, connection } = client.send(key, kind, clock::now()).await;
+            let FinishedRequest { exchange, router, connection } = client.send(key, kind, clock::now()).await;
             client.connections[router] = connection;
             if exchange.outcome == Outcome::Ok || tried == LOOKS {
                 looks.push(exchange);

@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use super::check::Harm;
 use super::measure::{Distribution, Latencies};
-use super::record::{Exchange, Outcome};
-use super::timeline::Step;
+use super::record::{ClientExchange, Outcome};
+use super::timeline::ScenarioStep;
 pub(super) use text::{micros, thousands};
 
 /// The findings of a run.
@@ -60,16 +60,16 @@ pub struct Report {
     /// Partitions without an owner or in a handoff when the run ended; 0 if all had settled.
     pub unsettled: u64,
     /// The amount of evidence behind the checks.
-    pub checked: Checked,
+    pub checked: EvidenceCounts,
     /// The steps of the scenario.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ScenarioStep>,
     /// The participants.
-    pub cluster: Cluster,
+    pub cluster: ClusterSize,
 }
 
 /// The amount of evidence behind the checks.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
-pub struct Checked {
+pub struct EvidenceCounts {
     /// Records of the logs; `None` if the logs are not accessible.
     pub log_records: Option<u64>,
     /// Number of reads that were checked to be fresh.
@@ -82,7 +82,7 @@ pub struct Checked {
 
 /// The participants.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Cluster {
+pub struct ClusterSize {
     /// The kind of store.
     pub store: String,
     /// The number of keyspaces, each with these routers, pods, partitions and clients.
@@ -103,7 +103,7 @@ pub struct Cluster {
 
 impl Report {
     /// Returns a report of the clients' records and the checks' findings. The cluster's part is left empty.
-    pub fn of_load(seed: u64, lasted: Duration, exchanges: &[Exchange], harm: &Harm) -> Self {
+    pub fn of_load(seed: u64, lasted: Duration, exchanges: &[ClientExchange], harm: &Harm) -> Self {
         let mut errors: BTreeMap<u16, BTreeMap<Arc<str>, u64>> = BTreeMap::new();
         let mut ok = 0;
         for exchange in exchanges {
@@ -140,9 +140,13 @@ impl Report {
             failover_pause_us: Distribution::default(),
             latency_us: super::measure::latencies(exchanges, Default::default()),
             unsettled: 0,
-            checked: Checked { reads: harm.reads_checked, held_pairs: harm.held_pairs_checked, ..Checked::default() },
+            checked: EvidenceCounts {
+                reads: harm.reads_checked,
+                held_pairs: harm.held_pairs_checked,
+                ..EvidenceCounts::default()
+            },
             steps: Vec::new(),
-            cluster: Cluster::default(),
+            cluster: ClusterSize::default(),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use super::super::measure::Distribution;
-use super::super::timeline::Step;
+use super::super::timeline::ScenarioStep;
 use super::Report;
 
 impl Display for Report {
@@ -83,7 +83,7 @@ impl Report {
     }
 }
 
-fn steps(out: &mut Formatter<'_>, steps: &[Step]) -> fmt::Result {
+fn steps(out: &mut Formatter<'_>, steps: &[ScenarioStep]) -> fmt::Result {
     let widest = steps.iter().map(|step| step.what.chars().count()).max().unwrap_or(0);
     writeln!(
         out,

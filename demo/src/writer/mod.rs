@@ -28,7 +28,7 @@ pub use service::{WriterService, names};
 
 use super::clock::Nanos;
 use super::log::{Log, Tail};
-use super::record::{Appended, RequestId};
+use super::record::{LogRecord, RequestId};
 
 /// The behaviour of a writer.
 #[derive(Debug, Clone, Default)]
@@ -65,7 +65,7 @@ type SharedCache = Arc<Mutex<Cache>>;
 /// A pod's state of a partition.
 #[derive(Debug, Clone, Default)]
 struct Cache {
-    entries: HashMap<Arc<str>, Entry>,
+    entries: HashMap<Arc<str>, KeyEntry>,
     /// The offset up to which the log has been read.
     read_to: u64,
     /// The last epoch at which it served; the log refuses earlier ones.
@@ -74,7 +74,7 @@ struct Cache {
 
 /// The state of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct KeyEntry {
     /// The sequence number of the newest write.
     pub last: u64,
     /// The highest sequence number of all writes.
@@ -87,7 +87,7 @@ pub struct Entry {
 
 /// A write as a request states it.
 #[derive(Debug, Clone)]
-pub struct Write {
+pub struct KeyWrite {
     /// The partition that the router stamped on the request.
     pub partition: PartitionId,
     /// The epoch that the router stamped on the request.
@@ -182,15 +182,15 @@ impl Writer {
     }
 
     /// Appends to the log, then updates the cache. `Ok(None)` means that this pod has no state of the partition.
-    pub fn write(&self, write: Write) -> io::Result<Option<u64>> {
+    pub fn write(&self, write: KeyWrite) -> io::Result<Option<u64>> {
         let Some(cache) = self.cache(write.partition) else { return Ok(None) };
-        let Write { partition, epoch, request, key, sequence, value, accepted_at } = write;
+        let KeyWrite { partition, epoch, request, key, sequence, value, accepted_at } = write;
         let (pod, incarnation) = (self.inner.name.clone(), self.incarnation());
         // The cache stays locked during the append, so that it changes in the order of the log.
         let mut cache = lock(&cache);
         let key = cache.entries.get_key_value(&key).map_or(key, |(known, _)| known.clone());
         let (offset, appended_at) = (0, 0);
-        let record = Appended {
+        let record = LogRecord {
             partition,
             offset,
             epoch,
@@ -210,7 +210,7 @@ impl Writer {
     }
 
     /// Returns the state of a key as this pod knows it. `None` means that this pod has no state of the partition.
-    pub fn read(&self, partition: PartitionId, key: &str) -> Option<Option<Entry>> {
+    pub fn read(&self, partition: PartitionId, key: &str) -> Option<Option<KeyEntry>> {
         let cache = self.cache(partition)?;
         let entry = lock(&cache).entries.get(key).cloned();
         Some(entry)
@@ -223,9 +223,9 @@ impl Writer {
 
 impl Cache {
     fn apply(&mut self, tail: Tail) {
-        for Appended { key, sequence, request, value, .. } in tail.records {
+        for LogRecord { key, sequence, request, value, .. } in tail.records {
             let highest = self.entries.get(&key).map_or(sequence, |entry| entry.highest.max(sequence));
-            self.entries.insert(key, Entry { last: sequence, highest, request, value });
+            self.entries.insert(key, KeyEntry { last: sequence, highest, request, value });
         }
         self.read_to = tail.end;
     }
@@ -249,7 +249,7 @@ mod tests {
     fn write(writer: &Writer, sequence: u64) -> Option<u64> {
         let (key, value) = ("k".into(), format!("v{sequence}").into());
         let write =
-            Write { partition: P3, epoch: Epoch::new(1), request: sequence, key, sequence, value, accepted_at: 0 };
+            KeyWrite { partition: P3, epoch: Epoch::new(1), request: sequence, key, sequence, value, accepted_at: 0 };
         writer.write(write).unwrap()
     }
 

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tower::{BoxError, Layer as _, Service};
 
 use super::super::processes::Processes;
-use super::server::Server;
+use super::server::WriterServer;
 use super::{Writer, WriterService};
 
 /// The callbacks of the service.
@@ -62,14 +62,14 @@ impl HandoffHandler for Writer {
 
 /// A writer that serves and is registered.
 #[derive(Debug)]
-pub struct Pod {
+pub struct WriterPod {
     handle: PodHandle,
-    server: Server,
+    server: WriterServer,
 }
 
 /// The keyspace of a pod, and its lease.
 #[derive(Debug, Clone)]
-pub struct Membership {
+pub struct WriterMembership {
     /// The store, and the leases of the processes.
     pub processes: Processes,
     /// Name of the keyspace.
@@ -80,11 +80,11 @@ pub struct Membership {
     pub lease_ttl: Duration,
 }
 
-impl Pod {
+impl WriterPod {
     /// Serves on `listener` and registers under the writer's name.
     pub fn start(
         writer: &Writer,
-        member: &Membership,
+        member: &WriterMembership,
         listener: TcpListener,
         capabilities: Capabilities,
     ) -> io::Result<Self> {
@@ -95,7 +95,7 @@ impl Pod {
     /// Does the same with a service that `service` makes of the pod's handle.
     pub fn start_with<S, B>(
         writer: &Writer,
-        member: &Membership,
+        member: &WriterMembership,
         listener: TcpListener,
         capabilities: Capabilities,
         service: impl FnOnce(&PodHandle) -> S,
@@ -114,8 +114,8 @@ impl Pod {
         let (leases, keys) = (member.processes.leases(writer.name()), member.keys.clone());
         let handle = PodHandle::start(leases, &member.keyspace, keys, settings, handler);
         writer.is_pod(handle.status());
-        let server = Server::start(listener, service(&handle));
-        Ok(Pod { handle, server })
+        let server = WriterServer::start(listener, service(&handle));
+        Ok(WriterPod { handle, server })
     }
 
     /// Returns the pod's state.

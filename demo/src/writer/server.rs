@@ -17,21 +17,21 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 /// A running server.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(super) struct WriterServer {
     stop: CancellationToken,
-    bound: Bound,
+    bound: ServerTasks,
     task: AbortOnDropHandle<()>,
     _alive: DropGuard,
 }
 
 /// The tasks that end with the server: connections and HTTP/2 streams.
 #[derive(Debug, Clone)]
-struct Bound {
+struct ServerTasks {
     dead: CancellationToken,
     streams: TaskTracker,
 }
 
-impl<F> Executor<F> for Bound
+impl<F> Executor<F> for ServerTasks
 where
     F: Future + Send + 'static,
     F::Output: Send,
@@ -42,7 +42,7 @@ where
     }
 }
 
-impl Server {
+impl WriterServer {
     /// Serves `service` to all clients.
     pub(super) fn start<S, B>(listener: TcpListener, service: S) -> Self
     where
@@ -53,9 +53,9 @@ impl Server {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let (stop, dead) = (CancellationToken::new(), CancellationToken::new());
-        let bound = Bound { dead: dead.clone(), streams: TaskTracker::new() };
+        let bound = ServerTasks { dead: dead.clone(), streams: TaskTracker::new() };
         let task = AbortOnDropHandle::new(tokio::spawn(accept(listener, service, stop.clone(), bound.clone())));
-        Server { stop, bound, task, _alive: dead.drop_guard() }
+        WriterServer { stop, bound, task, _alive: dead.drop_guard() }
     }
 
     /// Accepts no more connections and finishes the requests in progress.
@@ -74,7 +74,7 @@ impl Server {
     }
 }
 
-async fn accept<S, B>(listener: TcpListener, service: S, stop: CancellationToken, bound: Bound)
+async fn accept<S, B>(listener: TcpListener, service: S, stop: CancellationToken, bound: ServerTasks)
 where
     S: tower::Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + 'static,
@@ -100,7 +100,7 @@ where
     while connections.join_next().await.is_some() {}
 }
 
-async fn serve<S, B>(stream: TcpStream, service: S, stop: CancellationToken, bound: Bound)
+async fn serve<S, B>(stream: TcpStream, service: S, stop: CancellationToken, bound: ServerTasks)
 where
     S: tower::Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + 'static,

@@ -14,7 +14,7 @@ use rand::RngExt;
 use segue_protocol::ids::{Epoch, PartitionId};
 
 use super::super::clock;
-use super::{Entry, Write, Writer};
+use super::{KeyEntry, KeyWrite, Writer};
 
 /// The largest accepted value.
 const MAX_VALUE: usize = 64 << 10;
@@ -113,7 +113,7 @@ where
                 return plain(StatusCode::BAD_REQUEST, "the value is too large, or did not arrive whole");
             };
             let value = String::from_utf8_lossy(&body.to_bytes()).into();
-            let write = Write { partition, epoch, request, key: key.into(), sequence, value, accepted_at };
+            let write = KeyWrite { partition, epoch, request, key: key.into(), sequence, value, accepted_at };
             // Half of the work comes before the write and half after it, so that a pod that is cut off leaves both
             // kinds of doubt.
             work(writer).await;
@@ -125,7 +125,7 @@ where
     }
 }
 
-fn put(writer: &Writer, write: Write) -> Answer {
+fn put(writer: &Writer, write: KeyWrite) -> Answer {
     let (partition, epoch, sequence) = (write.partition, write.epoch, write.sequence);
     match writer.write(write) {
         Ok(Some(_)) => stamped(writer, epoch, sequence, None),
@@ -146,7 +146,7 @@ fn number<N: FromStr>(headers: &HeaderMap, name: &HeaderName) -> Option<N> {
     headers.get(name)?.to_str().ok()?.parse().ok()
 }
 
-fn stamped(writer: &Writer, epoch: Epoch, highest: u64, entry: Option<&Entry>) -> Answer {
+fn stamped(writer: &Writer, epoch: Epoch, highest: u64, entry: Option<&KeyEntry>) -> Answer {
     let body = entry.map_or_else(String::new, |entry| entry.value.to_string());
     let mut answer = Response::new(Full::from(body));
     let headers = answer.headers_mut();

@@ -36,12 +36,12 @@ use crate::message::local_reply::{LocalReply, PodReason, is_grpc};
 use crate::message::request_body::BodyError;
 use crate::routing::permit::Permit;
 use crate::routing::table::{Bounce, Pod};
-use crate::runtime::exchange_timeout::Ended;
+use crate::runtime::exchange_timeout::EndCause;
 use crate::runtime::shortage::is_shortage;
 use crate::tls::Stream;
 use crate::upstream::{
-    Broken, Checkout, Counted, PodResponse, ResponseKind, ResponseStream, SendError, Wanted, Which, is_backing_off,
-    is_not_http2,
+    Broken, Checkout, ConnectionKind, ExchangeGuard, PodResponse, ResponseKind, ResponseStream, SendError, Which,
+    is_backing_off, is_not_http2,
 };
 
 /// Why there is no response to pass on.
@@ -89,14 +89,14 @@ pub(crate) async fn send(
             in_flight.trace = Some(attempt);
         }
         let wanted = if !by_http2 {
-            Wanted::Http1
+            ConnectionKind::Http1
         } else if request.scan.expect {
             // Reading makes the connection send `100 Continue`, but the request may still be put back.
-            Wanted::Http2Uploading
+            ConnectionKind::Http2Uploading
         } else if request.body.is_here().await? {
-            Wanted::Http2Whole
+            ConnectionKind::Http2Whole
         } else {
-            Wanted::Http2Uploading
+            ConnectionKind::Http2Uploading
         };
         // Bound to a name: the temporaries of `?` would be kept across the `await`.
         let begun = begin_at_once(shared, request, in_flight, wanted, which)?;
@@ -131,7 +131,7 @@ pub(crate) async fn send(
 
 /// An exchange, or the wait for what it needs before it may begin.
 #[allow(clippy::large_enum_variant, reason = "the large one is the usual one; a box would be one more allocation")]
-enum Begun<'request> {
+enum AttemptStage<'request> {
     AwaitResponse(AwaitResponse<'request>),
     /// Boxed: otherwise every request would reserve room for it, even while its response is read.
     AwaitConnection(Pin<Box<dyn Future<Output = Result<Outcome, AttemptError>> + 'request>>),
@@ -139,13 +139,13 @@ enum Begun<'request> {
 
 type Outcome = (Result<PodResponse, NoResponse>, Box<InFlight>);
 
-impl Future for Begun<'_> {
+impl Future for AttemptStage<'_> {
     type Output = Result<Outcome, AttemptError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
-            Begun::AwaitResponse(sending) => Pin::new(sending).poll(context).map(Ok),
-            Begun::AwaitConnection(waiting) => waiting.as_mut().poll(context),
+            AttemptStage::AwaitResponse(sending) => Pin::new(sending).poll(context).map(Ok),
+            AttemptStage::AwaitConnection(waiting) => waiting.as_mut().poll(context),
         }
     }
 }
@@ -155,16 +155,16 @@ fn begin_at_once<'request>(
     shared: &'request WorkerContext,
     request: &'request ForwardRequest,
     in_flight: Box<InFlight>,
-    wanted: Wanted,
+    wanted: ConnectionKind,
     which: Which,
-) -> Result<Begun<'request>, AttemptError> {
+) -> Result<AttemptStage<'request>, AttemptError> {
     if which == Which::Any
         && !in_flight.was_held()
         && let Some(checkout) = shared.upstream.take_open(in_flight.pod(), wanted)
     {
-        return begin(shared, request, in_flight, checkout).map(Begun::AwaitResponse);
+        return begin(shared, request, in_flight, checkout).map(AttemptStage::AwaitResponse);
     }
-    Ok(Begun::AwaitConnection(Box::pin(async move {
+    Ok(AttemptStage::AwaitConnection(Box::pin(async move {
         Ok(begin_after_waiting(shared, request, in_flight, wanted, which).await?.await)
     })))
 }
@@ -174,7 +174,7 @@ async fn begin_after_waiting<'request>(
     shared: &WorkerContext,
     request: &'request ForwardRequest,
     in_flight: Box<InFlight>,
-    wanted: Wanted,
+    wanted: ConnectionKind,
     which: Which,
 ) -> Result<AwaitResponse<'request>, AttemptError> {
     // Connections to one pod are made a few at a time, so waiting for one may take long.
@@ -213,7 +213,7 @@ async fn begin_after_waiting<'request>(
 async fn connection(
     shared: &WorkerContext,
     in_flight: &InFlight,
-    wanted: Wanted,
+    wanted: ConnectionKind,
     which: Which,
 ) -> io::Result<Checkout> {
     if !in_flight.holds_place() {
@@ -346,9 +346,9 @@ fn failure(request: &ForwardRequest, why: NoResponse, in_flight: Box<InFlight>) 
             tracing::debug!(pod = in_flight.pod().name, %error, "an exchange has failed");
             AttemptError::LocalReply(LocalReply::UpstreamFailed)
         }
-        NoResponse::Ended(Ended::Severed) => AttemptError::LocalReply(LocalReply::Severed),
-        NoResponse::Ended(Ended::TimedOut) if in_flight.is_late() => AttemptError::LocalReply(LocalReply::Deadline),
-        NoResponse::Ended(Ended::TimedOut) => {
+        NoResponse::Ended(EndCause::Severed) => AttemptError::LocalReply(LocalReply::Severed),
+        NoResponse::Ended(EndCause::TimedOut) if in_flight.is_late() => AttemptError::LocalReply(LocalReply::Deadline),
+        NoResponse::Ended(EndCause::TimedOut) => {
             let by_client = body.upload().is_some_and(|upload| upload.awaits_client);
             AttemptError::LocalReply(if by_client { LocalReply::TooSlow } else { LocalReply::UpstreamTimeout })
         }

@@ -14,12 +14,12 @@ use super::concurrency_limit::ConcurrencyLimit;
 use super::cut_off_log::CutOffLog;
 use super::error::InvalidName;
 use super::retry_budget::RetryBudgets;
-use crate::message::headers::{ClientLines, Identity};
+use crate::message::headers::{ClientLines, RouterIdentity};
 use crate::message::interim::Interim;
 use crate::message::request_body::Pace;
-use crate::message::reserved::Reserved;
+use crate::message::reserved::ReservedHeaders;
 use crate::metrics::WorkerMetrics;
-use crate::routing::client_share::{Addresses, Usage};
+use crate::routing::client_share::{AddressUse, Addresses};
 use crate::routing::partition_key::PartitionSource;
 use crate::routing::permit::TableHandle;
 use crate::runtime::background::Background;
@@ -30,9 +30,9 @@ use crate::upstream::Upstream;
 
 /// State that all requests of a worker share.
 pub(crate) struct WorkerContext {
-    pub(crate) identity: Identity,
+    pub(crate) identity: RouterIdentity,
     pub(super) partition: PartitionSource,
-    pub(crate) reserved: Rc<Reserved>,
+    pub(crate) reserved: Rc<ReservedHeaders>,
     pub(crate) worker: TableHandle,
     pub(crate) upstream: Upstream,
     pub(crate) load: ConcurrencyLimit,
@@ -64,9 +64,9 @@ impl WorkerContext {
         let max_in_flight = settings.upstream.max_in_flight_per_pod.div_ceil(worker.workers());
         let timer = CoarseTimer::new((shortest / 8).clamp(Duration::from_millis(1), Duration::from_millis(50)));
         Ok(WorkerContext {
-            identity: Identity::new(header_value(&settings.router)?, header_value(&settings.keyspace)?),
+            identity: RouterIdentity::new(header_value(&settings.router)?, header_value(&settings.keyspace)?),
             partition: settings.partition.clone(),
-            reserved: Rc::new(Reserved::new(&settings.partition, settings.trust_forwarded)),
+            reserved: Rc::new(ReservedHeaders::new(&settings.partition, settings.trust_forwarded)),
             worker,
             upstream: Upstream::new(settings.upstream.clone(), timer.clone()),
             load: ConcurrencyLimit::new(max_in_flight),
@@ -93,7 +93,7 @@ pub struct ClientInfo {
     pub(crate) interim: Interim,
     pub(crate) presence: Presence,
     /// What the address of the connection's client uses of the worker.
-    pub(crate) usage: Rc<Usage>,
+    pub(crate) usage: Rc<AddressUse>,
     /// All addresses that use the worker, for requests that are forwarded for others.
     pub(crate) addresses: Rc<Addresses>,
     /// How many of its requests by HTTP/2 got their response before their end.

@@ -2,7 +2,7 @@
 
 use crate::message::local_reply::LocalReply;
 use crate::routing::table::AdmissionError;
-use crate::runtime::exchange_timeout::Ended;
+use crate::runtime::exchange_timeout::EndCause;
 use crate::upstream::SendError;
 
 /// The client has disconnected, so no response can be sent.
@@ -40,7 +40,7 @@ pub(crate) enum NoResponse {
     /// The connection had closed while it was idle: nothing was sent.
     Stale,
     Send(SendError),
-    Ended(Ended),
+    Ended(EndCause),
 }
 
 impl NoResponse {
@@ -50,8 +50,8 @@ impl NoResponse {
             NoResponse::Stale | NoResponse::Send(SendError::NotSent(_)) => "refused",
             NoResponse::Send(SendError::Rejected(_)) => "rejected",
             NoResponse::Send(SendError::Failed(_)) => "broken",
-            NoResponse::Ended(Ended::Severed) => "severed",
-            NoResponse::Ended(Ended::TimedOut) => "timeout",
+            NoResponse::Ended(EndCause::Severed) => "severed",
+            NoResponse::Ended(EndCause::TimedOut) => "timeout",
         }
     }
 }

@@ -17,7 +17,7 @@ use super::request::ForwardRequest;
 use crate::message::detach::compact;
 use crate::message::local_reply::LocalReply;
 use crate::message::request_body::BodyError;
-use crate::message::reserved::Reserved;
+use crate::message::reserved::ReservedHeaders;
 use crate::routing::permit::{Permit, QueuedPermit, TableHandle};
 use crate::routing::table::AdmissionError;
 
@@ -83,7 +83,7 @@ fn waited(worker: &TableHandle) -> RouteError {
 #[cold]
 pub(crate) async fn table_is_there(
     worker: &TableHandle,
-    reserved: &Reserved,
+    reserved: &ReservedHeaders,
     request: &ForwardRequest,
 ) -> Result<u32, RouteError> {
     let Some(_early) = worker.wait_early() else {

@@ -17,12 +17,12 @@ use super::context::WorkerContext;
 use super::request::ForwardRequest;
 use super::trace::AttemptTrace;
 use crate::message::local_reply::PodReason;
-use crate::metrics::CutOff;
+use crate::metrics::CutOffCause;
 use crate::routing::permit::Permit;
 use crate::routing::request_summary::RequestSummary;
 use crate::routing::table::Pod;
 use crate::runtime::background::Background;
-use crate::upstream::Counted;
+use crate::upstream::ExchangeGuard;
 
 /// Time that a request may wait for its pod before its place in a flush goes to another key's request.
 const GIVE_WAY_TIMEOUT: Duration = Duration::from_millis(250);
@@ -46,7 +46,7 @@ pub(crate) struct InFlight {
 }
 
 /// What a request states about its exchange.
-pub(crate) struct Terms {
+pub(crate) struct ExchangeTerms {
     pub(crate) arrived: Instant,
     /// The time by which the client wants the whole response.
     pub(crate) deadline: Option<Instant>,
@@ -55,7 +55,7 @@ pub(crate) struct Terms {
 }
 
 impl InFlight {
-    pub(crate) fn begin(permit: Permit, shared: &Rc<WorkerContext>, terms: Terms) -> Self {
+    pub(crate) fn begin(permit: Permit, shared: &Rc<WorkerContext>, terms: ExchangeTerms) -> Self {
         shared.metrics.begins();
         shared.load.begin(permit.pod().slot);
         // A request that was not held is admitted at once. For others the clock is read once more.
@@ -116,7 +116,7 @@ impl InFlight {
         self.summary = Some(request.summary(&self.shared.reserved));
     }
 
-    /// As [`sever_token`](Counted::sever_token), while the request is at hand.
+    /// As [`sever_token`](ExchangeGuard::sever_token), while the request is at hand.
     pub(super) fn lasts(&self, request: &ForwardRequest) -> CancellationToken {
         self.permit().lasts(|| Some(Arc::new(request.summary(&self.shared.reserved))))
     }
@@ -184,14 +184,14 @@ impl InFlight {
 
     /// Records why the client does not get all of a response that has begun.
     #[cold]
-    pub(super) fn cut_off(&self, cause: CutOff) {
+    pub(super) fn cut_off(&self, cause: CutOffCause) {
         self.shared.metrics.cut_off(cause);
-        if cause == CutOff::ClientGone {
+        if cause == CutOffCause::ClientGone {
             return;
         }
         self.failed(cause.as_str());
         // The other causes are the router's own acts, or those of the client.
-        if matches!(cause, CutOff::Broken | CutOff::Idle) {
+        if matches!(cause, CutOffCause::Broken | CutOffCause::Idle) {
             let pod = self.pod();
             pod.health.broke_response();
             if let Some(responses) = self.shared.cut_off_log.note(Instant::now()) {
@@ -216,7 +216,7 @@ impl InFlight {
     }
 }
 
-impl Counted for InFlight {
+impl ExchangeGuard for InFlight {
     fn deadline(&self) -> Option<Instant> {
         self.deadline
     }

@@ -47,7 +47,7 @@ pub(crate) use self::context::check;
 use self::error::RouteError;
 pub use self::error::{ClientGone, InvalidName};
 use self::held::{HeldRequest, table_is_there};
-use self::in_flight::{InFlight, Terms};
+use self::in_flight::{ExchangeTerms, InFlight};
 use self::keyspaces::Keyspaces;
 use self::request::ForwardRequest;
 use self::response_body::ResponseBody;
@@ -160,7 +160,7 @@ impl Forward {
         async move {
             // In a block of its own, so that its state takes no room while the router's own response is made.
             let own = {
-                let mut open = Open(Some(&shared.metrics));
+                let mut open = UnansweredRequest(Some(&shared.metrics));
                 let response = route(&shared, &mut request).await;
                 open.0 = None;
                 match response {
@@ -206,9 +206,9 @@ fn refuse<'a>(
 }
 
 /// A request that has no response yet. Dropping it counts the request as aborted.
-struct Open<'worker>(Option<&'worker WorkerMetrics>);
+struct UnansweredRequest<'worker>(Option<&'worker WorkerMetrics>);
 
-impl Drop for Open<'_> {
+impl Drop for UnansweredRequest<'_> {
     fn drop(&mut self) {
         if let Some(metrics) = self.0 {
             metrics.aborted();
@@ -288,7 +288,8 @@ fn depart(shared: &Rc<WorkerContext>, request: &ForwardRequest, permit: Permit) 
     } else if !shared.budgets.may_try_again(pod, Instant::now()) {
         return Err(permit);
     }
-    let terms = Terms { arrived: request.arrived, deadline: request.deadline, is_safe: request.head.method.is_safe() };
+    let terms =
+        ExchangeTerms { arrived: request.arrived, deadline: request.deadline, is_safe: request.head.method.is_safe() };
     Ok(Box::new(InFlight::begin(permit, shared, terms)))
 }
 

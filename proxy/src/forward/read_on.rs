@@ -16,9 +16,9 @@ use tokio_util::sync::CancellationToken;
 use super::error::NoResponse;
 use super::in_flight::InFlight;
 use crate::message::headers;
-use crate::metrics::CutOff;
-use crate::runtime::exchange_timeout::Ended;
-use crate::upstream::{Counted as _, Exchange, PodResponse, ResponseStream};
+use crate::metrics::CutOffCause;
+use crate::runtime::exchange_timeout::EndCause;
+use crate::upstream::{Exchange, ExchangeGuard as _, PodResponse, ResponseStream};
 
 /// Time for which a response is still read after its client has left. The request's outcome is definite, and most
 /// longer responses are endless streams.
@@ -43,8 +43,8 @@ pub(super) fn see_through(mut exchange: Exchange, mut in_flight: Box<InFlight>) 
             response = std::future::poll_fn(|context| exchange.poll_response(context, &mut |_| {})) => {
                 response.map_err(NoResponse::Send)
             }
-            () = tokio::time::sleep_until(limit) => Err(NoResponse::Ended(Ended::TimedOut)),
-            () = severed.cancelled() => Err(NoResponse::Ended(Ended::Severed)),
+            () = tokio::time::sleep_until(limit) => Err(NoResponse::Ended(EndCause::TimedOut)),
+            () = severed.cancelled() => Err(NoResponse::Ended(EndCause::Severed)),
         };
         // An exchange that has not ended is broken off, and only then leaves the gate.
         drop(exchange);
@@ -79,7 +79,7 @@ pub(super) fn see_rest_through(stream: ResponseStream, in_flight: Box<InFlight>)
     // With HTTP/2 the end may follow the last byte, which is all that the client waits for.
     let client_has_all = stream.left() == Some(0);
     if !client_has_all {
-        in_flight.cut_off(CutOff::ClientGone);
+        in_flight.cut_off(CutOffCause::ClientGone);
         if let Some(trace) = &in_flight.trace {
             trace.client_left();
         }

@@ -18,7 +18,7 @@ use crate::message::header_scan::{HeaderScan, is_host};
 use crate::message::headers;
 use crate::message::local_reply::LocalReply;
 use crate::message::request_body::RequestBody;
-use crate::message::reserved::{Reserved, forwarded_for};
+use crate::message::reserved::{ReservedHeaders, forwarded_for};
 use crate::routing::client_share::ShareGuard;
 use crate::routing::keyspace_choice::NoKeyspace;
 use crate::routing::request_summary::RequestSummary;
@@ -106,7 +106,7 @@ impl ForwardRequest {
     }
 
     /// Returns an error if the request cannot be passed on at all.
-    pub(super) fn check(&self, reserved: &Reserved) -> Result<(), LocalReply> {
+    pub(super) fn check(&self, reserved: &ReservedHeaders) -> Result<(), LocalReply> {
         if self.head.method == Method::CONNECT {
             // CONNECT asks for a tunnel to some host, not for a partition.
             return Err(LocalReply::NoPartition);
@@ -148,7 +148,7 @@ impl ForwardRequest {
 
     /// Counts the request towards its client, unless the client is at its limit. Whoever stands in front of the router says
     /// who the client is, if it is trusted.
-    pub(super) fn claim(&self, reserved: &Reserved) -> Option<ShareGuard> {
+    pub(super) fn claim(&self, reserved: &ReservedHeaders) -> Option<ShareGuard> {
         let forwarded = reserved.trusts_forwarded().then(|| forwarded_for(&self.head.headers)).flatten();
         match forwarded {
             None => self.peer.usage.claim(),
@@ -157,7 +157,7 @@ impl ForwardRequest {
     }
 
     /// Returns what operators see of the request while it lasts. Its client is the one that `claim` counts it towards.
-    pub(super) fn summary(&self, reserved: &Reserved) -> RequestSummary {
+    pub(super) fn summary(&self, reserved: &ReservedHeaders) -> RequestSummary {
         let forwarded = reserved.trusts_forwarded().then(|| forwarded_for(&self.head.headers)).flatten();
         let forwarded = forwarded.map(|ip| ip.to_string());
         let client = forwarded.as_deref().or(self.peer.lines.address.to_str().ok()).unwrap_or_default();

@@ -21,9 +21,9 @@ use super::in_flight::InFlight;
 use super::read_on::see_rest_through;
 use super::request::ForwardRequest;
 use crate::message::request_body::RequestBody;
-use crate::metrics::CutOff;
+use crate::metrics::CutOffCause;
 use crate::runtime::coarse_timer::{OnExpiry, TimerEntry, TimerKey};
-use crate::upstream::{Broken, Counted, HeadLines, ResponseStream};
+use crate::upstream::{Broken, ExchangeGuard, HeadLines, ResponseStream};
 
 /// The body of a response.
 pub struct ResponseBody {
@@ -34,7 +34,7 @@ pub struct ResponseBody {
 enum Kind {
     /// The whole body; empty once taken.
     Whole(Bytes),
-    Streaming(Rc<Streaming>),
+    Streaming(Rc<StreamingBody>),
 }
 
 /// Why a response ends early. An HTTP/2 client sees its stream reset with `INTERNAL_ERROR`, which gRPC reads as
@@ -51,13 +51,13 @@ pub enum ResponseError {
     Deadline,
 }
 
-impl From<ResponseError> for CutOff {
+impl From<ResponseError> for CutOffCause {
     fn from(error: ResponseError) -> Self {
         match error {
-            ResponseError::Broken => CutOff::Broken,
-            ResponseError::Severed => CutOff::Severed,
-            ResponseError::Idle => CutOff::Idle,
-            ResponseError::Deadline => CutOff::Deadline,
+            ResponseError::Broken => CutOffCause::Broken,
+            ResponseError::Severed => CutOffCause::Severed,
+            ResponseError::Idle => CutOffCause::Idle,
+            ResponseError::Deadline => CutOffCause::Deadline,
         }
     }
 }
@@ -84,7 +84,7 @@ impl std::error::Error for ResponseError {
     }
 }
 
-struct Streaming {
+struct StreamingBody {
     state: RefCell<State>,
     /// Notified once the pod is done or the body is no longer read.
     over: Notify,
@@ -142,7 +142,7 @@ impl ResponseBody {
             return ResponseBody { kind: Kind::Whole(whole), lines };
         }
         let timer = in_flight.shared().timer.clone();
-        let streaming = Rc::new(Streaming {
+        let streaming = Rc::new(StreamingBody {
             state: RefCell::new(State {
                 live: Some((stream, in_flight)),
                 error: None,
@@ -159,7 +159,7 @@ impl ResponseBody {
     }
 }
 
-impl Streaming {
+impl StreamingBody {
     /// Ends the exchange. Returns what was left of it.
     fn close(&self, state: &mut State) -> Option<(ResponseStream, Box<InFlight>)> {
         let live = state.live.take()?;
@@ -212,7 +212,7 @@ impl Streaming {
                 in_flight.completed();
                 stream.finish(in_flight);
             } else {
-                in_flight.cut_off(CutOff::Broken);
+                in_flight.cut_off(CutOffCause::Broken);
                 drop(stream);
                 drop(in_flight);
             }
@@ -227,7 +227,7 @@ impl From<Broken> for ResponseError {
     }
 }
 
-impl OnExpiry for Streaming {
+impl OnExpiry for StreamingBody {
     /// Starts a task that watches over the body from here on, because the client may not be reading.
     fn overdue(self: Rc<Self>) {
         tokio::task::spawn_local(async move {

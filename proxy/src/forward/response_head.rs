@@ -16,7 +16,7 @@ use super::in_flight::InFlight;
 use super::read_on::see_through;
 use super::request::ForwardRequest;
 use crate::runtime::exchange_timeout::ExchangeTimeout;
-use crate::upstream::{Counted as _, Exchange, PodResponse, SendError};
+use crate::upstream::{Exchange, ExchangeGuard as _, PodResponse, SendError};
 
 /// An exchange until its response begins. If it is dropped because the client has left, the exchange goes on in the
 /// background.

@@ -33,20 +33,20 @@ pub(crate) struct RequestTrace {
     scheme: &'static str,
     client: HeaderValue,
     partition: Cell<Option<PartitionId>>,
-    hold: RefCell<Option<Hold>>,
+    hold: RefCell<Option<StashTime>>,
     attempts: Cell<u32>,
-    outcome: Cell<Outcome>,
+    outcome: Cell<TracedResponse>,
 }
 
 /// A time in the stash.
-struct Hold {
+struct StashTime {
     since: Instant,
     handoff: Option<SpanContext>,
 }
 
 /// The response to a request.
 #[derive(Clone, Copy)]
-enum Outcome {
+enum TracedResponse {
     /// None: the client has left.
     None,
     Passed(StatusCode),
@@ -81,7 +81,7 @@ impl RequestTrace {
             partition: Cell::new(None),
             hold: RefCell::new(None),
             attempts: Cell::new(0),
-            outcome: Cell::new(Outcome::None),
+            outcome: Cell::new(TracedResponse::None),
         }))
     }
 
@@ -91,7 +91,7 @@ impl RequestTrace {
 
     /// Begins a time in the stash.
     pub(super) fn held(&self) {
-        let hold = Hold { since: Instant::now(), handoff: self.handoff() };
+        let hold = StashTime { since: Instant::now(), handoff: self.handoff() };
         *self.hold.borrow_mut() = Some(hold);
     }
 
@@ -138,13 +138,13 @@ impl RequestTrace {
 
     /// Records why the response that is passed on ends early, if it has begun.
     fn cut_off(&self, why: &'static str) {
-        if let Outcome::Passed(status) = self.outcome.get() {
-            self.outcome.set(Outcome::CutOff(status, why));
+        if let TracedResponse::Passed(status) = self.outcome.get() {
+            self.outcome.set(TracedResponse::CutOff(status, why));
         }
     }
 
     pub(super) fn answered(&self, own: LocalReply) {
-        self.outcome.set(Outcome::Own(own));
+        self.outcome.set(TracedResponse::Own(own));
     }
 
     fn set_partition(&self, span: &mut Span) {
@@ -163,9 +163,9 @@ fn known(method: &Method) -> Option<&'static str> {
 impl Drop for RequestTrace {
     fn drop(&mut self) {
         let reason = match self.outcome.get() {
-            Outcome::None => Some("client-gone"),
-            Outcome::Own(own) => Some(own.reason()),
-            Outcome::Passed(_) | Outcome::CutOff(..) => None,
+            TracedResponse::None => Some("client-gone"),
+            TracedResponse::Own(own) => Some(own.reason()),
+            TracedResponse::Passed(_) | TracedResponse::CutOff(..) => None,
         };
         self.end_hold(reason);
         let name = self.method.unwrap_or("HTTP");
@@ -179,16 +179,16 @@ impl Drop for RequestTrace {
         }
         self.set_partition(&mut span);
         match self.outcome.get() {
-            Outcome::None => span.fail("client-gone"),
-            Outcome::Passed(status) => {
+            TracedResponse::None => span.fail("client-gone"),
+            TracedResponse::Passed(status) => {
                 span.set("http.response.status_code", status.as_u16());
                 span.failed = status.is_server_error();
             }
-            Outcome::CutOff(status, why) => {
+            TracedResponse::CutOff(status, why) => {
                 span.set("http.response.status_code", status.as_u16());
                 span.fail(why);
             }
-            Outcome::Own(own) => {
+            TracedResponse::Own(own) => {
                 span.set("http.response.status_code", own.status().as_u16());
                 span.set("error.type", own.reason());
                 span.failed = own.status().is_server_error();
@@ -233,7 +233,7 @@ impl AttemptTrace {
         self.status.set(Some(status));
         self.failure.set(None);
         if passed {
-            self.request.outcome.set(Outcome::Passed(status));
+            self.request.outcome.set(TracedResponse::Passed(status));
         }
     }
 }

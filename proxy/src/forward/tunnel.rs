@@ -23,7 +23,7 @@ use super::in_flight::InFlight;
 use crate::message::client_body::ClientSwitch;
 use crate::message::websocket::{self, Frames, GOING_AWAY, SERVICE_RESTART};
 use crate::tls::Stream;
-use crate::upstream::Counted;
+use crate::upstream::ExchangeGuard;
 
 /// Bytes read at a time.
 const BUFFER_BYTES: usize = 16 << 10;
@@ -34,7 +34,7 @@ pub(crate) const WEBSOCKET_CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Why the router closes a connection.
 #[derive(Clone, Copy)]
-enum Cause {
+enum CloseCause {
     Severed,
     Idle,
 }
@@ -72,12 +72,12 @@ pub(crate) fn join(
                     }
                     return drop((tunnel, in_flight));
                 }
-                () = severed.cancelled() => break Cause::Severed,
-                () = shared.ending.cancelled(), if websocket => break Cause::Severed,
+                () = severed.cancelled() => break CloseCause::Severed,
+                () = shared.ending.cancelled(), if websocket => break CloseCause::Severed,
                 () = tokio::time::sleep_until(due) => {}
             }
             if progress + idle + timer.tick() <= Instant::now() {
-                break Cause::Idle;
+                break CloseCause::Idle;
             }
         };
         if websocket {
@@ -115,11 +115,11 @@ impl Tunnel {
     }
 
     /// Closes a WebSocket towards both sides. The pod is done once it has closed too.
-    async fn close(self, cause: Cause, in_flight: Box<InFlight>) {
+    async fn close(self, cause: CloseCause, in_flight: Box<InFlight>) {
         let Tunnel { mut client, mut pod, mut up, mut down } = self;
         let (to_client, to_pod) = match cause {
-            Cause::Severed => (SERVICE_RESTART, GOING_AWAY),
-            Cause::Idle => (GOING_AWAY, GOING_AWAY),
+            CloseCause::Severed => (SERVICE_RESTART, GOING_AWAY),
+            CloseCause::Idle => (GOING_AWAY, GOING_AWAY),
         };
         // One after the other: the rest of a frame to either side comes from the other one.
         let _ = timeout(CLOSE_STEP_TIMEOUT, down.close(&mut pod, &mut client, to_client, false)).await;

@@ -161,8 +161,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::message::headers::{Declared, passes_to_pod};
-    use crate::message::reserved::Reserved;
+    use crate::message::headers::{ConnectionOptions, passes_to_pod};
+    use crate::message::reserved::ReservedHeaders;
     use crate::routing::partition_key::PartitionSource;
 
     fn scan(names: &[&str]) -> HeaderScan {
@@ -220,8 +220,8 @@ mod tests {
         }
         for trusts_forwarded in [false, true] {
             let partition = PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None };
-            let reserved = Reserved::new(&partition, trusts_forwarded);
-            assert!(passes_to_pod(&name, scan, &Declared::of(&headers, scan), &reserved), "{text}");
+            let reserved = ReservedHeaders::new(&partition, trusts_forwarded);
+            assert!(passes_to_pod(&name, scan, &ConnectionOptions::of(&headers, scan), &reserved), "{text}");
         }
     }
 

@@ -19,25 +19,25 @@ use super::header_names::{
 };
 use super::header_scan::HeaderScan;
 use super::local_reply::{LocalReply, PodReason};
-use super::reserved::Reserved;
+use super::reserved::ReservedHeaders;
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
 /// The router's name and its keyspace.
-pub(crate) struct Identity {
+pub(crate) struct RouterIdentity {
     pub(crate) router: HeaderValue,
     pub(crate) keyspace: HeaderValue,
     /// Both as header lines of HTTP/1.1.
     pub(crate) lines: Vec<u8>,
 }
 
-impl Identity {
+impl RouterIdentity {
     pub(crate) fn new(router: HeaderValue, keyspace: HeaderValue) -> Self {
         let mut lines = Vec::new();
         for (name, value) in [(&SEGUE_ROUTER, &router), (&SEGUE_KEYSPACE, &keyspace)] {
             lines.extend([name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
         }
-        Identity { router, keyspace, lines }
+        RouterIdentity { router, keyspace, lines }
     }
 }
 
@@ -70,10 +70,10 @@ impl ClientLines {
 
 /// The headers that the router writes on a request, and those that it removes.
 pub(crate) struct RoutingHeaders<'request> {
-    pub(crate) reserved: &'request Reserved,
+    pub(crate) reserved: &'request ReservedHeaders,
     pub(crate) partition: PartitionId,
     pub(crate) epoch: Epoch,
-    pub(crate) identity: &'request Identity,
+    pub(crate) identity: &'request RouterIdentity,
     pub(crate) client: &'request ClientLines,
     /// What is left of a gRPC call's time; replaces the client's value.
     pub(crate) grpc_timeout: Option<&'request HeaderValue>,
@@ -85,12 +85,12 @@ pub(crate) const MAX_OPTIONS: usize = 32;
 
 /// The names that a message's `Connection` header declares to be about this connection only, sorted: one pass over the options,
 /// and then one search for each header. A client chooses both numbers, so their product would be its to choose.
-pub(crate) struct Declared<'headers>(Vec<Cow<'headers, [u8]>>);
+pub(crate) struct ConnectionOptions<'headers>(Vec<Cow<'headers, [u8]>>);
 
-impl<'headers> Declared<'headers> {
+impl<'headers> ConnectionOptions<'headers> {
     pub(crate) fn of(headers: &'headers HeaderMap, scan: HeaderScan) -> Self {
         if !scan.connection {
-            return Declared(Vec::new());
+            return ConnectionOptions(Vec::new());
         }
         let ordinary = |option: &[u8]| {
             [&b"close"[..], b"keep-alive", b"upgrade", b"te"].iter().any(|known| option.eq_ignore_ascii_case(known))
@@ -98,7 +98,7 @@ impl<'headers> Declared<'headers> {
         let mut names: Vec<Cow<'_, [u8]>> =
             all_options(headers).filter(|option| !ordinary(option)).map(in_lower_case).collect();
         names.sort_unstable();
-        Declared(names)
+        ConnectionOptions(names)
     }
 
     fn contains(&self, name: &HeaderName) -> bool {
@@ -116,7 +116,7 @@ fn in_lower_case(option: &[u8]) -> Cow<'_, [u8]> {
 /// Returns why a request is refused for its `Connection` lines: they have too many options, or declare a header to be about
 /// this connection that the request cannot do without. Whoever removes what they name, as RFC 9110 (7.6.1) asks for, would pass
 /// on another request than the one that was routed.
-pub(crate) fn refuse_options(headers: &HeaderMap, reserved: &Reserved) -> Option<LocalReply> {
+pub(crate) fn refuse_options(headers: &HeaderMap, reserved: &ReservedHeaders) -> Option<LocalReply> {
     if all_options(headers).nth(MAX_OPTIONS).is_some() {
         return Some(LocalReply::Malformed);
     }
@@ -134,7 +134,12 @@ fn all_options(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
 }
 
 /// Returns whether a client's header goes on to the pod unchanged.
-pub(crate) fn passes_to_pod(name: &HeaderName, scan: HeaderScan, declared: &Declared<'_>, reserved: &Reserved) -> bool {
+pub(crate) fn passes_to_pod(
+    name: &HeaderName,
+    scan: HeaderScan,
+    declared: &ConnectionOptions<'_>,
+    reserved: &ReservedHeaders,
+) -> bool {
     !(is_hop_by_hop(name)
         || *name == HOST
         || *name == X_FORWARDED_FOR
@@ -253,9 +258,9 @@ mod tests {
     use super::*;
     use crate::routing::partition_key::PartitionSource;
 
-    fn reserved() -> Reserved {
+    fn reserved() -> ReservedHeaders {
         let partition = PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None };
-        Reserved::new(&partition, false)
+        ReservedHeaders::new(&partition, false)
     }
 
     fn map(lines: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -265,7 +270,7 @@ mod tests {
     #[test]
     fn headers_about_the_connection_do_not_reach_the_pod() {
         let headers = map(&[("connection", "close, X-Hop"), ("x-hop", "1"), ("x-end", "1")]);
-        let declared = Declared::of(&headers, HeaderScan::of(&headers));
+        let declared = ConnectionOptions::of(&headers, HeaderScan::of(&headers));
         let (scan, reserved) = (HeaderScan::of(&headers), reserved());
         let passes = |name| passes_to_pod(&HeaderName::from_static(name), scan, &declared, &reserved);
         for hop in [
@@ -309,7 +314,7 @@ mod tests {
     #[test]
     fn a_clients_own_stamps_are_dropped() {
         let headers = HeaderMap::new();
-        let declared = Declared::of(&headers, HeaderScan::of(&headers));
+        let declared = ConnectionOptions::of(&headers, HeaderScan::of(&headers));
         let passes = |name: &HeaderName| passes_to_pod(name, HeaderScan::of(&headers), &declared, &reserved());
         for name in [SEGUE_PARTITION, SEGUE_EPOCH, SEGUE_ROUTER, SEGUE_KEYSPACE, SEGUE_MISDIRECTED, SEGUE_REASON] {
             assert!(!passes(&name), "{name}");

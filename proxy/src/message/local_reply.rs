@@ -15,7 +15,7 @@ use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::PartitionId;
 
 use crate::routing::keyspace_choice::NoKeyspace;
-use crate::routing::partition_key::Unlocated;
+use crate::routing::partition_key::LocationError;
 use crate::routing::table::AdmissionError;
 
 /// A reason that a response of a pod's layer or sidecar may pass on to clients. Any other one is removed.
@@ -285,11 +285,11 @@ impl From<AdmissionError> for LocalReply {
     }
 }
 
-impl From<Unlocated> for LocalReply {
-    fn from(unlocated: Unlocated) -> Self {
+impl From<LocationError> for LocalReply {
+    fn from(unlocated: LocationError) -> Self {
         match unlocated {
-            Unlocated::Missing => LocalReply::NoPartition,
-            Unlocated::Bad => LocalReply::BadPartition,
+            LocationError::Missing => LocalReply::NoPartition,
+            LocationError::Bad => LocalReply::BadPartition,
         }
     }
 }

@@ -17,14 +17,14 @@ const PLACES: usize = 256;
 /// Longer names are not remembered.
 const MAX_NAME_BYTES: usize = 32;
 
-struct Known {
+struct CachedName {
     text: [u8; MAX_NAME_BYTES],
     length: usize,
     name: HeaderName,
 }
 
 thread_local! {
-    static KNOWN: RefCell<Vec<Option<Known>>> = RefCell::new((0..PLACES).map(|_| None).collect());
+    static KNOWN: RefCell<Vec<Option<CachedName>>> = RefCell::new((0..PLACES).map(|_| None).collect());
 }
 
 /// Reads the name of a header.
@@ -44,10 +44,10 @@ pub(crate) fn header_name(text: &[u8]) -> Result<HeaderName, InvalidHeaderName> 
 }
 
 #[cold]
-fn remember(name: &[u8], read: HeaderName) -> Known {
+fn remember(name: &[u8], read: HeaderName) -> CachedName {
     let mut text = [0; MAX_NAME_BYTES];
     text[..name.len()].copy_from_slice(name);
-    Known { text, length: name.len(), name: read }
+    CachedName { text, length: name.len(), name: read }
 }
 
 /// Returns the place of a name.

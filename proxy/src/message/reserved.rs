@@ -28,20 +28,20 @@ pub(crate) fn forwarded_for(headers: &HeaderMap) -> Option<IpAddr> {
 }
 
 /// The reserved names, as far as the configuration decides them.
-pub(crate) struct Reserved {
+pub(crate) struct ReservedHeaders {
     trusts_forwarded: bool,
     /// The headers that requests are routed and ordered by.
     locating: Vec<HeaderName>,
 }
 
-impl Reserved {
+impl ReservedHeaders {
     pub(crate) fn new(partition: &PartitionSource, trusts_forwarded: bool) -> Self {
         let (source, order_by) = match partition {
             PartitionSource::Number { header, order_by } => (Some(header), order_by.as_ref()),
             PartitionSource::Key { source: KeySource::Header(name), .. } => (Some(name), None),
             PartitionSource::Key { .. } => (None, None),
         };
-        Reserved { trusts_forwarded, locating: source.into_iter().chain(order_by).cloned().collect() }
+        ReservedHeaders { trusts_forwarded, locating: source.into_iter().chain(order_by).cloned().collect() }
     }
 
     /// Returns whether the client's `x-forwarded-for` is kept and appended to.
@@ -103,10 +103,10 @@ mod tests {
 
     use super::*;
 
-    fn reserved(trusts_forwarded: bool) -> Reserved {
+    fn reserved(trusts_forwarded: bool) -> ReservedHeaders {
         let header = HeaderName::from_static("x-partition");
         let partition = PartitionSource::Number { header, order_by: Some(HeaderName::from_static("x_order")) };
-        Reserved::new(&partition, trusts_forwarded)
+        ReservedHeaders::new(&partition, trusts_forwarded)
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::time::Duration;
 use http::StatusCode;
 
 pub use self::times::BUCKET_BOUNDS_MICROS;
-use self::times::Times;
+use self::times::DurationHistogram;
 use crate::message::local_reply::{LocalReply, PodReason};
 use crate::routing::table::Bounce;
 use crate::runtime::last_turn::LastTurn;
@@ -25,7 +25,7 @@ const CODES: usize = 900;
 
 /// Why a response that had begun did not reach its client in full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CutOff {
+pub enum CutOffCause {
     /// The pod broke the exchange off.
     Broken,
     /// The partition was severed at the end of its drain.
@@ -38,18 +38,19 @@ pub enum CutOff {
     ClientGone,
 }
 
-impl CutOff {
+impl CutOffCause {
     /// All causes, in the order of their numbers.
-    pub const ALL: [CutOff; 5] = [CutOff::Broken, CutOff::Severed, CutOff::Idle, CutOff::Deadline, CutOff::ClientGone];
+    pub const ALL: [CutOffCause; 5] =
+        [CutOffCause::Broken, CutOffCause::Severed, CutOffCause::Idle, CutOffCause::Deadline, CutOffCause::ClientGone];
 
     /// Returns the value of the label `cause`.
     pub fn as_str(self) -> &'static str {
         match self {
-            CutOff::Broken => "broken",
-            CutOff::Severed => "severed",
-            CutOff::Idle => "idle",
-            CutOff::Deadline => "deadline",
-            CutOff::ClientGone => "client_gone",
+            CutOffCause::Broken => "broken",
+            CutOffCause::Severed => "severed",
+            CutOffCause::Idle => "idle",
+            CutOffCause::Deadline => "deadline",
+            CutOffCause::ClientGone => "client_gone",
         }
     }
 }
@@ -68,10 +69,10 @@ pub struct WorkerMetrics {
     aborted: AtomicU64,
     requests_in_flight: AtomicU64,
     requests_bounced: [AtomicU64; Bounce::ALL.len()],
-    responses_cut_off: [AtomicU64; CutOff::ALL.len()],
-    durations: Times,
-    upstream_durations: Times,
-    stash_waits: Times,
+    responses_cut_off: [AtomicU64; CutOffCause::ALL.len()],
+    durations: DurationHistogram,
+    upstream_durations: DurationHistogram,
+    stash_waits: DurationHistogram,
     connections: AtomicU64,
     pub(crate) last_turn: LastTurn,
 }
@@ -92,9 +93,9 @@ impl Default for WorkerMetrics {
             requests_in_flight: AtomicU64::new(0),
             requests_bounced: Default::default(),
             responses_cut_off: Default::default(),
-            durations: Times::default(),
-            upstream_durations: Times::default(),
-            stash_waits: Times::default(),
+            durations: DurationHistogram::default(),
+            upstream_durations: DurationHistogram::default(),
+            stash_waits: DurationHistogram::default(),
             connections: AtomicU64::new(0),
             last_turn: LastTurn::default(),
         }
@@ -130,7 +131,7 @@ impl WorkerMetrics {
     }
 
     /// Counts a response that had begun and did not reach its client in full.
-    pub(crate) fn cut_off(&self, cause: CutOff) {
+    pub(crate) fn cut_off(&self, cause: CutOffCause) {
         add(&self.responses_cut_off[cause as usize], 1);
     }
 
@@ -211,7 +212,7 @@ impl Metrics {
     }
 
     /// Returns how many responses were cut off for this cause.
-    pub fn responses_cut_off(&self, cause: CutOff) -> u64 {
+    pub fn responses_cut_off(&self, cause: CutOffCause) -> u64 {
         self.sum(|worker| &worker.responses_cut_off[cause as usize])
     }
 

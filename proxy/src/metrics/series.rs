@@ -12,8 +12,8 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
 
-use super::times::{BUCKET_BOUNDS_MICROS, Times};
-use super::{CODES, CutOff, Metrics, WorkerMetrics};
+use super::times::{BUCKET_BOUNDS_MICROS, DurationHistogram};
+use super::{CODES, CutOffCause, Metrics, WorkerMetrics};
 use crate::message::local_reply::{LocalReply, PodReason};
 use crate::routing::table::Bounce;
 
@@ -38,7 +38,7 @@ impl Metrics {
     fn encode_own(&self, mut requests: MetricEncoder<'_>) -> fmt::Result {
         let none: Option<&Exemplar<NoLabels, u64>> = None;
         for own in LocalReply::ALL {
-            let labels = Answered { code: own.status().as_u16(), reason: own.reason() };
+            let labels = ResponseLabels { code: own.status().as_u16(), reason: own.reason() };
             // A reason that a router and a pod's sidecar share has one series.
             let of_pods = match own {
                 LocalReply::UpstreamFailed => Some(PodReason::UpstreamFailed),
@@ -49,11 +49,15 @@ impl Metrics {
             requests.encode_family(&labels)?.encode_counter(&count, none)?;
         }
         let lost = PodReason::LeaseLost;
-        let labels = Answered { code: lost.status().as_u16(), reason: lost.as_str() };
+        let labels = ResponseLabels { code: lost.status().as_u16(), reason: lost.as_str() };
         requests.encode_family(&labels)?.encode_counter(&self.pod_answers(lost), none)
     }
 
-    fn encode_times(&self, mut encoder: MetricEncoder<'_>, times: impl Fn(&WorkerMetrics) -> &Times) -> fmt::Result {
+    fn encode_times(
+        &self,
+        mut encoder: MetricEncoder<'_>,
+        times: impl Fn(&WorkerMetrics) -> &DurationHistogram,
+    ) -> fmt::Result {
         let buckets: Vec<(f64, u64)> = (0..=BUCKET_BOUNDS_MICROS.len())
             .map(|index| {
                 let bound = BUCKET_BOUNDS_MICROS.get(index).map_or(f64::INFINITY, |bound| *bound as f64 / 1e6);
@@ -70,12 +74,12 @@ impl Metrics {
 type NoLabels = [(&'static str, &'static str); 0];
 
 #[derive(Debug, Clone, Hash, PartialEq, Eq)]
-struct Answered {
+struct ResponseLabels {
     code: u16,
     reason: &'static str,
 }
 
-impl EncodeLabelSet for Answered {
+impl EncodeLabelSet for ResponseLabels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), fmt::Error> {
         use prometheus_client::encoding::EncodeLabel;
         ("code", u32::from(self.code)).encode(encoder.encode_label())?;
@@ -95,7 +99,7 @@ impl Collector for Metrics {
             let count = self.sum(|worker| &worker.passed[index]);
             let code = index as u16 + 100;
             if count > 0 || code == 200 {
-                let labels = Answered { code, reason: "" };
+                let labels = ResponseLabels { code, reason: "" };
                 requests.encode_family(&labels)?.encode_counter(&count, none)?;
             }
         }
@@ -103,7 +107,7 @@ impl Collector for Metrics {
 
         let help = "Responses that had begun and did not reach their clients in full, by cause";
         let mut cut_off = encoder.encode_descriptor("responses_cut_off", help, None, Counter)?;
-        for cause in CutOff::ALL {
+        for cause in CutOffCause::ALL {
             cut_off
                 .encode_family(&[("cause", cause.as_str())])?
                 .encode_counter(&self.responses_cut_off(cause), none)?;

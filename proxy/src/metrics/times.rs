@@ -13,18 +13,18 @@ pub const BUCKET_BOUNDS_MICROS: [u64; 22] = [
 ];
 
 /// A histogram of durations.
-pub(super) struct Times {
+pub(super) struct DurationHistogram {
     pub(super) buckets: [AtomicU64; BUCKET_BOUNDS_MICROS.len() + 1],
     pub(super) nanoseconds: AtomicU64,
 }
 
-impl Default for Times {
+impl Default for DurationHistogram {
     fn default() -> Self {
-        Times { buckets: std::array::from_fn(|_| AtomicU64::new(0)), nanoseconds: AtomicU64::new(0) }
+        DurationHistogram { buckets: std::array::from_fn(|_| AtomicU64::new(0)), nanoseconds: AtomicU64::new(0) }
     }
 }
 
-impl Times {
+impl DurationHistogram {
     #[inline]
     pub(super) fn observe(&self, duration: Duration) {
         let micros = duration.as_micros() as u64;

@@ -28,12 +28,12 @@ const READY_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The control side of a router, whose work someone else runs.
 #[derive(Debug, Clone)]
-pub struct Control {
+pub struct RouterControl {
     status: watch::Receiver<RouterStatus>,
     shutdown: CancellationToken,
 }
 
-impl Control {
+impl RouterControl {
     /// Returns the control side of `plane` and the future that does its work. For programs that carry requests
     /// themselves, such as a simulation; a router with a server has its own ([`BoundRouter::join`](super::BoundRouter::join)).
     pub fn new(
@@ -48,7 +48,7 @@ impl Control {
         let shutdown = CancellationToken::new();
         let ports = RouterPorts { plane, notices, observer, status: sender };
         let run = run_router(leases.into(), keys, settings, ports, shutdown.clone());
-        (Control { status, shutdown }, run)
+        (RouterControl { status, shutdown }, run)
     }
 
     /// Lets the work end: the router deregisters. By then it must have stopped forwarding.
@@ -95,7 +95,7 @@ impl RouterState {
 #[derive(Debug)]
 pub(super) struct ControlTask {
     state: RouterState,
-    control: Control,
+    control: RouterControl,
     run: AbortOnDropHandle<()>,
 }
 
@@ -131,7 +131,7 @@ impl ControlTask {
     pub(super) fn begin(table: Arc<Table>, notices: Notices, leases: Leases, membership: Membership) -> Self {
         let Membership { keys, settings, observer, plane, span } = membership;
         let plane = plane.unwrap_or_else(|| table.clone());
-        let (control, run) = Control::new(plane, notices, leases, keys, settings, observer);
+        let (control, run) = RouterControl::new(plane, notices, leases, keys, settings, observer);
         let state = RouterState { table, status: control.status.clone() };
         ControlTask { state, control, run: AbortOnDropHandle::new(tokio::spawn(run.instrument(span))) }
     }

@@ -83,7 +83,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tower::{BoxError, Layer, Service};
 
 use self::membership::ControlTask;
-pub use self::membership::{Control, Membership, Notices, RouterState};
+pub use self::membership::{Membership, Notices, RouterControl, RouterState};
 use crate::forward::service::ClientService;
 use crate::message::client_body::ClientBody;
 use crate::metrics::Metrics;

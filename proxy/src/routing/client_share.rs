@@ -1,6 +1,6 @@
 //! The use that each client address makes of a worker: connections, and requests that wait or are in flight.
 //!
-//! The connections of an address share one [`Usage`] for as long as anything of it is left. Counting costs two
+//! The connections of an address share one [`AddressUse`] for as long as anything of it is left. Counting costs two
 //! additions without a lock for each request, because a connection never leaves its worker.
 //!
 //! Not here: the response to a refused request ([`forward`](crate::forward)), and which connection gives way to a newcomer
@@ -19,14 +19,14 @@ use std::rc::Rc;
 /// The clients of one worker by their addresses.
 #[derive(Debug)]
 pub(crate) struct Addresses {
-    usage: RefCell<HashMap<IpAddr, Rc<Usage>>>,
+    usage: RefCell<HashMap<IpAddr, Rc<AddressUse>>>,
     /// Most requests of one address at a time.
     most: usize,
 }
 
 /// The use that one address makes.
 #[derive(Debug)]
-pub(crate) struct Usage {
+pub(crate) struct AddressUse {
     connections: Cell<usize>,
     requests: Cell<usize>,
     most: usize,
@@ -34,11 +34,11 @@ pub(crate) struct Usage {
 
 /// A connection of an address.
 #[derive(Debug)]
-pub(crate) struct Connection(Rc<Usage>);
+pub(crate) struct AddressGuard(Rc<AddressUse>);
 
 /// A request of an address that waits or is in flight.
 #[derive(Debug)]
-pub(crate) struct ShareGuard(Rc<Usage>);
+pub(crate) struct ShareGuard(Rc<AddressUse>);
 
 impl Addresses {
     /// `most` bounds the requests that each address may have at a time; 0: no limit.
@@ -47,16 +47,16 @@ impl Addresses {
     }
 
     /// Returns the use of an address, for a request that has come by a connection of another.
-    pub(crate) fn usage(&self, ip: IpAddr) -> Rc<Usage> {
-        let new = || Rc::new(Usage { connections: Cell::new(0), requests: Cell::new(0), most: self.most });
+    pub(crate) fn usage(&self, ip: IpAddr) -> Rc<AddressUse> {
+        let new = || Rc::new(AddressUse { connections: Cell::new(0), requests: Cell::new(0), most: self.most });
         self.usage.borrow_mut().entry(client(ip)).or_insert_with(new).clone()
     }
 
     /// Counts a connection of this address.
-    pub(crate) fn connect(&self, ip: IpAddr) -> Connection {
+    pub(crate) fn connect(&self, ip: IpAddr) -> AddressGuard {
         let usage = self.usage(ip);
         usage.connections.set(usage.connections.get() + 1);
-        Connection(usage)
+        AddressGuard(usage)
     }
 
     /// Forgets addresses without connections and requests.
@@ -65,8 +65,8 @@ impl Addresses {
     }
 }
 
-impl Connection {
-    pub(crate) fn usage(&self) -> &Rc<Usage> {
+impl AddressGuard {
+    pub(crate) fn usage(&self) -> &Rc<AddressUse> {
         &self.0
     }
 
@@ -76,13 +76,13 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for AddressGuard {
     fn drop(&mut self) {
         self.0.connections.set(self.0.connections.get() - 1);
     }
 }
 
-impl Usage {
+impl AddressUse {
     /// Counts one more request, unless the address is at its limit.
     #[inline]
     pub(crate) fn claim(self: &Rc<Self>) -> Option<ShareGuard> {

@@ -5,7 +5,7 @@
 //! ([`table`](crate::routing::table)).
 
 use segue_coordination::router::{CutoverTimes, DataPlane, DrainEnd};
-use segue_protocol::handoff::router::{HoldCause, Stage, Target};
+use segue_protocol::handoff::router::{GateStage, HoldCause, Target};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::PodRecord;
 use tokio::time::Instant;
@@ -18,7 +18,7 @@ impl DataPlane for Table {
         Table::set_partitions(self, partitions);
     }
 
-    fn stage(&self, partition: PartitionId) -> (Stage, Option<Instant>) {
+    fn stage(&self, partition: PartitionId) -> (GateStage, Option<Instant>) {
         let seen = self.position(partition);
         let target = || {
             let pod = self.pod(seen.slot);
@@ -27,11 +27,11 @@ impl DataPlane for Table {
         let stage = match seen.position {
             // Requests that still wait do so behind others of their own key. That may take long and is no part of the
             // cutover.
-            GateState::Flushing if seen.flows => Stage::Open(target()),
-            GateState::Closed => Stage::Closed,
-            GateState::Open => Stage::Open(target()),
-            GateState::Draining => Stage::Draining(target()),
-            GateState::Flushing => Stage::Flushing(target()),
+            GateState::Flushing if seen.flows => GateStage::Open(target()),
+            GateState::Closed => GateStage::Closed,
+            GateState::Open => GateStage::Open(target()),
+            GateState::Draining => GateStage::Draining(target()),
+            GateState::Flushing => GateStage::Flushing(target()),
         };
         (stage, seen.retry_at)
     }

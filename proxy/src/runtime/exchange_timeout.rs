@@ -18,7 +18,7 @@ use crate::runtime::coarse_timer::{CoarseTimer, TimerEntry, TimerKey};
 
 /// Why an exchange is ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum EndCause {
     /// The exchange's partition was severed.
     Severed,
     /// The exchange's time is up.
@@ -27,10 +27,10 @@ pub(crate) enum Ended {
 
 pub(crate) struct ExchangeTimeout {
     timer: CoarseTimer,
-    state: State,
+    state: TimeoutState,
 }
 
-enum State {
+enum TimeoutState {
     Unarmed,
     Coarse(TimerKey),
     Precise(Pin<Box<Sleep>>, Pin<Box<WaitForCancellationFutureOwned>>),
@@ -38,7 +38,7 @@ enum State {
 
 impl ExchangeTimeout {
     pub(crate) fn new(timer: CoarseTimer) -> Self {
-        ExchangeTimeout { timer, state: State::Unarmed }
+        ExchangeTimeout { timer, state: TimeoutState::Unarmed }
     }
 
     /// Resolves once the exchange has to end. To be polled whenever the exchange is not ready. `deadline` may move
@@ -48,28 +48,28 @@ impl ExchangeTimeout {
         context: &mut Context<'_>,
         token: impl FnOnce() -> CancellationToken,
         deadline: impl Fn() -> Instant,
-    ) -> Poll<Ended> {
+    ) -> Poll<EndCause> {
         match &mut self.state {
-            State::Unarmed => {
+            TimeoutState::Unarmed => {
                 let key = self.timer.register(TimerEntry::Task(context.waker().clone()));
-                self.state = State::Coarse(key);
+                self.state = TimeoutState::Coarse(key);
                 return Poll::Pending;
             }
-            State::Coarse(key) if !self.timer.has_fired(*key) => {
+            TimeoutState::Coarse(key) if !self.timer.has_fired(*key) => {
                 self.timer.renew(*key, context.waker());
                 return Poll::Pending;
             }
-            State::Coarse(_) => {
+            TimeoutState::Coarse(_) => {
                 let sleep = Box::pin(tokio::time::sleep_until(deadline()));
-                self.state = State::Precise(sleep, Box::pin(token().cancelled_owned()));
+                self.state = TimeoutState::Precise(sleep, Box::pin(token().cancelled_owned()));
             }
-            State::Precise(..) => {}
+            TimeoutState::Precise(..) => {}
         }
-        let State::Precise(sleep, severed) = &mut self.state else {
+        let TimeoutState::Precise(sleep, severed) = &mut self.state else {
             return Poll::Pending;
         };
         if severed.as_mut().poll(context).is_ready() {
-            return Poll::Ready(Ended::Severed);
+            return Poll::Ready(EndCause::Severed);
         }
         // A deadline that has moved on is noticed when the timer fires; one that has come closer is noticed only here.
         let due = deadline();
@@ -79,7 +79,7 @@ impl ExchangeTimeout {
         while sleep.as_mut().poll(context).is_ready() {
             let due = deadline();
             if due <= Instant::now() {
-                return Poll::Ready(Ended::TimedOut);
+                return Poll::Ready(EndCause::TimedOut);
             }
             sleep.as_mut().reset(due);
         }
@@ -89,7 +89,7 @@ impl ExchangeTimeout {
 
 impl Drop for ExchangeTimeout {
     fn drop(&mut self) {
-        if let State::Coarse(key) = self.state {
+        if let TimeoutState::Coarse(key) = self.state {
             self.timer.cancel(key);
         }
     }
@@ -118,7 +118,7 @@ mod tests {
             tokio::select! {
                 biased;
                 () = timer.run(|| true) => {}
-                ((), ended) = async { tokio::join!(moves, ended) } => assert_eq!(ended, Ended::TimedOut),
+                ((), ended) = async { tokio::join!(moves, ended) } => assert_eq!(ended, EndCause::TimedOut),
             }
             let took = begins.elapsed();
             assert!(took >= Duration::from_secs(then) && took < Duration::from_secs(then + 1), "{took:?}");

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::io::Arrived;
-use crate::routing::client_share::Connection;
+use super::io::UnreadInput;
+use crate::routing::client_share::AddressGuard;
 use crate::tls::{SealedBytes, ServerTls};
 
 /// How long a connection may be idle.
@@ -68,7 +68,7 @@ pub(super) struct ClientTerms {
 
 /// One client's connection.
 pub(super) struct Client {
-    pub(super) arrived: Rc<Arrived>,
+    pub(super) arrived: Rc<UnreadInput>,
     /// The bytes that TLS cannot open yet, where TLS is spoken.
     pub(super) sealed: OnceCell<SealedBytes>,
     /// How many of its requests are being served.
@@ -82,7 +82,7 @@ pub(super) struct Client {
     /// Whether more of it may arrive behind its last response: the rest of that request, or a request that it had sent
     /// before it was told that the connection closes.
     pub(super) unread: Cell<bool>,
-    pub(super) address: Connection,
+    pub(super) address: AddressGuard,
     /// When it has reached the age of [`ClientTerms::max_age`].
     pub(super) retires_at: Option<Instant>,
     /// When it became idle, or began to send a head.

@@ -28,7 +28,7 @@ use tokio::net::TcpStream;
 use super::active_request::{ActiveRequest, TrackedBody};
 use super::client::{Client, ConnectionCommand};
 use super::data_path::{DataPath, Layers, ServeRequest};
-use super::http1::{End, Session};
+use super::http1::{ClientSession, ConnectionEnd};
 use super::io::{ClientIo, local_reply_bytes};
 use super::linger::linger;
 use super::proxy_protocol::read_header;
@@ -41,7 +41,7 @@ use crate::message::client_body::ClientBody;
 use crate::message::headers::ClientLines;
 use crate::message::interim::Interim;
 use crate::message::local_reply::LocalReply;
-use crate::routing::client_share::Connection;
+use crate::routing::client_share::AddressGuard;
 use crate::runtime::background::LocalExecutor;
 use crate::tls::{SealedBytes, ServerTls, Stream};
 
@@ -77,7 +77,7 @@ struct ReadyConnection {
     /// The client's address, as `x-forwarded-for` has it.
     peer: HeaderValue,
     /// The client that a balancer has named, counted for as long as the connection lasts.
-    named: Option<Connection>,
+    named: Option<AddressGuard>,
 }
 
 impl ConnectionGuard {
@@ -134,8 +134,8 @@ impl ConnectionGuard {
             let io = ClientIo::new(stream, ahead.freeze(), client.arrived.clone(), most);
             return Box::pin(this.serve_http2(io, client, peer, requests)).await;
         }
-        let session = Session { clients: &this.clients, client, peer: &peer, service: &requests };
-        if let End::Unread(stream) = Box::pin(session.serve(stream, ahead)).await {
+        let session = ClientSession { clients: &this.clients, client, peer: &peer, service: &requests };
+        if let ConnectionEnd::Unread(stream) = Box::pin(session.serve(stream, ahead)).await {
             this.linger(Box::pin(linger(stream))).await;
         }
     }

@@ -90,12 +90,12 @@ impl ServeRequest for ClientService {
 
 /// Layers of tower.
 #[derive(Debug, Clone)]
-pub(super) struct Layered<L>(pub(super) L);
+pub(super) struct TowerLayers<L>(pub(super) L);
 
 /// A service that a layer has made. It is cloned for each request, as tower's clients do.
 pub(super) struct LayeredService<S>(S);
 
-impl<L, S, B> Layers for Layered<L>
+impl<L, S, B> Layers for TowerLayers<L>
 where
     L: Layer<ClientService, Service = S> + Clone + Send + 'static,
     S: Service<Request<ClientBody>, Response = Response<B>, Error: Into<BoxError>, Future: 'static> + Clone + 'static,

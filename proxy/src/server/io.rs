@@ -28,7 +28,7 @@ const MAX_JOINED_BYTES: usize = 1 << 10;
 
 /// Facts about what has arrived from a client, shared with its connection.
 #[derive(Debug, Default)]
-pub(super) struct Arrived {
+pub(super) struct UnreadInput {
     /// Whether it ends in the middle of a head. By HTTP/2, ahead of the first frames.
     in_head: Cell<bool>,
     /// About how many bytes a head by HTTP/2 that has not ended takes up in memory.
@@ -40,7 +40,7 @@ pub(super) struct Arrived {
     malformed: Cell<u32>,
 }
 
-impl Arrived {
+impl UnreadInput {
     pub(super) fn is_in_head(&self) -> bool {
         self.in_head.get()
     }
@@ -73,7 +73,7 @@ pub(super) struct ClientIo {
     stream: Stream,
     /// Bytes that were read before hyper got the connection.
     ahead: Bytes,
-    arrived: Rc<Arrived>,
+    arrived: Rc<UnreadInput>,
     /// The value of `is_write_vectored`, which `h2` reads when it takes the connection over. If it is false, `h2`
     /// copies data frames of up to 1 KiB, instead of 256 bytes, behind the frames before them. It then writes a small
     /// response with its trailers, or several small responses, at once. For larger frames `h2` reads the value again.
@@ -87,7 +87,7 @@ pub(super) struct ClientIo {
 }
 
 impl ClientIo {
-    pub(super) fn new(stream: Stream, ahead: Bytes, arrived: Rc<Arrived>, max_header_bytes: usize) -> Self {
+    pub(super) fn new(stream: Stream, ahead: Bytes, arrived: Rc<UnreadInput>, max_header_bytes: usize) -> Self {
         let mut io = ClientIo {
             stream,
             ahead: Bytes::new(),

@@ -44,9 +44,9 @@ use crate::forward::service::ClientService;
 use crate::message::client_body::ClientBody;
 use crate::settings::{ClientLimits, ServerSettings};
 use client::ClientTerms;
-use data_path::{Bare, BoxError, Layered, Layers};
+use data_path::{Bare, BoxError, Layers, TowerLayers};
 pub use keyspaces::{ServedKeyspace, ServedKeyspaces};
-use worker::{Stop, Worker};
+use worker::{StopMode, Worker};
 
 /// Connections that the kernel has completed and no worker has accepted yet.
 const BACKLOG: i32 = 4096;
@@ -171,7 +171,7 @@ impl Server {
             + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + 'static,
     {
-        self.start_workers(keyspaces, Layered(layer))
+        self.start_workers(keyspaces, TowerLayers(layer))
     }
 
     fn start_workers(mut self, keyspaces: ServedKeyspaces, layers: impl Layers) -> Result<ServerHandle, ServerError> {
@@ -275,7 +275,7 @@ fn socket(address: SocketAddr, shared: bool) -> std::io::Result<Socket> {
 #[derive(Debug)]
 pub struct ServerHandle {
     address: SocketAddr,
-    stop: watch::Sender<Option<Stop>>,
+    stop: watch::Sender<Option<StopMode>>,
     workers: Vec<(JoinHandle<()>, oneshot::Receiver<()>)>,
 }
 
@@ -289,16 +289,16 @@ impl ServerHandle {
     /// a second or until its next response, because its client's next request may be on the way. Returns when all workers
     /// have ended.
     pub async fn shutdown(self, deadline: Instant) {
-        self.end(Stop { deadline, idle: LAST_REQUEST_TIMEOUT }).await;
+        self.end(StopMode { deadline, idle: LAST_REQUEST_TIMEOUT }).await;
     }
 
     /// Does the same for a server whose listeners another process serves by now. An idle connection stays open until its
     /// next response.
     pub async fn shutdown_replaced(self, deadline: Instant) {
-        self.end(Stop { deadline, idle: Duration::MAX }).await;
+        self.end(StopMode { deadline, idle: Duration::MAX }).await;
     }
 
-    async fn end(mut self, stop: Stop) {
+    async fn end(mut self, stop: StopMode) {
         self.stop.send_replace(Some(stop));
         for (thread, end) in std::mem::take(&mut self.workers) {
             let _ = end.await;
@@ -310,7 +310,7 @@ impl ServerHandle {
 impl Drop for ServerHandle {
     fn drop(&mut self) {
         if !self.workers.is_empty() {
-            self.stop.send_replace(Some(Stop::now()));
+            self.stop.send_replace(Some(StopMode::now()));
         }
     }
 }

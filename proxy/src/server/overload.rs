@@ -27,9 +27,9 @@ pub(super) struct Overload {
     leaving: Rc<Cell<usize>>,
 }
 
-struct Leaving(Rc<Cell<usize>>);
+struct RefusalGuard(Rc<Cell<usize>>);
 
-impl Drop for Leaving {
+impl Drop for RefusalGuard {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
@@ -43,7 +43,7 @@ impl Overload {
             return;
         }
         self.leaving.set(self.leaving.get() + 1);
-        let leaving = Leaving(self.leaving.clone());
+        let leaving = RefusalGuard(self.leaving.clone());
         tokio::task::spawn_local(async move {
             let _leaving = leaving;
             let goodbye = async {

@@ -42,16 +42,16 @@ const STOPPING_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How a server stops.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Stop {
+pub(super) struct StopMode {
     pub(super) deadline: Instant,
     /// How long an idle HTTP/1.1 connection is kept for a request that may be on its way.
     pub(super) idle: Duration,
 }
 
-impl Stop {
+impl StopMode {
     /// Stops at once.
     pub(super) fn now() -> Self {
-        Stop { deadline: Instant::now(), idle: Duration::ZERO }
+        StopMode { deadline: Instant::now(), idle: Duration::ZERO }
     }
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Worker<M> {
     pub(super) max_connections: usize,
     pub(super) max_requests: usize,
     pub(super) terms: ClientTerms,
-    pub(super) stop: watch::Receiver<Option<Stop>>,
+    pub(super) stop: watch::Receiver<Option<StopMode>>,
 }
 
 impl<M: Layers> Worker<M> {
@@ -86,11 +86,11 @@ impl<M: Layers> Worker<M> {
         let limit =
             ConnectionLimit { most: self.max_connections, idle: look_every, secure, metrics: self.metrics.clone() };
         let clients = Rc::new(ConnectionRegistry::new(self.terms, self.max_requests, self.metrics.clone()));
-        let running = Running(self.metrics);
+        let running = WorkerGuard(self.metrics);
         tokio::task::spawn_local(check_every(look_every, clients.clone(), running.0.clone()));
         accept_all(listeners, &clients, &path, &limit, &self.stop).await;
         let stop = *self.stop.borrow();
-        let Stop { deadline, idle } = stop.unwrap_or_else(Stop::now);
+        let StopMode { deadline, idle } = stop.unwrap_or_else(StopMode::now);
         clients.finish(idle);
         let look_every = look_every.min(STOPPING_CHECK_INTERVAL);
         tokio::task::spawn_local(check_every(look_every, clients.clone(), running.0.clone()));
@@ -109,9 +109,9 @@ impl<M: Layers> Worker<M> {
 }
 
 /// A worker that runs, to those who look whether it hangs.
-struct Running(Arc<WorkerMetrics>);
+struct WorkerGuard(Arc<WorkerMetrics>);
 
-impl Drop for Running {
+impl Drop for WorkerGuard {
     fn drop(&mut self) {
         self.0.last_turn.end();
     }
@@ -193,7 +193,7 @@ async fn accept_all<M: Layers>(
     clients: &Rc<ConnectionRegistry>,
     path: &DataPath<M>,
     limit: &ConnectionLimit,
-    stop: &watch::Receiver<Option<Stop>>,
+    stop: &watch::Receiver<Option<StopMode>>,
 ) {
     let overload = Overload::default();
     join_all(listeners.into_iter().map(async |listener| {
@@ -214,7 +214,7 @@ async fn accept<M: Layers>(
     path: &DataPath<M>,
     limit: &ConnectionLimit,
     overload: &Overload,
-    mut stop: watch::Receiver<Option<Stop>>,
+    mut stop: watch::Receiver<Option<StopMode>>,
 ) {
     let mut logged: Option<Instant> = None;
     loop {

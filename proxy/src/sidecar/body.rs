@@ -4,9 +4,9 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use http_body_util::combinators::UnsyncBoxBody;
 
-pub(super) type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
+pub(super) type SidecarBody = UnsyncBoxBody<Bytes, BoxError>;
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-pub(super) fn empty() -> ResponseBody {
+pub(super) fn empty() -> SidecarBody {
     http_body_util::Empty::new().map_err(|never| match never {}).boxed_unsync()
 }

@@ -43,13 +43,13 @@ struct ServiceConnections {
 /// A task sweeps them as long as there is one.
 #[derive(Debug, Default)]
 struct Partitions {
-    connections: HashMap<Option<PartitionId>, Connection>,
+    connections: HashMap<Option<PartitionId>, PartitionConnection>,
     /// How many of them have no exchange.
     idle: usize,
 }
 
 #[derive(Debug)]
-struct Connection {
+struct PartitionConnection {
     http2: Http2,
     exchanges: usize,
     /// When its last exchange ended.
@@ -58,7 +58,7 @@ struct Connection {
 
 /// The connection of an exchange's partition, which has this exchange until this is dropped.
 #[derive(Debug)]
-pub(super) struct Lease {
+pub(super) struct PartitionLease {
     pub(super) http2: Http2,
     partition: Option<PartitionId>,
     shared: Arc<ServiceConnections>,
@@ -75,7 +75,7 @@ impl ByPartition {
     }
 
     /// Returns the connection for an exchange of the partition.
-    pub(super) fn lease(&self, partition: Option<PartitionId>) -> Lease {
+    pub(super) fn lease(&self, partition: Option<PartitionId>) -> PartitionLease {
         let shared = self.0.clone();
         let http2 = {
             let mut partitions = shared.partitions();
@@ -86,13 +86,13 @@ impl ByPartition {
             let connection = connections.entry(partition).or_insert_with(|| {
                 *idle += 1;
                 let http2 = Http2::new(shared.upstream.clone(), shared.traffic.clone(), shared.faults.clone());
-                Connection { http2, exchanges: 0, used: Instant::now() }
+                PartitionConnection { http2, exchanges: 0, used: Instant::now() }
             });
             *idle -= usize::from(connection.exchanges == 0);
             connection.exchanges += 1;
             connection.http2.clone()
         };
-        Lease { http2, partition, shared }
+        PartitionLease { http2, partition, shared }
     }
 }
 
@@ -102,7 +102,7 @@ impl ServiceConnections {
     }
 }
 
-impl Drop for Lease {
+impl Drop for PartitionLease {
     fn drop(&mut self) {
         let mut partitions = self.shared.partitions();
         let Some(connection) = partitions.connections.get_mut(&self.partition) else { return };
@@ -157,7 +157,7 @@ mod tests {
         ByPartition::new("127.0.0.1:1".parse().unwrap(), Arc::default())
     }
 
-    fn leases(connections: &ByPartition, partitions: std::ops::Range<u32>) -> Vec<Lease> {
+    fn leases(connections: &ByPartition, partitions: std::ops::Range<u32>) -> Vec<PartitionLease> {
         partitions.map(|partition| connections.lease(Some(PartitionId::new(partition)))).collect()
     }
 

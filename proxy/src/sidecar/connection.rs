@@ -35,7 +35,7 @@ use tower::Service;
 
 use super::traffic::Traffic;
 use crate::message::frame_follower::{CONTINUATION, DATA, FrameFollower, HEADERS};
-use crate::upstream::{Announced, is_settings};
+use crate::upstream::{SettingsReader, is_settings};
 
 /// Time for the service to accept a connection.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -107,7 +107,7 @@ pub(super) struct ServiceStream {
     traffic: Arc<Traffic>,
     /// `None` for HTTP/1.1, where every byte belongs to a request.
     frames: Option<FrameFollower>,
-    announced: Announced,
+    announced: SettingsReader,
     /// Whether anything has been read.
     heard: bool,
 }
@@ -119,7 +119,7 @@ impl ServiceStream {
             handle: Arc::default(),
             traffic,
             frames: None,
-            announced: Announced::default(),
+            announced: SettingsReader::default(),
             heard: false,
         }
     }
@@ -258,12 +258,12 @@ impl Connection for ServiceStream {
 
 /// Makes [`ServiceStream`]s.
 #[derive(Debug, Clone)]
-pub(super) struct Connector {
+pub(super) struct ServiceConnector {
     pub(super) connector: HttpConnector,
     pub(super) traffic: Arc<Traffic>,
 }
 
-impl Service<Uri> for Connector {
+impl Service<Uri> for ServiceConnector {
     type Response = TokioIo<ServiceStream>;
     type Error = <HttpConnector as Service<Uri>>::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;

@@ -24,15 +24,15 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::body::{ResponseBody, empty};
-use super::by_partition::Lease;
-use super::connection::Connector;
-use super::expect::{RequestBody, Upload};
+use super::body::{SidecarBody, empty};
+use super::by_partition::PartitionLease;
+use super::connection::ServiceConnector;
+use super::expect::{ServiceRequestBody, Upload};
 use super::heads::{settle_framing, strip_hop_by_hop};
-use super::http2::Failure;
+use super::http2::ConnectFailure;
 use super::local_reply::LocalReplies;
 use super::relayed_body::relayed_body;
-use super::service_side::{Side, UNREAD_TIMEOUT, within};
+use super::service_side::{ServiceSide, UNREAD_TIMEOUT, within};
 use super::tunnel::join;
 use super::upstream::Upstream;
 use crate::message::frames::poll_telling_frame;
@@ -51,14 +51,14 @@ pub(super) struct Exchange {
     /// Ends when the router is gone.
     pub(super) abandoned: WaitForCancellationFutureOwned,
     pub(super) upload: oneshot::Receiver<Upload>,
-    pub(super) to_router: oneshot::Sender<Response<ResponseBody>>,
+    pub(super) to_router: oneshot::Sender<Response<SidecarBody>>,
 }
 
 impl Exchange {
     pub(super) async fn over_http1(
         self,
-        client: Client<Connector, RequestBody>,
-        mut request: Request<RequestBody>,
+        client: Client<ServiceConnector, ServiceRequestBody>,
+        mut request: Request<ServiceRequestBody>,
         switch: Option<OnUpgrade>,
     ) {
         let captured = capture_connection(&mut request);
@@ -69,32 +69,32 @@ impl Exchange {
                     Some(source.downcast_ref::<hyper::Error>()?.is_canceled())
                 };
                 match error.is_connect() {
-                    true => Failure::Unreachable(error.into()),
-                    false if unsent(&error) == Some(true) => Failure::Unprocessed,
-                    false => Failure::Broken(error.into()),
+                    true => ConnectFailure::Unreachable(error.into()),
+                    false if unsent(&error) == Some(true) => ConnectFailure::Unprocessed,
+                    false => ConnectFailure::Broken(error.into()),
                 }
             })
         };
-        let service = Side::Http1(captured);
+        let service = ServiceSide::Http1(captured);
         self.see_through(sending, service, switch).await;
     }
 
-    pub(super) async fn over_http2(self, connection: Lease, request: Request<RequestBody>) {
+    pub(super) async fn over_http2(self, connection: PartitionLease, request: Request<ServiceRequestBody>) {
         let used = Arc::default();
-        let service = Side::Http2(connection.http2.clone(), Arc::clone(&used));
+        let service = ServiceSide::Http2(connection.http2.clone(), Arc::clone(&used));
         self.see_through(connection.http2.request(request, &used), service, None).await;
     }
 
     /// Sends the request, responds to the router, and returns once the service has ended the exchange.
     async fn see_through(
         self,
-        sending: impl Future<Output = Result<Response<Incoming>, Failure>>,
-        service: Side,
+        sending: impl Future<Output = Result<Response<Incoming>, ConnectFailure>>,
+        service: ServiceSide,
         switch: Option<OnUpgrade>,
     ) {
         let Exchange { upstream, replies, is_safe, abandoned, upload, to_router } = self;
         let Some((result, until)) = response_head(sending, abandoned, &service, &upstream).await else { return };
-        let responding = Responding { upstream, replies, is_safe, to_router, service, until };
+        let responding = ExchangeResponse { upstream, replies, is_safe, to_router, service, until };
         match result {
             Err(failure) => responding.fail(failure).await,
             Ok(mut response) => {
@@ -112,11 +112,11 @@ impl Exchange {
 /// Waits for the head of the response. Returns it along with the time at which the service stops being waited for, if its
 /// router has gone. Returns `None` if the exchange is over.
 async fn response_head(
-    sending: impl Future<Output = Result<Response<Incoming>, Failure>>,
+    sending: impl Future<Output = Result<Response<Incoming>, ConnectFailure>>,
     abandoned: WaitForCancellationFutureOwned,
-    service: &Side,
+    service: &ServiceSide,
     upstream: &Upstream,
-) -> Option<(Result<Response<Incoming>, Failure>, Option<Instant>)> {
+) -> Option<(Result<Response<Incoming>, ConnectFailure>, Option<Instant>)> {
     let mut sending = pin!(sending);
     match select(sending.as_mut(), pin!(abandoned)).await {
         Either::Left((result, _)) => Some((result, None)),
@@ -132,34 +132,34 @@ async fn response_head(
 }
 
 /// An exchange whose response has begun, or that has failed.
-struct Responding {
+struct ExchangeResponse {
     upstream: Upstream,
     replies: LocalReplies,
     is_safe: bool,
-    to_router: oneshot::Sender<Response<ResponseBody>>,
-    service: Side,
+    to_router: oneshot::Sender<Response<SidecarBody>>,
+    service: ServiceSide,
     /// When the service stops being waited for, if its router has gone.
     until: Option<Instant>,
 }
 
-impl Responding {
+impl ExchangeResponse {
     /// Responds in place of the service, and returns once the service has ended what it was sent.
-    async fn fail(self, failure: Failure) {
-        let Responding { upstream, replies, to_router, service, until, .. } = self;
+    async fn fail(self, failure: ConnectFailure) {
+        let ExchangeResponse { upstream, replies, to_router, service, until, .. } = self;
         if service.speaks_http2() {
             upstream.traffic.speaks_http2(&upstream.address);
             return drop(to_router.send(replies.speaks_http2()));
         }
         let response = match failure {
-            Failure::Unreachable(error) => {
+            ConnectFailure::Unreachable(error) => {
                 tracing::debug!(%error, "the service cannot be reached; the request is given back");
                 upstream.traffic.refused();
                 return drop(to_router.send(replies.unreachable()));
             }
-            Failure::Unprocessed => return drop(to_router.send(replies.unprocessed())),
-            Failure::HeadTooLarge => return drop(to_router.send(replies.head_too_large())),
-            Failure::Rejected => return drop(to_router.send(replies.rejected())),
-            Failure::Broken(error) => {
+            ConnectFailure::Unprocessed => return drop(to_router.send(replies.unprocessed())),
+            ConnectFailure::HeadTooLarge => return drop(to_router.send(replies.head_too_large())),
+            ConnectFailure::Rejected => return drop(to_router.send(replies.rejected())),
+            ConnectFailure::Broken(error) => {
                 tracing::debug!(%error, "an exchange with the service broke");
                 replies.broken()
             }
@@ -170,7 +170,7 @@ impl Responding {
 
     /// Forwards the response, and then bytes both ways.
     async fn switch_protocols(self, mut response: Response<Incoming>, switch: Option<OnUpgrade>) {
-        let Responding { upstream, replies, to_router, service, until, .. } = self;
+        let ExchangeResponse { upstream, replies, to_router, service, until, .. } = self;
         let Some(router) = switch else {
             // The request did not ask for it.
             drop(response);
@@ -186,7 +186,7 @@ impl Responding {
 
     /// Forwards the response, reads it to its end whether its router does or not, and returns once the upload has ended.
     async fn relay(self, response: Response<Incoming>, upload: oneshot::Receiver<Upload>) {
-        let Responding { upstream, replies, is_safe, to_router, service, mut until } = self;
+        let ExchangeResponse { upstream, replies, is_safe, to_router, service, mut until } = self;
         let (mut head, mut body) = response.into_parts();
         let framing = settle_framing(head.version, &mut head.headers);
         strip_hop_by_hop(&mut head.headers, false);

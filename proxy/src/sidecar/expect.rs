@@ -29,7 +29,7 @@ use crate::message::expect_continue::{CONTINUE_TIMEOUT, expects_continue};
 /// The router has reset the stream before its end, or the pod's lease is lost.
 #[derive(Debug, thiserror::Error)]
 #[error("the request was cut off")]
-struct CutOff;
+struct UploadCutOff;
 
 /// How the upload of a request to the service ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub(super) enum Upload {
     Refused,
 }
 
-pub(super) struct RequestBody {
+pub(super) struct ServiceRequestBody {
     incoming: Incoming,
     http2: bool,
     /// Resolves once the service has sent `100 Continue`, or has had the time to.
@@ -53,7 +53,7 @@ pub(super) struct RequestBody {
     ended: Option<oneshot::Sender<Upload>>,
 }
 
-impl RequestBody {
+impl ServiceRequestBody {
     /// Wraps a request for the service that came by HTTP/2 or not. Returns it and the outcome of its upload. `lost` resolves
     /// when the lease is lost.
     pub(super) fn of(
@@ -64,7 +64,7 @@ impl RequestBody {
         // By HTTP/2 hyper does not report informational responses, so there the body follows its head.
         let expects = !http2 && request.version() != Version::HTTP_2 && expects_continue(request.headers());
         let (ended, upload) = oneshot::channel();
-        let mut request = request.map(|incoming| RequestBody {
+        let mut request = request.map(|incoming| ServiceRequestBody {
             incoming,
             http2,
             asked_for: None,
@@ -88,21 +88,21 @@ impl RequestBody {
     }
 }
 
-impl Drop for RequestBody {
+impl Drop for ServiceRequestBody {
     fn drop(&mut self) {
         let outcome = if self.incoming.is_end_stream() { Upload::Whole } else { self.outcome };
         let _ = self.ended.take().map(|ended| ended.send(outcome));
     }
 }
 
-impl Body for RequestBody {
+impl Body for ServiceRequestBody {
     type Data = Bytes;
     type Error = BoxError;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if self.lost.as_mut().poll(context).is_ready() {
             self.outcome = Upload::CutOff;
-            return Poll::Ready(Some(Err(CutOff.into())));
+            return Poll::Ready(Some(Err(UploadCutOff.into())));
         }
         if let Some(asked_for) = &mut self.asked_for {
             ready!(asked_for.as_mut().poll(context));
@@ -110,7 +110,7 @@ impl Body for RequestBody {
         }
         let frame = ready!(Pin::new(&mut self.incoming).poll_frame(context));
         let frame = match frame {
-            None if self.http2 && !self.incoming.is_end_stream() => Some(Err(CutOff.into())),
+            None if self.http2 && !self.incoming.is_end_stream() => Some(Err(UploadCutOff.into())),
             frame => frame.map(|frame| frame.map_err(Into::into)),
         };
         match &frame {

@@ -12,19 +12,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use http::uri::Authority;
 use tokio::time::Instant;
 
-use crate::upstream::{Sharing, h2_cause, is_odd_response};
+use crate::upstream::{SharingPolicy, h2_cause, is_odd_response};
 
 /// What is known of a service's faults.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Faults(Arc<Known>);
+pub(super) struct Faults(Arc<ServiceFaults>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct ServiceFaults {
     /// Whether it has been logged that the service speaks another protocol.
     foreign: AtomicBool,
     /// Whether the service has ever sent an odd response.
     is_odd: AtomicBool,
-    sharing: Mutex<Sharing>,
+    sharing: Mutex<SharingPolicy>,
 }
 
 impl Faults {

@@ -22,11 +22,11 @@ use tokio::sync::oneshot;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tower::Service;
 
-use super::body::ResponseBody;
+use super::body::SidecarBody;
 use super::by_partition::ByPartition;
-use super::connection::{CONNECT_TIMEOUT, Connector};
+use super::connection::{CONNECT_TIMEOUT, ServiceConnector};
 use super::exchange::Exchange;
-use super::expect::RequestBody;
+use super::expect::ServiceRequestBody;
 use super::heads::{client, prepare};
 use super::local_reply::LocalReplies;
 use super::upstream::Upstream;
@@ -41,7 +41,7 @@ const MAX_RESPONSE_HEADERS: usize = 128;
 #[derive(Debug, Clone)]
 pub(super) struct Forwarder {
     upstream: Upstream,
-    http1: Client<Connector, RequestBody>,
+    http1: Client<ServiceConnector, ServiceRequestBody>,
     http2: ByPartition,
 }
 
@@ -56,7 +56,7 @@ impl Forwarder {
             .http1_max_headers(MAX_RESPONSE_HEADERS)
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
-            .build(Connector { connector, traffic: upstream.traffic.clone() });
+            .build(ServiceConnector { connector, traffic: upstream.traffic.clone() });
         let http2 = ByPartition::new(upstream.address.clone(), upstream.traffic.clone());
         Forwarder { upstream, http1, http2 }
     }
@@ -68,12 +68,12 @@ impl Forwarder {
         replies: LocalReplies,
         abandoned: WaitForCancellationFutureOwned,
         lost: WaitForCancellationFutureOwned,
-    ) -> (impl Future<Output = ()> + Send + 'static, oneshot::Receiver<Response<ResponseBody>>) {
+    ) -> (impl Future<Output = ()> + Send + 'static, oneshot::Receiver<Response<SidecarBody>>) {
         let switch = wants_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
         let came_by_http2 = request.version() == Version::HTTP_2;
         let by_http2 = switch.is_none() && self.upstream.protocol.is_http2(|| is_grpc(request.headers()));
         prepare(&mut request, &self.upstream.address, by_http2, switch.is_some());
-        let (request, upload) = RequestBody::of(request, came_by_http2, lost);
+        let (request, upload) = ServiceRequestBody::of(request, came_by_http2, lost);
         let partition = replies.partition;
         let (to_router, response) = oneshot::channel();
         let is_safe = request.method().is_safe();
@@ -87,7 +87,7 @@ impl Forwarder {
 }
 
 impl Service<Request<Incoming>> for Forwarder {
-    type Response = Response<ResponseBody>;
+    type Response = Response<SidecarBody>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 

@@ -53,7 +53,7 @@ fn join_cookies(headers: &mut HeaderMap) {
 
 /// How the body of a service's response is delimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Framing {
+pub(super) enum ServiceFraming {
     Certain,
     /// It has a length beside its coding. The coding counts, but what follows on the connection cannot be trusted.
     Contradictory,
@@ -61,29 +61,29 @@ pub(super) enum Framing {
     Coded,
 }
 
-impl Framing {
+impl ServiceFraming {
     pub(super) fn is_certain(self) -> bool {
-        self == Framing::Certain
+        self == ServiceFraming::Certain
     }
 
     pub(super) fn is_readable(self) -> bool {
-        self != Framing::Coded
+        self != ServiceFraming::Coded
     }
 }
 
 /// Returns how a response's body is delimited, and removes a length that does not count: whoever forwards it would cut
 /// the body to it. hyper reads such responses; the router, which reads those of pods without a sidecar, has the same rules.
-pub(super) fn settle_framing(version: Version, headers: &mut HeaderMap) -> Framing {
+pub(super) fn settle_framing(version: Version, headers: &mut HeaderMap) -> ServiceFraming {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    let Some(coding) = codings.next() else { return Framing::Certain };
+    let Some(coding) = codings.next() else { return ServiceFraming::Certain };
     // HTTP/1.0 has no codings, so the meaning of one there is unknown.
     let is_chunked = coding.as_bytes().eq_ignore_ascii_case(b"chunked") && version != Version::HTTP_10;
     if !is_chunked || codings.next().is_some() {
-        return Framing::Coded;
+        return ServiceFraming::Coded;
     }
     match headers.remove(CONTENT_LENGTH) {
-        Some(_) => Framing::Contradictory,
-        None => Framing::Certain,
+        Some(_) => ServiceFraming::Contradictory,
+        None => ServiceFraming::Certain,
     }
 }
 
@@ -133,13 +133,13 @@ mod tests {
         };
         let coding = |coding| (TRANSFER_ENCODING, coding);
         let length = (CONTENT_LENGTH, "5");
-        assert_eq!(of(Version::HTTP_11, std::slice::from_ref(&length)), (Framing::Certain, true));
-        assert_eq!(of(Version::HTTP_11, &[coding("Chunked")]), (Framing::Certain, false));
-        assert_eq!(of(Version::HTTP_11, &[length, coding("chunked")]), (Framing::Contradictory, false));
+        assert_eq!(of(Version::HTTP_11, std::slice::from_ref(&length)), (ServiceFraming::Certain, true));
+        assert_eq!(of(Version::HTTP_11, &[coding("Chunked")]), (ServiceFraming::Certain, false));
+        assert_eq!(of(Version::HTTP_11, &[length, coding("chunked")]), (ServiceFraming::Contradictory, false));
         for others in [&[coding("gzip, chunked")][..], &[coding("identity")], &[coding("chunked"), coding("chunked")]] {
-            assert_eq!(of(Version::HTTP_11, others).0, Framing::Coded, "{others:?}");
+            assert_eq!(of(Version::HTTP_11, others).0, ServiceFraming::Coded, "{others:?}");
         }
-        assert_eq!(of(Version::HTTP_10, &[coding("chunked")]).0, Framing::Coded);
+        assert_eq!(of(Version::HTTP_10, &[coding("chunked")]).0, ServiceFraming::Coded);
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub struct Checks {
 
 /// The known state of a service.
 #[derive(Debug, Clone, Copy, Default)]
-struct Known {
+struct ServiceHealth {
     /// The service accepts connections.
     up: bool,
     /// It answers that it is unhealthy, or not at all.
@@ -55,7 +55,7 @@ struct Known {
     stops: u64,
 }
 
-impl Known {
+impl ServiceHealth {
     fn is_healthy(&self) -> bool {
         self.up && !self.unhealthy
     }
@@ -67,24 +67,24 @@ impl Known {
 
 /// The health of a service, checked as long as this exists.
 #[derive(Debug)]
-pub struct Health {
-    known: Arc<watch::Sender<Known>>,
+pub struct HealthCheck {
+    known: Arc<watch::Sender<ServiceHealth>>,
     traffic: Arc<Traffic>,
     _checks: AbortOnDropHandle<()>,
 }
 
-impl Health {
+impl HealthCheck {
     /// Starts the checks. The service counts as down until one succeeds.
     pub fn watch(upstream: Upstream, checks: Checks) -> Self {
-        let known = Arc::new(watch::channel(Known::default()).0);
+        let known = Arc::new(watch::channel(ServiceHealth::default()).0);
         let traffic = upstream.traffic.clone();
         let checking = tokio::spawn(run(upstream, checks, known.clone()));
-        Health { known, traffic, _checks: AbortOnDropHandle::new(checking) }
+        HealthCheck { known, traffic, _checks: AbortOnDropHandle::new(checking) }
     }
 
     /// Records that the service was stopped: it counts as down until a later check succeeds.
     pub fn forget(&self) {
-        self.known.send_modify(|known| *known = Known { up: false, unhealthy: false, stops: known.stops + 1 });
+        self.known.send_modify(|known| *known = ServiceHealth { up: false, unhealthy: false, stops: known.stops + 1 });
         self.traffic.refused();
     }
 
@@ -95,7 +95,7 @@ impl Health {
 
     /// Returns once the service accepts requests and is healthy.
     pub async fn up(&self) {
-        self.becomes(Known::is_healthy).await;
+        self.becomes(ServiceHealth::is_healthy).await;
     }
 
     /// Returns once the service has refused too many connections.
@@ -110,10 +110,10 @@ impl Health {
 
     /// Returns once the service accepts connections and has failed too many checks.
     pub async fn unhealthy(&self) {
-        self.becomes(Known::is_unhealthy).await;
+        self.becomes(ServiceHealth::is_unhealthy).await;
     }
 
-    async fn becomes(&self, is_so: impl Fn(&Known) -> bool) {
+    async fn becomes(&self, is_so: impl Fn(&ServiceHealth) -> bool) {
         if self.known.subscribe().wait_for(|known| is_so(known)).await.is_err() {
             // The checks have ended because the process ends.
             std::future::pending::<()>().await;
@@ -121,7 +121,7 @@ impl Health {
     }
 }
 
-async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<Known>>) {
+async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<ServiceHealth>>) {
     // The failures in a row, and how many of the last ones without a connection.
     let (mut failures, mut unreachable) = (0_u32, 0_u32);
     loop {
@@ -151,9 +151,9 @@ async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<Known>
             }
             Some(failure) => {
                 failures = failures.saturating_add(1);
-                let connects = !matches!(failure, Failure::Connect(_));
+                let connects = !matches!(failure, HealthFailure::Connect(_));
                 unreachable = if connects { 0 } else { unreachable.saturating_add(1) };
-                let Known { up: is_up, unhealthy: was_unhealthy, .. } = *known.borrow();
+                let ServiceHealth { up: is_up, unhealthy: was_unhealthy, .. } = *known.borrow();
                 tracing::debug!(%failure, failures, "a health check failed");
                 if is_up && connects && failures >= checks.unhealthy_after {
                     if !was_unhealthy {
@@ -175,7 +175,7 @@ async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<Known>
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum HealthFailure {
     #[error("no connection: {0}")]
     Connect(#[from] std::io::Error),
     #[error("no response: {0}")]
@@ -188,20 +188,20 @@ enum Failure {
     Request(#[from] http::Error),
 }
 
-async fn check(address: &Authority, path: Option<&PathAndQuery>, by: Instant) -> Result<(), Failure> {
+async fn check(address: &Authority, path: Option<&PathAndQuery>, by: Instant) -> Result<(), HealthFailure> {
     let limit = CONNECT_TIMEOUT.min(by.saturating_duration_since(Instant::now()));
     let stream = timeout(limit, connect(address.as_str(), limit)).await.map_err(std::io::Error::from)??;
     let Some(path) = path else { return Ok(()) };
-    timeout_at(by, ask(stream, address, path)).await.unwrap_or(Err(Failure::Late))
+    timeout_at(by, ask(stream, address, path)).await.unwrap_or(Err(HealthFailure::Late))
 }
 
-async fn ask(stream: TcpStream, address: &Authority, path: &PathAndQuery) -> Result<(), Failure> {
+async fn ask(stream: TcpStream, address: &Authority, path: &PathAndQuery) -> Result<(), HealthFailure> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
     let request = Request::get(path.as_str()).header(HOST, address.as_str()).body(Empty::<Bytes>::new())?;
     match sender.send_request(request).await?.status() {
         status if status.is_success() || status.is_redirection() => Ok(()),
-        status => Err(Failure::Answer(status)),
+        status => Err(HealthFailure::Answer(status)),
     }
 }
 
@@ -238,7 +238,7 @@ mod tests {
     async fn a_service_that_answers_is_unhealthy_and_one_that_refuses_connections_is_down() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let checks = Checks { every: Duration::from_secs(1), unhealthy_after: 2, ..checks() };
-        let health = Health::watch(upstream(&listener), checks);
+        let health = HealthCheck::watch(upstream(&listener), checks);
         respond(&listener, "200 OK").await;
         soon(health.up()).await;
         let answers = async {
@@ -265,7 +265,7 @@ mod tests {
         for closes in [false, true] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let checks = Checks { every: Duration::from_millis(50), unhealthy_after: 2, ..checks() };
-            let health = Health::watch(upstream(&listener), checks);
+            let health = HealthCheck::watch(upstream(&listener), checks);
             let answers = async {
                 while !health.is_up() {
                     respond(&listener, "200 OK").await;
@@ -290,7 +290,7 @@ mod tests {
     #[tokio::test]
     async fn a_check_that_began_before_the_service_was_stopped_says_nothing() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let health = Health::watch(upstream(&listener), checks());
+        let health = HealthCheck::watch(upstream(&listener), checks());
         let mut begun = listener.accept().await.unwrap().0;
         assert_ne!(begun.read(&mut [0; 1024]).await.unwrap(), 0);
         health.forget();

@@ -6,7 +6,7 @@
 //! # Invariants
 //!
 //! * A request is sent again only if hyper hands it back.
-//! * Nothing of a request has been sent while it has no [`Used`] connection.
+//! * Nothing of a request has been sent while it has no [`UsedConnection`].
 //! * One attempt to connect serves all exchanges that wait for it, even if it fails.
 //! * Nobody keeps a sender of a connection that has ended.
 //! * A head that is larger than the service has announced to accept is not sent.
@@ -27,11 +27,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::body::BoxError;
 use super::connection::{CONNECT_TIMEOUT, ServiceConnection, ServiceStream};
-use super::expect::RequestBody;
+use super::expect::ServiceRequestBody;
 use super::faults::Faults;
 use super::traffic::Traffic;
 use crate::upstream::{
-    CONNECTION_WINDOW_BYTES, MAX_HEAD_BYTES, Sharing, Unprocessed, connect, end_without_peer, head_size,
+    CONNECTION_WINDOW_BYTES, MAX_HEAD_BYTES, RefusalScope, SharingPolicy, connect, end_without_peer, head_size,
     says_unprocessed,
 };
 
@@ -39,23 +39,23 @@ use crate::upstream::{
 pub(super) struct Http2 {
     upstream: Authority,
     traffic: Arc<Traffic>,
-    session: Arc<Mutex<Shared>>,
+    session: Arc<Mutex<ConnectionState>>,
     faults: Faults,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    open: Option<Session>,
+struct ConnectionState {
+    open: Option<SharedConnection>,
     /// When the last attempt to connect failed, and why.
     failed: Option<(Instant, String)>,
     /// Whether exchanges share a connection, as far as the service has ended none with an error.
-    sharing: Sharing,
+    sharing: SharingPolicy,
 }
 
 /// A connection, which exchanges share unless one has lately ended such a connection.
 #[derive(Debug, Clone)]
-struct Session {
-    sender: SendRequest<RequestBody>,
+struct SharedConnection {
+    sender: SendRequest<ServiceRequestBody>,
     /// Cancelled once the connection accepts no further requests.
     ended: CancellationToken,
     handle: Arc<ServiceConnection>,
@@ -65,11 +65,11 @@ struct Session {
 }
 
 /// The connection that an exchange may have been sent on.
-pub(super) type Used = std::sync::Mutex<Option<Arc<ServiceConnection>>>;
+pub(super) type UsedConnection = std::sync::Mutex<Option<Arc<ServiceConnection>>>;
 
 /// Why there is no response.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failure {
+pub(super) enum ConnectFailure {
     /// Nothing was sent.
     #[error("cannot connect to the service: {0}")]
     Unreachable(BoxError),
@@ -94,17 +94,17 @@ impl Http2 {
 
     pub(super) async fn request(
         &self,
-        mut request: Request<RequestBody>,
-        used: &Used,
-    ) -> Result<Response<Incoming>, Failure> {
+        mut request: Request<ServiceRequestBody>,
+        used: &UsedConnection,
+    ) -> Result<Response<Incoming>, ConnectFailure> {
         loop {
-            let Session { mut sender, ended, handle, fresh, is_shared } =
-                self.session().await.map_err(Failure::Unreachable)?;
+            let SharedConnection { mut sender, ended, handle, fresh, is_shared } =
+                self.session().await.map_err(ConnectFailure::Unreachable)?;
             // Without a bound the size is needed only where one may still arrive.
             let is_bounded = fresh || handle.most_head() < usize::MAX;
             let size = if is_bounded { head_size(&request) } else { 0 };
             if size > handle.most_head() {
-                return Err(Failure::HeadTooLarge);
+                return Err(ConnectFailure::HeadTooLarge);
             }
             *used.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle.clone());
             let mut response = pin!(sender.try_send_request(request));
@@ -135,32 +135,32 @@ impl Http2 {
                     used.lock().unwrap_or_else(PoisonError::into_inner).take();
                     request = unsent;
                 }
-                Some(_) => return Err(Failure::Unprocessed),
-                None if handle.is_foreign() => return Err(Failure::Unprocessed),
+                Some(_) => return Err(ConnectFailure::Unprocessed),
+                None if handle.is_foreign() => return Err(ConnectFailure::Unprocessed),
                 None => return Err(self.failure(error.into_error(), size > handle.most_head(), is_shared).await),
             }
         }
     }
 
     /// Returns why an exchange that was sent got no response.
-    async fn failure(&self, error: hyper::Error, is_too_large: bool, was_shared: bool) -> Failure {
+    async fn failure(&self, error: hyper::Error, is_too_large: bool, was_shared: bool) -> ConnectFailure {
         self.faults.note_end(&self.upstream, &error);
         match says_unprocessed(&error) {
-            None => Failure::Broken(error.into()),
-            Some(Unprocessed::Alone) => Failure::Unprocessed,
+            None => ConnectFailure::Broken(error.into()),
+            Some(RefusalScope::Alone) => ConnectFailure::Unprocessed,
             // The bound arrived when the head had left.
-            Some(Unprocessed::WithItsConnection) if is_too_large => Failure::HeadTooLarge,
-            Some(Unprocessed::WithItsConnection) => {
+            Some(RefusalScope::WithItsConnection) if is_too_large => ConnectFailure::HeadTooLarge,
+            Some(RefusalScope::WithItsConnection) => {
                 tracing::debug!(%error, "the service ended a connection with an error; sharing none for a while");
                 self.session.lock().await.sharing.note_harm(Instant::now());
                 // Any exchange of a shared connection may be the cause. The one that is shows it by ending its own.
-                if was_shared { Failure::Unprocessed } else { Failure::Rejected }
+                if was_shared { ConnectFailure::Unprocessed } else { ConnectFailure::Rejected }
             }
         }
     }
 
     /// Returns the open connection, or a new one. While connections are not shared this is one for the caller alone.
-    async fn session(&self) -> Result<Session, BoxError> {
+    async fn session(&self) -> Result<SharedConnection, BoxError> {
         let asked = Instant::now();
         let mut shared = self.session.lock().await;
         let is_shared = shared.sharing.is_allowed(asked) && self.faults.may_share(asked);
@@ -173,7 +173,7 @@ impl Http2 {
         let made = self.connect(is_shared).await;
         match &made {
             Ok(_) if !is_shared => {}
-            Ok(made) => shared.open = Some(Session { fresh: false, ..made.clone() }),
+            Ok(made) => shared.open = Some(SharedConnection { fresh: false, ..made.clone() }),
             Err(error) => shared.failed = Some((Instant::now(), error.to_string())),
         }
         made
@@ -187,7 +187,7 @@ impl Http2 {
         }
     }
 
-    async fn connect(&self, is_shared: bool) -> Result<Session, BoxError> {
+    async fn connect(&self, is_shared: bool) -> Result<SharedConnection, BoxError> {
         let stream = timeout(CONNECT_TIMEOUT, connect(self.upstream.as_str(), CONNECT_TIMEOUT)).await??;
         stream.set_nodelay(true)?;
         end_without_peer(&stream);
@@ -207,12 +207,12 @@ impl Http2 {
                 tracing::debug!(%error, "a connection to the service has ended");
             }
         });
-        Ok(Session { sender, ended, handle, fresh: true, is_shared })
+        Ok(SharedConnection { sender, ended, handle, fresh: true, is_shared })
     }
 
     /// Makes later exchanges use another connection than this one, so that it closes when its last exchange has ended.
     /// Returns it.
-    pub(super) async fn retire(&self, used: &Used) -> Option<Arc<ServiceConnection>> {
+    pub(super) async fn retire(&self, used: &UsedConnection) -> Option<Arc<ServiceConnection>> {
         let handle = used.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let mut shared = self.session.lock().await;
         if shared.open.as_ref().is_some_and(|open| Arc::ptr_eq(&open.handle, &handle)) {
@@ -235,7 +235,7 @@ mod tests {
     use crate::sidecar::tests::deaf;
 
     /// Returns a request as a router sends it, and its connection.
-    async fn request() -> (Request<RequestBody>, impl Sized) {
+    async fn request() -> (Request<ServiceRequestBody>, impl Sized) {
         let (mut router, sidecar) = tokio::io::duplex(1 << 10);
         let (arrived, mut requests) = mpsc::unbounded_channel();
         let service = service_fn(move |request: Request<Incoming>| {
@@ -245,7 +245,7 @@ mod tests {
         tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(sidecar), service));
         router.write_all(b"GET http://x/ HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
         let (mut request, _) =
-            RequestBody::of(requests.recv().await.unwrap(), false, CancellationToken::new().cancelled_owned());
+            ServiceRequestBody::of(requests.recv().await.unwrap(), false, CancellationToken::new().cancelled_owned());
         *request.version_mut() = http::Version::HTTP_2;
         (request, router)
     }
@@ -262,9 +262,9 @@ mod tests {
         let (sender, connection) = Builder::new(TokioExecutor::new()).handshake(TokioIo::new(stream)).await.unwrap();
         let ended = CancellationToken::new();
         client.session.lock().await.open =
-            Some(Session { sender, ended: ended.clone(), handle, fresh: false, is_shared: true });
+            Some(SharedConnection { sender, ended: ended.clone(), handle, fresh: false, is_shared: true });
         let (request, _router) = request().await;
-        let exchange = tokio::spawn(async move { client.request(request, &Used::default()).await.is_ok() });
+        let exchange = tokio::spawn(async move { client.request(request, &UsedConnection::default()).await.is_ok() });
         ended.cancel();
         timeout(Duration::from_secs(60), connection).await.expect("a sender is left").unwrap();
         assert!(!exchange.is_finished(), "the request has been sent and is not answered");

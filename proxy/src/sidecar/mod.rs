@@ -54,7 +54,7 @@ use tower::layer::Layer as _;
 
 use self::count_answers::CountAnswers;
 use self::forwarder::Forwarder;
-pub use self::health::{Checks, Health};
+pub use self::health::{Checks, HealthCheck};
 use self::router_connection::{ROUTER_IDLE_TIMEOUT, bounded, recognising, secured};
 pub use self::service_side::UNREAD_TIMEOUT;
 pub use self::traffic::Traffic;

@@ -6,7 +6,7 @@
 //! # Invariants
 //!
 //! * Every frame that was sent is handed out before the end, or before the error that takes its place.
-//! * Only [`Sender::end`] ends a body. One whose sender is dropped was cut off.
+//! * Only [`BodySender::end`] ends a body. One whose sender is dropped was cut off.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -20,11 +20,11 @@ use super::body::BoxError;
 /// The exchange with the service was ended before its response.
 #[derive(Debug, thiserror::Error)]
 #[error("the response was cut off")]
-struct CutOff;
+struct BodyCutOff;
 
 /// The side that is read from the service.
 #[derive(Debug)]
-pub(super) struct Sender {
+pub(super) struct BodySender {
     frames: mpsc::Sender<Frame<Bytes>>,
     outcome: oneshot::Sender<Result<(), BoxError>>,
 }
@@ -38,13 +38,13 @@ pub(super) struct RelayedBody {
 }
 
 /// Returns both sides. At most `room` frames are read ahead.
-pub(super) fn relayed_body(room: usize) -> (Sender, RelayedBody) {
+pub(super) fn relayed_body(room: usize) -> (BodySender, RelayedBody) {
     let (to_body, frames) = mpsc::channel(room);
     let (decide, outcome) = oneshot::channel();
-    (Sender { frames: to_body, outcome: decide }, RelayedBody { frames, outcome, ended: false })
+    (BodySender { frames: to_body, outcome: decide }, RelayedBody { frames, outcome, ended: false })
 }
 
-impl Sender {
+impl BodySender {
     /// Hands a frame over once there is room. Returns whether the router still takes frames.
     pub(super) async fn send(&self, frame: Frame<Bytes>) -> bool {
         self.frames.send(frame).await.is_ok()
@@ -81,7 +81,7 @@ impl Body for RelayedBody {
         Poll::Ready(match self.outcome.try_recv() {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(Err(error)),
-            Err(_) => Some(Err(CutOff.into())),
+            Err(_) => Some(Err(BodyCutOff.into())),
         })
     }
 }

@@ -74,7 +74,7 @@ mod tests {
     use tokio::io::AsyncWriteExt as _;
 
     use super::*;
-    use crate::sidecar::body::ResponseBody;
+    use crate::sidecar::body::SidecarBody;
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_that_never_says_what_it_speaks_is_closed() {
@@ -87,7 +87,7 @@ mod tests {
             let (mut router, sidecar) = tokio::io::duplex(1 << 10);
             let recognised = Arc::new(AtomicBool::new(false));
             let never =
-                service_fn(|_: Request<Incoming>| std::future::pending::<Result<Response<ResponseBody>, Infallible>>());
+                service_fn(|_: Request<Incoming>| std::future::pending::<Result<Response<SidecarBody>, Infallible>>());
             let stream = TokioIo::new(recognising(sidecar, recognised.clone()));
             let builder = auto::Builder::new(TokioExecutor::new());
             router.write_all(sent.as_bytes()).await.unwrap();

@@ -24,34 +24,34 @@ use super::upstream::Upstream;
 pub const UNREAD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The service's side of an exchange.
-pub(super) enum Side {
+pub(super) enum ServiceSide {
     Http1(CaptureConnection),
-    Http2(Http2, Arc<http2::Used>),
+    Http2(Http2, Arc<http2::UsedConnection>),
 }
 
-impl Side {
+impl ServiceSide {
     /// Returns whether the service can only be told by a reset, after which the end of its work on the stream cannot be seen.
     pub(super) fn is_told_by_reset(&self) -> bool {
-        matches!(self, Side::Http2(..))
+        matches!(self, ServiceSide::Http2(..))
     }
 
     /// Returns whether anything can have been sent to the service.
     pub(super) fn is_used(&self) -> bool {
         match self {
-            Side::Http1(captured) => captured.connection_metadata().is_some(),
-            Side::Http2(_, used) => used.lock().unwrap_or_else(PoisonError::into_inner).is_some(),
+            ServiceSide::Http1(captured) => captured.connection_metadata().is_some(),
+            ServiceSide::Http2(_, used) => used.lock().unwrap_or_else(PoisonError::into_inner).is_some(),
         }
     }
 
     /// Returns whether the service has answered HTTP/1.1 in HTTP/2.
     pub(super) fn speaks_http2(&self) -> bool {
-        let Side::Http1(captured) = self else { return false };
+        let ServiceSide::Http1(captured) = self else { return false };
         ServiceConnection::of(captured).is_some_and(|connection| connection.speaks_http2())
     }
 
     /// Sends no other request on the connection. By HTTP/2 it stays, because a server says when it ends one.
     pub(super) fn retire(&self) {
-        if let Side::Http1(captured) = self
+        if let ServiceSide::Http1(captured) = self
             && let Some(connected) = &*captured.connection_metadata()
         {
             connected.poison();
@@ -61,7 +61,7 @@ impl Side {
     /// Tells the service that its router has gone, if the end of its work can still be seen afterwards.
     pub(super) fn finish(&self) {
         self.retire();
-        if let Side::Http1(captured) = self
+        if let ServiceSide::Http1(captured) = self
             && let Some(connection) = ServiceConnection::of(captured)
         {
             connection.finish();
@@ -71,7 +71,7 @@ impl Side {
     /// Ends a response, or a switched connection, that has gone on since its router has gone. `reader` is what reads it. Returns
     /// once the service has ended its work, as far as that can be seen: a connection by HTTP/1.1 has ended with its reset.
     pub(super) async fn reset(self, reader: impl Send, upstream: &Upstream, until: Option<Instant>) {
-        let Side::Http1(captured) = &self else {
+        let ServiceSide::Http1(captured) = &self else {
             drop(reader);
             return self.closed(upstream, until).await;
         };
@@ -100,8 +100,8 @@ impl Side {
     /// shows that its work has ended.
     pub(super) async fn closed(self, upstream: &Upstream, until: Option<Instant>) {
         let connection = match self {
-            Side::Http1(captured) => ServiceConnection::of(&captured),
-            Side::Http2(client, used) => client.retire(&used).await,
+            ServiceSide::Http1(captured) => ServiceConnection::of(&captured),
+            ServiceSide::Http2(client, used) => client.retire(&used).await,
         };
         let until = until.or_else(|| upstream.work_ends_within.map(|bound| Instant::now() + bound));
         if let Some(connection) = connection {

@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, sleep};
 
-use super::service_side::{Side, UNREAD_TIMEOUT};
+use super::service_side::{ServiceSide, UNREAD_TIMEOUT};
 use super::upstream::Upstream;
 
 /// Copies bytes both ways until the service closes its side. When the router closes, so does this side of the connection to
@@ -18,7 +18,7 @@ use super::upstream::Upstream;
 pub(super) async fn join(
     router: OnUpgrade,
     service: OnUpgrade,
-    side: Side,
+    side: ServiceSide,
     upstream: &Upstream,
     mut until: Option<Instant>,
 ) {

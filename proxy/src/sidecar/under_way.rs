@@ -22,11 +22,11 @@ pub(super) struct Exchanges(Mutex<ByAge>);
 #[derive(Debug, Default)]
 struct ByAge {
     last: ExchangeNumber,
-    exchanges: BTreeMap<ExchangeNumber, Exchange>,
+    exchanges: BTreeMap<ExchangeNumber, RunningExchange>,
 }
 
 #[derive(Debug)]
-struct Exchange {
+struct RunningExchange {
     partition: PartitionId,
     since: Instant,
     request: RequestSummary,
@@ -38,7 +38,7 @@ impl Exchanges {
     }
 
     pub(super) fn begin(&self, partition: PartitionId, request: RequestSummary) -> ExchangeNumber {
-        let exchange = Exchange { partition, since: Instant::now(), request };
+        let exchange = RunningExchange { partition, since: Instant::now(), request };
         let mut by_age = self.lock();
         by_age.last.0 += 1;
         let number = by_age.last;
@@ -55,7 +55,7 @@ impl Exchanges {
     /// Returns the oldest exchange of each partition that has any, and since when it has lasted.
     pub(super) fn oldest(&self) -> BTreeMap<PartitionId, (Instant, RequestSummary)> {
         let mut oldest = BTreeMap::new();
-        for Exchange { partition, since, request } in self.lock().exchanges.values() {
+        for RunningExchange { partition, since, request } in self.lock().exchanges.values() {
             oldest.entry(*partition).or_insert_with(|| (*since, request.clone()));
         }
         oldest

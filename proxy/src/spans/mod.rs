@@ -21,7 +21,7 @@ use segue_protocol::ids::PartitionId;
 use segue_protocol::trace_context::{Flags, SpanContext, SpanId, TraceId};
 use tokio::sync::mpsc;
 
-pub use self::span::{Span, SpanKind, Value, bounded, unix_nanos};
+pub use self::span::{AttributeValue, Span, SpanKind, bounded, unix_nanos};
 
 /// The header with the context of the caller's span.
 pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -30,17 +30,17 @@ pub(crate) const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// Which requests are recorded. A `traceparent` decides for its request; this decides for those without one.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sampling {
+pub struct Sampler {
     share: f64,
 }
 
-impl Sampling {
+impl Sampler {
     /// All choices that have a name, by their names in the file.
-    pub const NAMES: &[(&str, Self)] = &[("parent", Sampling { share: 0.0 }), ("always", Sampling { share: 1.0 })];
+    pub const NAMES: &[(&str, Self)] = &[("parent", Sampler { share: 0.0 }), ("always", Sampler { share: 1.0 })];
 
     /// Records this share of the requests without a `traceparent`. `None` unless it is from 0 to 1.
     pub fn share(share: f64) -> Option<Self> {
-        (0.0..=1.0).contains(&share).then_some(Sampling { share })
+        (0.0..=1.0).contains(&share).then_some(Sampler { share })
     }
 
     fn takes_one(self) -> bool {
@@ -50,16 +50,16 @@ impl Sampling {
 }
 
 /// Records nothing that no caller records.
-impl Default for Sampling {
+impl Default for Sampler {
     fn default() -> Self {
-        Sampling { share: 0.0 }
+        Sampler { share: 0.0 }
     }
 }
 
 /// Creates spans and queues them for export.
 #[derive(Debug, Clone)]
 pub struct Tracer {
-    /// The share of [`Sampling`], as bits. All clones have the same.
+    /// The share of [`Sampler`], as bits. All clones have the same.
     share: Arc<AtomicU64>,
     queue: mpsc::Sender<Span>,
     dropped: Counter,
@@ -69,19 +69,19 @@ pub struct Tracer {
 impl Tracer {
     /// Returns a tracer and the end of its queue, which holds at most `capacity` spans. `dropped` counts those that find
     /// it full.
-    pub fn new(sampling: Sampling, capacity: usize, dropped: Counter) -> (Self, mpsc::Receiver<Span>) {
+    pub fn new(sampling: Sampler, capacity: usize, dropped: Counter) -> (Self, mpsc::Receiver<Span>) {
         let (queue, spans) = mpsc::channel(capacity);
         let share = Arc::new(AtomicU64::new(sampling.share.to_bits()));
         (Tracer { share, queue, dropped, handoffs: Arc::default() }, spans)
     }
 
     /// Sets which requests without a `traceparent` are recorded from now on.
-    pub fn set_sampling(&self, sampling: Sampling) {
+    pub fn set_sampling(&self, sampling: Sampler) {
         self.share.store(sampling.share.to_bits(), Relaxed);
     }
 
-    fn sampling(&self) -> Sampling {
-        Sampling { share: f64::from_bits(self.share.load(Relaxed)) }
+    fn sampling(&self) -> Sampler {
+        Sampler { share: f64::from_bits(self.share.load(Relaxed)) }
     }
 
     /// Queues a span that has ended.
@@ -149,7 +149,7 @@ mod tests {
     const NOT_SAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
 
     fn sampled(sampling: f64, traceparents: &[&'static str]) -> Option<(SpanContext, Option<SpanId>)> {
-        let (tracer, _) = Tracer::new(Sampling::share(sampling).unwrap(), 1, Counter::default());
+        let (tracer, _) = Tracer::new(Sampler::share(sampling).unwrap(), 1, Counter::default());
         let mut headers = HeaderMap::new();
         for traceparent in traceparents {
             headers.append(TRACEPARENT, HeaderValue::from_static(traceparent));
@@ -177,13 +177,13 @@ mod tests {
         }
         let taken = (0..10_000).filter(|_| sampled(0.25, &[]).is_some()).count();
         assert!((2_000..3_000).contains(&taken), "{taken}");
-        assert_eq!([-0.1, 1.1, f64::NAN].map(Sampling::share), [None; 3]);
+        assert_eq!([-0.1, 1.1, f64::NAN].map(Sampler::share), [None; 3]);
     }
 
     #[test]
     fn a_span_that_finds_the_queue_full_is_counted() {
         let dropped = Counter::default();
-        let (tracer, mut spans) = Tracer::new(Sampling::default(), 1, dropped.clone());
+        let (tracer, mut spans) = Tracer::new(Sampler::default(), 1, dropped.clone());
         let span = || Span::new(root(), None, SpanKind::Internal, "stash", tokio::time::Instant::now());
         tracer.record(span());
         tracer.record(span());

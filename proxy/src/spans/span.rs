@@ -22,40 +22,40 @@ pub enum SpanKind {
 
 /// The value of an attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Value {
+pub enum AttributeValue {
     /// A text.
     Text(Cow<'static, str>),
     /// A whole number.
     Number(i64),
 }
 
-impl From<&'static str> for Value {
+impl From<&'static str> for AttributeValue {
     fn from(text: &'static str) -> Self {
-        Value::Text(text.into())
+        AttributeValue::Text(text.into())
     }
 }
 
-impl From<String> for Value {
+impl From<String> for AttributeValue {
     fn from(text: String) -> Self {
-        Value::Text(text.into())
+        AttributeValue::Text(text.into())
     }
 }
 
-impl From<u64> for Value {
+impl From<u64> for AttributeValue {
     fn from(number: u64) -> Self {
-        Value::Number(i64::try_from(number).unwrap_or(i64::MAX))
+        AttributeValue::Number(i64::try_from(number).unwrap_or(i64::MAX))
     }
 }
 
-impl From<u32> for Value {
+impl From<u32> for AttributeValue {
     fn from(number: u32) -> Self {
-        Value::Number(number.into())
+        AttributeValue::Number(number.into())
     }
 }
 
-impl From<u16> for Value {
+impl From<u16> for AttributeValue {
     fn from(number: u16) -> Self {
-        Value::Number(number.into())
+        AttributeValue::Number(number.into())
     }
 }
 
@@ -75,7 +75,7 @@ pub struct Span {
     /// Its end, likewise.
     pub end: u64,
     /// Its attributes.
-    pub attributes: Vec<(&'static str, Value)>,
+    pub attributes: Vec<(&'static str, AttributeValue)>,
     /// A span of another trace that had to do with it.
     pub link: Option<SpanContext>,
     /// Whether it failed.
@@ -105,7 +105,7 @@ impl Span {
     }
 
     /// Adds an attribute.
-    pub fn set(&mut self, key: &'static str, value: impl Into<Value>) {
+    pub fn set(&mut self, key: &'static str, value: impl Into<AttributeValue>) {
         self.attributes.push((key, value.into()));
     }
 

@@ -76,7 +76,7 @@ impl Records {
     }
 }
 
-pub(crate) struct Counted {
+pub(crate) struct CountingSocket {
     pub(super) io: TcpStream,
     pub(super) sent: u64,
     /// How many bytes may be read for now.
@@ -85,14 +85,14 @@ pub(crate) struct Counted {
     sealed: Option<(Records, SealedBytes)>,
 }
 
-impl Counted {
+impl CountingSocket {
     pub(super) fn new(io: TcpStream) -> Self {
-        Counted { io, sent: 0, most: usize::MAX, sealed: None }
+        CountingSocket { io, sent: 0, most: usize::MAX, sealed: None }
     }
 
     /// Counts the sealed bytes too.
     pub(super) fn watched(io: TcpStream, sealed: SealedBytes) -> Self {
-        Counted { sealed: Some((Records::default(), sealed)), ..Counted::new(io) }
+        CountingSocket { sealed: Some((Records::default(), sealed)), ..CountingSocket::new(io) }
     }
 
     /// Notes that TLS has opened what it could: only a record that has not ended is sealed.
@@ -125,7 +125,7 @@ impl Counted {
     }
 }
 
-impl AsyncRead for Counted {
+impl AsyncRead for CountingSocket {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -153,7 +153,7 @@ impl AsyncRead for Counted {
     }
 }
 
-impl AsyncWrite for Counted {
+impl AsyncWrite for CountingSocket {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.io).poll_write(context, bytes);
         self.count(written)

@@ -76,7 +76,7 @@ impl TlsError {
 
 /// A certificate with its key.
 #[derive(Debug)]
-pub(super) struct Identity {
+pub(super) struct CertificateIdentity {
     pub(super) chain: Vec<CertificateDer<'static>>,
     pub(super) key: PrivateKeyDer<'static>,
     path: PathBuf,
@@ -84,7 +84,7 @@ pub(super) struct Identity {
     pub(super) not_after: SystemTime,
 }
 
-impl Identity {
+impl CertificateIdentity {
     pub(super) fn read(cert: (&Path, &[u8]), key: (&Path, &[u8])) -> Result<Self, TlsError> {
         let chain = certificates(File::Cert, cert.0, cert.1)?;
         let wrong_key = |fact: String| TlsError::new(File::Key, key.0, fact);
@@ -103,7 +103,7 @@ impl Identity {
         let leaf = chain.first().and_then(|leaf| Certificate::from_der(leaf).ok());
         let not_after = leaf.map(|leaf| leaf.tbs_certificate.validity.not_after.to_unix_duration());
         let not_after = not_after.ok_or_else(|| TlsError::new(File::Cert, cert.0, "its end cannot be read"))?;
-        Ok(Identity { chain, key, path: cert.0.to_owned(), not_after: SystemTime::UNIX_EPOCH + not_after })
+        Ok(CertificateIdentity { chain, key, path: cert.0.to_owned(), not_after: SystemTime::UNIX_EPOCH + not_after })
     }
 
     pub(super) fn unusable(&self, error: &dyn std::error::Error) -> TlsError {

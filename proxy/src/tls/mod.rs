@@ -28,12 +28,12 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use alpn::{HTTP1, HTTP2};
-use counted::Counted;
+use counted::CountingSocket;
 pub(crate) use counted::SealedBytes;
+use files::{CertificateIdentity, authorities};
 pub use files::{File, TlsError};
-use files::{Identity, authorities};
-use reload::{Files, Reloaded};
-pub use reload::{Material, Refreshed};
+use reload::{Files, ReloadedFiles};
+pub use reload::{Material, RefreshOutcome};
 #[cfg(test)]
 pub(crate) use stream::tests::pair;
 pub(crate) use stream::{ReadHalf, Stream, WriteHalf, forget, refuses_certificate, throw_away};
@@ -44,7 +44,7 @@ fn provider() -> Arc<CryptoProvider> {
 
 /// The certificate that a listener shows to its clients, and the ones that it requires of them.
 #[derive(Debug, Clone)]
-pub struct ServerTls(Arc<Reloaded<ServerFiles>>);
+pub struct ServerTls(Arc<ReloadedFiles<ServerFiles>>);
 
 /// The files of a listener, all PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,9 +67,9 @@ impl Files for ServerFiles {
         own.into_iter().chain(self.client_ca.clone().map(|path| (File::ClientCa, path))).collect()
     }
 
-    fn build(&self, contents: &[Vec<u8>]) -> Result<(Self::Config, Option<Identity>), TlsError> {
+    fn build(&self, contents: &[Vec<u8>]) -> Result<(Self::Config, Option<CertificateIdentity>), TlsError> {
         let (cert, key, client_ca) = (&contents[0], &contents[1], contents.get(2));
-        let identity = Identity::read((&self.cert, cert), (&self.key, key))?;
+        let identity = CertificateIdentity::read((&self.cert, cert), (&self.key, key))?;
         let builder = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .map_err(|error| identity.unusable(&error))?;
@@ -93,7 +93,7 @@ impl Files for ServerFiles {
 impl ServerTls {
     /// Reads the files.
     pub fn load(files: ServerFiles) -> Result<Self, TlsError> {
-        Ok(ServerTls(Arc::new(Reloaded::load(files)?)))
+        Ok(ServerTls(Arc::new(ReloadedFiles::load(files)?)))
     }
 
     /// Returns the handle for checking the files again.
@@ -110,7 +110,7 @@ impl ServerTls {
     /// is disconnected. `sealed` counts what has arrived and TLS cannot open yet, also behind the handshake.
     pub(crate) async fn accept(&self, stream: TcpStream, sealed: SealedBytes) -> io::Result<Stream> {
         let acceptor = TlsAcceptor::from(self.0.current());
-        match acceptor.accept(Counted::watched(stream, sealed)).into_fallible().await {
+        match acceptor.accept(CountingSocket::watched(stream, sealed)).into_fallible().await {
             Ok(stream) => Ok(Stream::secure(stream.into())),
             Err((error, stream)) => {
                 stream.close_gently().await;
@@ -137,7 +137,7 @@ impl ServerTls {
 
 /// The authorities that a client trusts, and the certificate that it shows.
 #[derive(Debug, Clone)]
-pub struct ClientTls(Arc<Reloaded<ClientFiles>>);
+pub struct ClientTls(Arc<ReloadedFiles<ClientFiles>>);
 
 /// The files of a client, all PEM, and the name that it expects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -169,7 +169,7 @@ pub struct ClientConfigs {
 
 /// The protocols that a client offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Offer {
+pub(crate) enum AlpnOffer {
     Http1,
     Http2,
     /// HTTP/2 if the server supports it.
@@ -184,10 +184,10 @@ impl Files for ClientFiles {
         [(File::Ca, self.ca.clone())].into_iter().chain(own).collect()
     }
 
-    fn build(&self, contents: &[Vec<u8>]) -> Result<(Self::Config, Option<Identity>), TlsError> {
+    fn build(&self, contents: &[Vec<u8>]) -> Result<(Self::Config, Option<CertificateIdentity>), TlsError> {
         let roots = authorities(File::Ca, &self.ca, &contents[0])?;
         let identity = match (&self.identity, contents) {
-            (Some(own), [_, cert, key]) => Some(Identity::read((&own.cert, cert), (&own.key, key))?),
+            (Some(own), [_, cert, key]) => Some(CertificateIdentity::read((&own.cert, cert), (&own.key, key))?),
             _ => None,
         };
         let unusable = |error: rustls::Error| TlsError::unusable(File::Ca, &self.ca, &error);
@@ -216,7 +216,7 @@ impl Files for ClientFiles {
 impl ClientTls {
     /// Reads the files.
     pub fn load(files: ClientFiles) -> Result<Self, TlsError> {
-        Ok(ClientTls(Arc::new(Reloaded::load(files)?)))
+        Ok(ClientTls(Arc::new(ReloadedFiles::load(files)?)))
     }
 
     /// Returns the handle for checking the files again.
@@ -225,7 +225,7 @@ impl ClientTls {
     }
 
     /// Shakes hands with the server at `address`, `host:port`.
-    pub(crate) async fn connect(&self, address: &str, stream: TcpStream, offer: Offer) -> io::Result<Stream> {
+    pub(crate) async fn connect(&self, address: &str, stream: TcpStream, offer: AlpnOffer) -> io::Result<Stream> {
         let name = match &self.0.files().server_name {
             Some(name) => name,
             None => host(address),
@@ -234,11 +234,11 @@ impl ClientTls {
             .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, format!("{name:?} is no name of a server")))?;
         let configs = self.0.current();
         let config = match offer {
-            Offer::Http1 => &configs.http1,
-            Offer::Http2 => &configs.http2,
-            Offer::Either => &configs.either,
+            AlpnOffer::Http1 => &configs.http1,
+            AlpnOffer::Http2 => &configs.http2,
+            AlpnOffer::Either => &configs.either,
         };
-        let stream = TlsConnector::from(config.clone()).connect(name, Counted::new(stream)).await?;
+        let stream = TlsConnector::from(config.clone()).connect(name, CountingSocket::new(stream)).await?;
         Ok(Stream::secure(stream.into()))
     }
 
@@ -249,7 +249,7 @@ impl ClientTls {
         stream: TcpStream,
         http2: bool,
     ) -> io::Result<impl AsyncRead + AsyncWrite + Unpin + Send + 'static + use<>> {
-        self.connect(address, stream, if http2 { Offer::Http2 } else { Offer::Http1 }).await
+        self.connect(address, stream, if http2 { AlpnOffer::Http2 } else { AlpnOffer::Http1 }).await
     }
 }
 

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::SystemTime;
 
-use super::files::{File, Identity, TlsError, show};
+use super::files::{CertificateIdentity, File, TlsError, show};
 
 /// Files that make up a configuration together.
 pub(super) trait Files: Debug + Send + Sync + 'static {
@@ -23,13 +23,13 @@ pub(super) trait Files: Debug + Send + Sync + 'static {
     fn paths(&self) -> Vec<(File, PathBuf)>;
 
     /// Makes the configuration. `contents` are in the order of `paths`.
-    fn build(&self, contents: &[Vec<u8>]) -> Result<(Self::Config, Option<Identity>), TlsError>;
+    fn build(&self, contents: &[Vec<u8>]) -> Result<(Self::Config, Option<CertificateIdentity>), TlsError>;
 }
 
 /// Files that can be checked for changes.
 pub trait Material: Debug + Send + Sync {
     /// Reads the files and uses them if they have changed. Blocks.
-    fn refresh(&self) -> Refreshed;
+    fn refresh(&self) -> RefreshOutcome;
 
     /// Returns when the certificate in use expires, or `None` if there are only authorities.
     fn not_after(&self) -> Option<SystemTime>;
@@ -42,7 +42,7 @@ pub trait Material: Debug + Send + Sync {
 
 /// The result of checking the files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refreshed {
+pub enum RefreshOutcome {
     /// The contents have not changed, good or bad.
     Same,
     /// The contents have changed and are used for new connections from now on.
@@ -52,37 +52,37 @@ pub enum Refreshed {
 }
 
 #[derive(Debug)]
-pub(super) struct Reloaded<F: Files> {
+pub(super) struct ReloadedFiles<F: Files> {
     files: F,
-    current: RwLock<Current<F::Config>>,
-    seen: Mutex<Seen>,
+    current: RwLock<CurrentConfig<F::Config>>,
+    seen: Mutex<LastRead>,
 }
 
 #[derive(Debug)]
-struct Current<C> {
+struct CurrentConfig<C> {
     config: C,
     not_after: Option<SystemTime>,
 }
 
 /// The result of the last read, to tell whether the next one differs.
-struct Seen(Result<Vec<Vec<u8>>, TlsError>);
+struct LastRead(Result<Vec<Vec<u8>>, TlsError>);
 
-impl Debug for Seen {
+impl Debug for LastRead {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // One of them is a key.
         f.debug_tuple("Seen").field(&self.0.as_ref().map(Vec::len)).finish()
     }
 }
 
-impl<F: Files> Reloaded<F> {
+impl<F: Files> ReloadedFiles<F> {
     pub(super) fn load(files: F) -> Result<Self, TlsError> {
         let contents = read(&files)?;
         let (config, identity) = files.build(&contents)?;
         let not_after = identity.map(|identity| identity.not_after);
-        Ok(Reloaded {
+        Ok(ReloadedFiles {
             files,
-            current: RwLock::new(Current { config, not_after }),
-            seen: Mutex::new(Seen(Ok(contents))),
+            current: RwLock::new(CurrentConfig { config, not_after }),
+            seen: Mutex::new(LastRead(Ok(contents))),
         })
     }
 
@@ -94,27 +94,27 @@ impl<F: Files> Reloaded<F> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).config.clone()
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, LastRead> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<F: Files> Material for Reloaded<F> {
-    fn refresh(&self) -> Refreshed {
+impl<F: Files> Material for ReloadedFiles<F> {
+    fn refresh(&self) -> RefreshOutcome {
         let mut seen = self.seen();
         let found = read(&self.files);
         if found == seen.0 {
-            return Refreshed::Same;
+            return RefreshOutcome::Same;
         }
         seen.0 = found;
         let built = seen.0.as_ref().map_err(Clone::clone).and_then(|contents| self.files.build(contents));
         match built {
             Ok((config, identity)) => {
                 let not_after = identity.map(|identity| identity.not_after);
-                *self.current.write().unwrap_or_else(PoisonError::into_inner) = Current { config, not_after };
-                Refreshed::Replaced
+                *self.current.write().unwrap_or_else(PoisonError::into_inner) = CurrentConfig { config, not_after };
+                RefreshOutcome::Replaced
             }
-            Err(error) => Refreshed::Refused(error),
+            Err(error) => RefreshOutcome::Refused(error),
         }
     }
 

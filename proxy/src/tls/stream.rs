@@ -22,7 +22,7 @@ use tokio_util::either::Either;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::alpn::HTTP2;
-use super::counted::Counted;
+use super::counted::CountingSocket;
 
 /// The event that the peer has closed its direction. Other systems than Linux report only that both are closed.
 #[cfg(target_os = "linux")]
@@ -32,11 +32,11 @@ const CLOSED: PollFlags = PollFlags::HUP;
 
 pub(crate) enum Stream {
     Plain(TcpStream),
-    Tls(Box<TlsStream<Counted>>),
+    Tls(Box<TlsStream<CountingSocket>>),
 }
 
 impl Stream {
-    pub(super) fn secure(mut stream: TlsStream<Counted>) -> Self {
+    pub(super) fn secure(mut stream: TlsStream<CountingSocket>) -> Self {
         // No message of the handshake is unfinished now.
         stream.get_mut().0.opened();
         Stream::Tls(Box::new(stream))
@@ -152,10 +152,10 @@ fn would_block<T>(result: io::Result<T>) -> bool {
 }
 
 /// The half for reading.
-pub(crate) type ReadHalf = Either<OwnedReadHalf, tokio::io::ReadHalf<Box<TlsStream<Counted>>>>;
+pub(crate) type ReadHalf = Either<OwnedReadHalf, tokio::io::ReadHalf<Box<TlsStream<CountingSocket>>>>;
 
 /// The half for writing.
-pub(crate) type WriteHalf = Either<OwnedWriteHalf, tokio::io::WriteHalf<Box<TlsStream<Counted>>>>;
+pub(crate) type WriteHalf = Either<OwnedWriteHalf, tokio::io::WriteHalf<Box<TlsStream<CountingSocket>>>>;
 
 /// Drops a half without touching the other one. In clear text, dropping it otherwise shuts it down.
 pub(crate) fn forget(half: WriteHalf) {
@@ -253,7 +253,7 @@ pub(super) mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
-    use super::super::{ClientFiles, ClientTls, Offer, SealedBytes, ServerFiles, ServerTls};
+    use super::super::{AlpnOffer, ClientFiles, ClientTls, SealedBytes, ServerFiles, ServerTls};
     use super::*;
 
     /// Returns both sides of a connection in TLS.
@@ -276,7 +276,7 @@ pub(super) mod tests {
             async { server.accept(listener.accept().await.unwrap().0, SealedBytes::default()).await.unwrap() };
         let connected = async {
             let stream = TcpStream::connect(address).await.unwrap();
-            client.connect(&address.to_string(), stream, Offer::Http1).await.unwrap()
+            client.connect(&address.to_string(), stream, AlpnOffer::Http1).await.unwrap()
         };
         tokio::join!(connected, accepted)
     }

@@ -13,11 +13,11 @@ use tokio::time::Instant;
 use super::connect_retry::ConnectRetry;
 use super::error::BackingOff;
 use super::exchange::Exchange;
-use super::http1::{self, Connection, ResponseKind};
-use super::http2::{self, Lease, Sessions};
+use super::http1::{self, PodConnection, ResponseKind};
+use super::http2::{self, Sessions, StreamLease};
 use super::pool::Pool;
 use super::sharing::OddResponses;
-use super::wanted::Wanted;
+use super::wanted::ConnectionKind;
 use crate::message::header_scan::HeaderScan;
 use crate::message::headers::RoutingHeaders;
 use crate::message::local_reply::LocalReply;
@@ -30,7 +30,7 @@ const MAX_CONNECTING: usize = 16;
 
 /// The connections of one worker to one pod.
 pub(super) struct PodConnections {
-    pub(super) pool: Rc<Pool<Box<Connection>>>,
+    pub(super) pool: Rc<Pool<Box<PodConnection>>>,
     pub(super) whole: Sessions,
     pub(super) uploading: Sessions,
     pub(super) odd: Rc<OddResponses>,
@@ -52,22 +52,22 @@ impl PodConnections {
     }
 
     /// Takes an open connection, if there is one.
-    pub(super) fn open(&self, wanted: Wanted) -> Option<Checkout> {
+    pub(super) fn open(&self, wanted: ConnectionKind) -> Option<Checkout> {
         match self.sessions(wanted).filter(|sessions| !sessions.is_declined()) {
             Some(sessions) => sessions.open().map(Checkout::Http2),
             None => self.pool.take().map(|connection| self.http1(connection, false)),
         }
     }
 
-    pub(super) fn sessions(&self, wanted: Wanted) -> Option<&Sessions> {
+    pub(super) fn sessions(&self, wanted: ConnectionKind) -> Option<&Sessions> {
         match wanted {
-            Wanted::Http1 => None,
-            Wanted::Http2Whole => Some(&self.whole),
-            Wanted::Http2Uploading => Some(&self.uploading),
+            ConnectionKind::Http1 => None,
+            ConnectionKind::Http2Whole => Some(&self.whole),
+            ConnectionKind::Http2Uploading => Some(&self.uploading),
         }
     }
 
-    pub(super) fn http1(&self, connection: Box<Connection>, fresh: bool) -> Checkout {
+    pub(super) fn http1(&self, connection: Box<PodConnection>, fresh: bool) -> Checkout {
         Checkout::Http1 { connection, pool: self.pool.clone(), fresh }
     }
 
@@ -89,8 +89,8 @@ impl PodConnections {
 
 /// A connection to a pod, taken for one request.
 pub(crate) enum Checkout {
-    Http1 { connection: Box<Connection>, pool: Rc<Pool<Box<Connection>>>, fresh: bool },
-    Http2(Lease),
+    Http1 { connection: Box<PodConnection>, pool: Rc<Pool<Box<PodConnection>>>, fresh: bool },
+    Http2(StreamLease),
 }
 
 impl Checkout {

@@ -14,7 +14,7 @@ use http_body::{Frame, SizeHint};
 
 use super::error::{Broken, SendError};
 use super::http1::HeadLines;
-use super::rest::{Counted, Rest};
+use super::rest::{ExchangeGuard, UnsentRequest};
 use super::{http1, http2};
 use crate::message::headers::{clean_response, clean_response_trailers};
 use crate::message::stream_kind::says_stream;
@@ -46,7 +46,7 @@ impl Exchange {
             Exchange::Http1(exchange) => {
                 ready!(exchange.poll_response(context, interim)).map(|received| match received {
                     http1::PodResponse::Response(mut head, body, rest) => {
-                        let (rest, lines) = (rest.map(Rest::new), head.lines.take());
+                        let (rest, lines) = (rest.map(UnsentRequest::new), head.lines.take());
                         let source = match body {
                             http1::Body::Whole(bytes) => Source::Whole(bytes),
                             // Boxed: most bodies arrive with their head, and what surrounds this is moved often.
@@ -68,7 +68,7 @@ impl Exchange {
                 parts.version = Version::HTTP_11;
                 clean_response(&mut parts.headers);
                 let (source, rest, is_stream) =
-                    (Source::Http2(reader), rest.map(Rest::new), says_stream(&parts.headers));
+                    (Source::Http2(reader), rest.map(UnsentRequest::new), says_stream(&parts.headers));
                 let body = ResponseStream { source, rest, lines: None, is_stream };
                 PodResponse::Response(Response::from_parts(parts, body))
             }),
@@ -90,7 +90,7 @@ fn response<B>(head: http1::ResponseHead, body: B) -> Response<B> {
 /// breaks the exchange off.
 pub(crate) struct ResponseStream {
     // Dropped first: the request is broken off before its connection is closed.
-    rest: Option<Rest>,
+    rest: Option<UnsentRequest>,
     source: Source,
     /// The headers of the response, if its map is empty for that reason.
     lines: Option<HeadLines>,
@@ -100,8 +100,8 @@ pub(crate) struct ResponseStream {
 enum Source {
     /// All that is left of the body.
     Whole(Bytes),
-    Http1(Box<http1::Reader>),
-    Http2(http2::Reader),
+    Http1(Box<http1::BodyReader>),
+    Http2(http2::BodyStream),
 }
 
 impl ResponseStream {
@@ -139,7 +139,7 @@ impl ResponseStream {
     }
 
     /// Keeps the exchange counted until its request has been sent as well. To be called once everything has been read.
-    pub(crate) fn finish(self, counted: Box<impl Counted>) {
+    pub(crate) fn finish(self, counted: Box<impl ExchangeGuard>) {
         let ResponseStream { rest, source, .. } = self;
         let Some(rest) = rest else { return drop(counted) };
         let read = match source {

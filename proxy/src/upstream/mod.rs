@@ -31,7 +31,7 @@ use crate::runtime::coarse_timer::CoarseTimer;
 use crate::runtime::log_interval::LogInterval;
 use crate::runtime::shortage::is_shortage;
 use crate::settings::{UpstreamProtocol, UpstreamSettings};
-use crate::tls::{Offer, Stream};
+use crate::tls::{AlpnOffer, Stream};
 pub(crate) use addresses::connect;
 use connect_retry::ConnectRetry;
 pub(crate) use connections::Checkout;
@@ -41,15 +41,15 @@ pub(crate) use error::{Broken, SendError, is_backing_off, is_not_http2};
 pub(crate) use exchange::{Exchange, PodResponse, ResponseStream};
 #[cfg(feature = "fuzzing")]
 pub(crate) use http1::fuzzing;
-use http1::{Connection, MAX_IDLE_AGE};
-pub(crate) use http1::{Decoded, Decoder, HeadLines, ResponseHead, ResponseKind, chunk_size};
-use http2::{Agreed, Leased, Sessions};
+pub(crate) use http1::{DecodedPart, Decoder, HeadLines, ResponseHead, ResponseKind, chunk_size};
+use http1::{MAX_IDLE_AGE, PodConnection};
 pub(crate) use http2::{
-    Announced, CONNECTION_WINDOW_BYTES, Unprocessed, h2_cause, head_size, is_settings, says_unprocessed,
+    CONNECTION_WINDOW_BYTES, RefusalScope, SettingsReader, h2_cause, head_size, is_settings, says_unprocessed,
 };
-pub(crate) use rest::Counted;
-pub(crate) use sharing::{Sharing, is_odd_response};
-pub(crate) use wanted::{Wanted, Which};
+use http2::{LeaseOutcome, NegotiatedConnection, Sessions};
+pub(crate) use rest::ExchangeGuard;
+pub(crate) use sharing::{SharingPolicy, is_odd_response};
+pub(crate) use wanted::{ConnectionKind, Which};
 
 /// Largest head of a response. Generous, because pods are trusted more than clients, but bounded.
 pub(crate) const MAX_HEAD_BYTES: usize = 256 << 10;
@@ -62,7 +62,7 @@ pub(crate) struct Upstream {
     timer: CoarseTimer,
     pods: RefCell<Vec<Option<Rc<PodConnections>>>>,
     swept: RefCell<Instant>,
-    /// Which of [`Wanted::ALL`] requests have wanted so far.
+    /// Which of [`ConnectionKind::ALL`] requests have wanted so far.
     spoken: [Cell<bool>; 3],
     shortage_noted: LogInterval,
     http2_noted: LogInterval,
@@ -88,19 +88,19 @@ impl Upstream {
 
     /// Takes an open connection to the pod. Returns `None` if [`checkout`](Self::checkout) has to make one.
     #[inline]
-    pub(crate) fn take_open(&self, pod: &Arc<Pod>, wanted: Wanted) -> Option<Checkout> {
+    pub(crate) fn take_open(&self, pod: &Arc<Pod>, wanted: ConnectionKind) -> Option<Checkout> {
         let connections = self.connections_to(pod);
-        if wanted != Wanted::Http1 && !connections.odd.may_share(self.timer.now()) {
+        if wanted != ConnectionKind::Http1 && !connections.odd.may_share(self.timer.now()) {
             return None;
         }
         connections.open(wanted)
     }
 
     /// Takes a connection to the pod, making one if need be.
-    pub(crate) async fn checkout(&self, pod: &Arc<Pod>, wanted: Wanted, which: Which) -> io::Result<Checkout> {
+    pub(crate) async fn checkout(&self, pod: &Arc<Pod>, wanted: ConnectionKind, which: Which) -> io::Result<Checkout> {
         let connections = self.connections_to(pod);
         self.spoken[wanted as usize].set(true);
-        let is_shared = wanted == Wanted::Http1 || connections.odd.may_share(self.timer.now());
+        let is_shared = wanted == ConnectionKind::Http1 || connections.odd.may_share(self.timer.now());
         let which = if which == Which::Any && !is_shared { Which::Exclusive } else { which };
         if which == Which::Any
             && let Some(checkout) = connections.open(wanted)
@@ -115,17 +115,17 @@ impl Upstream {
         &self,
         pod: &Pod,
         connections: Rc<PodConnections>,
-        wanted: Wanted,
+        wanted: ConnectionKind,
         which: Which,
     ) -> io::Result<Checkout> {
         if let Some(sessions) = connections.sessions(wanted) {
             match sessions.lease(async || self.offer_http2(pod, &connections).await, which).await? {
-                Leased::Lease(lease) => return Ok(Checkout::Http2(lease)),
-                Leased::Declined(Some(stream)) => {
-                    return Ok(connections.http1(Connection::new(stream, self.timer.now()), true));
+                LeaseOutcome::Lease(lease) => return Ok(Checkout::Http2(lease)),
+                LeaseOutcome::Declined(Some(stream)) => {
+                    return Ok(connections.http1(PodConnection::new(stream, self.timer.now()), true));
                 }
-                Leased::Declined(None) if which != Which::Any => {}
-                Leased::Declined(None) => {
+                LeaseOutcome::Declined(None) if which != Which::Any => {}
+                LeaseOutcome::Declined(None) => {
                     // Only now is it known that an HTTP/1.1 connection will do.
                     if let Some(connection) = connections.pool.take() {
                         return Ok(connections.http1(connection, false));
@@ -133,14 +133,14 @@ impl Upstream {
                 }
             }
         }
-        let stream = self.connect(pod, &connections, Offer::Http1).await?;
-        Ok(connections.http1(Connection::new(stream, self.timer.now()), true))
+        let stream = self.connect(pod, &connections, AlpnOffer::Http1).await?;
+        Ok(connections.http1(PodConnection::new(stream, self.timer.now()), true))
     }
 
     /// Makes a connection to the pod for each of the kinds that requests have wanted, where there is none.
     pub(crate) async fn prepare(&self, pod: &Arc<Pod>) {
         let connections = self.connections_to(pod);
-        for wanted in Wanted::ALL {
+        for wanted in ConnectionKind::ALL {
             let missing = connections.sessions(wanted).map_or_else(|| connections.pool.is_empty(), Sessions::is_empty);
             // If it cannot be made now, the request that needs it makes it, and handles the failure.
             if self.spoken[wanted as usize].get()
@@ -152,15 +152,15 @@ impl Upstream {
         }
     }
 
-    async fn offer_http2(&self, pod: &Pod, connections: &PodConnections) -> io::Result<Agreed> {
+    async fn offer_http2(&self, pod: &Pod, connections: &PodConnections) -> io::Result<NegotiatedConnection> {
         // With `protocol = "http2"` a pod that does not negotiate is taken to speak HTTP/2.
         let (offer, unsaid) = match self.settings.protocol {
-            UpstreamProtocol::Auto => (Offer::Either, self.settings.tls.is_none()),
-            UpstreamProtocol::Http1 | UpstreamProtocol::Http2 => (Offer::Http2, true),
+            UpstreamProtocol::Auto => (AlpnOffer::Either, self.settings.tls.is_none()),
+            UpstreamProtocol::Http1 | UpstreamProtocol::Http2 => (AlpnOffer::Http2, true),
         };
         let stream = self.connect(pod, connections, offer).await?;
         let http2 = stream.agreed_on_http2().unwrap_or(unsaid);
-        Ok(if http2 { Agreed::Http2(stream) } else { Agreed::Http1(stream) })
+        Ok(if http2 { NegotiatedConnection::Http2(stream) } else { NegotiatedConnection::Http1(stream) })
     }
 
     fn connections_to(&self, pod: &Pod) -> Rc<PodConnections> {
@@ -173,7 +173,7 @@ impl Upstream {
         pods[slot].get_or_insert_with(make).clone()
     }
 
-    async fn connect(&self, pod: &Pod, connections: &PodConnections, offer: Offer) -> io::Result<Stream> {
+    async fn connect(&self, pod: &Pod, connections: &PodConnections, offer: AlpnOffer) -> io::Result<Stream> {
         let _place = connections.connecting.acquire().await.map_err(io::Error::other)?;
         connections.may_connect()?;
         let connected = tokio::time::timeout(self.settings.connect_timeout, async {

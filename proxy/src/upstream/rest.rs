@@ -22,7 +22,7 @@ use crate::runtime::background::Background;
 use crate::tls::ReadHalf;
 
 /// A request that is still being sent.
-pub(crate) trait Remaining {
+pub(crate) trait RequestSender {
     /// Sends more of it. Ready when nothing more will be sent.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()>;
 
@@ -40,7 +40,7 @@ pub(crate) trait Remaining {
 }
 
 /// Counts an exchange until it is dropped.
-pub(crate) trait Counted: 'static {
+pub(crate) trait ExchangeGuard: 'static {
     /// Returns when the client wants to have all of the response, if it has said so.
     fn deadline(&self) -> Option<Instant>;
 
@@ -55,32 +55,32 @@ pub(crate) trait Counted: 'static {
 }
 
 /// The rest of a request. Dropping it before [`finish`](Self::finish) breaks it off.
-pub(crate) struct Rest(Option<Rc<Inner>>);
+pub(crate) struct UnsentRequest(Option<Rc<Inner>>);
 
 struct Inner {
-    state: RefCell<State>,
+    state: RefCell<SendState>,
     over: Notify,
 }
 
-struct State {
+struct SendState {
     /// `None` once over.
-    remaining: Option<Box<dyn Remaining>>,
+    remaining: Option<Box<dyn RequestSender>>,
     /// Set once the response has been read: keeps the exchange counted.
-    counted: Option<Box<dyn Counted>>,
+    counted: Option<Box<dyn ExchangeGuard>>,
     waker: Option<Waker>,
 }
 
-impl Rest {
-    pub(crate) fn new(remaining: Box<dyn Remaining>) -> Self {
-        let state = State { remaining: Some(remaining), counted: None, waker: None };
+impl UnsentRequest {
+    pub(crate) fn new(remaining: Box<dyn RequestSender>) -> Self {
+        let state = SendState { remaining: Some(remaining), counted: None, waker: None };
         let inner = Rc::new(Inner { state: RefCell::new(state), over: Notify::new() });
         let sending = inner.clone();
         tokio::task::spawn_local(async move { std::future::poll_fn(|context| sending.poll(context)).await });
-        Rest(Some(inner))
+        UnsentRequest(Some(inner))
     }
 
     /// Notes that the response has been read. The exchange is over when the request has been sent, too.
-    pub(crate) fn finish(mut self, read: Option<ReadHalf>, counted: Box<impl Counted>) {
+    pub(crate) fn finish(mut self, read: Option<ReadHalf>, counted: Box<impl ExchangeGuard>) {
         let Some(inner) = self.0.take() else { return };
         let (background, severed) = (counted.background().clone(), counted.sever_token());
         let (deadline, idle) = (counted.deadline(), counted.idle_timeout().max(Duration::from_millis(1)));
@@ -119,7 +119,7 @@ impl Rest {
     }
 }
 
-impl Drop for Rest {
+impl Drop for UnsentRequest {
     fn drop(&mut self) {
         if let Some(inner) = &self.0 {
             inner.abort();

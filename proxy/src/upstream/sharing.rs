@@ -23,7 +23,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 #[derive(Debug)]
 pub(super) struct OddResponses {
     pod: String,
-    sharing: Cell<Sharing>,
+    sharing: Cell<SharingPolicy>,
 }
 
 impl OddResponses {
@@ -63,13 +63,13 @@ pub(crate) fn is_odd_response(error: &h2::Error) -> bool {
 
 /// When exchanges share connections.
 #[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Sharing {
+pub(crate) struct SharingPolicy {
     /// How often sharing was tried in vain.
     in_vain: u32,
     again_at: Option<Instant>,
 }
 
-impl Sharing {
+impl SharingPolicy {
     /// Returns whether exchanges share connections.
     pub(crate) fn is_allowed(&self, now: Instant) -> bool {
         self.again_at.is_none_or(|at| at <= now)
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_with_each_time_that_sharing_is_tried_in_vain() {
-        let (mut sharing, mut now) = (Sharing::default(), Instant::now());
+        let (mut sharing, mut now) = (SharingPolicy::default(), Instant::now());
         for seconds in [10, 20, 40, 80, 160, 320, 600, 600] {
             assert!(sharing.is_allowed(now));
             assert!(sharing.note_harm(now));
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn odd_responses_without_sharing_put_the_next_try_off() {
-        let (mut sharing, now) = (Sharing::default(), Instant::now());
+        let (mut sharing, now) = (SharingPolicy::default(), Instant::now());
         sharing.note_harm(now);
         sharing.note_harm(now + Duration::from_secs(9));
         assert!(!sharing.is_allowed(now + Duration::from_secs(18)));

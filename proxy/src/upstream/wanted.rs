@@ -4,7 +4,7 @@
 
 /// The protocol that a request needs, and over HTTP/2 the kind of connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum ConnectionKind {
     Http1,
     /// HTTP/2, for a request that has arrived completely.
     Http2Whole,
@@ -12,8 +12,9 @@ pub(crate) enum Wanted {
     Http2Uploading,
 }
 
-impl Wanted {
-    pub(super) const ALL: [Wanted; 3] = [Wanted::Http1, Wanted::Http2Whole, Wanted::Http2Uploading];
+impl ConnectionKind {
+    pub(super) const ALL: [ConnectionKind; 3] =
+        [ConnectionKind::Http1, ConnectionKind::Http2Whole, ConnectionKind::Http2Uploading];
 }
 
 /// Which of those connections it may use.

@@ -26,7 +26,7 @@ use segue_protocol::planning::Policy;
 use segue_protocol::records::{Capabilities, Mode, PodAck, PodAckKind, PodRecord, encode};
 use segue_protocol::txn::Keys;
 use segue_protocol::view::View;
-use segue_proxy::router::Control;
+use segue_proxy::router::RouterControl;
 use segue_proxy::routing::permit::{Admission, TableHandle};
 use segue_proxy::routing::table::{Bounce, StashLimits, Table};
 use tokio::sync::watch;
@@ -55,7 +55,7 @@ struct Fixture {
 
 struct Router {
     table: Arc<Table>,
-    control: Control,
+    control: RouterControl,
     task: JoinHandle<()>,
 }
 
@@ -120,7 +120,8 @@ impl Fixture {
             request_timeout: REQUEST_TIMEOUT,
             max_wait: Duration::from_secs(60),
         };
-        let (control, run) = Control::new(table.clone(), notices, store, self.keys.clone(), settings, Arc::new(()));
+        let (control, run) =
+            RouterControl::new(table.clone(), notices, store, self.keys.clone(), settings, Arc::new(()));
         Router { table, control, task: spawn_local(run) }
     }
 

@@ -19,7 +19,7 @@ use std::time::Duration;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use segue_coordination::router::DataPlane;
-use segue_protocol::handoff::router::{HoldCause, Stage, Target};
+use segue_protocol::handoff::router::{GateStage, HoldCause, Target};
 use segue_protocol::ids::{Incarnation, PartitionId, Revision};
 use segue_protocol::records::PodRecord;
 use segue_proxy::metrics::Metrics;
@@ -326,7 +326,7 @@ impl Fixture {
     }
 
     /// Returns the stage of partition 0 that the control side sees.
-    pub fn table_stage(&self) -> Stage {
+    pub fn table_stage(&self) -> GateStage {
         DataPlane::stage(&*self.table, PartitionId::new(0)).0
     }
 
@@ -355,9 +355,9 @@ async fn settle(table: Arc<Table>, targets: Targets, partition: PartitionId) {
             continue;
         }
         match stage {
-            Stage::Closed => DataPlane::switch(&*table, partition, &target, &record, false),
-            Stage::Draining(at) if at == target => DataPlane::switch(&*table, partition, &target, &record, false),
-            Stage::Open(at) | Stage::Flushing(at) if at != target => table.stop(partition, HoldCause::Handoff),
+            GateStage::Closed => DataPlane::switch(&*table, partition, &target, &record, false),
+            GateStage::Draining(at) if at == target => DataPlane::switch(&*table, partition, &target, &record, false),
+            GateStage::Open(at) | GateStage::Flushing(at) if at != target => table.stop(partition, HoldCause::Handoff),
             _ => return,
         }
         return;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use segue_coordination::router::DataPlane;
-use segue_protocol::handoff::router::{HoldCause, Stage};
+use segue_protocol::handoff::router::{GateStage, HoldCause};
 use segue_proxy::routing::permit::{Admission, TableHandle};
 use segue_proxy::routing::table::{Bounce, StashLimits, Table};
 use tokio::time::Instant;
@@ -21,7 +21,7 @@ async fn a_partition_that_leads_nowhere_holds_and_lets_in_once_it_leads_somewher
     switch(&table, P0, "a", 1);
     let permit = queued.await.unwrap();
     assert_eq!((permit.pod().name.as_str(), permit.epoch()), ("a", E1));
-    assert_eq!(stage(&table, P0), Stage::Open(target("a", 1)));
+    assert_eq!(stage(&table, P0), GateStage::Open(target("a", 1)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -34,12 +34,12 @@ async fn a_stopped_partition_is_empty_only_when_the_last_exchange_has_ended() {
     table.stop(P0, HoldCause::Handoff);
     let mut held = waits(&worker, None);
     drop(first);
-    assert_eq!(stage(&table, P0), Stage::Draining(target("a", 1)));
+    assert_eq!(stage(&table, P0), GateStage::Draining(target("a", 1)));
     switch(&table, P0, "b", 2);
-    assert_eq!(stage(&table, P0), Stage::Draining(target("a", 1)), "it must not lead elsewhere before it is empty");
+    assert_eq!(stage(&table, P0), GateStage::Draining(target("a", 1)), "it must not lead elsewhere before it is empty");
     assert!(is_pending(&mut held).await);
     drop(second);
-    assert_eq!(stage(&table, P0), Stage::Closed);
+    assert_eq!(stage(&table, P0), GateStage::Closed);
     assert_eq!(notices.try_recv(), Ok(P0), "the control side is told");
     switch(&table, P0, "b", 2);
     assert_eq!(held.await.unwrap().pod().name, "b");
@@ -113,11 +113,11 @@ async fn a_slow_request_holds_up_its_own_key_alone_and_no_acknowledgement() {
     let (first, mut second) = (waits(&worker, Some(7)), waits(&worker, Some(7)));
     switch(&table, P0, "a", 1);
     let mut first = first.await.unwrap();
-    assert!(matches!(stage(&table, P0), Stage::Flushing(_)));
+    assert!(matches!(stage(&table, P0), GateStage::Flushing(_)));
     tokio::time::advance(Duration::from_millis(250)).await;
     while notices.try_recv().is_ok() {}
     first.give_way();
-    assert_eq!(stage(&table, P0), Stage::Open(target("a", 1)), "for the handoff the flush is over");
+    assert_eq!(stage(&table, P0), GateStage::Open(target("a", 1)), "for the handoff the flush is over");
     assert_eq!(notices.try_recv(), Ok(P0), "the control side is told");
     let times = DataPlane::take_times(&*table, P0).unwrap();
     assert_eq!((times.stashed, times.flush), (2, Duration::from_millis(250)));
@@ -148,7 +148,7 @@ async fn a_stop_while_slow_requests_are_tried_begins_another_cutover() {
     DataPlane::take_times(&*table, P0).unwrap();
     tokio::time::advance(Duration::from_secs(5)).await;
     table.stop(P0, HoldCause::Handoff);
-    assert_eq!(stage(&table, P0), Stage::Draining(target("a", 1)));
+    assert_eq!(stage(&table, P0), GateStage::Draining(target("a", 1)));
     assert!(is_pending(&mut second).await);
     first.delivered();
     drop(first);
@@ -193,11 +193,11 @@ fn requests_of_two_owners_are_never_in_flight_together() {
             std::thread::yield_now();
         }
         table.stop(P0, HoldCause::Handoff);
-        while stage(&table, P0) != Stage::Closed {
+        while stage(&table, P0) != GateStage::Closed {
             std::thread::yield_now();
         }
         switch(&table, P0, "pod", epoch);
-        while !matches!(stage(&table, P0), Stage::Open(_)) {
+        while !matches!(stage(&table, P0), GateStage::Open(_)) {
             std::thread::yield_now();
         }
     }

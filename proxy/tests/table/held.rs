@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use segue_coordination::router::DataPlane;
 use segue_coordination::session::{count_by_tokio, lease_now, suspend};
-use segue_protocol::handoff::router::{HoldCause, Stage};
+use segue_protocol::handoff::router::{GateStage, HoldCause};
 use segue_proxy::routing::table::{AdmissionError, StashTotal, Table};
 use tokio::time::Instant;
 
@@ -25,9 +25,9 @@ async fn requests_of_one_key_reach_the_pod_in_order_and_newcomers_go_behind() {
     assert!(is_pending(&mut third).await);
     second.delivered();
     let mut third = third.await.unwrap();
-    assert!(matches!(stage(&table, P0), Stage::Flushing(_)), "the last one's outcome is not known yet");
+    assert!(matches!(stage(&table, P0), GateStage::Flushing(_)), "the last one's outcome is not known yet");
     third.delivered();
-    assert!(matches!(stage(&table, P0), Stage::Open(_)));
+    assert!(matches!(stage(&table, P0), GateStage::Open(_)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -101,7 +101,7 @@ async fn a_client_that_hangs_up_takes_its_request_along() {
     // Also when it was let in and has not noticed yet.
     drop(second);
     assert_eq!(table.in_flight(P0), 0);
-    assert!(matches!(stage(&table, P0), Stage::Open(_)));
+    assert!(matches!(stage(&table, P0), GateStage::Open(_)));
 }
 
 #[tokio::test(start_paused = true)]

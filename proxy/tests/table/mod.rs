@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use segue_coordination::router::DataPlane;
 use segue_coordination::session::count_by_tokio;
-use segue_protocol::handoff::router::{Stage, Target};
+use segue_protocol::handoff::router::{GateStage, Target};
 use segue_protocol::ids::{Epoch, Incarnation, PartitionId, Revision};
 use segue_protocol::records::PodRecord;
 use segue_proxy::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
@@ -47,7 +47,7 @@ fn switch(table: &Table, partition: PartitionId, pod: &str, epoch: u64) {
     DataPlane::switch(table, partition, &target(pod, epoch), &record, false);
 }
 
-fn stage(table: &Table, partition: PartitionId) -> Stage {
+fn stage(table: &Table, partition: PartitionId) -> GateStage {
     DataPlane::stage(table, partition).0
 }
 

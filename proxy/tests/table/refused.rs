@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use segue_coordination::router::DataPlane;
-use segue_protocol::handoff::router::Stage;
+use segue_protocol::handoff::router::GateStage;
 use segue_proxy::routing::permit::QueuedPermit;
 use segue_proxy::routing::table::{AdmissionError, Bounce, StashLimits};
 use tokio::time::Instant;
@@ -36,7 +36,7 @@ async fn a_refused_request_goes_first_again_and_the_pod_is_left_alone_for_a_whil
     switch(&table, P0, "a", 1);
     let refused = passes(&worker, Some(7)).put_back(Bounce::Unreachable).unwrap();
     let (at, retry_at) = DataPlane::stage(&*table, P0);
-    assert_eq!(at, Stage::Closed);
+    assert_eq!(at, GateStage::Closed);
     assert_eq!(retry_at, Some(Instant::now() + Duration::from_millis(5)));
     let mut later = waits(&worker, Some(7));
     while notices.try_recv().is_ok() {}
@@ -148,7 +148,7 @@ async fn a_request_that_is_refused_while_another_is_taken_is_tried_once_more() {
     switch(&table, P0, "a", 1);
     assert_eq!(tries(&mut tickets, |number| number == 1).await, (2, true), "another key's after three");
     assert_eq!(tries(&mut tickets, |_| true).await, (1, false), "refused for good");
-    assert!(matches!(stage(&table, P0), Stage::Open(_)), "it holds up no flush again");
+    assert!(matches!(stage(&table, P0), GateStage::Open(_)), "it holds up no flush again");
     assert_eq!((table.in_flight(P0), table.stashed(P0)), (0, (0, 0)));
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use segue_proxy::tls::{Refreshed, ServerTls};
+use segue_proxy::tls::{RefreshOutcome, ServerTls};
 use segue_tests::certificates::Authority;
 
 use super::{Authorities, curl, fixture, python, run, server, tell, text};
@@ -91,8 +91,8 @@ async fn new_certificates_are_taken_over_under_load_without_losing_a_request() {
     let fresh = [authorities.other.issue("fresh-0"), authorities.ours.issue("fresh-1")];
     for round in 0..20 {
         copy(&fresh[round % 2], &served);
-        assert_eq!(tls.material().refresh(), Refreshed::Replaced);
-        assert_eq!(tls.material().refresh(), Refreshed::Same);
+        assert_eq!(tls.material().refresh(), RefreshOutcome::Replaced);
+        assert_eq!(tls.material().refresh(), RefreshOutcome::Same);
         let issuer = issuer(&address).await;
         assert!(issuer.contains(if round % 2 == 0 { "other" } else { "ours" }), "{round}: {issuer}");
     }
@@ -122,9 +122,9 @@ async fn files_that_are_no_good_are_told_of_once_and_change_nothing() {
     let before = material.valid_until();
 
     let refused = |told: &str| match material.refresh() {
-        Refreshed::Refused(error) => {
+        RefreshOutcome::Refused(error) => {
             assert!(error.to_string().contains(told), "{error}");
-            assert_eq!(material.refresh(), Refreshed::Same, "told once: {told}");
+            assert_eq!(material.refresh(), RefreshOutcome::Same, "told once: {told}");
             assert_eq!(material.valid_until(), before);
         }
         other => panic!("{other:?}: {told}"),
@@ -144,7 +144,7 @@ async fn files_that_are_no_good_are_told_of_once_and_change_nothing() {
     assert!(issuer(&address).await.contains("ours"));
 
     fs::copy(&good.key, &served.key).unwrap();
-    assert_eq!(material.refresh(), Refreshed::Replaced);
+    assert_eq!(material.refresh(), RefreshOutcome::Replaced);
     assert!(issuer(&address).await.contains("other"));
     assert!(!format!("{tls:?}").contains("PRIVATE"));
 }
@@ -176,7 +176,7 @@ async fn clients_of_an_authority_that_is_no_longer_trusted_cannot_resume() {
     let told = shake("-sess_in").await;
     assert!(told.contains("Reused, TLSv1.2"), "{told}");
     fs::copy(&authorities.other.file, &trusted).unwrap();
-    assert_eq!(tls.material().refresh(), Refreshed::Replaced);
+    assert_eq!(tls.material().refresh(), RefreshOutcome::Replaced);
     let told = shake("-sess_in").await;
     assert!(!told.contains("Reused") && told.contains("unknown ca"), "{told}");
 }

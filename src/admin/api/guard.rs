@@ -11,12 +11,12 @@ use std::net::SocketAddr;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
 
-use super::problem::Problem;
+use super::problem::ApiProblem;
 use crate::admin::token_file::TokenFile;
 
 /// Who may change something by TCP. By the Unix socket everybody may who can connect to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Write {
+pub enum WritePermission {
     /// Nobody.
     Nobody,
     /// Those who present the token in this file. It is read for each request, so that it can be replaced.
@@ -27,7 +27,7 @@ pub enum Write {
 
 /// The client of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Peer {
+pub enum AdminPeer {
     /// A client by TCP.
     Tcp {
         /// The client's address.
@@ -42,25 +42,26 @@ pub enum Peer {
     },
 }
 
-impl Peer {
+impl AdminPeer {
     /// Returns the operator behind a request, who calls himself `name`.
     pub(super) fn who(&self, name: Option<String>) -> String {
         match (self, name.filter(|name| !name.is_empty())) {
-            (Peer::Tcp { address, .. }, Some(name)) => format!("{name} from {}", address.ip()),
-            (Peer::Tcp { address, .. }, None) => format!("somebody from {}", address.ip()),
-            (Peer::Unix { .. }, Some(name)) => name,
-            (Peer::Unix { uid }, None) => format!("uid {uid}"),
+            (AdminPeer::Tcp { address, .. }, Some(name)) => format!("{name} from {}", address.ip()),
+            (AdminPeer::Tcp { address, .. }, None) => format!("somebody from {}", address.ip()),
+            (AdminPeer::Unix { .. }, Some(name)) => name,
+            (AdminPeer::Unix { uid }, None) => format!("uid {uid}"),
         }
     }
 }
 
 /// Returns whether a client may change something (`allowed`), or what it lacks: `token`, or `none` if there is nothing
 /// that it could present in a request.
-pub(super) fn access(write: &Write, peer: Option<&Peer>) -> &'static str {
+pub(super) fn access(write: &WritePermission, peer: Option<&AdminPeer>) -> &'static str {
     match (peer, write) {
-        (Some(Peer::Unix { .. }), _) | (Some(Peer::Tcp { certified: true, .. }), Write::Certified) => "allowed",
-        (_, Write::Token(_)) => "token",
-        (_, Write::Certified | Write::Nobody) => "none",
+        (Some(AdminPeer::Unix { .. }), _)
+        | (Some(AdminPeer::Tcp { certified: true, .. }), WritePermission::Certified) => "allowed",
+        (_, WritePermission::Token(_)) => "token",
+        (_, WritePermission::Certified | WritePermission::Nobody) => "none",
     }
 }
 
@@ -68,30 +69,31 @@ pub(super) fn access(write: &Write, peer: Option<&Peer>) -> &'static str {
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Refuses a request that may not change anything.
-pub(super) fn admit(write: &Write, peer: Option<&Peer>, request: &Parts) -> Result<(), Problem> {
+pub(super) fn admit(write: &WritePermission, peer: Option<&AdminPeer>, request: &Parts) -> Result<(), ApiProblem> {
     match (peer, write) {
-        (Some(Peer::Unix { .. }), _) => {}
-        (Some(Peer::Tcp { certified: true, .. }), Write::Certified) if request.method != Method::GET => {}
-        (Some(Peer::Tcp { certified: true, .. }), Write::Certified) => {
+        (Some(AdminPeer::Unix { .. }), _) => {}
+        (Some(AdminPeer::Tcp { certified: true, .. }), WritePermission::Certified) if request.method != Method::GET => {
+        }
+        (Some(AdminPeer::Tcp { certified: true, .. }), WritePermission::Certified) => {
             // A browser presents its certificate for any link that its user follows.
             let text = "with a client certificate, POST is expected";
-            return Err(Problem::new(StatusCode::FORBIDDEN, "origin", text));
+            return Err(ApiProblem::new(StatusCode::FORBIDDEN, "origin", text));
         }
-        (_, Write::Token(file)) => {
+        (_, WritePermission::Token(file)) => {
             let token = bearer(&request.headers).ok_or_else(unauthorized)?;
-            let unusable = |why| Problem::failed(format!("admin.token_file cannot be used: {why}"));
+            let unusable = |why| ApiProblem::failed(format!("admin.token_file cannot be used: {why}"));
             if !file.is_token(token).map_err(unusable)? {
                 return Err(unauthorized());
             }
         }
-        (_, Write::Certified) => {
+        (_, WritePermission::Certified) => {
             let text = "this endpoint requires a client certificate of those who change something";
-            return Err(Problem::new(StatusCode::FORBIDDEN, "no-certificate", text));
+            return Err(ApiProblem::new(StatusCode::FORBIDDEN, "no-certificate", text));
         }
-        (_, Write::Nobody) => {
+        (_, WritePermission::Nobody) => {
             let text = "this endpoint is read-only: set admin.write to \"token\" or \"client_cert\", use its unix socket \
                         (admin.socket), or run the command with --config";
-            return Err(Problem::new(StatusCode::FORBIDDEN, "read-only", text));
+            return Err(ApiProblem::new(StatusCode::FORBIDDEN, "read-only", text));
         }
     }
     same_origin(&request.headers)?;
@@ -105,14 +107,14 @@ pub(super) fn admit(write: &Write, peer: Option<&Peer>, request: &Parts) -> Resu
         Some(kind) if is_json(kind.as_bytes()) => Ok(()),
         _ => {
             let text = "expected content-type: application/json";
-            Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content-type", text))
+            Err(ApiProblem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content-type", text))
         }
     }
 }
 
-fn unauthorized() -> Problem {
+fn unauthorized() -> ApiProblem {
     let text = "expected authorization: Bearer with the token of this endpoint (--token-file of the commands)";
-    Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", text)
+    ApiProblem::new(StatusCode::UNAUTHORIZED, "unauthorized", text)
 }
 
 /// Returns the token that a request presents.
@@ -122,7 +124,7 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
 }
 
 /// Refuses a request that a page of another origin makes. Clients that are no browsers send neither header.
-fn same_origin(headers: &HeaderMap) -> Result<(), Problem> {
+fn same_origin(headers: &HeaderMap) -> Result<(), ApiProblem> {
     let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let host = text(header::HOST).unwrap_or_default();
     let is_own = text(header::ORIGIN).is_none_or(|origin| {
@@ -132,8 +134,8 @@ fn same_origin(headers: &HeaderMap) -> Result<(), Problem> {
     is_own.then_some(()).ok_or_else(foreign_page)
 }
 
-fn foreign_page() -> Problem {
-    Problem::new(StatusCode::FORBIDDEN, "origin", "a page of another origin may change nothing here")
+fn foreign_page() -> ApiProblem {
+    ApiProblem::new(StatusCode::FORBIDDEN, "origin", "a page of another origin may change nothing here")
 }
 
 fn is_json(kind: &[u8]) -> bool {

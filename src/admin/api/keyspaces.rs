@@ -14,11 +14,11 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use tower::ServiceExt as _;
 
-use super::problem::Problem;
+use super::problem::ApiProblem;
 
 /// The routes of each keyspace, by name.
 #[derive(Debug)]
-pub(crate) struct ByKeyspace {
+pub(crate) struct KeyspaceRoutes {
     routes: Vec<(String, Router)>,
 }
 
@@ -27,9 +27,9 @@ struct KeyspaceQuery {
     keyspace: Option<String>,
 }
 
-impl ByKeyspace {
+impl KeyspaceRoutes {
     pub(crate) fn new(routes: Vec<(String, Router)>) -> Arc<Self> {
-        Arc::new(ByKeyspace { routes })
+        Arc::new(KeyspaceRoutes { routes })
     }
 
     /// Returns the names, in the order of the file.
@@ -52,10 +52,10 @@ impl ByKeyspace {
         response
     }
 
-    fn find(&self, uri: &Uri) -> Result<&Router, Problem> {
+    fn find(&self, uri: &Uri) -> Result<&Router, ApiProblem> {
         // Another path belongs to no keyspace.
         if !["/status", "/events"].contains(&uri.path()) && !uri.path().starts_with("/v1/") {
-            return Err(Problem::new(StatusCode::NOT_FOUND, "not-found", "no such path"));
+            return Err(ApiProblem::new(StatusCode::NOT_FOUND, "not-found", "no such path"));
         }
         let wanted = named(uri)?;
         let found = match (&wanted, &*self.routes) {
@@ -65,7 +65,7 @@ impl ByKeyspace {
         };
         found.ok_or_else(|| {
             let names = self.names().join(", ");
-            Problem::bad_request(match wanted {
+            ApiProblem::bad_request(match wanted {
                 None => format!("this process has several keyspaces; expected keyspace=NAME, one of {names}"),
                 Some(wanted) => format!("this process has no keyspace {wanted}; expected one of {names}"),
             })
@@ -74,9 +74,9 @@ impl ByKeyspace {
 }
 
 /// Returns the keyspace that a request names.
-pub(super) fn named(uri: &Uri) -> Result<Option<String>, Problem> {
+pub(super) fn named(uri: &Uri) -> Result<Option<String>, ApiProblem> {
     let query = Query::<KeyspaceQuery>::try_from_uri(uri);
-    query.map(|Query(query)| query.keyspace).map_err(|error| Problem::bad_request(error.body_text()))
+    query.map(|Query(query)| query.keyspace).map_err(|error| ApiProblem::bad_request(error.body_text()))
 }
 
 #[cfg(test)]
@@ -89,7 +89,7 @@ mod tests {
     async fn ask(names: &[&'static str], path: &str) -> (u16, String) {
         let routes =
             |name: &'static str| (name.to_owned(), Router::new().route("/v1/{what}", get(move || async move { name })));
-        let all = ByKeyspace::new(names.iter().copied().map(routes).collect());
+        let all = KeyspaceRoutes::new(names.iter().copied().map(routes).collect());
         let response = all.pass(Request::get(path).body(Body::empty()).unwrap()).await;
         let status = response.status().as_u16();
         let body = to_bytes(response.into_body(), 1 << 16).await.unwrap();

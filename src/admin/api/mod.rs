@@ -27,12 +27,12 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-pub use self::guard::{Peer, Write};
-pub(crate) use self::keyspaces::ByKeyspace;
+pub use self::guard::{AdminPeer, WritePermission};
+pub(crate) use self::keyspaces::KeyspaceRoutes;
 pub use self::own_pod::OwnPod;
 pub(crate) use self::own_pod::OwnProcess;
-pub(crate) use self::problem::Problem;
-use crate::operator::{Explanation, Link, OperatorError, Said};
+pub(crate) use self::problem::ApiProblem;
+use crate::operator::{Explanation, Link, OperatorError, WaitProgress};
 
 /// Most questions, waits, actions and drains of the own pod at a time. Questions and waits need no right to write, so they
 /// have places of their own: those who ask cannot keep out those who act.
@@ -54,13 +54,13 @@ const MAX_WAIT: Duration = Duration::from_secs(50);
 #[derive(Debug)]
 pub(crate) struct Api {
     link: Link,
-    control: Arc<Control>,
+    control: Arc<WriteControl>,
 }
 
 /// Who may change something, and the places of those who ask. All keyspaces of a process share them.
 #[derive(Debug)]
-pub(crate) struct Control {
-    write: Write,
+pub(crate) struct WriteControl {
+    write: WritePermission,
     questions: Semaphore,
     waits: Semaphore,
     actions: Semaphore,
@@ -72,11 +72,11 @@ pub(crate) struct Control {
     runtime: Handle,
 }
 
-impl Control {
+impl WriteControl {
     /// Must be called on the runtime of the roles. The admin endpoints of other processes are asked by TLS if `peers` is
     /// given.
-    pub(crate) fn new(write: Write, peers: Option<ClientTls>) -> Self {
-        Control {
+    pub(crate) fn new(write: WritePermission, peers: Option<ClientTls>) -> Self {
+        WriteControl {
             write,
             questions: Semaphore::new(MAX_QUESTIONS),
             waits: Semaphore::new(MAX_WAITS),
@@ -92,7 +92,7 @@ impl Control {
 
 impl Api {
     /// Returns the interface to the keyspace of this link.
-    pub(crate) fn new(link: Link, control: Arc<Control>) -> Self {
+    pub(crate) fn new(link: Link, control: Arc<WriteControl>) -> Self {
         Api { link, control }
     }
 
@@ -127,17 +127,17 @@ impl Api {
     }
 
     /// Runs work that uses the store, in one of the places of `places`. The work ends early if its client does.
-    async fn run<T, F>(&self, places: &Semaphore, work: impl FnOnce(Link, Said) -> F) -> Result<T, Problem>
+    async fn run<T, F>(&self, places: &Semaphore, work: impl FnOnce(Link, WaitProgress) -> F) -> Result<T, ApiProblem>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, OperatorError>> + Send + 'static,
     {
-        let Ok(_place) = places.try_acquire() else { return Err(Problem::busy()) };
-        self.spawn(work(self.link.clone(), watch::Sender::default())).await?.map_err(Problem::from)
+        let Ok(_place) = places.try_acquire() else { return Err(ApiProblem::busy()) };
+        self.spawn(work(self.link.clone(), watch::Sender::default())).await?.map_err(ApiProblem::from)
     }
 
     /// Has the participants of an explanation asked.
-    async fn ask<E: Explanation + Send + 'static>(&self, mut report: E) -> Result<E, Problem> {
+    async fn ask<E: Explanation + Send + 'static>(&self, mut report: E) -> Result<E, ApiProblem> {
         if !report.has_participants() {
             return Ok(report);
         }
@@ -156,8 +156,8 @@ impl Api {
     }
 
     /// Runs work on the runtime of the roles. The work ends early if its client does.
-    async fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Result<T, Problem> {
+    async fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Result<T, ApiProblem> {
         let running = AbortOnDropHandle::new(self.control.runtime.spawn(work));
-        running.await.map_err(|error| Problem::failed(format!("the request was not carried out: {error}")))
+        running.await.map_err(|error| ApiProblem::failed(format!("the request was not carried out: {error}")))
     }
 }

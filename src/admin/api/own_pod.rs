@@ -20,10 +20,10 @@ use tokio::time::timeout;
 use tracing::info;
 
 use super::keyspaces::named;
-use super::problem::{self, Problem};
+use super::problem::{self, ApiProblem};
 use super::read::WaitQuery;
-use super::{Api, Control, Peer, guard};
-use crate::operator::Standing;
+use super::{AdminPeer, Api, WriteControl, guard};
+use crate::operator::ConditionState;
 
 /// The pod of this process.
 #[derive(Debug, Clone)]
@@ -43,14 +43,14 @@ impl OwnPod {
 /// The process of an admin endpoint.
 #[derive(Debug)]
 pub(crate) struct OwnProcess {
-    control: Arc<Control>,
+    control: Arc<WriteControl>,
     apis: Vec<Arc<Api>>,
     pod: Option<OwnPod>,
 }
 
 impl OwnProcess {
     /// Returns a process with these keyspaces and, if it is a sidecar, this pod.
-    pub(crate) fn new(control: Arc<Control>, apis: Vec<Arc<Api>>, pod: Option<OwnPod>) -> Self {
+    pub(crate) fn new(control: Arc<WriteControl>, apis: Vec<Arc<Api>>, pod: Option<OwnPod>) -> Self {
         OwnProcess { control, apis, pod }
     }
 
@@ -65,23 +65,23 @@ impl OwnProcess {
             .with_state(Arc::new(self))
     }
 
-    fn pod(&self) -> Result<&OwnPod, Problem> {
+    fn pod(&self) -> Result<&OwnPod, ApiProblem> {
         self.pod.as_ref().ok_or_else(|| {
             let text =
                 "this process is no pod's sidecar: ask the sidecar, or drain a pod with POST /v1/pods/{pod}/drain";
-            Problem::new(StatusCode::NOT_FOUND, "no-pod", text)
+            ApiProblem::new(StatusCode::NOT_FOUND, "no-pod", text)
         })
     }
 
     /// Refuses a request that names one of several keyspaces, and one that names another.
-    fn ensure_about_all(&self, uri: &Uri) -> Result<(), Problem> {
+    fn ensure_about_all(&self, uri: &Uri) -> Result<(), ApiProblem> {
         match named(uri)? {
             Some(name) if self.apis.len() > 1 || self.apis.iter().any(|api| api.keyspace() != name) => {
                 let text = format!(
                     "{} is about the pod in all keyspaces of this process; expected it without keyspace={name}",
                     uri.path()
                 );
-                Err(Problem::bad_request(text))
+                Err(ApiProblem::bad_request(text))
             }
             _ => Ok(()),
         }
@@ -93,12 +93,12 @@ impl OwnProcess {
     }
 }
 
-fn not_yet(text: String) -> Problem {
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "waiting", text)
+fn not_yet(text: String) -> ApiProblem {
+    ApiProblem::new(StatusCode::SERVICE_UNAVAILABLE, "waiting", text)
 }
 
 /// Responds whether this client may change something, or what it has to present.
-async fn access(State(process): State<Arc<OwnProcess>>, peer: Option<Extension<Peer>>) -> Json<Value> {
+async fn access(State(process): State<Arc<OwnProcess>>, peer: Option<Extension<AdminPeer>>) -> Json<Value> {
     let write = guard::access(&process.control.write, peer.as_deref());
     Json(json!({ "write": write }))
 }
@@ -114,12 +114,12 @@ async fn drain(
     State(process): State<Arc<OwnProcess>>,
     wait: Result<Query<WaitQuery>, QueryRejection>,
     request: Request,
-) -> Result<Response, Problem> {
+) -> Result<Response, ApiProblem> {
     let (parts, _) = request.into_parts();
-    guard::admit(&process.control.write, parts.extensions.get::<Peer>(), &parts)?;
+    guard::admit(&process.control.write, parts.extensions.get::<AdminPeer>(), &parts)?;
     process.ensure_about_all(&parts.uri)?;
     let (time, OwnPod { name, handles }) = (WaitQuery::time(wait)?, process.pod()?);
-    let Ok(_place) = process.control.drains.try_acquire() else { return Err(Problem::busy()) };
+    let Ok(_place) = process.control.drains.try_acquire() else { return Err(ApiProblem::busy()) };
     if !handles.iter().all(|(_, handle)| handle.status().borrow().draining) {
         info!(pod = name, "told to drain");
     }
@@ -128,7 +128,7 @@ async fn drain(
         Ok(emptied) if emptied.iter().all(|emptied| *emptied) => {
             Ok(Json(json!({ "text": format!("pod {name} is empty"), "pod": name })).into_response())
         }
-        Ok(_) => Err(Problem::failed(format!("pod {name} has ended before it was empty"))),
+        Ok(_) => Err(ApiProblem::failed(format!("pod {name} has ended before it was empty"))),
         Err(_) => {
             let owned: usize = handles.iter().map(|(_, handle)| handle.status().borrow().owned.len()).sum();
             Err(not_yet(format!("pod {name} gives up its partitions; it still has {owned}")))
@@ -146,7 +146,7 @@ async fn emptied(handle: &PodHandle) -> bool {
 }
 
 /// Responds whether the pod has what the plans of all keyspaces give it.
-async fn settled(State(process): State<Arc<OwnProcess>>, uri: Uri) -> Result<Response, Problem> {
+async fn settled(State(process): State<Arc<OwnProcess>>, uri: Uri) -> Result<Response, ApiProblem> {
     process.ensure_about_all(&uri)?;
     let OwnPod { name, handles } = process.pod()?;
     let mut texts = Vec::new();
@@ -160,8 +160,8 @@ async fn settled(State(process): State<Arc<OwnProcess>>, uri: Uri) -> Result<Res
         let standing =
             api.run(&process.control.questions, |link, _| async move { link.has_its_share(&pod).await }).await?;
         match standing {
-            Standing::Done(text) => texts.push(format!("{of}{text}")),
-            Standing::Failed(text) | Standing::Waiting(text) => return Err(not_yet(format!("{of}{text}"))),
+            ConditionState::Done(text) => texts.push(format!("{of}{text}")),
+            ConditionState::Failed(text) | ConditionState::Waiting(text) => return Err(not_yet(format!("{of}{text}"))),
         }
     }
     Ok(Json(json!({ "text": texts.join("; ") })).into_response())

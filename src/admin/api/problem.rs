@@ -10,57 +10,57 @@ use crate::operator::OperatorError;
 
 /// Why a request was not fulfilled: the status, a name for programs, and a sentence.
 #[derive(Debug)]
-pub(crate) struct Problem {
+pub(crate) struct ApiProblem {
     status: StatusCode,
     reason: &'static str,
     error: String,
 }
 
-impl Problem {
+impl ApiProblem {
     pub(crate) fn new(status: StatusCode, reason: &'static str, error: impl Into<String>) -> Self {
-        Problem { status, reason, error: error.into() }
+        ApiProblem { status, reason, error: error.into() }
     }
 
     pub(super) fn bad_request(error: impl Into<String>) -> Self {
-        Problem::new(StatusCode::BAD_REQUEST, "bad-request", error)
+        ApiProblem::new(StatusCode::BAD_REQUEST, "bad-request", error)
     }
 
     pub(super) fn failed(error: impl Into<String>) -> Self {
-        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", error)
+        ApiProblem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", error)
     }
 
     /// Returns the problem of a question: what was refused is not there.
     pub(super) fn of_question(self) -> Self {
         match self.reason {
-            "refused" => Problem { status: StatusCode::NOT_FOUND, reason: "not-found", ..self },
+            "refused" => ApiProblem { status: StatusCode::NOT_FOUND, reason: "not-found", ..self },
             _ => self,
         }
     }
 
     pub(super) fn busy() -> Self {
         let text = "too many requests of this kind are in progress here; try again, or ask another process";
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", text)
+        ApiProblem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", text)
     }
 }
 
-impl From<OperatorError> for Problem {
+impl From<OperatorError> for ApiProblem {
     fn from(error: OperatorError) -> Self {
         let text = error.to_string();
         match error {
-            OperatorError::BadInput(_) => Problem::bad_request(text),
-            OperatorError::Refused(_) => Problem::new(StatusCode::CONFLICT, "refused", text),
+            OperatorError::BadInput(_) => ApiProblem::bad_request(text),
+            OperatorError::Refused(_) => ApiProblem::new(StatusCode::CONFLICT, "refused", text),
             // What was asked for is stored and continues.
-            OperatorError::Waiting { what, .. } => Problem::new(StatusCode::ACCEPTED, "waiting", what),
+            OperatorError::Waiting { what, .. } => ApiProblem::new(StatusCode::ACCEPTED, "waiting", what),
             OperatorError::Store(StoreError::Unavailable(_)) => {
                 let text = format!("{text}; ask a process that reaches it");
-                Problem::new(StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", text)
+                ApiProblem::new(StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", text)
             }
-            OperatorError::Store(_) => Problem::failed(text),
+            OperatorError::Store(_) => ApiProblem::failed(text),
         }
     }
 }
 
-impl IntoResponse for Problem {
+impl IntoResponse for ApiProblem {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(json!({ "error": self.error, "reason": self.reason }))).into_response();
         let headers = response.headers_mut();
@@ -75,12 +75,12 @@ impl IntoResponse for Problem {
 }
 
 /// Responds to a path below `/v1` that does not exist.
-pub(super) async fn unknown() -> Problem {
+pub(super) async fn unknown() -> ApiProblem {
     let text = "no such path; docs/reference/http.md lists those below /v1";
-    Problem::new(StatusCode::NOT_FOUND, "not-found", text)
+    ApiProblem::new(StatusCode::NOT_FOUND, "not-found", text)
 }
 
 /// Responds to a method that a path does not have.
-pub(super) async fn method_not_allowed() -> Problem {
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "the path does not have this method")
+pub(super) async fn method_not_allowed() -> ApiProblem {
+    ApiProblem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "the path does not have this method")
 }

@@ -12,21 +12,21 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::problem::Problem;
+use super::problem::ApiProblem;
 use super::{Api, COMPARISON_TIMEOUT, DEFAULT_WAIT, MAX_WAIT};
 use crate::operator::{Condition, Explanation, Link, until};
 
 type PathOf<T> = Result<Path<T>, PathRejection>;
 type QueryOf<T> = Result<Query<T>, QueryRejection>;
-type Answer = Result<Response, Problem>;
+type Answer = Result<Response, ApiProblem>;
 
 /// Returns the value of a path, or the problem with it.
-pub(super) fn of_path<T>(path: PathOf<T>) -> Result<T, Problem> {
-    path.map(|Path(value)| value).map_err(|error| Problem::bad_request(error.body_text()))
+pub(super) fn of_path<T>(path: PathOf<T>) -> Result<T, ApiProblem> {
+    path.map(|Path(value)| value).map_err(|error| ApiProblem::bad_request(error.body_text()))
 }
 
-fn of_query<T>(query: QueryOf<T>) -> Result<T, Problem> {
-    query.map(|Query(value)| value).map_err(|error| Problem::bad_request(error.body_text()))
+fn of_query<T>(query: QueryOf<T>) -> Result<T, ApiProblem> {
+    query.map(|Query(value)| value).map_err(|error| ApiProblem::bad_request(error.body_text()))
 }
 
 /// How long a request may wait: `wait=20s`.
@@ -37,28 +37,28 @@ pub(super) struct WaitQuery {
 
 impl WaitQuery {
     /// Returns the time, which is never longer than a connection may live.
-    pub(super) fn time(query: QueryOf<Self>) -> Result<Duration, Problem> {
+    pub(super) fn time(query: QueryOf<Self>) -> Result<Duration, ApiProblem> {
         time(of_query(query)?.wait.as_deref())
     }
 }
 
-fn time(wait: Option<&str>) -> Result<Duration, Problem> {
+fn time(wait: Option<&str>) -> Result<Duration, ApiProblem> {
     match wait {
         None => Ok(DEFAULT_WAIT),
         Some(text) => match segue_config::parse_duration(text) {
             Ok(time) => Ok(time.min(MAX_WAIT)),
-            Err(error) => Err(Problem::bad_request(format!("wait={text}: {error}"))),
+            Err(error) => Err(ApiProblem::bad_request(format!("wait={text}: {error}"))),
         },
     }
 }
 
 /// Responds with an explanation, once its participants have been asked if they are to be.
-async fn explained<E: Explanation + Send + 'static>(api: &Api, report: Result<E, Problem>, ask: bool) -> Answer {
+async fn explained<E: Explanation + Send + 'static>(api: &Api, report: Result<E, ApiProblem>, ask: bool) -> Answer {
     let report = match report {
         Ok(report) if ask => api.ask(report).await,
         other => other,
     };
-    report.map(|report| Json(report).into_response()).map_err(Problem::of_question)
+    report.map(|report| Json(report).into_response()).map_err(ApiProblem::of_question)
 }
 
 /// `ask=true` asks the participants that a partition's handoff waits for, or the pod.
@@ -83,7 +83,7 @@ pub(super) async fn routers(State(api): State<Arc<Api>>) -> Answer {
     let peers = api.control.peers.clone();
     let compare = |link: Link, _| async move { link.compare_routers(peers.as_ref()).await };
     let compared = timeout(COMPARISON_TIMEOUT, api.run(&api.control.comparisons, compare)).await;
-    let late = |_| Problem::failed(format!("not all routers could be asked within {COMPARISON_TIMEOUT:?}"));
+    let late = |_| ApiProblem::failed(format!("not all routers could be asked within {COMPARISON_TIMEOUT:?}"));
     Ok(Json(compared.map_err(late)??).into_response())
 }
 

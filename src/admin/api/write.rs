@@ -17,10 +17,10 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
-use super::problem::Problem;
+use super::problem::ApiProblem;
 use super::read::{WaitQuery, of_path};
-use super::{Api, Peer, guard};
-use crate::operator::{Action, Kind, OperationId, Order, perform};
+use super::{AdminPeer, Api, guard};
+use crate::operator::{Action, OperationId, Order, RegistrationKind, perform};
 
 /// Most bytes of a body, and of the wanted owners: etcd takes no more in a value.
 const MAX_BODY: usize = 64 << 10;
@@ -30,12 +30,12 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most bytes of an operator's name and of a reason.
 const MAX_TEXT: usize = 1000;
 
-type Answer = Result<Response, Problem>;
+type Answer = Result<Response, ApiProblem>;
 type Wait = Result<Query<WaitQuery>, QueryRejection>;
 type PathOf<T> = Result<Path<T>, PathRejection>;
 
 /// The fields of an action that the request's path has.
-type InPath = Result<Map<String, Value>, Problem>;
+type InPath = Result<Map<String, Value>, ApiProblem>;
 
 fn in_path<T: Serialize>(name: &str, path: PathOf<T>) -> InPath {
     Ok(Map::from_iter([(name.to_owned(), json!(of_path(path)?))]))
@@ -89,16 +89,16 @@ pub(super) async fn planner(State(api): State<Arc<Api>>, wait: Wait, request: Re
 }
 
 /// Returns the action of `{"paused":true,"for":"1h"}` or `{"paused":false}`.
-fn pause_or_resume(mut body: Map<String, Value>) -> Result<Action, Problem> {
-    let malformed = |error| Problem::bad_request(format!("the body: {error}"));
-    let paused = body.remove("paused").ok_or_else(|| Problem::bad_request("the body: missing field `paused`"))?;
+fn pause_or_resume(mut body: Map<String, Value>) -> Result<Action, ApiProblem> {
+    let malformed = |error| ApiProblem::bad_request(format!("the body: {error}"));
+    let paused = body.remove("paused").ok_or_else(|| ApiProblem::bad_request("the body: missing field `paused`"))?;
     match (serde_json::from_value(paused).map_err(malformed)?, body.get("for").filter(|time| !time.is_null())) {
         (true, Some(Value::String(time))) => {
-            segue_config::parse_duration(time).map_err(|error| Problem::bad_request(format!("for: {error}")))?;
+            segue_config::parse_duration(time).map_err(|error| ApiProblem::bad_request(format!("for: {error}")))?;
             action("pause", nothing_in_path(), body)
         }
         (true, _) => action("pause", nothing_in_path(), body),
-        (false, Some(_)) => Err(Problem::bad_request("\"for\" without \"paused\": true")),
+        (false, Some(_)) => Err(ApiProblem::bad_request("\"for\" without \"paused\": true")),
         (false, None) => {
             body.remove("for");
             action("resume", nothing_in_path(), body)
@@ -117,7 +117,7 @@ pub(super) async fn config(State(api): State<Arc<Api>>, wait: Wait, request: Req
 pub(super) async fn mapping(State(api): State<Arc<Api>>, wait: Wait, request: Request) -> Answer {
     let remap = |body| match action("remap", nothing_in_path(), body)? {
         Action::Remap { to: Partitioner::Unknown(_), .. } => {
-            Err(Problem::bad_request("to: expected a mapping that this version knows"))
+            Err(ApiProblem::bad_request("to: expected a mapping that this version knows"))
         }
         remap => Ok(remap),
     };
@@ -130,7 +130,7 @@ pub(super) async fn forget_pod(
     wait: Wait,
     request: Request,
 ) -> Answer {
-    forget(&api, Kind::Pod, path, wait, request).await
+    forget(&api, RegistrationKind::Pod, path, wait, request).await
 }
 
 pub(super) async fn forget_router(
@@ -139,10 +139,10 @@ pub(super) async fn forget_router(
     wait: Wait,
     request: Request,
 ) -> Answer {
-    forget(&api, Kind::Router, path, wait, request).await
+    forget(&api, RegistrationKind::Router, path, wait, request).await
 }
 
-async fn forget(api: &Api, kind: Kind, path: PathOf<String>, wait: Wait, request: Request) -> Answer {
+async fn forget(api: &Api, kind: RegistrationKind, path: PathOf<String>, wait: Wait, request: Request) -> Answer {
     let in_path = in_path("name", path).map(|mut fields| {
         fields.insert("kind".to_owned(), json!(kind));
         fields
@@ -151,14 +151,14 @@ async fn forget(api: &Api, kind: Kind, path: PathOf<String>, wait: Wait, request
 }
 
 /// Returns the action of this name, with the fields of the path and of the body.
-fn action(name: &str, in_path: InPath, mut body: Map<String, Value>) -> Result<Action, Problem> {
+fn action(name: &str, in_path: InPath, mut body: Map<String, Value>) -> Result<Action, ApiProblem> {
     for (field, value) in in_path? {
         if body.contains_key(&field) {
-            return Err(Problem::bad_request(format!("the body: unknown field `{field}`")));
+            return Err(ApiProblem::bad_request(format!("the body: unknown field `{field}`")));
         }
         body.insert(field, value);
     }
-    Action::named(name, body).map_err(|error| Problem::bad_request(format!("the body: {error}")))
+    Action::named(name, body).map_err(|error| ApiProblem::bad_request(format!("the body: {error}")))
 }
 
 /// Carries out the action that an admitted request's body says.
@@ -167,10 +167,10 @@ async fn act(
     wait: Wait,
     request: Request,
     max_body: usize,
-    action: impl FnOnce(Map<String, Value>) -> Result<Action, Problem>,
+    action: impl FnOnce(Map<String, Value>) -> Result<Action, ApiProblem>,
 ) -> Answer {
     let (parts, body) = request.into_parts();
-    let peer = parts.extensions.get::<Peer>().copied();
+    let peer = parts.extensions.get::<AdminPeer>().copied();
     guard::admit(&api.control.write, peer.as_ref(), &parts)?;
     let patience = WaitQuery::time(wait)?;
     let mut fields = read(body, max_body).await?;
@@ -181,48 +181,48 @@ async fn act(
 }
 
 /// Reads a JSON object. No body at all is an empty one.
-async fn read(body: Body, max: usize) -> Result<Map<String, Value>, Problem> {
+async fn read(body: Body, max: usize) -> Result<Map<String, Value>, ApiProblem> {
     let bytes = timeout(BODY_TIMEOUT, to_bytes(body, max)).await;
-    let bytes = bytes.map_err(|_| Problem::new(StatusCode::REQUEST_TIMEOUT, "limit", "the body took too long"))?;
+    let bytes = bytes.map_err(|_| ApiProblem::new(StatusCode::REQUEST_TIMEOUT, "limit", "the body took too long"))?;
     let bytes = bytes.map_err(|error| {
         let text = format!("expected a body of at most {max} bytes: {error}");
-        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "limit", text)
+        ApiProblem::new(StatusCode::PAYLOAD_TOO_LARGE, "limit", text)
     })?;
     if bytes.is_empty() {
         return Ok(Map::new());
     }
     serde_json::from_slice(&bytes)
-        .map_err(|error| Problem::bad_request(format!("the body: {error}; expected a JSON object")))
+        .map_err(|error| ApiProblem::bad_request(format!("the body: {error}; expected a JSON object")))
 }
 
 /// Takes the operation's id from the body or from the header.
-fn id(parts: &Parts, fields: &mut Map<String, Value>) -> Result<Option<OperationId>, Problem> {
+fn id(parts: &Parts, fields: &mut Map<String, Value>) -> Result<Option<OperationId>, ApiProblem> {
     let header = match parts.headers.get("idempotency-key") {
         Some(value) => {
-            let text = value.to_str().map_err(|_| Problem::bad_request("idempotency-key: expected ASCII"))?;
+            let text = value.to_str().map_err(|_| ApiProblem::bad_request("idempotency-key: expected ASCII"))?;
             Some(text.to_owned())
         }
         None => None,
     };
     match (text(fields, "id")?, header) {
         (Some(id), Some(header)) if id != header => {
-            Err(Problem::bad_request("the id of the body and idempotency-key differ; expected one of them"))
+            Err(ApiProblem::bad_request("the id of the body and idempotency-key differ; expected one of them"))
         }
-        (id, header) => id.or(header).map(|id| id.parse().map_err(Problem::bad_request)).transpose(),
+        (id, header) => id.or(header).map(|id| id.parse().map_err(ApiProblem::bad_request)).transpose(),
     }
 }
 
-fn origin(peer: Option<Peer>, fields: &mut Map<String, Value>) -> Result<Origin, Problem> {
+fn origin(peer: Option<AdminPeer>, fields: &mut Map<String, Value>) -> Result<Origin, ApiProblem> {
     let (who, why) = (text(fields, "who")?, text(fields, "why")?.unwrap_or_default());
     let who = peer.map_or_else(|| "somebody".to_owned(), |peer| peer.who(who));
     Ok(Origin { who, why, at: unix_millis() })
 }
 
 /// Takes a text out of a body.
-fn text(fields: &mut Map<String, Value>, name: &str) -> Result<Option<String>, Problem> {
+fn text(fields: &mut Map<String, Value>, name: &str) -> Result<Option<String>, ApiProblem> {
     match fields.remove(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if text.len() <= MAX_TEXT => Ok(Some(text)),
-        Some(_) => Err(Problem::bad_request(format!("{name}: expected a text of at most {MAX_TEXT} bytes"))),
+        Some(_) => Err(ApiProblem::bad_request(format!("{name}: expected a text of at most {MAX_TEXT} bytes"))),
     }
 }

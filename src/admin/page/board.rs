@@ -15,7 +15,7 @@ use segue_protocol::keys::Keyspace;
 use segue_protocol::records::PodStatus;
 use segue_protocol::view::{View, ViewDelta};
 
-use super::journal::{Cutover, Entry, Journal};
+use super::journal::{Cutover, Journal, JournalEntry};
 use crate::operator::status::{KeyspaceStatus, Stale};
 
 /// Number of changed partitions from which on all partitions are read.
@@ -23,33 +23,33 @@ const MAX_CHANGED: usize = 4096;
 
 /// A keyspace that a follower writes and the admin endpoint reads. One stream takes the changes.
 #[derive(Debug)]
-pub struct Board(Mutex<Followed>);
+pub struct Board(Mutex<FollowedKeyspace>);
 
 #[derive(Debug)]
-struct Followed {
+struct FollowedKeyspace {
     view: View,
     journal: Journal,
-    changed: Changed,
+    changed: ChangedPartitions,
     /// Since when the watch of the store is lost, in Unix milliseconds, and why.
     lost: Option<(u64, String)>,
 }
 
 /// The partitions whose owner may have changed.
 #[derive(Debug)]
-enum Changed {
+enum ChangedPartitions {
     Some(BTreeSet<PartitionId>),
     All,
 }
 
 /// The changes since the last read.
 #[derive(Debug)]
-pub(super) struct Changes {
+pub(super) struct BoardChanges {
     pub(super) status: KeyspaceStatus,
     /// The live owner of each partition that may have changed.
     pub(super) owners: Vec<(PartitionId, Option<String>)>,
     /// The fair share of each pod that accepts partitions.
     pub(super) shares: BTreeMap<String, f64>,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<JournalEntry>,
     pub(super) cutovers: Vec<Cutover>,
     /// The number of the journal's entry to read from next time.
     pub(super) next: u64,
@@ -60,10 +60,10 @@ impl Board {
     /// Returns the board of a keyspace that has not been read yet. `now` is in Unix milliseconds.
     pub fn new(keys: Keyspace, now: u64) -> Self {
         let lost = Some((now, "the keyspace has not been read yet".to_owned()));
-        Board(Mutex::new(Followed {
+        Board(Mutex::new(FollowedKeyspace {
             view: View::empty(keys),
             journal: Journal::default(),
-            changed: Changed::All,
+            changed: ChangedPartitions::All,
             lost,
         }))
     }
@@ -75,7 +75,7 @@ impl Board {
         match update {
             Update::Snapshot(snapshot) => {
                 followed.journal.replace(&mut followed.view, *snapshot, now);
-                followed.changed = Changed::All;
+                followed.changed = ChangedPartitions::All;
                 followed.lost = None;
             }
             Update::Batch(batch) => {
@@ -106,20 +106,20 @@ impl Board {
     }
 
     /// Returns the changes since the last read, and the journal from entry `n` on. With `all`, returns every owner.
-    pub(super) fn take(&self, n: u64, all: bool, now: u64) -> Changes {
+    pub(super) fn take(&self, n: u64, all: bool, now: u64) -> BoardChanges {
         let mut followed = self.lock();
-        let changed = std::mem::replace(&mut followed.changed, Changed::Some(BTreeSet::new()));
-        let Followed { view, journal, lost, .. } = &*followed;
+        let changed = std::mem::replace(&mut followed.changed, ChangedPartitions::Some(BTreeSet::new()));
+        let FollowedKeyspace { view, journal, lost, .. } = &*followed;
         let owner = |partition: PartitionId| {
             (partition, view.live_owner(partition).map(|(assignment, _)| assignment.owner.clone()))
         };
         let owners = match changed {
-            Changed::Some(partitions) if !all => {
+            ChangedPartitions::Some(partitions) if !all => {
                 partitions.into_iter().filter(|partition| partition.get() < view.partitions()).map(owner).collect()
             }
             _ => PartitionId::all(view.partitions()).map(owner).collect(),
         };
-        Changes {
+        BoardChanges {
             status: followed.status(now),
             owners,
             shares: shares(view),
@@ -130,25 +130,25 @@ impl Board {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Followed> {
+    fn lock(&self) -> MutexGuard<'_, FollowedKeyspace> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Followed {
+impl FollowedKeyspace {
     fn status(&self, now: u64) -> KeyspaceStatus {
         let stale = self.lost.as_ref().map(|(since, reason)| Stale::new(*since, reason.clone(), now));
         KeyspaceStatus { stale, ..KeyspaceStatus::of(&self.view, now) }
     }
 }
 
-impl Changed {
+impl ChangedPartitions {
     fn add(&mut self, touched: ViewDelta) {
-        let Changed::Some(partitions) = self else { return };
+        let ChangedPartitions::Some(partitions) = self else { return };
         partitions.extend(touched.partitions);
         // A pod that comes or goes makes the owner of its partitions live or dead.
         if touched.membership || partitions.len() > MAX_CHANGED {
-            *self = Changed::All;
+            *self = ChangedPartitions::All;
         }
     }
 }

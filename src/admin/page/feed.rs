@@ -25,8 +25,8 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::board::{Board, Changes};
-use super::journal::{Cutover, Entry};
+use super::board::{Board, BoardChanges};
+use super::journal::{Cutover, JournalEntry};
 
 /// Most readers at a time.
 const MAX_READERS: usize = 32;
@@ -63,7 +63,7 @@ pub(crate) struct Feed {
     summary: Summary,
     /// Distinguishes this process's events from those of others.
     instance: u32,
-    published: Mutex<Published>,
+    published: Mutex<PublishedState>,
     events: broadcast::Sender<Bytes>,
     readers: Arc<Semaphore>,
     arrived: Notify,
@@ -72,7 +72,7 @@ pub(crate) struct Feed {
 
 /// The state that the readers have been told.
 #[derive(Default)]
-struct Published {
+struct PublishedState {
     sequence: u64,
     /// Until when the process and the keyspace are not read again.
     fresh_until: Option<Instant>,
@@ -87,7 +87,7 @@ struct Published {
     owners: Vec<i32>,
     journal: u64,
     cutovers: VecDeque<Cutover>,
-    entries: VecDeque<Entry>,
+    entries: VecDeque<JournalEntry>,
     kept: VecDeque<(u64, Bytes)>,
     state: Option<Bytes>,
 }
@@ -152,7 +152,8 @@ impl Feed {
         }
         drop(published);
         self.arrived.notify_one();
-        let reader = Reader { feed: self.clone(), until: Instant::now() + MAX_STREAM, waiting, events, _place: place };
+        let reader =
+            FeedReader { feed: self.clone(), until: Instant::now() + MAX_STREAM, waiting, events, _place: place };
         Ok(futures_util::stream::unfold(reader, |mut reader| async move {
             let event = reader.next().await?;
             Some((Ok(event), reader))
@@ -160,7 +161,7 @@ impl Feed {
     }
 
     /// Returns the events after the one with the id `last`, beginning with a beat, if all of them are kept.
-    fn after(&self, published: &Published, last: Option<&str>) -> Option<VecDeque<Bytes>> {
+    fn after(&self, published: &PublishedState, last: Option<&str>) -> Option<VecDeque<Bytes>> {
         let (instance, sequence) = last?.split_once('-')?;
         let sequence: u64 = sequence.parse().ok()?;
         let is_kept = sequence == published.sequence || published.kept.iter().any(|(kept, _)| *kept == sequence);
@@ -172,7 +173,7 @@ impl Feed {
     }
 
     /// Publishes the changes. Returns whether there were any.
-    fn refresh(&self, published: &mut Published, with_summary: bool) -> bool {
+    fn refresh(&self, published: &mut PublishedState, with_summary: bool) -> bool {
         let version = self.board.version();
         let is_new = published.version != Some(version);
         let summary = (with_summary || published.process.is_null()).then(|| (self.summary)());
@@ -209,8 +210,8 @@ impl Feed {
     }
 
     /// Returns the full state as an event.
-    fn state(&self, published: &mut Published) -> Bytes {
-        let Published { keyspace, lost, process, shares, names, owners, cutovers, entries, .. } = &*published;
+    fn state(&self, published: &mut PublishedState) -> Bytes {
+        let PublishedState { keyspace, lost, process, shares, names, owners, cutovers, entries, .. } = &*published;
         let made = published.state.clone().unwrap_or_else(|| {
             let state = json!({
                 "now": unix_millis(), "keyspace": keyspace, "lost": lost, "process": process, "shares": shares,
@@ -227,16 +228,16 @@ impl Feed {
         format!("{}-{sequence}", self.instance)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Published> {
+    fn lock(&self) -> MutexGuard<'_, PublishedState> {
         self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Published {
+impl PublishedState {
     /// Takes the changes over and adds them to `event`. Returns whether the event contains all that has changed: not if
     /// the numbers of partitions or pods have changed.
-    fn take(&mut self, changes: Changes, renumber: bool, event: &mut Value) -> bool {
-        let Changes { status, owners, shares, entries, cutovers, next, lost } = changes;
+    fn take(&mut self, changes: BoardChanges, renumber: bool, event: &mut Value) -> bool {
+        let BoardChanges { status, owners, shares, entries, cutovers, next, lost } = changes;
         let count = status.partitions as usize;
         let is_whole = !renumber && count == self.owners.len();
         if renumber {
@@ -289,7 +290,7 @@ impl Published {
 }
 
 /// One open stream.
-struct Reader {
+struct FeedReader {
     feed: Arc<Feed>,
     until: Instant,
     waiting: VecDeque<Bytes>,
@@ -297,7 +298,7 @@ struct Reader {
     _place: OwnedSemaphorePermit,
 }
 
-impl Reader {
+impl FeedReader {
     /// Returns the next event, or `None` at the end of the stream.
     async fn next(&mut self) -> Option<Bytes> {
         if let Some(event) = self.waiting.pop_front() {

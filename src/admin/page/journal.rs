@@ -23,7 +23,7 @@ const MAX_CUTOVERS: usize = 1000;
 
 /// An entry of the event log.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Entry {
+pub(super) struct JournalEntry {
     /// Its place in the journal.
     pub(super) n: u64,
     /// When this process saw it, in Unix milliseconds.
@@ -57,7 +57,7 @@ pub(super) struct Cutover {
 
 /// A handoff in flight.
 #[derive(Debug)]
-struct Move {
+struct FollowedMove {
     id: HandoffId,
     record: Handoff,
     /// The longest pause so far, in microseconds, and its router.
@@ -68,21 +68,21 @@ struct Move {
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     next: u64,
-    moves: BTreeMap<PartitionId, Move>,
-    entries: VecDeque<Entry>,
+    moves: BTreeMap<PartitionId, FollowedMove>,
+    entries: VecDeque<JournalEntry>,
     cutovers: VecDeque<Cutover>,
 }
 
 /// The participants that the event log follows.
-struct Members {
+struct JournalMembers {
     pods: BTreeMap<String, (u64, PodStatus)>,
     routers: BTreeMap<String, u64>,
     leader: Option<String>,
 }
 
-impl Members {
+impl JournalMembers {
     fn of(view: &View) -> Self {
-        Members {
+        JournalMembers {
             pods: view
                 .pods
                 .iter()
@@ -101,7 +101,7 @@ impl Journal {
     }
 
     /// Returns the entries from the `n`th place on.
-    pub(super) fn entries_from(&self, n: u64) -> impl Iterator<Item = &Entry> {
+    pub(super) fn entries_from(&self, n: u64) -> impl Iterator<Item = &JournalEntry> {
         self.entries.iter().skip_while(move |entry| entry.n < n)
     }
 
@@ -112,14 +112,14 @@ impl Journal {
 
     /// Replaces the view by a snapshot, and records which participants have changed meanwhile.
     pub(super) fn replace(&mut self, view: &mut View, snapshot: View, now: u64) {
-        let before = Members::of(view);
+        let before = JournalMembers::of(view);
         let is_first = view.revision.get() == 0;
         view.resync(snapshot);
         self.moves = view
             .handoffs
             .iter()
             .map(|(partition, handoff)| {
-                (*partition, Move { id: handoff.id(), record: handoff.value.clone(), longest: None })
+                (*partition, FollowedMove { id: handoff.id(), record: handoff.value.clone(), longest: None })
             })
             .collect();
         if is_first {
@@ -156,7 +156,7 @@ impl Journal {
                     }
                 }
                 (Some(KeyName::Pod(_) | KeyName::Router(_) | KeyName::Leader | KeyName::Rounds(_)), _) => {
-                    before.get_or_insert_with(|| Members::of(view));
+                    before.get_or_insert_with(|| JournalMembers::of(view));
                 }
                 _ => {}
             }
@@ -180,7 +180,7 @@ impl Journal {
                 if known.is_some() {
                     self.ends(now, partition);
                 }
-                self.moves.insert(partition, Move { id, record, longest: None });
+                self.moves.insert(partition, FollowedMove { id, record, longest: None });
             }
         }
     }
@@ -210,7 +210,7 @@ impl Journal {
     }
 
     fn ends(&mut self, now: u64, partition: PartitionId) {
-        let Some(Move { record, longest, .. }) = self.moves.remove(&partition) else { return };
+        let Some(FollowedMove { record, longest, .. }) = self.moves.remove(&partition) else { return };
         let (to, from) = (&record.new_owner, record.old_owner.as_deref());
         // The assignment flips on the way into `Switching`; before that a handoff without a record was cancelled.
         if record.phase < Phase::Switching {
@@ -231,8 +231,8 @@ impl Journal {
         self.say(now, false, Some(partition), text);
     }
 
-    fn compare(&mut self, before: &Members, view: &View, now: u64) {
-        let after = Members::of(view);
+    fn compare(&mut self, before: &JournalMembers, view: &View, now: u64) {
+        let after = JournalMembers::of(view);
         for (name, (_, status)) in &before.pods {
             match after.pods.get(name) {
                 None => self.say(now, true, None, format!("pod {name} is gone")),
@@ -270,7 +270,7 @@ impl Journal {
     }
 
     fn say(&mut self, at: u64, warn: bool, partition: Option<PartitionId>, text: String) {
-        push(&mut self.entries, Entry { n: self.next, at, warn, partition, text }, MAX_ENTRIES);
+        push(&mut self.entries, JournalEntry { n: self.next, at, warn, partition, text }, MAX_ENTRIES);
         self.next += 1;
     }
 }

@@ -13,7 +13,7 @@ const FUTURE: u64 = 1_000_000;
 
 /// The partition and epoch that the pod under test owns.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Owned {
+pub(super) struct TestedOwnership {
     pub(super) keyspace: String,
     pub(super) partition: PartitionId,
     pub(super) epoch: Epoch,
@@ -23,7 +23,7 @@ pub(super) struct Owned {
 
 /// The response that the protocol requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Expected {
+pub(super) enum ExpectedResponse {
     /// The service's own response.
     Accepted,
     /// `421`.
@@ -36,12 +36,12 @@ pub(super) struct Case {
     /// What distinguishes the request.
     pub(super) name: &'static str,
     pub(super) stamps: Vec<(&'static str, String)>,
-    pub(super) expected: Expected,
+    pub(super) expected: ExpectedResponse,
 }
 
 /// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Observed {
+pub(super) enum ObservedResponse {
     /// The head of a response, with its `segue-misdirected`.
     Response { status: StatusCode, misdirected: Option<String> },
     /// No response within this many seconds.
@@ -52,8 +52,8 @@ pub(super) enum Observed {
 
 /// Returns the requests to send, in this order. The last one repeats the first one, because refusals must not change
 /// anything.
-pub(super) fn cases(owned: &Owned) -> Vec<Case> {
-    let Owned { keyspace, partition, epoch, foreign } = owned;
+pub(super) fn cases(owned: &TestedOwnership) -> Vec<Case> {
+    let TestedOwnership { keyspace, partition, epoch, foreign } = owned;
     let (partition, epoch, foreign) = (partition.get().to_string(), epoch.get(), foreign.get().to_string());
     let (now, before, after) = (epoch.to_string(), epoch.saturating_sub(1).to_string(), (epoch + FUTURE).to_string());
     let stamped = |partition: &[&str], epoch: &[&str], keyspace: &str| {
@@ -63,8 +63,8 @@ pub(super) fn cases(owned: &Owned) -> Vec<Case> {
         partitions.chain(epochs).chain(rest).collect::<Vec<_>>()
     };
     let accepted =
-        |name| Case { name, stamps: stamped(&[&partition], &[&now], keyspace), expected: Expected::Accepted };
-    let refused = |name, stamps| Case { name, stamps, expected: Expected::Refused };
+        |name| Case { name, stamps: stamped(&[&partition], &[&now], keyspace), expected: ExpectedResponse::Accepted };
+    let refused = |name, stamps| Case { name, stamps, expected: ExpectedResponse::Refused };
     vec![
         accepted("the right partition and epoch"),
         refused("an epoch that is over", stamped(&[&partition], &[&before], keyspace)),
@@ -91,57 +91,57 @@ pub(super) fn stamps(keyspace: &str, partition: PartitionId, epoch: Epoch) -> Ve
     ]
 }
 
-impl Observed {
+impl ObservedResponse {
     /// Returns whether the pod has refused the request as not its own.
     pub(super) fn is_refusal(&self) -> bool {
         match self {
-            Observed::Response { status, misdirected } => {
+            ObservedResponse::Response { status, misdirected } => {
                 *status == StatusCode::MISDIRECTED_REQUEST && misdirected.as_deref() != Some("0")
             }
-            Observed::Silence(_) | Observed::Broken(_) => false,
+            ObservedResponse::Silence(_) | ObservedResponse::Broken(_) => false,
         }
     }
 }
 
 /// Returns what is wrong with a response and its consequence, or `None` if it conforms.
-pub(super) fn fault(expected: Expected, observed: &Observed) -> Option<String> {
+pub(super) fn fault(expected: ExpectedResponse, observed: &ObservedResponse) -> Option<String> {
     let (status, own) = match observed {
-        Observed::Response { status, misdirected } => (*status, misdirected.as_deref() == Some("0")),
-        Observed::Silence(seconds) => return Some(format!("no response within {seconds} s")),
-        Observed::Broken(why) => {
+        ObservedResponse::Response { status, misdirected } => (*status, misdirected.as_deref() == Some("0")),
+        ObservedResponse::Silence(seconds) => return Some(format!("no response within {seconds} s")),
+        ObservedResponse::Broken(why) => {
             let expected = match expected {
-                Expected::Accepted => "the service's own response",
-                Expected::Refused => "421",
+                ExpectedResponse::Accepted => "the service's own response",
+                ExpectedResponse::Refused => "421",
             };
             return Some(format!("the exchange broke ({why}); expected {expected}: a client gets 502"));
         }
     };
     let misdirected = status == StatusCode::MISDIRECTED_REQUEST;
     match expected {
-        Expected::Accepted if observed.is_refusal() => {
+        ExpectedResponse::Accepted if observed.is_refusal() => {
             Some("refused; expected the service's own response: the router holds the request".to_owned())
         }
-        Expected::Accepted if status.is_server_error() => {
+        ExpectedResponse::Accepted if status.is_server_error() => {
             Some(format!("{status}; expected the service's own response: choose a --path that succeeds"))
         }
-        Expected::Refused if misdirected && own => {
+        ExpectedResponse::Refused if misdirected && own => {
             Some("421 with segue-misdirected: 0; expected 1 or none: the client gets the refusal".to_owned())
         }
-        Expected::Refused if !misdirected && status.is_success() => {
+        ExpectedResponse::Refused if !misdirected && status.is_success() => {
             Some(format!("accepted with {status}; expected 421: two pods may apply requests of one partition"))
         }
-        Expected::Refused if !misdirected => {
+        ExpectedResponse::Refused if !misdirected => {
             Some(format!("{status}; expected 421: the client gets this response instead of the owner's"))
         }
         _ => None,
     }
 }
 
-impl fmt::Display for Expected {
+impl fmt::Display for ExpectedResponse {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
-            Expected::Accepted => "accepted",
-            Expected::Refused => "refused",
+            ExpectedResponse::Accepted => "accepted",
+            ExpectedResponse::Refused => "refused",
         })
     }
 }
@@ -150,26 +150,26 @@ impl fmt::Display for Expected {
 mod tests {
     use super::*;
 
-    fn response(status: u16, misdirected: Option<&str>) -> Observed {
+    fn response(status: u16, misdirected: Option<&str>) -> ObservedResponse {
         let status = StatusCode::from_u16(status).unwrap();
-        Observed::Response { status, misdirected: misdirected.map(str::to_owned) }
+        ObservedResponse::Response { status, misdirected: misdirected.map(str::to_owned) }
     }
 
     #[test]
     fn a_refusal_is_a_421_that_is_not_the_services_own() {
         for (expected, observed, conforms) in [
-            (Expected::Refused, response(421, Some("1")), true),
-            (Expected::Refused, response(421, None), true),
-            (Expected::Refused, response(421, Some("0")), false),
-            (Expected::Refused, response(200, None), false),
-            (Expected::Refused, response(409, Some("1")), false),
-            (Expected::Refused, Observed::Silence(5), false),
-            (Expected::Accepted, response(200, None), true),
-            (Expected::Accepted, response(404, None), true),
-            (Expected::Accepted, response(421, Some("0")), true),
-            (Expected::Accepted, response(421, None), false),
-            (Expected::Accepted, response(500, None), false),
-            (Expected::Accepted, Observed::Broken("reset".to_owned()), false),
+            (ExpectedResponse::Refused, response(421, Some("1")), true),
+            (ExpectedResponse::Refused, response(421, None), true),
+            (ExpectedResponse::Refused, response(421, Some("0")), false),
+            (ExpectedResponse::Refused, response(200, None), false),
+            (ExpectedResponse::Refused, response(409, Some("1")), false),
+            (ExpectedResponse::Refused, ObservedResponse::Silence(5), false),
+            (ExpectedResponse::Accepted, response(200, None), true),
+            (ExpectedResponse::Accepted, response(404, None), true),
+            (ExpectedResponse::Accepted, response(421, Some("0")), true),
+            (ExpectedResponse::Accepted, response(421, None), false),
+            (ExpectedResponse::Accepted, response(500, None), false),
+            (ExpectedResponse::Accepted, ObservedResponse::Broken("reset".to_owned()), false),
         ] {
             assert_eq!(fault(expected, &observed).is_none(), conforms, "{expected} {observed:?}");
         }
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn every_case_differs_from_the_right_stamps_in_one_respect() {
-        let owned = Owned {
+        let owned = TestedOwnership {
             keyspace: "orders".to_owned(),
             partition: PartitionId::new(7),
             epoch: Epoch::new(42),
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(right[..2], [(SEGUE_PARTITION, "7".to_owned()), (SEGUE_EPOCH, "42".to_owned())]);
         assert_eq!(cases.last().unwrap().stamps, *right);
         for case in &cases[1..cases.len() - 1] {
-            assert_eq!(case.expected, Expected::Refused);
+            assert_eq!(case.expected, ExpectedResponse::Refused);
             assert_ne!(case.stamps, *right, "{}", case.name);
             let other = case.stamps.iter().filter(|stamp| !right.contains(stamp)).count();
             assert!(other <= 1, "{}: {:?}", case.name, case.stamps);

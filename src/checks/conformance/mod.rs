@@ -29,11 +29,11 @@ use tokio::net::TcpStream;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep, timeout};
 
-use self::cases::{Case, Expected, Observed, Owned, cases, fault};
+use self::cases::{Case, ExpectedResponse, ObservedResponse, TestedOwnership, cases, fault};
 use self::process::PodProcess;
 pub(crate) use self::scenes::{HandoffReport, PodUnderTest};
-use self::service::Service;
-use self::stage::Stage;
+use self::service::ServiceUnderTest;
+use self::stage::TestKeyspace;
 
 /// How long a pod may take to respond. A pod that gets a future epoch waits a quarter of a second for its own view.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -61,13 +61,13 @@ pub(crate) struct HandoffTest {
 pub(crate) struct StampReport {
     pod: String,
     partition: PartitionId,
-    requests: Vec<Outcome>,
+    requests: Vec<CaseOutcome>,
     pub(crate) conforms: bool,
 }
 
 /// The outcome of one request.
 #[derive(Debug, Serialize)]
-struct Outcome {
+struct CaseOutcome {
     request: &'static str,
     expected: String,
     /// What is wrong with the response; `None` if it conforms.
@@ -81,9 +81,9 @@ pub(crate) async fn play(
     pod: PodUnderTest,
     test: HandoffTest,
 ) -> anyhow::Result<HandoffReport> {
-    let stage = Stage::take(store, keys, test.patience).await?;
+    let stage = TestKeyspace::take(store, keys, test.patience).await?;
     let service = match test.listen {
-        Some(listen) => Some(Service::start(&stage, listen, test.token_file).await),
+        Some(listen) => Some(ServiceUnderTest::start(&stage, listen, test.token_file).await),
         None => None,
     };
     let played = async {
@@ -117,7 +117,7 @@ pub(crate) async fn send_stamps(store: &dyn Store, keys: &Keyspace, pod: &PodUnd
         let mut requests = Vec::new();
         for case in cases(&owned) {
             let fault = fault(case.expected, &try_case(authority, path, &case).await);
-            requests.push(Outcome { request: case.name, expected: case.expected.to_string(), fault });
+            requests.push(CaseOutcome { request: case.name, expected: case.expected.to_string(), fault });
         }
         let after = subject(&view(store, keys).await?, authority, name.as_deref());
         if after.is_ok_and(|(_, after)| after == owned) {
@@ -130,11 +130,11 @@ pub(crate) async fn send_stamps(store: &dyn Store, keys: &Keyspace, pod: &PodUnd
 
 /// Sends the request of a case. Repeats one that the pod refuses and should not, as a router does: a pod may learn of its
 /// ownership after the handoff has ended.
-async fn try_case(authority: &str, path: &str, case: &Case) -> Observed {
+async fn try_case(authority: &str, path: &str, case: &Case) -> ObservedResponse {
     let began = Instant::now();
     loop {
         let observed = send(authority, path, case).await;
-        let may_be_late = case.expected == Expected::Accepted && observed.is_refusal();
+        let may_be_late = case.expected == ExpectedResponse::Accepted && observed.is_refusal();
         if !may_be_late || began.elapsed() >= LATE {
             return observed;
         }
@@ -148,7 +148,7 @@ async fn view(store: &dyn Store, keys: &Keyspace) -> anyhow::Result<View> {
 }
 
 /// Returns the name of the pod under test and a partition that it owns and that does not move.
-fn subject(view: &View, authority: &str, name: Option<&str>) -> anyhow::Result<(String, Owned)> {
+fn subject(view: &View, authority: &str, name: Option<&str>) -> anyhow::Result<(String, TestedOwnership)> {
     let is_meant = |pod: &str, address: &str| name.map_or(address == authority, |name| name == pod);
     let mut pods = view.pods.iter().map(|(pod, record)| (pod, record.value.address.as_str()));
     let Some((name, _)) = pods.clone().find(|(pod, address)| is_meant(pod, address)) else {
@@ -167,18 +167,18 @@ fn subject(view: &View, authority: &str, name: Option<&str>) -> anyhow::Result<(
     let foreign =
         of_others.copied().unwrap_or_else(|| PartitionId::new(view.partitions().max(own.partition.get() + 1)));
     let keyspace = view.keys().name().to_owned();
-    Ok((name.clone(), Owned { keyspace, partition: own.partition, epoch: own.epoch, foreign }))
+    Ok((name.clone(), TestedOwnership { keyspace, partition: own.partition, epoch: own.epoch, foreign }))
 }
 
-async fn send(authority: &str, path: &str, case: &Case) -> Observed {
+async fn send(authority: &str, path: &str, case: &Case) -> ObservedResponse {
     let exchanged = timeout(RESPONSE_TIMEOUT, exchange(authority, path, case)).await;
-    exchanged.map_or(Observed::Silence(RESPONSE_TIMEOUT.as_secs()), |result| {
-        result.unwrap_or_else(|error| Observed::Broken(format!("{error:#}")))
+    exchanged.map_or(ObservedResponse::Silence(RESPONSE_TIMEOUT.as_secs()), |result| {
+        result.unwrap_or_else(|error| ObservedResponse::Broken(format!("{error:#}")))
     })
 }
 
 /// Sends a request on a connection of its own.
-async fn exchange(authority: &str, path: &str, case: &Case) -> anyhow::Result<Observed> {
+async fn exchange(authority: &str, path: &str, case: &Case) -> anyhow::Result<ObservedResponse> {
     let stream = TcpStream::connect(authority).await.context("cannot connect")?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let connection = tokio::spawn(connection);
@@ -189,12 +189,12 @@ async fn exchange(authority: &str, path: &str, case: &Case) -> anyhow::Result<Ob
     let response = response?;
     let misdirected = response.headers().get(segue_protocol::headers::SEGUE_MISDIRECTED);
     let misdirected = misdirected.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
-    Ok(Observed::Response { status: response.status(), misdirected })
+    Ok(ObservedResponse::Response { status: response.status(), misdirected })
 }
 
 impl fmt::Display for StampReport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Outcome { request, expected, fault } in &self.requests {
+        for CaseOutcome { request, expected, fault } in &self.requests {
             match fault {
                 None => writeln!(out, "ok     {request}: {expected}")?,
                 Some(fault) => writeln!(out, "WRONG  {request}: {fault}")?,

@@ -21,11 +21,11 @@ use segue_protocol::view::View;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
-use super::cases::{Case, Expected, Observed, fault, stamps};
+use super::cases::{Case, ExpectedResponse, ObservedResponse, fault, stamps};
 use super::process::PodProcess;
 use super::send;
-use super::service::Service;
-use super::stage::{OWN, Party, Play, Stage};
+use super::service::ServiceUnderTest;
+use super::stage::{OWN, Party, Play, TestKeyspace};
 
 const P0: PartitionId = PartitionId::new(0);
 const P1: PartitionId = PartitionId::new(1);
@@ -103,38 +103,38 @@ impl Scene {
 #[derive(Debug, Serialize)]
 pub(crate) struct HandoffReport {
     pod: String,
-    scenes: Vec<Outcome>,
+    scenes: Vec<SceneOutcome>,
     pub(crate) conforms: bool,
 }
 
 /// The outcome of a scene.
 #[derive(Debug, Serialize)]
-struct Outcome {
+struct SceneOutcome {
     scene: &'static str,
     /// What the pod got wrong; `None` if it conforms.
     fault: Option<String>,
 }
 
 /// Why a scene ended early.
-enum End {
+enum SceneEnd {
     /// The pod got something wrong.
     Fault(String),
     /// The program could not play it.
     Failed(anyhow::Error),
 }
 
-impl From<anyhow::Error> for End {
+impl From<anyhow::Error> for SceneEnd {
     fn from(error: anyhow::Error) -> Self {
-        End::Failed(error)
+        SceneEnd::Failed(error)
     }
 }
 
-type Played<T = ()> = Result<T, End>;
+type SceneResult<T = ()> = Result<T, SceneEnd>;
 
 /// Plays all scenes, without `service` or `process` those that need none.
 pub(super) async fn play(
-    stage: &Stage,
-    service: Option<Service>,
+    stage: &TestKeyspace,
+    service: Option<ServiceUnderTest>,
     mut process: Option<PodProcess>,
     pod: PodUnderTest,
 ) -> anyhow::Result<HandoffReport> {
@@ -160,14 +160,14 @@ pub(super) async fn play(
         }
         let fault = match player.play(scene).await {
             Ok(()) => None,
-            Err(End::Fault(fault)) => Some(fault),
-            Err(End::Failed(error)) => return Err(error.context(format!("cannot play: {}", scene.name()))),
+            Err(SceneEnd::Fault(fault)) => Some(fault),
+            Err(SceneEnd::Failed(error)) => return Err(error.context(format!("cannot play: {}", scene.name()))),
         };
         if fault.is_some() {
             stage.forget(P0).await?;
             stage.forget(P1).await?;
         }
-        scenes.push(Outcome { scene: scene.name(), fault });
+        scenes.push(SceneOutcome { scene: scene.name(), fault });
     }
     if let Some(service) = player.service {
         service.stop().await;
@@ -177,8 +177,8 @@ pub(super) async fn play(
 }
 
 struct Player<'a> {
-    stage: &'a Stage,
-    service: Option<Service>,
+    stage: &'a TestKeyspace,
+    service: Option<ServiceUnderTest>,
     /// The address of the service while it is stopped, and the file of its token.
     listen: Option<(SocketAddr, Option<PathBuf>)>,
     /// The pod's process, if this program has started it.
@@ -189,7 +189,7 @@ struct Player<'a> {
 }
 
 impl Player<'_> {
-    async fn play(&mut self, scene: Scene) -> Played {
+    async fn play(&mut self, scene: Scene) -> SceneResult {
         match scene {
             Scene::FirstPlacement => self.first_placement().await,
             Scene::Departure => self.departure().await,
@@ -205,7 +205,7 @@ impl Player<'_> {
         }
     }
 
-    async fn first_placement(&self) -> Played {
+    async fn first_placement(&self) -> SceneResult {
         self.stage.forget(P0).await?;
         let play = self.stage.begin(P0, &self.registered().await?).await?;
         self.refuses(P0, play.epoch, "before it owns the partition").await?;
@@ -214,7 +214,7 @@ impl Player<'_> {
         self.takes_over(play).await
     }
 
-    async fn departure(&self) -> Played {
+    async fn departure(&self) -> SceneResult {
         let epoch = self.owns().await?;
         let play = self.gives_up(epoch).await?;
         self.stage.own_pod(play, PodAckKind::Synced).await?;
@@ -227,14 +227,14 @@ impl Player<'_> {
         self.refuses(P0, play.epoch, "at the epoch of the next owner").await
     }
 
-    async fn comes_back(&self) -> Played {
+    async fn comes_back(&self) -> SceneResult {
         let before = self.owned_by_other(P0).await?;
         let play = self.stage.begin(P0, &self.registered().await?).await?;
         self.is_ready(play).await?;
         self.stage.router(play, Phase::Ready).await?;
         let view = self.stage.view().await?;
         if view.pod_ack(P0, &self.name, PodAckKind::Synced, play.handoff).is_some() {
-            return Err(End::Fault("SYNCED before the old owner has drained: it may lack writes".to_owned()));
+            return Err(SceneEnd::Fault("SYNCED before the old owner has drained: it may lack writes".to_owned()));
         }
         self.stage.own_pod(play, PodAckKind::Drained).await?;
         if self.capabilities.sync {
@@ -244,7 +244,7 @@ impl Player<'_> {
         self.refuses(P0, before, "at the epoch of the old owner").await
     }
 
-    async fn cancelled_departure(&self) -> Played {
+    async fn cancelled_departure(&self) -> SceneResult {
         let epoch = self.owns().await?;
         let play = self.gives_up(epoch).await?;
         self.stage.cancel(play).await?;
@@ -252,7 +252,7 @@ impl Player<'_> {
         self.refuses(P0, play.epoch, "at the epoch of a cancelled handoff").await
     }
 
-    async fn cancelled_arrival(&self) -> Played {
+    async fn cancelled_arrival(&self) -> SceneResult {
         self.owned_by_other(P1).await?;
         let pod = self.registered().await?;
         for _ in 0..2 {
@@ -265,7 +265,7 @@ impl Player<'_> {
     }
 
     /// Makes the pod own the first partition, if it does not. Returns the epoch.
-    async fn owns(&self) -> Played<Epoch> {
+    async fn owns(&self) -> SceneResult<Epoch> {
         let pod = self.registered().await?;
         let view = self.stage.view().await?;
         let own = view.live_owner(P0).filter(|(owned, _)| owned.owner == pod.name && view.handoffs.is_empty());
@@ -280,7 +280,7 @@ impl Player<'_> {
     }
 
     /// Makes this program's pod own a partition. Returns the epoch.
-    async fn owned_by_other(&self, partition: PartitionId) -> Played<Epoch> {
+    async fn owned_by_other(&self, partition: PartitionId) -> SceneResult<Epoch> {
         self.stage.forget(partition).await?;
         let own = self.stage.party(OWN).await?;
         let play = self.stage.begin(partition, &own).await?;
@@ -291,7 +291,7 @@ impl Player<'_> {
     }
 
     /// Plays a handoff of the first partition to the other pod until the pod has drained.
-    async fn gives_up(&self, epoch: Epoch) -> Played<Play> {
+    async fn gives_up(&self, epoch: Epoch) -> SceneResult<Play> {
         let other = self.stage.party(OWN).await?;
         let play = self.stage.begin(P0, &other).await?;
         self.stage.own_pod_is_warm(play).await?;
@@ -308,7 +308,7 @@ impl Player<'_> {
     }
 
     /// Plays the rest of a handoff to the pod, which is ready.
-    async fn takes_over(&self, play: Play) -> Played {
+    async fn takes_over(&self, play: Play) -> SceneResult {
         let Play { partition, epoch, .. } = play;
         self.stage.router(play, Phase::Ready).await?;
         let flipped = |view: &View| view.assignments.get(&partition).filter(|it| it.value.epoch == epoch).map(drop);
@@ -323,18 +323,18 @@ impl Player<'_> {
         Ok(())
     }
 
-    async fn registered(&self) -> Played<Party> {
+    async fn registered(&self) -> SceneResult<Party> {
         let registered = self.stage.until(|view| registration(view, &self.name)).await?;
-        registered.ok_or_else(|| End::Fault(format!("is not registered for {:?}", self.stage.patience)))
+        registered.ok_or_else(|| SceneEnd::Fault(format!("is not registered for {:?}", self.stage.patience)))
     }
 
-    async fn is_ready(&self, play: Play) -> Played {
+    async fn is_ready(&self, play: Play) -> SceneResult {
         let is_ready =
             |view: &View| view.handoffs.get(&play.partition).is_none_or(|it| it.value.phase > Phase::Warming);
         self.sees(play, |view| is_ready(view).then_some(())).await
     }
 
-    async fn says(&self, play: Play, ack: PodAckKind) -> Played {
+    async fn says(&self, play: Play, ack: PodAckKind) -> SceneResult {
         let Play { partition, handoff, .. } = play;
         // The ack that completes a handoff goes with its record.
         let is_over = |view: &View| !view.handoffs.contains_key(&partition);
@@ -342,51 +342,55 @@ impl Player<'_> {
         self.sees(play, |view| said(view).then_some(())).await
     }
 
-    async fn sees(&self, play: Play, found: impl Fn(&View) -> Option<()>) -> Played {
+    async fn sees(&self, play: Play, found: impl Fn(&View) -> Option<()>) -> SceneResult {
         if self.stage.until(found).await?.is_some() {
             return Ok(());
         }
         let waits = waiting_for(&self.stage.view().await?, play.partition);
         let waits: Vec<_> = waits.iter().map(ToString::to_string).collect();
-        Err(End::Fault(format!("after {:?} the handoff still waits for {}", self.stage.patience, waits.join(", "))))
+        Err(SceneEnd::Fault(format!(
+            "after {:?} the handoff still waits for {}",
+            self.stage.patience,
+            waits.join(", ")
+        )))
     }
 
     /// Checks that the pod accepts a request in time.
-    async fn accepts(&self, partition: PartitionId, epoch: Epoch, when: &str) -> Played {
-        self.conforms(Expected::Accepted, partition, epoch, when, self.stage.patience).await
+    async fn accepts(&self, partition: PartitionId, epoch: Epoch, when: &str) -> SceneResult {
+        self.conforms(ExpectedResponse::Accepted, partition, epoch, when, self.stage.patience).await
     }
 
     /// Checks that the pod refuses requests in time.
-    async fn stops(&self, partition: PartitionId, epoch: Epoch, when: &str) -> Played {
-        self.conforms(Expected::Refused, partition, epoch, when, self.stage.patience).await
+    async fn stops(&self, partition: PartitionId, epoch: Epoch, when: &str) -> SceneResult {
+        self.conforms(ExpectedResponse::Refused, partition, epoch, when, self.stage.patience).await
     }
 
     /// Checks that the pod refuses a request at once.
-    async fn refuses(&self, partition: PartitionId, epoch: Epoch, when: &str) -> Played {
-        self.conforms(Expected::Refused, partition, epoch, when, Duration::ZERO).await
+    async fn refuses(&self, partition: PartitionId, epoch: Epoch, when: &str) -> SceneResult {
+        self.conforms(ExpectedResponse::Refused, partition, epoch, when, Duration::ZERO).await
     }
 
     async fn conforms(
         &self,
-        expected: Expected,
+        expected: ExpectedResponse,
         partition: PartitionId,
         epoch: Epoch,
         when: &str,
         within: Duration,
-    ) -> Played {
+    ) -> SceneResult {
         let deadline = Instant::now() + within;
         loop {
             let Some(fault) = fault(expected, &self.ask(partition, epoch).await) else { return Ok(()) };
             if Instant::now() >= deadline {
-                return Err(End::Fault(format!("a request {when}: {fault}")));
+                return Err(SceneEnd::Fault(format!("a request {when}: {fault}")));
             }
             sleep(ASK_EVERY).await;
         }
     }
 
-    async fn ask(&self, partition: PartitionId, epoch: Epoch) -> Observed {
+    async fn ask(&self, partition: PartitionId, epoch: Epoch) -> ObservedResponse {
         let stamps = stamps(self.stage.keys.name(), partition, epoch);
-        let case = Case { name: "", stamps, expected: Expected::Accepted };
+        let case = Case { name: "", stamps, expected: ExpectedResponse::Accepted };
         send(&self.pod.authority, &self.pod.path, &case).await
     }
 }
@@ -398,7 +402,7 @@ fn registration(view: &View, pod: &str) -> Option<Party> {
 
 impl fmt::Display for HandoffReport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Outcome { scene, fault } in &self.scenes {
+        for SceneOutcome { scene, fault } in &self.scenes {
             match fault {
                 None => writeln!(out, "ok     {scene}")?,
                 Some(fault) => writeln!(out, "WRONG  {scene}: {fault}")?,

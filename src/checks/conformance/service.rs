@@ -12,21 +12,25 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-use super::stage::Stage;
+use super::stage::TestKeyspace;
 use crate::admin::token_file::TokenFile;
 
 /// The service.
 #[derive(Debug)]
-pub(super) struct Service {
+pub(super) struct ServiceUnderTest {
     listen: SocketAddr,
     token: Option<PathBuf>,
     shutdown: CancellationToken,
     task: JoinHandle<()>,
 }
 
-impl Service {
+impl ServiceUnderTest {
     /// Serves the pods of the stage's keyspace that present the token in this file, if one is given.
-    pub(super) async fn start(stage: &Stage, listen: SocketAddr, token: Option<PathBuf>) -> anyhow::Result<Self> {
+    pub(super) async fn start(
+        stage: &TestKeyspace,
+        listen: SocketAddr,
+        token: Option<PathBuf>,
+    ) -> anyhow::Result<Self> {
         let listener =
             TcpListener::bind(listen).await.with_context(|| format!("cannot listen at --listen {listen}"))?;
         let listen = listener.local_addr()?;
@@ -45,7 +49,7 @@ impl Service {
                 error!(%error, "the pods' service failed");
             }
         });
-        Ok(Service { listen, token, shutdown, task })
+        Ok(ServiceUnderTest { listen, token, shutdown, task })
     }
 
     /// Ends the service. Returns the address that it served, and the file of its token.

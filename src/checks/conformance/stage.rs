@@ -53,14 +53,14 @@ pub(super) struct Play {
 
 /// The keyspace.
 #[derive(Debug)]
-pub(super) struct Stage {
+pub(super) struct TestKeyspace {
     pub(super) store: Arc<dyn Store>,
     pub(super) keys: Keyspace,
     pub(super) patience: Duration,
     lease: LeaseId,
 }
 
-impl Stage {
+impl TestKeyspace {
     /// Takes the keyspace.
     pub(super) async fn take(store: Arc<dyn Store>, keys: Keyspace, patience: Duration) -> anyhow::Result<Self> {
         let seen = view(&*store, &keys).await?;
@@ -96,7 +96,7 @@ impl Stage {
             store.revoke(lease).await?;
             return Err(anyhow!("another program takes part in keyspace {}", keys.name()));
         }
-        Ok(Stage { store, keys, patience, lease })
+        Ok(TestKeyspace { store, keys, patience, lease })
     }
 
     /// Leaves the keyspace.

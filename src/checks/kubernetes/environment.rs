@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::yaml::{Node, Place};
+use super::yaml::{Node, YamlPlace};
 
 /// Stands for a value that is not in the files.
 const STAND_IN: &str = "some";
@@ -31,18 +31,18 @@ struct Source {
     config_map: Option<String>,
     /// Its kind and name.
     what: String,
-    place: Place,
+    place: YamlPlace,
 }
 
 #[derive(Debug)]
 struct Variable {
     name: String,
-    value: Value,
-    place: Place,
+    value: VariableValue,
+    place: YamlPlace,
 }
 
 #[derive(Debug)]
-enum Value {
+enum VariableValue {
     /// With references to earlier variables.
     Text(String),
     ConfigMapKey {
@@ -54,13 +54,13 @@ enum Value {
 
 /// The variables of a container with their values.
 #[derive(Debug, Default)]
-pub(crate) struct Resolved {
+pub(crate) struct ContainerVariables {
     /// The last one of a name counts.
     pub(crate) variables: Vec<(String, String)>,
     /// The variables of these whose values are in none of the files, and where they are written.
-    pub(crate) guessed: Vec<(String, Place)>,
+    pub(crate) guessed: Vec<(String, YamlPlace)>,
     /// Sources that are in none of the files: what they are, and where they are named.
-    pub(crate) absent: Vec<(String, Place)>,
+    pub(crate) absent: Vec<(String, YamlPlace)>,
 }
 
 impl Environment {
@@ -80,12 +80,15 @@ impl Environment {
             let field = from.and_then(|from| own.get(from.text(&["fieldRef", "fieldPath"])?));
             let key = from.and_then(|from| {
                 let config_map = from.text(&["configMapKeyRef", "name"])?.to_owned();
-                Some(Value::ConfigMapKey { config_map, key: from.text(&["configMapKeyRef", "key"])?.to_owned() })
+                Some(VariableValue::ConfigMapKey {
+                    config_map,
+                    key: from.text(&["configMapKeyRef", "key"])?.to_owned(),
+                })
             });
             let value = match (variable.text(&["value"]), field) {
-                (Some(text), _) => Value::Text(text.to_owned()),
-                (None, Some(field)) => Value::Text(field.clone()),
-                (None, None) => from.map(|_| key.unwrap_or(Value::Elsewhere))?,
+                (Some(text), _) => VariableValue::Text(text.to_owned()),
+                (None, Some(field)) => VariableValue::Text(field.clone()),
+                (None, None) => from.map(|_| key.unwrap_or(VariableValue::Elsewhere))?,
             };
             Some(Variable { name: variable.text(&["name"])?.to_owned(), value, place: variable.place() })
         };
@@ -96,9 +99,9 @@ impl Environment {
     }
 
     /// Returns the values of the variables, with the ConfigMaps of the container's namespace.
-    pub(crate) fn resolve(&self, config_maps: &ConfigMaps, namespace: &str) -> Resolved {
+    pub(crate) fn resolve(&self, config_maps: &ConfigMaps, namespace: &str) -> ContainerVariables {
         let data = |config_map: &str| config_maps.get(&(namespace.to_owned(), config_map.to_owned()));
-        let mut resolved = Resolved::default();
+        let mut resolved = ContainerVariables::default();
         for Source { prefix, config_map, what, place } in &self.sources {
             match config_map.as_deref().and_then(data) {
                 Some(data) => {
@@ -109,9 +112,9 @@ impl Environment {
         }
         for Variable { name, value, place } in &self.variables {
             let value = match value {
-                Value::Text(text) => Some(text),
-                Value::ConfigMapKey { config_map, key } => data(config_map).and_then(|data| data.get(key)),
-                Value::Elsewhere => None,
+                VariableValue::Text(text) => Some(text),
+                VariableValue::ConfigMapKey { config_map, key } => data(config_map).and_then(|data| data.get(key)),
+                VariableValue::Elsewhere => None,
             };
             let Some(value) = value else {
                 resolved.guessed.push((name.clone(), place.clone()));
@@ -127,7 +130,7 @@ impl Environment {
     }
 }
 
-impl Resolved {
+impl ContainerVariables {
     fn set(&mut self, name: String, value: String) {
         self.variables.retain(|(known, _)| *known != name);
         self.variables.push((name, value));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::environment::{ConfigMaps, Environment};
-use super::yaml::{Node, Place, documents};
+use super::yaml::{Node, YamlPlace, documents};
 
 const RUN_AS_USER: [&str; 2] = ["securityContext", "runAsUser"];
 
@@ -14,8 +14,8 @@ const RUN_AS_USER: [&str; 2] = ["securityContext", "runAsUser"];
 pub(crate) struct Manifests {
     pub(crate) workloads: Vec<Workload>,
     pub(crate) config_maps: ConfigMaps,
-    pub(crate) budgets: Vec<Budget>,
-    pub(crate) services: Vec<Service>,
+    pub(crate) budgets: Vec<DisruptionBudget>,
+    pub(crate) services: Vec<ServiceManifest>,
 }
 
 /// A Deployment, a StatefulSet or a DaemonSet.
@@ -24,14 +24,14 @@ pub(crate) struct Workload {
     pub(crate) kind: String,
     pub(crate) namespace: String,
     pub(crate) name: String,
-    pub(crate) place: Place,
+    pub(crate) place: YamlPlace,
     /// `None` if something else than the manifest determines it: an autoscaler, or the number of nodes.
     pub(crate) replicas: Option<u64>,
     pub(crate) labels: BTreeMap<String, String>,
     /// Whether an update ends all pods before it starts new ones.
     pub(crate) recreates: bool,
     /// What is written, and where.
-    pub(crate) grace: Option<(u64, Place)>,
+    pub(crate) grace: Option<(u64, YamlPlace)>,
     /// Those that start first come first.
     pub(crate) containers: Vec<Container>,
     /// The volumes that are ConfigMaps.
@@ -48,8 +48,8 @@ pub(crate) struct ConfigVolume {
 #[derive(Debug)]
 pub(crate) struct Container {
     pub(crate) name: String,
-    pub(crate) place: Place,
-    pub(crate) stage: Stage,
+    pub(crate) place: YamlPlace,
+    pub(crate) stage: ContainerStage,
     /// The command and its arguments.
     pub(crate) words: Vec<String>,
     pub(crate) environment: Environment,
@@ -59,12 +59,12 @@ pub(crate) struct Container {
     pub(crate) user: Option<u64>,
     pub(crate) readiness: Option<Probe>,
     pub(crate) liveness: Option<Probe>,
-    pub(crate) pre_stop: Option<(PreStop, Place)>,
+    pub(crate) pre_stop: Option<(PreStop, YamlPlace)>,
 }
 
 /// When a container runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum ContainerStage {
     /// Ends before the next one starts.
     Before,
     /// An init container with `restartPolicy: Always`: it gets SIGTERM when all later containers have ended.
@@ -83,7 +83,7 @@ pub(crate) struct Mount {
 /// A probe. Other kinds than `httpGet` have no path.
 #[derive(Debug)]
 pub(crate) struct Probe {
-    pub(crate) place: Place,
+    pub(crate) place: YamlPlace,
     pub(crate) path: Option<String>,
     pub(crate) port: Option<u16>,
     pub(crate) by_tls: bool,
@@ -108,10 +108,10 @@ pub(crate) struct HttpGet {
 }
 
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub(crate) struct DisruptionBudget {
     pub(crate) namespace: String,
     pub(crate) name: String,
-    pub(crate) place: Place,
+    pub(crate) place: YamlPlace,
     pub(crate) selector: BTreeMap<String, String>,
     pub(crate) max_unavailable: Option<Amount>,
     pub(crate) min_available: Option<Amount>,
@@ -125,7 +125,7 @@ pub(crate) enum Amount {
 }
 
 #[derive(Debug)]
-pub(crate) struct Service {
+pub(crate) struct ServiceManifest {
     pub(crate) namespace: String,
     pub(crate) selector: BTreeMap<String, String>,
     pub(crate) publishes_not_ready: bool,
@@ -156,7 +156,7 @@ impl Manifests {
                 let data = data.filter_map(|(key, value)| Some((key.to_owned(), value.text(&[])?.to_owned())));
                 self.config_maps.insert((namespace, name), data.collect());
             }
-            Some("PodDisruptionBudget") => self.budgets.push(Budget {
+            Some("PodDisruptionBudget") => self.budgets.push(DisruptionBudget {
                 namespace,
                 name,
                 place: object.place(),
@@ -164,7 +164,7 @@ impl Manifests {
                 max_unavailable: amount(object, "maxUnavailable"),
                 min_available: amount(object, "minAvailable"),
             }),
-            Some("Service") => self.services.push(Service {
+            Some("Service") => self.services.push(ServiceManifest {
                 namespace,
                 selector: labels(object, &["spec", "selector"]),
                 publishes_not_ready: object.is_true(&["spec", "publishNotReadyAddresses"]),
@@ -256,9 +256,9 @@ impl Container {
             name: node.text(&["name"]).unwrap_or_default().to_owned(),
             place: node.place(),
             stage: match (main, node.text(&["restartPolicy"])) {
-                (true, _) => Stage::Main,
-                (false, Some("Always")) => Stage::Beside,
-                (false, _) => Stage::Before,
+                (true, _) => ContainerStage::Main,
+                (false, Some("Always")) => ContainerStage::Beside,
+                (false, _) => ContainerStage::Before,
             },
             words,
             environment: Environment::read(node, own),

@@ -26,39 +26,39 @@ mod tests;
 
 use std::fmt::Display;
 
-use segue_config::{Located, locate};
+use segue_config::{LocatedConfig, locate};
 
-use self::environment::Resolved;
+use self::environment::ContainerVariables;
 use self::hook::{commands, option};
 use self::manifest::{Container, Manifests, Workload, mount_of};
 use self::rules::Process;
-use self::yaml::Place;
+use self::yaml::YamlPlace;
 
 /// What a comparison has found. Each is one line.
 #[derive(Debug, Default)]
-pub(crate) struct Findings {
+pub(crate) struct ManifestFindings {
     /// What cannot work, or loses requests.
     pub(crate) problems: Vec<String>,
     /// What works with a probably unwanted consequence.
     pub(crate) warnings: Vec<String>,
     /// The configurations that the manifests contain.
-    pub(crate) configs: Vec<Located>,
+    pub(crate) configs: Vec<LocatedConfig>,
 }
 
-impl Findings {
-    fn problem(&mut self, place: &Place, about: &str, fact: impl Display, remedy: &str) {
+impl ManifestFindings {
+    fn problem(&mut self, place: &YamlPlace, about: &str, fact: impl Display, remedy: &str) {
         self.problems.push(format!("{place}: {about}: {fact}; {remedy}"));
     }
 
-    fn warning(&mut self, place: &Place, about: &str, fact: impl Display, remedy: &str) {
+    fn warning(&mut self, place: &YamlPlace, about: &str, fact: impl Display, remedy: &str) {
         self.warnings.push(format!("{place}: {about}: {fact}; {remedy}"));
     }
 }
 
 /// Checks manifests, by the names of their files. `given` is the configuration of containers whose file is in none of
 /// the manifests' ConfigMaps.
-pub(crate) fn check(files: &[(String, String)], given: Option<&Located>) -> Findings {
-    let (mut manifests, mut found) = (Manifests::default(), Findings::default());
+pub(crate) fn check(files: &[(String, String)], given: Option<&LocatedConfig>) -> ManifestFindings {
+    let (mut manifests, mut found) = (Manifests::default(), ManifestFindings::default());
     for (name, text) in files {
         if let Err(problem) = manifests.add(name, text) {
             found.problems.push(problem);
@@ -106,9 +106,9 @@ fn config_of(
     workload: &Workload,
     container: &Container,
     path: &str,
-    given: Option<&Located>,
-    findings: &mut Findings,
-) -> Result<Located, String> {
+    given: Option<&LocatedConfig>,
+    findings: &mut ManifestFindings,
+) -> Result<LocatedConfig, String> {
     let about = format!("{} {}, container {}", workload.kind, workload.name, container.name);
     let found = mount_of(container, path).and_then(|mount| {
         let volume = workload.config_volumes.get(&mount.volume)?;
@@ -128,7 +128,7 @@ fn config_of(
         return given.cloned().ok_or(problem);
     };
     let name = format!("ConfigMap {map}: {key}");
-    let Resolved { mut variables, guessed, absent } =
+    let ContainerVariables { mut variables, guessed, absent } =
         container.environment.resolve(&manifests.config_maps, &workload.namespace);
     let located = |variables: &[(String, String)]| locate(&name, text, variables.to_vec(), &workload.name);
     let mistakes = |variables: &[(String, String)]| located(variables).err().map_or(0, |errors| errors.iter().count());

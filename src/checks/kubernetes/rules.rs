@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use segue_config::{Admin, Config, Pod};
 
-use super::Findings;
+use super::ManifestFindings;
 use super::hook::{Ends, drains, lasts};
-use super::manifest::{Amount, Budget, Container, Manifests, PreStop, Probe, Stage, Workload, selects};
+use super::manifest::{
+    Amount, Container, ContainerStage, DisruptionBudget, Manifests, PreStop, Probe, Workload, selects,
+};
 
 /// What Kubernetes assumes.
 const DEFAULT_GRACE: u64 = 30;
@@ -21,7 +23,7 @@ pub(super) struct Process<'a> {
 }
 
 impl Process<'_> {
-    pub(super) fn check(&self, found: &mut Findings) {
+    pub(super) fn check(&self, found: &mut ManifestFindings) {
         self.grace_period(found);
         self.readiness(found);
         self.liveness(found);
@@ -33,7 +35,7 @@ impl Process<'_> {
         }
     }
 
-    fn grace_period(&self, found: &mut Findings) {
+    fn grace_period(&self, found: &mut ManifestFindings) {
         let written = self.workload.grace.as_ref();
         let grace = Duration::from_secs(written.map_or(DEFAULT_GRACE, |(seconds, _)| *seconds));
         let place = written.map_or(&self.workload.place, |(_, place)| place);
@@ -65,9 +67,9 @@ impl Process<'_> {
     }
 
     /// The service must not get SIGTERM before the sidecar has handed its partitions over.
-    fn service(&self, pod: &Pod, found: &mut Findings) {
+    fn service(&self, pod: &Pod, found: &mut ManifestFindings) {
         let port = pod.upstream.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
-        let others: Vec<_> = self.others().filter(|other| other.stage != Stage::Before).collect();
+        let others: Vec<_> = self.others().filter(|other| other.stage != ContainerStage::Before).collect();
         let named = others.iter().find(|other| other.ports.values().any(|other| Some(*other) == port));
         let service = match (named, others.as_slice()) {
             (Some(service), _) | (None, [service]) => *service,
@@ -94,10 +96,10 @@ impl Process<'_> {
         }
     }
 
-    fn service_ends_early(&self, service: &Container, found: &mut Findings) {
+    fn service_ends_early(&self, service: &Container, found: &mut ManifestFindings) {
         let when = match (service.stage, self.container.stage) {
-            (Stage::Main, Stage::Beside) => "before its sidecar",
-            (Stage::Beside, _) => "before its sidecar, which starts earlier",
+            (ContainerStage::Main, ContainerStage::Beside) => "before its sidecar",
+            (ContainerStage::Beside, _) => "before its sidecar, which starts earlier",
             _ => "together with its sidecar",
         };
         let wrong_place = match &self.container.pre_stop {
@@ -117,14 +119,14 @@ impl Process<'_> {
         let place =
             |container: &Container| self.workload.containers.iter().position(|one| std::ptr::eq(one, container));
         match (service.stage, self.container.stage) {
-            (Stage::Beside, Stage::Main) => true,
-            (Stage::Beside, Stage::Beside) => place(service) < place(self.container),
+            (ContainerStage::Beside, ContainerStage::Main) => true,
+            (ContainerStage::Beside, ContainerStage::Beside) => place(service) < place(self.container),
             _ => false,
         }
     }
 
     /// A hook in another container than Segue's reaches the sidecar, and may change something there.
-    fn hook_works(&self, service: &Container, hook: &PreStop, found: &mut Findings) {
+    fn hook_works(&self, service: &Container, hook: &PreStop, found: &mut ManifestFindings) {
         let Some((_, place)) = &service.pre_stop else { return };
         let ends = Ends { service, sidecar: self.container, admin: self.config.admin.as_ref() };
         if let Some((fact, remedy)) = ends.obstacle(hook) {
@@ -132,7 +134,7 @@ impl Process<'_> {
         }
     }
 
-    fn readiness(&self, found: &mut Findings) {
+    fn readiness(&self, found: &mut ManifestFindings) {
         let about = self.about(self.container);
         let Some(admin) = &self.config.admin else {
             let fact = "its configuration has no [admin], so no probe can ask it";
@@ -155,7 +157,7 @@ impl Process<'_> {
         }
     }
 
-    fn liveness(&self, found: &mut Findings) {
+    fn liveness(&self, found: &mut ManifestFindings) {
         let Some(admin) = &self.config.admin else { return };
         let (about, remedy) = (self.about(self.container), expected("/health", admin));
         match &self.container.liveness {
@@ -186,7 +188,7 @@ impl Process<'_> {
         }
     }
 
-    fn addresses(&self, found: &mut Findings) {
+    fn addresses(&self, found: &mut ManifestFindings) {
         let (about, place) = (self.about(self.container), &self.container.place);
         let listens = [
             ("router.listen", self.config.router.as_ref().map(|router| router.listen)),
@@ -221,7 +223,7 @@ impl Process<'_> {
         }
     }
 
-    fn budgets(&self, found: &mut Findings) {
+    fn budgets(&self, found: &mut ManifestFindings) {
         let (workload, about) = (self.workload, self.about_workload());
         let budgets = self.manifests.budgets.iter();
         let its: Vec<_> =
@@ -258,7 +260,7 @@ impl Process<'_> {
     }
 
     /// The budget of a workload whose number of pods something else determines, such as an autoscaler.
-    fn budget_of_any_number(&self, budget: &Budget, found: &mut Findings) {
+    fn budget_of_any_number(&self, budget: &DisruptionBudget, found: &mut ManifestFindings) {
         let none = [Amount::Number(0), Amount::Percent(0)];
         if budget.max_unavailable.is_some_and(|amount| none.contains(&amount))
             || budget.min_available == Some(Amount::Percent(100))
@@ -269,7 +271,7 @@ impl Process<'_> {
         }
     }
 
-    fn routers(&self, found: &mut Findings) {
+    fn routers(&self, found: &mut ManifestFindings) {
         if self.config.router.is_some() && self.container.pre_stop.is_none() {
             let fact = "it has no preStop hook, and nodes still send requests to a router that has just got SIGTERM";
             let remedy = "expected preStop: {sleep: {seconds: 10}}";

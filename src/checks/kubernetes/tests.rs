@@ -1,6 +1,6 @@
 //! A good set of manifests, and one mistake at a time.
 
-use super::{Findings, check};
+use super::{ManifestFindings, check};
 
 const GOOD: &str = include_str!("good.yaml");
 /// The service of [`GOOD`], as one of `containers` with a preStop hook.
@@ -24,7 +24,7 @@ fn changed(text: &str, changes: &[(&str, &str)]) -> String {
     })
 }
 
-fn found(text: &str) -> Findings {
+fn found(text: &str) -> ManifestFindings {
     check(&[("all.yaml".to_owned(), text.to_owned())], None)
 }
 

@@ -10,13 +10,13 @@ use saphyr::{LoadableYamlNode as _, MarkedYaml};
 
 /// A place in a file. Line and column count from 1.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct YamlPlace {
     file: Arc<str>,
     line: usize,
     column: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for YamlPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.file, self.line, self.column)
     }
@@ -78,8 +78,8 @@ impl<'a> Node<'a> {
         self.items(path).filter_map(|item| item.text(&[])).map(str::to_owned).collect()
     }
 
-    pub(crate) fn place(self) -> Place {
+    pub(crate) fn place(self) -> YamlPlace {
         let start = self.yaml.span.start;
-        Place { file: self.file.clone(), line: start.line(), column: start.col() + 1 }
+        YamlPlace { file: self.file.clone(), line: start.line(), column: start.col() + 1 }
     }
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::admin::api::Write;
+use crate::admin::api::WritePermission;
 use crate::admin::keyspace::KeyspaceStatusSource;
 use crate::admin::{Admin, AdminKeyspace, StatusSource};
 use crate::operator::Link;
@@ -74,7 +74,8 @@ impl Instruments for AdminInstruments {
         let registry = std::mem::take(&mut *self.registry());
         let serving = async move {
             let keyspace = AdminKeyspace { sources, board, link };
-            let serving = admin.serve(vec![keyspace], registry, (Write::Nobody, None), CancellationToken::new());
+            let serving =
+                admin.serve(vec![keyspace], registry, (WritePermission::Nobody, None), CancellationToken::new());
             if let Err(error) = serving.await {
                 tracing::warn!(%error, "admin endpoint stopped");
             }

@@ -13,13 +13,13 @@ use segue_demo::instruments::Instruments;
 
 use self::etcd::EtcdAt;
 use self::instruments::AdminInstruments;
-use super::Failure;
+use super::CommandFailure;
 
-pub(super) fn demo(args: &DemoArgs) -> Result<(), Failure> {
+pub(super) fn demo(args: &DemoArgs) -> Result<(), CommandFailure> {
     let connect = |url: &String| -> anyhow::Result<Arc<dyn Etcd>> { Ok(Arc::new(EtcdAt::new(url)?)) };
     let serve = |address| -> Arc<dyn Instruments> { Arc::new(AdminInstruments::new(address)) };
     let etcd = args.etcd.as_ref().map(connect).transpose()?;
     let options = Options { etcd, instruments: args.admin.map(serve), ..args.options() };
     // The report has already said what went wrong.
-    if args.play(options)? { Ok(()) } else { Err(Failure::AlreadyReported) }
+    if args.play(options)? { Ok(()) } else { Err(CommandFailure::AlreadyReported) }
 }

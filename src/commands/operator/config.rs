@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Asked, Failure, Reach, Target, act, block_on, print_text};
+use super::{CommandFailure, CommandTarget, OperationArgs, Reach, act, block_on, print_text};
 use crate::operator::Action;
 
 /// What to do with the settings.
@@ -22,7 +22,7 @@ enum ConfigCommand {
         #[arg(value_name = "KEY")]
         setting: Option<String>,
         #[command(flatten)]
-        target: Target,
+        target: CommandTarget,
     },
     /// Change a setting of the keyspace.
     ///
@@ -36,11 +36,11 @@ enum ConfigCommand {
         /// Value, as in a configuration file, without quotes.
         value: String,
         #[command(flatten)]
-        asked: Asked,
+        asked: OperationArgs,
     },
 }
 
-pub(in crate::commands) fn config(args: &ConfigArgs) -> Result<(), Failure> {
+pub(in crate::commands) fn config(args: &ConfigArgs) -> Result<(), CommandFailure> {
     match &args.command {
         ConfigCommand::Get { setting, target } => block_on(get(setting.as_deref(), target)),
         ConfigCommand::Set { setting, value, asked } => {
@@ -49,7 +49,7 @@ pub(in crate::commands) fn config(args: &ConfigArgs) -> Result<(), Failure> {
     }
 }
 
-async fn get(key: Option<&str>, target: &Target) -> Result<(), Failure> {
+async fn get(key: Option<&str>, target: &CommandTarget) -> Result<(), CommandFailure> {
     let settings = Reach::open(&target.reach).await?.settings().await?;
     let shown = |value: &Value| match value {
         Value::String(text) => text.clone(),
@@ -57,7 +57,7 @@ async fn get(key: Option<&str>, target: &Target) -> Result<(), Failure> {
     };
     let text = match key {
         Some(key) => {
-            let missing = || Failure::Work(anyhow::anyhow!("the keyspace has no setting {key}"));
+            let missing = || CommandFailure::Work(anyhow::anyhow!("the keyspace has no setting {key}"));
             let value = settings.get(key).ok_or_else(missing)?;
             if target.json { value.to_string() } else { shown(value) }
         }

@@ -1,7 +1,7 @@
 //! `segue drain` and `segue undrain`: an operator wants a pod empty, in this life and in later ones. With `--self`, the
 //! pod of this host's sidecar ends its own life's work.
 
-use super::{Asked, Failure, Patience, Reach, act, act_and_wait, block_on, print};
+use super::{CommandFailure, OperationArgs, Patience, Reach, act, act_and_wait, block_on, print};
 use crate::operator::{Action, Condition};
 
 /// The pod to drain.
@@ -17,7 +17,7 @@ pub(in crate::commands) struct DrainArgs {
     #[command(flatten)]
     patience: Patience,
     #[command(flatten)]
-    asked: Asked,
+    asked: OperationArgs,
 }
 
 /// The pod whose drain ends.
@@ -26,10 +26,10 @@ pub(in crate::commands) struct UndrainArgs {
     /// Name of the pod.
     pod: String,
     #[command(flatten)]
-    asked: Asked,
+    asked: OperationArgs,
 }
 
-pub(in crate::commands) fn drain(args: &DrainArgs) -> Result<(), Failure> {
+pub(in crate::commands) fn drain(args: &DrainArgs) -> Result<(), CommandFailure> {
     let (patience, target) = (&args.patience, &args.asked.target);
     let Some(pod) = &args.pod else {
         let timeout = if patience.no_wait { None } else { Some(patience.timeout) };
@@ -44,6 +44,6 @@ pub(in crate::commands) fn drain(args: &DrainArgs) -> Result<(), Failure> {
     print(target, &outcome)
 }
 
-pub(in crate::commands) fn undrain(args: &UndrainArgs) -> Result<(), Failure> {
+pub(in crate::commands) fn undrain(args: &UndrainArgs) -> Result<(), CommandFailure> {
     act(Action::Undrain { pod: args.pod.clone() }, &args.asked)
 }

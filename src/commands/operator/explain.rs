@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Failure, Reach, Target, block_on, print_text};
+use super::{CommandFailure, CommandTarget, Reach, block_on, print_text};
 use crate::commands::server::admin_tls;
 use crate::operator::Explanation;
 
@@ -17,10 +17,10 @@ pub(in crate::commands) struct ExplainArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "server")]
     admin_ca: Option<PathBuf>,
     #[command(flatten)]
-    target: Target,
+    target: CommandTarget,
 }
 
-pub(in crate::commands) fn explain(args: &ExplainArgs) -> Result<(), Failure> {
+pub(in crate::commands) fn explain(args: &ExplainArgs) -> Result<(), CommandFailure> {
     let tls = admin_tls(args.admin_ca.as_deref())?;
     block_on(async {
         let reach = Reach::open(&args.target.reach).await?;
@@ -28,7 +28,7 @@ pub(in crate::commands) fn explain(args: &ExplainArgs) -> Result<(), Failure> {
         let pod = reach.explain_pod(&args.subject, tls.as_ref()).await;
         match (args.subject.parse(), pod) {
             (_, Ok(pod)) => show(&args.target, &pod),
-            (Ok(partition), Err(Failure::Work(_))) => {
+            (Ok(partition), Err(CommandFailure::Work(_))) => {
                 show(&args.target, &reach.explain_partition(partition, tls.as_ref()).await?)
             }
             (_, Err(failure)) => Err(failure),
@@ -36,7 +36,7 @@ pub(in crate::commands) fn explain(args: &ExplainArgs) -> Result<(), Failure> {
     })
 }
 
-fn show(target: &Target, explanation: &impl Explanation) -> Result<(), Failure> {
+fn show(target: &CommandTarget, explanation: &impl Explanation) -> Result<(), CommandFailure> {
     let text = match target.json {
         true => serde_json::to_string(explanation).map_err(anyhow::Error::from)? + "\n",
         false => explanation.in_words(),

@@ -1,14 +1,14 @@
 //! `segue forget`: deletes a registration that does not end by itself.
 
-use super::{Asked, Failure, act};
-use crate::operator::{Action, Kind};
+use super::{CommandFailure, OperationArgs, act};
+use crate::operator::{Action, RegistrationKind};
 
 /// The registration to forget.
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct ForgetArgs {
     /// Kind of the registration.
     #[arg(value_enum)]
-    kind: Kind,
+    kind: RegistrationKind,
     /// Name of the pod or router.
     name: String,
     /// Delete the registration even if it is readable and has a lease.
@@ -18,10 +18,10 @@ pub(in crate::commands) struct ForgetArgs {
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
-    asked: Asked,
+    asked: OperationArgs,
 }
 
-pub(in crate::commands) fn forget(args: &ForgetArgs) -> Result<(), Failure> {
+pub(in crate::commands) fn forget(args: &ForgetArgs) -> Result<(), CommandFailure> {
     let (kind, name) = (args.kind, args.name.clone());
     act(Action::Forget { kind, name, force: args.force, confirmed: args.yes }, &args.asked)
 }

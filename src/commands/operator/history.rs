@@ -3,7 +3,7 @@
 use segue_coordination::session::unix_millis;
 use segue_protocol::ids::PartitionId;
 
-use super::{Failure, Reach, Target, block_on, partition_number, print_text};
+use super::{CommandFailure, CommandTarget, Reach, block_on, partition_number, print_text};
 
 /// Which handoffs to show.
 #[derive(Debug, clap::Args)]
@@ -15,10 +15,10 @@ pub(in crate::commands) struct HistoryArgs {
     #[arg(long, value_name = "N", default_value_t = 50)]
     limit: usize,
     #[command(flatten)]
-    target: Target,
+    target: CommandTarget,
 }
 
-pub(in crate::commands) fn history(args: &HistoryArgs) -> Result<(), Failure> {
+pub(in crate::commands) fn history(args: &HistoryArgs) -> Result<(), CommandFailure> {
     block_on(async {
         let reach = Reach::open(&args.target.reach).await?;
         let history = reach.history(args.partition, args.limit).await?;

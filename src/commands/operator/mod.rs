@@ -25,8 +25,8 @@ use segue_protocol::records::Origin;
 use serde_json::json;
 
 use super::store::ReachArgs;
-use super::{Failure, runtime};
-use crate::operator::{Action, Condition, OperationId, Order, Outcome};
+use super::{CommandFailure, runtime};
+use crate::operator::{Action, ActionOutcome, Condition, OperationId, Order};
 use crate::process::printable::printable;
 
 pub(super) use self::config::{ConfigArgs, config};
@@ -44,7 +44,7 @@ pub(super) use self::wanted::{WantedArgs, wanted};
 
 /// The keyspace, and the format of the output.
 #[derive(Debug, clap::Args)]
-pub(super) struct Target {
+pub(super) struct CommandTarget {
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
@@ -54,7 +54,7 @@ pub(super) struct Target {
 
 /// What is kept with an action.
 #[derive(Debug, clap::Args)]
-pub(super) struct Asked {
+pub(super) struct OperationArgs {
     /// Reason, which is stored and shown to others.
     #[arg(long = "why", value_name = "TEXT", default_value = "")]
     why: String,
@@ -62,7 +62,7 @@ pub(super) struct Asked {
     #[arg(long, value_name = "ID")]
     id: Option<String>,
     #[command(flatten)]
-    target: Target,
+    target: CommandTarget,
 }
 
 /// How long a command waits.
@@ -81,7 +81,7 @@ pub(super) struct Patience {
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Carries out an action whose outcome needs no further wait.
-fn act(action: Action, asked: &Asked) -> Result<(), Failure> {
+fn act(action: Action, asked: &OperationArgs) -> Result<(), CommandFailure> {
     block_on(async {
         let reach = Reach::open(&asked.target.reach).await?;
         let outcome = reach.perform(&asked.order(action)?, ANSWER_TIMEOUT).await?;
@@ -90,7 +90,12 @@ fn act(action: Action, asked: &Asked) -> Result<(), Failure> {
 }
 
 /// Carries out an action, and waits until the condition holds unless it is told not to.
-fn act_and_wait(action: Action, condition: &Condition, asked: &Asked, patience: &Patience) -> Result<Outcome, Failure> {
+fn act_and_wait(
+    action: Action,
+    condition: &Condition,
+    asked: &OperationArgs,
+    patience: &Patience,
+) -> Result<ActionOutcome, CommandFailure> {
     block_on(async {
         let reach = Reach::open(&asked.target.reach).await?;
         let began = Instant::now();
@@ -105,10 +110,10 @@ fn act_and_wait(action: Action, condition: &Condition, asked: &Asked, patience: 
     })
 }
 
-impl Asked {
-    fn order(&self, action: Action) -> Result<Order, Failure> {
+impl OperationArgs {
+    fn order(&self, action: Action) -> Result<Order, CommandFailure> {
         let id = self.id.as_deref().map(str::parse::<OperationId>).transpose();
-        let id = id.map_err(|error| Failure::BadInput(format!("segue: {error}")))?;
+        let id = id.map_err(|error| CommandFailure::BadInput(format!("segue: {error}")))?;
         let origin = Origin { who: who(), why: self.why.clone(), at: unix_millis() };
         Ok(Order { action, id, origin })
     }
@@ -132,7 +137,7 @@ fn who() -> String {
 }
 
 /// Prints the result: a sentence, or a JSON object with the sentence and facts.
-fn print(target: &Target, outcome: &Outcome) -> Result<(), Failure> {
+fn print(target: &CommandTarget, outcome: &ActionOutcome) -> Result<(), CommandFailure> {
     let line = match target.json {
         true => serde_json::to_string(outcome).map_err(anyhow::Error::from)?,
         false => outcome.text.clone(),
@@ -140,11 +145,11 @@ fn print(target: &Target, outcome: &Outcome) -> Result<(), Failure> {
     print_text(&(line + "\n"))
 }
 
-fn print_text(text: &str) -> Result<(), Failure> {
+fn print_text(text: &str) -> Result<(), CommandFailure> {
     std::io::stdout().lock().write_all(printable(text).as_bytes()).context("cannot write to standard output")?;
     Ok(())
 }
 
-fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+fn block_on<T>(work: impl Future<Output = Result<T, CommandFailure>>) -> Result<T, CommandFailure> {
     runtime()?.block_on(work)
 }

@@ -2,7 +2,7 @@
 
 use segue_protocol::ids::PartitionId;
 
-use super::{Asked, Failure, Patience, act, act_and_wait, partition_number, print};
+use super::{CommandFailure, OperationArgs, Patience, act, act_and_wait, partition_number, print};
 use crate::operator::{Action, Condition};
 
 /// The move.
@@ -20,7 +20,7 @@ pub(in crate::commands) struct MoveArgs {
     #[command(flatten)]
     patience: Patience,
     #[command(flatten)]
-    asked: Asked,
+    asked: OperationArgs,
 }
 
 /// The partition.
@@ -30,7 +30,7 @@ pub(in crate::commands) struct PartitionArgs {
     #[arg(value_parser = partition_number)]
     partition: PartitionId,
     #[command(flatten)]
-    asked: Asked,
+    asked: OperationArgs,
 }
 
 /// The partition whose move is cancelled.
@@ -40,10 +40,10 @@ pub(in crate::commands) struct CancelArgs {
     #[arg(value_parser = partition_number)]
     partition: PartitionId,
     #[command(flatten)]
-    asked: Asked,
+    asked: OperationArgs,
 }
 
-pub(in crate::commands) fn move_partition(args: &MoveArgs) -> Result<(), Failure> {
+pub(in crate::commands) fn move_partition(args: &MoveArgs) -> Result<(), CommandFailure> {
     let (partition, to) = (args.partition, &args.to);
     let condition = Condition::Moved { partition, to: Some(to.clone()) };
     let action = Action::Move { partition, to: to.clone(), pin: args.pin };
@@ -51,14 +51,14 @@ pub(in crate::commands) fn move_partition(args: &MoveArgs) -> Result<(), Failure
     print(&args.asked.target, &outcome)
 }
 
-pub(in crate::commands) fn pin(args: &PartitionArgs) -> Result<(), Failure> {
+pub(in crate::commands) fn pin(args: &PartitionArgs) -> Result<(), CommandFailure> {
     act(Action::Pin { partition: args.partition, to: None }, &args.asked)
 }
 
-pub(in crate::commands) fn unpin(args: &PartitionArgs) -> Result<(), Failure> {
+pub(in crate::commands) fn unpin(args: &PartitionArgs) -> Result<(), CommandFailure> {
     act(Action::Unpin { partition: args.partition }, &args.asked)
 }
 
-pub(in crate::commands) fn cancel(args: &CancelArgs) -> Result<(), Failure> {
+pub(in crate::commands) fn cancel(args: &CancelArgs) -> Result<(), CommandFailure> {
     act(Action::Cancel { partition: args.partition, handoff: None }, &args.asked)
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Asked, Failure, act};
+use super::{CommandFailure, OperationArgs, act};
 use crate::operator::Action;
 
 /// How long, and why.
@@ -12,20 +12,20 @@ pub(in crate::commands) struct PauseArgs {
     #[arg(long = "for", value_name = "TIME", value_parser = segue_config::parse_duration)]
     duration: Option<Duration>,
     #[command(flatten)]
-    asked: Asked,
+    asked: OperationArgs,
 }
 
 /// The keyspace.
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct ResumeArgs {
     #[command(flatten)]
-    asked: Asked,
+    asked: OperationArgs,
 }
 
-pub(in crate::commands) fn pause(args: &PauseArgs) -> Result<(), Failure> {
+pub(in crate::commands) fn pause(args: &PauseArgs) -> Result<(), CommandFailure> {
     act(Action::Pause { span: args.duration }, &args.asked)
 }
 
-pub(in crate::commands) fn resume(args: &ResumeArgs) -> Result<(), Failure> {
+pub(in crate::commands) fn resume(args: &ResumeArgs) -> Result<(), CommandFailure> {
     act(Action::Resume {}, &args.asked)
 }

@@ -1,6 +1,6 @@
 //! `segue plan`: a dry run of the planner on the current view.
 
-use super::{Failure, Reach, Target, block_on, print_text};
+use super::{CommandFailure, CommandTarget, Reach, block_on, print_text};
 
 /// Assumptions of the dry run.
 #[derive(Debug, clap::Args)]
@@ -9,10 +9,10 @@ pub(in crate::commands) struct PlanArgs {
     #[arg(long, value_name = "POD")]
     without: Option<String>,
     #[command(flatten)]
-    target: Target,
+    target: CommandTarget,
 }
 
-pub(in crate::commands) fn plan(args: &PlanArgs) -> Result<(), Failure> {
+pub(in crate::commands) fn plan(args: &PlanArgs) -> Result<(), CommandFailure> {
     block_on(async {
         let reach = Reach::open(&args.target.reach).await?;
         let preview = reach.plan(args.without.as_deref()).await?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use crate::operator::Said;
+use crate::operator::WaitProgress;
 
 /// Shortest time between two lines of progress.
 const LINE_INTERVAL: Duration = Duration::from_millis(500);
@@ -16,7 +16,7 @@ const LINE_INTERVAL: Duration = Duration::from_millis(500);
 const FIRST_LINE_AFTER: Duration = Duration::from_millis(200);
 
 /// Shows what the work waits for, until it is done.
-pub(super) async fn shown<T>(work: impl AsyncFnOnce(&Said) -> T) -> T {
+pub(super) async fn shown<T>(work: impl AsyncFnOnce(&WaitProgress) -> T) -> T {
     let (said, saying) = watch::channel(String::new());
     let done = tokio::select! {
         done = work(&said) => done,

@@ -15,14 +15,14 @@ use serde_json::{Map, Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::progress::shown;
-use crate::commands::Failure;
-use crate::commands::server::{Server, read_token};
+use crate::commands::CommandFailure;
+use crate::commands::server::{AdminServer, read_token};
 use crate::commands::store::ReachArgs;
-use crate::operator::history::History;
+use crate::operator::history::HandoffHistory;
 use crate::operator::status::KeyspaceStatus;
 use crate::operator::{
-    Action, Comparison, Condition, Explanation, Kind, Link, OperationId, OperatorError, Order, Outcome,
-    PartitionReport, PodReport, Preview, Said, perform, segment, until,
+    Action, ActionOutcome, Condition, Explanation, Link, OperationId, OperatorError, Order, PartitionReport, PodReport,
+    Preview, RegistrationKind, RouterComparison, WaitProgress, perform, segment, until,
 };
 
 /// How long the first request waits for a condition, and how long any. A longer wait asks again, which also shows the
@@ -42,13 +42,13 @@ const LOCAL_URL: &str = "http://127.0.0.1:9090";
 #[derive(Debug)]
 pub(in crate::commands) enum Reach {
     Store(Box<Link>),
-    Server(Server),
+    Server(AdminServer),
 }
 
 impl Reach {
     /// Opens the way that the arguments name.
-    pub(in crate::commands) async fn open(args: &ReachArgs) -> Result<Self, Failure> {
-        if let Some(server) = Server::given(args)? {
+    pub(in crate::commands) async fn open(args: &ReachArgs) -> Result<Self, CommandFailure> {
+        if let Some(server) = AdminServer::given(args)? {
             return Ok(Reach::Server(server));
         }
         let (store, keys) = args.store.connect().await?;
@@ -57,8 +57,8 @@ impl Reach {
 
     /// Opens the way to the sidecar of this host: the one that the arguments or the configuration file name, otherwise
     /// the usual one.
-    pub(super) fn sidecar(args: &ReachArgs) -> Result<Self, Failure> {
-        if let Some(server) = Server::given(args)? {
+    pub(super) fn sidecar(args: &ReachArgs) -> Result<Self, CommandFailure> {
+        if let Some(server) = AdminServer::given(args)? {
             return Ok(Reach::Server(server));
         }
         let mut token = None;
@@ -75,17 +75,19 @@ impl Reach {
                 }
                 Some(Admin { tls: Some(_), .. }) | None => {
                     let text = "segue: the file names no way to ask its process; expected admin.socket";
-                    return Err(Failure::BadInput(text.to_owned()));
+                    return Err(CommandFailure::BadInput(text.to_owned()));
                 }
             },
         };
-        Ok(Reach::Server(Server::at(&name, token, args)?))
+        Ok(Reach::Server(AdminServer::at(&name, token, args)?))
     }
 
     /// Carries out an order; at most `patience` is waited for the leader's answer.
-    pub(super) async fn perform(&self, order: &Order, patience: Duration) -> Result<Outcome, Failure> {
+    pub(super) async fn perform(&self, order: &Order, patience: Duration) -> Result<ActionOutcome, CommandFailure> {
         match self {
-            Reach::Store(link) => Ok(shown(async |said: &Said| perform(link, order, patience, said).await).await?),
+            Reach::Store(link) => {
+                Ok(shown(async |said: &WaitProgress| perform(link, order, patience, said).await).await?)
+            }
             Reach::Server(server) => {
                 // A request that gets no answer in time is repeated under its id, and takes effect once.
                 let id = order.id.clone().unwrap_or_else(OperationId::random);
@@ -98,7 +100,7 @@ impl Reach {
                     server.send(method.clone(), &path, Some(&body), wait).await
                 };
                 let answer = asked_again(patience, LOST_PATIENCE, ask).await.map_err(|failure| match failure {
-                    Failure::Lost(error) => Failure::Lost(error.context(format!(
+                    CommandFailure::Lost(error) => CommandFailure::Lost(error.context(format!(
                         "the order may have been carried out; --id {id} repeats it without a second effect"
                     ))),
                     other => other,
@@ -109,9 +111,11 @@ impl Reach {
     }
 
     /// Waits until a condition holds.
-    pub(super) async fn until(&self, condition: &Condition, timeout: Duration) -> Result<String, Failure> {
+    pub(super) async fn until(&self, condition: &Condition, timeout: Duration) -> Result<String, CommandFailure> {
         match self {
-            Reach::Store(link) => Ok(shown(async |said: &Said| until(link, condition, timeout, said).await).await?),
+            Reach::Store(link) => {
+                Ok(shown(async |said: &WaitProgress| until(link, condition, timeout, said).await).await?)
+            }
             Reach::Server(server) => {
                 let path = match condition {
                     Condition::Settled => "/v1/wait/settled?".to_owned(),
@@ -124,15 +128,15 @@ impl Reach {
                     }
                 };
                 let ask = async |wait: Duration| server.get(&format!("{path}wait={}ms", wait.as_millis()), wait).await;
-                Ok(read::<Outcome>(server, asked_again(timeout, LOST_PATIENCE, ask).await?)?.text)
+                Ok(read::<ActionOutcome>(server, asked_again(timeout, LOST_PATIENCE, ask).await?)?.text)
             }
         }
     }
 
     /// Has the sidecar hand over what its pod owns. Without `timeout`, does not wait.
-    pub(super) async fn drain_itself(&self, timeout: Option<Duration>) -> Result<Outcome, Failure> {
+    pub(super) async fn drain_itself(&self, timeout: Option<Duration>) -> Result<ActionOutcome, CommandFailure> {
         let Reach::Server(server) = self else {
-            return Err(Failure::BadInput("segue: --self asks a sidecar, not a store".to_owned()));
+            return Err(CommandFailure::BadInput("segue: --self asks a sidecar, not a store".to_owned()));
         };
         let ask = async |wait: Duration| {
             server.send(Method::POST, &format!("/drain?wait={}ms", wait.as_millis()), Some(&json!({})), wait).await
@@ -141,13 +145,13 @@ impl Reach {
             // A sidecar that is gone has nothing left to give up.
             Some(timeout) => read(server, asked_again(timeout, Duration::ZERO, ask).await?),
             None => match ask(Duration::ZERO).await {
-                Err(Failure::Waiting(text)) => Ok(Outcome { text: text.to_string(), facts: Map::new() }),
+                Err(CommandFailure::Waiting(text)) => Ok(ActionOutcome { text: text.to_string(), facts: Map::new() }),
                 other => read(server, other?),
             },
         }
     }
 
-    pub(super) async fn plan(&self, without: Option<&str>) -> Result<Preview, Failure> {
+    pub(super) async fn plan(&self, without: Option<&str>) -> Result<Preview, CommandFailure> {
         match self {
             Reach::Store(link) => Ok(link.plan(without).await?),
             Reach::Server(server) => {
@@ -163,7 +167,7 @@ impl Reach {
         &self,
         partition: PartitionId,
         tls: Option<&ClientTls>,
-    ) -> Result<PartitionReport, Failure> {
+    ) -> Result<PartitionReport, CommandFailure> {
         match self {
             Reach::Store(link) => {
                 let mut report = link.explain_partition(partition).await?;
@@ -179,7 +183,10 @@ impl Reach {
 
     /// Compares the tables of all routers with the store. The routers are asked by this command if it has the store, by
     /// TLS if `tls` is given, and otherwise by the endpoint's process.
-    pub(in crate::commands) async fn routers(&self, tls: Option<&ClientTls>) -> Result<Comparison, Failure> {
+    pub(in crate::commands) async fn routers(
+        &self,
+        tls: Option<&ClientTls>,
+    ) -> Result<RouterComparison, CommandFailure> {
         match self {
             Reach::Store(link) => Ok(link.compare_routers(tls).await?),
             Reach::Server(server) => read(server, server.get("/v1/routers", LONGEST_COMPARISON).await?),
@@ -187,7 +194,7 @@ impl Reach {
     }
 
     /// Explains a pod, with what it works on. It is asked as the participants of a partition's handoff are.
-    pub(super) async fn explain_pod(&self, pod: &str, tls: Option<&ClientTls>) -> Result<PodReport, Failure> {
+    pub(super) async fn explain_pod(&self, pod: &str, tls: Option<&ClientTls>) -> Result<PodReport, CommandFailure> {
         match self {
             Reach::Store(link) => {
                 let mut report = link.explain_pod(pod).await?;
@@ -206,7 +213,7 @@ impl Reach {
         &self,
         partition: Option<PartitionId>,
         limit: usize,
-    ) -> Result<History, Failure> {
+    ) -> Result<HandoffHistory, CommandFailure> {
         match self {
             Reach::Store(link) => Ok(link.history(partition).await?.newest(limit)),
             Reach::Server(server) => {
@@ -217,7 +224,7 @@ impl Reach {
     }
 
     /// Returns the settings of the keyspace by name.
-    pub(super) async fn settings(&self) -> Result<Map<String, Value>, Failure> {
+    pub(super) async fn settings(&self) -> Result<Map<String, Value>, CommandFailure> {
         match self {
             Reach::Store(link) => Ok(link.settings().await?),
             Reach::Server(server) => read(server, server.get("/v1/config", Duration::ZERO).await?),
@@ -233,7 +240,7 @@ impl Reach {
     }
 
     /// Returns the status of the keyspace as it is now.
-    pub(in crate::commands) async fn status(&self) -> Result<KeyspaceStatus, Failure> {
+    pub(in crate::commands) async fn status(&self) -> Result<KeyspaceStatus, CommandFailure> {
         match self {
             Reach::Store(link) => Ok(KeyspaceStatus::of(&link.view().await?, unix_millis())),
             Reach::Server(server) => {
@@ -242,7 +249,7 @@ impl Reach {
                     let names: Vec<_> = names.iter().filter_map(Value::as_str).collect();
                     let (name, names) = (server.name(), names.join(", "));
                     let text = format!("segue: {name} has several keyspaces; expected --keyspace, one of {names}");
-                    return Err(Failure::BadInput(text));
+                    return Err(CommandFailure::BadInput(text));
                 }
                 read(server, status.get_mut("keyspace").map(Value::take).unwrap_or_default())
             }
@@ -274,30 +281,30 @@ impl Reach {
 async fn asked_again(
     patience: Duration,
     lost_patience: Duration,
-    ask: impl AsyncFn(Duration) -> Result<Value, Failure>,
-) -> Result<Value, Failure> {
+    ask: impl AsyncFn(Duration) -> Result<Value, CommandFailure>,
+) -> Result<Value, CommandFailure> {
     let (deadline, mut wait) = (Instant::now() + patience, FIRST_WAIT);
     let (mut is_reached, mut lost_since) = (false, None);
-    shown(async |said: &Said| {
+    shown(async |said: &WaitProgress| {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match ask(left.min(wait)).await {
-                Err(Failure::Waiting(text)) if left <= wait => {
-                    return Err(Failure::Waiting(anyhow!("still waiting after {patience:?}: {text}")));
+                Err(CommandFailure::Waiting(text)) if left <= wait => {
+                    return Err(CommandFailure::Waiting(anyhow!("still waiting after {patience:?}: {text}")));
                 }
-                Err(Failure::Waiting(text)) => {
+                Err(CommandFailure::Waiting(text)) => {
                     said.send_replace(text.to_string());
                     (is_reached, lost_since) = (true, None);
                     wait = (2 * wait).min(LONGEST_WAIT);
                 }
-                Err(failure @ (Failure::Lost(_) | Failure::Unreachable(_))) => {
-                    is_reached |= matches!(failure, Failure::Lost(_));
+                Err(failure @ (CommandFailure::Lost(_) | CommandFailure::Unreachable(_))) => {
+                    is_reached |= matches!(failure, CommandFailure::Lost(_));
                     let since: Instant = *lost_since.get_or_insert_with(Instant::now);
                     if !is_reached {
                         return Err(failure);
                     }
                     if since.elapsed() >= lost_patience {
-                        return Err(Failure::Lost(failure.into_error()));
+                        return Err(CommandFailure::Lost(failure.into_error()));
                     }
                     said.send_replace("the endpoint gives no answer; asking again".to_owned());
                     sleep(LOST_PAUSE).await;
@@ -309,16 +316,16 @@ async fn asked_again(
     .await
 }
 
-fn read<T: DeserializeOwned>(server: &Server, value: Value) -> Result<T, Failure> {
+fn read<T: DeserializeOwned>(server: &AdminServer, value: Value) -> Result<T, CommandFailure> {
     let read = serde_json::from_value(value);
     read.map_err(|error| {
         let name = server.name();
-        Failure::Work(anyhow!("{name}: {error}: expected the admin endpoint of this version of segue"))
+        CommandFailure::Work(anyhow!("{name}: {error}: expected the admin endpoint of this version of segue"))
     })
 }
 
 /// Returns the request that carries an action out. Its body has the fields of the action that its path does not have.
-fn request(action: &Action) -> Result<(Method, String, Map<String, Value>), Failure> {
+fn request(action: &Action) -> Result<(Method, String, Map<String, Value>), CommandFailure> {
     let (method, path, in_path): (_, _, &[&str]) = match action {
         Action::Move { .. } => (Method::POST, "/v1/moves".to_owned(), &[]),
         Action::Pin { partition, .. } => (Method::PUT, format!("/v1/partitions/{partition}/pin"), &["partition"]),
@@ -330,10 +337,10 @@ fn request(action: &Action) -> Result<(Method, String, Map<String, Value>), Fail
         Action::Want(_) => (Method::PUT, "/v1/wanted".to_owned(), &[]),
         Action::Set { .. } => (Method::PUT, "/v1/config".to_owned(), &[]),
         Action::Remap { .. } => (Method::PUT, "/v1/mapping".to_owned(), &[]),
-        Action::Forget { kind: Kind::Pod, name, .. } => {
+        Action::Forget { kind: RegistrationKind::Pod, name, .. } => {
             (Method::DELETE, format!("/v1/pods/{}", segment(name)), &["kind", "name"])
         }
-        Action::Forget { kind: Kind::Router, name, .. } => {
+        Action::Forget { kind: RegistrationKind::Router, name, .. } => {
             (Method::DELETE, format!("/v1/routers/{}", segment(name)), &["kind", "name"])
         }
     };
@@ -349,14 +356,14 @@ fn request(action: &Action) -> Result<(Method, String, Map<String, Value>), Fail
     Ok((method, path, body))
 }
 
-impl From<OperatorError> for Failure {
+impl From<OperatorError> for CommandFailure {
     fn from(error: OperatorError) -> Self {
         match error {
-            OperatorError::BadInput(text) => Failure::BadInput(format!("segue: {text}")),
-            OperatorError::Refused(text) => Failure::Work(anyhow!(text)),
-            OperatorError::Waiting { .. } => Failure::Waiting(error.into()),
-            OperatorError::Store(StoreError::Unavailable(_)) => Failure::Unreachable(error.into()),
-            OperatorError::Store(_) => Failure::Work(error.into()),
+            OperatorError::BadInput(text) => CommandFailure::BadInput(format!("segue: {text}")),
+            OperatorError::Refused(text) => CommandFailure::Work(anyhow!(text)),
+            OperatorError::Waiting { .. } => CommandFailure::Waiting(error.into()),
+            OperatorError::Store(StoreError::Unavailable(_)) => CommandFailure::Unreachable(error.into()),
+            OperatorError::Store(_) => CommandFailure::Work(error.into()),
         }
     }
 }

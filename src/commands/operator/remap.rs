@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use segue_protocol::records::Partitioner;
 
-use super::{ANSWER_TIMEOUT, Asked, Failure, Reach, block_on, print};
+use super::{ANSWER_TIMEOUT, CommandFailure, OperationArgs, Reach, block_on, print};
 use crate::commands::load;
 use crate::operator::Action;
 
@@ -18,10 +18,10 @@ pub(in crate::commands) struct RemapArgs {
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
-    asked: Asked,
+    asked: OperationArgs,
 }
 
-pub(in crate::commands) fn remap(args: &RemapArgs) -> Result<(), Failure> {
+pub(in crate::commands) fn remap(args: &RemapArgs) -> Result<(), CommandFailure> {
     let target = &args.asked.target;
     block_on(async {
         let reach = Reach::open(&target.reach).await?;
@@ -32,7 +32,7 @@ pub(in crate::commands) fn remap(args: &RemapArgs) -> Result<(), Failure> {
 }
 
 /// Returns the mapping of a file's keyspace: the one of this name, or the only one.
-fn mapping(path: &Path, keyspace: Option<&str>) -> Result<Partitioner, Failure> {
+fn mapping(path: &Path, keyspace: Option<&str>) -> Result<Partitioner, CommandFailure> {
     let config = load(path)?.config;
     let found = match keyspace {
         Some(name) => config.keyspaces.iter().find(|keyspace| keyspace.name == name),
@@ -42,11 +42,11 @@ fn mapping(path: &Path, keyspace: Option<&str>) -> Result<Partitioner, Failure> 
     let found = found.ok_or_else(|| {
         let names: Vec<_> = config.keyspaces.iter().map(|keyspace| &*keyspace.name).collect();
         let names = names.join(", ");
-        Failure::BadInput(match keyspace {
+        CommandFailure::BadInput(match keyspace {
             Some(name) => format!("{path}: expected a router of keyspace {name}; the file has {names}"),
             None => format!("{path}: several keyspaces; expected --keyspace, one of {names}"),
         })
     })?;
-    let missing = || Failure::BadInput(format!("{path}: expected a file with a section [router]"));
+    let missing = || CommandFailure::BadInput(format!("{path}: expected a file with a section [router]"));
     Ok(found.routing.as_ref().ok_or_else(missing)?.partition.partitioner())
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use segue_protocol::ids::PartitionId;
 
-use super::{Failure, Reach, Target, block_on, partition_number, print};
-use crate::operator::{self, Outcome};
+use super::{CommandFailure, CommandTarget, Reach, block_on, partition_number, print};
+use crate::operator::{self, ActionOutcome};
 
 /// The condition to wait for.
 #[derive(Debug, clap::Args)]
@@ -20,7 +20,7 @@ enum Condition {
     ///
     /// Each partition has a living owner, no handoff is in flight, draining pods are empty, and pinned partitions are
     /// on their pods. The coordinator may still plan moves for a change that has just happened (coordinator.settle).
-    Settled(Limited),
+    Settled(WaitLimit),
     /// Wait until a partition has a living owner, does not move, and is on the pod that it is pinned to, if it is
     /// pinned.
     Moved {
@@ -28,27 +28,27 @@ enum Condition {
         #[arg(value_parser = partition_number)]
         partition: PartitionId,
         #[command(flatten)]
-        limited: Limited,
+        limited: WaitLimit,
     },
     /// Wait until a pod owns no partition and takes part in no handoff.
     Drained {
         /// The pod.
         pod: String,
         #[command(flatten)]
-        limited: Limited,
+        limited: WaitLimit,
     },
 }
 
 #[derive(Debug, clap::Args)]
-struct Limited {
+struct WaitLimit {
     /// How long to wait before exiting 4.
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = segue_config::parse_duration)]
     timeout: Duration,
     #[command(flatten)]
-    target: Target,
+    target: CommandTarget,
 }
 
-pub(in crate::commands) fn wait(args: &WaitArgs) -> Result<(), Failure> {
+pub(in crate::commands) fn wait(args: &WaitArgs) -> Result<(), CommandFailure> {
     let (condition, limited) = match &args.condition {
         Condition::Settled(limited) => (operator::Condition::Settled, limited),
         Condition::Moved { partition, limited } => {
@@ -61,6 +61,6 @@ pub(in crate::commands) fn wait(args: &WaitArgs) -> Result<(), Failure> {
     block_on(async {
         let reach = Reach::open(&limited.target.reach).await?;
         let text = reach.until(&condition, limited.timeout).await?;
-        print(&limited.target, &Outcome { text, facts: Default::default() })
+        print(&limited.target, &ActionOutcome { text, facts: Default::default() })
     })
 }

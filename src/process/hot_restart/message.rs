@@ -40,7 +40,7 @@ pub(super) enum Message {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Line {
+struct MessageLine {
     segue_hot_restart: u32,
     #[serde(flatten)]
     message: Message,
@@ -53,7 +53,7 @@ struct AnyVersion {
 
 impl Message {
     pub(super) fn encode(&self) -> anyhow::Result<String> {
-        Ok(serde_json::to_string(&Line { segue_hot_restart: VERSION, message: self.clone() })? + "\n")
+        Ok(serde_json::to_string(&MessageLine { segue_hot_restart: VERSION, message: self.clone() })? + "\n")
     }
 
     pub(super) fn decode(line: &[u8]) -> anyhow::Result<Self> {
@@ -66,7 +66,7 @@ impl Message {
             "the other process speaks version {version} of the hot restart protocol, this one version {VERSION}: end \
              the running process with SIGTERM, then start the new one"
         );
-        match serde_json::from_slice::<Line>(line) {
+        match serde_json::from_slice::<MessageLine>(line) {
             Ok(line) => Ok(line.message),
             Err(error) => bail!("invalid hot restart message: {error}"),
         }

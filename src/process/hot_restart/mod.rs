@@ -43,7 +43,7 @@ use self::message::Message;
 use crate::process::socket_path::{self, SocketPath};
 use crate::telemetry::metrics::HotRestartMetrics;
 
-pub use self::server::{Exit, Server, Successor};
+pub use self::server::{Exit, HotRestartServer, Successor};
 
 /// The configuration key of the socket's path.
 const SOCKET_KEY: &str = "router.hot_restart_socket";
@@ -90,7 +90,7 @@ impl Startup {
         startup.path = Some(path.clone());
         startup.patience = patience(router.lease_ttl);
         let offer = request_sockets(path, startup.patience, continues_log).await?;
-        if let Some(Offer { channel, name, sockets, log }) = offer {
+        if let Some(HandoverOffer { channel, name, sockets, log }) = offer {
             router.name = adopt::name(&router.name, &name);
             let offered: std::io::Result<Vec<_>> =
                 sockets.into_iter().map(|socket| Ok((socket.local_addr()?, socket))).collect();
@@ -165,14 +165,14 @@ impl Startup {
     }
 
     /// Announces that this process accepts. From now on another process can take over `sockets` from it.
-    pub async fn serving(mut self, sockets: Vec<TcpListener>, metrics: HotRestartMetrics) -> Server {
+    pub async fn serving(mut self, sockets: Vec<TcpListener>, metrics: HotRestartMetrics) -> HotRestartServer {
         if let Some(predecessor) = &mut self.predecessor {
             metrics.taken();
             self.status.send_replace(Some(format!("taking over from process {}", predecessor.pid)));
             // If this fails the predecessor is gone, which the next read will show.
             let _ = predecessor.send(&Message::Ready).await;
         }
-        Server::new(self, sockets, metrics)
+        HotRestartServer::new(self, sockets, metrics)
     }
 }
 
@@ -184,7 +184,7 @@ pub fn patience(lease_ttl: Duration) -> Duration {
 }
 
 /// The offer of a running process.
-struct Offer {
+struct HandoverOffer {
     channel: Channel,
     name: String,
     sockets: Vec<TcpListener>,
@@ -193,7 +193,7 @@ struct Offer {
 
 /// Asks the process at the path for its sockets, and for its standard error if `log`. Returns `None` if there is no
 /// process.
-async fn request_sockets(path: &Path, patience: Duration, log: bool) -> anyhow::Result<Option<Offer>> {
+async fn request_sockets(path: &Path, patience: Duration, log: bool) -> anyhow::Result<Option<HandoverOffer>> {
     for _ in 0..MAX_ATTEMPTS {
         let Some(stream) = socket_path::connect(SOCKET_KEY, path).await? else { return Ok(None) };
         let mut channel = Channel::new(stream)?;
@@ -206,7 +206,7 @@ async fn request_sockets(path: &Path, patience: Duration, log: bool) -> anyhow::
                 if let Some(sockets) = channel.receive_sockets(sockets).await?
                     && let Some(mut log) = channel.receive_files(usize::from(log)).await?
                 {
-                    return Ok(Some(Offer { channel, name, sockets, log: log.pop() }));
+                    return Ok(Some(HandoverOffer { channel, name, sockets, log: log.pop() }));
                 }
             }
             Some(Message::Refusal { reason }) => bail!("cannot take over from process {pid}: {reason}"),

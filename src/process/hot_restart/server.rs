@@ -53,10 +53,10 @@ impl Successor {
     }
 }
 
-type Preparing = Pin<Box<dyn Future<Output = anyhow::Result<Successor>> + Send>>;
+type Preparation = Pin<Box<dyn Future<Output = anyhow::Result<Successor>> + Send>>;
 
 /// The hot restart side of a serving process.
-pub struct Server {
+pub struct HotRestartServer {
     /// `None` if no process can take over from this one.
     path: Option<PathBuf>,
     name: String,
@@ -67,23 +67,23 @@ pub struct Server {
     /// What the predecessor writes its log to, until this process does so.
     log: Option<OwnedFd>,
     /// The process that prepares to take over.
-    preparing: Option<Preparing>,
+    preparing: Option<Preparation>,
     status: watch::Sender<Option<String>>,
     metrics: HotRestartMetrics,
 }
 
-impl std::fmt::Debug for Server {
+impl std::fmt::Debug for HotRestartServer {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Server").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
-impl Server {
+impl HotRestartServer {
     pub(super) fn new(startup: Startup, listeners: Vec<TcpListener>, metrics: HotRestartMetrics) -> Self {
         let Startup { path, name, socket, predecessor, status, log, .. } = startup;
         // Listeners that no process can ask for would only have to be closed in time.
         let listeners = Arc::new(if path.is_some() { listeners } else { Vec::new() });
-        Server { path, name, socket, predecessor, listeners, log, preparing: None, status, metrics }
+        HotRestartServer { path, name, socket, predecessor, listeners, log, preparing: None, status, metrics }
     }
 
     /// Waits until the old process has left, if there is one, so that this one can take its other paths. Returns the exit
@@ -224,7 +224,7 @@ async fn accept(socket: Option<&mut SocketPath>) -> anyhow::Result<Channel> {
     }
 }
 
-async fn prepared(preparing: &mut Option<Preparing>) -> anyhow::Result<Successor> {
+async fn prepared(preparing: &mut Option<Preparation>) -> anyhow::Result<Successor> {
     match preparing {
         Some(preparing) => preparing.await,
         None => std::future::pending().await,

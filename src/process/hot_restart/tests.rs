@@ -27,7 +27,7 @@ fn channels() -> (Channel, Channel) {
     (Channel::new(one).unwrap(), Channel::new(other).unwrap())
 }
 
-async fn serving(path: &Path) -> Server {
+async fn serving(path: &Path) -> HotRestartServer {
     let mut startup = startup(path, None);
     startup.open_socket().unwrap();
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -20,11 +20,11 @@ pub(super) struct Deadline(Arc<OwnedFd>);
 
 /// The notification that a [`Deadline`] has passed.
 #[derive(Debug)]
-pub(super) struct Passed(oneshot::Receiver<()>);
+pub(super) struct DeadlinePassed(oneshot::Receiver<()>);
 
 impl Deadline {
     /// Returns a deadline and the notification that it has passed.
-    pub(super) fn new() -> io::Result<(Deadline, Passed)> {
+    pub(super) fn new() -> io::Result<(Deadline, DeadlinePassed)> {
         let timer = Arc::new(timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?);
         let (passed, is_passed) = oneshot::channel();
         let blocks = timer.clone();
@@ -33,7 +33,7 @@ impl Deadline {
             let _ = retry_on_intr(|| read(&*blocks, &mut [0; size_of::<u64>()]));
             let _ = passed.send(());
         })?;
-        Ok((Deadline(timer), Passed(is_passed)))
+        Ok((Deadline(timer), DeadlinePassed(is_passed)))
     }
 
     /// Moves the deadline to `millis` of `CLOCK_BOOTTIME`.
@@ -47,7 +47,7 @@ impl Deadline {
     }
 }
 
-impl Passed {
+impl DeadlinePassed {
     /// Returns once the deadline has passed.
     pub(super) async fn wait(&mut self) {
         let _ = (&mut self.0).await;

@@ -26,7 +26,7 @@ const KILLED_CODE: u8 = 128 + 9;
 
 /// The unrequested end of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ended {
+pub struct UnexpectedExit {
     /// The exit code, as shells report it.
     pub code: u8,
 }
@@ -35,20 +35,20 @@ pub struct Ended {
 #[derive(Debug)]
 pub struct Supervisor {
     command: Vec<String>,
-    running: tokio::sync::Mutex<Option<Running>>,
-    state: watch::Sender<State>,
+    running: tokio::sync::Mutex<Option<RunningProcess>>,
+    state: watch::Sender<ServiceState>,
     /// For orders that cannot wait.
     orders: Mutex<Option<OwnedWriteHalf>>,
 }
 
 #[derive(Debug)]
-struct Running {
+struct RunningProcess {
     process: Child,
 }
 
 /// The known state of the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ServiceState {
     /// Not started, or killed on purpose.
     Stopped,
     Runs,
@@ -64,7 +64,7 @@ impl Supervisor {
         Ok(Supervisor {
             command,
             running: tokio::sync::Mutex::new(None),
-            state: watch::channel(State::Stopped).0,
+            state: watch::channel(ServiceState::Stopped).0,
             orders: Mutex::new(None),
         })
     }
@@ -72,7 +72,7 @@ impl Supervisor {
     /// Starts the service, unless it runs. A service that has ended by itself is not started again.
     pub async fn start(self: &std::sync::Arc<Self>) -> anyhow::Result<()> {
         let mut running = self.running.lock().await;
-        if *self.state.borrow() != State::Stopped {
+        if *self.state.borrow() != ServiceState::Stopped {
             return Ok(());
         }
         let (near, far) = StdStream::pair()?;
@@ -89,8 +89,8 @@ impl Supervisor {
         let (replies, orders) = UnixStream::from_std(near)?.into_split();
         info!(service = self.command.first(), supervisor = id, "service started");
         *self.orders() = Some(orders);
-        self.state.send_replace(State::Runs);
-        *running = Some(Running { process });
+        self.state.send_replace(ServiceState::Runs);
+        *running = Some(RunningProcess { process });
         let supervisor = std::sync::Arc::downgrade(self);
         tokio::spawn(async move {
             let reply = BufReader::new(replies).lines().next_line().await.ok().flatten();
@@ -113,27 +113,27 @@ impl Supervisor {
 
     /// Returns once the service is not running.
     pub async fn stopped(&self) {
-        let _ = self.state.subscribe().wait_for(|state| *state != State::Runs).await;
+        let _ = self.state.subscribe().wait_for(|state| *state != ServiceState::Runs).await;
     }
 
     /// Returns once the service has ended by itself.
-    pub async fn ended(&self) -> Ended {
+    pub async fn ended(&self) -> UnexpectedExit {
         loop {
             let mut state = self.state.subscribe();
-            let ended = state.wait_for(|state| matches!(state, State::Ended(_))).await.map(|state| *state);
-            if let Ok(State::Ended(code)) = ended {
-                return Ended { code };
+            let ended = state.wait_for(|state| matches!(state, ServiceState::Ended(_))).await.map(|state| *state);
+            if let Ok(ServiceState::Ended(code)) = ended {
+                return UnexpectedExit { code };
             }
         }
     }
 
     /// Ends the service: asks it to end until `by`, then kills it. Returns once all its processes are dead.
     pub async fn end(&self, by: Instant) {
-        if *self.state.borrow() == State::Runs && by > Instant::now() {
+        if *self.state.borrow() == ServiceState::Runs && by > Instant::now() {
             self.signal(rustix::process::Signal::TERM.as_raw());
             let _ = timeout_at(by, self.stopped()).await;
         }
-        if *self.state.borrow() != State::Runs {
+        if *self.state.borrow() != ServiceState::Runs {
             return;
         }
         self.order("kill\n");
@@ -142,7 +142,7 @@ impl Supervisor {
             let mut running = self.running.lock().await;
             kill_descendants().await;
             *running = None;
-            self.state.send_replace(State::Stopped);
+            self.state.send_replace(ServiceState::Stopped);
         }
     }
 
@@ -150,17 +150,19 @@ impl Supervisor {
     async fn ended_with(&self, id: u32, reply: Option<&str>) {
         let mut running = self.running.lock().await;
         // The supervisor may have been killed and replaced by another one meanwhile.
-        let Some(Running { mut process }) = running.take_if(|running| running.process.id() == id) else { return };
+        let Some(RunningProcess { mut process }) = running.take_if(|running| running.process.id() == id) else {
+            return;
+        };
         let state = match reply {
-            Some("killed") => State::Stopped,
+            Some("killed") => ServiceState::Stopped,
             Some(reply) => {
                 let code = reply.strip_prefix("ended ").and_then(|code| code.parse().ok()).unwrap_or(KILLED_CODE);
                 warn!(code, "service exited");
-                State::Ended(code)
+                ServiceState::Ended(code)
             }
             None => {
                 error!("supervisor is gone; killing the service");
-                State::Ended(KILLED_CODE)
+                ServiceState::Ended(KILLED_CODE)
             }
         };
         if reply.is_none() {

@@ -20,12 +20,12 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::process::ServiceProcess;
-use super::shares::Share;
-use crate::process::supervise::Ended;
+use super::shares::ProcessShare;
+use crate::process::supervise::UnexpectedExit;
 
 #[derive(Debug)]
-pub(super) struct Behind {
-    process: Share<ServiceProcess>,
+pub(super) struct ServiceBackend {
+    process: ProcessShare<ServiceProcess>,
     /// The service with the traffic of this keyspace.
     upstream: Upstream,
     /// The stream of this keyspace, if the service has streams.
@@ -35,9 +35,13 @@ pub(super) struct Behind {
 /// The way in which a service's stream ends its work.
 pub(super) const STREAM: &str = "stream";
 
-impl Behind {
-    pub(super) fn new(process: Share<ServiceProcess>, upstream: Upstream, stream: Option<ServiceStream>) -> Arc<Self> {
-        Arc::new(Behind { process, upstream, stream })
+impl ServiceBackend {
+    pub(super) fn new(
+        process: ProcessShare<ServiceProcess>,
+        upstream: Upstream,
+        stream: Option<ServiceStream>,
+    ) -> Arc<Self> {
+        Arc::new(ServiceBackend { process, upstream, stream })
     }
 
     /// Returns in words what ends the service's work in time even if this process is dead.
@@ -69,13 +73,13 @@ impl Behind {
     }
 
     /// Returns once a supervised service has ended by itself.
-    pub(super) async fn ended(&self) -> Ended {
+    pub(super) async fn ended(&self) -> UnexpectedExit {
         self.process.process().ended().await
     }
 }
 
 #[async_trait]
-impl Service for Behind {
+impl Service for ServiceBackend {
     async fn up(&self) {
         self.process.up().await;
         // The process may be in a life that began earlier.

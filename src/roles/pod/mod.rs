@@ -25,22 +25,22 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use self::behind::Behind;
+use self::behind::ServiceBackend;
 use self::process::ServiceProcess;
-use self::shares::{Share, Shares};
+use self::shares::{ProcessShare, SharedProcess};
 use self::status::PodStatusSource;
 use self::stream::StreamListener;
 pub use self::uncoordinated::uncoordinated;
 use crate::admin::StatusSource;
 use crate::admin::api::OwnPod;
 use crate::process::certificates::Certificates;
-use crate::process::supervise::Ended;
-use crate::roles::keyspace::ServedKeyspace;
+use crate::process::supervise::UnexpectedExit;
+use crate::roles::keyspace::RoleKeyspace;
 use crate::telemetry::metrics::{MeteredHooks, PodMetrics};
 
 /// Returns the capabilities of this section's pod.
 pub fn capabilities(section: &config::Pod) -> Capabilities {
-    let by_hooks = section.hooks.capabilities(Behind::vouches(section).is_some());
+    let by_hooks = section.hooks.capabilities(ServiceBackend::vouches(section).is_some());
     // By its stream a service gets every task. One that cannot do it does nothing, and says so at once.
     let by_stream = section.stream.is_some();
     Capabilities { sync: by_hooks.sync || by_stream, checkpoint: by_hooks.checkpoint || by_stream, ..by_hooks }
@@ -62,7 +62,7 @@ pub struct BoundPod {
 #[derive(Debug)]
 pub struct PodRole {
     name: String,
-    pods: Vec<PodPart>,
+    pods: Vec<KeyspacePod>,
     vouches: Option<&'static str>,
     shutdown: CancellationToken,
     shutdown_timeout: Duration,
@@ -73,12 +73,12 @@ pub struct PodRole {
 
 /// The pod in one keyspace.
 #[derive(Debug)]
-struct PodPart {
+struct KeyspacePod {
     keyspace: String,
     handle: PodHandle,
     metrics: Arc<PodMetrics>,
     traffic: Arc<Traffic>,
-    behind: Arc<Behind>,
+    behind: Arc<ServiceBackend>,
     reports: HookReports,
 }
 
@@ -104,11 +104,11 @@ impl BoundPod {
     pub fn start(
         self,
         store: &Arc<dyn Store>,
-        keyspaces: &[ServedKeyspace],
+        keyspaces: &[RoleKeyspace],
         registry: &mut Registry,
     ) -> anyhow::Result<PodRole> {
         let BoundPod { sidecar, listener, section, admin } = self;
-        let vouches = Behind::vouches(&section);
+        let vouches = ServiceBackend::vouches(&section);
         match vouches {
             Some(way) => info!(by = way, "the end of the service's work is guaranteed; the pod has fence"),
             None => warn!(
@@ -125,20 +125,20 @@ impl BoundPod {
             traffic: Arc::default(),
         };
         let process = ServiceProcess::new(&section, service.clone())?;
-        let shares = Shares::of(process, keyspaces.len());
+        let shares = SharedProcess::of(process, keyspaces.len());
         // One lease for all: a process that dies is gone in all keyspaces at once.
         let leases = Leases::new(store.clone());
         let start = |(share, keyspace)| {
             let service = Upstream { traffic: Arc::new(service.traffic.beside()), ..service.clone() };
-            PodPart::start(&leases, (keyspace, &mut *registry), &section, admin.clone(), (share, service))
+            KeyspacePod::start(&leases, (keyspace, &mut *registry), &section, admin.clone(), (share, service))
         };
-        let pods: Vec<PodPart> = shares.into_iter().zip(keyspaces).map(start).collect();
+        let pods: Vec<KeyspacePod> = shares.into_iter().zip(keyspaces).map(start).collect();
         let shutdown = CancellationToken::new();
-        let upstream = |pod: &PodPart| Upstream { traffic: pod.traffic.clone(), ..service.clone() };
+        let upstream = |pod: &KeyspacePod| Upstream { traffic: pod.traffic.clone(), ..service.clone() };
         let served = pods.iter().map(|pod| (pod.handle.layer(), upstream(pod))).collect();
         let server = tokio::spawn(sidecar.serve(served, shutdown.clone(), GRACE));
         let streams = listener.map(|listener| {
-            let stream = |pod: &PodPart| Some((pod.behind.stream()?.clone(), pod.handle.clone()));
+            let stream = |pod: &KeyspacePod| Some((pod.behind.stream()?.clone(), pod.handle.clone()));
             tokio::spawn(listener.serve(pods.iter().filter_map(stream).collect(), shutdown.clone()))
         });
         let (name, shutdown_timeout) = (section.name, section.shutdown_timeout);
@@ -146,13 +146,13 @@ impl BoundPod {
     }
 }
 
-impl PodPart {
+impl KeyspacePod {
     fn start(
         leases: &Leases,
-        (keyspace, registry): (&ServedKeyspace, &mut Registry),
+        (keyspace, registry): (&RoleKeyspace, &mut Registry),
         section: &config::Pod,
         admin: Option<String>,
-        (process, upstream): (Share<ServiceProcess>, Upstream),
+        (process, upstream): (ProcessShare<ServiceProcess>, Upstream),
     ) -> Self {
         let (registry, keys, participants) =
             (keyspace.registry(registry), keyspace.keys.clone(), &keyspace.participants);
@@ -162,12 +162,12 @@ impl PodPart {
                 keyspace: keyspace.clone(),
                 pod: section.name.clone(),
                 lease_ttl: section.lease_ttl,
-                needs_fence: Behind::vouches(section) == Some(behind::STREAM),
+                needs_fence: ServiceBackend::vouches(section) == Some(behind::STREAM),
             };
             span.in_scope(|| ServiceStream::new(settings))
         });
         let traffic = upstream.traffic.clone();
-        let behind = Behind::new(process, upstream, stream.clone());
+        let behind = ServiceBackend::new(process, upstream, stream.clone());
         let present = Callback::ALL.into_iter().filter(|callback| section.hooks.of(*callback).is_some()).collect();
         let hooks = Hooks::new(section.hooks.clone());
         let reports = hooks.reports().clone();
@@ -190,7 +190,7 @@ impl PodPart {
         let handle = span
             .in_scope(|| PodHandle::start_before(leases.clone(), keyspace, keys, settings, handler, behind.clone()));
         let metrics = Arc::new(PodMetrics::new(registry, participants, &handle, traffic.clone()));
-        PodPart { keyspace: keyspace.clone(), handle, metrics, traffic, behind, reports }
+        KeyspacePod { keyspace: keyspace.clone(), handle, metrics, traffic, behind, reports }
     }
 
     fn status_source(&self, vouches: Option<&'static str>) -> Arc<dyn StatusSource> {
@@ -215,7 +215,7 @@ impl PodRole {
     }
 
     /// Returns once a supervised service has ended by itself.
-    pub async fn service_ended(&self) -> Ended {
+    pub async fn service_ended(&self) -> UnexpectedExit {
         match self.pods.first() {
             // The process is that of all pods.
             Some(pod) => pod.behind.ended().await,

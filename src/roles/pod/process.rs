@@ -14,12 +14,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use segue_config as config;
 use segue_coordination::pod::{LentLease, Service};
-use segue_proxy::sidecar::{Health, Upstream};
+use segue_proxy::sidecar::{HealthCheck, Upstream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
 use tracing::{error, warn};
 
-use crate::process::supervise::{Ended, Supervisor};
+use crate::process::supervise::{Supervisor, UnexpectedExit};
 
 /// How long a service that was told to end may take, if its pod's time allows for more.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,7 +32,7 @@ const PASSED_ON: [SignalKind; 4] =
 
 #[derive(Debug)]
 pub(super) struct ServiceProcess {
-    health: Health,
+    health: HealthCheck,
     supervisor: Option<Arc<Supervisor>>,
     lent: Option<LentLease>,
 }
@@ -52,7 +52,7 @@ impl ServiceProcess {
             }
         }
         Ok(ServiceProcess {
-            health: Health::watch(upstream, section.health.clone()),
+            health: HealthCheck::watch(upstream, section.health.clone()),
             supervisor,
             lent: section.hooks.lease.clone().map(|url| LentLease::new(url, section.hooks.secret_file.clone())),
         })
@@ -79,7 +79,7 @@ impl ServiceProcess {
     }
 
     /// Returns once a supervised service has ended by itself.
-    pub(super) async fn ended(&self) -> Ended {
+    pub(super) async fn ended(&self) -> UnexpectedExit {
         match &self.supervisor {
             Some(supervisor) => supervisor.ended().await,
             None => std::future::pending().await,

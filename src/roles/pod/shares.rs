@@ -20,23 +20,23 @@ use tokio::time::{Instant, sleep_until};
 
 /// A service whose work ends in all keyspaces at once.
 #[derive(Debug)]
-pub(super) struct Shares<S> {
+pub(super) struct SharedProcess<S> {
     process: S,
     /// Held while the process begins or ends.
     turn: Mutex<()>,
-    state: watch::Sender<State>,
+    state: watch::Sender<ProcessState>,
 }
 
 /// The part of one pod.
 #[derive(Debug)]
-pub(super) struct Share<S> {
-    shares: Arc<Shares<S>>,
+pub(super) struct ProcessShare<S> {
+    shares: Arc<SharedProcess<S>>,
     number: usize,
 }
 
 /// Lives are numbered from 1.
 #[derive(Debug, Default)]
-struct State {
+struct ProcessState {
     /// The newest life.
     life: u64,
     /// The newest life that is over.
@@ -45,11 +45,11 @@ struct State {
     settled: u64,
     /// Whether the process may run although no life of it has begun.
     is_begun: bool,
-    parts: Vec<Part>,
+    parts: Vec<PodTurn>,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Part {
+struct PodTurn {
     /// The life in which the pod takes requests; 0 for none.
     life: u64,
     /// When the pod's lease ends; `None` as long as the pod has not registered, and so has given the process nothing.
@@ -60,10 +60,10 @@ struct Part {
     is_ending: bool,
 }
 
-impl State {
+impl ProcessState {
     /// Returns whether another pod has a part in the present life.
     fn others_live(&self, number: usize) -> bool {
-        let present = |part: &Part| part.life > self.over && !part.is_ending;
+        let present = |part: &PodTurn| part.life > self.over && !part.is_ending;
         self.parts.iter().enumerate().any(|(other, part)| other != number && present(part))
     }
 
@@ -91,21 +91,21 @@ impl State {
     }
 }
 
-impl<S: Service> Shares<S> {
+impl<S: Service> SharedProcess<S> {
     /// Returns the shares of `count` pods.
-    pub(super) fn of(process: S, count: usize) -> Vec<Share<S>> {
-        let state = State { parts: vec![Part::default(); count], ..State::default() };
-        let shares = Arc::new(Shares { process, turn: Mutex::default(), state: watch::Sender::new(state) });
-        (0..count).map(|number| Share { shares: shares.clone(), number }).collect()
+    pub(super) fn of(process: S, count: usize) -> Vec<ProcessShare<S>> {
+        let state = ProcessState { parts: vec![PodTurn::default(); count], ..ProcessState::default() };
+        let shares = Arc::new(SharedProcess { process, turn: Mutex::default(), state: watch::Sender::new(state) });
+        (0..count).map(|number| ProcessShare { shares: shares.clone(), number }).collect()
     }
 
-    async fn until(&self, holds: impl Fn(&State) -> bool + Send) {
+    async fn until(&self, holds: impl Fn(&ProcessState) -> bool + Send) {
         // This end holds the sender.
         let _ = self.state.subscribe().wait_for(|state| holds(state)).await;
     }
 }
 
-impl<S> Share<S> {
+impl<S> ProcessShare<S> {
     /// Returns the process.
     pub(super) fn process(&self) -> &S {
         &self.shares.process
@@ -113,7 +113,7 @@ impl<S> Share<S> {
 
     /// Gives up the pod's part. What ends its work is not the end of the process.
     pub(super) fn leave(&self) {
-        self.shares.state.send_modify(|state| state.parts[self.number] = Part::default());
+        self.shares.state.send_modify(|state| state.parts[self.number] = PodTurn::default());
     }
 
     /// Gives up the part of a pod whose work has ended, if the process goes on for others. Returns whether it does.
@@ -121,7 +121,7 @@ impl<S> Share<S> {
         self.shares.state.send_if_modified(|state| {
             let goes_on = state.others_live(self.number);
             if goes_on {
-                state.parts[self.number] = Part::default();
+                state.parts[self.number] = PodTurn::default();
             }
             goes_on
         })
@@ -129,10 +129,10 @@ impl<S> Share<S> {
 }
 
 #[async_trait]
-impl<S: Service> Service for Share<S> {
+impl<S: Service> Service for ProcessShare<S> {
     async fn up(&self) {
-        let Share { shares, number } = self;
-        shares.state.send_modify(|state| state.parts[*number] = Part::default());
+        let ProcessShare { shares, number } = self;
+        shares.state.send_modify(|state| state.parts[*number] = PodTurn::default());
         loop {
             // The next life begins once each pod has seen the end of the last.
             shares.until(|state| !state.is_end_unseen()).await;
@@ -140,16 +140,16 @@ impl<S: Service> Service for Share<S> {
             if shares.state.borrow().is_end_unseen() {
                 continue;
             }
-            let is_up = |state: &State| state.life > state.over;
+            let is_up = |state: &ProcessState| state.life > state.over;
             if !is_up(&shares.state.borrow()) {
                 shares.state.send_modify(|state| state.is_begun = true);
                 tokio::select! {
                     biased;
                     // A pod has registered for the last life meanwhile, and needs its turn to give that up.
-                    () = shares.until(State::is_end_unseen) => continue,
+                    () = shares.until(ProcessState::is_end_unseen) => continue,
                     () = shares.process.up() => {}
                 }
-                shares.state.send_modify(State::begin);
+                shares.state.send_modify(ProcessState::begin);
             }
             shares.state.send_modify(|state| state.parts[*number].life = state.life);
             return;
@@ -157,8 +157,8 @@ impl<S: Service> Service for Share<S> {
     }
 
     async fn down(&self) {
-        let Share { shares, number } = self;
-        let is_over = |state: &State| state.parts[*number].life <= state.over;
+        let ProcessShare { shares, number } = self;
+        let is_over = |state: &ProcessState| state.parts[*number].life <= state.over;
         tokio::select! {
             biased;
             () = shares.until(is_over) => {}
@@ -187,7 +187,7 @@ impl<S: Service> Service for Share<S> {
     }
 
     async fn settle(&self, by: Instant) {
-        let Share { shares, number } = self;
+        let ProcessShare { shares, number } = self;
         let mut mine = 0;
         shares.state.send_modify(|state| {
             state.parts[*number].is_ending = true;
@@ -198,7 +198,7 @@ impl<S: Service> Service for Share<S> {
             () = sleep_until(by) => {}
         }
         let _turn = shares.turn.lock().await;
-        let is_due = |state: &State| match mine {
+        let is_due = |state: &ProcessState| match mine {
             // The pod has given nothing to the process. The last pod ends what may run.
             0 => state.is_begun && !state.others_live(*number),
             _ => mine > state.settled || state.parts[*number].is_late,
@@ -209,7 +209,7 @@ impl<S: Service> Service for Share<S> {
             shares.process.settle(by).await;
             shares.state.send_modify(|state| (state.settled, state.is_begun) = (state.life, false));
         }
-        shares.state.send_modify(|state| state.parts[*number] = Part::default());
+        shares.state.send_modify(|state| state.parts[*number] = PodTurn::default());
     }
 }
 
@@ -254,11 +254,11 @@ mod tests {
         }
     }
 
-    fn two() -> [Share<Process>; 2] {
-        Shares::of(Process::default(), 2).try_into().unwrap_or_else(|_| panic!("two shares"))
+    fn two() -> [ProcessShare<Process>; 2] {
+        SharedProcess::of(Process::default(), 2).try_into().unwrap_or_else(|_| panic!("two shares"))
     }
 
-    impl Share<Process> {
+    impl ProcessShare<Process> {
         fn done(&self) -> Vec<String> {
             std::mem::take(&mut *self.process().done.lock().unwrap())
         }
@@ -292,7 +292,7 @@ mod tests {
         b.up().await;
         let by = Instant::now() + Duration::from_secs(60);
         let mut ends = a.settle(by);
-        assert!(!Share::ends(&mut ends).await && a.done() == ["up"]);
+        assert!(!ProcessShare::ends(&mut ends).await && a.done() == ["up"]);
         b.settle(by).await;
         ends.await;
         assert_eq!(a.done(), ["settled"], "once for both");
@@ -306,7 +306,7 @@ mod tests {
         b.up().await;
         a.settle(Instant::now() + Duration::from_secs(60)).await;
         assert_eq!(a.done(), ["up", "settled"]);
-        assert!(Share::ends(&mut b.down()).await, "the other pod's service is down");
+        assert!(ProcessShare::ends(&mut b.down()).await, "the other pod's service is down");
     }
 
     #[tokio::test(start_paused = true)]
@@ -317,12 +317,12 @@ mod tests {
         b.lend(Instant::now());
         a.settle(Instant::now()).await;
         let mut again = a.up();
-        assert!(!Share::ends(&mut again).await, "the other pod still counts on the life that is over");
-        assert!(Share::ends(&mut b.down()).await);
+        assert!(!ProcessShare::ends(&mut again).await, "the other pod still counts on the life that is over");
+        assert!(ProcessShare::ends(&mut b.down()).await);
         b.settle(Instant::now()).await;
         again.await;
         assert_eq!(a.done(), ["up", "lent 0", "settled", "up"]);
-        assert!(!Share::ends(&mut a.down()).await);
+        assert!(!ProcessShare::ends(&mut a.down()).await);
     }
 
     #[tokio::test(start_paused = true)]
@@ -339,7 +339,11 @@ mod tests {
         b.down().await;
         // Pods that vouch for nothing do not settle it.
         let (mut first, mut second) = (a.up(), b.up());
-        assert!(!Share::ends(&mut first).await && Share::ends(&mut second).await && Share::ends(&mut first).await);
+        assert!(
+            !ProcessShare::ends(&mut first).await
+                && ProcessShare::ends(&mut second).await
+                && ProcessShare::ends(&mut first).await
+        );
         assert_eq!(a.done(), ["up"]);
     }
 
@@ -353,7 +357,7 @@ mod tests {
         a.settle(Instant::now()).await;
         a.up().await;
         b.lend(Instant::now());
-        assert!(!Share::ends(&mut b.down()).await);
+        assert!(!ProcessShare::ends(&mut b.down()).await);
         assert_eq!(a.done(), ["up", "lent 0", "settled", "up", "lent 0"]);
     }
 
@@ -365,7 +369,7 @@ mod tests {
         a.lend(Instant::now());
         a.settle(Instant::now()).await;
         b.lend(Instant::now());
-        assert!(Share::ends(&mut b.down()).await);
+        assert!(ProcessShare::ends(&mut b.down()).await);
         b.settle(Instant::now()).await;
         assert_eq!(a.done(), ["up", "lent 0", "settled", "settled"]);
     }
@@ -378,11 +382,11 @@ mod tests {
         a.lend(Instant::now());
         b.lend(Instant::now());
         assert!(a.leave_to_others());
-        assert!(!Share::ends(&mut b.down()).await, "the process goes on");
+        assert!(!ProcessShare::ends(&mut b.down()).await, "the process goes on");
         // It comes back to the same process, and leaves again.
         a.up().await;
         a.lend(Instant::now());
-        assert!(!Share::ends(&mut a.down()).await);
+        assert!(!ProcessShare::ends(&mut a.down()).await);
         assert!(a.leave_to_others());
         assert!(!b.leave_to_others(), "nobody is left that the process would go on for");
         b.settle(Instant::now() + Duration::from_secs(60)).await;
@@ -396,7 +400,7 @@ mod tests {
         b.up().await;
         let by = Instant::now() + Duration::from_secs(60);
         let mut ends = a.settle(by);
-        assert!(!Share::ends(&mut ends).await);
+        assert!(!ProcessShare::ends(&mut ends).await);
         assert!(!b.leave_to_others());
         b.settle(by).await;
         ends.await;
@@ -415,7 +419,7 @@ mod tests {
         b.down().await;
         // Waits for the bound of its own keyspace.
         b.leave();
-        assert!(Share::ends(&mut a.up()).await);
+        assert!(ProcessShare::ends(&mut a.up()).await);
     }
 
     #[tokio::test(start_paused = true)]
@@ -427,14 +431,14 @@ mod tests {
         a.settle(Instant::now()).await;
         a.process().hangs.store(true, SeqCst);
         let mut again = a.up();
-        assert!(!Share::ends(&mut again).await);
+        assert!(!ProcessShare::ends(&mut again).await);
         b.lend(Instant::now());
-        assert!(Share::ends(&mut b.down()).await);
+        assert!(ProcessShare::ends(&mut b.down()).await);
         let mut ends = b.settle(Instant::now());
-        assert!(!Share::ends(&mut again).await);
-        assert!(Share::ends(&mut ends).await, "nothing keeps its registration");
+        assert!(!ProcessShare::ends(&mut again).await);
+        assert!(ProcessShare::ends(&mut ends).await, "nothing keeps its registration");
         a.process().hangs.store(false, SeqCst);
-        assert!(Share::ends(&mut again).await);
+        assert!(ProcessShare::ends(&mut again).await);
         assert_eq!(a.done(), ["up", "lent 0", "settled", "up", "settled", "up"]);
     }
 

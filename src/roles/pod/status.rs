@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::behind::Behind;
+use super::behind::ServiceBackend;
 use crate::admin::StatusSource;
 use crate::roles::{exchanges, progress};
 use crate::telemetry::metrics::PodMetrics;
@@ -18,7 +18,7 @@ use crate::telemetry::metrics::PodMetrics;
 pub(super) struct PodStatusSource {
     pub(super) metrics: Arc<PodMetrics>,
     pub(super) traffic: Arc<Traffic>,
-    pub(super) behind: Arc<Behind>,
+    pub(super) behind: Arc<ServiceBackend>,
     pub(super) ownership: Arc<Ownership>,
     pub(super) reports: HookReports,
     pub(super) vouches: Option<&'static str>,

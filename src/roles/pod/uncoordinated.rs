@@ -21,7 +21,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What a keyspace has of coordination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Found {
+enum CoordinationState {
     /// It has settings, or partitions are assigned by another program.
     Settings,
     /// Somebody is about to create the settings.
@@ -38,11 +38,11 @@ pub async fn uncoordinated(store: &Arc<dyn Store>, keyspaces: &[Keyspace]) {
     let mut since = None;
     loop {
         let found = join_all(keyspaces.iter().map(|keys| look(&**store, keys))).await;
-        if found.iter().any(|found| matches!(found, Ok(Found::Settings))) {
+        if found.iter().any(|found| matches!(found, Ok(CoordinationState::Settings))) {
             say_which_have_none(keyspaces, &found);
             return std::future::pending().await;
         }
-        if found.iter().all(|found| matches!(found, Ok(Found::Nothing))) {
+        if found.iter().all(|found| matches!(found, Ok(CoordinationState::Nothing))) {
             let since = *since.get_or_insert_with(|| {
                 say_which_have_none(keyspaces, &found);
                 Instant::now()
@@ -57,26 +57,26 @@ pub async fn uncoordinated(store: &Arc<dyn Store>, keyspaces: &[Keyspace]) {
     }
 }
 
-fn say_which_have_none(keyspaces: &[Keyspace], found: &[Result<Found, StoreError>]) {
-    for (keys, _) in keyspaces.iter().zip(found).filter(|(_, found)| matches!(found, Ok(Found::Nothing))) {
+fn say_which_have_none(keyspaces: &[Keyspace], found: &[Result<CoordinationState, StoreError>]) {
+    for (keys, _) in keyspaces.iter().zip(found).filter(|(_, found)| matches!(found, Ok(CoordinationState::Nothing))) {
         info!(keyspace = keys.name(), "keyspace has no settings; waiting for a coordinator to create them");
     }
 }
 
-async fn look(store: &dyn Store, keys: &Keyspace) -> Result<Found, StoreError> {
+async fn look(store: &dyn Store, keys: &Keyspace) -> Result<CoordinationState, StoreError> {
     if !store.snapshot(&Keys::One(keys.config())).await?.entries.is_empty() {
-        return Ok(Found::Settings);
+        return Ok(CoordinationState::Settings);
     }
     let snapshot = store.snapshot(&keys.planned()).await?;
     let has_leader = snapshot.entries.iter().any(|entry| entry.key == keys.leader());
     let view = View::from_snapshot(keys.clone(), snapshot);
     let is_planned = !view.assignments.is_empty() || !view.handoffs.is_empty();
     Ok(if is_planned {
-        Found::Settings
+        CoordinationState::Settings
     } else if has_leader || !view.rounds.participants.is_empty() {
-        Found::Coordinator
+        CoordinationState::Coordinator
     } else {
-        Found::Nothing
+        CoordinationState::Nothing
     })
 }
 

@@ -25,17 +25,17 @@ struct Outage {
 
 /// A line that is due.
 #[derive(Debug, PartialEq, Eq)]
-enum Line {
+enum OutageLine {
     Silent(Duration),
     Answers(Duration),
 }
 
 impl Outage {
     /// Returns the line that is due at `now`. `silent_since`: since when the store is silent, if it is.
-    fn line(&mut self, silent_since: Option<Instant>, now: Instant) -> Option<Line> {
+    fn line(&mut self, silent_since: Option<Instant>, now: Instant) -> Option<OutageLine> {
         let Some(since) = silent_since else {
             let (since, _) = self.told.take()?;
-            return Some(Line::Answers(now - since));
+            return Some(OutageLine::Answers(now - since));
         };
         let since = self.told.map_or(since, |(since, _)| since);
         let due = self.told.map_or(since + PATIENCE, |(_, at)| at + REPEAT);
@@ -43,7 +43,7 @@ impl Outage {
             return None;
         }
         self.told = Some((since, now));
-        Some(Line::Silent(now - since))
+        Some(OutageLine::Silent(now - since))
     }
 }
 
@@ -56,11 +56,11 @@ pub async fn tell_outages(health: Arc<StoreHealth>) {
         let (since, error) = health.silence().unzip();
         match outage.line(since, Instant::now()) {
             None => {}
-            Some(Line::Silent(time)) => {
+            Some(OutageLine::Silent(time)) => {
                 let (time, error) = (time.as_secs(), error.flatten().unwrap_or_else(|| "no response".to_owned()));
                 warn!(error, "the store has not answered for {time} s; next line in {} s", REPEAT.as_secs());
             }
-            Some(Line::Answers(time)) => info!("the store answers again, after {} s", time.as_secs()),
+            Some(OutageLine::Answers(time)) => info!("the store answers again, after {} s", time.as_secs()),
         }
     }
 }
@@ -77,9 +77,9 @@ mod tests {
         for second in 0..=70 {
             lines.extend(outage.line(Some(began), began + seconds(second)).map(|line| (second, line)));
         }
-        let silent = |second| (second, Line::Silent(seconds(second)));
+        let silent = |second| (second, OutageLine::Silent(seconds(second)));
         assert_eq!(lines, [silent(5), silent(35), silent(65)]);
-        assert_eq!(outage.line(None, began + seconds(71)), Some(Line::Answers(seconds(71))));
+        assert_eq!(outage.line(None, began + seconds(71)), Some(OutageLine::Answers(seconds(71))));
         assert_eq!(outage.line(None, began + seconds(72)), None);
         // A request that takes a moment is no outage.
         assert_eq!(outage.line(Some(began + seconds(73)), began + seconds(74)), None);

@@ -50,7 +50,7 @@ impl PodMetrics {
     ) -> Self {
         let state = pod.status();
         // Without the handle, which would keep the pod running.
-        let requests = Requests { ownership: pod.ownership().clone(), state: state.clone(), traffic };
+        let requests = PodRequests { ownership: pod.ownership().clone(), state: state.clone(), traffic };
         registry.register_collector(Box::new(requests));
         PodMetrics { state, lease: participants.lease("pod") }
     }
@@ -62,13 +62,13 @@ impl PodMetrics {
 }
 
 #[derive(Debug)]
-struct Requests {
+struct PodRequests {
     ownership: Arc<Ownership>,
     state: watch::Receiver<PodState>,
     traffic: Arc<Traffic>,
 }
 
-impl Collector for Requests {
+impl Collector for PodRequests {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let none: Option<&Exemplar<[(&str, &str); 0], u64>> = None;
         let help = "Requests of routers that the sidecar answered, by status";

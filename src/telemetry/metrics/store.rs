@@ -41,11 +41,11 @@ struct ErrorLabels {
 pub struct StoreHealth {
     up: Gauge,
     refuses_writes: Gauge,
-    heard: Mutex<Heard>,
+    heard: Mutex<StoreAnswers>,
 }
 
 #[derive(Debug, Default)]
-struct Heard {
+struct StoreAnswers {
     /// When the store refused the last write, and in which words.
     refused_write: Option<(Instant, String)>,
     /// The store refused the last request that was neither a write nor a renewal.
@@ -112,7 +112,7 @@ impl StoreHealth {
         self.refresh();
     }
 
-    fn heard(&self) -> MutexGuard<'_, Heard> {
+    fn heard(&self) -> MutexGuard<'_, StoreAnswers> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -11,7 +11,7 @@ use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span as Message, Status};
 use segue_config::Config;
 use segue_protocol::trace_context::SpanContext;
-use segue_proxy::spans::{Span, SpanKind, Value};
+use segue_proxy::spans::{AttributeValue, Span, SpanKind};
 
 /// Returns the description of this process, which stands once above its spans.
 pub(super) fn resource(config: &Config) -> Resource {
@@ -19,14 +19,14 @@ pub(super) fn resource(config: &Config) -> Resource {
     let coordinator = config.coordinator.as_ref().map(|coordinator| &coordinator.name);
     let pod = config.pod.as_ref().map(|pod| &pod.name);
     let mut attributes = vec![
-        attribute("service.name", Value::from("segue")),
-        attribute("service.version", Value::from(env!("CARGO_PKG_VERSION"))),
+        attribute("service.name", AttributeValue::from("segue")),
+        attribute("service.version", AttributeValue::from(env!("CARGO_PKG_VERSION"))),
     ];
     if let Some(keyspace) = config.only_keyspace() {
-        attributes.push(attribute("segue.keyspace", Value::from(keyspace.name.clone())));
+        attributes.push(attribute("segue.keyspace", AttributeValue::from(keyspace.name.clone())));
     }
     if let Some(name) = router.or(coordinator).or(pod) {
-        attributes.push(attribute("service.instance.id", Value::from(name.clone())));
+        attributes.push(attribute("service.instance.id", AttributeValue::from(name.clone())));
     }
     Resource { attributes, ..Resource::default() }
 }
@@ -68,10 +68,10 @@ fn link(to: SpanContext) -> Link {
     Link { trace_id, span_id, flags: to.flags.bits().into(), ..Link::default() }
 }
 
-fn attribute(key: &str, value: Value) -> KeyValue {
+fn attribute(key: &str, value: AttributeValue) -> KeyValue {
     let value = match value {
-        Value::Text(text) => Any::StringValue(text.into_owned()),
-        Value::Number(number) => Any::IntValue(number),
+        AttributeValue::Text(text) => Any::StringValue(text.into_owned()),
+        AttributeValue::Number(number) => Any::IntValue(number),
     };
     KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use segue_contract::Breach;
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store, StoreError};
-use segue_demo::check::{Owners, Ownership};
+use segue_demo::check::{OwnerSpan, Owners};
 use segue_demo::clock::{self, Nanos};
 use segue_protocol::ids::{PartitionId, Revision};
 use segue_protocol::keys::{KeyName, Keyspace};
@@ -193,7 +193,7 @@ impl Seen {
     fn assigned(&mut self, partition: PartitionId, assignment: Assignment, revision: Revision, arrived: Nanos) {
         let not_before = self.reads.range(..revision).next_back().map_or(0, |(_, sent)| *sent);
         let Assignment { owner: pod, incarnation, epoch, .. } = assignment;
-        self.owners.note(partition, epoch, Ownership { pod, incarnation, not_before });
+        self.owners.note(partition, epoch, OwnerSpan { pod, incarnation, not_before });
         self.owners.begun(partition, epoch, arrived);
     }
 }

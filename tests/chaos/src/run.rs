@@ -12,7 +12,7 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use segue_demo::check::Evidence;
-use segue_demo::load::{Gauge, Load, LoadSettings};
+use segue_demo::load::{Gauge, LoadSettings, RunningLoad};
 use segue_demo::log::Log;
 use segue_demo::writer::names;
 use segue_protocol::keys::Keyspace;
@@ -145,7 +145,7 @@ fn one(
     timeline.say("every partition has an owner; the load begins");
     let load = {
         let _inside = runtime.enter();
-        Load::start(LoadSettings {
+        RunningLoad::start(LoadSettings {
             routers: cluster.routers().into_iter().map(Into::into).collect(),
             partitions: PARTITIONS,
             clients: 32,

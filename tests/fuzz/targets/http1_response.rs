@@ -3,7 +3,7 @@
 //! client, which reads the same response.
 
 use http::Method;
-use segue_proxy::fuzzing::{End, NoResponse, ParsedResponse, read_response};
+use segue_proxy::fuzzing::{End, FuzzNoResponse, ParsedResponse, read_response};
 
 use crate::Outcome;
 use crate::support::{hyper_client, pieces};
@@ -61,7 +61,7 @@ fn cut_off(bytes: &[u8], answer: &ParsedResponse, method: &Method) {
     }
     match read_response(&[&bytes[..used - 1]], method) {
         Ok(shorter) => assert_ne!(shorter.end, End::Whole, "a shorter answer that looks whole"),
-        Err(NoResponse::Unfinished) => {}
-        Err(NoResponse::Refused) => panic!("refused without its last byte"),
+        Err(FuzzNoResponse::Unfinished) => {}
+        Err(FuzzNoResponse::Refused) => panic!("refused without its last byte"),
     }
 }

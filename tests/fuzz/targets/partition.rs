@@ -9,7 +9,7 @@ use http::header::{COOKIE, HeaderName, HeaderValue};
 use segue_protocol::ids::PartitionId;
 use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{
-    AmbiguousPaths, KeySource, Located, PartitionSource, PathTemplate, Unlocated,
+    AmbiguousPaths, KeySource, LocationError, PartitionSource, PathTemplate, RequestLocation,
 };
 
 use crate::Outcome;
@@ -69,7 +69,7 @@ fn number(text: &[u8], partitions: u32) -> Option<()> {
     let read = std::str::from_utf8(values[0])
         .ok()
         .and_then(|text| text.parse::<u32>().ok().filter(|number| number.to_string() == text && *number < partitions));
-    let expected = read.filter(|_| values.iter().all(|other| *other == values[0])).ok_or(Unlocated::Bad);
+    let expected = read.filter(|_| values.iter().all(|other| *other == values[0])).ok_or(LocationError::Bad);
     assert_eq!(found.map(|at| at.partition.get()), expected);
     Some(())
 }
@@ -80,12 +80,12 @@ fn header(text: &[u8], hash: KeyHash, partitions: u32) -> Option<()> {
     let found = key(KeySource::Header(name), hash).locate(&head, partitions);
     let mut values = head.headers.values();
     let expected = match (values.next(), values.next()) {
-        (Some(only), None) if only.is_empty() => Err(Unlocated::Missing),
+        (Some(only), None) if only.is_empty() => Err(LocationError::Missing),
         // In HTTP/1.1 surrounding spaces are not part of the value.
         (Some(only), None) if only.as_bytes().trim_ascii() == only.as_bytes() => {
             Ok(hash.partition(only.as_bytes(), partitions))
         }
-        _ => Err(Unlocated::Bad),
+        _ => Err(LocationError::Bad),
     };
     agrees(found, expected);
     Some(())
@@ -97,8 +97,8 @@ fn path(text: &[u8], hash: KeyHash) -> Option<()> {
     let path = head.uri.path();
     let segments: Vec<&str> = path.split('/').collect();
     let written = match segments[..] {
-        ["", "a", key, "b", ..] if !key.is_empty() => decoded(key.as_bytes()).ok_or(Unlocated::Bad),
-        _ => Err(Unlocated::Missing),
+        ["", "a", key, "b", ..] if !key.is_empty() => decoded(key.as_bytes()).ok_or(LocationError::Bad),
+        _ => Err(LocationError::Missing),
     };
     let written = written.map(|key| hash.partition(&key, MANY));
     let passing = key(template(AmbiguousPaths::Pass), hash).locate(&head, MANY);
@@ -181,7 +181,7 @@ fn is_one_key<V: AsRef<[u8]>>(values: &[V]) -> bool {
     matches!(values, [only] if !only.as_ref().is_empty())
 }
 
-fn agrees(found: Result<Located, Unlocated>, expected: Result<PartitionId, Unlocated>) {
+fn agrees(found: Result<RequestLocation, LocationError>, expected: Result<PartitionId, LocationError>) {
     assert_eq!(found.map(|at| at.partition), expected);
     // Whatever the partition, the requests of a key are ordered.
     assert!(found.is_err() || found.is_ok_and(|at| at.order.is_some()));

@@ -10,7 +10,8 @@ use segue_protocol::authority::Authority;
 use segue_protocol::handoff::advance::{Ack, acknowledge, advance, waiting_for};
 use segue_protocol::handoff::pod::{duty, warmed};
 use segue_protocol::handoff::router::{
-    HoldCause, OnDrainTimeout, OnStoreLoss, Route, Stage, Step, Target, Trust, drain_timed_out, next_step, route,
+    GateStage, HoldCause, OnDrainTimeout, OnStoreLoss, Route, RouteStep, Target, Trust, drain_timed_out, next_step,
+    route,
 };
 use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
@@ -356,7 +357,7 @@ fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) {
             check(&txn);
         }
         // Cancellations continue even if records cannot be read.
-        let is_cancel = matches!(action, segue_protocol::planning::Action::Cancel { .. });
+        let is_cancel = matches!(action, segue_protocol::planning::PlannedWrite::Cancel { .. });
         assert!(is_cancel || action.partition().is_none_or(|partition| !view.is_malformed(partition)), "{action}");
     }
 }
@@ -366,21 +367,21 @@ fn steps(view: &View, router: &str, partition: PartitionId) {
     for trust in [Trust::Held, Trust::RunOut(OnStoreLoss::Auto), Trust::RunOut(OnStoreLoss::Serve), Trust::Gone] {
         let elsewhere =
             Target { pod: "elsewhere".to_owned(), incarnation: Incarnation::registered_at(1.into()), epoch: 1.into() };
-        let mut stage = Stage::Open(elsewhere);
+        let mut stage = GateStage::Open(elsewhere);
         let mut turns = 0;
         loop {
             turns += 1;
             assert!(turns < 10, "a router that never rests");
             stage = match next_step(view, router, partition, trust, &stage, false) {
-                Some(Step::Stop) => Stage::Closed,
-                Some(Step::Switch(target)) => Stage::Open(target),
-                Some(Step::AckDrained(_) | Step::AckCutover(_)) | None => break,
+                Some(RouteStep::Stop) => GateStage::Closed,
+                Some(RouteStep::Switch(target)) => GateStage::Open(target),
+                Some(RouteStep::AckDrained(_) | RouteStep::AckCutover(_)) | None => break,
             };
         }
         match route(view, partition, trust) {
-            Route::To(target) => assert_eq!(stage, Stage::Open(target)),
+            Route::To(target) => assert_eq!(stage, GateStage::Open(target)),
             Route::Hold(HoldCause::NoOwner | HoldCause::Handoff | HoldCause::Fenced) => {
-                assert_eq!(stage, Stage::Closed)
+                assert_eq!(stage, GateStage::Closed)
             }
         }
     }

@@ -14,7 +14,7 @@
 
 use std::time::Duration;
 
-use segue_protocol::handoff::checkpoint::{Made, Schedule, Waits, is_recorded, record, recorded_at};
+use segue_protocol::handoff::checkpoint::{PendingCheckpoint, Schedule, Waits, is_recorded, record, recorded_at};
 use segue_protocol::handoff::pod_reconcile::{self, Callback, PodAction, Task};
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::keys::KeyName;
@@ -56,8 +56,8 @@ pub(crate) struct Asked {
 }
 
 impl Taken {
-    fn made(self) -> Made {
-        Made { epoch: self.epoch, name: self.writes.map(name_of), at: 0, replaces: Revision::ZERO }
+    fn made(self) -> PendingCheckpoint {
+        PendingCheckpoint { epoch: self.epoch, name: self.writes.map(name_of), at: 0, replaces: Revision::ZERO }
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use segue_protocol::authority::Authority;
 use segue_protocol::handoff::advance::{advance, advance_past_bound, pending_bound};
 use segue_protocol::ids::PartitionId;
-use segue_protocol::planning::{Action, Coordination, Memory, Policy, REBIRTH_GRACE, plan, txn};
+use segue_protocol::planning::{Coordination, Memory, PlannedWrite, Policy, REBIRTH_GRACE, plan, txn};
 use segue_protocol::txn::{Keys, Op, Txn};
 
 use crate::action::Author;
@@ -69,9 +69,10 @@ impl Cluster {
                 if overdue {
                     let at_once = actions;
                     actions = plan(seen, &policy, &authority, &mut memory, LONG).actions;
-                    actions.retain(|action| !at_once.contains(action) && !matches!(action, Action::Create { .. }));
+                    actions
+                        .retain(|action| !at_once.contains(action) && !matches!(action, PlannedWrite::Create { .. }));
                 }
-                let write = |action: &Action| {
+                let write = |action: &PlannedWrite| {
                     let txn = txn(view, action, &authority, 0)?;
                     Some(Planned { txn: self.store.txn(self.struck(txn, view, true)), partition: action.partition() })
                 };

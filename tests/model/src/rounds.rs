@@ -7,7 +7,7 @@
 
 use segue_protocol::authority::Authority;
 use segue_protocol::ids::{Incarnation, LeaseId, PartitionId, Revision};
-use segue_protocol::rounds::{Draft, Leased, Member, Step as Taken};
+use segue_protocol::rounds::{LeasedKey, Member, RoundStep as Taken, StepDraft};
 use segue_protocol::txn::{Op, Txn};
 use segue_protocol::view::View;
 
@@ -128,10 +128,10 @@ impl Cluster {
         if step == Taken::ClearLeader && self.without(Rule::ClearLeader) {
             return None;
         }
-        let Draft { txn, leased } = member.draft(view, step, &self.policy());
+        let StepDraft { txn, leased } = member.draft(view, step, &self.policy());
         let Txn { when, mut then, otherwise } = txn;
-        let is_kept = |it: &Leased| it.key != self.store.keys.round_interval();
-        let put = |it: Leased| Op::Put { key: it.key, value: it.value, lease: Some(LEASE) };
+        let is_kept = |it: &LeasedKey| it.key != self.store.keys.round_interval();
+        let put = |it: LeasedKey| Op::Put { key: it.key, value: it.value, lease: Some(LEASE) };
         then.extend(leased.into_iter().filter(is_kept).map(put));
         let txn = self.store.txn(Txn { when, then, otherwise });
         self.store.commit(at, txn).map(|_| txn)

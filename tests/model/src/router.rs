@@ -4,7 +4,7 @@
 //! router does all that it can do without the store. Requests are in [`gate_model`](crate::gate_model).
 
 use segue_protocol::handoff::advance::{Ack, acknowledge};
-use segue_protocol::handoff::router::{self as protocol, DrainTimeout, OnDrainTimeout, Step, Trust};
+use segue_protocol::handoff::router::{self as protocol, DrainTimeout, OnDrainTimeout, RouteStep, Trust};
 use segue_protocol::ids::{HandoffId, Incarnation, PartitionId};
 use segue_protocol::records::{PodRecord, RouterCutoverAck, RouterDrainedAck};
 use segue_protocol::txn::Txn;
@@ -79,26 +79,26 @@ impl Cluster {
         };
         let at = asks.target.map(|target| self.named(target));
         let stage = match (asks.position, at) {
-            (GateState::Open, Some(at)) => protocol::Stage::Open(at),
-            (GateState::Draining, Some(at)) => protocol::Stage::Draining(at),
-            (GateState::Flushing, Some(at)) => protocol::Stage::Flushing(at),
-            _ => protocol::Stage::Closed,
+            (GateState::Open, Some(at)) => protocol::GateStage::Open(at),
+            (GateState::Draining, Some(at)) => protocol::GateStage::Draining(at),
+            (GateState::Flushing, Some(at)) => protocol::GateStage::Flushing(at),
+            _ => protocol::GateStage::Closed,
         };
         if self.without(Rule::SnapshotIsCutover)
             && !view.handoffs.contains_key(&partition)
-            && matches!(stage, protocol::Stage::Draining(_))
+            && matches!(stage, protocol::GateStage::Draining(_))
             && let protocol::Route::To(to) = protocol::route(view, partition, trust)
         {
             return Some(RouterStep::Switch(self.numbered(&to)));
         }
         match protocol::next_step(view, me, partition, trust, &stage, asks.backing_off)? {
-            Step::Stop => Some(RouterStep::Stop),
-            Step::Switch(target) => Some(RouterStep::Switch(self.numbered(&target))),
-            Step::AckDrained(handoff) => {
+            RouteStep::Stop => Some(RouterStep::Stop),
+            RouteStep::Switch(target) => Some(RouterStep::Switch(self.numbered(&target))),
+            RouteStep::AckDrained(handoff) => {
                 let ack = self.drained(asks.router, partition, handoff, false);
                 Some(RouterStep::Acknowledge(self.acknowledgement(view, asks.router, asks.incarnation, &ack)))
             }
-            Step::AckCutover(handoff) => {
+            RouteStep::AckCutover(handoff) => {
                 let ack = Ack::RouterCutover(RouterCutoverAck::new(me.clone(), partition, handoff));
                 Some(RouterStep::Acknowledge(self.acknowledgement(view, asks.router, asks.incarnation, &ack)))
             }

@@ -1,6 +1,6 @@
 //! What rests after failed moves, as a live keyspace shows it.
 
-use segue_protocol::records::Resting;
+use segue_protocol::records::BackOffSubject;
 use segue_tests::process::until;
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ fn a_pod_that_never_gets_warm_is_shown_to_rest_by_everybody_who_is_asked() {
     let mut rest = Value::Null;
     until("a rest of the pod that everybody shows", || {
         let shown = [history(), status(["--server", &server]), status(["--etcd", &etcd])];
-        let is_of_pod = |rest: &&Value| rest["of"] == serde_json::json!(Resting::Pod);
+        let is_of_pod = |rest: &&Value| rest["of"] == serde_json::json!(BackOffSubject::Pod);
         rest = shown[0].as_array().unwrap().iter().find(is_of_pod).cloned().unwrap_or_default();
         rest.is_object() && shown.iter().all(|one| *one == shown[0])
     });

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use segue_coordination::router::{CutoverTimes, DataPlane};
 use segue_demo::history::History;
-use segue_protocol::handoff::router::{HoldCause, Stage, Target};
+use segue_protocol::handoff::router::{GateStage, HoldCause, Target};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::{Phase, PodRecord};
 use segue_proxy::routing::table::Table;
@@ -55,9 +55,9 @@ impl DataPlane for EarlySwitch {
         Table::set_partitions(&self.table, partitions);
     }
 
-    fn stage(&self, partition: PartitionId) -> (Stage, Option<Instant>) {
+    fn stage(&self, partition: PartitionId) -> (GateStage, Option<Instant>) {
         let mut all = self.early();
-        if let (Stage::Open(old), _) = self.table.stage(partition)
+        if let (GateStage::Open(old), _) = self.table.stage(partition)
             && !all.contains_key(&partition)
             && let Some(early) = self.planned(partition, &old)
         {
@@ -65,11 +65,11 @@ impl DataPlane for EarlySwitch {
             Table::stop(&self.table, partition, HoldCause::Handoff);
         }
         let Some(early) = all.get_mut(&partition) else { return self.table.stage(partition) };
-        if !early.switched && self.table.stage(partition).0 == Stage::Closed {
+        if !early.switched && self.table.stage(partition).0 == GateStage::Closed {
             early.switched = true;
             DataPlane::switch(&*self.table, partition, &early.new, &early.pod, false);
         }
-        (if early.held { Stage::Closed } else { Stage::Open(early.old.clone()) }, None)
+        (if early.held { GateStage::Closed } else { GateStage::Open(early.old.clone()) }, None)
     }
 
     fn stop(&self, partition: PartitionId, cause: HoldCause) {

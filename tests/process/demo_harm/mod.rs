@@ -12,7 +12,7 @@ use mishap::Mishap;
 use segue_coordination::pod::PodHandle;
 use segue_coordination::router::DataPlane;
 use segue_demo::history::History;
-use segue_demo::wiring::{PodService, Wiring, boxed};
+use segue_demo::wiring::{ClusterWiring, PodService, boxed};
 use segue_demo::writer::{Writer, WriterService};
 use segue_demo::{Options, Report, Scenario, run};
 use segue_proxy::routing::table::Table;
@@ -40,7 +40,7 @@ enum Sabotage {
     AnswersFirst,
 }
 
-impl Wiring for Sabotage {
+impl ClusterWiring for Sabotage {
     fn data_plane(&self, router: u32, table: Arc<Table>, history: &History) -> Arc<dyn DataPlane> {
         match self {
             Sabotage::SwitchesEarly | Sabotage::SwitchesEarlyTowardsGuardedPods if router == 0 => {
@@ -73,7 +73,7 @@ async fn demo(scenario: Scenario, sabotage: Sabotage) -> Report {
         rate: 800,
         service_time: Duration::from_millis(4),
         warm_time: Duration::from_millis(50),
-        wiring: (sabotage != Sabotage::None).then(|| -> Arc<dyn Wiring> { Arc::new(sabotage) }),
+        wiring: (sabotage != Sabotage::None).then(|| -> Arc<dyn ClusterWiring> { Arc::new(sabotage) }),
         ..Options::default()
     };
     let _turn = TURN.lock().await;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use segue_coordination::store::Store as _;
 use segue_demo::check::{Evidence, check};
-use segue_demo::load::{Load, LoadSettings};
+use segue_demo::load::{LoadSettings, RunningLoad};
 use segue_demo::log::Log;
 use segue_demo::record::Outcome;
 use segue_protocol::txn::{Op, Txn};
@@ -191,7 +191,7 @@ fn ask(address: SocketAddr, kept: &mut Option<BufReader<TcpStream>>, keep: bool,
 async fn no_request_is_lost_while_a_router_restarts_and_partitions_move() {
     let mut router = Restarting::start(&["w-0", "w-1"]);
     let first = router.first(&["w-0", "w-1"]);
-    let load = Load::start(LoadSettings {
+    let load = RunningLoad::start(LoadSettings {
         routers: vec![router.listen.into()],
         partitions: PARTITIONS,
         clients: 16,

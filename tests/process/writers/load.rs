@@ -6,16 +6,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use segue_demo::check::{Evidence, check};
-use segue_demo::load::{Load, LoadSettings};
+use segue_demo::load::{LoadSettings, RunningLoad};
 use segue_demo::log::Log;
-use segue_demo::record::{Appended, Outcome};
+use segue_demo::record::{LogRecord, Outcome};
 
 use super::PARTITIONS;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct CheckedLoad {
-    load: Load,
+    load: RunningLoad,
     started: Instant,
 }
 
@@ -23,7 +23,7 @@ pub struct CheckedLoad {
 pub struct Shown {
     pub answered: usize,
     pub reads_checked: u64,
-    pub log: Vec<Appended>,
+    pub log: Vec<LogRecord>,
 }
 
 impl Shown {
@@ -36,7 +36,7 @@ impl Shown {
 impl CheckedLoad {
     /// Sends requests as fast as they are answered.
     pub fn start(routers: &[SocketAddr], clients: u32, bursts: u32, seed: u64) -> Self {
-        let load = Load::start(LoadSettings {
+        let load = RunningLoad::start(LoadSettings {
             routers: routers.iter().map(|router| (*router).into()).collect(),
             partitions: PARTITIONS,
             clients,

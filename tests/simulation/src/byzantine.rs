@@ -7,7 +7,7 @@ use std::time::Duration;
 use segue_coordination::router::{CutoverTimes, DataPlane};
 use segue_coordination::store::Store as _;
 use segue_protocol::handoff::advance::{Ack, acknowledge};
-use segue_protocol::handoff::router::{HoldCause, Stage, Target};
+use segue_protocol::handoff::router::{GateStage, HoldCause, Target};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::{Phase, PodAck, PodAckKind, PodRecord};
 use segue_proxy::routing::table::Table;
@@ -65,9 +65,9 @@ impl DataPlane for Hasty {
         DataPlane::set_partitions(&*self.table, partitions);
     }
 
-    fn stage(&self, partition: PartitionId) -> (Stage, Option<Instant>) {
+    fn stage(&self, partition: PartitionId) -> (GateStage, Option<Instant>) {
         match self.table.stage(partition) {
-            (Stage::Draining(_), None) if !self.caught().contains(&partition) => (Stage::Closed, None),
+            (GateStage::Draining(_), None) if !self.caught().contains(&partition) => (GateStage::Closed, None),
             other => other,
         }
     }
@@ -81,7 +81,7 @@ impl DataPlane for Hasty {
     }
 
     fn switch(&self, partition: PartitionId, target: &Target, pod: &PodRecord, without_lease: bool) {
-        if matches!(self.table.stage(partition).0, Stage::Draining(_)) {
+        if matches!(self.table.stage(partition).0, GateStage::Draining(_)) {
             self.caught().insert(partition);
         } else {
             self.caught().remove(&partition);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use segue_coordination::router::DataPlane as _;
 use segue_coordination::session::{count_by_tokio, seed_jitter};
-use segue_protocol::handoff::router::Stage;
+use segue_protocol::handoff::router::GateStage;
 use segue_protocol::ids::PartitionId;
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{Instant, sleep};
@@ -189,8 +189,8 @@ pub(crate) fn what_is_not_well(cluster: &Cluster) -> Vec<String> {
 }
 
 /// Whether requests go to the partition's owner, which lives, at its epoch.
-fn leads_to_owner(cluster: &Cluster, partition: PartitionId, stage: &Stage) -> bool {
-    let Stage::Open(target) = stage else { return false };
+fn leads_to_owner(cluster: &Cluster, partition: PartitionId, stage: &GateStage) -> bool {
+    let GateStage::Open(target) = stage else { return false };
     cluster.world.contract.with_view(|view| {
         view.live_owner(partition).is_some_and(|(assignment, _)| {
             let owner = (&assignment.owner, assignment.incarnation, assignment.epoch);

@@ -10,14 +10,14 @@ use segue_protocol::records::{CheckpointName, CheckpointNameError};
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{Instrument as _, info, warn};
 
-use super::Shared;
-use super::pending_calls::Acknowledged;
+use super::StreamState;
+use super::pending_calls::AckEffect;
 use super::session::{Session, heartbeats_every};
-use super::state::{Abilities, State};
+use super::state::{Abilities, StreamRecord};
 use crate::ack::reported;
-use crate::hello::agree;
 use crate::event_stream::{EventStream, first_heartbeat, hello_in, no_hello};
-use crate::keyspaces::{Named, choose};
+use crate::hello::agree;
+use crate::keyspaces::{NamedKeyspace, choose};
 use crate::open_streams::OpenStreams;
 use crate::proto::pods_server::Pods;
 use crate::proto::{
@@ -27,13 +27,13 @@ use crate::proto::{
 use crate::shared::check_count;
 
 /// The pod of one keyspace.
-pub(super) struct Pod {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct ServedPod {
+    pub(super) shared: Arc<StreamState>,
     pub(super) handle: PodHandle,
 }
 
 pub(super) struct Calls {
-    pub(super) pods: Vec<Pod>,
+    pub(super) pods: Vec<ServedPod>,
     pub(super) streams: OpenStreams,
 }
 
@@ -108,22 +108,22 @@ impl Calls {
     }
 
     /// Returns the pod whose service's present life this token belongs to.
-    fn living(&self, token: &[u8]) -> Result<&Pod, Status> {
+    fn living(&self, token: &[u8]) -> Result<&ServedPod, Status> {
         self.pod(|state| state.is_living(token))
     }
 
-    fn pod(&self, is_it: impl Fn(&State) -> bool) -> Result<&Pod, Status> {
+    fn pod(&self, is_it: impl Fn(&StreamRecord) -> bool) -> Result<&ServedPod, Status> {
         self.pods.iter().find(|pod| is_it(&pod.shared.state.borrow())).ok_or_else(over)
     }
 }
 
-impl Named for Pod {
+impl NamedKeyspace for ServedPod {
     fn name(&self) -> &str {
         &self.shared.settings.keyspace
     }
 }
 
-impl Pod {
+impl ServedPod {
     fn check(&self, hello: &Hello) -> Result<(), Status> {
         let settings = &self.shared.settings;
         if !hello.pod.is_empty() && hello.pod != settings.pod {
@@ -163,7 +163,7 @@ impl Pod {
             (task.handoff, task.callback) == (handoff, callback) && is_epoch
         };
         match self.shared.modify(|state| state.acknowledge(partition, is_it, result)) {
-            Acknowledged::Ended { .. } | Acknowledged::Known if is_recorded => AckOutcome::Accepted,
+            AckEffect::Ended { .. } | AckEffect::Known if is_recorded => AckOutcome::Accepted,
             _ => AckOutcome::Stale,
         }
     }

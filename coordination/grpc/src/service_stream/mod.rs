@@ -39,8 +39,8 @@ use tonic::transport::Server;
 use tonic::transport::server::Connected;
 use tracing::Span;
 
-use self::calls::{Calls, Pod};
-use self::state::{Moment, State};
+use self::calls::{Calls, ServedPod};
+use self::state::{Moment, StreamRecord};
 use crate::open_streams::{OpenStreams, per_keyspace, serve};
 use crate::proto::pods_server::PodsServer as GeneratedServer;
 use crate::status::StreamStatus;
@@ -51,7 +51,7 @@ const MAX_CALLS: u32 = 16;
 /// The stream of the service behind a sidecar. Clones refer to the same one.
 #[derive(Clone)]
 pub struct ServiceStream {
-    shared: Arc<Shared>,
+    shared: Arc<StreamState>,
 }
 
 /// The pod that a service's stream is part of.
@@ -67,10 +67,10 @@ pub struct ServiceStreamSettings {
     pub needs_fence: bool,
 }
 
-struct Shared {
+struct StreamState {
     settings: ServiceStreamSettings,
     term: Duration,
-    state: watch::Sender<State>,
+    state: watch::Sender<StreamRecord>,
     /// Of the log lines about the keyspace.
     span: Span,
 }
@@ -81,9 +81,9 @@ impl fmt::Debug for ServiceStream {
     }
 }
 
-impl Shared {
+impl StreamState {
     /// Changes the state and wakes those who wait for that.
-    fn modify<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn modify<T>(&self, change: impl FnOnce(&mut StreamRecord) -> T) -> T {
         let mut result = None;
         self.state.send_modify(|state| result = Some(change(state)));
         // The closure has run.
@@ -91,7 +91,7 @@ impl Shared {
     }
 
     /// Changes what nobody waits for.
-    fn note<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn note<T>(&self, change: impl FnOnce(&mut StreamRecord) -> T) -> T {
         let mut result = None;
         self.state.send_if_modified(|state| {
             result = Some(change(state));
@@ -102,7 +102,7 @@ impl Shared {
     }
 
     /// Waits until the moment that `over` returns has passed.
-    async fn until(&self, over: impl Fn(&State) -> Moment) {
+    async fn until(&self, over: impl Fn(&StreamRecord) -> Moment) {
         let mut changes = self.state.subscribe();
         loop {
             let at = match over(&changes.borrow_and_update()) {
@@ -131,8 +131,8 @@ impl ServiceStream {
     /// Returns a stream that the service has not opened yet. Its log lines belong to the present span.
     pub fn new(settings: ServiceStreamSettings) -> Self {
         let term = settings.lease_ttl / 2;
-        let (state, span) = (watch::Sender::new(State::default()), Span::current());
-        ServiceStream { shared: Arc::new(Shared { settings, term, state, span }) }
+        let (state, span) = (watch::Sender::new(StreamRecord::default()), Span::current());
+        ServiceStream { shared: Arc::new(StreamState { settings, term, state, span }) }
     }
 
     /// Serves the service's connections until `shutdown`. The service opens a stream for each keyspace. Each stream comes
@@ -146,7 +146,7 @@ impl ServiceStream {
         IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
     {
         let max_calls = per_keyspace(MAX_CALLS, streams.len());
-        let pods = streams.into_iter().map(|(stream, handle)| Pod { shared: stream.shared, handle }).collect();
+        let pods = streams.into_iter().map(|(stream, handle)| ServedPod { shared: stream.shared, handle }).collect();
         let streams = OpenStreams::default();
         let calls = Calls { pods, streams: streams.clone() };
         let calls = Server::builder().max_concurrent_streams(Some(max_calls)).add_service(GeneratedServer::new(calls));
@@ -160,7 +160,7 @@ impl ServiceStream {
 
     /// Ends this life of the service. Nothing more is confirmed to it.
     pub fn close(&self) {
-        self.shared.modify(State::close);
+        self.shared.modify(StreamRecord::close);
     }
 
     /// Returns whether nothing that the service was given can take effect any more: it has ended all of its work, or said
@@ -181,7 +181,7 @@ impl Service for ServiceStream {
     async fn up(&self) {
         let mut changes = self.shared.state.subscribe();
         // This end holds the sender.
-        let _ = changes.wait_for(State::is_newcomer_there).await;
+        let _ = changes.wait_for(StreamRecord::is_newcomer_there).await;
         self.shared.modify(|state| state.admit(lease_now()));
     }
 
@@ -206,13 +206,13 @@ impl Service for ServiceStream {
 }
 
 /// A call that is due as long as this exists.
-struct Due<'a> {
-    shared: &'a Shared,
+struct CallGuard<'a> {
+    shared: &'a StreamState,
     partition: PartitionId,
     number: u64,
 }
 
-impl Drop for Due<'_> {
+impl Drop for CallGuard<'_> {
     fn drop(&mut self) {
         self.shared.modify(|state| state.drop_call(self.partition, self.number));
     }
@@ -223,7 +223,7 @@ impl CallbackHandler for ServiceStream {
     async fn call(&self, callback: Callback, context: &HandoffContext) -> Result<Option<String>, HandlerError> {
         let (done, result) = oneshot::channel();
         let Some(number) = self.shared.modify(|state| state.begin(callback, context, done)) else { return Ok(None) };
-        let _due = Due { shared: &self.shared, partition: context.partition, number };
+        let _due = CallGuard { shared: &self.shared, partition: context.partition, number };
         match result.await {
             Ok(result) => result.map_err(Into::into),
             Err(_) => Err("another task of the partition has taken its place".into()),

@@ -48,7 +48,7 @@ pub(super) struct DueCall {
 
 /// The effect of an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Acknowledged {
+pub(super) enum AckEffect {
     /// It has ended the call.
     Ended { callback: Callback, succeeded: bool },
     /// The call had ended before, or has failed and stays due.
@@ -116,17 +116,17 @@ impl PendingCalls {
         partition: PartitionId,
         is_it: impl Fn(&RemoteTask) -> bool,
         result: Option<TaskResult>,
-    ) -> Acknowledged {
+    ) -> AckEffect {
         let is_due = |call: &&mut Call| call.done.is_some() && is_it(&call.task);
         let Some(call) = self.by_partition.get_mut(&partition).filter(is_due) else {
             let was_done = self.done.get(&partition).is_some_and(is_it);
-            return if was_done { Acknowledged::Known } else { Acknowledged::Stale };
+            return if was_done { AckEffect::Known } else { AckEffect::Stale };
         };
-        let Some(result) = result else { return Acknowledged::Known };
+        let Some(result) = result else { return AckEffect::Known };
         let (callback, succeeded) = (call.task.callback, result.is_ok());
         call.finish(result);
         self.done.insert(partition, call.task);
-        Acknowledged::Ended { callback, succeeded }
+        AckEffect::Ended { callback, succeeded }
     }
 }
 

@@ -21,21 +21,21 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 use tracing::{debug, info, warn};
 
-use super::Shared;
+use super::StreamState;
 use super::pending_calls::DueCall;
-use super::state::{Abilities, State};
-use crate::hello::PROTOCOL;
+use super::state::{Abilities, StreamRecord};
 use crate::event_stream::{EventFlow, Events, WINDOW, fail, span};
+use crate::hello::PROTOCOL;
 use crate::hub::micros;
 use crate::proto::task::Kind;
 use crate::proto::{
     Assignment, Checkpoint, Drain, Event, Heartbeat, Leaving, Owned, Release, Sync, Task, TaskId, Warm, Welcome,
 };
-use crate::status::{Load, StreamStatus};
+use crate::status::{ReportedLoad, StreamStatus};
 
 /// A service's stream.
 pub(super) struct Session {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<StreamState>,
     pub(super) pod: watch::Receiver<PodState>,
     /// The number of the stream.
     stream: u64,
@@ -50,19 +50,19 @@ pub(super) struct Session {
     heard: Instant,
     owned: BTreeMap<PartitionId, Epoch>,
     due: BTreeMap<PartitionId, DueCall>,
-    load: Option<Load>,
+    load: Option<ReportedLoad>,
 }
 
 impl Session {
     /// Opens the stream of a service that presents this token, and which began with this heartbeat.
     pub(super) fn open(
-        shared: &Arc<Shared>,
+        shared: &Arc<StreamState>,
         pod: &PodHandle,
         first: &Heartbeat,
         (token, abilities): (&[u8], Abilities),
     ) -> Result<Self, Status> {
         let taken = || Status::already_exists("another process has a stream at this sidecar; retry once it is closed");
-        let load = Load::in_heartbeat(first)?;
+        let load = ReportedLoad::in_heartbeat(first)?;
         let (stream, resumed) = shared.modify(|state| state.open(token, lease_now())).ok_or_else(taken)?;
         let token = if resumed { token.to_owned() } else { rand::random::<[u8; 16]>().to_vec() };
         Ok(Session {
@@ -161,7 +161,7 @@ impl Session {
 
     /// Takes what a heartbeat reports for operators.
     pub(super) fn report(&mut self, heartbeat: &Heartbeat) -> Result<(), Status> {
-        if let Some(load) = Load::in_heartbeat(heartbeat)? {
+        if let Some(load) = ReportedLoad::in_heartbeat(heartbeat)? {
             self.load = Some(load);
         }
         let due: Vec<_> = self.due.values().map(|call| call.task).collect();
@@ -229,7 +229,7 @@ impl Session {
     /// Begins the service's life, or goes on with it.
     fn begin(&mut self) -> bool {
         let (stream, abilities, token) = (self.stream, self.abilities, &self.token);
-        let adopt = |state: &mut State| state.adopt(stream, token, abilities, lease_now());
+        let adopt = |state: &mut StreamRecord| state.adopt(stream, token, abilities, lease_now());
         self.is_welcome = self.resumed || self.shared.modify(adopt);
         if self.is_welcome {
             let incarnation = self.pod.borrow().incarnation.get();

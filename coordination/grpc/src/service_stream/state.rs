@@ -19,16 +19,16 @@ use segue_protocol::ids::{Epoch, PartitionId};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::pending_calls::{Acknowledged, DueCall, PendingCalls, TaskResult};
+use super::pending_calls::{AckEffect, DueCall, PendingCalls, TaskResult};
 use crate::status::StreamStatus;
 
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct StreamRecord {
     /// How many streams there were.
     streams: u64,
-    open: Option<Open>,
+    open: Option<OpenStream>,
     news: PollNews,
-    life: Option<Life>,
+    life: Option<ServiceLife>,
     /// The registration that the service had is given up, and no other one is for it yet.
     is_closed: bool,
     /// Since when nobody has opened a stream, while the pod is registered for a service that has not been told so.
@@ -47,7 +47,7 @@ pub(super) struct State {
 
 /// A stream that is open.
 #[derive(Debug, Clone, Copy)]
-struct Open {
+struct OpenStream {
     stream: u64,
     /// The service has no registration yet.
     is_newcomer: bool,
@@ -65,7 +65,7 @@ struct PollNews {
 
 /// A life of the service, which has been told of its registration.
 #[derive(Debug)]
-struct Life {
+struct ServiceLife {
     token: [u8; 32],
     abilities: Abilities,
     /// When the service showed last that it acts.
@@ -109,14 +109,14 @@ pub(super) enum Moment {
     Never,
 }
 
-impl State {
+impl StreamRecord {
     // The stream.
 
     /// Opens a stream and returns its number, and whether it resumes the life that this token belongs to. `None` if
     /// another process has a stream, or polls.
     pub(super) fn open(&mut self, token: &[u8], now: Instant) -> Option<(u64, bool)> {
         let resumes = self.is_living(token);
-        let lasts = |open: Open| open.until.is_none_or(|until| now < until && self.takes_part());
+        let lasts = |open: OpenStream| open.until.is_none_or(|until| now < until && self.takes_part());
         if !resumes && self.open.is_some_and(lasts) {
             return None;
         }
@@ -125,7 +125,7 @@ impl State {
             life.is_over = true;
         }
         self.streams += 1;
-        self.open = Some(Open { stream: self.streams, is_newcomer: !resumes, until: None });
+        self.open = Some(OpenStream { stream: self.streams, is_newcomer: !resumes, until: None });
         Some((self.streams, resumes))
     }
 
@@ -172,7 +172,7 @@ impl State {
             return false;
         }
         open.is_newcomer = false;
-        self.life = Some(Life { token: hash(token), abilities, heard: now, is_over: false });
+        self.life = Some(ServiceLife { token: hash(token), abilities, heard: now, is_over: false });
         self.calls.complete(|callback| !abilities.include(callback));
         true
     }
@@ -241,9 +241,9 @@ impl State {
         partition: PartitionId,
         is_it: impl Fn(&RemoteTask) -> bool,
         result: Option<TaskResult>,
-    ) -> Acknowledged {
+    ) -> AckEffect {
         let acknowledged = self.calls.acknowledge(partition, is_it, result);
-        if let Acknowledged::Ended { callback, succeeded } = acknowledged {
+        if let AckEffect::Ended { callback, succeeded } = acknowledged {
             if succeeded && matches!(callback, Callback::Drain | Callback::Release) {
                 self.written.remove(&partition);
             }

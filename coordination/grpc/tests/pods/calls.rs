@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use segue_coordination::store::{Call, MemoryStore};
+use segue_coordination::store::{MemoryStore, StoreCall};
 use segue_grpc::proto::{
     Ack, AckKind, AckOutcome, Event, Heartbeat, Hello, Holding, LeaveRequest, PollRequest, TaskId,
 };
@@ -224,8 +224,8 @@ async fn give_anew(site: &Site, pod: &str) {
 }
 
 /// Returns whether this call is a write, or reads the registration of a pod.
-fn costs(call: &Call) -> bool {
-    matches!(call, Call::Commit(_) | Call::Snapshot(Keys::One(_)))
+fn costs(call: &StoreCall) -> bool {
+    matches!(call, StoreCall::Commit(_) | StoreCall::Snapshot(Keys::One(_)))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -235,7 +235,7 @@ async fn a_pod_that_polls_one_instance_costs_the_store_its_renewals_alone() {
     let mut pod = Polling::new([address], hello(&site.name, "a"));
     pod.owns(4).await;
     pod.poll(Duration::ZERO).await.unwrap();
-    let count = || (store.count(costs), store.count(|call| matches!(call, Call::KeepAlive)));
+    let count = || (store.count(costs), store.count(|call| matches!(call, StoreCall::KeepAlive)));
     let before = count();
     for _ in 0..10 {
         assert!(pod.poll(Duration::ZERO).await.unwrap().welcome.unwrap().resumed);
@@ -288,7 +288,7 @@ async fn a_lease_is_renewed_only_for_a_pod_that_can_be_told_what_it_has_to_do() 
         assert_eq!(pod.poll(Duration::ZERO).await.unwrap_err().code(), Code::Unavailable);
     }
     assert_eq!(register(address, pod.resuming()).await.unwrap_err().code(), Code::Unavailable);
-    assert_eq!(store.count(|call| matches!(call, Call::KeepAlive)), 0, "it is told nothing");
+    assert_eq!(store.count(|call| matches!(call, StoreCall::KeepAlive)), 0, "it is told nothing");
     store.pass();
     pod.poll(Duration::ZERO).await.unwrap();
     // The instance knows what the pod was told, so the store need accept nothing.

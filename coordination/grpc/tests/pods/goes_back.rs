@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use segue_coordination::store::{Call, MemoryStore};
+use segue_coordination::store::{MemoryStore, StoreCall};
 use segue_grpc::proto::Hello;
 use segue_protocol::ids::Epoch;
 use segue_protocol::records::{Drain, KeyspaceConfig, Origin, encode};
@@ -167,7 +167,7 @@ async fn a_poll_that_waits_tells_of_the_end_of_its_life_and_of_nothing_else() {
         a.round().await;
     }
     a.poll(Duration::ZERO).await.unwrap();
-    let renewals = || store.count(|call| matches!(call, Call::KeepAlive));
+    let renewals = || store.count(|call| matches!(call, StoreCall::KeepAlive));
     let before = renewals();
     let poll = tokio::spawn(async move { a.poll(Duration::from_secs(600)).await });
     site.until("the poll has begun", |_| renewals() > before).await;

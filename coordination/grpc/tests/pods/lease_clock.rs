@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use segue_coordination::store::{Call, Verdict};
+use segue_coordination::store::{Fault, StoreCall};
 use segue_grpc::proto::{Heartbeat, Hello, Load};
 use tokio::sync::{mpsc, oneshot};
 use tonic::{Code, Status};
@@ -56,12 +56,12 @@ async fn a_renewal_confirms_no_heartbeat_that_came_while_it_was_under_way() {
     let (sender, mut begun) = mpsc::unbounded_channel();
     let (_, store) = site.instance_on_faulty_store().await;
     store.set_rule(move |call| {
-        if !matches!(call, Call::KeepAlive) {
-            return Verdict::Pass;
+        if !matches!(call, StoreCall::KeepAlive) {
+            return Fault::Pass;
         }
         let (go_on, goes_on) = oneshot::channel();
         let _ = sender.send(go_on);
-        Verdict::hold(async { drop(goes_on.await) })
+        Fault::hold(async { drop(goes_on.await) })
     });
     let mut pod = "a".to_owned();
     // An instance that was stopped for longer than it waits for the store sends its pods elsewhere.

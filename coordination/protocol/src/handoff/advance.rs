@@ -15,7 +15,7 @@
 use std::time::Duration;
 
 use super::checkpoint::awaited;
-use super::history::{Ending, end_handoff};
+use super::history::{HandoffEnding, end_handoff};
 use crate::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use crate::records::{
     Assignment, Handoff, Mode, Phase, PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck, encode,
@@ -243,7 +243,7 @@ fn moved(view: &View, handoff: &Versioned<Handoff>, now: u64) -> Option<Advance>
         return Some(Advance {
             from: record.phase,
             to: None,
-            txn: Txn::guarded(when, end_handoff(view, handoff, Ending::COMPLETED, now)),
+            txn: Txn::guarded(when, end_handoff(view, handoff, HandoffEnding::COMPLETED, now)),
         });
     };
     let moved = record.clone().entering(to, now);

@@ -35,13 +35,13 @@ pub struct Schedule {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Waits {
     /// The last wait of each partition.
-    last: BTreeMap<PartitionId, Wait>,
+    last: BTreeMap<PartitionId, CheckpointWait>,
     /// The owners that have made no checkpoint in time, and the revision of the view by then.
     late: BTreeMap<(String, Incarnation), Revision>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Wait {
+struct CheckpointWait {
     handoff: HandoffId,
     since: Duration,
     is_over: bool,
@@ -49,7 +49,7 @@ struct Wait {
 
 /// A checkpoint on its way into the store.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Made {
+pub struct PendingCheckpoint {
     /// The epoch in which it was made.
     pub epoch: Epoch,
     /// Its name. `None`: the pod has nothing newer than what is recorded.
@@ -115,7 +115,7 @@ impl Waits {
         let old = awaited(view, partition, handoff)?;
         let life = view.incarnation_of(old);
         let is_late = self.is_late(view, old, life);
-        let begins = Wait { handoff, since: now, is_over: false };
+        let begins = CheckpointWait { handoff, since: now, is_over: false };
         let wait = self.last.entry(partition).or_insert(begins);
         if wait.handoff != handoff {
             *wait = begins;
@@ -131,7 +131,7 @@ impl Waits {
 
     /// Ends the wait of a handoff's new owner, which has been told to warm: another process had waited for it.
     pub fn told(&mut self, partition: PartitionId, handoff: HandoffId) {
-        self.last.insert(partition, Wait { handoff, since: Duration::ZERO, is_over: true });
+        self.last.insert(partition, CheckpointWait { handoff, since: Duration::ZERO, is_over: true });
     }
 
     /// Returns whether this life of an owner has made no checkpoint since a new owner waited for one in vain.
@@ -201,7 +201,7 @@ pub fn newest(view: &View, partition: PartitionId) -> Option<&CheckpointName> {
 
 /// Returns whether the store needs no record of this checkpoint any more: it has one or, where the pod has nothing new,
 /// nobody asks.
-pub fn is_recorded(view: &View, partition: PartitionId, made: &Made) -> bool {
+pub fn is_recorded(view: &View, partition: PartitionId, made: &PendingCheckpoint) -> bool {
     match &made.name {
         Some(name) => view.checkpoints.get(&partition).is_some_and(|it| {
             it.mod_revision > made.replaces
@@ -216,7 +216,13 @@ pub fn is_recorded(view: &View, partition: PartitionId, made: &Made) -> bool {
 ///
 /// The record answers a handoff that has begun meanwhile: the checkpoint is newer than anything else that it could wait
 /// for.
-pub fn record(view: &View, me: &str, incarnation: Incarnation, partition: PartitionId, made: &Made) -> Option<Txn> {
+pub fn record(
+    view: &View,
+    me: &str,
+    incarnation: Incarnation,
+    partition: PartitionId,
+    made: &PendingCheckpoint,
+) -> Option<Txn> {
     able_owner(view, me, incarnation, partition).filter(|epoch| *epoch == made.epoch)?;
     let assignment = view.assignments.get(&partition)?;
     let handoff = view.handoffs.get(&partition).map_or(HandoffId::NONE, Versioned::id);

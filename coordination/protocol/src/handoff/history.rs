@@ -12,7 +12,7 @@
 //!
 //! * An entry has at most `MAX_ROUTERS` routers and `MAX_TEXT` bytes in each text.
 //! * Once the leader has deleted the surplus there are at most [`MAX_PER_PARTITION`] entries of a partition and
-//!   [`MAX_ENTRIES`] in all, and they are the newest. [`Evidence`] is kept beside them.
+//!   [`MAX_ENTRIES`] in all, and they are the newest. [`RefusingEntries`] is kept beside them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,7 +35,7 @@ const MAX_TEXT: usize = 256;
 
 /// How a handoff ends, and why.
 #[derive(Debug, Clone)]
-pub(crate) struct Ending {
+pub(crate) struct HandoffEnding {
     pub(crate) result: HandoffEnd,
     /// The kind of reason.
     pub(crate) cause: &'static str,
@@ -44,19 +44,19 @@ pub(crate) struct Ending {
     pub(crate) back_offs: Vec<PastBackOff>,
 }
 
-impl Ending {
+impl HandoffEnding {
     /// A handoff that completes by itself.
-    pub(crate) const COMPLETED: Ending = Ending::new(HandoffEnd::Completed, "", String::new());
+    pub(crate) const COMPLETED: HandoffEnding = HandoffEnding::new(HandoffEnd::Completed, "", String::new());
 
     /// An end that no back-off follows.
     pub(crate) const fn new(result: HandoffEnd, cause: &'static str, reason: String) -> Self {
-        Ending { result, cause, reason, back_offs: Vec::new() }
+        HandoffEnding { result, cause, reason, back_offs: Vec::new() }
     }
 }
 
 /// Returns the writes that end a handoff: they delete its record and all of its acks, and put its history entry. `now`
 /// is informational.
-pub(crate) fn end_handoff(view: &View, handoff: &Versioned<Handoff>, ending: Ending, now: u64) -> Vec<Op> {
+pub(crate) fn end_handoff(view: &View, handoff: &Versioned<Handoff>, ending: HandoffEnding, now: u64) -> Vec<Op> {
     let (keys, partition) = (view.keys(), handoff.value.partition);
     let key = keys.history_entry(partition, handoff.id());
     let acks = keys.acks_of(partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
@@ -101,7 +101,7 @@ pub fn deletions_alone(
     put.map(|put| LateEntry { partition, handoff, put })
 }
 
-fn entry(view: &View, handoff: &Versioned<Handoff>, ending: Ending, now: u64) -> HistoryEntry {
+fn entry(view: &View, handoff: &Versioned<Handoff>, ending: HandoffEnding, now: u64) -> HistoryEntry {
     let (id, record) = (handoff.id(), &handoff.value);
     let mut routers = view.acks.get(&record.partition).map_or_else(Vec::new, |acks| parts(acks, id));
     let (held, severed) = routers.iter().fold((0u64, 0u64), |(held, severed), part| {
@@ -156,12 +156,12 @@ fn short(text: &str) -> String {
 /// The entries by which the store refuses a write that is still on its way. Such a write would begin a handoff with the epoch
 /// of one that was cancelled meanwhile. Writes by earlier authorities are refused as such.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Evidence {
+pub struct RefusingEntries {
     /// Partitions about which this process has made a write without learning whether it took effect.
     doubtful: BTreeSet<PartitionId>,
 }
 
-impl Evidence {
+impl RefusingEntries {
     /// Keeps the evidence about this partition: a write about it may still be on its way.
     pub fn keep(&mut self, partition: PartitionId) {
         self.doubtful.insert(partition);
@@ -181,7 +181,7 @@ impl Evidence {
 pub fn surplus(
     entries: impl IntoIterator<Item = (PartitionId, HandoffId)>,
     authority: &Authority,
-    evidence: &Evidence,
+    evidence: &RefusingEntries,
 ) -> Vec<(PartitionId, HandoffId)> {
     let mut newest_first: Vec<(HandoffId, PartitionId)> = entries.into_iter().map(|(at, id)| (id, at)).collect();
     newest_first.sort_unstable_by_key(|entry| Reverse(*entry));
@@ -209,13 +209,13 @@ mod tests {
     const LEADER: Authority = Authority::Leader { term: Revision::new(1) };
 
     fn kept(entries: &[(PartitionId, HandoffId)]) -> Vec<(PartitionId, HandoffId)> {
-        kept_beside(entries, &LEADER, &Evidence::default())
+        kept_beside(entries, &LEADER, &RefusingEntries::default())
     }
 
     fn kept_beside(
         entries: &[(PartitionId, HandoffId)],
         authority: &Authority,
-        evidence: &Evidence,
+        evidence: &RefusingEntries,
     ) -> Vec<(PartitionId, HandoffId)> {
         let gone = surplus(entries.iter().copied(), authority, evidence);
         entries.iter().copied().filter(|entry| !gone.contains(entry)).collect()
@@ -228,7 +228,7 @@ mod tests {
         entries.push((PartitionId::new(2), id(1)));
         let expected: Vec<_> = (25..=40).map(one).chain([(PartitionId::new(2), id(1))]).collect();
         assert_eq!(kept(&entries), expected);
-        assert_eq!(surplus(expected, &LEADER, &Evidence::default()), []);
+        assert_eq!(surplus(expected, &LEADER, &RefusingEntries::default()), []);
     }
 
     #[test]
@@ -249,7 +249,7 @@ mod tests {
         let entries: Vec<_> = [old, newest].into_iter().chain(others.clone()).collect();
         let others: Vec<_> = others.collect();
         assert_eq!(kept(&entries), others);
-        let mut evidence = Evidence::default();
+        let mut evidence = RefusingEntries::default();
         evidence.keep(PartitionId::new(9));
         let expected: Vec<_> = [newest].into_iter().chain(others.clone()).collect();
         assert_eq!(kept_beside(&entries, &LEADER, &evidence), expected);
@@ -257,7 +257,7 @@ mod tests {
         let incarnation = crate::ids::Incarnation::registered_at(Revision::new(2));
         let round = Revision::new(5);
         let authority = Authority::Round { name: "c".to_owned(), incarnation, round, rank: 0, of: 2 };
-        assert_eq!(kept_beside(&entries, &authority, &Evidence::default()), expected);
+        assert_eq!(kept_beside(&entries, &authority, &RefusingEntries::default()), expected);
     }
 
     #[test]

@@ -30,14 +30,14 @@ use crate::view::View;
 pub struct RemotePod {
     name: String,
     incarnation: Incarnation,
-    told: BTreeMap<PartitionId, Told>,
+    told: BTreeMap<PartitionId, DeliveredState>,
     /// The handoffs of which the pod was told that routers stop.
     leaving: BTreeMap<PartitionId, HandoffId>,
 }
 
 /// The last messages to a pod about a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Told {
+struct DeliveredState {
     /// The pod's state, as far as the view shows it.
     local: LocalState,
     /// The epoch of that state took effect.
@@ -49,7 +49,7 @@ struct Told {
     waits: Option<Duration>,
 }
 
-/// The part of the view that [`Told::tell`] needs beside the duty.
+/// The part of the view that [`DeliveredState::tell`] needs beside the duty.
 #[derive(Debug, Clone, Copy)]
 struct Facts {
     /// The handoff comes from an old owner.
@@ -79,7 +79,7 @@ pub struct RemoteTask {
 
 /// The messages that are due to a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Changes {
+pub struct PodMessages {
     /// Partitions to serve, each at this epoch and no other.
     pub owned: Vec<(PartitionId, Epoch)>,
     /// Partitions to refuse.
@@ -90,7 +90,7 @@ pub struct Changes {
     pub dropped: Vec<(PartitionId, HandoffId)>,
 }
 
-impl Changes {
+impl PodMessages {
     /// Returns whether there is nothing to tell.
     pub fn is_empty(&self) -> bool {
         self.owned.is_empty() && self.gone.is_empty() && self.tasks.is_empty() && self.dropped.is_empty()
@@ -126,7 +126,7 @@ impl RemotePod {
             };
             let was_effective = view.assignments.get(&partition).is_some_and(|it| it.value.epoch >= epoch);
             let local = LocalState { loaded: Some(loaded), ..LocalState::default() };
-            pod.told.insert(partition, Told { local, was_effective, ..Told::default() });
+            pod.told.insert(partition, DeliveredState { local, was_effective, ..DeliveredState::default() });
         }
         pod
     }
@@ -166,8 +166,8 @@ impl RemotePod {
         partitions: impl IntoIterator<Item = PartitionId>,
         now: Duration,
         waits: &mut Waits,
-    ) -> Changes {
-        let mut changes = Changes::default();
+    ) -> PodMessages {
+        let mut changes = PodMessages::default();
         let record = view.live_pod(&self.name, self.incarnation);
         for partition in partitions {
             let told = self.told.entry(partition).or_default();
@@ -187,7 +187,7 @@ impl RemotePod {
                 // The view cannot tell who owns the partition, so the pod accepts nothing and releases nothing.
                 _ => told.own(partition, None, &mut changes),
             }
-            if *told == Told::default() {
+            if *told == DeliveredState::default() {
                 self.told.remove(&partition);
             }
         }
@@ -212,8 +212,8 @@ impl RemotePod {
 
     /// Returns the partitions about which the pod has to be told something because time has passed.
     pub fn overdue(&self, view: &View, now: Duration) -> Vec<PartitionId> {
-        let is_overdue = |(partition, told): &(&PartitionId, &Told)| {
-            let Told { mut schedule, owned, task, waits, .. } = **told;
+        let is_overdue = |(partition, told): &(&PartitionId, &DeliveredState)| {
+            let DeliveredState { mut schedule, owned, task, waits, .. } = **told;
             let mut asks = || schedule.due(view, &self.name, self.incarnation, **partition, now).is_some();
             let waited = waits.is_some_and(|until| now >= until);
             waited || (owned.is_some() && task.is_none() && asks())
@@ -267,7 +267,7 @@ impl LocalState {
     }
 }
 
-impl Told {
+impl DeliveredState {
     /// Returns whether a `Warm` that has not been told yet waits for a checkpoint of the old owner.
     fn waits(&mut self, view: &View, partition: PartitionId, duty: Duty, now: Duration, waits: &mut Waits) -> bool {
         let is_told = |handoff| self.task.is_some_and(|it| (it.callback, it.handoff) == (Callback::Warm, handoff));
@@ -278,7 +278,7 @@ impl Told {
         self.waits.is_some()
     }
 
-    fn tell(&mut self, partition: PartitionId, duty: Duty, facts: Facts, changes: &mut Changes) {
+    fn tell(&mut self, partition: PartitionId, duty: Duty, facts: Facts, changes: &mut PodMessages) {
         let due = |callback, handoff, epoch| RemoteTask { partition, callback, handoff, epoch, cancelled: false };
         loop {
             let decision = decide(duty, &self.local, facts.syncs);
@@ -295,7 +295,7 @@ impl Told {
                     // it lists the state when it reconnects.
                     let cancelled = !self.was_effective;
                     changes.tasks.push(RemoteTask { cancelled, ..due(task.callback, task.handoff, task.epoch) });
-                    *self = Told { waits: self.waits, ..Told::default() };
+                    *self = DeliveredState { waits: self.waits, ..DeliveredState::default() };
                     continue;
                 }
                 (_, Some(PodAction::Run(task))) if facts.waits && task.callback == Callback::Warm => None,
@@ -324,7 +324,7 @@ impl Told {
         }
     }
 
-    fn own(&mut self, partition: PartitionId, accept: Option<Epoch>, changes: &mut Changes) {
+    fn own(&mut self, partition: PartitionId, accept: Option<Epoch>, changes: &mut PodMessages) {
         match (std::mem::replace(&mut self.owned, accept), accept) {
             (before, Some(epoch)) if before != accept => changes.owned.push((partition, epoch)),
             (Some(_), None) => changes.gone.push(partition),
@@ -353,7 +353,7 @@ fn awaited(duty: Duty, report: PodReport) -> Option<Task> {
 
 /// The consequence of a pod's report.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ReportVerdict {
     /// The transaction has to be committed. If a guard fails, the view is stale.
     Commit(Box<Txn>),
     /// The store already has the report.
@@ -385,13 +385,13 @@ impl TaskReport {
 }
 
 /// Judges a report of a pod.
-pub fn judge(view: &View, pod: &str, incarnation: Incarnation, report: &TaskReport, now: u64) -> Verdict {
+pub fn judge(view: &View, pod: &str, incarnation: Incarnation, report: &TaskReport, now: u64) -> ReportVerdict {
     let TaskReport { partition, handoff, callback, .. } = *report;
     if view.revision < handoff.revision().max(incarnation.revision()) || view.is_malformed(partition) {
-        return Verdict::TooEarly;
+        return ReportVerdict::TooEarly;
     }
     let Some(record) = view.handoffs.get(&partition).filter(|record| record.id() == handoff) else {
-        return Verdict::Stale;
+        return ReportVerdict::Stale;
     };
     let value = &record.value;
     let is_new = value.new_owner == pod && value.new_incarnation == incarnation;
@@ -400,32 +400,38 @@ pub fn judge(view: &View, pod: &str, incarnation: Incarnation, report: &TaskRepo
     let commit = |ack| {
         let reason = report.failure.clone();
         let ack = Ack::Pod(PodAck { acked_at: now, reason, ..PodAck::new(pod, partition, handoff, ack) });
-        Verdict::Commit(Box::new(acknowledge(view, &ack, view.keys().pod(pod), incarnation, now)))
+        ReportVerdict::Commit(Box::new(acknowledge(view, &ack, view.keys().pod(pod), incarnation, now)))
     };
     let duty = duty(view, pod, incarnation, partition);
     if report.failure.is_some() {
         return match (callback, duty) {
-            _ if !is_new || !report.can_fail() => Verdict::Stale,
-            _ if said(PodAckKind::Failed) => Verdict::Known,
+            _ if !is_new || !report.can_fail() => ReportVerdict::Stale,
+            _ if said(PodAckKind::Failed) => ReportVerdict::Known,
             (Callback::Warm, Duty::Warm { .. }) | (Callback::Sync, Duty::Sync { .. }) => commit(PodAckKind::Failed),
-            (Callback::Sync, _) if value.phase <= Phase::Syncing && !said(PodAckKind::Synced) => Verdict::TooEarly,
+            (Callback::Sync, _) if value.phase <= Phase::Syncing && !said(PodAckKind::Synced) => {
+                ReportVerdict::TooEarly
+            }
             // Done already, or past the point of no return.
-            _ => Verdict::Stale,
+            _ => ReportVerdict::Stale,
         };
     }
     match (callback, duty) {
         (Callback::Warm, Duty::Warm { .. }) => warmed(view, pod, incarnation, handoff, partition, now)
-            .map_or(Verdict::TooEarly, |txn| Verdict::Commit(Box::new(txn))),
-        (Callback::Warm, _) if is_new && value.phase > Phase::Warming => Verdict::Known,
-        (Callback::Sync, _) if is_new && (said(PodAckKind::Synced) || value.phase > Phase::Syncing) => Verdict::Known,
+            .map_or(ReportVerdict::TooEarly, |txn| ReportVerdict::Commit(Box::new(txn))),
+        (Callback::Warm, _) if is_new && value.phase > Phase::Warming => ReportVerdict::Known,
+        (Callback::Sync, _) if is_new && (said(PodAckKind::Synced) || value.phase > Phase::Syncing) => {
+            ReportVerdict::Known
+        }
         (Callback::Sync, Duty::Sync { .. }) => commit(PodAckKind::Synced),
-        (Callback::Sync, _) if is_new => Verdict::TooEarly,
-        (Callback::Drain, _) if is_old && (said(PodAckKind::Drained) || value.phase > Phase::Syncing) => Verdict::Known,
+        (Callback::Sync, _) if is_new => ReportVerdict::TooEarly,
+        (Callback::Drain, _) if is_old && (said(PodAckKind::Drained) || value.phase > Phase::Syncing) => {
+            ReportVerdict::Known
+        }
         (Callback::Drain, Duty::Drain { .. }) => commit(PodAckKind::Drained),
-        (Callback::Drain, _) if is_old => Verdict::TooEarly,
-        (Callback::Release, _) if is_old && said(PodAckKind::Released) => Verdict::Known,
+        (Callback::Drain, _) if is_old => ReportVerdict::TooEarly,
+        (Callback::Release, _) if is_old && said(PodAckKind::Released) => ReportVerdict::Known,
         (Callback::Release, Duty::Release { .. }) => commit(PodAckKind::Released),
-        (Callback::Release, _) if is_old && value.phase < Phase::Complete => Verdict::TooEarly,
-        _ => Verdict::Stale,
+        (Callback::Release, _) if is_old && value.phase < Phase::Complete => ReportVerdict::TooEarly,
+        _ => ReportVerdict::Stale,
     }
 }

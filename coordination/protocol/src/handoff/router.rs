@@ -87,7 +87,7 @@ pub enum Trust {
 
 /// The state of a partition's gate in this router.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Stage {
+pub enum GateStage {
     /// Requests pass.
     Open(Target),
     /// New requests are stashed; some are still in flight to this target.
@@ -100,7 +100,7 @@ pub enum Stage {
 
 /// One step towards the partition's route.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Step {
+pub enum RouteStep {
     /// Close the gate: new requests are stashed from here on. (`Open`, `Flushing` → `Draining`)
     Stop,
     /// Route to this target and flush the stash there. (`Closed`, or `Draining` from the same target → `Flushing`)
@@ -155,27 +155,29 @@ pub fn next_step(
     me: &str,
     partition: PartitionId,
     trust: Trust,
-    stage: &Stage,
+    stage: &GateStage,
     backing_off: bool,
-) -> Option<Step> {
+) -> Option<RouteStep> {
     match (route(view, partition, trust), stage) {
-        (Route::To(to), Stage::Open(at)) if to == *at => cutover_due(view, me, partition, at).map(Step::AckCutover),
-        (Route::To(to), Stage::Flushing(at)) if to == *at => None,
-        (_, Stage::Open(_) | Stage::Flushing(_)) => Some(Step::Stop),
+        (Route::To(to), GateStage::Open(at)) if to == *at => {
+            cutover_due(view, me, partition, at).map(RouteStep::AckCutover)
+        }
+        (Route::To(to), GateStage::Flushing(at)) if to == *at => None,
+        (_, GateStage::Open(_) | GateStage::Flushing(_)) => Some(RouteStep::Stop),
         // The same owner at the same epoch: a handoff was cancelled, or a refused partition is retried. Requests in
         // flight to that owner may stay: it accepted them, and their drain may be the one whose failure cancelled the
         // handoff.
-        (Route::To(to), Stage::Draining(from)) if to == *from => (!backing_off).then_some(Step::Switch(to)),
-        (_, Stage::Draining(_)) => None,
-        (Route::To(to), Stage::Closed) => (!backing_off).then_some(Step::Switch(to)),
-        (Route::Hold(_), Stage::Closed) => drained_due(view, me, partition).map(Step::AckDrained),
+        (Route::To(to), GateStage::Draining(from)) if to == *from => (!backing_off).then_some(RouteStep::Switch(to)),
+        (_, GateStage::Draining(_)) => None,
+        (Route::To(to), GateStage::Closed) => (!backing_off).then_some(RouteStep::Switch(to)),
+        (Route::Hold(_), GateStage::Closed) => drained_due(view, me, partition).map(RouteStep::AckDrained),
     }
 }
 
 /// Returns the revision since which the stop of a partition has been due, if the router may postpone it. It may while
 /// the handoff waits for this router's drain: until its ack the router may still route to the old owner. Stopping later
 /// is the same as seeing the handoff later. `None` if the stop may not be postponed.
-pub fn may_stop_later(view: &View, partition: PartitionId, trust: Trust, stage: &Stage) -> Option<Revision> {
+pub fn may_stop_later(view: &View, partition: PartitionId, trust: Trust, stage: &GateStage) -> Option<Revision> {
     let handoff = view.handoffs.get(&partition)?;
     let record = &handoff.value;
     let waits = record.phase == Phase::Ready && record.mode == Mode::Barrier && !view.is_malformed(partition);
@@ -185,7 +187,7 @@ pub fn may_stop_later(view: &View, partition: PartitionId, trust: Trust, stage: 
     };
     let is_old =
         record.old_owner.as_ref() == Some(&assignment.owner) && record.old_incarnation == assignment.incarnation;
-    let serves = matches!(stage, Stage::Open(at) if is_owner(at) && is_old);
+    let serves = matches!(stage, GateStage::Open(at) if is_owner(at) && is_old);
     (waits && serves && trust == Trust::Held).then_some(handoff.mod_revision)
 }
 

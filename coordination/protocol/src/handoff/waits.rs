@@ -10,7 +10,7 @@ use crate::view::{Versioned, View};
 
 /// Something that a handoff waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wait {
+pub struct HandoffWait {
     /// What is waited for.
     pub on: PendingOn,
     /// Since when, in Unix milliseconds. `None` if the store does not say.
@@ -18,10 +18,10 @@ pub struct Wait {
 }
 
 /// Returns what the partition's handoff is waiting for, as [`waiting_for`] does, with the beginning of each wait.
-pub fn waits(view: &View, partition: PartitionId) -> Vec<Wait> {
+pub fn waits(view: &View, partition: PartitionId) -> Vec<HandoffWait> {
     let Some(handoff) = view.handoffs.get(&partition) else { return Vec::new() };
     let waits = waiting_for(view, partition).into_iter();
-    waits.map(|on| Wait { since: since(view, handoff, &on).filter(|at| *at > 0), on }).collect()
+    waits.map(|on| HandoffWait { since: since(view, handoff, &on).filter(|at| *at > 0), on }).collect()
 }
 
 fn since(view: &View, handoff: &Versioned<Handoff>, on: &PendingOn) -> Option<u64> {

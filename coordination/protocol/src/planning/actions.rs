@@ -1,16 +1,16 @@
 //! The coordinator's writes, before they become transactions.
 //!
-//! An [`Action`] carries the revisions and incarnations that it was decided from. [`txn`](super::txn()) turns them into
+//! An [`PlannedWrite`] carries the revisions and incarnations that it was decided from. [`txn`](super::txn()) turns them into
 //! guards.
 
 use std::fmt;
 use std::time::Duration;
 
-use super::answers::{Answered, FailedMove};
+use super::answers::{AnsweredOperation, FailedMove};
 use super::budget::MoveCause;
 use crate::handoff::advance::PendingOn;
 use crate::ids::{PartitionId, Revision};
-use crate::records::{Handoff, KeyspaceConfig, Operation, PastBackOff, Phase, Pin, Resting};
+use crate::records::{BackOffSubject, Handoff, KeyspaceConfig, Operation, PastBackOff, Phase, Pin};
 use crate::view::Versioned;
 
 /// A handoff as a decision saw it.
@@ -31,16 +31,16 @@ impl ObservedHandoff {
 
 /// A back-off after a cancel, as its decision saw it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct BackOff {
+pub struct DecidedBackOff {
     /// Whom it concerns. The pod is the new owner of the cancelled handoff.
-    pub of: Resting,
+    pub of: BackOffSubject,
     /// Failures in a row.
     pub failures: u32,
     /// How long it still lasts.
     pub remains: Duration,
 }
 
-impl BackOff {
+impl DecidedBackOff {
     pub(super) fn recorded(self, now_ms: u64) -> PastBackOff {
         let remains = u64::try_from(self.remains.as_millis()).unwrap_or(u64::MAX);
         PastBackOff { of: self.of, failures: self.failures, until: now_ms.saturating_add(remains) }
@@ -93,7 +93,7 @@ pub enum CancelReason {
     /// An operator cancelled it.
     Operator {
         /// The operation.
-        answered: Box<Answered>,
+        answered: Box<AnsweredOperation>,
         /// The `mod_revision` of the pin if an operator asked for the move. The pin ends with the move.
         wish: Option<Revision>,
     },
@@ -176,7 +176,7 @@ pub(super) fn all(waiting: &[PendingOn]) -> String {
 
 /// One write of the coordinator, with what it was decided from.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Action {
+pub enum PlannedWrite {
     /// Write the settings of the keyspace.
     WriteConfig {
         /// The new settings.
@@ -202,7 +202,7 @@ pub enum Action {
         /// The reason.
         reason: CancelReason,
         /// The back-offs that are in force from then on.
-        back_offs: Vec<BackOff>,
+        back_offs: Vec<DecidedBackOff>,
     },
     /// End a move whose new owner died past the point of no return. The new owner becomes a dead owner, from which
     /// the next move starts.
@@ -232,7 +232,7 @@ pub enum Action {
     /// Answer an operation.
     Answer {
         /// The operation.
-        answered: Answered,
+        answered: AnsweredOperation,
         /// The requested pin, and the `mod_revision` of the pin that it replaces, or 0.
         pin: Option<(Pin, Revision)>,
     },
@@ -252,61 +252,65 @@ pub enum Action {
     },
 }
 
-impl Action {
+impl PlannedWrite {
     /// Returns the partition that the action is about, if there is one.
     pub fn partition(&self) -> Option<PartitionId> {
         match self {
-            Action::WriteConfig { .. } | Action::ForgetOperations { .. } | Action::ForgetCheckpoints { .. } => None,
-            Action::Answer { answered, .. } => answered.operation.request.partition(),
-            Action::DropPin { partition, .. } => Some(*partition),
-            Action::Create { handoff, .. } => Some(handoff.partition),
-            Action::Cancel { observed, .. } | Action::Abandon { observed } | Action::Delete { observed, .. } => {
-                Some(observed.partition())
-            }
-            Action::Sweep { partition } => Some(*partition),
+            PlannedWrite::WriteConfig { .. }
+            | PlannedWrite::ForgetOperations { .. }
+            | PlannedWrite::ForgetCheckpoints { .. } => None,
+            PlannedWrite::Answer { answered, .. } => answered.operation.request.partition(),
+            PlannedWrite::DropPin { partition, .. } => Some(*partition),
+            PlannedWrite::Create { handoff, .. } => Some(handoff.partition),
+            PlannedWrite::Cancel { observed, .. }
+            | PlannedWrite::Abandon { observed }
+            | PlannedWrite::Delete { observed, .. } => Some(observed.partition()),
+            PlannedWrite::Sweep { partition } => Some(*partition),
         }
     }
 }
 
-impl fmt::Display for Action {
+impl fmt::Display for PlannedWrite {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Action::WriteConfig { config, .. } => {
+            PlannedWrite::WriteConfig { config, .. } => {
                 write!(out, "set the keyspace to {} partitions", config.partitions)?;
                 config.planning.as_ref().map_or(Ok(()), |planning| write!(out, ", planned by {planning}"))
             }
-            Action::Create { handoff, .. } => {
+            PlannedWrite::Create { handoff, .. } => {
                 let (partition, from, to) = (handoff.partition, &handoff.old_owner, &handoff.new_owner);
                 let from = from.as_deref().unwrap_or("nobody");
                 write!(out, "move partition {partition} from {from} to {to}: {}", handoff.reason)
             }
-            Action::Cancel { observed, reason, .. } => {
+            PlannedWrite::Cancel { observed, reason, .. } => {
                 let (partition, to) = (observed.partition(), &observed.handoff.value.new_owner);
                 write!(out, "cancel the move of partition {partition} to {to}: {reason}")
             }
-            Action::Abandon { observed } => {
+            PlannedWrite::Abandon { observed } => {
                 let (partition, to) = (observed.partition(), &observed.handoff.value.new_owner);
                 write!(out, "begin the move of partition {partition} anew: {to} died after it had taken over")
             }
-            Action::Delete { observed, waiting } => {
+            PlannedWrite::Delete { observed, waiting } => {
                 let partition = observed.partition();
                 write!(out, "end the move of partition {partition} without waiting for {}", all(waiting))
             }
-            Action::Answer { answered, .. } => {
+            PlannedWrite::Answer { answered, .. } => {
                 let Operation { request, origin, answer } = &answered.operation;
                 let (accepted, text) = answer.as_ref().map_or((false, ""), |it| (it.accepted, it.text.as_str()));
                 let verdict = if accepted { "accept" } else { "refuse" };
                 write!(out, "{verdict} operation {} of {origin}, {request}: {text}", answered.id)
             }
-            Action::DropPin { partition, pin, .. } => {
+            PlannedWrite::DropPin { partition, pin, .. } => {
                 let to = &pin.to;
                 write!(out, "no longer keep partition {partition} on {to}: that life of the pod is over")
             }
-            Action::ForgetOperations { operations } => write!(out, "delete {} old operations", operations.len()),
-            Action::ForgetCheckpoints { checkpoints, .. } => {
+            PlannedWrite::ForgetOperations { operations } => write!(out, "delete {} old operations", operations.len()),
+            PlannedWrite::ForgetCheckpoints { checkpoints, .. } => {
                 write!(out, "delete {} checkpoints of partitions that the keyspace does not have", checkpoints.len())
             }
-            Action::Sweep { partition } => write!(out, "delete acks of partition {partition} whose handoff is gone"),
+            PlannedWrite::Sweep { partition } => {
+                write!(out, "delete acks of partition {partition} whose handoff is gone")
+            }
         }
     }
 }

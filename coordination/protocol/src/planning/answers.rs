@@ -1,4 +1,4 @@
-//! The writes that answer operators' operations, and their guards. This is the part of [`txn`](super::txn) for
+//! The writes that answer operators' operations, and their guards. This is the part of [`txn`](super::txn()) for
 //! operators.
 //!
 //! # Invariants
@@ -15,12 +15,12 @@ use crate::view::View;
 
 /// An operation with its answer, written by the transaction that acts on it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Answered {
+pub struct AnsweredOperation {
     /// The operation's id.
     pub id: String,
     /// The operation's `mod_revision` before the answer.
     pub seen: Revision,
-    /// The operation. [`txn`](super::txn) fills in the time of the answer.
+    /// The operation. [`txn`](super::txn()) fills in the time of the answer.
     pub operation: Operation,
 }
 
@@ -28,7 +28,7 @@ pub struct Answered {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FailedMove {
     /// The operation with the reason as its answer, unless it has been deleted.
-    pub answered: Option<Answered>,
+    pub answered: Option<AnsweredOperation>,
     /// The `mod_revision` of its pin, if the pin ends with the move.
     pub pin: Option<Revision>,
 }
@@ -37,7 +37,7 @@ pub struct FailedMove {
 /// replaces, or 0.
 pub(super) fn answer(
     view: &View,
-    answered: &Answered,
+    answered: &AnsweredOperation,
     pin: Option<&(Pin, Revision)>,
     now_ms: u64,
     when: &mut Vec<Compare>,
@@ -59,7 +59,7 @@ pub(super) fn answer(
 /// pin, which ends with the move.
 pub(super) fn cancel(
     view: &View,
-    answered: &Answered,
+    answered: &AnsweredOperation,
     wish: Option<Revision>,
     now_ms: u64,
     when: &mut Vec<Compare>,
@@ -114,7 +114,7 @@ pub(super) fn forget(view: &View, operations: &[(String, Revision)], when: &mut 
 }
 
 /// Writes an answer, guarded by the absence of an earlier one.
-fn write(view: &View, answered: &Answered, now_ms: u64, when: &mut Vec<Compare>) -> Op {
+fn write(view: &View, answered: &AnsweredOperation, now_ms: u64, when: &mut Vec<Compare>) -> Op {
     let (key, mut operation) = (view.keys().operation(&answered.id), answered.operation.clone());
     if let Some(answer) = &mut operation.answer {
         answer.at = now_ms;

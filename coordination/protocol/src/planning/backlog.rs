@@ -17,15 +17,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::actions::Action;
-use super::budget::{Budget, Full, MoveCause};
+use super::actions::PlannedWrite;
+use super::budget::{Full, MoveBudget, MoveCause};
 use super::context::Context;
 use super::creation::{begin, urgent_reason};
-use super::held_back::{Held, HeldBack, HeldFor};
+use super::held_back::{HeldBack, HeldFor, HeldMove};
 use super::notice::Notice;
 use super::pins;
 use super::placement::is_less_loaded;
-use super::waiting_moves::{Attempt, WaitingMove, WaitingMoves};
+use super::waiting_moves::{BeginOutcome, WaitingMove, WaitingMoves};
 use crate::ids::{Incarnation, PartitionId};
 use crate::records::{HeldMoves, Thousandths};
 use crate::view::View;
@@ -107,7 +107,7 @@ impl Backlog {
     }
 
     /// Records a move that waits until this moment.
-    pub(super) fn waits_until(&mut self, until: Duration, held: Held) {
+    pub(super) fn waits_until(&mut self, until: Duration, held: HeldMove) {
         self.try_again_at(until);
         self.waiting += 1;
         self.held.add(held);
@@ -118,7 +118,7 @@ impl Backlog {
         self.open = true;
         self.full_pod |= full == Full::NewOwner;
         self.waiting += 1;
-        self.held.add(Held::new(&waiting.to.0, waiting.to.1, HeldFor::Place));
+        self.held.add(HeldMove::new(&waiting.to.0, waiting.to.1, HeldFor::Place));
         self.for_a_place.add(waiting);
     }
 
@@ -175,24 +175,24 @@ impl Backlog {
     }
 
     /// Begins moves that were waiting for places which are free now. Returns `None` if a placement is due instead.
-    pub(super) fn resume(mut self, context: &Context<'_>, actions: &mut Vec<Action>) -> Option<Self> {
+    pub(super) fn resume(mut self, context: &Context<'_>, actions: &mut Vec<PlannedWrite>) -> Option<Self> {
         let placement_is_due = self.retry_at.is_some_and(|at| at <= context.now);
         if placement_is_due || self.pinned || self.for_a_place.is_empty() {
             return None;
         }
         let mut begun = Vec::new();
-        let mut budget = Budget::left(context.view, context.policy, self.takers.len(), context.authority.sharers());
+        let mut budget = MoveBudget::left(context.view, context.policy, self.takers.len(), context.authority.sharers());
         // The most urgent moves come first. Those whose pod is full go elsewhere once all others have had their turn.
         for goes_elsewhere in [false, true] {
             self.for_a_place.try_in_order(|next| {
                 // If one finds no place at all, those behind it find none either.
                 if budget.is_spent(next.cause) || (!goes_elsewhere && !next.cause.is_urgent()) {
-                    return Some(Attempt::NoPlace);
+                    return Some(BeginOutcome::NoPlace);
                 }
                 // As the view names it: the budget refers to the name for longer than this move lives.
                 let (pod, _) = context.view.pods.get_key_value(&next.to.0)?;
                 if !context.may_begin(next)? {
-                    return Some(Attempt::Rests);
+                    return Some(BeginOutcome::Rests);
                 }
                 if self.failed && next.cause.is_balance() {
                     return None;
@@ -203,15 +203,15 @@ impl Backlog {
                             taker.planned += 1;
                         }
                         begun.push(begin(context.view, context.policy, next)?);
-                        return Some(Attempt::Begun);
+                        return Some(BeginOutcome::Begun);
                     }
-                    Err(Full::InAll) => return Some(Attempt::NoPlace),
+                    Err(Full::InAll) => return Some(BeginOutcome::NoPlace),
                     Err(Full::NewOwner) => self.full_pod = true,
                 }
                 let other = Some(next).filter(|next| goes_elsewhere && next.cause.is_urgent());
                 let Some(taker) = other.and_then(|next| context.second_choice_of(next, &mut self.takers, &budget))
                 else {
-                    return Some(Attempt::PodIsFull);
+                    return Some(BeginOutcome::PodIsFull);
                 };
                 let (pod, _) = context.view.pods.get_key_value(&taker.pod)?;
                 budget.take(next.cause, pod, taker.incarnation).ok()?;
@@ -219,7 +219,7 @@ impl Backlog {
                 let to = (pod.clone(), taker.incarnation);
                 let reason = urgent_reason(context, next.cause, next.partition, pod);
                 begun.push(begin(context.view, context.policy, &WaitingMove { to, reason, ..next.clone() })?);
-                Some(Attempt::Begun)
+                Some(BeginOutcome::Begun)
             })?;
         }
         (self.ended, self.waiting) = (false, self.waiting.saturating_sub(begun.len()));
@@ -263,7 +263,7 @@ impl Context<'_> {
         &self,
         waiting: &WaitingMove,
         takers: &'t mut [Taker],
-        budget: &Budget<'_>,
+        budget: &MoveBudget<'_>,
     ) -> Option<&'t mut Taker> {
         let barred = |pod: &str| self.backoffs.avoids(waiting.partition, pod, self.now).is_some();
         let may_take = |taker: &&mut Taker| {

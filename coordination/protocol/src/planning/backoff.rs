@@ -19,13 +19,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::actions::{self, Action, CancelReason};
-use super::failures::{BackOff, PodFailures, put};
+use super::actions::{self, CancelReason, PlannedWrite};
+use super::failures::{FailureRow, PodFailures, put};
 use super::notice::Notice;
 use super::short_lives::ShortLives;
 use crate::handoff::advance::PendingOn;
 use crate::ids::PartitionId;
-use crate::records::{Handoff, Resting};
+use crate::records::{BackOffSubject, Handoff};
 use crate::view::View;
 
 /// Number of partitions from which a pod is barred at a time before it is shunned. With so many, the cause is not the
@@ -34,16 +34,16 @@ const BARRED_BEFORE_SHUNNED: usize = 4;
 
 /// The back-offs of a partition, of a pod, and of both together, at some moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Remembered {
-    partition: Option<BackOff>,
-    pod: Option<BackOff>,
-    pair: Option<BackOff>,
+pub(super) struct BackOffSnapshot {
+    partition: Option<FailureRow>,
+    pod: Option<FailureRow>,
+    pair: Option<FailureRow>,
 }
 
 /// The back-offs of all partitions and pods.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct BackOffs {
-    partitions: BTreeMap<PartitionId, BackOff>,
+    partitions: BTreeMap<PartitionId, FailureRow>,
     pods: PodFailures,
     short_lives: ShortLives,
 }
@@ -55,8 +55,8 @@ impl BackOffs {
     }
 
     /// Records a cancelled handoff.
-    pub(super) fn note(&mut self, action: &Action, now: Duration) {
-        let Action::Cancel { observed, reason, .. } = action else {
+    pub(super) fn note(&mut self, action: &PlannedWrite, now: Duration) {
+        let PlannedWrite::Cancel { observed, reason, .. } = action else {
             return;
         };
         let handoff = &observed.handoff.value;
@@ -92,7 +92,7 @@ impl BackOffs {
             | CancelReason::AssignmentChanged
             | CancelReason::MoreUrgent => return,
         };
-        let partition = self.partitions.entry(handoff.partition).or_insert(BackOff::NONE);
+        let partition = self.partitions.entry(handoff.partition).or_insert(FailureRow::NONE);
         partition.fail(now, 1);
         if new_owner_is_slow {
             self.shun(&handoff.new_owner, now);
@@ -100,8 +100,8 @@ impl BackOffs {
     }
 
     /// Returns what is remembered of a partition and of the pod that was to get it.
-    pub(super) fn remembered(&self, partition: PartitionId, pod: &str) -> Remembered {
-        Remembered {
+    pub(super) fn remembered(&self, partition: PartitionId, pod: &str) -> BackOffSnapshot {
+        BackOffSnapshot {
             partition: self.partitions.get(&partition).copied(),
             pod: self.pods.pod(pod).copied(),
             pair: self.pods.pair(partition, pod).copied(),
@@ -109,30 +109,30 @@ impl BackOffs {
     }
 
     /// Takes back what has been recorded of them since.
-    pub(super) fn restore(&mut self, partition: PartitionId, pod: &str, before: Remembered) {
+    pub(super) fn restore(&mut self, partition: PartitionId, pod: &str, before: BackOffSnapshot) {
         put(&mut self.partitions, partition, before.partition);
         self.pods.put(partition, pod, (before.pod, before.pair));
     }
 
     /// Adds to a cancel which back-offs are in force for its partition and for the pod that did not get it.
-    pub(super) fn show(&self, action: &mut Action, now: Duration) {
-        let Action::Cancel { observed, back_offs, .. } = action else { return };
+    pub(super) fn show(&self, action: &mut PlannedWrite, now: Duration) {
+        let PlannedWrite::Cancel { observed, back_offs, .. } = action else { return };
         let Handoff { partition, new_owner: pod, .. } = &observed.handoff.value;
         let of = [
-            (Resting::Partition, self.partitions.get(partition)),
-            (Resting::Pod, self.pod(pod)),
-            (Resting::Pair, self.pods.pair(*partition, pod)),
+            (BackOffSubject::Partition, self.partitions.get(partition)),
+            (BackOffSubject::Pod, self.pod(pod)),
+            (BackOffSubject::Pair, self.pods.pair(*partition, pod)),
         ];
-        let shown = |(of, back_off): (Resting, Option<&BackOff>)| {
+        let shown = |(of, back_off): (BackOffSubject, Option<&FailureRow>)| {
             let back_off = back_off?;
             let until = back_off.waits(false, now)?;
-            Some(actions::BackOff { of, failures: back_off.failures(), remains: until - now })
+            Some(actions::DecidedBackOff { of, failures: back_off.failures(), remains: until - now })
         };
         *back_offs = of.into_iter().filter_map(shown).collect();
     }
 
     /// Returns the back-off of this pod that lasts longer.
-    fn pod(&self, pod: &str) -> Option<&BackOff> {
+    fn pod(&self, pod: &str) -> Option<&FailureRow> {
         self.pods.pod(pod).into_iter().chain(self.short_lives.pod(pod)).max_by_key(|back_off| back_off.until())
     }
 
@@ -229,7 +229,7 @@ mod tests {
     const POD: (&str, Incarnation) = ("w-1", Incarnation::registered_at(Revision::new(7)));
 
     /// Returns a cancel of partition 0's move to the pod.
-    fn cancel(reason: CancelReason) -> Action {
+    fn cancel(reason: CancelReason) -> PlannedWrite {
         let handoff = Handoff::new(P0, POD.0, POD.1, E1);
         let handoff = Versioned {
             create_revision: Revision::new(9),
@@ -238,10 +238,10 @@ mod tests {
             value: handoff,
         };
         let observed = ObservedHandoff { handoff, assignment: Revision::ZERO };
-        Action::Cancel { observed, reason, back_offs: Vec::new() }
+        PlannedWrite::Cancel { observed, reason, back_offs: Vec::new() }
     }
 
-    fn timed_out(who: PendingOn) -> Action {
+    fn timed_out(who: PendingOn) -> PlannedWrite {
         cancel(CancelReason::PhaseTimeout { phase: Phase::Syncing, waiting: vec![who] })
     }
 
@@ -315,10 +315,10 @@ mod tests {
     #[test]
     fn a_cancel_shows_how_often_the_move_failed_and_for_how_long_it_rests() {
         let (mut backoffs, mut now) = (BackOffs::default(), Duration::ZERO);
-        let shown = |backoffs: &BackOffs, mut action: Action, now| {
+        let shown = |backoffs: &BackOffs, mut action: PlannedWrite, now| {
             backoffs.show(&mut action, now);
-            let Action::Cancel { back_offs, .. } = action else { unreachable!() };
-            let seconds = |it: &actions::BackOff| (it.of, it.failures, it.remains.as_secs());
+            let PlannedWrite::Cancel { back_offs, .. } = action else { unreachable!() };
+            let seconds = |it: &actions::DecidedBackOff| (it.of, it.failures, it.remains.as_secs());
             back_offs.iter().map(seconds).collect::<Vec<_>>()
         };
         for _ in 0..2 {
@@ -327,11 +327,11 @@ mod tests {
         }
         // The second failure was at 10 s.
         let now = now - Duration::from_secs(1);
-        let expected = [(Resting::Partition, 2, 1), (Resting::Pod, 2, 11)];
+        let expected = [(BackOffSubject::Partition, 2, 1), (BackOffSubject::Pod, 2, 11)];
         assert_eq!(shown(&backoffs, cancel(CancelReason::WarmTimeout), now), expected);
         backoffs.note(&cancel(CancelReason::NewOwnerFailed { reason: "no disk".into(), wish: None }), now);
         let rest = shown(&backoffs, cancel(CancelReason::NewOwnerDraining), now);
-        assert_eq!(rest[2], (Resting::Pair, 1, 10));
+        assert_eq!(rest[2], (BackOffSubject::Pair, 1, 10));
         assert_eq!(shown(&BackOffs::default(), cancel(CancelReason::NewOwnerDraining), now), []);
     }
 }

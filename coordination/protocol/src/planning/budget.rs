@@ -97,7 +97,7 @@ impl MoveCause {
 
 /// The free places of one process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Budget<'a> {
+pub(super) struct MoveBudget<'a> {
     /// Number of processes that take places at the same time.
     sharers: usize,
     /// Places that no handoff has taken.
@@ -107,7 +107,7 @@ pub(super) struct Budget<'a> {
     /// How many places of its share planned moves may take.
     planned: usize,
     /// Warming handoffs to each incarnation of a pod.
-    warming: BTreeMap<(&'a str, Incarnation), Warming>,
+    warming: BTreeMap<(&'a str, Incarnation), WarmingCount>,
     /// Most partitions that a pod warms at a time before a planned move waits, and before an urgent one does.
     most_warming: usize,
     most_urgent: usize,
@@ -115,7 +115,7 @@ pub(super) struct Budget<'a> {
 
 /// Warming handoffs to one incarnation of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Warming {
+struct WarmingCount {
     in_flight: usize,
     /// Moves that this process begins now.
     begun: usize,
@@ -130,14 +130,14 @@ pub(super) enum Full {
     NewOwner,
 }
 
-impl<'a> Budget<'a> {
+impl<'a> MoveBudget<'a> {
     /// Returns the places that the handoffs in flight leave to each of `sharers` processes. `takers` is the number of
     /// pods that accept partitions.
     pub(super) fn left(view: &'a View, policy: &Policy, takers: usize, sharers: usize) -> Self {
         let planned = view.handoffs.values().filter(|handoff| is_planned(view, handoff)).count();
         let limit = policy.max_concurrent_handoffs;
         let (all_free, half) = (limit.saturating_sub(view.handoffs.len()), (limit / 2).max(1));
-        let mut warming: BTreeMap<_, Warming> = BTreeMap::new();
+        let mut warming: BTreeMap<_, WarmingCount> = BTreeMap::new();
         for handoff in view.handoffs.values().map(|handoff| &handoff.value) {
             if handoff.phase == Phase::Warming {
                 warming.entry((handoff.new_owner.as_str(), handoff.new_incarnation)).or_default().in_flight += 1;
@@ -147,7 +147,7 @@ impl<'a> Budget<'a> {
         let planned = half.saturating_sub(planned).div_ceil(sharers);
         let most_warming = policy.max_warming_per_pod;
         let most_urgent = most_warming.max(limit.div_ceil(takers.max(1)));
-        Budget { sharers, all_free, free, planned, warming, most_warming, most_urgent }
+        MoveBudget { sharers, all_free, free, planned, warming, most_warming, most_urgent }
     }
 
     /// Returns whether this incarnation of a pod may warm one more urgent partition.
@@ -155,7 +155,7 @@ impl<'a> Budget<'a> {
         self.may_warm(self.most_urgent, self.warming.get(&(pod, life)).copied().unwrap_or_default())
     }
 
-    fn may_warm(&self, most: usize, warming: Warming) -> bool {
+    fn may_warm(&self, most: usize, warming: WarmingCount) -> bool {
         warming.begun < most.saturating_sub(warming.in_flight).div_ceil(self.sharers)
     }
 
@@ -179,7 +179,7 @@ impl<'a> Budget<'a> {
         if !self.may_warm(most_warming, warming) {
             return Err(Full::NewOwner);
         }
-        self.warming.insert((to, life), Warming { begun: warming.begun + 1, ..warming });
+        self.warming.insert((to, life), WarmingCount { begun: warming.begun + 1, ..warming });
         self.free -= 1;
         self.all_free -= 1;
         self.planned -= usize::from(!cause.is_urgent());

@@ -1,6 +1,6 @@
 //! Deletes checkpoints of partitions that the keyspace no longer has. All others are replaced by the next one.
 
-use super::actions::Action;
+use super::actions::PlannedWrite;
 use crate::ids::{PartitionId, Revision};
 use crate::txn::{Compare, Op};
 use crate::view::View;
@@ -9,12 +9,12 @@ use crate::view::View;
 const DELETED_TOGETHER: usize = 64;
 
 /// Returns the deletion of checkpoints beyond the settings. Without readable settings nothing is beyond them.
-pub(super) fn beyond_config(view: &View) -> Option<Action> {
+pub(super) fn beyond_config(view: &View) -> Option<PlannedWrite> {
     let config = view.config.as_ref()?;
     let beyond = view.checkpoints.range(PartitionId::new(config.value.partitions)..);
     let beyond = beyond.map(|(partition, it)| (*partition, it.mod_revision)).take(DELETED_TOGETHER);
     let (checkpoints, config) = (beyond.collect::<Vec<_>>(), config.mod_revision);
-    (!checkpoints.is_empty()).then_some(Action::ForgetCheckpoints { checkpoints, config })
+    (!checkpoints.is_empty()).then_some(PlannedWrite::ForgetCheckpoints { checkpoints, config })
 }
 
 /// Deletes checkpoints that have not changed since the view, under settings that have not either.

@@ -1,6 +1,6 @@
 //! Begins one move: its handoff with mode and epoch, and the reason for it in words.
 
-use super::actions::Action;
+use super::actions::PlannedWrite;
 use super::budget::MoveCause;
 use super::context::Context;
 use super::waiting_moves::WaitingMove;
@@ -10,7 +10,7 @@ use crate::records::{Assignment, Handoff, Mode, PodRecord};
 use crate::view::{Versioned, View};
 
 /// Returns the action that begins a move. `None` if no epoch is left for it.
-pub(super) fn begin(view: &View, policy: &Policy, planned: &WaitingMove) -> Option<Action> {
+pub(super) fn begin(view: &View, policy: &Policy, planned: &WaitingMove) -> Option<PlannedWrite> {
     let WaitingMove { cause, partition, to: (pod, incarnation), reason, .. } = planned;
     let (cause, partition) = (*cause, *partition);
     let assignment = view.assignments.get(&partition);
@@ -23,7 +23,7 @@ pub(super) fn begin(view: &View, policy: &Policy, planned: &WaitingMove) -> Opti
         reason: reason.clone(),
         ..Handoff::new(partition, pod.as_str(), *incarnation, epoch)
     };
-    Some(Action::Create {
+    Some(PlannedWrite::Create {
         handoff,
         cause,
         assignment: assignment.map_or(Revision::ZERO, |assignment| assignment.mod_revision),

@@ -30,7 +30,7 @@ use crate::view::{PodLife, View};
 pub const REBIRTH_GRACE: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Gone {
+struct DeadOwner {
     since: Duration,
     /// When its partitions may move to other pods.
     grace_ends: Duration,
@@ -40,7 +40,7 @@ struct Gone {
 
 /// Lives that were cut off from the store together.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct CutOff {
+struct CutOffLives {
     began: Duration,
     /// When the last of them ended, or the last pod came back.
     last: Duration,
@@ -50,7 +50,7 @@ struct CutOff {
     was_blind: bool,
 }
 
-impl CutOff {
+impl CutOffLives {
     fn ends(&self) -> Duration {
         (self.last + self.settle).min(self.began + self.settle_max)
     }
@@ -62,7 +62,7 @@ pub(super) struct Departures {
     /// The registered lives, as last seen.
     lives: Option<BTreeMap<String, Incarnation>>,
     /// The dead lives that assignments or handoffs still name.
-    gone: BTreeMap<(String, Incarnation), Gone>,
+    gone: BTreeMap<(String, Incarnation), DeadOwner>,
     /// The pods whose lives have ended or begun lately, each with when.
     ended: BTreeMap<String, Duration>,
     begun: BTreeMap<String, Duration>,
@@ -70,7 +70,7 @@ pub(super) struct Departures {
     was_blind: bool,
     /// Since when this process has seen the store.
     sighted: Duration,
-    cut_off: Option<CutOff>,
+    cut_off: Option<CutOffLives>,
 }
 
 impl Departures {
@@ -99,7 +99,7 @@ impl Departures {
             self.gone.retain(|(pod, life), _| named.binary_search(&(pod, *life)).is_ok());
         }
         for (pod, life) in named {
-            let gone = Gone { since: now, grace_ends: now + REBIRTH_GRACE, handled: false };
+            let gone = DeadOwner { since: now, grace_ends: now + REBIRTH_GRACE, handled: false };
             self.gone.entry((pod.clone(), life)).or_insert(gone);
         }
         if std::mem::take(&mut self.was_blind) || self.lives.is_none() {
@@ -131,7 +131,7 @@ impl Departures {
 
         self.cut_off = self.cut_off.take().filter(|cut_off| cut_off.ends() > now);
         if (is_first || !ended.is_empty()) && (was_blind || most_ended) && !self.gone.is_empty() {
-            let cut_off = CutOff { began: now, last: now, settle, settle_max, was_blind };
+            let cut_off = CutOffLives { began: now, last: now, settle, settle_max, was_blind };
             self.cut_off.get_or_insert(cut_off).was_blind |= was_blind;
         }
         let Some(cut_off) = &mut self.cut_off else { return };
@@ -162,8 +162,9 @@ impl Departures {
 
     /// Returns a notice about the owners that are waited for because they were cut off.
     pub(super) fn notices(&self, view: &View, now: Duration) -> Option<Notice> {
-        let is_away =
-            |((pod, _), gone): &(&(String, Incarnation), &Gone)| gone.grace_ends > now && view.pod_key(pod).is_none();
+        let is_away = |((pod, _), gone): &(&(String, Incarnation), &DeadOwner)| {
+            gone.grace_ends > now && view.pod_key(pod).is_none()
+        };
         let pods: BTreeSet<String> = self.gone.iter().filter(is_away).map(|((pod, _), _)| pod.clone()).collect();
         (self.are_cut_off(now) && !pods.is_empty()).then_some(Notice::CutOff { pods })
     }

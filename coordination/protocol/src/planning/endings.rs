@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use super::actions::{Action, CancelReason, ObservedHandoff};
-use super::phase_timeouts::{self, Verdict};
+use super::actions::{CancelReason, ObservedHandoff, PlannedWrite};
+use super::phase_timeouts::{self, TimeoutVerdict};
 use super::{Memory, Plan, Policy};
 use crate::records::Handoff;
 use crate::view::{Versioned, View};
@@ -22,8 +22,8 @@ pub(super) fn end_handoffs(view: &View, policy: &Policy, memory: &mut Memory, no
         let age = memory.phase_timeouts.age(partition, now);
         match verdict.or_else(|| leaves_slow_pod(view, memory, handoff, age, now)) {
             None => continue,
-            Some(Verdict::Overdue(notice)) => plan.notices.push(notice),
-            Some(Verdict::End(mut action)) => {
+            Some(TimeoutVerdict::Overdue(notice)) => plan.notices.push(notice),
+            Some(TimeoutVerdict::End(mut action)) => {
                 without_blame(memory, &mut action);
                 note(memory, &mut action, now);
                 plan.actions.push(action);
@@ -41,7 +41,7 @@ fn leaves_slow_pod(
     handoff: &Versioned<Handoff>,
     age: Duration,
     now: Duration,
-) -> Option<Verdict> {
+) -> Option<TimeoutVerdict> {
     let partition = handoff.value.partition;
     let may_take = |pod: &str| {
         let takes = view.pods.get(pod).is_some_and(|record| record.lease.is_some()) && !view.is_draining(pod);
@@ -51,13 +51,13 @@ fn leaves_slow_pod(
     memory.slow_warms.leaves(view, handoff, age, may_take, now).then(|| {
         let observed = ObservedHandoff { handoff: handoff.clone(), assignment: view.assignment_revision(partition) };
         let reason = CancelReason::NewOwnerSlow;
-        Verdict::End(Action::Cancel { observed, reason, back_offs: Vec::new() })
+        TimeoutVerdict::End(PlannedWrite::Cancel { observed, reason, back_offs: Vec::new() })
     })
 }
 
 /// Names the store as the reason of a cancel if it refused writes while the phase lasted.
-fn without_blame(memory: &Memory, action: &mut Action) {
-    if let Action::Cancel { observed, reason, .. } = action
+fn without_blame(memory: &Memory, action: &mut PlannedWrite) {
+    if let PlannedWrite::Cancel { observed, reason, .. } = action
         && let CancelReason::PhaseTimeout { phase, .. } = *reason
         && memory.phase_timeouts.was_refused(observed.partition())
     {
@@ -66,15 +66,17 @@ fn without_blame(memory: &Memory, action: &mut Action) {
 }
 
 /// Remembers whose failure the end of a handoff is, and adds to a cancel what rests because of it.
-pub(super) fn note(memory: &mut Memory, action: &mut Action, now: Duration) {
-    let (Action::Cancel { observed, .. } | Action::Abandon { observed } | Action::Delete { observed, .. }) = &*action
+pub(super) fn note(memory: &mut Memory, action: &mut PlannedWrite, now: Duration) {
+    let (PlannedWrite::Cancel { observed, .. }
+    | PlannedWrite::Abandon { observed }
+    | PlannedWrite::Delete { observed, .. }) = &*action
     else {
         return;
     };
     let (partition, pod) = (observed.partition(), &observed.handoff.value.new_owner);
     let before = memory.backoffs.remembered(partition, pod);
     // A pod that was cut off from the store has not died over its warm-up.
-    let is_for_a_dead_owner = matches!(action, Action::Cancel { reason: CancelReason::NewOwnerDead, .. });
+    let is_for_a_dead_owner = matches!(action, PlannedWrite::Cancel { reason: CancelReason::NewOwnerDead, .. });
     let is_blameless = is_for_a_dead_owner && memory.departures.are_blameless(now);
     if memory.phase_timeouts.gives_up(partition, before) && !is_blameless {
         memory.backoffs.note(action, now);

@@ -24,15 +24,15 @@ pub(super) const SHUNNED_SCALE: u32 = 2;
 
 /// The failures in a row of a partition, a pod or a pair of both, and the wait after the last one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct BackOff {
+pub(super) struct FailureRow {
     failures: u32,
     since: Duration,
     until: Duration,
 }
 
-impl BackOff {
+impl FailureRow {
     /// No failure.
-    pub(super) const NONE: BackOff = BackOff { failures: 0, since: Duration::ZERO, until: Duration::ZERO };
+    pub(super) const NONE: FailureRow = FailureRow { failures: 0, since: Duration::ZERO, until: Duration::ZERO };
 
     /// Counts a failure and starts its wait: `scale` times the usual one.
     pub(super) fn fail(&mut self, now: Duration, scale: u32) {
@@ -70,33 +70,33 @@ impl BackOff {
 /// The failures of pods for one kind of reason, of each as a whole and with single partitions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct PodFailures {
-    pods: BTreeMap<String, BackOff>,
-    pairs: BTreeMap<(PartitionId, String), BackOff>,
+    pods: BTreeMap<String, FailureRow>,
+    pairs: BTreeMap<(PartitionId, String), FailureRow>,
 }
 
 impl PodFailures {
     /// Counts a failure of this pod.
     pub(super) fn fail(&mut self, pod: &str, now: Duration) {
-        self.pods.entry(pod.to_owned()).or_insert(BackOff::NONE).fail(now, SHUNNED_SCALE);
+        self.pods.entry(pod.to_owned()).or_insert(FailureRow::NONE).fail(now, SHUNNED_SCALE);
     }
 
     /// Counts a failure of this pod with this partition.
     pub(super) fn fail_with(&mut self, partition: PartitionId, pod: &str, now: Duration) {
-        self.pairs.entry((partition, pod.to_owned())).or_insert(BackOff::NONE).fail(now, SHUNNED_SCALE);
+        self.pairs.entry((partition, pod.to_owned())).or_insert(FailureRow::NONE).fail(now, SHUNNED_SCALE);
     }
 
     /// Returns the back-off of this pod.
-    pub(super) fn pod(&self, pod: &str) -> Option<&BackOff> {
+    pub(super) fn pod(&self, pod: &str) -> Option<&FailureRow> {
         self.pods.get(pod)
     }
 
     /// Returns the back-offs of all pods.
-    pub(super) fn pods(&self) -> impl Iterator<Item = (&String, &BackOff)> {
+    pub(super) fn pods(&self) -> impl Iterator<Item = (&String, &FailureRow)> {
         self.pods.iter()
     }
 
     /// Returns the back-off of this pod with this partition.
-    pub(super) fn pair(&self, partition: PartitionId, pod: &str) -> Option<&BackOff> {
+    pub(super) fn pair(&self, partition: PartitionId, pod: &str) -> Option<&FailureRow> {
         if self.pairs.is_empty() {
             return None;
         }
@@ -121,14 +121,19 @@ impl PodFailures {
 
     /// Returns with how many partitions this pod rests.
     pub(super) fn resting_with(&self, pod: &str, now: Duration) -> usize {
-        let rests = |((_, other), back_off): &(&(PartitionId, String), &BackOff)| {
+        let rests = |((_, other), back_off): &(&(PartitionId, String), &FailureRow)| {
             other == pod && back_off.waits(false, now).is_some()
         };
         self.pairs.iter().filter(rests).count()
     }
 
     /// Puts what is remembered of this pod, and of it with this partition.
-    pub(super) fn put(&mut self, partition: PartitionId, pod: &str, (alone, pair): (Option<BackOff>, Option<BackOff>)) {
+    pub(super) fn put(
+        &mut self,
+        partition: PartitionId,
+        pod: &str,
+        (alone, pair): (Option<FailureRow>, Option<FailureRow>),
+    ) {
         put(&mut self.pods, pod.to_owned(), alone);
         put(&mut self.pairs, (partition, pod.to_owned()), pair);
     }
@@ -136,8 +141,8 @@ impl PodFailures {
     /// Keeps the failures of pods, and of pods with partitions, for which these hold.
     pub(super) fn retain(
         &mut self,
-        pods: impl Fn(&str, &BackOff) -> bool,
-        pairs: impl Fn(PartitionId, &str, &BackOff) -> bool,
+        pods: impl Fn(&str, &FailureRow) -> bool,
+        pairs: impl Fn(PartitionId, &str, &FailureRow) -> bool,
     ) {
         self.pods.retain(|pod, back_off| pods(pod, back_off));
         self.pairs.retain(|(partition, pod), back_off| pairs(*partition, pod, back_off));
@@ -151,7 +156,7 @@ impl PodFailures {
 }
 
 /// Puts a back-off, or removes it.
-pub(super) fn put<K: Ord>(map: &mut BTreeMap<K, BackOff>, key: K, back_off: Option<BackOff>) {
+pub(super) fn put<K: Ord>(map: &mut BTreeMap<K, FailureRow>, key: K, back_off: Option<FailureRow>) {
     match back_off {
         Some(back_off) => drop(map.insert(key, back_off)),
         None => drop(map.remove(&key)),
@@ -164,7 +169,7 @@ mod tests {
 
     #[test]
     fn each_failure_in_a_row_doubles_the_wait_up_to_the_longest() {
-        let mut back_off = BackOff::NONE;
+        let mut back_off = FailureRow::NONE;
         let mut waits = Vec::new();
         for _ in 0..40 {
             let now = back_off.until;
@@ -177,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_failure_within_the_wait_counts_as_the_same() {
-        let mut back_off = BackOff::NONE;
+        let mut back_off = FailureRow::NONE;
         back_off.fail(Duration::from_secs(1), 1);
         back_off.fail(Duration::from_secs(5), 1);
         assert_eq!((back_off.failures, back_off.until), (1, Duration::from_secs(6)));

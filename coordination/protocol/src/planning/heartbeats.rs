@@ -69,7 +69,7 @@ impl Heartbeats {
             if known.is_some_and(|beat| beat.seen == load.mod_revision) {
                 continue;
             }
-            let share = share.get_or_insert_with(|| Share::of(view));
+            let share = share.get_or_insert_with(|| LoadTotal::of(view));
             let is_over = share.exceeded(view, pod, load);
             let overloads = if is_over { known.map_or(0, |beat| beat.overloads).saturating_add(1) } else { 0 };
             let interval = Duration::from_millis(load.value.interval_ms).max(MIN_INTERVAL);
@@ -129,14 +129,14 @@ fn too_many_keys(load: &PodLoad, policy: &Policy, named: Option<(PartitionId, u6
 
 /// The load of all pods that accept partitions, and the sum of their weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Share {
+pub(super) struct LoadTotal {
     load: u128,
     weight: u128,
 }
 
-impl Share {
+impl LoadTotal {
     pub(super) fn of(view: &View) -> Self {
-        let mut share = Share { load: 0, weight: 0 };
+        let mut share = LoadTotal { load: 0, weight: 0 };
         for (pod, record) in view.pods.iter().filter(|(pod, _)| !view.is_draining(pod)) {
             let Some(load) = view.load(pod) else { continue };
             share.load += u128::from(load.total.0);

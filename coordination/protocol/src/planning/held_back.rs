@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::actions::Action;
+use super::actions::PlannedWrite;
 use crate::ids::Incarnation;
 use crate::records::HeldMoves;
 
@@ -42,34 +42,34 @@ impl HeldFor {
 
 /// A move that has not begun.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Held {
+pub(super) struct HeldMove {
     to: String,
     incarnation: Incarnation,
     what_for: HeldFor,
 }
 
-impl Held {
+impl HeldMove {
     pub(super) fn new(to: &str, incarnation: Incarnation, what_for: HeldFor) -> Self {
-        Held { to: to.to_owned(), incarnation, what_for }
+        HeldMove { to: to.to_owned(), incarnation, what_for }
     }
 }
 
 /// The moves that have not begun.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct HeldBack {
-    moves: BTreeMap<Held, u32>,
+    moves: BTreeMap<HeldMove, u32>,
 }
 
 impl HeldBack {
-    pub(super) fn add(&mut self, held: Held) {
+    pub(super) fn add(&mut self, held: HeldMove) {
         *self.moves.entry(held).or_default() += 1;
     }
 
     /// Records that these moves, which waited for places, begin.
-    pub(super) fn begin(&mut self, begun: &[Action]) {
+    pub(super) fn begin(&mut self, begun: &[PlannedWrite]) {
         for action in begun {
-            let Action::Create { handoff, .. } = action else { continue };
-            let held = Held::new(&handoff.new_owner, handoff.new_incarnation, HeldFor::Place);
+            let PlannedWrite::Create { handoff, .. } = action else { continue };
+            let held = HeldMove::new(&handoff.new_owner, handoff.new_incarnation, HeldFor::Place);
             if let Some(number) = self.moves.get_mut(&held) {
                 *number = number.saturating_sub(1);
             }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::actions::Action;
+use super::actions::PlannedWrite;
 use super::notice::Notice;
 use super::{Coordination, Policy, Strategy};
 use crate::ids::Revision;
@@ -163,9 +163,13 @@ pub(super) fn of(view: &View, own: &Policy) -> InForce {
 
 /// Returns the settings to write, and what the operator should know about those of the configuration file. `planning` is
 /// the value to write.
-pub(super) fn write_config(view: &View, own: &Policy, planning: Option<Value>) -> (Option<Action>, Option<Notice>) {
+pub(super) fn write_config(
+    view: &View,
+    own: &Policy,
+    planning: Option<Value>,
+) -> (Option<PlannedWrite>, Option<Notice>) {
     let wanted = own.partitions;
-    let write = |config, seen| Some(Action::WriteConfig { config, seen });
+    let write = |config, seen| Some(PlannedWrite::WriteConfig { config, seen });
     if view.malformed.contains_key(&view.keys().config()) {
         return (None, None);
     }

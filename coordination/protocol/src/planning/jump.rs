@@ -29,7 +29,7 @@ impl Placement for Jump {
             let bucket = bucket(mix(partition as u64), u32::try_from(from.len()).unwrap_or(u32::MAX));
             from.get(bucket as usize).copied()
         };
-        let place = |(partition, slot): (usize, &super::placement::Slot)| {
+        let place = |(partition, slot): (usize, &super::placement::PartitionSlot)| {
             let first = pick(partition, &staying)?;
             if open.binary_search(&first).is_ok() {
                 return Some(first);

@@ -1,7 +1,7 @@
 //! Placement and the coordinator's decisions: which partitions move where, when, and which moves are cancelled.
 //!
-//! [`plan`] takes a view of the keyspace and returns [`Action`]s, each with its reason, and the moment of the next
-//! call. [`txn`] turns an action into a transaction whose guards carry its safety. Rounds ([`round`]) decide *when*
+//! [`plan`] takes a view of the keyspace and returns [`PlannedWrite`]s, each with its reason, and the moment of the next
+//! call. [`txn()`] turns an action into a transaction whose guards carry its safety. Rounds ([`round`]) decide *when*
 //! moves are planned, strategies ([`placement`], [`sticky`], [`jump`], [`ring`], [`external`]) *where to*, [`budget`]
 //! *how many* at a time, [`phase_timeouts`] which handoffs are cancelled, `operations` and `pins` what operators want.
 //! Not here: moving a phase on ([`advance`](crate::handoff::advance)).
@@ -76,8 +76,8 @@ mod wishes;
 #[cfg(test)]
 mod tests;
 
-pub use self::actions::{Action, BackOff, CancelReason, ObservedHandoff};
-pub use self::answers::{Answered, FailedMove};
+pub use self::actions::{CancelReason, DecidedBackOff, ObservedHandoff, PlannedWrite};
+pub use self::answers::{AnsweredOperation, FailedMove};
 pub use self::assurance::Assurance;
 pub use self::budget::MoveCause;
 pub use self::departures::REBIRTH_GRACE;
@@ -102,7 +102,7 @@ const MIN_RETRY: Duration = Duration::from_millis(100);
 /// sooner, and partitions that have just moved may move for balance.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Memory {
-    rounds: round::Rounds,
+    rounds: round::RoundTimers,
     departures: departures::Departures,
     phase_timeouts: phase_timeouts::PhaseTimeouts,
     backoffs: backoff::BackOffs,
@@ -176,9 +176,9 @@ impl Memory {
 /// What to write now, and when to call again.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// The writes that the authority covers, each in a transaction of its own ([`txn`]). Actions that end handoffs come before those that begin
+    /// The writes that the authority covers, each in a transaction of its own ([`txn()`]). Actions that end handoffs come before those that begin
     /// them.
-    pub actions: Vec<Action>,
+    pub actions: Vec<PlannedWrite>,
     /// When to call again if nothing changes, on the clock of `now`. Always later than `now`.
     pub next_wake: Option<Duration>,
     /// The round that closed with this plan, if one did.
@@ -247,7 +247,7 @@ fn decide(
             None => backlog::Backlog::default(),
         };
         // An exchange may be over before it is seen in progress.
-        if plan.actions.iter().any(|action| matches!(action, Action::Create { cause: MoveCause::Load, .. })) {
+        if plan.actions.iter().any(|action| matches!(action, PlannedWrite::Create { cause: MoveCause::Load, .. })) {
             memory.heartbeats.count_anew();
         }
     }
@@ -255,8 +255,8 @@ fn decide(
         memory.backlog.try_again_at(retry_at);
     }
     // A move that begins matters more than the deletion of a pin that has no effect any more.
-    let busy: BTreeSet<_> = plan.actions.iter().filter_map(Action::partition).collect();
-    let is_free = |action: &Action| action.partition().is_none_or(|partition| !busy.contains(&partition));
+    let busy: BTreeSet<_> = plan.actions.iter().filter_map(PlannedWrite::partition).collect();
+    let is_free = |action: &PlannedWrite| action.partition().is_none_or(|partition| !busy.contains(&partition));
     plan.actions.extend(operations::void_pins(view).filter(is_free));
     // Operations may come faster than rounds.
     let at_least = if plan.round.is_some() { 1 } else { operations::DELETED_TOGETHER };
@@ -267,7 +267,7 @@ fn decide(
     }
     plan.actions.retain(|action| authority.acts_for(action.partition()));
     for action in &plan.actions {
-        if let Action::Create { handoff, .. } = action {
+        if let PlannedWrite::Create { handoff, .. } = action {
             memory.cool_downs.begins(policy, handoff);
         }
     }

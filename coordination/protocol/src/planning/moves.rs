@@ -12,12 +12,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::actions::{Action, CancelReason, ObservedHandoff};
+use super::actions::{CancelReason, ObservedHandoff, PlannedWrite};
 use super::backlog::{Backlog, Taker};
-use super::budget::{Budget, Full, MoveCause, is_planned, make_room};
+use super::budget::{Full, MoveBudget, MoveCause, is_planned, make_room};
 use super::context::Context;
 use super::creation::{begin, beside_wanted, next_epoch, urgent_reason};
-use super::held_back::Held;
+use super::held_back::HeldMove;
 use super::pins;
 use super::placement::{Eligibility, Layout, Mobility, is_less_loaded, layout};
 use super::relief;
@@ -28,28 +28,28 @@ use crate::view::View;
 
 /// A move that the strategy wants.
 #[derive(Clone, Copy)]
-struct Wanted {
+struct ProposedMove {
     cause: MoveCause,
     partition: PartitionId,
     to: usize,
 }
 
 /// The moves that begin now, and what is left for later.
-struct Draft<'a> {
+struct MovesDraft<'a> {
     /// How many partitions each member has.
     counts: Vec<u32>,
     /// How many each member will have.
     planned: Vec<u32>,
-    budget: Budget<'a>,
+    budget: MoveBudget<'a>,
     /// Number of urgent moves that found no place.
     needed: usize,
-    actions: &'a mut Vec<Action>,
+    actions: &'a mut Vec<PlannedWrite>,
     backlog: Backlog,
 }
 
 impl Context<'_> {
     /// Begins the moves that the budget has room for, and makes room for urgent ones.
-    pub(super) fn create(&self, partitions: u32, actions: &mut Vec<Action>) -> Backlog {
+    pub(super) fn create(&self, partitions: u32, actions: &mut Vec<PlannedWrite>) -> Backlog {
         let Context { view, policy, authority, backoffs, cool_downs, now, .. } = *self;
         let shunned = |pod: &str, life| self.is_shunned(pod, life);
         let rests = |partition| {
@@ -66,7 +66,7 @@ impl Context<'_> {
         let has_room = policy.max_concurrent_handoffs >= 4 && view.handoffs.is_empty();
         if wanted.is_empty() && has_room && policy.balance_load && policy.strategy == Strategy::Sticky {
             let moves = relief::exchange(view, &layout, self.heartbeats, authority).into_iter().flatten();
-            wanted.extend(moves.map(|(partition, to)| Wanted { cause: MoveCause::Load, partition, to }));
+            wanted.extend(moves.map(|(partition, to)| ProposedMove { cause: MoveCause::Load, partition, to }));
             sharers = 1;
         }
         wanted.retain(|wanted| authority.acts_for(Some(wanted.partition)));
@@ -78,10 +78,10 @@ impl Context<'_> {
         wanted.sort_unstable_by_key(|wanted| (wanted.cause, wanted.partition));
 
         let counts = layout.counts();
-        let mut draft = Draft {
+        let mut draft = MovesDraft {
             planned: counts.clone(),
             counts,
-            budget: Budget::left(view, policy, takers, sharers),
+            budget: MoveBudget::left(view, policy, takers, sharers),
             needed: 0,
             actions,
             backlog,
@@ -92,14 +92,14 @@ impl Context<'_> {
             crowded.extend(self.begin_or_wait(&layout, &mut draft, wanted));
         }
         // A second choice takes only a place that is no urgent move's first choice.
-        for Wanted { cause, partition, to } in crowded {
+        for ProposedMove { cause, partition, to } in crowded {
             let to = self.second_choice(&layout, &draft, partition).unwrap_or(to);
-            self.begin_or_leave(&layout, &mut draft, Wanted { cause, partition, to });
+            self.begin_or_leave(&layout, &mut draft, ProposedMove { cause, partition, to });
         }
         for wanted in others {
             self.begin_or_wait(&layout, &mut draft, wanted);
         }
-        let Draft { needed, budget, mut backlog, actions, planned, .. } = draft;
+        let MovesDraft { needed, budget, mut backlog, actions, planned, .. } = draft;
         let open = layout.members.iter().zip(planned).filter(|(member, _)| member.eligibility == Eligibility::Open);
         let takers = open.map(|(member, planned)| Taker {
             pod: member.name.to_owned(),
@@ -108,15 +108,16 @@ impl Context<'_> {
             planned,
         });
         backlog.may_go_to(takers.collect());
-        let ends = |action: &Action, partition| action.partition() == Some(partition);
+        let ends = |action: &PlannedWrite, partition| action.partition() == Some(partition);
         // Places that this process leaves to others are still free.
         for handoff in make_room(view, authority, needed.saturating_sub(budget.all_free())) {
             let partition = handoff.value.partition;
             // A handoff that ends anyway makes room as well.
             if !actions.iter().any(|action| ends(action, partition)) {
-                let observed =
-                    ObservedHandoff { handoff: handoff.clone(), assignment: view.assignment_revision(partition) };
-                actions.push(Action::Cancel { observed, reason: CancelReason::MoreUrgent, back_offs: Vec::new() });
+                let assignment = view.assignment_revision(partition);
+                let observed = ObservedHandoff { handoff: handoff.clone(), assignment };
+                let (reason, back_offs) = (CancelReason::MoreUrgent, Vec::new());
+                actions.push(PlannedWrite::Cancel { observed, reason, back_offs });
                 backlog.try_again_at(self.retry_at);
             }
         }
@@ -145,18 +146,18 @@ impl Context<'_> {
     fn begin_or_wait<'a>(
         &'a self,
         layout: &Layout<'a>,
-        draft: &mut Draft<'a>,
-        Wanted { cause, partition, to }: Wanted,
-    ) -> Option<Wanted> {
+        draft: &mut MovesDraft<'a>,
+        ProposedMove { cause, partition, to }: ProposedMove,
+    ) -> Option<ProposedMove> {
         draft.backlog.wants(cause);
         let (to, barred_until) = self.around_barred(layout, &draft.planned, cause, partition, to);
         let member = &layout.members[to];
         let has_come_back = layout.slots[partition.index()].home.is_some();
         if let Some((until, what_for)) = self.waits(cause, partition, (member.name, has_come_back), barred_until) {
-            draft.backlog.waits_until(until, Held::new(member.name, member.incarnation, what_for));
+            draft.backlog.waits_until(until, HeldMove::new(member.name, member.incarnation, what_for));
             return None;
         }
-        let wanted = Wanted { cause, partition, to };
+        let wanted = ProposedMove { cause, partition, to };
         if cause.is_urgent() && !draft.budget.has_room(member.name, member.incarnation) {
             return Some(wanted);
         }
@@ -165,8 +166,8 @@ impl Context<'_> {
     }
 
     /// Begins a move if the budget has a place for it.
-    fn begin_or_leave<'a>(&'a self, layout: &Layout<'a>, draft: &mut Draft<'a>, wanted: Wanted) {
-        let Wanted { cause, partition, to } = wanted;
+    fn begin_or_leave<'a>(&'a self, layout: &Layout<'a>, draft: &mut MovesDraft<'a>, wanted: ProposedMove) {
+        let ProposedMove { cause, partition, to } = wanted;
         let member = &layout.members[to];
         let planned = WaitingMove {
             cause,
@@ -189,7 +190,7 @@ impl Context<'_> {
     }
 
     /// Returns the pod with the fewest partitions for its weight among those that may warm one more.
-    fn second_choice(&self, layout: &Layout<'_>, draft: &Draft<'_>, partition: PartitionId) -> Option<usize> {
+    fn second_choice(&self, layout: &Layout<'_>, draft: &MovesDraft<'_>, partition: PartitionId) -> Option<usize> {
         least_loaded(layout, &draft.planned, |other| {
             let member = &layout.members[other];
             member.eligibility == Eligibility::Open
@@ -243,7 +244,7 @@ fn least_loaded(layout: &Layout<'_>, counts: &[u32], takes: impl Fn(usize) -> bo
         .reduce(|best, other| if is_less_loaded(load(other), load(best)) { other } else { best })
 }
 
-fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, backlog: &mut Backlog) -> Vec<Wanted> {
+fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, backlog: &mut Backlog) -> Vec<ProposedMove> {
     let places = pins::place(view, policy.strategy, layout);
     let mut wanted = Vec::new();
     for ((partition, slot), place) in (0..).map(PartitionId::new).zip(&layout.slots).zip(places) {
@@ -264,14 +265,14 @@ fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, backlog: &mut Backl
             None if view.assignments.contains_key(&partition) => MoveCause::DeadOwner,
             None => MoveCause::FirstPlacement,
         };
-        wanted.push(Wanted { cause, partition, to });
+        wanted.push(ProposedMove { cause, partition, to });
     }
     wanted
 }
 
 /// Returns the reason for a move in words.
-fn reason(context: &Context<'_>, layout: &Layout<'_>, counts: &[u32], wanted: &Wanted) -> String {
-    let (view, Wanted { cause, partition, to }) = (context.view, *wanted);
+fn reason(context: &Context<'_>, layout: &Layout<'_>, counts: &[u32], wanted: &ProposedMove) -> String {
+    let (view, ProposedMove { cause, partition, to }) = (context.view, *wanted);
     let slot = &layout.slots[partition.index()];
     let assignment = view.assignments.get(&partition);
     let owner = assignment.map_or("nobody", |assignment| assignment.value.owner.as_str());

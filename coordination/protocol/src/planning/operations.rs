@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use super::actions::{Action, CancelReason, ObservedHandoff};
+use super::actions::{CancelReason, ObservedHandoff, PlannedWrite};
 use super::endings;
 use super::notice::or_none;
 use super::wishes::answered;
@@ -28,14 +28,14 @@ pub(super) const DELETED_TOGETHER: usize = 50;
 
 /// The outcome of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Verdict {
+enum OperationOutcome {
     Refused(String),
     Pinned(Pin, String),
     Cancelled(ObservedHandoff, String),
 }
 
 /// Answers the operations that have no answer yet.
-pub(super) fn answer(view: &View, memory: &mut Memory, now: Duration, actions: &mut Vec<Action>) {
+pub(super) fn answer(view: &View, memory: &mut Memory, now: Duration, actions: &mut Vec<PlannedWrite>) {
     let Some(partitions) = memory.number.of(view) else { return };
     // The oldest first: of two wishes for one partition the later one counts.
     let is_open = |(_, operation): &(&String, &Versioned<Operation>)| operation.value.answer.is_none();
@@ -45,19 +45,21 @@ pub(super) fn answer(view: &View, memory: &mut Memory, now: Duration, actions: &
         let verdict = judge(view, partitions, &operation.value);
         let answered = |accepted, text| answered(id, operation, accepted, text);
         match verdict {
-            Verdict::Refused(why) => actions.push(Action::Answer { answered: answered(false, why), pin: None }),
-            Verdict::Pinned(pin, text) => {
-                let seen = operation.value.request.partition().map_or(Revision::ZERO, |at| view.pin_revision(at));
-                actions.push(Action::Answer { answered: answered(true, text), pin: Some((pin, seen)) });
+            OperationOutcome::Refused(why) => {
+                actions.push(PlannedWrite::Answer { answered: answered(false, why), pin: None })
             }
-            Verdict::Cancelled(observed, text) => {
+            OperationOutcome::Pinned(pin, text) => {
+                let seen = operation.value.request.partition().map_or(Revision::ZERO, |at| view.pin_revision(at));
+                actions.push(PlannedWrite::Answer { answered: answered(true, text), pin: Some((pin, seen)) });
+            }
+            OperationOutcome::Cancelled(observed, text) => {
                 let partition = observed.partition();
                 let to = &observed.handoff.value.new_owner;
                 let pin = view.intentions.pin(partition).filter(|pin| pin.value.to == *to);
                 let wish = pin.filter(|pin| pin.value.ends_with_the_pod()).map(|pin| pin.mod_revision);
                 let answered = Box::new(answered(true, text));
                 let reason = CancelReason::Operator { answered, wish };
-                let mut action = Action::Cancel { observed, reason, back_offs: Vec::new() };
+                let mut action = PlannedWrite::Cancel { observed, reason, back_offs: Vec::new() };
                 endings::note(memory, &mut action, now);
                 actions.push(action);
             }
@@ -65,7 +67,7 @@ pub(super) fn answer(view: &View, memory: &mut Memory, now: Duration, actions: &
     }
 }
 
-fn judge(view: &View, partitions: u32, operation: &Operation) -> Verdict {
+fn judge(view: &View, partitions: u32, operation: &Operation) -> OperationOutcome {
     let usable = |partition: PartitionId| {
         if partition.get() >= partitions {
             let last = partitions.saturating_sub(1);
@@ -86,7 +88,7 @@ fn judge(view: &View, partitions: u32, operation: &Operation) -> Verdict {
         Request::Cancel { partition, handoff } => usable(*partition).and_then(|at| judge_cancel(view, at, *handoff)),
         Request::Change { .. } => Err("a change is written together with its answer".to_owned()),
     };
-    judged.unwrap_or_else(Verdict::Refused)
+    judged.unwrap_or_else(OperationOutcome::Refused)
 }
 
 /// Returns the incarnation of a pod that accepts partitions, or the reason why it does not.
@@ -110,7 +112,13 @@ fn target(view: &View, pod: &str) -> Result<Incarnation, String> {
     Ok(record.incarnation())
 }
 
-fn judge_move(view: &View, partition: PartitionId, to: &str, pin: bool, by: &Operation) -> Result<Verdict, String> {
+fn judge_move(
+    view: &View,
+    partition: PartitionId,
+    to: &str,
+    pin: bool,
+    by: &Operation,
+) -> Result<OperationOutcome, String> {
     let life = target(view, to)?;
     let (mut text, begins_later) = match (view.handoffs.get(&partition), view.live_owner(partition)) {
         (Some(handoff), _) if handoff.value.new_owner == to => {
@@ -128,10 +136,15 @@ fn judge_move(view: &View, partition: PartitionId, to: &str, pin: bool, by: &Ope
         text += &format!("; planned moves are paused by {}, so it waits for segue resume", pause.value.origin);
     }
     let incarnation = if pin { Incarnation::NONE } else { life };
-    Ok(Verdict::Pinned(Pin { to: to.to_owned(), incarnation, origin: by.origin.clone() }, text))
+    Ok(OperationOutcome::Pinned(Pin { to: to.to_owned(), incarnation, origin: by.origin.clone() }, text))
 }
 
-fn judge_pin(view: &View, partition: PartitionId, seen: Option<&str>, by: &Operation) -> Result<Verdict, String> {
+fn judge_pin(
+    view: &View,
+    partition: PartitionId,
+    seen: Option<&str>,
+    by: &Operation,
+) -> Result<OperationOutcome, String> {
     let to = match (view.handoffs.get(&partition), view.live_owner(partition)) {
         (Some(handoff), _) => &handoff.value.new_owner,
         (None, Some((owner, _))) => &owner.owner,
@@ -142,10 +155,13 @@ fn judge_pin(view: &View, partition: PartitionId, seen: Option<&str>, by: &Opera
     }
     target(view, to)?;
     let text = format!("partition {partition} is pinned to {to} until it is unpinned");
-    Ok(Verdict::Pinned(Pin { to: to.clone(), incarnation: Incarnation::NONE, origin: by.origin.clone() }, text))
+    Ok(OperationOutcome::Pinned(
+        Pin { to: to.clone(), incarnation: Incarnation::NONE, origin: by.origin.clone() },
+        text,
+    ))
 }
 
-fn judge_cancel(view: &View, partition: PartitionId, seen: HandoffId) -> Result<Verdict, String> {
+fn judge_cancel(view: &View, partition: PartitionId, seen: HandoffId) -> Result<OperationOutcome, String> {
     let Some(handoff) = view.handoffs.get(&partition).filter(|handoff| handoff.id() == seen) else {
         return Err(format!("handoff {seen} of partition {partition} has ended already"));
     };
@@ -171,22 +187,22 @@ fn judge_cancel(view: &View, partition: PartitionId, seen: HandoffId) -> Result<
         }
     };
     let observed = ObservedHandoff { handoff: handoff.clone(), assignment: view.assignment_revision(partition) };
-    Ok(Verdict::Cancelled(observed, format!("partition {partition} {stays}; {next}")))
+    Ok(OperationOutcome::Cancelled(observed, format!("partition {partition} {stays}; {next}")))
 }
 
 /// Returns the deletion of each pin that ended with an incarnation of its pod.
-pub(super) fn void_pins(view: &View) -> impl Iterator<Item = Action> {
+pub(super) fn void_pins(view: &View) -> impl Iterator<Item = PlannedWrite> {
     view.intentions.pins.iter().filter_map(|(partition, pin)| {
         let pin = pin.as_ref()?;
         let is_void = pin.value.ends_with_the_pod() && is_dead(view, &pin.value.to, pin.value.incarnation);
-        let action = || Action::DropPin { partition: *partition, pin: pin.value.clone(), seen: pin.mod_revision };
+        let action = || PlannedWrite::DropPin { partition: *partition, pin: pin.value.clone(), seen: pin.mod_revision };
         is_void.then(action)
     })
 }
 
 /// Returns the deletion of answered operations beyond those that are kept, the oldest first, if there are `at_least` as
 /// many.
-pub(super) fn old_operations(view: &View, at_least: usize) -> Option<Action> {
+pub(super) fn old_operations(view: &View, at_least: usize) -> Option<PlannedWrite> {
     let is_answered = |(_, operation): &(&String, &Versioned<Operation>)| operation.value.answer.is_some();
     let mut answered: Vec<(&String, &Versioned<Operation>)> =
         view.intentions.operations.iter().filter(is_answered).collect();
@@ -194,5 +210,5 @@ pub(super) fn old_operations(view: &View, at_least: usize) -> Option<Action> {
     answered.sort_unstable_by_key(|(_, operation)| operation.create_revision);
     let oldest = answered.into_iter().take(extra.min(DELETED_TOGETHER));
     let operations: Vec<(String, Revision)> = oldest.map(|(id, it)| (id.clone(), it.mod_revision)).collect();
-    Some(Action::ForgetOperations { operations })
+    Some(PlannedWrite::ForgetOperations { operations })
 }

@@ -12,8 +12,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::actions::{Action, CancelReason, ObservedHandoff};
-use super::backoff::{BackOffs, Remembered};
+use super::actions::{CancelReason, ObservedHandoff, PlannedWrite};
+use super::backoff::{BackOffSnapshot, BackOffs};
 use super::notice::Notice;
 use super::wishes::failed_move;
 use super::{Policy, is_dead};
@@ -23,7 +23,7 @@ use crate::records::{Handoff, Mode, Phase, PodAckKind};
 use crate::view::{Versioned, View};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Seen {
+struct PhaseTimer {
     id: HandoffId,
     mod_revision: Revision,
     phase: Phase,
@@ -31,7 +31,7 @@ struct Seen {
     /// How long it has been in `Ready`, once it has left it.
     ready_for: Duration,
     /// The back-offs of its partition and its new owner before its cancel was decided, once it has been.
-    given_up: Option<Remembered>,
+    given_up: Option<BackOffSnapshot>,
     /// The epoch of the new ownership.
     epoch: Epoch,
     new_incarnation: Incarnation,
@@ -40,7 +40,7 @@ struct Seen {
 
 /// Changes to the handoffs in flight since the last call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Progress {
+pub(super) struct PhaseChanges {
     /// Whether a handoff has ended.
     pub(super) ended: bool,
     /// Whether a handoff has ended before its new owner took over.
@@ -54,7 +54,7 @@ pub(super) struct Progress {
 /// The handoffs in flight, and since when each has been in its phase.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct PhaseTimeouts {
-    seen: BTreeMap<PartitionId, Seen>,
+    seen: BTreeMap<PartitionId, PhaseTimer>,
     /// When the store was last known to refuse writes.
     refused: Option<Duration>,
 }
@@ -64,8 +64,8 @@ const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
 impl PhaseTimeouts {
     /// Records the handoffs in flight.
-    pub(super) fn observe(&mut self, view: &View, backoffs: &mut BackOffs, now: Duration) -> Progress {
-        let mut progress = Progress::default();
+    pub(super) fn observe(&mut self, view: &View, backoffs: &mut BackOffs, now: Duration) -> PhaseChanges {
+        let mut progress = PhaseChanges::default();
         self.seen.retain(|partition, seen| {
             let stands = view.handoffs.get(partition).is_some_and(|handoff| handoff.id() == seen.id);
             progress.ended |= !stands;
@@ -99,7 +99,7 @@ impl PhaseTimeouts {
             }
             let pauses = |phase| matches!(phase, Phase::Ready | Phase::Syncing);
             let goes_on = known.filter(|seen| pauses(seen.phase) && pauses(record.phase));
-            let seen = Seen {
+            let seen = PhaseTimer {
                 id: handoff.id(),
                 mod_revision: handoff.mod_revision,
                 phase: record.phase,
@@ -126,7 +126,7 @@ impl PhaseTimeouts {
 
     /// Returns how long a handoff may be in its phase. A router may stop later only while the old owner lives, and all of them
     /// have had only so long for that as it was in `Ready`. If the store refused writes, it is their acks that are missing.
-    fn limit(&self, view: &View, policy: &Policy, record: &Handoff, seen: &Seen) -> Duration {
+    fn limit(&self, view: &View, policy: &Policy, record: &Handoff, seen: &PhaseTimer) -> Duration {
         let lives = || view.live_old_owner(record).is_some();
         match record.phase {
             Phase::Warming => policy.warm_timeout,
@@ -154,7 +154,7 @@ impl PhaseTimeouts {
     }
 
     /// Marks the partition's handoff as given up, with what was remembered before. Returns `false` if it already was.
-    pub(super) fn gives_up(&mut self, partition: PartitionId, before: Remembered) -> bool {
+    pub(super) fn gives_up(&mut self, partition: PartitionId, before: BackOffSnapshot) -> bool {
         let Some(seen) = self.seen.get_mut(&partition) else {
             return false;
         };
@@ -187,7 +187,7 @@ impl PhaseTimeouts {
 
     /// Returns when the next phase reaches its limit.
     pub(super) fn next_wake(&self, view: &View, policy: &Policy, now: Duration) -> Option<Duration> {
-        let due = |(partition, seen): (&PartitionId, &Seen)| {
+        let due = |(partition, seen): (&PartitionId, &PhaseTimer)| {
             Some(seen.since + self.limit(view, policy, &view.handoffs.get(partition)?.value, seen))
         };
         self.seen.iter().filter_map(due).filter(|due| *due > now).min()
@@ -211,9 +211,9 @@ pub(super) fn waits_for_bound(view: &View, handoff: &Versioned<Handoff>) -> bool
 
 /// What to do about a handoff.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum TimeoutVerdict {
     /// Cancel, abandon or delete it.
-    End(Action),
+    End(PlannedWrite),
     /// Report that it has waited too long: there is no way back.
     Overdue(Notice),
 }
@@ -224,7 +224,7 @@ pub(super) fn verdict(
     partitions: Option<u32>,
     handoff: &Versioned<Handoff>,
     overdue: bool,
-) -> Option<Verdict> {
+) -> Option<TimeoutVerdict> {
     let record = &handoff.value;
     let observed =
         || ObservedHandoff { handoff: handoff.clone(), assignment: view.assignment_revision(record.partition) };
@@ -232,7 +232,7 @@ pub(super) fn verdict(
         // An unreadable assignment has an owner that this version cannot know, so it is not overwritten.
         let may_end = !view.is_malformed(record.partition);
         if may_end && is_dead(view, &record.new_owner, record.new_incarnation) {
-            return Some(Verdict::End(Action::Abandon { observed: observed() }));
+            return Some(TimeoutVerdict::End(PlannedWrite::Abandon { observed: observed() }));
         }
         // In `independent` mode the flip comes last, and this one never comes. In `Switching` routers follow the assignment and
         // so never acknowledge the new owner.
@@ -243,17 +243,23 @@ pub(super) fn verdict(
         };
         if !goes_on {
             let reason = CancelReason::AssignmentChanged;
-            return Some(Verdict::End(Action::Cancel { observed: observed(), reason, back_offs: Vec::new() }));
+            return Some(TimeoutVerdict::End(PlannedWrite::Cancel {
+                observed: observed(),
+                reason,
+                back_offs: Vec::new(),
+            }));
         }
         let waiting = if overdue { waiting_for(view, record.partition) } else { Vec::new() };
         return match record.phase {
             _ if waiting.is_empty() => None,
-            Phase::Complete if may_end => Some(Verdict::End(Action::Delete { observed: observed(), waiting })),
-            phase => Some(Verdict::Overdue(Notice::Overdue { partition: record.partition, phase, waiting })),
+            Phase::Complete if may_end => {
+                Some(TimeoutVerdict::End(PlannedWrite::Delete { observed: observed(), waiting }))
+            }
+            phase => Some(TimeoutVerdict::Overdue(Notice::Overdue { partition: record.partition, phase, waiting })),
         };
     }
     cancel_reason(view, partitions, handoff, overdue)
-        .map(|reason| Verdict::End(Action::Cancel { observed: observed(), reason, back_offs: Vec::new() }))
+        .map(|reason| TimeoutVerdict::End(PlannedWrite::Cancel { observed: observed(), reason, back_offs: Vec::new() }))
 }
 
 fn cancel_reason(
@@ -318,7 +324,8 @@ fn gave_up(view: &View, handoff: &Versioned<Handoff>) -> Option<String> {
 }
 
 /// Returns a sweep for each partition that has acks but no handoff: its record was deleted by hand.
-pub(super) fn sweep(view: &View) -> impl Iterator<Item = Action> {
+pub(super) fn sweep(view: &View) -> impl Iterator<Item = PlannedWrite> {
     let left = view.acks.keys().filter(|partition| !view.handoffs.contains_key(partition));
-    left.filter(|partition| !view.is_malformed(**partition)).map(|partition| Action::Sweep { partition: *partition })
+    left.filter(|partition| !view.is_malformed(**partition))
+        .map(|partition| PlannedWrite::Sweep { partition: *partition })
 }

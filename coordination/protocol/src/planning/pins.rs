@@ -10,7 +10,7 @@
 use super::Strategy;
 use super::budget::MoveCause;
 use super::external::Stay;
-use super::placement::{Eligibility, Layout, Mobility, Placement as _, Slot};
+use super::placement::{Eligibility, Layout, Mobility, PartitionSlot, Placement as _};
 use crate::ids::PartitionId;
 use crate::records::Pin;
 use crate::view::{Versioned, View};
@@ -37,7 +37,8 @@ fn by_strategy(strategy: Strategy, layout: &Layout<'_>) -> Vec<Option<usize>> {
     let mut places = strategy.placement().place(layout);
     if matches!(strategy, Strategy::Custom(_)) {
         places.resize(layout.slots.len(), None);
-        let allowed = |(slot, place): (&Slot, &Option<usize>)| place.is_some_and(|at| layout.may_be_on(slot, at));
+        let allowed =
+            |(slot, place): (&PartitionSlot, &Option<usize>)| place.is_some_and(|at| layout.may_be_on(slot, at));
         if !layout.slots.iter().zip(&places).all(allowed) {
             let stays = Stay.place(layout);
             for (place, (slot, stays)) in places.iter_mut().zip(layout.slots.iter().zip(stays)) {

@@ -65,7 +65,7 @@ pub(super) fn is_less_loaded(pod: (u32, Thousandths), other: (u32, Thousandths))
 
 /// A partition as placement sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Slot {
+pub struct PartitionSlot {
     /// The member that owns the partition or, with a handoff in flight, will own it. `None` if no live pod does.
     pub owner: Option<usize>,
     /// The member with the dead owner's name, in a new life. Preferred when the partition needs a place anyway. `None` if
@@ -83,7 +83,7 @@ pub struct Layout<'a> {
     /// The members, ordered by name.
     pub members: Vec<Member<'a>>,
     /// The slots, by partition.
-    pub slots: Vec<Slot>,
+    pub slots: Vec<PartitionSlot>,
 }
 
 impl Layout<'_> {
@@ -97,7 +97,7 @@ impl Layout<'_> {
     }
 
     /// Returns whether the partition may be placed on this member.
-    pub fn may_be_on(&self, slot: &Slot, member: usize) -> bool {
+    pub fn may_be_on(&self, slot: &PartitionSlot, member: usize) -> bool {
         match self.members.get(member).map(|member| member.eligibility) {
             Some(Eligibility::Open) => true,
             Some(Eligibility::Shunned) => slot.owner == Some(member) || self.has_no_other_choice(),
@@ -204,14 +204,14 @@ pub(super) fn layout<'a>(
         let of_assignment = assignment.map(|assignment| (assignment.owner.as_str(), assignment.incarnation));
         let Some((name, incarnation)) = of_handoff.or(of_assignment) else {
             let mobility = mobility(view.is_malformed(partition), false);
-            return Slot { owner: None, home: None, wanted, mobility };
+            return PartitionSlot { owner: None, home: None, wanted, mobility };
         };
         let same_name = named(name);
         let owner = same_name.filter(|index| members[*index].incarnation == incarnation);
         // The owner's key exists, so it is not a dead owner, and a handoff would make no progress.
         let unclear = matches!(view.life(name, incarnation), PodLife::Unreadable | PodLife::Leaseless(_));
         let pinned = handoff.is_some() || unclear || view.is_malformed(partition);
-        Slot {
+        PartitionSlot {
             owner,
             home: same_name.filter(|_| owner.is_none() && !(has_choice && avoids(partition, name))),
             wanted,

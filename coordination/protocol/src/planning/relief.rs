@@ -12,7 +12,7 @@
 //! * A partition that has just moved, is pinned or cannot move is not exchanged.
 //! * One process decides about both partitions, so that both move or none does.
 
-use super::heartbeats::{Heartbeats, Share};
+use super::heartbeats::{Heartbeats, LoadTotal};
 use super::placement::{Eligibility, Layout, Mobility};
 use crate::authority::Authority;
 use crate::ids::PartitionId;
@@ -30,7 +30,7 @@ pub(super) fn exchange(
     heartbeats: &Heartbeats,
     authority: &Authority,
 ) -> Option<[(PartitionId, usize); 2]> {
-    let share = Share::of(view);
+    let share = LoadTotal::of(view);
     let total = |member: usize| Some(view.load(layout.members[member].name)?.total.0);
     let due = |member: usize| share.due(layout.members[member].weight.0);
     let open = || (0..layout.members.len()).filter(|member| layout.members[*member].eligibility == Eligibility::Open);

@@ -41,7 +41,7 @@ impl Placement for Ring {
             Eligibility::Shunned => no_other_choice,
             Eligibility::Leaving => false,
         };
-        let place = |(partition, slot): (usize, &super::placement::Slot)| {
+        let place = |(partition, slot): (usize, &super::placement::PartitionSlot)| {
             let first = due[partition]?;
             if is_open(first) {
                 return Some(first);
@@ -110,7 +110,7 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
     use crate::ids::{Incarnation, Revision};
-    use crate::planning::placement::{Member, Mobility, Slot};
+    use crate::planning::placement::{Member, Mobility, PartitionSlot};
     use crate::records::Thousandths;
 
     fn layout(names: &[String], slots: usize) -> Layout<'_> {
@@ -122,7 +122,7 @@ mod tests {
             newest: true,
             eligibility: Eligibility::Open,
         };
-        let slot = Slot { owner: None, home: None, wanted: None, mobility: Mobility::Free };
+        let slot = PartitionSlot { owner: None, home: None, wanted: None, mobility: Mobility::Free };
         Layout { members: names.iter().map(|name| member(name.as_str())).collect(), slots: vec![slot; slots] }
     }
 

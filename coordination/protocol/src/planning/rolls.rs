@@ -106,7 +106,7 @@ impl Versions {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct Returns {
     /// The pods that drain by themselves, or did so until they went.
-    drained: BTreeMap<String, Drained>,
+    drained: BTreeMap<String, DrainedPod>,
     /// The pods that have come back.
     back: BTreeSet<String>,
     /// When `back` last grew.
@@ -116,7 +116,7 @@ struct Returns {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Drained {
+struct DrainedPod {
     life: Incarnation,
     gone_since: Option<Duration>,
 }
@@ -126,7 +126,7 @@ impl Returns {
         for (name, pod) in view.pods.iter().filter(|(_, pod)| pod.value.version.is_some()) {
             let life = pod.incarnation();
             if pod.value.status == PodStatus::Draining {
-                self.drained.insert(name.clone(), Drained { life, gone_since: None });
+                self.drained.insert(name.clone(), DrainedPod { life, gone_since: None });
             } else if self.drained.remove(name).is_some_and(|earlier| earlier.life != life) {
                 self.active = now;
                 if self.back.insert(name.clone()) {

@@ -49,7 +49,7 @@ impl RoundCause {
 
 /// The inputs of placement. A pod's load, capabilities and heartbeats are not among them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Membership {
+struct PlacementInputs {
     /// Its life, whether it gives up its partitions, its weight and its zone.
     pods: BTreeMap<String, (Incarnation, bool, Thousandths, Option<String>)>,
     partitions: Option<u32>,
@@ -60,14 +60,14 @@ struct Membership {
     wanted: Option<Revision>,
 }
 
-impl Membership {
+impl PlacementInputs {
     fn of(view: &View, policy: &Policy) -> Self {
         let member = |(name, pod): (&String, &Versioned<PodRecord>)| {
             let record = &pod.value;
             let facts = (pod.incarnation(), view.is_draining(name), record.weight, record.zone.clone());
             (name.clone(), facts)
         };
-        Membership {
+        PlacementInputs {
             pods: view.pods.iter().map(member).collect(),
             partitions: view.settings().map(|settings| settings.partitions),
             policy: policy.clone(),
@@ -80,7 +80,7 @@ impl Membership {
 
 /// Changes that no round has followed yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Settling {
+struct SettlingChanges {
     cause: RoundCause,
     first: Duration,
     last: Duration,
@@ -88,16 +88,16 @@ struct Settling {
 
 /// The timers of rounds.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub(super) struct Rounds {
-    seen: Option<Membership>,
-    settling: Option<Settling>,
+pub(super) struct RoundTimers {
+    seen: Option<PlacementInputs>,
+    settling: Option<SettlingChanges>,
     closed: Option<Duration>,
 }
 
-impl Rounds {
+impl RoundTimers {
     /// Records what has changed since the last call.
     pub(super) fn observe(&mut self, view: &View, policy: &Policy, now: Duration) {
-        let is = Membership::of(view, policy);
+        let is = PlacementInputs::of(view, policy);
         let cause = match &self.seen {
             None => RoundCause::Election,
             Some(was) if *was == is => return,
@@ -108,7 +108,7 @@ impl Rounds {
         };
         self.seen = Some(is);
         let begun = self.settling.map_or((cause, now), |open| (open.cause, open.first));
-        self.settling = Some(Settling { cause: begun.0, first: begun.1, last: now });
+        self.settling = Some(SettlingChanges { cause: begun.0, first: begun.1, last: now });
     }
 
     /// Returns whether a change waits for its round. No move is created meanwhile: the change may remove its reason.

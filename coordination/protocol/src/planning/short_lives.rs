@@ -31,7 +31,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::failures::{BackOff, FIRST_BACK_OFF, PodFailures};
+use super::failures::{FIRST_BACK_OFF, FailureRow, PodFailures};
 use super::notice::Notice;
 use crate::ids::{Incarnation, PartitionId, Revision};
 use crate::view::View;
@@ -52,12 +52,12 @@ const DEATHS_BEFORE_REST: u32 = 2;
 
 /// The life of a registered pod as last seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Life {
+struct PodLease {
     incarnation: Incarnation,
     lease_ttl: Duration,
 }
 
-impl Life {
+impl PodLease {
     /// Returns how long after a flip its end is a failure of the pod.
     fn pod_window(&self) -> Duration {
         self.lease_ttl * LEASE_TIMES_OF_POD
@@ -81,7 +81,7 @@ struct Deaths {
 /// The lives that ended soon.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct ShortLives {
-    lives: BTreeMap<String, Life>,
+    lives: BTreeMap<String, PodLease>,
     seen: SeenRevisions,
     pods: PodFailures,
     partitions: BTreeMap<PartitionId, Deaths>,
@@ -93,7 +93,7 @@ impl ShortLives {
     /// Records which lives have ended in this view, and forgets failures that a longer life has disproved.
     pub(super) fn observe(&mut self, view: &View, are_blameless: bool, now: Duration) {
         let lives = lives(view);
-        let longest = lives.values().chain(self.lives.values()).map(Life::pod_window).max();
+        let longest = lives.values().chain(self.lives.values()).map(PodLease::pod_window).max();
         self.seen.observe(view.revision, now, longest.unwrap_or_default());
         let before = std::mem::replace(&mut self.lives, lives);
         self.forgive_what_was_handed_over(view);
@@ -107,7 +107,7 @@ impl ShortLives {
     }
 
     /// Returns the partitions that this life had taken over within `window` before now.
-    fn taken_over(&self, view: &View, pod: &str, life: Life, window: Duration, now: Duration) -> Vec<PartitionId> {
+    fn taken_over(&self, view: &View, pod: &str, life: PodLease, window: Duration, now: Duration) -> Vec<PartitionId> {
         let is_taken = |partition: &PartitionId| {
             let Some(assignment) = view.assignments.get(partition) else { return false };
             assignment.value.incarnation == life.incarnation
@@ -125,7 +125,7 @@ impl ShortLives {
     }
 
     /// Records the end of a life.
-    fn ended(&mut self, view: &View, pod: &str, life: Life, now: Duration) {
+    fn ended(&mut self, view: &View, pod: &str, life: PodLease, now: Duration) {
         let lost = self.taken_over(view, pod, life, life.pod_window(), now);
         if lost.is_empty() {
             return;
@@ -189,7 +189,7 @@ impl ShortLives {
     /// Forgets the failures of pods and partitions whose present owner has lived long enough.
     fn forgive(&mut self, view: &View, now: Duration) {
         let (lives, seen) = (&self.lives, &self.seen);
-        let has_lasted = |partition: PartitionId, window: fn(&Life) -> Duration| {
+        let has_lasted = |partition: PartitionId, window: fn(&PodLease) -> Duration| {
             let assignment = view.assignments.get(&partition)?;
             let (owner, life) = lives.get_key_value(&assignment.value.owner)?;
             let lasts = assignment.value.incarnation == life.incarnation
@@ -197,10 +197,10 @@ impl ShortLives {
             lasts.then_some(owner.as_str())
         };
         self.partitions.retain(|partition, deaths| {
-            has_lasted(*partition, Life::partition_window).is_none()
+            has_lasted(*partition, PodLease::partition_window).is_none()
                 && now < deaths.until.saturating_add(super::MAX_BACK_OFF)
         });
-        let has_lasted_with = |partition| has_lasted(partition, Life::pod_window);
+        let has_lasted_with = |partition| has_lasted(partition, PodLease::pod_window);
         let has_lasted_as_pod = |pod: &str| view.assigned_to(pod).any(|it| has_lasted_with(it).is_some());
         self.pods.retain(
             |pod, back_off| !has_lasted_as_pod(pod) && !back_off.is_forgotten(now),
@@ -224,12 +224,12 @@ impl ShortLives {
     }
 
     /// Returns the back-off of this pod.
-    pub(super) fn pod(&self, pod: &str) -> Option<&BackOff> {
+    pub(super) fn pod(&self, pod: &str) -> Option<&FailureRow> {
         self.pods.pod(pod)
     }
 
     /// Returns the back-offs of all pods.
-    pub(super) fn pods(&self) -> impl Iterator<Item = (&String, &BackOff)> {
+    pub(super) fn pods(&self) -> impl Iterator<Item = (&String, &FailureRow)> {
         self.pods.pods()
     }
 
@@ -252,11 +252,11 @@ impl ShortLives {
     }
 }
 
-fn lives(view: &View) -> BTreeMap<String, Life> {
+fn lives(view: &View) -> BTreeMap<String, PodLease> {
     let life = |(pod, incarnation): (String, Incarnation)| {
         let told = view.pods.get(&pod).and_then(|record| record.value.lease_ttl_ms).map(Duration::from_millis);
         let lease_ttl = told.map_or(DEFAULT_LEASE_TTL, |ttl| ttl.min(LONGEST_LEASE_TTL));
-        (pod, Life { incarnation, lease_ttl })
+        (pod, PodLease { incarnation, lease_ttl })
     };
     view.pod_lives().into_iter().map(life).collect()
 }

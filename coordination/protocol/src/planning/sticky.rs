@@ -87,7 +87,7 @@ fn quotas(layout: &Layout<'_>) -> Vec<u32> {
     // Members whose share is out of their bounds are set aside. Only those on the side that is off by more are set aside
     // in one turn: that changes the shares of the others in the direction that keeps those set aside out of bounds.
     let shares = loop {
-        let shares = Shares::of(layout, &sharing, total);
+        let shares = ExactShares::of(layout, &sharing, total);
         let bound = |count: u32| u128::from(count).saturating_mul(shares.sum);
         let below = |member: usize| bound(least[member]).saturating_sub(shares.exact(member));
         let above = |member: usize| shares.exact(member).saturating_sub(bound(most(member)));
@@ -133,20 +133,20 @@ fn quotas(layout: &Layout<'_>) -> Vec<u32> {
 }
 
 /// The exact shares of a total, as fractions of one denominator, so that rounding never decides.
-struct Shares {
+struct ExactShares {
     weights: Vec<u128>,
     sum: u128,
     total: u128,
 }
 
-impl Shares {
+impl ExactShares {
     fn of(layout: &Layout<'_>, sharing: &[usize], total: u128) -> Self {
         let mut weights: Vec<u128> = layout.members.iter().map(|member| u128::from(member.weight.0)).collect();
         if sharing.iter().all(|member| weights[*member] == 0) {
             weights.fill(1);
         }
         let sum = sharing.iter().map(|member| weights[*member]).sum::<u128>().max(1);
-        Shares { weights, sum, total }
+        ExactShares { weights, sum, total }
     }
 
     /// Returns the share times `sum`.

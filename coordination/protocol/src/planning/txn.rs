@@ -8,11 +8,11 @@
 //! * the partition's record or assignment is not the one that the decision saw, or
 //! * the reason for the action no longer holds.
 
-use super::actions::{Action, CancelReason, ObservedHandoff, all};
+use super::actions::{CancelReason, ObservedHandoff, PlannedWrite, all};
 use super::{answers, checkpoints};
 use crate::authority::Authority;
 use crate::handoff::advance::flip;
-use crate::handoff::history::{Ending, end_handoff};
+use crate::handoff::history::{HandoffEnding, end_handoff};
 use crate::ids::Revision;
 use crate::records::{Handoff, HandoffEnd, Mode, Phase, encode};
 use crate::txn::{Compare, Keys, Op, Txn};
@@ -20,20 +20,20 @@ use crate::view::View;
 
 /// Returns the transaction that carries `action` out, for the holder of `authority`.
 ///
-/// Returns `None` unless the view shows that very authority. The view provides only the names of keys. The guards come from what the action was decided from, so the action may be carried
-/// out under a later view. `now_ms` is informational.
-pub fn txn(view: &View, action: &Action, authority: &Authority, now_ms: u64) -> Option<Txn> {
+/// Returns `None` unless the view shows that very authority. The view provides only the names of keys. The guards come from what the
+/// action was decided from, so the action may be carried out under a later view. `now_ms` is informational.
+pub fn txn(view: &View, action: &PlannedWrite, authority: &Authority, now_ms: u64) -> Option<Txn> {
     if !authority.is_shown_by(view) {
         return None;
     }
     let keys = view.keys();
     let mut when = authority.guards(keys);
     let then = match action {
-        Action::WriteConfig { config, seen } => {
+        PlannedWrite::WriteConfig { config, seen } => {
             when.push(Compare::unchanged_since(keys.config(), *seen));
             vec![Op::put(keys.config(), encode(config))]
         }
-        Action::Create { handoff, cause, assignment, seen } => {
+        PlannedWrite::Create { handoff, cause, assignment, seen } => {
             // An existing record is never overwritten: the put would keep its identity and inherit its acks.
             when.push(Compare::unchanged_since(keys.handoff(handoff.partition), Revision::ZERO));
             when.push(Compare::unchanged_since(keys.assignment(handoff.partition), *assignment));
@@ -47,14 +47,14 @@ pub fn txn(view: &View, action: &Action, authority: &Authority, now_ms: u64) -> 
             let record = Handoff { started_at, phase_entered_at, cause, ..handoff.clone() };
             vec![Op::put(keys.handoff(handoff.partition), encode(&record))]
         }
-        Action::Cancel { observed, reason, back_offs } => {
+        PlannedWrite::Cancel { observed, reason, back_offs } => {
             when.extend(still(view, observed));
             if *reason == CancelReason::NewOwnerDead {
                 when.push(new_owner_is_gone(view, observed));
             }
             let (result, cause) = (HandoffEnd::Cancelled, reason.as_str());
             let back_offs = back_offs.iter().map(|back_off| back_off.recorded(now_ms)).collect();
-            let ending = Ending { result, cause, reason: reason.to_string(), back_offs };
+            let ending = HandoffEnding { result, cause, reason: reason.to_string(), back_offs };
             let mut then = end_handoff(view, &observed.handoff, ending, now_ms);
             if let CancelReason::Operator { answered, wish } = reason {
                 answers::cancel(view, answered, *wish, now_ms, &mut when, &mut then);
@@ -64,12 +64,12 @@ pub fn txn(view: &View, action: &Action, authority: &Authority, now_ms: u64) -> 
             }
             then
         }
-        Action::Abandon { observed } => {
+        PlannedWrite::Abandon { observed } => {
             when.extend(still(view, observed));
             when.push(new_owner_is_gone(view, observed));
             let handoff = &observed.handoff.value;
             let reason = "the new owner died after it had taken over".to_owned();
-            let ending = Ending::new(HandoffEnd::Abandoned, CancelReason::NewOwnerDead.as_str(), reason);
+            let ending = HandoffEnding::new(HandoffEnd::Abandoned, CancelReason::NewOwnerDead.as_str(), reason);
             let mut then = end_handoff(view, &observed.handoff, ending, now_ms);
             // In `independent` mode the assignment flips last, and requests may have reached the new owner before.
             if handoff.phase < Phase::Switching {
@@ -77,21 +77,22 @@ pub fn txn(view: &View, action: &Action, authority: &Authority, now_ms: u64) -> 
             }
             then
         }
-        Action::Delete { observed, waiting } => {
+        PlannedWrite::Delete { observed, waiting } => {
             when.extend(still(view, observed));
             let reason = format!("ended without waiting for {}", all(waiting));
-            end_handoff(view, &observed.handoff, Ending::new(HandoffEnd::Completed, "not_released", reason), now_ms)
+            let ending = HandoffEnding::new(HandoffEnd::Completed, "not_released", reason);
+            end_handoff(view, &observed.handoff, ending, now_ms)
         }
-        Action::Sweep { partition } => {
+        PlannedWrite::Sweep { partition } => {
             when.push(Compare::unchanged_since(keys.handoff(*partition), Revision::ZERO));
             keys.acks_of(*partition).map(|prefix| Op::Delete(Keys::Prefix(prefix))).into()
         }
-        Action::ForgetCheckpoints { checkpoints: beyond, config } => {
+        PlannedWrite::ForgetCheckpoints { checkpoints: beyond, config } => {
             checkpoints::forget(view, beyond, *config, &mut when)
         }
-        Action::Answer { answered, pin } => answers::answer(view, answered, pin.as_ref(), now_ms, &mut when),
-        Action::DropPin { partition, pin, seen } => answers::drop_pin(view, *partition, pin, *seen, &mut when),
-        Action::ForgetOperations { operations } => answers::forget(view, operations, &mut when),
+        PlannedWrite::Answer { answered, pin } => answers::answer(view, answered, pin.as_ref(), now_ms, &mut when),
+        PlannedWrite::DropPin { partition, pin, seen } => answers::drop_pin(view, *partition, pin, *seen, &mut when),
+        PlannedWrite::ForgetOperations { operations } => answers::forget(view, operations, &mut when),
     };
     Some(Txn::guarded(when, then))
 }

@@ -26,7 +26,7 @@ pub(super) struct WaitingMove {
 
 /// The result of trying to begin a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Attempt {
+pub(super) enum BeginOutcome {
     /// The move has begun.
     Begun,
     /// This move has to wait, for another reason than its pod.
@@ -58,7 +58,7 @@ impl WaitingMoves {
     }
 
     /// Tries to begin moves and forgets those that have begun. Ends early, with `None`, when an attempt returns `None`.
-    pub(super) fn try_in_order(&mut self, mut attempt: impl FnMut(&WaitingMove) -> Option<Attempt>) -> Option<()> {
+    pub(super) fn try_in_order(&mut self, mut attempt: impl FnMut(&WaitingMove) -> Option<BeginOutcome>) -> Option<()> {
         let mut rested: Vec<(u64, WaitingMove)> = Vec::new();
         let number = |queue: &VecDeque<(u64, WaitingMove)>| queue.front().map(|(number, _)| *number);
         let fronts = self.queues.iter_mut().filter_map(|(_, queue)| Some((number(queue)?, queue)));
@@ -66,10 +66,10 @@ impl WaitingMoves {
         while let Some((_, queue)) = fronts.pop_first() {
             let Some((_, first)) = queue.front() else { continue };
             match attempt(first)? {
-                Attempt::Begun => drop(queue.pop_front()),
-                Attempt::Rests => rested.extend(queue.pop_front()),
-                Attempt::PodIsFull => continue,
-                Attempt::NoPlace => break,
+                BeginOutcome::Begun => drop(queue.pop_front()),
+                BeginOutcome::Rests => rested.extend(queue.pop_front()),
+                BeginOutcome::PodIsFull => continue,
+                BeginOutcome::NoPlace => break,
             }
             if let Some(next) = number(queue) {
                 fronts.insert(next, queue);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     /// Tries once. Returns the partitions of the moves that were tried.
-    fn tried(moves: &mut WaitingMoves, attempt: impl Fn(&WaitingMove) -> Attempt) -> Vec<u32> {
+    fn tried(moves: &mut WaitingMoves, attempt: impl Fn(&WaitingMove) -> BeginOutcome) -> Vec<u32> {
         let mut tried = Vec::new();
         let all = moves.try_in_order(|waiting| {
             tried.push(waiting.partition.get());
@@ -120,8 +120,8 @@ mod tests {
         (0..10_000).for_each(|partition| moves.add(waiting(partition, "full")));
         moves.add(waiting(10_000, "free"));
         let attempt = |waiting: &WaitingMove| match waiting.to.0.as_str() {
-            "full" => Attempt::PodIsFull,
-            _ => Attempt::Begun,
+            "full" => BeginOutcome::PodIsFull,
+            _ => BeginOutcome::Begun,
         };
         assert_eq!(tried(&mut moves, attempt), [0, 10_000]);
         assert_eq!(tried(&mut moves, attempt), [0], "the other one has begun");
@@ -130,15 +130,15 @@ mod tests {
     #[test]
     fn moves_to_several_pods_are_tried_in_the_order_in_which_they_were_added() {
         let mut moves = moves(&[(5, "b"), (1, "a"), (3, "b"), (2, "c"), (4, "a")]);
-        assert_eq!(tried(&mut moves, |_| Attempt::Rests), [5, 1, 3, 2, 4]);
-        assert_eq!(tried(&mut moves, |_| Attempt::Rests), [5, 1, 3, 2, 4], "those that rest keep their places");
+        assert_eq!(tried(&mut moves, |_| BeginOutcome::Rests), [5, 1, 3, 2, 4]);
+        assert_eq!(tried(&mut moves, |_| BeginOutcome::Rests), [5, 1, 3, 2, 4], "those that rest keep their places");
         let one_place = |waiting: &WaitingMove| match waiting.partition.get() {
-            1 => Attempt::Begun,
-            3 => Attempt::NoPlace,
-            _ => Attempt::Rests,
+            1 => BeginOutcome::Begun,
+            3 => BeginOutcome::NoPlace,
+            _ => BeginOutcome::Rests,
         };
         assert_eq!(tried(&mut moves, one_place), [5, 1, 3]);
-        assert_eq!(tried(&mut moves, |_| Attempt::Begun), [5, 3, 2, 4]);
+        assert_eq!(tried(&mut moves, |_| BeginOutcome::Begun), [5, 3, 2, 4]);
         assert!(moves.is_empty());
     }
 

@@ -1,6 +1,6 @@
 //! The moves that operators have asked for, and what the answers to them are when their pods cannot take the partition.
 
-use super::answers::{Answered, FailedMove};
+use super::answers::{AnsweredOperation, FailedMove};
 use crate::ids::PartitionId;
 use crate::records::{Answer, Handoff, Operation, Request};
 use crate::view::{Versioned, View};
@@ -25,10 +25,10 @@ pub(super) fn failed_move(view: &View, handoff: &Handoff, reason: &str) -> Optio
 }
 
 /// Returns an operation with its answer.
-pub(super) fn answered(id: &str, operation: &Versioned<Operation>, accepted: bool, text: String) -> Answered {
+pub(super) fn answered(id: &str, operation: &Versioned<Operation>, accepted: bool, text: String) -> AnsweredOperation {
     let answer = Some(Answer { accepted, text, at: 0 });
     let value = Operation { answer, ..operation.value.clone() };
-    Answered { id: id.to_owned(), seen: operation.mod_revision, operation: value }
+    AnsweredOperation { id: id.to_owned(), seen: operation.mod_revision, operation: value }
 }
 
 /// Returns the newest move of a partition to this pod.

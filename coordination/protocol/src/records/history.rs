@@ -57,7 +57,7 @@ pub struct RouterPart {
 /// Whom a back-off concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Resting {
+pub enum BackOffSubject {
     /// The partition is not moved.
     Partition,
     /// The pod gets no more partitions.
@@ -70,7 +70,7 @@ pub enum Resting {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PastBackOff {
     /// Whom it concerns. The pod is the new owner of the handoff.
-    pub of: Resting,
+    pub of: BackOffSubject,
     /// Failures in a row.
     pub failures: u32,
     /// Unix milliseconds, by the clock of the coordinator that cancelled the handoff. Only that coordinator obeys it.

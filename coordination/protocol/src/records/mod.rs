@@ -19,14 +19,14 @@ use serde::Serialize;
 pub use self::acks::{PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck};
 pub use self::checkpoint::{Checkpoint, CheckpointName, CheckpointNameError, MAX_CHECKPOINT_NAME};
 pub use self::handoff::{Assignment, AssignmentStatus, Handoff, Mode, PastPhase, Phase};
-pub use self::history::{HandoffEnd, HistoryEntry, PastBackOff, Resting, RouterPart};
+pub use self::history::{BackOffSubject, HandoffEnd, HistoryEntry, PastBackOff, RouterPart};
 pub use self::keyspace::{CheckpointTimes, KeyspaceConfig, MAX_PARTITIONS, Partitioner};
 pub use self::load::{MAX_LISTED, PartitionLoad, PodLoad};
 pub use self::operator::{Answer, Drain, Operation, Origin, Pause, Pin, Request};
 pub use self::participants::{
     Capabilities, HeldMoves, Leader, PodRecord, PodStatus, PodStream, RouterRecord, Thousandths, canonical_address,
 };
-pub use self::rounds::{Gathering, Participant, Round};
+pub use self::rounds::{GatheringRound, Participant, Round};
 pub use self::wanted::{Wanted, WantedDefault};
 
 /// Returns a record as JSON, ready to be put.

@@ -27,7 +27,7 @@ impl Round {
 
 /// `rounds/gathering`: the round that gathers its participants. Its lease is the settle window, which nobody renews.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Gathering {
+pub struct GatheringRound {
     /// The number that the round will have.
     pub number: u64,
     /// The participant that opened the round. Informational.

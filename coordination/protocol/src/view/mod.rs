@@ -24,8 +24,8 @@ use std::collections::BTreeMap;
 
 pub use self::delta::ViewDelta;
 pub use self::operator::Intentions;
-use self::owned::Owned;
-use self::reading::Reading;
+use self::owned::OwnedPartitions;
+use self::reading::RecordReader;
 pub use self::rounds::Rounds;
 use crate::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use crate::keys::{KeyName, Keyspace};
@@ -120,7 +120,7 @@ pub struct View {
     pub routers: BTreeMap<String, Versioned<RouterRecord>>,
     /// The owner of each partition.
     pub assignments: BTreeMap<PartitionId, Versioned<Assignment>>,
-    owned: Owned,
+    owned: OwnedPartitions,
     /// The handoff of each partition that moves.
     pub handoffs: BTreeMap<PartitionId, Versioned<Handoff>>,
     /// The acks of each partition, also of handoffs that are gone. A partition is listed while any ack of it exists,
@@ -168,7 +168,7 @@ impl View {
             loads: BTreeMap::new(),
             routers: BTreeMap::new(),
             assignments: BTreeMap::new(),
-            owned: Owned::default(),
+            owned: OwnedPartitions::default(),
             handoffs: BTreeMap::new(),
             acks: BTreeMap::new(),
             checkpoints: BTreeMap::new(),
@@ -233,7 +233,7 @@ impl View {
         touched.note(&name);
         self.malformed.remove(&entry.key);
         self.unreadable.remove(&entry.key);
-        let read = Reading { entry: &entry };
+        let read = RecordReader { entry: &entry };
         let result = match name {
             KeyName::Config => self.put_config(&read),
             KeyName::Wanted => {
@@ -295,7 +295,7 @@ impl View {
         }
     }
 
-    fn put_config(&mut self, read: &Reading<'_>) -> Result<(), String> {
+    fn put_config(&mut self, read: &RecordReader<'_>) -> Result<(), String> {
         self.config = None;
         let config = read.config()?;
         self.epoch_floor = self.epoch_floor.max(config.value.epoch_floor);

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::reading::Reading;
+use super::reading::RecordReader;
 use super::{Versioned, View};
 use crate::ids::PartitionId;
 use crate::keys::KeyName;
@@ -27,7 +27,7 @@ pub struct Intentions {
 }
 
 impl Intentions {
-    pub(super) fn put(&mut self, name: &KeyName, read: &Reading<'_>) -> Result<(), String> {
+    pub(super) fn put(&mut self, name: &KeyName, read: &RecordReader<'_>) -> Result<(), String> {
         let unreadable = || Origin { who: "somebody".into(), why: "the record cannot be read".into(), at: 0 };
         match name {
             KeyName::Drain(pod) => {

@@ -15,9 +15,9 @@ use crate::records::Assignment;
 
 /// The assigned partitions, by pod and life.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Owned(BTreeMap<String, BTreeMap<Incarnation, BTreeSet<PartitionId>>>);
+pub(super) struct OwnedPartitions(BTreeMap<String, BTreeMap<Incarnation, BTreeSet<PartitionId>>>);
 
-impl Owned {
+impl OwnedPartitions {
     /// Adds an assignment.
     pub(super) fn add(&mut self, assignment: Option<&Versioned<Assignment>>) {
         let Some(Assignment { partition, owner, incarnation, .. }) = assignment.map(|it| &it.value) else { return };
@@ -44,15 +44,15 @@ impl Owned {
     }
 }
 
-impl PartialEq for Owned {
+impl PartialEq for OwnedPartitions {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Owned {}
+impl Eq for OwnedPartitions {}
 
-impl Hash for Owned {
+impl Hash for OwnedPartitions {
     fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 

@@ -10,11 +10,11 @@ use crate::records::{KeyspaceConfig, MAX_PARTITIONS};
 use crate::txn::KeyValue;
 
 /// A key as stored, from which one record is read.
-pub(super) struct Reading<'a> {
+pub(super) struct RecordReader<'a> {
     pub(super) entry: &'a KeyValue,
 }
 
-impl Reading<'_> {
+impl RecordReader<'_> {
     fn parse<T: DeserializeOwned>(&self) -> Result<T, String> {
         serde_json::from_slice(&self.entry.value).map_err(|error| error.to_string())
     }

@@ -9,11 +9,11 @@
 
 use std::collections::BTreeMap;
 
-use super::reading::Reading;
+use super::reading::RecordReader;
 use super::{Versioned, View};
 use crate::ids::Incarnation;
 use crate::keys::{Keyspace, RoundsKey};
-use crate::records::{Gathering, HeldMoves, Participant, Round};
+use crate::records::{GatheringRound, HeldMoves, Participant, Round};
 
 /// The assignment rounds of a keyspace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -21,7 +21,7 @@ pub struct Rounds {
     /// The round that is in force.
     pub current: Option<Versioned<Round>>,
     /// The round that gathers its participants.
-    pub gathering: Option<Versioned<Gathering>>,
+    pub gathering: Option<Versioned<GatheringRound>>,
     /// The processes that may take part, by name.
     pub participants: BTreeMap<String, Versioned<Participant>>,
     interval: Option<Versioned<()>>,
@@ -38,7 +38,7 @@ fn numbered(number: u64) -> Result<(), String> {
 }
 
 impl Rounds {
-    pub(super) fn put(&mut self, key: RoundsKey, read: &Reading<'_>) -> Result<(), String> {
+    pub(super) fn put(&mut self, key: RoundsKey, read: &RecordReader<'_>) -> Result<(), String> {
         match key {
             RoundsKey::Current => {
                 let result = read.stamped().and_then(|it: Versioned<Round>| numbered(it.value.number).map(|()| it));
@@ -46,8 +46,9 @@ impl Rounds {
                 result.map(drop)
             }
             RoundsKey::Gathering => {
-                let result = read.stamped().and_then(|it: Versioned<Gathering>| numbered(it.value.number).map(|()| it));
-                let nameless = || read.stamp(Gathering { number: 0, opened_by: String::new() });
+                let result =
+                    read.stamped().and_then(|it: Versioned<GatheringRound>| numbered(it.value.number).map(|()| it));
+                let nameless = || read.stamp(GatheringRound { number: 0, opened_by: String::new() });
                 self.gathering = Some(result.as_ref().map_or_else(|_| nameless(), Versioned::clone));
                 result.map(drop)
             }
@@ -82,7 +83,7 @@ impl Rounds {
     }
 
     /// Returns the gathering whose window is open.
-    pub(crate) fn open_gathering(&self) -> Option<&Versioned<Gathering>> {
+    pub(crate) fn open_gathering(&self) -> Option<&Versioned<GatheringRound>> {
         self.gathering.as_ref().filter(|gathering| gathering.lease.is_some())
     }
 

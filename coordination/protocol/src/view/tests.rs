@@ -1,7 +1,7 @@
 //! Unit tests of the view.
 
 use super::*;
-use crate::rounds::{Member, Step};
+use crate::rounds::{Member, RoundStep};
 
 const L1: LeaseId = LeaseId::new(1);
 const I2: Incarnation = Incarnation::registered_at(Revision::new(2));
@@ -331,10 +331,10 @@ fn a_round_whose_number_nobody_could_follow_cannot_be_read() {
         let seen = view(entries, 8);
         (member.next_step(&seen), seen.malformed.len())
     };
-    assert_eq!(next(4, 4), (Some(Step::Open(5)), 0), "the heartbeat has passed");
-    assert_eq!(next(4, u64::MAX), (Some(Step::Open(5)), 1));
+    assert_eq!(next(4, 4), (Some(RoundStep::Open(5)), 0), "the heartbeat has passed");
+    assert_eq!(next(4, u64::MAX), (Some(RoundStep::Open(5)), 1));
     for unreadable in [u64::MAX, 1 << 53] {
-        assert_eq!(next(unreadable, 4), (Some(Step::Close(4)), 1), "that of those who have joined it replaces it");
+        assert_eq!(next(unreadable, 4), (Some(RoundStep::Close(4)), 1), "that of those who have joined it replaces it");
     }
-    assert_eq!(next((1 << 53) - 1, 4), (Some(Step::Open(1)), 0), "they begin anew");
+    assert_eq!(next((1 << 53) - 1, 4), (Some(RoundStep::Open(1)), 0), "they begin anew");
 }

@@ -9,7 +9,7 @@ use segue_protocol::handoff::advance::advance;
 use segue_protocol::handoff::checkpoint::Waits;
 use segue_protocol::handoff::parties::Parties;
 use segue_protocol::handoff::pod_reconcile::Callback;
-use segue_protocol::handoff::remote_pod::{Changes, RemotePod, RemoteTask, TaskReport, Verdict, judge};
+use segue_protocol::handoff::remote_pod::{PodMessages, RemotePod, RemoteTask, ReportVerdict, TaskReport, judge};
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Capabilities, Handoff, Phase, PodAckKind, PodRecord, encode};
@@ -77,7 +77,7 @@ struct Client {
 struct Stream {
     instance: usize,
     server: RemotePod,
-    events: VecDeque<(bool, Changes)>,
+    events: VecDeque<(bool, PodMessages)>,
 }
 
 #[derive(Debug, Clone)]
@@ -300,7 +300,7 @@ impl World {
         let handoff = present.filter(|_| self.takes_late_acks).unwrap_or(report.handoff);
         let report = &TaskReport { handoff, ..report.clone() };
         match judge(&self.views[instance], PODS[pod], incarnation, report, 0) {
-            Verdict::Commit(txn) => {
+            ReportVerdict::Commit(txn) => {
                 let committed = self.commit(&txn);
                 if committed && report.callback == Callback::Warm && report.failure.is_none() {
                     let epoch = self.view().handoffs[&report.partition].value.epoch;
@@ -309,8 +309,8 @@ impl World {
                 }
                 committed
             }
-            Verdict::Known | Verdict::Stale => true,
-            Verdict::TooEarly => false,
+            ReportVerdict::Known | ReportVerdict::Stale => true,
+            ReportVerdict::TooEarly => false,
         }
     }
 

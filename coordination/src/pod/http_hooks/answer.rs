@@ -8,11 +8,11 @@ use serde_json::Value;
 
 /// The meaning of a service's response.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Answer {
+pub(super) enum HookAnswer {
     /// Any other 2xx: the call is done.
     Done,
     /// `202` with `{"progress":0.4,"detail":"…"}`: the call is in progress; ask again.
-    AtWork(Progress),
+    AtWork(HookProgress),
     /// `409` with `{"permanent":true,"reason":"…"}`: the call failed for good.
     Permanent {
         /// The reason that the service gives.
@@ -32,34 +32,34 @@ pub(super) enum Answer {
 
 /// The progress that a service reports.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Progress {
+pub(super) struct HookProgress {
     /// From 0 to 1.
     pub(super) progress: f64,
     /// The service's description of its progress.
     pub(super) detail: Option<String>,
 }
 
-impl fmt::Display for Progress {
+impl fmt::Display for HookProgress {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{:.0} %", self.progress * 100.0)?;
         self.detail.iter().try_for_each(|detail| write!(out, " ({detail})"))
     }
 }
 
-impl Answer {
+impl HookAnswer {
     /// Returns the meaning of a response.
-    pub(super) fn of(status: StatusCode, body: &[u8]) -> Answer {
+    pub(super) fn of(status: StatusCode, body: &[u8]) -> HookAnswer {
         match status {
             StatusCode::ACCEPTED => at_work(body),
-            status if status.is_success() => Answer::Done,
+            status if status.is_success() => HookAnswer::Done,
             StatusCode::CONFLICT => match serde_json::from_slice::<Value>(body) {
                 Ok(said) if said["permanent"] == true => {
                     let reason = said["reason"].as_str().map(one_line).filter(|reason| !reason.is_empty());
-                    Answer::Permanent { reason: reason.unwrap_or_else(|| "the service gives no reason".to_owned()) }
+                    HookAnswer::Permanent { reason: reason.unwrap_or_else(|| "the service gives no reason".to_owned()) }
                 }
-                _ => Answer::Failed { detail: one_line(&String::from_utf8_lossy(body)) },
+                _ => HookAnswer::Failed { detail: one_line(&String::from_utf8_lossy(body)) },
             },
-            _ => Answer::Failed { detail: one_line(&String::from_utf8_lossy(body)) },
+            _ => HookAnswer::Failed { detail: one_line(&String::from_utf8_lossy(body)) },
         }
     }
 }
@@ -82,12 +82,12 @@ pub(super) fn checkpoint_in(body: &[u8]) -> Result<Option<String>, String> {
 }
 
 /// Reads a `202`. Without `progress` it means done, as every other 2xx does.
-fn at_work(body: &[u8]) -> Answer {
+fn at_work(body: &[u8]) -> HookAnswer {
     const EXPECTED: &str = "expected nothing, or {\"progress\":0.4,\"detail\":\"…\"} with a progress from 0 to 1";
     if body.trim_ascii().is_empty() {
-        return Answer::Done;
+        return HookAnswer::Done;
     }
-    let unreadable = |what: &str| Answer::Unreadable { why: format!("{what}; {EXPECTED}") };
+    let unreadable = |what: &str| HookAnswer::Unreadable { why: format!("{what}; {EXPECTED}") };
     let Ok(said) = serde_json::from_slice::<Value>(body) else {
         return unreadable("a body that is not JSON");
     };
@@ -95,9 +95,11 @@ fn at_work(body: &[u8]) -> Answer {
         return unreadable("a body that is no JSON object");
     }
     match said.get("progress") {
-        None => Answer::Done,
+        None => HookAnswer::Done,
         Some(progress) => match progress.as_f64().filter(|progress| (0.0..=1.0).contains(progress)) {
-            Some(progress) => Answer::AtWork(Progress { progress, detail: said["detail"].as_str().map(one_line) }),
+            Some(progress) => {
+                HookAnswer::AtWork(HookProgress { progress, detail: said["detail"].as_str().map(one_line) })
+            }
             None => unreadable(&format!("the progress {}", one_line(&progress.to_string()))),
         },
     }
@@ -107,41 +109,42 @@ fn at_work(body: &[u8]) -> Answer {
 mod tests {
     use super::*;
 
-    fn of(status: u16, body: &str) -> Answer {
-        Answer::of(StatusCode::from_u16(status).unwrap(), body.as_bytes())
+    fn of(status: u16, body: &str) -> HookAnswer {
+        HookAnswer::of(StatusCode::from_u16(status).unwrap(), body.as_bytes())
     }
 
     #[test]
     fn a_2xx_means_done_whatever_else_it_says() {
         for (status, body) in [(200, ""), (204, ""), (200, "{\"progress\":0.1}"), (201, "garbage"), (299, "")] {
-            assert_eq!(of(status, body), Answer::Done, "{status} {body}");
+            assert_eq!(of(status, body), HookAnswer::Done, "{status} {body}");
         }
         // Without progress, a `202` means done.
-        assert_eq!(of(202, ""), Answer::Done);
-        assert_eq!(of(202, "{\"status\":\"accepted\"}"), Answer::Done);
+        assert_eq!(of(202, ""), HookAnswer::Done);
+        assert_eq!(of(202, "{\"status\":\"accepted\"}"), HookAnswer::Done);
     }
 
     #[test]
     fn a_202_with_progress_means_ask_again_and_one_that_cannot_be_read_never_means_done() {
-        let at_work =
-            |progress, detail: Option<&str>| Answer::AtWork(Progress { progress, detail: detail.map(str::to_owned) });
+        let at_work = |progress, detail: Option<&str>| {
+            HookAnswer::AtWork(HookProgress { progress, detail: detail.map(str::to_owned) })
+        };
         assert_eq!(of(202, r#"{"progress":0.4,"detail":"7 of 20 files"}"#), at_work(0.4, Some("7 of 20 files")));
         assert_eq!(of(202, r#"{"progress":1,"detail":7}"#), at_work(1.0, None));
         let numbers = [r#"{"progress":0."#, r#"{"progress":40}"#, r#"{"progress":"0.4"}"#, r#"{"progress":null}"#];
         for bad in numbers.into_iter().chain(["soon", "\"soon\"", "[]", "null"]) {
-            let Answer::Unreadable { why } = of(202, bad) else { panic!("{bad}") };
+            let HookAnswer::Unreadable { why } = of(202, bad) else { panic!("{bad}") };
             assert!(why.contains("expected nothing, or {\"progress\":0.4"), "{why}");
         }
     }
 
     #[test]
     fn only_a_409_that_says_so_is_permanent() {
-        let permanent = |reason: &str| Answer::Permanent { reason: reason.to_owned() };
+        let permanent = |reason: &str| HookAnswer::Permanent { reason: reason.to_owned() };
         assert_eq!(of(409, r#"{"permanent":true,"reason":"no\ndisk"}"#), permanent("no disk"));
         assert_eq!(of(409, r#"{"permanent":true}"#), permanent("the service gives no reason"));
         for (status, body) in [(409, ""), (409, r#"{"permanent":"true"}"#), (409, "[]"), (500, r#"{"permanent":true}"#)]
         {
-            assert_eq!(of(status, body), Answer::Failed { detail: body.to_owned() }, "{status} {body}");
+            assert_eq!(of(status, body), HookAnswer::Failed { detail: body.to_owned() }, "{status} {body}");
         }
     }
 
@@ -162,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_long_text_is_cut_and_stays_on_its_line() {
-        let Answer::Failed { detail } = of(503, &format!("one\r\ntwo {}", "ä".repeat(1000))) else { panic!() };
+        let HookAnswer::Failed { detail } = of(503, &format!("one\r\ntwo {}", "ä".repeat(1000))) else { panic!() };
         assert_eq!(detail.chars().count(), 256);
         assert!(detail.starts_with("one  two ää"), "{detail}");
     }

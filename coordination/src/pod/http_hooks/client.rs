@@ -118,7 +118,7 @@ pub enum HookError {
 
 /// Whether connections are reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Connections {
+pub(crate) enum ConnectionReuse {
     /// Idle connections are reused.
     Reused,
     /// Each call uses a new connection. A reused connection may be closed by the service during the call, and then it
@@ -134,8 +134,8 @@ pub(crate) struct HookClient {
 }
 
 impl HookClient {
-    pub(crate) fn new(secret_file: Option<PathBuf>, connections: Connections) -> Self {
-        let max_idle = if connections == Connections::Reused { MAX_IDLE } else { 0 };
+    pub(crate) fn new(secret_file: Option<PathBuf>, connections: ConnectionReuse) -> Self {
+        let max_idle = if connections == ConnectionReuse::Reused { MAX_IDLE } else { 0 };
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_TIMEOUT)

@@ -1,7 +1,7 @@
 //! The handler of the sidecar. It calls a service that is not linked with Segue by HTTP when partitions come and go.
 //!
 //! Each hook is a `POST` with `{"keyspace","partition","partitions","epoch","handoff","from","to"}`, and `warm` also with the
-//! newest `"checkpoint"` if there is one. [`Answer`] lists what a response can mean: done, in progress, failed, failed for good.
+//! newest `"checkpoint"` if there is one. [`HookAnswer`] lists what a response can mean: done, in progress, failed, failed for good.
 //! A failed call is repeated, so a hook must be idempotent. A hook that is not set counts as done.
 //!
 //! Not here: the proxy in front of the service; `drained`, which the layer can acknowledge for a service that responds
@@ -21,7 +21,7 @@ pub use client::HookError;
 pub use reports::{HookReport, HookReports};
 pub use settings::{Hook, HookSettings, HookUrl, HookUrlError, MAX_SOCKET_PATH, SECRET_HEADER};
 
-pub(super) use client::{Connections, HookClient};
+pub(super) use client::{ConnectionReuse, HookClient};
 
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ use segue_protocol::records::Capabilities;
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
-use self::answer::{Answer, Progress, checkpoint_in};
-use self::reports::Running;
+use self::answer::{HookAnswer, HookProgress, checkpoint_in};
+use self::reports::CallReport;
 use super::{CallbackHandler, HandlerError, HandoffContext, PermanentFailure, PodAddress};
 
 /// Pauses between two requests of a call in progress. They are short at first, because requests wait for `sync` and
@@ -53,7 +53,7 @@ pub struct Hooks {
 impl Hooks {
     /// Returns the hooks with these settings.
     pub fn new(settings: HookSettings) -> Self {
-        let client = HookClient::new(settings.secret_file.clone(), Connections::Reused);
+        let client = HookClient::new(settings.secret_file.clone(), ConnectionReuse::Reused);
         Hooks { settings, client, reports: HookReports::default() }
     }
 
@@ -68,24 +68,24 @@ impl Hooks {
         callback: Callback,
         hook: &Hook,
         body: &Value,
-        running: &Running<'_>,
-        last: &mut Option<Progress>,
+        running: &CallReport<'_>,
+        last: &mut Option<HookProgress>,
     ) -> Result<Option<String>, HookError> {
         let makes = callback == Callback::Checkpoint;
         let mut asked = 0;
         loop {
             let (status, text) = self.client.post(&hook.url, body, makes).await?;
             let url = || hook.url.clone();
-            match Answer::of(status, &text) {
-                Answer::Done if makes => return made(hook, status, &text),
-                Answer::Done => return Ok(None),
-                Answer::AtWork(progress) => {
+            match HookAnswer::of(status, &text) {
+                HookAnswer::Done if makes => return made(hook, status, &text),
+                HookAnswer::Done => return Ok(None),
+                HookAnswer::AtWork(progress) => {
                     running.says(&progress);
                     *last = Some(progress);
                 }
-                Answer::Permanent { reason } => return Err(HookError::Permanent { url: url(), reason }),
-                Answer::Failed { detail } => return Err(HookError::Status { url: url(), status, detail }),
-                Answer::Unreadable { why } => return Err(HookError::Unreadable { url: url(), status, why }),
+                HookAnswer::Permanent { reason } => return Err(HookError::Permanent { url: url(), reason }),
+                HookAnswer::Failed { detail } => return Err(HookError::Status { url: url(), status, detail }),
+                HookAnswer::Unreadable { why } => return Err(HookError::Unreadable { url: url(), status, why }),
             }
             asked += 1;
             sleep(ASK_AGAIN.after(asked)).await;
@@ -131,7 +131,7 @@ impl CallbackHandler for Hooks {
             let (url, limit) = (hook.url.clone(), hook.timeout);
             Err(match progress.take() {
                 None => HookError::Timeout { url, limit },
-                Some(said) => HookError::Unfinished { url, limit, said: Progress::to_string(&said) },
+                Some(said) => HookError::Unfinished { url, limit, said: HookProgress::to_string(&said) },
             })
         });
         running.end(&result);

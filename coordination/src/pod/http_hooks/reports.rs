@@ -13,7 +13,7 @@ use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
 use tokio::time::Instant;
 
 use super::HookError;
-use super::answer::Progress;
+use super::answer::HookProgress;
 use crate::pod::HandoffContext;
 
 /// A call that has not succeeded yet.
@@ -49,7 +49,7 @@ impl HookReports {
         self.lock().clone()
     }
 
-    pub(super) fn begin(&self, callback: Callback, context: &HandoffContext) -> Running<'_> {
+    pub(super) fn begin(&self, callback: Callback, context: &HandoffContext) -> CallReport<'_> {
         let HandoffContext { partition, epoch, handoff, .. } = *context;
         let mut reports = self.lock();
         let before = reports.remove(&partition);
@@ -59,7 +59,7 @@ impl HookReports {
         let report =
             HookReport { callback, handoff, epoch, since, is_running, progress: None, detail: None, failures, failure };
         reports.insert(partition, report);
-        Running { reports: self, partition }
+        CallReport { reports: self, partition }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<PartitionId, HookReport>> {
@@ -70,13 +70,13 @@ impl HookReports {
 
 /// A running call. Dropped when the call has succeeded or is no longer due.
 #[derive(Debug)]
-pub(super) struct Running<'a> {
+pub(super) struct CallReport<'a> {
     reports: &'a HookReports,
     partition: PartitionId,
 }
 
-impl Running<'_> {
-    pub(super) fn says(&self, progress: &Progress) {
+impl CallReport<'_> {
+    pub(super) fn says(&self, progress: &HookProgress) {
         if let Some(report) = self.reports.lock().get_mut(&self.partition) {
             (report.progress, report.detail) = (Some(progress.progress), progress.detail.clone());
         }
@@ -91,7 +91,7 @@ impl Running<'_> {
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for CallReport<'_> {
     fn drop(&mut self) {
         let mut reports = self.reports.lock();
         if reports.get(&self.partition).is_some_and(|report| report.is_running) {

@@ -77,10 +77,10 @@ impl Hook {
 
 /// The address of a hook: `http://host:port/path` or, on a unix socket, `unix:/socket:/path`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HookUrl(Arc<Address>);
+pub struct HookUrl(Arc<HookAddress>);
 
 #[derive(Debug, PartialEq, Eq)]
-struct Address {
+struct HookAddress {
     text: String,
     /// A unix address has the scheme `unix` and the hexadecimal digits of its socket as authority. Other addresses are
     /// as written.
@@ -89,7 +89,7 @@ struct Address {
 
 impl HookUrl {
     fn new(text: &str, uri: Uri) -> Self {
-        HookUrl(Arc::new(Address { text: text.to_owned(), uri }))
+        HookUrl(Arc::new(HookAddress { text: text.to_owned(), uri }))
     }
 
     /// Returns the URI for the client.

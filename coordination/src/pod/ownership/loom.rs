@@ -78,7 +78,7 @@ impl Pod {
 
     /// Sends a request. If it is accepted, it works and leaves.
     fn request(&self) {
-        if let Entry::In(in_flight) = self.ownership.try_enter(PARTITION, E1, lease_now()) {
+        if let EntryVerdict::In(in_flight) = self.ownership.try_enter(PARTITION, E1, lease_now()) {
             self.work(in_flight);
         }
     }
@@ -95,7 +95,7 @@ impl Pod {
     }
 
     fn refuses(&self) -> bool {
-        !matches!(self.ownership.try_enter(PARTITION, E1, lease_now()), Entry::In(_))
+        !matches!(self.ownership.try_enter(PARTITION, E1, lease_now()), EntryVerdict::In(_))
     }
 }
 
@@ -136,7 +136,7 @@ fn work_that_is_held_is_waited_for() -> u64 {
     explore(Some(4), || {
         let pod = Pod::serving();
         let request = pod.thread(|pod| {
-            let Entry::In(in_flight) = pod.ownership.try_enter(PARTITION, E1, lease_now()) else { return };
+            let EntryVerdict::In(in_flight) = pod.ownership.try_enter(PARTITION, E1, lease_now()) else { return };
             let owned = in_flight.owned(PARTITION, tokio_util::sync::CancellationToken::new());
             let other = pod.thread(move |pod| {
                 if let Some(held) = owned.hold() {
@@ -161,9 +161,9 @@ fn a_request_that_is_ahead_of_the_view_is_not_forgotten() -> u64 {
         let request = pod.thread(|pod| {
             loop {
                 match pod.ownership.try_enter(PARTITION, E2, Instant::now()) {
-                    Entry::In(in_flight) => return pod.work(in_flight),
-                    Entry::Wait(change) => block_on(change),
-                    Entry::Refused(why) => panic!("{why:?}"),
+                    EntryVerdict::In(in_flight) => return pod.work(in_flight),
+                    EntryVerdict::Wait(change) => block_on(change),
+                    EntryVerdict::Refused(why) => panic!("{why:?}"),
                 }
             }
         });
@@ -181,9 +181,9 @@ fn a_request_for_a_partition_that_is_not_seen_yet_is_not_forgotten() -> u64 {
         let request = pod.thread(|pod| {
             loop {
                 match pod.ownership.try_enter(OTHER_PARTITION, E1, Instant::now()) {
-                    Entry::In(in_flight) => return pod.work(in_flight),
-                    Entry::Wait(change) => block_on(change),
-                    Entry::Refused(why) => panic!("{why:?}"),
+                    EntryVerdict::In(in_flight) => return pod.work(in_flight),
+                    EntryVerdict::Wait(change) => block_on(change),
+                    EntryVerdict::Refused(why) => panic!("{why:?}"),
                 }
             }
         });

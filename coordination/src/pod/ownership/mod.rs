@@ -61,14 +61,14 @@ impl Rejection {
 #[derive(Debug)]
 pub struct Ownership {
     keyspace: String,
-    table: RwLock<Table>,
+    table: RwLock<OwnershipTable>,
     /// Notifies of a partition that was not known before.
     grown: Arc<Notify>,
     refused: [AtomicU64; Rejection::ALL.len()],
 }
 
 #[derive(Debug)]
-struct Table {
+struct OwnershipTable {
     window: Arc<LeaseWindow>,
     slots: BTreeMap<PartitionId, Arc<Slot>>,
     /// The requests in flight when an ownership was lost, until its state has been released.
@@ -96,7 +96,7 @@ struct SlotState {
 
 /// The verdict on a request.
 #[derive(Debug)]
-pub(super) enum Entry {
+pub(super) enum EntryVerdict {
     /// Accepted and counted.
     In(InFlight),
     /// To be retried after this notice.
@@ -109,7 +109,7 @@ impl Ownership {
     pub(super) fn new(keyspace: &str) -> Self {
         Ownership {
             keyspace: keyspace.to_owned(),
-            table: RwLock::new(Table {
+            table: RwLock::new(OwnershipTable {
                 window: LeaseWindow::over(),
                 slots: BTreeMap::new(),
                 lost: BTreeMap::new(),
@@ -164,19 +164,19 @@ impl Ownership {
     }
 
     /// Decides about a request once. `now` is on the clock of [`lease_now`].
-    pub(super) fn try_enter(&self, partition: PartitionId, epoch: Epoch, now: Instant) -> Entry {
+    pub(super) fn try_enter(&self, partition: PartitionId, epoch: Epoch, now: Instant) -> EntryVerdict {
         let (window, slot) = {
             let table = self.read();
             let Some(slot) = table.slots.get(&partition) else {
                 return match table.window.is_trusted(now) {
-                    true => Entry::Wait(self.grown.clone().notified_owned()),
-                    false => Entry::Refused(Rejection::Fenced),
+                    true => EntryVerdict::Wait(self.grown.clone().notified_owned()),
+                    false => EntryVerdict::Refused(Rejection::Fenced),
                 };
             };
             (table.window.clone(), slot.clone())
         };
         if !window.is_trusted(now) {
-            return Entry::Refused(Rejection::Fenced);
+            return EntryVerdict::Refused(Rejection::Fenced);
         }
         let mut state = slot.lock();
         match state.fence.check(epoch) {
@@ -184,12 +184,12 @@ impl Ownership {
                 state.in_flight += 1;
                 state.admitted += 1;
                 drop(state);
-                Entry::In(InFlight { slot, window, epoch, is_hold: false })
+                EntryVerdict::In(InFlight { slot, window, epoch, is_hold: false })
             }
             // Created under the lock, so that no change between this check and the wait is missed.
-            EpochCheck::Wait => Entry::Wait(slot.changed.clone().notified_owned()),
-            EpochCheck::Stale => Entry::Refused(Rejection::Stale),
-            EpochCheck::NotOwner => Entry::Refused(Rejection::NotOwner),
+            EpochCheck::Wait => EntryVerdict::Wait(slot.changed.clone().notified_owned()),
+            EpochCheck::Stale => EntryVerdict::Refused(Rejection::Stale),
+            EpochCheck::NotOwner => EntryVerdict::Refused(Rejection::NotOwner),
         }
     }
 
@@ -204,9 +204,9 @@ impl Ownership {
         let deadline = arrived + CATCH_UP_TIMEOUT;
         while timeout_at(deadline, change).await.is_ok() {
             match self.try_enter(partition, epoch, lease_now()) {
-                Entry::In(in_flight) => return Ok(in_flight),
-                Entry::Wait(next) => change = next,
-                Entry::Refused(why) => return Err(why),
+                EntryVerdict::In(in_flight) => return Ok(in_flight),
+                EntryVerdict::Wait(next) => change = next,
+                EntryVerdict::Refused(why) => return Err(why),
             }
         }
         Err(Rejection::NotOwner)
@@ -273,11 +273,11 @@ impl Ownership {
         self.read().slots.get(&partition).cloned()
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Table> {
+    fn read(&self) -> RwLockReadGuard<'_, OwnershipTable> {
         self.table.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+    fn write(&self) -> RwLockWriteGuard<'_, OwnershipTable> {
         self.table.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -31,7 +31,7 @@ async fn nothing_gets_in_after_a_closed_partition_was_seen_idle() {
             let (inside, accepted) = (inside.clone(), accepted.clone());
             std::thread::spawn(move || {
                 while !ended.load(SeqCst) {
-                    if let Entry::In(in_flight) = ownership.try_enter(P0, E1, lease_now()) {
+                    if let EntryVerdict::In(in_flight) = ownership.try_enter(P0, E1, lease_now()) {
                         inside.fetch_add(1, SeqCst);
                         accepted.fetch_add(1, SeqCst);
                         std::thread::yield_now();
@@ -68,7 +68,7 @@ async fn state_that_was_lost_does_not_wait_for_ever_for_requests_that_nobody_dro
     let ownership = Ownership::new("default");
     ownership.trust(trusted());
     ownership.set(P0, Some(E1), E1);
-    let Entry::In(stuck) = ownership.try_enter(P0, E1, lease_now()) else { panic!("refused") };
+    let EntryVerdict::In(stuck) = ownership.try_enter(P0, E1, lease_now()) else { panic!("refused") };
     ownership.fence();
     assert!(stuck.is_lost());
     ownership.idle(P0).await;
@@ -87,5 +87,5 @@ async fn an_ownership_that_was_closed_is_never_trusted_again() {
     ownership.close();
     ownership.trust(trusted());
     ownership.set(P0, Some(E1), E1);
-    assert!(matches!(ownership.try_enter(P0, E1, lease_now()), Entry::Refused(Rejection::Fenced)));
+    assert!(matches!(ownership.try_enter(P0, E1, lease_now()), EntryVerdict::Refused(Rejection::Fenced)));
 }

@@ -13,8 +13,8 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::endpoints::Endpoints;
-use super::seen::Seen;
-use super::tls::Material;
+use super::seen::ClusterRecord;
+use super::tls::TlsFiles;
 
 /// How long the first connection waits for the other endpoints.
 const COMPARISON_TIME: Duration = Duration::from_millis(250);
@@ -24,17 +24,17 @@ const LATE_TIME: Duration = Duration::from_secs(60);
 const LATE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The clusters of the endpoints that have responded.
-pub(super) struct Comparison {
+pub(super) struct ClusterComparison {
     endpoints: Endpoints,
-    material: Option<Material>,
+    material: Option<TlsFiles>,
     shown: BTreeMap<usize, u64>,
     /// Endpoints that may respond later. One without a listener is none of them.
     slow: Vec<usize>,
 }
 
-impl Comparison {
+impl ClusterComparison {
     /// Asks all endpoints but this one, which belongs to `cluster`.
-    pub(super) async fn of(endpoints: &Endpoints, endpoint: usize, cluster: u64, material: Option<&Material>) -> Self {
+    pub(super) async fn of(endpoints: &Endpoints, endpoint: usize, cluster: u64, material: Option<&TlsFiles>) -> Self {
         let others = (0..endpoints.urls().len()).filter(|other| *other != endpoint);
         let asked = others.map(async |other| {
             let opened = timeout(COMPARISON_TIME, endpoints.open(other, &mut material.cloned())).await;
@@ -48,7 +48,7 @@ impl Comparison {
                 Err(_) => slow.push(other),
             }
         }
-        Comparison { endpoints: endpoints.clone(), material: material.cloned(), shown, slow }
+        ClusterComparison { endpoints: endpoints.clone(), material: material.cloned(), shown, slow }
     }
 
     /// Returns the cluster to follow, or why there is none.
@@ -64,7 +64,7 @@ impl Comparison {
     }
 
     /// Asks the slow endpoints in the background, and refuses all of them if the process should not have followed `cluster`.
-    pub(super) fn go_on(mut self, cluster: u64, seen: Arc<Mutex<Seen>>) {
+    pub(super) fn go_on(mut self, cluster: u64, seen: Arc<Mutex<ClusterRecord>>) {
         if self.slow.is_empty() {
             return;
         }

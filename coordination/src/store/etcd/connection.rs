@@ -25,12 +25,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::super::StoreError;
 use super::EtcdOptions;
-use super::comparison::Comparison;
-use super::endpoints::{Connection, Endpoints, Opened};
-use super::failure::Failure;
-use super::seen::Seen;
-use super::tls::Material;
-use super::token::{Authenticator, Held};
+use super::comparison::ClusterComparison;
+use super::endpoints::{Endpoints, EtcdConnection, OpenedConnection};
+use super::failure::EtcdFailure;
+use super::seen::ClusterRecord;
+use super::tls::TlsFiles;
+use super::token::{Authenticator, CurrentToken};
 
 /// Whether a call is sent to another member after a failure that leaves open what the first one did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,15 +75,15 @@ impl Response for StatusResponse {
 pub(super) struct Connections {
     pub(super) endpoints: Endpoints,
     authenticator: Option<Authenticator>,
-    seen: Arc<SyncMutex<Seen>>,
-    current: Mutex<Current>,
+    seen: Arc<SyncMutex<ClusterRecord>>,
+    current: Mutex<CurrentEndpoint>,
 }
 
-struct Current {
-    connection: Option<Arc<Connection>>,
+struct CurrentEndpoint {
+    connection: Option<Arc<EtcdConnection>>,
     endpoint: usize,
     /// The certificates of the last connection.
-    material: Option<Material>,
+    material: Option<TlsFiles>,
     /// The endpoints that were refused for their cluster since they were last accepted: each is logged once.
     foreign: BTreeSet<usize>,
 }
@@ -93,10 +93,10 @@ impl Connections {
     pub(super) fn new(options: EtcdOptions) -> Self {
         // A random start spreads clients over the members.
         let endpoint = rand::random_range(0..options.endpoints.len());
-        let endpoints = Endpoints { options, token: Held::default(), refused: CancellationToken::new() };
+        let endpoints = Endpoints { options, token: CurrentToken::default(), refused: CancellationToken::new() };
         let authenticator = endpoints.options.credentials.clone();
         let authenticator = authenticator.map(|credentials| Authenticator::new(credentials, endpoints.token.clone()));
-        let current = Current { connection: None, endpoint, material: None, foreign: BTreeSet::new() };
+        let current = CurrentEndpoint { connection: None, endpoint, material: None, foreign: BTreeSet::new() };
         Connections { endpoints, authenticator, seen: Arc::default(), current: Mutex::new(current) }
     }
 
@@ -109,7 +109,7 @@ impl Connections {
         &self,
         deadline: Instant,
         repeat: Repeat,
-        call: impl Fn(Arc<Connection>) -> F,
+        call: impl Fn(Arc<EtcdConnection>) -> F,
     ) -> Result<T, StoreError>
     where
         T: Response,
@@ -119,8 +119,10 @@ impl Connections {
         for _ in self.endpoints.urls() {
             let connection = match timeout_at(deadline, self.connection()).await {
                 Ok(Ok(connection)) => connection,
-                Ok(Err(Failure::Answered(error))) => return Err(self.named(error)),
-                Ok(Err(Failure::Unauthenticated(text) | Failure::Broken(text) | Failure::NotSent(text))) => {
+                Ok(Err(EtcdFailure::Answered(error))) => return Err(self.named(error)),
+                Ok(Err(
+                    EtcdFailure::Unauthenticated(text) | EtcdFailure::Broken(text) | EtcdFailure::NotSent(text),
+                )) => {
                     failed.push(text);
                     continue;
                 }
@@ -128,16 +130,16 @@ impl Connections {
             };
             match self.call_by(&connection, deadline, &call).await {
                 Ok(response) => return Ok(response),
-                Err(Failure::Answered(error)) => return Err(self.named(error)),
-                Err(Failure::Unauthenticated(text)) => return Err(self.named(StoreError::Refused(text))),
-                Err(Failure::Broken(text)) => {
+                Err(EtcdFailure::Answered(error)) => return Err(self.named(error)),
+                Err(EtcdFailure::Unauthenticated(text)) => return Err(self.named(StoreError::Refused(text))),
+                Err(EtcdFailure::Broken(text)) => {
                     connection.broken.cancel();
                     if repeat == Repeat::Never || Instant::now() >= deadline {
                         return Err(self.unavailable(text));
                     }
                     failed.push(text);
                 }
-                Err(Failure::NotSent(text)) => {
+                Err(EtcdFailure::NotSent(text)) => {
                     connection.broken.cancel();
                     failed.push(text);
                 }
@@ -149,10 +151,10 @@ impl Connections {
     /// Makes one call over this connection, with a new token if etcd refuses the one there is.
     async fn call_by<T, F>(
         &self,
-        connection: &Arc<Connection>,
+        connection: &Arc<EtcdConnection>,
         deadline: Instant,
-        call: &impl Fn(Arc<Connection>) -> F,
-    ) -> Result<T, Failure>
+        call: &impl Fn(Arc<EtcdConnection>) -> F,
+    ) -> Result<T, EtcdFailure>
     where
         T: Response,
         F: Future<Output = Result<T, Error>>,
@@ -163,7 +165,7 @@ impl Connections {
         let token = self.endpoints.token.get();
         if token.is_some() {
             match self.send(connection, deadline, call).await {
-                Err(Failure::Unauthenticated(_)) => {}
+                Err(EtcdFailure::Unauthenticated(_)) => {}
                 result => return result,
             }
         }
@@ -174,27 +176,27 @@ impl Connections {
     async fn authenticate(
         &self,
         authenticator: &Authenticator,
-        connection: &Connection,
+        connection: &EtcdConnection,
         deadline: Instant,
         refused: Option<&HeaderValue>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), EtcdFailure> {
         let renewed = timeout_at(deadline, authenticator.renew(connection.auth.clone(), refused)).await;
         let cluster = renewed.unwrap_or_else(|_| {
             // It goes on, and so does the connection.
             let text =
                 format!("no response to the authentication within {:?} so far", self.endpoints.options.request_timeout);
-            Err(Failure::Answered(StoreError::Unavailable(text)))
+            Err(EtcdFailure::Answered(StoreError::Unavailable(text)))
         })?;
         let admitted = cluster.map_or(Ok(()), |cluster| self.seen().admit(cluster));
-        admitted.map_err(|why| Failure::NotSent(format!("{} is refused: {why}", self.endpoint(connection))))
+        admitted.map_err(|why| EtcdFailure::NotSent(format!("{} is refused: {why}", self.endpoint(connection))))
     }
 
     async fn send<T, F>(
         &self,
-        connection: &Arc<Connection>,
+        connection: &Arc<EtcdConnection>,
         deadline: Instant,
-        call: &impl Fn(Arc<Connection>) -> F,
-    ) -> Result<T, Failure>
+        call: &impl Fn(Arc<EtcdConnection>) -> F,
+    ) -> Result<T, EtcdFailure>
     where
         T: Response,
         F: Future<Output = Result<T, Error>>,
@@ -203,25 +205,25 @@ impl Connections {
         let response = tokio::select! {
             biased;
             response = timeout_at(deadline, call(Arc::clone(connection))) => match response {
-                Ok(response) => response.map_err(|error| Failure::of(&error))?,
-                Err(_) => return Err(Failure::Broken(self.silence())),
+                Ok(response) => response.map_err(|error| EtcdFailure::of(&error))?,
+                Err(_) => return Err(EtcdFailure::Broken(self.silence())),
             },
             // Another call has noticed first. Waiting for the deadline would use up the time that a participant can
             // be without sight of the store.
             () = connection.broken.cancelled() => {
-                return Err(Failure::Broken("the connection is given up".to_owned()));
+                return Err(EtcdFailure::Broken("the connection is given up".to_owned()));
             }
         };
         if let Some(header) = response.header() {
             let mut seen = self.seen();
-            seen.admit(header.cluster_id()).map_err(Failure::Broken)?;
+            seen.admit(header.cluster_id()).map_err(EtcdFailure::Broken)?;
             seen.record(header, T::OF_QUORUM, asked);
         }
         Ok(response)
     }
 
     /// Returns the URL of a connection's endpoint.
-    pub(super) fn endpoint(&self, connection: &Connection) -> &str {
+    pub(super) fn endpoint(&self, connection: &EtcdConnection) -> &str {
         &self.endpoints.urls()[connection.endpoint]
     }
 
@@ -230,7 +232,7 @@ impl Connections {
         self.seen().deposed(header?.raft_term())
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, ClusterRecord> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -257,9 +259,9 @@ impl Connections {
     }
 
     /// Returns the current connection, or a new one to the next endpoint.
-    async fn connection(&self) -> Result<Arc<Connection>, Failure> {
+    async fn connection(&self) -> Result<Arc<EtcdConnection>, EtcdFailure> {
         if let Some(why) = self.seen().refused() {
-            return Err(Failure::Answered(StoreError::Refused(why)));
+            return Err(EtcdFailure::Answered(StoreError::Refused(why)));
         }
         let mut current = self.current.lock().await;
         if let Some(connection) = current.connection.take() {
@@ -272,9 +274,10 @@ impl Connections {
         let endpoint = current.endpoint % self.endpoints.urls().len();
         // In case this fails, or the caller gives up half-way.
         current.endpoint = endpoint + 1;
-        let Opened { connection, cluster, is_learner } = self.endpoints.open(endpoint, &mut current.material).await?;
+        let OpenedConnection { connection, cluster, is_learner } =
+            self.endpoints.open(endpoint, &mut current.material).await?;
         if is_learner {
-            return Err(Failure::NotSent(format!("{} is a learner", self.endpoints.urls()[endpoint])));
+            return Err(EtcdFailure::NotSent(format!("{} is a learner", self.endpoints.urls()[endpoint])));
         }
         if let Some(cluster) = cluster {
             self.admit(endpoint, cluster, &mut current).await?;
@@ -286,19 +289,19 @@ impl Connections {
 
     /// Returns why a member of this cluster is not to be used, if so. Before the first connection the other endpoints are
     /// asked as well, as processes that each believe the first endpoint to respond might follow different clusters.
-    async fn admit(&self, endpoint: usize, cluster: u64, current: &mut Current) -> Result<(), Failure> {
+    async fn admit(&self, endpoint: usize, cluster: u64, current: &mut CurrentEndpoint) -> Result<(), EtcdFailure> {
         if self.seen().cluster().is_none() {
-            let comparison = Comparison::of(&self.endpoints, endpoint, cluster, current.material.as_ref()).await;
+            let comparison = ClusterComparison::of(&self.endpoints, endpoint, cluster, current.material.as_ref()).await;
             let chosen = match comparison.chosen() {
                 Ok(chosen) => chosen,
                 Err(text) => {
                     if current.foreign.insert(endpoint) {
                         tracing::error!(error = text, "no etcd cluster can be chosen");
                     }
-                    return Err(Failure::Answered(StoreError::Refused(text)));
+                    return Err(EtcdFailure::Answered(StoreError::Refused(text)));
                 }
             };
-            self.seen().admit(chosen).map_err(Failure::NotSent)?;
+            self.seen().admit(chosen).map_err(EtcdFailure::NotSent)?;
             comparison.go_on(chosen, Arc::clone(&self.seen));
         }
         let admitted = self.seen().admit(cluster);
@@ -312,7 +315,7 @@ impl Connections {
                 if current.foreign.insert(endpoint) {
                     tracing::error!(error = text, "an endpoint belongs to another etcd cluster");
                 }
-                Err(Failure::NotSent(text))
+                Err(EtcdFailure::NotSent(text))
             }
         }
     }

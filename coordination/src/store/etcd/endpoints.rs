@@ -15,9 +15,9 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::EtcdOptions;
-use super::failure::Failure;
-use super::tls::Material;
-use super::token::Held;
+use super::failure::EtcdFailure;
+use super::tls::TlsFiles;
+use super::token::CurrentToken;
 
 /// Interval of HTTP/2 pings on a quiet connection. By default (`--grpc-keepalive-min-time`) etcd disconnects clients
 /// that ping more often than every 5 s, or without an open stream.
@@ -30,7 +30,7 @@ const MAX_RESPONSE_BYTES: usize = 1 << 30;
 
 /// One connection.
 #[derive(Clone)]
-pub(super) struct Connection {
+pub(super) struct EtcdConnection {
     pub(super) kv: KvClient,
     pub(super) watch: WatchClient,
     pub(super) lease: LeaseClient,
@@ -43,8 +43,8 @@ pub(super) struct Connection {
 }
 
 /// A connection to a member, with what the member says of itself.
-pub(super) struct Opened {
-    pub(super) connection: Connection,
+pub(super) struct OpenedConnection {
+    pub(super) connection: EtcdConnection,
     /// The id of its cluster, if it tells.
     pub(super) cluster: Option<u64>,
     pub(super) is_learner: bool,
@@ -54,7 +54,7 @@ pub(super) struct Opened {
 #[derive(Clone)]
 pub(super) struct Endpoints {
     pub(super) options: EtcdOptions,
-    pub(super) token: Held,
+    pub(super) token: CurrentToken,
     /// Cancelled when none of them may be used any more. Breaks each connection.
     pub(super) refused: CancellationToken,
 }
@@ -66,19 +66,27 @@ impl Endpoints {
 
     /// Connects to an endpoint with the certificates in the files, or with `last`, the last usable ones, if the files cannot be
     /// used now.
-    pub(super) async fn open(&self, endpoint: usize, last: &mut Option<Material>) -> Result<Opened, Failure> {
+    pub(super) async fn open(
+        &self,
+        endpoint: usize,
+        last: &mut Option<TlsFiles>,
+    ) -> Result<OpenedConnection, EtcdFailure> {
         let limit = self.options.connect_timeout;
         timeout(limit, self.open_with_files(endpoint, last)).await.unwrap_or_else(|_| {
             let url = &self.urls()[endpoint];
-            Err(Failure::NotSent(format!("{url} did not respond within {limit:?}")))
+            Err(EtcdFailure::NotSent(format!("{url} did not respond within {limit:?}")))
         })
     }
 
-    async fn open_with_files(&self, endpoint: usize, last: &mut Option<Material>) -> Result<Opened, Failure> {
+    async fn open_with_files(
+        &self,
+        endpoint: usize,
+        last: &mut Option<TlsFiles>,
+    ) -> Result<OpenedConnection, EtcdFailure> {
         let Some(tls) = &self.options.tls else {
             return self.open_with(endpoint, self.connect_options()).await;
         };
-        let with = |material: &Material| self.connect_options().with_tls(material.options());
+        let with = |material: &TlsFiles| self.connect_options().with_tls(material.options());
         let failure = match tls.read() {
             Ok(material) => match self.open_with(endpoint, with(&material)).await {
                 Ok(opened) => {
@@ -88,7 +96,7 @@ impl Endpoints {
                 Err(failure) if last.as_ref().is_none_or(|last| *last == material) => return Err(failure),
                 Err(failure) => failure,
             },
-            Err(text) => Failure::NotSent(text),
+            Err(text) => EtcdFailure::NotSent(text),
         };
         let Some(material) = last else { return Err(failure) };
         tracing::warn!(?failure, "etcd certificates cannot be used; keeping the previous ones");
@@ -97,18 +105,18 @@ impl Endpoints {
 
     /// Connects to a member that has responded. The kernel accepts connections for a hanging member too, and its first call
     /// would waste more time than a short lease has.
-    async fn open_with(&self, endpoint: usize, options: ConnectOptions) -> Result<Opened, Failure> {
+    async fn open_with(&self, endpoint: usize, options: ConnectOptions) -> Result<OpenedConnection, EtcdFailure> {
         let url = &self.urls()[endpoint];
         // Sends nothing yet.
         let client = Client::connect_with_balanced_channel([url], Some(options), self.token.clone());
-        let client = client.await.map_err(|error| Failure::of(&error))?;
+        let client = client.await.map_err(|error| EtcdFailure::of(&error))?;
         let (cluster, is_learner) = match introduction(&client).await {
             Ok(introduction) => introduction,
             // Nothing was sent but questions without effect.
-            Err(Failure::Broken(text) | Failure::NotSent(text)) => return Err(Failure::NotSent(text)),
-            Err(Failure::Answered(_) | Failure::Unauthenticated(_)) => (None, false),
+            Err(EtcdFailure::Broken(text) | EtcdFailure::NotSent(text)) => return Err(EtcdFailure::NotSent(text)),
+            Err(EtcdFailure::Answered(_) | EtcdFailure::Unauthenticated(_)) => (None, false),
         };
-        let connection = Connection {
+        let connection = EtcdConnection {
             kv: client.kv_client().max_decoding_message_size(MAX_RESPONSE_BYTES),
             watch: client.watch_client().max_decoding_message_size(MAX_RESPONSE_BYTES),
             lease: client.lease_client(),
@@ -117,7 +125,7 @@ impl Endpoints {
             endpoint,
             broken: self.refused.child_token(),
         };
-        Ok(Opened { connection, cluster, is_learner })
+        Ok(OpenedConnection { connection, cluster, is_learner })
     }
 
     fn connect_options(&self) -> ConnectOptions {
@@ -131,13 +139,13 @@ impl Endpoints {
 }
 
 /// Returns the id of a member's cluster, and whether it is a learner. Needs no token as a rule.
-async fn introduction(client: &Client) -> Result<(Option<u64>, bool), Failure> {
+async fn introduction(client: &Client) -> Result<(Option<u64>, bool), EtcdFailure> {
     let cluster = |header: Option<&ResponseHeader>| header.map(ResponseHeader::cluster_id);
-    match client.maintenance_client().status().await.map_err(|error| Failure::of(&error)) {
+    match client.maintenance_client().status().await.map_err(|error| EtcdFailure::of(&error)) {
         Ok(status) => Ok((cluster(status.header()), status.is_learner())),
         // Newer versions tell this to administrators alone. An empty transaction needs no permission.
-        Err(Failure::Answered(_) | Failure::Unauthenticated(_)) => {
-            let response = client.kv_client().txn(Txn::new()).await.map_err(|error| Failure::of(&error))?;
+        Err(EtcdFailure::Answered(_) | EtcdFailure::Unauthenticated(_)) => {
+            let response = client.kv_client().txn(Txn::new()).await.map_err(|error| EtcdFailure::of(&error))?;
             Ok((cluster(response.header()), false))
         }
         Err(failure) => Err(failure),

@@ -16,7 +16,7 @@ use super::super::StoreError;
 
 /// An error, by its consequence for the connection.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum EtcdFailure {
     /// No connection was established, so nothing was sent: another endpoint may be tried at once.
     NotSent(String),
     /// The connection, or the member behind it, is useless. What was sent may have taken effect.
@@ -27,54 +27,56 @@ pub(super) enum Failure {
     Answered(StoreError),
 }
 
-impl Failure {
+impl EtcdFailure {
     pub(super) fn of(error: &Error) -> Self {
         match error {
             Error::GRpcStatus(status) => of_status(status),
             // etcd-client reports in this way that the first response on a stream had no TTL left.
             Error::LeaseKeepAliveError(text) if text == "lease not found" => {
-                Failure::Answered(StoreError::LeaseNotFound)
+                EtcdFailure::Answered(StoreError::LeaseNotFound)
             }
             Error::InvalidArgs(_) | Error::InvalidUri(_) | Error::InvalidMetadataValue(_) => {
-                Failure::Answered(StoreError::Refused(error.to_string()))
+                EtcdFailure::Answered(StoreError::Refused(error.to_string()))
             }
-            _ => Failure::Broken(error.to_string()),
+            _ => EtcdFailure::Broken(error.to_string()),
         }
     }
 }
 
-impl From<Failure> for StoreError {
-    fn from(failure: Failure) -> Self {
+impl From<EtcdFailure> for StoreError {
+    fn from(failure: EtcdFailure) -> Self {
         match failure {
-            Failure::NotSent(text) | Failure::Broken(text) => StoreError::Unavailable(text),
-            Failure::Unauthenticated(text) => StoreError::Refused(text),
-            Failure::Answered(error) => error,
+            EtcdFailure::NotSent(text) | EtcdFailure::Broken(text) => StoreError::Unavailable(text),
+            EtcdFailure::Unauthenticated(text) => StoreError::Refused(text),
+            EtcdFailure::Answered(error) => error,
         }
     }
 }
 
-fn of_status(status: &Status) -> Failure {
+fn of_status(status: &Status) -> EtcdFailure {
     let text = chain(status);
     if in_chain::<ConnectError>(status) {
-        return Failure::NotSent(text);
+        return EtcdFailure::NotSent(text);
     }
     // tonic keeps the cause of a transport error; a response of etcd has none.
     if status.source().is_some() {
-        return Failure::Broken(text);
+        return EtcdFailure::Broken(text);
     }
     let message = status.message();
     match status.code() {
-        Code::NotFound if message.contains("lease not found") => Failure::Answered(StoreError::LeaseNotFound),
+        Code::NotFound if message.contains("lease not found") => EtcdFailure::Answered(StoreError::LeaseNotFound),
         // A healthy but busy member responds this before the request is proposed.
         Code::ResourceExhausted if message.contains("too many requests") => {
-            Failure::Answered(StoreError::Unavailable(text))
+            EtcdFailure::Answered(StoreError::Unavailable(text))
         }
         // A member responds this when it has just heard of the new leader. Another member might be the one that died.
-        Code::Unavailable if message.contains("leader changed") => Failure::Answered(StoreError::Unavailable(text)),
+        Code::Unavailable if message.contains("leader changed") => EtcdFailure::Answered(StoreError::Unavailable(text)),
         // The token belongs to an earlier state of etcd's users.
-        Code::InvalidArgument if message.contains("revision of auth store is old") => Failure::Unauthenticated(text),
-        Code::InvalidArgument if message.contains("user name is empty") => Failure::Unauthenticated(text),
-        Code::Unauthenticated => Failure::Unauthenticated(text),
+        Code::InvalidArgument if message.contains("revision of auth store is old") => {
+            EtcdFailure::Unauthenticated(text)
+        }
+        Code::InvalidArgument if message.contains("user name is empty") => EtcdFailure::Unauthenticated(text),
+        Code::Unauthenticated => EtcdFailure::Unauthenticated(text),
         Code::InvalidArgument
         | Code::NotFound
         | Code::AlreadyExists
@@ -82,9 +84,9 @@ fn of_status(status: &Status) -> Failure {
         | Code::ResourceExhausted
         | Code::FailedPrecondition
         | Code::OutOfRange
-        | Code::Unimplemented => Failure::Answered(StoreError::Refused(text)),
+        | Code::Unimplemented => EtcdFailure::Answered(StoreError::Refused(text)),
         // Also "no leader" and "request timed out": another member may do better.
-        _ => Failure::Broken(text),
+        _ => EtcdFailure::Broken(text),
     }
 }
 

@@ -33,7 +33,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{Instant, timeout_at};
 
 use self::connection::{Connections, Repeat, Response};
-use self::endpoints::Connection;
+use self::endpoints::EtcdConnection;
 pub use self::tls::{ClientIdentity, EtcdTls};
 pub use self::token::EtcdCredentials;
 use super::batches::batches;
@@ -91,13 +91,13 @@ pub struct EtcdStore {
     keepers: Arc<Mutex<HashMap<LeaseId, KeeperSlot>>>,
 }
 
-type KeeperSlot = Arc<AsyncMutex<Option<Keeper>>>;
+type KeeperSlot = Arc<AsyncMutex<Option<RenewalStream>>>;
 
 /// A stream of renewals without one in flight. A renewal takes the stream out of its slot, and puts it back with the
 /// response. An abandoned renewal thereby drops its stream. Its late response would otherwise be taken for that of the
 /// next renewal, and the lease be trusted for longer than etcd has said.
-struct Keeper {
-    connection: Arc<Connection>,
+struct RenewalStream {
+    connection: Arc<EtcdConnection>,
     requests: LeaseKeeper,
     responses: LeaseKeepAliveStream,
 }
@@ -158,7 +158,12 @@ impl EtcdStore {
 
     /// Renews over the stream in `slot`, or over a new one. A caller that gives up half-way, because its lease cannot
     /// wait for the deadline, gives up the connection too: the next renewal goes to another member.
-    async fn renew(&self, lease: LeaseId, slot: &mut Option<Keeper>, deadline: Instant) -> Result<(), StoreError> {
+    async fn renew(
+        &self,
+        lease: LeaseId,
+        slot: &mut Option<RenewalStream>,
+        deadline: Instant,
+    ) -> Result<(), StoreError> {
         if let Some(mut keeper) = slot.take()
             && !keeper.connection.broken.is_cancelled()
         {
@@ -180,25 +185,25 @@ impl EtcdStore {
             let renewed = connection.lease.clone().keep_alive(lease.get()).await;
             let renewed = match renewed {
                 Ok((requests, responses)) => {
-                    let mut keeper = Keeper { connection, requests, responses };
+                    let mut keeper = RenewalStream { connection, requests, responses };
                     // The first response's header is known to etcd-client alone.
                     let response = keeper.renew().await;
-                    response.map(|response| Renewed { keeper, response }).ok_or_else(stream_ended)
+                    response.map(|response| NewRenewalStream { keeper, response }).ok_or_else(stream_ended)
                 }
                 Err(error) => Err(error),
             };
             unanswered.disarm();
             renewed
         });
-        let Renewed { keeper, response } = renewed.await?;
+        let NewRenewalStream { keeper, response } = renewed.await?;
         if response.ttl() > 0 { self.count(slot, keeper, &response) } else { Err(StoreError::LeaseNotFound) }
     }
 
     /// Keeps the stream whose member has renewed a lease, unless the renewal counts for nothing.
     fn count(
         &self,
-        slot: &mut Option<Keeper>,
-        keeper: Keeper,
+        slot: &mut Option<RenewalStream>,
+        keeper: RenewalStream,
         response: &LeaseKeepAliveResponse,
     ) -> Result<(), StoreError> {
         match self.connections.deposed(response.header()) {
@@ -260,7 +265,7 @@ impl EtcdStore {
     }
 }
 
-impl Keeper {
+impl RenewalStream {
     /// Returns the response to a renewal, with a TTL of 0 if the lease is gone. `None` if the stream has ended.
     async fn renew(&mut self) -> Option<LeaseKeepAliveResponse> {
         self.requests.keep_alive().await.ok()?;
@@ -269,12 +274,12 @@ impl Keeper {
 }
 
 /// A renewal over a new stream.
-struct Renewed {
-    keeper: Keeper,
+struct NewRenewalStream {
+    keeper: RenewalStream,
     response: LeaseKeepAliveResponse,
 }
 
-impl Response for Renewed {
+impl Response for NewRenewalStream {
     const OF_QUORUM: bool = false;
 
     fn header(&self) -> Option<&ResponseHeader> {

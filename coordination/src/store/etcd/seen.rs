@@ -16,7 +16,7 @@ use super::convert;
 
 /// What a process has seen of its etcd.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct ClusterRecord {
     cluster: Option<u64>,
     /// Why no endpoint may be used any more.
     refused: Option<String>,
@@ -26,7 +26,7 @@ pub(super) struct Seen {
     term: Option<(u64, Instant)>,
 }
 
-impl Seen {
+impl ClusterRecord {
     /// Returns the cluster, once it is known.
     pub(super) fn cluster(&self) -> Option<u64> {
         self.cluster
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn another_cluster_is_refused_by_both_ids() {
-        let mut seen = Seen::default();
+        let mut seen = ClusterRecord::default();
         assert_eq!(seen.admit(0xab), Ok(()));
         assert_eq!(seen.admit(0xab), Ok(()));
         let refused = seen.admit(0xcd).unwrap_err();
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_term_below_one_seen_before_counts_for_nothing_until_a_later_response_shows_it() {
-        let mut seen = Seen::default();
+        let mut seen = ClusterRecord::default();
         let at = |seconds| Instant::now() + Duration::from_secs(seconds);
         assert_eq!(seen.deposed(1), None);
         seen.record_term(5, at(0), at(1));

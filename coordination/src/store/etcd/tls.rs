@@ -31,24 +31,24 @@ pub struct ClientIdentity {
 
 /// The contents of the files.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Material {
+pub(super) struct TlsFiles {
     ca: Vec<u8>,
     identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl EtcdTls {
     /// Reads the files. Blocks for as long as three small files take, once for each connection.
-    pub(super) fn read(&self) -> Result<Material, String> {
+    pub(super) fn read(&self) -> Result<TlsFiles, String> {
         let read = |path: &Path| fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()));
         let identity = match &self.identity {
             Some(ClientIdentity { cert, key }) => Some((read(cert)?, read(key)?)),
             None => None,
         };
-        Ok(Material { ca: read(&self.ca)?, identity })
+        Ok(TlsFiles { ca: read(&self.ca)?, identity })
     }
 }
 
-impl Material {
+impl TlsFiles {
     pub(super) fn options(&self) -> TlsOptions {
         let options = TlsOptions::new().ca_certificate(Certificate::from_pem(&self.ca));
         match &self.identity {

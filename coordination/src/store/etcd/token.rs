@@ -26,7 +26,7 @@ use tower::ServiceExt as _;
 use tower::util::BoxCloneSyncService;
 
 use super::super::StoreError;
-use super::failure::Failure;
+use super::failure::EtcdFailure;
 
 /// How long etcd may take to check a password. Some 300 processes per core of etcd can ask at the same time. A member that
 /// hangs is noticed earlier, by pings.
@@ -53,9 +53,9 @@ impl EtcdCredentials {
 
 /// The token that requests carry; none before the first authentication, or without a user.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Held(Arc<RwLock<Option<HeaderValue>>>);
+pub(super) struct CurrentToken(Arc<RwLock<Option<HeaderValue>>>);
 
-impl Held {
+impl CurrentToken {
     pub(super) fn get(&self) -> Option<HeaderValue> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -67,7 +67,7 @@ impl Held {
 
 /// Builds channels whose requests carry the token. etcd-client's own token belongs to one connection and costs an
 /// authentication for each.
-impl BalancedChannelBuilder for Held {
+impl BalancedChannelBuilder for CurrentToken {
     type Error = tonic::transport::Error;
 
     fn balanced_channel(self, buffered: usize) -> Result<(Channel, mpsc::Sender<Change<Uri, Endpoint>>), Self::Error> {
@@ -88,48 +88,52 @@ impl BalancedChannelBuilder for Held {
 /// Gets tokens.
 pub(super) struct Authenticator {
     credentials: EtcdCredentials,
-    held: Held,
-    state: Mutex<State>,
+    held: CurrentToken,
+    state: Mutex<TokenState>,
 }
 
 #[derive(Default)]
-struct State {
-    running: Option<AbortOnDropHandle<Result<Granted, Failure>>>,
+struct TokenState {
+    running: Option<AbortOnDropHandle<Result<GrantedToken, EtcdFailure>>>,
     passwords: Passwords,
 }
 
 /// A successful authentication.
-struct Granted {
+struct GrantedToken {
     token: HeaderValue,
     password: String,
     cluster: Option<u64>,
 }
 
 impl Authenticator {
-    pub(super) fn new(credentials: EtcdCredentials, held: Held) -> Self {
+    pub(super) fn new(credentials: EtcdCredentials, held: CurrentToken) -> Self {
         Authenticator { credentials, held, state: Mutex::default() }
     }
 
     /// Replaces the token `refused`, unless another call has done so. Returns the id of the cluster that has given the new
     /// one. A caller that gives up leaves the authentication to the next one.
-    pub(super) async fn renew(&self, auth: AuthClient, refused: Option<&HeaderValue>) -> Result<Option<u64>, Failure> {
+    pub(super) async fn renew(
+        &self,
+        auth: AuthClient,
+        refused: Option<&HeaderValue>,
+    ) -> Result<Option<u64>, EtcdFailure> {
         let mut state = self.state.lock().await;
         if self.held.get().as_ref() != refused {
             return Ok(None);
         }
-        let State { running, passwords } = &mut *state;
+        let TokenState { running, passwords } = &mut *state;
         if running.is_none() {
             let passwords = passwords.candidates(self.credentials.password(), Instant::now())?;
             let authentication = authenticate(auth, self.credentials.clone(), passwords);
             *running = Some(AbortOnDropHandle::new(tokio::spawn(authentication)));
         }
         let result = match running {
-            Some(running) => running.await.unwrap_or_else(|error| Err(Failure::Broken(error.to_string()))),
+            Some(running) => running.await.unwrap_or_else(|error| Err(EtcdFailure::Broken(error.to_string()))),
             None => return Ok(None),
         };
         *running = None;
         match result {
-            Ok(Granted { token, password, cluster }) => {
+            Ok(GrantedToken { token, password, cluster }) => {
                 passwords.accept(password);
                 self.held.set(token);
                 Ok(cluster)
@@ -147,31 +151,33 @@ async fn authenticate(
     mut auth: AuthClient,
     credentials: EtcdCredentials,
     passwords: Vec<String>,
-) -> Result<Granted, Failure> {
+) -> Result<GrantedToken, EtcdFailure> {
     let EtcdCredentials { username, password_file } = credentials;
     let mut refused = "there is no password".to_owned();
     for password in passwords {
         let response = match timeout(TIMEOUT, auth.authenticate(username.clone(), password.clone())).await {
-            Ok(response) => response.map_err(|error| Failure::of(&error)),
+            Ok(response) => response.map_err(|error| EtcdFailure::of(&error)),
             Err(_) => {
                 let text = format!("no response to the authentication within {TIMEOUT:?}");
-                Err(Failure::Answered(StoreError::Unavailable(text)))
+                Err(EtcdFailure::Answered(StoreError::Unavailable(text)))
             }
         };
         match response {
             Ok(response) => {
                 let mut token = HeaderValue::from_str(response.token())
-                    .map_err(|_| Failure::Broken("etcd has given an unusable token".to_owned()))?;
+                    .map_err(|_| EtcdFailure::Broken("etcd has given an unusable token".to_owned()))?;
                 token.set_sensitive(true);
                 let cluster = response.header().map(etcd_client::ResponseHeader::cluster_id);
-                return Ok(Granted { token, password, cluster });
+                return Ok(GrantedToken { token, password, cluster });
             }
-            Err(Failure::Answered(StoreError::Refused(what)) | Failure::Unauthenticated(what)) => refused = what,
+            Err(EtcdFailure::Answered(StoreError::Refused(what)) | EtcdFailure::Unauthenticated(what)) => {
+                refused = what
+            }
             Err(other) => return Err(other),
         }
     }
     let refused = format!("{refused} (user {username}, password in {})", password_file.display());
-    Err(Failure::Answered(StoreError::Refused(refused)))
+    Err(EtcdFailure::Answered(StoreError::Refused(refused)))
 }
 
 /// What is known of the passwords. Pure but for its log.
@@ -186,7 +192,7 @@ struct Passwords {
 
 impl Passwords {
     /// Returns what to try, given what the file contains: that, and the last good one.
-    fn candidates(&mut self, read: Result<String, String>, now: Instant) -> Result<Vec<String>, Failure> {
+    fn candidates(&mut self, read: Result<String, String>, now: Instant) -> Result<Vec<String>, EtcdFailure> {
         let (read, unreadable) = match read {
             Ok(password) => (Some(password), None),
             Err(text) => (None, Some(text)),
@@ -194,11 +200,11 @@ impl Passwords {
         let mut passwords: Vec<String> = read.into_iter().chain(self.good.clone()).collect();
         passwords.dedup();
         if passwords.is_empty() {
-            return Err(Failure::Answered(StoreError::Refused(unreadable.unwrap_or_default())));
+            return Err(EtcdFailure::Answered(StoreError::Refused(unreadable.unwrap_or_default())));
         }
         match &self.pause {
             Some((until, error)) if now < *until && passwords == self.tried => {
-                return Err(Failure::Answered(error.clone()));
+                return Err(EtcdFailure::Answered(error.clone()));
             }
             // A new password is no reason to wait as long as for the old one.
             Some(_) if passwords != self.tried => self.failures = 0,
@@ -220,8 +226,8 @@ impl Passwords {
     }
 
     /// A connection that has failed costs etcd nothing, so no pause follows.
-    fn fail(&mut self, failure: &Failure, now: Instant) {
-        let Failure::Answered(error) = failure else { return };
+    fn fail(&mut self, failure: &EtcdFailure, now: Instant) {
+        let EtcdFailure::Answered(error) = failure else { return };
         if self.pause.is_none() {
             tracing::error!(%error, "etcd does not accept this process's user; the password's file will be read again");
         }
@@ -239,8 +245,8 @@ mod tests {
         Ok(password.to_owned())
     }
 
-    fn refused() -> Failure {
-        Failure::Answered(StoreError::Refused("authentication failed".to_owned()))
+    fn refused() -> EtcdFailure {
+        EtcdFailure::Answered(StoreError::Refused("authentication failed".to_owned()))
     }
 
     #[test]
@@ -263,7 +269,7 @@ mod tests {
             passwords.fail(&refused(), now);
             let begun = now;
             while let Err(failure) = passwords.candidates(read("old"), now) {
-                assert!(matches!(failure, Failure::Answered(StoreError::Refused(_))), "{failure:?}");
+                assert!(matches!(failure, EtcdFailure::Answered(StoreError::Refused(_))), "{failure:?}");
                 now += Duration::from_millis(50);
             }
             pauses.push((now - begun).as_millis());
@@ -277,8 +283,8 @@ mod tests {
     #[test]
     fn a_connection_that_fails_needs_no_pause() {
         let (mut passwords, now) = (Passwords::default(), Instant::now());
-        passwords.fail(&Failure::NotSent("connection refused".to_owned()), now);
-        passwords.fail(&Failure::Broken("connection reset".to_owned()), now);
+        passwords.fail(&EtcdFailure::NotSent("connection refused".to_owned()), now);
+        passwords.fail(&EtcdFailure::Broken("connection reset".to_owned()), now);
         assert!(passwords.candidates(read("old"), now).is_ok());
     }
 }

@@ -25,18 +25,18 @@ use tokio::sync::mpsc;
 use super::super::StoreError;
 use super::connection::{Connections, Repeat, Response};
 use super::convert;
-use super::endpoints::Connection;
-use super::failure::Failure;
+use super::endpoints::EtcdConnection;
+use super::failure::EtcdFailure;
 
 /// Most batches that wait for their reader.
 const BUFFERED_BATCHES: usize = 64;
 
 /// The sending side of a watch.
-type Sender = mpsc::Sender<Result<Batch, StoreError>>;
+type WatchSender = mpsc::Sender<Result<Batch, StoreError>>;
 
 /// A watch that etcd has confirmed.
-struct Open {
-    connection: Arc<Connection>,
+struct ConfirmedWatch {
+    connection: Arc<EtcdConnection>,
     stream: WatchStream,
 }
 
@@ -56,7 +56,7 @@ pub(super) async fn start(
     Ok(batches)
 }
 
-async fn open(connections: &Connections, keys: &Keys, from: Revision) -> Result<Open, StoreError> {
+async fn open(connections: &Connections, keys: &Keys, from: Revision) -> Result<ConfirmedWatch, StoreError> {
     let opened = connections.call(connections.deadline(), Repeat::AtNextEndpoint, |connection| async move {
         if connections.endpoints.options.credentials.is_some() {
             // etcd refuses a watch with a void token by the words for a user without the permission. A read tells.
@@ -68,9 +68,9 @@ async fn open(connections: &Connections, keys: &Keys, from: Revision) -> Result<
         let mut stream = connection.watch.clone().watch(key, Some(options)).await?;
         // The first message says whether the watch was created. Changes come later.
         let first = stream.message().await?;
-        Ok(Opened { open: Open { connection, stream }, first })
+        Ok(OpenedWatch { open: ConfirmedWatch { connection, stream }, first })
     });
-    let Opened { open, first } = opened.await?;
+    let OpenedWatch { open, first } = opened.await?;
     match first {
         Some(first) => read(connections, &open.connection, &first, from)?,
         None => return Err(connections.unavailable("etcd has ended the watch")),
@@ -79,12 +79,12 @@ async fn open(connections: &Connections, keys: &Keys, from: Revision) -> Result<
 }
 
 /// A new watch, and its first message.
-struct Opened {
-    open: Open,
+struct OpenedWatch {
+    open: ConfirmedWatch,
     first: Option<WatchResponse>,
 }
 
-impl Response for Opened {
+impl Response for OpenedWatch {
     const OF_QUORUM: bool = false;
 
     fn header(&self) -> Option<&ResponseHeader> {
@@ -97,11 +97,11 @@ async fn feed(
     connections: Arc<Connections>,
     keys: Keys,
     mut next: Revision,
-    mut watch: Open,
-    out: &Sender,
+    mut watch: ConfirmedWatch,
+    out: &WatchSender,
 ) -> Result<(), StoreError> {
     loop {
-        let Open { connection, stream } = &mut watch;
+        let ConfirmedWatch { connection, stream } = &mut watch;
         let response = tokio::select! {
             biased;
             () = out.closed() => return Ok(()),
@@ -109,9 +109,9 @@ async fn feed(
             message = stream.message() => match message {
                 Ok(Some(response)) => read(&connections, connection, &response, next),
                 Ok(None) => Err(connections.unavailable("etcd has ended the watch")),
-                Err(error) => Err(match Failure::of(&error) {
-                    Failure::Answered(error) => error,
-                    Failure::Broken(what) | Failure::NotSent(what) | Failure::Unauthenticated(what) => {
+                Err(error) => Err(match EtcdFailure::of(&error) {
+                    EtcdFailure::Answered(error) => error,
+                    EtcdFailure::Broken(what) | EtcdFailure::NotSent(what) | EtcdFailure::Unauthenticated(what) => {
                         connections.unavailable(what)
                     }
                 }),
@@ -144,7 +144,7 @@ async fn feed(
 /// Returns the content of a response: changes, nothing (the watch was created; progress), or why the watch is over.
 fn read(
     connections: &Connections,
-    connection: &Connection,
+    connection: &EtcdConnection,
     response: &WatchResponse,
     next: Revision,
 ) -> Result<Option<Batch>, StoreError> {

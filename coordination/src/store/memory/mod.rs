@@ -27,7 +27,7 @@ use segue_protocol::txn::{Batch, Keys, Snapshot, Txn, TxnOutcome};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep_until};
 
-use self::state::{Read, State};
+use self::state::{HistoryRead, StoreState};
 use super::batches::batches;
 use super::{SharedHorizon, Store, StoreError, Survey, Usage, Watch};
 
@@ -43,19 +43,19 @@ pub struct MemoryStore {
 /// A copy of an embedded store at one revision.
 #[cfg(any(test, feature = "test-util"))]
 #[derive(Debug, Clone)]
-pub struct MemoryBackup(State);
+pub struct MemoryBackup(StoreState);
 
 #[derive(Debug)]
 struct Inner {
-    guarded: Mutex<Guarded>,
+    guarded: Mutex<GuardedState>,
     /// Wakes the watches, in the order in which they began to wait: there is something to read, an earlier lease to
     /// wait for, or an outage. (With a `tokio::sync::watch` the order would be random, and no simulation reproducible.)
     changes: Notify,
 }
 
 #[derive(Debug)]
-struct Guarded {
-    state: State,
+struct GuardedState {
+    state: StoreState,
     available: bool,
     /// Grows with each outage, so that a watch also notices one that is already over.
     outages: u64,
@@ -64,7 +64,7 @@ struct Guarded {
 impl MemoryStore {
     /// Returns an empty store.
     pub fn new() -> Self {
-        let guarded = Guarded { state: State::new(), available: true, outages: 0 };
+        let guarded = GuardedState { state: StoreState::new(), available: true, outages: 0 };
         MemoryStore { inner: Arc::new(Inner { guarded: Mutex::new(guarded), changes: Notify::new() }) }
     }
 
@@ -99,7 +99,7 @@ impl MemoryStore {
     }
 
     /// Runs `act` after ending the leases whose time is over.
-    fn with<T>(&self, act: impl FnOnce(&mut Guarded, Instant) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut GuardedState, Instant) -> T) -> T {
         let now = Instant::now();
         let mut guarded = self.lock();
         let before = guarded.signature();
@@ -114,7 +114,7 @@ impl MemoryStore {
     }
 
     /// Runs `act` if the store is available.
-    fn call<T>(&self, act: impl FnOnce(&mut State, Instant) -> Result<T, StoreError>) -> Result<T, StoreError> {
+    fn call<T>(&self, act: impl FnOnce(&mut StoreState, Instant) -> Result<T, StoreError>) -> Result<T, StoreError> {
         self.with(|guarded, now| {
             if !guarded.available {
                 return Err(unavailable());
@@ -123,7 +123,7 @@ impl MemoryStore {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Guarded> {
+    fn lock(&self) -> MutexGuard<'_, GuardedState> {
         // No code that holds the lock panics half-way through a change; see `State`.
         self.inner.guarded.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -140,7 +140,7 @@ impl MemoryStore {
                 }
                 Ok((guarded.state.read(&keys, next)?, guarded.state.next_deadline()))
             });
-            let (Read { batch, next: after, at_end }, deadline) = match read {
+            let (HistoryRead { batch, next: after, at_end }, deadline) = match read {
                 Ok(read) => read,
                 Err(error) => {
                     let _ = out.send(Err(error)).await;
@@ -171,7 +171,7 @@ impl Default for MemoryStore {
     }
 }
 
-impl Guarded {
+impl GuardedState {
     /// Returns the state whose changes wake the watches.
     fn signature(&self) -> (Revision, Option<Instant>, u64) {
         (self.state.revision(), self.state.next_deadline(), self.outages)

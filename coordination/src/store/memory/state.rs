@@ -30,10 +30,10 @@ const MAX_TTL: Duration = Duration::from_secs(9_000_000_000);
 const MAX_READ_REVISIONS: usize = 1_000;
 
 #[derive(Debug, Clone)]
-pub(super) struct State {
+pub(super) struct StoreState {
     revision: Revision,
     keys: BTreeMap<String, KeyValue>,
-    leases: BTreeMap<LeaseId, Lease>,
+    leases: BTreeMap<LeaseId, StoredLease>,
     /// The end of each lease, soonest first.
     deadlines: BTreeSet<(Instant, LeaseId)>,
     last_lease: LeaseId,
@@ -44,7 +44,7 @@ pub(super) struct State {
 }
 
 #[derive(Debug, Clone)]
-struct Lease {
+struct StoredLease {
     ttl: Duration,
     deadline: Instant,
     keys: BTreeSet<String>,
@@ -52,7 +52,7 @@ struct Lease {
 
 /// The result of a read of the history.
 #[derive(Debug)]
-pub(super) struct Read {
+pub(super) struct HistoryRead {
     /// The changes. `None` if none of the visited revisions had any.
     pub(super) batch: Option<Batch>,
     /// The revision to continue at.
@@ -61,9 +61,9 @@ pub(super) struct Read {
     pub(super) at_end: bool,
 }
 
-impl State {
+impl StoreState {
     pub(super) fn new() -> Self {
-        State {
+        StoreState {
             // An etcd that has never been written to is at revision 1.
             revision: Revision::new(1),
             keys: BTreeMap::new(),
@@ -136,7 +136,7 @@ impl State {
         self.last_lease = LeaseId::new(self.last_lease.get() + 1);
         // Tokio's timers have a resolution of a millisecond.
         let ttl = ttl.max(Duration::from_millis(1));
-        let lease = Lease { ttl, deadline: now + ttl, keys: BTreeSet::new() };
+        let lease = StoredLease { ttl, deadline: now + ttl, keys: BTreeSet::new() };
         self.deadlines.insert((lease.deadline, self.last_lease));
         self.leases.insert(self.last_lease, lease);
         Ok(self.last_lease)
@@ -152,7 +152,7 @@ impl State {
 
     /// Continues as an earlier state. Its leases last for their whole TTL again, and new ones have ids that none had.
     #[cfg(any(test, feature = "test-util"))]
-    pub(super) fn restore(&mut self, earlier: State, now: Instant) {
+    pub(super) fn restore(&mut self, earlier: StoreState, now: Instant) {
         let last_lease = self.last_lease;
         *self = earlier;
         self.last_lease = last_lease;
@@ -203,12 +203,12 @@ impl State {
     }
 
     /// Returns the changes of `keys` at `from` and later, as many whole revisions as one read visits.
-    pub(super) fn read(&self, keys: &Keys, from: Revision) -> Result<Read, StoreError> {
+    pub(super) fn read(&self, keys: &Keys, from: Revision) -> Result<HistoryRead, StoreError> {
         self.check_start(from)?;
         // The history begins at the oldest revision: the store's first, or the compacted one.
         let start = from.max(self.oldest);
         if start > self.revision {
-            return Ok(Read { batch: None, next: from, at_end: true });
+            return Ok(HistoryRead { batch: None, next: from, at_end: true });
         }
         let skip = (start.get() - self.oldest.get()) as usize;
         let mut batch: Option<Batch> = None;
@@ -222,7 +222,7 @@ impl State {
             }
             next = next.next();
         }
-        Ok(Read { batch, next, at_end: next > self.revision })
+        Ok(HistoryRead { batch, next, at_end: next > self.revision })
     }
 
     fn range<'a>(&'a self, keys: &'a Keys) -> Box<dyn Iterator<Item = &'a KeyValue> + 'a> {

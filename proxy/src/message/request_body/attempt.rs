@@ -13,7 +13,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
-use super::source::{BodyError, KEPT_BYTES, Reading, Source};
+use super::source::{BodyError, KEPT_BYTES, Source, SourceState};
 
 /// One attempt's reading of the body.
 pub(crate) struct Attempt {
@@ -58,11 +58,11 @@ impl Body for Attempt {
             return Poll::Ready(Some(Ok(Frame::trailers((**trailers).clone()))));
         }
         match source.reading {
-            Reading::Ended => return Poll::Ready(None),
-            Reading::Broken => return Poll::Ready(Some(Err(BodyError::CutOff))),
-            Reading::Malformed => return Poll::Ready(Some(Err(BodyError::Malformed))),
-            Reading::TooLarge => return Poll::Ready(Some(Err(BodyError::TooLarge))),
-            Reading::Open => {}
+            SourceState::Ended => return Poll::Ready(None),
+            SourceState::Broken => return Poll::Ready(Some(Err(BodyError::CutOff))),
+            SourceState::Malformed => return Poll::Ready(Some(Err(BodyError::Malformed))),
+            SourceState::TooLarge => return Poll::Ready(Some(Err(BodyError::TooLarge))),
+            SourceState::Open => {}
         }
         let Poll::Ready(frame) = source.poll_incoming(context) else {
             source.begins_waiting();
@@ -115,9 +115,9 @@ impl Source {
     fn has_ended_after(&self, attempt: &Attempt) -> bool {
         let all_given = attempt.next == self.kept.len() && self.trailers.is_none() && self.attempt == attempt.number;
         let all_here = match self.reading {
-            Reading::Open => self.incoming.is_end_stream(),
-            Reading::Ended => true,
-            Reading::Broken | Reading::Malformed | Reading::TooLarge => false,
+            SourceState::Open => self.incoming.is_end_stream(),
+            SourceState::Ended => true,
+            SourceState::Broken | SourceState::Malformed | SourceState::TooLarge => false,
         };
         all_given && all_here
     }

@@ -29,13 +29,13 @@ use http_body::{Body as _, Frame};
 use tokio::time::Instant;
 
 pub(crate) use self::attempt::Attempt;
-pub(crate) use self::pace::{Pace, Upload};
+pub(crate) use self::pace::{Pace, UploadWait};
 pub(crate) use self::source::{BodyError, KEPT_BYTES};
-use self::source::{Reading, Source};
+use self::source::{Source, SourceState};
 use crate::message::client_body::ClientBody;
 use crate::message::header_scan::HeaderScan;
 use crate::message::local_reply::is_grpc;
-use crate::message::reserved::Reserved;
+use crate::message::reserved::ReservedHeaders;
 use crate::runtime::coarse_timer::CoarseTimer;
 
 /// A request's body: what is left of it, and what may be needed again.
@@ -52,14 +52,15 @@ impl RequestBody {
         head: &Parts,
         most: u64,
         pace: Pace,
-        reserved: &Rc<Reserved>,
+        reserved: &Rc<ReservedHeaders>,
         timer: &CoarseTimer,
     ) -> Self {
         if incoming.is_end_stream() {
             return RequestBody { source: None };
         }
         let length = incoming.size_hint().exact();
-        let reading = if length.is_some_and(|length| length > most) { Reading::TooLarge } else { Reading::Open };
+        let reading =
+            if length.is_some_and(|length| length > most) { SourceState::TooLarge } else { SourceState::Open };
         RequestBody {
             source: Some(Rc::new(RefCell::new(Source {
                 incoming,
@@ -93,12 +94,12 @@ impl RequestBody {
 
     /// Returns whether it has turned out to be larger than allowed.
     pub(crate) fn is_too_large(&self) -> bool {
-        self.source.as_ref().is_some_and(|source| source.borrow().reading == Reading::TooLarge)
+        self.source.as_ref().is_some_and(|source| source.borrow().reading == SourceState::TooLarge)
     }
 
     /// Returns whether it has turned out to be framed in another way than its head says.
     pub(crate) fn is_malformed(&self) -> bool {
-        self.source.as_ref().is_some_and(|source| source.borrow().reading == Reading::Malformed)
+        self.source.as_ref().is_some_and(|source| source.borrow().reading == SourceState::Malformed)
     }
 
     /// Returns whether some of it has not been read from the client yet. Behind the last byte of a known length nothing comes
@@ -107,7 +108,7 @@ impl RequestBody {
         self.source.as_ref().is_some_and(|source| {
             let source = source.borrow();
             let has_all = source.incoming.is_end_stream() || source.incoming.size_hint().exact() == Some(0);
-            source.reading != Reading::Ended && !has_all
+            source.reading != SourceState::Ended && !has_all
         })
     }
 
@@ -118,7 +119,7 @@ impl RequestBody {
         source.borrow_mut().forget();
         let mut left = KEPT_BYTES;
         let mut has_waited = false;
-        while source.borrow().reading == Reading::Open && left > 0 {
+        while source.borrow().reading == SourceState::Open && left > 0 {
             let polled = std::future::poll_fn(|context| Poll::Ready(source.borrow_mut().poll_incoming(context))).await;
             match polled {
                 Poll::Ready(Some(Ok(frame))) => {
@@ -155,12 +156,12 @@ impl RequestBody {
         let source = &mut *source.borrow_mut();
         loop {
             match source.reading {
-                Reading::Broken => return Poll::Ready(Err(BodyError::CutOff)),
-                Reading::Malformed => return Poll::Ready(Err(BodyError::Malformed)),
-                Reading::TooLarge => return Poll::Ready(Err(BodyError::TooLarge)),
-                Reading::Ended => return Poll::Ready(Ok(())),
-                Reading::Open if source.kept_bytes >= KEPT_BYTES || source.partial => return Poll::Ready(Ok(())),
-                Reading::Open => {}
+                SourceState::Broken => return Poll::Ready(Err(BodyError::CutOff)),
+                SourceState::Malformed => return Poll::Ready(Err(BodyError::Malformed)),
+                SourceState::TooLarge => return Poll::Ready(Err(BodyError::TooLarge)),
+                SourceState::Ended => return Poll::Ready(Ok(())),
+                SourceState::Open if source.kept_bytes >= KEPT_BYTES || source.partial => return Poll::Ready(Ok(())),
+                SourceState::Open => {}
             }
             if let Some(frame) = ready!(source.poll_incoming(context)) {
                 match frame.map(Frame::into_data)? {
@@ -182,7 +183,7 @@ impl RequestBody {
     fn has_arrived(&self, context: &mut Context<'_>) -> Result<bool, BodyError> {
         let Some(source) = &self.source else { return Ok(true) };
         let source = &mut *source.borrow_mut();
-        while source.reading == Reading::Open && source.kept_bytes < KEPT_BYTES && !source.partial {
+        while source.reading == SourceState::Open && source.kept_bytes < KEPT_BYTES && !source.partial {
             let Poll::Ready(frame) = source.poll_incoming(context) else { break };
             match frame.transpose()?.map(Frame::into_data) {
                 Some(Ok(data)) => {
@@ -197,11 +198,11 @@ impl RequestBody {
             }
         }
         match source.reading {
-            Reading::Ended => Ok(true),
-            Reading::Open => Ok(false),
-            Reading::Broken => Err(BodyError::CutOff),
-            Reading::Malformed => Err(BodyError::Malformed),
-            Reading::TooLarge => Err(BodyError::TooLarge),
+            SourceState::Ended => Ok(true),
+            SourceState::Open => Ok(false),
+            SourceState::Broken => Err(BodyError::CutOff),
+            SourceState::Malformed => Err(BodyError::Malformed),
+            SourceState::TooLarge => Err(BodyError::TooLarge),
         }
     }
 
@@ -252,7 +253,7 @@ impl RequestBody {
     }
 
     /// Returns how far the upload is, if there is one.
-    pub(crate) fn upload(&self) -> Option<Upload> {
+    pub(crate) fn upload(&self) -> Option<UploadWait> {
         Some(self.source.as_ref()?.borrow().upload())
     }
 

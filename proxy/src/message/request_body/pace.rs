@@ -21,7 +21,7 @@ pub(crate) struct Pace {
 
 /// What an upload is waiting for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Upload {
+pub(crate) struct UploadWait {
     /// When some of it was handed out last.
     pub(crate) progress: Instant,
     /// Whether more of it has to arrive from the client first.
@@ -32,7 +32,7 @@ pub(crate) struct Upload {
     pub(super) received: u64,
 }
 
-impl Upload {
+impl UploadWait {
     /// Returns when the client has to have sent more to keep the average pace, while it is waited for.
     pub(super) fn due(&self, pace: Pace) -> Option<Instant> {
         let earned = Duration::from_millis(self.received.saturating_mul(1000).checked_div(pace.rate)?);
@@ -51,14 +51,14 @@ mod tests {
     fn an_allowance_that_is_used_up_is_not_renewed_by_the_next_byte() {
         let begun = Instant::now();
         let seconds = Duration::from_secs;
-        let after = |waited: Duration, received| Upload {
+        let after = |waited: Duration, received| UploadWait {
             progress: begun + waited,
             awaits_client: true,
             waits_since: begun + waited,
             waited,
             received,
         };
-        let due = |upload: Upload| upload.due(Pace { rate: 10, grace: seconds(5) }).unwrap();
+        let due = |upload: UploadWait| upload.due(Pace { rate: 10, grace: seconds(5) }).unwrap();
         assert_eq!(due(after(seconds(0), 0)), begun + seconds(5));
         assert_eq!(due(after(seconds(3), 20)), begun + seconds(7));
         assert_eq!(due(after(seconds(60), 30)), begun + seconds(8));

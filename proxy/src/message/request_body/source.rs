@@ -14,10 +14,10 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body as _, Frame};
 use tokio::time::Instant;
 
-use super::pace::{Pace, Upload};
+use super::pace::{Pace, UploadWait};
 use crate::message::client_body::{BodyReadError, ClientBody};
 use crate::message::frames::poll_telling_frame;
-use crate::message::reserved::Reserved;
+use crate::message::reserved::ReservedHeaders;
 use crate::runtime::coarse_timer::CoarseTimer;
 
 /// How much of a body is kept for another attempt, and read ahead while the request is held. 1,000 bodies of this size fill a
@@ -28,7 +28,7 @@ const MIN_FRAME_BYTES: usize = 256;
 
 pub(super) struct Source {
     pub(super) incoming: ClientBody,
-    pub(super) reserved: Rc<Reserved>,
+    pub(super) reserved: Rc<ReservedHeaders>,
     pub(super) http2: bool,
     pub(super) length: Option<u64>,
     /// How much more of it is allowed.
@@ -38,7 +38,7 @@ pub(super) struct Source {
     pub(super) ahead: BytesMut,
     pub(super) kept_bytes: usize,
     pub(super) trailers: Option<Box<http::HeaderMap>>,
-    pub(super) reading: Reading,
+    pub(super) reading: SourceState,
     /// Whether frames were handed out that are not kept.
     pub(super) partial: bool,
     /// Whether the outcome is definite, so that nothing more has to be kept.
@@ -57,7 +57,7 @@ pub(super) struct Source {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reading {
+pub(super) enum SourceState {
     Open,
     Ended,
     Broken,
@@ -83,9 +83,9 @@ pub(crate) enum BodyError {
 }
 
 impl Source {
-    pub(super) fn upload(&self) -> Upload {
+    pub(super) fn upload(&self) -> UploadWait {
         let Source { progress, awaits_client, waits_since, waited, received, .. } = *self;
-        Upload { progress, awaits_client, waits_since, waited, received }
+        UploadWait { progress, awaits_client, waits_since, waited, received }
     }
 
     pub(super) fn upload_due(&self) -> Option<Instant> {
@@ -98,11 +98,11 @@ impl Source {
                 if let Some(trailers) = frame.trailers_mut() {
                     self.reserved.clean_trailers(trailers);
                     // Nothing follows them, and the attempt that has got them does not ask again.
-                    self.reading = Reading::Ended;
+                    self.reading = SourceState::Ended;
                 }
                 let length = frame.data_ref().map_or(0, |data| data.len() as u64);
                 let Some(allowed) = self.allowed.checked_sub(length) else {
-                    self.reading = Reading::TooLarge;
+                    self.reading = SourceState::TooLarge;
                     return Poll::Ready(Some(Err(BodyError::TooLarge)));
                 };
                 self.allowed = allowed;
@@ -111,15 +111,15 @@ impl Source {
             }
             // hyper ends the body of a stream that its client reset with NO_ERROR as if it were complete.
             None if !self.http2 || self.incoming.is_end_stream() => {
-                self.reading = Reading::Ended;
+                self.reading = SourceState::Ended;
                 Poll::Ready(None)
             }
             Some(Err(BodyReadError::Malformed)) => {
-                self.reading = Reading::Malformed;
+                self.reading = SourceState::Malformed;
                 Poll::Ready(Some(Err(BodyError::Malformed)))
             }
             None | Some(Err(BodyReadError::CutOff)) => {
-                self.reading = Reading::Broken;
+                self.reading = SourceState::Broken;
                 Poll::Ready(Some(Err(BodyError::CutOff)))
             }
         }

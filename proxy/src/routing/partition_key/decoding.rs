@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 /// Why a request is for no partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unlocated {
+pub enum LocationError {
     /// The request names no partition.
     Missing,
     /// The request names a partition that does not exist, or two.

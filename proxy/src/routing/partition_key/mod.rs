@@ -23,7 +23,7 @@ use segue_protocol::records::Partitioner;
 use crate::routing::host::host_of;
 use crate::routing::key_hash::{KeyHash, order_of};
 
-pub use decoding::Unlocated;
+pub use decoding::LocationError;
 pub(super) use decoding::decode;
 pub(super) use path::is_ambiguous;
 pub use path::{AmbiguousPaths, PathTemplate, PathTemplateError};
@@ -64,7 +64,7 @@ pub enum KeySource {
 
 /// The partition and the order of a request, as far as its head says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Located {
+pub struct RequestLocation {
     /// Its partition.
     pub partition: PartitionId,
     /// The hash of the key that orders it. Requests without one are ordered by arrival only.
@@ -76,18 +76,18 @@ impl PartitionSource {
     pub const DEFAULT_HEADER: HeaderName = HeaderName::from_static("x-partition");
 
     /// Returns the partition, among `partitions` (at least 1), that a request with this head is for.
-    pub fn locate(&self, head: &Parts, partitions: u32) -> Result<Located, Unlocated> {
+    pub fn locate(&self, head: &Parts, partitions: u32) -> Result<RequestLocation, LocationError> {
         match self {
             PartitionSource::Number { header: name, order_by } => {
-                let partition = number(header(head, name)?).ok_or(Unlocated::Bad)?;
+                let partition = number(header(head, name)?).ok_or(LocationError::Bad)?;
                 if partition.get() >= partitions {
-                    return Err(Unlocated::Bad);
+                    return Err(LocationError::Bad);
                 }
                 let order = match order_by.as_ref().map(|name| only(head, name)) {
-                    None | Some(Err(Unlocated::Missing) | Ok(b"")) => None,
+                    None | Some(Err(LocationError::Missing) | Ok(b"")) => None,
                     Some(key) => Some(order_of(key?)),
                 };
-                Ok(Located { partition, order })
+                Ok(RequestLocation { partition, order })
             }
             PartitionSource::Key { source, hash } => {
                 let key = match source {
@@ -98,9 +98,9 @@ impl PartitionSource {
                     KeySource::Host => host(head)?,
                 };
                 if key.is_empty() {
-                    return Err(Unlocated::Missing);
+                    return Err(LocationError::Missing);
                 }
-                Ok(Located { partition: hash.partition(&key, partitions), order: Some(order_of(&key)) })
+                Ok(RequestLocation { partition: hash.partition(&key, partitions), order: Some(order_of(&key)) })
             }
         }
     }
@@ -127,27 +127,27 @@ fn values<'head>(head: &'head Parts, name: &HeaderName) -> impl Iterator<Item = 
 }
 
 /// Returns the one value of a header that may be repeated but must not contradict itself.
-fn header<'head>(head: &'head Parts, name: &HeaderName) -> Result<&'head [u8], Unlocated> {
+fn header<'head>(head: &'head Parts, name: &HeaderName) -> Result<&'head [u8], LocationError> {
     let mut values = values(head, name);
-    let first = values.next().ok_or(Unlocated::Missing)?;
-    if values.all(|other| other == first) { Ok(first) } else { Err(Unlocated::Bad) }
+    let first = values.next().ok_or(LocationError::Missing)?;
+    if values.all(|other| other == first) { Ok(first) } else { Err(LocationError::Bad) }
 }
 
 /// Returns the value of a header that may occur only once: a server that joins lines would read another key from two of
 /// them. Spaces around the value come by HTTP/2 only (RFC 9113, 8.2.1, forbids them), and every reader of HTTP/1.1
 /// strips them.
-fn only<'head>(head: &'head Parts, name: &HeaderName) -> Result<&'head [u8], Unlocated> {
+fn only<'head>(head: &'head Parts, name: &HeaderName) -> Result<&'head [u8], LocationError> {
     let mut values = values(head, name);
-    let first = values.next().ok_or(Unlocated::Missing)?;
-    if values.next().is_none() && first.trim_ascii() == first { Ok(first) } else { Err(Unlocated::Bad) }
+    let first = values.next().ok_or(LocationError::Missing)?;
+    if values.next().is_none() && first.trim_ascii() == first { Ok(first) } else { Err(LocationError::Bad) }
 }
 
 /// Returns the host that a request is for, as all servers read it: two `Host` lines may contradict each other.
-fn host(head: &Parts) -> Result<Cow<'_, [u8]>, Unlocated> {
+fn host(head: &Parts) -> Result<Cow<'_, [u8]>, LocationError> {
     if values(head, &HOST).nth(1).is_some() {
-        return Err(Unlocated::Bad);
+        return Err(LocationError::Bad);
     }
-    let host = host_of(&head.uri, &head.headers).ok_or(Unlocated::Missing)?;
+    let host = host_of(&head.uri, &head.headers).ok_or(LocationError::Missing)?;
     Ok(if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
         Cow::Owned(host.to_ascii_lowercase().into_bytes())
     } else {
@@ -197,8 +197,8 @@ mod tests {
         PartitionSource::Key { source, hash: KeyHash::Murmur2 }
     }
 
-    fn of_key(key: &[u8]) -> Result<Located, Unlocated> {
-        Ok(Located { partition: KeyHash::Murmur2.partition(key, 64), order: Some(order_of(key)) })
+    fn of_key(key: &[u8]) -> Result<RequestLocation, LocationError> {
+        Ok(RequestLocation { partition: KeyHash::Murmur2.partition(key, 64), order: Some(order_of(key)) })
     }
 
     #[test]
@@ -207,20 +207,20 @@ mod tests {
         assert_eq!(found("0"), Ok(P0));
         assert_eq!(found("63"), Ok(P63));
         for bad in ["64", "", "-1", "+1", "01", "1.0", "0x1", "1, 2", "4294967296", "99999999999", "one"] {
-            assert_eq!(found(bad), Err(Unlocated::Bad), "{bad:?}");
+            assert_eq!(found(bad), Err(LocationError::Bad), "{bad:?}");
         }
     }
 
     #[test]
     fn a_request_without_the_header_names_no_partition() {
-        assert_eq!(by_header().locate(&head("/", &[]), 64), Err(Unlocated::Missing));
+        assert_eq!(by_header().locate(&head("/", &[]), 64), Err(LocationError::Missing));
     }
 
     #[test]
     fn a_repeated_header_may_not_contradict_itself() {
         let twice = |a, b| by_header().locate(&head("/", &[("x-partition", a), ("x-partition", b)]), 64);
         assert_eq!(twice("7", "7").map(|at| at.partition), Ok(P7));
-        assert_eq!(twice("7", "8"), Err(Unlocated::Bad));
+        assert_eq!(twice("7", "8"), Err(LocationError::Bad));
     }
 
     #[test]
@@ -235,9 +235,9 @@ mod tests {
         let keyed = by(KeySource::Header(HeaderName::from_static("x-key")));
         for values in [["a", "b"], ["a", "a"]] {
             let lines = values.map(|value| ("x-key", value));
-            assert_eq!(keyed.locate(&head("/", &lines), 64), Err(Unlocated::Bad), "{values:?}");
+            assert_eq!(keyed.locate(&head("/", &lines), 64), Err(LocationError::Bad), "{values:?}");
             let numbered = [("x-partition", "1"), lines[0], lines[1]];
-            assert_eq!(by_header().locate(&head("/", &numbered), 64), Err(Unlocated::Bad), "{values:?}");
+            assert_eq!(by_header().locate(&head("/", &numbered), 64), Err(LocationError::Bad), "{values:?}");
         }
     }
 
@@ -245,9 +245,9 @@ mod tests {
     fn a_key_or_an_order_with_spaces_around_it_is_refused() {
         let keyed = by(KeySource::Header(HeaderName::from_static("x-key")));
         for value in [" a", "a ", "a\t", " "] {
-            assert_eq!(keyed.locate(&head("/", &[("x-key", value)]), 64), Err(Unlocated::Bad), "{value:?}");
+            assert_eq!(keyed.locate(&head("/", &[("x-key", value)]), 64), Err(LocationError::Bad), "{value:?}");
             let numbered = [("x-partition", "1"), ("x-key", value)];
-            assert_eq!(by_header().locate(&head("/", &numbered), 64), Err(Unlocated::Bad), "{value:?}");
+            assert_eq!(by_header().locate(&head("/", &numbered), 64), Err(LocationError::Bad), "{value:?}");
         }
         assert_eq!(keyed.locate(&head("/", &[("x-key", "a b")]), 64), of_key(b"a b"));
     }
@@ -261,12 +261,12 @@ mod tests {
         assert_eq!(found("http://host/persons/42"), of_key(b"42"));
         assert_eq!(found("/persons/a%20b+c"), of_key(b"a b+c"));
         for missing in ["/persons", "/persons/", "/people/42", "/v1/persons/42", "/"] {
-            assert_eq!(found(missing), Err(Unlocated::Missing), "{missing}");
+            assert_eq!(found(missing), Err(LocationError::Missing), "{missing}");
         }
-        assert_eq!(found("/persons/4%2"), Err(Unlocated::Bad));
+        assert_eq!(found("/persons/4%2"), Err(LocationError::Bad));
         let nested = by(KeySource::Path("/v1/{key}/events".parse().unwrap()));
         assert_eq!(nested.locate(&head("/v1/7/events/9", &[]), 64), of_key(b"7"));
-        assert_eq!(nested.locate(&head("/v1/7/other", &[]), 64), Err(Unlocated::Missing));
+        assert_eq!(nested.locate(&head("/v1/7/other", &[]), 64), Err(LocationError::Missing));
     }
 
     #[test]
@@ -276,9 +276,9 @@ mod tests {
         assert_eq!(found("/?id=42"), of_key(b"42"));
         assert_eq!(found("/?a=1&id=a%26b+c&z"), of_key(b"a&b c"));
         assert_eq!(found("/?i%64=42"), of_key(b"42"));
-        assert_eq!(found("/?id=%zz"), Err(Unlocated::Bad));
-        assert_eq!(found("/?ids=1"), Err(Unlocated::Missing));
-        assert_eq!(found("/"), Err(Unlocated::Missing));
+        assert_eq!(found("/?id=%zz"), Err(LocationError::Bad));
+        assert_eq!(found("/?ids=1"), Err(LocationError::Missing));
+        assert_eq!(found("/"), Err(LocationError::Missing));
     }
 
     #[test]
@@ -287,7 +287,7 @@ mod tests {
         let found = |value| sid.locate(&head("/", &[("cookie", value)]), 64);
         assert_eq!(found("a=1; sid=42; b=2"), of_key(b"42"));
         assert_eq!(found("sid=42"), of_key(b"42"));
-        assert_eq!(found("xsid=1; sid2=2"), Err(Unlocated::Missing));
+        assert_eq!(found("xsid=1; sid2=2"), Err(LocationError::Missing));
         assert_eq!(sid.locate(&head("/", &[("cookie", "a=1"), ("cookie", "sid=42")]), 64), of_key(b"42"));
     }
 
@@ -306,8 +306,8 @@ mod tests {
         ) {
             let key = text.as_bytes();
             let keyed = |source| PartitionSource::Key { source, hash };
-            let expected = Ok(Located { partition: hash.partition(key, partitions), order: Some(order_of(key)) });
-            prop_assert!(expected.is_ok_and(|at: Located| at.partition.get() < partitions));
+            let expected = Ok(RequestLocation { partition: hash.partition(key, partitions), order: Some(order_of(key)) });
+            prop_assert!(expected.is_ok_and(|at: RequestLocation| at.partition.get() < partitions));
             let path = keyed(KeySource::Path("/persons/{key}".parse().unwrap()));
             prop_assert_eq!(path.locate(&head(&format!("/persons/{}/x", escaped(key)), &[]), partitions), expected);
             let query = keyed(KeySource::Query("id".to_owned()));
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn an_empty_key_is_no_key() {
-        let missing = Err(Unlocated::Missing);
+        let missing = Err(LocationError::Missing);
         let header = by(KeySource::Header(HeaderName::from_static("x-key")));
         assert_eq!(header.locate(&head("/", &[("x-key", "")]), 64), missing);
         assert_eq!(by(KeySource::Query("id".to_owned())).locate(&head("/?id=&x=1", &[]), 64), missing);
@@ -370,7 +370,7 @@ mod tests {
         assert_eq!(found("http://tenant.example:8080/a", &[]), tenant);
         assert_eq!(found("http://tenant.example/a", &[("host", "other")]), tenant);
         assert_eq!(found("/", &[("host", "[::1]:80")]), of_key(b"[::1]"));
-        assert_eq!(found("/", &[]), Err(Unlocated::Missing));
-        assert_eq!(found("/", &[("host", "a"), ("host", "a")]), Err(Unlocated::Bad));
+        assert_eq!(found("/", &[]), Err(LocationError::Missing));
+        assert_eq!(found("/", &[("host", "a"), ("host", "a")]), Err(LocationError::Bad));
     }
 }

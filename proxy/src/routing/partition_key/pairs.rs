@@ -12,33 +12,33 @@ use std::borrow::Cow;
 use http::HeaderMap;
 use http::header::COOKIE;
 
-use super::decoding::{Unlocated, decode};
+use super::decoding::{LocationError, decode};
 
 /// Returns the value of the one parameter of this name. Some servers ignore the case of names, separate parameters by
 /// `;` as well, or take `name[]` for the name.
-pub(super) fn query<'head>(query: &'head str, name: &str) -> Result<Cow<'head, [u8]>, Unlocated> {
+pub(super) fn query<'head>(query: &'head str, name: &str) -> Result<Cow<'head, [u8]>, LocationError> {
     let (mut found, mut named) = (None, 0);
     for pair in query.split('&') {
         if pair.contains(';') {
-            if pair.split(';').any(|piece| Named::by(parameter(piece).0, name) != Named::Otherwise) {
-                return Err(Unlocated::Bad);
+            if pair.split(';').any(|piece| NameMatch::by(parameter(piece).0, name) != NameMatch::Otherwise) {
+                return Err(LocationError::Bad);
             }
             continue;
         }
         let (key, value) = parameter(pair);
-        match Named::by(key, name) {
-            Named::Exactly => found = Some(value),
-            Named::Almost => {}
-            Named::Otherwise => continue,
+        match NameMatch::by(key, name) {
+            NameMatch::Exactly => found = Some(value),
+            NameMatch::Almost => {}
+            NameMatch::Otherwise => continue,
         }
         named += 1;
     }
-    let value = found.ok_or(Unlocated::Missing)?;
+    let value = found.ok_or(LocationError::Missing)?;
     if named > 1 {
-        return Err(Unlocated::Bad);
+        return Err(LocationError::Bad);
     }
-    let value = decode(value.as_bytes(), true).ok_or(Unlocated::Bad)?;
-    if is_text(&value) { Ok(value) } else { Err(Unlocated::Bad) }
+    let value = decode(value.as_bytes(), true).ok_or(LocationError::Bad)?;
+    if is_text(&value) { Ok(value) } else { Err(LocationError::Bad) }
 }
 
 /// Returns whether the value is UTF-8 without NUL. Many decoders replace what is not UTF-8, so that different keys
@@ -52,34 +52,34 @@ fn parameter(pair: &str) -> (&str, &str) {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Named {
+enum NameMatch {
     Exactly,
     /// The name for some servers only.
     Almost,
     Otherwise,
 }
 
-impl Named {
+impl NameMatch {
     fn by(key: &str, name: &str) -> Self {
         let Some(key) = decode(key.as_bytes(), true) else {
-            return Named::Otherwise;
+            return NameMatch::Otherwise;
         };
         let (bare, rest) = key.split_at(key.len().min(name.len()));
         if !bare.eq_ignore_ascii_case(name.as_bytes()) {
-            Named::Otherwise
+            NameMatch::Otherwise
         } else if rest.is_empty() && bare == name.as_bytes() {
-            Named::Exactly
+            NameMatch::Exactly
         } else if matches!(rest.first(), None | Some(b'[' | 0)) {
-            Named::Almost
+            NameMatch::Almost
         } else {
-            Named::Otherwise
+            NameMatch::Otherwise
         }
     }
 }
 
 /// Returns the value of the cookie of this name with its escapes decoded, as many servers do. Some servers ignore the
 /// case of names, and some strip quotes and read over a `;` between them.
-pub(super) fn cookie<'head>(headers: &'head HeaderMap, name: &str) -> Result<Cow<'head, [u8]>, Unlocated> {
+pub(super) fn cookie<'head>(headers: &'head HeaderMap, name: &str) -> Result<Cow<'head, [u8]>, LocationError> {
     let mut found = None;
     let (mut contradicted, mut torn) = (false, false);
     for line in headers.get_all(COOKIE) {
@@ -98,16 +98,16 @@ pub(super) fn cookie<'head>(headers: &'head HeaderMap, name: &str) -> Result<Cow
             found = Some((key, value));
         }
     }
-    let (key, value) = found.ok_or(Unlocated::Missing)?;
+    let (key, value) = found.ok_or(LocationError::Missing)?;
     if contradicted || torn {
-        return Err(Unlocated::Bad);
+        return Err(LocationError::Bad);
     }
     if key != name.as_bytes() {
-        return Err(Unlocated::Missing);
+        return Err(LocationError::Missing);
     }
     // Servers that decode take a wrongly escaped value as it is.
     let value = decode(value, false).unwrap_or(Cow::Borrowed(value));
-    if is_text(&value) { Ok(value) } else { Err(Unlocated::Bad) }
+    if is_text(&value) { Ok(value) } else { Err(LocationError::Bad) }
 }
 
 /// Returns whether quotes stand only around the value.
@@ -129,7 +129,7 @@ mod tests {
             assert_eq!(query(text, "id").as_deref(), Ok(value.as_bytes()), "{text}");
         }
         for missing in ["", "ID=1", "id[]=1", "ids=1", "xid=1", "%zzid=1"] {
-            assert_eq!(query(missing, "id"), Err(Unlocated::Missing), "{missing}");
+            assert_eq!(query(missing, "id"), Err(LocationError::Missing), "{missing}");
         }
     }
 
@@ -138,14 +138,14 @@ mod tests {
         for text in
             ["id=1&id=2", "id=1&id=1", "id=1&Id=2", "id[]=2&id=1", "id[x]=2&id=1", "id%00=2&id=1", "id=1&i%44=2"]
         {
-            assert_eq!(query(text, "id"), Err(Unlocated::Bad), "{text}");
+            assert_eq!(query(text, "id"), Err(LocationError::Bad), "{text}");
         }
         for text in ["id=1;id=2", "id=1;a", "a;id=1", "a=2;ID=1&id=1"] {
-            assert_eq!(query(text, "id"), Err(Unlocated::Bad), "{text}");
+            assert_eq!(query(text, "id"), Err(LocationError::Bad), "{text}");
         }
     }
 
-    fn sid(lines: &[&str]) -> Result<String, Unlocated> {
+    fn sid(lines: &[&str]) -> Result<String, LocationError> {
         let mut headers = HeaderMap::new();
         for line in lines {
             headers.append(COOKIE, HeaderValue::from_bytes(line.as_bytes()).unwrap());
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(sid(&["a=1", "sid=42"]).as_deref(), Ok("42"));
         assert_eq!(sid(&["sid=100%"]).as_deref(), Ok("100%"));
         for line in ["sid", "sid2=1", "xsid=1", "SID=1", "sid =1"] {
-            assert_eq!(sid(&[line]), Err(Unlocated::Missing), "{line}");
+            assert_eq!(sid(&[line]), Err(LocationError::Missing), "{line}");
         }
     }
 
@@ -180,8 +180,8 @@ mod tests {
             "sid=%ff",
             "sid=%00",
         ] {
-            assert_eq!(sid(&[line]), Err(Unlocated::Bad), "{line}");
+            assert_eq!(sid(&[line]), Err(LocationError::Bad), "{line}");
         }
-        assert_eq!(sid(&["sid=1", "sid=2"]), Err(Unlocated::Bad));
+        assert_eq!(sid(&["sid=1", "sid=2"]), Err(LocationError::Bad));
     }
 }

@@ -10,7 +10,7 @@
 
 use std::borrow::Cow;
 
-use super::decoding::{Unlocated, decode};
+use super::decoding::{LocationError, decode};
 
 /// A path with one segment `{key}`, such as `/persons/{key}`. Longer paths that begin with it match as well.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,21 +102,21 @@ impl PathTemplate {
     }
 
     /// Returns the key that the path names.
-    pub(super) fn key<'path>(&self, path: &'path str) -> Result<Cow<'path, [u8]>, Unlocated> {
+    pub(super) fn key<'path>(&self, path: &'path str) -> Result<Cow<'path, [u8]>, LocationError> {
         if self.ambiguous == AmbiguousPaths::Pass {
-            let raw = self.find(path).ok_or(Unlocated::Missing)?;
-            return decode(raw.as_bytes(), false).ok_or(Unlocated::Bad);
+            let raw = self.find(path).ok_or(LocationError::Missing)?;
+            return decode(raw.as_bytes(), false).ok_or(LocationError::Bad);
         }
         if is_ambiguous(path, self.segments.len()) {
-            return Err(Unlocated::Bad);
+            return Err(LocationError::Bad);
         }
         let Some(raw) = self.find(path) else {
             // Merging slashes could make it match.
-            return Err(if path.contains("//") { Unlocated::Bad } else { Unlocated::Missing });
+            return Err(if path.contains("//") { LocationError::Bad } else { LocationError::Missing });
         };
-        let key = decode(raw.as_bytes(), false).ok_or(Unlocated::Bad)?;
+        let key = decode(raw.as_bytes(), false).ok_or(LocationError::Bad)?;
         // Many decoders replace what is not UTF-8, so that different keys become the same.
-        if std::str::from_utf8(&key).is_err() { Err(Unlocated::Bad) } else { Ok(key) }
+        if std::str::from_utf8(&key).is_err() { Err(LocationError::Bad) } else { Ok(key) }
     }
 
     /// Returns the key's segment as written in the path.
@@ -187,7 +187,7 @@ fn hexadecimal(digits: &[u8]) -> Option<u8> {
 mod tests {
     use super::*;
 
-    fn key<'path>(template: &str, path: &'path str) -> Result<Cow<'path, [u8]>, Unlocated> {
+    fn key<'path>(template: &str, path: &'path str) -> Result<Cow<'path, [u8]>, LocationError> {
         template.parse::<PathTemplate>().unwrap().key(path)
     }
 
@@ -229,7 +229,7 @@ mod tests {
     fn a_dot_segment_is_refused_wherever_it_stands_and_however_it_is_written() {
         for dots in [".", "..", "%2e", "%2E.", ".%2e", "..;a", ".%3ba", "x%2f..", "..%5cx", "\\..", "a/../..\\b;c"] {
             for path in [format!("/a/x/{dots}"), format!("/a/x/b/{dots}/c"), format!("/{dots}/a/x")] {
-                assert_eq!(key("/a/{key}", &path), Err(Unlocated::Bad), "{path}");
+                assert_eq!(key("/a/{key}", &path), Err(LocationError::Bad), "{path}");
             }
         }
         for plain in ["...", ".a", "a.", "..a", "%2e%2ea", ";..", "%252e%252e", "%2e%2"] {
@@ -241,16 +241,16 @@ mod tests {
     #[test]
     fn an_empty_segment_is_refused_where_merging_slashes_could_make_a_key() {
         for path in ["//a/x", "/a//x", "/a//"] {
-            assert_eq!(key("/a/{key}", path), Err(Unlocated::Bad), "{path}");
+            assert_eq!(key("/a/{key}", path), Err(LocationError::Bad), "{path}");
         }
-        assert_eq!(key("/a/{key}", "/a/"), Err(Unlocated::Missing));
+        assert_eq!(key("/a/{key}", "/a/"), Err(LocationError::Missing));
         assert_eq!(key("/a/{key}", "/a/x//").as_deref(), Ok(&b"x"[..]));
     }
 
     #[test]
     fn a_key_that_is_not_text_is_refused() {
         for path in ["/a/%ff", "/a/%c0%ae", "/a/%00", "/a/x%2"] {
-            assert_eq!(key("/a/{key}", path), Err(Unlocated::Bad), "{path}");
+            assert_eq!(key("/a/{key}", path), Err(LocationError::Bad), "{path}");
         }
     }
 

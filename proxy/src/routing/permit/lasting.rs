@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Permit, Request};
+use super::{ArrivingRequest, Permit};
 use crate::routing::request_summary::RequestSummary;
 
 impl Permit {
@@ -37,7 +37,7 @@ impl Permit {
     }
 
     /// Takes the exchange off the list of those that last.
-    pub(super) fn unlist(&self, request: &Request) {
+    pub(super) fn unlist(&self, request: &ArrivingRequest) {
         if let Some(id) = self.lasting.take() {
             request.table().lasting_ended(request.worker.inner.index, request.partition, id);
         }

@@ -22,7 +22,9 @@ use crate::routing::client_share::ShareGuard;
 use crate::routing::stash::{Arrival, QueuePosition};
 use crate::routing::sync::oneshot;
 use crate::routing::sync::time::{Sleep, sleep_until};
-use crate::routing::table::{AdmissionError, Bounce, LastingId, Pod, Refusals, Requeue, Route, Table, WaitOutcome};
+use crate::routing::table::{
+    AdmissionError, Bounce, GateRoute, LastingId, OwnerRefusals, Pod, Requeue, Table, WaitOutcome,
+};
 
 /// One worker thread's access to the table.
 #[derive(Debug, Clone)]
@@ -137,7 +139,7 @@ impl TableHandle {
     ) -> Result<Admission, AdmissionError> {
         let at = self.inner.table.nanos(now);
         let arrival = self.inner.arrival(at);
-        let request = Request {
+        let request = ArrivingRequest {
             worker: self.clone(),
             partition,
             order,
@@ -154,7 +156,7 @@ impl TableHandle {
     }
 
     #[cold]
-    fn wait(&self, mut request: Request, now: Instant, at: u64) -> Result<Admission, AdmissionError> {
+    fn wait(&self, mut request: ArrivingRequest, now: Instant, at: u64) -> Result<Admission, AdmissionError> {
         let table = &self.inner.table;
         Ok(match table.wait(self.inner.index, request.partition, request.position(), request.bytes, at)? {
             WaitOutcome::Now(route) => Admission::Admitted(Permit::new(request, route, false)),
@@ -168,7 +170,7 @@ impl TableHandle {
 }
 
 #[derive(Debug)]
-struct Request {
+struct ArrivingRequest {
     worker: TableHandle,
     partition: PartitionId,
     order: Option<u64>,
@@ -177,12 +179,12 @@ struct Request {
     /// When it stops waiting, if it was ever held. A reload of the limits does not change it.
     held_until: Option<Instant>,
     /// Boxed: few requests are refused, and each would carry the room for it.
-    refusals: Option<Box<Refusals>>,
+    refusals: Option<Box<OwnerRefusals>>,
     /// The request's count against its client's limit.
     share: Option<ShareGuard>,
 }
 
-impl Request {
+impl ArrivingRequest {
     fn table(&self) -> &Arc<Table> {
         &self.worker.inner.table
     }
@@ -196,13 +198,13 @@ impl Request {
 /// takes the request out of the stash.
 #[derive(Debug)]
 pub struct QueuedPermit {
-    request: Option<Request>,
-    grant: oneshot::Receiver<Route>,
+    request: Option<ArrivingRequest>,
+    grant: oneshot::Receiver<GateRoute>,
     deadline: Pin<Box<Sleep>>,
 }
 
 impl QueuedPermit {
-    fn new(request: Request, grant: oneshot::Receiver<Route>) -> Self {
+    fn new(request: ArrivingRequest, grant: oneshot::Receiver<GateRoute>) -> Self {
         let deadline = Box::pin(sleep_until(request.held_until.unwrap_or_else(Instant::now)));
         QueuedPermit { request: Some(request), grant, deadline }
     }
@@ -275,9 +277,9 @@ impl Drop for QueuedPermit {
 /// A request in flight. The partition's drain waits until this is dropped.
 #[derive(Debug)]
 pub struct Permit {
-    request: Option<Request>,
+    request: Option<ArrivingRequest>,
     /// The pod, epoch and abort generation under which it was admitted.
-    route: Route,
+    route: GateRoute,
     /// Whether its queue waits for its outcome, which is not definite yet.
     is_tried: bool,
     /// Whether it has given its place in the flush away.
@@ -294,7 +296,7 @@ pub struct RefusedForGood;
 
 impl Permit {
     #[inline]
-    fn new(request: Request, route: Route, is_tried: bool) -> Self {
+    fn new(request: ArrivingRequest, route: GateRoute, is_tried: bool) -> Self {
         Permit {
             request: Some(request),
             route,
@@ -305,7 +307,7 @@ impl Permit {
         }
     }
 
-    fn request(&self) -> &Request {
+    fn request(&self) -> &ArrivingRequest {
         // Taken only by `back`, which consumes the permit.
         self.request.as_ref().expect("a permit that was not put back")
     }

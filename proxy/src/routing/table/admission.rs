@@ -10,10 +10,10 @@ use segue_protocol::ids::PartitionId;
 use tokio::time::Instant;
 
 use super::bounce::Bounce;
-use super::hold::{Closed, Waiter};
+use super::hold::{ClosedGate, Waiter};
 use super::limits::AdmissionError;
-use super::refusals::Refusals;
-use super::route::Route;
+use super::refusals::OwnerRefusals;
+use super::route::GateRoute;
 use super::state::{Table, whole_nanos};
 use crate::routing::gate::GateState;
 use crate::routing::stash::QueuePosition;
@@ -23,11 +23,11 @@ use crate::routing::sync::oneshot;
 #[derive(Debug)]
 pub(crate) enum WaitOutcome {
     /// It is inside now: the gate has opened meanwhile.
-    Now(Route),
+    Now(GateRoute),
     /// It is inside now, and its queue waits for its outcome: the gate is not open yet, but nobody is before it.
-    First(Route),
+    First(GateRoute),
     /// It waits for this.
-    Later(oneshot::Receiver<Route>),
+    Later(oneshot::Receiver<GateRoute>),
 }
 
 /// A request that is inside and that no pod has acted on.
@@ -38,13 +38,13 @@ pub(crate) struct Requeue {
     /// Its queue waits for its outcome.
     pub(crate) is_tried: bool,
     pub(crate) bytes: usize,
-    pub(crate) refusals: Option<Refusals>,
+    pub(crate) refusals: Option<OwnerRefusals>,
 }
 
 impl Table {
     /// Tries to pass the open gate. On success the caller is inside, and where the gate leads is returned.
     #[inline]
-    pub(crate) fn try_pass(&self, worker: usize, partition: PartitionId, now: u64) -> Option<Route> {
+    pub(crate) fn try_pass(&self, worker: usize, partition: PartitionId, now: u64) -> Option<GateRoute> {
         let cell = self.cell(partition);
         let inside = self.inside(worker, partition);
         if let Some(severs) = cell.gate.enter(inside) {
@@ -107,7 +107,7 @@ impl Table {
         if cell.gate.position() == GateState::Open {
             self.close(partition, cell, &mut guard, HoldCause::Fenced);
         }
-        let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
+        let closed = guard.get_or_insert_with(|| Box::new(ClosedGate::new(HoldCause::NoOwner)));
         let gate = cell.gate.position();
         if gate == GateState::Flushing
             && self.may_pass(cell.slot.load(Relaxed), now)
@@ -162,9 +162,9 @@ impl Table {
         &self,
         partition: PartitionId,
         request: Requeue,
-        route: Route,
+        route: GateRoute,
         bounce: Option<Bounce>,
-    ) -> (oneshot::Receiver<Route>, Option<Refusals>) {
+    ) -> (oneshot::Receiver<GateRoute>, Option<OwnerRefusals>) {
         let Requeue { worker, position, is_tried, bytes, mut refusals } = request;
         let cause = bounce.map_or(Some(HoldCause::Fenced), |_| None);
         let cell = self.cell(partition);
@@ -172,9 +172,9 @@ impl Table {
         let mut guard = Self::lock(cell);
         let was_passing = matches!(cell.gate.position(), GateState::Open | GateState::Flushing);
         self.close(partition, cell, &mut guard, cause.unwrap_or(HoldCause::NoOwner));
-        let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
+        let closed = guard.get_or_insert_with(|| Box::new(ClosedGate::new(HoldCause::NoOwner)));
         if let Some(bounce) = bounce {
-            refusals = Refusals::after(refusals, route, bounce, closed.taken, Instant::now());
+            refusals = OwnerRefusals::after(refusals, route, bounce, closed.taken, Instant::now());
             if was_passing {
                 closed.back_off();
             }

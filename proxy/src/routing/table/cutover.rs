@@ -14,7 +14,7 @@ use segue_protocol::handoff::router::HoldCause;
 use segue_protocol::ids::{Epoch, PartitionId};
 use tokio::time::Instant;
 
-use super::hold::Closed;
+use super::hold::ClosedGate;
 use super::state::{Cell, Table};
 use crate::routing::gate::GateState;
 
@@ -58,14 +58,14 @@ impl Table {
         &self,
         partition: PartitionId,
         cell: &Cell,
-        closed: &mut Option<Box<Closed>>,
+        closed: &mut Option<Box<ClosedGate>>,
         cause: HoldCause,
     ) {
         let was = cell.gate.position();
         if was.stopped().is_none() {
             return;
         }
-        let closed = closed.get_or_insert_with(|| Box::new(Closed::new(cause)));
+        let closed = closed.get_or_insert_with(|| Box::new(ClosedGate::new(cause)));
         closed.cause = cause;
         closed.stops(was == GateState::Open);
         if let Some(stopped) = closed.state.stop(was) {
@@ -75,7 +75,7 @@ impl Table {
     }
 
     /// Moves the gate from draining to closed once nobody is inside.
-    pub(super) fn settle(&self, partition: PartitionId, cell: &Cell, closed: &mut Closed) {
+    pub(super) fn settle(&self, partition: PartitionId, cell: &Cell, closed: &mut ClosedGate) {
         if let Some(settled) = cell.gate.position().settled(self.in_flight(partition)) {
             cell.gate.set(settled);
             closed.drained_at.get_or_insert_with(Instant::now);
@@ -95,7 +95,7 @@ impl Table {
         }
         cell.slot.store(slot, Relaxed);
         cell.epoch.store(epoch.get(), Relaxed);
-        let closed = guard.get_or_insert_with(|| Box::new(Closed::new(HoldCause::NoOwner)));
+        let closed = guard.get_or_insert_with(|| Box::new(ClosedGate::new(HoldCause::NoOwner)));
         let now = Instant::now();
         closed.retry_at = None;
         closed.drained_at.get_or_insert(now);
@@ -111,7 +111,7 @@ impl Table {
     }
 
     /// Starts the requests that may start, and opens the gate once none waits.
-    pub(super) fn flush(&self, partition: PartitionId, cell: &Cell, closed: &mut Closed) {
+    pub(super) fn flush(&self, partition: PartitionId, cell: &Cell, closed: &mut ClosedGate) {
         let gate = cell.gate.position();
         if gate != GateState::Flushing {
             return;
@@ -154,8 +154,8 @@ impl Table {
     }
 
     /// Frees what is kept for a closed gate, once it is open and nothing needs it.
-    pub(super) fn forget(cell: &Cell, closed: &mut Option<Box<Closed>>) {
-        let over = |closed: &Closed| closed.times.is_none() && closed.state.stash().is_idle();
+    pub(super) fn forget(cell: &Cell, closed: &mut Option<Box<ClosedGate>>) {
+        let over = |closed: &ClosedGate| closed.times.is_none() && closed.state.stash().is_idle();
         if cell.gate.position() == GateState::Open && closed.as_deref().is_some_and(over) {
             *closed = None;
         }

@@ -10,8 +10,8 @@ use segue_protocol::back_off::BackOff;
 use segue_protocol::handoff::router::HoldCause;
 use tokio::time::Instant;
 
-use super::refusals::{Refusals, TRIES_IN_A_ROW};
-use super::route::Route;
+use super::refusals::{OwnerRefusals, TRIES_IN_A_ROW};
+use super::route::GateRoute;
 use crate::routing::partition_state::PartitionState;
 use crate::routing::sync::oneshot;
 
@@ -21,7 +21,7 @@ pub(crate) const POD_RETRY: BackOff = BackOff { first: Duration::from_millis(5),
 
 /// The state of a partition whose gate is closed, or was until just now.
 #[derive(Debug)]
-pub(super) struct Closed {
+pub(super) struct ClosedGate {
     pub(super) state: PartitionState<Waiter>,
     pub(super) cause: HoldCause,
     pub(super) stopped_at: Instant,
@@ -47,14 +47,14 @@ pub(super) struct Closed {
 pub(super) struct Waiter {
     pub(super) worker: usize,
     /// The refusals that the request has met so far.
-    pub(super) refusals: Option<Refusals>,
+    pub(super) refusals: Option<OwnerRefusals>,
     /// Sends where the request may go, once it may.
-    pub(super) granted: oneshot::Sender<Route>,
+    pub(super) granted: oneshot::Sender<GateRoute>,
 }
 
-impl Closed {
+impl ClosedGate {
     pub(super) fn new(cause: HoldCause) -> Self {
-        Closed {
+        ClosedGate {
             state: PartitionState::default(),
             cause,
             stopped_at: Instant::now(),

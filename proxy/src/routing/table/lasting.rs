@@ -36,7 +36,7 @@ pub(super) struct LastingExchange {
 
 /// The exchanges of a partition that have lasted for a moment, as operators see them.
 #[derive(Debug, Clone, Default)]
-pub struct Lasting {
+pub struct ExchangeAges {
     /// How many of them are streams.
     pub streams: usize,
     /// The one that has lasted for longest.

@@ -13,7 +13,7 @@ use segue_protocol::ids::PartitionId;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::lasting::{Lasting, LastingExchange, LastingExchanges, LastingId, OldestExchange};
+use super::lasting::{ExchangeAges, LastingExchange, LastingExchanges, LastingId, OldestExchange};
 use super::state::Table;
 use crate::routing::gate::AbortGeneration;
 use crate::routing::request_summary::RequestSummary;
@@ -79,8 +79,8 @@ impl Table {
     }
 
     /// Returns what of the partition has lasted for a moment.
-    pub fn lasting_of(&self, partition: PartitionId) -> Lasting {
-        let mut all = Lasting::default();
+    pub fn lasting_of(&self, partition: PartitionId) -> ExchangeAges {
+        let mut all = ExchangeAges::default();
         for worker in 0..self.lasting.len() {
             for exchange in self.lasting(worker).of(partition) {
                 all.streams += usize::from(exchange.is_stream);

@@ -25,7 +25,7 @@ pub(crate) enum Refusal {
 
 /// The failures of one pod.
 #[derive(Debug, Default)]
-pub struct Health {
+pub struct PodHealth {
     in_a_row: AtomicU32,
     unreachable: AtomicU64,
     misdirected: AtomicU64,
@@ -33,7 +33,7 @@ pub struct Health {
     broken: AtomicU64,
 }
 
-impl Health {
+impl PodHealth {
     /// Records a refusal. Returns the current run of refusals when it should be logged; the gap between log lines
     /// doubles.
     pub(crate) fn refused(&self, how: Refusal) -> Option<u32> {
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn refusals_in_a_row_make_an_outlier_and_one_acceptance_ends_it() {
-        let health = Health::default();
+        let health = PodHealth::default();
         let refuse = |times: u32| (0..times).filter_map(|_| health.refused(Refusal::Misdirected)).collect::<Vec<_>>();
         assert_eq!((refuse(4), health.is_outlier()), (vec![], false));
         assert_eq!(health.accepted(), None);
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn responses_broken_off_in_a_row_make_an_outlier_and_a_whole_one_ends_it() {
-        let health = Health::default();
+        let health = PodHealth::default();
         (0..4).for_each(|_| health.broke_response());
         assert!(!health.is_outlier());
         health.broke_response();

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use dashmap::DashMap;
 use segue_protocol::ids::Incarnation;
 
-use super::pod_health::Health;
+use super::pod_health::PodHealth;
 
 /// One incarnation of a pod at one address.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct Pod {
     /// `host:port`.
     pub address: String,
     /// Whether the pod accepts its requests.
-    pub health: Health,
+    pub health: PodHealth,
     /// Whether sending to it is safe even if this router's lease may have ended.
     pub(crate) serves_without_lease: bool,
 }
@@ -54,7 +54,7 @@ impl Pods {
                     name: name.to_owned(),
                     incarnation,
                     address: address.to_owned(),
-                    health: Health::default(),
+                    health: PodHealth::default(),
                     serves_without_lease,
                 })
             }) as u32

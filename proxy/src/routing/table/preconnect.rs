@@ -5,16 +5,16 @@ use std::sync::{Mutex, PoisonError};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// The channel to each worker.
-pub(super) struct Expected {
+pub(super) struct PreconnectChannels {
     workers: Vec<UnboundedSender<u32>>,
     /// The receiving ends; each worker takes its own when it starts.
     ends: Mutex<Vec<Option<UnboundedReceiver<u32>>>>,
 }
 
-impl Expected {
+impl PreconnectChannels {
     pub(super) fn new(workers: usize) -> Self {
         let (workers, ends): (Vec<_>, Vec<_>) = (0..workers).map(|_| unbounded_channel()).unzip();
-        Expected { workers, ends: Mutex::new(ends.into_iter().map(Some).collect()) }
+        PreconnectChannels { workers, ends: Mutex::new(ends.into_iter().map(Some).collect()) }
     }
 
     pub(super) fn tell(&self, slot: u32) {

@@ -12,7 +12,7 @@ use segue_protocol::ids::Epoch;
 use tokio::time::Instant;
 
 use super::bounce::Bounce;
-use super::route::Route;
+use super::route::GateRoute;
 
 /// Tries of a request with one owner before another key's request is tried in its place.
 pub(super) const TRIES_IN_A_ROW: u32 = 3;
@@ -21,7 +21,7 @@ const LEAST_DURATION: Duration = Duration::from_secs(1);
 
 /// How often one owner has refused a request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Refusals {
+pub(crate) struct OwnerRefusals {
     slot: u32,
     epoch: Epoch,
     /// Number of times that the request came back.
@@ -34,16 +34,22 @@ pub(crate) struct Refusals {
     taken: u32,
 }
 
-impl Refusals {
+impl OwnerRefusals {
     /// Returns the refusals after one more return of a request that was admitted by `route`.
-    pub(super) fn after(before: Option<Self>, route: Route, bounce: Bounce, taken: u32, at: Instant) -> Option<Self> {
+    pub(super) fn after(
+        before: Option<Self>,
+        route: GateRoute,
+        bounce: Bounce,
+        taken: u32,
+        at: Instant,
+    ) -> Option<Self> {
         let before = before.filter(|before| before.are_of(route.slot, route.epoch));
         let follows = bounce.consequences();
         if before.is_none() && follows.refusal.is_none() {
             return None;
         }
         let (slot, epoch) = (route.slot, route.epoch);
-        let none = Refusals { slot, epoch, returns: 0, refused: 0, first_refused: None, taken };
+        let none = OwnerRefusals { slot, epoch, returns: 0, refused: 0, first_refused: None, taken };
         let mut after = before.unwrap_or(none);
         after.returns = after.returns.saturating_add(1);
         if follows.is_of_request {
@@ -79,12 +85,12 @@ mod tests {
     use super::*;
     use crate::routing::gate::Gate;
 
-    fn to(epoch: u64) -> Route {
-        Route { slot: 1, epoch: epoch.into(), severs: Gate::default().severs(), last_try: false }
+    fn to(epoch: u64) -> GateRoute {
+        GateRoute { slot: 1, epoch: epoch.into(), severs: Gate::default().severs(), last_try: false }
     }
 
-    fn after(bounces: &[(Bounce, u32)], at: Instant) -> Option<Refusals> {
-        bounces.iter().fold(None, |before, (bounce, taken)| Refusals::after(before, to(7), *bounce, *taken, at))
+    fn after(bounces: &[(Bounce, u32)], at: Instant) -> Option<OwnerRefusals> {
+        bounces.iter().fold(None, |before, (bounce, taken)| OwnerRefusals::after(before, to(7), *bounce, *taken, at))
     }
 
     #[test]
@@ -101,7 +107,7 @@ mod tests {
             !three.leave_one_try(1, Epoch::new(8), 5, late) && !three.leave_one_try(2, Epoch::new(7), 5, late),
             "another owner has not refused it"
         );
-        let again = Refusals::after(Some(three), to(7), Misdirected, 5, late).unwrap();
+        let again = OwnerRefusals::after(Some(three), to(7), Misdirected, 5, late).unwrap();
         assert!(again.leave_one_try(1, Epoch::new(7), 6, late), "the first refusal counts, not the last");
         let unreachable =
             after(&[(Misdirected, 0), (Unreachable, 0), (BackedOff, 0), (Misdirected, 0)], first).unwrap();
@@ -118,6 +124,6 @@ mod tests {
         let ranks = (1..=7).map(|returns| after(&vec![(Bounce::Unreachable, 0); returns], now).unwrap().rank());
         assert_eq!(ranks.collect::<Vec<_>>(), [0, 0, 1, 1, 1, 2, 2]);
         let before = after(&[(Bounce::Misdirected, 0); 3], now);
-        assert_eq!(Refusals::after(before, to(8), Bounce::Misdirected, 0, now).unwrap().rank(), 0);
+        assert_eq!(OwnerRefusals::after(before, to(8), Bounce::Misdirected, 0, now).unwrap().rank(), 0);
     }
 }

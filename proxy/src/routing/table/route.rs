@@ -6,7 +6,7 @@ use crate::routing::gate::AbortGeneration;
 
 /// Where a gate led when a request passed it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Route {
+pub(crate) struct GateRoute {
     pub(crate) slot: u32,
     pub(crate) epoch: Epoch,
     /// How often the partition had been severed when the request passed.

@@ -17,12 +17,12 @@ use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::hold::Closed;
+use super::hold::ClosedGate;
 use super::lasting::LastingExchanges;
 use super::limits::{LimitsInForce, StashLimits, StashTotal};
 use super::pods::{Pod, Pods};
-use super::preconnect::Expected;
-use super::route::Route;
+use super::preconnect::PreconnectChannels;
+use super::route::GateRoute;
 use crate::routing::gate::{AbortGeneration, Gate, GateState, Inside};
 use crate::routing::segmented_vec::Segments;
 use crate::routing::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard};
@@ -34,19 +34,24 @@ pub(super) struct Cell {
     pub(super) slot: AtomicU32,
     pub(super) epoch: AtomicU64,
     /// `None` while the gate is open and nothing of the last cutover is kept.
-    pub(super) closed: Mutex<Option<Box<Closed>>>,
+    pub(super) closed: Mutex<Option<Box<ClosedGate>>>,
 }
 
 impl Cell {
     /// Returns where the gate leads. The caller is inside or holds the lock, so that this does not change meanwhile.
     #[inline]
-    pub(super) fn route(&self, severs: AbortGeneration) -> Route {
-        Route { slot: self.slot.load(Relaxed), epoch: Epoch::new(self.epoch.load(Relaxed)), severs, last_try: false }
+    pub(super) fn route(&self, severs: AbortGeneration) -> GateRoute {
+        GateRoute {
+            slot: self.slot.load(Relaxed),
+            epoch: Epoch::new(self.epoch.load(Relaxed)),
+            severs,
+            last_try: false,
+        }
     }
 }
 
 /// A partition's state as the control side sees it.
-pub(crate) struct Seen {
+pub(crate) struct PartitionSnapshot {
     pub(crate) position: GateState,
     /// The pod that it leads to; meaningless while the gate is closed.
     pub(crate) slot: u32,
@@ -65,7 +70,7 @@ pub struct Table {
     /// For each worker, its exchanges that last.
     pub(super) lasting: Vec<Mutex<LastingExchanges>>,
     pub(super) pods: Pods,
-    pub(super) expected: Expected,
+    pub(super) expected: PreconnectChannels,
     pub(super) limits: LimitsInForce,
     /// Shared by the tables that share a total.
     pub(super) stashed_bytes: Arc<AtomicUsize>,
@@ -112,7 +117,7 @@ impl Table {
             inside: (0..workers).map(|_| Segments::new()).collect(),
             lasting: (0..workers).map(|_| Mutex::default()).collect(),
             pods: Pods::default(),
-            expected: Expected::new(workers),
+            expected: PreconnectChannels::new(workers),
             limits: LimitsInForce::new(limits),
             stashed_bytes: total.0.clone(),
             trusted_until: AtomicU64::new(0),
@@ -199,7 +204,7 @@ impl Table {
         self.inside[worker].get(partition.index()).expect("a partition of the keyspace")
     }
 
-    pub(super) fn lock(cell: &Cell) -> MutexGuard<'_, Option<Box<Closed>>> {
+    pub(super) fn lock(cell: &Cell) -> MutexGuard<'_, Option<Box<ClosedGate>>> {
         // The state is consistent between any two statements that can panic.
         cell.closed.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -227,10 +232,10 @@ impl Table {
     }
 
     /// Returns the partition's state.
-    pub(crate) fn position(&self, partition: PartitionId) -> Seen {
+    pub(crate) fn position(&self, partition: PartitionId) -> PartitionSnapshot {
         let cell = self.cell(partition);
         let closed = Self::lock(cell);
-        Seen {
+        PartitionSnapshot {
             position: cell.gate.position(),
             slot: cell.slot.load(Relaxed),
             epoch: Epoch::new(cell.epoch.load(Relaxed)),

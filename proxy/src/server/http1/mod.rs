@@ -25,9 +25,9 @@ use http::{Method, Request, Response, StatusCode, Version};
 use http_body::Body as _;
 
 use self::request_head::RequestHead;
-use self::response_head::{Framing, Terms, write_head};
-use self::wire::{Next, Wire};
-use self::writer::{Rest, Writer};
+use self::response_head::{ResponseTerms, WrittenFraming, write_head};
+use self::wire::{NextInput, Wire};
+use self::writer::{ResponseWriter, UnsentResponse};
 use super::active_request::ActiveRequest;
 use super::client::{Client, ConnectionCommand};
 use super::data_path::{BoxError, ServeRequest};
@@ -39,7 +39,7 @@ use crate::message::local_reply::LocalReply;
 use crate::tls::Stream;
 
 /// A client's connection, and what serves its requests.
-pub(super) struct Session<'connection, S> {
+pub(super) struct ClientSession<'connection, S> {
     pub(super) clients: &'connection ConnectionRegistry,
     pub(super) client: &'connection Rc<Client>,
     pub(super) peer: &'connection ClientInfo,
@@ -47,7 +47,7 @@ pub(super) struct Session<'connection, S> {
 }
 
 /// How a connection leaves this half of the server.
-pub(super) enum End {
+pub(super) enum ConnectionEnd {
     Closed,
     /// It is shut down on this side, and the client still sends.
     Unread(Stream),
@@ -55,7 +55,7 @@ pub(super) enum End {
 
 /// What follows a response.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Then {
+enum AfterResponse {
     Continue,
     /// This side is shut down first.
     Close,
@@ -65,7 +65,7 @@ enum Then {
 }
 
 /// What the response to a request depends on.
-struct Asked {
+struct RequestTerms {
     method: Method,
     version: Version,
     /// Whether the connection closes behind it.
@@ -82,9 +82,9 @@ impl Drop for CloseOnDrop {
     }
 }
 
-impl<S: ServeRequest> Session<'_, S> {
+impl<S: ServeRequest> ClientSession<'_, S> {
     /// Serves the connection, of which `ahead` has been read already.
-    pub(super) async fn serve(&self, stream: Stream, ahead: BytesMut) -> End {
+    pub(super) async fn serve(&self, stream: Stream, ahead: BytesMut) -> ConnectionEnd {
         let wire = CloseOnDrop(Wire::new(stream, ahead, self.clients.scratch.clone()));
         let ended = {
             let mut work = pin!(self.requests(&wire.0));
@@ -94,15 +94,15 @@ impl<S: ServeRequest> Session<'_, S> {
             })
             .await
         };
-        let Some(mut stream) = wire.0.close() else { return End::Closed };
+        let Some(mut stream) = wire.0.close() else { return ConnectionEnd::Closed };
         match ended {
-            Ok(()) if self.client.unread.get() => End::Unread(stream),
+            Ok(()) if self.client.unread.get() => ConnectionEnd::Unread(stream),
             Err(ConnectionCommand::HeaderTimeout) => {
                 self.clients.replied(LocalReply::TooSlow);
                 stream.write_now(&local_reply_bytes(LocalReply::TooSlow));
-                End::Closed
+                ConnectionEnd::Closed
             }
-            _ => End::Closed,
+            _ => ConnectionEnd::Closed,
         }
     }
 
@@ -110,21 +110,21 @@ impl<S: ServeRequest> Session<'_, S> {
     async fn requests(&self, wire: &Rc<Wire>) {
         loop {
             let head = match std::future::poll_fn(|context| self.poll_next(context, wire)).await {
-                Next::Request(head) => *head,
-                Next::End => {
+                NextInput::Request(head) => *head,
+                NextInput::End => {
                     // TLS tells its client, as far as that takes no waiting.
                     let _ = wire.poll_shutdown(&mut Context::from_waker(Waker::noop()));
                     return;
                 }
-                Next::Refused(reply) => return self.refuse(wire, reply).await,
+                NextInput::Refused(reply) => return self.refuse(wire, reply).await,
             };
             match self.exchange(wire, head).await {
-                Then::Continue => {}
-                Then::Close => {
+                AfterResponse::Continue => {}
+                AfterResponse::Close => {
                     let _ = std::future::poll_fn(|context| wire.poll_shutdown(context)).await;
                     return;
                 }
-                Then::Abort | Then::Switch => {
+                AfterResponse::Abort | AfterResponse::Switch => {
                     self.client.unread.set(false);
                     return;
                 }
@@ -137,7 +137,7 @@ impl<S: ServeRequest> Session<'_, S> {
         self.clients.replied(reply);
         // More of it may be on its way.
         self.client.unread.set(true);
-        let mut writer = Writer::of(local_reply_bytes(reply));
+        let mut writer = ResponseWriter::of(local_reply_bytes(reply));
         let _ = std::future::poll_fn(|context| {
             ready!(writer.poll_write(context, wire))?;
             wire.poll_shutdown(context)
@@ -145,14 +145,14 @@ impl<S: ServeRequest> Session<'_, S> {
         .await;
     }
 
-    fn poll_next(&self, context: &mut Context<'_>, wire: &Wire) -> Poll<Next> {
+    fn poll_next(&self, context: &mut Context<'_>, wire: &Wire) -> Poll<NextInput> {
         let next = wire.poll_head(context, self.clients.terms.max_header_bytes);
         let in_head = next.is_pending() && !wire.is_between_requests();
         self.client.arrived.set_in_head(in_head);
         let sealed = if next.is_pending() { self.client.sealed() } else { 0 };
         self.clients.note_head(self.client, if in_head { wire.memory() } else { 0 } + sealed);
         if next.is_pending() && !in_head && self.is_told(ConnectionCommand::DrainAndClose) {
-            return Poll::Ready(Next::End);
+            return Poll::Ready(NextInput::End);
         }
         next
     }
@@ -162,13 +162,13 @@ impl<S: ServeRequest> Session<'_, S> {
     }
 
     /// Serves one request.
-    async fn exchange(&self, wire: &Rc<Wire>, head: RequestHead) -> Then {
+    async fn exchange(&self, wire: &Rc<Wire>, head: RequestHead) -> AfterResponse {
         let body = wire.begin(&head);
         let RequestHead { parts, close, takes_trailers, .. } = head;
-        let asked = Asked { method: parts.method.clone(), version: parts.version, close, takes_trailers };
+        let asked = RequestTerms { method: parts.method.clone(), version: parts.version, close, takes_trailers };
         let serving = ActiveRequest::begin(self.clients, self.client);
         let request = Request::from_parts(parts, body);
-        let mut writer = Writer::default();
+        let mut writer = ResponseWriter::default();
         let response = {
             let mut response = pin!(self.service.serve(request));
             std::future::poll_fn(|context| self.poll_response(context, wire, response.as_mut(), &mut writer)).await
@@ -177,12 +177,12 @@ impl<S: ServeRequest> Session<'_, S> {
             Ok(response) => response,
             Err(error) => {
                 tracing::debug!(%error, "a request gets no response");
-                return Then::Abort;
+                return AfterResponse::Abort;
             }
         };
         let then = self.respond(wire, writer, response, asked).await;
         drop(serving);
-        if matches!(then, Then::Abort | Then::Switch) {
+        if matches!(then, AfterResponse::Abort | AfterResponse::Switch) {
             return then;
         }
         // A drain that begins only now cuts off an upload whose response is complete.
@@ -191,11 +191,17 @@ impl<S: ServeRequest> Session<'_, S> {
             Poll::Pending if !drains && self.is_told(ConnectionCommand::DrainAndClose) => Poll::Ready(false),
             settled => settled,
         });
-        if is_read.await { then } else { Then::Close }
+        if is_read.await { then } else { AfterResponse::Close }
     }
 
     /// Writes the response, and gives the connection away if it switches protocols.
-    async fn respond(&self, wire: &Rc<Wire>, mut writer: Writer, response: Response<S::Body>, asked: Asked) -> Then {
+    async fn respond(
+        &self,
+        wire: &Rc<Wire>,
+        mut writer: ResponseWriter,
+        response: Response<S::Body>,
+        asked: RequestTerms,
+    ) -> AfterResponse {
         let (head, mut body) = response.into_parts();
         let lines = S::take_lines(&mut body);
         let switches = head.status == StatusCode::SWITCHING_PROTOCOLS;
@@ -210,7 +216,7 @@ impl<S: ServeRequest> Session<'_, S> {
         let closes = asked.close || is_tunnel || self.client.unread.get();
         let length = if body.is_end_stream() { Some(0) } else { body.size_hint().exact() };
         let date = || self.clients.scratch.date();
-        let terms = Terms {
+        let terms = ResponseTerms {
             method: &asked.method,
             version: asked.version,
             closes,
@@ -221,11 +227,11 @@ impl<S: ServeRequest> Session<'_, S> {
             Ok(framing) => framing,
             Err(error) => {
                 tracing::debug!(%error, "a response cannot be passed on");
-                return Then::Abort;
+                return AfterResponse::Abort;
             }
         };
         let declares = asked.takes_trailers.then_some(&head.headers);
-        let mut rest = Rest { body: pin!(body), framing, declares, ended: false };
+        let mut rest = UnsentResponse { body: pin!(body), framing, declares, ended: false };
         let written = std::future::poll_fn(|context| {
             let written = writer.poll_response(context, wire, &mut rest);
             if written.is_pending() && self.is_gone(context, wire) {
@@ -235,18 +241,18 @@ impl<S: ServeRequest> Session<'_, S> {
         });
         if let Err(error) = written.await {
             tracing::debug!(%error, "a client's connection has ended");
-            if framing == Framing::UntilClose {
+            if framing == WrittenFraming::UntilClose {
                 wire.throw_away();
             }
-            return Then::Abort;
+            return AfterResponse::Abort;
         }
         writer.give_back(wire);
         if switches {
             // The tunnel keeps the client registered.
             self.client.upgraded.set(true);
-            return if wire.switch() { Then::Switch } else { Then::Abort };
+            return if wire.switch() { AfterResponse::Switch } else { AfterResponse::Abort };
         }
-        if closes || framing == Framing::UntilClose { Then::Close } else { Then::Continue }
+        if closes || framing == WrittenFraming::UntilClose { AfterResponse::Close } else { AfterResponse::Continue }
     }
 
     /// Waits for the response. Meanwhile writes the pod's informational responses, says whether the client is still
@@ -256,7 +262,7 @@ impl<S: ServeRequest> Session<'_, S> {
         context: &mut Context<'_>,
         wire: &Wire,
         response: Pin<&mut impl Future<Output = Result<Response<S::Body>, S::Error>>>,
-        writer: &mut Writer,
+        writer: &mut ResponseWriter,
     ) -> Poll<Result<Response<S::Body>, BoxError>> {
         if let Poll::Ready(response) = response.poll(context) {
             return Poll::Ready(response.map_err(Into::into));

@@ -33,7 +33,7 @@ const MAX_LENGTH: u64 = u64::MAX - 2;
 
 /// What stands at the beginning of some bytes.
 #[derive(Debug)]
-pub(super) enum Reading {
+pub(super) enum HeadReading {
     /// A part of a head, or nothing.
     Partial,
     /// A head of this many bytes.
@@ -46,7 +46,7 @@ pub(super) enum Reading {
 #[derive(Debug)]
 pub(super) struct RequestHead {
     pub(super) parts: Parts,
-    pub(super) framing: Framing,
+    pub(super) framing: BodyFraming,
     /// Whether the connection closes after the response.
     pub(super) close: bool,
     /// Whether the client accepts trailers.
@@ -59,24 +59,24 @@ pub(super) struct RequestHead {
 
 /// How the body of a request is delimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Framing {
+pub(super) enum BodyFraming {
     Length(u64),
     Chunked,
 }
 
 /// Reads the head at the beginning of `bytes`. A head of more than `most` bytes is refused.
-pub(super) fn read_head(bytes: &[u8], most: usize) -> Reading {
+pub(super) fn read_head(bytes: &[u8], most: usize) -> HeadReading {
     let mut slots = [const { MaybeUninit::uninit() }; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut []);
     let parsed = httparse::ParserConfig::default().parse_request_with_uninit_headers(&mut request, bytes, &mut slots);
     match parsed {
         Ok(httparse::Status::Complete(length)) if length <= most => match head(&request, bytes, length) {
-            Ok(head) => Reading::Head(Box::new(head), length),
-            Err(refused) => Reading::Refused(refused),
+            Ok(head) => HeadReading::Head(Box::new(head), length),
+            Err(refused) => HeadReading::Refused(refused),
         },
-        Ok(httparse::Status::Partial) if bytes.len() < most => Reading::Partial,
-        Ok(_) | Err(httparse::Error::TooManyHeaders) => Reading::Refused(LocalReply::HeadTooLarge),
-        Err(_) => Reading::Refused(LocalReply::Malformed),
+        Ok(httparse::Status::Partial) if bytes.len() < most => HeadReading::Partial,
+        Ok(_) | Err(httparse::Error::TooManyHeaders) => HeadReading::Refused(LocalReply::HeadTooLarge),
+        Err(_) => HeadReading::Refused(LocalReply::Malformed),
     }
 }
 
@@ -108,7 +108,7 @@ fn head(request: &httparse::Request<'_, '_>, bytes: &[u8], length: usize) -> Res
     };
     let uri = Uri::from_maybe_shared(shared(target.as_bytes())).map_err(|_| LocalReply::Malformed)?;
     let mut headers = HeaderMap::with_capacity(request.headers.len());
-    let mut said = Said::new(if minor == 0 { Version::HTTP_10 } else { Version::HTTP_11 });
+    let mut said = ClientFraming::new(if minor == 0 { Version::HTTP_10 } else { Version::HTTP_11 });
     for header in &*request.headers {
         let name = header_name(header.name.as_bytes()).map_err(|_| match header.name.len() {
             ..=MAX_NAME_BYTES => LocalReply::Malformed,
@@ -120,7 +120,7 @@ fn head(request: &httparse::Request<'_, '_>, bytes: &[u8], length: usize) -> Res
         }
     }
     let framing = said.framing()?;
-    if framing == Framing::Chunked && said.length.is_some() {
+    if framing == BodyFraming::Chunked && said.length.is_some() {
         headers.remove(CONTENT_LENGTH);
     }
     let (mut parts, ()) = Request::new(()).into_parts();
@@ -136,7 +136,7 @@ fn head(request: &httparse::Request<'_, '_>, bytes: &[u8], length: usize) -> Res
 }
 
 /// What the headers say about the connection and the body.
-struct Said {
+struct ClientFraming {
     version: Version,
     length: Option<u64>,
     /// Whether there is a coding, and whether the last one is `chunked`.
@@ -149,9 +149,9 @@ struct Said {
     may_switch: bool,
 }
 
-impl Said {
+impl ClientFraming {
     fn new(version: Version) -> Self {
-        Said {
+        ClientFraming {
             version,
             length: None,
             coded: false,
@@ -199,11 +199,11 @@ impl Said {
     }
 
     /// Returns how the body is delimited.
-    fn framing(&self) -> Result<Framing, LocalReply> {
+    fn framing(&self) -> Result<BodyFraming, LocalReply> {
         match (self.coded, self.chunked) {
-            (true, true) => Ok(Framing::Chunked),
+            (true, true) => Ok(BodyFraming::Chunked),
             (true, false) => Err(LocalReply::Malformed),
-            (false, _) => Ok(Framing::Length(self.length.unwrap_or(0))),
+            (false, _) => Ok(BodyFraming::Length(self.length.unwrap_or(0))),
         }
     }
 
@@ -226,13 +226,13 @@ pub(super) fn length(digits: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Reading {
+    fn read(text: &str) -> HeadReading {
         read_head(text.as_bytes(), 64 << 10)
     }
 
     fn whole_head(text: &str) -> RequestHead {
         match read(text) {
-            Reading::Head(head, length) => {
+            HeadReading::Head(head, length) => {
                 assert_eq!(length, text.find("\r\n\r\n").unwrap() + 4);
                 *head
             }
@@ -243,7 +243,7 @@ mod tests {
     #[track_caller]
     fn is_refused(text: &str, expected: LocalReply) {
         let reading = read(text);
-        assert!(matches!(reading, Reading::Refused(reply) if reply == expected), "{text:?}: {reading:?}");
+        assert!(matches!(reading, HeadReading::Refused(reply) if reply == expected), "{text:?}: {reading:?}");
     }
 
     #[test]
@@ -252,7 +252,7 @@ mod tests {
             whole_head("POST /a?b=c HTTP/1.1\r\nHost: h\r\nX-Two: 1\r\nx-two:  2 \r\nContent-Length: 5\r\n\r\nhello");
         assert_eq!((head.parts.method, head.parts.uri), (Method::POST, Uri::from_static("/a?b=c")));
         assert_eq!(head.parts.headers.get_all("x-two").iter().collect::<Vec<_>>(), ["1", "2"]);
-        assert_eq!((head.framing, head.close, head.takes_trailers), (Framing::Length(5), false, false));
+        assert_eq!((head.framing, head.close, head.takes_trailers), (BodyFraming::Length(5), false, false));
     }
 
     #[test]
@@ -261,11 +261,11 @@ mod tests {
             let head = whole_head(&format!("PUT / HTTP/1.1\r\nhost: h\r\n{fields}\r\n"));
             (head.framing, head.close, head.takes_trailers)
         };
-        assert_eq!(of(""), (Framing::Length(0), false, false));
-        assert_eq!(of("Transfer-Encoding: Chunked\r\n"), (Framing::Chunked, false, false));
-        assert_eq!(of("connection: te, Close\r\nte: trailers\r\n"), (Framing::Length(0), true, true));
-        assert_eq!(of("connection: close\r\nconnection: keep-alive\r\n"), (Framing::Length(0), true, false));
-        assert_eq!(of("te: gzip, Trailers\r\n"), (Framing::Length(0), false, true));
+        assert_eq!(of(""), (BodyFraming::Length(0), false, false));
+        assert_eq!(of("Transfer-Encoding: Chunked\r\n"), (BodyFraming::Chunked, false, false));
+        assert_eq!(of("connection: te, Close\r\nte: trailers\r\n"), (BodyFraming::Length(0), true, true));
+        assert_eq!(of("connection: close\r\nconnection: keep-alive\r\n"), (BodyFraming::Length(0), true, false));
+        assert_eq!(of("te: gzip, Trailers\r\n"), (BodyFraming::Length(0), false, true));
     }
 
     #[test]
@@ -301,20 +301,20 @@ mod tests {
             "content-length: 5\r\ntransfer-encoding: chunked\r\ncontent-length: 6",
         ] {
             let head = whole_head(&format!("POST / HTTP/1.1\r\nhost: h\r\n{fields}\r\n\r\n"));
-            assert_eq!((head.framing, head.close), (Framing::Chunked, true), "{fields:?}");
+            assert_eq!((head.framing, head.close), (BodyFraming::Chunked, true), "{fields:?}");
             assert!(!head.parts.headers.contains_key(CONTENT_LENGTH), "{fields:?}");
         }
         // The data path refuses other codings, behind which it would not know where the request ends.
         for coding in ["gzip, chunked", "chunked, chunked", "x\r\ntransfer-encoding: chunked"] {
             let head = whole_head(&format!("POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: {coding}\r\n\r\n"));
-            assert_eq!((head.framing, head.close), (Framing::Chunked, false), "{coding}");
+            assert_eq!((head.framing, head.close), (BodyFraming::Chunked, false), "{coding}");
         }
     }
 
     #[test]
     fn equal_lengths_are_one() {
         let head = whole_head("POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 5\r\ncontent-length: 05\r\n\r\n");
-        assert_eq!(head.framing, Framing::Length(5));
+        assert_eq!(head.framing, BodyFraming::Length(5));
         assert_eq!(head.parts.headers.get_all(CONTENT_LENGTH).iter().count(), 1);
     }
 
@@ -365,7 +365,7 @@ mod tests {
     fn a_head_is_partial_until_its_empty_line() {
         let text = "GET / HTTP/1.1\r\nhost: h\r\n\r\n";
         for cut in 0..text.len() {
-            assert!(matches!(read(&text[..cut]), Reading::Partial), "cut at {cut}");
+            assert!(matches!(read(&text[..cut]), HeadReading::Partial), "cut at {cut}");
         }
         whole_head(text);
     }
@@ -374,8 +374,8 @@ mod tests {
     fn a_bound_holds_however_the_bytes_arrive() {
         let text = format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "x".repeat(1000));
         let too_large =
-            |bytes: &[u8], most| matches!(read_head(bytes, most), Reading::Refused(LocalReply::HeadTooLarge));
-        assert!(matches!(read_head(text.as_bytes(), text.len()), Reading::Head(..)));
+            |bytes: &[u8], most| matches!(read_head(bytes, most), HeadReading::Refused(LocalReply::HeadTooLarge));
+        assert!(matches!(read_head(text.as_bytes(), text.len()), HeadReading::Head(..)));
         assert!(too_large(text.as_bytes(), text.len() - 1));
         assert!(too_large(&text.as_bytes()[..text.len() - 2], text.len() - 2));
         whole_head(&format!("GET / HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(MAX_HEADERS)));

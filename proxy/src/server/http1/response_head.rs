@@ -19,7 +19,7 @@ use crate::upstream::HeadLines;
 
 /// What a response responds to, and what becomes of its connection.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Terms<'request> {
+pub(super) struct ResponseTerms<'request> {
     pub(super) method: &'request Method,
     pub(super) version: Version,
     /// Whether the connection closes after it.
@@ -30,7 +30,7 @@ pub(super) struct Terms<'request> {
 
 /// How the body of a response is delimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Framing {
+pub(super) enum WrittenFraming {
     Length(u64),
     Chunked,
     /// It ends with its connection, because HTTP/1.0 knows no chunks.
@@ -48,19 +48,19 @@ pub(super) fn write_head(
     out: &mut Vec<u8>,
     (head, lines): (&Parts, Option<&HeadLines>),
     body: Option<u64>,
-    terms: Terms<'_>,
+    terms: ResponseTerms<'_>,
     date: impl FnOnce() -> HeaderValue,
-) -> Result<Framing, BadLength> {
+) -> Result<WrittenFraming, BadLength> {
     let to_head = *terms.method == Method::HEAD;
     let by_http10 = terms.version == Version::HTTP_10;
     let framing = match body {
         _ if to_head || is_bodiless(terms.method, head.status) => None,
-        Some(length) => Some(Framing::Length(length)),
+        Some(length) => Some(WrittenFraming::Length(length)),
         None => match (lines.and_then(|lines| lines.length), head.headers.get(CONTENT_LENGTH)) {
-            (Some(stated), _) => Some(Framing::Length(stated)),
-            (None, Some(stated)) => Some(Framing::Length(length(stated.as_bytes()).ok_or(BadLength)?)),
-            (None, None) if by_http10 => Some(Framing::UntilClose),
-            (None, None) => Some(Framing::Chunked),
+            (Some(stated), _) => Some(WrittenFraming::Length(stated)),
+            (None, Some(stated)) => Some(WrittenFraming::Length(length(stated.as_bytes()).ok_or(BadLength)?)),
+            (None, None) if by_http10 => Some(WrittenFraming::UntilClose),
+            (None, None) => Some(WrittenFraming::Chunked),
         },
     };
     out.reserve(128 + 48 * head.headers.len() + lines.map_or(0, |lines| lines.lines.len()));
@@ -76,7 +76,7 @@ pub(super) fn write_head(
                 continue;
             }
             match framing {
-                Some(Framing::Length(length)) => length_line(out, length),
+                Some(WrittenFraming::Length(length)) => length_line(out, length),
                 // The length of the body that a GET would have got.
                 None if to_head || body != Some(0) => line(out, name, value.as_bytes()),
                 _ => {}
@@ -91,12 +91,12 @@ pub(super) fn write_head(
         line(out, name, value.as_bytes());
     }
     match framing {
-        Some(Framing::Length(length)) if !has_length => length_line(out, length),
-        Some(Framing::Chunked) => out.extend_from_slice(b"transfer-encoding: chunked\r\n"),
+        Some(WrittenFraming::Length(length)) if !has_length => length_line(out, length),
+        Some(WrittenFraming::Chunked) => out.extend_from_slice(b"transfer-encoding: chunked\r\n"),
         _ => {}
     }
     let is_switch = head.status == StatusCode::SWITCHING_PROTOCOLS;
-    if terms.closes || framing == Some(Framing::UntilClose) {
+    if terms.closes || framing == Some(WrittenFraming::UntilClose) {
         if !(has_close || terms.is_close_implied || is_switch) {
             out.extend_from_slice(b"connection: close\r\n");
         }
@@ -107,7 +107,7 @@ pub(super) fn write_head(
         line(out, &DATE, date().as_bytes());
     }
     out.extend_from_slice(b"\r\n");
-    Ok(framing.unwrap_or(Framing::Length(0)))
+    Ok(framing.unwrap_or(WrittenFraming::Length(0)))
 }
 
 /// Returns whether no body follows a response with this status.
@@ -175,12 +175,17 @@ mod tests {
 
     use super::*;
 
-    fn terms(to_head: bool, closes: bool) -> Terms<'static> {
+    fn terms(to_head: bool, closes: bool) -> ResponseTerms<'static> {
         let method = if to_head { &Method::HEAD } else { &Method::GET };
-        Terms { method, version: Version::HTTP_11, closes, is_close_implied: false }
+        ResponseTerms { method, version: Version::HTTP_11, closes, is_close_implied: false }
     }
 
-    fn written(response: http::response::Builder, body: Option<u64>, to_head: bool, closes: bool) -> (String, Framing) {
+    fn written(
+        response: http::response::Builder,
+        body: Option<u64>,
+        to_head: bool,
+        closes: bool,
+    ) -> (String, WrittenFraming) {
         let (head, ()) = response.header("date", "today").body(()).unwrap().into_parts();
         let mut out = Vec::new();
         let date = || HeaderValue::from_static("never asked for");
@@ -192,7 +197,7 @@ mod tests {
     fn a_body_of_known_length_is_announced_with_it() {
         let (text, framing) = written(Response::builder().header("x-a", "1"), Some(5), false, false);
         assert_eq!(text, "HTTP/1.1 200 OK\r\nx-a: 1\r\ndate: today\r\ncontent-length: 5\r\n\r\n");
-        assert_eq!(framing, Framing::Length(5));
+        assert_eq!(framing, WrittenFraming::Length(5));
         let (text, _) = written(Response::builder().header("content-length", "5"), Some(5), false, true);
         assert_eq!(text, "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ndate: today\r\nconnection: close\r\n\r\n");
     }
@@ -201,10 +206,10 @@ mod tests {
     fn a_body_of_unknown_length_is_chunked_unless_the_head_states_one() {
         let (text, framing) = written(Response::builder(), None, false, false);
         assert_eq!(text, "HTTP/1.1 200 OK\r\ndate: today\r\ntransfer-encoding: chunked\r\n\r\n");
-        assert_eq!(framing, Framing::Chunked);
+        assert_eq!(framing, WrittenFraming::Chunked);
         let (text, framing) = written(Response::builder().header("content-length", "7"), None, false, false);
         assert_eq!(text, "HTTP/1.1 200 OK\r\ncontent-length: 7\r\ndate: today\r\n\r\n");
-        assert_eq!(framing, Framing::Length(7));
+        assert_eq!(framing, WrittenFraming::Length(7));
     }
 
     #[test]
@@ -229,14 +234,14 @@ mod tests {
         let (text, framing) = written(length(), Some(0), true, false);
         assert_eq!(
             (text.as_str(), framing),
-            ("HTTP/1.1 200 OK\r\ncontent-length: 5\r\ndate: today\r\n\r\n", Framing::Length(0))
+            ("HTTP/1.1 200 OK\r\ncontent-length: 5\r\ndate: today\r\n\r\n", WrittenFraming::Length(0))
         );
         for status in [204, 304] {
             let (text, framing) = written(length().status(status), Some(0), false, false);
-            assert!(!text.contains("content-length") && framing == Framing::Length(0), "{text}");
+            assert!(!text.contains("content-length") && framing == WrittenFraming::Length(0), "{text}");
         }
         let (text, framing) = written(Response::builder(), None, true, false);
-        assert_eq!((text.as_str(), framing), ("HTTP/1.1 200 OK\r\ndate: today\r\n\r\n", Framing::Length(0)));
+        assert_eq!((text.as_str(), framing), ("HTTP/1.1 200 OK\r\ndate: today\r\n\r\n", WrittenFraming::Length(0)));
     }
 
     #[test]

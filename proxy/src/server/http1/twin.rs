@@ -24,9 +24,9 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::request_head::{Framing, Reading, RequestHead, may_end, read_head};
+use super::request_head::{BodyFraming, HeadReading, RequestHead, may_end, read_head};
 use crate::message::local_reply::LocalReply;
-use crate::upstream::{Decoded, Decoder};
+use crate::upstream::{DecodedPart, Decoder};
 
 /// A request as far as it has been read.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -46,7 +46,7 @@ struct ReadRequest {
 
 /// Why no further request has been read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stop {
+enum StopCause {
     /// More bytes are needed.
     Starved,
     /// The last request asks for the end of the connection.
@@ -61,7 +61,7 @@ enum Stop {
 #[derive(Debug, PartialEq, Eq)]
 struct ReadConnection {
     requests: Vec<ReadRequest>,
-    stop: Stop,
+    stop: StopCause,
     /// How many requests have been answered `100 Continue`.
     continued: usize,
 }
@@ -70,20 +70,20 @@ struct ReadConnection {
 fn read(pieces: &[&[u8]], most: usize) -> ReadConnection {
     let mut pieces = pieces.iter();
     let (mut input, mut parsed) = (BytesMut::new(), 0);
-    let mut connection = ReadConnection { requests: Vec::new(), stop: Stop::Starved, continued: 0 };
-    while connection.stop == Stop::Starved {
+    let mut connection = ReadConnection { requests: Vec::new(), stop: StopCause::Starved, continued: 0 };
+    while connection.stop == StopCause::Starved {
         while input.starts_with(b"\r\n") {
             input.advance(2);
             parsed = 0;
         }
         let goes_on = parsed > 0 && !may_end(&input, parsed, most);
-        let reading = if goes_on { Reading::Partial } else { read_head(&input, most) };
+        let reading = if goes_on { HeadReading::Partial } else { read_head(&input, most) };
         parsed = input.len();
         match reading {
-            Reading::Head(head, length) => {
+            HeadReading::Head(head, length) => {
                 input.advance(length);
                 parsed = 0;
-                connection.continued += usize::from(head.expects_continue && head.framing != Framing::Length(0));
+                connection.continued += usize::from(head.expects_continue && head.framing != BodyFraming::Length(0));
                 let (request, stop) = read_request(*head, &mut input, &mut pieces);
                 connection.requests.push(request);
                 match stop {
@@ -92,8 +92,8 @@ fn read(pieces: &[&[u8]], most: usize) -> ReadConnection {
                 }
                 break;
             }
-            Reading::Refused(reply) => connection.stop = Stop::Refused(reply),
-            Reading::Partial => match pieces.next() {
+            HeadReading::Refused(reply) => connection.stop = StopCause::Refused(reply),
+            HeadReading::Partial => match pieces.next() {
                 Some(piece) => input.extend_from_slice(piece),
                 None => break,
             },
@@ -107,29 +107,29 @@ fn read_request(
     head: RequestHead,
     input: &mut BytesMut,
     pieces: &mut std::slice::Iter<'_, &[u8]>,
-) -> (ReadRequest, Option<Stop>) {
+) -> (ReadRequest, Option<StopCause>) {
     let RequestHead { parts, framing, close, may_switch, .. } = head;
     let (method, uri, version, headers) = (parts.method, parts.uri, parts.version, parts.headers);
     // hyper offers a tunnel to each CONNECT.
     let may_switch = may_switch && method != Method::CONNECT;
     let mut request = ReadRequest { method, uri, version, headers, may_switch, ..ReadRequest::default() };
     let mut decoder = match framing {
-        Framing::Length(length) => Decoder::of_length(length),
-        Framing::Chunked => Decoder::of_chunks(),
+        BodyFraming::Length(length) => Decoder::of_length(length),
+        BodyFraming::Chunked => Decoder::of_chunks(),
     };
     let stop = loop {
         match decoder.decode(input) {
-            Ok(Decoded::Data(data)) => request.body.extend_from_slice(&data),
-            Ok(Decoded::Trailers(trailers)) => request.trailers = Some(trailers),
-            Ok(Decoded::Starved) => match pieces.next() {
+            Ok(DecodedPart::Data(data)) => request.body.extend_from_slice(&data),
+            Ok(DecodedPart::Trailers(trailers)) => request.trailers = Some(trailers),
+            Ok(DecodedPart::Starved) => match pieces.next() {
                 Some(piece) => input.extend_from_slice(piece),
-                None => break Some(Stop::Starved),
+                None => break Some(StopCause::Starved),
             },
-            Ok(Decoded::End) => {
+            Ok(DecodedPart::End) => {
                 request.is_whole = true;
-                break close.then_some(Stop::Close);
+                break close.then_some(StopCause::Close);
             }
-            Err(_) => break Some(Stop::Garbled),
+            Err(_) => break Some(StopCause::Garbled),
         }
     };
     (request, stop)
@@ -256,20 +256,20 @@ pub(crate) fn compare(pieces: &[&[u8]], most: usize) {
     let (hypers, written) = read_by_hyper(pieces, most);
     // Behind a body that is not framed as its head says, hyper may accept more than this server does.
     assert!(
-        ours.len() == hypers.len() || (stop == Stop::Garbled && ours.len() < hypers.len()),
+        ours.len() == hypers.len() || (stop == StopCause::Garbled && ours.len() < hypers.len()),
         "{stop:?}: {ours:?}, by hyper {hypers:?}"
     );
     for (index, (own, hyper)) in ours.iter().zip(&hypers).enumerate() {
         let head = |read: &ReadRequest| (read.method.clone(), read.uri.clone(), read.version, read.may_switch);
         assert_eq!((head(own), &own.headers), (head(hyper), &hyper.headers));
-        if stop == Stop::Garbled && index + 1 == ours.len() {
+        if stop == StopCause::Garbled && index + 1 == ours.len() {
             assert!(hyper.body.starts_with(&own.body));
         } else {
             assert_eq!((own.is_whole, &own.body), (hyper.is_whole, &hyper.body), "{own:?}");
             assert_eq!(own.trailers, hyper.trailers);
         }
     }
-    if stop == Stop::Garbled {
+    if stop == StopCause::Garbled {
         return;
     }
     let by_hyper = written.windows(13).filter(|bytes| *bytes == b"HTTP/1.1 100 ").count();
@@ -278,7 +278,7 @@ pub(crate) fn compare(pieces: &[&[u8]], most: usize) {
         // hyper closes the connection silently where HTTP/2 begins, and does not look at what comes behind an empty line
         // before it is whole.
         (_, None) => {}
-        (stop, Some(refused)) => assert_eq!(stop, Stop::Refused(refused)),
+        (stop, Some(refused)) => assert_eq!(stop, StopCause::Refused(refused)),
     }
 }
 
@@ -288,7 +288,7 @@ mod tests {
     use proptest::sample::select;
     use proptest::test_runner::RngSeed;
 
-    use super::super::response_head::{Terms, write_head};
+    use super::super::response_head::{ResponseTerms, write_head};
     use super::*;
 
     const MOST: usize = 64 << 10;
@@ -412,9 +412,9 @@ mod tests {
 
     /// Returns the head of a response to this request as this server writes it.
     fn head_of_response(request: &[u8], response: Response<AnyBody>) -> Vec<u8> {
-        let Reading::Head(asked, _) = read_head(request, MOST) else { panic!("{}", request.escape_ascii()) };
+        let HeadReading::Head(asked, _) = read_head(request, MOST) else { panic!("{}", request.escape_ascii()) };
         let (head, body) = response.into_parts();
-        let terms = Terms {
+        let terms = ResponseTerms {
             method: &asked.parts.method,
             version: asked.parts.version,
             closes: asked.close,

@@ -19,11 +19,11 @@ use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
 use tokio::sync::oneshot;
 
 use super::super::scratch::Scratch;
-use super::request_head::{Framing, Reading, RequestHead, may_end, read_head};
+use super::request_head::{BodyFraming, HeadReading, RequestHead, may_end, read_head};
 use crate::message::client_body::{BodyReadError, ClientBody, ClientSwitch, ReadBody};
 use crate::message::local_reply::LocalReply;
 use crate::tls::Stream;
-use crate::upstream::{Decoded, Decoder};
+use crate::upstream::{DecodedPart, Decoder};
 
 /// Chunks up to this size are copied. A request may be kept for another attempt, and each of its frames keeps alive what
 /// was read with it, such as the extensions of chunks.
@@ -33,7 +33,7 @@ const MAX_COPIED_BYTES: usize = 4 << 10;
 const BYTES_BEHIND: usize = 64;
 
 /// What comes next on a connection.
-pub(super) enum Next {
+pub(super) enum NextInput {
     Request(Box<RequestHead>),
     /// Bytes that are no request, or not one that is served.
     Refused(LocalReply),
@@ -44,10 +44,10 @@ pub(super) enum Next {
 /// A connection as bytes.
 pub(super) struct Wire {
     scratch: Scratch,
-    state: RefCell<State>,
+    state: RefCell<WireState>,
 }
 
-struct State {
+struct WireState {
     /// `None` once closed.
     stream: Option<Stream>,
     /// Bytes that were read and belong to nothing yet.
@@ -77,7 +77,7 @@ struct State {
 impl Wire {
     /// `input`: what has been read from the stream already.
     pub(super) fn new(stream: Stream, input: BytesMut, scratch: Scratch) -> Rc<Self> {
-        let state = RefCell::new(State {
+        let state = RefCell::new(WireState {
             stream: Some(stream),
             input,
             parsed: 0,
@@ -96,7 +96,7 @@ impl Wire {
     }
 
     /// Reads the head of the next request. A head of more than `most` bytes is refused.
-    pub(super) fn poll_head(&self, context: &mut Context<'_>, most: usize) -> Poll<Next> {
+    pub(super) fn poll_head(&self, context: &mut Context<'_>, most: usize) -> Poll<NextInput> {
         let state = &mut *self.state.borrow_mut();
         let mut next = state.next(most);
         loop {
@@ -124,8 +124,8 @@ impl Wire {
         state.behind = BYTES_BEHIND;
         state.switch = None;
         state.body = match head.framing {
-            Framing::Length(length) => Decoder::of_length(length),
-            Framing::Chunked => Decoder::of_chunks(),
+            BodyFraming::Length(length) => Decoder::of_length(length),
+            BodyFraming::Chunked => Decoder::of_chunks(),
         };
         state.is_held = !state.body.is_done();
         state.expects_continue = head.expects_continue && state.is_held;
@@ -160,7 +160,7 @@ impl Wire {
         }
         // An empty handle still holds the memory of the request that was read.
         state.input = BytesMut::new();
-        let State { stream: Some(stream), input, behind, .. } = state else { return Poll::Ready(()) };
+        let WireState { stream: Some(stream), input, behind, .. } = state else { return Poll::Ready(()) };
         let mut scratch = self.scratch.read();
         let mut buffer = ReadBuf::new(&mut scratch[..BYTES_BEHIND]);
         let read = ready!(stream.poll_read_few(context, &mut buffer, behind));
@@ -235,22 +235,22 @@ impl Wire {
     }
 }
 
-impl State {
+impl WireState {
     /// Returns what has arrived of a next request, unless that goes on.
-    fn next(&mut self, most: usize) -> Option<Next> {
+    fn next(&mut self, most: usize) -> Option<NextInput> {
         self.skip_empty_lines();
         let parsed = std::mem::replace(&mut self.parsed, self.input.len());
         if parsed == self.input.len() || (parsed > 0 && !may_end(&self.input, parsed, most)) {
             return None;
         }
         match read_head(&self.input, most) {
-            Reading::Partial => None,
-            Reading::Head(head, length) => {
+            HeadReading::Partial => None,
+            HeadReading::Head(head, length) => {
                 self.input.advance(length);
                 self.parsed = 0;
-                Some(Next::Request(head))
+                Some(NextInput::Request(head))
             }
-            Reading::Refused(reply) => Some(Next::Refused(reply)),
+            HeadReading::Refused(reply) => Some(NextInput::Refused(reply)),
         }
     }
 
@@ -267,23 +267,23 @@ impl State {
 
     /// Reads once, and returns what has arrived of a next request, unless that goes on. What arrives where nothing waited
     /// before is usually one head, which is parsed in place.
-    fn poll_read(&mut self, context: &mut Context<'_>, scratch: &Scratch, most: usize) -> Poll<Option<Next>> {
-        let Some(stream) = &mut self.stream else { return Poll::Ready(Some(Next::End)) };
+    fn poll_read(&mut self, context: &mut Context<'_>, scratch: &Scratch, most: usize) -> Poll<Option<NextInput>> {
+        let Some(stream) = &mut self.stream else { return Poll::Ready(Some(NextInput::End)) };
         let mut scratch = scratch.read();
         let mut buffer = ReadBuf::new(&mut scratch);
         let read = ready!(Pin::new(stream).poll_read(context, &mut buffer));
         let bytes = buffer.filled();
         if read.is_err() || bytes.is_empty() {
-            return Poll::Ready(Some(Next::End));
+            return Poll::Ready(Some(NextInput::End));
         }
         if self.input.is_empty() {
             match read_head(bytes, most) {
-                Reading::Head(head, length) => {
+                HeadReading::Head(head, length) => {
                     append(&mut self.input, &bytes[length..]);
-                    return Poll::Ready(Some(Next::Request(head)));
+                    return Poll::Ready(Some(NextInput::Request(head)));
                 }
-                Reading::Refused(reply) => return Poll::Ready(Some(Next::Refused(reply))),
-                Reading::Partial => self.parsed = bytes.len(),
+                HeadReading::Refused(reply) => return Poll::Ready(Some(NextInput::Refused(reply))),
+                HeadReading::Partial => self.parsed = bytes.len(),
             }
         }
         append(&mut self.input, bytes);
@@ -315,14 +315,14 @@ impl State {
                 return Poll::Ready(Some(Err(error)));
             }
             match self.body.decode(&mut self.input) {
-                Ok(Decoded::Data(data)) => {
+                Ok(DecodedPart::Data(data)) => {
                     let is_small_chunk = self.body.left().is_none() && data.len() <= MAX_COPIED_BYTES;
                     let data = if is_small_chunk { Bytes::copy_from_slice(&data) } else { data };
                     return Poll::Ready(Some(Ok(Frame::data(data))));
                 }
-                Ok(Decoded::Trailers(trailers)) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
-                Ok(Decoded::End) => return Poll::Ready(None),
-                Ok(Decoded::Starved) => {
+                Ok(DecodedPart::Trailers(trailers)) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+                Ok(DecodedPart::End) => return Poll::Ready(None),
+                Ok(DecodedPart::Starved) => {
                     if self.input.is_empty() {
                         // An empty handle still holds the memory of what was read.
                         self.input = BytesMut::new();
@@ -418,7 +418,7 @@ mod tests {
 
         let wire = Wire::new(Stream::Plain(server), BytesMut::new(), Scratch::default());
         let next = std::future::poll_fn(|context| wire.poll_head(context, 64 << 10)).await;
-        let Next::Request(head) = next else { panic!("no request") };
+        let NextInput::Request(head) = next else { panic!("no request") };
         let mut body = wire.begin(&head);
         let data = body.frame().await.unwrap().unwrap().into_data().unwrap();
         assert_eq!(data, "0123456789");
@@ -436,7 +436,7 @@ mod tests {
 
         let wire = Wire::new(Stream::Plain(server), BytesMut::new(), Scratch::default());
         let next = std::future::poll_fn(|context| wire.poll_head(context, 64 << 10)).await;
-        let Next::Request(head) = next else { panic!("no request") };
+        let NextInput::Request(head) = next else { panic!("no request") };
         drop(wire.begin(&head));
         client.write_all(&[b'x'; 100 << 10]).await.unwrap();
         while wire.buffered() == 0 {
@@ -456,7 +456,7 @@ mod tests {
 
         let wire = Wire::new(server, BytesMut::new(), Scratch::default());
         let next = std::future::poll_fn(|context| wire.poll_head(context, 64 << 10)).await;
-        let Next::Request(head) = next else { panic!("no request") };
+        let NextInput::Request(head) = next else { panic!("no request") };
         drop(wire.begin(&head));
         let in_kernel = || {
             let state = wire.state.borrow();

@@ -15,7 +15,7 @@ use http::HeaderMap;
 use http_body::{Body, Frame};
 use tokio::io::AsyncWrite as _;
 
-use super::response_head::{Framing, write_end_of_chunks};
+use super::response_head::{WrittenFraming, write_end_of_chunks};
 use super::wire::Wire;
 use crate::forward::ClientGone;
 use crate::message::interim::Interim;
@@ -31,7 +31,7 @@ const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// Bytes on their way to the client.
 #[derive(Default)]
-pub(super) struct Writer {
+pub(super) struct ResponseWriter {
     out: Vec<u8>,
     /// How much of `out` has been written.
     written: usize,
@@ -43,7 +43,7 @@ pub(super) struct Writer {
 
 /// Why a response cannot be written to its end.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum WriteError {
+pub(super) enum ResponseWriteError {
     #[error("the body broke off: {0}")]
     Body(BoxError),
     #[error("the body is shorter than its head states")]
@@ -55,18 +55,18 @@ pub(super) enum WriteError {
 }
 
 /// What is left to be said of a response.
-pub(super) struct Rest<'response, B> {
+pub(super) struct UnsentResponse<'response, B> {
     pub(super) body: Pin<&'response mut B>,
-    pub(super) framing: Framing,
+    pub(super) framing: WrittenFraming,
     /// The head of the response, if the client accepts trailers.
     pub(super) declares: Option<&'response HeaderMap>,
     pub(super) ended: bool,
 }
 
-impl Writer {
+impl ResponseWriter {
     /// Returns a writer of these bytes.
     pub(super) fn of(bytes: Bytes) -> Self {
-        Writer { large: bytes, ..Writer::default() }
+        ResponseWriter { large: bytes, ..ResponseWriter::default() }
     }
 
     /// Writes the informational responses that wait, and takes further ones only once those have been written. Ready
@@ -136,8 +136,8 @@ impl Writer {
         &mut self,
         context: &mut Context<'_>,
         wire: &Wire,
-        rest: &mut Rest<'_, B>,
-    ) -> Poll<Result<(), WriteError>> {
+        rest: &mut UnsentResponse<'_, B>,
+    ) -> Poll<Result<(), ResponseWriteError>> {
         if self.out.capacity() == 0 {
             self.out = wire.scratch().take();
         }
@@ -161,32 +161,34 @@ impl Writer {
     fn gather<B: Body<Data = Bytes, Error: Into<BoxError>>>(
         &mut self,
         context: &mut Context<'_>,
-        rest: &mut Rest<'_, B>,
-    ) -> Result<bool, WriteError> {
+        rest: &mut UnsentResponse<'_, B>,
+    ) -> Result<bool, ResponseWriteError> {
         while !rest.ended && self.large.is_empty() && self.out.len() < MAX_GATHERED_BYTES {
             if std::mem::take(&mut self.line_end_due) {
                 self.out.extend_from_slice(b"\r\n");
             }
-            if rest.framing == Framing::Length(0) {
+            if rest.framing == WrittenFraming::Length(0) {
                 rest.ended = true;
                 break;
             }
             match rest.body.as_mut().poll_frame(context) {
                 Poll::Pending => return Ok(true),
-                Poll::Ready(Some(frame)) => self.push(frame.map_err(|error| WriteError::Body(error.into()))?, rest),
-                Poll::Ready(None) if rest.framing == Framing::Chunked => self.end_chunks(rest, None),
-                Poll::Ready(None) if rest.framing == Framing::UntilClose => rest.ended = true,
-                Poll::Ready(None) => return Err(WriteError::TooShort),
+                Poll::Ready(Some(frame)) => {
+                    self.push(frame.map_err(|error| ResponseWriteError::Body(error.into()))?, rest)
+                }
+                Poll::Ready(None) if rest.framing == WrittenFraming::Chunked => self.end_chunks(rest, None),
+                Poll::Ready(None) if rest.framing == WrittenFraming::UntilClose => rest.ended = true,
+                Poll::Ready(None) => return Err(ResponseWriteError::TooShort),
             }
         }
         Ok(false)
     }
 
-    fn push<B: Body<Data = Bytes>>(&mut self, frame: Frame<Bytes>, rest: &mut Rest<'_, B>) {
+    fn push<B: Body<Data = Bytes>>(&mut self, frame: Frame<Bytes>, rest: &mut UnsentResponse<'_, B>) {
         let mut data = match frame.into_data() {
             Ok(data) => data,
             Err(frame) => {
-                if let (Ok(trailers), Framing::Chunked) = (frame.into_trailers(), rest.framing) {
+                if let (Ok(trailers), WrittenFraming::Chunked) = (frame.into_trailers(), rest.framing) {
                     self.end_chunks(rest, Some(&trailers));
                 }
                 return;
@@ -196,13 +198,13 @@ impl Writer {
             return;
         }
         let chunked = match &mut rest.framing {
-            Framing::Length(left) => {
+            WrittenFraming::Length(left) => {
                 data.truncate(usize::try_from(*left).unwrap_or(usize::MAX));
                 *left -= data.len() as u64;
                 false
             }
-            Framing::UntilClose => false,
-            Framing::Chunked => {
+            WrittenFraming::UntilClose => false,
+            WrittenFraming::Chunked => {
                 self.out.extend_from_slice(chunk_size(data.len(), &mut [0; 18]));
                 true
             }
@@ -221,7 +223,7 @@ impl Writer {
         }
     }
 
-    fn end_chunks<B>(&mut self, rest: &mut Rest<'_, B>, trailers: Option<&HeaderMap>) {
+    fn end_chunks<B>(&mut self, rest: &mut UnsentResponse<'_, B>, trailers: Option<&HeaderMap>) {
         write_end_of_chunks(&mut self.out, rest.declares.zip(trailers));
         rest.ended = true;
     }

@@ -22,7 +22,7 @@ const MAX_UNCHECKED_IDLE: Duration = Duration::from_secs(1);
 pub(in crate::upstream) const MAX_IDLE_AGE: Duration = Duration::from_secs(50);
 
 /// A connection to a pod.
-pub(crate) struct Connection {
+pub(crate) struct PodConnection {
     pub(super) stream: Stream,
     pub(super) read: BytesMut,
     /// The request of the current exchange. Kept with the connection, so that an exchange is no more than a pointer.
@@ -36,9 +36,9 @@ pub(crate) struct Connection {
     pub(super) is_doubtful: bool,
 }
 
-impl Connection {
+impl PodConnection {
     pub(in crate::upstream) fn new(stream: Stream, now: Instant) -> Box<Self> {
-        Box::new(Connection {
+        Box::new(PodConnection {
             stream,
             read: BytesMut::with_capacity(READ_BYTES),
             upload: Upload::none(),
@@ -50,7 +50,7 @@ impl Connection {
     }
 }
 
-impl Idle for Box<Connection> {
+impl Idle for Box<PodConnection> {
     /// Returns whether another request may be sent on it: the pod has left it open, as far as can be told, and is not about
     /// to close it.
     fn is_open(&mut self, now: Instant) -> bool {

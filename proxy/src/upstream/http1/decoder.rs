@@ -31,7 +31,7 @@ pub(crate) enum Decoder {
 /// The position in a chunked body.
 #[derive(Debug, Default)]
 pub(crate) struct Chunks {
-    at: Place,
+    at: ChunkPlace,
     /// How many bytes of the buffer have been searched for the end of a line. Each byte is searched once, however
     /// many pieces the line arrives in.
     searched: usize,
@@ -42,7 +42,7 @@ pub(crate) struct Chunks {
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-enum Place {
+enum ChunkPlace {
     #[default]
     Size,
     Chunk(u64),
@@ -52,7 +52,7 @@ enum Place {
 
 /// What was decoded.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Decoded {
+pub(crate) enum DecodedPart {
     Data(Bytes),
     Trailers(HeaderMap),
     /// More bytes are needed.
@@ -64,7 +64,7 @@ pub(crate) enum Decoded {
 /// The body does not match its framing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the body is broken")]
-pub(crate) struct Garbled;
+pub(crate) struct FramingError;
 
 impl Decoder {
     pub(super) fn new(framing: ResponseFraming) -> Self {
@@ -97,21 +97,21 @@ impl Decoder {
     }
 
     /// Returns the next piece of the body from the front of `buffer`.
-    pub(crate) fn decode(&mut self, buffer: &mut BytesMut) -> Result<Decoded, Garbled> {
+    pub(crate) fn decode(&mut self, buffer: &mut BytesMut) -> Result<DecodedPart, FramingError> {
         match self {
-            Decoder::Done => Ok(Decoded::End),
-            _ if buffer.is_empty() => Ok(Decoded::Starved),
-            Decoder::UntilClose => Ok(Decoded::Data(buffer.split().freeze())),
+            Decoder::Done => Ok(DecodedPart::End),
+            _ if buffer.is_empty() => Ok(DecodedPart::Starved),
+            Decoder::UntilClose => Ok(DecodedPart::Data(buffer.split().freeze())),
             Decoder::Length(left) => {
                 let data = take(left, buffer);
                 if *left == 0 {
                     *self = Decoder::Done;
                 }
-                Ok(Decoded::Data(data))
+                Ok(DecodedPart::Data(data))
             }
             Decoder::Chunked(chunks) => {
                 let decoded = chunks.decode(buffer)?;
-                if matches!(decoded, Decoded::Trailers(_) | Decoded::End) {
+                if matches!(decoded, DecodedPart::Trailers(_) | DecodedPart::End) {
                     *self = Decoder::Done;
                 }
                 Ok(decoded)
@@ -120,56 +120,56 @@ impl Decoder {
     }
 
     /// Notes that the pod has closed the connection. Fails if the body is incomplete.
-    pub(super) fn end_of_input(&mut self) -> Result<(), Garbled> {
+    pub(super) fn end_of_input(&mut self) -> Result<(), FramingError> {
         match self {
             Decoder::Done | Decoder::UntilClose => {
                 *self = Decoder::Done;
                 Ok(())
             }
-            _ => Err(Garbled),
+            _ => Err(FramingError),
         }
     }
 }
 
 impl Chunks {
-    fn decode(&mut self, buffer: &mut BytesMut) -> Result<Decoded, Garbled> {
+    fn decode(&mut self, buffer: &mut BytesMut) -> Result<DecodedPart, FramingError> {
         while !buffer.is_empty() {
             match &mut self.at {
-                Place::Chunk(left) => {
+                ChunkPlace::Chunk(left) => {
                     let data = take(left, buffer);
                     if *left == 0 {
-                        self.at = Place::ChunkEnd;
+                        self.at = ChunkPlace::ChunkEnd;
                     }
-                    return Ok(Decoded::Data(data));
+                    return Ok(DecodedPart::Data(data));
                 }
-                Place::ChunkEnd => {
+                ChunkPlace::ChunkEnd => {
                     if !b"\r\n".starts_with(&buffer[..buffer.len().min(2)]) {
-                        return Err(Garbled);
+                        return Err(FramingError);
                     }
                     if buffer.len() < 2 {
                         break;
                     }
                     buffer.advance(2);
-                    self.at = Place::Size;
+                    self.at = ChunkPlace::Size;
                 }
-                Place::Size => {
+                ChunkPlace::Size => {
                     let Some(size) = self.size(buffer)? else { break };
-                    self.at = if size == 0 { Place::Trailers } else { Place::Chunk(size) };
+                    self.at = if size == 0 { ChunkPlace::Trailers } else { ChunkPlace::Chunk(size) };
                 }
-                Place::Trailers => {
+                ChunkPlace::Trailers => {
                     let Some(trailers) = self.trailers(buffer)? else { break };
-                    return Ok(if trailers.is_empty() { Decoded::End } else { Decoded::Trailers(trailers) });
+                    return Ok(if trailers.is_empty() { DecodedPart::End } else { DecodedPart::Trailers(trailers) });
                 }
             }
         }
-        Ok(Decoded::Starved)
+        Ok(DecodedPart::Starved)
     }
 
     /// Takes the line of a chunk's size. Returns `None` if not all of it has arrived.
-    fn size(&mut self, buffer: &mut BytesMut) -> Result<Option<u64>, Garbled> {
+    fn size(&mut self, buffer: &mut BytesMut) -> Result<Option<u64>, FramingError> {
         // httparse would take a line without a digit for a size of 0, and so for the end of the body.
         if !buffer[0].is_ascii_hexdigit() {
-            return Err(Garbled);
+            return Err(FramingError);
         }
         let most = MAX_EXTENSION_BYTES - self.extension_bytes + MAX_SIZE_BYTES;
         let Some(line) = self.end_of_line(buffer, most)? else { return Ok(None) };
@@ -178,11 +178,11 @@ impl Chunks {
         // extension does.
         let zeros = buffer[..digits - 1].iter().take_while(|byte| **byte == b'0').count();
         let Ok(httparse::Status::Complete((length, size))) = httparse::parse_chunk_size(&buffer[zeros..line]) else {
-            return Err(Garbled);
+            return Err(FramingError);
         };
         self.extension_bytes += line - b"\r\n".len() - digits.min(MAX_SIZE_BYTES - b"\r\n".len());
         if zeros + length != line || self.extension_bytes > MAX_EXTENSION_BYTES {
-            return Err(Garbled);
+            return Err(FramingError);
         }
         buffer.advance(line);
         self.searched = 0;
@@ -190,7 +190,7 @@ impl Chunks {
     }
 
     /// Takes the trailers with the empty line behind them. Returns `None` if not all of them have arrived.
-    fn trailers(&mut self, buffer: &mut BytesMut) -> Result<Option<HeaderMap>, Garbled> {
+    fn trailers(&mut self, buffer: &mut BytesMut) -> Result<Option<HeaderMap>, FramingError> {
         while let Some(end) = self.end_of_line(buffer, MAX_TRAILERS_BYTES)? {
             if end - self.line > b"\r\n".len() {
                 self.line = end;
@@ -199,7 +199,7 @@ impl Chunks {
             let mut slots = [httparse::EMPTY_HEADER; MAX_TRAILER_LINES];
             let trailers = match httparse::parse_headers(&buffer[..end], &mut slots) {
                 Ok(httparse::Status::Complete((length, lines))) if length == end => trailers(lines)?,
-                _ => return Err(Garbled),
+                _ => return Err(FramingError),
             };
             buffer.advance(end);
             return Ok(Some(trailers));
@@ -208,14 +208,14 @@ impl Chunks {
     }
 
     /// Returns the end of the next line, within the first `most` bytes.
-    fn end_of_line(&mut self, buffer: &[u8], most: usize) -> Result<Option<usize>, Garbled> {
+    fn end_of_line(&mut self, buffer: &[u8], most: usize) -> Result<Option<usize>, FramingError> {
         let end = memchr::memchr(b'\n', &buffer[self.searched..]).map(|end| self.searched + end + 1);
         self.searched = end.unwrap_or(buffer.len());
         match end {
-            _ if self.searched > most => Err(Garbled),
+            _ if self.searched > most => Err(FramingError),
             // httparse accepts a LF without a CR, but other parsers do not end a line there, or end one where httparse
             // does not.
-            Some(end) if !buffer[..end].ends_with(b"\r\n") => Err(Garbled),
+            Some(end) if !buffer[..end].ends_with(b"\r\n") => Err(FramingError),
             end => Ok(end),
         }
     }
@@ -227,11 +227,11 @@ fn take(left: &mut u64, buffer: &mut BytesMut) -> Bytes {
     buffer.split_to(bytes).freeze()
 }
 
-fn trailers(lines: &[httparse::Header<'_>]) -> Result<HeaderMap, Garbled> {
+fn trailers(lines: &[httparse::Header<'_>]) -> Result<HeaderMap, FramingError> {
     let mut trailers = HeaderMap::new();
     for line in lines {
-        let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| Garbled)?;
-        trailers.append(name, HeaderValue::from_bytes(line.value).map_err(|_| Garbled)?);
+        let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| FramingError)?;
+        trailers.append(name, HeaderValue::from_bytes(line.value).map_err(|_| FramingError)?);
     }
     Ok(trailers)
 }
@@ -241,17 +241,17 @@ mod tests {
     use super::*;
 
     /// Decodes a chunked body that arrives in pieces. Returns the data, the trailers, and what is left over.
-    fn chunked(pieces: &[&[u8]]) -> Result<(Vec<u8>, HeaderMap, Vec<u8>), Garbled> {
+    fn chunked(pieces: &[&[u8]]) -> Result<(Vec<u8>, HeaderMap, Vec<u8>), FramingError> {
         let mut decoder = Decoder::new(ResponseFraming::Chunked);
         let (mut buffer, mut data, mut trailers) = (BytesMut::new(), Vec::new(), HeaderMap::new());
         for piece in pieces {
             buffer.extend_from_slice(piece);
             loop {
                 match decoder.decode(&mut buffer)? {
-                    Decoded::Data(bytes) => data.extend_from_slice(&bytes),
-                    Decoded::Trailers(map) => trailers = map,
-                    Decoded::Starved => break,
-                    Decoded::End => return Ok((data, trailers, buffer.to_vec())),
+                    DecodedPart::Data(bytes) => data.extend_from_slice(&bytes),
+                    DecodedPart::Trailers(map) => trailers = map,
+                    DecodedPart::Starved => break,
+                    DecodedPart::End => return Ok((data, trailers, buffer.to_vec())),
                 }
             }
         }
@@ -275,21 +275,21 @@ mod tests {
     fn a_chunked_body_that_is_cut_off_is_an_error_wherever_it_is_cut() {
         let whole = b"5\r\nhello\r\n0\r\n\r\n";
         for cut in 0..whole.len() {
-            assert_eq!(chunked(&[&whole[..cut]]).unwrap_err(), Garbled, "cut at {cut}");
+            assert_eq!(chunked(&[&whole[..cut]]).unwrap_err(), FramingError, "cut at {cut}");
         }
     }
 
     #[test]
     fn garbage_between_chunks_is_refused() {
         for garbage in [&b"5\r\nhelloX\r\n0\r\n\r\n"[..], b"zz\r\n", b"-5\r\nhello", b"5\r\nhello\n0\r\n\r\n"] {
-            assert_eq!(chunked(&[garbage]).unwrap_err(), Garbled);
+            assert_eq!(chunked(&[garbage]).unwrap_err(), FramingError);
         }
     }
 
     #[test]
     fn a_chunk_size_has_a_digit() {
         for line in ["\r\n\r\n", " \r\n\r\n", ";0\r\n\r\n", "\t0\r\n\r\n"] {
-            assert_eq!(chunked(&[b"5\r\nhello\r\n", line.as_bytes()]).unwrap_err(), Garbled, "{line:?}");
+            assert_eq!(chunked(&[b"5\r\nhello\r\n", line.as_bytes()]).unwrap_err(), FramingError, "{line:?}");
         }
     }
 
@@ -302,14 +302,14 @@ mod tests {
             assert!(data == b"hello" && b"HTTP/1.1".starts_with(&rest[..]), "{data:?} {rest:?}");
         }
         for text in [format!("1{zeros}\r\n"), format!("{}5\r\n", "0".repeat(MAX_EXTENSION_BYTES + 1))] {
-            assert_eq!(chunked(&[text.as_bytes()]).unwrap_err(), Garbled);
+            assert_eq!(chunked(&[text.as_bytes()]).unwrap_err(), FramingError);
         }
     }
 
     #[test]
     fn a_bare_lf_ends_no_line() {
         for text in [&b"5;a\n0\r\nhello\r\n0\r\n\r\n"[..], b"5\nhello\r\n0\r\n\r\n", b"0\r\nx: y\n\r\n", b"0\r\n\n"] {
-            assert_eq!(chunked(&[text]).unwrap_err(), Garbled);
+            assert_eq!(chunked(&[text]).unwrap_err(), FramingError);
         }
     }
 
@@ -318,8 +318,8 @@ mod tests {
         let extension = format!("5;{}\r\nhello\r\n0\r\n\r\n", "x".repeat(MAX_EXTENSION_BYTES));
         let trailers = format!("0\r\nx: {}\r\n\r\n", "x".repeat(MAX_TRAILERS_BYTES));
         for text in [extension.as_bytes(), trailers.as_bytes()] {
-            assert_eq!(chunked(&[text]).unwrap_err(), Garbled);
-            assert_eq!(chunked(&text.chunks(1000).collect::<Vec<_>>()).unwrap_err(), Garbled);
+            assert_eq!(chunked(&[text]).unwrap_err(), FramingError);
+            assert_eq!(chunked(&text.chunks(1000).collect::<Vec<_>>()).unwrap_err(), FramingError);
         }
     }
 
@@ -341,13 +341,13 @@ mod tests {
             let mut decoder = Decoder::of_chunks();
             let mut buffer = BytesMut::from(begin);
             buffer.extend_from_slice(&[b'x'; 100]);
-            assert_eq!(decoder.decode(&mut buffer), Ok(Decoded::Starved));
+            assert_eq!(decoder.decode(&mut buffer), Ok(DecodedPart::Starved));
             // A bare LF is refused where it is seen.
             buffer[50] = b'\n';
             buffer.extend_from_slice(b"x");
-            assert_eq!(decoder.decode(&mut buffer), Ok(Decoded::Starved), "{begin:?}");
+            assert_eq!(decoder.decode(&mut buffer), Ok(DecodedPart::Starved), "{begin:?}");
             buffer.extend_from_slice(b"\n");
-            assert_eq!(decoder.decode(&mut buffer), Err(Garbled));
+            assert_eq!(decoder.decode(&mut buffer), Err(FramingError));
         }
     }
 
@@ -355,18 +355,18 @@ mod tests {
     fn a_body_of_known_length_leaves_what_is_behind_it() {
         let mut decoder = Decoder::new(ResponseFraming::Length(5));
         let mut buffer = BytesMut::from("helloHTTP");
-        assert_eq!(decoder.decode(&mut buffer), Ok(Decoded::Data(Bytes::from("hello"))));
+        assert_eq!(decoder.decode(&mut buffer), Ok(DecodedPart::Data(Bytes::from("hello"))));
         assert!(decoder.is_done());
         assert_eq!(&buffer[..], b"HTTP");
         let mut decoder = Decoder::new(ResponseFraming::Length(5));
-        assert_eq!(decoder.decode(&mut BytesMut::from("hel")), Ok(Decoded::Data(Bytes::from("hel"))));
-        assert_eq!(decoder.end_of_input(), Err(Garbled));
+        assert_eq!(decoder.decode(&mut BytesMut::from("hel")), Ok(DecodedPart::Data(Bytes::from("hel"))));
+        assert_eq!(decoder.end_of_input(), Err(FramingError));
     }
 
     #[test]
     fn a_body_without_length_ends_with_its_connection() {
         let mut decoder = Decoder::new(ResponseFraming::UntilClose);
-        assert_eq!(decoder.decode(&mut BytesMut::from("hel")), Ok(Decoded::Data(Bytes::from("hel"))));
+        assert_eq!(decoder.decode(&mut BytesMut::from("hel")), Ok(DecodedPart::Data(Bytes::from("hel"))));
         assert_eq!(decoder.end_of_input(), Ok(()));
         assert!(decoder.is_done());
     }

@@ -3,13 +3,13 @@
 //!
 //! # Invariants
 //!
-//! * The steps are those of [`Exchange::poll_response`](super::Exchange) and of [`Reader`](super::Reader), so that what
+//! * The steps are those of [`Exchange::poll_response`](super::Exchange) and of [`BodyReader`](super::BodyReader), so that what
 //!   holds here holds there.
 
 use bytes::BytesMut;
 use http::{HeaderMap, Method};
 
-use super::decoder::{Decoded, Decoder};
+use super::decoder::{DecodedPart, Decoder};
 use super::response_head::parse_response_head;
 
 /// A response whose head was accepted.
@@ -44,7 +44,7 @@ pub enum End {
 
 /// Why there is no response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoResponse {
+pub enum FuzzNoResponse {
     /// The head was refused.
     Refused,
     /// The connection ended before the head did.
@@ -52,25 +52,25 @@ pub enum NoResponse {
 }
 
 /// Reads the response to a request of this method from a connection on which these pieces arrive and that then closes.
-pub fn read_response(pieces: &[&[u8]], method: &Method) -> Result<ParsedResponse, NoResponse> {
+pub fn read_response(pieces: &[&[u8]], method: &Method) -> Result<ParsedResponse, FuzzNoResponse> {
     let mut pieces = pieces.iter();
     let mut buffer = BytesMut::new();
     let head = loop {
         match parse_response_head(&mut buffer, *method == Method::HEAD, false) {
             Ok(Some(head)) if head.status.is_informational() && head.status.as_u16() != 101 => {}
             Ok(Some(head)) => break head,
-            Ok(None) => buffer.extend_from_slice(pieces.next().ok_or(NoResponse::Unfinished)?),
-            Err(_) => return Err(NoResponse::Refused),
+            Ok(None) => buffer.extend_from_slice(pieces.next().ok_or(FuzzNoResponse::Unfinished)?),
+            Err(_) => return Err(FuzzNoResponse::Refused),
         }
     };
     let mut decoder = Decoder::new(head.framing);
     let (mut body, mut trailers) = (Vec::new(), None);
     let end = loop {
         match decoder.decode(&mut buffer) {
-            Ok(Decoded::Data(data)) => body.extend_from_slice(&data),
-            Ok(Decoded::Trailers(fields)) => trailers = Some(fields),
-            Ok(Decoded::End) => break End::Whole,
-            Ok(Decoded::Starved) => match pieces.next() {
+            Ok(DecodedPart::Data(data)) => body.extend_from_slice(&data),
+            Ok(DecodedPart::Trailers(fields)) => trailers = Some(fields),
+            Ok(DecodedPart::End) => break End::Whole,
+            Ok(DecodedPart::Starved) => match pieces.next() {
                 Some(piece) => buffer.extend_from_slice(piece),
                 None if decoder.end_of_input().is_ok() => break End::Whole,
                 None => break End::CutOff,

@@ -33,13 +33,13 @@ use http::request::Parts;
 use http::{Method, StatusCode};
 use tokio::time::Sleep;
 
-pub(crate) use connection::Connection;
 pub(super) use connection::MAX_IDLE_AGE;
+pub(crate) use connection::PodConnection;
 use connection::READ_BYTES;
-pub(crate) use decoder::{Decoded, Decoder};
+pub(crate) use decoder::{DecodedPart, Decoder};
 pub(crate) use head_lines::HeadLines;
-pub(crate) use reader::{Body, Reader};
-use request_head::{Framing, encode_request};
+pub(crate) use reader::{Body, BodyReader};
+use request_head::{RequestFraming, encode_request};
 pub(crate) use response_head::ResponseHead;
 use response_head::parse_response_head;
 use rest::RestOfRequest;
@@ -49,7 +49,7 @@ pub(crate) use upload::chunk_size;
 use super::error::{Broken, SendError};
 use super::http2::is_settings;
 use super::pool::Pool;
-use super::rest::Remaining;
+use super::rest::RequestSender;
 use crate::message::expect_continue::{CONTINUE_TIMEOUT, expects_continue};
 use crate::message::header_scan::HeaderScan;
 use crate::message::headers::RoutingHeaders;
@@ -59,7 +59,7 @@ use crate::tls::{self, Stream};
 /// A pod's response.
 pub(crate) enum PodResponse {
     /// A head, a body, and the rest of the request if it is still being sent.
-    Response(ResponseHead, Body, Option<Box<dyn Remaining>>),
+    Response(ResponseHead, Body, Option<Box<dyn RequestSender>>),
     /// The pod switched protocols: the bare connection, and what had been read of it.
     Switched(ResponseHead, Stream, BytesMut),
 }
@@ -81,21 +81,21 @@ pub(crate) struct Exchange {
     live: Option<Live>,
     /// Whether the request is a HEAD.
     to_head: bool,
-    pool: Rc<Pool<Box<Connection>>>,
+    pool: Rc<Pool<Box<PodConnection>>>,
     wanted: ResponseKind,
     /// Runs while the pod has not asked for the body.
     continue_timer: Option<Pin<Box<Sleep>>>,
 }
 
 struct Live {
-    connection: Box<Connection>,
+    connection: Box<PodConnection>,
     /// Number of bytes that the kernel had taken when the exchange began.
     begun_at: u64,
-    progress: Progress,
+    progress: SendProgress,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Progress {
+enum SendProgress {
     AwaitResponse,
     Sent,
     /// The pod reads no more of the request. It may have responded all the same.
@@ -105,8 +105,8 @@ enum Progress {
 impl Exchange {
     /// Begins to send. Nothing is written before the first poll.
     pub(crate) fn new(
-        mut connection: Box<Connection>,
-        pool: Rc<Pool<Box<Connection>>>,
+        mut connection: Box<PodConnection>,
+        pool: Rc<Pool<Box<PodConnection>>>,
         head: &Parts,
         scan: HeaderScan,
         routing: &RoutingHeaders<'_>,
@@ -114,18 +114,18 @@ impl Exchange {
         wanted: ResponseKind,
     ) -> Self {
         let framing = match attempt.left() {
-            Some(0) => Framing::None,
-            Some(bytes) => Framing::Length(bytes),
-            None => Framing::Chunked,
+            Some(0) => RequestFraming::None,
+            Some(bytes) => RequestFraming::Length(bytes),
+            None => RequestFraming::Chunked,
         };
         let upload = &mut connection.upload;
         upload.begin(attempt, framing);
         encode_request(&mut upload.out, head, scan, routing, framing, wanted == ResponseKind::Switch);
-        let expects = framing != Framing::None && expects_continue(&head.headers);
+        let expects = framing != RequestFraming::None && expects_continue(&head.headers);
         upload.withheld = expects;
         let begun_at = connection.stream.handed_over();
         Exchange {
-            live: Some(Live { connection, begun_at, progress: Progress::AwaitResponse }),
+            live: Some(Live { connection, begun_at, progress: SendProgress::AwaitResponse }),
             to_head: head.method == Method::HEAD,
             pool,
             wanted,
@@ -157,7 +157,7 @@ impl Exchange {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Err(error)) => break Err(error),
                 Poll::Ready(Ok(head)) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
-                    break if self.wanted == ResponseKind::Switch && live.progress == Progress::Sent {
+                    break if self.wanted == ResponseKind::Switch && live.progress == SendProgress::Sent {
                         Ok(head)
                     } else {
                         Err(SendError::Failed(Broken::Garbled))
@@ -184,7 +184,7 @@ impl Exchange {
         Poll::Ready(match self.live.take() {
             None => Err(SendError::Failed(Broken::Closed)),
             Some(live) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
-                let Connection { stream, read, .. } = *live.connection;
+                let PodConnection { stream, read, .. } = *live.connection;
                 Ok(PodResponse::Switched(head, stream, read))
             }
             Some(live) => {
@@ -198,17 +198,17 @@ impl Exchange {
 impl Live {
     /// Sends what can be sent now.
     fn send(&mut self, context: &mut Context<'_>) -> Result<(), SendError> {
-        if self.progress != Progress::AwaitResponse {
+        if self.progress != SendProgress::AwaitResponse {
             return Ok(());
         }
-        let Connection { upload, stream, .. } = &mut *self.connection;
+        let PodConnection { upload, stream, .. } = &mut *self.connection;
         match upload.poll(context, stream) {
             Poll::Pending => {}
-            Poll::Ready(Ok(())) => self.progress = Progress::Sent,
+            Poll::Ready(Ok(())) => self.progress = SendProgress::Sent,
             Poll::Ready(Err(UploadError::Io(error))) if !self.anything_left() => {
                 return Err(SendError::NotSent(error));
             }
-            Poll::Ready(Err(UploadError::Io(_))) => self.progress = Progress::Refused,
+            Poll::Ready(Err(UploadError::Io(_))) => self.progress = SendProgress::Refused,
             Poll::Ready(Err(UploadError::Body)) => return Err(SendError::Failed(Broken::CutOff)),
         }
         Ok(())
@@ -217,7 +217,7 @@ impl Live {
     /// Returns whether a byte of the request may have been sent. TLS buffers bytes, and if it fails later it does not
     /// report some that it has sent.
     fn anything_left(&self) -> bool {
-        let Connection { stream, upload, .. } = &*self.connection;
+        let PodConnection { stream, upload, .. } = &*self.connection;
         if stream.is_secure() { stream.handed_over() > self.begun_at } else { upload.written > 0 }
     }
 
@@ -227,7 +227,7 @@ impl Live {
         to_head: bool,
         as_lines: bool,
     ) -> Poll<Result<ResponseHead, SendError>> {
-        let Connection { stream, read, is_first, .. } = &mut *self.connection;
+        let PodConnection { stream, read, is_first, .. } = &mut *self.connection;
         loop {
             if !read.is_empty() {
                 match parse_response_head(read, to_head, as_lines) {
@@ -254,17 +254,21 @@ impl Live {
 
     /// Splits off the body of the response. The pod may respond before it has the whole request; the rest is still sent
     /// then, because the pod may want it.
-    fn into_body(self, head: &ResponseHead, pool: Rc<Pool<Box<Connection>>>) -> (Body, Option<Box<dyn Remaining>>) {
+    fn into_body(
+        self,
+        head: &ResponseHead,
+        pool: Rc<Pool<Box<PodConnection>>>,
+    ) -> (Body, Option<Box<dyn RequestSender>>) {
         match self.progress {
-            Progress::Sent => (Body::new(self.connection, head, Some(pool)), None),
+            SendProgress::Sent => (Body::new(self.connection, head, Some(pool)), None),
             // A client that never got `100 Continue` has sent nothing, and the pod has its response ready.
-            Progress::AwaitResponse if !self.connection.upload.withheld => {
-                let Connection { stream, read, upload, .. } = *self.connection;
+            SendProgress::AwaitResponse if !self.connection.upload.withheld => {
+                let PodConnection { stream, read, upload, .. } = *self.connection;
                 let (read_half, write) = stream.into_split();
                 let rest = RestOfRequest::new(upload, write);
-                (Body::Reader(Reader::half(read_half, read, head)), Some(Box::new(rest)))
+                (Body::Reader(BodyReader::half(read_half, read, head)), Some(Box::new(rest)))
             }
-            Progress::AwaitResponse | Progress::Refused => (Body::new(self.connection, head, None), None),
+            SendProgress::AwaitResponse | SendProgress::Refused => (Body::new(self.connection, head, None), None),
         }
     }
 }
@@ -272,7 +276,7 @@ impl Live {
 impl Drop for Exchange {
     fn drop(&mut self) {
         if let Some(live) = &self.live
-            && live.progress == Progress::AwaitResponse
+            && live.progress == SendProgress::AwaitResponse
         {
             live.connection.stream.throw_away();
         }

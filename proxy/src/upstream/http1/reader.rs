@@ -15,8 +15,8 @@ use http::StatusCode;
 use http_body::Frame;
 use tokio::io::AsyncRead;
 
-use super::connection::{Connection, MAX_IDLE_AGE, READ_BYTES};
-use super::decoder::{Decoded, Decoder};
+use super::connection::{MAX_IDLE_AGE, PodConnection, READ_BYTES};
+use super::decoder::{DecodedPart, Decoder};
 use super::framing_headers::ResponseFraming;
 use super::response_head::ResponseHead;
 use crate::tls::ReadHalf;
@@ -31,15 +31,15 @@ const MIN_ROOM_BYTES: usize = 1 << 10;
 pub(crate) enum Body {
     /// It has arrived already. Its connection has been given back or closed.
     Whole(Bytes),
-    Reader(Reader),
+    Reader(BodyReader),
 }
 
 impl Body {
     /// `pool` gets the connection afterwards, if it can be used again.
     pub(super) fn new(
-        mut connection: Box<Connection>,
+        mut connection: Box<PodConnection>,
         head: &ResponseHead,
-        pool: Option<Rc<Pool<Box<Connection>>>>,
+        pool: Option<Rc<Pool<Box<PodConnection>>>>,
     ) -> Self {
         connection.upload.clear();
         connection.is_first = false;
@@ -56,48 +56,48 @@ impl Body {
             return Body::Whole(whole);
         }
         let decoder = Decoder::new(head.framing);
-        Body::Reader(Reader { side: Side::Whole(connection, pool), decoder, room: READ_BYTES })
+        Body::Reader(BodyReader { side: ReadSide::Whole(connection, pool), decoder, room: READ_BYTES })
     }
 }
 
 /// Reads the body of a response.
-pub(crate) struct Reader {
-    side: Side,
+pub(crate) struct BodyReader {
+    side: ReadSide,
     decoder: Decoder,
     /// Bytes of room for the next read.
     room: usize,
 }
 
-enum Side {
+enum ReadSide {
     /// The whole connection, and the pool that gets it afterwards.
-    Whole(Box<Connection>, Option<Rc<Pool<Box<Connection>>>>),
+    Whole(Box<PodConnection>, Option<Rc<Pool<Box<PodConnection>>>>),
     /// The reading half, and what has been read from it, while the request is still being sent.
     Half(ReadHalf, BytesMut),
     /// The body has been read. Its connection has been given back or closed.
     Gone,
 }
 
-impl Side {
+impl ReadSide {
     /// Returns what has been read.
     fn read(&mut self) -> Option<&mut BytesMut> {
         match self {
-            Side::Whole(connection, _) => Some(&mut connection.read),
-            Side::Half(_, read) => Some(read),
-            Side::Gone => None,
+            ReadSide::Whole(connection, _) => Some(&mut connection.read),
+            ReadSide::Half(_, read) => Some(read),
+            ReadSide::Gone => None,
         }
     }
 }
 
-impl Reader {
+impl BodyReader {
     pub(super) fn half(stream: ReadHalf, read: BytesMut, head: &ResponseHead) -> Self {
-        Reader { side: Side::Half(stream, read), decoder: Decoder::new(head.framing), room: READ_BYTES }
+        BodyReader { side: ReadSide::Half(stream, read), decoder: Decoder::new(head.framing), room: READ_BYTES }
     }
 
     /// Returns the half that was read, if the other one is still being written to.
     pub(crate) fn into_half(self) -> Option<ReadHalf> {
         match self.side {
-            Side::Half(stream, _) => Some(stream),
-            Side::Whole(..) | Side::Gone => None,
+            ReadSide::Half(stream, _) => Some(stream),
+            ReadSide::Whole(..) | ReadSide::Gone => None,
         }
     }
 
@@ -133,18 +133,18 @@ impl Reader {
             };
             self.give_back_if_done();
             match decoded {
-                Decoded::Data(data) => return Poll::Ready(Some(Ok(Frame::data(data)))),
-                Decoded::Trailers(trailers) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
-                Decoded::End => return Poll::Ready(None),
-                Decoded::Starved => {}
+                DecodedPart::Data(data) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                DecodedPart::Trailers(trailers) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+                DecodedPart::End => return Poll::Ready(None),
+                DecodedPart::Starved => {}
             }
             let filled = match &mut self.side {
-                Side::Whole(connection, _) => {
-                    let Connection { stream, read, .. } = &mut **connection;
+                ReadSide::Whole(connection, _) => {
+                    let PodConnection { stream, read, .. } = &mut **connection;
                     poll_fill(stream, read, self.room, context)
                 }
-                Side::Half(stream, read) => poll_fill(stream, read, self.room, context),
-                Side::Gone => Poll::Ready(Ok(0)),
+                ReadSide::Half(stream, read) => poll_fill(stream, read, self.room, context),
+                ReadSide::Gone => Poll::Ready(Ok(0)),
             };
             match filled {
                 Poll::Pending => return Poll::Pending,
@@ -161,17 +161,17 @@ impl Reader {
     }
 
     fn give_back_if_done(&mut self) {
-        if !self.decoder.is_done() || matches!(self.side, Side::Half(..)) {
+        if !self.decoder.is_done() || matches!(self.side, ReadSide::Half(..)) {
             return;
         }
-        if let Side::Whole(connection, pool) = std::mem::replace(&mut self.side, Side::Gone) {
+        if let ReadSide::Whole(connection, pool) = std::mem::replace(&mut self.side, ReadSide::Gone) {
             give_back(connection, pool);
         }
     }
 }
 
 /// Gives a connection back whose response has been read, or closes it.
-fn give_back(mut connection: Box<Connection>, pool: Option<Rc<Pool<Box<Connection>>>>) {
+fn give_back(mut connection: Box<PodConnection>, pool: Option<Rc<Pool<Box<PodConnection>>>>) {
     if let Some(pool) = pool
         && connection.read.is_empty()
         && !connection.upload.has_trailers

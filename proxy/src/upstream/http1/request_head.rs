@@ -13,11 +13,11 @@ use http::request::Parts;
 use crate::message::grpc_timeout::GRPC_TIMEOUT;
 use crate::message::header_names::{X_FORWARDED_FOR, X_FORWARDED_PROTO};
 use crate::message::header_scan::HeaderScan;
-use crate::message::headers::{Declared, RoutingHeaders, continued, passes_to_pod, takes_trailers, via};
+use crate::message::headers::{ConnectionOptions, RoutingHeaders, continued, passes_to_pod, takes_trailers, via};
 
 /// How the body of a request is delimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Framing {
+pub(crate) enum RequestFraming {
     None,
     Length(u64),
     Chunked,
@@ -29,7 +29,7 @@ pub(crate) fn encode_request(
     head: &Parts,
     scan: HeaderScan,
     routing: &RoutingHeaders<'_>,
-    framing: Framing,
+    framing: RequestFraming,
     upgrade: bool,
 ) {
     request_line(out, head);
@@ -70,7 +70,7 @@ fn host(head: &Parts) -> &[u8] {
 }
 
 /// Which of the client's headers decide about later lines.
-struct Said {
+struct ClientHeaders {
     /// Whether there was an `x-forwarded-proto`; it was passed on.
     proto: bool,
     /// Whether there was a `content-length`; it was not passed on.
@@ -79,8 +79,8 @@ struct Said {
 
 /// Writes the client's headers that pass to the pod.
 #[inline]
-fn client_lines(out: &mut Vec<u8>, head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>) -> Said {
-    let mut said = Said { proto: false, length: false };
+fn client_lines(out: &mut Vec<u8>, head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>) -> ClientHeaders {
+    let mut said = ClientHeaders { proto: false, length: false };
     if scan.routine {
         for (name, value) in &head.headers {
             if *name == CONTENT_LENGTH {
@@ -91,7 +91,7 @@ fn client_lines(out: &mut Vec<u8>, head: &Parts, scan: HeaderScan, routing: &Rou
         }
         return said;
     }
-    let declared = Declared::of(&head.headers, scan);
+    let declared = ConnectionOptions::of(&head.headers, scan);
     let mut cookies = false;
     for (name, value) in &head.headers {
         if *name == CONTENT_LENGTH {
@@ -154,14 +154,14 @@ fn connection_lines(out: &mut Vec<u8>, head: &Parts, scan: HeaderScan, upgrade: 
 
 /// Writes `content-length` or `transfer-encoding`. `said_length`: the client sent a `content-length`.
 #[inline]
-fn framing_line(out: &mut Vec<u8>, head: &Parts, framing: Framing, said_length: bool) {
+fn framing_line(out: &mut Vec<u8>, head: &Parts, framing: RequestFraming, said_length: bool) {
     match framing {
-        Framing::Length(bytes) => line(out, b"content-length", itoa::Buffer::new().format(bytes).as_bytes()),
-        Framing::Chunked => line(out, b"transfer-encoding", b"chunked"),
-        Framing::None if said_length || [Method::POST, Method::PUT, Method::PATCH].contains(&head.method) => {
+        RequestFraming::Length(bytes) => line(out, b"content-length", itoa::Buffer::new().format(bytes).as_bytes()),
+        RequestFraming::Chunked => line(out, b"transfer-encoding", b"chunked"),
+        RequestFraming::None if said_length || [Method::POST, Method::PUT, Method::PATCH].contains(&head.method) => {
             line(out, b"content-length", b"0");
         }
-        Framing::None => {}
+        RequestFraming::None => {}
     }
 }
 
@@ -202,22 +202,22 @@ mod tests {
     use segue_protocol::ids::{Epoch, PartitionId};
 
     use super::*;
-    use crate::message::headers::{ClientLines, Identity};
-    use crate::message::reserved::Reserved;
+    use crate::message::headers::{ClientLines, RouterIdentity};
+    use crate::message::reserved::ReservedHeaders;
     use crate::routing::partition_key::PartitionSource;
 
     const E3: Epoch = Epoch::new(3);
     const P7: PartitionId = PartitionId::new(7);
 
-    fn encoded(request: http::request::Builder, framing: Framing, upgrade: bool) -> String {
+    fn encoded(request: http::request::Builder, framing: RequestFraming, upgrade: bool) -> String {
         encoded_for(request, framing, upgrade, true)
     }
 
-    fn encoded_for(request: http::request::Builder, framing: Framing, upgrade: bool, trust: bool) -> String {
+    fn encoded_for(request: http::request::Builder, framing: RequestFraming, upgrade: bool, trust: bool) -> String {
         let partition = PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None };
-        let reserved = &Reserved::new(&partition, trust);
+        let reserved = &ReservedHeaders::new(&partition, trust);
         let (head, ()) = request.body(()).unwrap().into_parts();
-        let identity = Identity::new(HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
+        let identity = RouterIdentity::new(HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
         let client = ClientLines::new(HeaderValue::from_static("10.0.0.9"), false, Version::HTTP_11);
         let routing = RoutingHeaders {
             reserved,
@@ -240,7 +240,7 @@ mod tests {
             .header("x-forwarded-for", "1.2.3.4")
             .header("te", "trailers, gzip");
         assert_eq!(
-            encoded(request, Framing::None, false),
+            encoded(request, RequestFraming::None, false),
             "GET /a?b=1 HTTP/1.1\r\nhost: example.org\r\nsegue-partition: 7\r\nsegue-epoch: 3\r\nsegue-router: r0\r\n\
              segue-keyspace: default\r\nx-forwarded-for: 1.2.3.4, 10.0.0.9\r\nx-forwarded-proto: http\r\n\
              via: 1.1 segue\r\nte: trailers\r\nconnection: te\r\n\r\n"
@@ -256,18 +256,19 @@ mod tests {
                 .header("forwarded", "for=1.2.3.4")
                 .header("x_forwarded_host", "bank")
         };
-        let text = encoded_for(claims(), Framing::None, false, false);
+        let text = encoded_for(claims(), RequestFraming::None, false, false);
         assert!(text.starts_with("GET /?a HTTP/1.1\r\nhost: h\r\nsegue-partition"), "{text}");
         assert!(text.contains("x-forwarded-for: 10.0.0.9\r\nx-forwarded-proto: http\r\nvia"), "{text}");
-        let text = encoded_for(claims(), Framing::None, false, true);
+        let text = encoded_for(claims(), RequestFraming::None, false, true);
         assert!(text.contains("x-forwarded-proto: https\r\nforwarded: for=1.2.3.4\r\n"), "{text}");
         assert!(text.contains("x-forwarded-for: 1.2.3.4, 10.0.0.9\r\nvia"), "{text}");
     }
 
     #[test]
     fn what_a_connection_has_in_common_is_written_as_line_by_line() {
-        let by_version =
-            |version| encoded(http::Request::get("/").header("host", "h").version(version), Framing::None, false);
+        let by_version = |version| {
+            encoded(http::Request::get("/").header("host", "h").version(version), RequestFraming::None, false)
+        };
         let text = by_version(Version::HTTP_11);
         assert!(
             text.ends_with("x-forwarded-for: 10.0.0.9\r\nx-forwarded-proto: http\r\nvia: 1.1 segue\r\n\r\n"),
@@ -280,8 +281,11 @@ mod tests {
 
     #[test]
     fn the_host_of_an_absolute_target_counts() {
-        let text =
-            encoded(http::Request::get("http://user@example.org:81/a").header("host", "other"), Framing::None, false);
+        let text = encoded(
+            http::Request::get("http://user@example.org:81/a").header("host", "other"),
+            RequestFraming::None,
+            false,
+        );
         assert!(text.starts_with("GET /a HTTP/1.1\r\nhost: example.org:81\r\n"), "{text}");
         assert!(!text.contains("other"));
     }
@@ -289,17 +293,17 @@ mod tests {
     #[test]
     fn the_length_written_is_that_of_the_body_not_that_of_the_header() {
         let request = || http::Request::post("/").header("content-length", "5").header("transfer-encoding", "x");
-        assert!(encoded(request(), Framing::Chunked, false).contains("transfer-encoding: chunked\r\n"));
-        assert!(!encoded(request(), Framing::Chunked, false).contains("content-length"));
-        assert!(encoded(request(), Framing::Length(6), false).contains("content-length: 6\r\n"));
-        assert!(encoded(http::Request::post("/"), Framing::None, false).contains("content-length: 0\r\n"));
-        assert!(!encoded(http::Request::get("/"), Framing::None, false).contains("content-length"));
+        assert!(encoded(request(), RequestFraming::Chunked, false).contains("transfer-encoding: chunked\r\n"));
+        assert!(!encoded(request(), RequestFraming::Chunked, false).contains("content-length"));
+        assert!(encoded(request(), RequestFraming::Length(6), false).contains("content-length: 6\r\n"));
+        assert!(encoded(http::Request::post("/"), RequestFraming::None, false).contains("content-length: 0\r\n"));
+        assert!(!encoded(http::Request::get("/"), RequestFraming::None, false).contains("content-length"));
     }
 
     #[test]
     fn an_upgrade_is_asked_for_anew() {
         let request = http::Request::get("/").header("connection", "upgrade").header("upgrade", "websocket");
-        let text = encoded(request, Framing::None, true);
+        let text = encoded(request, RequestFraming::None, true);
         assert!(text.contains("connection: upgrade\r\nupgrade: websocket\r\n"), "{text}");
     }
 }

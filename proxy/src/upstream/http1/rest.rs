@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::upload::Upload;
 use crate::tls::{self, ReadHalf, WriteHalf};
-use crate::upstream::rest::Remaining;
+use crate::upstream::rest::RequestSender;
 
 pub(super) struct RestOfRequest {
     upload: Upload,
@@ -29,7 +29,7 @@ impl RestOfRequest {
     }
 }
 
-impl Remaining for RestOfRequest {
+impl RequestSender for RestOfRequest {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Some(write) = &mut self.write else { return Poll::Ready(()) };
         if let Some(read) = &mut self.read

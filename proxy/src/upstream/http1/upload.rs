@@ -17,7 +17,7 @@ use http_body::{Body, Frame};
 use tokio::io::AsyncWrite;
 use tokio::time::Instant;
 
-use super::request_head::Framing;
+use super::request_head::RequestFraming;
 use crate::message::request_body::Attempt;
 
 /// Frames up to this size are copied behind what waits to be written. Above it, a copy costs more than a second slice.
@@ -28,7 +28,7 @@ const MAX_GATHERED_BYTES: usize = 16 << 10;
 /// A request that is being sent.
 pub(super) struct Upload {
     attempt: Attempt,
-    framing: Framing,
+    framing: RequestFraming,
     /// What is written next: the head, small frames, chunk sizes.
     pub(super) out: Vec<u8>,
     /// How much of `out` has been written.
@@ -66,7 +66,7 @@ impl Upload {
     pub(super) fn none() -> Self {
         Upload {
             attempt: Attempt::empty(),
-            framing: Framing::None,
+            framing: RequestFraming::None,
             out: Vec::new(),
             written_of_out: 0,
             large: Bytes::new(),
@@ -79,11 +79,11 @@ impl Upload {
     }
 
     /// Begins a request with this body. Its head is to be written to `out`.
-    pub(super) fn begin(&mut self, attempt: Attempt, framing: Framing) {
+    pub(super) fn begin(&mut self, attempt: Attempt, framing: RequestFraming) {
         self.attempt = attempt;
         self.framing = framing;
         self.line_end_due = false;
-        self.ended = framing == Framing::None;
+        self.ended = framing == RequestFraming::None;
         self.has_trailers = false;
         self.withheld = false;
         self.written = 0;
@@ -149,7 +149,7 @@ impl Upload {
                 return Ok(true);
             }
             // The pod has the whole body now, whatever an HTTP/2 client still sends.
-            if self.framing == Framing::Length(0) {
+            if self.framing == RequestFraming::Length(0) {
                 self.end(None)?;
                 break;
             }
@@ -177,16 +177,16 @@ impl Upload {
             return Ok(());
         }
         match &mut self.framing {
-            Framing::None => return Ok(()),
-            Framing::Length(left) => {
+            RequestFraming::None => return Ok(()),
+            RequestFraming::Length(left) => {
                 *left = left.checked_sub(data.len() as u64).ok_or(UploadError::Body)?;
             }
-            Framing::Chunked => {
+            RequestFraming::Chunked => {
                 let mut size = [0u8; 18];
                 self.out.extend_from_slice(chunk_size(data.len(), &mut size));
             }
         }
-        let chunked = self.framing == Framing::Chunked;
+        let chunked = self.framing == RequestFraming::Chunked;
         if data.len() <= MAX_COPIED_BYTES {
             self.out.extend_from_slice(&data);
             if chunked {
@@ -203,8 +203,8 @@ impl Upload {
         self.has_trailers = trailers.is_some_and(|trailers| !trailers.is_empty());
         match self.framing {
             // The client's declared length was not reached: hyper refuses that, and so would the pod.
-            Framing::Length(left) if left > 0 => return Err(UploadError::Body),
-            Framing::Chunked => {
+            RequestFraming::Length(left) if left > 0 => return Err(UploadError::Body),
+            RequestFraming::Chunked => {
                 self.out.extend_from_slice(b"0\r\n");
                 for (name, value) in trailers.into_iter().flatten() {
                     self.out.extend_from_slice(name.as_str().as_bytes());
@@ -214,7 +214,7 @@ impl Upload {
                 }
                 self.out.extend_from_slice(b"\r\n");
             }
-            Framing::Length(_) | Framing::None => {}
+            RequestFraming::Length(_) | RequestFraming::None => {}
         }
         self.ended = true;
         Ok(())

@@ -19,7 +19,7 @@ const MAX_FRAME_BYTES: usize = HEADER_BYTES + 32 * SETTING_BYTES;
 
 /// Reads the first frame as it arrives.
 #[derive(Debug, Default)]
-pub(crate) enum Announced {
+pub(crate) enum SettingsReader {
     #[default]
     Nothing,
     /// The beginning of the frame.
@@ -30,36 +30,36 @@ pub(crate) enum Announced {
     Foreign,
 }
 
-impl Announced {
+impl SettingsReader {
     /// Reads what has arrived. Returns the bound once it is there.
     pub(crate) fn read(&mut self, arrived: &[u8]) -> Option<usize> {
         let mut frame = match self {
-            Announced::All | Announced::Foreign => return None,
-            Announced::Some(frame) => std::mem::take(frame),
-            Announced::Nothing => Vec::new(),
+            SettingsReader::All | SettingsReader::Foreign => return None,
+            SettingsReader::Some(frame) => std::mem::take(frame),
+            SettingsReader::Nothing => Vec::new(),
         };
         frame.extend_from_slice(&arrived[..arrived.len().min(MAX_FRAME_BYTES - frame.len())]);
         let Some(&[first, second, third, kind]) = frame.first_chunk() else {
-            *self = Announced::Some(frame);
+            *self = SettingsReader::Some(frame);
             return None;
         };
         let length = HEADER_BYTES + u32::from_be_bytes([0, first, second, third]) as usize;
         if kind != SETTINGS {
-            *self = Announced::Foreign;
+            *self = SettingsReader::Foreign;
         } else if length > MAX_FRAME_BYTES {
-            *self = Announced::All;
+            *self = SettingsReader::All;
         } else if let Some(settings) = frame.get(HEADER_BYTES..length) {
-            *self = Announced::All;
+            *self = SettingsReader::All;
             return bound(settings);
         } else {
-            *self = Announced::Some(frame);
+            *self = SettingsReader::Some(frame);
         }
         None
     }
 
     /// Returns whether the pod speaks another protocol.
     pub(crate) fn is_foreign(&self) -> bool {
-        matches!(self, Announced::Foreign)
+        matches!(self, SettingsReader::Foreign)
     }
 }
 
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn a_bound_is_read_however_the_frame_arrives() {
         for pieces in 1..=FRAME.len() {
-            let mut announced = Announced::default();
+            let mut announced = SettingsReader::default();
             let read: Vec<_> = FRAME.chunks(pieces).filter_map(|piece| announced.read(piece)).collect();
             assert_eq!(read, [8192], "in pieces of {pieces}");
             assert_eq!(announced.read(FRAME), None, "only the first frame counts");
@@ -95,10 +95,10 @@ mod tests {
 
     #[test]
     fn without_a_bound_there_is_none() {
-        assert_eq!(Announced::default().read(b"\0\0\0\x04\0\0\0\0\0"), None);
-        assert_eq!(Announced::default().read(b"HTTP/1.1 400 Bad Request\r\n\r\n"), None);
-        assert_eq!(Announced::default().read(&[0xff; 4096]), None);
-        let mut endless = Announced::default();
+        assert_eq!(SettingsReader::default().read(b"\0\0\0\x04\0\0\0\0\0"), None);
+        assert_eq!(SettingsReader::default().read(b"HTTP/1.1 400 Bad Request\r\n\r\n"), None);
+        assert_eq!(SettingsReader::default().read(&[0xff; 4096]), None);
+        let mut endless = SettingsReader::default();
         assert!((0..1000).all(|_| endless.read(b"\0\x01\0\x04").is_none()));
     }
 
@@ -117,13 +117,13 @@ mod tests {
     fn a_server_of_another_protocol_is_recognised_however_its_words_arrive() {
         for text in [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], b"220 mail.example ESMTP\r\n", FRAME] {
             for pieces in 1..=text.len() {
-                let mut announced = Announced::default();
+                let mut announced = SettingsReader::default();
                 for piece in text.chunks(pieces) {
                     let _ = announced.read(piece);
                 }
                 assert_eq!(announced.is_foreign(), text != FRAME, "{text:?} in pieces of {pieces}");
             }
         }
-        assert!(!Announced::default().is_foreign(), "a server that says nothing may have read the request");
+        assert!(!SettingsReader::default().is_foreign(), "a server that says nothing may have read the request");
     }
 }

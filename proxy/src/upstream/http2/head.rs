@@ -16,7 +16,7 @@ use crate::message::header_names::{
     SEGUE_EPOCH, SEGUE_KEYSPACE, SEGUE_PARTITION, SEGUE_ROUTER, X_FORWARDED_FOR, X_FORWARDED_PROTO,
 };
 use crate::message::header_scan::HeaderScan;
-use crate::message::headers::{Declared, RoutingHeaders, continued, passes_to_pod, takes_trailers, via};
+use crate::message::headers::{ConnectionOptions, RoutingHeaders, continued, passes_to_pod, takes_trailers, via};
 use crate::message::local_reply::LocalReply;
 
 /// Bytes that HTTP/2 counts for each header beside its text (RFC 9113, 6.5.2).
@@ -92,7 +92,7 @@ fn target(head: &Parts, secure: bool) -> Option<Uri> {
 
 fn pod_headers(head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(head.headers.len() + 8);
-    let declared = Declared::of(&head.headers, scan);
+    let declared = ConnectionOptions::of(&head.headers, scan);
     for (name, value) in &head.headers {
         if *name != CONTENT_LENGTH && passes_to_pod(name, scan, &declared, routing.reserved) {
             headers.append(name, value.clone());
@@ -134,8 +134,8 @@ mod tests {
     use segue_protocol::ids::{Epoch, PartitionId};
 
     use super::*;
-    use crate::message::headers::{ClientLines, Identity};
-    use crate::message::reserved::Reserved;
+    use crate::message::headers::{ClientLines, RouterIdentity};
+    use crate::message::reserved::ReservedHeaders;
     use crate::routing::partition_key::PartitionSource;
 
     const E3: Epoch = Epoch::new(3);
@@ -143,11 +143,11 @@ mod tests {
 
     fn made(builder: http::request::Builder, most: usize) -> Result<Request<()>, LocalReply> {
         let (head, ()) = builder.body(()).unwrap().into_parts();
-        let identity = Identity::new(HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
+        let identity = RouterIdentity::new(HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
         let client = ClientLines::new(HeaderValue::from_static("10.0.0.9"), false, Version::HTTP_11);
         let partition = PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None };
         let routing = RoutingHeaders {
-            reserved: &Reserved::new(&partition, true),
+            reserved: &ReservedHeaders::new(&partition, true),
             partition: P7,
             epoch: E3,
             identity: &identity,

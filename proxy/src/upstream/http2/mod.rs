@@ -31,17 +31,17 @@ use http::request::Parts;
 use http_body::Body as _;
 
 use super::error::{Broken, SendError};
-use super::rest::Remaining;
+use super::rest::RequestSender;
 use crate::message::header_scan::HeaderScan;
 use crate::message::headers::RoutingHeaders;
 use crate::message::local_reply::LocalReply;
 use crate::message::request_body::Attempt;
-pub(crate) use announced::{Announced, is_settings};
+pub(crate) use announced::{SettingsReader, is_settings};
 pub(crate) use head::head_size;
-pub(crate) use reader::Reader;
-pub(crate) use session::{CONNECTION_WINDOW_BYTES, Lease};
-pub(super) use sessions::{Agreed, Leased, Sessions, UPLOADING, WHOLE};
-use upload::{End, Upload};
+pub(crate) use reader::BodyStream;
+pub(crate) use session::{CONNECTION_WINDOW_BYTES, StreamLease};
+pub(super) use sessions::{LeaseOutcome, NegotiatedConnection, Sessions, UPLOADING, WHOLE};
+use upload::{Upload, UploadEnd};
 
 /// A request that is being sent, until the head of its response is there. Dropping it before that breaks it off.
 pub(crate) struct Exchange {
@@ -58,13 +58,13 @@ struct Live {
 }
 
 /// A pod's response, and the upload if it goes on.
-pub(crate) type PodResponse = (Response<Reader>, Option<Box<dyn Remaining>>);
+pub(crate) type PodResponse = (Response<BodyStream>, Option<Box<dyn RequestSender>>);
 
 impl Exchange {
     /// Begins to send, unless the head is larger than `most`, or than the pod has announced to accept, as HTTP/2
     /// counts. The same bound holds for trailers.
     pub(super) fn new(
-        lease: Lease,
+        lease: StreamLease,
         head: &Parts,
         scan: HeaderScan,
         routing: &RoutingHeaders<'_>,
@@ -98,9 +98,9 @@ impl Exchange {
             && let Poll::Ready(end) = live.upload.poll(context)
         {
             let broken = match end {
-                End::Sent | End::Refused => None,
-                End::CutOff => Some(Broken::CutOff),
-                End::TooLarge => Some(Broken::TrailersTooLarge),
+                UploadEnd::Sent | UploadEnd::Refused => None,
+                UploadEnd::CutOff => Some(Broken::CutOff),
+                UploadEnd::TooLarge => Some(Broken::TrailersTooLarge),
             };
             live.is_sending = false;
             if let Some(broken) = broken {
@@ -140,17 +140,17 @@ impl Live {
         let length = head.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         let lease = self.upload.lease.clone();
         let (sent, rest) = match self.is_sending {
-            true => (None, Some(Box::new(self.upload) as Box<dyn Remaining>)),
+            true => (None, Some(Box::new(self.upload) as Box<dyn RequestSender>)),
             false => (Some(self.upload), None),
         };
-        (Response::from_parts(head, Reader::new(stream, length, sent, lease)), rest)
+        (Response::from_parts(head, BodyStream::new(stream, length, sent, lease)), rest)
     }
 }
 
 fn why(error: h2::Error) -> SendError {
     match unprocessed(&error) {
-        Some(Unprocessed::Alone) => SendError::NotSent(io::Error::other(error)),
-        Some(Unprocessed::WithItsConnection) => SendError::Rejected(io::Error::other(error)),
+        Some(RefusalScope::Alone) => SendError::NotSent(io::Error::other(error)),
+        Some(RefusalScope::WithItsConnection) => SendError::Rejected(io::Error::other(error)),
         None => {
             tracing::debug!(%error, "an exchange with a pod has failed");
             SendError::Failed(Broken::Closed)
@@ -160,26 +160,26 @@ fn why(error: h2::Error) -> SendError {
 
 /// How a pod has reported that it did not process a request at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unprocessed {
+pub(crate) enum RefusalScope {
     Alone,
     /// The pod has ended the connection because of an error, possibly because of this request.
     WithItsConnection,
 }
 
-fn unprocessed(error: &h2::Error) -> Option<Unprocessed> {
+fn unprocessed(error: &h2::Error) -> Option<RefusalScope> {
     // h2 passes a remote GOAWAY only to streams above the last one that it names.
     if !error.is_remote() {
         None
     } else if error.is_go_away() {
         let graceful = error.reason() == Some(h2::Reason::NO_ERROR);
-        Some(if graceful { Unprocessed::Alone } else { Unprocessed::WithItsConnection })
+        Some(if graceful { RefusalScope::Alone } else { RefusalScope::WithItsConnection })
     } else {
-        (error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM)).then_some(Unprocessed::Alone)
+        (error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM)).then_some(RefusalScope::Alone)
     }
 }
 
 /// Returns how the pod reports that it has not processed the request, if it does.
-pub(crate) fn says_unprocessed(error: &hyper::Error) -> Option<Unprocessed> {
+pub(crate) fn says_unprocessed(error: &hyper::Error) -> Option<RefusalScope> {
     h2_cause(error).and_then(unprocessed)
 }
 

@@ -12,12 +12,12 @@ use bytes::Bytes;
 use h2::{Reason, RecvStream};
 use http_body::Frame;
 
-use super::session::Lease;
+use super::session::StreamLease;
 use super::upload::Upload;
 use crate::upstream::error::Broken;
 
 /// The body of a response.
-pub(crate) struct Reader {
+pub(crate) struct BodyStream {
     stream: RecvStream,
     /// What is left of the body, where its length is known.
     left: Option<u64>,
@@ -25,12 +25,12 @@ pub(crate) struct Reader {
     over: bool,
     /// Breaks the exchange off. `None` if the request was still being sent when the response began.
     sent: Option<Upload>,
-    lease: Rc<Lease>,
+    lease: Rc<StreamLease>,
 }
 
-impl Reader {
-    pub(super) fn new(stream: RecvStream, length: Option<u64>, sent: Option<Upload>, lease: Rc<Lease>) -> Self {
-        Reader { stream, left: length, data_ended: false, over: false, sent, lease }
+impl BodyStream {
+    pub(super) fn new(stream: RecvStream, length: Option<u64>, sent: Option<Upload>, lease: Rc<StreamLease>) -> Self {
+        BodyStream { stream, left: length, data_ended: false, over: false, sent, lease }
     }
 
     /// Returns whether everything has been read.
@@ -75,7 +75,7 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for BodyStream {
     fn drop(&mut self) {
         if self.is_done() {
             return;

@@ -21,7 +21,7 @@ use h2::client::{self, SendRequest};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-use super::announced::Announced;
+use super::announced::SettingsReader;
 use super::joined_writes::{ExpectedBodies, JoinedWrites};
 use crate::tls::{Stream, refuses_certificate};
 use crate::upstream::MAX_HEAD_BYTES;
@@ -59,12 +59,12 @@ pub(super) struct Session {
     load: Cell<usize>,
     resets: Cell<usize>,
     used: Cell<Instant>,
-    state: Rc<State>,
+    state: Rc<SessionState>,
 }
 
 /// What the task that drives a connection knows of it.
 #[derive(Default)]
-struct State {
+struct SessionState {
     closed: Cell<bool>,
     /// Whether the pod has sent something, and so has accepted the connection.
     accepted: Cell<bool>,
@@ -101,7 +101,7 @@ impl Session {
 }
 
 /// The right to one stream on a connection.
-pub(crate) struct Lease {
+pub(crate) struct StreamLease {
     session: Rc<Session>,
     /// Whether the connection was made for this request.
     pub(crate) fresh: bool,
@@ -109,10 +109,10 @@ pub(crate) struct Lease {
     is_reset: Cell<bool>,
 }
 
-impl Lease {
+impl StreamLease {
     pub(super) fn of(session: &Rc<Session>, fresh: bool) -> Self {
         session.load.set(session.load.get() + 1);
-        Lease { session: session.clone(), fresh, is_reset: Cell::new(false) }
+        StreamLease { session: session.clone(), fresh, is_reset: Cell::new(false) }
     }
 
     pub(super) fn session(&self) -> &Session {
@@ -141,7 +141,7 @@ impl Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for StreamLease {
     fn drop(&mut self) {
         self.session.load.set(self.session.load.get() - 1);
         self.session.used.set(Instant::now());
@@ -151,7 +151,7 @@ impl Drop for Lease {
 pub(super) async fn open_session(stream: Stream, odd: Rc<OddResponses>) -> io::Result<Session> {
     let secure = stream.is_secure();
     end_without_peer(stream.socket());
-    let (state, expected_bodies) = (Rc::<State>::default(), ExpectedBodies::default());
+    let (state, expected_bodies) = (Rc::<SessionState>::default(), ExpectedBodies::default());
     let (sender, connection) = client::Builder::new()
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -159,10 +159,10 @@ pub(super) async fn open_session(stream: Stream, odd: Rc<OddResponses>) -> io::R
         .max_send_buffer_size(SEND_BUFFER_BYTES)
         .enable_push(false)
         .max_local_error_reset_streams(Some(MOST_RESETS_OF_H2))
-        .handshake::<_, Bytes>(Heard {
+        .handshake::<_, Bytes>(ObservedStream {
             stream: JoinedWrites::new(stream, expected_bodies.clone()),
             state: state.clone(),
-            announced: Announced::default(),
+            announced: SettingsReader::default(),
             is_vectored: false,
         })
         .await
@@ -186,18 +186,18 @@ pub(super) async fn open_session(stream: Stream, odd: Rc<OddResponses>) -> io::R
     })
 }
 
-/// A connection that records in its [`State`] whether the pod accepts or refuses it, and what it announces.
-struct Heard {
+/// A connection that records in its [`SessionState`] whether the pod accepts or refuses it, and what it announces.
+struct ObservedStream {
     stream: JoinedWrites,
-    state: Rc<State>,
-    announced: Announced,
+    state: Rc<SessionState>,
+    announced: SettingsReader,
     /// The value of `is_write_vectored`, which `h2` reads when it takes the connection over. If it is false, `h2`
     /// copies data frames of up to 1 KiB, instead of 256 bytes, behind the frames before them, and so writes small
     /// requests at once. For larger frames `h2` reads the value again.
     is_vectored: bool,
 }
 
-impl Heard {
+impl ObservedStream {
     /// Records a read. Only the first thing that a pod sends can be a refusal: afterwards it has looked at requests.
     fn note(&mut self, read: &Poll<io::Result<()>>, bytes: &[u8]) {
         match read {
@@ -231,7 +231,7 @@ impl Heard {
     }
 }
 
-impl AsyncRead for Heard {
+impl AsyncRead for ObservedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -245,7 +245,7 @@ impl AsyncRead for Heard {
     }
 }
 
-impl AsyncWrite for Heard {
+impl AsyncWrite for ObservedStream {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.written(written, context)
@@ -293,7 +293,7 @@ mod tests {
             assert!(socket.keepalive().unwrap(), "the kernel looks after a pod that has gone");
             #[cfg(target_os = "linux")]
             assert!(socket.tcp_user_timeout().unwrap().is_some());
-            let lease = Lease::of(&session, true);
+            let lease = StreamLease::of(&session, true);
             let request = http::Request::get("http://x/").body(()).unwrap();
             let (response, _) = lease.session().sender.clone().send_request(request, true).unwrap();
             let service = listener.accept().await.unwrap().0;

@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::session::{Bounds, Lease, Session, open_session};
+use super::session::{Bounds, Session, StreamLease, open_session};
 use crate::tls::Stream;
 use crate::upstream::error::{BackingOff, is_backing_off};
 use crate::upstream::sharing::OddResponses;
@@ -41,14 +41,14 @@ pub(in crate::upstream) struct Sessions {
     changed: Notify,
     failures: Cell<u64>,
     /// The last failure's error.
-    failed_by: Cell<Failure>,
+    failed_by: Cell<SharedError>,
     /// The pod has chosen HTTP/1.1.
     declined: Cell<bool>,
 }
 
 /// The error of a failed connection for all requests that waited for it, because errors cannot be copied.
 #[derive(Debug, Clone, Copy, Default)]
-enum Failure {
+enum SharedError {
     /// The system's number.
     System(i32),
     /// It was not tried.
@@ -57,35 +57,35 @@ enum Failure {
     Other,
 }
 
-impl From<&io::Error> for Failure {
+impl From<&io::Error> for SharedError {
     fn from(error: &io::Error) -> Self {
         match error.raw_os_error() {
-            Some(number) => Failure::System(number),
-            None if is_backing_off(error) => Failure::BackingOff,
-            None => Failure::Other,
+            Some(number) => SharedError::System(number),
+            None if is_backing_off(error) => SharedError::BackingOff,
+            None => SharedError::Other,
         }
     }
 }
 
-impl From<Failure> for io::Error {
-    fn from(failure: Failure) -> Self {
+impl From<SharedError> for io::Error {
+    fn from(failure: SharedError) -> Self {
         match failure {
-            Failure::System(number) => io::Error::from_raw_os_error(number),
-            Failure::BackingOff => BackingOff.into(),
-            Failure::Other => io::ErrorKind::ConnectionRefused.into(),
+            SharedError::System(number) => io::Error::from_raw_os_error(number),
+            SharedError::BackingOff => BackingOff.into(),
+            SharedError::Other => io::ErrorKind::ConnectionRefused.into(),
         }
     }
 }
 
 /// A connection on which HTTP/2 was offered, by what the pod has chosen.
-pub(in crate::upstream) enum Agreed {
+pub(in crate::upstream) enum NegotiatedConnection {
     Http1(Stream),
     Http2(Stream),
 }
 
 /// The outcome of a request for a lease.
-pub(in crate::upstream) enum Leased {
-    Lease(Lease),
+pub(in crate::upstream) enum LeaseOutcome {
+    Lease(StreamLease),
     /// The pod has chosen HTTP/1.1: the connection on which it did, if this request is the one that made it.
     Declined(Option<Stream>),
 }
@@ -105,10 +105,10 @@ impl Sessions {
     }
 
     /// Returns a lease of a stream on an open connection.
-    pub(in crate::upstream) fn open(&self) -> Option<Lease> {
+    pub(in crate::upstream) fn open(&self) -> Option<StreamLease> {
         let mut open = self.open.borrow_mut();
         open.retain(|session| session.is_usable(self.bounds));
-        open.iter().rev().find(|session| session.has_room(self.bounds)).map(|session| Lease::of(session, false))
+        open.iter().rev().find(|session| session.has_room(self.bounds)).map(|session| StreamLease::of(session, false))
     }
 
     /// Returns whether the pod has chosen HTTP/1.1.
@@ -120,22 +120,22 @@ impl Sessions {
     /// wait for it share its outcome, except for those that want a connection of their own.
     pub(in crate::upstream) async fn lease(
         &self,
-        connect: impl AsyncFn() -> io::Result<Agreed>,
+        connect: impl AsyncFn() -> io::Result<NegotiatedConnection>,
         which: Which,
-    ) -> io::Result<Leased> {
+    ) -> io::Result<LeaseOutcome> {
         let mut new_only = which == Which::New;
         loop {
             if self.declined.get() {
-                return Ok(Leased::Declined(None));
+                return Ok(LeaseOutcome::Declined(None));
             }
             if which == Which::Exclusive {
                 return match self.made(connect().await).await? {
-                    Made::Session(session) => Ok(Leased::Lease(Lease::of(&session, true))),
-                    Made::Declined(stream) => Ok(Leased::Declined(Some(stream))),
+                    ConnectOutcome::Session(session) => Ok(LeaseOutcome::Lease(StreamLease::of(&session, true))),
+                    ConnectOutcome::Declined(stream) => Ok(LeaseOutcome::Declined(Some(stream))),
                 };
             }
             if !new_only && let Some(lease) = self.open() {
-                return Ok(Leased::Lease(lease));
+                return Ok(LeaseOutcome::Lease(lease));
             }
             if self.connecting.get() {
                 let failures = self.failures.get();
@@ -147,30 +147,32 @@ impl Sessions {
                 new_only = false;
                 continue;
             }
-            let _connecting = Connecting::begin(self);
+            let _connecting = ConnectionAttempt::begin(self);
             return match self.made(connect().await).await {
-                Ok(Made::Session(session)) => {
-                    let lease = Lease::of(&session, true);
+                Ok(ConnectOutcome::Session(session)) => {
+                    let lease = StreamLease::of(&session, true);
                     self.open.borrow_mut().push(session);
-                    Ok(Leased::Lease(lease))
+                    Ok(LeaseOutcome::Lease(lease))
                 }
-                Ok(Made::Declined(stream)) => Ok(Leased::Declined(Some(stream))),
+                Ok(ConnectOutcome::Declined(stream)) => Ok(LeaseOutcome::Declined(Some(stream))),
                 Err(error) => {
                     self.failures.set(self.failures.get() + 1);
-                    self.failed_by.set(Failure::from(&error));
+                    self.failed_by.set(SharedError::from(&error));
                     Err(error)
                 }
             };
         }
     }
 
-    async fn made(&self, agreed: io::Result<Agreed>) -> io::Result<Made> {
+    async fn made(&self, agreed: io::Result<NegotiatedConnection>) -> io::Result<ConnectOutcome> {
         match agreed? {
-            Agreed::Http1(stream) => {
+            NegotiatedConnection::Http1(stream) => {
                 self.declined.set(true);
-                Ok(Made::Declined(stream))
+                Ok(ConnectOutcome::Declined(stream))
             }
-            Agreed::Http2(stream) => Ok(Made::Session(Rc::new(open_session(stream, self.odd.clone()).await?))),
+            NegotiatedConnection::Http2(stream) => {
+                Ok(ConnectOutcome::Session(Rc::new(open_session(stream, self.odd.clone()).await?)))
+            }
         }
     }
 
@@ -189,22 +191,22 @@ impl Sessions {
     }
 }
 
-enum Made {
+enum ConnectOutcome {
     Session(Rc<Session>),
     Declined(Stream),
 }
 
 /// The request that makes the connection; the others wait until this is dropped, in whatever way.
-struct Connecting<'sessions>(&'sessions Sessions);
+struct ConnectionAttempt<'sessions>(&'sessions Sessions);
 
-impl<'sessions> Connecting<'sessions> {
+impl<'sessions> ConnectionAttempt<'sessions> {
     fn begin(sessions: &'sessions Sessions) -> Self {
         sessions.connecting.set(true);
-        Connecting(sessions)
+        ConnectionAttempt(sessions)
     }
 }
 
-impl Drop for Connecting<'_> {
+impl Drop for ConnectionAttempt<'_> {
     fn drop(&mut self) {
         self.0.connecting.set(false);
         self.0.changed.notify_waiters();

@@ -17,9 +17,9 @@ use tokio::time::Instant;
 
 use super::head::list_size;
 use super::joined_writes::ExpectedBody;
-use super::session::Lease;
+use super::session::StreamLease;
 use crate::message::request_body::Attempt;
-use crate::upstream::rest::Remaining;
+use crate::upstream::rest::RequestSender;
 
 /// Bytes of send capacity that are reserved at a time.
 const RESERVED_BYTES: usize = 16 << 10;
@@ -28,7 +28,7 @@ const RESERVED_BYTES: usize = 16 << 10;
 pub(super) struct Upload {
     attempt: Attempt,
     stream: SendStream<Bytes>,
-    pub(super) lease: Rc<Lease>,
+    pub(super) lease: Rc<StreamLease>,
     /// Data that was taken from the body and not sent yet.
     waiting: Bytes,
     /// Whether the body ends with that data.
@@ -43,7 +43,7 @@ pub(super) struct Upload {
 
 /// How an upload ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum UploadEnd {
     Sent,
     /// The pod reads no more. It may have responded all the same.
     Refused,
@@ -57,7 +57,7 @@ impl Upload {
     pub(super) fn new(
         attempt: Attempt,
         stream: SendStream<Bytes>,
-        lease: Rc<Lease>,
+        lease: Rc<StreamLease>,
         most_trailers: usize,
         expected: Option<ExpectedBody>,
     ) -> Self {
@@ -75,13 +75,13 @@ impl Upload {
     }
 
     /// Sends as much as can be sent. Ready when nothing more will be.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<End> {
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<UploadEnd> {
         loop {
             if !self.waiting.is_empty() {
                 let room = match self.stream.capacity() {
                     0 => match self.stream.poll_capacity(context) {
                         Poll::Ready(Some(Ok(room))) => room,
-                        Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(End::Refused),
+                        Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(UploadEnd::Refused),
                         Poll::Pending => {
                             // The first wait is for the stream to be opened, any other one for the pod.
                             if std::mem::replace(&mut self.has_waited, true) {
@@ -97,20 +97,20 @@ impl Upload {
                 self.sent += data.len() as u64;
                 self.expected = None;
                 if self.stream.send_data(data, ends).is_err() {
-                    return Poll::Ready(End::Refused);
+                    return Poll::Ready(UploadEnd::Refused);
                 }
                 if ends {
-                    return Poll::Ready(End::Sent);
+                    return Poll::Ready(UploadEnd::Sent);
                 }
                 self.stream.reserve_capacity(self.waiting.len().min(RESERVED_BYTES));
                 continue;
             }
             let Poll::Ready(frame) = Pin::new(&mut self.attempt).poll_frame(context) else {
                 // Registers for a reset by the pod, which has to wake this task too.
-                return self.stream.poll_reset(context).map(|_| End::Refused);
+                return self.stream.poll_reset(context).map(|_| UploadEnd::Refused);
             };
             let sent = match frame {
-                Some(Err(_)) => return Poll::Ready(End::CutOff),
+                Some(Err(_)) => return Poll::Ready(UploadEnd::CutOff),
                 None => self.stream.send_data(Bytes::new(), true),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => {
@@ -128,14 +128,14 @@ impl Upload {
                     Err(frame) => {
                         let Ok(trailers) = frame.into_trailers() else { continue };
                         if list_size(&trailers) > self.most_trailers {
-                            return Poll::Ready(End::TooLarge);
+                            return Poll::Ready(UploadEnd::TooLarge);
                         }
                         self.stream.reserve_capacity(0);
                         self.stream.send_trailers(trailers)
                     }
                 },
             };
-            return Poll::Ready(if sent.is_ok() { End::Sent } else { End::Refused });
+            return Poll::Ready(if sent.is_ok() { UploadEnd::Sent } else { UploadEnd::Refused });
         }
     }
 
@@ -146,11 +146,11 @@ impl Upload {
     }
 }
 
-impl Remaining for Upload {
+impl RequestSender for Upload {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         match ready!(self.poll(context)) {
-            End::Sent | End::Refused => {}
-            End::CutOff | End::TooLarge => self.reset(),
+            UploadEnd::Sent | UploadEnd::Refused => {}
+            UploadEnd::CutOff | UploadEnd::TooLarge => self.reset(),
         }
         Poll::Ready(())
     }

@@ -9,16 +9,16 @@ use segue_protocol::records::Phase;
 use segue_protocol::view::View;
 use tokio::time::{Instant, sleep};
 
-use super::super::cases::{Expected, fault};
+use super::super::cases::{ExpectedResponse, fault};
 use super::super::process::PodProcess;
 use super::super::stage::Party;
-use super::{ASK_EVERY, End, P0, P1, Played, Player, registration};
+use super::{ASK_EVERY, P0, P1, Player, SceneEnd, SceneResult, registration};
 
 /// How long a pod is left to warm before it is killed. A pod that takes less is killed when it is ready.
 const WARMS_FOR: Duration = Duration::from_millis(100);
 
 impl Player<'_> {
-    pub(super) async fn killed_while_it_warms(&mut self) -> Played {
+    pub(super) async fn killed_while_it_warms(&mut self) -> SceneResult {
         let before = self.registered().await?;
         self.stage.forget(P0).await?;
         let begun = self.stage.begin(P0, &before).await?;
@@ -39,14 +39,14 @@ impl Player<'_> {
         self.is_ready(own).await?;
         if phase(&self.stage.view().await?) != killed_in {
             let fault = "moves on a handoff to the process that was killed: that state is gone; a handoff names a life";
-            return Err(End::Fault(fault.to_owned()));
+            return Err(SceneEnd::Fault(fault.to_owned()));
         }
         self.stage.cancel(own).await?;
         self.stage.cancel(begun).await?;
         self.is_placed(&again).await
     }
 
-    pub(super) async fn killed_while_it_owns(&mut self) -> Played {
+    pub(super) async fn killed_while_it_owns(&mut self) -> SceneResult {
         let epoch = self.owns().await?;
         let before = self.registered().await?;
         self.kill();
@@ -57,7 +57,7 @@ impl Player<'_> {
     }
 
     /// Waits until the new process has registered. Until then it must serve nothing of the one before.
-    async fn registers_anew(&mut self, before: &Party) -> Played<Party> {
+    async fn registers_anew(&mut self, before: &Party) -> SceneResult<Party> {
         let served = self.stage.view().await?.live_owner(P0).map(|(owned, _)| owned.epoch);
         let mut deadline = Instant::now() + self.stage.patience;
         let mut was_there = true;
@@ -67,18 +67,18 @@ impl Player<'_> {
                 return Ok(now.clone());
             }
             if let Some(epoch) = served
-                && fault(Expected::Accepted, &self.ask(P0, epoch).await).is_none()
+                && fault(ExpectedResponse::Accepted, &self.ask(P0, epoch).await).is_none()
             {
                 let fault =
                     "serves what the process that was killed has owned: it lacks that state, and others may own it";
-                return Err(End::Fault(fault.to_owned()));
+                return Err(SceneEnd::Fault(fault.to_owned()));
             }
             if was_there && now.is_none() {
                 (was_there, deadline) = (false, Instant::now() + self.stage.patience);
             }
             if Instant::now() > deadline {
                 let ended = self.process.as_mut().and_then(|process| process.ended());
-                return Err(End::Fault(match (ended, was_there) {
+                return Err(SceneEnd::Fault(match (ended, was_there) {
                     (Some(ended), _) => format!("ends after it was started again: {ended}"),
                     (None, true) => format!(
                         "keeps the registration of the process that was killed for {:?}: a new process registers anew; a \
@@ -93,7 +93,7 @@ impl Player<'_> {
     }
 
     /// Plays a handoff of the first partition to the pod, which has to warm before it owns.
-    async fn is_placed(&self, pod: &Party) -> Played {
+    async fn is_placed(&self, pod: &Party) -> SceneResult {
         let play = self.stage.begin(P0, pod).await?;
         self.refuses(P0, play.epoch, "before it owns the partition").await?;
         self.is_ready(play).await?;

@@ -15,7 +15,7 @@ use segue_protocol::authority::Authority;
 use segue_protocol::ids::{Incarnation, LeaseId, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{
-    Action, MISSED_BEFORE_SUSPECTED, Memory, MoveCause, OVERLOADS_BEFORE_MOVE, Policy, plan, txn,
+    MISSED_BEFORE_SUSPECTED, Memory, MoveCause, OVERLOADS_BEFORE_MOVE, PlannedWrite, Policy, plan, txn,
 };
 use segue_protocol::records::{
     Assignment, Handoff, Leader, PartitionLoad, PodLoad, PodRecord, PodStatus, Thousandths, encode,
@@ -381,8 +381,8 @@ impl Heartbeats {
     }
 
     /// Judges a move from a living owner.
-    fn judge(&self, state: &mut State, action: &Action) {
-        let Action::Create { handoff, cause, .. } = action else { return };
+    fn judge(&self, state: &mut State, action: &PlannedWrite) {
+        let PlannedWrite::Create { handoff, cause, .. } = action else { return };
         let view = self.store.view(state.now);
         if view.live_old_owner(handoff).is_none() {
             return;

@@ -2,9 +2,9 @@
 //!
 //! It mirrors `lease.rs`, `leases.rs` and `registration.rs` of `coordination/src/session` by hand.
 
-use segue_protocol::holders::{HolderId, Holders, LeftOver, Registered, Turn};
+use segue_protocol::holders::{HolderId, Holders, KeyState, LeftOver, RenewalTurn};
 use segue_protocol::ids::{Incarnation, LeaseId};
-use segue_protocol::registration::{OwnKeys, Standing, clear_obstacle, end, register};
+use segue_protocol::registration::{ExistingKey, OwnKeys, clear_obstacle, end, register};
 use segue_protocol::txn::Txn;
 
 use super::state::{Ghost, Kept, Look, Part, Renewal, Request, Stage, State};
@@ -37,7 +37,7 @@ impl SharedLease {
             let newest = state.kept(state.newest);
             newest.is_some_and(|it| it.id == lease && (self.lacks(Rule::DroppedKeepsKey) || !it.holders.has(key)))
         };
-        let standing = Standing {
+        let standing = ExistingKey {
             incarnation: Incarnation::registered_at(entry.create_revision),
             mod_revision: entry.mod_revision,
             lease: entry.lease,
@@ -72,7 +72,7 @@ impl SharedLease {
             (id, holder)
         });
         if !self.lacks(Rule::AttemptsAreLookedAfter) {
-            self.note(state, lease, |holders| holders.set_registered(holder, Registered::Perhaps));
+            self.note(state, lease, |holders| holders.set_registered(holder, KeyState::Perhaps));
         }
         let heard = state.kept(lease).map_or(0, |kept| kept.confirmed);
         let stage = Stage::Putting { lease, holder, response: None };
@@ -97,7 +97,7 @@ impl SharedLease {
         };
         let now = state.now;
         let Some(kept) = state.kept_mut(lease) else { return };
-        kept.holders.set_registered(holder, Registered::Since(life));
+        kept.holders.set_registered(holder, KeyState::Since(life));
         kept.holders.made_progress(holder, now - kept.base);
         // A share can end during a put.
         let was_stuck = kept.holders.share(holder).is_none_or(|share| share.lost);
@@ -123,7 +123,7 @@ impl SharedLease {
         match ending {
             Ending::Done | Ending::LeaseLater => {
                 state.store.commit(&deletion);
-                self.note(state, lease, |holders| holders.set_registered(holder, Registered::No));
+                self.note(state, lease, |holders| holders.set_registered(holder, KeyState::No));
             }
             Ending::KeyLater | Ending::Unanswered => state.under_way.push(Request::Commit(deletion)),
         }
@@ -188,7 +188,7 @@ impl SharedLease {
         let Some(kept) = state.kept_mut(lease) else { return };
         (kept.turn, kept.renewal) = (now, None);
         kept.looks.clear();
-        let Turn { renewed, left, .. } = kept.holders.turn(now - kept.base);
+        let RenewalTurn { renewed, left, .. } = kept.holders.turn(now - kept.base);
         if is_lost {
             return;
         }
@@ -207,9 +207,9 @@ impl SharedLease {
     fn delete(&self, state: &mut State, lease: LeaseId, left: LeftOver, later: bool) {
         match left.registered {
             _ if self.lacks(Rule::LeftOversAreDeleted) => {}
-            Registered::No => {}
-            Registered::Since(life) => self.delete_life(state, lease, &left, life, later),
-            Registered::Perhaps => {
+            KeyState::No => {}
+            KeyState::Since(life) => self.delete_life(state, lease, &left, life, later),
+            KeyState::Perhaps => {
                 if let Some(kept) = state.kept_mut(lease) {
                     kept.looks.push(Look { left, seen: None });
                 }

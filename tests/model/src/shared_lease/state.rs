@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use segue_protocol::holders::{HolderId, Holders, LeftOver, Share};
+use segue_protocol::holders::{HolderId, HolderShare, Holders, LeftOver};
 use segue_protocol::ids::{Incarnation, LeaseId};
 use segue_protocol::txn::Txn;
 
@@ -180,7 +180,7 @@ impl State {
     }
 
     /// Returns the share of a part that is registered, with the moment that its times are counted from.
-    pub(super) fn share(&self, part: usize) -> Option<(u64, Share)> {
+    pub(super) fn share(&self, part: usize) -> Option<(u64, HolderShare)> {
         let (lease, holder) = self.parts[part].lease()?;
         let kept = self.kept(lease)?;
         Some((kept.base, kept.holders.share(holder)?))
@@ -188,7 +188,7 @@ impl State {
 
     /// Returns when the part's work has ended: half-way through the last third of its share.
     pub(super) fn works_until(&self, part: usize) -> u64 {
-        self.share(part).map_or(0, |(base, Share { times, .. })| {
+        self.share(part).map_or(0, |(base, HolderShare { times, .. })| {
             base + times.trusted_until + (times.stands_until - times.trusted_until) / 2
         })
     }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use segue_protocol::handoff::checkpoint::Waits;
 use segue_protocol::handoff::parties::Parties;
 use segue_protocol::handoff::pod_reconcile::Callback;
-use segue_protocol::handoff::remote_pod::{RemotePod, TaskReport, Verdict, judge};
+use segue_protocol::handoff::remote_pod::{RemotePod, ReportVerdict, TaskReport, judge};
 use segue_protocol::ids::{HandoffId, Incarnation};
 use segue_protocol::records::{Capabilities, PodRecord, encode};
 use segue_protocol::txn::{Compare, Op, Txn};
@@ -95,7 +95,7 @@ impl Streams {
         let present = view.handoffs.get(&PARTITION).map_or(HandoffId::NONE, |record| record.id());
         let names = if self.is_without(Rule::AckNamesHandoff) { present } else { report.handoff };
         match judge(view, PODS[pod], life, &TaskReport { handoff: names, ..report.clone() }, 0) {
-            Verdict::Commit(txn) => {
+            ReportVerdict::Commit(txn) => {
                 let is_accepted = self.commit(state, *txn);
                 let epoch = self.store.view(state.now).handoffs.get(&PARTITION).map(|record| record.value.epoch);
                 let held = state.clients[pod].held.map(|(epoch, _)| epoch);
@@ -105,8 +105,8 @@ impl Streams {
                 }
                 is_accepted
             }
-            Verdict::Known | Verdict::Stale => true,
-            Verdict::TooEarly => false,
+            ReportVerdict::Known | ReportVerdict::Stale => true,
+            ReportVerdict::TooEarly => false,
         }
     }
 }

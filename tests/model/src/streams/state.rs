@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
-use segue_protocol::handoff::remote_pod::{Changes, RemotePod, RemoteTask, TaskReport};
+use segue_protocol::handoff::remote_pod::{PodMessages, RemotePod, RemoteTask, TaskReport};
 use segue_protocol::ids::{Epoch, Incarnation};
 
 use crate::store::StoreRef;
@@ -70,7 +70,7 @@ pub(super) struct Stream {
     pub(super) life: Incarnation,
     pub(super) server: RemotePod,
     /// On their way to the pod. `true`: the first, which replaces all that the pod knows and carries the token.
-    pub(super) events: VecDeque<(bool, Changes)>,
+    pub(super) events: VecDeque<(bool, PodMessages)>,
     /// The first event has reached the pod.
     pub(super) has_begun: bool,
 }

@@ -10,13 +10,13 @@ const ABLE: Abilities = Abilities { syncs: true, makes_checkpoints: true, fences
 const P: PartitionId = PartitionId::new(7);
 
 struct World {
-    state: State,
+    state: StreamRecord,
     now: Instant,
 }
 
 /// Returns a service that takes part and has a heartbeat confirmed.
 fn taking_part() -> World {
-    let (mut state, now) = (State::default(), lease_now());
+    let (mut state, now) = (StreamRecord::default(), lease_now());
     let (stream, resumes) = state.open(b"", now).unwrap();
     assert!(!resumes && state.is_newcomer_there());
     state.admit(now);
@@ -40,8 +40,8 @@ fn context(handoff: u64) -> HandoffContext {
     }
 }
 
-fn succeeded(callback: Callback) -> Acknowledged {
-    Acknowledged::Ended { callback, succeeded: true }
+fn succeeded(callback: Callback) -> AckEffect {
+    AckEffect::Ended { callback, succeeded: true }
 }
 
 impl World {
@@ -51,7 +51,7 @@ impl World {
         result
     }
 
-    fn ack(&mut self, callback: Callback, handoff: u64) -> Acknowledged {
+    fn ack(&mut self, callback: Callback, handoff: u64) -> AckEffect {
         let is_it = |task: &RemoteTask| (task.callback, task.handoff) == (callback, context(handoff).handoff);
         self.state.acknowledge(P, is_it, Some(Ok(None)))
     }
@@ -96,7 +96,7 @@ fn a_service_has_stopped_when_it_says_so_or_fences_and_has_nothing_confirmed() {
 
 #[test]
 fn a_life_does_not_end_for_a_heartbeat_that_came_before_it_began() {
-    let (mut state, now) = (State::default(), lease_now());
+    let (mut state, now) = (StreamRecord::default(), lease_now());
     let (stream, _) = state.open(b"", now).unwrap();
     state.admit(now);
     assert!(state.adopt(stream, b"token", ABLE, now + TERM));
@@ -109,11 +109,11 @@ fn a_partition_may_be_written_until_the_service_has_drained_it() {
     let mut world = taking_part();
     world.state.accepts(P);
     let _drained = world.call(Callback::Drain, 20);
-    assert_eq!(world.ack(Callback::Drain, 19), Acknowledged::Stale);
+    assert_eq!(world.ack(Callback::Drain, 19), AckEffect::Stale);
     assert!(world.state.may_write_until().is_some());
     assert_eq!(world.ack(Callback::Drain, 20), succeeded(Callback::Drain));
     assert_eq!(world.state.may_write_until(), None);
-    assert_eq!(world.ack(Callback::Drain, 20), Acknowledged::Known, "it is repeated");
+    assert_eq!(world.ack(Callback::Drain, 20), AckEffect::Known, "it is repeated");
     world.state.accepts(P);
     assert!(world.state.may_write_until().is_some(), "the handoff was cancelled");
 }
@@ -124,7 +124,7 @@ fn a_partition_whose_drain_has_failed_may_still_be_written() {
     world.state.accepts(P);
     let mut drained = world.call(Callback::Drain, 20);
     let failed = Some(Err(PermanentFailure::new("no disk")));
-    let ended = Acknowledged::Ended { callback: Callback::Drain, succeeded: false };
+    let ended = AckEffect::Ended { callback: Callback::Drain, succeeded: false };
     assert_eq!(world.state.acknowledge(P, |_| true, failed), ended);
     assert!(matches!(drained.try_recv(), Ok(Err(_))));
     assert_eq!(world.state.may_write_until(), Some(world.now + TERM));
@@ -134,8 +134,8 @@ fn a_partition_whose_drain_has_failed_may_still_be_written() {
 fn an_acknowledgement_counts_for_its_own_task_alone() {
     let mut world = taking_part();
     let mut warm = world.call(Callback::Warm, 20);
-    assert_eq!(world.ack(Callback::Sync, 20), Acknowledged::Stale);
-    assert_eq!(world.ack(Callback::Warm, 10), Acknowledged::Stale);
+    assert_eq!(world.ack(Callback::Sync, 20), AckEffect::Stale);
+    assert_eq!(world.ack(Callback::Warm, 10), AckEffect::Stale);
     assert!(warm.try_recv().is_err());
     assert_eq!(world.ack(Callback::Warm, 20), succeeded(Callback::Warm));
     assert_eq!(warm.try_recv(), Ok(Ok(None)));
@@ -174,7 +174,7 @@ fn the_state_of_an_earlier_life_needs_no_release() {
 
 #[test]
 fn a_service_is_told_only_tasks_that_it_can_do_and_the_others_are_done() {
-    let (mut state, now) = (State::default(), lease_now());
+    let (mut state, now) = (StreamRecord::default(), lease_now());
     let (stream, _) = state.open(b"", now).unwrap();
     state.admit(now);
     // Before the service has said what it can do.

@@ -5,7 +5,7 @@ use super::world::{World, policy, secs};
 use crate::handoff::advance::PendingOn;
 use crate::handoff::pod::{Duty, duty};
 use crate::ids::Epoch;
-use crate::planning::{Action, CancelReason, Notice, Policy};
+use crate::planning::{CancelReason, Notice, PlannedWrite, Policy};
 use crate::records::{Assignment, Mode, Phase, Request, encode};
 
 #[test]
@@ -31,7 +31,7 @@ fn a_move_whose_new_owner_dies_after_the_flip_starts_anew_from_the_dead_owner() 
         world.restart_pod("w-1");
         let flipped = world.view().assignments[&P0].clone();
         let plan = world.lead();
-        assert!(matches!(plan.actions[..], [Action::Abandon { .. }]), "in {phase:?}: {:?}", plan.actions);
+        assert!(matches!(plan.actions[..], [PlannedWrite::Abandon { .. }]), "in {phase:?}: {:?}", plan.actions);
         assert_eq!(world.view().assignments[&P0], flipped, "it is a dead owner already");
         world.wait(secs(5));
         let next = world.handoff(P0);

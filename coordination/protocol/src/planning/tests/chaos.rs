@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::world::{World, policy};
 use crate::ids::{Epoch, Incarnation, PartitionId};
-use crate::planning::{Action, CancelReason, MoveCause, Plan, Policy, Strategy as Name};
+use crate::planning::{CancelReason, MoveCause, Plan, PlannedWrite, Policy, Strategy as Name};
 use crate::records::{Mode, Phase, PodStatus};
 use crate::view::View;
 
@@ -143,7 +143,7 @@ fn check(view: &View, policy: &Policy, plan: &Plan) {
     for action in &plan.actions {
         assert!(seen.insert(action.partition()), "two actions for one partition: {:?}", plan.actions);
         match action {
-            Action::Create { handoff, cause, .. } => {
+            PlannedWrite::Create { handoff, cause, .. } => {
                 let from = (handoff.old_owner.as_deref(), handoff.old_incarnation);
                 assert_ne!(from, (Some(handoff.new_owner.as_str()), handoff.new_incarnation), "moves to itself");
                 let partition = handoff.partition;
@@ -176,21 +176,21 @@ fn check(view: &View, policy: &Policy, plan: &Plan) {
                 let may_warm = cause.is_urgent() || *warms <= policy.max_warming_per_pod;
                 assert!(may_warm, "{} warms {warms} partitions", handoff.new_owner);
             }
-            Action::Cancel { observed, reason, .. } => {
+            PlannedWrite::Cancel { observed, reason, .. } => {
                 assert!(!observed.handoff.value.is_past_no_return());
                 assert!(CancelReason::NAMES.contains(&reason.as_str()), "{reason:?}");
             }
-            Action::Abandon { observed } => {
+            PlannedWrite::Abandon { observed } => {
                 let handoff = &observed.handoff.value;
                 assert!(handoff.is_past_no_return() && view.live_new_owner(handoff).is_none());
             }
-            Action::Answer { .. } | Action::DropPin { .. } | Action::ForgetOperations { .. } => {
+            PlannedWrite::Answer { .. } | PlannedWrite::DropPin { .. } | PlannedWrite::ForgetOperations { .. } => {
                 panic!("there is no operator: {action}")
             }
-            Action::WriteConfig { .. }
-            | Action::Delete { .. }
-            | Action::Sweep { .. }
-            | Action::ForgetCheckpoints { .. } => {}
+            PlannedWrite::WriteConfig { .. }
+            | PlannedWrite::Delete { .. }
+            | PlannedWrite::Sweep { .. }
+            | PlannedWrite::ForgetCheckpoints { .. } => {}
         }
     }
     let in_flight = view.handoffs.values().map(|handoff| &handoff.value);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::phase_timeouts::P0;
 use super::short_lives::{owned_by, run};
 use super::world::{World, policy, secs};
-use crate::planning::{Action, Notice, REBIRTH_GRACE};
+use crate::planning::{Notice, PlannedWrite, REBIRTH_GRACE};
 
 const PODS: [&str; 3] = ["w-0", "w-1", "w-2"];
 
@@ -62,7 +62,7 @@ fn most_pods_that_go_together_are_waited_for_and_a_single_one_is_not() {
         }
         let begins = |world: &mut World, span| {
             let plans = world.wait(span);
-            plans.iter().flat_map(|plan| &plan.actions).any(|action| matches!(action, Action::Create { .. }))
+            plans.iter().flat_map(|plan| &plan.actions).any(|action| matches!(action, PlannedWrite::Create { .. }))
         };
         assert_eq!(begins(&mut world, secs(1) / 2), !waits, "{gone:?}");
         if waits {

@@ -6,7 +6,7 @@ use super::failed::fail;
 use super::world::{World, policy, secs};
 use crate::ids::PartitionId;
 use crate::planning::external::{WriteError, write};
-use crate::planning::{Action, MoveCause, Notice, Plan, Policy, RoundCause, Strategy};
+use crate::planning::{MoveCause, Notice, Plan, PlannedWrite, Policy, RoundCause, Strategy};
 use crate::records::{Wanted, WantedDefault};
 
 fn world(pods: &[&str]) -> World {
@@ -30,7 +30,7 @@ fn owners(world: &World) -> BTreeMap<u32, String> {
 fn begun(plans: &[Plan]) -> Vec<(u32, String, MoveCause, String)> {
     let actions = plans.iter().flat_map(|plan| &plan.actions);
     let begun = actions.filter_map(|action| match action {
-        Action::Create { handoff, cause, .. } => {
+        PlannedWrite::Create { handoff, cause, .. } => {
             Some((handoff.partition.get(), handoff.new_owner.clone(), *cause, handoff.reason.clone()))
         }
         _ => None,

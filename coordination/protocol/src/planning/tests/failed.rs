@@ -3,7 +3,7 @@
 use super::world::{World, policy, secs};
 use crate::handoff::advance::{Ack, acknowledge};
 use crate::ids::PartitionId;
-use crate::planning::{Action, CancelReason, FIRST_BACK_OFF};
+use crate::planning::{CancelReason, FIRST_BACK_OFF, PlannedWrite};
 use crate::records::{PodAck, PodAckKind};
 
 const P0: PartitionId = PartitionId::new(0);
@@ -25,8 +25,8 @@ fn fail_at(world: &mut World, partition: PartitionId, reason: Option<&str>) -> S
     handoff.new_owner
 }
 
-fn is_cancelled_for(action: &Action, why: &str) -> bool {
-    matches!(action, Action::Cancel { reason: CancelReason::NewOwnerFailed { reason, .. }, .. } if reason == why)
+fn is_cancelled_for(action: &PlannedWrite, why: &str) -> bool {
+    matches!(action, PlannedWrite::Cancel { reason: CancelReason::NewOwnerFailed { reason, .. }, .. } if reason == why)
 }
 
 #[test]
@@ -109,5 +109,11 @@ fn a_failure_past_the_point_of_no_return_cancels_nothing() {
     world.wait(secs(2));
     while world.participate_all() {}
     fail(&mut world, Some("too late"));
-    assert!(!world.wait(secs(600)).iter().flat_map(|plan| &plan.actions).any(|it| matches!(it, Action::Cancel { .. })));
+    assert!(
+        !world
+            .wait(secs(600))
+            .iter()
+            .flat_map(|plan| &plan.actions)
+            .any(|it| matches!(it, PlannedWrite::Cancel { .. }))
+    );
 }

@@ -2,14 +2,14 @@
 
 use super::world::{World, policy, secs};
 use crate::ids::PartitionId;
-use crate::planning::{Action, CancelReason, ObservedHandoff, Policy, txn};
+use crate::planning::{CancelReason, ObservedHandoff, PlannedWrite, Policy, txn};
 use crate::records::{HandoffEnd, HistoryEntry, Mode, Phase};
 use crate::txn::Txn;
 
 const P0: PartitionId = PartitionId::new(0);
 
 /// Returns a world and a due action for each kind of action.
-fn due() -> Vec<(&'static str, World, Action)> {
+fn due() -> Vec<(&'static str, World, PlannedWrite)> {
     let settled = || World::settled(policy(1), &["w-0"]);
     let moving = |mode, phase| {
         let mut world = World::settled(Policy { mode, ..policy(1) }, &["w-0"]);
@@ -53,7 +53,7 @@ fn due() -> Vec<(&'static str, World, Action)> {
         sweep.now = sweep.wake.unwrap();
     }
     sweep.now = sweep.wake.unwrap();
-    while !sweep.clone().plan().actions.contains(&Action::Sweep { partition: P0 }) {
+    while !sweep.clone().plan().actions.contains(&PlannedWrite::Sweep { partition: P0 }) {
         sweep.plan();
         sweep.now = sweep.wake.unwrap();
     }
@@ -67,7 +67,7 @@ fn due() -> Vec<(&'static str, World, Action)> {
     due.into_iter().map(action).collect()
 }
 
-fn txn_of(world: &World, action: &Action) -> Txn {
+fn txn_of(world: &World, action: &PlannedWrite) -> Txn {
     txn(&world.view(), action, &world.authority(), 0).unwrap()
 }
 
@@ -154,7 +154,7 @@ fn what_was_decided_under_an_old_view_cannot_be_carried_out_under_a_later_one() 
         world.lead();
         world.now += secs(301);
         let cancel = world.plan().actions.remove(0);
-        assert!(matches!(cancel, Action::Cancel { .. }));
+        assert!(matches!(cancel, PlannedWrite::Cancel { .. }));
         world.silent.clear();
         while world.handoff(P0).phase < later {
             assert!(world.participate(P0));
@@ -183,15 +183,15 @@ fn a_create_that_was_delayed_fails_once_another_one_of_its_decision_has_ended() 
         handoff: world.view().handoffs[&P0].clone(),
         assignment: world.view().assignment_revision(P0),
     };
-    assert!(world.carry_out(&Action::Cancel {
+    assert!(world.carry_out(&PlannedWrite::Cancel {
         observed: cancelled,
         reason: CancelReason::WarmTimeout,
         back_offs: Vec::new()
     }));
     assert!(!world.store.commit(&delayed), "its epoch has been given");
-    let Action::Create { handoff, cause, assignment, .. } = create else { unreachable!() };
+    let PlannedWrite::Create { handoff, cause, assignment, .. } = create else { unreachable!() };
     let seen = world.view().revision;
-    assert!(world.carry_out(&Action::Create { handoff, cause, assignment, seen }), "decided anew");
+    assert!(world.carry_out(&PlannedWrite::Create { handoff, cause, assignment, seen }), "decided anew");
 }
 
 #[test]
@@ -200,7 +200,9 @@ fn what_the_death_of_the_new_owner_justifies_fails_while_its_key_stands() {
         if !matches!(name, "cancel" | "abandon") {
             continue;
         }
-        let (Action::Cancel { observed, .. } | Action::Abandon { observed }) = &action else { unreachable!() };
+        let (PlannedWrite::Cancel { observed, .. } | PlannedWrite::Abandon { observed }) = &action else {
+            unreachable!()
+        };
         let mut stands = world.clone();
         let key = stands.keys.pod("w-1");
         stands.join_pod("w-1");

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::world::{World, policy, secs};
 use crate::planning::placement::{Custom, Eligibility, Layout, Placement};
-use crate::planning::{Action, Memory, Notice, Policy, RoundCause, Strategy, in_force, plan};
+use crate::planning::{Memory, Notice, PlannedWrite, Policy, RoundCause, Strategy, in_force, plan};
 use crate::records::{KeyspaceConfig, encode};
 
 fn settled() -> World {
@@ -47,7 +47,7 @@ fn a_file_that_wins_is_written_as_a_new_round_and_outlasts_its_leader() {
     let mut world = settled();
     let file = Policy { strategy: Strategy::Ring, config_wins: true, ..world.policy.clone() };
     let plan = plan(&world.view(), &file, &world.authority(), &mut Memory::default(), world.now);
-    assert!(matches!(&plan.actions[..], [Action::WriteConfig { .. }]), "{plan:?}");
+    assert!(matches!(&plan.actions[..], [PlannedWrite::WriteConfig { .. }]), "{plan:?}");
     assert!(world.carry_out(&plan.actions[0]));
     assert_eq!(world.planning()["strategy"], "ring");
     let plans = world.wait(secs(6));

@@ -4,7 +4,8 @@ use super::world::{World, policy, secs};
 use crate::ids::{LeaseId, PartitionId};
 use crate::planning::heartbeats::Heartbeats;
 use crate::planning::{
-    Action, MISSED_BEFORE_SUSPECTED, MoveCause, Notice, OVERLOADS_BEFORE_MOVE, Policy, Strategy, stored, uses_load,
+    MISSED_BEFORE_SUSPECTED, MoveCause, Notice, OVERLOADS_BEFORE_MOVE, PlannedWrite, Policy, Strategy, stored,
+    uses_load,
 };
 use crate::records::{KeyspaceConfig, MAX_LISTED, PartitionLoad, PodLoad, Thousandths, encode};
 use crate::registration::heartbeat;
@@ -39,7 +40,7 @@ impl World {
             pods.iter().for_each(|pod| assert!(self.beat(pod, load)));
             for plan in self.wait(secs(INTERVAL)) {
                 begun.extend(plan.actions.iter().filter_map(|action| match action {
-                    Action::Create { handoff, cause, .. } => {
+                    PlannedWrite::Create { handoff, cause, .. } => {
                         assert_eq!(*cause, MoveCause::Load, "{}", handoff.reason);
                         assert_eq!(*cause, MoveCause::of(&self.view(), self.policy.strategy, handoff));
                         Some((handoff.partition, handoff.new_owner.clone()))

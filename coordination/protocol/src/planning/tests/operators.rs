@@ -7,7 +7,7 @@ use super::world::{World, policy, secs};
 use crate::ids::{Incarnation, PartitionId};
 use crate::planning::placement::{Eligibility, Mobility};
 use crate::planning::{
-    Action, CancelReason, FIRST_BACK_OFF, KEPT_OPERATIONS, MoveCause, Notice, Plan, Strategy, preview, refusal,
+    CancelReason, FIRST_BACK_OFF, KEPT_OPERATIONS, MoveCause, Notice, Plan, PlannedWrite, Strategy, preview, refusal,
 };
 use crate::records::*;
 
@@ -57,7 +57,7 @@ impl World {
 fn begun(plans: &[Plan]) -> Vec<(String, MoveCause)> {
     let actions = plans.iter().flat_map(|plan| &plan.actions);
     let creates = actions.filter_map(|action| match action {
-        Action::Create { handoff, cause, .. } => Some((handoff.reason.clone(), *cause)),
+        PlannedWrite::Create { handoff, cause, .. } => Some((handoff.reason.clone(), *cause)),
         _ => None,
     });
     creates.collect()
@@ -102,7 +102,8 @@ fn a_warming_move_to_a_pod_that_is_drained_meanwhile_is_cancelled() {
     assert!(!world.view().handoffs.is_empty());
     world.operator_drains("w-1");
     let plan = world.lead();
-    let is_cancel = |action: &Action| matches!(action, Action::Cancel { reason: CancelReason::NewOwnerDraining, .. });
+    let is_cancel =
+        |action: &PlannedWrite| matches!(action, PlannedWrite::Cancel { reason: CancelReason::NewOwnerDraining, .. });
     assert!(plan.actions.iter().any(is_cancel), "{:?}", plan.actions);
 }
 
@@ -384,7 +385,7 @@ fn an_answer_that_was_decided_on_an_older_view_is_not_written() {
     let to = world.other_than(&owner);
     world.asks_to_move("a", P0, &to, false);
     let plan = world.plan();
-    let answer = plan.actions.iter().find(|action| matches!(action, Action::Answer { .. })).unwrap();
+    let answer = plan.actions.iter().find(|action| matches!(action, PlannedWrite::Answer { .. })).unwrap();
     for harm in 0..4 {
         let mut world = world.clone();
         match harm {

@@ -3,7 +3,7 @@
 use super::world::{World, policy, secs};
 use crate::handoff::advance::{PendingOn, advance_past_bound};
 use crate::ids::{HandoffId, PartitionId, Revision};
-use crate::planning::{Action, CancelReason, FIRST_BACK_OFF, Notice, Plan, Policy};
+use crate::planning::{CancelReason, FIRST_BACK_OFF, Notice, Plan, PlannedWrite, Policy};
 use crate::records::{Assignment, Mode, Phase, RouterDrainedAck, RouterRecord, encode};
 
 pub(super) const P0: PartitionId = PartitionId::new(0);
@@ -25,7 +25,7 @@ pub(super) fn moving(mode: Mode, phase: Phase) -> World {
 pub(super) fn cancels(plans: &[Plan]) -> Vec<(PartitionId, &CancelReason)> {
     let actions = plans.iter().flat_map(|plan| &plan.actions);
     let cancels = actions.filter_map(|action| match action {
-        Action::Cancel { observed, reason, .. } => Some((observed.partition(), reason)),
+        PlannedWrite::Cancel { observed, reason, .. } => Some((observed.partition(), reason)),
         _ => None,
     });
     cancels.collect()
@@ -57,11 +57,11 @@ fn a_pod_that_never_gets_ready_is_left_alone_for_longer_each_time() {
         let plan = world.lead();
         for action in &plan.actions {
             match action {
-                Action::Create { handoff, .. } if handoff.new_owner == "w-2" => {
+                PlannedWrite::Create { handoff, .. } if handoff.new_owner == "w-2" => {
                     waits.extend(cancelled.take().map(|at| (world.now - at).as_secs()));
                     created = Some(world.now);
                 }
-                Action::Cancel { .. } => cancelled = Some(world.now),
+                PlannedWrite::Cancel { .. } => cancelled = Some(world.now),
                 _ => {}
             }
         }
@@ -271,7 +271,7 @@ fn a_pod_that_dies_each_time_it_warms_is_left_alone_for_longer_each_time() {
     for _ in 0..400 {
         world.join_pod("w-2");
         let plans = world.wait(secs(3));
-        let to_it = |action: &&Action| matches!(action, Action::Create { handoff, .. } if handoff.new_owner == "w-2");
+        let to_it = |action: &&PlannedWrite| matches!(action, PlannedWrite::Create { handoff, .. } if handoff.new_owner == "w-2");
         if plans.iter().flat_map(|plan| &plan.actions).any(|action| to_it(&action)) {
             begun.push(world.now);
         }
@@ -314,8 +314,8 @@ fn a_router_that_cannot_drain_gets_its_cancel_and_each_retry_waits_longer() {
     for _ in 0..600 {
         for action in world.lead().actions {
             match action {
-                Action::Create { .. } => waits.extend(cancelled.take().map(|at| (world.now - at).as_secs())),
-                Action::Cancel { reason, .. } => {
+                PlannedWrite::Create { .. } => waits.extend(cancelled.take().map(|at| (world.now - at).as_secs())),
+                PlannedWrite::Cancel { reason, .. } => {
                     assert_eq!(reason, CancelReason::GaveUp { router: "r-0".into() });
                     cancelled = Some(world.now);
                 }
@@ -385,7 +385,7 @@ fn a_completed_move_waits_for_released_no_longer_than_phase_timeout() {
     assert!(world.wait(secs(59)).iter().all(|plan| plan.actions.is_empty()));
     let plans = world.wait(secs(2));
     let deleted = plans.iter().flat_map(|plan| &plan.actions).collect::<Vec<_>>();
-    assert!(matches!(deleted[..], [Action::Delete { .. }]), "{deleted:?}");
+    assert!(matches!(deleted[..], [PlannedWrite::Delete { .. }]), "{deleted:?}");
     assert!(world.view().handoffs.is_empty() && world.view().acks.is_empty());
     assert_eq!(world.owner(P0), "w-1");
 }

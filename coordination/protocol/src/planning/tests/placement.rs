@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use crate::ids::{Incarnation, Revision};
 use crate::planning::Strategy as Name;
-use crate::planning::placement::{Eligibility, Layout, Member, Mobility, Slot};
+use crate::planning::placement::{Eligibility, Layout, Member, Mobility, PartitionSlot};
 use crate::records::Thousandths;
 
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
@@ -33,7 +33,7 @@ fn layouts_with(
         let slot = |(owner, home, wanted, mobility)| {
             let owner = pick(owner);
             let home = pick(home).filter(|_| owner.is_none());
-            Slot { owner, home, wanted: pick(wanted), mobility }
+            PartitionSlot { owner, home, wanted: pick(wanted), mobility }
         };
         let member = |(index, (weight, zone, newest, eligibility)): (usize, (u32, _, _, _))| Member {
             name: NAMES[index],
@@ -193,7 +193,7 @@ pub(super) fn has_takers(layout: &Layout<'_>) -> bool {
 /// Returns the layout once every partition is in its place.
 fn placed<'a>(layout: &Layout<'a>, places: &[Option<usize>]) -> Layout<'a> {
     let slots = layout.slots.iter().zip(places);
-    let slots = slots.map(|(slot, place)| Slot { owner: *place, home: None, ..*slot });
+    let slots = slots.map(|(slot, place)| PartitionSlot { owner: *place, home: None, ..*slot });
     Layout { members: layout.members.clone(), slots: slots.collect() }
 }
 
@@ -227,7 +227,7 @@ proptest! {
         let places = Name::Sticky.placement().place(&layout);
         for (slot, place) in layout.slots.iter().zip(&places) {
             let Some(owner) = slot.owner.filter(|owner| *place != Some(*owner)) else { continue };
-            let stays_freer = |(other, place): (&Slot, &Option<usize>)| {
+            let stays_freer = |(other, place): (&PartitionSlot, &Option<usize>)| {
                 other.owner == Some(owner) && *place == Some(owner) && other.mobility > slot.mobility
             };
             prop_assert!(!layout.slots.iter().zip(&places).any(stays_freer));
@@ -357,7 +357,7 @@ pub(super) fn even(members: usize, slots: usize) -> Layout<'static> {
         newest: true,
         eligibility: Eligibility::Open,
     };
-    let slot = Slot { owner: None, home: None, wanted: None, mobility: Mobility::Free };
+    let slot = PartitionSlot { owner: None, home: None, wanted: None, mobility: Mobility::Free };
     Layout { members: (0..members).map(member).collect(), slots: vec![slot; slots] }
 }
 

@@ -8,7 +8,7 @@ use super::world::{World, policy, secs};
 use crate::ids::PartitionId;
 use crate::planning::placement::{Custom, Layout, Placement};
 use crate::planning::sticky::Sticky;
-use crate::planning::{Action, CancelReason, MoveCause, Policy, Strategy};
+use crate::planning::{CancelReason, MoveCause, PlannedWrite, Policy, Strategy};
 use crate::records::{Assignment, Phase, PodStatus, encode};
 
 #[test]
@@ -53,7 +53,7 @@ fn dead_owners_go_before_balance_and_do_not_wait_for_it() {
     assert_eq!(begun.len(), 2 + of_the_living);
     assert!(begun.iter().all(|(_, cause)| *cause == MoveCause::DeadOwner));
     let cancels = plans.iter().flat_map(|plan| &plan.actions).filter_map(|action| match action {
-        Action::Cancel { reason, .. } => Some(reason),
+        PlannedWrite::Cancel { reason, .. } => Some(reason),
         _ => None,
     });
     assert!(cancels.eq(vec![&CancelReason::MoreUrgent; of_the_living]), "what still warms makes room");
@@ -77,7 +77,7 @@ fn of_the_moves_that_make_room_the_youngest_goes_first() {
         .iter()
         .flat_map(|plan| &plan.actions)
         .filter_map(|action| match action {
-            Action::Cancel { observed, .. } => Some(observed.handoff.create_revision),
+            PlannedWrite::Cancel { observed, .. } => Some(observed.handoff.create_revision),
             _ => None,
         })
         .collect();

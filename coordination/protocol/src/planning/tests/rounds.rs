@@ -2,7 +2,7 @@
 
 use super::world::{World, policy, secs};
 use crate::ids::{Epoch, Incarnation, PartitionId};
-use crate::planning::{Action, FIRST_BACK_OFF, MoveCause, Notice, Plan, Policy, REBIRTH_GRACE, RoundCause};
+use crate::planning::{FIRST_BACK_OFF, MoveCause, Notice, Plan, PlannedWrite, Policy, REBIRTH_GRACE, RoundCause};
 use crate::records::{Assignment, Handoff, Mode, Phase, PodStatus, encode};
 
 pub(super) const E1: Epoch = Epoch::new(1);
@@ -12,7 +12,7 @@ const P3: PartitionId = PartitionId::new(3);
 
 pub(super) fn begun(plan: &Plan) -> Vec<(&Handoff, MoveCause)> {
     let begun = plan.actions.iter().filter_map(|action| match action {
-        Action::Create { handoff, cause, .. } => Some((handoff, *cause)),
+        PlannedWrite::Create { handoff, cause, .. } => Some((handoff, *cause)),
         _ => None,
     });
     begun.collect()
@@ -28,7 +28,7 @@ fn a_new_leader_plans_once_its_first_view_has_settled() {
     world.join_pod("w-0");
     let first = world.lead();
     assert_eq!(first.round, None);
-    assert!(matches!(first.actions[..], [Action::WriteConfig { .. }]), "the settings need no round");
+    assert!(matches!(first.actions[..], [PlannedWrite::WriteConfig { .. }]), "the settings need no round");
     world.lead();
     assert_eq!(world.wake, Some(world.now + secs(1)));
     let seen = world.store.revision;

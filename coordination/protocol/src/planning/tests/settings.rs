@@ -5,7 +5,7 @@ use serde_json::json;
 use super::rounds::all_begun;
 use super::world::{World, policy, secs};
 use crate::ids::{Epoch, PartitionId, Revision};
-use crate::planning::{Action, Notice, RoundCause, Strategy, with_setting};
+use crate::planning::{Notice, PlannedWrite, RoundCause, Strategy, with_setting};
 use crate::records::{KeyspaceConfig, Partitioner, PodStatus, encode};
 
 #[test]
@@ -124,7 +124,7 @@ fn settings_deleted_by_hand_come_back_as_they_were() {
         world.store.delete(world.keys.config());
         world.policy.partitions = partitions;
         let plan = world.plan();
-        let back = Action::WriteConfig { config: config.clone(), seen: Revision::ZERO };
+        let back = PlannedWrite::WriteConfig { config: config.clone(), seen: Revision::ZERO };
         assert_eq!(plan.actions, [back], "whatever the file says, and no handoff is cancelled as beyond it");
     }
     world.policy.partitions = 8;

@@ -6,7 +6,7 @@ use super::load::{balancing, hot};
 use super::world::{World, policy, secs};
 use crate::authority::Authority;
 use crate::ids::{Incarnation, PartitionId, Revision};
-use crate::planning::{Action, FIRST_BACK_OFF, Memory, MoveCause, OVERLOADS_BEFORE_MOVE, Plan, Policy, plan};
+use crate::planning::{FIRST_BACK_OFF, Memory, MoveCause, OVERLOADS_BEFORE_MOVE, Plan, PlannedWrite, Policy, plan};
 
 const P0: PartitionId = PartitionId::new(0);
 const P1: PartitionId = PartitionId::new(1);
@@ -45,7 +45,7 @@ impl Participant {
 
 fn begun(plan: &Plan) -> BTreeMap<PartitionId, (String, MoveCause)> {
     let begun = plan.actions.iter().filter_map(|action| match action {
-        Action::Create { handoff, cause, .. } => Some((handoff.partition, (handoff.new_owner.clone(), *cause))),
+        PlannedWrite::Create { handoff, cause, .. } => Some((handoff.partition, (handoff.new_owner.clone(), *cause))),
         _ => None,
     });
     begun.collect()
@@ -59,7 +59,7 @@ fn a_partition_that_backs_off_at_its_participant_keeps_no_place_from_those_of_ot
     assert!(world.view().handoffs.contains_key(&P0) && world.view().handoffs.len() == 1);
     world.now += world.policy.warm_timeout;
     for cancel in world.plan().actions {
-        assert!(matches!(cancel, Action::Cancel { .. }));
+        assert!(matches!(cancel, PlannedWrite::Cancel { .. }));
         world.carry_out(&cancel);
     }
     // The first saw the move of its partition fail. The second has just begun, and remembers nothing.
@@ -124,7 +124,7 @@ fn urgent_moves_cancel_no_others_while_there_are_places_that_a_participant_leave
         later.now += secs(1);
         let plan = participant.plan(&later);
         assert_eq!(begun(&plan).len(), 3, "its share of the other half");
-        assert!(!plan.actions.iter().any(|action| matches!(action, Action::Cancel { .. })), "{:?}", plan.actions);
+        assert!(!plan.actions.iter().any(|action| matches!(action, PlannedWrite::Cancel { .. })), "{:?}", plan.actions);
     }
 }
 

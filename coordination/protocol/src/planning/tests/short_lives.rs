@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::phase_timeouts::moving;
 use super::world::{World, policy, secs};
 use crate::ids::PartitionId;
-use crate::planning::{Action, Notice, Policy};
+use crate::planning::{Notice, PlannedWrite, Policy};
 use crate::records::{Mode, Operation, Origin, Phase, PodRecord, Request, encode};
 
 const P0: PartitionId = PartitionId::new(0);
@@ -182,7 +182,7 @@ fn a_new_owner_that_dies_past_the_point_of_no_return_has_failed() {
         world.silent.insert("r-0".into());
         world.restart_pod("w-1");
         let plans = world.wait(secs(5));
-        let abandoned = |action: &Action| matches!(action, Action::Abandon { .. });
+        let abandoned = |action: &PlannedWrite| matches!(action, PlannedWrite::Abandon { .. });
         assert!(plans.iter().flat_map(|plan| &plan.actions).any(abandoned));
         let notices = &plans.last().unwrap().notices;
         assert!(

@@ -3,7 +3,7 @@
 use super::phase_timeouts::{P0, P7, moving};
 use super::world::{World, policy, secs};
 use crate::ids::HandoffId;
-use crate::planning::{Action, Plan};
+use crate::planning::{Plan, PlannedWrite};
 use crate::records::{Checkpoint, KeyspaceConfig, Mode, Phase, encode};
 
 #[test]
@@ -26,7 +26,7 @@ fn a_checkpoint_goes_with_its_partition_and_no_other_one_does() {
     world.policy.partitions = 7;
     let settings = KeyspaceConfig { partitions: 7, ..world.view().settings().unwrap().clone() };
     world.store.put(world.keys.config(), encode(&settings));
-    let forgets = |plan: &Plan| plan.actions.iter().any(|it| matches!(it, Action::ForgetCheckpoints { .. }));
+    let forgets = |plan: &Plan| plan.actions.iter().any(|it| matches!(it, PlannedWrite::ForgetCheckpoints { .. }));
     assert!(world.wait(secs(60)).iter().any(forgets));
     assert_eq!(world.view().checkpoints.keys().collect::<Vec<_>>(), [&P0]);
 }
@@ -37,7 +37,7 @@ fn acks_whose_handoff_is_gone_are_swept_by_the_next_heartbeat_and_not_before() {
     world.drain_pod("w-1");
     world.lead();
     world.store.delete(world.keys.handoff(P0));
-    let swept = |plan: &Plan| plan.actions.contains(&Action::Sweep { partition: P0 });
+    let swept = |plan: &Plan| plan.actions.contains(&PlannedWrite::Sweep { partition: P0 });
     assert!(!world.wait(secs(20)).iter().any(swept));
     assert!(world.wait(secs(20)).iter().any(swept));
     assert!(world.view().acks.is_empty());

@@ -11,7 +11,7 @@ use crate::handoff::advance::{Ack, acknowledge, advance};
 use crate::handoff::pod::warmed;
 use crate::ids::{HandoffId, Incarnation, LeaseId, PartitionId, Revision};
 use crate::keys::Keyspace;
-use crate::planning::{Action, Memory, Notice, Plan, Policy, RoundCause, plan, stored, txn};
+use crate::planning::{Memory, Notice, Plan, PlannedWrite, Policy, RoundCause, plan, stored, txn};
 use crate::records::*;
 use crate::txn::{Compare, Field, KeyValue, Keys, Op, Relation, Snapshot, Txn};
 use crate::view::View;
@@ -276,7 +276,7 @@ impl World {
         plan
     }
 
-    pub(super) fn carry_out(&mut self, action: &Action) -> bool {
+    pub(super) fn carry_out(&mut self, action: &PlannedWrite) -> bool {
         match txn(&self.view(), action, &self.authority(), 1_700_000_000_000) {
             Some(txn) => self.store.commit(&txn),
             None => false,
@@ -381,7 +381,7 @@ impl World {
         for _ in 0..5_000 {
             let before = self.store.revision;
             let plan = self.lead();
-            begun += plan.actions.iter().filter(|action| matches!(action, Action::Create { .. })).count();
+            begun += plan.actions.iter().filter(|action| matches!(action, PlannedWrite::Create { .. })).count();
             if self.participate_all() || self.store.revision > before {
                 heartbeats = 0;
                 continue;
