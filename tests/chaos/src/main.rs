@@ -2,7 +2,7 @@
 //! machines and networks, under a load whose every response is checked.
 //!
 //! [`namespaces`] isolates the run (network, mounts, processes), [`network`] builds the hosts and [`cluster`] runs the
-//! processes. [`fault`] and [`scenario`] are what happens to them, and [`run`] plays them. [`history`] and [`contract`]
+//! processes. [`fault`] and [`scenario`] are what happens to them, and [`run`] plays them. [`history`] and `segue_contract`
 //! watch the store, and [`verdict`] counts the harm. A seed repeats the choices, but not each interleaving, since
 //! timings are the machine's; that is what the simulation is for.
 //!
