@@ -2,7 +2,7 @@
 //!
 //! The endpoint shows what the process's status sources report and decides nothing. It has a thread of its own, so that
 //! requests to it take nothing from the threads that renew leases. Elsewhere: its connections (`connections`), and who
-//! may change something ([`api`](self::api)).
+//! may change something ([`api`]).
 //!
 //! # Invariants
 //!

@@ -2,7 +2,7 @@
 //! endpoint's `/v1` call the same functions. Nothing here prints, or reads arguments.
 //!
 //! An intention is kept in the store, under keys that only this module and the leader write, so it holds when whoever
-//! wrote it is interrupted. [`standing`] decides from a view alone whether an intention is fulfilled.
+//! wrote it is interrupted. `standing` decides from a view alone whether an intention is fulfilled.
 //!
 //! # Invariants
 //!

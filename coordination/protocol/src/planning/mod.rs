@@ -3,7 +3,7 @@
 //! [`plan`] takes a view of the keyspace and returns [`PlannedWrite`]s, each with its reason, and the moment of the next
 //! call. [`txn()`] turns an action into a transaction whose guards carry its safety. Rounds ([`round`]) decide *when*
 //! moves are planned, strategies ([`placement`], [`sticky`], [`jump`], [`ring`], [`external`]) *where to*, [`budget`]
-//! *how many* at a time, [`phase_timeouts`] which handoffs are cancelled, `operations` and `pins` what operators want.
+//! *how many* at a time, `phase_timeouts` which handoffs are cancelled, `operations` and `pins` what operators want.
 //! Not here: moving a phase on ([`advance`](crate::handoff::advance)).
 //!
 //! Pure: no clock, no randomness, no I/O, no log. The same view, policy, memory and moment give the same plan.
@@ -20,7 +20,7 @@
 //!
 //! * A partition with a handoff is pinned: it counts as moved and gets no second handoff.
 //! * The store alone is enough to continue: a new leader with an empty memory only measures its times anew.
-//! * Nothing is cancelled past the point of no return ([`phase_timeouts`]).
+//! * Nothing is cancelled past the point of no return (`phase_timeouts`).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
