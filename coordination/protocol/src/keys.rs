@@ -12,6 +12,9 @@ const HEARTBEATS: &str = "~heartbeats/";
 /// history.
 const HISTORY: &str = "~history/";
 
+/// The folder of what the routers' clients suffer. It sorts after every other key, too: only operators read it.
+const TROUBLES: &str = "~troubles/";
+
 /// Builds and reads the keys of one keyspace: everything below `{prefix}{keyspace}/`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Keyspace {
@@ -107,6 +110,16 @@ impl Keyspace {
     /// Returns the keys that those follow who plan: all but the history.
     pub fn planned(&self) -> Keys {
         Keys::Between(self.root.clone(), format!("{}{HISTORY}", self.root))
+    }
+
+    /// Returns the key of what a router's clients suffer.
+    pub fn trouble(&self, router: &str) -> String {
+        format!("{}{TROUBLES}{router}", self.root)
+    }
+
+    /// Returns the keys of what all routers' clients suffer.
+    pub fn troubles(&self) -> Keys {
+        Keys::Prefix(format!("{}{TROUBLES}", self.root))
     }
 
     /// Returns the keys of the history.
@@ -382,6 +395,8 @@ mod tests {
             let heartbeat = keys.load(pod);
             assert!(keys.planned().contains(&heartbeat) && !keys.followed().contains(&heartbeat), "{heartbeat}");
         }
+        let trouble = keys.trouble("r");
+        assert!(keys.troubles().contains(&trouble) && !keys.planned().contains(&trouble));
         for key in [keys.config(), keys.wanted(), keys.router("~"), keys.pod_stream("~")] {
             assert!(keys.planned().contains(&key), "{key}");
         }

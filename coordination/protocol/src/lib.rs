@@ -26,6 +26,7 @@
 //! * [`authority`]: who may carry out decisions that concern no participant alone.
 //! * [`handoff`]: when a handoff's phase moves on, and what each router and pod does in it.
 //! * [`planning`]: which partitions move where and when, and which moves are cancelled.
+//! * [`troubles`]: what clients suffer by a router's traffic, and when the router reports it.
 //! * [`rounds`]: who carries that out in a keyspace without a leader.
 //!
 //! # Invariants
@@ -55,5 +56,6 @@ pub mod records;
 pub mod registration;
 pub mod rounds;
 pub mod trace_context;
+pub mod troubles;
 pub mod txn;
 pub mod view;

@@ -12,6 +12,7 @@ mod load;
 mod operator;
 mod participants;
 mod rounds;
+mod troubles;
 mod wanted;
 
 use serde::Serialize;
@@ -27,6 +28,7 @@ pub use self::participants::{
     Capabilities, HeldMoves, Leader, PodRecord, PodStatus, PodStream, RouterRecord, Thousandths, canonical_address,
 };
 pub use self::rounds::{GatheringRound, Participant, Round};
+pub use self::troubles::{HeldRequests, MAX_TROUBLES_LISTED, PodTrouble, RouterTroubles, TroubleKind};
 pub use self::wanted::{Wanted, WantedDefault};
 
 /// Returns a record as JSON, ready to be put.
