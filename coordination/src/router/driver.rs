@@ -18,12 +18,14 @@ use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{Instrument as _, debug, warn};
 
 use super::acks::{AckId, AckKind, Acks};
 use super::drains::{DrainStep, Drains, EXCHANGE_CHECK_INTERVAL};
 use super::mapping::Mapping;
 use super::stop_limiter::StopLimiter;
+use super::troubles::TroubleReports;
 use super::{Cutover, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus};
 use crate::session::{
     Claim, Event, KeptLease, LeaseState, Leases, Participant, Registration, WriteResults, lease_now, register,
@@ -88,13 +90,15 @@ impl RouterDriver {
     /// Registers once the keyspace maps requests as this router does. Cancel-safe.
     pub(super) async fn registered(&self, leases: &Leases) -> Registration {
         let (key, ttl) = (self.keys.router(&self.settings.name), self.settings.lease_ttl);
-        let claim = Claim::new(&self.keys, key, ttl).awaiting_settings().after(self.incarnation);
+        let claim = Claim::new(&self.keys, key, ttl).with(self.keys.trouble(&self.settings.name));
+        let claim = claim.awaiting_settings().after(self.incarnation);
         self.mapping.agree(&self.view, |reason| self.publish(Some(reason))).await;
         register(leases, &claim, |_| self.record()).await
     }
 
     pub(super) async fn live(&mut self, registration: &Registration, shutdown: &CancellationToken) -> RouterEnd {
         self.incarnation = registration.incarnation;
+        let _reports = AbortOnDropHandle::new(tokio::spawn(self.reports(registration).run().in_current_span()));
         let mut participant = Participant::start(&self.store, &self.keys, registration);
         let tick = self.settings.lease_ttl / 6;
         let mut event = Event::Turn;
@@ -131,6 +135,17 @@ impl RouterDriver {
                 results = self.acks.next_results() => self.written(results),
                 () = sleep_until(wake) => self.due(),
             };
+        }
+    }
+
+    fn reports(&self, registration: &Registration) -> TroubleReports {
+        TroubleReports {
+            store: self.store.clone(),
+            keys: self.keys.clone(),
+            router: self.settings.name.clone(),
+            life: (registration.incarnation, registration.lease.id()),
+            plane: self.plane.clone(),
+            observer: self.observer.clone(),
         }
     }
 

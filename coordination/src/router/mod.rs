@@ -15,6 +15,7 @@ mod drains;
 mod driver;
 mod mapping;
 mod stop_limiter;
+mod troubles;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,8 @@ use std::time::Duration;
 use segue_protocol::handoff::router::{GateStage, HoldCause, OnDrainTimeout, OnStoreLoss, Target};
 use segue_protocol::ids::{Incarnation, PartitionId};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::records::{Handoff, Partitioner, PodRecord};
+use segue_protocol::records::{Handoff, Partitioner, PodRecord, RouterTroubles};
+use segue_protocol::troubles::TrafficSample;
 use segue_protocol::view::Versioned;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
@@ -90,6 +92,10 @@ pub trait DataPlane: Send + Sync + 'static {
     fn trust_until(&self, until: Instant);
     /// Returns the times of the last cutover, if one has ended since the last call.
     fn take_times(&self, partition: PartitionId) -> Option<CutoverTimes>;
+    /// Returns what it has seen of its traffic. Only shown to operators.
+    fn sample(&self) -> TrafficSample {
+        TrafficSample::default()
+    }
 }
 
 /// The settings of a router's side of the protocol.
@@ -184,6 +190,8 @@ pub trait RouterObserver: Send + Sync + 'static {
     fn cutover(&self, cutover: &Cutover);
     /// The watch of the store was lost.
     fn resync(&self, cause: &StoreError);
+    /// What clients suffer has been looked at.
+    fn troubles(&self, _troubles: &RouterTroubles) {}
 }
 
 /// Observes nothing.

@@ -326,6 +326,7 @@ fn failure(request: &ForwardRequest, why: NoResponse, in_flight: Box<InFlight>) 
         }
         NoResponse::Send(SendError::Rejected(error)) => {
             tracing::debug!(pod = in_flight.pod().name, %error, "a pod ended two connections of a request; answering 502");
+            in_flight.unanswered();
             AttemptError::LocalReply(LocalReply::UpstreamFailed)
         }
         NoResponse::Send(SendError::Failed(Broken::TrailersTooLarge)) => {
@@ -339,18 +340,23 @@ fn failure(request: &ForwardRequest, why: NoResponse, in_flight: Box<InFlight>) 
         }
         NoResponse::Send(SendError::Failed(Broken::SpeaksHttp2)) => {
             in_flight.shared().upstream.note_http2(in_flight.pod());
+            in_flight.unanswered();
             AttemptError::LocalReply(LocalReply::PodSpeaksHttp2)
         }
         NoResponse::Send(SendError::Failed(Broken::CutOff)) => AttemptError::ClientGone,
         NoResponse::Send(SendError::Failed(error)) => {
             tracing::debug!(pod = in_flight.pod().name, %error, "an exchange has failed");
+            in_flight.unanswered();
             AttemptError::LocalReply(LocalReply::UpstreamFailed)
         }
         NoResponse::Ended(EndCause::Severed) => AttemptError::LocalReply(LocalReply::Severed),
         NoResponse::Ended(EndCause::TimedOut) if in_flight.is_late() => AttemptError::LocalReply(LocalReply::Deadline),
         NoResponse::Ended(EndCause::TimedOut) => {
-            let by_client = body.upload().is_some_and(|upload| upload.awaits_client);
-            AttemptError::LocalReply(if by_client { LocalReply::TooSlow } else { LocalReply::UpstreamTimeout })
+            if body.upload().is_some_and(|upload| upload.awaits_client) {
+                return AttemptError::LocalReply(LocalReply::TooSlow);
+            }
+            in_flight.unanswered();
+            AttemptError::LocalReply(LocalReply::UpstreamTimeout)
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::message::local_reply::PodReason;
 use crate::metrics::CutOffCause;
 use crate::routing::permit::Permit;
 use crate::routing::request_summary::RequestSummary;
-use crate::routing::table::Pod;
+use crate::routing::table::{CodeClass, Pod};
 use crate::runtime::background::Background;
 use crate::upstream::ExchangeGuard;
 
@@ -155,6 +155,7 @@ impl InFlight {
     /// in place of the service.
     pub(crate) fn passed(&mut self, status: StatusCode, reason: Option<PodReason>) {
         self.delivered();
+        self.permit().traffic().answered(status.into());
         match reason {
             None => self.shared.metrics.passed(status),
             Some(reason) => self.shared.metrics.passed_reason(reason),
@@ -162,6 +163,12 @@ impl InFlight {
         if let Some(trace) = &self.trace {
             trace.responded(status, true);
         }
+    }
+
+    /// Records that the pod has failed the request without a response.
+    #[cold]
+    pub(super) fn unanswered(&self) {
+        self.permit().traffic().answered(CodeClass::NoResponse);
     }
 
     /// Records that the exchange has become a stream.
@@ -243,7 +250,7 @@ impl Drop for InFlight {
             let took = now - self.started;
             self.shared.metrics.took(took);
             // Most requests were not held, and need no second subtraction.
-            self.shared.metrics.upstream_took(if self.admitted == self.started { took } else { now - self.admitted });
+            permit.traffic().took(if self.admitted == self.started { took } else { now - self.admitted });
         }
     }
 }

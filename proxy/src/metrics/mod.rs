@@ -1,11 +1,11 @@
 //! The metrics of the data path.
 //!
 //! Each worker has counters that only it writes, so counting costs a load and a store, and workers share no cache line.
-//! The counters are summed when the metrics are read. Elsewhere: the histogram (`times`), and the names and labels under
-//! which all of it is exported (`series`).
+//! The counters are summed when the metrics are read. Elsewhere: the names and labels under which all of it is exported
+//! (`series`), and what is counted for each pod (`by_pod`).
 
+mod by_pod;
 mod series;
-mod times;
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,11 +14,12 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-pub use self::times::BUCKET_BOUNDS_MICROS;
-use self::times::DurationHistogram;
+pub use self::by_pod::PodSeries;
 use crate::message::local_reply::{LocalReply, PodReason};
 use crate::routing::table::Bounce;
 use crate::runtime::last_turn::LastTurn;
+pub use crate::runtime::single_writer::BUCKET_BOUNDS_MICROS;
+use crate::runtime::single_writer::{DurationHistogram, add};
 
 /// Number of status codes, from 100 on, that a pod can respond with: all that three digits can say.
 const CODES: usize = 900;
@@ -71,7 +72,6 @@ pub struct WorkerMetrics {
     requests_bounced: [AtomicU64; Bounce::ALL.len()],
     responses_cut_off: [AtomicU64; CutOffCause::ALL.len()],
     durations: DurationHistogram,
-    upstream_durations: DurationHistogram,
     stash_waits: DurationHistogram,
     connections: AtomicU64,
     pub(crate) last_turn: LastTurn,
@@ -94,7 +94,6 @@ impl Default for WorkerMetrics {
             requests_bounced: Default::default(),
             responses_cut_off: Default::default(),
             durations: DurationHistogram::default(),
-            upstream_durations: DurationHistogram::default(),
             stash_waits: DurationHistogram::default(),
             connections: AtomicU64::new(0),
             last_turn: LastTurn::default(),
@@ -138,12 +137,6 @@ impl WorkerMetrics {
     #[inline]
     pub(crate) fn took(&self, duration: Duration) {
         self.durations.observe(duration);
-    }
-
-    /// Records how long an exchange with a pod lasted, from the moment at which the request could be sent.
-    #[inline]
-    pub(crate) fn upstream_took(&self, duration: Duration) {
-        self.upstream_durations.observe(duration);
     }
 
     /// Records how long a request was held before it was admitted.
@@ -220,12 +213,6 @@ impl Metrics {
     pub fn requests_bounced(&self, bounce: Bounce) -> u64 {
         self.sum(|worker| &worker.requests_bounced[bounce as usize])
     }
-}
-
-/// Adds without an atomic read-modify-write: each counter has one writer.
-#[inline]
-fn add(counter: &AtomicU64, amount: u64) {
-    counter.store(counter.load(Relaxed).wrapping_add(amount), Relaxed);
 }
 
 #[cfg(test)]

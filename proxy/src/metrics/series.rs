@@ -12,10 +12,10 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
 
-use super::times::{BUCKET_BOUNDS_MICROS, DurationHistogram};
-use super::{CODES, CutOffCause, Metrics, WorkerMetrics};
+use super::{BUCKET_BOUNDS_MICROS, CODES, CutOffCause, Metrics, WorkerMetrics};
 use crate::message::local_reply::{LocalReply, PodReason};
 use crate::routing::table::Bounce;
+use crate::runtime::single_writer::DurationHistogram;
 
 impl Metrics {
     /// Adds all series to a registry whose prefix is `segue`.
@@ -120,11 +120,6 @@ impl Collector for Metrics {
         let help = "From a request's arrival until the pod was done with it";
         self.encode_times(encoder.encode_descriptor("request_duration_seconds", help, None, Histogram)?, |worker| {
             &worker.durations
-        })?;
-
-        let help = "From the moment a request could be sent to its pod until the pod was done with it";
-        self.encode_times(encoder.encode_descriptor("upstream_duration_seconds", help, None, Histogram)?, |worker| {
-            &worker.upstream_durations
         })?;
 
         let help = "How long requests waited in the stash that were let in";

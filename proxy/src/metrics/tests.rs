@@ -27,7 +27,6 @@ fn every_series_of_the_routers_own_is_there_at_zero() {
         "segue_requests_bounced_total{cause=\"spared\"} 0\n",
         "segue_requests_in_flight 0\n",
         "segue_request_duration_seconds_count 0\n",
-        "segue_upstream_duration_seconds_count 0\n",
         "segue_stash_wait_seconds_count 0\n",
         "segue_stash_rejected_total{reason=\"stash-full\"} 0\n",
         "segue_request_duration_seconds_bucket{le=\"0.0001\"} 0\n",

@@ -8,6 +8,7 @@ use segue_coordination::router::{CutoverTimes, DataPlane, DrainEnd};
 use segue_protocol::handoff::router::{GateStage, HoldCause, Target};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::PodRecord;
+use segue_protocol::troubles::TrafficSample;
 use tokio::time::Instant;
 
 use crate::routing::gate::GateState;
@@ -80,5 +81,9 @@ impl DataPlane for Table {
 
     fn take_times(&self, partition: PartitionId) -> Option<CutoverTimes> {
         Table::take_times(self, partition)
+    }
+
+    fn sample(&self) -> TrafficSample {
+        Table::sample(self)
     }
 }

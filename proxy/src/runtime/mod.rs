@@ -1,4 +1,5 @@
-//! A worker's thread: timers, tasks that outlive their request, the pace of log lines, and errors that mean that the process lacks a resource.
+//! A worker's thread: timers, tasks that outlive their request, the pace of log lines, counters, and
+//! errors that mean that the process lacks a resource.
 //!
 //! Nothing here depends on HTTP or on partitions.
 
@@ -8,3 +9,4 @@ pub(crate) mod exchange_timeout;
 pub(crate) mod last_turn;
 pub(crate) mod log_interval;
 pub(crate) mod shortage;
+pub(crate) mod single_writer;

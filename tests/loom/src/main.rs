@@ -18,12 +18,20 @@ mod pod;
 #[path = "../../../proxy/src/routing/mod.rs"]
 mod routing;
 mod routing_models;
+#[allow(unused, unreachable_pub, reason = "the models use a part of it")]
+#[path = "../../../proxy/src/runtime/single_writer.rs"]
+mod single_writer;
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
 pub(crate) use model::{Model, explore, models};
+
+/// What the included sources of the router need of their own crate.
+mod runtime {
+    pub(crate) use crate::single_writer;
+}
 
 /// What the included sources of the pod need of their own crate.
 mod session {

@@ -23,7 +23,7 @@ use crate::routing::stash::{Arrival, QueuePosition};
 use crate::routing::sync::oneshot;
 use crate::routing::sync::time::{Sleep, sleep_until};
 use crate::routing::table::{
-    AdmissionError, Bounce, GateRoute, LastingId, OwnerRefusals, Pod, Requeue, Table, WaitOutcome,
+    AdmissionError, Bounce, GateRoute, LastingId, OwnerRefusals, Pod, Requeue, Table, WaitOutcome, WorkerTraffic,
 };
 
 /// One worker thread's access to the table.
@@ -325,6 +325,12 @@ impl Permit {
     /// Returns the pod to send the request to.
     pub fn pod(&self) -> &Arc<Pod> {
         self.request().table().pod(self.route.slot)
+    }
+
+    /// Returns what this worker has seen of that pod.
+    #[inline]
+    pub(crate) fn traffic(&self) -> &WorkerTraffic {
+        self.pod().traffic.of(self.request().worker.inner.index)
     }
 
     /// Records that the outcome is definite: the head of the pod's response has arrived, or the request has failed for

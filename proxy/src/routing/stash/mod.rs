@@ -95,6 +95,11 @@ impl<W> Stash<W> {
         self.waiting
     }
 
+    /// Returns the arrival of the request that has waited for longest.
+    pub fn oldest(&self) -> Option<Arrival> {
+        self.queues.values().filter_map(|queue| queue.entries.front()).map(|entry| entry.arrival).min()
+    }
+
     /// Returns the memory that the waiting requests take, as their inserters stated it.
     pub fn bytes(&self) -> usize {
         self.bytes

@@ -82,6 +82,14 @@ impl LastingExchanges {
         self.by_partition.get_mut(&partition)?.get_mut(&id)
     }
 
+    /// Returns all that are no streams: the partition of each, and since when it has lasted.
+    pub(super) fn all(&self) -> impl Iterator<Item = (PartitionId, Instant)> {
+        self.by_partition.iter().flat_map(|(partition, exchanges)| {
+            let exchanges = exchanges.values().filter(|exchange| !exchange.is_stream);
+            exchanges.map(|exchange| (*partition, exchange.since))
+        })
+    }
+
     pub(super) fn of(&self, partition: PartitionId) -> impl Iterator<Item = &LastingExchange> {
         self.by_partition.get(&partition).into_iter().flat_map(BTreeMap::values)
     }

@@ -78,6 +78,13 @@ impl Table {
         (0..self.lasting.len()).filter_map(oldest).min()
     }
 
+    /// Returns the exchanges that have lasted for a moment, other than streams: the partition of each, and since when it has
+    /// lasted.
+    pub(super) fn lasting_exchanges(&self) -> Vec<(PartitionId, Instant)> {
+        let workers = 0..self.lasting.len();
+        workers.flat_map(|worker| self.lasting(worker).all().collect::<Vec<_>>()).collect()
+    }
+
     /// Returns what of the partition has lasted for a moment.
     pub fn lasting_of(&self, partition: PartitionId) -> ExchangeAges {
         let mut all = ExchangeAges::default();

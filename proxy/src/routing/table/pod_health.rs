@@ -72,12 +72,17 @@ impl PodHealth {
 
     /// Returns whether the pod has refused too many requests in a row, or broken off as many responses.
     pub fn is_outlier(&self) -> bool {
-        self.in_a_row() >= OUTLIER_REFUSALS || self.broken_in_a_row.load(Relaxed) >= OUTLIER_REFUSALS
+        self.in_a_row() >= OUTLIER_REFUSALS || self.broken_in_a_row() >= OUTLIER_REFUSALS
     }
 
     /// Returns how many responses the pod did not send in full.
     pub fn broken_responses(&self) -> u64 {
         self.broken.load(Relaxed)
+    }
+
+    /// Returns the number of responses that the pod did not send in full, since the last whole one.
+    pub(super) fn broken_in_a_row(&self) -> u32 {
+        self.broken_in_a_row.load(Relaxed)
     }
 
     /// Returns the number of refusals since the last acceptance.

@@ -12,6 +12,7 @@ use dashmap::DashMap;
 use segue_protocol::ids::Incarnation;
 
 use super::pod_health::PodHealth;
+use super::pod_traffic::PodTraffic;
 
 /// One incarnation of a pod at one address.
 #[derive(Debug)]
@@ -26,18 +27,25 @@ pub struct Pod {
     pub address: String,
     /// Whether the pod accepts its requests.
     pub health: PodHealth,
+    /// What the pod has answered.
+    pub(crate) traffic: PodTraffic,
     /// Whether sending to it is safe even if this router's lease may have ended.
     pub(crate) serves_without_lease: bool,
 }
 
 /// All pods that partitions have ever led to.
-#[derive(Default)]
 pub(super) struct Pods {
+    workers: usize,
     pods: boxcar::Vec<Arc<Pod>>,
     slots: DashMap<(String, Incarnation, String, bool), u32>,
 }
 
 impl Pods {
+    /// Returns no pods yet, for so many workers.
+    pub(super) fn new(workers: usize) -> Self {
+        Pods { workers, pods: boxcar::Vec::new(), slots: DashMap::new() }
+    }
+
     /// Returns the number of this incarnation of a pod at this address, the same one each time.
     pub(super) fn intern(
         &self,
@@ -55,6 +63,7 @@ impl Pods {
                     incarnation,
                     address: address.to_owned(),
                     health: PodHealth::default(),
+                    traffic: PodTraffic::new(self.workers),
                     serves_without_lease,
                 })
             }) as u32

@@ -116,7 +116,7 @@ impl Table {
             partitions: AtomicU32::new(0),
             inside: (0..workers).map(|_| Segments::new()).collect(),
             lasting: (0..workers).map(|_| Mutex::default()).collect(),
-            pods: Pods::default(),
+            pods: Pods::new(workers),
             expected: PreconnectChannels::new(workers),
             limits: LimitsInForce::new(limits),
             stashed_bytes: total.0.clone(),
@@ -209,14 +209,23 @@ impl Table {
         cell.closed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the pods that have refused too many requests or broken off too many responses in a row, of those that partitions lead to or last led to.
+    /// Returns the pods that partitions lead to or last led to.
+    pub(crate) fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        let slots: BTreeSet<u32> =
+            PartitionId::all(self.partitions()).filter_map(|partition| self.slot(partition)).collect();
+        slots.into_iter().map(|slot| self.pod(slot))
+    }
+
+    /// Returns the number of the pod that the partition leads to or last led to.
+    pub(super) fn slot(&self, partition: PartitionId) -> Option<u32> {
+        let cell = self.cell(partition);
+        // An epoch is written with the first switch.
+        (cell.epoch.load(Relaxed) > 0).then(|| cell.slot.load(Relaxed))
+    }
+
+    /// Returns those among them that have refused too many requests or broken off too many responses in a row.
     pub fn outliers(&self) -> Vec<Arc<Pod>> {
-        let led_to = |partition| {
-            let seen = self.position(partition);
-            (seen.position == GateState::Open || seen.epoch > Epoch::default()).then_some(seen.slot)
-        };
-        let slots: BTreeSet<u32> = PartitionId::all(self.partitions()).filter_map(led_to).collect();
-        slots.into_iter().map(|slot| self.pod(slot)).filter(|pod| pod.health.is_outlier()).cloned().collect()
+        self.pods().filter(|pod| pod.health.is_outlier()).cloned().collect()
     }
 
     /// Returns how many requests of the partition are in flight.
