@@ -3,38 +3,49 @@
 use std::sync::Arc;
 
 use segue_coordination::session::{Watcher, unix_millis};
+use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
 use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::StatusSource;
 use super::page::board::Board;
+use super::troubles::TroubleReader;
 use crate::telemetry::metrics::StoreHealth;
 
 /// A followed keyspace.
 #[derive(Debug)]
 pub struct KeyspaceStatusSource {
     board: Arc<Board>,
+    troubles: Arc<TroubleReader>,
     health: Arc<StoreHealth>,
-    _task: AbortOnDropHandle<()>,
+    _tasks: [AbortOnDropHandle<()>; 2],
 }
 
 impl KeyspaceStatusSource {
     /// Follows a keyspace by its watcher. Without heartbeats, the load of pods is unknown.
-    pub fn start(keys: Keyspace, mut watcher: Watcher, health: Arc<StoreHealth>) -> Self {
-        let board = Arc::new(Board::new(keys, unix_millis()));
+    pub fn start(store: Arc<dyn Store>, keys: Keyspace, mut watcher: Watcher, health: Arc<StoreHealth>) -> Self {
+        let board = Arc::new(Board::new(keys.clone(), unix_millis()));
+        let troubles = Arc::new(TroubleReader::new());
+        let (reader, shown) = (troubles.clone(), board.clone());
+        let read = tokio::spawn(async move { reader.run(store, keys, shown).await });
         let shared = board.clone();
         let task = tokio::spawn(async move {
             loop {
                 shared.update(watcher.next().await, unix_millis());
             }
         });
-        KeyspaceStatusSource { board, health, _task: AbortOnDropHandle::new(task) }
+        KeyspaceStatusSource { board, troubles, health, _tasks: [task, read].map(AbortOnDropHandle::new) }
     }
 
     /// Returns the board that the live page reads.
     pub fn board(&self) -> Arc<Board> {
         self.board.clone()
+    }
+
+    /// Returns what puts the routers' reports on that board.
+    pub(crate) fn troubles(&self) -> Arc<TroubleReader> {
+        self.troubles.clone()
     }
 }
 

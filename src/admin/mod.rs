@@ -17,6 +17,7 @@ mod hosts;
 pub mod keyspace;
 pub mod page;
 pub mod token_file;
+mod troubles;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -32,6 +33,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use futures_util::future::join_all;
 use prometheus_client::registry::Registry;
 use segue_proxy::tls::{ClientTls, ServerTls};
 use serde_json::{Map, Value, json};
@@ -44,6 +46,7 @@ use self::exposition::Format;
 use self::hosts::Hosts;
 use self::page::board::Board;
 use self::page::feed::Feed;
+use self::troubles::TroubleReader;
 use crate::operator::Link;
 use crate::operator::history;
 use crate::process::socket_path::SocketPath;
@@ -79,6 +82,8 @@ pub struct AdminKeyspace {
     pub(crate) sources: Vec<Arc<dyn StatusSource>>,
     /// What the live page shows.
     pub(crate) board: Arc<Board>,
+    /// What puts the routers' reports on the board.
+    pub(crate) troubles: Arc<TroubleReader>,
     /// What operators use.
     pub(crate) link: Link,
 }
@@ -99,6 +104,7 @@ struct AdminState {
 struct StatusPage {
     name: String,
     sources: Vec<Arc<dyn StatusSource>>,
+    troubles: Arc<TroubleReader>,
     page: Page,
 }
 
@@ -189,11 +195,13 @@ impl Admin {
         let end = shutdown.child_token();
         let control = Arc::new(WriteControl::new(write, self.peers.take()));
         let (mut feeds, mut apis, mut statuses, mut routes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for AdminKeyspace { sources, board, link } in keyspaces {
+        for AdminKeyspace { sources, board, troubles, link } in keyspaces {
             let name = link.keys().name().to_owned();
-            let feed = Arc::new(Feed::new(board, summary(sources.clone()), end.clone()));
+            let wanted = troubles.clone();
+            let looks = Box::new(move || wanted.want());
+            let feed = Arc::new(Feed::new(board, summary(sources.clone()), looks, end.clone()));
             let api = Arc::new(Api::new(link.clone(), control.clone()));
-            let status = Arc::new(StatusPage { name: name.clone(), sources, page: Page::default() });
+            let status = Arc::new(StatusPage { name: name.clone(), sources, troubles, page: Page::default() });
             let own = Router::new()
                 .route("/status", get(status_of_keyspace))
                 .with_state(status.clone())
@@ -303,6 +311,7 @@ async fn metrics(State(shared): State<Arc<AdminState>>, request: HeaderMap) -> R
 }
 
 async fn status_of_keyspace(State(status): State<Arc<StatusPage>>) -> Response {
+    status.troubles.fresh().await;
     ([(header::CONTENT_TYPE, "application/json")], status.get()).into_response()
 }
 
@@ -311,6 +320,7 @@ async fn of_keyspace(State(shared): State<Arc<AdminState>>, request: Request) ->
     if request.uri().path() != "/status" || !shared.by_keyspace.means_all(request.uri()) {
         return shared.by_keyspace.pass(request).await;
     }
+    join_all(shared.keyspaces.iter().map(|status| status.troubles.fresh())).await;
     let body = shared.status.get(|| {
         let names = json!(shared.by_keyspace.names());
         let parts = shared
@@ -374,8 +384,11 @@ mod tests {
         let serving = {
             let keys = Keyspace::new("/segue/", "default");
             let board = Arc::new(Board::new(keys.clone(), 0));
-            let link = Link::new(Arc::new(MemoryStore::new()), keys, None);
-            let keyspace = AdminKeyspace { sources: vec![source.clone()], board, link };
+            let link = Link::new(Arc::new(MemoryStore::new()), keys.clone(), None);
+            let troubles = Arc::new(TroubleReader::new());
+            let (reader, store, shown) = (troubles.clone(), link.store().clone(), board.clone());
+            tokio::spawn(async move { reader.run(store, keys, shown).await });
+            let keyspace = AdminKeyspace { sources: vec![source.clone()], board, troubles, link };
             tokio::spawn(admin.serve(vec![keyspace], Registry::default(), (WritePermission::Nobody, None), end.clone()))
         };
         (address, source, serving, end)

@@ -106,9 +106,13 @@ pub(super) fn slow_warm_step(view: &View, pod: &str, millis: u64) -> Option<Stri
     })
 }
 
-pub(super) fn steps_in_words(steps: &[String]) -> String {
+/// Returns the next steps in words. `doubt` is why the absence of steps does not say that all is well.
+pub(super) fn steps_in_words(steps: &[String], doubt: Option<&str>) -> String {
     match steps {
-        [] => "next steps  none: it is as it should be\n".to_owned(),
+        [] => match doubt {
+            None => "next steps  none: it is as it should be\n".to_owned(),
+            Some(doubt) => format!("next steps  none known: {doubt}\n"),
+        },
         steps => steps.iter().map(|step| format!("next step   {step}\n")).collect(),
     }
 }

@@ -18,9 +18,12 @@ use super::plan::{PlannedMove, moves};
 use super::resting::ActiveBackOff;
 use super::standing::owned;
 use super::status::checkpoint_age;
+use super::troubles::{HeldLine, TroubleLine, TroubleReports};
 use super::waits::WaitLine;
 use super::{Link, participants};
 
+/// Most partitions of a keyspace whose routers are asked about one of them: each sends its whole table.
+const MOST_PARTITIONS_READ: u32 = 4096;
 /// Number of earlier handoffs that are shown.
 const LAST_HANDOFFS: usize = 5;
 
@@ -52,7 +55,19 @@ pub(crate) struct PartitionReport {
     /// What rests after failed moves of the partition.
     #[serde(default)]
     resting: Vec<ActiveBackOff>,
+    /// What clients of the pods in question suffer.
+    #[serde(default)]
+    troubles: Vec<TroubleLine>,
+    /// The requests that wait for the partition, as routers report them.
+    #[serde(default)]
+    waiting: Option<HeldLine>,
+    /// The routers, if the partition rests.
+    #[serde(default)]
+    routers: Vec<AskedParticipant>,
     next_steps: Vec<String>,
+    /// Why the absence of next steps does not say that all is well.
+    #[serde(default)]
+    doubt: Option<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -181,7 +196,11 @@ fn partition_report(
         candidates: Vec::new(),
         resting: history.resting.clone(),
         history: history.newest(LAST_HANDOFFS).handoffs,
+        troubles: Vec::new(),
+        waiting: None,
+        routers: if view.handoffs.contains_key(&partition) { Vec::new() } else { resting_routers(view) },
         next_steps: Vec::new(),
+        doubt: Some("its routers were not asked".to_owned()),
     };
     report.candidates = view.pods.keys().map(|pod| candidate(view, &report, pod)).collect();
     report.next_steps = partition_steps(view, &report, refusal);
@@ -219,6 +238,19 @@ fn participants(view: &View, waits: &[WaitLine]) -> Vec<AskedParticipant> {
         }
     }
     all
+}
+
+/// Returns the registered routers, unless the table of each is too large to be read for one partition.
+fn resting_routers(view: &View) -> Vec<AskedParticipant> {
+    let registered = view.routers.iter().filter(|_| view.partitions() <= MOST_PARTITIONS_READ);
+    let asked = registered.map(|(name, router)| AskedParticipant {
+        kind: "router".to_owned(),
+        name: name.clone(),
+        admin: router.value.admin.clone(),
+        by_stream: false,
+        says: None,
+    });
+    asked.collect()
 }
 
 fn candidate(view: &View, report: &PartitionReport, pod: &str) -> Candidate {
@@ -285,6 +317,17 @@ impl PartitionReport {
         participants::find_streams(self.awaited(), link).await
     }
 
+    /// Adds what the routers report of the partition and of the pods that it belongs to and moves to.
+    pub(super) fn add_troubles(&mut self, view: &View, reports: &TroubleReports) {
+        let now = unix_millis();
+        let pods = [self.owner.as_deref(), self.handoff.as_ref().map(|handoff| handoff.to.as_str())];
+        let mut lines = reports.lines(view, now);
+        lines.retain(|line| line.pod.is_some() && pods.contains(&line.pod.as_deref()));
+        begin_with(&mut self.next_steps, lines.iter().map(|line| line.next_step.clone()));
+        self.waiting = reports.held(view, self.partition, now);
+        self.troubles = lines;
+    }
+
     fn awaited(&mut self) -> &mut [AskedParticipant] {
         self.handoff.as_mut().map_or(&mut [], |handoff| &mut handoff.awaited)
     }
@@ -322,6 +365,17 @@ impl Explanation for PartitionReport {
         for held in &self.held {
             text += &format!("held        {held}\n");
         }
+        for TroubleLine { what, .. } in &self.troubles {
+            text += &format!("trouble     {what}\n");
+        }
+        if let Some(HeldLine { requests, routers, oldest_ms }) = &self.waiting {
+            let seconds = *oldest_ms as f64 / 1000.0;
+            let at = if *routers == 1 { "router" } else { "routers" };
+            text += &format!("waiting     {requests} requests at {routers} {at}, the oldest for {seconds:.1} s\n");
+        }
+        for AskedParticipant { name, says, .. } in &self.routers {
+            text += &says.as_ref().map_or(String::new(), |says| format!("router      {name}: {says}\n"));
+        }
         for Candidate { pod, verdict, reason, owns } in &self.candidates {
             text += &format!("candidate   {pod}: {}, {reason} (owns {owns})\n", verdict.word());
         }
@@ -332,11 +386,11 @@ impl Explanation for PartitionReport {
         for handoff in &self.history {
             text += &format!("earlier     {}\n", in_words(handoff, now));
         }
-        text + &steps_in_words(&self.next_steps)
+        text + &steps_in_words(&self.next_steps, self.doubt.as_deref())
     }
 
     fn has_participants(&self) -> bool {
-        self.handoff.as_ref().is_some_and(|handoff| !handoff.awaited.is_empty())
+        !self.routers.is_empty() || self.handoff.as_ref().is_some_and(|handoff| !handoff.awaited.is_empty())
     }
 
     async fn ask(&mut self, tls: Option<&ClientTls>) {
@@ -344,10 +398,21 @@ impl Explanation for PartitionReport {
         let (partition, keyspace) = (self.partition, self.keyspace.clone());
         let refused = participants::ask(self.awaited(), partition, tls, keyspace.as_deref()).await;
         begin_with(&mut self.next_steps, refused);
+        let owner = self.owner.as_deref().filter(|_| self.owner_lives);
+        let expected = owner.zip(self.epoch);
+        let agreement =
+            participants::ask_routers(&mut self.routers, partition, expected, tls, keyspace.as_deref()).await;
+        for router in &agreement.differing {
+            let step =
+                format!("segue status --routers: router {router} does not route the partition as the store says");
+            self.next_steps.push(step);
+        }
+        self.doubt = agreement.doubt(&self.routers);
     }
 
     fn leave_unasked(&mut self, why: &str) {
         self.awaited().iter_mut().for_each(|one| one.says = Some(format!("not asked: {why}")));
+        self.doubt = Some(format!("its routers were not asked: {why}"));
     }
 }
 

@@ -17,7 +17,8 @@ use super::history::HandoffHistory;
 use super::plan::{PlannedMove, moves};
 use super::process_status::Work;
 use super::resting::ActiveBackOff;
-use super::{Link, participants};
+use super::troubles::{TroubleLine, TroubleReports};
+use super::{Link, participants, partitions};
 
 /// A pod explained.
 #[derive(Debug, Serialize, Deserialize)]
@@ -44,7 +45,13 @@ pub(crate) struct PodReport {
     /// The work that it has not finished, if its process was asked.
     #[serde(default)]
     works_on: Vec<Work>,
+    /// What its clients suffer, as the routers report it.
+    #[serde(default)]
+    troubles: Vec<TroubleLine>,
     next_steps: Vec<String>,
+    /// Why the absence of next steps does not say that all is well.
+    #[serde(default)]
+    doubt: Option<String>,
 }
 
 /// Explains a pod, without what rests. `refusal` are the words in which the store refuses writes, if it does.
@@ -69,6 +76,7 @@ pub(super) fn pod(view: &View, policy: &Policy, pod: &str, refusal: Option<&str>
     };
     let wanted = moves(plan).into_iter().filter(|wanted| wanted.to == pod || wanted.from.as_deref() == Some(pod));
     let mut next_steps: Vec<String> = refusal.map(store_step).into_iter().chain(keyspace_steps(view)).collect();
+    let holds = held(view, |held| held.to == pod || held.instead_of.as_deref() == Some(pod));
     let key = view.keys().pod(pod);
     if view.malformed.contains_key(&key) || view.leaseless().any(|leaseless| leaseless == key) {
         next_steps.push(format!("if its process is gone: segue forget pod {pod}"));
@@ -85,6 +93,10 @@ pub(super) fn pod(view: &View, policy: &Policy, pod: &str, refusal: Option<&str>
     // No pod can say that it is warm while the store refuses writes.
     let longest = longest.filter(|_| refusal.is_none());
     next_steps.extend(longest.and_then(|millis| slow_warm_step(view, pod, millis)));
+    if view.pod_key(pod).is_none() && !owns.is_empty() {
+        next_steps.push(format!("segue wait settled: other pods take over its {}", partitions(owns.len())));
+    }
+    next_steps.extend(holds.iter().map(|held| format!("wait: the leader holds back {held}")));
     if drain.is_some() {
         if !owns.is_empty() {
             next_steps.push(format!("segue wait drained {pod}"));
@@ -105,12 +117,14 @@ pub(super) fn pod(view: &View, policy: &Policy, pod: &str, refusal: Option<&str>
         arriving: moving(&|handoff| handoff.new_owner == pod),
         leaving: moving(&|handoff| handoff.old_owner.as_deref() == Some(pod)),
         wanted: wanted.collect(),
-        held: held(view, |held| held.to == pod || held.instead_of.as_deref() == Some(pod)),
+        held: holds,
         resting: Vec::new(),
         process,
         works_on: Vec::new(),
+        troubles: Vec::new(),
         owns,
         next_steps,
+        doubt: Some("its process was not asked".to_owned()),
     })
 }
 
@@ -126,6 +140,13 @@ impl PodReport {
         self.resting = history.resting.into_iter().filter(is_its).collect();
     }
 
+    /// Adds what the routers report of it.
+    pub(super) fn add_troubles(&mut self, view: &View, reports: &TroubleReports) {
+        self.troubles = reports.lines(view, unix_millis());
+        self.troubles.retain(|line| line.pod.as_ref() == Some(&self.pod));
+        begin_with(&mut self.next_steps, self.troubles.iter().map(|line| line.next_step.clone()));
+    }
+
     /// Notes which coordinator serves the pod's stream.
     pub(super) async fn find_stream(&mut self, link: &Link) -> Result<(), StoreError> {
         participants::find_streams(self.process.as_mut_slice(), link).await
@@ -137,6 +158,9 @@ impl Explanation for PodReport {
         let mut text = format!("pod         {}\nstate       {}\n", self.pod, self.state);
         text += &format!("owns        {}: {}\n", self.owns.len(), list(&self.owns));
         text += &format!("arriving    {}\nleaving     {}\n", list(&self.arriving), list(&self.leaving));
+        for TroubleLine { what, .. } in &self.troubles {
+            text += &format!("trouble     {what}\n");
+        }
         if let Some(says) = self.process.as_ref().and_then(|process| process.says.as_ref()).filter(|it| !it.is_empty())
         {
             text += &format!("it says     {says}\n");
@@ -154,7 +178,7 @@ impl Explanation for PodReport {
         for rest in &self.resting {
             text += &format!("resting     {}\n", rest.in_words(unix_millis()));
         }
-        text + &steps_in_words(&self.next_steps)
+        text + &steps_in_words(&self.next_steps, self.doubt.as_deref())
     }
 
     fn has_participants(&self) -> bool {
@@ -163,13 +187,17 @@ impl Explanation for PodReport {
 
     async fn ask(&mut self, tls: Option<&ClientTls>) {
         if let Some(process) = &mut self.process {
-            let (works_on, refused) = participants::ask_pod(process, tls, self.keyspace.as_deref()).await;
-            self.works_on = works_on;
-            begin_with(&mut self.next_steps, refused);
+            let asked = participants::ask_pod(process, tls, self.keyspace.as_deref()).await;
+            self.works_on = asked.work;
+            let failing = self.works_on.iter().find_map(Work::failing);
+            let mends = failing.map(|failing| format!("mend what {failing}, or segue drain {}", self.pod));
+            begin_with(&mut self.next_steps, asked.refused.into_iter().chain(mends));
+            self.doubt = asked.doubt;
         }
     }
 
     fn leave_unasked(&mut self, why: &str) {
         self.process.iter_mut().for_each(|process| process.says = Some(format!("not asked: {why}")));
+        self.doubt = Some(format!("its process was not asked: {why}"));
     }
 }

@@ -29,6 +29,7 @@ mod routers;
 mod settings;
 mod standing;
 pub mod status;
+pub mod troubles;
 mod wait;
 pub mod waits;
 
@@ -47,6 +48,7 @@ use segue_proxy::tls::ClientTls;
 use serde_json::{Map, Value};
 
 use self::history::HandoffHistory;
+use self::troubles::TroubleReports;
 
 pub(crate) use self::explain::Explanation;
 pub(crate) use self::explain_partition::PartitionReport;
@@ -111,6 +113,11 @@ impl Link {
         Ok(View::from_snapshot(self.keys.clone(), snapshot))
     }
 
+    /// Returns what the routers report of their clients.
+    pub(crate) async fn troubles(&self) -> Result<TroubleReports, OperatorError> {
+        Ok(TroubleReports::read(self.store.as_ref(), &self.keys).await?)
+    }
+
     /// Explains a partition.
     pub(crate) async fn explain_partition(&self, partition: PartitionId) -> Result<PartitionReport, OperatorError> {
         let view = self.view().await?;
@@ -118,6 +125,7 @@ impl Link {
         let refusal = self.write_refusal().await;
         let report = explain_partition::partition(&view, &self.policy(&view), partition, history, refusal.as_deref());
         let mut report = report.map_err(OperatorError::Refused)?;
+        report.add_troubles(&view, &self.troubles().await?);
         report.find_streams(self).await?;
         Ok(report)
     }
@@ -150,6 +158,7 @@ impl Link {
         let report = explain_pod::pod(&view, &self.policy(&view), pod, refusal.as_deref());
         let mut report = report.map_err(OperatorError::Refused)?;
         report.add_resting(self.history(None).await?);
+        report.add_troubles(&view, &self.troubles().await?);
         report.find_stream(self).await?;
         Ok(report)
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use futures_util::future::join_all;
 use segue_coordination::store::StoreError;
-use segue_protocol::ids::PartitionId;
+use segue_protocol::ids::{Epoch, PartitionId};
 use segue_protocol::records::PodStream;
 use segue_protocol::txn::Keys;
 use segue_proxy::tls::ClientTls;
@@ -50,18 +50,77 @@ pub(super) async fn ask(
     join_all(asked).await.into_iter().flatten().collect()
 }
 
-/// Asks the process of a pod about the pod. Returns the work that the pod has not finished, and what helps if the store
-/// refuses its writes.
-pub(super) async fn ask_pod(
-    pod: &mut AskedParticipant,
+/// Whether routers route a partition as the store says.
+#[derive(Debug, Default)]
+pub(super) struct RouterAgreement {
+    /// The routers that route it in another way.
+    pub(super) differing: Vec<String>,
+    /// The routers that could not be asked.
+    unasked: Vec<String>,
+}
+
+impl RouterAgreement {
+    /// Returns why it is not known that all of these routers agree. `None` if they do.
+    pub(super) fn doubt(&self, routers: &[AskedParticipant]) -> Option<String> {
+        match self.unasked.as_slice() {
+            _ if routers.is_empty() => Some("segue status --routers asks its routers".to_owned()),
+            [] if routers.len() > MOST => Some(format!("{MOST} of {} routers were asked", routers.len())),
+            [] => None,
+            [first, ..] => Some(format!("router {first} could not be asked")),
+        }
+    }
+}
+
+/// Asks the first few of these routers about a partition that rests. `expected` is its living owner.
+pub(super) async fn ask_routers(
+    routers: &mut [AskedParticipant],
+    partition: PartitionId,
+    expected: Option<(&str, Epoch)>,
     tls: Option<&ClientTls>,
     keyspace: Option<&str>,
-) -> (Vec<Work>, Option<String>) {
+) -> RouterAgreement {
+    let asked = routers.iter_mut().take(MOST).map(|router| async move {
+        let status = status(router, tls, keyspace).await;
+        let agrees = status.as_ref().ok().and_then(|status| status.routes_to(partition, expected));
+        let says = status.and_then(|status| status.of_partition(router, partition));
+        router.says = Some(says.unwrap_or_else(|error| unasked(&error)));
+        (router.name.clone(), agrees)
+    });
+    let mut agreement = RouterAgreement::default();
+    for (router, agrees) in join_all(asked).await {
+        match agrees {
+            Some(true) => {}
+            Some(false) => agreement.differing.push(router),
+            None => agreement.unasked.push(router),
+        }
+    }
+    agreement
+}
+
+/// The answer of a pod's process.
+#[derive(Debug)]
+pub(super) struct PodAnswer {
+    /// The work that the pod has not finished.
+    pub(super) work: Vec<Work>,
+    /// What helps if the store refuses its writes.
+    pub(super) refused: Option<String>,
+    /// Why nothing is known of it.
+    pub(super) doubt: Option<String>,
+}
+
+/// Asks the process of a pod about the pod.
+pub(super) async fn ask_pod(pod: &mut AskedParticipant, tls: Option<&ClientTls>, keyspace: Option<&str>) -> PodAnswer {
     let (refused, status) = answer(pod, status(pod, tls, keyspace).await);
-    let said = status.and_then(|status| status.of_pod(pod));
-    let (says, work) = said.unwrap_or_else(|error| (unasked(&error), Vec::new()));
-    pod.says = Some(says);
-    (work, refused)
+    match status.and_then(|status| status.of_pod(pod)) {
+        Ok((says, work)) => {
+            pod.says = Some(says);
+            PodAnswer { work, refused, doubt: None }
+        }
+        Err(error) => {
+            pod.says = Some(unasked(&error));
+            PodAnswer { work: Vec::new(), refused, doubt: Some("its process cannot be asked".to_owned()) }
+        }
+    }
 }
 
 /// Returns what helps a participant whose writes the store refuses, and the status of its process.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
-use segue_protocol::ids::PartitionId;
+use segue_protocol::ids::{Epoch, PartitionId};
 use serde::{Deserialize, Serialize};
 
 use super::explain::AskedParticipant;
@@ -44,6 +44,10 @@ struct RouterPart {
 struct PartitionLine {
     partition: PartitionId,
     stage: String,
+    #[serde(default)]
+    pod: Option<String>,
+    #[serde(default)]
+    epoch: Option<Epoch>,
     in_flight: u64,
     /// How many of those are streams.
     #[serde(default)]
@@ -141,6 +145,20 @@ pub(super) struct Work {
     detail: Option<String>,
     /// All of it in words.
     pub(super) says: String,
+    /// How often it has failed in a row.
+    #[serde(skip)]
+    failures: u32,
+}
+
+/// Number of failures in a row from which on a hook needs help.
+const FAILS_FOR_GOOD: u32 = 3;
+
+impl Work {
+    /// Returns how it fails, as the end of a sentence, if it does so again and again.
+    pub(super) fn failing(&self) -> Option<String> {
+        let Work { partition, callback, failures, .. } = self;
+        (*failures >= FAILS_FOR_GOOD).then(|| format!("{callback} of partition {partition} fails with"))
+    }
 }
 
 /// The activity of a pod.
@@ -160,6 +178,15 @@ impl ProcessStatus {
     /// Returns in which words the store refuses the writes of this process, if it does.
     pub(super) fn refusal(&self) -> Option<&str> {
         self.keyspace.as_ref()?.store_refuses_writes.as_deref()
+    }
+
+    /// Returns whether this router sends the partition's requests to its owner, or holds them if it has none. `None` if
+    /// the process does not say.
+    pub(super) fn routes_to(&self, partition: PartitionId, owner: Option<(&str, Epoch)>) -> Option<bool> {
+        let lines = &self.router.as_ref()?.partitions;
+        let line = lines.iter().find(|line| line.partition == partition)?;
+        let target = line.pod.as_deref().zip(line.epoch);
+        Some(target == owner)
     }
 
     /// Returns what this participant says of the partition.
@@ -346,6 +373,7 @@ impl TaskLine {
             progress: self.progress.as_ref().map(|progress| progress.fraction),
             detail: self.progress.as_ref().map(|progress| progress.detail.clone()).filter(|detail| !detail.is_empty()),
             says,
+            failures: 0,
         }
     }
 }
@@ -372,6 +400,7 @@ impl HookState {
             progress: self.progress,
             detail: self.detail.clone(),
             says,
+            failures: self.failures,
         }
     }
 }

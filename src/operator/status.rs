@@ -12,6 +12,7 @@ use segue_protocol::view::{Versioned, View};
 use serde::{Deserialize, Serialize};
 
 use super::resting::ActiveBackOff;
+use super::troubles::{TroubleLine, TroubleReports};
 use super::waits::WaitLine;
 
 /// Most waits of a handoff that are listed with their beginning.
@@ -27,6 +28,9 @@ pub struct KeyspaceStatus {
     /// In which words the store refuses writes, if that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_refuses_writes: Option<String>,
+    /// What clients suffer, as the routers report it.
+    #[serde(default)]
+    pub troubles: Vec<TroubleLine>,
     /// The leading coordinator.
     pub leader: Option<String>,
     /// Number of partitions; 0 before a leader has written it.
@@ -227,6 +231,11 @@ impl KeyspaceStatus {
         self
     }
 
+    /// Adds what the routers report of their clients. `view` is that of the status, and `now` in Unix milliseconds.
+    pub fn with_troubles(self, reports: &TroubleReports, view: &View, now: u64) -> Self {
+        KeyspaceStatus { troubles: reports.lines(view, now), ..self }
+    }
+
     /// Returns the status of `view`. `now` is in Unix milliseconds.
     pub fn of(view: &View, now: u64) -> Self {
         let mut owned: HashMap<(&str, Incarnation), PodHoldings> = HashMap::new();
@@ -245,6 +254,7 @@ impl KeyspaceStatus {
             revision: view.revision,
             stale: None,
             store_refuses_writes: None,
+            troubles: Vec::new(),
             leader: view.coordinator().map(str::to_owned),
             partitions: view.partitions(),
             epoch_floor: view.epoch_floor(),
@@ -327,6 +337,10 @@ impl fmt::Display for KeyspaceStatus {
         }
         if let Some(words) = &self.store_refuses_writes {
             writeln!(out, "store       refuses writes: {words}; no move begins")?;
+        }
+        for TroubleLine { what, next_step, .. } in &self.troubles {
+            writeln!(out, "trouble     {what}")?;
+            writeln!(out, "next step   {next_step}")?;
         }
         let nobody = match self.partitions {
             0 => "none, and none has led here yet (is a coordinator running, and the keyspace's name right?)",

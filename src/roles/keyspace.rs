@@ -60,10 +60,10 @@ impl RoleKeyspace {
     ) -> AdminKeyspace {
         let RoleKeyspace { section, keys, .. } = self;
         let watcher = Watcher::start_beside(store.clone(), keys.clone(), plans);
-        let followed = KeyspaceStatusSource::start(keys.clone(), watcher, health.clone());
-        let board = followed.board();
+        let followed = KeyspaceStatusSource::start(store.clone(), keys.clone(), watcher, health.clone());
+        let (board, troubles) = (followed.board(), followed.troubles());
         let sources = once(Arc::new(followed) as Arc<dyn StatusSource>).chain(roles).collect();
-        AdminKeyspace { sources, board, link: Link::new(store.clone(), keys, section.policy) }
+        AdminKeyspace { sources, board, troubles, link: Link::new(store.clone(), keys, section.policy) }
     }
 
     /// Returns the span of the log lines about this keyspace.

@@ -13,7 +13,7 @@ use segue_coordination::session::lease_now;
 use segue_coordination::store::Store;
 use segue_protocol::handoff::router::GateStage;
 use segue_protocol::ids::PartitionId;
-use segue_proxy::metrics::Metrics;
+use segue_proxy::metrics::{Metrics, PodSeries};
 use segue_proxy::router::{BoundRouter, JoiningRouter, Membership, Router, RouterState};
 use segue_proxy::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatches};
 use segue_proxy::routing::table::{ExchangeAges, StashLimits, Table};
@@ -118,6 +118,7 @@ impl BoundRouterRole {
         for ((keyspace, routing), bound) in keyspaces.iter().zip(&routings).zip(self.router.keyspaces()) {
             let series =
                 Series::new(keyspace, registry, &bound.metrics, !is_labelled, self.tracer.as_ref(), &self.section);
+            PodSeries::register(bound.table.clone(), keyspace.registry(registry));
             memberships.push(Membership {
                 keys: keyspace.keys.clone(),
                 settings: self.section.control_settings(routing, self.admin.clone()),

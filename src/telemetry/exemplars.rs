@@ -20,17 +20,18 @@ const REQUESTS: &str = "segue_request_duration_seconds";
 const UPSTREAM: &str = "segue_upstream_duration_seconds";
 const STASH: &str = "segue_stash_wait_seconds";
 
-/// The bucket of a histogram, by its place.
-type Bucket = (&'static str, usize);
+/// The bucket of a histogram, by its place. A histogram of pods has one for each pod.
+type Bucket = (&'static str, Option<String>, usize);
 
 /// The exemplars of a process. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Exemplars(Arc<Mutex<HashMap<Bucket, Exemplar>>>);
 
 /// A traced request, as one histogram sees it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Exemplar {
     histogram: &'static str,
+    pod: Option<String>,
     context: SpanContext,
     /// Nanoseconds.
     took: u64,
@@ -48,13 +49,23 @@ impl Exemplar {
             (SpanKind::Internal, "stash") if !span.failed => STASH,
             _ => return None,
         };
-        Some(Exemplar { histogram, context: span.context, took: span.end.saturating_sub(span.start), at: span.end })
+        let pod = span.attributes.iter().filter(|_| histogram == UPSTREAM).find_map(|attribute| match attribute {
+            ("segue.pod", AttributeValue::Text(pod)) => Some(pod.clone().into_owned()),
+            _ => None,
+        });
+        Some(Exemplar {
+            histogram,
+            pod,
+            context: span.context,
+            took: span.end.saturating_sub(span.start),
+            at: span.end,
+        })
     }
 
     fn bucket(&self) -> Bucket {
         let micros = self.took / 1_000;
         let place = BUCKET_BOUNDS_MICROS.iter().position(|bound| micros <= *bound);
-        (self.histogram, place.unwrap_or(BUCKET_BOUNDS_MICROS.len()))
+        (self.histogram, self.pod.clone(), place.unwrap_or(BUCKET_BOUNDS_MICROS.len()))
     }
 }
 
@@ -76,7 +87,7 @@ impl Exemplars {
         for line in page.lines() {
             text.push_str(line);
             if let Some((bucket, count)) = parse(line) {
-                let is_empty = count == if bucket.1 == 0 { 0 } else { below };
+                let is_empty = count == if bucket.2 == 0 { 0 } else { below };
                 below = count;
                 if let Some(Exemplar { context, took, at, .. }) = known.get(&bucket).filter(|_| !is_empty) {
                     let (seconds, at) = (*took as f64 / 1e9, *at as f64 / 1e9);
@@ -94,9 +105,14 @@ impl Exemplars {
 
 /// Returns the bucket that a line is of, and its cumulative count.
 fn parse(line: &str) -> Option<(Bucket, u64)> {
-    let (name, rest) = line.split_once("_bucket{le=\"")?;
+    let (name, rest) = line.split_once("_bucket{")?;
     let histogram = [REQUESTS, UPSTREAM, STASH].into_iter().find(|histogram| *histogram == name)?;
-    let (bound, count) = rest.split_once("\"} ")?;
+    let (bound, rest) = rest.strip_prefix("le=\"")?.split_once('"')?;
+    let (labels, count) = rest.split_once("} ")?;
+    let pod = match labels {
+        "" => None,
+        labels => Some(labels.strip_prefix(",pod=\"")?.strip_suffix('"')?.to_owned()),
+    };
     let place = match bound {
         "+Inf" => BUCKET_BOUNDS_MICROS.len(),
         bound => {
@@ -104,7 +120,7 @@ fn parse(line: &str) -> Option<(Bucket, u64)> {
             BUCKET_BOUNDS_MICROS.iter().position(|micros| *micros as f64 / 1e6 == seconds)?
         }
     };
-    Some(((histogram, place), count.parse().ok()?))
+    Some(((histogram, pod, place), count.parse().ok()?))
 }
 
 #[cfg(test)]

@@ -210,7 +210,7 @@ FAULTS = [
     (requests_that_outlast_the_drain, {"SeguePauseLong", "SegueExchangesSevered", "SegueRequestsRefused"}),
     (a_router_that_hangs, {"SegueHandoffWaits", "SegueRequestsHeld"}),
     (a_key_that_cannot_be_read, {"SegueUnusableKeys"}),
-    (pods_that_are_killed, {"SeguePartitionsUnowned", "SeguePodRefuses"}),
+    (pods_that_are_killed, {"SeguePartitionsUnowned", "SeguePodInTrouble"}),
     (no_files_left, {"SegueFilesShort"}),
     (no_coordinator, {"SegueNoLeader"}),
     (a_slow_store, {"SegueStoreSlow"}),

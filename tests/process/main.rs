@@ -7,6 +7,7 @@ mod bench;
 mod check;
 mod claims;
 mod cli;
+mod clients_in_trouble;
 mod conformance;
 mod demo;
 mod demo_harm;

@@ -17,6 +17,7 @@ use segue_protocol::view::{View, ViewDelta};
 
 use super::journal::{Cutover, Journal, JournalEntry};
 use crate::operator::status::{KeyspaceStatus, Stale};
+use crate::operator::troubles::TroubleReports;
 
 /// Number of changed partitions from which on all partitions are read.
 const MAX_CHANGED: usize = 4096;
@@ -30,6 +31,8 @@ struct FollowedKeyspace {
     view: View,
     journal: Journal,
     changed: ChangedPartitions,
+    /// What the routers report of their clients, and how often that has changed.
+    reports: (TroubleReports, u64),
     /// Since when the watch of the store is lost, in Unix milliseconds, and why.
     lost: Option<(u64, String)>,
 }
@@ -40,6 +43,9 @@ enum ChangedPartitions {
     Some(BTreeSet<PartitionId>),
     All,
 }
+
+/// A value that differs after every change.
+pub(super) type BoardVersion = (u64, u64, u64, bool);
 
 /// The changes since the last read.
 #[derive(Debug)]
@@ -64,6 +70,7 @@ impl Board {
             view: View::empty(keys),
             journal: Journal::default(),
             changed: ChangedPartitions::All,
+            reports: Default::default(),
             lost,
         }))
     }
@@ -94,15 +101,23 @@ impl Board {
         }
     }
 
+    /// Takes what the routers report of their clients.
+    pub(crate) fn report(&self, reports: TroubleReports) {
+        let mut followed = self.lock();
+        if followed.reports.0 != reports {
+            followed.reports = (reports, followed.reports.1 + 1);
+        }
+    }
+
     /// Returns the status of the keyspace.
     pub fn status(&self, now: u64) -> KeyspaceStatus {
         self.lock().status(now)
     }
 
     /// Returns a value that differs after every change.
-    pub(super) fn version(&self) -> (u64, u64, bool) {
+    pub(super) fn version(&self) -> BoardVersion {
         let followed = self.lock();
-        (followed.view.revision.get(), followed.journal.next(), followed.lost.is_some())
+        (followed.view.revision.get(), followed.journal.next(), followed.reports.1, followed.lost.is_some())
     }
 
     /// Returns the changes since the last read, and the journal from entry `n` on. With `all`, returns every owner.
@@ -138,7 +153,8 @@ impl Board {
 impl FollowedKeyspace {
     fn status(&self, now: u64) -> KeyspaceStatus {
         let stale = self.lost.as_ref().map(|(since, reason)| Stale::new(*since, reason.clone(), now));
-        KeyspaceStatus { stale, ..KeyspaceStatus::of(&self.view, now) }
+        let status = KeyspaceStatus::of(&self.view, now).with_troubles(&self.reports.0, &self.view, now);
+        KeyspaceStatus { stale, ..status }
     }
 }
 

@@ -51,12 +51,15 @@ export function inWords(report, podName, clock) {
   const candidates = ranked.slice(0, MOST).map(({ pod, verdict, reason }) =>
     element('li', {}, ...podName(pod), element('span', { class: 'faint' }, ` ${verdict}, ${reason}`)));
   if (ranked.length > MOST) candidates.push(element('li', { class: 'faint' }, `and ${ranked.length - MOST} more: segue explain ${report.partition}`));
-  const steps = report.next_steps.length > 0 ? report.next_steps : ['None: it is as it should be.'];
+  const steps = report.next_steps.length > 0 ? report.next_steps
+    : [report.doubt ? `None known: ${report.doubt}.` : 'None: it is as it should be.'];
+  const suffered = (report.troubles ?? []).map(({ what }) => element('li', {}, what));
   const says = (report.handoff?.awaited ?? []).filter((one) => one.says).map(({ kind, name, says }) =>
     element('li', {}, `${kind} ${name}: ${says}`));
   const rests = report.resting.map(({ what, why, until }) => element('li', {}, `${what} until ${clock(until)}: ${why}`));
   return [
     ...(rests.length > 0 ? [element('h3', {}, 'Rests after failed moves'), element('ul', { class: 'rests' }, ...rests)] : []),
+    ...(suffered.length > 0 ? [element('h3', {}, 'What clients suffer'), element('ul', { class: 'troubles' }, ...suffered)] : []),
     ...(says.length > 0 ? [element('h3', {}, 'What participants say'), element('ul', { class: 'says' }, ...says)] : []),
     element('h3', {}, 'Next steps'), element('ul', {}, ...steps.map((step) => element('li', {}, step))),
     element('h3', {}, 'Candidates'), element('ul', { class: 'candidates' }, ...candidates),

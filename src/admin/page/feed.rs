@@ -25,7 +25,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::board::{Board, BoardChanges};
+use super::board::{Board, BoardChanges, BoardVersion};
 use super::journal::{Cutover, JournalEntry};
 
 /// Most readers at a time.
@@ -57,10 +57,14 @@ const STATE_ENTRIES: usize = 200;
 /// Reads the figures of this process's roles.
 pub(crate) type Summary = Box<dyn Fn() -> Value + Send + Sync>;
 
+/// Has what the board shows only to those who look brought up to date.
+pub(crate) type Look = Box<dyn Fn() + Send + Sync>;
+
 /// The stream of one admin endpoint.
 pub(crate) struct Feed {
     board: Arc<Board>,
     summary: Summary,
+    look: Look,
     /// Distinguishes this process's events from those of others.
     instance: u32,
     published: Mutex<PublishedState>,
@@ -76,7 +80,7 @@ struct PublishedState {
     sequence: u64,
     /// Until when the process and the keyspace are not read again.
     fresh_until: Option<Instant>,
-    version: Option<(u64, u64, bool)>,
+    version: Option<BoardVersion>,
     keyspace: Value,
     lost: Option<String>,
     process: Value,
@@ -93,11 +97,13 @@ struct PublishedState {
 }
 
 impl Feed {
-    /// Returns the stream of changes of `board` and `summary`. The streams of all readers end at `end`.
-    pub(crate) fn new(board: Arc<Board>, summary: Summary, end: CancellationToken) -> Self {
+    /// Returns the stream of changes of `board` and `summary`. `look` is called while there are readers. The streams of all
+    /// readers end at `end`.
+    pub(crate) fn new(board: Arc<Board>, summary: Summary, look: Look, end: CancellationToken) -> Self {
         Feed {
             board,
             summary,
+            look,
             instance: rand::random(),
             published: Mutex::default(),
             events: broadcast::Sender::new(QUEUE),
@@ -116,6 +122,7 @@ impl Feed {
             if self.readers.available_permits() == MAX_READERS {
                 arrived.await;
             }
+            (self.look)();
             let began = Instant::now();
             let with_summary = began.duration_since(summarised) >= SUMMARY_INTERVAL;
             if with_summary {

@@ -14,6 +14,8 @@ const PHASES = ['Warming', 'Ready', 'Syncing', 'Switching', 'Complete'];
 const STUCK = { Warming: 60_000 };
 const STUCK_OTHERWISE = 5_000;
 const MOVE_ROWS = 50;
+// The kinds of trouble in which clients get no response.
+const STOPS_CLIENTS = new Set(['unreachable', 'refuses', 'silent', 'held']);
 // Each explanation costs the process a plan of all partitions. Beyond this number it is left to `segue explain`.
 const MOST_EXPLAINED = 10_000;
 const KEPT_CUTOVERS = 1000;
@@ -166,6 +168,11 @@ function verdict() {
     const waits = first.waiting_for ? `waiting for ${first.waiting_for}` : 'waiting for the coordinator';
     return ['bad', `Stuck: partition ${first.partition} has been in ${first.phase} for ${span(age(first))}, ${waits}${others}`];
   }
+  const troubles = keyspace.troubles ?? [];
+  if (troubles.length > 0) {
+    const more = troubles.length > 1 ? `, and ${plural(troubles.length - 1, 'more trouble')}` : '';
+    return [troubles.some(({ kind }) => STOPS_CLIENTS.has(kind)) ? 'bad' : 'warn', `${troubles[0].what}${more}`];
+  }
   if (!leader) return ['bad', 'No coordinator leads: nothing is planned until one does'];
   if (partitions === 0) return ['warn', 'The keyspace has no partitions yet'];
   const moves = handoffs.length > 0 ? `${plural(handoffs.length, 'handoff')} in flight` : '';
@@ -201,6 +208,7 @@ function drawVerdict() {
   setText('planner', keyspace.paused ? 'Resume moves …' : 'Pause moves …');
   const notices = [
     ...(state.lost && keyspace.revision ? [state.lost] : []),
+    ...(keyspace.troubles ?? []).map(({ what, next_step: step }) => `${what}. Next step: ${step}`),
     ...(process.coordinator?.notices ?? []),
     ...['router', 'coordinator', 'pod'].filter((role) => process[role]?.not_ready).map((role) => `${role}: ${process[role].not_ready}`),
     ...(keyspace.paused ? [`planned moves are paused, by ${keyspace.paused}`] : []),

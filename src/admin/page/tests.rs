@@ -76,7 +76,7 @@ impl World {
     }
 
     fn feed(&self) -> Arc<Feed> {
-        Arc::new(Feed::new(self.board.clone(), Box::new(|| json!({})), CancellationToken::new()))
+        Arc::new(Feed::new(self.board.clone(), Box::new(|| json!({})), Box::new(|| ()), CancellationToken::new()))
     }
 }
 
@@ -232,7 +232,7 @@ async fn nothing_is_made_while_nobody_reads() {
     let made = Arc::<AtomicUsize>::default();
     let counted = made.clone();
     let summary = Box::new(move || json!(counted.fetch_add(1, SeqCst)));
-    let feed = Arc::new(Feed::new(world.board.clone(), summary, CancellationToken::new()));
+    let feed = Arc::new(Feed::new(world.board.clone(), summary, Box::new(|| ()), CancellationToken::new()));
     let _running = running(&feed);
     tokio::time::sleep(std::time::Duration::from_secs(60)).await;
     assert_eq!(made.load(SeqCst), 0);

@@ -9,7 +9,7 @@ use segue_coordination::router::RouterObserver;
 use segue_coordination::session::Watcher;
 use segue_coordination::store::Store;
 use segue_protocol::keys::Keyspace;
-use segue_proxy::metrics::Metrics;
+use segue_proxy::metrics::{Metrics, PodSeries};
 use segue_proxy::routing::table::Table;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -51,7 +51,10 @@ impl Instruments for AdminInstruments {
     fn add_router(&self, name: &str, metrics: &Metrics, table: &Arc<Table>) {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner).push((name.to_owned(), table.clone()));
         let label = ("router".into(), name.to_owned().into());
-        metrics.register(self.registry().sub_registry_with_label(label));
+        let mut registry = self.registry();
+        let registry = registry.sub_registry_with_label(label);
+        metrics.register(registry);
+        PodSeries::register(table.clone(), registry);
     }
 
     fn router(&self) -> Arc<dyn RouterObserver> {
@@ -67,13 +70,13 @@ impl Instruments for AdminInstruments {
         let tables = std::mem::take(&mut *self.tables.lock().unwrap_or_else(PoisonError::into_inner));
         let link = Link::new(store.clone(), keys.clone(), None);
         let watcher = Watcher::start_with_heartbeats(store, keys.clone());
-        let followed = KeyspaceStatusSource::start(keys, watcher, Arc::default());
-        let board = followed.board();
+        let followed = KeyspaceStatusSource::start(link.store().clone(), keys, watcher, Arc::default());
+        let (board, troubles) = (followed.board(), followed.troubles());
         let sources: Vec<Arc<dyn StatusSource>> =
             vec![Arc::new(followed), Arc::new(DemoStatusSource { status, tables })];
         let registry = std::mem::take(&mut *self.registry());
         let serving = async move {
-            let keyspace = AdminKeyspace { sources, board, link };
+            let keyspace = AdminKeyspace { sources, board, troubles, link };
             let serving =
                 admin.serve(vec![keyspace], registry, (WritePermission::Nobody, None), CancellationToken::new());
             if let Err(error) = serving.await {

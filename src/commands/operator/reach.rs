@@ -242,7 +242,10 @@ impl Reach {
     /// Returns the status of the keyspace as it is now.
     pub(in crate::commands) async fn status(&self) -> Result<KeyspaceStatus, CommandFailure> {
         match self {
-            Reach::Store(link) => Ok(KeyspaceStatus::of(&link.view().await?, unix_millis())),
+            Reach::Store(link) => {
+                let (view, reports, now) = (link.view().await?, link.troubles().await?, unix_millis());
+                Ok(KeyspaceStatus::of(&view, now).with_troubles(&reports, &view, now))
+            }
             Reach::Server(server) => {
                 let mut status = server.get("/status", Duration::ZERO).await?;
                 if let Some(Value::Array(names)) = status.get("keyspaces") {

@@ -1,13 +1,18 @@
 //! The metrics of a router's control side.
 
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use segue_coordination::router::{Cutover, RouterObserver};
 use segue_coordination::store::StoreError;
 use segue_protocol::ids::PartitionId;
-use segue_protocol::records::Handoff;
+use segue_protocol::records::{Handoff, PodTrouble, RouterTroubles};
 use segue_protocol::view::Versioned;
 use tokio::time::Instant;
 
@@ -18,7 +23,14 @@ use crate::telemetry::handoff_traces::HandoffTraces;
 const PAUSE_BUCKETS: [f64; 17] =
     [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.003, 0.005, 0.008, 0.015, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
-/// The costs of a router's cutovers.
+/// A pod, and the kind of its trouble.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
+struct TroubleLabel {
+    pod: String,
+    kind: &'static str,
+}
+
+/// The costs of a router's cutovers, and the pods in trouble.
 #[derive(Debug)]
 pub struct RouterMetrics {
     cutovers: Family<ResultLabel, Counter>,
@@ -26,6 +38,9 @@ pub struct RouterMetrics {
     drain: Histogram,
     flush: Histogram,
     exchanges_severed: Counter,
+    pod_trouble: Family<TroubleLabel, Gauge>,
+    /// The series that `pod_trouble` has.
+    troubled: Mutex<BTreeSet<TroubleLabel>>,
     lease: LeaseGauge,
     participants: ParticipantMetrics,
     traces: Option<HandoffTraces>,
@@ -40,6 +55,8 @@ impl RouterMetrics {
             drain: Histogram::new(PAUSE_BUCKETS),
             flush: Histogram::new(PAUSE_BUCKETS),
             exchanges_severed: Counter::default(),
+            pod_trouble: Family::default(),
+            troubled: Mutex::default(),
             lease: participants.lease("router"),
             participants,
             traces: None,
@@ -64,6 +81,9 @@ impl RouterMetrics {
             "Exchanges that the end of a drain severed",
             metrics.exchanges_severed.clone(),
         );
+        let help =
+            "1 for each pod that does not serve this router's clients well, while it does not; /status tells more";
+        registry.register("pod_trouble", help, metrics.pod_trouble.clone());
         metrics
     }
 
@@ -99,5 +119,18 @@ impl RouterObserver for RouterMetrics {
 
     fn resync(&self, cause: &StoreError) {
         self.participants.count_resync(cause);
+    }
+
+    fn troubles(&self, troubles: &RouterTroubles) {
+        let label = |pod: &PodTrouble| TroubleLabel { pod: pod.pod_name.clone(), kind: pod.kind.as_str() };
+        let present: BTreeSet<TroubleLabel> = troubles.pods.iter().map(label).collect();
+        let mut troubled = self.troubled.lock().unwrap_or_else(PoisonError::into_inner);
+        for over in troubled.difference(&present) {
+            self.pod_trouble.remove(over);
+        }
+        for begun in present.difference(&troubled) {
+            self.pod_trouble.get_or_create(begun).set(1);
+        }
+        *troubled = present;
     }
 }
