@@ -25,16 +25,21 @@ class Breaker:
         self.server.close()
         # Connections that have been accepted get their task now.
         await asyncio.sleep(0)
-        self.break_all()
+        # Also those whose far side is not connected yet, which `break_all` does not know.
+        for task in self.tasks:
+            task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
     async def serve(self, reader, writer):
         self.tasks.add(asyncio.current_task())
         asyncio.current_task().add_done_callback(self.tasks.discard)
-        with contextlib.suppress(OSError):
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
-            await asyncio.gather(self.pump(reader, far_writer), self.pump(far_reader, writer))
-        writer.transport.abort()
+        try:
+            # The end of the forwarder is no error of a connection.
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
+                await asyncio.gather(self.pump(reader, far_writer), self.pump(far_reader, writer))
+        finally:
+            writer.transport.abort()
 
     async def pump(self, reader, writer):
         self.connections.add(writer)

@@ -62,6 +62,11 @@ fn a_python_pod_writes_nothing_that_an_earlier_life_has_accepted() {
 }
 
 #[test]
+fn the_forwarder_in_front_of_pods_ends_all_its_connections() {
+    unit_tests("tests/pods", "test_breaker");
+}
+
+#[test]
 fn a_pod_straight_on_etcd_derives_from_the_records_what_it_serves_and_does() {
     unit_tests("examples/python-etcd-pod", "test_handoff");
 }
