@@ -154,7 +154,7 @@ async def play(site, arguments):
 
 async def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--binaries", required=True, help="the folder of segue, go-grpc-pod, rust-grpc-pod and examples/writer")
+    arguments.add_argument("--binaries", required=True, help="the folder of segue, go-grpc-pod and examples/writer")
     arguments.add_argument("--short", action="store_true", help="40 seconds and 100 handoffs")
     arguments.add_argument("--seconds", type=int, default=240, help="duration of the load")
     arguments.add_argument("--handoffs", type=int, default=1000, help="fail if there are fewer")

@@ -165,7 +165,6 @@ class Site(Segue):
             "python-grpc": [PYTHON, os.path.join(EXAMPLES, "python-grpc-pod/pod.py"), *known, *times],
             "python-etcd": [PYTHON, os.path.join(EXAMPLES, "python-etcd-pod/pod.py"), "--etcd", etcd, *times],
             "go-grpc": [os.path.join(self.binaries, "go-grpc-pod"), "--coordinator", ",".join(grpc), "--token-file", self.token, *go_times],
-            "rust-grpc": [os.path.join(self.binaries, "rust-grpc-pod"), *known, *rust_times],
             "rust-linked": [os.path.join(self.binaries, "examples/writer"), "--etcd", etcd, *rust_times],
         }
         for kind, command in kinds.items():

@@ -24,7 +24,7 @@ TREE, BUILD = ROOT / "target/sabotage/tree", ROOT / "target/sabotage/build"
 BUILD_SECONDS, SUITE_SECONDS = 1800, 300
 # Packages without a library. Beside them a package that is tested alone has the features, and so the dependencies, of the
 # whole workspace.
-BESIDE = ["rust-grpc-pod", "segue-abuse", "segue-chaos", "segue-instructions", "segue-model", "segue-scale"]
+BESIDE = ["segue-abuse", "segue-chaos", "segue-instructions", "segue-model", "segue-scale"]
 # The copy's own code is built quickly.
 PROFILE = "".join(f"[profile.dev.package.{name}]\nopt-level = 0\n" for name in (
     "segue", "segue-config", "segue-coordination", "segue-demo", "segue-grpc", "segue-pod", "segue-protocol", "segue-proxy",
