@@ -8,11 +8,10 @@ import sys
 
 from confluent_kafka import KafkaException
 from kafka_log import KafkaLog, has_timed_out
+from segue_pod import Membership
 
-EXAMPLES = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(EXAMPLES / "python-grpc-pod"), str(EXAMPLES / "python-writer")]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python-writer"))
 
-from membership import Membership, load_stubs  # noqa: E402
 from writer import CheckpointingWriter, State, parser, serve  # noqa: E402
 
 
@@ -43,10 +42,10 @@ class KafkaWriter(CheckpointingWriter):
 
     state = FencedState
 
-    async def warm(self, partition, epoch, from_address, checkpoint=""):
+    async def warm(self, part):
         # Otherwise the first request would wait for it.
         await self.log.connect()
-        await super().warm(partition, epoch, from_address, checkpoint)
+        await super().warm(part)
 
     async def saved(self, partition, checkpoint):
         state, saved = self.state(), checkpoint and await self.log.saved(partition, checkpoint)
@@ -56,13 +55,13 @@ class KafkaWriter(CheckpointingWriter):
             state.read_to, state.newest, state.checkpoint = saved["read_to"], saved["newest"], checkpoint
         return state
 
-    async def checkpoint(self, partition, epoch):
+    async def checkpoint(self, part):
         """Saves the state and returns the name. All before `read_to` is in `entries`: what this pod appends is confirmed and
         applied in order, and what others have appended since its claim is of earlier epochs."""
-        state = self.states[partition]
+        state = self.states[part.partition]
         if not state.may_lack:
             saved = {"entries": state.entries, "read_to": state.read_to, "newest": state.newest}
-            state.checkpoint = await self.log.save(partition, saved)
+            state.checkpoint = await self.log.save(part.partition, saved)
         return state.checkpoint
 
     async def append(self, state, partition, record):
@@ -100,19 +99,17 @@ async def main():
     arguments.add_argument("--token-file", help="file of the token that the coordinators require")
     arguments.add_argument("--kafka", required=True, help="brokers: host:port,host:port")
     arguments.add_argument("--topic", required=True, help="has as many partitions as the keyspace")
-    arguments.add_argument("--proto", default=EXAMPLES.parent / "coordination/proto", help="folder of segue/v1/pods.proto")
     arguments = arguments.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     writer = KafkaWriter(KafkaLog(arguments.kafka, arguments.topic, arguments.lease_ttl), arguments.warm_time)
     membership = Membership(
-        load_stubs(arguments.proto),
-        arguments.coordinator,
-        arguments.keyspace,
-        arguments.name,
-        arguments.listen,
-        arguments.lease_ttl,
         writer,
-        arguments.token_file,
+        coordinators=arguments.coordinator,
+        keyspace=arguments.keyspace,
+        name=arguments.name,
+        address=arguments.listen,
+        lease_ttl=arguments.lease_ttl,
+        token_file=arguments.token_file,
     )
     return await serve(membership, writer, arguments)
 

@@ -3,6 +3,7 @@
 import unittest
 
 from pod import FencedState, KafkaWriter
+from segue_pod import HandoffContext
 
 
 def record(key, epoch, sequence):
@@ -35,7 +36,7 @@ class Fencing(unittest.IsolatedAsyncioTestCase):
     async def test_the_first_request_of_an_epoch_claims_it_once_and_sees_all_that_precedes_the_claim(self):
         log = Log(record("a", 5, 1))
         writer = KafkaWriter(log, 0)
-        await writer.warm(0, 7, "")
+        await writer.warm(HandoffContext(0, 7))
         log.records.append(record("a", 5, 2))
         for _ in range(2):
             state = await writer.enter(0, 7)

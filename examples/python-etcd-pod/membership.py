@@ -1,13 +1,11 @@
 """Takes part in Segue's handoffs through the records in etcd alone.
 
-`Membership` registers the pod, watches the keyspace, runs the service's callbacks, and decides which requests may be accepted.
-What is due follows from the view alone (`handoff.py`, `checkpoint.py`), so a lost change or a repeated one costs only time.
+`Membership` registers the pod, watches the keyspace and runs the service's callbacks. Which requests may be accepted is decided as
+in every other pod, by `segue_pod`. What is due follows from the view alone (`handoff.py`, `checkpoint.py`), so a lost change or a repeated one costs only time.
 
 Invariants:
 
-* A request is accepted only at the epoch that the pod owns, and only while the lease clock runs.
-* A request writes only in the life (the incarnation) that accepted it: others may have owned its partition in between.
-* The lease clock counts from when a confirmed renewal was *sent*, by a clock that counts suspended time.
+* The lease clock (`segue_pod.Ownership`) counts from when a confirmed renewal was *sent*.
 * The lease is renewed only while the pod follows the store: a pod that is stuck loses it.
 * Every acknowledgement requires in its transaction that its handoff and this life still exist.
 * No life outlasts a store that goes back (`horizon.py`), whether the pod sees it or another participant does.
@@ -23,82 +21,45 @@ from checkpoint import Checkpoints, newest, record
 from etcd import StoreError, created_at, delete, modified_at, put
 from handoff import Pod, Task, due, partitions, serves
 from horizon import Horizon
+from segue_pod import HandoffContext, Participant, lease_now
 
 log = logging.getLogger("pod")
 
 ACKS = {"sync": "synced", "drain": "drained", "release": "released"}
 
 
-def lease_now():
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 def unix_millis():
     return int(time.time() * 1000)
 
 
-class Membership:
-    """A pod's part in the keyspace.
-
-    `service` has the coroutines `warm(partition, epoch, from_address)`, `sync(partition)`, `drain(partition)` and
-    `release(partition)`. A service that makes checkpoints also has `checkpoint(partition, epoch)`, which returns the name of one,
-    and its `warm` takes the name of the newest as `checkpoint`, or "".
-    """
+class Membership(Participant):
+    """A pod's part in the keyspace. `service` has the callbacks `warm`, `sync`, `drain` and `release`, and `checkpoint` if it makes
+    checkpoints, as `segue_pod.Callbacks` describes them."""
 
     def __init__(self, etcd, prefix, keyspace, name, address, lease_ttl, service):
-        self.etcd, self.keyspace, self.name, self.address = etcd, keyspace, name, address
+        super().__init__(service, keyspace, name)
+        self.etcd, self.address = etcd, address
         self.prefix = f"{prefix}{keyspace}/"
         self.key = f"{self.prefix}pods/{name}"
         self.ttl = lease_ttl
-        self.service = service
         self.makes_checkpoints = hasattr(service, "checkpoint")
         self.checkpoints = Checkpoints()
         self.horizon = Horizon()
-        self.incarnation = self.lease = 0
+        self.lease = 0
         self.lease_ended = False
         self.status = "Ready"
         self.view = {}
-        self.owned = {}  # partition: epoch
         self.held = {}  # partition: the epoch of the state that the pod has
-        self.in_flight = {}  # partition: number of requests in progress
         self.running = {}  # partition: (what is due, the asyncio task that does it)
         self.locks = collections.defaultdict(asyncio.Lock)  # partition: held while one of its tasks runs
         self.gone_since, self.asked = {}, {}  # a dead pod with a bound on its work: since when its key is known to be gone
-        self.trusted_until = self.stands_until = self.acted_at = 0.0
-        self.changed = asyncio.Condition()
+        self.acted_at = 0.0
         self.over = asyncio.Event()
 
-    # Requests.
-
-    @contextlib.asynccontextmanager
-    async def request(self, partition, epoch):
-        """Yields the life in which a request is accepted, otherwise None. It counts as in flight until the block ends."""
-        if self.owned.get(partition, 0) < epoch:
-            # The router may learn of the ownership before the pod does.
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.until(lambda: self.owned.get(partition, 0) >= epoch), 0.25)
-        if self.owned.get(partition) != epoch or lease_now() >= self.trusted_until:
-            yield None
-            return
-        self.in_flight[partition] = self.in_flight.get(partition, 0) + 1
-        try:
-            yield self.incarnation
-        finally:
-            self.in_flight[partition] -= 1
-            await self.notify()
-
-    def may_write(self, life):
-        """Says whether what a request that was accepted in this life writes now takes effect before its lease can have
-        ended."""
-        return life == self.incarnation and lease_now() < self.stands_until
-
-    async def until(self, holds):
-        async with self.changed:
-            await self.changed.wait_for(holds)
-
-    async def notify(self):
-        async with self.changed:
-            self.changed.notify_all()
+    @property
+    def incarnation(self):
+        """The life that is registered, otherwise 0."""
+        return self.ownership.incarnation
 
     # The registration.
 
@@ -116,8 +77,9 @@ class Membership:
         await self.raise_floor()
         sent = lease_now()
         self.lease = await self.etcd.grant(self.ttl)
-        self.incarnation = await self.etcd.commit([created_at(self.key, 0)], [put(self.key, self.record(), self.lease)]) or 0
-        if not self.incarnation:
+        incarnation = await self.etcd.commit([created_at(self.key, 0)], [put(self.key, self.record(), self.lease)])
+        self.ownership.incarnation = incarnation or 0
+        if not incarnation:
             log.info("another life of %s is registered; waiting for its end", self.name)
             await self.etcd.revoke(self.lease)
             await asyncio.sleep(self.ttl / 12)
@@ -151,21 +113,20 @@ class Membership:
         """Ends this life: stops all requests and tasks, drops the state, and then gives the registration up."""
         if not self.incarnation:
             return
-        left = max(0.0, self.stands_until - lease_now())
-        self.trusted_until = self.stands_until = 0.0
-        self.owned.clear()
+        left = max(0.0, self.ownership.stands_until - lease_now())
+        self.ownership.fence()
         # A write that has begun may take effect for as long as the lease allows.
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.until(lambda: not any(self.in_flight.values())), left)
+            await asyncio.wait_for(self.ownership.until(lambda: not any(self.ownership.in_flight.values())), left)
         tasks = [task for _, task in self.running.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.running.clear()
-        for partition in list(self.held):
-            await self.service.release(partition)
+        for partition, epoch in self.held.items():
+            await self.service.release(HandoffContext(partition, epoch))
         self.held.clear()
-        incarnation, self.incarnation = self.incarnation, 0
+        incarnation, self.ownership.incarnation = self.incarnation, 0
         with contextlib.suppress(StoreError):
             # First, because the partitions are planned anew once the key is gone.
             if self.horizon.ends_life():
@@ -188,9 +149,8 @@ class Membership:
         }
 
     def confirmed(self, sent):
-        """The lease existed after `sent`. Clocks may differ in speed, so the pod stops accepting requests at two thirds of
-        the lease, and writing at five sixths."""
-        self.trusted_until, self.stands_until = sent + self.ttl * 2 / 3, sent + self.ttl * 5 / 6
+        """The lease existed after `sent`."""
+        self.ownership.confirm(sent, self.ttl * 2 / 3, self.ttl)
 
     async def renew(self):
         while True:
@@ -253,12 +213,12 @@ class Membership:
         pod, self.asked = Pod(self.name, self.incarnation), {}
         concerned = partitions(self.view, pod) | set(self.held) | set(self.running)
         epochs = {partition: serves(self.view, pod, partition, self.held.get(partition)) for partition in concerned}
-        self.owned = {partition: epoch for partition, epoch in epochs.items() if epoch is not None}
+        self.ownership.epochs = {partition: epoch for partition, epoch in epochs.items() if epoch is not None}
         for partition in concerned:
             self.begin(partition, self.due(pod, partition))
         self.gone_since = self.asked
         self.acted_at = lease_now()
-        await self.notify()
+        await self.ownership.notify()
         return True
 
     def due(self, pod, partition):
@@ -267,9 +227,9 @@ class Membership:
         if task is not None and task.kind == "warm" and self.running.get(partition, (None,))[0] != task:
             if self.checkpoints.waits_until(self.view, partition, task.handoff, now) is not None:
                 return None
-        if task is None and self.makes_checkpoints and partition in self.owned:
+        if task is None and self.makes_checkpoints and partition in self.ownership.epochs:
             epoch = self.checkpoints.due(self.view, pod, partition, now)
-            return Task("checkpoint", epoch) if epoch == self.owned[partition] else None
+            return Task("checkpoint", epoch) if epoch == self.ownership.epochs[partition] else None
         return task
 
     def has_ended(self, pod, within_ms):
@@ -308,26 +268,25 @@ class Membership:
                     await asyncio.sleep(0.5)
 
     async def call(self, partition, task):
-        service = self.service
+        service, part = self.service, HandoffContext(partition, task.epoch)
         if task.kind == "warm" and self.held.get(partition) != task.epoch:
             old = (self.value(f"handoffs/{partition}") or {}).get("old_owner")
             address = (self.value(f"pods/{old}") or {}).get("address", "")
-            start = {"checkpoint": newest(self.view, partition)} if self.makes_checkpoints else {}
-            await service.warm(partition, task.epoch, address, **start)
+            await service.warm(part._replace(from_address=address, checkpoint=newest(self.view, partition)))
             self.held[partition] = task.epoch
         elif task.kind == "sync":
-            await service.sync(partition)
+            await service.sync(part)
         elif task.kind == "drain":
-            await self.until(lambda: not self.in_flight.get(partition))
-            await service.drain(partition)
+            await self.ownership.until_idle(partition)
+            await service.drain(part)
         elif task.kind in ("release", "forget"):
-            await self.until(lambda: not self.in_flight.get(partition))
+            await self.ownership.until_idle(partition)
             self.held.pop(partition, None)
-            await service.release(partition)
+            await service.release(part)
 
     async def checkpoint(self, partition, epoch):
         """Has the service make a checkpoint, and records it if this life still owns that epoch."""
-        key, name = f"checkpoints/{partition}", await self.service.checkpoint(partition, epoch)
+        key, name = f"checkpoints/{partition}", await self.service.checkpoint(HandoffContext(partition, epoch))
         value = record(self.view, Pod(self.name, self.incarnation), partition, epoch, name, unix_millis())
         if value is None:
             return
@@ -339,7 +298,7 @@ class Membership:
         revision = await self.etcd.commit(guards, [put(self.prefix + key, value)])
         if revision is not None:
             # Until then it would seem to be due.
-            await self.until(lambda: key in self.view and self.view[key].mod_revision >= revision)
+            await self.ownership.until(lambda: key in self.view and self.view[key].mod_revision >= revision)
 
     def value(self, key):
         entry = self.view.get(key)
@@ -374,7 +333,7 @@ class Membership:
         with contextlib.suppress(StoreError):  # `act` tries again
             await self.etcd.commit([created_at(self.key, self.incarnation)], [put(self.key, self.record(), self.lease)])
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.until(lambda: self.is_drained() and not partitions(self.view, pod)), within)
+            await asyncio.wait_for(self.ownership.until(lambda: self.is_drained() and not partitions(self.view, pod)), within)
         empty = not partitions(self.view, pod)
         self.over.set()
         await self.end()

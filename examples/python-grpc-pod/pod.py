@@ -1,14 +1,13 @@
-"""A writer pod in Python that takes part by gRPC: `membership.py` in front of the service in `../python-writer/writer.py`."""
+"""A writer pod in Python that takes part by gRPC: the package `segue-pod` in front of the service in `../python-writer/writer.py`."""
 
 import asyncio
 import logging
 import pathlib
 import sys
 
-from membership import Membership, load_stubs
+from segue_pod import Membership
 
-EXAMPLES = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(EXAMPLES / "python-writer"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python-writer"))
 
 from writer import CheckpointingWriter, Log, parser, serve  # noqa: E402
 
@@ -18,19 +17,17 @@ async def main():
     arguments.add_argument("--coordinator", action="append", required=True, help="host:port; several are tried in turn")
     arguments.add_argument("--token-file", help="file of the token that the coordinators require")
     arguments.add_argument("--log-dir", required=True, help="the logs that all writers of the keyspace share")
-    arguments.add_argument("--proto", default=EXAMPLES.parent / "coordination/proto", help="folder of segue/v1/pods.proto")
     arguments = arguments.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     writer = CheckpointingWriter(Log(arguments.log_dir), arguments.warm_time)
     membership = Membership(
-        load_stubs(arguments.proto),
-        arguments.coordinator,
-        arguments.keyspace,
-        arguments.name,
-        arguments.listen,
-        arguments.lease_ttl,
         writer,
-        arguments.token_file,
+        coordinators=arguments.coordinator,
+        keyspace=arguments.keyspace,
+        name=arguments.name,
+        address=arguments.listen,
+        lease_ttl=arguments.lease_ttl,
+        token_file=arguments.token_file,
     )
     return await serve(membership, writer, arguments)
 

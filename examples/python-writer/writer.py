@@ -12,7 +12,6 @@ import logging
 import os
 import pathlib
 import random
-import signal
 import time
 
 log = logging.getLogger("pod")
@@ -76,15 +75,15 @@ class Writer:
         self.log, self.warm_time = shared_log, warm_time
         self.states = {}
 
-    async def warm(self, partition, epoch, from_address):
+    async def warm(self, part):
         state = self.state()
-        state.apply(*await self.log.read(partition, 0))
+        state.apply(*await self.log.read(part.partition, 0))
         await asyncio.sleep(self.warm_time)
-        self.states[partition] = state
+        self.states[part.partition] = state
 
-    async def sync(self, partition):
-        state = self.states[partition]
-        state.apply(*await self.log.read(partition, state.read_to))
+    async def sync(self, part):
+        state = self.states[part.partition]
+        state.apply(*await self.log.read(part.partition, state.read_to))
 
     async def enter(self, partition, epoch):
         """Returns the state for a request."""
@@ -94,21 +93,21 @@ class Writer:
         """Writes the record of a request."""
         state.apply([record], await self.log.append(partition, record))
 
-    async def drain(self, partition):
+    async def drain(self, part):
         """Nothing outlives a request here."""
 
-    async def release(self, partition):
-        self.states.pop(partition, None)
+    async def release(self, part):
+        self.states.pop(part.partition, None)
 
 
 class CheckpointingWriter(Writer):
     """Starts from the newest checkpoint instead of the beginning of the log. A checkpoint is a file beside the logs."""
 
-    async def warm(self, partition, epoch, from_address, checkpoint=""):
-        state = await self.saved(partition, checkpoint)
-        state.apply(*await self.log.read(partition, state.read_to))
+    async def warm(self, part):
+        state = await self.saved(part.partition, part.checkpoint)
+        state.apply(*await self.log.read(part.partition, state.read_to))
         await asyncio.sleep(self.warm_time)
-        self.states[partition] = state
+        self.states[part.partition] = state
 
     async def saved(self, partition, checkpoint):
         """Returns the state of this checkpoint, an empty one without a checkpoint."""
@@ -118,8 +117,8 @@ class CheckpointingWriter(Writer):
             state.entries, state.read_to = {key: tuple(entry) for key, entry in saved["entries"].items()}, saved["read_to"]
         return state
 
-    async def checkpoint(self, partition, epoch):
-        state, name = self.states[partition], f"{partition}-{epoch}.checkpoint"
+    async def checkpoint(self, part):
+        state, name = self.states[part.partition], f"{part.partition}-{part.epoch}.checkpoint"
         # What this pod has appended is in `entries`, and applied again from `read_to` on.
         saved = json.dumps({"entries": state.entries, "read_to": state.read_to})
         path = self.log.folder / f"{name}.new"
@@ -181,25 +180,19 @@ class Http:
         return b"".join(chunks)
 
     async def handle(self, method, path, headers, body):
-        membership = self.membership
-        # The promise that nothing was done: the router asks again.
-        misdirected = "421 Misdirected Request", {"segue-misdirected": "1"}, b""
-        try:
-            partition, epoch = int(headers["segue-partition"]), int(headers["segue-epoch"])
-        except (KeyError, ValueError):
-            return misdirected  # it came by no router
-        async with membership.request(partition, epoch) as life:
-            if life is None or headers.get("segue-keyspace") != membership.keyspace:
-                return misdirected
+        async with self.membership.admit(headers.items()) as owned:
+            if owned is None:
+                # The promise that nothing was done: the router asks again.
+                return "421 Misdirected Request", {"segue-misdirected": "1"}, b""
             try:
-                return await self.work(method, path, headers, body, partition, epoch, life)
+                return await self.work(method, path, headers, body, owned)
             except Exception as error:  # noqa: BLE001: whatever fails, the router gets a response
                 log.warning("%s %s failed: %r", method, path, error)
                 return "500 Internal Server Error", {}, b"the request failed\n"
 
-    async def work(self, method, path, headers, body, partition, epoch, life):
+    async def work(self, method, path, headers, body, owned):
         accepted_at = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        state, key = await self.writer.enter(partition, epoch), path.removeprefix("/keys/")
+        state, key = await self.writer.enter(owned.partition, owned.epoch), path.removeprefix("/keys/")
         await self.pause()
         value = b""
         if method == "GET":
@@ -207,26 +200,26 @@ class Http:
             value = text.encode()
         else:
             lease_ended = "500 Internal Server Error", {"segue-reason": "lease-lost"}, b"the lease ended\n"
-            if not self.membership.may_write(life):
+            if not owned.may_write():
                 return lease_ended
             sequence = int(headers["x-sequence"])
             record = {
-                "partition": partition,
-                "epoch": epoch,
+                "partition": owned.partition,
+                "epoch": owned.epoch,
                 "pod": self.membership.name,
-                "incarnation": life,
+                "incarnation": owned.incarnation,
                 "request": int(headers["x-request-id"]),
                 "key": key,
                 "sequence": sequence,
                 "accepted_at": accepted_at,
                 "value": body.decode(),
             }
-            await self.writer.append(state, partition, record)
-            if not self.membership.may_write(life):
+            await self.writer.append(state, owned.partition, record)
+            if not owned.may_write():
                 # The next owner may not have seen the record.
                 return lease_ended
             await self.pause()
-        return "200 OK", {"x-writer": self.membership.name, "x-epoch": epoch, "x-sequence": sequence}, value
+        return "200 OK", {"x-writer": self.membership.name, "x-epoch": owned.epoch, "x-sequence": sequence}, value
 
     async def pause(self):
         await asyncio.sleep(self.service_time / 2 * random.uniform(0.5, 1.5))
@@ -249,17 +242,6 @@ async def serve(membership, writer, arguments):
     host, port = arguments.listen.rsplit(":", 1)
     http = Http(membership, writer, arguments.service_time)
     server = await asyncio.start_server(http.serve, host, int(port))
-    asked_to_end = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, asked_to_end.set)
-    running = asyncio.create_task(membership.run())
-    running.add_done_callback(lambda _: asked_to_end.set())
-    await asked_to_end.wait()
-    if running.done():
-        running.result()
-    log.info("handing over")
-    empty = await membership.leave(within=60)
-    running.cancel()
+    is_empty = await membership.take_part(within=60)
     server.close()
-    log.info("ended; everything handed over: %s", empty)
-    return 0 if empty else 1
+    return 0 if is_empty else 1

@@ -7,7 +7,8 @@ import copy
 import json
 import pathlib
 import sys
-import time
+
+from segue_pod import lease_now
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 
@@ -15,7 +16,7 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 def no_tail(writer, pod):
     """Confirms that it has read the old owner's last writes, but reads nothing."""
 
-    async def sync(self, partition):
+    async def sync(self, part):
         pass
 
     writer.Writer.sync = sync
@@ -27,10 +28,10 @@ def no_tail(writer, pod):
 def no_warm(writer, pod):
     """Takes a partition over without its state."""
 
-    async def warm(self, partition, epoch, from_address, checkpoint=""):
-        _, end = await self.log.read(partition, 0)
-        self.states[partition] = self.state()
-        self.states[partition].apply([], end)
+    async def warm(self, part):
+        _, end = await self.log.read(part.partition, 0)
+        self.states[part.partition] = self.state()
+        self.states[part.partition].apply([], end)
 
     writer.Writer.warm = writer.CheckpointingWriter.warm = warm
     if hasattr(pod, "KafkaWriter"):
@@ -40,10 +41,10 @@ def no_warm(writer, pod):
 def only_checkpoint(writer, pod):
     """Starts from the newest checkpoint and ignores what was written since."""
 
-    async def warm(self, partition, epoch, from_address, checkpoint=""):
-        state = await self.saved(partition, checkpoint)
-        _, state.read_to = await self.log.read(partition, 0)
-        self.states[partition] = state
+    async def warm(self, part):
+        state = await self.saved(part.partition, part.checkpoint)
+        _, state.read_to = await self.log.read(part.partition, 0)
+        self.states[part.partition] = state
 
     writer.CheckpointingWriter.warm = warm
     if hasattr(pod, "KafkaWriter"):
@@ -75,13 +76,13 @@ def keeps_token(writer, pod):
     """Goes on with the token of the process before."""
 
     class Keeping(pod.Membership):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
             file = kept(self.service, self.name)
-            self.resume = file.read_bytes() if file.exists() else b""
+            self.coordinator.resume = file.read_bytes() if file.exists() else b""
 
-        async def welcomed(self, welcome):
-            await super().welcomed(welcome)
+        def welcomed(self, welcome):
+            super().welcomed(welcome)
             kept(self.service, self.name).write_bytes(welcome.resume)
 
     pod.Membership = Keeping
@@ -91,17 +92,17 @@ def keeps_ownership(writer, pod):
     """Serves what the process before has owned until it is registered."""
 
     class Keeping(pod.Membership):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
             file = kept(self.service, self.name)
             if file.exists():
-                self.owned = {int(partition): epoch for partition, epoch in json.loads(file.read_text()).items()}
-                self.service.states = {partition: self.service.state() for partition in self.owned}
-                self.trusted_until = self.stands_until = time.clock_gettime(time.CLOCK_BOOTTIME) + 60
+                self.ownership.epochs = {int(partition): epoch for partition, epoch in json.loads(file.read_text()).items()}
+                self.service.states = {partition: self.service.state() for partition in self.ownership.epochs}
+                self.ownership.confirm(lease_now(), 60, 60)
 
         async def assigned(self, event):
             await super().assigned(event)
-            kept(self.service, self.name).write_text(json.dumps(self.owned))
+            kept(self.service, self.name).write_text(json.dumps(self.ownership.epochs))
 
     pod.Membership = Keeping
 
@@ -110,8 +111,8 @@ def stays_down(writer, pod):
     """Ends at once if it is started again."""
 
     class Once(pod.Membership):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
             file = kept(self.service, self.name)
             if file.exists():
                 sys.exit(3)

@@ -16,7 +16,8 @@ from handoff import Task  # noqa: E402
 from harness.etcd import Etcd as EtcdProcess  # noqa: E402
 from harness.processes import end_all  # noqa: E402
 from harness.waiting import eventually  # noqa: E402
-from membership import Membership, lease_now  # noqa: E402
+from membership import Membership  # noqa: E402
+from segue_pod import lease_now  # noqa: E402
 
 TTL = 2
 PREFIX = "/segue/default/"
@@ -27,17 +28,17 @@ class Service:
     def __init__(self):
         self.calls = []
 
-    async def warm(self, partition, epoch, from_address, checkpoint=""):
-        self.calls.append(("warm", partition, epoch, checkpoint))
+    async def warm(self, part):
+        self.calls.append(("warm", part.partition, part.epoch, part.checkpoint))
 
-    async def sync(self, partition):
-        self.calls.append(("sync", partition))
+    async def sync(self, part):
+        self.calls.append(("sync", part.partition))
 
-    async def drain(self, partition):
-        self.calls.append(("drain", partition))
+    async def drain(self, part):
+        self.calls.append(("drain", part.partition))
 
-    async def release(self, partition):
-        self.calls.append(("release", partition))
+    async def release(self, part):
+        self.calls.append(("release", part.partition))
 
 
 class Lives(unittest.IsolatedAsyncioTestCase):
@@ -47,7 +48,7 @@ class Lives(unittest.IsolatedAsyncioTestCase):
         self.running = []
         self.pod = self.start()
         await self.sees(lambda entries: KEY in entries)
-        await self.pod.until(lambda: self.pod.acted_at)
+        await self.pod.ownership.until(lambda: self.pod.acted_at)
 
     async def asyncTearDown(self):
         for task in self.running:
@@ -77,7 +78,7 @@ class Lives(unittest.IsolatedAsyncioTestCase):
         """Assigns a partition to the pod by hand, and waits until the pod serves it."""
         assignment = {"partition": partition, "owner": "a", "incarnation": self.pod.incarnation, "epoch": epoch}
         await self.etcd.commit([], [put(f"{PREFIX}assignments/{partition}", assignment)])
-        await asyncio.wait_for(self.pod.until(lambda: self.pod.owned == {partition: epoch}), 60)
+        await asyncio.wait_for(self.pod.ownership.until(lambda: self.pod.ownership.epochs == {partition: epoch}), 60)
 
     async def test_a_registration_that_was_detached_from_its_lease_is_put_back(self):
         incarnation, lease = self.pod.incarnation, self.pod.lease
@@ -87,14 +88,15 @@ class Lives(unittest.IsolatedAsyncioTestCase):
 
     async def test_a_pod_that_has_lost_its_lease_fences_and_begins_another_life(self):
         await self.owns(7, 5)
-        async with self.pod.request(7, 5) as life:
-            self.assertEqual(life, self.pod.incarnation)
+        async with self.pod.ownership.enter(7, 5) as owned:
+            life = self.pod.incarnation
+            self.assertEqual(owned.incarnation, life)
             await self.etcd.revoke(self.pod.lease)
-            await eventually(lambda: not self.pod.owned, "the end of the life")
-            self.assertFalse(self.pod.may_write(life))
+            await eventually(lambda: not self.pod.ownership.epochs, "the end of the life")
+            self.assertFalse(owned.may_write())
             await self.sees(lambda entries: KEY in entries and entries[KEY].create_revision > life)
-            await asyncio.wait_for(self.pod.until(lambda: self.pod.incarnation > life), 60)
-        async with self.pod.request(7, 5) as accepted:
+            await asyncio.wait_for(self.pod.ownership.until(lambda: self.pod.incarnation > life), 60)
+        async with self.pod.ownership.enter(7, 5) as accepted:
             self.assertIsNone(accepted)
         self.assertIn(("release", 7), self.pod.service.calls)
 
@@ -107,7 +109,7 @@ class Lives(unittest.IsolatedAsyncioTestCase):
         self.assertEqual((stored[KEY].create_revision, stored[KEY].mod_revision), (first, first))
         self.running[0].cancel()
         await self.sees(lambda entries: KEY in entries and entries[KEY].create_revision > first)
-        await asyncio.wait_for(second.until(lambda: second.incarnation > first), 60)
+        await asyncio.wait_for(second.ownership.until(lambda: second.incarnation > first), 60)
 
     async def test_a_pod_that_does_not_follow_the_store_loses_its_lease(self):
         never = asyncio.Event()
@@ -124,7 +126,7 @@ class Lives(unittest.IsolatedAsyncioTestCase):
         old = (await self.sees(lambda entries: f"{PREFIX}pods/b" in entries))[f"{PREFIX}pods/b"]
         record |= {"old_owner": "b", "old_incarnation": old.create_revision}
         handoff = await self.etcd.commit([], [put(f"{PREFIX}handoffs/7", record)])
-        await asyncio.wait_for(self.pod.until(lambda: "handoffs/7" in self.pod.view), 60)
+        await asyncio.wait_for(self.pod.ownership.until(lambda: "handoffs/7" in self.pod.view), 60)
         self.assertFalse(await self.pod.report(7, Task("warm", 9, handoff)))
         stored = await self.sees(lambda entries: True)
         self.assertEqual(stored[f"{PREFIX}handoffs/7"].value, record)
@@ -135,8 +137,8 @@ class Lives(unittest.IsolatedAsyncioTestCase):
         self.assertEqual(entries, [])
 
     async def test_an_owner_makes_checkpoints_and_its_next_warm_up_starts_from_the_newest(self):
-        async def checkpoint(partition, epoch):
-            return f"{partition}@{epoch}"
+        async def checkpoint(part):
+            return f"{part.partition}@{part.epoch}"
 
         service = self.pod.service
         service.checkpoint, self.pod.makes_checkpoints = checkpoint, True

@@ -14,6 +14,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(HERE)), "example
 import kafka_log  # noqa: E402
 from kafka_log import CHECKPOINTS, KafkaLog  # noqa: E402
 from pod import KafkaWriter  # noqa: E402
+from segue_pod import HandoffContext  # noqa: E402
 
 LEASE = 3
 # No record waits for too long in the producer, however busy the machine is.
@@ -37,7 +38,7 @@ class FirstRequest(WithBrokers):
         for epoch in range(1, 6):
             # Each log has a producer of its own, as each process has.
             writer = KafkaWriter(KafkaLog(self.address, "persons", LEASE), 0)
-            await writer.warm(1, epoch, "")
+            await writer.warm(HandoffContext(1, epoch))
             state = await writer.enter(1, epoch)
             self.assertEqual((state.newest, state.claimed), (epoch, epoch))
 
@@ -76,20 +77,20 @@ class Checkpoints(WithBrokers):
     async def test_a_warm_reads_only_what_was_appended_after_its_checkpoint(self):
         log = KafkaLog(self.address, "persons", LONG_LEASE)
         old, new = KafkaWriter(log, 0), KafkaWriter(log, 0)
-        await old.warm(1, 7, "")
+        await old.warm(HandoffContext(1, 7))
         state = await old.enter(1, 7)
         for number in range(1, 6):
             await old.append(state, 1, record("a", 7, number))
-        name = await old.checkpoint(1, 7)
+        name = await old.checkpoint(HandoffContext(1, 7))
         await old.append(state, 1, record("b", 7, 1))
         with unittest.mock.patch.object(log, "read", wraps=log.read) as read:
-            await new.warm(1, 8, "", name)
+            await new.warm(HandoffContext(1, 8, checkpoint=name))
         read.assert_called_once_with(1, 6)
         found = new.states[1]
         self.assertEqual((found.entries, found.newest, found.read_to), (state.entries, 7, state.read_to))
         # A record that was late when it was appended stays without effect.
         await log.append(1, record("a", 6, 9))
-        await new.sync(1)
+        await new.sync(HandoffContext(1, 8))
         self.assertEqual(found.entries, state.entries)
 
     async def test_a_warm_whose_checkpoint_is_gone_reads_the_whole_log(self):
@@ -97,19 +98,19 @@ class Checkpoints(WithBrokers):
         await log.append(1, record("a", 7, 1))
         for name in ("0", "17"):
             writer = KafkaWriter(log, 0)
-            await writer.warm(1, 8, "", name)
+            await writer.warm(HandoffContext(1, 8, checkpoint=name))
             self.assertEqual(writer.states[1].entries, {"a": (1, "a1")})
 
     async def test_a_state_that_may_lack_a_record_is_not_saved(self):
         log = KafkaLog(self.address, "persons", LONG_LEASE)
         writer = KafkaWriter(log, 0)
-        await writer.warm(1, 7, "")
-        name = await writer.checkpoint(1, 7)
+        await writer.warm(HandoffContext(1, 7))
+        name = await writer.checkpoint(HandoffContext(1, 7))
         state = await writer.enter(1, 7)
         with unittest.mock.patch.object(log, "append", side_effect=TimeoutError), self.assertRaises(TimeoutError):
             await writer.append(state, 1, record("a", 7, 1))
         await writer.append(state, 1, record("b", 7, 1))
-        self.assertEqual(await writer.checkpoint(1, 7), name)
+        self.assertEqual(await writer.checkpoint(HandoffContext(1, 7)), name)
         self.assertEqual(len(await log.messages("persons" + CHECKPOINTS, 1, 0)), 2)  # that, and the end
 
 

@@ -57,8 +57,10 @@ fn unit_tests(folder: &str, module: &str) {
 }
 
 #[test]
-fn a_python_pod_writes_nothing_that_an_earlier_life_has_accepted() {
-    unit_tests("examples/python-grpc-pod", "test_membership");
+fn the_package_for_python_admits_acknowledges_and_resumes_as_the_protocol_has_it() {
+    for module in ["test_ownership", "test_asgi", "test_tasks", "test_membership"] {
+        unit_tests("clients/python/tests", module);
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import types
 
 from writer import Http, Log, Writer
 
@@ -23,11 +24,13 @@ class BehindSidecar:
         self.keyspace, self.name = keyspace, name
 
     @contextlib.asynccontextmanager
-    async def request(self, partition, epoch):
-        yield 0
-
-    def may_write(self, life):
-        return True
+    async def admit(self, headers):
+        stamps = dict(headers)
+        if stamps.get("segue-keyspace") != self.keyspace:
+            yield None
+            return
+        partition, epoch = int(stamps["segue-partition"]), int(stamps["segue-epoch"])
+        yield types.SimpleNamespace(partition=partition, epoch=epoch, incarnation=0, may_write=lambda: True)
 
 
 class Stateful(Writer):

@@ -3,7 +3,8 @@
 //!
 //! The published descriptor set is `coordination/proto/segue/v1/pods.binpb`, the code `segue.v1.rs`. A compatible change of
 //! the .proto is published, and the code made anew, with
-//! `SEGUE_PUBLISH_PROTO=1 cargo test --workspace --test grpc compatibility`.
+//! `SEGUE_PUBLISH_PROTO=1 cargo test --workspace --test grpc compatibility`. The package in Python has a copy of the descriptor
+//! set; the code in Go is made by `clients/go/generate`, and compared by its own tests.
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
@@ -19,6 +20,11 @@ fn published() -> PathBuf {
 
 fn committed(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../proto/segue/v1").join(name)
+}
+
+/// The copy of the descriptor set from which the package in Python makes its messages.
+fn of_python() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../clients/python/segue_pod/pods.binpb")
 }
 
 fn parse(bytes: &[u8]) -> FileDescriptorSet {
@@ -156,7 +162,10 @@ fn the_present_proto_is_compatible_with_the_published_one_and_published_itself()
     check(std::fs::read(published()), present, publishes).unwrap_or_else(|problem| panic!("{problem}"));
     if publishes {
         std::fs::write(published(), present).unwrap();
+        std::fs::write(of_python(), present).unwrap();
     }
+    let is_copied = std::fs::read(published()).unwrap() == std::fs::read(of_python()).unwrap();
+    assert!(is_copied, "{} is not the published descriptor set: copy that", of_python().display());
 }
 
 #[test]
