@@ -106,8 +106,10 @@ world: setup-build setup-etcd setup-world ## Real services with their own client
 .PHONY: pods
 pods: setup-build setup-etcd setup-pods ## Pods in every language under load while pods, connections and leaders fail (ARGS=--short)
 	$(BUILD)
-	@examples/go-grpc-pod/with-stubs go test .
-	@examples/go-grpc-pod/build target/debug/go-grpc-pod
+	@for module in clients/go examples/go-grpc-pod; do scripts/debian-go $$module vet ./... && scripts/debian-go $$module test ./... || exit; done
+	@scripts/debian-go clients/go build -o $(CURDIR)/target/debug/go-counter-pod ./example
+	@scripts/debian-go examples/go-grpc-pod build -o $(CURDIR)/target/debug/go-grpc-pod .
+	@.tools/pods/bin/python tests/pods/installed.py
 	@PYTHONDONTWRITEBYTECODE=1 .tools/pods/bin/python tests/pods/run.py --binaries target/debug $(ARGS)
 
 .PHONY: kafka-pods

@@ -1,4 +1,4 @@
-// A writer pod in Go that takes part by gRPC: membership.go in front of the service in writer.go.
+// A writer pod in Go that takes part by gRPC: the module clients/go in front of the service in writer.go.
 package main
 
 import (
@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/segue-proxy/segue/clients/go/pod"
 )
 
 func main() {
@@ -33,14 +35,18 @@ func main() {
 		log.Fatal(err)
 	}
 
-	writer := &Writer{log: Log{*folder}, warmTime: *warmTime, serviceTime: *serviceTime, states: map[uint32]*State{}}
-	known := strings.Split(*coordinators, ",")
-	membership := NewMembership(known, *tokenFile, *keyspace, *name, *listen, *ttl, writer)
+	writer := &Writer{
+		name: *name, log: Log{*folder}, warmTime: *warmTime, serviceTime: *serviceTime, states: map[uint32]*State{},
+	}
+	membership := pod.New(pod.Settings{
+		Coordinators: strings.Split(*coordinators, ","), TokenFile: *tokenFile, Keyspace: *keyspace, Name: *name, Address: *listen,
+		LeaseTTL: *ttl,
+	}, writer.Callbacks())
 	listener, err := net.Listen("tcp", *listen)
 	if err != nil {
 		log.Fatal(err)
 	}
-	go func() { log.Fatal(http.Serve(listener, writer.Handler(membership))) }()
+	go func() { log.Fatal(http.Serve(listener, membership.Handler(writer))) }()
 	go membership.Run(context.Background())
 
 	asked, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"math/rand"
 	"net/http"
 	"os"
@@ -17,7 +18,17 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-proxy/segue/clients/go/pod"
 )
+
+func clock(id int32) time.Duration {
+	var now unix.Timespec
+	if err := unix.ClockGettime(id, &now); err != nil {
+		log.Fatalf("the clock %d cannot be read: %v", id, err)
+	}
+	return time.Duration(now.Nano())
+}
 
 // Record is a line of a partition's log.
 type Record struct {
@@ -138,6 +149,7 @@ func (s *State) apply(records []Record, readTo int64) {
 // Writer is the service: the last value of each key, in a log that all pods of the keyspace share. Each accepted write is
 // appended without a comparison of epochs, so the log shows every mistake.
 type Writer struct {
+	name                  string
 	log                   Log
 	warmTime, serviceTime time.Duration
 	mu                    sync.Mutex
@@ -151,8 +163,8 @@ type checkpoint struct {
 }
 
 // Checkpoint writes the state to a file, and returns its name.
-func (w *Writer) Checkpoint(_ context.Context, partition uint32, epoch uint64) (string, error) {
-	state := w.state(partition)
+func (w *Writer) Checkpoint(_ context.Context, part pod.HandoffContext) (string, error) {
+	state := w.state(part.Partition)
 	if state == nil {
 		return "", errors.New("no state of this partition")
 	}
@@ -162,7 +174,7 @@ func (w *Writer) Checkpoint(_ context.Context, partition uint32, epoch uint64) (
 	if err != nil {
 		return "", err
 	}
-	name := fmt.Sprintf("%d-%d.checkpoint", partition, epoch)
+	name := fmt.Sprintf("%d-%d.checkpoint", part.Partition, part.Epoch)
 	path := filepath.Join(w.log.folder, name)
 	if err := os.WriteFile(path+".new", saved, 0o644); err != nil {
 		return "", err
@@ -184,50 +196,53 @@ func (w *Writer) saved(name string) (*State, error) {
 	return &State{entries: saved.Entries, readTo: saved.ReadTo}, err
 }
 
+// Callbacks are those of a handoff. Nothing outlives a request here, so there is no Drain.
+func (w *Writer) Callbacks() pod.Callbacks {
+	return pod.Callbacks{Warm: w.Warm, Sync: w.Sync, Release: w.Release, Checkpoint: w.Checkpoint}
+}
+
 // Warm copies the state while the old owner still serves.
-func (w *Writer) Warm(ctx context.Context, partition uint32, _ uint64, checkpoint string) error {
-	state, err := w.saved(checkpoint)
+func (w *Writer) Warm(ctx context.Context, part pod.HandoffContext) error {
+	state, err := w.saved(part.Checkpoint)
 	if err != nil {
 		return err
 	}
-	records, end, err := w.log.Read(partition, state.readTo)
+	records, end, err := w.log.Read(part.Partition, state.readTo)
 	if err != nil {
 		return err
 	}
 	state.apply(records, end)
-	sleep(ctx, w.warmTime)
-	if ctx.Err() != nil {
+	select {
+	case <-time.After(w.warmTime):
+	case <-ctx.Done():
 		return ctx.Err()
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.states[partition] = state
+	w.states[part.Partition] = state
 	return nil
 }
 
 // Sync reads what the old owner has written since.
-func (w *Writer) Sync(_ context.Context, partition uint32) error {
-	state := w.state(partition)
+func (w *Writer) Sync(_ context.Context, part pod.HandoffContext) error {
+	state := w.state(part.Partition)
 	if state == nil {
 		return errors.New("no state of this partition")
 	}
 	state.mu.Lock()
 	defer state.mu.Unlock()
-	records, end, err := w.log.Read(partition, state.readTo)
+	records, end, err := w.log.Read(part.Partition, state.readTo)
 	if err == nil {
 		state.apply(records, end)
 	}
 	return err
 }
 
-// Drain does nothing: nothing outlives a request here.
-func (w *Writer) Drain(context.Context, uint32) error { return nil }
-
 // Release frees the state.
-func (w *Writer) Release(partition uint32) {
+func (w *Writer) Release(part pod.HandoffContext) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.states, partition)
+	delete(w.states, part.Partition)
 }
 
 func (w *Writer) state(partition uint32) *State {
@@ -242,40 +257,11 @@ func (w *Writer) pause() {
 	}
 }
 
-// stamp returns the value of a header that comes once, otherwise "".
-func stamp(request *http.Request, name string) string {
-	values := request.Header.Values(name)
-	if len(values) != 1 {
-		return ""
-	}
-	return values[0]
-}
-
-// Handler serves PUT and GET of /keys/{key}, as a router sends them.
-func (w *Writer) Handler(membership *Membership) http.HandlerFunc {
-	return func(out http.ResponseWriter, request *http.Request) {
-		partition, err := strconv.ParseUint(stamp(request, "segue-partition"), 10, 32)
-		epoch, err2 := strconv.ParseUint(stamp(request, "segue-epoch"), 10, 64)
-		stamped := err == nil && err2 == nil && request.Header.Get("segue-keyspace") == membership.Keyspace
-		var life uint64
-		accepted := false
-		if stamped {
-			life, accepted = membership.Enter(request.Context(), uint32(partition), epoch)
-		}
-		if !accepted {
-			// The promise that nothing was done: the router asks again.
-			out.Header().Set("segue-misdirected", "1")
-			out.WriteHeader(http.StatusMisdirectedRequest)
-			return
-		}
-		defer membership.Exit(uint32(partition))
-		w.work(membership, out, request, uint32(partition), epoch, life)
-	}
-}
-
-func (w *Writer) work(m *Membership, out http.ResponseWriter, request *http.Request, partition uint32, epoch, life uint64) {
+// ServeHTTP serves PUT and GET of /keys/{key}, as a router sends them, of partitions that the pod owns.
+func (w *Writer) ServeHTTP(out http.ResponseWriter, request *http.Request) {
+	owned := pod.FromContext(request.Context())
 	acceptedAt := int64(clock(unix.CLOCK_MONOTONIC))
-	state, key := w.state(partition), strings.TrimPrefix(request.URL.Path, "/keys/")
+	state, key := w.state(owned.Partition), strings.TrimPrefix(request.URL.Path, "/keys/")
 	if state == nil {
 		http.Error(out, "no state of this partition", http.StatusInternalServerError)
 		return
@@ -298,10 +284,10 @@ func (w *Writer) work(m *Membership, out http.ResponseWriter, request *http.Requ
 			return
 		}
 		record := Record{
-			Partition: partition, Epoch: epoch, Pod: m.Name, Incarnation: life, Request: number, Key: key, Sequence: sent,
-			AcceptedAt: acceptedAt, Value: string(body),
+			Partition: owned.Partition, Epoch: owned.Epoch, Pod: w.name, Incarnation: owned.Incarnation, Request: number, Key: key,
+			Sequence: sent, AcceptedAt: acceptedAt, Value: string(body),
 		}
-		if err := w.append(m, state, &record, life); err != nil {
+		if err := w.append(state, &record, owned.MayWrite); err != nil {
 			if err == errLeaseLost {
 				out.Header().Set("segue-reason", "lease-lost")
 			}
@@ -311,8 +297,8 @@ func (w *Writer) work(m *Membership, out http.ResponseWriter, request *http.Requ
 		sequence = sent
 		w.pause()
 	}
-	out.Header().Set("x-writer", m.Name)
-	out.Header().Set("x-epoch", strconv.FormatUint(epoch, 10))
+	out.Header().Set("x-writer", w.name)
+	out.Header().Set("x-epoch", strconv.FormatUint(owned.Epoch, 10))
 	out.Header().Set("x-sequence", strconv.FormatUint(sequence, 10))
 	io.WriteString(out, value)
 }
@@ -320,10 +306,10 @@ func (w *Writer) work(m *Membership, out http.ResponseWriter, request *http.Requ
 var errLeaseLost = errors.New("the lease ended")
 
 // append appends a record, with the state locked so that it changes in the order of the log.
-func (w *Writer) append(m *Membership, state *State, record *Record, life uint64) error {
+func (w *Writer) append(state *State, record *Record, mayWrite func() bool) error {
 	state.mu.Lock()
 	defer state.mu.Unlock()
-	if !m.MayWrite(life) {
+	if !mayWrite() {
 		return errLeaseLost
 	}
 	end, err := w.log.Append(record)
@@ -331,7 +317,7 @@ func (w *Writer) append(m *Membership, state *State, record *Record, life uint64
 		return err
 	}
 	state.apply([]Record{*record}, end)
-	if !m.MayWrite(life) {
+	if !mayWrite() {
 		// The next owner may not have seen the record.
 		return errLeaseLost
 	}

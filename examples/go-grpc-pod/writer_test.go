@@ -4,15 +4,17 @@ package main
 
 import (
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// patience is how long a test waits for what has to happen.
+const patience = 30 * time.Second
 
 // untilALockIsAwaited waits until this process waits for the lock of a file.
 func untilALockIsAwaited(t *testing.T) {
@@ -33,32 +35,22 @@ func untilALockIsAwaited(t *testing.T) {
 }
 
 func TestAWriteThatIsAppendedAfterTheLeaseHasEndedIsNotConfirmed(t *testing.T) {
-	m, _ := start()
-	m.owned[0], m.trustedUntil, m.standsUntil = 1, leaseNow()+time.Minute, leaseNow()+time.Minute
-	writer := &Writer{log: Log{t.TempDir()}, states: map[uint32]*State{0: {entries: map[string]entry{}}}}
+	writer := &Writer{log: Log{t.TempDir()}}
 	locked, err := writer.log.open(0, os.O_RDWR|os.O_CREATE, unix.LOCK_EX)
 	if err != nil {
 		t.Fatal(err)
 	}
-	request := httptest.NewRequest(http.MethodPut, "/keys/k", strings.NewReader("v"))
-	for name, value := range map[string]string{
-		"segue-partition": "0", "segue-epoch": "1", "segue-keyspace": "default", "x-request-id": "1", "x-sequence": "1",
-	} {
-		request.Header.Set(name, value)
-	}
-	response, done := httptest.NewRecorder(), make(chan struct{})
+	var isLost atomic.Bool
+	confirmed := make(chan error)
 	go func() {
-		writer.Handler(m)(response, request)
-		close(done)
+		state := &State{entries: map[string]entry{}}
+		confirmed <- writer.append(state, &Record{Key: "k", Value: "v"}, func() bool { return !isLost.Load() })
 	}()
 	untilALockIsAwaited(t)
-	m.mu.Lock()
-	m.fence()
-	m.mu.Unlock()
+	isLost.Store(true)
 	locked.Close()
-	<-done
-	if reason := response.Header().Get("segue-reason"); response.Code != 500 || reason != "lease-lost" {
-		t.Errorf("the response is %d, reason %q", response.Code, reason)
+	if err := <-confirmed; err != errLeaseLost {
+		t.Errorf("the write ends with %v", err)
 	}
 	if records, _, err := writer.log.Read(0, 0); err != nil || len(records) != 1 {
 		t.Errorf("the log has %v, %v", records, err)

@@ -49,29 +49,10 @@ async def play(site, pod):
     command = [site.program, "conformance", "--handoffs", "--pod", f"http://{listen}", *PATH]
     command += ["--name", name, "--etcd", site.etcd.url, "--keyspace", keyspace, "--patience", f"{PATIENCE}s"]
     if pod.is_by_grpc:
-        command += ["--listen", service, "--token-file", site.token]
-    logs = os.path.join(site.folder, keyspace)
-    arguments = [*alone(pod.command, service, logs), "--keyspace", keyspace, "--name", name, "--listen", listen]
+        command += ["--listen", service]
+    if pod.needs_token:
+        command += ["--token-file", site.token]
+    folder = os.path.join(site.folder, keyspace)
+    os.mkdir(folder)
     # The program starts the pod, kills it and starts it again.
-    return await tested([*command, "--command", f"exec {shlex.join(arguments)}"])
-
-
-def alone(command, service, logs):
-    """Returns the command of a pod with this service in place of the coordinators, logs of its own and a longer lease."""
-    words, out = iter(command), []
-    has_service = False
-    for word in words:
-        if word == "--coordinator":
-            next(words)
-            if not has_service:
-                out += [word, service]
-            has_service = True
-        elif word == "--log-dir":
-            next(words)
-            out += [word, logs]
-        elif word == "--lease-ttl":
-            # Of some examples the time has a unit.
-            out += [word, f"{LEASE}s" if next(words).endswith("s") else str(LEASE)]
-        else:
-            out.append(word)
-    return out
+    return await tested([*command, "--command", f"exec {shlex.join(pod.alone(service, keyspace, name, listen, folder, LEASE))}"])

@@ -144,7 +144,8 @@ async def play(site, arguments):
     languages = len({pod.language for pod in site.pods.values() if written[pod.name]})
     pods = [] if arguments.sabotage else list(site.pods.values())
     answering = await answer(site, pods)
-    examples = {pod.kind: pod for pod in pods if pod.plays_handoffs}
+    played = [*pods, *site.counters()] if pods and not arguments.kafka else pods
+    examples = {pod.kind: pod for pod in played if pod.plays_handoffs}
     conforming = await conform(site, list(examples.values()))
     conform_in = f"answer={answering}/{len(pods)} conform={conforming}/{len(examples)}"
     print(f"pods: languages={languages} handoffs={handoffs} harm={harm} {conform_in}")
@@ -154,7 +155,7 @@ async def play(site, arguments):
 
 async def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--binaries", required=True, help="the folder of segue, go-grpc-pod and examples/writer")
+    arguments.add_argument("--binaries", required=True, help="the folder of segue, go-grpc-pod, go-counter-pod and examples/writer")
     arguments.add_argument("--short", action="store_true", help="40 seconds and 100 handoffs")
     arguments.add_argument("--seconds", type=int, default=240, help="duration of the load")
     arguments.add_argument("--handoffs", type=int, default=1000, help="fail if there are fewer")

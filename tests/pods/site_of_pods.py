@@ -63,6 +63,21 @@ class Pod:
     def arguments(self, folder):
         return [*self.command, "--name", self.name, "--listen", self.listen]
 
+    def alone(self, service, keyspace, name, listen, folder, lease):
+        """Returns the command of such a pod with another service of coordinators, another keyspace, and logs of its own."""
+        settings = {"--coordinator": service, "--log-dir": folder, "--lease-ttl": lease}
+        words, out, seen = iter(self.command), [], set()
+        for word in words:
+            if word not in settings:
+                out.append(word)
+                continue
+            value = next(words)
+            if word not in seen:
+                # Of some examples the time has a unit.
+                out += [word, f"{settings[word]}s" if word == "--lease-ttl" and value.endswith("s") else str(settings[word])]
+            seen.add(word)
+        return [*out, "--keyspace", keyspace, "--name", name, "--listen", listen]
+
     @property
     def kind(self):
         return self.name.rsplit("-", 1)[0]
@@ -70,6 +85,19 @@ class Pod:
     @property
     def is_by_grpc(self):
         return "--coordinator" in self.command
+
+    @property
+    def needs_token(self):
+        return "--token-file" in self.command
+
+
+class Counter(Pod):
+    """An example that counts, and takes its arguments by their places. The load is none for it."""
+
+    is_by_grpc, needs_token = True, False
+
+    def alone(self, service, keyspace, name, listen, folder, lease):
+        return [*self.command, service, keyspace, name, listen, folder]
 
 
 class PodWithSidecar(Pod):
@@ -172,6 +200,11 @@ class Site(Segue):
                 yield Pod(f"{kind}-{number}", kind.split("-")[0], command)
         service = [PYTHON, os.path.join(EXAMPLES, "python-grpc-pod/pod.py"), *times]
         yield PodWithSidecar("python-sidecar-0", "python", service, self, etcd)
+
+    def counters(self):
+        """Returns the examples of the packages."""
+        yield Counter("python-counter-0", "python", [PYTHON, os.path.join(ROOT, "clients/python/example.py")])
+        yield Counter("go-counter-0", "go", [os.path.join(self.binaries, "go-counter-pod")])
 
     def broken(self, fault, pods):
         """Returns one more pod of an example, with this fault."""
