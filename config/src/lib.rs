@@ -121,3 +121,8 @@ pub fn parse_name(text: &str) -> Result<String, String> {
 pub fn show_duration(duration: std::time::Duration) -> String {
     units::show_duration(duration)
 }
+
+/// Returns a measured duration for people, rounded: `564 µs`, `4.2 ms`, `4.9 s`, `3m20s`.
+pub fn readable(duration: std::time::Duration) -> String {
+    units::readable(duration)
+}

@@ -5,8 +5,8 @@
 //!
 //! # Invariants
 //!
-//! * The text is one whole number and one unit, nothing else.
-//! * The shown text parses to the same value.
+//! * The text of a setting is one whole number and one unit, nothing else.
+//! * A setting that is shown parses to the same value. A measured duration is rounded.
 //! * No duration is so long that adding it to a clock could overflow.
 
 use std::time::Duration;
@@ -59,6 +59,25 @@ pub(crate) fn show_duration(duration: Duration) -> String {
     show(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX), DURATIONS)
 }
 
+/// Returns a duration for people, with two or three digits: `564 µs`, `4.2 ms`, `73 ms`, `4.9 s`, and from two minutes on in
+/// its two largest units, such as `3m20s`.
+pub(crate) fn readable(duration: Duration) -> String {
+    let (micros, seconds) = (duration.as_micros(), duration.as_secs());
+    match micros {
+        0 => "0 s".to_owned(),
+        // Tenths that would be rounded up to the next unit's size already have its form.
+        1..1_000 => format!("{micros} µs"),
+        1_000..9_950 => format!("{:.1} ms", micros as f64 / 1e3),
+        9_950..999_500 => format!("{:.0} ms", micros as f64 / 1e3),
+        999_500..120_000_000 => format!("{:.1} s", micros as f64 / 1e6),
+        _ => match seconds {
+            0..3_600 => format!("{}m{}s", seconds / 60, seconds % 60),
+            3_600..86_400 => format!("{}h{}m", seconds / 3_600, seconds / 60 % 60),
+            _ => format!("{}d{}h", seconds / 86_400, seconds / 3_600 % 24),
+        },
+    }
+}
+
 /// Returns a size in the largest unit that divides it.
 pub(crate) fn show_size(bytes: usize) -> String {
     show(u64::try_from(bytes).unwrap_or(u64::MAX), SIZES)
@@ -99,6 +118,18 @@ mod tests {
         for (text, bytes) in [("0B", 0), ("512B", 512), ("64KiB", 65_536), ("64MiB", 67_108_864), ("1GiB", 1 << 30)] {
             assert_eq!(size(text), Ok(bytes), "{text}");
         }
+    }
+
+    #[test]
+    fn a_duration_for_people_has_two_or_three_digits_or_two_units() {
+        let shown = [0, 1, 563, 1_000, 9_949, 9_950, 73_400, 999_499, 999_500, 4_943_278, 46_703_100, 119_900_000];
+        let expected = [
+            "0 s", "1 µs", "563 µs", "1.0 ms", "9.9 ms", "10 ms", "73 ms", "999 ms", "1.0 s", "4.9 s", "46.7 s",
+            "119.9 s",
+        ];
+        assert_eq!(shown.map(|micros| readable(Duration::from_micros(micros))), expected);
+        let shown = [120, 200, 3_600, 7_260, 180_000].map(|seconds| readable(Duration::from_secs(seconds)));
+        assert_eq!(shown, ["2m0s", "3m20s", "1h0m", "2h1m", "2d2h"]);
     }
 
     #[test]

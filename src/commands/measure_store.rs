@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use segue_config::{Config, LocatedConfig, StoreKind};
+use segue_config::{Config, LocatedConfig, StoreKind, readable, show_duration};
 use segue_coordination::store::{EtcdMember, Store, StoreError, Usage, Watch};
 use segue_protocol::ids::Revision;
 use segue_protocol::planning::Notice;
@@ -18,7 +18,6 @@ use tokio::time::{Instant, timeout};
 use super::compare_store::Differences;
 use super::store::open_etcd;
 use super::{CommandFailure, runtime};
-use crate::operator::span;
 
 /// Most writes, and leases.
 const WRITES: usize = 50;
@@ -166,7 +165,7 @@ impl StoreTimes {
     }
 
     fn in_words(&self) -> String {
-        let of = |times: &[Duration]| format!("{} (at most {})", millis(median(times)), millis(slowest(times)));
+        let of = |times: &[Duration]| format!("{} (at most {})", readable(median(times)), readable(slowest(times)));
         format!(
             "a write takes {}, and its event arrives {} later; a lease is granted in {} and renewed in {}",
             of(&self.commits),
@@ -185,8 +184,8 @@ impl StoreTimes {
             format!(
                 "the store took up to {}, more than a tenth of {key} = \"{}\": renewals may come too late. Give etcd a \
                  faster disk, or raise the lease time",
-                millis(slowest),
-                span(ttl)
+                readable(slowest),
+                show_duration(ttl)
             )
         };
         short.map(warning).collect()
@@ -204,7 +203,7 @@ fn silent(events: usize) -> StoreError {
     StoreError::Unavailable(format!(
         "it accepts writes, but its watch is silent: expected the event of each write within {}, got {events} of \
          {WRITES} events",
-        span(EVENT_TIMEOUT)
+        show_duration(EVENT_TIMEOUT)
     ))
 }
 
@@ -216,10 +215,6 @@ fn median(times: &[Duration]) -> Duration {
 
 fn slowest(times: &[Duration]) -> Duration {
     times.iter().max().copied().unwrap_or_default()
-}
-
-fn millis(time: Duration) -> String {
-    format!("{:.1} ms", time.as_secs_f64() * 1000.0)
 }
 
 #[cfg(test)]
@@ -263,12 +258,8 @@ mod tests {
         let leases = [("router.lease_ttl", Duration::from_secs(2)), ("pod.lease_ttl", Duration::from_secs(3))];
         let warnings = times.too_slow_for(leases.into_iter());
         assert_eq!(warnings.len(), 1, "{warnings:?}");
-        assert!(
-            warnings[0].starts_with("the store took up to 300.0 ms, more than a tenth of router.lease_ttl = \"2s\"")
-        );
-        assert!(
-            times.in_words().starts_with("a write takes 1.0 ms (at most 300.0 ms), and its event arrives 9000.0 ms")
-        );
+        assert!(warnings[0].starts_with("the store took up to 300 ms, more than a tenth of router.lease_ttl = \"2s\""));
+        assert!(times.in_words().starts_with("a write takes 1.0 ms (at most 300 ms), and its event arrives 9.0 s"));
     }
 
     #[tokio::test]

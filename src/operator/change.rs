@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use segue_config::show_duration;
 use segue_coordination::session::unix_millis;
 use segue_protocol::ids::{PartitionId, Revision};
 use segue_protocol::planning::external;
@@ -15,7 +16,7 @@ use super::decision::{ChangeDecision, deleting, unchanged};
 use super::operation::taken;
 use super::order::{Action, ActionOutcome, OperationId, Order};
 use super::standing::owned;
-use super::{Link, OperatorError, ensure_exists, ensure_known, forget, partitions, settings, span};
+use super::{Link, OperatorError, ensure_exists, ensure_known, forget, partitions, settings};
 
 /// Carries out an order that needs no leader.
 pub(super) async fn write(link: &Link, order: &Order) -> Result<ActionOutcome, OperatorError> {
@@ -123,7 +124,7 @@ async fn pause(
         None => None,
     };
     let until = time.map(|time| unix_millis().saturating_add(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)));
-    let end = time.map_or("until segue resume".to_owned(), |time| format!("for {}", span(time)));
+    let end = time.map_or("until segue resume".to_owned(), |time| format!("for {}", show_duration(time)));
     let moving = match view.handoffs.len() {
         0 => String::new(),
         moving => format!(" {} on the move: their moves go on.", partitions(moving)),

@@ -21,6 +21,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
 use futures_util::stream;
+use segue_config::readable;
 use segue_coordination::session::unix_millis;
 use segue_coordination::store::{Store, StoreError};
 use segue_protocol::ids::PartitionId;
@@ -33,6 +34,7 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::lasting;
 use super::resting::{ActiveBackOff, resting};
 
 /// How long a reading serves further readers of the admin endpoint.
@@ -122,9 +124,9 @@ pub fn in_words(handoff: &HistoryEntry, now: u64) -> String {
 
 /// Returns the duration of a handoff, with the phase that took longest.
 fn took(handoff: &HistoryEntry) -> String {
-    let whole = millis(handoff.ended_at.saturating_sub(handoff.begun_at));
+    let whole = lasting(handoff.ended_at.saturating_sub(handoff.begun_at));
     match handoff.phases.iter().max_by_key(|phase| phase.ms).filter(|phase| phase.ms > 0) {
-        Some(longest) => format!("{whole} ({} {})", longest.phase.as_str(), millis(longest.ms)),
+        Some(longest) => format!("{whole} ({} {})", longest.phase.as_str(), lasting(longest.ms)),
         None => whole,
     }
 }
@@ -133,11 +135,7 @@ fn took(handoff: &HistoryEntry) -> String {
 fn pause(handoff: &HistoryEntry) -> Option<String> {
     let (micros, router) =
         handoff.routers.iter().filter_map(|part| Some((part.pause_us?, &part.router))).max_by_key(|part| part.0)?;
-    Some(format!("{:.1} ms on {router}", micros as f64 / 1e3))
-}
-
-fn millis(ms: u64) -> String {
-    if ms < 1000 { format!("{ms} ms") } else { format!("{:.1} s", ms as f64 / 1e3) }
+    Some(format!("{} on {router}", readable(Duration::from_micros(micros))))
 }
 
 /// Returns a time span with its two largest units.

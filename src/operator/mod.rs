@@ -37,6 +37,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use segue_config::readable;
 use segue_coordination::store::{Store, StoreError, StoreErrorKind};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
@@ -72,7 +73,7 @@ pub(crate) enum OperatorError {
     #[error("{0}")]
     Refused(String),
     /// The condition did not hold in time. What was asked for stays in the store.
-    #[error("still waiting after {after:?}: {what}")]
+    #[error("still waiting after {}: {what}", readable(*after))]
     Waiting {
         /// How long was waited.
         after: Duration,
@@ -237,19 +238,14 @@ fn ensure_known(view: &View, pod: &str) -> Result<(), OperatorError> {
     Err(OperatorError::Refused(format!("no pod {pod} is registered or owns a partition; registered are: {pods}")))
 }
 
+/// Returns a duration in milliseconds for people.
+fn lasting(millis: u64) -> String {
+    readable(Duration::from_millis(millis))
+}
+
 /// Returns `1 partition` or `3 partitions`.
 fn partitions(count: usize) -> String {
     format!("{count} partition{}", if count == 1 { "" } else { "s" })
-}
-
-/// Formats a duration as command-line options take it.
-pub(crate) fn span(duration: Duration) -> String {
-    match duration.as_secs() {
-        _ if duration.subsec_nanos() > 0 => format!("{duration:?}"),
-        seconds if seconds % 3600 == 0 => format!("{}h", seconds / 3600),
-        seconds if seconds % 60 == 0 => format!("{}m", seconds / 60),
-        seconds => format!("{seconds}s"),
-    }
 }
 
 #[cfg(test)]

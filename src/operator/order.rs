@@ -7,6 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use segue_config::show_duration;
 use segue_coordination::session::unix_millis;
 use segue_protocol::ids::{HandoffId, PartitionId};
 use segue_protocol::records::{Origin, Partitioner, Wanted, WantedDefault, encode};
@@ -15,7 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 use twox_hash::XxHash3_64;
 
-use super::{RegistrationKind, span};
+use super::RegistrationKind;
 
 /// An action.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,7 +134,7 @@ impl fmt::Display for Action {
             Action::Cancel { partition, .. } => write!(out, "cancel the handoff of partition {partition}"),
             Action::Drain { pod } => write!(out, "drain pod {pod}"),
             Action::Undrain { pod } => write!(out, "undrain pod {pod}"),
-            Action::Pause { span: Some(time) } => write!(out, "pause planned moves for {}", span(*time)),
+            Action::Pause { span: Some(time) } => write!(out, "pause planned moves for {}", show_duration(*time)),
             Action::Pause { span: None } => out.write_str("pause planned moves"),
             Action::Resume {} => out.write_str("resume planned moves"),
             Action::Want(wanted) => {

@@ -1,12 +1,11 @@
 //! The status of a process about a partition or a pod, in words.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, anyhow};
 use segue_protocol::ids::{Epoch, PartitionId};
 use serde::{Deserialize, Serialize};
 
 use super::explain::AskedParticipant;
+use super::lasting;
 
 /// The answer of a pod by gRPC if nothing is due.
 const NO_TASK: &str = "no task is due";
@@ -333,9 +332,9 @@ impl PartitionLine {
         let streams = self.severs_streams_in_ms.filter(|_| self.streams > 0);
         let all = self.severs_in_ms.filter(|_| self.in_flight > 0);
         let ends = [
-            streams.map(|left| format!("streams are severed in {}", seconds(left))),
-            all.map(|left| format!("whatever is left is severed in {}", seconds(left))),
-            self.gives_up_in_ms.map(|left| format!("the router gives the move up in {}", seconds(left))),
+            streams.map(|left| format!("streams are severed in {}", lasting(left))),
+            all.map(|left| format!("whatever is left is severed in {}", lasting(left))),
+            self.gives_up_in_ms.map(|left| format!("the router gives the move up in {}", lasting(left))),
         ];
         ends.into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
@@ -343,16 +342,12 @@ impl PartitionLine {
 
 impl Oldest {
     fn says(&self) -> Option<String> {
-        let lasts = format!("the oldest for {}", seconds(self.oldest_ms?));
+        let lasts = format!("the oldest for {}", lasting(self.oldest_ms?));
         Some(match &self.request {
             Some(RequestLine { method, path, client }) => format!("{lasts}: {method} {path} of {client}"),
             None => lasts,
         })
     }
-}
-
-fn seconds(millis: u64) -> String {
-    format!("{:.1} s", Duration::from_millis(millis).as_secs_f64())
 }
 
 impl TaskLine {
@@ -380,9 +375,9 @@ impl TaskLine {
 
 impl HookState {
     fn work(&self) -> Work {
-        let seconds = self.for_ms as f64 / 1000.0;
+        let lasts = lasting(self.for_ms);
         let state = if self.running { "runs" } else { "waits for its next attempt" };
-        let mut says = format!("hook {} {state}, for {seconds:.1} s", self.hook);
+        let mut says = format!("hook {} {state}, for {lasts}", self.hook);
         if let Some(progress) = self.progress {
             says += &format!(", {:.0} % done", 100.0 * progress);
         }
@@ -441,7 +436,7 @@ mod tests {
         let given_up = json!({ "partition": 3, "stage": "draining", "in_flight": 4, "streams": 1, "oldest_ms": null,
             "oldest": null, "severs_streams_in_ms": null, "severs_in_ms": null, "gives_up_in_ms": 500, "stashed": 0 });
         let router = json!({ "router": { "not_ready": null, "partitions": [given_up] } });
-        let expected = "the partition is draining, 4 in flight (1 is a stream; the router gives the move up in 0.5 s), \
+        let expected = "the partition is draining, 4 in flight (1 is a stream; the router gives the move up in 500 ms), \
                         0 held";
         assert_eq!(says("router", router), expected);
         let router = json!({ "router": { "not_ready": "no store", "partitions": [line(2)] } });

@@ -47,8 +47,8 @@ impl ActiveBackOff {
 
     /// Returns it in words. `now` is in Unix milliseconds.
     pub fn in_words(&self, now: u64) -> String {
-        let seconds = self.until.saturating_sub(now) as f64 / 1000.0;
-        format!("{} for {seconds:.1} s: {}", self.what, self.why)
+        let rest = super::lasting(self.until.saturating_sub(now));
+        format!("{} for {rest}: {}", self.what, self.why)
     }
 }
 
@@ -116,7 +116,7 @@ mod tests {
     fn a_pair_and_what_is_over() {
         let pair = json!([{ "of": "pair", "failures": 1, "until": 1_500 }, { "of": "partition", "failures": 1, "until": 1_000 }]);
         let expected =
-            ["pod w does not get partition 7 for 0.5 s: a move failed, the last one of partition 7 to w: it was slow"];
+            ["pod w does not get partition 7 for 500 ms: a move failed, the last one of partition 7 to w: it was slow"];
         assert_eq!(words(&[entry(7, "w", "cancelled", pair)]), expected);
     }
 }

@@ -51,6 +51,6 @@ impl WaitLine {
 impl fmt::Display for WaitLine {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.what)?;
-        self.age_ms.map_or(Ok(()), |age| write!(out, ", for {:.1} s", age as f64 / 1000.0))
+        self.age_ms.map_or(Ok(()), |age| write!(out, ", for {}", super::lasting(age)))
     }
 }

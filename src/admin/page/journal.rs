@@ -9,7 +9,9 @@
 //! * Entries and cutovers are numbered in one sequence, so a reader that has seen one needs only those after it.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
+use segue_config::readable;
 use segue_protocol::ids::{HandoffId, PartitionId};
 use segue_protocol::keys::KeyName;
 use segue_protocol::records::{Handoff, Phase, PodStatus, RouterCutoverAck};
@@ -223,9 +225,8 @@ impl Journal {
             (None, _) => format!("partition {partition} placed on {to}"),
             (Some(from), None) => format!("partition {partition} moved from {from} to {to}"),
             (Some(from), Some((pause, router))) => {
-                let pause = pause as f64 / 1e3;
-                let digits = usize::from(pause < 10.0);
-                format!("partition {partition} moved from {from} to {to}: paused {pause:.digits$} ms on {router}")
+                let pause = readable(Duration::from_micros(pause));
+                format!("partition {partition} moved from {from} to {to}: paused {pause} on {router}")
             }
         };
         self.say(now, false, Some(partition), text);

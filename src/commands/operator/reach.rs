@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use http::Method;
-use segue_config::{Admin, AdminWrite};
+use segue_config::{Admin, AdminWrite, readable};
 use segue_coordination::session::unix_millis;
 use segue_coordination::store::StoreError;
 use segue_protocol::ids::PartitionId;
@@ -293,7 +293,7 @@ async fn asked_again(
             let left = deadline.saturating_duration_since(Instant::now());
             match ask(left.min(wait)).await {
                 Err(CommandFailure::Waiting(text)) if left <= wait => {
-                    return Err(CommandFailure::Waiting(anyhow!("still waiting after {patience:?}: {text}")));
+                    return Err(CommandFailure::Waiting(anyhow!("still waiting after {}: {text}", readable(patience))));
                 }
                 Err(CommandFailure::Waiting(text)) => {
                     said.send_replace(text.to_string());
