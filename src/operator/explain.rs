@@ -53,7 +53,7 @@ pub(super) fn obstacle(view: &View, pod: &str) -> Option<String> {
         return Some("its registration has no lease".to_owned());
     }
     let (age, _) = heartbeat_age(view, pod, unix_millis()).filter(|(_, is_suspected)| *is_suspected)?;
-    Some(format!("it is suspected: its last heartbeat was {:.1} s ago", age as f64 / 1000.0))
+    Some(format!("it is suspected: its last heartbeat was {} ago", super::lasting(age)))
 }
 
 /// The beginning of the step that helps against a store that refuses writes.

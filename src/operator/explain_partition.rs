@@ -343,14 +343,14 @@ impl Explanation for PartitionReport {
             text += &format!("pinned      {pinned}\n");
         }
         if let Some(CheckpointReport { name, pod, epoch, age_ms }) = &self.checkpoint {
-            let seconds = *age_ms as f64 / 1000.0;
-            text += &format!("checkpoint  {name}, by {pod} at epoch {epoch}, {seconds:.1} s old\n");
+            let age = super::lasting(*age_ms);
+            text += &format!("checkpoint  {name}, by {pod} at epoch {epoch}, {age} old\n");
         }
         if let Some(handoff) = &self.handoff {
             let from = handoff.from.as_deref().unwrap_or("nobody");
             let (id, to, reason) = (handoff.id, &handoff.to, &handoff.reason);
-            let (phase, seconds) = (handoff.phase.as_str(), handoff.phase_age_ms as f64 / 1000.0);
-            text += &format!("handoff     {id}: {from} → {to}, {phase} for {seconds:.1} s ({reason})\n");
+            let (phase, lasts) = (handoff.phase.as_str(), super::lasting(handoff.phase_age_ms));
+            text += &format!("handoff     {id}: {from} → {to}, {phase} for {lasts} ({reason})\n");
             let waits: Vec<String> = handoff.waits.iter().map(ToString::to_string).collect();
             for wait in if waits.is_empty() { &handoff.waits_for } else { &waits } {
                 text += &format!("waits for   {wait}\n");
@@ -504,7 +504,7 @@ mod tests {
             (candidate.verdict == PlacementVerdict::No, candidate.reason)
         };
         let (refused, why) = reason(&view(unix_millis() - 3_600_000), "b");
-        assert!(refused && why.starts_with("it is suspected: its last heartbeat was 360"), "{why}");
+        assert!(refused && why.starts_with("it is suspected: its last heartbeat was 1h0m ago"), "{why}");
         // A heartbeat that lies ahead is as fresh as one can be, however slow this test is.
         let (refused, why) = reason(&view(unix_millis() + 3_600_000), "b");
         assert!(refused && !why.contains("suspected"), "{why}");

@@ -92,7 +92,7 @@ impl Stale {
 
 impl fmt::Display for Stale {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "the store has not been followed for {:.1} s: {}", self.age_ms as f64 / 1000.0, self.reason)
+        write!(out, "the store has not been followed for {}: {}", super::lasting(self.age_ms), self.reason)
     }
 }
 
@@ -318,11 +318,11 @@ impl KeyspaceStatus {
                 write!(out, "  load {load:.1}")?;
             }
             if let Some(age) = pod.heartbeat_age_ms.filter(|_| pod.suspected) {
-                write!(out, "  suspected: last heartbeat {:.1} s ago", age as f64 / 1000.0)?;
+                write!(out, "  suspected: last heartbeat {} ago", super::lasting(age))?;
             }
             if let Some(age) = pod.oldest_checkpoint_age_ms {
-                let (with, seconds) = (pod.checkpoints, age as f64 / 1000.0);
-                write!(out, "  checkpoints of {with} partitions, the oldest {seconds:.1} s old")?;
+                let (with, age) = (pod.checkpoints, super::lasting(age));
+                write!(out, "  checkpoints of {with} partitions, the oldest {age} old")?;
             }
             writeln!(out)?;
         }
@@ -360,8 +360,8 @@ impl fmt::Display for KeyspaceStatus {
         writeln!(out, "handoffs    {}", if self.handoffs.is_empty() { "none" } else { "" })?;
         for handoff in &self.handoffs {
             let from = handoff.from.as_deref().unwrap_or("nobody");
-            let seconds = handoff.phase_age_ms as f64 / 1000.0;
-            write!(out, "  {:>5}  {from} → {}  {:?} for {seconds:.1} s", handoff.partition, handoff.to, handoff.phase)?;
+            let lasts = super::lasting(handoff.phase_age_ms);
+            write!(out, "  {:>5}  {from} → {}  {:?} for {lasts}", handoff.partition, handoff.to, handoff.phase)?;
             write!(out, "{}", handoff.waits_in_words())?;
             writeln!(out, "  ({})", handoff.reason)?;
         }
