@@ -3,6 +3,8 @@
 //! A library, so that tests can run a command within their own process.
 
 #![warn(clippy::too_many_lines)]
+// What is printed goes through `process::printable`.
+#![warn(clippy::print_stderr)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod admin;

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use segue::commands::{Cli, CommandFailure};
-use segue::process::last_words::say;
+use segue::process::last_words::{say, say_line};
 
 fn main() -> ExitCode {
     match Cli::parse().run() {
@@ -19,15 +19,15 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
         Err(CommandFailure::Work(error)) => {
-            say(&format!("segue: {error:#}"));
+            say_line(&format!("segue: {error:#}"));
             ExitCode::from(1)
         }
         Err(CommandFailure::Unreachable(error) | CommandFailure::Lost(error)) => {
-            say(&format!("segue: {error:#}"));
+            say_line(&format!("segue: {error:#}"));
             ExitCode::from(3)
         }
         Err(CommandFailure::Waiting(error)) => {
-            say(&format!("segue: {error:#}"));
+            say_line(&format!("segue: {error:#}"));
             ExitCode::from(4)
         }
         Err(CommandFailure::Exit(code)) => code,

@@ -1,6 +1,5 @@
 //! `segue bench`: the demo's load and checks, against any URL.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use http::{HeaderName, Uri};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use super::output::{print_json, print_text};
 use super::{CommandFailure, runtime};
 use crate::process::certificates::trusting;
 use segue_demo::ProgressOutput;
@@ -91,9 +91,10 @@ pub(super) fn run(args: &Args) -> Result<(), CommandFailure> {
         tokio::spawn(end_at_signal(interrupt, terminate, stop));
         bench(options).await
     })?;
-    let mut out = std::io::stdout().lock();
-    let text = if args.json { report.to_json() } else { report.to_string() };
-    writeln!(out, "{}", text.trim_end()).map_err(anyhow::Error::new)?;
+    match args.json {
+        true => print_json(&report)?,
+        false => print_text(&format!("{}\n", report.to_string().trim_end()))?,
+    };
     if report.sound && report.ok == 0 {
         // Nothing was harmed, but nothing was tried either: a script must not take this for a service that works.
         return Err(CommandFailure::Work(anyhow::anyhow!("no request succeeded, so the checks prove nothing")));

@@ -1,14 +1,13 @@
 //! `segue check`: validates configuration files, each by itself and together, and Kubernetes manifests with them, and
 //! measures their stores.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use anyhow::Context as _;
 use segue_config::{LocatedConfig, Problem, compare};
 use segue_protocol::planning::Assurance;
 
+use super::output::{print_text, remark};
 use super::{CommandFailure, bad, load_with_certificates, measure_store};
 use crate::checks::kubernetes;
 use crate::process::files;
@@ -35,7 +34,8 @@ pub(super) struct Args {
 }
 
 pub(super) fn check(args: &Args) -> Result<(), CommandFailure> {
-    let (good, problems): (Vec<_>, Vec<_>) = args.config.iter().map(|path| check_alone(path)).partition(Result::is_ok);
+    let paths = args.config.iter();
+    let (good, problems): (Vec<_>, Vec<_>) = paths.map(|path| check_alone(path)).partition(Result::is_ok);
     let problems: Vec<String> = problems.into_iter().filter_map(Result::err).map(text).collect::<Result<_, _>>()?;
     if !problems.is_empty() {
         return Err(CommandFailure::BadInput(problems.join("\n")));
@@ -45,11 +45,9 @@ pub(super) fn check(args: &Args) -> Result<(), CommandFailure> {
         files = check_manifests(&args.kubernetes, &files)?;
     }
     let found = compare(&files);
-    for warning in &found.warnings {
-        eprintln!("warning: {warning}");
-    }
-    for doubt in files.iter().filter_map(without_fence) {
-        eprintln!("warning: {doubt}");
+    let fences = files.iter().filter_map(without_fence);
+    for warning in found.warnings.iter().cloned().chain(fences) {
+        remark(format!("warning: {warning}"));
     }
     if !found.problems.is_empty() {
         let lines: Vec<String> = found.problems.iter().map(ToString::to_string).collect();
@@ -57,8 +55,7 @@ pub(super) fn check(args: &Args) -> Result<(), CommandFailure> {
     }
     // A single file has nothing to be compared with.
     if files.len() > 1 {
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "{}", assurance(&files)?).context("cannot write to standard output")?;
+        print_text(&format!("{}\n", assurance(&files)?))?;
     }
     if args.store {
         measure_store::measure(&files)?;
@@ -79,23 +76,22 @@ fn check_manifests(paths: &[PathBuf], given: &[LocatedConfig]) -> Result<Vec<Loc
     };
     let found = kubernetes::check(&paths.iter().map(read).collect::<Result<Vec<_>, _>>()?, given);
     for warning in &found.warnings {
-        eprintln!("warning: {warning}");
+        remark(format!("warning: {warning}"));
     }
     if found.problems.is_empty() { Ok(found.configs) } else { Err(CommandFailure::BadInput(found.problems.join("\n"))) }
 }
 
 fn check_alone(path: &Path) -> Result<LocatedConfig, CommandFailure> {
     let (located, certificates) = load_with_certificates(path)?;
-    match certificates.expired(&located, SystemTime::now()) {
-        none if none.is_empty() => {
-            let doubts = files::doubt(&located).into_iter().chain(located.unnamed_keyspace());
-            for doubt in doubts.chain(secret_files::exposed(&located)).chain(surroundings::lacking(&located)) {
-                eprintln!("warning: {doubt}");
-            }
-            Ok(located)
-        }
-        expired => Err(bad(located, expired)),
+    let expired = certificates.expired(&located, SystemTime::now());
+    if !expired.is_empty() {
+        return Err(bad(located, expired));
     }
+    let doubts = files::doubt(&located).into_iter().chain(located.unnamed_keyspace());
+    for doubt in doubts.chain(secret_files::exposed(&located)).chain(surroundings::lacking(&located)) {
+        remark(format!("warning: {doubt}"));
+    }
+    Ok(located)
 }
 
 /// Returns the warning that nothing ends the work of this file's service if its sidecar fails.

@@ -1,7 +1,6 @@
 //! `segue conformance`: examines a running pod, and prints what does not conform.
 
 use std::fmt;
-use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,6 +8,7 @@ use std::time::Duration;
 use http::Uri;
 use serde::Serialize;
 
+use super::output::{print_json, print_text};
 use super::store::StoreArgs;
 use super::{CommandFailure, runtime};
 use crate::checks::conformance::{HandoffReport, HandoffTest, PodUnderTest, StampReport, play, send_stamps};
@@ -58,9 +58,10 @@ pub(super) fn conformance(args: &Args) -> Result<(), CommandFailure> {
 }
 
 fn print<T: Serialize + fmt::Display>(report: &T, conforms: bool, json: bool) -> Result<(), CommandFailure> {
-    let text = if json { serde_json::to_string(report) } else { Ok(report.to_string()) };
-    let text = text.map_err(anyhow::Error::new)?;
-    writeln!(std::io::stdout().lock(), "{}", text.trim_end()).map_err(anyhow::Error::new)?;
+    match json {
+        true => print_json(report)?,
+        false => print_text(&format!("{}\n", report.to_string().trim_end()))?,
+    };
     // The report has already been printed.
     if conforms { Ok(()) } else { Err(CommandFailure::AlreadyReported) }
 }

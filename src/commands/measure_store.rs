@@ -3,11 +3,9 @@
 //!
 //! The measurement writes one key beside the keyspaces, which nobody watches, under a lease of its own.
 
-use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use segue_config::{Config, LocatedConfig, StoreKind, readable, show_duration};
 use segue_coordination::store::{EtcdMember, Store, StoreError, Usage, Watch};
 use segue_protocol::ids::Revision;
@@ -16,6 +14,7 @@ use segue_protocol::txn::{Keys, Op, Txn};
 use tokio::time::{Instant, timeout};
 
 use super::compare_store::Differences;
+use super::output::{print_text, remark};
 use super::store::open_etcd;
 use super::{CommandFailure, runtime};
 
@@ -49,7 +48,7 @@ pub(super) fn measure(files: &[LocatedConfig]) -> Result<(), CommandFailure> {
         let (etcd, runtime) = (open_etcd(store)?, runtime()?);
         let members = runtime.block_on(etcd.members());
         for warning in doubts(&members) {
-            eprintln!("warning: {warning}");
+            remark(format!("warning: {warning}"));
         }
         if let Some(problem) = several_clusters(&members) {
             return Err(CommandFailure::Work(anyhow::Error::msg(format!("store {name}: {problem}"))));
@@ -57,7 +56,7 @@ pub(super) fn measure(files: &[LocatedConfig]) -> Result<(), CommandFailure> {
         let usage = runtime.block_on(etcd.usage(&store.store.prefix, Usage::FIRST));
         if let Some(usage) = usage.ok().flatten().filter(Usage::fills_up) {
             let (bytes, quota) = (usage.bytes, usage.quota());
-            eprintln!("warning: store {name}: {}", Notice::StoreFillsUp { bytes, quota });
+            remark(format!("warning: store {name}: {}", Notice::StoreFillsUp { bytes, quota }));
         }
         let failed = |error: StoreError| {
             let is_silent = matches!(error, StoreError::Unavailable(_));
@@ -66,16 +65,15 @@ pub(super) fn measure(files: &[LocatedConfig]) -> Result<(), CommandFailure> {
         };
         let etcd = Arc::new(etcd);
         let times = runtime.block_on(StoreTimes::of(etcd.clone(), &store.store.prefix)).map_err(failed)?;
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "store {name}: {}", times.in_words()).context("cannot write to standard output")?;
+        print_text(&format!("store {name}: {}\n", times.in_words()))?;
         let leases = configs.iter().filter(|config| at(config) == at(store)).flat_map(|config| leases(config));
         for warning in times.too_slow_for(leases) {
-            eprintln!("warning: {warning}");
+            remark(format!("warning: {warning}"));
         }
         for file in files.iter().filter(|file| at(&file.config) == at(store)) {
             let found = runtime.block_on(Differences::of(file, &*etcd)).map_err(failed)?;
             for warning in &found.warnings {
-                eprintln!("warning: {warning}");
+                remark(format!("warning: {warning}"));
             }
             problems.extend(found.problems.iter().map(ToString::to_string));
         }

@@ -9,6 +9,7 @@ mod generate;
 mod logging;
 mod measure_store;
 mod operator;
+mod output;
 mod reload;
 mod restart;
 mod run;
@@ -16,6 +17,7 @@ mod server;
 mod service_manager;
 mod status;
 mod store;
+mod target;
 
 use std::process::ExitCode;
 

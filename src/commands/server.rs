@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
-use axum::body::Body;
-use http::{Method, Request, StatusCode, Uri, header};
+use axum::body::{Body, Bytes};
+use http::{Method, Request, Response, StatusCode, Uri, header};
+use segue_protocol::headers::{SEGUE_MISDIRECTED, SEGUE_REASON};
 use segue_proxy::tls::{ClientFiles, ClientTls};
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -21,8 +22,10 @@ use tokio::time::timeout;
 use tokio_util::either::Either;
 
 use super::CommandFailure;
-use super::store::ReachArgs;
+use super::store::StoreArgs;
+use super::target::nobody_answers;
 use crate::operator::{exchange, segment};
+use crate::process::printable::on_one_line;
 
 /// How long connecting may take, the TLS handshake included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,17 +53,9 @@ enum AdminAddress {
 }
 
 impl AdminServer {
-    /// Returns the admin endpoint that the arguments name, if they name one.
-    pub(super) fn given(args: &ReachArgs) -> Result<Option<Self>, CommandFailure> {
-        let Some(name) = &args.server else { return Ok(None) };
-        let token = args.token_file.as_deref().map(read_token).transpose()?;
-        let server = Self::at(name, token, args)?;
-        Ok(Some(AdminServer { keyspace: args.store.keyspace.clone(), ..server }))
-    }
-
-    /// Returns the admin endpoint of this name, whatever the keyspace.
-    pub(super) fn at(name: &str, token: Option<String>, args: &ReachArgs) -> Result<Self, CommandFailure> {
-        let bad = |why: &str| CommandFailure::BadInput(format!("segue: --server {name}: {why}"));
+    /// Returns the admin endpoint of this name, whatever the keyspace. The arguments have the files for TLS.
+    pub(super) fn at(name: &str, token: Option<String>, args: &StoreArgs) -> Result<Self, CommandFailure> {
+        let bad = |why: &str| CommandFailure::BadInput(format!("segue: admin endpoint {name}: {why}"));
         let server = |address| Ok(AdminServer { name: name.to_owned(), address, token: token.clone(), keyspace: None });
         if let Some(path) = name.strip_prefix("unix:") {
             return if path.is_empty() { Err(bad(EXPECTED)) } else { server(AdminAddress::Unix(path.into())) };
@@ -84,6 +79,25 @@ impl AdminServer {
             None => format!("{authority}:{port}"),
         };
         server(AdminAddress::Tcp { authority, tls })
+    }
+
+    /// Names this keyspace in every request.
+    pub(super) fn of_keyspace(self, keyspace: Option<String>) -> Self {
+        AdminServer { keyspace, ..self }
+    }
+
+    /// Returns the first of these endpoints that accepts a connection.
+    pub(super) async fn first_of(endpoints: &[&str], args: &StoreArgs) -> Result<Self, CommandFailure> {
+        let mut silent = Vec::new();
+        for endpoint in endpoints {
+            let server = Self::at(endpoint, None, args)?;
+            match timeout(CONNECT_TIMEOUT, server.connect()).await {
+                Ok(Ok(_)) => return Ok(server),
+                Ok(Err(error)) => silent.push(format!("{endpoint}: {error}")),
+                Err(_) => silent.push(format!("{endpoint}: cannot connect in time")),
+            }
+        }
+        Err(CommandFailure::Unreachable(nobody_answers(&silent)))
     }
 
     /// Returns the endpoint's name.
@@ -111,22 +125,28 @@ impl AdminServer {
         let exchange =
             timeout(waits + RESPONSE_TIMEOUT, exchange(stream.map_err(CommandFailure::Unreachable)?, request));
         let answer = exchange.await.unwrap_or_else(|_| Err(anyhow!("no response in time")));
-        let (status, bytes) = answer.with_context(silent).map_err(CommandFailure::Lost)?;
-        self.judge(path, status, &bytes)
+        let response = answer.with_context(silent).map_err(CommandFailure::Lost)?;
+        self.judge(path, &response)
     }
 
-    fn judge(&self, path: &str, status: StatusCode, bytes: &[u8]) -> Result<Value, CommandFailure> {
-        let value: Option<Value> = serde_json::from_slice(bytes).ok();
+    fn judge(&self, path: &str, response: &Response<Bytes>) -> Result<Value, CommandFailure> {
+        let status = response.status();
+        // What Segue marks for the clients of routers, and for routers.
+        if [SEGUE_REASON, SEGUE_MISDIRECTED].into_iter().any(|mark| response.headers().contains_key(mark)) {
+            let text = format!("segue: {} serves requests of clients; use its admin.listen", self.name);
+            return Err(CommandFailure::BadInput(text));
+        }
+        let value: Option<Value> = serde_json::from_slice(response.body()).ok();
         if status == StatusCode::OK
             && let Some(value) = value
         {
             return Ok(value);
         }
-        let said = |key: &str| Some(value.as_ref()?.get(key)?.as_str()?.to_owned());
+        let said = |key: &str| Some(on_one_line(value.as_ref()?.get(key)?.as_str()?));
         let Some(text) = said("error") else {
             let name = &self.name;
             let text =
-                format!("{name} answers {path} with {status}: expected the admin endpoint of this version of segue");
+                format!("{name} answers {path} with {status}: expected an admin.listen of this version of segue");
             return Err(CommandFailure::Work(anyhow!(text)));
         };
         Err(match (status, said("reason").as_deref()) {
@@ -193,4 +213,39 @@ pub(super) fn read_token(path: &Path) -> Result<String, CommandFailure> {
     let token = text.trim();
     let is_usable = !token.is_empty() && token.len() <= MAX_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic());
     is_usable.then(|| token.to_owned()).ok_or_else(|| bad("expected a token in printable ASCII, without spaces"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use tokio::net::{TcpListener, UnixListener};
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        store: StoreArgs,
+    }
+
+    #[tokio::test]
+    async fn the_first_endpoint_of_this_machine_that_accepts_is_asked_and_all_are_named_if_none_does() {
+        let args = Arguments::parse_from(["segue"]).store;
+        let folder = tempfile::tempdir().unwrap();
+        let socket = format!("unix:{}", folder.path().join("admin.sock").display());
+        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", tcp.local_addr().unwrap());
+        let first = async || AdminServer::first_of(&[&socket, &url], &args).await;
+        assert_eq!(first().await.unwrap().name(), url, "there is no socket");
+        let stale = UnixListener::bind(folder.path().join("admin.sock")).unwrap();
+        assert_eq!(first().await.unwrap().name(), socket);
+        drop(stale);
+        assert_eq!(first().await.unwrap().name(), url, "nobody listens at the socket");
+        drop(tcp);
+        let Err(CommandFailure::Unreachable(error)) = first().await else { panic!("nobody listens") };
+        let said = error.to_string();
+        for part in [&*socket, &*url, "--server", "SEGUE_SERVER", "SEGUE_CONFIG"] {
+            assert!(said.contains(part), "{part} is missing in {said}");
+        }
+    }
 }

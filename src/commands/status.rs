@@ -1,20 +1,23 @@
 //! `segue status`: the keyspace at a glance.
 
-use std::io::Write as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use segue_coordination::session::{Update, Watcher, unix_millis};
+use segue_coordination::store::Store;
 use segue_protocol::ids::Revision;
+use segue_protocol::keys::Keyspace;
 use segue_protocol::view::View;
 
 use super::operator::Reach;
+use super::output::{self, Reader, print_report, remark};
 use super::server::admin_tls;
-use super::store::ReachArgs;
+use super::target::ReachArgs;
 use super::{CommandFailure, runtime};
+use crate::operator::RouterComparison;
 use crate::operator::status::KeyspaceStatus;
-use crate::process::printable::printable;
 
 /// Time between two looks at an admin endpoint. Its processes make a status at most that often.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -44,11 +47,11 @@ pub(super) fn status(args: &Args) -> Result<(), CommandFailure> {
 }
 
 async fn show(args: &Args) -> Result<(), CommandFailure> {
+    let reach = Reach::open(&args.reach).await?;
     if args.routers {
-        return compare_routers(args).await;
+        return compare_routers(&reach, args).await;
     }
     if !args.watch {
-        let reach = Reach::open(&args.reach).await?;
         let refusal = reach.write_refusal().await;
         // As of after the question, which may have shown that a refusal is over.
         let mut status = reach.status().await?;
@@ -57,9 +60,9 @@ async fn show(args: &Args) -> Result<(), CommandFailure> {
         let words = status.store_refuses_writes.take().or(refusal);
         return show_once(&status.store_refuses(words), args);
     }
-    match args.reach.server {
-        Some(_) => look(args).await,
-        None => follow(args).await,
+    match &reach {
+        Reach::Server(_) => look(&reach, args).await,
+        Reach::Store(link) => follow(link.store().clone(), link.keys().clone(), args).await,
     }
 }
 
@@ -80,18 +83,19 @@ fn show_once(status: &KeyspaceStatus, args: &Args) -> Result<(), CommandFailure>
 }
 
 /// Prints the status of an admin endpoint whenever the revision has changed, or whether its process follows the store.
-async fn look(args: &Args) -> Result<(), CommandFailure> {
-    let reach = Reach::open(&args.reach).await?;
+async fn look(reach: &Reach, args: &Args) -> Result<(), CommandFailure> {
     let mut shown = None;
     loop {
         match reach.status().await {
             Ok(status) if shown == Some((status.revision, status.stale.is_some())) => {}
             Ok(status) => {
-                print(&status, args, true)?;
+                if print(&status, args, true)? == Reader::Gone {
+                    return Ok(());
+                }
                 shown = Some((status.revision, status.stale.is_some()));
             }
             Err(CommandFailure::Unreachable(error) | CommandFailure::Lost(error)) => {
-                eprintln!("segue: {error:#}; trying again")
+                remark(format!("segue: {error:#}; trying again"))
             }
             Err(failure) => return Err(failure),
         }
@@ -99,8 +103,7 @@ async fn look(args: &Args) -> Result<(), CommandFailure> {
     }
 }
 
-async fn follow(args: &Args) -> Result<(), CommandFailure> {
-    let (store, keys) = args.reach.store.connect().await?;
+async fn follow(store: Arc<dyn Store>, keys: Keyspace, args: &Args) -> Result<(), CommandFailure> {
     let mut watcher = Watcher::start(store, keys.clone());
     let mut view = View::empty(keys);
     loop {
@@ -108,38 +111,33 @@ async fn follow(args: &Args) -> Result<(), CommandFailure> {
             Update::Snapshot(snapshot) => view = *snapshot,
             Update::Batch(batch) => drop(view.apply(batch)),
             Update::Lost(error) => {
-                eprintln!("segue: {error}; trying again");
+                remark(format!("segue: {error}; trying again"));
                 continue;
             }
         }
         while let Some(batch) = watcher.try_next_batch() {
             view.apply(batch);
         }
-        print(&KeyspaceStatus::of(&view, unix_millis()), args, true)?;
+        if print(&KeyspaceStatus::of(&view, unix_millis()), args, true)? == Reader::Gone {
+            return Ok(());
+        }
         // Faster changes could not be read.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
-async fn compare_routers(args: &Args) -> Result<(), CommandFailure> {
+async fn compare_routers(reach: &Reach, args: &Args) -> Result<(), CommandFailure> {
+    args.reach.refuse_admin_ca(args.admin_ca.as_deref())?;
     let tls = admin_tls(args.admin_ca.as_deref())?;
-    let comparison = Reach::open(&args.reach).await?.routers(tls.as_ref()).await?;
-    let text = match args.json {
-        true => serde_json::to_string(&comparison).map_err(anyhow::Error::from)? + "\n",
-        false => comparison.to_string(),
-    };
-    std::io::stdout().lock().write_all(printable(&text).as_bytes()).context("cannot write to standard output")?;
+    let comparison = reach.routers(tls.as_ref()).await?;
+    print_report(&comparison, args.json, RouterComparison::to_string)?;
     if comparison.is_equal() { Ok(()) } else { Err(CommandFailure::AlreadyReported) }
 }
 
-fn print(status: &KeyspaceStatus, args: &Args, repaint: bool) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        writeln!(out, "{}", serde_json::to_string(status)?)?;
-    } else {
+fn print(status: &KeyspaceStatus, args: &Args, repaint: bool) -> Result<Reader, CommandFailure> {
+    if repaint && !args.json {
         // Clears the screen and moves the cursor to its top.
-        let clear = if repaint { "\x1b[2J\x1b[H" } else { "" };
-        write!(out, "{clear}{}", printable(&status.to_string()))?;
+        output::write(b"\x1b[2J\x1b[H")?;
     }
-    Ok(out.flush()?)
+    print_report(status, args.json, KeyspaceStatus::to_string)
 }

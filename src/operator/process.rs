@@ -54,8 +54,9 @@ pub(super) async fn status<T: DeserializeOwned + Send + 'static>(
     let busy = |_| anyhow!("not asked within {within:?}: this process is asking too many others; try again");
     let place = timeout_at(until, PLACES.acquire()).await.map_err(busy)??;
     let asked = timeout_at(until, ask(admin, tls, keyspace)).await;
-    let (status, bytes) = asked.map_err(|_| anyhow!("no response within {within:?}"))??;
-    ensure!(status == StatusCode::OK, "/status is answered with {status}");
+    let response = asked.map_err(|_| anyhow!("no response within {within:?}"))??;
+    ensure!(response.status() == StatusCode::OK, "/status is answered with {}", response.status());
+    let bytes = response.into_body();
     // Apart from the tasks of this thread, one of which may renew a lease. The place is kept until the bytes are gone.
     let parse = move || {
         let parsed = serde_json::from_slice::<T>(&bytes);
@@ -76,7 +77,7 @@ fn in_words(category: Category) -> &'static str {
     }
 }
 
-async fn ask(admin: &str, tls: Option<&ClientTls>, keyspace: Option<&str>) -> anyhow::Result<(StatusCode, Bytes)> {
+async fn ask(admin: &str, tls: Option<&ClientTls>, keyspace: Option<&str>) -> anyhow::Result<Response<Bytes>> {
     let keyspace = keyspace.map_or(String::new(), |keyspace| format!("?keyspace={}", segment(keyspace)));
     let request = Request::get(format!("/status{keyspace}")).header(header::HOST, admin).body(Body::empty())?;
     let stream = TcpStream::connect(admin).await.context("cannot connect")?;
@@ -93,7 +94,7 @@ async fn ask(admin: &str, tls: Option<&ClientTls>, keyspace: Option<&str>) -> an
 pub(crate) async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: Request<Body>,
-) -> anyhow::Result<(StatusCode, Bytes)> {
+) -> anyhow::Result<Response<Bytes>> {
     let (response, _connection) = send(stream, request).await?;
     receive(response).await
 }
@@ -110,11 +111,11 @@ async fn send(
 }
 
 /// Reads a response to its end.
-async fn receive(response: Response<Incoming>) -> anyhow::Result<(StatusCode, Bytes)> {
-    let status = response.status();
+async fn receive(response: Response<Incoming>) -> anyhow::Result<Response<Bytes>> {
+    let (head, body) = response.into_parts();
     let incomplete = || format!("the response is larger than {} MiB or was cut off", MAX_RESPONSE >> 20);
-    let bytes = to_bytes(Body::new(response.into_body()), MAX_RESPONSE).await.with_context(incomplete)?;
-    Ok((status, bytes))
+    let bytes = to_bytes(Body::new(body), MAX_RESPONSE).await.with_context(incomplete)?;
+    Ok(Response::from_parts(head, bytes))
 }
 
 /// Returns a name as a segment of a path, or as a value of a query.

@@ -10,14 +10,19 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use super::printable::printable;
+use super::printable::{on_one_line, printable};
 
 /// How long the end of a process waits for the reader of its last line.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Writes a line to standard error.
-pub fn say(line: &str) {
-    let line = format!("{}\n", printable(line));
+/// Writes a text to standard error, as one line whatever it contains.
+pub fn say_line(text: &str) {
+    say(&on_one_line(text));
+}
+
+/// Writes a text of one or more lines to standard error.
+pub fn say(text: &str) {
+    let line = format!("{}\n", printable(text));
     let (written, is_written) = mpsc::channel();
     // A write to a full pipe cannot be given up. The end of the process ends the thread.
     let writer = thread::Builder::new().spawn(move || {

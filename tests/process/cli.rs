@@ -15,8 +15,13 @@ use tempfile::TempDir;
 
 use crate::site::{SEGUE, keys_below, put_by_hand, segue as run};
 
+/// The command, without the variables of whoever runs the tests.
 pub(crate) fn segue() -> Command {
-    Command::new(SEGUE)
+    let mut command = Command::new(SEGUE);
+    for name in ["SEGUE_CONFIG", "SEGUE_SERVER", "SEGUE_KEYSPACE", "SEGUE_TOKEN_FILE"] {
+        command.env_remove(name);
+    }
+    command
 }
 
 pub(crate) fn stderr(output: &Output) -> String {
@@ -139,10 +144,10 @@ fn several_endpoints_of_a_command_may_be_separated_by_commas() {
 
 #[test]
 fn a_command_that_needs_a_store_is_not_content_with_a_keyspace() {
+    let output = run(&["conformance", "--pod", "http://a:1", "--keyspace", "orders"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("expected --config FILE, --etcd URL"), "{}", stderr(&output));
     for command in [vec!["status"], vec!["forget", "pod", "writer-0"], vec!["conformance", "--pod", "http://a:1"]] {
-        let output = run(&[&command[..], &["--keyspace", "orders"]].concat());
-        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
-        assert!(stderr(&output).contains("--config <FILE>|--etcd <URL>"), "{}", stderr(&output));
         // The file says where its keyspaces are.
         let output = run(&[&command[..], &["--config", "segue.toml", "--prefix", "/segue/"]].concat());
         assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
@@ -223,6 +228,9 @@ fn a_process_with_all_roles_gets_ready_shows_itself_and_ends_gracefully() {
 
     // A request that names no partition, and one out of range.
     assert_eq!(get(listen, "/").unwrap().0, 400);
+    let output = run(&["status", "--server", &format!("http://{listen}")]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("serves requests of clients; use its admin.listen"), "{}", stderr(&output));
 
     let output = run(&["status", "--etcd", &endpoint, "--json"]);
     let overview: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -8,6 +8,7 @@ mod check;
 mod claims;
 mod cli;
 mod clients_in_trouble;
+mod command_line;
 mod conformance;
 mod demo;
 mod demo_harm;

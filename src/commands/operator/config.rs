@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{CommandFailure, CommandTarget, OperationArgs, Reach, act, block_on, print_text};
+use super::{CommandFailure, CommandTarget, OperationArgs, Reach, act, block_on, print_report};
 use crate::operator::Action;
 
 /// What to do with the settings.
@@ -51,21 +51,20 @@ pub(in crate::commands) fn config(args: &ConfigArgs) -> Result<(), CommandFailur
 
 async fn get(key: Option<&str>, target: &CommandTarget) -> Result<(), CommandFailure> {
     let settings = Reach::open(&target.reach).await?.settings().await?;
-    let shown = |value: &Value| match value {
+    let Some(key) = key else {
+        print_report(&settings, target.json, |settings| {
+            settings.iter().map(|(key, value)| format!("{key} = {}\n", shown(value))).collect()
+        })?;
+        return Ok(());
+    };
+    let missing = || CommandFailure::Work(anyhow::anyhow!("the keyspace has no setting {key}"));
+    print_report(settings.get(key).ok_or_else(missing)?, target.json, |value| shown(value) + "\n")?;
+    Ok(())
+}
+
+fn shown(value: &Value) -> String {
+    match value {
         Value::String(text) => text.clone(),
         value => value.to_string(),
-    };
-    let text = match key {
-        Some(key) => {
-            let missing = || CommandFailure::Work(anyhow::anyhow!("the keyspace has no setting {key}"));
-            let value = settings.get(key).ok_or_else(missing)?;
-            if target.json { value.to_string() } else { shown(value) }
-        }
-        None if target.json => Value::Object(settings).to_string(),
-        None => {
-            let lines: Vec<_> = settings.iter().map(|(key, value)| format!("{key} = {}", shown(value))).collect();
-            lines.join("\n")
-        }
-    };
-    print_text(&(text + "\n"))
+    }
 }

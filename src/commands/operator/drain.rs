@@ -10,9 +10,8 @@ pub(in crate::commands) struct DrainArgs {
     /// Name of the pod.
     #[arg(required_unless_present = "itself", conflicts_with = "itself")]
     pod: Option<String>,
-    /// Drain the pod of the sidecar that is asked, for the rest of its life: a preStop hook. Without --server and
-    /// --config, asks unix:/run/segue/admin.sock if it exists, otherwise http://127.0.0.1:9090.
-    #[arg(long = "self", group = "store", conflicts_with_all = ["etcd", "why", "id"])]
+    /// Drain the pod of the sidecar that is asked, for the rest of its life: a preStop hook.
+    #[arg(long = "self", conflicts_with_all = ["etcd", "why", "id"])]
     itself: bool,
     #[command(flatten)]
     patience: Patience,
@@ -33,7 +32,7 @@ pub(in crate::commands) fn drain(args: &DrainArgs) -> Result<(), CommandFailure>
     let (patience, target) = (&args.patience, &args.asked.target);
     let Some(pod) = &args.pod else {
         let timeout = if patience.no_wait { None } else { Some(patience.timeout) };
-        let outcome = block_on(async { Reach::sidecar(&target.reach)?.drain_itself(timeout).await })?;
+        let outcome = block_on(async { Reach::sidecar(&target.reach).await?.drain_itself(timeout).await })?;
         return print(target, &outcome);
     };
     let condition = Condition::Drained { pod: pod.clone(), by_operator: true };

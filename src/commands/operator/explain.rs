@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::{CommandFailure, CommandTarget, Reach, block_on, print_text};
+use serde::de::DeserializeOwned;
+
+use super::{CommandFailure, CommandTarget, Reach, block_on, print_report};
 use crate::commands::server::admin_tls;
 use crate::operator::Explanation;
 
@@ -21,6 +23,7 @@ pub(in crate::commands) struct ExplainArgs {
 }
 
 pub(in crate::commands) fn explain(args: &ExplainArgs) -> Result<(), CommandFailure> {
+    args.target.reach.refuse_admin_ca(args.admin_ca.as_deref())?;
     let tls = admin_tls(args.admin_ca.as_deref())?;
     block_on(async {
         let reach = Reach::open(&args.target.reach).await?;
@@ -36,10 +39,7 @@ pub(in crate::commands) fn explain(args: &ExplainArgs) -> Result<(), CommandFail
     })
 }
 
-fn show(target: &CommandTarget, explanation: &impl Explanation) -> Result<(), CommandFailure> {
-    let text = match target.json {
-        true => serde_json::to_string(explanation).map_err(anyhow::Error::from)? + "\n",
-        false => explanation.in_words(),
-    };
-    print_text(&text)
+fn show(target: &CommandTarget, explanation: &(impl Explanation + DeserializeOwned)) -> Result<(), CommandFailure> {
+    print_report(explanation, target.json, Explanation::in_words)?;
+    Ok(())
 }

@@ -3,7 +3,7 @@
 use segue_coordination::session::unix_millis;
 use segue_protocol::ids::PartitionId;
 
-use super::{CommandFailure, CommandTarget, Reach, block_on, partition_number, print_text};
+use super::{CommandFailure, CommandTarget, Reach, block_on, partition_number, print_report};
 
 /// Which handoffs to show.
 #[derive(Debug, clap::Args)]
@@ -22,10 +22,7 @@ pub(in crate::commands) fn history(args: &HistoryArgs) -> Result<(), CommandFail
     block_on(async {
         let reach = Reach::open(&args.target.reach).await?;
         let history = reach.history(args.partition, args.limit).await?;
-        let text = match args.target.json {
-            true => serde_json::to_string(&history).map_err(anyhow::Error::from)? + "\n",
-            false => history.table(unix_millis()),
-        };
-        print_text(&text)
+        print_report(&history, args.target.json, |history| history.table(unix_millis()))?;
+        Ok(())
     })
 }

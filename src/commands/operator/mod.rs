@@ -15,19 +15,18 @@ mod remap;
 mod wait;
 mod wanted;
 
-use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use segue_coordination::session::unix_millis;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::Origin;
 use serde_json::json;
 
-use super::store::ReachArgs;
+use super::output::{print_report, remark};
+use super::target::ReachArgs;
 use super::{CommandFailure, runtime};
 use crate::operator::{Action, ActionOutcome, Condition, OperationId, Order};
-use crate::process::printable::printable;
+use crate::process::printable::on_one_line;
 
 pub(super) use self::config::{ConfigArgs, config};
 pub(super) use self::drain::{DrainArgs, UndrainArgs, drain, undrain};
@@ -102,7 +101,7 @@ fn act_and_wait(
         let for_answer = if patience.no_wait { ANSWER_TIMEOUT } else { patience.timeout };
         let mut outcome = reach.perform(&asked.order(action)?, for_answer).await?;
         if !patience.no_wait {
-            eprintln!("{}", printable(&outcome.text));
+            remark(on_one_line(&outcome.text));
             outcome.text = reach.until(condition, patience.timeout.saturating_sub(began.elapsed())).await?;
         }
         outcome.facts.insert("waited".to_owned(), json!(!patience.no_wait));
@@ -138,15 +137,7 @@ fn who() -> String {
 
 /// Prints the result: a sentence, or a JSON object with the sentence and facts.
 fn print(target: &CommandTarget, outcome: &ActionOutcome) -> Result<(), CommandFailure> {
-    let line = match target.json {
-        true => serde_json::to_string(outcome).map_err(anyhow::Error::from)?,
-        false => outcome.text.clone(),
-    };
-    print_text(&(line + "\n"))
-}
-
-fn print_text(text: &str) -> Result<(), CommandFailure> {
-    std::io::stdout().lock().write_all(printable(text).as_bytes()).context("cannot write to standard output")?;
+    print_report(outcome, target.json, |outcome| outcome.text.clone() + "\n")?;
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! `segue plan`: a dry run of the planner on the current view.
 
-use super::{CommandFailure, CommandTarget, Reach, block_on, print_text};
+use super::{CommandFailure, CommandTarget, Reach, block_on, print_report, remark};
+use crate::operator::Preview;
 
 /// Assumptions of the dry run.
 #[derive(Debug, clap::Args)]
@@ -17,12 +18,9 @@ pub(in crate::commands) fn plan(args: &PlanArgs) -> Result<(), CommandFailure> {
         let reach = Reach::open(&args.target.reach).await?;
         let preview = reach.plan(args.without.as_deref()).await?;
         if !preview.knows_policy() {
-            eprintln!("planned with the defaults of [coordinator]: {}", reach.where_the_policy_is());
+            remark(format!("planned with the defaults of [coordinator]: {}", reach.where_the_policy_is()));
         }
-        let text = match args.target.json {
-            true => serde_json::to_string(&preview).map_err(anyhow::Error::from)? + "\n",
-            false => preview.in_words(),
-        };
-        print_text(&text)
+        print_report(&preview, args.target.json, Preview::in_words)?;
+        Ok(())
     })
 }

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use crate::operator::WaitProgress;
+use crate::process::printable::on_one_line;
 
 /// Shortest time between two lines of progress.
 const LINE_INTERVAL: Duration = Duration::from_millis(500);
@@ -37,7 +38,7 @@ async fn show(mut saying: watch::Receiver<String>) -> Infallible {
             std::future::pending::<()>().await;
         }
         sleep_until(due).await;
-        let text = saying.borrow_and_update().clone();
+        let text = on_one_line(&saying.borrow_and_update());
         if text != last {
             let mut out = std::io::stderr().lock();
             let _ = if out.is_terminal() { write!(out, "\r\x1b[K{text}") } else { writeln!(out, "{text}") };

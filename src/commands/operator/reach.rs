@@ -1,6 +1,5 @@
 //! How a command reaches the keyspace: by its store, or by an admin endpoint whose process has the store.
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::anyhow;
@@ -17,7 +16,7 @@ use tokio::time::{Instant, sleep};
 use super::progress::shown;
 use crate::commands::CommandFailure;
 use crate::commands::server::{AdminServer, read_token};
-use crate::commands::store::ReachArgs;
+use crate::commands::target::{LOCAL_ENDPOINTS, ReachArgs, Target};
 use crate::operator::history::HandoffHistory;
 use crate::operator::status::KeyspaceStatus;
 use crate::operator::{
@@ -34,9 +33,6 @@ const LONGEST_COMPARISON: Duration = Duration::from_secs(45);
 /// How long an endpoint is asked again that was reached and then gives no answer, and the pause between two attempts.
 const LOST_PATIENCE: Duration = Duration::from_secs(10);
 const LOST_PAUSE: Duration = Duration::from_millis(500);
-/// The sidecar that is asked without any other choice.
-const LOCAL_SOCKET: &str = "/run/segue/admin.sock";
-const LOCAL_URL: &str = "http://127.0.0.1:9090";
 
 /// A way to a keyspace.
 #[derive(Debug)]
@@ -46,32 +42,36 @@ pub(in crate::commands) enum Reach {
 }
 
 impl Reach {
-    /// Opens the way that the arguments name.
+    /// Opens the way that the arguments, the variables or this machine offer.
     pub(in crate::commands) async fn open(args: &ReachArgs) -> Result<Self, CommandFailure> {
-        if let Some(server) = AdminServer::given(args)? {
-            return Ok(Reach::Server(server));
-        }
-        let (store, keys) = args.store.connect().await?;
-        Ok(Reach::Store(Box::new(Link::new(store, keys, args.store.policy()?))))
+        let server = match args.target()? {
+            Target::Store => {
+                let (store, keys) = args.store.connect().await?;
+                return Ok(Reach::Store(Box::new(Link::new(store, keys, args.store.policy()?))));
+            }
+            Target::Server { name, token_file } => {
+                AdminServer::at(&name, token_file.as_deref().map(read_token).transpose()?, &args.store)?
+            }
+            Target::Local => AdminServer::first_of(&LOCAL_ENDPOINTS, &args.store).await?,
+        };
+        Ok(Reach::Server(server.of_keyspace(args.store.keyspace())))
     }
 
-    /// Opens the way to the sidecar of this host: the one that the arguments or the configuration file name, otherwise
-    /// the usual one.
-    pub(super) fn sidecar(args: &ReachArgs) -> Result<Self, CommandFailure> {
-        if let Some(server) = AdminServer::given(args)? {
-            return Ok(Reach::Server(server));
-        }
-        let mut token = None;
-        let name = match args.store.config()? {
-            None if Path::new(LOCAL_SOCKET).exists() => format!("unix:{LOCAL_SOCKET}"),
-            None => LOCAL_URL.to_owned(),
-            Some(config) => match config.admin {
-                Some(Admin { socket: Some(path), .. }) => format!("unix:{}", path.display()),
+    /// Opens the way to the sidecar of this host: the one that the arguments, the variables or the configuration file
+    /// name, otherwise the usual one.
+    pub(super) async fn sidecar(args: &ReachArgs) -> Result<Self, CommandFailure> {
+        let server = match args.target()? {
+            Target::Server { name, token_file } => {
+                AdminServer::at(&name, token_file.as_deref().map(read_token).transpose()?, &args.store)?
+            }
+            Target::Local => AdminServer::first_of(&LOCAL_ENDPOINTS, &args.store).await?,
+            Target::Store => match args.store.config()?.and_then(|config| config.admin) {
+                Some(Admin { socket: Some(path), .. }) => {
+                    AdminServer::at(&format!("unix:{}", path.display()), None, &args.store)?
+                }
                 Some(Admin { listen, tls: None, write, .. }) => {
-                    if let AdminWrite::Token(file) = &write {
-                        token = Some(read_token(file)?);
-                    }
-                    format!("http://{listen}")
+                    let token = if let AdminWrite::Token(file) = &write { Some(read_token(file)?) } else { None };
+                    AdminServer::at(&format!("http://{listen}"), token, &args.store)?
                 }
                 Some(Admin { tls: Some(_), .. }) | None => {
                     let text = "segue: the file names no way to ask its process; expected admin.socket";
@@ -79,7 +79,8 @@ impl Reach {
                 }
             },
         };
-        Ok(Reach::Server(AdminServer::at(&name, token, args)?))
+        // A sidecar hands over what its pod has in all keyspaces, and refuses the name of one.
+        Ok(Reach::Server(server.of_keyspace(args.store.keyspace_option())))
     }
 
     /// Carries out an order; at most `patience` is waited for the leader's answer.
@@ -214,13 +215,27 @@ impl Reach {
         partition: Option<PartitionId>,
         limit: usize,
     ) -> Result<HandoffHistory, CommandFailure> {
-        match self {
-            Reach::Store(link) => Ok(link.history(partition).await?.newest(limit)),
+        let history = match self {
+            Reach::Store(link) => link.history(partition).await?.newest(limit),
             Reach::Server(server) => {
                 let of = partition.map_or(String::new(), |partition| format!("&partition={partition}"));
-                read(server, server.get(&format!("/v1/history?limit={limit}{of}"), Duration::ZERO).await?)
+                read(server, server.get(&format!("/v1/history?limit={limit}{of}"), Duration::ZERO).await?)?
             }
+        };
+        // A partition that does not exist has no history either.
+        if let Some(partition) = partition.filter(|_| history.handoffs.is_empty()) {
+            self.ensure_exists(partition).await?;
         }
+        Ok(history)
+    }
+
+    /// Fails unless the keyspace has this partition.
+    async fn ensure_exists(&self, partition: PartitionId) -> Result<(), CommandFailure> {
+        match self {
+            Reach::Store(link) => drop(link.explain_partition(partition).await?),
+            Reach::Server(server) => drop(server.get(&format!("/v1/partitions/{partition}"), Duration::ZERO).await?),
+        }
+        Ok(())
     }
 
     /// Returns the settings of the keyspace by name.
@@ -232,10 +247,10 @@ impl Reach {
     }
 
     /// Returns the name of the keyspace, if it is known here.
-    pub(super) fn keyspace<'a>(&'a self, args: &'a ReachArgs) -> Option<&'a str> {
+    pub(super) fn keyspace(&self, args: &ReachArgs) -> Option<String> {
         match self {
-            Reach::Store(link) => Some(link.keys().name()),
-            Reach::Server(_) => args.store.keyspace.as_deref(),
+            Reach::Store(link) => Some(link.keys().name().to_owned()),
+            Reach::Server(_) => args.store.keyspace(),
         }
     }
 

@@ -25,7 +25,7 @@ pub(in crate::commands) fn remap(args: &RemapArgs) -> Result<(), CommandFailure>
     let target = &args.asked.target;
     block_on(async {
         let reach = Reach::open(&target.reach).await?;
-        let to = mapping(&args.to, reach.keyspace(&target.reach))?;
+        let to = mapping(&args.to, reach.keyspace(&target.reach).as_deref())?;
         let order = args.asked.order(Action::Remap { to, confirmed: args.yes })?;
         print(target, &reach.perform(&order, ANSWER_TIMEOUT).await?)
     })

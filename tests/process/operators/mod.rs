@@ -3,3 +3,4 @@ mod commands;
 mod operated;
 mod orders;
 mod routers;
+mod terminal;

@@ -6,7 +6,7 @@ use segue_protocol::keys::Keyspace;
 use segue_tests::process::{Process, until};
 use serde_json::Value;
 
-use crate::site::{SEGUE, put_by_hand, said, segue};
+use crate::site::{put_by_hand, said, segue};
 use crate::writers::{LeaseTtls, WriterCluster};
 
 /// The exit code of a command that cannot reach the store.
@@ -31,8 +31,8 @@ impl Operated {
         Operated(cluster)
     }
 
-    fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(SEGUE);
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
+        let mut command = crate::cli::segue();
         command.args(words).args(["--etcd", &self.0.etcd().endpoint()]).env("USER", "ann").env_remove("SUDO_USER");
         command
     }

@@ -7,7 +7,7 @@ pub(crate) mod supervised;
 
 use std::net::SocketAddr;
 use std::ops::Deref;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store as _};
@@ -121,7 +121,7 @@ pub(crate) fn json(admin: SocketAddr, path: &str) -> Value {
 
 /// Runs a command as the user `ann`. It is shown if the test fails.
 pub(crate) fn segue(words: &[&str]) -> Output {
-    let output = Command::new(SEGUE).args(words).env("USER", "ann").env_remove("SUDO_USER").output().unwrap();
+    let output = crate::cli::segue().args(words).env("USER", "ann").env_remove("SUDO_USER").output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     eprintln!("$ segue {}\n{err}{out}[{}]", words.join(" "), output.status);
     output
