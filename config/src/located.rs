@@ -150,6 +150,17 @@ impl LocatedConfig {
         })
     }
 
+    /// Returns the warning that clients choose the partition, although the file does not say so.
+    pub fn unwritten_partition(&self) -> Option<Problem> {
+        const PARTITION: &str = "router.partition";
+        let is_written = self.places.keys().any(|key| key.starts_with(PARTITION)) || !self.tables.is_empty();
+        (self.config.router.is_some() && !is_written).then(|| {
+            let fact =
+                "not written, so the header x-partition names the partition: whoever may set it chooses the partition";
+            self.problem(PARTITION, fact, "expected key = { … }, or header = \"x-partition\" if that is meant")
+        })
+    }
+
     /// Returns the configuration, unless there are problems.
     ///
     /// # Errors

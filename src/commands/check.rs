@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use segue_config::{LocatedConfig, Problem, compare};
+use segue_config::{LocatedConfig, Problem, StoreKind, compare};
 use segue_protocol::planning::Assurance;
 
 use super::output::{print_text, remark};
@@ -19,7 +19,10 @@ use crate::roles::pod::capabilities;
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Configuration files; several are also checked against each other.
-    #[arg(long, value_name = "FILE", required_unless_present = "kubernetes", num_args = 1..)]
+    #[arg(value_name = "FILE", required_unless_present_any = ["config", "kubernetes"])]
+    files: Vec<PathBuf>,
+    /// Configuration files, as an option.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
     config: Vec<PathBuf>,
     /// Rendered Kubernetes manifests; /dev/stdin is the output of another program. Grace periods, preStop hooks, probes
     /// and disruption budgets have to fit the configurations in their ConfigMaps. A container whose ConfigMap is not
@@ -29,12 +32,12 @@ pub(super) struct Args {
     /// Measure the stores of the files as well: how long writes, their events and leases take. Warns of a store that is too
     /// slow for the lease times. Compares mapping, number of partitions and planning settings with those of the keyspaces:
     /// another mapping exits 2, the others are warnings.
-    #[arg(long, requires = "config")]
+    #[arg(long)]
     store: bool,
 }
 
 pub(super) fn check(args: &Args) -> Result<(), CommandFailure> {
-    let paths = args.config.iter();
+    let paths = args.files.iter().chain(&args.config);
     let (good, problems): (Vec<_>, Vec<_>) = paths.map(|path| check_alone(path)).partition(Result::is_ok);
     let problems: Vec<String> = problems.into_iter().filter_map(Result::err).map(text).collect::<Result<_, _>>()?;
     if !problems.is_empty() {
@@ -68,7 +71,7 @@ fn check_manifests(paths: &[PathBuf], given: &[LocatedConfig]) -> Result<Vec<Loc
     let given = match given {
         [] => None,
         [given] => Some(given),
-        _ => return Err(CommandFailure::BadInput("segue: with --kubernetes, --config names one file".to_owned())),
+        _ => return Err(CommandFailure::BadInput("segue: --kubernetes takes one configuration file".to_owned())),
     };
     let read = |path: &PathBuf| match std::fs::read_to_string(path) {
         Ok(text) => Ok((path.display().to_string(), text)),
@@ -88,10 +91,22 @@ fn check_alone(path: &Path) -> Result<LocatedConfig, CommandFailure> {
         return Err(bad(located, expired));
     }
     let doubts = files::doubt(&located).into_iter().chain(located.unnamed_keyspace());
+    let doubts = doubts.chain(located.unwritten_partition()).chain(uncoordinated(&located));
+    let doubts = doubts.chain(certificates.expiring(&located, SystemTime::now()));
     for doubt in doubts.chain(secret_files::exposed(&located)).chain(surroundings::lacking(&located)) {
         remark(format!("warning: {doubt}"));
     }
     Ok(located)
+}
+
+/// Returns the warning that nobody places partitions, because the store is this process's alone.
+fn uncoordinated(file: &LocatedConfig) -> Option<Problem> {
+    let config = &file.config;
+    let is_alone = config.store.kind == StoreKind::Memory && config.coordinator.is_none();
+    is_alone.then(|| {
+        let fact = "\"memory\" is a store of this process alone, and the file has no [coordinator]: no partition gets an owner";
+        file.problem("store.kind", fact, "expected \"etcd\", or a section [coordinator] in this file")
+    })
 }
 
 /// Returns the warning that nothing ends the work of this file's service if its sidecar fails.

@@ -24,6 +24,9 @@ use tracing::{error, info, warn};
 
 /// Time between two checks of the files.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// A certificate that expires within this time deserves a warning. The alert SegueCertificateExpires has the same time.
+const SOON_DAYS: u64 = 14;
+const SOON: Duration = Duration::from_secs(SOON_DAYS * 24 * 3600);
 
 /// All certificates of a process, by their use.
 #[derive(Debug, Clone, Default)]
@@ -96,6 +99,19 @@ impl Certificates {
             located.problem(&format!("{section}.cert"), fact, "expected one that is valid")
         };
         expired.map(problem).collect()
+    }
+
+    /// Returns a warning for each certificate that expires soon.
+    pub fn expiring(&self, located: &LocatedConfig, now: SystemTime) -> Vec<Problem> {
+        let soon = now + SOON;
+        let is_soon = |material: &dyn Material| is_over(material, soon) && !is_over(material, now);
+        let expiring = self.all().into_iter().filter(|(_, material)| is_soon(material.as_ref()));
+        let problem = |(section, material): (&str, Arc<dyn Material>)| {
+            let until = material.valid_until().unwrap_or_default();
+            let fact = format!("its certificate is valid for less than {SOON_DAYS} days, until {until}");
+            located.problem(&format!("{section}.cert"), fact, "expected a renewal before")
+        };
+        expiring.map(problem).collect()
     }
 
     fn all(&self) -> Vec<(&'static str, Arc<dyn Material>)> {

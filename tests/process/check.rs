@@ -27,6 +27,38 @@ fn check_says_nothing_about_a_good_file() {
 }
 
 #[test]
+fn files_are_named_with_or_without_the_option() {
+    let folder = TempDir::new().unwrap();
+    let path = file(&folder, "keyspace = \"k\"\n[coordinatr]\n");
+    let path = path.to_str().unwrap();
+    let said = [&["check", path][..], &["check", "--config", path]].map(|words| stderr(&run(words)));
+    assert!(said[0].contains("coordinatr") && said[0] == said[1], "{said:?}");
+    assert_eq!(run(&["check"]).status.code(), Some(2));
+}
+
+#[test]
+fn check_warns_of_a_router_whose_clients_choose_the_partition_without_a_word_in_the_file() {
+    let router = "keyspace = \"k\"\n[router]\nlimits.max_connections = 100\n";
+    let said = stderr(&check(router));
+    assert!(
+        said.contains("warning: ") && said.contains("router.partition: not written, so the header x-partition"),
+        "{said}"
+    );
+    for written in ["partition.header = \"x-partition\"\n", "partition.key = { path = \"/keys/{key}\" }\n"] {
+        assert_eq!(stderr(&check(&format!("{router}{written}"))), "", "{written}");
+    }
+}
+
+#[test]
+fn check_warns_of_a_store_in_memory_in_which_nobody_places_partitions() {
+    let router =
+        "[store]\nkind = \"memory\"\n[router]\nlimits.max_connections = 100\npartition.header = \"x-partition\"\n";
+    let said = stderr(&check(router));
+    assert!(said.contains(":2:8: store.kind: ") && said.contains("no [coordinator]"), "{said}");
+    assert_eq!(stderr(&check(&format!("{router}[coordinator]\n"))), "");
+}
+
+#[test]
 fn check_warns_of_a_keyspace_without_a_name_in_a_store_that_others_may_share() {
     let shared = check("[router]\nlimits.max_connections = 100\n");
     assert!(shared.status.success(), "{shared:?}");
@@ -140,7 +172,7 @@ fn check_warns_of_a_secret_that_every_user_can_read() {
 }
 
 /// Takes few files, so that no machine has too few.
-const ROUTER: &str = "[router]\nname = \"r-0\"\nlimits.max_connections = 100\n";
+const ROUTER: &str = "[router]\nname = \"r-0\"\nlimits.max_connections = 100\npartition.header = \"x-partition\"\n";
 
 #[test]
 fn several_files_are_checked_against_each_other_and_the_promise_is_told() {
@@ -223,7 +255,7 @@ fn pods_of_one_keyspace_have_addresses_of_their_own() {
 #[test]
 fn check_warns_of_connections_that_may_take_more_files_than_there_are() {
     let folder = TempDir::new().unwrap();
-    let text = "keyspace = \"k\"\n[router]\nlimits.max_connections = 600\n";
+    let text = "keyspace = \"k\"\n[router]\nlimits.max_connections = 600\npartition.header = \"x-partition\"\n";
     let path = file(&folder, text);
     let check = |hard: u32| with_files(64, hard).args(["check", "--config"]).arg(&path).output().unwrap();
     let enough = check(1200);

@@ -98,5 +98,5 @@ fn variables_of_commands_are_no_settings_of_a_file() {
         ("SEGUE_KEYSPACE", "other"),
         ("SEGUE_TOKEN_FILE", "/nowhere/token"),
     ];
-    assert_eq!(fails(&["check", "--config", path.to_str().unwrap()], &variables), (Some(0), String::new()));
+    assert_eq!(fails(&["check", path.to_str().unwrap()], &variables), (Some(0), String::new()));
 }

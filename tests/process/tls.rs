@@ -88,7 +88,7 @@ impl Secured {
 }
 
 fn segue(arguments: &[&str]) -> Output {
-    Command::new(SEGUE).args(arguments).output().unwrap()
+    crate::cli::segue().args(arguments).output().unwrap()
 }
 
 fn text(output: &Output) -> String {
@@ -201,6 +201,9 @@ fn check_names_every_file_that_is_no_good_where_the_configuration_names_it() {
     let (code, told, _) = check(&tls(&good.cert, &good.key), &format!("tls = {{ ca = \"{}\" }}", good.key.display()));
     assert_eq!(code, Some(2));
     assert!(told.contains("router.upstream.tls.ca: /good.key.pem: there is no certificate in it"), "{told}");
+    let (code, told, _) = check(&tls(&good.cert, &good.key), "");
+    assert_eq!(code, Some(0), "{told}");
+    assert!(told.contains("router.tls.cert: its certificate is valid for less than 14 days, until 20"), "{told}");
     // It may be renewed any moment, so `run` accepts it; `check` reports it.
     let (code, told, _) = check(&tls(&expired.cert, &expired.key), "");
     assert_eq!(code, Some(2));
