@@ -7,12 +7,11 @@
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
 use segue::commands::{Cli, CommandFailure};
 use segue::process::last_words::{say, say_line};
 
 fn main() -> ExitCode {
-    match Cli::parse().run() {
+    match Cli::read().run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(CommandFailure::BadInput(text)) => {
             say(text.trim_end());

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use segue_protocol::planning::{Coordination, Strategy};
 use segue_proxy::open_files;
 
@@ -38,14 +39,14 @@ pub struct DemoArgs {
     /// Seed for the choice of pods, keys and moments; the same seed makes the same choices. Default: random.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Scenario: scale-up, scale-down, crash, rolling, or all of them in turn.
-    #[arg(long, value_name = "NAME", default_value = "all")]
+    /// Scenario, or all of them in turn.
+    #[arg(long, value_name = "NAME", default_value = "all", value_parser = named(&Scenario::NAMES))]
     scenario: Scenario,
     /// How coordinators share their work: one is elected (leader), or all of them hold assignment rounds (rounds).
-    #[arg(long, value_name = "NAME", default_value = "leader", value_parser = coordination)]
+    #[arg(long, value_name = "NAME", default_value = "leader", value_parser = named(Coordination::NAMES))]
     coordination: Coordination,
     /// How partitions are placed: sticky, jump or ring.
-    #[arg(long, value_name = "NAME", default_value = "sticky", value_parser = strategy)]
+    #[arg(long, value_name = "NAME", default_value = "sticky", value_parser = named(&STRATEGIES))]
     strategy: Strategy,
     /// Number of keyspaces in which each process takes part, each with these partitions and clients.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
@@ -61,14 +62,14 @@ pub struct DemoArgs {
     pub admin: Option<SocketAddr>,
 }
 
-fn coordination(text: &str) -> Result<Coordination, &'static str> {
-    let known = Coordination::NAMES.iter().find(|(name, _)| *name == text);
-    known.map(|(_, coordination)| *coordination).ok_or("expected leader or rounds")
-}
+/// The strategies that need no operator.
+const STRATEGIES: [(&str, Strategy); 3] =
+    [("sticky", Strategy::Sticky), ("jump", Strategy::Jump), ("ring", Strategy::Ring)];
 
-fn strategy(text: &str) -> Result<Strategy, &'static str> {
-    let known = Strategy::NAMES.iter().find(|(name, strategy)| *name == text && *strategy != Strategy::External);
-    known.map(|(_, strategy)| *strategy).ok_or("expected sticky, jump or ring")
+/// Returns the parser of one of these names, which the help and shells know.
+fn named<T: Copy + Send + Sync + 'static>(names: &'static [(&'static str, T)]) -> impl TypedValueParser<Value = T> {
+    let possible = PossibleValuesParser::new(names.iter().map(|(name, _)| *name));
+    possible.try_map(|text| names.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or("unknown name"))
 }
 
 impl DemoArgs {

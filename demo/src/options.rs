@@ -117,16 +117,6 @@ impl Scenario {
     }
 }
 
-impl std::str::FromStr for Scenario {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let names = Self::NAMES.map(|(name, _)| name).join(", ");
-        let found = Self::NAMES.iter().find(|(name, _)| *name == text);
-        found.map(|(_, scenario)| *scenario).ok_or_else(|| format!("no such scenario: {text}; there are {names}"))
-    }
-}
-
 /// Where progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgressOutput {

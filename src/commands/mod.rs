@@ -1,11 +1,13 @@
 //! The command line: one file per command, and their common parts.
 
+mod bash_words;
 mod bench;
 mod check;
 mod compare_store;
 mod conformance;
 mod demo;
 mod generate;
+mod guides;
 mod logging;
 mod measure_store;
 mod operator;
@@ -21,7 +23,7 @@ mod target;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use segue_config::{LocatedConfig, Problem};
 
 use crate::admin::token_file;
@@ -46,39 +48,36 @@ enum Command {
     ///
     /// If the file sets router.hot_restart_socket, starting a second process is a hot restart of the router: once the
     /// new process is ready it takes over the sockets of the running one, which finishes its requests and exits 0. A
-    /// new process that does not become ready exits 1, and the running one keeps serving.
+    /// new process that does not become ready exits, and the running one keeps serving.
     Run(run::Args),
     /// Replace the running router by a new process, without losing a request.
     ///
     /// Starts `segue run` in the background and returns once that has taken over from the process at
-    /// router.hot_restart_socket. Exits 1 if the new process does not become ready; the running one then keeps serving.
+    /// router.hot_restart_socket. If the new process does not become ready, the running one keeps serving.
     /// As ExecReload= of a systemd unit it names the new process to systemd.
     Restart(restart::Args),
     /// Validate configuration files, each by itself and against the others, and Kubernetes manifests with them.
     ///
-    /// Prints every mistake with its line, its column and the expected value, and exits 2. Without a mistake it exits
-    /// 0; for several files it prints the guarantee that their pods allow. Warnings do not change the exit code.
+    /// Prints every mistake with its line, its column and the expected value. For several files without a mistake it prints
+    /// the guarantee that their pods allow. Warnings do not change the exit code.
     Check(check::Args),
     /// Show the state of a keyspace: leader, pods, routers, balance, handoffs and what they wait for.
     ///
     /// With --routers, asks every router at its admin endpoint and compares its table with the store. A partition that
-    /// moves is not compared. Exits 1 if a router differs or does not respond, 3 if the store is unreachable. With
-    /// --server that process asks the routers. Without --routers it also exits 3 if that process has lost the store, and
-    /// prints what the process saw last.
+    /// moves is not compared. With --server that process asks the routers. If that process has lost the store, prints
+    /// what the process saw last.
     Status(status::Args),
     /// Delete the registration of a pod or router that is gone, if it does not expire by itself.
     ///
     /// A registration that another writer has put has lost its lease, and never expires if its process is gone. One
     /// that cannot be read may have. `segue status` names both. Run this command only if the process is gone and its
-    /// work is over. Without --yes it deletes nothing and prints the consequences. Exits 0 if the registration was
-    /// deleted, 1 if the deletion was refused, 2 on bad usage, 3 if the store is unreachable.
+    /// work is over. Without --yes it deletes nothing and prints the consequences.
     Forget(operator::ForgetArgs),
     /// Empty a pod: it gives up its partitions and gets no more until `segue undrain`.
     ///
     /// The drain is a key in the store. It outlives this command, the coordinator and the pod: a pod that comes back
     /// under this name gets no partition. No request is lost; each partition moves by an ordinary handoff. Waits until
-    /// the pod is empty. Exits 0 when it is, 1 if the drain was refused or ended by somebody else, 2 on bad usage, 3 if
-    /// the store is unreachable, 4 if it still waits after --timeout; the drain then continues.
+    /// the pod is empty.
     ///
     /// With --self the drain is of this host's sidecar and ends with its process: segue drain --self --wait 50s.
     Drain(operator::DrainArgs),
@@ -95,9 +94,7 @@ enum Command {
     ///
     /// The coordinator answers at once whether it accepts the move, and moves the partition as soon as its budget
     /// allows. Without --pin the partition stays there until the pod is gone; with it, until `segue unpin`. The move is
-    /// refused if the pod is not registered, is not Ready or is drained. Exits 0 when the move is done, 1 if it was
-    /// refused or cancelled, 2 on bad usage, 3 if the store is unreachable, 4 if it still waits after --timeout; the
-    /// move then continues.
+    /// refused if the pod is not registered, is not Ready or is drained.
     Move(operator::MoveArgs),
     /// Keep a partition on the pod that has it, until `segue unpin`.
     ///
@@ -121,8 +118,7 @@ enum Command {
     ///
     /// A router never replaces the keyspace's mapping: with another `[router.partition]` it stays not ready. Under
     /// another mapping keys are in other partitions, whose owners do not have their state. Without --yes it changes nothing
-    /// and prints both mappings and the number of partitions with an owner. Refused while a router is registered. Exits
-    /// 0 if the mapping was replaced, 1 if it was not, 2 on bad usage, 3 if the store is unreachable.
+    /// and prints both mappings and the number of partitions with an owner. Refused while a router is registered.
     Remap(operator::RemapArgs),
     /// Show what the planner would do now, without doing it.
     ///
@@ -138,14 +134,11 @@ enum Command {
     /// clocks of the participants that moved the handoff on.
     History(operator::HistoryArgs),
     /// Wait until the keyspace is settled, a partition moved, or a pod drained.
-    ///
-    /// Exits 0 when the condition holds, 1 if it cannot hold any more, 3 if the store is unreachable, 4 after
-    /// --timeout.
     Wait(operator::WaitArgs),
     /// Play a cluster in one process: pods join, leave and crash under load, and every response is checked.
     ///
     /// Runs an embedded store, two coordinators, routers, writer pods and clients over loopback sockets. Nothing has to
-    /// be installed. Prints a report, and exits 0 only if every invariant held.
+    /// be installed. Prints a report.
     Demo(segue_demo::command::DemoArgs),
     /// Send the demo's load to running routers, and check that no request is lost, duplicated or reordered.
     ///
@@ -154,17 +147,19 @@ enum Command {
     /// Send requests with right and wrong stamps to a running pod, and print the responses that do not conform.
     ///
     /// Reads in the store what the pod owns. The pod has to accept requests of its partition at its epoch, and to
-    /// refuse every other request with 421. Exits 0 if it does, 1 otherwise. The accepted requests reach the service,
-    /// so choose a path that changes nothing.
+    /// refuse every other request with 421. The accepted requests reach the service, so choose a path that changes
+    /// nothing.
     ///
     /// With --handoffs the program takes the place of the coordinator, the routers and another pod in a keyspace of the
     /// pod's own. It plays handoffs, cancels, older epochs and the loss of the lease, and with --listen, for a pod by
-    /// gRPC, the restart and the silence of the coordinators. It exits 0 if the pod did all that the protocol asks of
-    /// it, 1 otherwise.
+    /// gRPC, the restart and the silence of the coordinators.
     Conformance(conformance::Args),
     /// Print completions of the command line for a shell.
+    ///
+    /// The shell asks this program at each Tab: names of pods, routers and partitions are those of the keyspace that the
+    /// command line or the variables name.
     Completions(generate::CompletionsArgs),
-    /// Write manual pages of all commands into a folder.
+    /// Write manual pages of all commands, and of the configuration file.
     Man(generate::ManArgs),
     /// Enforce the deadline of a sidecar's service. Started by the sidecar.
     #[command(hide = true)]
@@ -224,7 +219,19 @@ impl From<anyhow::Error> for CommandFailure {
     }
 }
 
+/// Returns the command line with its examples and exit codes, and with the commands in groups.
+fn command_line() -> clap::Command {
+    guides::grouped(guides::with_guides(Cli::command()))
+}
+
 impl Cli {
+    /// Reads the arguments of this process. Exits if they are wrong, or if they ask for help; or if a shell asks how they may
+    /// be completed.
+    pub fn read() -> Self {
+        generate::answer_shell();
+        Cli::from_arg_matches(&command_line().get_matches()).unwrap_or_else(|error| error.exit())
+    }
+
     /// Runs the command.
     pub fn run(self) -> Result<(), CommandFailure> {
         match self.command {

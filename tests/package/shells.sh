@@ -30,20 +30,21 @@ segue status --rou|segue status --routers
 segue wait se|segue wait settled
 segue completions fi|segue completions fish
 segue check --config segue.t|segue check --config segue.toml
+segue demo --scenario rol|segue demo --scenario rolling
 ASKED
 done
 [ "$(fish --command "complete --do-complete='segue st'" | cut -f1)" = status ] || die "fish does not complete 'segue st'"
 [ "$(fish --command "complete --do-complete='segue status --rou'" | cut -f1)" = --routers ] || die "fish does not complete an option"
 
 # Every command of the help has a page, which mandoc and the index of pages can read.
-commands=$(segue --help | sed -n '/^Commands:/,/^$/s/^  \([a-z-]*\) .*/\1/p' | grep -vx help)
+commands=$(segue --help | sed -n '/^Options:/q; s/^  \([a-z-]*\)  .*/\1/p' | grep -vx help)
 [ "$(wc -w <<<"$commands")" -gt 15 ] || die "the help lists only: $commands"
 for command in $commands; do
   page=/usr/share/man/man1/segue-$command.1.gz
   [ -e "$page" ] || die "segue $command has no manual page"
   mandoc "$page" | grep -q "^ *segue-$command - [A-Z]" || die "$page does not say what segue $command is"
 done
-for page in /usr/share/man/man1/segue*.1.gz; do
+for page in /usr/share/man/man1/segue*.1.gz /usr/share/man/man5/segue.toml.5.gz; do
   mandoc -T lint -W error "$page" || die "mandoc finds errors in $page"
   # Pages to which this one refers.
   for other in $(mandoc "$page" | grep -oE 'segue(-[a-z]+)+\(1\)' | sort -u); do

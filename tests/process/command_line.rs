@@ -1,4 +1,8 @@
-//! The command line as a user meets it: which keyspace a command is for.
+//! The command line as a user meets it: which keyspace a command is for, completions and manual pages.
+use std::fs;
+use std::io::pipe;
+use std::process::{Output, Stdio};
+
 use segue_tests::ports::free_address;
 use tempfile::TempDir;
 
@@ -99,4 +103,48 @@ fn variables_of_commands_are_no_settings_of_a_file() {
         ("SEGUE_TOKEN_FILE", "/nowhere/token"),
     ];
     assert_eq!(fails(&["check", path.to_str().unwrap()], &variables), (Some(0), String::new()));
+}
+
+#[test]
+fn completions_ask_this_program_and_know_the_values_of_options() {
+    let offered = |words: &[&str]| {
+        let index = (words.len() - 1).to_string();
+        let mut command = segue();
+        command.arg("--").args(words).env("SEGUE_COMPLETE", "bash").env("_CLAP_IFS", "|");
+        let output: Output = command.env("_CLAP_COMPLETE_INDEX", index).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(offered(&["segue", "unp"]), "unpin");
+    assert_eq!(offered(&["segue", "demo", "--scenario", "scale"]), "scale-up|scale-down");
+    assert_eq!(offered(&["segue", "demo", "--coordination", "r"]), "rounds");
+    assert_eq!(offered(&["segue", "status", "--serv"]), "--server");
+    for (shell, part) in [("bash", "complete "), ("zsh", "#compdef segue"), ("fish", "complete ")] {
+        let output = segue().args(["completions", shell]).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        assert!(script.contains(part) && script.contains("SEGUE_COMPLETE"), "{script}");
+        let (reader, writer) = pipe().unwrap();
+        drop(reader);
+        let unread = segue().args(["completions", shell]).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        assert_eq!((unread.status.code(), stderr(&unread)), (Some(0), String::new()));
+    }
+}
+
+#[test]
+fn manual_pages_have_examples_and_exit_codes_and_one_is_of_the_file() {
+    let folder = TempDir::new().unwrap();
+    let written = segue().arg("man").arg(folder.path()).output().unwrap();
+    assert!(written.status.success(), "{}", stderr(&written));
+    let page = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+    for entry in fs::read_dir(folder.path().join("man1")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let text = page(&format!("man1/{name}"));
+        for section in [".SH \"EXIT STATUS\"", ".SH EXAMPLES"] {
+            assert!(name == "segue.1" || text.contains(section), "{name} lacks {section}");
+        }
+        assert!(!text.contains(".SH EXTRA"), "{name}");
+    }
+    assert!(page("man1/segue-move.1").contains("segue move 4 \\-\\-to writer\\-2"));
+    assert!(page("man1/segue-wait-settled.1").contains(".SH CONNECTION"));
+    let file = page("man5/segue.toml.5");
+    assert!(file.starts_with(".") && file.contains("segue.toml 5") && file.contains("max_wait = "), "{file}");
 }

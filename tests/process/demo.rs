@@ -30,7 +30,7 @@ fn a_demo_in_two_keyspaces_without_a_leader_tells_what_it_has_checked() {
 #[test]
 fn a_demo_refuses_a_strategy_that_needs_an_operator_and_a_number_of_keyspaces_that_is_none() {
     for (option, value, expected) in
-        [("--strategy", "external", "sticky, jump or ring"), ("--keyspaces", "0", "1..=16")]
+        [("--strategy", "external", "sticky, jump, ring"), ("--keyspaces", "0", "1..=16")]
     {
         let output = segue().args(["demo", option, value]).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);

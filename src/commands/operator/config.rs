@@ -16,7 +16,7 @@ pub(in crate::commands) struct ConfigArgs {
 enum ConfigCommand {
     /// Show all settings of the keyspace, or the value of one.
     ///
-    /// Those of planning have the names and values of [coordinator]. Exits 1 if there is no such setting.
+    /// Those of planning have the names and values of [coordinator].
     Get {
         /// Name of the setting.
         #[arg(value_name = "KEY")]
@@ -28,7 +28,6 @@ enum ConfigCommand {
     ///
     /// Settings are `partitions`, which grows only where requests name their partition; `epoch_floor`, which never falls;
     /// `service`, which an empty value removes; and those of planning by their names in [coordinator], such as `settle`.
-    /// Exits 0 if the setting has the value, 1 if the change was refused, 2 on bad usage, 3 if the store is unreachable.
     Set {
         /// Name of the setting.
         #[arg(value_name = "KEY")]

@@ -1,14 +1,16 @@
 //! `segue drain` and `segue undrain`: an operator wants a pod empty, in this life and in later ones. With `--self`, the
 //! pod of this host's sidecar ends its own life's work.
 
-use super::{CommandFailure, OperationArgs, Patience, Reach, act, act_and_wait, block_on, print};
+use clap_complete::ArgValueCompleter;
+
+use super::{CommandFailure, OperationArgs, Patience, Reach, act, act_and_wait, block_on, complete, print};
 use crate::operator::{Action, Condition};
 
 /// The pod to drain.
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct DrainArgs {
     /// Name of the pod.
-    #[arg(required_unless_present = "itself", conflicts_with = "itself")]
+    #[arg(required_unless_present = "itself", conflicts_with = "itself", add = ArgValueCompleter::new(complete::pods))]
     pod: Option<String>,
     /// Drain the pod of the sidecar that is asked, for the rest of its life: a preStop hook.
     #[arg(long = "self", conflicts_with_all = ["etcd", "why", "id"])]
@@ -23,6 +25,7 @@ pub(in crate::commands) struct DrainArgs {
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct UndrainArgs {
     /// Name of the pod.
+    #[arg(add = ArgValueCompleter::new(complete::pods))]
     pod: String,
     #[command(flatten)]
     asked: OperationArgs,

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
+use clap_complete::ArgValueCompleter;
 use serde::de::DeserializeOwned;
 
-use super::{CommandFailure, CommandTarget, Reach, block_on, print_report};
+use super::{CommandFailure, CommandTarget, Reach, block_on, complete, print_report};
 use crate::commands::server::admin_tls;
 use crate::operator::Explanation;
 
@@ -12,7 +13,7 @@ use crate::operator::Explanation;
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct ExplainArgs {
     /// Number of a partition, or name of a pod.
-    #[arg(value_name = "PARTITION|POD")]
+    #[arg(value_name = "PARTITION|POD", add = ArgValueCompleter::new(complete::pods_and_partitions))]
     subject: String,
     /// Certificate authorities to trust at the admin endpoints of the participants that a handoff waits for, or of the
     /// pod, as a PEM file. Without it they are asked without TLS. With --server that process asks, by its admin.peers_tls.

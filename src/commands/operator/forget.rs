@@ -1,6 +1,8 @@
 //! `segue forget`: deletes a registration that does not end by itself.
 
-use super::{CommandFailure, OperationArgs, act};
+use clap_complete::ArgValueCompleter;
+
+use super::{CommandFailure, OperationArgs, act, complete};
 use crate::operator::{Action, RegistrationKind};
 
 /// The registration to forget.
@@ -10,6 +12,7 @@ pub(in crate::commands) struct ForgetArgs {
     #[arg(value_enum)]
     kind: RegistrationKind,
     /// Name of the pod or router.
+    #[arg(add = ArgValueCompleter::new(complete::participants))]
     name: String,
     /// Delete the registration even if it is readable and has a lease.
     #[arg(long)]

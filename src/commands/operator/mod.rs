@@ -1,6 +1,7 @@
 //! The operator's commands: their arguments, their progress and their output. What they do is in
 //! [`operator`](crate::operator), which they reach through a store or through an admin endpoint ([`Reach`]).
 
+mod complete;
 mod config;
 mod drain;
 mod explain;

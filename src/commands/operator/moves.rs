@@ -1,18 +1,19 @@
 //! `segue move`, `pin`, `unpin` and `cancel`: the placement of a single partition.
 
+use clap_complete::ArgValueCompleter;
 use segue_protocol::ids::PartitionId;
 
-use super::{CommandFailure, OperationArgs, Patience, act, act_and_wait, partition_number, print};
+use super::{CommandFailure, OperationArgs, Patience, act, act_and_wait, complete, partition_number, print};
 use crate::operator::{Action, Condition};
 
 /// The move.
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct MoveArgs {
     /// Number of the partition.
-    #[arg(value_parser = partition_number)]
+    #[arg(value_parser = partition_number, add = ArgValueCompleter::new(complete::partitions))]
     partition: PartitionId,
     /// Pod that gets the partition.
-    #[arg(long, value_name = "POD")]
+    #[arg(long, value_name = "POD", add = ArgValueCompleter::new(complete::pods))]
     to: String,
     /// Keep the partition there until `segue unpin`, also after the pod has restarted.
     #[arg(long)]
@@ -27,7 +28,7 @@ pub(in crate::commands) struct MoveArgs {
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct PartitionArgs {
     /// Number of the partition.
-    #[arg(value_parser = partition_number)]
+    #[arg(value_parser = partition_number, add = ArgValueCompleter::new(complete::partitions))]
     partition: PartitionId,
     #[command(flatten)]
     asked: OperationArgs,
@@ -37,7 +38,7 @@ pub(in crate::commands) struct PartitionArgs {
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct CancelArgs {
     /// Number of the partition.
-    #[arg(value_parser = partition_number)]
+    #[arg(value_parser = partition_number, add = ArgValueCompleter::new(complete::partitions))]
     partition: PartitionId,
     #[command(flatten)]
     asked: OperationArgs,

@@ -1,13 +1,15 @@
 //! `segue plan`: a dry run of the planner on the current view.
 
-use super::{CommandFailure, CommandTarget, Reach, block_on, print_report, remark};
+use clap_complete::ArgValueCompleter;
+
+use super::{CommandFailure, CommandTarget, Reach, block_on, complete, print_report, remark};
 use crate::operator::Preview;
 
 /// Assumptions of the dry run.
 #[derive(Debug, clap::Args)]
 pub(in crate::commands) struct PlanArgs {
     /// Assume that this pod is drained.
-    #[arg(long, value_name = "POD")]
+    #[arg(long, value_name = "POD", add = ArgValueCompleter::new(complete::pods))]
     without: Option<String>,
     #[command(flatten)]
     target: CommandTarget,

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use clap_complete::ArgValueCompleter;
 use segue_protocol::ids::PartitionId;
 
-use super::{CommandFailure, CommandTarget, Reach, block_on, partition_number, print};
+use super::{CommandFailure, CommandTarget, Reach, block_on, complete, partition_number, print};
 use crate::operator::{self, ActionOutcome};
 
 /// The condition to wait for.
@@ -25,7 +26,7 @@ enum Condition {
     /// pinned.
     Moved {
         /// The partition.
-        #[arg(value_parser = partition_number)]
+        #[arg(value_parser = partition_number, add = ArgValueCompleter::new(complete::partitions))]
         partition: PartitionId,
         #[command(flatten)]
         limited: WaitLimit,
@@ -33,6 +34,7 @@ enum Condition {
     /// Wait until a pod owns no partition and takes part in no handoff.
     Drained {
         /// The pod.
+        #[arg(add = ArgValueCompleter::new(complete::pods))]
         pod: String,
         #[command(flatten)]
         limited: WaitLimit,

@@ -1,13 +1,14 @@
-//! What commands print at a terminal: texts of others without escapes, to a reader that may go.
+//! What commands print at a terminal: texts of others without escapes, to a reader that may go, and names at the key Tab.
 
 use std::io::pipe;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use segue_protocol::ids::{HandoffId, PartitionId, Revision};
+use segue_tests::ports::free_address;
 use serde_json::{Value, json};
 
 use super::operated::Operated;
-use crate::site::said;
+use crate::site::{SEGUE, said};
 
 /// A text that clears a screen, begins a line of `segue status`, and turns the direction of a line.
 const HOSTILE: &str = "\u{1b}[2J\nleader      evil\u{9b}2J\r\u{202e}";
@@ -80,4 +81,40 @@ fn a_reader_that_has_read_enough_is_no_failure_and_a_partition_that_does_not_exi
         assert!(code == Some(1) && said.contains("there is no partition 99999"), "{words:?}: {said}");
     }
     assert_eq!(cluster.says(&["history", "3"]).0, Some(0));
+}
+
+/// Returns what bash gets when Tab is pressed behind these words, which it has split.
+fn offered(words: &[&str]) -> Vec<String> {
+    let index = (words.len() - 1).to_string();
+    let output = Command::new(SEGUE)
+        .arg("--")
+        .args(words)
+        .env("SEGUE_COMPLETE", "bash")
+        .env("_CLAP_COMPLETE_INDEX", index)
+        .env("_CLAP_IFS", "|")
+        .output()
+        .unwrap();
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr)), (Some(0), "".into()), "{words:?}");
+    let names = String::from_utf8(output.stdout).unwrap();
+    names.split('|').filter(|name| !name.is_empty() && !name.starts_with('-')).map(str::to_owned).collect()
+}
+
+#[test]
+fn pods_and_partitions_are_offered_at_the_key_tab_unless_nobody_can_be_asked() {
+    let cluster = Operated::start(&["w-0", "w-1"]);
+    cluster.put(|keys| keys.pod("w-$(reboot)"), r#"{"pod_name":"w-$(reboot)","address":"127.0.0.1:1"}"#, true);
+    let endpoint = cluster.0.etcd().endpoint();
+    let port = endpoint.rsplit(':').next().unwrap();
+    let etcd = ["--etcd", "http", ":", "//127.0.0.1", ":", port];
+    let at = |words: &[&str]| {
+        let (command, rest) = words.split_at(2);
+        offered(&[command, &etcd, rest].concat())
+    };
+    assert_eq!(at(&["segue", "drain", "w-"]), ["w-0", "w-1"], "and no name that the shell would run");
+    assert_eq!(at(&["segue", "move", "4", "--to", "w-1"]), ["w-1"]);
+    assert_eq!(at(&["segue", "explain", "1"]), ["1", "10", "11", "12", "13", "14", "15"]);
+    assert_eq!(at(&["segue", "history", "15"]), ["15"]);
+    let nowhere = format!("http://{}", free_address());
+    assert_eq!(offered(&["segue", "drain", "--etcd", &nowhere, "w"]), [""; 0]);
+    assert_eq!(offered(&["segue", "drain", "--server", &nowhere, "w"]), [""; 0]);
 }
