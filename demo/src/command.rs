@@ -4,7 +4,7 @@
 //! Two options need parts that this crate does not contain: `--etcd` and `--admin`. A program that has them adds them to
 //! the [`Options`]; another one refuses what [`DemoArgs::needs_segue`] returns.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -12,8 +12,10 @@ use anyhow::Context as _;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use segue_protocol::planning::{Coordination, Strategy};
 use segue_proxy::open_files;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::options::{Options, ProgressOutput, Scenario};
+use super::report::Report;
 
 /// The scenario, and the size of its cluster and load.
 #[derive(Debug, clap::Args)]
@@ -57,9 +59,12 @@ pub struct DemoArgs {
     /// Print the report as a JSON object, and no progress.
     #[arg(long)]
     json: bool,
-    /// Address that serves the demo's metrics and status, such as 127.0.0.1:9090.
+    /// Address that serves the demo's live page, metrics and status, such as 127.0.0.1:9090.
     #[arg(long, value_name = "ADDRESS")]
     pub admin: Option<SocketAddr>,
+    /// After the report, keep the cluster and its live page until Ctrl-C.
+    #[arg(long, requires = "admin")]
+    hold: bool,
 }
 
 /// The strategies that need no operator.
@@ -102,9 +107,26 @@ impl DemoArgs {
     pub fn play(&self, options: Options) -> anyhow::Result<bool> {
         open_files::raise_limit();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        let report = runtime.context("cannot start the runtime")?.block_on(super::run(options))?;
+        let hold = async |report: &Report| {
+            // From before the report, so that whoever has read it can end the demo.
+            let mut interrupt = self.hold.then(|| signal(SignalKind::interrupt())).transpose()?;
+            self.print(report)?;
+            if let Some(interrupt) = &mut interrupt {
+                interrupt.recv().await;
+            }
+            Ok(())
+        };
+        let report = runtime.context("cannot start the runtime")?.block_on(super::run_and_hold(options, hold))?;
+        Ok(report.proves())
+    }
+
+    fn print(&self, report: &Report) -> anyhow::Result<()> {
         let text = if self.json { report.to_json() } else { report.to_string() };
-        writeln!(std::io::stdout().lock(), "{}", text.trim_end())?;
-        Ok(report.sound)
+        match writeln!(std::io::stdout().lock(), "{}", text.trim_end()) {
+            // Whoever read it wants no more.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+            written => written?,
+        }
+        Ok(())
     }
 }

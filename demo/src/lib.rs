@@ -58,6 +58,14 @@ const MARGIN: Duration = Duration::from_secs(5);
 
 /// Plays the demo and reports. An error means that the demo could not be played; harm is in the report.
 pub async fn run(options: Options) -> anyhow::Result<Report> {
+    run_and_hold(options, async |_| Ok(())).await
+}
+
+/// Plays the demo and reports. The cluster runs on until `hold` has seen the report.
+pub async fn run_and_hold(
+    options: Options,
+    hold: impl AsyncFnOnce(&Report) -> anyhow::Result<()>,
+) -> anyhow::Result<Report> {
     ensure!(options.partitions > 0, "a demo needs at least one partition");
     ensure!(options.clients > 0, "a demo needs at least one client");
     let mut random = StdRng::seed_from_u64(options.seed);
@@ -118,6 +126,7 @@ pub async fn run(options: Options) -> anyhow::Result<Report> {
         partitions: options.partitions,
         clients: options.clients,
     };
+    hold(&report).await?;
     site.stop().await;
     Ok(report)
 }

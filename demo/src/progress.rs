@@ -107,7 +107,7 @@ fn bars(duration: Duration) -> Bars {
     };
     let total = duration.as_millis() as u64;
     let time = all.add(ProgressBar::new(total).with_style(style("  {bar:40.cyan/dim} {msg}")));
-    let load = all.add(ProgressBar::new_spinner().with_style(style("  {msg}")));
+    let load = all.add(ProgressBar::new_spinner().with_style(style("  {wide_msg}")));
     let step = all.add(ProgressBar::new_spinner().with_style(style("  {spinner:.cyan} {wide_msg}")));
     Bars { all, time, load, step }
 }

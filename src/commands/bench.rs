@@ -95,12 +95,12 @@ pub(super) fn run(args: &Args) -> Result<(), CommandFailure> {
         true => print_json(&report)?,
         false => print_text(&format!("{}\n", report.to_string().trim_end()))?,
     };
-    if report.sound && report.ok == 0 {
+    if args.json && report.sound && !report.proves() {
         // Nothing was harmed, but nothing was tried either: a script must not take this for a service that works.
         return Err(CommandFailure::Work(anyhow::anyhow!("no request succeeded, so the checks prove nothing")));
     }
     // The report has already said what went wrong.
-    if report.sound { Ok(()) } else { Err(CommandFailure::AlreadyReported) }
+    if report.proves() { Ok(()) } else { Err(CommandFailure::AlreadyReported) }
 }
 
 /// Ends the load at the first signal, so that it is reported, and the process at the second.

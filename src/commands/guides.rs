@@ -104,10 +104,11 @@ const GUIDES: &[CommandGuide] = &[
     ),
     CommandGuide::of(
         "demo",
-        ["every invariant held", "an invariant was violated"],
+        ["every invariant held", "an invariant was violated, or no request succeeded"],
         &[
             ("segue demo", "Play all scenarios for 20 s."),
             ("segue demo --scenario crash --pods 5 --seed 7", "Crash pods, by the choices of seed 7."),
+            ("segue demo --admin 127.0.0.1:9090 --hold", "Show it on the live page, also after its end."),
         ],
     ),
     CommandGuide::of(

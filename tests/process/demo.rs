@@ -28,9 +28,23 @@ fn a_demo_in_two_keyspaces_without_a_leader_tells_what_it_has_checked() {
 }
 
 #[test]
+fn a_demo_tells_where_its_page_is_and_keeps_it_after_the_report() {
+    let (folder, admin) = (TempDir::new().unwrap(), free_address());
+    let load = ["--partitions", "8", "--clients", "4", "--rate", "100", "--duration", "1s", "--scenario", "scale-up"];
+    let mut command = segue();
+    let demo = command.arg("demo").args(load).args(["--admin", &admin.to_string(), "--hold"]);
+    let mut demo = Process::start("demo", folder.path(), demo);
+    let log = folder.path().join("demo.log");
+    demo.until("a report", || std::fs::read_to_string(&log).unwrap().contains("✔ nothing lost"));
+    assert!(get(admin, "/").is_some_and(|(status, _)| status == 200));
+    demo.signal("INT");
+    assert_eq!(demo.wait().code(), Some(0), "{}", demo.output());
+    assert!(demo.output().contains(&format!("live page: http://{admin}")), "{}", demo.output());
+}
+
+#[test]
 fn a_demo_refuses_a_strategy_that_needs_an_operator_and_a_number_of_keyspaces_that_is_none() {
-    for (option, value, expected) in
-        [("--strategy", "external", "sticky, jump, ring"), ("--keyspaces", "0", "1..=16")]
+    for (option, value, expected) in [("--strategy", "external", "sticky, jump, ring"), ("--keyspaces", "0", "1..=16")]
     {
         let output = segue().args(["demo", option, value]).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);

@@ -150,6 +150,11 @@ impl Report {
         }
     }
 
+    /// Returns whether every invariant held, and requests succeeded.
+    pub fn proves(&self) -> bool {
+        self.sound && self.ok > 0
+    }
+
     /// Returns the report as a JSON object.
     pub fn to_json(&self) -> String {
         // Numbers, strings and maps with keys that become strings: serialising them to memory cannot fail.

@@ -36,6 +36,9 @@ impl Display for Report {
             row(out, "pause after a crash", format_args!("p50 {p50}, max {max}  ({why})"))?;
         }
         row(out, "errors", self.errors_in_words())?;
+        if !self.errors.is_empty() {
+            row(out, "", "their clients know of them: a write is lost only if it was acknowledged")?;
+        }
         let log = self.checked.log_records.map_or("the log not seen".to_owned(), |records| {
             let records = thousands(records);
             format!("{records} log records")
@@ -68,6 +71,13 @@ impl Report {
                 examples.iter().try_for_each(|example| writeln!(out, "    {name}: {example}"))?;
             }
             return Ok(());
+        }
+        if self.ok == 0 {
+            return writeln!(
+                out,
+                "  ✘ no request succeeded, so the checks prove nothing: {}",
+                thousands(self.requests)
+            );
         }
         let mark = if self.sound { "✔" } else { "✘" };
         write!(out, "  {mark} nothing lost, doubled, misrouted or reordered: {} requests", thousands(self.requests))?;
@@ -137,6 +147,18 @@ pub(crate) fn thousands(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_load_without_a_success_is_no_proof_and_errors_are_explained() {
+        let report = Report::of_load(1, std::time::Duration::from_secs(1), &[], &crate::check::Harm::default());
+        let failed = Report { requests: 3, errors: [(501, [("unanswered".into(), 3)].into())].into(), ..report };
+        assert!(!failed.proves(), "nothing was harmed, and nothing was tried");
+        let said = failed.to_string();
+        assert!(said.contains("✘ no request succeeded") && !said.contains("✔"), "{said}");
+        assert!(said.contains("3 × 501 unanswered") && said.contains("only if it was acknowledged"), "{said}");
+        let said = Report { ok: 3, errors: Default::default(), ..failed }.to_string();
+        assert!(said.contains("✔ nothing lost") && !said.contains("acknowledged"), "{said}");
+    }
 
     #[test]
     fn numbers_read_well() {
