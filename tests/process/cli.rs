@@ -34,6 +34,16 @@ pub(crate) fn file(folder: &TempDir, text: &str) -> PathBuf {
     path
 }
 
+/// Returns the fields of a command's JSON that its page promises.
+pub(crate) fn promised_fields(command: &str) -> Vec<&'static str> {
+    let page = include_str!("../../docs/reference/commands.md").split("\n## JSON\n").nth(1).unwrap();
+    let row = page.lines().find(|line| line.starts_with(&format!("| {command} |"))).unwrap();
+    let fields = row.rsplit_once(" | ").unwrap().1;
+    // Those of an inner object stand in brackets.
+    let outer = fields.split('(').map(|part| part.split_once(')').map_or(part, |(_, after)| after));
+    outer.flat_map(|part| part.split('`').skip(1).step_by(2)).collect()
+}
+
 fn start(folder: &Path, config: &Path) -> Process {
     Process::start("segue", folder, segue().args(["run", "--config"]).arg(config))
 }

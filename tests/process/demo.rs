@@ -10,6 +10,8 @@ use segue_tests::ports::free_address;
 use segue_tests::process::Process;
 use tempfile::TempDir;
 
+use crate::cli::promised_fields;
+
 fn segue() -> Command {
     Command::new(env!("CARGO_BIN_EXE_segue"))
 }
@@ -22,6 +24,9 @@ fn a_demo_in_two_keyspaces_without_a_leader_tells_what_it_has_checked() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{said}");
     let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+    for field in promised_fields("`demo`, `bench`") {
+        assert!(report.get(field).is_some(), "{field} is missing in {report}");
+    }
     assert_eq!(report["cluster"]["keyspaces"], 2);
     assert_eq!(report["cluster"]["coordination"], "rounds");
     assert_eq!(report["cluster"]["strategy"], "ring");

@@ -8,6 +8,7 @@ use segue_tests::ports::free_address;
 use serde_json::{Value, json};
 
 use super::operated::Operated;
+use crate::cli::promised_fields;
 use crate::site::{SEGUE, said};
 
 /// A text that clears a screen, begins a line of `segue status`, and turns the direction of a line.
@@ -81,6 +82,22 @@ fn a_reader_that_has_read_enough_is_no_failure_and_a_partition_that_does_not_exi
         assert!(code == Some(1) && said.contains("there is no partition 99999"), "{words:?}: {said}");
     }
     assert_eq!(cluster.says(&["history", "3"]).0, Some(0));
+}
+
+#[test]
+fn json_has_the_fields_that_its_page_promises() {
+    let cluster = Operated::start(&["w-0"]);
+    let commands = [
+        ("`explain PARTITION`", &["explain", "3"][..]),
+        ("`explain POD`", &["explain", "w-0"]),
+        ("`plan`", &["plan", "--without", "w-0"]),
+    ];
+    for (command, words) in commands {
+        let (printed, promised) = (cluster.json(words), promised_fields(command));
+        assert!(promised.len() > 5, "{promised:?}");
+        let missing: Vec<_> = promised.into_iter().filter(|field| printed.get(field).is_none()).collect();
+        assert_eq!(missing, [""; 0], "{printed}");
+    }
 }
 
 /// Returns what bash gets when Tab is pressed behind these words, which it has split.
