@@ -12,6 +12,10 @@ from .processes import Process
 from .waiting import until
 from .web import is_up
 
+# Commands take their keyspace from what a test says, and not from the variables of whoever runs it.
+for variable in ("SEGUE_CONFIG", "SEGUE_SERVER", "SEGUE_KEYSPACE", "SEGUE_TOKEN_FILE"):
+    os.environ.pop(variable, None)
+
 # A coordinator whose moves are quick.
 QUICK = {"settle": "50ms", "min_interval": "100ms", "cool_down": "0s"}
 # A port that nobody has to know.

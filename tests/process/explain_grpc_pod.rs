@@ -2,7 +2,6 @@
 //! is.
 use std::mem::take;
 use std::net::SocketAddr;
-use std::process::Command;
 use std::time::Duration;
 
 use segue_grpc::proto::pods_client::PodsClient;
@@ -114,7 +113,7 @@ fn explains(words: &[&str], what: &str, is_as_expected: impl Fn(&str) -> bool) {
     let mut said = String::new();
     tokio::task::block_in_place(|| {
         until(&format!("{what} in the explanation by {words:?}"), || {
-            let output = Command::new(SEGUE).arg("explain").args(words).output().unwrap();
+            let output = crate::cli::segue().arg("explain").args(words).output().unwrap();
             let text = String::from_utf8(output.stdout).unwrap();
             if text != said {
                 eprintln!("{text}{}", String::from_utf8_lossy(&output.stderr));

@@ -146,7 +146,7 @@ async fn start(store: &EtcdStore, flaw: Flaw) -> (SocketAddr, String) {
 
 fn conformance(cluster: &TestCluster, pod: SocketAddr, more: &[&str]) -> Output {
     let (url, etcd) = (format!("http://{pod}"), cluster.etcd().endpoint());
-    Command::new(SEGUE).args(["conformance", "--pod", &url, "--etcd", &etcd]).args(more).output().unwrap()
+    crate::cli::segue().args(["conformance", "--pod", &url, "--etcd", &etcd]).args(more).output().unwrap()
 }
 
 /// The requests that a run of the program says the pod got wrong.
@@ -213,7 +213,7 @@ async fn what_cannot_be_tested_is_said_with_its_reason() {
     let gone = Op::Delete(segue_protocol::txn::Keys::One(keys.assignment(P0)));
     store.commit(Txn { then: vec![gone], ..Txn::default() }).await.unwrap();
     says(address, 1, "pod w owns no partition at rest");
-    let output = Command::new(SEGUE).args(["conformance", "--pod", "https://a:1", "--etcd", "http://e:1"]).output();
+    let output = crate::cli::segue().args(["conformance", "--pod", "https://a:1", "--etcd", "http://e:1"]).output();
     let text = String::from_utf8_lossy(&output.as_ref().unwrap().stderr).into_owned();
     assert!(output.unwrap().status.code() == Some(2) && text.contains("expected http://HOST:PORT"), "{text}");
 }

@@ -265,7 +265,7 @@ fn start_cluster() -> TestCluster {
 
 fn conformance(cluster: &TestCluster, pod: SocketAddr, service: SocketAddr, keyspace: &str) -> Output {
     let (url, etcd, service) = (format!("http://{pod}"), cluster.etcd().endpoint(), service.to_string());
-    let mut command = Command::new(SEGUE);
+    let mut command = crate::cli::segue();
     command.args(["conformance", "--handoffs", "--patience", PATIENCE, "--pod", &url, "--etcd", &etcd]);
     command.args(["--keyspace", keyspace, "--listen", &service, "--token-file"]).arg(token_file(cluster));
     command.output().unwrap()
@@ -335,7 +335,7 @@ async fn a_pod_without_the_token_of_the_service_does_not_get_registered() {
 /// Plays handoffs with a pod that is no client of the program's service. Returns what it got wrong.
 fn played(cluster: &TestCluster, name: &str, address: SocketAddr, keyspace: &str) -> Vec<String> {
     let (url, etcd) = (format!("http://{address}"), cluster.etcd().endpoint());
-    let mut command = Command::new(SEGUE);
+    let mut command = crate::cli::segue();
     command.args(["conformance", "--handoffs", "--pod", &url, "--name", name, "--etcd", &etcd, "--keyspace", keyspace]);
     wrong(&command.output().unwrap())
 }

@@ -38,7 +38,7 @@ fn conformance(cluster: &TestCluster, way: &str, fault: Option<&str>) -> Command
         python.display(),
         logs.display()
     );
-    let mut command = Command::new(SEGUE);
+    let mut command = crate::cli::segue();
     command.env("PYTHONDONTWRITEBYTECODE", "1").args(["conformance", "--handoffs", "--patience", PATIENCE]);
     command.args(["--path", "/keys/a", "--pod", &format!("http://{listen}"), "--name", "w", "--etcd", &etcd]);
     command.args(["--keyspace", &keyspace, "--command", &pod]);
@@ -95,7 +95,7 @@ fn each_flaw_of_a_restarted_pod_is_found_and_correct_pods_conform() {
 fn a_pod_that_was_started_is_dead_once_the_test_has_ended_by_a_signal() {
     let cluster = TestCluster::start(SEGUE);
     let pid = cluster.path().join("pid");
-    let mut command = Command::new(SEGUE);
+    let mut command = crate::cli::segue();
     let pod = format!("sleep 600 & echo $! > {0}.new; mv {0}.new {0}; wait", pid.display());
     command.args(["conformance", "--handoffs", "--pod", "http://127.0.0.1:2", "--etcd", &cluster.etcd().endpoint()]);
     command.args(["--keyspace", "ended", "--patience", "10m", "--command", &pod]);
@@ -112,7 +112,7 @@ fn a_pod_that_was_started_is_dead_once_the_test_has_ended_by_a_signal() {
 #[test]
 fn a_command_that_ends_before_the_pod_has_registered_is_named() {
     let cluster = TestCluster::start(SEGUE);
-    let mut command = Command::new(SEGUE);
+    let mut command = crate::cli::segue();
     command.args(["conformance", "--handoffs", "--pod", "http://127.0.0.1:2", "--etcd", &cluster.etcd().endpoint()]);
     let output = command.args(["--keyspace", "none", "--patience", "1s", "--command", "exit 7"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
