@@ -198,11 +198,14 @@ async fn reached(watch: &mut Watch, revision: Revision) -> Result<(), StoreError
 
 /// Returns the error of a watch that brings nothing after this many events.
 fn silent(events: usize) -> StoreError {
-    StoreError::Unavailable(format!(
-        "it accepts writes, but its watch is silent: expected the event of each write within {}, got {events} of \
+    StoreError::Unavailable(
+        format!(
+            "it accepts writes, but its watch is silent: expected the event of each write within {}, got {events} of \
          {WRITES} events",
-        show_duration(EVENT_TIMEOUT)
-    ))
+            show_duration(EVENT_TIMEOUT)
+        )
+        .into(),
+    )
 }
 
 fn median(times: &[Duration]) -> Duration {

@@ -223,7 +223,7 @@ impl HistoryReader {
         let (store, keys) = (self.store.clone(), self.keys.clone());
         let reading = self.runtime.spawn(async move { HandoffHistory::read(store.as_ref(), &keys, None).await });
         let history = AbortOnDropHandle::new(reading).await;
-        let history = history.unwrap_or_else(|error| Err(StoreError::Unavailable(error.to_string())))?;
+        let history = history.unwrap_or_else(|error| Err(StoreError::Unavailable(error.to_string().into())))?;
         let reading = Arc::new(HistoryPage::of(&history));
         *last = Some(reading.clone());
         Ok(reading)

@@ -190,7 +190,7 @@ impl Stream {
         Box::pin(async move {
             let renewed = match timeout(STORE_TIMEOUT, renewal).await {
                 Ok(Ok(renewed)) => renewed,
-                Ok(Err(_)) | Err(_) => Err(StoreError::Unavailable("no response".to_owned())),
+                Ok(Err(_)) | Err(_) => Err(StoreError::Unavailable("no response".into())),
             };
             (beat, renewed)
         })

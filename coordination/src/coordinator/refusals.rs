@@ -193,11 +193,11 @@ mod tests {
     }
 
     fn refused() -> Result<TxnOutcome, StoreError> {
-        Err(StoreError::Refused("no space".to_owned()))
+        Err(StoreError::Refused("no space".into()))
     }
 
     fn unknown() -> Result<TxnOutcome, StoreError> {
-        Err(StoreError::Unavailable("no answer".to_owned()))
+        Err(StoreError::Unavailable("no answer".into()))
     }
 
     /// Returns the entry of a cancel, and what is left of it.

@@ -144,7 +144,7 @@ impl WatcherTask {
             let is_put = |entry: &KeyValue| seen < entry.mod_revision && entry.mod_revision <= reached;
             if keys != self.keys_left || snapshot.entries.iter().any(is_put) {
                 self.patience = least;
-                let silent = StoreError::Unavailable(format!("the watch was silent after revision {seen}"));
+                let silent = StoreError::Unavailable(format!("the watch was silent after revision {seen}").into());
                 self.lost(silent).await?;
             } else {
                 self.patience = (self.patience * 2).min(resync_interval(keys));

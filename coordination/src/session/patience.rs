@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     fn refused(why: &str) -> StoreError {
-        StoreError::Refused(why.to_owned())
+        StoreError::Refused(why.into())
     }
 
     #[test]
@@ -109,15 +109,15 @@ mod tests {
         let (mut refusing, mut away) = (StoreRetry::default(), StoreRetry::default());
         let longest = |next: &mut dyn FnMut() -> Duration| (0..20).map(|_| next()).max().unwrap_or_default();
         let refusing = longest(&mut || refusing.next_after(&refused("no space")));
-        let away = longest(&mut || away.next_after(&StoreError::Unavailable(String::new())));
+        let away = longest(&mut || away.next_after(&StoreError::Unavailable("".into())));
         assert!((15..=30).contains(&refusing.as_secs()) && away <= Duration::from_secs(1), "{refusing:?}, {away:?}");
     }
 
     #[test]
     fn sight_is_lost_once_for_each_kind_of_failure() {
-        let (mut sight, away) = (Sight::default(), StoreError::Unavailable("first".to_owned()));
+        let (mut sight, away) = (Sight::default(), StoreError::Unavailable("first".into()));
         assert!(sight.is_clear() && sight.lost(&away) && !sight.is_clear());
-        assert!(!sight.lost(&StoreError::Unavailable("second".to_owned())));
+        assert!(!sight.lost(&StoreError::Unavailable("second".into())));
         assert!(sight.lost(&refused("permission denied")) && sight.lost(&away));
         sight.is_back();
         assert!(sight.is_clear() && sight.lost(&away));
@@ -131,7 +131,7 @@ mod tests {
         assert!(!log.is_due(&refused("no space")));
         advance(Duration::from_secs(1)).await;
         assert!(log.is_due(&refused("no space")));
-        let away = |why: &str| StoreError::Unavailable(why.to_owned());
+        let away = |why: &str| StoreError::Unavailable(why.into());
         assert!(log.is_due(&away("no response within 5s")) && !log.is_due(&away("connection refused")));
         let lines = (0..100).filter(|number| log.is_due(&refused(&number.to_string()))).count();
         assert!(lines <= RepeatedLog::MAX_CAUSES, "{lines} lines");

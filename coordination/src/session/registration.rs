@@ -117,7 +117,7 @@ impl Registration {
             }
             lease.leave().await.and(deleted.map(drop))
         };
-        let no_response = || StoreError::Unavailable(format!("no response within {WITHDRAW_TIMEOUT:?}"));
+        let no_response = || StoreError::Unavailable(format!("no response within {WITHDRAW_TIMEOUT:?}").into());
         timeout(WITHDRAW_TIMEOUT, withdrawn).await.unwrap_or_else(|_| Err(no_response()))
     }
 }

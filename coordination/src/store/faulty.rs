@@ -194,7 +194,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn unavailable() -> StoreError {
-    StoreError::Unavailable("the test wants it".to_owned())
+    StoreError::Unavailable("the test wants it".into())
 }
 
 async fn carry_out<T>(verdict: Fault, request: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
@@ -210,7 +210,7 @@ async fn carry_out<T>(verdict: Fault, request: impl Future<Output = Result<T, St
             answer
         }
         Fault::Fail => Err(unavailable()),
-        Fault::Refuse => Err(StoreError::Refused("the test wants it".to_owned())),
+        Fault::Refuse => Err(StoreError::Refused("the test wants it".into())),
         Fault::LoseAnswer => {
             request.await?;
             Err(unavailable())

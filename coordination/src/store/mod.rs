@@ -18,7 +18,7 @@ mod tap;
 mod usage;
 
 pub use self::client::{Store, Survey, Watch};
-pub use self::error::{StoreError, StoreErrorKind};
+pub use self::error::{StoreError, StoreErrorKind, StoreFailure};
 #[cfg(feature = "etcd")]
 pub use self::etcd::{ClientIdentity, EtcdCredentials, EtcdMember, EtcdOptions, EtcdStore, EtcdTls};
 #[cfg(any(test, feature = "test-util"))]

@@ -23,7 +23,8 @@ async fn endpoints_of_two_clusters_serve_nobody() {
     // Several stores: each begins at an endpoint of its own choice.
     for _ in 0..6 {
         let error = store([&one, &other]).commit(put("/segue/a")).await.unwrap_err();
-        let StoreError::Refused(text) = error else { panic!("{error}") };
+        let StoreError::Refused(failure) = error else { panic!("{error}") };
+        let text = failure.words();
         assert!(text.contains("different etcd clusters"), "{text}");
         assert!(text.matches(&one.endpoint()).count() > 1 && text.matches(&other.endpoint()).count() > 1, "{text}");
     }
@@ -42,7 +43,10 @@ async fn endpoints_of_two_clusters_serve_nobody_once_the_slow_ones_have_responde
     // The watch ends with the connection.
     tokio::time::timeout(Duration::from_secs(60), watch.next()).await.unwrap().unwrap_err();
     let error = store.commit(put("/segue/b")).await.unwrap_err();
-    assert!(matches!(&error, StoreError::Refused(text) if text.contains("different etcd clusters")), "{error}");
+    assert!(
+        matches!(&error, StoreError::Refused(failure) if failure.words().contains("different etcd clusters")),
+        "{error}"
+    );
 }
 
 #[tokio::test]

@@ -183,7 +183,10 @@ async fn a_replaced_password_is_used_without_a_restart() {
     let before = site.authentications();
     for _ in 0..20 {
         let error = store.commit(put("/segue/b")).await.unwrap_err();
-        assert!(matches!(&error, StoreError::Refused(text) if text.contains("authentication failed")), "{error}");
+        assert!(
+            matches!(&error, StoreError::Refused(failure) if failure.words().contains("authentication failed")),
+            "{error}"
+        );
     }
     let tried = site.authentications() - before;
     assert!((1.0..10.0).contains(&tried), "{tried} authentications by 20 calls");

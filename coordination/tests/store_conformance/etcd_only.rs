@@ -18,7 +18,7 @@ const CLOSED_ENDPOINT: &str = "http://127.0.0.1:1";
 
 fn put(key: &str) -> Txn {
     let then = vec![Op::Put { key: key.into(), value: b"1".to_vec(), lease: None }];
-    Txn { then, ..Txn::default() }
+    Txn::guarded([], then)
 }
 
 fn everything() -> Keys {
@@ -100,7 +100,9 @@ async fn an_error_names_the_endpoints() {
     (options.request_timeout, options.connect_timeout) = (2 * TEST_TIMEOUT, 2 * TEST_TIMEOUT);
     let began = Instant::now();
     let error = EtcdStore::connect(options).unwrap().commit(put("a")).await.unwrap_err();
-    let StoreError::Unavailable(text) = error else { panic!("{error}") };
+    let StoreError::Unavailable(failure) = &error else { panic!("{error}") };
+    let text = failure.words();
+    assert!(error.cause().is_some(), "the error of the connection is kept");
     assert!(text.contains(CLOSED_ENDPOINT) && text.contains("refused"), "{text}");
     assert!(began.elapsed() < TEST_TIMEOUT, "a refused connection needs no timeout");
 }
@@ -281,7 +283,7 @@ async fn an_etcd_that_wants_client_certificates_is_spoken_to_with_one_and_new_fi
         EtcdStore::connect(options).unwrap()
     };
     let refused = async |store: EtcdStore| match store.commit(put("a")).await {
-        Err(StoreError::Unavailable(text)) => text,
+        Err(StoreError::Unavailable(failure)) => failure.words().to_owned(),
         other => panic!("{other:?}"),
     };
 

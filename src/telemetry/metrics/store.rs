@@ -285,7 +285,7 @@ mod tests {
     #[tokio::test]
     async fn a_store_that_refuses_reads_or_writes_is_not_up_although_it_renews_leases() {
         let (store, registry) = metered(Arc::new(MemoryStore::new()));
-        let (refused, now) = (Err::<(), _>(StoreError::Refused("authentication failed".to_owned())), Instant::now());
+        let (refused, now) = (Err::<(), _>(StoreError::Refused("authentication failed".into())), Instant::now());
         for (op, answer, up) in [
             ("keep_alive", &Ok(()), 1),
             ("snapshot", &refused, 0),
@@ -312,7 +312,7 @@ mod tests {
     async fn a_refused_write_counts_until_the_next_one_or_for_a_minute() {
         let (store, registry) = metered(Arc::new(MemoryStore::new()));
         let words = "etcdserver: mvcc: database space exceeded";
-        let (refused, now) = (Err::<(), _>(StoreError::Refused(words.to_owned())), Instant::now());
+        let (refused, now) = (Err::<(), _>(StoreError::Refused(words.into())), Instant::now());
         assert_shown(&registry, "segue_store_refuses_writes 0");
         store.answered("commit", now, &refused);
         assert_shown(&registry, "segue_store_refuses_writes 1");

@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::super::StoreFailure;
 use super::endpoints::Endpoints;
 use super::seen::ClusterRecord;
 use super::tls::TlsFiles;
@@ -52,14 +53,14 @@ impl ClusterComparison {
     }
 
     /// Returns the cluster to follow, or why there is none.
-    pub(super) fn chosen(&self) -> Result<u64, String> {
+    pub(super) fn chosen(&self) -> Result<u64, StoreFailure> {
         let clusters: Vec<u64> = self.shown.values().copied().collect();
         let name = |(endpoint, cluster): (&usize, &u64)| {
             format!("{} to cluster {cluster:x}", self.endpoints.urls()[*endpoint])
         };
         chosen(self.endpoints.urls().len(), &clusters).ok_or_else(|| {
             let all: Vec<String> = self.shown.iter().map(name).collect();
-            format!("the endpoints belong to different etcd clusters: {}", all.join(", "))
+            format!("the endpoints belong to different etcd clusters: {}", all.join(", ")).into()
         })
     }
 
@@ -79,13 +80,15 @@ impl ClusterComparison {
                         Err(_) => self.slow.push(endpoint),
                     }
                 }
-                let why = match self.chosen() {
+                let why: Option<StoreFailure> = match self.chosen() {
                     Ok(chosen) if chosen == cluster => None,
-                    Ok(chosen) => Some(format!("most endpoints belong to etcd cluster {chosen:x}, not to {cluster:x}")),
+                    Ok(chosen) => {
+                        Some(format!("most endpoints belong to etcd cluster {chosen:x}, not to {cluster:x}").into())
+                    }
                     Err(why) => Some(why),
                 };
                 if let Some(why) = why {
-                    tracing::error!(error = why, "no etcd cluster can be chosen");
+                    tracing::error!(error = why.words(), "no etcd cluster can be chosen");
                     seen.lock().unwrap_or_else(PoisonError::into_inner).refuse(why);
                     return self.endpoints.refused.cancel();
                 }

@@ -11,7 +11,6 @@
 //! * A call goes to one cluster for the life of the process, as far as etcd tells which one a member belongs to.
 
 use std::collections::BTreeSet;
-use std::fmt::Display;
 use std::future::Future;
 use std::sync::{Arc, Mutex as SyncMutex, MutexGuard, PoisonError};
 
@@ -23,7 +22,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::super::StoreError;
+use super::super::{StoreError, StoreFailure};
 use super::EtcdOptions;
 use super::comparison::ClusterComparison;
 use super::endpoints::{Endpoints, EtcdConnection, OpenedConnection};
@@ -121,9 +120,11 @@ impl Connections {
                 Ok(Ok(connection)) => connection,
                 Ok(Err(EtcdFailure::Answered(error))) => return Err(self.named(error)),
                 Ok(Err(
-                    EtcdFailure::Unauthenticated(text) | EtcdFailure::Broken(text) | EtcdFailure::NotSent(text),
+                    EtcdFailure::Unauthenticated(failure)
+                    | EtcdFailure::Broken(failure)
+                    | EtcdFailure::NotSent(failure),
                 )) => {
-                    failed.push(text);
+                    failed.push(failure);
                     continue;
                 }
                 Err(_) => return Err(self.no_response()),
@@ -131,21 +132,21 @@ impl Connections {
             match self.call_by(&connection, deadline, &call).await {
                 Ok(response) => return Ok(response),
                 Err(EtcdFailure::Answered(error)) => return Err(self.named(error)),
-                Err(EtcdFailure::Unauthenticated(text)) => return Err(self.named(StoreError::Refused(text))),
-                Err(EtcdFailure::Broken(text)) => {
+                Err(EtcdFailure::Unauthenticated(failure)) => return Err(self.named(StoreError::Refused(failure))),
+                Err(EtcdFailure::Broken(failure)) => {
                     connection.broken.cancel();
                     if repeat == Repeat::Never || Instant::now() >= deadline {
-                        return Err(self.unavailable(text));
+                        return Err(self.unavailable(failure));
                     }
-                    failed.push(text);
+                    failed.push(failure);
                 }
-                Err(EtcdFailure::NotSent(text)) => {
+                Err(EtcdFailure::NotSent(failure)) => {
                     connection.broken.cancel();
-                    failed.push(text);
+                    failed.push(failure);
                 }
             }
         }
-        Err(self.unavailable(failed.join("; ")))
+        Err(self.unavailable(StoreFailure::joined(&failed)))
     }
 
     /// Makes one call over this connection, with a new token if etcd refuses the one there is.
@@ -185,10 +186,10 @@ impl Connections {
             // It goes on, and so does the connection.
             let text =
                 format!("no response to the authentication within {:?} so far", self.endpoints.options.request_timeout);
-            Err(EtcdFailure::Answered(StoreError::Unavailable(text)))
+            Err(EtcdFailure::Answered(StoreError::Unavailable(text.into())))
         })?;
         let admitted = cluster.map_or(Ok(()), |cluster| self.seen().admit(cluster));
-        admitted.map_err(|why| EtcdFailure::NotSent(format!("{} is refused: {why}", self.endpoint(connection))))
+        admitted.map_err(|why| EtcdFailure::NotSent(format!("{} is refused: {why}", self.endpoint(connection)).into()))
     }
 
     async fn send<T, F>(
@@ -205,13 +206,13 @@ impl Connections {
         let response = tokio::select! {
             biased;
             response = timeout_at(deadline, call(Arc::clone(connection))) => match response {
-                Ok(response) => response.map_err(|error| EtcdFailure::of(&error))?,
-                Err(_) => return Err(EtcdFailure::Broken(self.silence())),
+                Ok(response) => response.map_err(EtcdFailure::of)?,
+                Err(_) => return Err(EtcdFailure::Broken(self.silence().into())),
             },
             // Another call has noticed first. Waiting for the deadline would use up the time that a participant can
             // be without sight of the store.
             () = connection.broken.cancelled() => {
-                return Err(EtcdFailure::Broken("the connection is given up".to_owned()));
+                return Err(EtcdFailure::Broken("the connection is given up".into()));
             }
         };
         if let Some(header) = response.header() {
@@ -237,15 +238,15 @@ impl Connections {
     }
 
     /// Returns an error that names the endpoints.
-    pub(super) fn unavailable(&self, what: impl Display) -> StoreError {
-        self.named(StoreError::Unavailable(what.to_string()))
+    pub(super) fn unavailable(&self, failure: impl Into<StoreFailure>) -> StoreError {
+        self.named(StoreError::Unavailable(failure.into()))
     }
 
     fn named(&self, error: StoreError) -> StoreError {
-        let name = |what| format!("etcd at {}: {what}", self.endpoints.urls().join(", "));
+        let name = |what: &str| format!("etcd at {}: {what}", self.endpoints.urls().join(", "));
         match error {
-            StoreError::Unavailable(what) => StoreError::Unavailable(name(what)),
-            StoreError::Refused(what) => StoreError::Refused(name(what)),
+            StoreError::Unavailable(failure) => StoreError::Unavailable(failure.reworded(name)),
+            StoreError::Refused(failure) => StoreError::Refused(failure.reworded(name)),
             StoreError::Compacted { .. } | StoreError::LeaseNotFound => error,
         }
     }
@@ -277,7 +278,7 @@ impl Connections {
         let OpenedConnection { connection, cluster, is_learner } =
             self.endpoints.open(endpoint, &mut current.material).await?;
         if is_learner {
-            return Err(EtcdFailure::NotSent(format!("{} is a learner", self.endpoints.urls()[endpoint])));
+            return Err(EtcdFailure::NotSent(format!("{} is a learner", self.endpoints.urls()[endpoint]).into()));
         }
         if let Some(cluster) = cluster {
             self.admit(endpoint, cluster, &mut current).await?;
@@ -294,11 +295,11 @@ impl Connections {
             let comparison = ClusterComparison::of(&self.endpoints, endpoint, cluster, current.material.as_ref()).await;
             let chosen = match comparison.chosen() {
                 Ok(chosen) => chosen,
-                Err(text) => {
+                Err(failure) => {
                     if current.foreign.insert(endpoint) {
-                        tracing::error!(error = text, "no etcd cluster can be chosen");
+                        tracing::error!(error = failure.words(), "no etcd cluster can be chosen");
                     }
-                    return Err(EtcdFailure::Answered(StoreError::Refused(text)));
+                    return Err(EtcdFailure::Answered(StoreError::Refused(failure)));
                 }
             };
             self.seen().admit(chosen).map_err(EtcdFailure::NotSent)?;
@@ -315,7 +316,7 @@ impl Connections {
                 if current.foreign.insert(endpoint) {
                     tracing::error!(error = text, "an endpoint belongs to another etcd cluster");
                 }
-                Err(EtcdFailure::NotSent(text))
+                Err(EtcdFailure::NotSent(text.into()))
             }
         }
     }

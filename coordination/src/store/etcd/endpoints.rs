@@ -74,7 +74,7 @@ impl Endpoints {
         let limit = self.options.connect_timeout;
         timeout(limit, self.open_with_files(endpoint, last)).await.unwrap_or_else(|_| {
             let url = &self.urls()[endpoint];
-            Err(EtcdFailure::NotSent(format!("{url} did not respond within {limit:?}")))
+            Err(EtcdFailure::NotSent(format!("{url} did not respond within {limit:?}").into()))
         })
     }
 
@@ -96,7 +96,7 @@ impl Endpoints {
                 Err(failure) if last.as_ref().is_none_or(|last| *last == material) => return Err(failure),
                 Err(failure) => failure,
             },
-            Err(text) => EtcdFailure::NotSent(text),
+            Err(failure) => EtcdFailure::NotSent(failure),
         };
         let Some(material) = last else { return Err(failure) };
         tracing::warn!(?failure, "etcd certificates cannot be used; keeping the previous ones");
@@ -109,11 +109,13 @@ impl Endpoints {
         let url = &self.urls()[endpoint];
         // Sends nothing yet.
         let client = Client::connect_with_balanced_channel([url], Some(options), self.token.clone());
-        let client = client.await.map_err(|error| EtcdFailure::of(&error))?;
+        let client = client.await.map_err(EtcdFailure::of)?;
         let (cluster, is_learner) = match introduction(&client).await {
             Ok(introduction) => introduction,
             // Nothing was sent but questions without effect.
-            Err(EtcdFailure::Broken(text) | EtcdFailure::NotSent(text)) => return Err(EtcdFailure::NotSent(text)),
+            Err(EtcdFailure::Broken(failure) | EtcdFailure::NotSent(failure)) => {
+                return Err(EtcdFailure::NotSent(failure));
+            }
             Err(EtcdFailure::Answered(_) | EtcdFailure::Unauthenticated(_)) => (None, false),
         };
         let connection = EtcdConnection {
@@ -141,11 +143,11 @@ impl Endpoints {
 /// Returns the id of a member's cluster, and whether it is a learner. Needs no token as a rule.
 async fn introduction(client: &Client) -> Result<(Option<u64>, bool), EtcdFailure> {
     let cluster = |header: Option<&ResponseHeader>| header.map(ResponseHeader::cluster_id);
-    match client.maintenance_client().status().await.map_err(|error| EtcdFailure::of(&error)) {
+    match client.maintenance_client().status().await.map_err(EtcdFailure::of) {
         Ok(status) => Ok((cluster(status.header()), status.is_learner())),
         // Newer versions tell this to administrators alone. An empty transaction needs no permission.
         Err(EtcdFailure::Answered(_) | EtcdFailure::Unauthenticated(_)) => {
-            let response = client.kv_client().txn(Txn::new()).await.map_err(|error| EtcdFailure::of(&error))?;
+            let response = client.kv_client().txn(Txn::new()).await.map_err(EtcdFailure::of)?;
             Ok((cluster(response.header()), false))
         }
         Err(failure) => Err(failure),

@@ -12,23 +12,23 @@ use std::error::Error as StdError;
 use etcd_client::Error;
 use tonic::{Code, ConnectError, Status};
 
-use super::super::StoreError;
+use super::super::{StoreError, StoreFailure};
 
 /// An error, by its consequence for the connection.
 #[derive(Debug)]
 pub(super) enum EtcdFailure {
     /// No connection was established, so nothing was sent: another endpoint may be tried at once.
-    NotSent(String),
+    NotSent(StoreFailure),
     /// The connection, or the member behind it, is useless. What was sent may have taken effect.
-    Broken(String),
+    Broken(StoreFailure),
     /// etcd refused the token, or the lack of one, and did nothing else; the connection is still good.
-    Unauthenticated(String),
+    Unauthenticated(StoreFailure),
     /// etcd responded; the connection is still good.
     Answered(StoreError),
 }
 
 impl EtcdFailure {
-    pub(super) fn of(error: &Error) -> Self {
+    pub(super) fn of(error: Error) -> Self {
         match error {
             Error::GRpcStatus(status) => of_status(status),
             // etcd-client reports in this way that the first response on a stream had no TTL left.
@@ -36,9 +36,9 @@ impl EtcdFailure {
                 EtcdFailure::Answered(StoreError::LeaseNotFound)
             }
             Error::InvalidArgs(_) | Error::InvalidUri(_) | Error::InvalidMetadataValue(_) => {
-                EtcdFailure::Answered(StoreError::Refused(error.to_string()))
+                EtcdFailure::Answered(StoreError::Refused(StoreFailure::caused_by(error.to_string(), error)))
             }
-            _ => EtcdFailure::Broken(error.to_string()),
+            _ => EtcdFailure::Broken(StoreFailure::caused_by(error.to_string(), error)),
         }
     }
 }
@@ -46,37 +46,37 @@ impl EtcdFailure {
 impl From<EtcdFailure> for StoreError {
     fn from(failure: EtcdFailure) -> Self {
         match failure {
-            EtcdFailure::NotSent(text) | EtcdFailure::Broken(text) => StoreError::Unavailable(text),
-            EtcdFailure::Unauthenticated(text) => StoreError::Refused(text),
+            EtcdFailure::NotSent(failure) | EtcdFailure::Broken(failure) => StoreError::Unavailable(failure),
+            EtcdFailure::Unauthenticated(failure) => StoreError::Refused(failure),
             EtcdFailure::Answered(error) => error,
         }
     }
 }
 
-fn of_status(status: &Status) -> EtcdFailure {
-    let text = chain(status);
-    if in_chain::<ConnectError>(status) {
-        return EtcdFailure::NotSent(text);
-    }
+fn of_status(status: Status) -> EtcdFailure {
+    let (code, is_not_sent) = (status.code(), in_chain::<ConnectError>(&status));
     // tonic keeps the cause of a transport error; a response of etcd has none.
-    if status.source().is_some() {
-        return EtcdFailure::Broken(text);
-    }
-    let message = status.message();
-    match status.code() {
+    let is_transport = status.source().is_some();
+    let message = status.message().to_owned();
+    let failure = StoreFailure::caused_by(chain(&status), status);
+    match code {
+        _ if is_not_sent => EtcdFailure::NotSent(failure),
+        _ if is_transport => EtcdFailure::Broken(failure),
         Code::NotFound if message.contains("lease not found") => EtcdFailure::Answered(StoreError::LeaseNotFound),
         // A healthy but busy member responds this before the request is proposed.
         Code::ResourceExhausted if message.contains("too many requests") => {
-            EtcdFailure::Answered(StoreError::Unavailable(text))
+            EtcdFailure::Answered(StoreError::Unavailable(failure))
         }
         // A member responds this when it has just heard of the new leader. Another member might be the one that died.
-        Code::Unavailable if message.contains("leader changed") => EtcdFailure::Answered(StoreError::Unavailable(text)),
+        Code::Unavailable if message.contains("leader changed") => {
+            EtcdFailure::Answered(StoreError::Unavailable(failure))
+        }
         // The token belongs to an earlier state of etcd's users.
         Code::InvalidArgument if message.contains("revision of auth store is old") => {
-            EtcdFailure::Unauthenticated(text)
+            EtcdFailure::Unauthenticated(failure)
         }
-        Code::InvalidArgument if message.contains("user name is empty") => EtcdFailure::Unauthenticated(text),
-        Code::Unauthenticated => EtcdFailure::Unauthenticated(text),
+        Code::InvalidArgument if message.contains("user name is empty") => EtcdFailure::Unauthenticated(failure),
+        Code::Unauthenticated => EtcdFailure::Unauthenticated(failure),
         Code::InvalidArgument
         | Code::NotFound
         | Code::AlreadyExists
@@ -84,9 +84,9 @@ fn of_status(status: &Status) -> EtcdFailure {
         | Code::ResourceExhausted
         | Code::FailedPrecondition
         | Code::OutOfRange
-        | Code::Unimplemented => EtcdFailure::Answered(StoreError::Refused(text)),
+        | Code::Unimplemented => EtcdFailure::Answered(StoreError::Refused(failure)),
         // Also "no leader" and "request timed out": another member may do better.
-        _ => EtcdFailure::Broken(text),
+        _ => EtcdFailure::Broken(failure),
     }
 }
 
@@ -111,4 +111,18 @@ fn chain(status: &Status) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_keeps_the_status_that_caused_it_and_repeats_its_message_once() {
+        let error = StoreError::from(EtcdFailure::of(Status::permission_denied("not this key").into()));
+        let status = error.cause().and_then(|cause| cause.downcast_ref::<Status>());
+        assert_eq!(status.map(Status::code), Some(Code::PermissionDenied));
+        assert_eq!(error.to_string(), "the store refused: not this key");
+        assert!(error.source().is_none());
+    }
 }

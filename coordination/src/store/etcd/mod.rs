@@ -37,7 +37,7 @@ use self::endpoints::EtcdConnection;
 pub use self::tls::{ClientIdentity, EtcdTls};
 pub use self::token::EtcdCredentials;
 use super::batches::batches;
-use super::{SharedHorizon, Store, StoreError, StoreErrorKind, Survey, Usage, Watch};
+use super::{SharedHorizon, Store, StoreError, StoreErrorKind, StoreFailure, Survey, Usage, Watch};
 
 /// Number of transactions of a batch that etcd has to refuse in the same words until it is taken to refuse all of them.
 const REFUSED_IN_A_ROW: usize = 3;
@@ -129,7 +129,9 @@ impl EtcdStore {
                 !authority.contains("://") && authority.trim_end_matches('/').parse::<http::uri::Authority>().is_ok()
             };
             if !authority.is_some_and(is_authority) {
-                return Err(StoreError::Refused(format!("{endpoint:?} is no etcd endpoint; expected {expected}")));
+                return Err(StoreError::Refused(
+                    format!("{endpoint:?} is no etcd endpoint; expected {expected}").into(),
+                ));
             }
         }
         let connections = Arc::new(Connections::new(options));
@@ -241,11 +243,11 @@ impl EtcdStore {
     /// the first ones are all refused in the same words, the others are not sent.
     async fn commit_one_by_one(&self, batch: Vec<Txn>) -> Vec<Result<TxnOutcome, StoreError>> {
         let mut results = Vec::new();
-        let mut in_a_row: Vec<String> = Vec::new();
+        let mut in_a_row: Vec<StoreFailure> = Vec::new();
         for txn in batch {
             if let [.., why] = &in_a_row[..]
                 && in_a_row.len() == REFUSED_IN_A_ROW
-                && in_a_row.iter().all(|other| other == why)
+                && in_a_row.iter().all(|other| other.words() == why.words())
             {
                 results.push(Err(StoreError::Refused(why.clone())));
                 continue;
@@ -344,7 +346,7 @@ impl Store for EtcdStore {
             });
         let is_readable = match read.await {
             Ok(_) => true,
-            Err(StoreError::Refused(words)) if words.contains("compacted") => false,
+            Err(StoreError::Refused(failure)) if failure.words().contains("compacted") => false,
             Err(error) => return Err(error),
         };
         Ok(Some(Usage {

@@ -12,6 +12,7 @@ use etcd_client::ResponseHeader;
 use segue_protocol::ids::Revision;
 use tokio::time::Instant;
 
+use super::super::StoreFailure;
 use super::convert;
 
 /// What a process has seen of its etcd.
@@ -19,7 +20,7 @@ use super::convert;
 pub(super) struct ClusterRecord {
     cluster: Option<u64>,
     /// Why no endpoint may be used any more.
-    refused: Option<String>,
+    refused: Option<StoreFailure>,
     /// The highest revision.
     revision: Revision,
     /// The raft term, and when it was seen.
@@ -33,25 +34,26 @@ impl ClusterRecord {
     }
 
     /// Remembers the cluster if none is known, and returns why one is refused.
-    pub(super) fn admit(&mut self, cluster: u64) -> Result<(), String> {
+    pub(super) fn admit(&mut self, cluster: u64) -> Result<(), StoreFailure> {
         let known = *self.cluster.get_or_insert(cluster);
         if known == cluster {
             return Ok(());
         }
-        Err(format!(
+        let why = format!(
             "it belongs to etcd cluster {cluster:x}, and this process follows cluster {known:x}, which it has seen at \
              revision {}",
             self.revision
-        ))
+        );
+        Err(why.into())
     }
 
     /// Returns why no endpoint may be used any more, if so.
-    pub(super) fn refused(&self) -> Option<String> {
+    pub(super) fn refused(&self) -> Option<StoreFailure> {
         self.refused.clone()
     }
 
     /// Refuses all endpoints from now on.
-    pub(super) fn refuse(&mut self, why: String) {
+    pub(super) fn refuse(&mut self, why: StoreFailure) {
         self.refused = Some(why);
     }
 
@@ -87,9 +89,9 @@ mod tests {
     #[test]
     fn another_cluster_is_refused_by_both_ids() {
         let mut seen = ClusterRecord::default();
-        assert_eq!(seen.admit(0xab), Ok(()));
-        assert_eq!(seen.admit(0xab), Ok(()));
-        let refused = seen.admit(0xcd).unwrap_err();
+        assert!(seen.admit(0xab).is_ok());
+        assert!(seen.admit(0xab).is_ok());
+        let refused = seen.admit(0xcd).unwrap_err().to_string();
         assert!(refused.contains("cluster cd") && refused.contains("cluster ab"), "{refused}");
         assert_eq!(seen.cluster(), Some(0xab));
     }

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 use etcd_client::{Certificate, Identity, TlsOptions};
 
+use super::super::StoreFailure;
+
 /// The certificate files for etcd's identity and the client's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdTls {
@@ -38,8 +40,8 @@ pub(super) struct TlsFiles {
 
 impl EtcdTls {
     /// Reads the files. Blocks for as long as three small files take, once for each connection.
-    pub(super) fn read(&self) -> Result<TlsFiles, String> {
-        let read = |path: &Path| fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()));
+    pub(super) fn read(&self) -> Result<TlsFiles, StoreFailure> {
+        let read = |path: &Path| fs::read(path).map_err(|error| StoreFailure::unreadable(path, error));
         let identity = match &self.identity {
             Some(ClientIdentity { cert, key }) => Some((read(cert)?, read(key)?)),
             None => None,

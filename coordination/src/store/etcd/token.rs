@@ -18,6 +18,7 @@ use etcd_client::{AuthClient, BalancedChannelBuilder, Channel};
 use http::{HeaderValue, Uri};
 use segue_protocol::back_off::BackOff;
 use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinError;
 use tokio::time::{Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::Endpoint;
@@ -25,7 +26,7 @@ use tonic::transport::channel::Change;
 use tower::ServiceExt as _;
 use tower::util::BoxCloneSyncService;
 
-use super::super::StoreError;
+use super::super::{StoreError, StoreFailure};
 use super::failure::EtcdFailure;
 
 /// How long etcd may take to check a password. Some 300 processes per core of etcd can ask at the same time. A member that
@@ -44,9 +45,9 @@ pub struct EtcdCredentials {
 }
 
 impl EtcdCredentials {
-    fn password(&self) -> Result<String, String> {
+    fn password(&self) -> Result<String, StoreFailure> {
         let text = std::fs::read_to_string(&self.password_file);
-        let text = text.map_err(|error| format!("cannot read {}: {error}", self.password_file.display()))?;
+        let text = text.map_err(|error| StoreFailure::unreadable(&self.password_file, error))?;
         Ok(text.trim_end().to_owned())
     }
 }
@@ -128,7 +129,10 @@ impl Authenticator {
             *running = Some(AbortOnDropHandle::new(tokio::spawn(authentication)));
         }
         let result = match running {
-            Some(running) => running.await.unwrap_or_else(|error| Err(EtcdFailure::Broken(error.to_string()))),
+            Some(running) => {
+                let ended = |error: JoinError| StoreFailure::caused_by(error.to_string(), error);
+                running.await.unwrap_or_else(|error| Err(EtcdFailure::Broken(ended(error))))
+            }
             None => return Ok(None),
         };
         *running = None;
@@ -153,30 +157,31 @@ async fn authenticate(
     passwords: Vec<String>,
 ) -> Result<GrantedToken, EtcdFailure> {
     let EtcdCredentials { username, password_file } = credentials;
-    let mut refused = "there is no password".to_owned();
+    let mut refused = StoreFailure::from("there is no password");
     for password in passwords {
         let response = match timeout(TIMEOUT, auth.authenticate(username.clone(), password.clone())).await {
-            Ok(response) => response.map_err(|error| EtcdFailure::of(&error)),
+            Ok(response) => response.map_err(EtcdFailure::of),
             Err(_) => {
                 let text = format!("no response to the authentication within {TIMEOUT:?}");
-                Err(EtcdFailure::Answered(StoreError::Unavailable(text)))
+                Err(EtcdFailure::Answered(StoreError::Unavailable(text.into())))
             }
         };
         match response {
             Ok(response) => {
                 let mut token = HeaderValue::from_str(response.token())
-                    .map_err(|_| EtcdFailure::Broken("etcd has given an unusable token".to_owned()))?;
+                    .map_err(|_| EtcdFailure::Broken("etcd has given an unusable token".into()))?;
                 token.set_sensitive(true);
                 let cluster = response.header().map(etcd_client::ResponseHeader::cluster_id);
                 return Ok(GrantedToken { token, password, cluster });
             }
-            Err(EtcdFailure::Answered(StoreError::Refused(what)) | EtcdFailure::Unauthenticated(what)) => {
-                refused = what
+            Err(EtcdFailure::Answered(StoreError::Refused(failure)) | EtcdFailure::Unauthenticated(failure)) => {
+                refused = failure;
             }
             Err(other) => return Err(other),
         }
     }
-    let refused = format!("{refused} (user {username}, password in {})", password_file.display());
+    let file = password_file.display();
+    let refused = refused.reworded(|refused| format!("{refused} (user {username}, password in {file})"));
     Err(EtcdFailure::Answered(StoreError::Refused(refused)))
 }
 
@@ -192,15 +197,15 @@ struct Passwords {
 
 impl Passwords {
     /// Returns what to try, given what the file contains: that, and the last good one.
-    fn candidates(&mut self, read: Result<String, String>, now: Instant) -> Result<Vec<String>, EtcdFailure> {
+    fn candidates(&mut self, read: Result<String, StoreFailure>, now: Instant) -> Result<Vec<String>, EtcdFailure> {
         let (read, unreadable) = match read {
             Ok(password) => (Some(password), None),
-            Err(text) => (None, Some(text)),
+            Err(failure) => (None, Some(failure)),
         };
         let mut passwords: Vec<String> = read.into_iter().chain(self.good.clone()).collect();
         passwords.dedup();
         if passwords.is_empty() {
-            return Err(EtcdFailure::Answered(StoreError::Refused(unreadable.unwrap_or_default())));
+            return Err(EtcdFailure::Answered(StoreError::Refused(unreadable.unwrap_or_else(|| "".into()))));
         }
         match &self.pause {
             Some((until, error)) if now < *until && passwords == self.tried => {
@@ -211,7 +216,7 @@ impl Passwords {
             _ => {}
         }
         if let Some(error) = unreadable {
-            tracing::warn!(error, "etcd password cannot be read; keeping the previous one");
+            tracing::warn!(error = error.words(), "etcd password cannot be read; keeping the previous one");
         }
         self.tried.clone_from(&passwords);
         Ok(passwords)
@@ -241,23 +246,23 @@ impl Passwords {
 mod tests {
     use super::*;
 
-    fn read(password: &str) -> Result<String, String> {
+    fn read(password: &str) -> Result<String, StoreFailure> {
         Ok(password.to_owned())
     }
 
     fn refused() -> EtcdFailure {
-        EtcdFailure::Answered(StoreError::Refused("authentication failed".to_owned()))
+        EtcdFailure::Answered(StoreError::Refused("authentication failed".into()))
     }
 
     #[test]
     fn the_last_good_password_is_tried_after_the_files() {
         let (mut passwords, now) = (Passwords::default(), Instant::now());
-        assert!(passwords.candidates(Err("no file".to_owned()), now).is_err());
+        assert!(passwords.candidates(Err("no file".into()), now).is_err());
         assert_eq!(passwords.candidates(read("old"), now).unwrap(), ["old"]);
         passwords.accept("old".to_owned());
         assert_eq!(passwords.candidates(read("old"), now).unwrap(), ["old"]);
         assert_eq!(passwords.candidates(read("new"), now).unwrap(), ["new", "old"]);
-        assert_eq!(passwords.candidates(Err("no file".to_owned()), now).unwrap(), ["old"]);
+        assert_eq!(passwords.candidates(Err("no file".into()), now).unwrap(), ["old"]);
     }
 
     #[test]
@@ -283,8 +288,8 @@ mod tests {
     #[test]
     fn a_connection_that_fails_needs_no_pause() {
         let (mut passwords, now) = (Passwords::default(), Instant::now());
-        passwords.fail(&EtcdFailure::NotSent("connection refused".to_owned()), now);
-        passwords.fail(&EtcdFailure::Broken("connection reset".to_owned()), now);
+        passwords.fail(&EtcdFailure::NotSent("connection refused".into()), now);
+        passwords.fail(&EtcdFailure::Broken("connection reset".into()), now);
         assert!(passwords.candidates(read("old"), now).is_ok());
     }
 }

@@ -109,11 +109,11 @@ async fn feed(
             message = stream.message() => match message {
                 Ok(Some(response)) => read(&connections, connection, &response, next),
                 Ok(None) => Err(connections.unavailable("etcd has ended the watch")),
-                Err(error) => Err(match EtcdFailure::of(&error) {
+                Err(error) => Err(match EtcdFailure::of(error) {
                     EtcdFailure::Answered(error) => error,
-                    EtcdFailure::Broken(what) | EtcdFailure::NotSent(what) | EtcdFailure::Unauthenticated(what) => {
-                        connections.unavailable(what)
-                    }
+                    EtcdFailure::Broken(failure)
+                    | EtcdFailure::NotSent(failure)
+                    | EtcdFailure::Unauthenticated(failure) => connections.unavailable(failure),
                 }),
             },
         };
@@ -155,9 +155,9 @@ fn read(
     if response.canceled() {
         let reason = response.cancel_reason();
         return Err(if reason.contains("permission denied") {
-            StoreError::Refused(reason.to_owned())
+            StoreError::Refused(reason.into())
         } else {
-            connections.unavailable(format_args!("etcd has cancelled the watch: {reason}"))
+            connections.unavailable(format!("etcd has cancelled the watch: {reason}"))
         });
     }
     let revision = |event: &Event| event.kv().map_or(Revision::ZERO, |kv| convert::unsigned(kv.mod_revision()));

@@ -96,5 +96,5 @@ fn op_bytes(op: &Op) -> usize {
 }
 
 fn refused(why: &str) -> StoreError {
-    StoreError::Refused(format!("etcdserver: {why}"))
+    StoreError::Refused(format!("etcdserver: {why}").into())
 }
