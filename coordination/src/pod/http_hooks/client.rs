@@ -41,7 +41,7 @@ const MAX_BODY: usize = 64 << 10;
 /// How long to read the rest of a response that means done, so that its connection can be reused.
 const REST_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Why a hook failed.
+/// Why a hook failed. The text contains that of the cause, which is therefore no [`source`](Error::source).
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
     /// The service did not respond in time.
@@ -63,20 +63,20 @@ pub enum HookError {
         said: String,
     },
     /// The service could not be reached.
-    #[error("{url} cannot be reached: {cause}")]
+    #[error("{url} cannot be reached: {}", chain(&**cause))]
     Connect {
         /// The hook's address.
         url: HookUrl,
         /// The cause.
-        cause: String,
+        cause: Box<dyn Error + Send + Sync>,
     },
     /// The exchange broke.
-    #[error("{url} did not respond: {cause}")]
+    #[error("{url} did not respond: {}", chain(&**cause))]
     Exchange {
         /// The hook's address.
         url: HookUrl,
         /// The cause.
-        cause: String,
+        cause: Box<dyn Error + Send + Sync>,
     },
     /// The service responded with a failure.
     #[error("{url} responded {status}{}{detail}", if detail.is_empty() { "" } else { ": " })]
@@ -112,7 +112,7 @@ pub enum HookError {
         /// The file.
         path: PathBuf,
         /// The cause.
-        cause: String,
+        cause: Box<dyn Error + Send + Sync>,
     },
 }
 
@@ -159,11 +159,11 @@ impl HookClient {
         if let Some(secret) = self.secret().await? {
             request = request.header(SECRET_HEADER, secret);
         }
-        let broke = |error: &dyn Error| HookError::Exchange { url: url.clone(), cause: chain(error) };
-        let request = request.body(Full::new(Bytes::from(body.to_string()))).map_err(|error| broke(&error))?;
+        let broke = |cause: Box<dyn Error + Send + Sync>| HookError::Exchange { url: url.clone(), cause };
+        let request = request.body(Full::new(Bytes::from(body.to_string()))).map_err(|error| broke(error.into()))?;
         let response = self.client.request(request).await.map_err(|error| match error.is_connect() {
-            true => HookError::Connect { url: url.clone(), cause: chain(&error) },
-            false => broke(&error),
+            true => HookError::Connect { url: url.clone(), cause: error.into() },
+            false => broke(error.into()),
         })?;
         let (status, body) = (response.status(), response.into_body());
         let says_more = reads_all || status == StatusCode::ACCEPTED || !status.is_success();
@@ -176,25 +176,24 @@ impl HookClient {
             Ok(body) => Ok((status, body)),
             // The body only explains a failure, so an error while reading it does not matter.
             Err(_) if !status.is_success() && status != StatusCode::CONFLICT => Ok((status, Bytes::new())),
-            Err(error) => Err(broke(&*error)),
+            Err(error) => Err(broke(error)),
         }
     }
 
     async fn secret(&self) -> Result<Option<HeaderValue>, HookError> {
         let Some(path) = self.secret_file.clone() else { return Ok(None) };
-        let wrong = |cause: String| HookError::Secret { path: path.clone(), cause };
+        let wrong = |cause: Box<dyn Error + Send + Sync>| HookError::Secret { path: path.clone(), cause };
         let read = tokio::task::spawn_blocking({
             let path = path.clone();
             move || std::fs::read(path)
         });
-        let content =
-            read.await.map_err(|error| wrong(error.to_string()))?.map_err(|error| wrong(error.to_string()))?;
+        let content = read.await.map_err(|error| wrong(error.into()))?.map_err(|error| wrong(error.into()))?;
         let content = content.trim_ascii();
         if content.is_empty() {
-            return Err(wrong("it is empty; expected a secret on one line".to_owned()));
+            return Err(wrong("it is empty; expected a secret on one line".into()));
         }
         let value = HeaderValue::from_bytes(content);
-        let mut value = value.map_err(|_| wrong("it cannot be a header; expected a secret on one line".to_owned()))?;
+        let mut value = value.map_err(|_| wrong("it cannot be a header; expected a secret on one line".into()))?;
         value.set_sensitive(true);
         Ok(Some(value))
     }
