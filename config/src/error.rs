@@ -54,6 +54,20 @@ impl Wrong {
     }
 }
 
+/// Why a text is no value of its kind: what was wrong and what was expected, in one line.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{fact}; {remedy}")]
+pub struct InvalidText {
+    fact: String,
+    remedy: String,
+}
+
+impl From<Wrong> for InvalidText {
+    fn from(Wrong { fact, remedy, .. }: Wrong) -> Self {
+        InvalidText { fact, remedy }
+    }
+}
+
 /// One mistake: its place and key, what was wrong, what was expected and what was probably meant.
 ///
 /// Its `Display` is one line.

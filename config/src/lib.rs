@@ -31,7 +31,7 @@ mod validate;
 mod validated;
 
 pub use deployment::{ComparisonFindings, compare};
-pub use error::{Errors, LoadError, Problem};
+pub use error::{Errors, InvalidText, LoadError, Problem};
 pub use located::{LocatedConfig, WrittenValues};
 pub use validated::{
     Admin, AdminWrite, Config, Coordinator, Credentials, KeyspaceSection, Log, LogFormat, LogLevel, Pod, Router,
@@ -103,18 +103,18 @@ fn hostname() -> String {
 ///
 /// # Errors
 ///
-/// What was wrong and what was expected, in one line.
-pub fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
-    units::duration(text).map_err(|wrong| format!("{}; {}", wrong.fact, wrong.remedy))
+/// Refuses a text that is no whole number with one of the units, and one that is too large for a duration.
+pub fn parse_duration(text: &str) -> Result<std::time::Duration, InvalidText> {
+    units::duration(text).map_err(InvalidText::from)
 }
 
 /// Reads a name, as every key of a configuration file that names something takes it.
 ///
 /// # Errors
 ///
-/// The mistake and what was expected, in one line.
-pub fn parse_name(text: &str) -> Result<String, String> {
-    reader::name(text).map_err(|wrong| format!("{}; {}", wrong.fact, wrong.remedy))
+/// Refuses an empty name, and one with characters that names may not have.
+pub fn parse_name(text: &str) -> Result<String, InvalidText> {
+    reader::name(text).map_err(InvalidText::from)
 }
 
 /// Returns a duration of whole milliseconds as [`parse_duration`] takes it, in the largest unit that divides it.

@@ -190,7 +190,8 @@ fn set_planning(
 /// Replaces the mapping of keys, if the operator has confirmed it.
 pub(super) fn remap(view: &View, to: &Partitioner, confirmed: bool) -> Result<ChangeDecision, OperatorError> {
     ensure_exists(view)?;
-    let Replacement { standing, owned, txn } = replace(view, to).map_err(OperatorError::Refused)?;
+    let Replacement { standing, owned, txn } =
+        replace(view, to).map_err(|why| OperatorError::Refused(why.to_string()))?;
     let from = standing.as_ref().map(ToString::to_string).unwrap_or_default();
     let facts = |remapped: bool| json!({ "from": standing, "to": to, "owned": owned, "remapped": remapped });
     if standing.as_ref() == Some(to) {

@@ -23,9 +23,9 @@ pub struct PodsToken(Arc<IsToken>);
 
 impl PodsToken {
     /// Returns the token that `is_token` recognises in the same time wherever a wrong one differs. Its error says why
-    /// the token cannot be read.
-    pub fn new(is_token: impl Fn(&[u8]) -> Result<bool, String> + Send + Sync + 'static) -> Self {
-        PodsToken(Arc::new(is_token))
+    /// the token cannot be read, and is logged.
+    pub fn new<E: fmt::Display>(is_token: impl Fn(&[u8]) -> Result<bool, E> + Send + Sync + 'static) -> Self {
+        PodsToken(Arc::new(move |presented| is_token(presented).map_err(|why| why.to_string())))
     }
 }
 

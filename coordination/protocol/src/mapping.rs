@@ -10,6 +10,8 @@
 //!   key is in another partition, whose owner does not have its state.
 //! * A mapping that somebody has deleted is put back only by a router that has it. One that has seen another mapping waits.
 
+use std::fmt;
+
 use crate::ids::Revision;
 use crate::keys::KeyName;
 use crate::records::{KeyspaceConfig, Partitioner, encode};
@@ -71,20 +73,47 @@ pub struct Replacement {
     pub txn: Txn,
 }
 
-/// Returns how the keyspace's mapping becomes `to`, or why it may not. An operator's decision.
-pub fn replace(view: &View, to: &Partitioner) -> Result<Replacement, String> {
+/// Why [`replace`] refuses a mapping.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReplacementError {
+    /// The keyspace's settings cannot be read, for this reason.
+    Unreadable(String),
+    /// The keyspace has no settings yet.
+    NoSettings,
+    /// Routers with these names are registered.
+    RoutersRegistered(Vec<String>),
+}
+
+impl std::error::Error for ReplacementError {}
+
+impl fmt::Display for ReplacementError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReplacementError::Unreadable(reason) => write!(out, "the keyspace's settings cannot be read: {reason}"),
+            ReplacementError::NoSettings => {
+                out.write_str("the keyspace has no settings yet: the first router writes its mapping")
+            }
+            ReplacementError::RoutersRegistered(routers) => write!(
+                out,
+                "the mapping changes only while no router is registered: stop {} and try again",
+                routers.join(", ")
+            ),
+        }
+    }
+}
+
+/// Returns how the keyspace's mapping becomes `to`. An operator's decision.
+///
+/// # Errors
+///
+/// Refuses the mapping while a router is registered, and in a keyspace whose settings do not exist or cannot be read.
+pub fn replace(view: &View, to: &Partitioner) -> Result<Replacement, ReplacementError> {
     let Some(config) = &view.config else {
-        return Err(match view.malformed.get(&view.keys().config()) {
-            Some(reason) => format!("the keyspace's settings cannot be read: {reason}"),
-            None => "the keyspace has no settings yet: the first router writes its mapping".to_owned(),
-        });
+        let reason = view.malformed.get(&view.keys().config());
+        return Err(reason.cloned().map_or(ReplacementError::NoSettings, ReplacementError::Unreadable));
     };
-    let routers: Vec<&str> = view.routers.keys().map(String::as_str).collect();
-    if !routers.is_empty() {
-        return Err(format!(
-            "the mapping changes only while no router is registered: stop {} and try again",
-            routers.join(", ")
-        ));
+    if !view.routers.is_empty() {
+        return Err(ReplacementError::RoutersRegistered(view.routers.keys().cloned().collect()));
     }
     let unreadable = view.malformed.keys().filter(|key| matches!(view.keys().parse(key), Some(KeyName::Assignment(_))));
     let owned = view.assignments.len() + unreadable.count();

@@ -145,7 +145,7 @@ async fn a_router_maps_as_the_keyspace_does_or_keeps_its_routes_shut() {
     let other =
         |view: &View| matches!(agree(view, &own, None, None), Agreement::Wait(why) if why.contains("segue remap"));
     assert!(other(&view));
-    let refused = replace(&view, &own).unwrap_err();
+    let refused = replace(&view, &own).unwrap_err().to_string();
     assert!(refused.contains("stop r and try again"), "{refused}");
     fixture.delete(fixture.keys.router("r")).await;
     let view = fixture.view().await;

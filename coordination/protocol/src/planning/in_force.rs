@@ -10,6 +10,7 @@
 //!   applies, and under an unreadable strategy partitions stay where they are.
 //! * Settings that this version does not know are kept.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -84,20 +85,57 @@ pub fn stored_names() -> Vec<String> {
     fields(&Policy::default()).into_iter().map(|(name, _)| name).collect()
 }
 
-/// Returns the planning settings of a keyspace with this one changed, as they are stored, or why it cannot be. An
-/// operator's decision; a setting that is absent is added by the next leader.
-pub fn with_setting(config: &KeyspaceConfig, name: &str, value: Value) -> Result<Value, String> {
+/// Why [`with_setting`] refuses a change.
+#[derive(Debug, Clone, PartialEq)]
+pub enum SettingError {
+    /// The stored settings are no object.
+    Unreadable(Value),
+    /// The setting cannot have this value, or there is no such setting.
+    BadValue(Value),
+    /// The changes of the pods would be awaited for longer than the longest time for that.
+    SettleTooLong {
+        /// The time for which they would be awaited.
+        settle: Duration,
+        /// The longest time.
+        settle_max: Duration,
+    },
+}
+
+impl std::error::Error for SettingError {}
+
+impl fmt::Display for SettingError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SettingError::Unreadable(stored) => {
+                write!(out, "the keyspace's planning settings cannot be read: {stored}")
+            }
+            SettingError::BadValue(value) => write!(out, "{value} is no value of it"),
+            SettingError::SettleTooLong { settle, settle_max } => {
+                write!(out, "settle {settle:?} would be longer than settle_max {settle_max:?}")
+            }
+        }
+    }
+}
+
+/// Returns the planning settings of a keyspace with this one changed, as they are stored. An operator's decision; a
+/// setting that is absent is added by the next leader.
+///
+/// # Errors
+///
+/// Refuses a setting or a value that does not exist, one that does not fit the others, and any change of settings that
+/// cannot be read.
+pub fn with_setting(config: &KeyspaceConfig, name: &str, value: Value) -> Result<Value, SettingError> {
     let mut kept = match &config.planning {
         None => Map::new(),
         Some(Value::Object(kept)) => kept.clone(),
-        Some(unreadable) => return Err(format!("the keyspace's planning settings cannot be read: {unreadable}")),
+        Some(unreadable) => return Err(SettingError::Unreadable(unreadable.clone())),
     };
     let (mut before, mut after) = (Policy::default(), Policy::default());
     for (name, value) in &kept {
         apply(&mut before, name, value);
     }
     if !apply(&mut after, name, &value) {
-        return Err(format!("{value} is no value of it"));
+        return Err(SettingError::BadValue(value));
     }
     kept.insert(name.to_owned(), value);
     for (name, value) in &kept {
@@ -105,7 +143,8 @@ pub fn with_setting(config: &KeyspaceConfig, name: &str, value: Value) -> Result
     }
     // Settings that do not fit each other already are no obstacle to mending one of them.
     if after.settle > after.settle_max && before.settle <= before.settle_max {
-        return Err(format!("settle {:?} would be longer than settle_max {:?}", after.settle, after.settle_max));
+        let Policy { settle, settle_max, .. } = after;
+        return Err(SettingError::SettleTooLong { settle, settle_max });
     }
     Ok(Value::Object(kept))
 }

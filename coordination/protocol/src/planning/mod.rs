@@ -83,7 +83,7 @@ pub use self::budget::MoveCause;
 pub use self::departures::REBIRTH_GRACE;
 pub use self::failures::{FIRST_BACK_OFF, MAX_BACK_OFF};
 pub use self::heartbeats::{HEARTBEAT_INTERVAL, OVERLOADS_BEFORE_MOVE, uses_load};
-pub use self::in_force::{differences, in_force, stored, stored_names, with_setting};
+pub use self::in_force::{SettingError, differences, in_force, stored, stored_names, with_setting};
 pub use self::notice::{Notice, or_none, repair};
 pub use self::operations::KEPT_OPERATIONS;
 pub use self::patience::{MISSED_BEFORE_SUSPECTED, SLOW_WARM};
