@@ -10,7 +10,7 @@
 
 use crate::ids::{PartitionId, Revision};
 use crate::records::{Operation, Pin, encode};
-use crate::txn::{Compare, Op};
+use crate::txn::{Compare, Op, Txn};
 use crate::view::View;
 
 /// An operation with its answer, written by the transaction that acts on it.
@@ -40,85 +40,64 @@ pub(super) fn answer(
     answered: &AnsweredOperation,
     pin: Option<&(Pin, Revision)>,
     now_ms: u64,
-    when: &mut Vec<Compare>,
-) -> Vec<Op> {
-    let (keys, mut then) = (view.keys(), vec![write(view, answered, now_ms, when)]);
+    txn: &mut Txn,
+) {
+    write(view, answered, now_ms, txn);
     if let (Some((pin, seen)), Some(partition)) = (pin, answered.operation.request.partition()) {
-        let key = keys.pin(partition);
-        when.push(Compare::unchanged_since(&key, *seen));
-        when.push(Compare::unchanged_since(keys.drain(&pin.to), Revision::ZERO));
+        let (keys, key) = (view.keys(), view.keys().pin(partition));
+        txn.when.push(Compare::unchanged_since(&key, *seen));
+        txn.when.push(Compare::unchanged_since(keys.drain(&pin.to), Revision::ZERO));
         if pin.ends_with_the_pod() {
-            when.push(Compare::created_at(keys.pod(&pin.to), pin.incarnation.revision()));
+            txn.when.push(Compare::created_at(keys.pod(&pin.to), pin.incarnation.revision()));
         }
-        then.push(Op::put(key, encode(pin)));
+        txn.then.push(Op::put(key, encode(pin)));
     }
-    then
 }
 
 /// Answers the operation that cancels a handoff. If an operator asked for the move, `wish` is the `mod_revision` of its
 /// pin, which ends with the move.
-pub(super) fn cancel(
-    view: &View,
-    answered: &AnsweredOperation,
-    wish: Option<Revision>,
-    now_ms: u64,
-    when: &mut Vec<Compare>,
-    then: &mut Vec<Op>,
-) {
-    then.push(write(view, answered, now_ms, when));
+pub(super) fn cancel(view: &View, answered: &AnsweredOperation, wish: Option<Revision>, now_ms: u64, txn: &mut Txn) {
+    write(view, answered, now_ms, txn);
     if let (Some(seen), Some(partition)) = (wish, answered.operation.request.partition()) {
-        unpin(view, partition, seen, when, then);
+        unpin(view, partition, seen, txn);
     }
 }
 
 /// Refuses a move that was accepted, and ends its pin.
-pub(super) fn fail(
-    view: &View,
-    partition: PartitionId,
-    failed: &FailedMove,
-    now_ms: u64,
-    when: &mut Vec<Compare>,
-    then: &mut Vec<Op>,
-) {
-    then.extend(failed.answered.iter().map(|answered| write(view, answered, now_ms, when)));
+pub(super) fn fail(view: &View, partition: PartitionId, failed: &FailedMove, now_ms: u64, txn: &mut Txn) {
+    if let Some(answered) = &failed.answered {
+        write(view, answered, now_ms, txn);
+    }
     if let Some(seen) = failed.pin {
-        unpin(view, partition, seen, when, then);
+        unpin(view, partition, seen, txn);
     }
 }
 
-fn unpin(view: &View, partition: PartitionId, seen: Revision, when: &mut Vec<Compare>, then: &mut Vec<Op>) {
+fn unpin(view: &View, partition: PartitionId, seen: Revision, txn: &mut Txn) {
     let key = view.keys().pin(partition);
-    when.push(Compare::unchanged_since(&key, seen));
-    then.push(Op::delete(key));
+    txn.when.push(Compare::unchanged_since(&key, seen));
+    txn.then.push(Op::delete(key));
 }
 
 /// Deletes a pin if the incarnation that it is meant for is over.
-pub(super) fn drop_pin(
-    view: &View,
-    partition: PartitionId,
-    pin: &Pin,
-    seen: Revision,
-    when: &mut Vec<Compare>,
-) -> Vec<Op> {
-    let key = view.keys().pin(partition);
-    when.push(Compare::unchanged_since(&key, seen));
-    when.push(Compare::not_created_at(view.keys().pod(&pin.to), pin.incarnation.revision()));
-    vec![Op::delete(key)]
+pub(super) fn drop_pin(view: &View, partition: PartitionId, pin: &Pin, seen: Revision, txn: &mut Txn) {
+    unpin(view, partition, seen, txn);
+    txn.when.push(Compare::not_created_at(view.keys().pod(&pin.to), pin.incarnation.revision()));
 }
 
 /// Deletes operations that have not changed since the view.
-pub(super) fn forget(view: &View, operations: &[(String, Revision)], when: &mut Vec<Compare>) -> Vec<Op> {
+pub(super) fn forget(view: &View, operations: &[(String, Revision)], txn: &mut Txn) {
     let key = |id: &String| view.keys().operation(id);
-    when.extend(operations.iter().map(|(id, seen)| Compare::unchanged_since(key(id), *seen)));
-    operations.iter().map(|(id, _)| Op::delete(key(id))).collect()
+    txn.when.extend(operations.iter().map(|(id, seen)| Compare::unchanged_since(key(id), *seen)));
+    txn.then.extend(operations.iter().map(|(id, _)| Op::delete(key(id))));
 }
 
 /// Writes an answer, guarded by the absence of an earlier one.
-fn write(view: &View, answered: &AnsweredOperation, now_ms: u64, when: &mut Vec<Compare>) -> Op {
+fn write(view: &View, answered: &AnsweredOperation, now_ms: u64, txn: &mut Txn) {
     let (key, mut operation) = (view.keys().operation(&answered.id), answered.operation.clone());
     if let Some(answer) = &mut operation.answer {
         answer.at = now_ms;
     }
-    when.push(Compare::unchanged_since(&key, answered.seen));
-    Op::put(key, encode(&operation))
+    txn.when.push(Compare::unchanged_since(&key, answered.seen));
+    txn.then.push(Op::put(key, encode(&operation)));
 }

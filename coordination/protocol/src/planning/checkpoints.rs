@@ -2,7 +2,7 @@
 
 use super::actions::PlannedWrite;
 use crate::ids::{PartitionId, Revision};
-use crate::txn::{Compare, Op};
+use crate::txn::{Compare, Op, Txn};
 use crate::view::View;
 
 /// Most checkpoints that one transaction deletes: each needs a guard, and etcd accepts 128.
@@ -18,14 +18,9 @@ pub(super) fn beyond_config(view: &View) -> Option<PlannedWrite> {
 }
 
 /// Deletes checkpoints that have not changed since the view, under settings that have not either.
-pub(super) fn forget(
-    view: &View,
-    checkpoints: &[(PartitionId, Revision)],
-    config: Revision,
-    when: &mut Vec<Compare>,
-) -> Vec<Op> {
+pub(super) fn forget(view: &View, checkpoints: &[(PartitionId, Revision)], config: Revision, txn: &mut Txn) {
     let keys = view.keys();
-    when.push(Compare::unchanged_since(keys.config(), config));
-    when.extend(checkpoints.iter().map(|(at, seen)| Compare::unchanged_since(keys.checkpoint(*at), *seen)));
-    checkpoints.iter().map(|(at, _)| Op::delete(keys.checkpoint(*at))).collect()
+    txn.when.push(Compare::unchanged_since(keys.config(), config));
+    txn.when.extend(checkpoints.iter().map(|(at, seen)| Compare::unchanged_since(keys.checkpoint(*at), *seen)));
+    txn.then.extend(checkpoints.iter().map(|(at, _)| Op::delete(keys.checkpoint(*at))));
 }
