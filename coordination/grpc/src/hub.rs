@@ -151,9 +151,10 @@ impl Hub {
 impl HubChanges {
     /// Waits for a change. Cancel-safe.
     pub(crate) async fn wait(&mut self) {
-        let received = self.receiver.recv().await;
-        if self.note(received.map_err(|error| error == broadcast::error::RecvError::Closed)) {
-            std::future::pending::<()>().await;
+        match self.receiver.recv().await {
+            Ok(change) => self.note(change),
+            Err(broadcast::error::RecvError::Lagged(_)) => self.note(None),
+            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
         }
         self.catch_up();
     }
@@ -162,27 +163,22 @@ impl HubChanges {
     pub(crate) fn catch_up(&mut self) {
         loop {
             match self.receiver.try_recv() {
-                Ok(change) => _ = self.note(Ok(change)),
-                Err(broadcast::error::TryRecvError::Lagged(_)) => _ = self.note(Err(false)),
+                Ok(change) => self.note(change),
+                Err(broadcast::error::TryRecvError::Lagged(_)) => self.note(None),
                 Err(_) => return,
             }
         }
     }
 
-    /// Records a change. Returns whether the channel is closed.
-    fn note(&mut self, received: Result<Change, bool>) -> bool {
-        match received {
-            Ok(Some(affected)) if !affected.pods.contains(&self.pod) => {
+    /// Records a change. Missed changes are the same as one of everything.
+    fn note(&mut self, change: Change) {
+        match change {
+            Some(affected) if !affected.pods.contains(&self.pod) => {
                 if let Some(partitions) = &mut self.partitions {
                     partitions.extend(affected.partitions.iter().copied());
                 }
-                false
             }
-            Ok(_) | Err(false) => {
-                self.partitions = None;
-                false
-            }
-            Err(true) => true,
+            _ => self.partitions = None,
         }
     }
 
@@ -299,7 +295,7 @@ mod tests {
         };
         assert!(first.pods.contains("x") && first.partitions.is_empty(), "{first:?}");
         changes.take();
-        changes.note(Ok(Some(first)));
+        changes.note(Some(first));
         assert!(!changes.any(), "another pod without partitions");
         put(&*store, keys.pod("w"), r#"{"pod_name":"w","address":"127.0.0.1:3"}"#).await;
         changes.wait().await;

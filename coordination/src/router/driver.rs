@@ -60,8 +60,17 @@ pub(super) struct RouterDriver {
     /// When to reconsider a partition.
     timers: BTreeSet<(Instant, PartitionId)>,
     drains: Drains,
-    /// The stops that are postponed: the revision since which each has been due, and when this router first saw that.
-    stops_due: HashMap<PartitionId, (Revision, Instant)>,
+    /// The stops that are due and postponed.
+    stops_due: HashMap<PartitionId, DueStop>,
+}
+
+/// A stop that is due.
+#[derive(Debug, Clone, Copy)]
+struct DueStop {
+    /// The revision that made it due.
+    ready_since: Revision,
+    /// When this router first saw that.
+    seen_at: Instant,
 }
 
 impl RouterDriver {
@@ -333,7 +342,7 @@ impl RouterDriver {
                     if ready_since.is_some_and(|since| self.postpones(partition, since)) {
                         break;
                     }
-                    let due_since = self.stops_due.remove(&partition).map_or_else(Instant::now, |(_, due)| due);
+                    let due_since = self.stops_due.remove(&partition).map_or_else(Instant::now, |due| due.seen_at);
                     let cause = match wanted {
                         Route::Hold(cause) => cause,
                         Route::To(_) => HoldCause::Handoff,
@@ -398,11 +407,12 @@ impl RouterDriver {
     /// store that refuses writes, or for the stops of other partitions.
     fn postpones(&mut self, partition: PartitionId, ready_since: Revision) -> bool {
         let now = Instant::now();
-        let due = self.stops_due.entry(partition).or_insert((ready_since, now));
-        if due.0 != ready_since {
-            *due = (ready_since, now);
+        let new = DueStop { ready_since, seen_at: now };
+        let due = self.stops_due.entry(partition).or_insert(new);
+        if due.ready_since != ready_since {
+            *due = new;
         }
-        let waited = now - due.1;
+        let waited = now - due.seen_at;
         let oldest = self.plane.oldest_exchange(partition).map(|since| now.saturating_duration_since(since));
         if waits_for_exchange(oldest, waited, self.settings.drain.patience) {
             self.timers.insert((now + EXCHANGE_CHECK_INTERVAL, partition));

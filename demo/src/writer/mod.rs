@@ -43,6 +43,10 @@ pub struct WriterSettings {
     pub checkpoints: Checkpoints,
 }
 
+/// A pod has no state of a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NoState;
+
 /// A writer. Clones share its state.
 #[derive(Debug, Clone)]
 pub struct Writer {
@@ -209,11 +213,15 @@ impl Writer {
         Ok(Some(offset))
     }
 
-    /// Returns the state of a key as this pod knows it. `None` means that this pod has no state of the partition.
-    pub fn read(&self, partition: PartitionId, key: &str) -> Option<Option<KeyEntry>> {
-        let cache = self.cache(partition)?;
+    /// Returns the state of a key as this pod knows it; `None` if the key was never written.
+    ///
+    /// # Errors
+    ///
+    /// Fails if this pod has no state of the partition.
+    pub fn read(&self, partition: PartitionId, key: &str) -> Result<Option<KeyEntry>, NoState> {
+        let cache = self.cache(partition).ok_or(NoState)?;
         let entry = lock(&cache).entries.get(key).cloned();
-        Some(entry)
+        Ok(entry)
     }
 
     fn cache(&self, partition: PartitionId) -> Option<SharedCache> {
@@ -314,6 +322,6 @@ mod tests {
         writer.release(P3, H8);
         assert_eq!(write(&writer, 2), Some(1), "that was another handoff's state");
         writer.release(P3, H9);
-        assert_eq!(writer.read(P3, "k"), None);
+        assert_eq!(writer.read(P3, "k"), Err(NoState));
     }
 }

@@ -100,7 +100,7 @@ where
     match head.method {
         Method::GET => {
             work(writer).await;
-            let Some(entry) = writer.read(partition, key) else { return no_state(partition) };
+            let Ok(entry) = writer.read(partition, key) else { return no_state(partition) };
             stamped(writer, epoch, entry.as_ref().map_or(0, |entry| entry.highest), entry.as_ref())
         }
         Method::PUT | Method::POST => {

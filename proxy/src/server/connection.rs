@@ -94,14 +94,15 @@ impl ConnectionGuard {
         let mut ahead = BytesMut::new();
         let agreed_on_http2 = stream.agreed_on_http2();
         let recognised = match agreed_on_http2 {
-            Some(false) => Ok(Some(false)),
+            Some(false) => Ok(ClientProtocol::Http1),
             // h2 itself would wait for the preface without an end.
             Some(true) | None => until_told(&this.clients, client, recognise(&mut stream, &mut ahead, client)).await,
         };
         let is_http2 = match recognised {
             // h2 refuses whatever is not its preface.
-            Ok(Some(is_http2)) => agreed_on_http2.unwrap_or(is_http2),
-            Ok(None) => return,
+            Ok(ClientProtocol::Http1) => agreed_on_http2 == Some(true),
+            Ok(ClientProtocol::Http2) => true,
+            Ok(ClientProtocol::Disconnected) => return,
             Err(command) => {
                 if command == ConnectionCommand::HeaderTimeout && agreed_on_http2.is_none() {
                     this.clients.replied(LocalReply::TooSlow);
@@ -145,9 +146,13 @@ impl ConnectionGuard {
         let mut named = None;
         if self.clients.terms.proxy_protocol {
             // Boxed: otherwise every connection would reserve room for it.
-            if let Some(ip) = Box::pin(name_client(&mut stream, &self.client, &self.clients)).await? {
-                peer = address_of(ip);
-                named = Some(self.clients.addresses.connect(ip));
+            match Box::pin(name_client(&mut stream, &self.client, &self.clients)).await {
+                ProxyHeader::Names(ip) => {
+                    peer = address_of(ip);
+                    named = Some(self.clients.addresses.connect(ip));
+                }
+                ProxyHeader::NamesNobody => {}
+                ProxyHeader::Missing => return None,
             }
         }
         let stream = match &self.clients.terms.tls {
@@ -255,19 +260,27 @@ fn service<S: ServeRequest>(
     })
 }
 
-/// Reads the header of the PROXY protocol. It has as long as a request head, counted from the accept. Returns the address
-/// that it names, if any, or `None` if the connection has to close.
-async fn name_client(stream: &mut TcpStream, client: &Client, clients: &ConnectionRegistry) -> Option<Option<IpAddr>> {
+/// The header of the PROXY protocol on a connection.
+enum ProxyHeader {
+    Names(IpAddr),
+    /// The connection is the balancer's own, such as a health check, or its client's address is none of IP.
+    NamesNobody,
+    /// There is none, it is invalid, or it came too late: the connection has to close.
+    Missing,
+}
+
+/// Reads the header of the PROXY protocol. It has as long as a request head, counted from the accept.
+async fn name_client(stream: &mut TcpStream, client: &Client, clients: &ConnectionRegistry) -> ProxyHeader {
     client.arrived.set_in_head(true);
     let read = until_told(clients, client, read_header(stream)).await;
     client.arrived.set_in_head(false);
     match read {
-        Ok(Ok(named)) => Some(named),
+        Ok(Ok(named)) => named.map_or(ProxyHeader::NamesNobody, ProxyHeader::Names),
         Ok(Err(error)) => {
             clients.misled(&error);
-            None
+            ProxyHeader::Missing
         }
-        Err(_) => None,
+        Err(_) => ProxyHeader::Missing,
     }
 }
 
@@ -292,20 +305,28 @@ async fn shake_hands(
     }
 }
 
-/// Reads until the version of HTTP is known, and returns whether it is HTTP/2. Returns `None` if the client disconnects first.
-async fn recognise(stream: &mut Stream, ahead: &mut BytesMut, client: &Client) -> Option<bool> {
+/// The version of HTTP that a client's first bytes show.
+enum ClientProtocol {
+    Http1,
+    Http2,
+    /// The client has disconnected before it was clear.
+    Disconnected,
+}
+
+/// Reads until the version of HTTP is known.
+async fn recognise(stream: &mut Stream, ahead: &mut BytesMut, client: &Client) -> ClientProtocol {
     ahead.reserve(2 << 10);
     loop {
-        if stream.read_buf(ahead).await.ok()? == 0 {
-            return None;
+        if matches!(stream.read_buf(ahead).await, Ok(0) | Err(_)) {
+            return ClientProtocol::Disconnected;
         }
         client.arrived.set_in_head(true);
         let seen = ahead.len().min(PREFACE.len());
         if ahead[..seen] != PREFACE[..seen] {
-            return Some(false);
+            return ClientProtocol::Http1;
         }
         if seen == PREFACE.len() {
-            return Some(true);
+            return ClientProtocol::Http2;
         }
     }
 }

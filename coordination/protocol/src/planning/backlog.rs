@@ -25,7 +25,7 @@ use super::held_back::{HeldBack, HeldFor, HeldMove};
 use super::notice::Notice;
 use super::pins;
 use super::placement::is_less_loaded;
-use super::waiting_moves::{BeginOutcome, WaitingMove, WaitingMoves};
+use super::waiting_moves::{BeginOutcome, NewOwner, WaitingMove, WaitingMoves};
 use crate::ids::{Incarnation, PartitionId};
 use crate::records::{HeldMoves, Thousandths};
 use crate::view::View;
@@ -118,7 +118,7 @@ impl Backlog {
         self.open = true;
         self.full_pod |= full == Full::NewOwner;
         self.waiting += 1;
-        self.held.add(HeldMove::new(&waiting.to.0, waiting.to.1, HeldFor::Place));
+        self.held.add(HeldMove::new(&waiting.to.pod, waiting.to.incarnation, HeldFor::Place));
         self.for_a_place.add(waiting);
     }
 
@@ -190,14 +190,16 @@ impl Backlog {
                     return Some(BeginOutcome::NoPlace);
                 }
                 // As the view names it: the budget refers to the name for longer than this move lives.
-                let (pod, _) = context.view.pods.get_key_value(&next.to.0)?;
-                if !context.may_begin(next)? {
-                    return Some(BeginOutcome::Rests);
+                let (pod, _) = context.view.pods.get_key_value(&next.to.pod)?;
+                match context.readiness(next) {
+                    MoveReadiness::Ready => {}
+                    MoveReadiness::Rests => return Some(BeginOutcome::Rests),
+                    MoveReadiness::Outdated => return None,
                 }
                 if self.failed && next.cause.is_balance() {
                     return None;
                 }
-                match budget.take(next.cause, pod, next.to.1) {
+                match budget.take(next.cause, pod, next.to.incarnation) {
                     Ok(()) => {
                         if let Some(taker) = self.takers.iter_mut().find(|taker| taker.pod == *pod) {
                             taker.planned += 1;
@@ -216,7 +218,7 @@ impl Backlog {
                 let (pod, _) = context.view.pods.get_key_value(&taker.pod)?;
                 budget.take(next.cause, pod, taker.incarnation).ok()?;
                 taker.planned += 1;
-                let to = (pod.clone(), taker.incarnation);
+                let to = NewOwner { pod: pod.clone(), incarnation: taker.incarnation };
                 let reason = urgent_reason(context, next.cause, next.partition, pod);
                 begun.push(begin(context.view, context.policy, &WaitingMove { to, reason, ..next.clone() })?);
                 Some(BeginOutcome::Begun)
@@ -232,23 +234,33 @@ impl Backlog {
     }
 }
 
+/// Whether a move that has waited for a place may begin.
+enum MoveReadiness {
+    Ready,
+    /// It has to wait for another reason than its place.
+    Rests,
+    /// What it was planned from has changed.
+    Outdated,
+}
+
 impl Context<'_> {
-    /// Returns whether a move that has waited for a place may begin; `None` if what it was planned from has changed.
-    fn may_begin(&self, waiting: &WaitingMove) -> Option<bool> {
-        let WaitingMove { cause, partition, ref to, assignment, .. } = *waiting;
+    fn readiness(&self, waiting: &WaitingMove) -> MoveReadiness {
+        let WaitingMove { cause, partition, to: NewOwner { ref pod, incarnation }, assignment, .. } = *waiting;
         let Context { view, backoffs, now, .. } = *self;
-        let (pod, incarnation) = (to.0.as_str(), to.1);
         let unchanged = view.assignment_revision(partition) == assignment && !view.handoffs.contains_key(&partition);
         let is_ordered = cause == MoveCause::Operator && pins::is_ordered(view, partition, pod);
         let accepts = self.accepts(pod, incarnation) && (is_ordered || !self.is_shunned(pod, incarnation));
         if !accepts || !unchanged || view.is_malformed(partition) {
-            return None;
+            return MoveReadiness::Outdated;
         }
         let is_barred = !is_ordered && backoffs.pair_waits(partition, pod, cause.is_urgent(), now).is_some();
         let waits = self.backs_off(cause, partition, pod).or_else(|| self.balance_waits(cause, partition));
         let rests = is_barred || waits.is_some();
         let too_early = self.only_dead_owners && cause != MoveCause::DeadOwner;
-        Some(!rests && !too_early && !pins::is_paused(view, partition, cause))
+        match rests || too_early || pins::is_paused(view, partition, cause) {
+            true => MoveReadiness::Rests,
+            false => MoveReadiness::Ready,
+        }
     }
 
     /// Returns whether this incarnation of a pod is registered and does not drain.

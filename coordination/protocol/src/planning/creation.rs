@@ -3,7 +3,7 @@
 use super::actions::PlannedWrite;
 use super::budget::MoveCause;
 use super::context::Context;
-use super::waiting_moves::WaitingMove;
+use super::waiting_moves::{NewOwner, WaitingMove};
 use super::{Policy, Strategy};
 use crate::ids::{Epoch, Incarnation, PartitionId, Revision};
 use crate::records::{Assignment, Handoff, Mode, PodRecord};
@@ -11,7 +11,7 @@ use crate::view::{Versioned, View};
 
 /// Returns the action that begins a move. `None` if no epoch is left for it.
 pub(super) fn begin(view: &View, policy: &Policy, planned: &WaitingMove) -> Option<PlannedWrite> {
-    let WaitingMove { cause, partition, to: (pod, incarnation), reason, .. } = planned;
+    let WaitingMove { cause, partition, to: NewOwner { pod, incarnation }, reason, .. } = planned;
     let (cause, partition) = (*cause, *partition);
     let assignment = view.assignments.get(&partition);
     let mode = if may_be_independent(view, partition, pod) { policy.mode } else { Mode::Barrier };

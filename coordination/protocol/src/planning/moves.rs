@@ -21,7 +21,7 @@ use super::held_back::HeldMove;
 use super::pins;
 use super::placement::{Eligibility, Layout, Mobility, is_less_loaded, layout};
 use super::relief;
-use super::waiting_moves::WaitingMove;
+use super::waiting_moves::{NewOwner, WaitingMove};
 use super::{Policy, Strategy};
 use crate::ids::PartitionId;
 use crate::view::View;
@@ -172,7 +172,7 @@ impl Context<'_> {
         let planned = WaitingMove {
             cause,
             partition,
-            to: (member.name.to_owned(), member.incarnation),
+            to: NewOwner { pod: member.name.to_owned(), incarnation: member.incarnation },
             assignment: self.view.assignment_revision(partition),
             reason: reason(self, layout, &draft.counts, &wanted),
         };

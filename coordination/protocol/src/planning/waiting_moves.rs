@@ -18,10 +18,17 @@ use crate::ids::{Incarnation, PartitionId, Revision};
 pub(super) struct WaitingMove {
     pub(super) cause: MoveCause,
     pub(super) partition: PartitionId,
-    pub(super) to: (String, Incarnation),
+    pub(super) to: NewOwner,
     /// When the assignment was last put.
     pub(super) assignment: Revision,
     pub(super) reason: String,
+}
+
+/// The life of a pod that a move leads to.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct NewOwner {
+    pub(super) pod: String,
+    pub(super) incarnation: Incarnation,
 }
 
 /// The result of trying to begin a move.
@@ -41,8 +48,8 @@ pub(super) enum BeginOutcome {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct WaitingMoves {
     added: u64,
-    /// By new owner, each move with its number.
-    queues: BTreeMap<(String, Incarnation), VecDeque<(u64, WaitingMove)>>,
+    /// Each move with its number.
+    queues: BTreeMap<NewOwner, VecDeque<(u64, WaitingMove)>>,
 }
 
 impl WaitingMoves {
@@ -91,7 +98,7 @@ mod tests {
         WaitingMove {
             cause: MoveCause::Balance,
             partition: PartitionId::new(partition),
-            to: (pod.to_owned(), Incarnation::NONE),
+            to: NewOwner { pod: pod.to_owned(), incarnation: Incarnation::NONE },
             assignment: Revision::ZERO,
             reason: String::new(),
         }
@@ -119,7 +126,7 @@ mod tests {
         let mut moves = WaitingMoves::default();
         (0..10_000).for_each(|partition| moves.add(waiting(partition, "full")));
         moves.add(waiting(10_000, "free"));
-        let attempt = |waiting: &WaitingMove| match waiting.to.0.as_str() {
+        let attempt = |waiting: &WaitingMove| match waiting.to.pod.as_str() {
             "full" => BeginOutcome::PodIsFull,
             _ => BeginOutcome::Begun,
         };
