@@ -46,19 +46,19 @@ impl StoredKeyspace {
 
     /// Writes without a guard. Returns the revision.
     pub async fn write(&self, then: Vec<Op>) -> Revision {
-        let txn = Txn { then, ..Txn::default() };
+        let txn = Txn::guarded([], then);
         available(async || self.store.commit(txn.clone()).await).await.revision
     }
 
     /// Puts a key without a lease. Returns the revision.
     pub async fn put(&self, key: String, value: impl Into<Vec<u8>>) -> Revision {
-        self.write(vec![Op::Put { key, value: value.into(), lease: None }]).await
+        self.write(vec![Op::put(key, value.into())]).await
     }
 
     /// Puts a key with a lease of its own, which no test outlasts. Returns the lease.
     pub async fn put_leased(&self, key: String, value: impl Into<Vec<u8>>) -> LeaseId {
         let lease = available(async || self.store.grant(LONG).await).await;
-        self.write(vec![Op::Put { key, value: value.into(), lease: Some(lease) }]).await;
+        self.write(vec![Op::put_leased(key, value.into(), lease)]).await;
         lease
     }
 

@@ -111,7 +111,7 @@ impl Shared {
 
     async fn delete(&self, name: &str) {
         let delete = Op::Delete(Keys::One(self.key(name)));
-        self.uncounted.commit(Txn { then: vec![delete], ..Txn::default() }).await.unwrap();
+        self.uncounted.commit(Txn::guarded([], [delete])).await.unwrap();
     }
 }
 

@@ -202,8 +202,8 @@ mod tests {
     fn flip(keys: &Keyspace, owner: &str, epoch: u64, guard: Compare) -> Txn {
         let (partition, incarnation) = (P4, life(epoch * 10));
         let assignment = Assignment::new(partition, owner, incarnation, epoch.into());
-        let put = Op::Put { key: keys.assignment(partition), value: encode(&assignment), lease: None };
-        Txn { when: vec![guard], then: vec![put], otherwise: None }
+        let put = Op::put(keys.assignment(partition), encode(&assignment));
+        Txn::guarded([guard], [put])
     }
 
     #[tokio::test]

@@ -188,7 +188,7 @@ impl Mark {
     fn put(shared: &KeyspaceService, pod: &str, digest: &str, way: AttachMode, lease: LeaseId) -> Op {
         let server = PodStream { admin: shared.settings.admin.clone() };
         let mark = Mark { resume_digest: digest.to_owned(), way, server };
-        Op::Put { key: shared.keys.pod_stream(pod), value: encode(&mark), lease: Some(lease) }
+        Op::put_leased(shared.keys.pod_stream(pod), encode(&mark), lease)
     }
 
     /// Returns whether it says that the pod of this registration polls.
@@ -299,11 +299,10 @@ async fn resume(
         let record = record.unwrap_or_else(|| PodRecord { resume_digest: Some(digest), ..own.clone() });
         return Ok(Some(AttachedPod { token, resumed: true, seen: read, hold, last: None, is_marked, record }));
     }
-    let mark = Txn {
-        when: vec![Compare::created_at(shared.keys.pod(&token.pod), token.incarnation().revision())],
-        then: vec![Mark::put(shared, &token.pod, &digest, way, token.lease())],
-        otherwise: None,
-    };
+    let mark = Txn::guarded(
+        [Compare::created_at(shared.keys.pod(&token.pod), token.incarnation().revision())],
+        [Mark::put(shared, &token.pod, &digest, way, token.lease())],
+    );
     match shared.store.commit(mark).await {
         Ok(outcome) if outcome.committed() => {
             shared.hub.shows(outcome.revision).await?;
@@ -344,14 +343,10 @@ async fn register(
     let lease = shared.store.grant(ttl).await.map_err(unavailable)?;
     let secret = Secret::new(lease, ttl, floor);
     let record = PodRecord { resume_digest: Some(secret.digest.clone()), ..timed(record.clone()) };
-    let create = Txn {
-        when: vec![Compare::created_at(key.clone(), Revision::ZERO)],
-        then: vec![
-            Op::Put { key, value: encode(&record), lease: Some(lease) },
-            Mark::put(shared, &record.pod_name, &secret.digest, way, lease),
-        ],
-        otherwise: None,
-    };
+    let create = Txn::guarded(
+        [Compare::created_at(key.clone(), Revision::ZERO)],
+        [Op::put_leased(key, encode(&record), lease), Mark::put(shared, &record.pod_name, &secret.digest, way, lease)],
+    );
     let created = shared.store.commit(create).await;
     match created {
         Ok(outcome) if outcome.committed() => {

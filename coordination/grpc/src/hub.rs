@@ -270,8 +270,8 @@ mod tests {
     use super::*;
 
     async fn put(store: &dyn Store, key: String, value: &str) -> Revision {
-        let then = vec![Op::Put { key, value: value.as_bytes().to_vec(), lease: None }];
-        store.commit(Txn { then, ..Txn::default() }).await.unwrap().revision
+        let then = vec![Op::put(key, value.as_bytes().to_vec())];
+        store.commit(Txn::guarded([], then)).await.unwrap().revision
     }
 
     #[tokio::test]

@@ -67,9 +67,8 @@ fn drain(view: &View, token: &Token) -> Option<Txn> {
         return None;
     }
     let value = PodRecord { status: PodStatus::Draining, last_heartbeat: unix_millis(), ..own.value.clone() };
-    Some(Txn {
-        when: vec![Compare::unchanged_since(key.clone(), own.mod_revision)],
-        then: vec![Op::Put { key, value: encode(&value), lease: Some(token.lease()) }],
-        otherwise: None,
-    })
+    Some(Txn::guarded(
+        [Compare::unchanged_since(key.clone(), own.mod_revision)],
+        [Op::put_leased(key, encode(&value), token.lease())],
+    ))
 }

@@ -143,7 +143,7 @@ impl Member {
         let own = |round| {
             let held = told.cloned().unwrap_or_default();
             let value = encode(&Participant { held, ..Participant::new(&self.name, round) });
-            Op::Put { key: own_key.clone(), value, lease: Some(self.lease) }
+            Op::put_leased(own_key.clone(), value, self.lease)
         };
         let mut when = vec![Compare::created_at(&own_key, self.incarnation.revision())];
         if step != RoundStep::Ask {

@@ -149,7 +149,7 @@ impl World {
     }
 
     fn delete(&mut self, key: String) {
-        self.commit(&Txn { then: vec![Op::Delete(Keys::One(key))], ..Txn::default() });
+        self.commit(&Txn::guarded([], [Op::Delete(Keys::One(key))]));
     }
 
     fn strike(&self, process: usize, txn: &mut Txn, step: Option<RoundStep>) {
@@ -232,8 +232,8 @@ impl World {
         }
         let lease = self.lease();
         let value = encode(&Participant::new(&name, None));
-        let put = Op::Put { key, value, lease: Some(lease) };
-        self.commit(&Txn { then: vec![put], ..Txn::default() });
+        let put = Op::put_leased(key, value, lease);
+        self.commit(&Txn::guarded([], [put]));
         let incarnation = Incarnation::registered_at(self.revision);
         self.processes[process].member = Some(Member { name, incarnation, lease });
     }
@@ -242,7 +242,7 @@ impl World {
         let key = self.keys.leader();
         if !self.entries.contains_key(&key) {
             let put = Op::Put { key, value: b"{".to_vec(), lease: None };
-            self.commit(&Txn { then: vec![put], ..Txn::default() });
+            self.commit(&Txn::guarded([], [put]));
         }
     }
 
@@ -257,14 +257,14 @@ impl World {
             // As in `coordinator`: a leader ends the rounds before it goes.
             let guards = Authority::Leader { term: leader.create_revision }.guards(&self.keys);
             let then = vec![Op::Delete(Keys::One(self.keys.round()))];
-            assert!(self.commit(&Txn { when: guards, then, otherwise: None }));
+            assert!(self.commit(&Txn::guarded(guards, then)));
             self.leader_writes()?;
             self.delete(key);
             return Ok(());
         }
         let lease = self.lease();
         let value = encode(&Leader::new("c", lease));
-        self.commit(&Txn { then: vec![Op::Put { key, value, lease: Some(lease) }], ..Txn::default() });
+        self.commit(&Txn::guarded([], [Op::put_leased(key, value, lease)]));
         self.leader_writes()
     }
 

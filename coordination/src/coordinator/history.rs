@@ -124,7 +124,7 @@ async fn prune(
     let surplus = surplus(entries, authority, &lock(evidence));
     for chunk in surplus.chunks(MAX_DELETES) {
         let delete = |(partition, handoff): &_| Op::Delete(Keys::One(keys.history_entry(*partition, *handoff)));
-        let txn = Txn { when: authority.guards(keys), then: chunk.iter().map(delete).collect(), otherwise: None };
+        let txn = Txn::guarded(authority.guards(keys), chunk.iter().map(delete).collect::<Vec<_>>());
         if !store.commit(txn).await?.committed() {
             return Ok(false);
         }

@@ -359,7 +359,7 @@ impl<'a> Leadership<'a> {
         };
         if self.writes.is_empty() {
             let then = vec![Op::Delete(Keys::One(self.keys.round()))];
-            self.write(Subject::Keyspace, Txn { when: authority.guards(self.keys), then, otherwise: None });
+            self.write(Subject::Keyspace, Txn::guarded(authority.guards(self.keys), then));
             self.send();
         }
         true

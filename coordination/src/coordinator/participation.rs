@@ -99,7 +99,7 @@ async fn carry_out(store: Arc<dyn Store>, draft: StepDraft) -> Result<TxnOutcome
     let (mut txn, mut granted) = (draft.txn, Vec::new());
     for LeasedKey { key, value, ttl } in draft.leased {
         let lease = store.grant(ttl).await?;
-        txn.then.push(Op::Put { key, value, lease: Some(lease) });
+        txn.then.push(Op::put_leased(key, value, lease));
         granted.push(lease);
     }
     let outcome = store.commit(txn).await?;

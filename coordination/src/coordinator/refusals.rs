@@ -203,10 +203,10 @@ mod tests {
     /// Returns the entry of a cancel, and what is left of it.
     fn cancel() -> (LateEntry, Txn) {
         let (keys, handoff) = (Keyspace::new("/segue/", "test"), HandoffId::created_at(Revision::new(5)));
-        let put = |key: String| Op::Put { key, value: Vec::new(), lease: None };
+        let put = |key: String| Op::put(key, Vec::new());
         let record = Op::Delete(Keys::One(keys.handoff(P0)));
         let then = vec![record.clone(), put(keys.history_entry(P0, handoff)), put(keys.operation("x"))];
-        let mut txn = Txn { then, ..Txn::default() };
+        let mut txn = Txn::guarded([], then);
         let entry = deletions_alone(&keys, P0, handoff, &mut txn).unwrap();
         assert_eq!(txn.then, [record]);
         let late = entry.txn(&keys, &Authority::Leader { term: Revision::new(1) });

@@ -155,8 +155,8 @@ mod tests {
     }
 
     async fn put(store: &FaultyStore) -> Revision {
-        let then = vec![Op::Put { key: keyspace().config(), value: Vec::new(), lease: None }];
-        store.commit(Txn { then, ..Txn::default() }).await.unwrap().revision
+        let then = vec![Op::put(keyspace().config(), Vec::new())];
+        store.commit(Txn::guarded([], then)).await.unwrap().revision
     }
 
     /// Returns the number of watches that have been opened.

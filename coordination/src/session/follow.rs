@@ -298,8 +298,8 @@ mod tests {
     }
 
     async fn put(store: &MemoryStore, key: String) -> Revision {
-        let then = vec![Op::Put { key, value: Vec::new(), lease: None }];
-        store.commit(Txn { then, ..Txn::default() }).await.unwrap().revision
+        let then = vec![Op::put(key, Vec::new())];
+        store.commit(Txn::guarded([], then)).await.unwrap().revision
     }
 
     /// Returns the number of reads of the whole keyspace.
@@ -356,7 +356,7 @@ mod tests {
             snapshot(&mut watcher).await;
         }
         let then = vec![Op::Delete(Keys::One(keyspace().pod("a")))];
-        memory.commit(Txn { then, ..Txn::default() }).await.unwrap();
+        memory.commit(Txn::guarded([], then)).await.unwrap();
         let seen = timeout(Duration::from_secs(7), async {
             assert!(matches!(watcher.next().await, Update::Lost(_)), "it is counted, and logged");
             snapshot(&mut watcher).await
@@ -425,13 +425,9 @@ mod tests {
         let begun = Instant::now();
         let partitions: Vec<PartitionId> = PartitionId::all(20_000).collect();
         for some in partitions.chunks(100) {
-            let put = |partition: &PartitionId| Op::Put {
-                key: keyspace().assignment(*partition),
-                value: vec![],
-                lease: None,
-            };
-            let then = some.iter().map(put).collect();
-            memory.commit(Txn { then, ..Txn::default() }).await.unwrap();
+            let put = |partition: &PartitionId| Op::put(keyspace().assignment(*partition), vec![]);
+            let then: Vec<Op> = some.iter().map(put).collect();
+            memory.commit(Txn::guarded([], then)).await.unwrap();
             for watcher in &mut watchers {
                 assert!(matches!(watcher.next().await, Update::Batch(_)));
             }

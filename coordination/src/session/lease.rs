@@ -349,7 +349,7 @@ mod tests {
         let (ttl, keyspace) = (Duration::from_secs(15), Keyspace::new("/segue/", "test"));
         let settings = |epoch_floor: u64| {
             let value = format!(r#"{{"partitions":4,"epoch_floor":{epoch_floor}}}"#).into_bytes();
-            Txn { then: vec![Op::Put { key: keyspace.config(), value, lease: None }], ..Txn::default() }
+            Txn::guarded([], [Op::put(keyspace.config(), value)])
         };
         for others_have_seen_it in [false, true] {
             let memory = MemoryStore::new();

@@ -361,8 +361,7 @@ mod tests {
             encode(&KeyspaceConfig { service, ..KeyspaceConfig::new(4) })
         };
         let put = async |value| {
-            let txn =
-                Txn { when: vec![], then: vec![Op::Put { key: keys.config(), value, lease: None }], otherwise: None };
+            let txn = Txn::guarded([], [Op::put(keys.config(), value)]);
             store.commit(txn).await.unwrap();
         };
         for (own, standing, may) in [
@@ -401,8 +400,8 @@ mod tests {
             assert_eq!(registered.is_ok(), at_once, "{service:?} {awaits}");
             if !at_once {
                 let value = encode(&KeyspaceConfig { service: service.map(str::to_owned), ..KeyspaceConfig::new(4) });
-                let put = Op::Put { key: keys.config(), value, lease: None };
-                store.commit(Txn { when: vec![], then: vec![put], otherwise: None }).await.unwrap();
+                let put = Op::put(keys.config(), value);
+                store.commit(Txn::guarded([], [put])).await.unwrap();
                 let began = Instant::now();
                 registering.await;
                 assert!(began.elapsed() < Duration::from_secs(1), "after {:?}", began.elapsed());
@@ -417,8 +416,8 @@ mod tests {
         let leases: Leases = store.clone().into();
         // Another service's settings, which have been read by the time a lease is asked for.
         let value = encode(&KeyspaceConfig { service: Some("b".to_owned()), ..KeyspaceConfig::new(4) });
-        let put = Op::Put { key: Keyspace::new("/", "test").config(), value, lease: None };
-        let settings = Txn { when: vec![], then: vec![put], otherwise: None };
+        let put = Op::put(Keyspace::new("/", "test").config(), value);
+        let settings = Txn::guarded([], [put]);
         store.set_rule(move |call| match call {
             StoreCall::Grant => {
                 let (memory, settings) = (memory.clone(), settings.clone());

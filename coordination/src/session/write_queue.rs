@@ -226,8 +226,8 @@ mod tests {
         let mut times = Vec::new();
         for (item, millis) in [8, 16, 16].into_iter().enumerate() {
             store.set_rule(move |_| Fault::hold(sleep(Duration::from_millis(millis))));
-            let put = Op::Put { key: "k".to_owned(), value: Vec::new(), lease: None };
-            queue.send([(item, Some(Txn { then: vec![put], ..Txn::default() }))]);
+            let put = Op::put("k", Vec::new());
+            queue.send([(item, Some(Txn::guarded([], [put])))]);
             queue.next_results().await;
             times.push(queue.round_trip().as_micros());
         }
@@ -235,8 +235,8 @@ mod tests {
     }
 
     fn write(number: usize) -> (usize, Option<Txn>) {
-        let put = Op::Put { key: number.to_string(), value: Vec::new(), lease: None };
-        (number, Some(Txn { then: vec![put], ..Txn::default() }))
+        let put = Op::put(number.to_string(), Vec::new());
+        (number, Some(Txn::guarded([], [put])))
     }
 
     fn is_commit(call: &StoreCall) -> bool {

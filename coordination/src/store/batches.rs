@@ -157,9 +157,9 @@ mod tests {
     use super::*;
 
     fn txn(key: usize, guards: usize, bytes: usize) -> Txn {
-        let put = |key| Op::Put { key: format!("{key}"), value: vec![0; bytes], lease: None };
+        let put = |key| Op::put(format!("{key}"), vec![0; bytes]);
         let when = |guards| vec![Compare::created_at("k", Revision::new(1)); guards];
-        let alone = Txn { when: when(1), then: vec![put(key)], otherwise: None };
+        let alone = Txn::guarded(when(1), [put(key)]);
         Txn { when: when(guards), then: vec![put(key)], otherwise: Some(Box::new(alone)) }
     }
 
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn no_transaction_shares_a_batch_with_one_that_writes_what_it_compares_or_writes() {
-        let put = |key: &str| vec![Op::Put { key: key.to_owned(), value: Vec::new(), lease: None }];
+        let put = |key: &str| vec![Op::put(key, Vec::new())];
         let delete = |prefix: &str| vec![Op::Delete(Keys::Prefix(prefix.to_owned()))];
         let when = |key: &str| vec![Compare::created_at(key, Revision::new(1))];
         let below = |prefix: &str| vec![Compare::none_created_after(prefix, Revision::new(1))];
@@ -189,7 +189,7 @@ mod tests {
             let keys = Keys::Between(from.to_owned(), to.to_owned());
             vec![Compare { keys, field: Field::ModRevision(Revision::new(1)), relation: Relation::Equal }]
         };
-        let txn = |when, then| Txn { when, then, otherwise: None };
+        let txn = |when, then| Txn::guarded(when, then);
         let is_apart = |one: &Txn, other: &Txn| {
             let both_ways = [[one, other], [other, one]].map(|pair| sizes(pair.map(Clone::clone).to_vec()));
             assert_eq!(both_ways[0], both_ways[1], "{one:?} and {other:?}");

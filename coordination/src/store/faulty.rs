@@ -313,7 +313,7 @@ mod tests {
     }
 
     fn put() -> Txn {
-        Txn { then: vec![Op::Put { key: "a".to_owned(), value: Vec::new(), lease: None }], ..Txn::default() }
+        Txn::guarded([], [Op::put("a", Vec::new())])
     }
 
     fn is_commit(call: &StoreCall) -> bool {
@@ -356,7 +356,7 @@ mod tests {
             let released = released.take();
             Fault::hold_answer(async move { drop(released.unwrap().await) })
         });
-        let write = memory.commit(Txn { then: vec![Op::Delete(key())], ..Txn::default() });
+        let write = memory.commit(Txn::guarded([], [Op::Delete(key())]));
         let delete = async {
             write.await.unwrap();
             read.send(()).unwrap();

@@ -124,7 +124,7 @@ mod tests {
     }
 
     fn put() -> Txn {
-        Txn { then: vec![Op::Put { key: "/a".to_owned(), value: Vec::new(), lease: None }], ..Txn::default() }
+        Txn::guarded([], [Op::put("/a", Vec::new())])
     }
 
     #[tokio::test]

@@ -12,8 +12,8 @@ mod users;
 use segue_protocol::txn::{Keys, Op, Txn};
 
 fn put(key: &str) -> Txn {
-    let then = vec![Op::Put { key: key.into(), value: b"1".to_vec(), lease: None }];
-    Txn { then, ..Txn::default() }
+    let then = vec![Op::put(key, b"1".to_vec())];
+    Txn::guarded([], then)
 }
 
 fn all() -> Keys {

@@ -23,7 +23,7 @@ async fn a_full_etcd_refuses_a_question_and_takes_deletions() {
     etcd.set_full(true);
     assert_eq!(kind(&store).await, Some(StoreErrorKind::NoSpace));
     store.snapshot(&all()).await.unwrap();
-    assert!(store.commit(Txn { then: vec![Op::Delete(all())], ..Txn::default() }).await.unwrap().committed());
+    assert!(store.commit(Txn::guarded([], [Op::Delete(all())])).await.unwrap().committed());
     etcd.set_full(false);
     assert_eq!(kind(&store).await, None);
 }

@@ -72,7 +72,7 @@ impl Fixture {
     }
 
     pub(crate) async fn commit(&self, when: Vec<Compare>, then: Vec<Op>) -> Revision {
-        self.stored.commit(Txn { when, then, otherwise: None }).await
+        self.stored.commit(Txn::guarded(when, then)).await
     }
 
     pub(crate) async fn handoff(&self, partition: PartitionId) -> Option<Handoff> {
@@ -116,7 +116,7 @@ impl Fixture {
             ..Handoff::new(partition, to.name.clone(), to.incarnation(), epoch.into())
         };
         let key = self.keys.handoff(partition);
-        let create = Op::Put { key: key.clone(), value: encode(&record), lease: None };
+        let create = Op::put(key.clone(), encode(&record));
         HandoffId::created_at(self.commit(vec![Compare::created_at(key, Revision::ZERO)], vec![create]).await)
     }
 
@@ -127,7 +127,7 @@ impl Fixture {
 
     fn moved(&self, record: Handoff, phase: Phase) -> Op {
         let key = self.keys.handoff(record.partition);
-        Op::Put { key, value: encode(&Handoff { phase, ..record }), lease: None }
+        Op::put(key, encode(&Handoff { phase, ..record }))
     }
 
     pub(crate) async fn move_to(&self, partition: PartitionId, phase: Phase) {
@@ -151,7 +151,7 @@ impl Fixture {
         epoch: impl Into<Epoch>,
     ) -> Op {
         let value = Assignment::new(partition, owner, incarnation, epoch.into());
-        Op::Put { key: self.keys.assignment(partition), value: encode(&value), lease: None }
+        Op::put(self.keys.assignment(partition), encode(&value))
     }
 
     /// Deletes a handoff with its acks, because it is cancelled or complete.

@@ -26,7 +26,7 @@ async fn ready(fixture: &Fixture, name: &str, fence: bool) -> (PodHandle, Arc<Sc
 async fn join(fixture: &Fixture, name: &str) {
     let lease = fixture.store.grant(Duration::from_secs(3600)).await.unwrap();
     let value = encode(&PodRecord::new(name, "127.0.0.1:1"));
-    fixture.commit(vec![], vec![Op::Put { key: fixture.keys.pod(name), value, lease: Some(lease) }]).await;
+    fixture.commit(vec![], vec![Op::put_leased(fixture.keys.pod(name), value, lease)]).await;
 }
 
 /// Returns the registered pods that accept partitions.

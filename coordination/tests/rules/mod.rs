@@ -56,18 +56,18 @@ impl Fixture {
     }
 
     async fn put(&self, key: String, value: Vec<u8>) -> Revision {
-        self.commit(Txn { then: vec![Op::Put { key, value, lease: None }], ..Txn::default() }).await.unwrap()
+        self.commit(Txn::guarded([], [Op::put(key, value)])).await.unwrap()
     }
 
     /// Writes a record under the lease, as its owner does.
     async fn register(&self, key: String, value: Vec<u8>) -> Incarnation {
-        let put = Op::Put { key, value, lease: Some(self.lease) };
-        let created = self.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap();
+        let put = Op::put_leased(key, value, self.lease);
+        let created = self.commit(Txn::guarded([], [put])).await.unwrap();
         Incarnation::registered_at(created)
     }
 
     async fn delete(&self, key: String) {
-        self.commit(Txn { then: vec![Op::Delete(Keys::One(key))], ..Txn::default() }).await.unwrap();
+        self.commit(Txn::guarded([], [Op::Delete(Keys::One(key))])).await.unwrap();
     }
 
     /// Returns the revision of a transaction, or `None` if the store refused it.

@@ -22,7 +22,7 @@ async fn a_leader_that_did_not_see_the_store_waits_for_owners_that_were_cut_off_
     sleep(3 * SETTLE).await;
     store.blind();
     let gone = vec![Op::Delete(Keys::One(site.keys.pod("old")))];
-    site.commit(Txn { then: gone, ..Txn::default() }).await;
+    site.commit(Txn::guarded([], gone)).await;
     site.join("other").await;
     sleep(SETTLE).await;
     let sees = Instant::now();

@@ -55,9 +55,9 @@ impl Moves {
         let ready = partitions.iter().map(|&partition| {
             let handoff = Handoff::new(partition, "new", self.new, Epoch::new(100)).taken_from("old", self.old);
             let value = encode(&handoff.entering(Phase::Ready, 0));
-            Op::Put { key: keys().handoff(partition), value, lease: None }
+            Op::put(keys().handoff(partition), value)
         });
-        assert!(store.commit(Txn { then: ready.collect(), ..Txn::default() }).await.unwrap().committed());
+        assert!(store.commit(Txn::guarded([], ready.collect::<Vec<_>>())).await.unwrap().committed());
     }
 }
 
@@ -104,7 +104,7 @@ async fn streams_to_a_pod_that_cannot_confirm_its_drain_are_not_severed() {
     let key = get(&store, keys().pod("old")).await.unwrap();
     let record = PodRecord { capabilities: Capabilities::default(), ..PodRecord::new("old", "127.0.0.1:1") };
     let put = Op::Put { key: key.key, value: encode(&record), lease: key.lease };
-    assert!(store.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap().committed());
+    assert!(store.commit(Txn::guarded([], [put])).await.unwrap().committed());
     let gates = &router.gates;
     let moving = MOVING[0];
     *gates.in_flight.lock().unwrap() = gates.open.lock().unwrap().get(&moving).cloned();
@@ -154,7 +154,7 @@ async fn a_long_exchange_does_not_postpone_the_stop_once_the_old_owner_has_died(
     assert!(gates.open.lock().unwrap().contains_key(&moving));
     let died = Instant::now();
     let gone = Op::Delete(Keys::One(keys().pod("old")));
-    assert!(store.commit(Txn { then: vec![gone], ..Txn::default() }).await.unwrap().committed());
+    assert!(store.commit(Txn::guarded([], [gone])).await.unwrap().committed());
     until("the stop", async || (!gates.open.lock().unwrap().contains_key(&moving)).then_some(())).await;
     assert!(died.elapsed() < Duration::from_millis(200), "after {:?}", died.elapsed());
 }

@@ -28,8 +28,8 @@ pub(crate) const TTL: Duration = Duration::from_secs(3);
 const ADMIN: &str = "10.0.0.7:9090";
 
 pub(crate) async fn put(store: &MemoryStore, key: String, value: Vec<u8>) {
-    let put = Op::Put { key, value, lease: None };
-    assert!(store.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap().committed());
+    let put = Op::put(key, value);
+    assert!(store.commit(Txn::guarded([], [put])).await.unwrap().committed());
 }
 
 pub(crate) async fn get(store: &MemoryStore, key: String) -> Option<KeyValue> {

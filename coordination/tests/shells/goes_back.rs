@@ -31,8 +31,8 @@ pub(crate) async fn view(store: &dyn Store) -> Option<View> {
 }
 
 pub(crate) async fn put(store: &dyn Store, key: String, value: Vec<u8>) {
-    let put = Op::Put { key, value, lease: None };
-    assert!(store.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap().committed());
+    let put = Op::put(key, value);
+    assert!(store.commit(Txn::guarded([], [put])).await.unwrap().committed());
 }
 
 /// Waits until the store shows this while each partition has a living owner and nothing moves.
@@ -157,7 +157,7 @@ async fn a_floor_that_somebody_writes_too_low_is_raised_again() {
     // A restored copy, or an older version, leaves the field out.
     put(&store, keys().config(), encode(&KeyspaceConfig::new(4))).await;
     until("the raised floor again", raised).await;
-    let absent = Txn { then: vec![Op::Delete(Keys::One(keys().config()))], ..Txn::default() };
+    let absent = Txn::guarded([], [Op::Delete(Keys::One(keys().config()))]);
     store.commit(absent).await.unwrap();
     until("the pod without settings", async || is_ready(&status.borrow()).then_some(())).await;
     put(&store, keys().config(), encode(&KeyspaceConfig::new(4))).await;

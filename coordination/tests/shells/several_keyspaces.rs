@@ -63,7 +63,7 @@ async fn a_pod_whose_key_is_deleted_in_one_keyspace_fences_there_alone_and_retur
     let lease = a.lease().await;
     assert_eq!(b.lease().await, lease);
     let delete = Op::Delete(Keys::One(a.keys.pod("w")));
-    store.commit(Txn { then: vec![delete], ..Txn::default() }).await.unwrap();
+    store.commit(Txn::guarded([], [delete])).await.unwrap();
     let second = a.becomes("anew", |not_ready, incarnation| not_ready.is_none() && incarnation > first).await;
     assert_eq!((a.lease().await, b.lease().await), (lease, lease));
     sleep(TTL * 3).await;
@@ -79,9 +79,9 @@ async fn a_pod_whose_key_is_deleted_leaves_no_heartbeat_behind_under_the_lease_t
     let settings = |balance_load| {
         let planning = Some(stored(&Policy { balance_load, ..Policy::default() }));
         let value = encode(&KeyspaceConfig { planning, ..KeyspaceConfig::new(4) });
-        Op::Put { key: a.keys.config(), value, lease: None }
+        Op::put(a.keys.config(), value)
     };
-    let commit = async |then| store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+    let commit = async |then| store.commit(Txn::guarded([], then)).await.unwrap();
     commit(vec![settings(true)]).await;
     let sent = timeout(TEST_TIMEOUT, async {
         while get(&store, a.keys.load("w")).await.is_none() {

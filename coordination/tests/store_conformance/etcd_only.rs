@@ -17,7 +17,7 @@ use super::fixture::{TEST_TIMEOUT, etcd_store};
 const CLOSED_ENDPOINT: &str = "http://127.0.0.1:1";
 
 fn put(key: &str) -> Txn {
-    let then = vec![Op::Put { key: key.into(), value: b"1".to_vec(), lease: None }];
+    let then = vec![Op::put(key, b"1".to_vec())];
     Txn::guarded([], then)
 }
 

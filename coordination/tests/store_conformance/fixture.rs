@@ -110,7 +110,7 @@ impl Fixture {
         when: impl IntoIterator<Item = Compare>,
         then: impl IntoIterator<Item = Op>,
     ) -> Result<TxnOutcome, StoreError> {
-        let txn = Txn { when: when.into_iter().collect(), then: then.into_iter().collect(), otherwise: None };
+        let txn = Txn::guarded(when.into_iter().collect::<Vec<_>>(), then.into_iter().collect::<Vec<_>>());
         self.store.commit(txn).await
     }
 

@@ -210,12 +210,8 @@ pub(crate) async fn a_key_written_twice_in_one_branch_is_refused(fixture: Fixtur
         (vec![delete_below("d/"), delete("d/x"), delete_below("d")], true),
     ] {
         // By itself, and in a branch that is not even carried out.
-        let unwanted = Txn {
-            when: vec![],
-            then: vec![],
-            otherwise: Some(Box::new(Txn { when: vec![], then: ops.clone(), otherwise: None })),
-        };
-        for txn in [Txn { then: ops.clone(), ..Txn::default() }, unwanted] {
+        let unwanted = Txn { when: vec![], then: vec![], otherwise: Some(Box::new(Txn::guarded([], ops.clone()))) };
+        for txn in [Txn::guarded([], ops.clone()), unwanted] {
             fixture.put("a", "old").await;
             let before = fixture.contents().await;
             let result = fixture.store.commit(txn).await;
@@ -231,7 +227,7 @@ pub(crate) async fn a_key_written_twice_in_one_branch_is_refused(fixture: Fixtur
         }
     }
     // Two branches may write one key: only one of them is carried out.
-    let otherwise = Txn { then: vec![delete_below("")], ..Txn::default() };
+    let otherwise = Txn::guarded([], [delete_below("")]);
     let then = vec![put("a")];
     let txn = Txn { then, otherwise: Some(Box::new(otherwise)), ..Txn::default() };
     assert_eq!(fixture.store.commit(txn).await.unwrap().branch, Some(0));
@@ -253,9 +249,9 @@ pub(crate) async fn what_etcd_has_no_room_for_is_refused(fixture: Fixture) {
     let nested = |above: usize, below: usize| Txn {
         when: guards(1),
         then: ops(above),
-        otherwise: Some(Box::new(Txn { then: ops(below), ..Txn::default() })),
+        otherwise: Some(Box::new(Txn::guarded([], ops(below)))),
     };
-    let plain = |when, then| Txn { when, then, otherwise: None };
+    let plain = |when, then| Txn::guarded(when, then);
     let value = |kib: usize| vec![fixture.put_op("big", &"v".repeat(kib * 1024))];
     for (name, txn, refused) in [
         ("128 operations", plain(vec![], ops(128)), None),
@@ -266,11 +262,7 @@ pub(crate) async fn what_etcd_has_no_room_for_is_refused(fixture: Fixture) {
         ("100 + 29", nested(100, 29), Some("too many operations")),
         ("1.4 MiB", plain(vec![], value(1434)), None),
         ("1.6 MiB", plain(vec![], value(1640)), Some("request is too large")),
-        (
-            "no key to put",
-            plain(vec![], vec![Op::Put { key: String::new(), value: vec![], lease: None }]),
-            Some("key is not provided"),
-        ),
+        ("no key to put", plain(vec![], vec![Op::put(String::new(), vec![])]), Some("key is not provided")),
         ("no key to delete", plain(vec![], vec![Op::Delete(Keys::One(String::new()))]), Some("key is not provided")),
         (
             "no key to compare",
@@ -288,11 +280,7 @@ pub(crate) async fn what_etcd_has_no_room_for_is_refused(fixture: Fixture) {
 
 pub(crate) async fn transactions_that_go_together_are_each_carried_out_by_itself(fixture: Fixture) {
     let absent = |name: &str| Compare::created_at(fixture.key(name), Revision::ZERO);
-    let create = |name: &str, value: &str| Txn {
-        when: vec![absent(name)],
-        then: vec![fixture.put_op(name, value)],
-        otherwise: None,
-    };
+    let create = |name: &str, value: &str| Txn::guarded([absent(name)], [fixture.put_op(name, value)]);
     fixture.put("there", "old").await;
     let or_else = Txn { otherwise: Some(Box::new(create("else", "new"))), ..create("there", "new") };
     // More than go to etcd in one request.
@@ -309,7 +297,7 @@ pub(crate) async fn transactions_that_go_together_are_each_carried_out_by_itself
     }
 
     // One that is refused as such takes none of the others along, nor do two that write the same key.
-    let senseless = Txn { then: vec![fixture.put_op("twice", ""), fixture.put_op("twice", "")], ..Txn::default() };
+    let senseless = Txn::guarded([], [fixture.put_op("twice", ""), fixture.put_op("twice", "")]);
     let same = [create("same", "one"), create("same", "other")];
     let txns = [create("b", "new"), senseless, create("c", "new")].into_iter().chain(same).collect();
     let outcomes = fixture.store.commit_all(txns).await;
@@ -321,7 +309,7 @@ pub(crate) async fn transactions_that_go_together_are_each_carried_out_by_itself
     // Of two that exclude each other, one comes first.
     for number in 0..10 {
         let [ended, recorded] = ["ended", "recorded"].map(|name| format!("{name}/{number}"));
-        let record = Txn { when: vec![absent(&ended)], then: vec![fixture.put_op(&recorded, "")], otherwise: None };
+        let record = Txn::guarded([absent(&ended)], [fixture.put_op(&recorded, "")]);
         let outcomes = fixture.store.commit_all(vec![record, create(&ended, "")]).await;
         let [record, end] = &outcomes[..] else { panic!("{outcomes:?}") };
         let (record, end) = (record.as_ref().unwrap(), end.as_ref().unwrap());

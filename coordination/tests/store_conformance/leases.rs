@@ -114,7 +114,7 @@ pub(crate) async fn a_put_with_a_dead_lease_writes_nothing(fixture: Fixture) {
     let elsewhere = Txn {
         when: vec![Compare::created_at(fixture.key("a"), Revision::new(1))],
         then: vec![fixture.leased_op("b", "", Some(lease))],
-        otherwise: Some(Box::new(Txn { then: vec![fixture.put_op("a", "")], ..Txn::default() })),
+        otherwise: Some(Box::new(Txn::guarded([], [fixture.put_op("a", "")]))),
     };
     assert_eq!(fixture.store.commit(elsewhere).await.unwrap().branch, Some(1));
 }

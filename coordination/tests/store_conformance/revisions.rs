@@ -24,7 +24,7 @@ pub(crate) async fn a_change_makes_one_revision_and_nothing_else_makes_any(fixtu
     let too_late = Txn {
         when: vec![Compare::created_at(fixture.key("a"), Revision::new(1))],
         then: vec![],
-        otherwise: Some(Box::new(Txn { when: vec![], then: vec![Op::Delete(fixture.one("absent"))], otherwise: None })),
+        otherwise: Some(Box::new(Txn::guarded([], [Op::Delete(fixture.one("absent"))]))),
     };
     let outcome = fixture.store.commit(too_late).await.unwrap();
     assert_eq!((outcome.revision, outcome.branch), (Revision::new(5), Some(1)));

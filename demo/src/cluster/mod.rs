@@ -251,7 +251,7 @@ impl Cluster {
         }
         if self.options.etcd.is_some() {
             let everything = Op::Delete(Keys::Prefix(self.member.keys.root().to_owned()));
-            let txn = Txn { when: Vec::new(), then: vec![everything], otherwise: None };
+            let txn = Txn::guarded([], [everything]);
             if let Err(error) = self.member.processes.store().commit(txn).await {
                 tracing::warn!(%error, keyspace = self.member.keyspace, "could not remove the demo's keys from etcd");
             }

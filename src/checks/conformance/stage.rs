@@ -72,26 +72,25 @@ impl TestKeyspace {
             return Err(anyhow!("{why} in keyspace {}; handoffs are played in a keyspace without any", keys.name()));
         }
         let lease = store.grant(TTL).await.context("cannot get a lease from the store")?;
-        let leased = |key: String, value| Op::Put { key, value, lease: Some(lease) };
+        let leased = |key: String, value| Op::put_leased(key, value, lease);
         let leader = Leader::new(OWN, lease);
         let own = PodRecord { capabilities: Capabilities::ALL, ..PodRecord::new(OWN, "127.0.0.1:1") };
         // No interval passes during the run, so a checkpoint is due only before a move.
         let planning = json!({ "checkpoint_interval_ms": TTL.as_millis() as u64 });
         let settings = KeyspaceConfig { planning: Some(planning), ..KeyspaceConfig::new(PARTITIONS) };
-        let begin = Txn {
-            when: vec![
+        let begin = Txn::guarded(
+            [
                 Compare::created_at(keys.leader(), Revision::ZERO),
                 Compare::created_at(keys.round(), Revision::ZERO),
                 Compare::created_at(keys.pod(OWN), Revision::ZERO),
             ],
-            then: vec![
+            [
                 leased(keys.leader(), encode(&leader)),
                 leased(keys.router(OWN), encode(&RouterRecord::new(OWN))),
                 leased(keys.pod(OWN), encode(&own)),
-                Op::Put { key: keys.config(), value: encode(&settings), lease: None },
+                Op::put(keys.config(), encode(&settings)),
             ],
-            otherwise: None,
-        };
+        );
         if !store.commit(begin).await?.committed() {
             store.revoke(lease).await?;
             return Err(anyhow!("another program takes part in keyspace {}", keys.name()));
@@ -150,9 +149,9 @@ impl TestKeyspace {
         if let Some(old) = assignment {
             record = record.taken_from(old.owner.clone(), old.incarnation);
         }
-        let put = Op::Put { key: self.keys.handoff(partition), value: encode(&record), lease: None };
+        let put = Op::put(self.keys.handoff(partition), encode(&record));
         let absent = Compare::created_at(self.keys.handoff(partition), Revision::ZERO);
-        let outcome = self.store.commit(Txn { when: vec![absent], then: vec![put], otherwise: None }).await?;
+        let outcome = self.store.commit(Txn::guarded([absent], [put])).await?;
         if !outcome.committed() {
             return Err(anyhow!("somebody else writes to keyspace {}", self.keys.name()));
         }
@@ -210,8 +209,8 @@ impl TestKeyspace {
     pub(super) async fn cancel(&self, play: Play) -> anyhow::Result<()> {
         let record = Op::Delete(Keys::One(self.keys.handoff(play.partition)));
         let acks = self.keys.acks_of(play.partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
-        let then = std::iter::once(record).chain(acks).collect();
-        self.store.commit(Txn { when: Vec::new(), then, otherwise: None }).await?;
+        let then: Vec<Op> = std::iter::once(record).chain(acks).collect();
+        self.store.commit(Txn::guarded([], then)).await?;
         Ok(())
     }
 
@@ -219,8 +218,8 @@ impl TestKeyspace {
     pub(super) async fn forget(&self, partition: PartitionId) -> anyhow::Result<()> {
         self.cancel(Play { partition, handoff: HandoffId::NONE, epoch: Epoch::new(0) }).await?;
         let of = [self.keys.assignment(partition), self.keys.checkpoint(partition)];
-        let then = of.into_iter().map(|key| Op::Delete(Keys::One(key))).collect();
-        self.store.commit(Txn { when: Vec::new(), then, otherwise: None }).await?;
+        let then: Vec<Op> = of.into_iter().map(|key| Op::Delete(Keys::One(key))).collect();
+        self.store.commit(Txn::guarded([], then)).await?;
         Ok(())
     }
 }

@@ -189,8 +189,8 @@ mod tests {
     impl HandoffHandler for Nothing {}
 
     async fn put(store: &dyn Store, key: String, value: String) {
-        let put = Op::Put { key, value: value.into_bytes(), lease: None };
-        store.commit(Txn { then: vec![put], ..Txn::default() }).await.unwrap();
+        let put = Op::put(key, value.into_bytes());
+        store.commit(Txn::guarded([], [put])).await.unwrap();
     }
 
     #[tokio::test]

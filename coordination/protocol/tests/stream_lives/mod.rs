@@ -116,11 +116,11 @@ impl World {
     fn register(&mut self, pod: usize) {
         let record = PodRecord { capabilities: Capabilities::ALL, ..PodRecord::new(PODS[pod], "127.0.0.1:1") };
         let key = self.keys.pod(PODS[pod]);
-        self.write(Op::Put { key, value: encode(&record), lease: Some(LeaseId::new(1)) });
+        self.write(Op::put_leased(key, encode(&record), LeaseId::new(1)));
     }
 
     fn write(&mut self, op: Op) {
-        assert!(self.commit(&Txn { then: vec![op], ..Txn::default() }));
+        assert!(self.commit(&Txn::guarded([], [op])));
     }
 
     fn commit(&mut self, txn: &Txn) -> bool {
@@ -171,7 +171,7 @@ impl World {
         if let Some(owner) = owner {
             record = record.taken_from(owner.owner, owner.incarnation);
         }
-        self.write(Op::Put { key: self.keys.handoff(partition), value: encode(&record), lease: None });
+        self.write(Op::put(self.keys.handoff(partition), encode(&record)));
     }
 
     /// Ends a handoff before the point of no return, or one whose new owner is dead.

@@ -13,7 +13,7 @@ use super::*;
 
 fn put(key: &str, lease: Option<LeaseId>) -> Txn {
     let then = vec![Op::Put { key: key.into(), value: Vec::new(), lease }];
-    Txn { then, ..Txn::default() }
+    Txn::guarded([], then)
 }
 
 fn everything() -> Keys {

@@ -93,18 +93,18 @@ impl Store {
     }
 
     pub(super) fn put(&mut self, key: String, value: Vec<u8>) {
-        let op = Op::Put { key, value, lease: None };
-        self.commit(&Txn { then: vec![op], ..Txn::default() });
+        let op = Op::put(key, value);
+        self.commit(&Txn::guarded([], [op]));
     }
 
     /// Puts a key with a lease, as its own writer does.
     pub(super) fn put_leased(&mut self, key: String, value: Vec<u8>) {
-        let op = Op::Put { key, value, lease: Some(L1) };
-        self.commit(&Txn { then: vec![op], ..Txn::default() });
+        let op = Op::put_leased(key, value, L1);
+        self.commit(&Txn::guarded([], [op]));
     }
 
     pub(super) fn delete(&mut self, key: String) {
-        self.commit(&Txn { then: vec![Op::Delete(Keys::One(key))], ..Txn::default() });
+        self.commit(&Txn::guarded([], [Op::Delete(Keys::One(key))]));
     }
 }
 
