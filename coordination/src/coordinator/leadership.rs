@@ -9,32 +9,30 @@
 mod observing;
 mod writing;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use segue_protocol::authority::Authority;
 use segue_protocol::handoff::advance::{advance, advance_past_bound};
 use segue_protocol::handoff::history::deletions_alone;
-use segue_protocol::ids::{HandoffId, PartitionId, Revision};
+use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{Coordination, Memory, Notice, PlannedWrite, Policy, in_force, plan, txn};
-use segue_protocol::records::HeldMoves;
-use segue_protocol::txn::{Keys, Op, Txn, TxnOutcome};
+use segue_protocol::txn::{Keys, Op, Txn};
 use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use self::observing::SeenHandoff;
+use self::observing::{HandoffObservation, ViewShowing};
+use self::writing::{HeldMovesNotice, LeaderWrites};
 use super::history::HistoryPruner;
-use super::refusals::StoreRefusals;
 use super::seat::Seat;
 use super::upkeep::Upkeep;
 use super::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus};
-use crate::session::{Event, Participant, Registration, RepeatedLog, StoreRetry, unix_millis};
+use crate::session::{Event, Participant, Registration, unix_millis};
 use crate::store::{Store, StoreError};
 
 /// Shortest time between two plans, or two calls of the observer, while partitions move.
@@ -72,49 +70,44 @@ pub(super) struct Leadership<'a> {
     view: View,
     memory: Memory,
     began: Instant,
-    writes: JoinSet<Vec<(Subject, Result<TxnOutcome, StoreError>)>>,
-    /// Decided writes that go to the store together.
-    decided: Vec<(Subject, Txn)>,
-    under_way: BTreeSet<PartitionId>,
-    /// What cannot be written for a while, and until when.
-    resting: BTreeMap<Subject, Instant>,
-    refusals: StoreRefusals,
-    /// A refused write that has not been told: the store may refuse all of them.
-    suspect: Option<(Subject, StoreError)>,
-    /// The revision from which on the view contains all of this leader's writes.
-    seen_at: Revision,
-    /// The end of the pause after a write whose result is not known.
-    not_before: Instant,
-    retry: StoreRetry,
-    log: RepeatedLog,
+    writes: LeaderWrites,
     next_wake: Option<Instant>,
     /// When the next step of the assignment round is due.
     step_at: Option<Instant>,
-    /// When the view was last shown to the observer.
-    shown: Option<Instant>,
-    /// When the view is shown next, if it has changed since.
-    show_at: Option<Instant>,
-    /// When the view was last planned with.
-    planned: Option<Instant>,
-    /// A pod, a router or the settings have changed since then.
+    planning: Throttle,
+    /// A pod, a router or the settings have changed since the last plan.
     membership: bool,
-    /// More than heartbeats has changed since the view was shown to the observer.
-    unshown: bool,
-    /// Partitions that have changed since they were last observed.
-    changed: BTreeSet<PartitionId>,
+    showing: ViewShowing,
+    handoffs: HandoffObservation,
     /// Partitions whose phase may be able to move on.
     pending: BTreeSet<PartitionId>,
-    handoffs: BTreeMap<PartitionId, SeenHandoff>,
-    /// Why this leader has decided to cancel a handoff.
-    cancels: BTreeMap<PartitionId, (HandoffId, &'static str)>,
     notices: Vec<Notice>,
-    /// The moves that are held back, and when others are told so, if they are to be.
-    held: Vec<HeldMoves>,
-    tell_held_at: Option<Instant>,
+    held: HeldMovesNotice,
     /// While this process acts for the keyspace as a whole.
-    history: Option<HistoryPruner>,
-    /// As long.
-    upkeep: Option<Upkeep>,
+    duties: Option<KeyspaceDuties>,
+}
+
+/// The work of the process that acts for the keyspace as a whole.
+struct KeyspaceDuties {
+    history: HistoryPruner,
+    upkeep: Upkeep,
+}
+
+/// A turn that comes at most once in [`MIN_REFRESH_INTERVAL`], unless it is urgent.
+#[derive(Default)]
+struct Throttle {
+    last: Option<Instant>,
+}
+
+impl Throttle {
+    /// Takes the turn. Returns when it comes instead, if it is too early for it.
+    fn take(&mut self, now: Instant, is_urgent: bool) -> Option<Instant> {
+        let due = self.last.map(|last| last + MIN_REFRESH_INTERVAL).filter(|due| now < *due && !is_urgent);
+        if due.is_none() {
+            self.last = Some(now);
+        }
+        due
+    }
 }
 
 impl<'a> Leadership<'a> {
@@ -136,32 +129,17 @@ impl<'a> Leadership<'a> {
             view: View::empty(keys.clone()),
             memory: Memory::default(),
             began: now,
-            writes: JoinSet::new(),
-            decided: Vec::new(),
-            under_way: BTreeSet::new(),
-            resting: BTreeMap::new(),
-            refusals: StoreRefusals::new(now),
-            suspect: None,
-            seen_at: Revision::ZERO,
-            not_before: now,
-            retry: StoreRetry::default(),
-            log: RepeatedLog::default(),
+            writes: LeaderWrites::new(now),
             next_wake: None,
             step_at: None,
-            shown: None,
-            show_at: None,
-            planned: None,
+            planning: Throttle::default(),
             membership: false,
-            unshown: true,
-            changed: BTreeSet::new(),
+            showing: ViewShowing::default(),
+            handoffs: HandoffObservation::default(),
             pending: BTreeSet::new(),
-            handoffs: BTreeMap::new(),
-            cancels: BTreeMap::new(),
             notices: Vec::new(),
-            held: Vec::new(),
-            tell_held_at: None,
-            history: None,
-            upkeep: None,
+            held: HeldMovesNotice::default(),
+            duties: None,
         }
     }
 
@@ -187,8 +165,8 @@ impl<'a> Leadership<'a> {
             });
             let now = Instant::now();
             let tick = now + (lease.stands_until - lease.trusted_until) / 2;
-            let wake = self.next_wake.unwrap_or(tick).max(self.not_before).min(tick).min(self.show_at.unwrap_or(tick));
-            let wake = wake.min(self.step_at.unwrap_or(tick));
+            let wake = self.next_wake.unwrap_or(tick).max(self.writes.not_before).min(tick);
+            let wake = self.showing.due_at().into_iter().chain(self.step_at).fold(wake, Instant::min);
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return SeatEnd::Over,
@@ -201,7 +179,7 @@ impl<'a> Leadership<'a> {
                     }
                     Event::Turn => {}
                 },
-                Some(written) = self.writes.join_next(), if !self.writes.is_empty() => {
+                Some(written) = self.writes.in_flight.join_next(), if !self.writes.in_flight.is_empty() => {
                     for (subject, result) in written.unwrap_or_default() {
                         self.written(subject, result);
                     }
@@ -225,7 +203,7 @@ impl<'a> Leadership<'a> {
         if was_blind {
             self.memory.regained_sight();
         }
-        self.resting.clear();
+        self.writes.resting.clear();
         self.all_changed();
         self.status.send_modify(|status| status.not_ready = None);
     }
@@ -275,18 +253,19 @@ impl<'a> Leadership<'a> {
         if speaks != self.speaks() {
             self.observer.leads(speaks);
         }
-        let history = self.history.take();
-        self.history = authority.clone().filter(|_| speaks).map(|authority| match history {
-            Some(history) => {
-                history.continue_by(authority);
-                history
+        let duties = self.duties.take();
+        self.duties = authority.clone().filter(|_| speaks).map(|authority| match duties {
+            Some(duties) => {
+                duties.history.continue_by(authority);
+                duties
             }
-            None => HistoryPruner::start(self.store.clone(), self.keys.clone(), authority),
+            None => KeyspaceDuties {
+                history: HistoryPruner::start(self.store.clone(), self.keys.clone(), authority),
+                upkeep: Upkeep::start(self.store.clone(), self.keys),
+            },
         });
-        let upkeep = self.upkeep.take().filter(|_| speaks);
-        self.upkeep = speaks.then(|| upkeep.unwrap_or_else(|| Upkeep::start(self.store.clone(), self.keys)));
         self.authority = authority;
-        self.refusals.forget_entries();
+        self.writes.refusals.forget_entries();
         self.memory.acts_anew();
         self.all_changed();
     }
@@ -302,15 +281,15 @@ impl<'a> Leadership<'a> {
 
     /// Drops the writes in flight. They may still be committed while the authority stands.
     pub(super) async fn stop_writes(&mut self) {
-        self.writes.shutdown().await;
+        self.writes.in_flight.shutdown().await;
     }
 
     /// Notes what batches have changed in the view.
     fn applied(&mut self, delta: ViewDelta) {
-        self.unshown |= delta.intentions || !delta.partitions.is_empty();
+        self.showing.has_news |= delta.intentions || !delta.partitions.is_empty();
         for partition in delta.partitions {
-            self.resting.remove(&Subject::Partition(partition));
-            self.changed.insert(partition);
+            self.writes.resting.remove(&Subject::Partition(partition));
+            self.handoffs.changed.insert(partition);
         }
         if delta.membership {
             self.all_changed();
@@ -318,14 +297,13 @@ impl<'a> Leadership<'a> {
     }
 
     fn all_changed(&mut self) {
-        (self.membership, self.unshown) = (true, true);
-        self.changed.extend(self.view.handoffs.keys().chain(self.handoffs.keys()));
+        (self.membership, self.showing.has_news) = (true, true);
+        self.handoffs.all_changed(&self.view);
     }
 
     fn act(&mut self) {
         let now = Instant::now();
-        // A view without this process's own writes would show moves in flight as not begun.
-        if self.authority.is_none() || now < self.not_before || self.view.revision < self.seen_at {
+        if self.authority.is_none() || self.writes.is_pausing(&self.view, now) {
             return;
         }
         let millis = unix_millis();
@@ -333,15 +311,11 @@ impl<'a> Leadership<'a> {
             return;
         }
         self.put_late_entries();
-        if self.writes.is_empty() {
-            match self
-                .planned
-                .map(|planned| planned + MIN_REFRESH_INTERVAL)
-                .filter(|due| now < *due && !self.membership)
-            {
+        if self.writes.in_flight.is_empty() {
+            match self.planning.take(now, self.membership) {
                 Some(due) => self.wake_at(due),
                 None => {
-                    (self.planned, self.membership) = (Some(now), false);
+                    self.membership = false;
                     self.plan(now, millis);
                 }
             }
@@ -357,7 +331,7 @@ impl<'a> Leadership<'a> {
         let Some(authority @ Authority::Leader { .. }) = self.authority.clone().filter(|_| is_due) else {
             return false;
         };
-        if self.writes.is_empty() {
+        if self.writes.in_flight.is_empty() {
             let then = vec![Op::Delete(Keys::One(self.keys.round()))];
             self.write(Subject::Keyspace, Txn::guarded(authority.guards(self.keys), then));
             self.send();
@@ -371,18 +345,18 @@ impl<'a> Leadership<'a> {
 
     fn plan(&mut self, now: Instant, millis: u64) {
         let Some(authority) = self.authority.clone() else { return };
-        self.memory.store_refuses(self.refusals.why().is_some());
+        self.memory.store_refuses(self.writes.refusals.why().is_some());
         let plan = plan(&self.view, &self.policy, &authority, &mut self.memory, now - self.began);
         self.next_wake = plan.next_wake.map(|wake| self.began + wake);
-        self.held = plan.held;
+        self.held.moves = plan.held;
         if let Some(cause) = plan.round {
             debug!(?cause, actions = plan.actions.len(), "round");
             if self.speaks() {
                 self.observer.round(cause);
             }
         }
-        let refused = self.refusals.why().map(|why| Notice::WritesRefused { why: why.to_owned() });
-        let upkeep = self.upkeep.as_ref().and_then(Upkeep::notice);
+        let refused = self.writes.refusals.why().map(|why| Notice::WritesRefused { why: why.to_owned() });
+        let upkeep = self.duties.as_ref().and_then(|duties| duties.upkeep.notice());
         if self.speaks() {
             self.observer.store_fills_up(upkeep.is_some());
         }
@@ -397,22 +371,22 @@ impl<'a> Leadership<'a> {
     fn carry_out(&mut self, action: &PlannedWrite, mut txn: Txn) {
         let partition = action.partition();
         if matches!(action, PlannedWrite::Create { .. })
-            && partition.is_some_and(|partition| self.refusals.lack(partition))
+            && partition.is_some_and(|partition| self.writes.refusals.lack(partition))
         {
             return;
         }
         let mut late = None;
         if let PlannedWrite::Cancel { observed, reason, .. } = action {
             let (partition, handoff) = (observed.partition(), observed.handoff.id());
-            self.cancels.insert(partition, (handoff, reason.as_str()));
-            if self.refusals.why().is_some() {
+            self.handoffs.cancels.insert(partition, (handoff, reason.as_str()));
+            if self.writes.refusals.why().is_some() {
                 late = deletions_alone(self.keys, partition, handoff, &mut txn).map(|entry| (partition, entry));
             }
         }
         if self.write(partition.map_or(Subject::Keyspace, Subject::Partition), txn) {
             info!("{action}");
             if let Some((partition, entry)) = late {
-                self.refusals.cancels(partition, entry);
+                self.writes.refusals.cancels(partition, entry);
             }
         }
     }
@@ -421,7 +395,7 @@ impl<'a> Leadership<'a> {
     fn advance(&mut self, millis: u64) {
         let Some(authority) = self.authority.clone() else { return };
         self.pending.retain(|partition| authority.acts_for(Some(*partition)));
-        let idle = |partition: &&PartitionId| !self.under_way.contains(*partition);
+        let idle = |partition: &&PartitionId| !self.writes.under_way.contains(*partition);
         let partitions: Vec<PartitionId> = self.pending.iter().filter(idle).copied().collect();
         for partition in partitions {
             let step = match self.memory.bound_ends(&self.view, partition).map(|ends| self.began.checked_add(ends)) {

@@ -6,22 +6,22 @@
 //! * Of all processes only the one that acts for a partition tells the ends of its handoffs, and only the one that acts
 //!   for the keyspace as a whole shows its view.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use segue_protocol::ids::{HandoffId, PartitionId};
 use segue_protocol::planning::{Assurance, MoveCause, Notice, Strategy};
 use segue_protocol::records::{Handoff, Phase};
-use segue_protocol::view::Versioned;
+use segue_protocol::view::{Versioned, View};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::super::history::HistoryPruner;
 use super::super::{EndedPhase, HandoffResult};
-use super::{Leadership, MIN_REFRESH_INTERVAL};
+use super::{Leadership, Throttle};
 
 /// A handoff as last observed.
 #[derive(Debug, Clone)]
-pub(super) struct SeenHandoff {
+struct SeenHandoff {
     id: HandoffId,
     /// The record, as first observed.
     record: Arc<Handoff>,
@@ -44,29 +44,69 @@ impl SeenHandoff {
     }
 }
 
+/// When the observer is shown the view.
+pub(super) struct ViewShowing {
+    throttle: Throttle,
+    /// More than heartbeats has changed since the view was shown.
+    pub(super) has_news: bool,
+    /// When the view is shown, if the news have to wait for that.
+    due_at: Option<Instant>,
+}
+
+impl Default for ViewShowing {
+    fn default() -> Self {
+        ViewShowing { throttle: Throttle::default(), has_news: true, due_at: None }
+    }
+}
+
+impl ViewShowing {
+    pub(super) fn due_at(&self) -> Option<Instant> {
+        self.due_at
+    }
+
+    /// Returns whether there are news that are to be shown now.
+    fn take(&mut self, now: Instant, is_urgent: bool) -> bool {
+        if !self.has_news {
+            return false;
+        }
+        self.due_at = self.throttle.take(now, is_urgent);
+        self.has_news = self.due_at.is_some();
+        !self.has_news
+    }
+}
+
+/// The handoffs as last observed, and what is to be observed.
+#[derive(Default)]
+pub(super) struct HandoffObservation {
+    /// Partitions that have changed since they were last observed.
+    pub(super) changed: BTreeSet<PartitionId>,
+    seen: BTreeMap<PartitionId, SeenHandoff>,
+    /// Why this leader has decided to cancel a handoff.
+    pub(super) cancels: BTreeMap<PartitionId, (HandoffId, &'static str)>,
+}
+
+impl HandoffObservation {
+    /// Has all handoffs observed again, those that are gone from the view included.
+    pub(super) fn all_changed(&mut self, view: &View) {
+        self.changed.extend(view.handoffs.keys().chain(self.seen.keys()));
+    }
+}
+
 impl Leadership<'_> {
     pub(super) fn observe(&mut self, strategy: Strategy) {
         let now = Instant::now();
-        let recently = self.shown.map(|shown| shown + MIN_REFRESH_INTERVAL).filter(|due| now < *due);
-        match recently.filter(|_| !self.membership) {
-            _ if !self.unshown => {}
-            Some(due) => self.show_at = Some(due),
-            None => {
-                (self.shown, self.show_at, self.unshown) = (Some(now), None, false);
-                if self.speaks() {
-                    self.observer.view_changed(&self.view);
-                }
-            }
+        if self.showing.take(now, self.membership) && self.speaks() {
+            self.observer.view_changed(&self.view);
         }
-        for partition in std::mem::take(&mut self.changed) {
-            let known = self.handoffs.remove(&partition);
+        for partition in std::mem::take(&mut self.handoffs.changed) {
+            let known = self.handoffs.seen.remove(&partition);
             let seen = self.view.handoffs.get(&partition).map(|handoff| match &known {
                 Some(known) if known.id == handoff.id() => known.in_phase(handoff.value.phase, now),
                 _ => SeenHandoff::new(handoff, MoveCause::of(&self.view, strategy, &handoff.value), now),
             });
             let goes_on = |known: &SeenHandoff| seen.as_ref().is_some_and(|seen| seen.id == known.id);
             if known.as_ref().is_some_and(|known| !goes_on(known)) {
-                self.history.iter().for_each(HistoryPruner::handoff_ended);
+                self.duties.iter().for_each(|duties| duties.history.handoff_ended());
             }
             // Each end is told by one process.
             if let Some(known) = known.filter(|_| self.acts_for(Some(partition))) {
@@ -83,7 +123,7 @@ impl Leadership<'_> {
                 }
             }
             if let Some(seen) = seen {
-                self.handoffs.insert(partition, seen);
+                self.handoffs.seen.insert(partition, seen);
             }
             self.pending.insert(partition);
         }
@@ -92,7 +132,7 @@ impl Leadership<'_> {
     /// Returns how a handoff that is gone has ended.
     fn result(&mut self, partition: PartitionId, ended: &SeenHandoff) -> HandoffResult {
         let moved = self.view.assignments.get(&partition).is_some_and(|at| at.value.epoch >= ended.record.epoch);
-        let cancelled = self.cancels.remove(&partition).filter(|(id, _)| *id == ended.id);
+        let cancelled = self.handoffs.cancels.remove(&partition).filter(|(id, _)| *id == ended.id);
         match cancelled {
             _ if moved => HandoffResult::Completed(ended.cause),
             Some((_, cause)) => HandoffResult::Cancelled(cause),
