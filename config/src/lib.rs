@@ -16,7 +16,7 @@
 //! * Settings have the types and defaults of the crates that obey them.
 //! * `segue.example.toml` beside this crate explains each key and shows its default; a test keeps the two equal.
 
-#![warn(clippy::too_many_lines)]
+#![warn(clippy::missing_errors_doc, clippy::too_many_lines)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod deployment;

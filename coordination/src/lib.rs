@@ -4,7 +4,7 @@
 //! The decisions are pure functions in a crate of their own, [`segue_protocol`]. This crate contains the [`store`], and
 //! the shells that watch it, call the decisions and carry them out.
 
-#![warn(clippy::too_many_lines)]
+#![warn(clippy::missing_errors_doc, clippy::too_many_lines)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod coordinator;

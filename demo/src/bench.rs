@@ -77,6 +77,10 @@ impl Default for BenchOptions {
 }
 
 /// Sends the load, checks it and reports. An error means that the load could not be sent; harm is in the report.
+///
+/// # Errors
+///
+/// Fails if a URL cannot be resolved, or a log cannot be opened or read. Harm is no error, but part of the report.
 pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
     ensure!(!options.urls.is_empty(), "where to? a load needs at least one URL");
     let names_partitions = options.partition_header.is_some();

@@ -104,6 +104,10 @@ impl DemoArgs {
     }
 
     /// Plays a demo and prints its report. Returns whether every invariant held; the report says which one did not.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the demo cannot be played, as [`run`](crate::run), or its report cannot be printed.
     pub fn play(&self, options: Options) -> anyhow::Result<bool> {
         open_files::raise_limit();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

@@ -26,6 +26,10 @@ pub trait Instruments: Debug + Send + Sync {
     fn coordinator(&self) -> Arc<dyn CoordinatorObserver>;
     /// Shows the counts, the keyspace and the demo's own `status` until the handle is dropped. Called once, after all
     /// routers have been added.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the address that they are shown at cannot be bound.
     fn serve(&self, store: Arc<dyn Store>, keys: Keyspace, status: Status) -> anyhow::Result<AbortOnDropHandle<()>>;
 }
 

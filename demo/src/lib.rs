@@ -9,7 +9,7 @@
 //! The pods are [`writer`]s; `examples/writer.rs` is a separate program that does the same in one file. [`mod@bench`]
 //! is the load with the same checks against any URL.
 
-#![warn(clippy::too_many_lines)]
+#![warn(clippy::missing_errors_doc, clippy::too_many_lines)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod bench;
@@ -57,6 +57,11 @@ use self::writer::names;
 const MARGIN: Duration = Duration::from_secs(5);
 
 /// Plays the demo and reports. An error means that the demo could not be played; harm is in the report.
+///
+/// # Errors
+///
+/// Fails if the options are void, or the cluster cannot be started, or does not get ready. Harm is no error, but part
+/// of the report.
 pub async fn run(options: Options) -> anyhow::Result<Report> {
     run_and_hold(options, async |_| Ok(())).await
 }

@@ -51,11 +51,19 @@ impl Log {
     }
 
     /// Returns logs in files below `directory`, which is created if it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the directory cannot be created.
     pub fn in_directory(directory: &Path) -> io::Result<Self> {
         Self::open(directory, false)
     }
 
     /// Returns logs in files that refuse records of an epoch older than the last one that was [claimed](Self::claim).
+    ///
+    /// # Errors
+    ///
+    /// Fails if the directory cannot be created.
     pub fn fenced_in_directory(directory: &Path) -> io::Result<Self> {
         Self::open(directory, true)
     }
@@ -67,6 +75,10 @@ impl Log {
 
     /// Excludes all earlier epochs: a record that they have not appended yet is refused from now on. Returns an error
     /// if a later epoch has claimed the log. Does nothing if the log is not fenced.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a later epoch has claimed the log, or a file cannot be read or written.
     pub fn claim(&self, partition: PartitionId, epoch: Epoch) -> io::Result<()> {
         let Backend::Directory { folder, fenced: true } = &self.backend else { return Ok(()) };
         let file = lock_file(folder, partition)?;
@@ -83,6 +95,10 @@ impl Log {
     }
 
     /// Returns the refused records of all partitions.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file of refused records cannot be read.
     pub fn refused(&self) -> io::Result<Vec<LogRecord>> {
         let Backend::Directory { folder, .. } = &self.backend else { return Ok(Vec::new()) };
         match File::open(folder.join(REFUSED)) {
@@ -93,6 +109,10 @@ impl Log {
     }
 
     /// Appends a record, and sets its `offset` and `appended_at`. Returns it with the offset after it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a later epoch has claimed a fenced log, or a file cannot be read or written.
     pub fn append(&self, mut record: LogRecord) -> io::Result<(LogRecord, u64)> {
         match &self.backend {
             Backend::Memory(_) => {
@@ -122,6 +142,10 @@ impl Log {
     }
 
     /// Returns what was appended from offset `from` on.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the partition's file cannot be read.
     pub fn read(&self, partition: PartitionId, from: u64) -> io::Result<Tail> {
         match &self.backend {
             Backend::Memory(_) => {
@@ -139,6 +163,10 @@ impl Log {
     }
 
     /// Returns all records, each partition's in the order of its log.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the directory or a file in it cannot be read.
     pub fn read_all(&self) -> io::Result<Vec<LogRecord>> {
         let mut all = Vec::new();
         for partition in self.partitions()? {

@@ -5,7 +5,7 @@
 //!                                                          └─ closed ► stash ─(flush)─┘
 //! ```
 
-#![warn(clippy::too_many_lines)]
+#![warn(clippy::missing_errors_doc, clippy::too_many_lines)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod forward;

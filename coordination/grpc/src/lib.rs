@@ -12,7 +12,7 @@
 //! * A slow or silent pod delays only itself: for each pod the server remembers which partitions have changed, not the
 //!   changes.
 
-#![warn(clippy::too_many_lines)]
+#![warn(clippy::missing_errors_doc, clippy::too_many_lines)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod access;

@@ -110,6 +110,10 @@ impl PodsServer {
     }
 
     /// Serves pods until `shutdown`, and then tells them to connect to another instance. Without `tls` in clear text.
+    ///
+    /// # Errors
+    ///
+    /// Reports what ends tonic's server. A connection that breaks ends alone and is no error.
     pub async fn serve(
         self,
         listener: TcpListener,

@@ -38,7 +38,7 @@
 //! * The compares of a transaction carry its safety: if its view is out of date in a way that matters, it fails. The
 //!   one exception is [`advance_past_bound`](handoff::advance::advance_past_bound), whose caller must have waited.
 
-#![warn(clippy::too_many_lines)]
+#![warn(clippy::missing_errors_doc, clippy::too_many_lines)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod authority;

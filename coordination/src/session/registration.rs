@@ -102,6 +102,11 @@ impl Registration {
     /// back, the floor of epochs is raised before the seat of a leader is free for one that does not know of it. The
     /// participant must have fenced itself before. Takes at most 2 s: if the store is unreachable the lease expires, or
     /// the key is deleted later.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store refuses, is unavailable, or does not respond within 2 s. The key may then last until the
+    /// lease ends.
     pub async fn withdraw(self) -> Result<(), StoreError> {
         let withdrawn = async {
             let Registration { key, incarnation, lease, also, keyspace } = self;
@@ -268,6 +273,10 @@ async fn try_register(
 
 /// Raises the keyspace's floor of epochs above what is used up. Returns `true` if it was too low, and has to be looked at
 /// again. A store that never went back is asked nothing.
+///
+/// # Errors
+///
+/// Fails as the store's read or write of the settings does.
 pub async fn raise_floor(
     store: &Arc<dyn Store>,
     horizon: &SharedHorizon,

@@ -31,6 +31,10 @@ impl Watch {
     }
 
     /// Returns the next batch of whole revisions. Cancel-safe.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`StoreError::Compacted`] if changes are missing, and otherwise if the watch has ended.
     pub async fn next(&mut self) -> Result<Batch, StoreError> {
         let batch = self.batches.recv().await;
         self.recorded(batch.unwrap_or_else(|| Err(StoreError::Unavailable("the watch has ended".into()))))
@@ -66,17 +70,35 @@ pub struct Survey {
 #[async_trait]
 pub trait Store: Send + Sync + std::fmt::Debug + 'static {
     /// Returns all of `keys` at the newest revision (a linearizable read).
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store is unavailable or refuses the read.
     async fn snapshot(&self, keys: &Keys) -> Result<Snapshot, StoreError>;
 
     /// Returns the number of keys, and whether any was put after revision `since`. The store looks at each key and sends
     /// none of their values.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store is unavailable or refuses the read.
     async fn survey(&self, keys: &Keys, since: Revision) -> Result<Survey, StoreError>;
 
     /// Watches the changes of `keys` at revision `from` and later. [`StoreError::Compacted`] comes from here or from
     /// the watch's first [`next`](Watch::next).
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store is unavailable or refuses the watch, and with [`StoreError::Compacted`] if it has forgotten
+    /// changes since `from`.
     async fn watch(&self, keys: &Keys, from: Revision) -> Result<Watch, StoreError>;
 
     /// Commits a transaction, whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// After [`StoreError::Unavailable`] the transaction may have been applied, after every other error it was not. A
+    /// guard that does not hold is no error: see [`TxnOutcome`].
     async fn commit(&self, txn: Txn) -> Result<TxnOutcome, StoreError>;
 
     /// Commits each of these transactions by itself, in any order, and returns their results. For many transactions that
@@ -85,9 +107,17 @@ pub trait Store: Send + Sync + std::fmt::Debug + 'static {
     async fn commit_all(&self, txns: Vec<Txn>) -> Vec<Result<TxnOutcome, StoreError>>;
 
     /// Grants a lease of `ttl`, which is rounded up to the store's resolution (a second for etcd).
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store is unavailable, or refuses a TTL that is too long for it.
     async fn grant(&self, ttl: Duration) -> Result<LeaseId, StoreError>;
 
     /// Renews a lease for its whole TTL. [`StoreError::LeaseNotFound`] if it has ended.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`StoreError::LeaseNotFound`] if the lease has ended. After any other error it may have been renewed.
     async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError>;
 
     /// Frees what the store keeps for the renewals of this lease, which goes on. For a process that will not renew it
@@ -99,8 +129,16 @@ pub trait Store: Send + Sync + std::fmt::Debug + 'static {
 
     /// Returns how full the store is, and whether `key` can still be read as it was at revision `since`. `None` if the store
     /// has no limit, or does not tell this process.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store is unavailable or refuses the read.
     async fn usage(&self, key: &str, since: Revision) -> Result<Option<Usage>, StoreError>;
 
     /// Ends a lease and deletes its keys. A lease that is already gone is no error.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store is unavailable or refuses. The lease then ends with its TTL at the latest.
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError>;
 }

@@ -65,6 +65,10 @@ pub struct Cluster {
 
 impl Cluster {
     /// Starts a cluster with one keyspace. Returns before it is ready; [`settled`](Self::settled) waits for that.
+    ///
+    /// # Errors
+    ///
+    /// Fails if etcd cannot be prepared, an address cannot be bound, or a thread cannot be started.
     pub async fn start(options: &Options, timeline: Arc<Timeline>) -> anyhow::Result<Self> {
         let (processes, keyspace) = keyspaces::open(options).await?;
         let only = keyspace.into_iter().next().context("a demo has a keyspace")?;
@@ -176,6 +180,10 @@ impl Cluster {
     }
 
     /// Starts a pod.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no port of the loopback can be bound.
     pub async fn add_pod(&mut self, name: &str) -> anyhow::Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("a pod's listener")?;
         let Options { service_time, warm_time, state_bytes, capabilities, .. } = self.options;

@@ -135,6 +135,10 @@ impl Writer {
     }
 
     /// Reads the partition's log from this checkpoint on, or from its beginning, while the owner still writes.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the log cannot be read.
     pub fn warm(&self, partition: PartitionId, handoff: HandoffId, checkpoint: Option<&str>) -> io::Result<()> {
         let mut cache = checkpoint.and_then(|name| self.settings().checkpoints.load(name)).unwrap_or_default();
         cache.apply(self.inner.log.read(partition, cache.read_to)?);
@@ -143,6 +147,10 @@ impl Writer {
     }
 
     /// Reads what was added to the log since. No pod writes to it now.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the log cannot be read.
     pub fn sync(&self, partition: PartitionId, handoff: HandoffId) -> io::Result<()> {
         let known = lock(&self.inner.caches).get(&partition).cloned();
         let Some((_, cache)) = known.filter(|(by, _)| *by == handoff) else {
@@ -173,6 +181,10 @@ impl Writer {
 
     /// Claims the log for an epoch: excludes earlier epochs, and reads what the last of them wrote. Called once per
     /// epoch, before the first request.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a later epoch has claimed the log, or it cannot be read.
     pub fn claim(&self, partition: PartitionId, epoch: Epoch) -> io::Result<()> {
         let Some(cache) = self.cache(partition) else { return Ok(()) };
         let mut cache = lock(&cache);
@@ -186,6 +198,10 @@ impl Writer {
     }
 
     /// Appends to the log, then updates the cache. `Ok(None)` means that this pod has no state of the partition.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the log refuses the record or cannot be written. The cache then stays as it was.
     pub fn write(&self, write: KeyWrite) -> io::Result<Option<u64>> {
         let Some(cache) = self.cache(write.partition) else { return Ok(None) };
         let KeyWrite { partition, epoch, request, key, sequence, value, accepted_at } = write;

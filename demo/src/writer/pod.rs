@@ -82,6 +82,10 @@ pub struct WriterMembership {
 
 impl WriterPod {
     /// Serves on `listener` and registers under the writer's name.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the listener has no address.
     pub fn start(
         writer: &Writer,
         member: &WriterMembership,
@@ -93,6 +97,10 @@ impl WriterPod {
     }
 
     /// Does the same with a service that `service` makes of the pod's handle.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the listener has no address.
     pub fn start_with<S, B>(
         writer: &Writer,
         member: &WriterMembership,

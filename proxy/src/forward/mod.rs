@@ -77,6 +77,10 @@ impl std::fmt::Debug for Forward {
 impl Forward {
     /// Returns the data path of a worker with an only keyspace. To be called on that worker's thread, inside its set of local
     /// tasks.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the name of the router or of the keyspace cannot be the value of a header.
     pub fn only(keyspace: WorkerKeyspace) -> Result<Self, InvalidName> {
         let only = Self::keyspace(keyspace)?;
         Ok(Forward {

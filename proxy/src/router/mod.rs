@@ -115,6 +115,10 @@ pub struct BoundKeyspace {
 impl BoundRouter {
     /// Binds the address that clients connect to. `choice` finds the keyspace of a request. Each keyspace has an element of
     /// `stashes`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the address cannot be resolved or bound.
     pub fn bind(
         settings: ServerSettings,
         choice: KeyspaceChoice,
@@ -124,6 +128,10 @@ impl BoundRouter {
     }
 
     /// Takes over listeners that were bound by [`bind`](Self::bind) in another process. Without any, binds the address.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a listener is of no use, or the address cannot be bound.
     pub fn adopt(
         settings: ServerSettings,
         listeners: Vec<TcpListener>,
@@ -147,6 +155,10 @@ impl BoundRouter {
     }
 
     /// Duplicates the listeners for a process that takes them over.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the process may not open as many files.
     pub fn duplicates(&self) -> std::io::Result<Vec<TcpListener>> {
         self.server.duplicates()
     }
@@ -206,6 +218,11 @@ impl JoiningRouter {
     /// Accepts clients. `forward` has the settings of each keyspace; the limits of clients are those of the first. Requests that
     /// arrive before their keyspace is ready wait. If the workers cannot be started, the router deregisters.
     ///
+    /// # Errors
+    ///
+    /// Fails if a name cannot be the value of a header, or a worker cannot be started. The router has deregistered
+    /// then.
+    ///
     /// # Panics
     ///
     /// If there are not settings for each keyspace.
@@ -215,6 +232,10 @@ impl JoiningRouter {
     }
 
     /// Accepts clients as [`accept`](Self::accept) does, with `layer` around the data path ([`Server::start_with_layer`]).
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`accept`](Self::accept) does.
     ///
     /// # Panics
     ///

@@ -132,6 +132,10 @@ pub enum KeyspaceChoice {
 
 impl KeyspaceChoice {
     /// Returns the index of the keyspace that a request with this target and these headers is for.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no keyspace matches the request, or a pod may read its path as one of another keyspace.
     pub fn of(&self, uri: &Uri, headers: &HeaderMap) -> Result<usize, NoKeyspace> {
         match self {
             KeyspaceChoice::Only => Ok(0),
@@ -166,6 +170,10 @@ impl KeyspaceMatches {
     }
 
     /// Returns the index of the keyspace that a request with this target and these headers is for.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no keyspace matches the request, or a pod may read its path as one of another keyspace.
     pub fn of(&self, uri: &Uri, headers: &HeaderMap) -> Result<usize, NoKeyspace> {
         if !self.hosts.is_empty()
             && let Some(host) = host_of(uri, headers)

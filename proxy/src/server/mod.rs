@@ -94,6 +94,10 @@ pub struct Server {
 
 impl Server {
     /// Binds the address once for each worker.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the address cannot be resolved or bound.
     pub fn bind(settings: ServerSettings) -> Result<Self, ServerError> {
         let bad = |source| ServerError::Address { address: settings.listen.clone(), source };
         let mut addresses = settings.listen.to_socket_addrs().map_err(bad)?;
@@ -115,6 +119,10 @@ impl Server {
 
     /// Takes over listeners of one address that were bound by [`bind`](Self::bind) in another process. Workers beyond their
     /// number get sockets of their own.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a listener has no address or cannot be used without blocking, or further sockets cannot be bound.
     pub fn adopt(settings: ServerSettings, listeners: Vec<std::net::TcpListener>) -> Result<Self, ServerError> {
         let Some(first) = listeners.first() else { return Self::bind(settings) };
         let bad = |source| ServerError::Address { address: settings.listen.clone(), source };
@@ -128,6 +136,10 @@ impl Server {
     }
 
     /// Duplicates the listeners for a process that takes them over. Clients can connect as long as any of them is open.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the process may not open as many files.
     pub fn duplicates(&self) -> std::io::Result<Vec<std::net::TcpListener>> {
         let silent = self.silent.iter().map(|socket| Ok(socket.try_clone()?.into()));
         self.listeners.iter().map(std::net::TcpListener::try_clone).chain(silent).collect()
@@ -144,6 +156,10 @@ impl Server {
     }
 
     /// Starts the workers. Tables and metrics must have been made for as many.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a name cannot be the value of a header, a socket cannot listen, or a thread cannot be started.
     pub fn start(self, keyspaces: ServedKeyspaces) -> Result<ServerHandle, ServerError> {
         self.start_workers(keyspaces, Bare)
     }
@@ -163,6 +179,10 @@ impl Server {
     /// server.start_with_layer(keyspaces, layer)
     /// # }
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`start`](Self::start) does.
     pub fn start_with_layer<L, S, B>(self, keyspaces: ServedKeyspaces, layer: L) -> Result<ServerHandle, ServerError>
     where
         L: Layer<ClientService, Service = S> + Clone + Send + 'static,

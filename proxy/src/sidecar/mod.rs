@@ -83,11 +83,19 @@ pub struct Sidecar {
 impl Sidecar {
     /// Binds the address that routers connect to. Without `tls` they are served in clear text. Beyond `max_connections` they
     /// wait in the listen backlog.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the address cannot be bound.
     pub async fn bind(listen: SocketAddr, tls: Option<ServerTls>, max_connections: usize) -> std::io::Result<Self> {
         Ok(Sidecar { listener: TcpListener::bind(listen).await?, tls, max_connections })
     }
 
     /// Returns the address that it listens on.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not tell the address of the socket.
     pub fn local_addr(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }

@@ -92,6 +92,10 @@ impl Files for ServerFiles {
 
 impl ServerTls {
     /// Reads the files.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a file cannot be read or parsed, or the key does not belong to the certificate.
     pub fn load(files: ServerFiles) -> Result<Self, TlsError> {
         Ok(ServerTls(Arc::new(ReloadedFiles::load(files)?)))
     }
@@ -123,6 +127,10 @@ impl ServerTls {
 impl ServerTls {
     /// Shakes hands with a client of a server that speaks HTTP/1.1 only. Returns the connection, and whether the client
     /// has a certificate of the authorities.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the client disconnects, does not speak TLS, or lacks a required certificate.
     pub async fn accept_http1(
         &self,
         stream: TcpStream,
@@ -215,6 +223,10 @@ impl Files for ClientFiles {
 
 impl ClientTls {
     /// Reads the files.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a file cannot be read or parsed, or the key does not belong to the certificate.
     pub fn load(files: ClientFiles) -> Result<Self, TlsError> {
         Ok(ClientTls(Arc::new(ReloadedFiles::load(files)?)))
     }
@@ -243,6 +255,10 @@ impl ClientTls {
     }
 
     /// Returns a connection to a server as `segue bench` makes it, by HTTP/2 or by HTTP/1.1.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the host is no name of a server, the server is not trusted, or the connection breaks.
     pub async fn dial(
         &self,
         address: &str,

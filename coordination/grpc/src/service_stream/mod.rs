@@ -137,6 +137,10 @@ impl ServiceStream {
 
     /// Serves the service's connections until `shutdown`. The service opens a stream for each keyspace. Each stream comes
     /// with the pod whose callbacks it is the handler of.
+    ///
+    /// # Errors
+    ///
+    /// Reports what ends tonic's server. A connection that breaks, or cannot be accepted, is no error.
     pub async fn serve<IO>(
         streams: Vec<(ServiceStream, PodHandle)>,
         connections: impl Stream<Item = io::Result<IO>>,

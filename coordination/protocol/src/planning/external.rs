@@ -111,6 +111,11 @@ impl fmt::Display for WriteError {
 }
 
 /// Returns the transaction that writes the wanted owners. It fails if the key has changed since this view.
+///
+/// # Errors
+///
+/// Refuses a generation that is not later than the stored one, an unreadable key, and a partition that the keyspace has
+/// not.
 pub fn write(view: &View, wanted: &Wanted) -> Result<Txn, WriteError> {
     let key = view.keys().wanted();
     if view.malformed.contains_key(&key) {

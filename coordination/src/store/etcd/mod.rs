@@ -114,6 +114,11 @@ pub struct EtcdMember {
 impl EtcdStore {
     /// Returns a store at these endpoints. It connects with the first call, so an etcd that is not up yet is no error
     /// here; invalid endpoints are.
+    ///
+    /// # Errors
+    ///
+    /// Refuses an empty list, and an endpoint whose scheme or address does not fit. An etcd that is down is an error of
+    /// the first call.
     pub fn connect(options: EtcdOptions) -> Result<Self, StoreError> {
         if options.endpoints.is_empty() {
             return Err(StoreError::Refused("no etcd endpoint is given".into()));

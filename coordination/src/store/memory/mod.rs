@@ -94,6 +94,10 @@ impl MemoryStore {
     }
 
     /// Forgets the history before `revision`: a watch from an earlier one fails with [`StoreError::Compacted`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store is switched off, has no such revision yet, or has forgotten it already.
     pub fn compact(&self, revision: Revision) -> Result<(), StoreError> {
         self.call(|state, _| state.compact(revision))
     }

@@ -76,6 +76,11 @@ impl PartitionSource {
     pub const DEFAULT_HEADER: HeaderName = HeaderName::from_static("x-partition");
 
     /// Returns the partition, among `partitions` (at least 1), that a request with this head is for.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the head names no partition, two different ones, or one that does not exist, or a key that pods may
+    /// read differently.
     pub fn locate(&self, head: &Parts, partitions: u32) -> Result<RequestLocation, LocationError> {
         match self {
             PartitionSource::Number { header: name, order_by } => {

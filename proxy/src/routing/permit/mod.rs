@@ -129,6 +129,10 @@ impl TableHandle {
     /// Takes a request to the gate of `partition`, which must be below [`partitions`](Self::partitions). Requests with
     /// the same `order` never overtake each other while they wait. `bytes` is the memory that the request takes while
     /// it waits.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the request would have to wait and may not: see [`AdmissionError`].
     #[inline]
     pub fn enter(
         &self,
@@ -377,6 +381,10 @@ impl Permit {
 
     /// Puts a request back into the stash that no pod has acted on. It keeps its deadline. Fails if its pod refuses this
     /// very request for good.
+    ///
+    /// # Errors
+    ///
+    /// Fails if this was the last try of a request that the pod refuses for its own sake.
     pub fn put_back(self, bounce: Bounce) -> Result<QueuedPermit, RefusedForGood> {
         let is_given_up = self.route.last_try && bounce.consequences().is_of_request;
         if is_given_up { Err(RefusedForGood) } else { Ok(self.back(Some(bounce))) }

@@ -52,6 +52,10 @@ pub enum FuzzNoResponse {
 }
 
 /// Reads the response to a request of this method from a connection on which these pieces arrive and that then closes.
+///
+/// # Errors
+///
+/// Fails if the head is refused, or the pieces end before the head does.
 pub fn read_response(pieces: &[&[u8]], method: &Method) -> Result<ParsedResponse, FuzzNoResponse> {
     let mut pieces = pieces.iter();
     let mut buffer = BytesMut::new();
