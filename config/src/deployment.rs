@@ -146,7 +146,7 @@ impl ComparisonFindings {
         (other, _, policy): (KeyspaceFile<'_>, &Coordinator, &Policy),
     ) {
         let phase = policy.phase_timeout;
-        // Within one file this is already a problem.
+        // Within one file `validate` reports this already.
         if !is_same_file && let Some(overrun) = Overrun::of(router.drain.timeout, phase) {
             let (fact, remedy) = overrun.of_drain(&other.file.origin(PHASE));
             self.problems.push(part.file.problem(DRAIN, fact, remedy));

@@ -71,7 +71,7 @@ impl Overrun {
 
 /// Refuses a drain that may outlast its phase, where one file has both.
 pub(crate) fn drain_fits_into_a_phase(r: &mut ConfigReader<'_>, config: &Config) {
-    // All keyspaces have the same.
+    // `phase_timeout` is set once for all keyspaces, so the first keyspace's policy has it.
     let policy = config.keyspaces.first().and_then(|keyspace| keyspace.policy.as_ref());
     let Some((router, policy)) = config.router.as_ref().zip(policy) else { return };
     let Some(overrun) = Overrun::of(router.drain.timeout, policy.phase_timeout) else { return };

@@ -37,9 +37,9 @@ macro_rules! keys_of {
     };
 }
 
-/// Those of all keyspaces.
+/// The keys in `[coordinator]`, which apply to all keyspaces.
 pub(super) const COORDINATOR: PlacementKeys = keys_of!("coordinator");
-/// Those of one keyspace of several.
+/// The keys in a table of `[[keyspaces]]`.
 pub(super) const KEYSPACE: PlacementKeys = keys_of!("keyspaces");
 
 /// Returns `default` with the settings that are given.

@@ -32,7 +32,7 @@ pub(crate) struct AttachedPod {
     pub(crate) resumed: bool,
     pub(crate) seen: Revision,
     pub(crate) hold: Arc<RegistrationHold>,
-    /// What this instance told the pod by the Poll before, if no other instance can have told it anything since.
+    /// The pod's last Poll here, if no other instance can have told the pod anything since.
     pub(crate) last: Option<LastPoll>,
     /// Whether operators find this instance by the pod's mark.
     pub(crate) is_marked: bool,
@@ -74,7 +74,7 @@ impl AttachedPod {
                 info!(pod = self.name(), "registration restored");
                 shared.hub.shows(outcome.revision).await
             }
-            // Changed again, or the store does not answer. The next change, heartbeat or Poll leads back here.
+            // The record has changed again, or the store does not answer. The next change, heartbeat or Poll runs this again.
             _ => Ok(()),
         }
     }
@@ -135,11 +135,11 @@ pub(crate) async fn attach(
         let (of, keyspace) = (&token.keyspace, &shared.keyspace);
         return Err(Status::invalid_argument(format!("`resume` is of keyspace {of:?}, `keyspace` is {keyspace:?}")));
     }
-    // Before the lease is renewed.
+    // An instance without sight of the store must not renew the lease.
     shared.hub.ensure_sighted(ttl)?;
     let shared = shared.clone();
-    // A task of its own: a pod that hangs up must not break off a renewal. The store takes that for the end of its
-    // connection, which carries all leases and watches of this process.
+    // A renewal runs in a task of its own, so that a pod that hangs up does not break it off: the store would give up
+    // its connection, which carries all leases and watches of this process.
     let attaching = async move {
         if let Some(token) = token
             && let Some(attached) = go_on(&shared, token, &record, (way, after)).await?
@@ -177,7 +177,7 @@ pub(crate) enum AttachMode {
 /// The value of `pod_streams/{pod}`, which has the lease of the registration.
 #[derive(Debug, Serialize, Deserialize)]
 struct Mark {
-    /// That of the record, in case another writer overwrites the record.
+    /// The digest that the record has too. It stays here if another writer overwrites the record.
     resume_digest: String,
     way: AttachMode,
     #[serde(flatten)]
@@ -278,7 +278,8 @@ fn served_before(shared: &Arc<KeyspaceService>, mut token: Token, last: LastPoll
 ///
 /// Another instance may have told the pod more than this instance's view shows. A view that shows the revision at which the
 /// record was read is new enough, as after a Poll while nothing changes. Otherwise a write marks the present: a view that shows
-/// it is new enough. A pod `returns` if it polls by turns; the mark of one that comes or stays says that it is here.
+/// it is new enough. `returns` says that the pod polls several
+/// instances in turn; the mark of any other pod names this instance.
 async fn resume(
     shared: &Arc<KeyspaceService>,
     token: Token,
@@ -288,7 +289,7 @@ async fn resume(
     let Some(StoredRegistration { mut token, read, digest, record, .. }) = find(shared, token).await? else {
         return Ok(None);
     };
-    // A token of an instance that had one keyspace names none. The pod's next calls have to.
+    // A token of an instance that had one keyspace names no keyspace. The token that the pod gets now does.
     token.keyspace.clone_from(&shared.keyspace);
     let hold = RegistrationHold::known(shared, &token);
     if returns

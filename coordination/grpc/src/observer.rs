@@ -1,4 +1,4 @@
-//! What the service tells whoever counts it.
+//! The observer of the service, which counts what it does.
 
 use std::fmt;
 

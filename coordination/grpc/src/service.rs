@@ -162,7 +162,8 @@ impl Pods for Calls {
         let shared = choose(&self.keyspaces, &token.keyspace)?;
         peer.speaks_for(&token.pod)?;
         let token = proven(shared, token).await?;
-        // One for all: those that are too early must not keep the others from their turn.
+        // One deadline for all chunks: with one each, a chunk of early acknowledgements would delay those after it by
+        // `PATIENCE`.
         let deadline = Instant::now() + PATIENCE;
         let mut outcomes = Vec::with_capacity(acks.len());
         for acks in acks.chunks(ACKS_AT_A_TIME) {

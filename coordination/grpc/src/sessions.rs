@@ -28,17 +28,17 @@ pub(crate) struct PodSessions {
     last_polls: Mutex<HashMap<Incarnation, LastPoll>>,
 }
 
-/// What this instance told a pod by its last Poll.
+/// A pod's last Poll, as this instance answered it.
 #[derive(Debug)]
 pub(crate) struct LastPoll {
-    /// The revision of it.
+    /// The revision of the view that the answer shows.
     pub(crate) told: Revision,
     pub(crate) record: PodRecord,
     /// Whether operators find this instance by the pod's mark.
     pub(crate) is_marked: bool,
-    /// The partitions that it was about.
+    /// The partitions that the answer was about.
     pub(crate) partitions: BTreeSet<PartitionId>,
-    /// What has changed since.
+    /// The changes since the answer.
     pub(crate) changes: HubChanges,
     /// When the pod's lease ends, unless it polls again.
     pub(crate) until: Instant,
@@ -155,9 +155,10 @@ impl PodSessions {
 
 impl Drop for SessionGuard {
     fn drop(&mut self) {
-        // The lock first: a stream that takes the place between the two looks would lose it.
+        // Lock before checking `replaced`: a stream that takes the place between the check and the removal would lose
+        // its entry.
         let mut by_incarnation = self.sessions.lock();
-        // A place that was taken belongs to the next stream.
+        // The entry of a replaced stream is that of its successor.
         if !self.replaced.is_cancelled() {
             by_incarnation.remove(&self.incarnation);
         }

@@ -58,7 +58,7 @@ pub(crate) struct KeyspaceService {
     pub(crate) sessions: Arc<PodSessions>,
     pub(crate) loads: LoadReports,
     pub(crate) streams: OpenStreams,
-    /// Of the log lines about the keyspace.
+    /// The span of the log lines about the keyspace.
     pub(crate) span: Span,
 }
 

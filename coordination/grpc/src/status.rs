@@ -1,4 +1,4 @@
-//! What operators see of the pods that have a stream at this instance.
+//! The state of the pods that have a stream at this instance, for operators.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -86,7 +86,7 @@ impl ReportedLoad {
     }
 }
 
-/// What a pod has reported of its unfinished tasks.
+/// A pod's reports on its unfinished tasks.
 #[derive(Debug, Default)]
 pub(crate) struct Reports {
     progress: BTreeMap<PartitionId, (HandoffId, TaskProgress)>,

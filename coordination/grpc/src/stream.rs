@@ -60,7 +60,7 @@ impl Stream {
         shared.loads.take(&shared.store, &shared.hub.view(), &attached.token, load.as_ref());
         place.status.send_modify(|status| status.load = load);
         let mut flow = EventFlow::new(first);
-        // To attach has renewed the lease.
+        // `attach` has renewed the lease.
         flow.confirm(first.seq);
         Ok(Stream { shared, attached, pod, place, changes, flow, first: first.progress.clone() })
     }

@@ -114,7 +114,7 @@ impl Member {
         }
         if is_due(view) {
             let last = rounds.live().filter_map(|(_, it)| it.value.round).fold(current, u64::max);
-            // They begin anew after the last one, which only another hand can have written.
+            // The numbers begin anew after the last one, which only a writer other than a coordinator can have written.
             return Some(RoundStep::Open(Some(last + 1).filter(|next| *next < Round::NUMBERS).unwrap_or(1)));
         }
         let was_late = self.place(view).is_none() && joined.is_some_and(|number| number < current);

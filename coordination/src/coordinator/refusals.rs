@@ -55,7 +55,7 @@ enum EntryProgress {
     UnderWay,
 }
 
-/// What the answer to the question shows.
+/// The news in the store's answer to the question whether it accepts writes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Learnt {
     Nothing,

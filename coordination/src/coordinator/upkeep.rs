@@ -21,7 +21,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(600);
 /// the first revision of all.
 const OLD: Duration = Duration::from_secs(24 * 3600);
 
-/// Looks at the store until it is dropped.
+/// Watches how full the store is, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Upkeep {
     usage: watch::Receiver<Option<Usage>>,

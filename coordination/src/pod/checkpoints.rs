@@ -35,7 +35,7 @@ pub(super) struct Checkpoints {
     made: Option<PendingCheckpoint>,
 }
 
-/// What is due for a partition's checkpoints.
+/// The next step for a partition's checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CheckpointStep {
     /// The service makes one.

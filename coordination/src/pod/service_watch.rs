@@ -79,7 +79,7 @@ async fn or_down(service: &dyn Service, event: impl Future<Output = ServiceTurn>
     }
 }
 
-/// What the pod does because of its service.
+/// The pod's reaction to an event of its service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reaction {
     GoOn,
@@ -116,7 +116,7 @@ impl ServiceWatch {
         self.watch(ServicePhase::Up, pod);
     }
 
-    /// Awaits nothing more, as the pod's life is over.
+    /// Stops watching the service, because the pod's life is over.
     pub(super) fn end(&mut self) {
         self.turning = Box::pin(pending());
     }

@@ -60,7 +60,7 @@ pub(super) struct Drains {
     capabilities: HashMap<PartitionId, Capabilities>,
 }
 
-/// What the router does about a drain.
+/// The router's step in a drain.
 #[derive(Debug, Default)]
 pub(super) struct DrainStep {
     /// Number of exchanges that have been severed.

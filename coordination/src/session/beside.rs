@@ -239,7 +239,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_reader_has_a_watch_of_its_own_while_nobody_follows_the_same_keys() {
         let store = tapped();
-        // Those who plan follow other keys.
+        // A planner follows other keys, so the reader gets no copies from it.
         let planner = Watcher::start_with_heartbeats(store.clone(), keyspace());
         let mut reader = Watcher::start_beside(store.clone(), keyspace(), false);
         let mut shown = View::empty(keyspace());
@@ -305,7 +305,7 @@ mod tests {
                 revision = put(&store).await;
             }
             reach(&mut reader, &mut shown, revision).await;
-            // To one without revisions.
+            // The store goes back to one without revisions.
             store.replace(Arc::new(MemoryStore::new()));
             let gone_back = async {
                 loop {

@@ -120,7 +120,7 @@ struct WatcherTask {
     followed: Keys,
     updates: mpsc::Sender<Update>,
     gives_copies: bool,
-    /// For a reader of this process.
+    /// The copies for a reader in this process.
     copies: Copies,
     /// For a reader that has been accepted. Its copies begin with the next snapshot.
     accepted: Copies,

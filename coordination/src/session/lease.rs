@@ -38,7 +38,7 @@ pub(super) struct ProcessLease {
     horizon: SharedHorizon,
     /// How often the store had gone back when the lease was asked for.
     times: u64,
-    /// Those of the participants that have shared it.
+    /// The keyspaces of the participants that have shared the lease.
     keyspaces: Arc<Mutex<Vec<Keyspace>>>,
     _keeper: AbortOnDropHandle<()>,
 }

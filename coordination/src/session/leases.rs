@@ -71,14 +71,14 @@ impl Leases {
     }
 }
 
-/// Participants that share with nobody.
+/// A participant that gets a store has a lease of its own.
 impl From<Arc<dyn Store>> for Leases {
     fn from(store: Arc<dyn Store>) -> Self {
         Leases::new(store)
     }
 }
 
-/// Participants that share with nobody.
+/// A participant that gets a store has a lease of its own.
 impl<S: Store> From<Arc<S>> for Leases {
     fn from(store: Arc<S>) -> Self {
         Leases::new(store)

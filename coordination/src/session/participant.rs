@@ -1,10 +1,11 @@
-//! What routers, pods and coordinators have in common while they are registered: they follow the keyspace, keep their own
-//! key, and keep their lease only while they see the store.
+//! The loop that routers, pods and coordinators share while they are registered: they follow the keyspace, keep their
+//! own key, and keep their lease only while they see the store.
 //!
 //! # Invariants
 //!
 //! * A participant follows a snapshot that is taken after its registration.
-//! * Without sight of the store its loop makes no progress, so its lease ends. Kept alive, every handoff would wait for it.
+//! * Without sight of the store its loop makes no progress, so its lease ends. If the lease were kept alive, every
+//!   handoff would wait for this participant.
 
 use std::sync::Arc;
 

@@ -19,7 +19,7 @@ pub(crate) struct StoreRetry {
 
 impl StoreRetry {
     const BACK_OFF: BackOff = BackOff { first: Duration::from_millis(50), longest: Duration::from_secs(1) };
-    /// What the store refused it would refuse again, until somebody has mended it.
+    /// For a write that the store refused: it would refuse it again until somebody has mended the cause.
     const REFUSED: BackOff = BackOff { longest: Duration::from_secs(30), ..Self::BACK_OFF };
 
     /// Returns the wait after one more failure.

@@ -37,7 +37,7 @@ const REMEMBERED_REQUESTS: u32 = 8;
 /// The pending writes of one participant.
 pub(crate) struct WriteQueue<W> {
     store: Arc<dyn Store>,
-    /// What the log says when the store accepts nothing.
+    /// The line that is logged when the store accepts nothing.
     cannot: &'static str,
     /// How long an item rests after a guard of its write failed, because the view was behind.
     rest: Duration,

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{SharedHorizon, Store, StoreError, Survey, Usage, Watch};
 
-/// What a store is asked.
+/// A call to a store.
 #[derive(Debug, Clone)]
 pub enum StoreCall {
     /// A read of these keys.
@@ -45,7 +45,7 @@ pub enum StoreCall {
     Revoke,
 }
 
-/// What becomes of a call.
+/// The treatment of a call.
 pub enum Fault {
     /// It is carried out and answered.
     Pass,

@@ -1,4 +1,4 @@
-//! What a process remembers of its store, which [`HorizonStore`](super::HorizonStore) notes and any participant reads.
+//! A process's memory of its store, which [`HorizonStore`](super::HorizonStore) keeps and any participant reads.
 //!
 //! [`Horizon`] decides from the revisions of the responses whether the store went back.
 
@@ -13,8 +13,8 @@ use tracing::error;
 
 use super::tap::Tap;
 
-/// What a process shares of its store: how far its participants have seen it, and where readers get copies of what they
-/// follow. Clones share it.
+/// The part of a store that a process shares: how far its participants have seen the store, and where readers get
+/// copies of what the participants follow. Clones refer to the same part.
 #[derive(Debug, Clone, Default)]
 pub struct SharedHorizon(Arc<Inner>);
 
@@ -61,9 +61,9 @@ impl SharedHorizon {
         &self.0.tap
     }
 
-    /// Lends the record.
+    /// Locks the record.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Horizon> {
-        // Each of its methods completes.
+        // No method of the record panics half-way, so the record behind a poisoned lock is whole.
         self.0.horizon.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

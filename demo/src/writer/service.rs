@@ -40,7 +40,7 @@ pub mod names {
     pub const SEGUE_PARTITION: HeaderName = HeaderName::from_static(headers::SEGUE_PARTITION);
     /// Stamped by routers.
     pub const SEGUE_EPOCH: HeaderName = HeaderName::from_static(headers::SEGUE_EPOCH);
-    /// On every local reply of a router: the reason.
+    /// The reason, on every local reply of a router.
     pub const SEGUE_REASON: HeaderName = HeaderName::from_static(headers::SEGUE_REASON);
 }
 

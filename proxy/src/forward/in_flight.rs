@@ -45,7 +45,7 @@ pub(crate) struct InFlight {
     summary: Option<RequestSummary>,
 }
 
-/// What a request states about its exchange.
+/// The properties of a request that its exchange depends on.
 pub(crate) struct ExchangeTerms {
     pub(crate) arrived: Instant,
     /// The time by which the client wants the whole response.

@@ -1,4 +1,4 @@
-//! What becomes of an exchange whose client has disconnected.
+//! The rest of an exchange whose client has disconnected.
 //!
 //! # Invariants
 //!

@@ -41,7 +41,7 @@ impl RouterIdentity {
     }
 }
 
-/// What the router states about a client on all requests of its connection.
+/// The facts about a client that the router states on all requests of its connection.
 #[derive(Debug, Clone)]
 pub(crate) struct ClientLines {
     /// The client's address, as `x-forwarded-for` has it.

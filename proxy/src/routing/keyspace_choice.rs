@@ -16,9 +16,9 @@ use super::partition_key::{decode, is_ambiguous};
 /// The requests that are for a keyspace (`[[keyspaces]] match`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyspaceMatch {
-    /// Those to this host, whatever their port.
+    /// Requests to this host, whatever their port.
     Host(HostName),
-    /// Those whose path begins with these segments.
+    /// Requests whose path begins with these segments.
     PathPrefix(PathPrefix),
 }
 
@@ -124,9 +124,9 @@ pub enum NoKeyspace {
 /// Finds the keyspace that a request is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyspaceChoice {
-    /// There is one, which gets every request.
+    /// The router has one keyspace, which gets every request.
     Only,
-    /// One of several, or of a list of one.
+    /// The file lists keyspaces, of which a request may match one.
     Among(KeyspaceMatches),
 }
 

@@ -27,7 +27,7 @@ struct Inner {
     registered: RefCell<Slab<(u32, TimerEntry)>>,
 }
 
-/// What to notify.
+/// The receiver of a notification.
 pub(crate) enum TimerEntry {
     /// Wake this task.
     Task(Waker),
@@ -37,7 +37,7 @@ pub(crate) enum TimerEntry {
 
 /// A callback for an entry that has lasted.
 pub(crate) trait OnExpiry {
-    /// Called after two ticks.
+    /// Is called when two ticks have passed.
     fn overdue(self: Rc<Self>);
 }
 

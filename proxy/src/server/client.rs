@@ -53,7 +53,7 @@ impl IdleLimit {
 /// Shortest interval at which the client of a request is sought.
 const SEEK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a worker allows its clients.
+/// The limits that a worker sets its clients.
 #[derive(Debug, Clone)]
 pub(super) struct ClientTerms {
     pub(super) header_read_timeout: Duration,

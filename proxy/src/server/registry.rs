@@ -131,7 +131,7 @@ impl ConnectionRegistry {
         if bytes > before && self.head_bytes.get() > MOST_HEAD_BYTES {
             let open = self.open.borrow();
             let Some((_, largest)) = open.iter().max_by_key(|(_, client)| client.head_bytes.get()) else { return };
-            // Not again, before its task has had its turn.
+            // `take` keeps this client from being chosen again before its task has had its turn.
             self.head_bytes.set(self.head_bytes.get() - largest.head_bytes.take());
             largest.tell(ConnectionCommand::HeaderTimeout);
         }

@@ -57,7 +57,7 @@ impl Default for Resets {
 pub(super) struct ResetCounts {
     /// Those that `h2` has decided on, but for malformed ends of requests that have been answered.
     pub(super) by_h2: u32,
-    /// Those of them whose requests were malformed.
+    /// The resets among them whose requests were malformed.
     pub(super) malformed: u32,
 }
 

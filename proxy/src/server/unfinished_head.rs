@@ -48,7 +48,7 @@ mod tests {
 
     const MOST: usize = 100_000;
 
-    /// Behind the preface.
+    /// Returns a head that begins after the preface.
     fn begun() -> UnfinishedHead {
         let mut head = UnfinishedHead::default();
         assert_eq!(head.follow(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", MOST), 0);

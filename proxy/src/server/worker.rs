@@ -55,12 +55,12 @@ impl StopMode {
     }
 }
 
-/// What one worker thread runs with.
+/// The parts that one worker thread runs with.
 pub(super) struct Worker<M> {
     pub(super) index: usize,
     pub(super) listeners: Vec<std::net::TcpListener>,
     pub(super) keyspaces: ServedKeyspaces,
-    /// What stands around its data path.
+    /// The layers around its data path.
     pub(super) layers: M,
     /// The counters of the listener.
     pub(super) metrics: Arc<WorkerMetrics>,

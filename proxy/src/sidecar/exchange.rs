@@ -120,7 +120,7 @@ async fn response_head(
     let mut sending = pin!(sending);
     match select(sending.as_mut(), pin!(abandoned)).await {
         Either::Left((result, _)) => Some((result, None)),
-        // Nothing was sent, and nothing will be.
+        // The service was sent nothing, and will be sent nothing.
         Either::Right(_) if !service.is_used() => None,
         // The router has gone, so the service has only as long as its bound.
         Either::Right(_) => {

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::upstream::{SharingPolicy, h2_cause, is_odd_response};
 
-/// What is known of a service's faults.
+/// The faults that a service has shown so far.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Faults(Arc<ServiceFaults>);
 

@@ -100,7 +100,7 @@ impl Service<Request<Incoming>> for Forwarder {
         let replies = LocalReplies { partition: owned.map(|owned| owned.partition), grpc: is_grpc(request.headers()) };
         let accepted = owned.and_then(|owned| Some((owned.partition, owned.hold()?, owned.abandoned())));
         let Some((partition, hold, abandoned)) = accepted else {
-            // Every request that the layer accepts has one.
+            // Every request that the layer accepts carries an `Owned`.
             return Box::pin(std::future::ready(Ok(replies.not_owned())));
         };
         let summary = RequestSummary::new(request.method(), request.uri(), client(request.headers()));

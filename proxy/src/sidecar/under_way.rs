@@ -48,7 +48,7 @@ impl Exchanges {
 
     pub(super) fn end(&self, number: ExchangeNumber) {
         let ended = self.lock().exchanges.remove(&number);
-        // Freed without the lock.
+        // Freed after the lock has been released.
         drop(ended);
     }
 

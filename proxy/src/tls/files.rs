@@ -50,7 +50,7 @@ impl File {
     }
 }
 
-/// What is wrong with a file.
+/// The fault of a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {}: {fact}; {expected}", file.key(), path.display())]
 pub struct TlsError {
@@ -58,7 +58,7 @@ pub struct TlsError {
     pub file: File,
     /// The path of the file.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The fault, in words.
     pub fact: String,
     /// What was expected of it.
     pub expected: &'static str,

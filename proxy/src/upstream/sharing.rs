@@ -19,7 +19,7 @@ use tokio::time::Instant;
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
-/// What a worker knows of a pod's odd responses.
+/// A worker's record of a pod's odd responses.
 #[derive(Debug)]
 pub(super) struct OddResponses {
     pod: String,

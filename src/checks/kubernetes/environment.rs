@@ -43,7 +43,7 @@ struct Variable {
 
 #[derive(Debug)]
 enum VariableValue {
-    /// With references to earlier variables.
+    /// A text, which may refer to earlier variables.
     Text(String),
     ConfigMapKey {
         config_map: String,

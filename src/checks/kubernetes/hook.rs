@@ -20,7 +20,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(600);
 const DEFAULT_WAIT: Duration = Duration::from_secs(20);
 const MAX_WAIT: Duration = Duration::from_secs(50);
 
-/// What hinders a hook, and what was expected.
+/// The obstacle to a hook, and what was expected.
 pub(super) type Obstacle = (String, String);
 
 /// Returns the commands that a container or a hook runs, each by its words. A shell's script is not evaluated: its
@@ -114,7 +114,7 @@ fn port(url: &str) -> Option<u16> {
 pub(super) struct Ends<'a> {
     pub(super) service: &'a Container,
     pub(super) sidecar: &'a Container,
-    /// That of the sidecar.
+    /// The admin endpoint of the sidecar.
     pub(super) admin: Option<&'a Admin>,
 }
 

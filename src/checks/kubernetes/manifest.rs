@@ -30,9 +30,9 @@ pub(crate) struct Workload {
     pub(crate) labels: BTreeMap<String, String>,
     /// Whether an update ends all pods before it starts new ones.
     pub(crate) recreates: bool,
-    /// What is written, and where.
+    /// `terminationGracePeriodSeconds`, if it is written, and where.
     pub(crate) grace: Option<(u64, YamlPlace)>,
-    /// Those that start first come first.
+    /// The containers, in the order in which they start.
     pub(crate) containers: Vec<Container>,
     /// The volumes that are ConfigMaps.
     pub(crate) config_volumes: BTreeMap<String, ConfigVolume>,
@@ -99,7 +99,7 @@ pub(crate) enum PreStop {
 /// A request of a hook.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct HttpGet {
-    /// With its query.
+    /// The path with its query.
     pub(crate) path: String,
     pub(crate) port: Option<u16>,
     pub(crate) by_tls: bool,

@@ -34,12 +34,12 @@ use self::manifest::{Container, Manifests, Workload, mount_of};
 use self::rules::Process;
 use self::yaml::YamlPlace;
 
-/// What a comparison has found. Each is one line.
+/// The findings of a comparison. Each finding is one line.
 #[derive(Debug, Default)]
 pub(crate) struct ManifestFindings {
-    /// What cannot work, or loses requests.
+    /// Settings that cannot work, or that lose requests.
     pub(crate) problems: Vec<String>,
-    /// What works with a probably unwanted consequence.
+    /// Settings that work with a probably unwanted consequence.
     pub(crate) warnings: Vec<String>,
     /// The configurations that the manifests contain.
     pub(crate) configs: Vec<LocatedConfig>,

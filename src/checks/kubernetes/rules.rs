@@ -11,7 +11,7 @@ use super::manifest::{
     Amount, Container, ContainerStage, DisruptionBudget, Manifests, PreStop, Probe, Workload, selects,
 };
 
-/// What Kubernetes assumes.
+/// The grace period that Kubernetes assumes, in seconds.
 const DEFAULT_GRACE: u64 = 30;
 
 /// A container that runs Segue, and its configuration.

@@ -37,7 +37,7 @@ pub struct Supervisor {
     command: Vec<String>,
     running: tokio::sync::Mutex<Option<RunningProcess>>,
     state: watch::Sender<ServiceState>,
-    /// For orders that cannot wait.
+    /// The pipe to the supervisor, for orders that cannot wait for `running`.
     orders: Mutex<Option<OwnedWriteHalf>>,
 }
 

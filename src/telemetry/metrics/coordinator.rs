@@ -90,7 +90,7 @@ impl<Label: Clone + Hash + Eq> Listing<Label> {
     }
 }
 
-/// What operators have left standing.
+/// The intentions of operators that stand: pauses, drains and pins.
 #[derive(Debug, Default)]
 struct IntentionMetrics {
     paused: Gauge,
@@ -213,7 +213,7 @@ impl CoordinatorObserver for CoordinatorMetrics {
     fn leads(&self, leads: bool) {
         self.leader.set(i64::from(leads));
         if !leads {
-            // Another coordinator knows these numbers now.
+            // Another coordinator exports these numbers now.
             Phase::ALL.into_iter().for_each(|phase| self.set_in_flight(phase, 0));
             self.partitions.set(HashMap::new());
             self.waits.set(HashMap::new());

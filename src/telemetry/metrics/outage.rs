@@ -13,10 +13,10 @@ use super::store::StoreHealth;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Time between two lines about one outage.
 const REPEAT: Duration = Duration::from_secs(30);
-/// Time between two looks.
+/// Time between two checks.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What has been told of an outage.
+/// The lines that were logged about an outage.
 #[derive(Debug, Default)]
 struct Outage {
     /// Since when the store is silent, and when that was told last.

@@ -33,7 +33,7 @@ struct HookLabel {
     result: &'static str,
 }
 
-/// What a pod owns, and the requests that it was sent.
+/// The partitions that a pod owns, and the requests that it was sent.
 #[derive(Debug)]
 pub struct PodMetrics {
     state: watch::Receiver<PodState>,

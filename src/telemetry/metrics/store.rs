@@ -36,7 +36,7 @@ struct ErrorLabels {
     kind: &'static str,
 }
 
-/// What this process has last heard from the store.
+/// The health of the store, by what this process has last heard from it.
 #[derive(Debug, Default)]
 pub struct StoreHealth {
     up: Gauge,

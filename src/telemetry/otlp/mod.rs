@@ -120,7 +120,7 @@ impl Export {
         let mut batch = Vec::new();
         tokio::select! {
             received = spans.recv_many(&mut batch, MAX_BATCH) => if received == 0 {
-                // Nobody is left who records.
+                // All recorders of spans are gone.
                 self.ending.cancel();
             },
             () = self.ending.cancelled() => {}

@@ -85,7 +85,7 @@ impl Pods for Calls {
             tokio::select! {
                 () = pod.handle.emptied() => {}
                 () = self.streams.ending.cancelled() => return Err(Status::unavailable("this sidecar shuts down")),
-                // This end holds the sender.
+                // `shared` holds the sender, so this cannot fail.
                 () = async { while is_living() { let _ = changes.changed().await; } } => {}
             }
         }

@@ -71,7 +71,7 @@ struct StreamState {
     settings: ServiceStreamSettings,
     term: Duration,
     state: watch::Sender<StreamRecord>,
-    /// Of the log lines about the keyspace.
+    /// The span of the log lines about the keyspace.
     span: Span,
 }
 
@@ -86,18 +86,18 @@ impl StreamState {
     fn modify<T>(&self, change: impl FnOnce(&mut StreamRecord) -> T) -> T {
         let mut result = None;
         self.state.send_modify(|state| result = Some(change(state)));
-        // The closure has run.
+        // `watch` has run the closure.
         result.expect("the state was changed")
     }
 
-    /// Changes what nobody waits for.
+    /// Changes the state without waking anyone: nobody waits for this part of it.
     fn note<T>(&self, change: impl FnOnce(&mut StreamRecord) -> T) -> T {
         let mut result = None;
         self.state.send_if_modified(|state| {
             result = Some(change(state));
             false
         });
-        // The closure has run.
+        // `watch` has run the closure.
         result.expect("the state was changed")
     }
 
@@ -118,9 +118,9 @@ impl StreamState {
                 }
             };
             tokio::select! {
-                // It may have been put off.
+                // The moment may have been put off meanwhile.
                 () = passed => {}
-                // This end holds the sender.
+                // `shared` holds the sender, so this cannot fail.
                 _ = changes.changed() => {}
             }
         }
@@ -184,7 +184,7 @@ impl Service for ServiceStream {
     /// Returns once a service that begins a new life has opened its stream.
     async fn up(&self) {
         let mut changes = self.shared.state.subscribe();
-        // This end holds the sender.
+        // `shared` holds the sender, so this cannot fail.
         let _ = changes.wait_for(StreamRecord::is_newcomer_there).await;
         self.shared.modify(|state| state.admit(lease_now()));
     }

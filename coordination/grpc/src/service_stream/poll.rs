@@ -46,7 +46,7 @@ impl Session {
             }
             tokio::select! {
                 () = ending.cancelled() => return Err(Status::unavailable("this sidecar shuts down")),
-                // This end holds the sender.
+                // `shared` holds the sender, so this cannot fail.
                 _ = changes.changed() => {}
                 changed = pod.changed() => if changed.is_err() {
                     return Err(Status::unavailable("the pod has ended"));

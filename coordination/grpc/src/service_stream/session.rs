@@ -128,7 +128,7 @@ impl Session {
                     }
                     Err(_) => return Ok("the service is gone"),
                 },
-                // This end holds the sender.
+                // `shared` holds the sender, so this cannot fail.
                 _ = changes.changed() => is_changed = true,
                 changed = pod.changed() => match changed {
                     Ok(()) => is_changed = true,

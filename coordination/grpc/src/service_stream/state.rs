@@ -102,10 +102,10 @@ impl Abilities {
 /// When a condition comes true, unless the state changes before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Moment {
-    /// It is true.
+    /// The condition is true.
     Passed,
     At(Instant),
-    /// Not before the state changes.
+    /// Only a change of the state makes it true.
     Never,
 }
 

@@ -1,4 +1,4 @@
-//! What the creation of moves depends on. Elsewhere: until when a move waits ([`waits`](super::waits)).
+//! The facts from which moves are created. Elsewhere: until when a move waits ([`waits`](super::waits)).
 
 use std::time::Duration;
 

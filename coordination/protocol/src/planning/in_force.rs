@@ -59,7 +59,7 @@ pub(super) struct InForce {
     pub(super) policy: Policy,
     /// The value to write. `None` if the keyspace has all settings, and the file does not win.
     pub(super) write: Option<Value>,
-    /// What differs.
+    /// Where the file and the keyspace's settings differ.
     pub(super) notices: Vec<Notice>,
 }
 

@@ -108,7 +108,7 @@ impl Leadership<'_> {
             if known.as_ref().is_some_and(|known| !goes_on(known)) {
                 self.duties.iter().for_each(|duties| duties.history.handoff_ended());
             }
-            // Each end is told by one process.
+            // The process that acts for the partition reports the end of a handoff; no other process does.
             if let Some(known) = known.filter(|_| self.acts_for(Some(partition))) {
                 let same = seen.as_ref().filter(|seen| seen.id == known.id);
                 let result = same.is_none().then(|| self.result(partition, &known));

@@ -43,7 +43,7 @@ pub(super) struct LeaderWrites {
     decided: Vec<(Subject, Txn)>,
     /// Partitions with a write that is decided or in flight.
     pub(super) under_way: BTreeSet<PartitionId>,
-    /// What cannot be written for a while, and until when.
+    /// Subjects whose writes are put off, and until when.
     pub(super) resting: BTreeMap<Subject, Instant>,
     pub(super) refusals: StoreRefusals,
     /// A refused write that has not been told: the store may refuse all of them.
@@ -143,7 +143,7 @@ impl Leadership<'_> {
             _ if subject == Subject::Question => {}
             Ok(outcome) if outcome.committed() => {
                 self.writes.retry.reset();
-                // No view shows the history.
+                // A view does not contain the history, so it never reaches the revision of an entry.
                 if !is_entry {
                     self.writes.seen_at = self.writes.seen_at.max(outcome.revision);
                 }
@@ -191,7 +191,7 @@ impl Leadership<'_> {
             Learnt::RefusesAll => warn!(why = self.writes.refusals.why(), "the store refuses writes; no move begins"),
             Learnt::AcceptsAgain => info!("the store accepts writes again"),
         }
-        // No single write was at fault.
+        // The store was at fault, and no single write.
         self.writes.resting.clear();
     }
 

@@ -57,7 +57,7 @@ impl Rejection {
     }
 }
 
-/// What a pod accepts.
+/// The partitions that a pod accepts requests for, each with its epoch.
 #[derive(Debug)]
 pub struct Ownership {
     keyspace: String,
@@ -97,9 +97,9 @@ struct SlotState {
 /// The verdict on a request.
 #[derive(Debug)]
 pub(super) enum EntryVerdict {
-    /// Accepted and counted.
+    /// The request is accepted and counted.
     In(InFlight),
-    /// To be retried after this notice.
+    /// The request is to be examined again after this notice.
     Wait(OwnedNotified),
     /// Refused.
     Refused(Rejection),

@@ -273,7 +273,7 @@ impl Connections {
             current.endpoint = connection.endpoint + 1;
         }
         let endpoint = current.endpoint % self.endpoints.urls().len();
-        // In case this fails, or the caller gives up half-way.
+        // The next attempt goes to the next endpoint if this one fails, or if the caller gives up half-way.
         current.endpoint = endpoint + 1;
         let OpenedConnection { connection, cluster, is_learner } =
             self.endpoints.open(endpoint, &mut current.material).await?;

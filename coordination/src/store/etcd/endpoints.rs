@@ -112,7 +112,7 @@ impl Endpoints {
         let client = client.await.map_err(EtcdFailure::of)?;
         let (cluster, is_learner) = match introduction(&client).await {
             Ok(introduction) => introduction,
-            // Nothing was sent but questions without effect.
+            // Only the introduction was sent, which changes nothing, so the call itself was not.
             Err(EtcdFailure::Broken(failure) | EtcdFailure::NotSent(failure)) => {
                 return Err(EtcdFailure::NotSent(failure));
             }

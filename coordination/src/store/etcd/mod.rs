@@ -102,7 +102,7 @@ struct RenewalStream {
     responses: LeaseKeepAliveStream,
 }
 
-/// What one endpoint says of itself.
+/// The introduction of one endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EtcdMember {
     /// The id of its cluster, if it tells.
@@ -150,7 +150,7 @@ impl EtcdStore {
         EtcdStore { connections, keepers: Arc::default() }
     }
 
-    /// Asks each endpoint for itself.
+    /// Asks each endpoint to introduce itself. Returns the URLs with the answers.
     pub async fn members(&self) -> Vec<(String, Result<EtcdMember, StoreError>)> {
         let ask = |(number, endpoint): (usize, &String)| {
             let endpoint = endpoint.clone();

@@ -1,12 +1,12 @@
-//! What a process has seen of its etcd: which cluster, how far, and under which leader.
+//! A process's record of its etcd: which cluster it is, up to which revision it was seen, and under which leader.
 //!
 //! A pure record. etcd puts the id of its cluster, its revision and its raft term into the header of each response.
 //!
 //! # Invariants
 //!
 //! * The cluster does not change once it is known.
-//! * A term counts only if its member had a quorum when it responded: one that is cut off raises its own term with each
-//!   vain election.
+//! * A term counts only if its member had a quorum when it responded: a member that is cut off raises its own term with
+//!   each election that it loses.
 
 use etcd_client::ResponseHeader;
 use segue_protocol::ids::Revision;
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::super::StoreFailure;
 use super::convert;
 
-/// What a process has seen of its etcd.
+/// A process's record of its etcd.
 #[derive(Debug, Default)]
 pub(super) struct ClusterRecord {
     cluster: Option<u64>,

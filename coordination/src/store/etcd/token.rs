@@ -185,7 +185,7 @@ async fn authenticate(
     Err(EtcdFailure::Answered(StoreError::Refused(refused)))
 }
 
-/// What is known of the passwords. Pure but for its log.
+/// The passwords that were tried, and with what success. Pure but for its log.
 #[derive(Default)]
 struct Passwords {
     good: Option<String>,

@@ -19,7 +19,7 @@ pub(crate) struct Pace {
     pub(crate) grace: Duration,
 }
 
-/// What an upload is waiting for.
+/// The state of an upload that waits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct UploadWait {
     /// When some of it was handed out last.

@@ -75,7 +75,7 @@ pub(super) struct KeyQueue<W> {
     pub(super) entries: VecDeque<Entry<W>>,
 }
 
-/// What a queue means for the end of a flush.
+/// A queue's claim on the end of a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum FlushClaim {
     /// Nothing: it came later, or its requests that were there when the flush began are done.

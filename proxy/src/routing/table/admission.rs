@@ -1,4 +1,4 @@
-//! What requests do at a partition's gate, one operation each. [`TableHandle`](crate::routing::permit::TableHandle) is
+//! The operations of a request at a partition's gate. [`TableHandle`](crate::routing::permit::TableHandle) is
 //! the interface to it.
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,7 +19,7 @@ use crate::routing::gate::GateState;
 use crate::routing::stash::QueuePosition;
 use crate::routing::sync::oneshot;
 
-/// What becomes of a request that did not pass at once.
+/// The outcome for a request that did not pass the gate at once.
 #[derive(Debug)]
 pub(crate) enum WaitOutcome {
     /// It is inside now: the gate has opened meanwhile.

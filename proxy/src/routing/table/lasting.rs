@@ -46,7 +46,7 @@ pub struct ExchangeAges {
 /// The exchange of a partition that has lasted for longest.
 #[derive(Debug, Clone)]
 pub struct OldestExchange {
-    /// Since when it has lasted.
+    /// When the exchange began.
     pub since: Instant,
     /// Its request, if it is known.
     pub request: Option<Arc<RequestSummary>>,

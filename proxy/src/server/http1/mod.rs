@@ -53,7 +53,7 @@ pub(super) enum ConnectionEnd {
     Unread(Stream),
 }
 
-/// What follows a response.
+/// The next act on a connection after a response.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AfterResponse {
     Continue,
@@ -64,7 +64,7 @@ enum AfterResponse {
     Switch,
 }
 
-/// What the response to a request depends on.
+/// The properties of a request that its response depends on.
 struct RequestTerms {
     method: Method,
     version: Version,

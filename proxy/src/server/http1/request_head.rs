@@ -31,7 +31,7 @@ const MAX_BYTES_PARSED_OFTEN: usize = 8 << 10;
 /// The largest length of a body. hyper, with which heads are compared, uses larger numbers for other purposes.
 const MAX_LENGTH: u64 = u64::MAX - 2;
 
-/// What stands at the beginning of some bytes.
+/// The result of reading a head from some bytes.
 #[derive(Debug)]
 pub(super) enum HeadReading {
     /// A part of a head, or nothing.

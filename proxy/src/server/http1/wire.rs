@@ -50,7 +50,7 @@ pub(super) struct Wire {
 struct WireState {
     /// `None` once closed.
     stream: Option<Stream>,
-    /// Bytes that were read and belong to nothing yet.
+    /// Bytes that were read and are not part of a head or body yet.
     input: BytesMut,
     /// How many bytes of `input` are the beginning of a head that goes on.
     parsed: usize,

@@ -54,7 +54,7 @@ pub(super) enum ResponseWriteError {
     Io(#[from] io::Error),
 }
 
-/// What is left to be said of a response.
+/// The part of a response that is still to be sent.
 pub(super) struct UnsentResponse<'response, B> {
     pub(super) body: Pin<&'response mut B>,
     pub(super) framing: WrittenFraming,

@@ -50,7 +50,7 @@ enum ChunkPlace {
     Trailers,
 }
 
-/// What was decoded.
+/// The next decoded part of a body.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum DecodedPart {
     Data(Bytes),

@@ -64,7 +64,7 @@ pub(crate) enum PodResponse {
     Switched(ResponseHead, Stream, BytesMut),
 }
 
-/// What a request wants its response to be.
+/// The form of the response that a request wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResponseKind {
     /// A response with a map of its headers.

@@ -62,7 +62,7 @@ pub(super) struct Session {
     state: Rc<SessionState>,
 }
 
-/// What the task that drives a connection knows of it.
+/// The state of a connection, as the task that drives it knows it.
 #[derive(Default)]
 struct SessionState {
     closed: Cell<bool>,
