@@ -93,8 +93,8 @@ pub fn load(path: impl AsRef<Path>) -> Result<LocatedConfig, LoadError> {
     Ok(locate(&path.display().to_string(), &text, env, &hostname())?)
 }
 
-/// Returns the host's name. Empty if there is none, which only matters to a role without a name of its own.
-fn hostname() -> String {
+/// Returns the host's name. Empty if the host has none.
+pub fn hostname() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME"));
     name.unwrap_or_default().trim().to_owned()
 }

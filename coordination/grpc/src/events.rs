@@ -13,6 +13,7 @@ use segue_protocol::view::View;
 use crate::attach::AttachedPod;
 use crate::event_stream::{WINDOW, span};
 use crate::hello::PROTOCOL;
+use crate::hub::micros;
 use crate::proto::task::Kind;
 use crate::proto::{Assignment, Checkpoint, Drain, Event, Leaving, Owned, Release, Sync, Task, TaskId, Warm, Welcome};
 use crate::shared::PodsSettings;
@@ -42,7 +43,6 @@ pub(crate) fn event(view: &View, settings: &PodsSettings, changes: PodMessages, 
 
 pub(crate) fn welcome(attached: &AttachedPod, view: &View) -> Welcome {
     let ttl = attached.token.ttl();
-    let ttl_micros = u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX);
     Welcome {
         protocol: PROTOCOL,
         incarnation: attached.incarnation().get(),
@@ -50,7 +50,7 @@ pub(crate) fn welcome(attached: &AttachedPod, view: &View) -> Welcome {
         resumed: attached.resumed,
         lease_ttl: span(ttl),
         trust: span(ttl * 2 / 3),
-        heartbeat_every: span(Duration::from_micros(keepalive_interval(ttl_micros))),
+        heartbeat_every: span(Duration::from_micros(keepalive_interval(micros(ttl)))),
         partitions: view.partitions(),
         window: u32::try_from(WINDOW).unwrap_or(u32::MAX),
     }

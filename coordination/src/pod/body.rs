@@ -8,10 +8,9 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project::pin_project;
 use tokio_util::sync::WaitForCancellationFutureOwned;
+use tower::BoxError;
 
 use super::ownership::InFlight;
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The response was cut off because the pod lost its lease. The connection, or the stream, has to be reset.
 #[derive(Debug, Clone, Copy, thiserror::Error)]

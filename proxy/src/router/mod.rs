@@ -73,23 +73,19 @@ mod membership;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures_util::future::join_all;
-use http::{Request, Response};
-use http_body::Body;
 use segue_coordination::session::Leases;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
-use tower::{BoxError, Layer, Service};
+use tower::Layer;
 
 use self::membership::ControlTask;
 pub use self::membership::{Membership, Notices, RouterControl, RouterState};
 use crate::forward::service::ClientService;
-use crate::message::client_body::ClientBody;
 use crate::metrics::Metrics;
 use crate::routing::keyspace_choice::KeyspaceChoice;
 use crate::routing::table::{StashLimits, StashTotal, Table};
-use crate::server::{ServedKeyspace, ServedKeyspaces, Server, ServerError, ServerHandle};
+use crate::server::{AroundDataPath, ServedKeyspace, ServedKeyspaces, Server, ServerError, ServerHandle};
 use crate::settings::{ForwardSettings, ServerSettings};
 
 /// A router whose sockets are bound. It takes no part in the protocol and accepts no clients.
@@ -240,17 +236,9 @@ impl JoiningRouter {
     /// # Panics
     ///
     /// If there are not settings for each keyspace.
-    pub async fn accept_with_layer<L, S, B>(
-        self,
-        forward: Vec<ForwardSettings>,
-        layer: L,
-    ) -> Result<Router, ServerError>
+    pub async fn accept_with_layer<L>(self, forward: Vec<ForwardSettings>, layer: L) -> Result<Router, ServerError>
     where
-        L: Layer<ClientService, Service = S> + Clone + Send + 'static,
-        S: Service<Request<ClientBody>, Response = Response<B>, Error: Into<BoxError>, Future: 'static>
-            + Clone
-            + 'static,
-        B: Body<Data = Bytes, Error: Into<BoxError>> + 'static,
+        L: Layer<ClientService, Service: AroundDataPath> + Clone + Send + 'static,
     {
         let (server, keyspaces, joined) = self.served(forward);
         Router::started(server.start_with_layer(keyspaces, layer), joined).await

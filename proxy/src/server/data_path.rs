@@ -5,22 +5,19 @@
 //! * Without layers a request costs what it would cost if there were no such choice: the future of the data path is
 //!   neither wrapped nor dispatched at run time.
 
-use std::error::Error;
 use std::future::Future;
 use std::rc::Rc;
 
 use bytes::Bytes;
 use http::{Request, Response, Version};
 use http_body::Body;
-use tower::{Layer, Service, ServiceExt as _};
+use tower::{BoxError, Layer, Service, ServiceExt as _};
 
 use crate::forward::response_body::ResponseBody;
 use crate::forward::service::ClientService;
 use crate::forward::{ClientGone, ClientInfo, Forward};
 use crate::message::client_body::ClientBody;
 use crate::upstream::HeadLines;
-
-pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// A worker's data path, and what stands around it.
 #[derive(Debug, Clone)]
@@ -95,11 +92,27 @@ pub(super) struct TowerLayers<L>(pub(super) L);
 /// A service that a layer has made. It is cloned for each request, as tower's clients do.
 pub(super) struct LayeredService<S>(S);
 
-impl<L, S, B> Layers for TowerLayers<L>
+/// A service around the data path, as a layer makes it of the [`ClientService`] of a connection. Every service of requests
+/// that can be cloned is one.
+pub trait AroundDataPath:
+    Service<Request<ClientBody>, Response = Response<Self::Body>, Error: Into<BoxError>, Future: 'static> + Clone + 'static
+{
+    /// The body of its responses.
+    type Body: Body<Data = Bytes, Error: Into<BoxError>> + 'static;
+}
+
+impl<S, B> AroundDataPath for S
 where
-    L: Layer<ClientService, Service = S> + Clone + Send + 'static,
     S: Service<Request<ClientBody>, Response = Response<B>, Error: Into<BoxError>, Future: 'static> + Clone + 'static,
     B: Body<Data = Bytes, Error: Into<BoxError>> + 'static,
+{
+    type Body = B;
+}
+
+impl<L, S> Layers for TowerLayers<L>
+where
+    L: Layer<ClientService, Service = S> + Clone + Send + 'static,
+    S: AroundDataPath,
 {
     type Service = LayeredService<S>;
 
@@ -108,18 +121,14 @@ where
     }
 }
 
-impl<S, B> ServeRequest for LayeredService<S>
-where
-    S: Service<Request<ClientBody>, Response = Response<B>, Error: Into<BoxError>, Future: 'static> + Clone + 'static,
-    B: Body<Data = Bytes, Error: Into<BoxError>> + 'static,
-{
-    type Body = B;
+impl<S: AroundDataPath> ServeRequest for LayeredService<S> {
+    type Body = <S as AroundDataPath>::Body;
     type Error = S::Error;
 
     fn serve(
         &self,
         request: Request<ClientBody>,
-    ) -> impl Future<Output = Result<Response<B>, S::Error>> + 'static + use<S, B> {
+    ) -> impl Future<Output = Result<Response<Self::Body>, S::Error>> + 'static + use<S> {
         self.0.clone().oneshot(request)
     }
 }

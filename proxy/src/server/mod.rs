@@ -30,21 +30,18 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Request, Response};
-use http_body::Body;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
-use tower::{Layer, Service};
+use tower::Layer;
 
 use crate::forward::InvalidName;
 use crate::forward::service::ClientService;
-use crate::message::client_body::ClientBody;
 use crate::settings::{ClientLimits, ServerSettings};
 use client::ClientTerms;
-use data_path::{Bare, BoxError, Layers, TowerLayers};
+pub use data_path::AroundDataPath;
+use data_path::{Bare, Layers, TowerLayers};
 pub use keyspaces::{ServedKeyspace, ServedKeyspaces};
 use worker::{StopMode, Worker};
 
@@ -183,13 +180,9 @@ impl Server {
     /// # Errors
     ///
     /// Fails as [`start`](Self::start) does.
-    pub fn start_with_layer<L, S, B>(self, keyspaces: ServedKeyspaces, layer: L) -> Result<ServerHandle, ServerError>
+    pub fn start_with_layer<L>(self, keyspaces: ServedKeyspaces, layer: L) -> Result<ServerHandle, ServerError>
     where
-        L: Layer<ClientService, Service = S> + Clone + Send + 'static,
-        S: Service<Request<ClientBody>, Response = Response<B>, Error: Into<BoxError>, Future: 'static>
-            + Clone
-            + 'static,
-        B: Body<Data = Bytes, Error: Into<BoxError>> + 'static,
+        L: Layer<ClientService, Service: AroundDataPath> + Clone + Send + 'static,
     {
         self.start_workers(keyspaces, TowerLayers(layer))
     }

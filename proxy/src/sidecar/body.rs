@@ -3,9 +3,9 @@
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use http_body_util::combinators::UnsyncBoxBody;
+use tower::BoxError;
 
 pub(super) type SidecarBody = UnsyncBoxBody<Bytes, BoxError>;
-pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 pub(super) fn empty() -> SidecarBody {
     http_body_util::Empty::new().map_err(|never| match never {}).boxed_unsync()

@@ -22,8 +22,8 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::WaitForCancellationFutureOwned;
+use tower::BoxError;
 
-use super::body::BoxError;
 use crate::message::expect_continue::{CONTINUE_TIMEOUT, expects_continue};
 
 /// The router has reset the stream before its end, or the pod's lease is lost.

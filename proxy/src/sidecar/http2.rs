@@ -24,8 +24,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
+use tower::BoxError;
 
-use super::body::BoxError;
 use super::connection::{CONNECT_TIMEOUT, ServiceConnection, ServiceStream};
 use super::expect::ServiceRequestBody;
 use super::faults::Faults;

@@ -14,8 +14,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http_body::{Body, Frame};
 use tokio::sync::{mpsc, oneshot};
-
-use super::body::BoxError;
+use tower::BoxError;
 
 /// The exchange with the service was ended before its response.
 #[derive(Debug, thiserror::Error)]

@@ -13,8 +13,8 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tokio_util::io::InspectReader;
 use tokio_util::sync::CancellationToken;
+use tower::BoxError;
 
-use super::body::BoxError;
 use crate::message::PREFACE;
 use crate::tls::{SealedBytes, ServerTls, Stream};
 

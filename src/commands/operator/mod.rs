@@ -129,8 +129,7 @@ fn who() -> String {
     let user = ["SUDO_USER", "USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok());
     let user = user.filter(|user| !user.is_empty());
     let user = user.unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()));
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    match host.trim() {
+    match segue_config::hostname().as_str() {
         "" => user,
         host => format!("{user}@{host}"),
     }

@@ -23,6 +23,7 @@ use bytes::BytesMut;
 use http::header::CONNECTION;
 use http::{Method, Request, Response, StatusCode, Version};
 use http_body::Body as _;
+use tower::BoxError;
 
 use self::request_head::RequestHead;
 use self::response_head::{ResponseTerms, WrittenFraming, write_head};
@@ -30,7 +31,7 @@ use self::wire::{NextInput, Wire};
 use self::writer::{ResponseWriter, UnsentResponse};
 use super::active_request::ActiveRequest;
 use super::client::{Client, ConnectionCommand};
-use super::data_path::{BoxError, ServeRequest};
+use super::data_path::ServeRequest;
 use super::io::local_reply_bytes;
 use super::registry::ConnectionRegistry;
 use crate::forward::{ClientGone, ClientInfo};

@@ -14,12 +14,12 @@ use bytes::{Buf as _, Bytes};
 use http::HeaderMap;
 use http_body::{Body, Frame};
 use tokio::io::AsyncWrite as _;
+use tower::BoxError;
 
 use super::response_head::{WrittenFraming, write_end_of_chunks};
 use super::wire::Wire;
 use crate::forward::ClientGone;
 use crate::message::interim::Interim;
-use crate::server::data_path::BoxError;
 use crate::upstream::chunk_size;
 
 /// Frames up to this size are copied behind what waits to be written. Above it, a copy costs more than a second slice.
