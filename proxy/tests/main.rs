@@ -15,6 +15,8 @@ mod handoff;
 mod holding;
 mod hot_restart;
 mod http1_clients;
+mod http1_responses;
+mod http1_stopping;
 mod http2_clients;
 mod http2_pods;
 mod layers;
