@@ -10,6 +10,7 @@ mod in_force;
 mod load;
 mod operators;
 mod phase_timeouts;
+mod pins;
 mod placement;
 mod places;
 mod refused_writes;
