@@ -1,9 +1,9 @@
-//! Responses by HTTP/1.1 and HTTP/1.0: how they are framed, how they end, and what a client costs that does not read them.
+//! Responses by HTTP/1.1 and HTTP/1.0: how they are framed, how they end, and what a client costs that reads none.
 
 use segue_protocol::handoff::router::HoldCause;
 use tokio::io::AsyncReadExt as _;
 
-use crate::support::{Fixture, GET, OK, P0, P1, Settings, get_at, soon};
+use crate::support::{Fixture, GET, P0, P1, Settings, get_at, soon};
 
 /// Returns the lines of a response in alphabetical order, without the date and with the body.
 fn lines(response: &str) -> Vec<&str> {
