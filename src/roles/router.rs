@@ -205,7 +205,6 @@ struct Series {
     metrics: Arc<RouterMetrics>,
     stash_requests: Gauge,
     stash_bytes: Gauge,
-    outliers: Gauge,
 }
 
 impl Series {
@@ -227,12 +226,10 @@ impl Series {
         let traces =
             tracer.map(|tracer| HandoffTraces::new(tracer.clone(), keyspace.keys.clone(), section.name.clone()));
         let metrics = RouterMetrics::new(registry, keyspace.participants.clone()).with_traces(traces);
-        let (stash_requests, stash_bytes, outliers) = (Gauge::default(), Gauge::default(), Gauge::default());
+        let (stash_requests, stash_bytes) = (Gauge::default(), Gauge::default());
         registry.register("stash_requests", "Requests that wait", stash_requests.clone());
         registry.register("stash_bytes", "Memory that waiting requests take", stash_bytes.clone());
-        let help = "Pods that take nothing they are sent or break off every response; /status names them";
-        registry.register("outlier_pods", help, outliers.clone());
-        Series { metrics: Arc::new(metrics), stash_requests, stash_bytes, outliers }
+        Series { metrics: Arc::new(metrics), stash_requests, stash_bytes }
     }
 }
 
@@ -298,7 +295,6 @@ impl StatusSource for RouterStatusSource {
             .fold((0, 0), |(depth, bytes), (waiting, size)| (depth + waiting, bytes + size));
         self.series.stash_requests.set(depth as i64);
         self.series.stash_bytes.set(bytes as i64);
-        self.series.outliers.set(table.outliers().len() as i64);
         self.series.metrics.set_trusted_until(self.state.status().trusted_until);
     }
 }
