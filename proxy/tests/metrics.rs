@@ -44,7 +44,7 @@ async fn the_time_with_a_pod_leaves_out_the_time_in_the_stash() {
     until(|| held.elapsed() >= Duration::from_millis(200), "some time in the stash").await;
     fixture.route(P0, pod.address, 7);
     assert_eq!(client.answer().await.text(), "ok");
-    let of_pod = |series: &str| value(&fixture, &format!("segue_upstream_{series}{{pod=\"{}\"", pod.address));
+    let of_pod = |series: &str| value(&fixture, &format!("segue_upstream_{series}{{pod=\"pod-{}\"", pod.address));
     until(|| of_pod("duration_seconds_count") == 1.0, "the exchange to be over").await;
     let in_all = value(&fixture, "segue_request_duration_seconds_sum");
     let with_pod = of_pod("duration_seconds_sum");
@@ -64,7 +64,7 @@ async fn each_pod_has_series_of_its_own_until_no_partition_leads_there() {
     };
     let (good, bad) = (answers(200).await, answers(503).await);
     let count = |pod: &Pod, class: &str| {
-        let labels = format!("pod=\"{}\",code_class=\"{class}\"", pod.address);
+        let labels = format!("pod=\"pod-{}\",code_class=\"{class}\"", pod.address);
         find(&fixture, &format!("segue_upstream_requests_total{{{labels}}}"))
     };
     let mut client = RawHttp1Client::connect(fixture.address).await;

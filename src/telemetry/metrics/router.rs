@@ -1,12 +1,14 @@
 //! The metrics of a router's control side.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use segue_coordination::router::{Cutover, RouterObserver};
@@ -30,6 +32,21 @@ struct TroubleLabel {
     kind: &'static str,
 }
 
+/// The pods in trouble. Each has a series while it is in trouble.
+#[derive(Debug, Clone, Default)]
+struct PodTroubleSeries(Arc<Mutex<BTreeSet<TroubleLabel>>>);
+
+impl Collector for PodTroubleSeries {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "1 while a pod does not serve this router's clients well; /status tells more";
+        let mut troubles = encoder.encode_descriptor("pod_trouble", help, None, MetricType::Gauge)?;
+        for label in self.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            troubles.encode_family(label)?.encode_gauge(&1i64)?;
+        }
+        Ok(())
+    }
+}
+
 /// The costs of a router's cutovers, and the pods in trouble.
 #[derive(Debug)]
 pub struct RouterMetrics {
@@ -38,9 +55,7 @@ pub struct RouterMetrics {
     drain: Histogram,
     flush: Histogram,
     exchanges_severed: Counter,
-    pod_trouble: Family<TroubleLabel, Gauge>,
-    /// The series that `pod_trouble` has.
-    troubled: Mutex<BTreeSet<TroubleLabel>>,
+    pod_trouble: PodTroubleSeries,
     lease: LeaseGauge,
     participants: ParticipantMetrics,
     traces: Option<HandoffTraces>,
@@ -55,8 +70,7 @@ impl RouterMetrics {
             drain: Histogram::new(PAUSE_BUCKETS),
             flush: Histogram::new(PAUSE_BUCKETS),
             exchanges_severed: Counter::default(),
-            pod_trouble: Family::default(),
-            troubled: Mutex::default(),
+            pod_trouble: PodTroubleSeries::default(),
             lease: participants.lease("router"),
             participants,
             traces: None,
@@ -81,9 +95,7 @@ impl RouterMetrics {
             "Exchanges that the end of a drain severed",
             metrics.exchanges_severed.clone(),
         );
-        let help =
-            "1 for each pod that does not serve this router's clients well, while it does not; /status tells more";
-        registry.register("pod_trouble", help, metrics.pod_trouble.clone());
+        registry.register_collector(Box::new(metrics.pod_trouble.clone()));
         metrics
     }
 
@@ -124,13 +136,6 @@ impl RouterObserver for RouterMetrics {
     fn troubles(&self, troubles: &RouterTroubles) {
         let label = |pod: &PodTrouble| TroubleLabel { pod: pod.pod_name.clone(), kind: pod.kind.as_str() };
         let present: BTreeSet<TroubleLabel> = troubles.pods.iter().map(label).collect();
-        let mut troubled = self.troubled.lock().unwrap_or_else(PoisonError::into_inner);
-        for over in troubled.difference(&present) {
-            self.pod_trouble.remove(over);
-        }
-        for begun in present.difference(&troubled) {
-            self.pod_trouble.get_or_create(begun).set(1);
-        }
-        *troubled = present;
+        *self.pod_trouble.0.lock().unwrap_or_else(PoisonError::into_inner) = present;
     }
 }
