@@ -67,6 +67,10 @@ pub async fn run(options: Options) -> anyhow::Result<Report> {
 }
 
 /// Plays the demo and reports. The cluster runs on until `hold` has seen the report.
+///
+/// # Errors
+///
+/// Fails as [`run`] does, or as `hold` does.
 pub async fn run_and_hold(
     options: Options,
     hold: impl AsyncFnOnce(&Report) -> anyhow::Result<()>,
