@@ -68,6 +68,9 @@ class Membership(Participant):
                         if is_over(error):
                             self.end_life()
                             self.has_left = self.is_leaving
+                if asyncio.current_task().cancelling():
+                    # The stream ended at the same time, and grpcio has told of that alone.
+                    raise asyncio.CancelledError
                 await asyncio.sleep(0.1)
         finally:
             acks.cancel()

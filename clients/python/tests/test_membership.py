@@ -135,6 +135,23 @@ class Registrations(unittest.IsolatedAsyncioTestCase):
                 tokens = [(await coordinator.next(coordinator.hellos)).resume for _ in range(2)]
         self.assertEqual((ended.is_set(), tokens), (True, [b"", b""]))
 
+    async def test_a_pod_that_is_cancelled_as_its_stream_ends_does_not_go_on(self):
+        async def follow(stub):
+            followed.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise TimeoutError from None  # as grpcio does now and then, which tells of the stream alone
+
+        pod, followed = membership("127.0.0.1:1"), asyncio.Event()
+        pod.follow = follow
+        task = asyncio.create_task(pod.run())
+        await followed.wait()
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=5)
+        task.cancel()
+        self.assertTrue(done and task.cancelled())
+
     async def test_a_pod_leaves_once(self):
         coordinator = Coordinator(registers)
         async with coordinator.serve() as at:
