@@ -25,7 +25,7 @@ use super::acks::{AckId, AckKind, Acks};
 use super::drains::{DrainStep, Drains, EXCHANGE_CHECK_INTERVAL};
 use super::mapping::Mapping;
 use super::stop_limiter::StopLimiter;
-use super::troubles::TroubleReports;
+use super::troubles::TroubleReporter;
 use super::{Cutover, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus};
 use crate::session::{
     Claim, Event, KeptLease, LeaseState, Leases, Participant, Registration, WriteResults, lease_now, register,
@@ -147,8 +147,8 @@ impl RouterDriver {
         }
     }
 
-    fn reports(&self, registration: &Registration) -> TroubleReports {
-        TroubleReports {
+    fn reports(&self, registration: &Registration) -> TroubleReporter {
+        TroubleReporter {
             store: self.store.clone(),
             keys: self.keys.clone(),
             router: self.settings.name.clone(),

@@ -27,7 +27,7 @@ use crate::store::Store;
 type LoggedTrouble = (String, Incarnation, TroubleKind);
 
 /// The reports of one life of a router.
-pub(super) struct TroubleReports {
+pub(super) struct TroubleReporter {
     pub(super) store: Arc<dyn Store>,
     pub(super) keys: Keyspace,
     pub(super) router: String,
@@ -36,7 +36,7 @@ pub(super) struct TroubleReports {
     pub(super) observer: Arc<dyn RouterObserver>,
 }
 
-impl TroubleReports {
+impl TroubleReporter {
     /// Takes a sample of the traffic every second, and reports what it shows. Never returns.
     pub(super) async fn run(self) {
         let began = Instant::now();

@@ -1,4 +1,4 @@
-//! What the clients of a router suffer, as the router reports it.
+//! A router's report of what its clients suffer.
 //!
 //! Only operators read it: no decision of the protocol depends on it. Routers and pods do not follow these keys.
 
@@ -58,13 +58,13 @@ pub struct PodTrouble {
 pub enum TroubleKind {
     /// No connection can be made, or none takes a request.
     Unreachable,
-    /// It responds "not mine" to the requests of its own partitions.
+    /// The pod responds "not mine" to the requests of its own partitions.
     Refuses,
-    /// It answers nothing: requests grow old.
+    /// The pod answers nothing: requests grow old.
     Silent,
     /// Most of its responses are errors of the server, or break off.
     Fails,
-    /// It is slow beside the other pods.
+    /// The pod is slow beside the others.
     Slow,
     /// A kind of a newer version.
     #[serde(other)]

@@ -41,12 +41,12 @@ type PodLife = (String, Incarnation);
 pub struct Assessor {
     /// Those of the last [`WINDOW`], and one from before.
     samples: VecDeque<(Duration, TrafficSample)>,
-    sightings: BTreeMap<(PodLife, TroubleKind), Sighting>,
+    sightings: BTreeMap<(PodLife, TroubleKind), TroubleSighting>,
 }
 
 /// A trouble that has been seen.
 #[derive(Debug)]
-struct Sighting {
+struct TroubleSighting {
     first: Duration,
     last: Duration,
     times: u32,
@@ -120,7 +120,7 @@ impl Assessor {
                 pod.slowness(&others).map(|figures| (TroubleKind::Slow, figures)),
             ];
             for (kind, figures) in seen.into_iter().flatten() {
-                let new = Sighting { first: now, last: now, times: 0, figures: String::new() };
+                let new = TroubleSighting { first: now, last: now, times: 0, figures: String::new() };
                 let sighting = self.sightings.entry((life.clone(), kind)).or_insert(new);
                 (sighting.last, sighting.times, sighting.figures) = (now, sighting.times.saturating_add(1), figures);
             }
@@ -134,7 +134,7 @@ impl Assessor {
     }
 }
 
-impl Sighting {
+impl TroubleSighting {
     fn is_certain(&self, kind: TroubleKind) -> bool {
         self.times > 1 || !matches!(kind, TroubleKind::Fails | TroubleKind::Slow)
     }

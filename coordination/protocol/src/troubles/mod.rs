@@ -20,7 +20,7 @@ use crate::records::RouterTroubles;
 pub use self::assess::Assessor;
 pub use self::schedule::{FIGURES_INTERVAL, ReportSchedule, ReportStep, WRITE_INTERVAL};
 
-/// What a router has seen of its traffic, at one moment.
+/// A router's traffic, as seen at one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TrafficSample {
     /// The pods that partitions lead to or last led to.
@@ -29,7 +29,7 @@ pub struct TrafficSample {
     pub held: Vec<HeldSample>,
 }
 
-/// What a router has seen of a life of a pod. Counters grow from the beginning of that life.
+/// A router's traffic with one life of a pod. Counters grow from the beginning of that life.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PodSample {
     /// The pod's name.

@@ -13,7 +13,7 @@ pub const FIGURES_INTERVAL: Duration = Duration::from_secs(5);
 /// Pauses after writes that failed.
 const RETRY: BackOff = BackOff { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 
-/// What is to be done with the report in the store.
+/// A write of the report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReportStep {
     /// Put it.
@@ -22,13 +22,13 @@ pub enum ReportStep {
     Delete,
 }
 
-/// What a report says, without its figures.
+/// The content of a report without its figures: the pods with their troubles, and whether nothing waits.
 type Subjects = (Vec<(String, Incarnation, TroubleKind)>, bool);
 
 /// The report of one life of a router, as it is in the store.
 #[derive(Debug, Default)]
 pub struct ReportSchedule {
-    /// What the report in the store says. `None` if there is none.
+    /// The content of the report in the store. `None` if there is none.
     stands: Option<Subjects>,
     /// When the next write may begin.
     not_before: Duration,
