@@ -28,6 +28,8 @@ const SILENT_REQUESTS: u32 = 3;
 const FACTOR: u32 = 5;
 /// A pod whose usual response is quicker is not slow.
 const SLOW: Duration = Duration::from_millis(500);
+/// What takes this long is no hiccup, and is told at once. Lesser slowness, and errors, have to be seen twice.
+const LONG: Duration = Duration::from_secs(2);
 /// A trouble ends once it has not been seen for so long.
 const OVER_AFTER: Duration = Duration::from_secs(5);
 /// Age from which on a request that waits is a trouble. Cutovers take less.
@@ -49,7 +51,7 @@ pub struct Assessor {
 struct TroubleSighting {
     first: Duration,
     last: Duration,
-    times: u32,
+    is_certain: bool,
     figures: String,
 }
 
@@ -62,7 +64,7 @@ impl Assessor {
         held.sort_by_key(|held| std::cmp::Reverse(held.oldest));
         let mut gravest = BTreeMap::new();
         for ((life, kind), sighting) in &self.sightings {
-            if sighting.is_certain(*kind) {
+            if sighting.is_certain {
                 gravest.entry(life).or_insert((*kind, sighting));
             }
         }
@@ -113,16 +115,19 @@ impl Assessor {
                 .for_each(|(_, it)| others.add(&it.durations));
             let life = (pod.now.pod.clone(), pod.now.incarnation);
             let refusal = pod.refusal();
+            let silence = pod.silence(usual.filter(|_| of_all >= ENOUGH));
             let seen = [
-                refusal.map(|kind| (kind, format!("{} requests in a row", pod.now.refused_in_a_row))),
-                pod.silence(usual.filter(|_| of_all >= ENOUGH)).map(|figures| (TroubleKind::Silent, figures)),
-                pod.failures().map(|figures| (TroubleKind::Fails, figures)),
-                pod.slowness(&others).map(|figures| (TroubleKind::Slow, figures)),
+                refusal.map(|kind| (kind, format!("{} requests in a row", pod.now.refused_in_a_row), true)),
+                silence.map(|figures| (TroubleKind::Silent, figures, true)),
+                pod.failures().map(|figures| (TroubleKind::Fails, figures, false)),
+                pod.slowness(&others).map(|(figures, half)| (TroubleKind::Slow, figures, half >= LONG)),
             ];
-            for (kind, figures) in seen.into_iter().flatten() {
-                let new = TroubleSighting { first: now, last: now, times: 0, figures: String::new() };
-                let sighting = self.sightings.entry((life.clone(), kind)).or_insert(new);
-                (sighting.last, sighting.times, sighting.figures) = (now, sighting.times.saturating_add(1), figures);
+            for (kind, figures, is_certain) in seen.into_iter().flatten() {
+                let sighting = self.sightings.entry((life.clone(), kind));
+                let sighting = sighting.and_modify(|seen| seen.is_certain = true);
+                let new = TroubleSighting { first: now, last: now, is_certain, figures: String::new() };
+                let sighting = sighting.or_insert(new);
+                (sighting.last, sighting.figures) = (now, figures);
             }
         }
         self.sightings.retain(|((pod, incarnation), kind), sighting| {
@@ -131,12 +136,6 @@ impl Assessor {
             let accepts = |pod: &PodSample| is_by_refusals && pod.refused_in_a_row == 0;
             now < sighting.last + OVER_AFTER && pod.is_some_and(|pod| !accepts(pod))
         });
-    }
-}
-
-impl TroubleSighting {
-    fn is_certain(&self, kind: TroubleKind) -> bool {
-        self.times > 1 || !matches!(kind, TroubleKind::Fails | TroubleKind::Slow)
     }
 }
 
@@ -197,15 +196,15 @@ impl<'sample> RecentTraffic<'sample> {
         fails.then(|| format!("{} of its last {} responses are errors", self.failed, self.answered))
     }
 
-    fn slowness(&self, others: &Durations) -> Option<String> {
+    /// Returns the figures of a pod that is slow beside the others, and what half of its responses take at least.
+    fn slowness(&self, others: &Durations) -> Option<(String, Duration)> {
         if self.durations.count() < ENOUGH || others.count() < ENOUGH {
             return None;
         }
         let (own, others) = (self.durations.quantile(0.5)?, others.quantile(0.5)?);
         let is_slow = own >= SLOW.max(others * FACTOR);
-        is_slow.then(|| {
-            format!("half of its responses take {} or more, those of the others {}", in_words(own), in_words(others))
-        })
+        let (half, of_others) = (in_words(own), in_words(others));
+        is_slow.then(|| (format!("half of its responses take {half} or more, those of the others {of_others}"), own))
     }
 }
 
@@ -307,10 +306,20 @@ mod tests {
     }
 
     #[test]
-    fn slowness_is_told_only_when_it_lasts() {
+    fn slowness_of_seconds_is_told_at_once() {
         let mut assessor = Assessor::default();
         let mut assess = |at, slow, fast| {
             let pods = vec![pod("a", [100, 0, 0, slow, 0]), pod("b", [fast, 0, 0, 0, 0])];
+            kinds(&assessor.assess(second(at), sample(pods))).len()
+        };
+        assert_eq!([assess(0, 0, 10), assess(1, 20, 40)], [0, 1]);
+    }
+
+    #[test]
+    fn slowness_is_told_only_when_it_lasts() {
+        let mut assessor = Assessor::default();
+        let mut assess = |at, slow, fast| {
+            let pods = vec![pod("a", [100, 0, slow, 0, 0]), pod("b", [fast, 0, 0, 0, 0])];
             kinds(&assessor.assess(second(at), sample(pods))).len()
         };
         assert_eq!([assess(0, 0, 10), assess(1, 20, 40), assess(2, 20, 70)], [0, 0, 1]);
