@@ -127,6 +127,11 @@ deploy-check: setup-build setup-etcd setup-deploy ## What deploy/ offers: dashbo
 	$(BUILD)
 	@.tools/deploy/bin/python tests/deploy/run.py --segue target/debug/segue $(ARGS)
 
+.PHONY: incidents
+incidents: setup-build setup-etcd setup-incidents ## Incidents on a live site: do status, page, log, metrics and alerts name the culprit? (ARGS="--only store")
+	$(BUILD)
+	@PYTHONDONTWRITEBYTECODE=1 .tools/incidents/bin/python tests/incidents/run.py --segue target/debug/segue $(ARGS)
+
 .PHONY: rollout
 rollout: setup-build setup-etcd setup-deploy ## Rolling updates of what deploy/ ships, as containers under load (needs a Docker engine; ARGS=--short)
 	$(BUILD)

@@ -23,10 +23,11 @@ import manifests  # noqa: E402
 from harness.checks import Reported, chosen, run_checks  # noqa: E402
 from harness.ports import free_port  # noqa: E402
 from harness.processes import Process, folder_of_processes, tails  # noqa: E402
+from harness.prometheus import Prometheus, rules_of  # noqa: E402
 from harness.segue import ANYWHERE, Demo, Segue, at  # noqa: E402
 from harness.waiting import until  # noqa: E402
 from harness.web import read, read_json, status_of  # noqa: E402
-from site_processes import Prometheus, Site  # noqa: E402
+from site_processes import Site  # noqa: E402
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 ALERTS = os.path.join(ROOT, "deploy/prometheus/alerts.yaml")
@@ -51,8 +52,10 @@ class Run:
         if self.site is None:
             self.site = Site(self.segue, self.folder)
             self.demo = Demo(self.segue, self.folder, "--duration", "900s", "--partitions", "16", "--clients", "4", "--rate", "40")
-            targets = {"site": self.site.ports, "demo": {"demo": self.demo.port}}
-            self.prometheus = Prometheus(self.folder, ALERTS, targets, faults.SHORTER, self.site.stranger_port)
+            # The demo has faults of its own.
+            targets = {"site": self.site.ports | {"stranger": self.site.stranger_port}, "demo": {"demo": self.demo.port}}
+            rules = rules_of(ALERTS, at_once=True, thresholds=faults.SHORTER)
+            self.prometheus = Prometheus(self.folder, rules, targets, "site", now_and_then=["stranger"])
         return self.site
 
 

@@ -1,17 +1,12 @@
-"""A small site of real processes, each with an admin endpoint, faults for it, and the Prometheus that scrapes it."""
+"""A small site of real processes, each with an admin endpoint, and what a test does with them."""
 
-import datetime
 import http.client
 import http.server
 import json
 import os
-import re
 import signal
 import threading
 import time
-import urllib.parse
-
-import yaml
 
 from harness.certificates import self_signed
 from harness.etcd import Etcd
@@ -19,15 +14,9 @@ from harness.ports import free_port
 from harness.processes import Process
 from harness.segue import ANYWHERE, QUICK, Segue, at
 from harness.waiting import until
-from harness.web import is_up, read_json
+from harness.web import is_up
 
 PARTITIONS = 8
-
-
-def seconds(moment):
-    """Returns the Unix time of Prometheus' RFC 3339, which has as many digits as it needs."""
-    date, fraction, zone = re.fullmatch(r"([^.]*?)(\.\d+)?(Z|[+-]\d\d:\d\d)", moment).groups()
-    return datetime.datetime.fromisoformat(date + zone.replace("Z", "+00:00")).timestamp() + float(fraction or 0)
 
 
 class Service:
@@ -156,102 +145,3 @@ class Site(Segue):
         self.loading.clear()
         # A stopped process is not ended by SIGTERM.
         self.signal("router-tls", signal.SIGCONT)
-
-
-class Prometheus:
-    """Debian's Prometheus with the alerts of deploy/, which here need not last before they fire."""
-
-    def __init__(self, folder, rules, targets, shorter, stranger):
-        """`targets`: for each keyspace the ports by the name of the process. `shorter`: thresholds by the alert, as written and
-        as used here. `stranger`: the port of a process that runs now and then."""
-        with open(rules, encoding="utf-8") as file:
-            groups = yaml.safe_load(file)
-        for group in groups["groups"]:
-            for rule in group["rules"]:
-                rule.pop("for", None)
-                rule.pop("keep_firing_for", None)
-                if written := shorter.get(rule.get("alert")):
-                    assert written[0] in rule["expr"], rule
-                    rule["expr"] = rule["expr"].replace(*written)
-        config, rules = os.path.join(folder, "prometheus.yml"), os.path.join(folder, "rules.yml")
-        with open(rules, "w", encoding="utf-8") as out:
-            yaml.safe_dump(groups, out)
-        self.processes = len(targets["site"])
-        static = [{"targets": [f"127.0.0.1:{port}"], "labels": {"keyspace": keyspace, "instance": name}}
-                  for keyspace, ports in targets.items() for name, port in ports.items()]
-        static.append({"targets": [f"127.0.0.1:{stranger}"], "labels": {"keyspace": "site", "instance": "stranger"}})
-        with open(config, "w", encoding="utf-8") as out:
-            yaml.safe_dump({
-                "global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "rule_files": [rules],
-                "scrape_configs": [{"job_name": "segue", "static_configs": static}],
-            }, out)
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        self.began = time.time()
-        self.process = Process("prometheus", folder, [
-            "prometheus", f"--config.file={config}", f"--storage.tsdb.path={os.path.join(folder, 'tsdb')}",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ])
-        until(lambda: is_up(f"{self.url}/-/ready"), "Prometheus")
-
-    def api(self, path, **parameters):
-        return read_json(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}")["data"]
-
-    def catch_up(self):
-        """Waits until it has scraped every process of the site and then evaluated the alerts.
-
-        A counter shows growth only against an earlier sample. Processes get their first scrapes seconds after the start, in any
-        order, and one that was started again needs one, too.
-        """
-        began = time.time()
-        query = f"count((timestamp(up{{keyspace='site'}}) >= {began}) and up == 1)"
-        until(lambda: [one["value"][1] for one in self.api("query", query=query)["result"]] == [str(self.processes)],
-              "a scrape of every process")
-        scraped = time.time()
-        until(lambda: all(seconds(group["lastEvaluation"]) >= scraped for group in self.api("rules")["groups"]),
-              "an evaluation of the alerts")
-
-    def shown(self, expression):
-        """Returns what the metrics of an expression were in the last minutes, in lines for a reader."""
-        for name in sorted(set(re.findall(r"\b(?:segue|process)_\w+", expression))):
-            result = self.api("query", query=f'{name}{{keyspace="site"}}[10m]')["result"]
-            told = [one for one in result if any(value != "0" for _, value in one["values"])]
-            yield f"{name}: {len(result)} series, {len(result) - len(told)} of them always 0"
-            for one in told[:20]:
-                (first, earlier), (last, later) = one["values"][0], one["values"][-1]
-                labels = {key: value for key, value in one["metric"].items() if key not in ("__name__", "job", "keyspace")}
-                yield f"    {labels}: {earlier} at {first:.1f} to {later} at {last:.1f}, {len(one['values'])} samples"
-
-    def firing(self):
-        """Returns the names of the alerts that fire for the site. The demo has faults of its own."""
-        return {labels["alertname"] for labels in self.firing_labels()}
-
-    def firing_labels(self):
-        """Returns the labels of the alerts that fire for the site."""
-        alerts = [alert["labels"] for alert in self.api("alerts")["alerts"] if alert["state"] == "firing"]
-        return [labels for labels in alerts if labels["keyspace"] == "site"]
-
-    def told(self, inhibit_rules):
-        """Returns the names of the alerts of which Alertmanager would tell."""
-        def matches(matchers, labels):
-            for matcher in matchers:
-                label, operator, value = re.fullmatch(r'(\w+)(=~|=)"(.*)"', matcher.strip()).groups()
-                found = labels.get(label, "")
-                if not (re.fullmatch(value, found) if operator == "=~" else found == value):
-                    return False
-            return True
-
-        firing = self.firing_labels()
-
-        def is_inhibited(labels):
-            return any(matches(rule["target_matchers"], labels) and matches(rule["source_matchers"], source)
-                       and all(labels.get(label) == source.get(label) for label in rule["equal"])
-                       for rule in inhibit_rules for source in firing if source is not labels)
-
-        return {labels["alertname"] for labels in firing if not is_inhibited(labels)}
-
-    def numbers(self, expression):
-        """Returns how many numbers the expression had since the start, NaN left out."""
-        now = time.time()
-        series = self.api("query_range", query=expression, start=self.began, end=now, step=1)["result"]
-        return sum(value != "NaN" for one in series for _, value in one["values"])
