@@ -100,9 +100,9 @@ pub(super) fn held(view: &View, is_meant: impl Fn(&HeldMoves) -> bool) -> Vec<St
 pub(super) fn slow_warm_step(view: &View, pod: &str, millis: u64) -> Option<String> {
     let is_slow = u128::from(millis) >= SLOW_WARM.as_millis();
     let has_others = view.pods.keys().any(|other| other != pod && obstacle(view, other).is_none());
-    let seconds = millis / 1000;
     (is_slow && has_others && !view.is_draining(pod)).then(|| {
-        format!("segue drain {pod}: it has warmed a partition for {seconds} s, and other pods accept partitions")
+        let lasts = super::lasting(millis);
+        format!("segue drain {pod}: it has warmed a partition for {lasts}, and other pods accept partitions")
     })
 }
 

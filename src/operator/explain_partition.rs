@@ -369,9 +369,8 @@ impl Explanation for PartitionReport {
             text += &format!("trouble     {what}\n");
         }
         if let Some(HeldLine { requests, routers, oldest_ms }) = &self.waiting {
-            let seconds = *oldest_ms as f64 / 1000.0;
-            let at = if *routers == 1 { "router" } else { "routers" };
-            text += &format!("waiting     {requests} requests at {routers} {at}, the oldest for {seconds:.1} s\n");
+            let (at, oldest) = (if *routers == 1 { "router" } else { "routers" }, super::lasting(*oldest_ms));
+            text += &format!("waiting     {requests} requests at {routers} {at}, the oldest for {oldest}\n");
         }
         for AskedParticipant { name, says, .. } in &self.routers {
             text += &says.as_ref().map_or(String::new(), |says| format!("router      {name}: {says}\n"));
@@ -477,7 +476,7 @@ mod tests {
     fn a_drain_of_the_pod_is_the_first_step_once_it_has_warmed_for_a_minute() {
         let steps = |age: u64| report(&warming(age)).next_steps;
         assert!(
-            steps(600_000)[0].starts_with("segue drain b: it has warmed a partition for 600 s"),
+            steps(600_000)[0].starts_with("segue drain b: it has warmed a partition for 10m0s"),
             "{:?}",
             steps(600_000)
         );

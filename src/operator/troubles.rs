@@ -17,7 +17,7 @@ use segue_protocol::records::{PodRecord, PodTrouble, RouterTroubles, TroubleKind
 use segue_protocol::view::View;
 use serde::{Deserialize, Serialize};
 
-use super::partitions;
+use super::{lasting, partitions};
 
 /// Most partitions that a line names.
 const MOST_NAMED: usize = 5;
@@ -134,7 +134,7 @@ impl TroubleReports {
             "{requests} requests held for {} ({}{more}), the oldest for {}; partition {first} {}",
             partitions(waiting.len()),
             named.join(", "),
-            seconds(oldest),
+            lasting(oldest),
             why_held(view, first)
         );
         Some(TroubleLine {
@@ -182,7 +182,7 @@ impl PodTroubles<'_> {
         let oldest_held_ms = waiting.map(|(trouble, age)| trouble.oldest_held_ms + age).max().unwrap_or_default();
         let (routers, of_routers) = (of_kind.count(), view.routers.len());
         let at = format!("{routers} of {of_routers} router{}", if of_routers == 1 { "" } else { "s" });
-        let lasts = seconds(for_ms);
+        let lasts = lasting(for_ms);
         let mut what = match kind {
             TroubleKind::Unreachable => format!("{name}: unreachable from {at} for {lasts}"),
             TroubleKind::Refuses => format!("{name}: refuses the requests of {at} for {lasts}"),
@@ -192,7 +192,7 @@ impl PodTroubles<'_> {
             TroubleKind::Unknown => format!("{name}: in trouble for {at} for {lasts}"),
         };
         if held_requests > 0 {
-            what += &format!("; {held_requests} requests held, the oldest for {}", seconds(oldest_held_ms));
+            what += &format!("; {held_requests} requests held, the oldest for {}", lasting(oldest_held_ms));
         }
         TroubleLine {
             pod: Some(name.clone()),
@@ -217,7 +217,7 @@ impl PodTroubles<'_> {
                 Some(left) => format!(
                     "wait: if its process is gone, its lease ends within {} and others take over; if you know that it is \
                      gone, segue forget pod {name} --force --yes",
-                    seconds(left)
+                    lasting(left)
                 ),
                 None => format!(
                     "its process is registered: look at its address {}, its network and segue explain {name}{or_drain}",
@@ -228,10 +228,6 @@ impl PodTroubles<'_> {
             _ => format!("look at its service and at segue explain {name}{or_drain}"),
         }
     }
-}
-
-fn seconds(millis: u64) -> String {
-    format!("{:.1} s", millis as f64 / 1000.0)
 }
 
 #[cfg(test)]
