@@ -69,9 +69,7 @@ impl From<BodyError> for AttemptError {
 #[inline]
 fn note_acceptance(shared: &WorkerContext, pod: &Pod) {
     shared.budgets.accepted(pod.slot);
-    if let Some(after) = pod.health.accepted() {
-        tracing::info!(pod = pod.name, address = pod.address, after, "pod accepts requests again");
-    }
+    pod.health.accepted();
 }
 
 /// Sends a request to the pod of its permit.
@@ -321,8 +319,10 @@ fn failure(request: &ForwardRequest, why: NoResponse, in_flight: Box<InFlight>) 
         NoResponse::Send(SendError::NotSent(error)) => {
             body.take_back();
             tracing::debug!(pod = in_flight.pod().name, %error, "a pod takes no request");
-            let bounce = if is_not_http2(&error) { Bounce::NotHttp2 } else { Bounce::Unprocessed };
-            AttemptError::Bounced(in_flight.undo(), bounce)
+            if is_not_http2(&error) {
+                in_flight.shared().upstream.note_not_http2(in_flight.pod());
+            }
+            AttemptError::Bounced(in_flight.undo(), Bounce::Unprocessed)
         }
         NoResponse::Send(SendError::Rejected(error)) => {
             tracing::debug!(pod = in_flight.pod().name, %error, "a pod ended two connections of a request; answering 502");

@@ -56,7 +56,7 @@ use crate::message::local_reply::{LocalReply, is_grpc};
 use crate::metrics::WorkerMetrics;
 use crate::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatches};
 use crate::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
-use crate::routing::table::{Bounce, Pod, Refusal};
+use crate::routing::table::Bounce;
 use crate::settings::ForwardSettings;
 
 /// One worker's data path.
@@ -304,7 +304,7 @@ fn put_back(shared: &WorkerContext, permit: Permit, bounce: Bounce) -> Result<Qu
     match bounce.consequences().refusal {
         Some(refusal) => {
             shared.budgets.refused(pod.slot, Instant::now());
-            note_refusal(&pod, refusal);
+            pod.health.refused(refusal);
         }
         // The budget paid for an attempt that was not made.
         None if bounce != Bounce::OverBudget && permit.was_refused_here() => shared.budgets.was_not_tried(pod.slot),
@@ -314,13 +314,6 @@ fn put_back(shared: &WorkerContext, permit: Permit, bounce: Bounce) -> Result<Qu
         tracing::debug!(pod = pod.name, "{refused_for_good}");
         LocalReply::NoOwner
     })
-}
-
-#[cold]
-fn note_refusal(pod: &Pod, how: Refusal) {
-    if let Some(in_a_row) = pod.health.refused(how) {
-        tracing::warn!(pod = pod.name, address = pod.address, ?how, in_a_row, "pod refuses requests; retrying");
-    }
 }
 
 #[cfg(test)]

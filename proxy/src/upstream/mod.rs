@@ -66,6 +66,7 @@ pub(crate) struct Upstream {
     spoken: [Cell<bool>; 3],
     shortage_noted: LogInterval,
     http2_noted: LogInterval,
+    not_http2_noted: LogInterval,
 }
 
 impl Upstream {
@@ -78,6 +79,7 @@ impl Upstream {
             spoken: Default::default(),
             shortage_noted: LogInterval::default(),
             http2_noted: LogInterval::default(),
+            not_http2_noted: LogInterval::default(),
         }
     }
 
@@ -218,6 +220,14 @@ impl Upstream {
     fn note_shortage(&self, error: &io::Error) {
         if self.shortage_noted.is_due() {
             tracing::warn!(%error, "no files or ports left for connections to pods; responding 503 overload");
+        }
+    }
+
+    /// Logs that a pod does not speak HTTP/2, in which its requests have to be sent.
+    #[cold]
+    pub(crate) fn note_not_http2(&self, pod: &Pod) {
+        if self.not_http2_noted.is_due() {
+            tracing::warn!(pod = pod.name, address = pod.address, "pod does not speak HTTP/2; retrying");
         }
     }
 

@@ -17,7 +17,8 @@ use crate::records::{HeldRequests, MAX_TROUBLES_LISTED, PodTrouble, RouterTroubl
 
 /// The time over which rates are compared.
 const WINDOW: Duration = Duration::from_secs(3);
-/// Consecutive refusals, or responses that broke off, from which on a pod is in trouble.
+/// Consecutive refusals, or responses that broke off, from which on a pod is in trouble. A pod that learns a little late what
+/// it owns refuses fewer.
 const IN_A_ROW: u32 = 5;
 /// Number of answers within [`WINDOW`] that say something about a pod.
 const ENOUGH: u64 = 10;
@@ -34,6 +35,11 @@ const LONG: Duration = Duration::from_secs(2);
 const OVER_AFTER: Duration = Duration::from_secs(5);
 /// Age from which on a request that waits is a trouble. Cutovers take less.
 const HELD_TOO_LONG: Duration = Duration::from_secs(1);
+
+/// Returns whether so many consecutive refusals, or responses that broke off, are a trouble of their pod.
+pub fn is_run_of_failures(in_a_row: u32) -> bool {
+    in_a_row >= IN_A_ROW
+}
 
 /// A life of a pod.
 type PodLife = (String, Incarnation);
@@ -174,7 +180,7 @@ impl<'sample> RecentTraffic<'sample> {
 
     /// Returns how the pod refuses all that it is sent, if it does.
     fn refusal(&self) -> Option<TroubleKind> {
-        let refuses = self.now.refused_in_a_row >= IN_A_ROW && self.unreachable + self.misdirected > 0;
+        let refuses = is_run_of_failures(self.now.refused_in_a_row) && self.unreachable + self.misdirected > 0;
         let kind = if self.unreachable >= self.misdirected { TroubleKind::Unreachable } else { TroubleKind::Refuses };
         refuses.then_some(kind)
     }
@@ -189,7 +195,7 @@ impl<'sample> RecentTraffic<'sample> {
 
     fn failures(&self) -> Option<String> {
         let PodSample { broken_in_a_row, .. } = *self.now;
-        if broken_in_a_row >= IN_A_ROW {
+        if is_run_of_failures(broken_in_a_row) {
             return Some(format!("its last {broken_in_a_row} responses broke off"));
         }
         let fails = self.answered >= ENOUGH && 2 * self.failed >= self.answered;

@@ -17,7 +17,7 @@ use crate::ids::{Incarnation, PartitionId};
 #[cfg(doc)]
 use crate::records::RouterTroubles;
 
-pub use self::assess::Assessor;
+pub use self::assess::{Assessor, is_run_of_failures};
 pub use self::schedule::{FIGURES_INTERVAL, ReportSchedule, ReportStep, WRITE_INTERVAL};
 
 /// A router's traffic, as seen at one moment.

@@ -14,8 +14,6 @@ pub enum Bounce {
     Misdirected,
     /// The pod read no request from the connection, or reported that it processed none.
     Unprocessed,
-    /// The pod does not speak HTTP/2, in which the request was sent.
-    NotHttp2,
     /// No connection could be made.
     Unreachable,
     /// No connection was tried, because the pod is backed off from.
@@ -38,10 +36,9 @@ pub(crate) struct Consequences {
 
 impl Bounce {
     /// All bounces, in the order of their numbers. Those with the same `cause` stand side by side.
-    pub const ALL: [Bounce; 7] = [
+    pub const ALL: [Bounce; 6] = [
         Bounce::Misdirected,
         Bounce::Unprocessed,
-        Bounce::NotHttp2,
         Bounce::Unreachable,
         Bounce::BackedOff,
         Bounce::OverBudget,
@@ -53,7 +50,6 @@ impl Bounce {
         let (cause, refusal, is_of_request) = match self {
             Bounce::Misdirected => ("misdirected", Some(Refusal::Misdirected), true),
             Bounce::Unprocessed => ("refused", Some(Refusal::Unreachable), true),
-            Bounce::NotHttp2 => ("refused", Some(Refusal::NotHttp2), true),
             Bounce::Unreachable => ("refused", Some(Refusal::Unreachable), false),
             Bounce::BackedOff | Bounce::OverBudget | Bounce::Severed => ("spared", None, false),
         };

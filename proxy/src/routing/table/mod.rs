@@ -35,7 +35,6 @@ pub(crate) use self::lasting::LastingId;
 pub use self::lasting::{ExchangeAges, OldestExchange};
 pub use self::limits::{AdmissionError, StashLimits, StashTotal};
 pub use self::pod_health::PodHealth;
-pub(crate) use self::pod_health::Refusal;
 pub use self::pod_traffic::CodeClass;
 pub(crate) use self::pod_traffic::{TrafficTotal, WorkerTraffic};
 pub use self::pods::Pod;
