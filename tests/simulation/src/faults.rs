@@ -1,4 +1,4 @@
-//! Faults: each begins at random, lasts a while, and is healed at the latest when the storm is over.
+//! Has faults happen: each begins at random, lasts a while, and is healed at the latest when the storm is over.
 //!
 //! # Invariants
 //!
@@ -10,158 +10,20 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use segue_coordination::store::Store as _;
 use segue_protocol::ids::{Incarnation, PartitionId};
-use segue_protocol::records::{PodLoad, PodRecord, PodStatus, Thousandths, encode};
-use segue_protocol::registration::clear;
+use segue_protocol::records::{PodLoad, PodStatus, Thousandths, encode};
 use segue_protocol::txn::{Compare, Keys, Op, Txn};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep};
 
-use crate::cluster::Cluster;
+use crate::by_hand::{by_hand, set_status};
 use crate::contract::Author;
-use crate::setting::Row;
+use crate::fault::Fault;
 use crate::site::{Member, Site};
 use crate::store_link::{Heartbeats, Refuses};
 use crate::world::World;
 
 /// The name of a router that joins for a while.
 const JOINING: &str = "r9";
-
-/// A kind of fault.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fault {
-    CrashPod,
-    CrashRouter,
-    CrashCoordinator,
-    ShutDownPod,
-    ShutDownRouter,
-    ShutDownCoordinator,
-    PausePod,
-    PauseRouter,
-    PauseCoordinator,
-    CutPod,
-    CutRouter,
-    CutCoordinator,
-    CutLink,
-    BreakExchanges,
-    SlowDisk,
-    StoreOutage,
-    BreakWatch,
-    StallWatch,
-    Compact,
-    DeleteHandoff,
-    OperatorDrains,
-    DrainPod,
-    /// A router and a pod lose the store together, but not each other.
-    CutTogether,
-    /// Another router joins, and leaves properly.
-    RouterJoins,
-    /// A pod sees nothing new although its calls go through.
-    StallPod,
-    /// Another hand puts the registration of a pod or router again, without its lease, and perhaps unreadable.
-    DetachKey,
-    /// The part of a process in one keyspace stands still, while its other parts and its requests go on. Only where a
-    /// process has several parts, so it is not among [`ALL`](Self::ALL).
-    PausePart,
-    /// The store answers and refuses writes. Only in some seeds, so it is not among [`ALL`](Self::ALL).
-    RefuseWrites,
-    /// The store is away for longer than a lease, and comes back as it was before. Only in some seeds, so it is not among
-    /// [`ALL`](Self::ALL).
-    StoreGoesBack,
-    /// A pod's heartbeats do not arrive, although its lease is renewed. This and the next two only where pods send
-    /// heartbeats.
-    SilenceHeartbeats,
-    /// A pod's heartbeats arrive late.
-    DelayHeartbeats,
-    /// Another hand writes a pod's heartbeat, absurd or unreadable.
-    ForgeHeartbeat,
-}
-
-impl Fault {
-    pub(crate) const ALL: [Fault; 26] = [
-        Fault::CrashPod,
-        Fault::CrashRouter,
-        Fault::CrashCoordinator,
-        Fault::ShutDownPod,
-        Fault::ShutDownRouter,
-        Fault::ShutDownCoordinator,
-        Fault::PausePod,
-        Fault::PauseRouter,
-        Fault::PauseCoordinator,
-        Fault::CutPod,
-        Fault::CutRouter,
-        Fault::CutCoordinator,
-        Fault::CutLink,
-        Fault::BreakExchanges,
-        Fault::SlowDisk,
-        Fault::StoreOutage,
-        Fault::BreakWatch,
-        Fault::StallWatch,
-        Fault::Compact,
-        Fault::DeleteHandoff,
-        Fault::OperatorDrains,
-        Fault::DrainPod,
-        Fault::CutTogether,
-        Fault::RouterJoins,
-        Fault::StallPod,
-        Fault::DetachKey,
-    ];
-
-    /// Those of heartbeats.
-    pub(crate) const OF_HEARTBEATS: [Fault; 3] =
-        [Fault::SilenceHeartbeats, Fault::DelayHeartbeats, Fault::ForgeHeartbeat];
-
-    /// Whether the protocol promises anything to pods of this row under the fault.
-    pub(crate) fn is_allowed(self, row: Row) -> bool {
-        match self {
-            // Only a log that refuses older epochs knows what no living process may remember.
-            Fault::StoreGoesBack => row == Row::Full,
-            // No router may die or lose its lease, and no exchange break with work in a pod.
-            Fault::CrashRouter
-            | Fault::ShutDownRouter
-            | Fault::PauseRouter
-            | Fault::CutRouter
-            | Fault::CutLink
-            | Fault::BreakExchanges
-            | Fault::StoreOutage
-            | Fault::StallWatch
-            | Fault::CutTogether
-            | Fault::RefuseWrites
-            | Fault::SlowDisk => row != Row::Plain,
-            _ => true,
-        }
-    }
-
-    /// Whether nothing is planned by a coordinator that does not know how far the store was. One that is new, or reaches the
-    /// store late, may be elected before the floor of epochs is raised.
-    pub(crate) fn spares_coordinators(self) -> bool {
-        !matches!(
-            self,
-            Fault::CrashCoordinator
-                | Fault::ShutDownCoordinator
-                | Fault::PauseCoordinator
-                | Fault::CutCoordinator
-                | Fault::StoreOutage
-                | Fault::PausePart
-                | Fault::RefuseWrites
-        )
-    }
-
-    /// Whether `independent` mode keeps its promises under it.
-    pub(crate) fn spares_single_router(self) -> bool {
-        matches!(
-            self,
-            Fault::CrashPod
-                | Fault::ShutDownPod
-                | Fault::CrashCoordinator
-                | Fault::ShutDownCoordinator
-                | Fault::PauseCoordinator
-                | Fault::CutCoordinator
-                | Fault::DrainPod
-                | Fault::OperatorDrains
-                | Fault::Compact
-        )
-    }
-}
 
 /// Has things go wrong until `until`.
 pub(crate) async fn storm(site: Rc<Site>, until: Instant) {
@@ -183,28 +45,6 @@ pub(crate) async fn storm(site: Rc<Site>, until: Instant) {
             // This one takes its time.
             let lasts = if *fault == Fault::StoreGoesBack { until - Instant::now() } else { lasts };
             spawn_local(befall(site.clone(), *fault, lasts));
-        }
-    }
-}
-
-/// An operator writes a pod's status by hand.
-async fn set_status(cluster: &Cluster, pod: &str, status: PodStatus) {
-    let world = &cluster.world;
-    world.look(Author::Other).await;
-    let own = world.contract.with_view(|view| view.pods.get(pod).cloned()).filter(|own| own.value.status != status);
-    let (Some(own), key) = (own, world.keys.pod(pod)) else { return };
-    let Ok(snapshot) = world.store.snapshot(&Keys::One(key.clone())).await else { return };
-    let Some(entry) = snapshot.entries.first() else { return };
-    let value = encode(&PodRecord { status, ..own.value });
-    let when = vec![Compare::unchanged_since(key.clone(), own.mod_revision)];
-    by_hand(cluster, Txn { when, then: vec![Op::Put { key, value, lease: entry.lease }], otherwise: None }).await;
-}
-
-/// The operator takes back what he has written.
-pub(crate) async fn undrain(site: &Site) {
-    for cluster in &site.clusters {
-        for pod in cluster.pods() {
-            set_status(cluster, &pod.member.process.name, PodStatus::Ready).await;
         }
     }
 }
@@ -231,36 +71,6 @@ pub(crate) fn heal(site: &Site) {
     }
     site.parts().iter().for_each(|part| part.resume());
     site.complete();
-}
-
-/// An operator forgets registrations that have stood without a lease for so long that nobody can be going to put them back.
-pub(crate) async fn forget(site: Rc<Site>) {
-    sleep(site.world().setting.lease_ttl * 2).await;
-    for cluster in &site.clusters {
-        forget_in(cluster).await;
-    }
-}
-
-async fn forget_in(cluster: &Cluster) {
-    let world = &cluster.world;
-    world.look(Author::Other).await;
-    let keys: Vec<String> =
-        world.contract.with_view(|view| view.leaseless().chain(view.malformed.keys().cloned()).collect());
-    for key in keys {
-        let Ok(snapshot) = world.store.snapshot(&Keys::One(key.clone())).await else { return };
-        if let Some(entry) = snapshot.entries.first().filter(|entry| entry.lease.is_none()) {
-            world.trace.event(format_args!("{key} is forgotten"));
-            by_hand(cluster, clear(&key, entry.mod_revision)).await;
-        }
-    }
-}
-
-fn refuse(world: &World, what: Refuses) {
-    *world.refuses.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = what;
-}
-
-fn disk(world: &World) -> std::sync::MutexGuard<'_, Duration> {
-    world.disk.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Restores a backup after an outage, unless the storm would be over by then.
@@ -501,14 +311,6 @@ async fn befall(site: Rc<Site>, fault: Fault, lasts: Duration) {
     }
 }
 
-async fn by_hand(cluster: &Cluster, txn: Txn) {
-    let world = &cluster.world;
-    world.look(Author::Other).await;
-    // An operator gives up when the store is out of reach.
-    let _ = world.store.commit(txn).await;
-    world.look(Author::Operator).await;
-}
-
 async fn pause(member: Option<&Member>, lasts: Duration) {
     let Some(Member { process, .. }) = member else { return };
     process.pause();
@@ -521,4 +323,12 @@ async fn cut(member: Option<&Member>, lasts: Duration) {
     link.set_cut(true);
     sleep(lasts).await;
     link.set_cut(false);
+}
+
+fn refuse(world: &World, what: Refuses) {
+    *world.refuses.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = what;
+}
+
+fn disk(world: &World) -> std::sync::MutexGuard<'_, Duration> {
+    world.disk.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -11,12 +11,14 @@
 //! ```
 #![allow(clippy::unwrap_used)]
 
+mod by_hand;
 mod byzantine;
 mod causes;
 mod client;
 mod cluster;
 mod contract;
 mod exchange;
+mod fault;
 mod faults;
 mod history;
 mod large;

@@ -13,6 +13,7 @@ use segue_protocol::ids::PartitionId;
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::{Instant, sleep};
 
+use crate::by_hand;
 use crate::client::client;
 use crate::cluster::Cluster;
 use crate::contract::Author;
@@ -104,7 +105,7 @@ async fn play(site: &Rc<Site>) {
         }
     }
     faults::heal(site);
-    spawn_local(faults::forget(site.clone()));
+    spawn_local(by_hand::forget(site.clone()));
     // Requests continue: a cluster must recover under load.
     let (deadline, quiet) = (Instant::now() + CALM, Instant::now() + Duration::from_secs(10));
     let mut why = Vec::new();
@@ -119,7 +120,7 @@ async fn play(site: &Rc<Site>) {
         goes_on.set(false);
         // Who was shutting down when the storm ended is gone only now, and may come back as an operator left it.
         site.complete();
-        faults::undrain(site).await;
+        by_hand::undrain(site).await;
         why = site.clusters.iter().flat_map(|cluster| what_is_not_well(cluster)).collect();
         if why.is_empty() {
             return;

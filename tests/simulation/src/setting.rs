@@ -15,7 +15,7 @@ use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
 use segue_protocol::planning::{Coordination, Policy, Strategy};
 use segue_protocol::records::{Capabilities, Mode};
 
-use crate::faults::Fault;
+use crate::fault::Fault;
 use crate::loads::Pattern;
 use crate::rng::Rng;
 
