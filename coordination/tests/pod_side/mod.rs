@@ -9,5 +9,6 @@ mod handoffs;
 mod heartbeats;
 mod life;
 mod requests;
+mod shutdown;
 mod sidecar;
 mod unhealthy;
