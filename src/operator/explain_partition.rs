@@ -8,6 +8,7 @@ use segue_protocol::view::View;
 
 use super::explain::{AskedParticipant, held, keyspace_steps, obstacle, slow_warm_step, store_step};
 use super::history::HandoffHistory;
+use super::no_partition;
 use super::partition_report::{Candidate, CheckpointReport, HandoffReport, PartitionReport, PlacementVerdict};
 use super::plan::{PlannedMove, moves};
 use super::standing::owned;
@@ -39,7 +40,7 @@ fn partition_report(
 ) -> Result<PartitionReport, String> {
     let count = view.partitions();
     if partition.get() >= count {
-        return Err(format!("there is no partition {partition}: the keyspace has {count}"));
+        return Err(no_partition(partition, count));
     }
     let assignment = view.assignments.get(&partition).map(|assignment| &assignment.value);
     let of_store = refusal.map(WaitLine::for_store);

@@ -27,6 +27,8 @@ use segue_coordination::store::{Store, StoreError};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::HistoryEntry;
+use segue_protocol::txn::Keys;
+use segue_protocol::view::View;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::runtime::Handle;
@@ -34,8 +36,8 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::lasting;
 use super::resting::{ActiveBackOff, resting};
+use super::{lasting, no_partition};
 
 /// How long a reading serves further readers of the admin endpoint.
 const FRESH: Duration = Duration::from_secs(1);
@@ -153,6 +155,8 @@ struct HistoryPage {
     at: Instant,
     /// The handoffs, the newest first, each with its JSON after a comma.
     handoffs: Vec<(PartitionId, Bytes)>,
+    /// Number of partitions of the keyspace.
+    partitions: u32,
     unreadable: usize,
     /// What rests after failed moves, as JSON.
     resting: String,
@@ -184,7 +188,10 @@ async fn answer(
         return unavailable("busy", format!("{MAX_RESPONSES} clients are reading the history; try again"));
     };
     match reader.read().await {
-        Ok(reading) => ([(header::CONTENT_TYPE, "application/json")], reading.body(&asked, place)).into_response(),
+        Ok(reading) => match asked.partition.filter(|partition| reading.lacks(*partition)) {
+            Some(partition) => refusal(StatusCode::NOT_FOUND, "not-found", no_partition(partition, reading.partitions)),
+            None => ([(header::CONTENT_TYPE, "application/json")], reading.body(&asked, place)).into_response(),
+        },
         Err(error) => unavailable("store-unavailable", format!("the history cannot be read: {error}")),
     }
 }
@@ -209,21 +216,30 @@ impl HistoryReader {
             return Ok(reading.clone());
         }
         let (store, keys) = (self.store.clone(), self.keys.clone());
-        let reading = self.runtime.spawn(async move { HandoffHistory::read(store.as_ref(), &keys, None).await });
-        let history = AbortOnDropHandle::new(reading).await;
-        let history = history.unwrap_or_else(|error| Err(StoreError::Unavailable(error.to_string().into())))?;
-        let reading = Arc::new(HistoryPage::of(&history));
+        let reading = self.runtime.spawn(async move {
+            let history = HandoffHistory::read(store.as_ref(), &keys, None).await?;
+            let config = store.snapshot(&Keys::One(keys.config())).await?;
+            Ok(HistoryPage::of(&history, View::from_snapshot(keys, config).partitions()))
+        });
+        let page = AbortOnDropHandle::new(reading).await;
+        let page = page.unwrap_or_else(|error| Err(StoreError::Unavailable(error.to_string().into())))?;
+        let reading = Arc::new(page);
         *last = Some(reading.clone());
         Ok(reading)
     }
 }
 
 impl HistoryPage {
-    fn of(history: &HandoffHistory) -> Self {
+    fn of(history: &HandoffHistory, partitions: u32) -> Self {
         let text = |entry: &HistoryEntry| (entry.partition, Bytes::from(format!(",{}", json!(entry))));
         let handoffs = history.handoffs.iter().map(text).collect();
         let resting = json!(history.resting).to_string();
-        HistoryPage { at: Instant::now(), handoffs, unreadable: history.unreadable, resting }
+        HistoryPage { at: Instant::now(), handoffs, partitions, unreadable: history.unreadable, resting }
+    }
+
+    /// Returns whether there is no such partition, and no handoff of one.
+    fn lacks(&self, partition: PartitionId) -> bool {
+        partition.get() >= self.partitions && self.handoffs.iter().all(|(of, _)| *of != partition)
     }
 
     /// Returns a body with the handoffs that are asked for. It keeps its place until it has been sent.
@@ -328,15 +344,19 @@ mod tests {
     #[tokio::test]
     async fn responses_share_their_content_and_only_a_few_are_sent_at_a_time() {
         let store = MemoryStore::new();
+        let put = async |key, value: String| {
+            let then = vec![Op::Put { key, value: value.into(), lease: None }];
+            store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+        };
+        put(keys().config(), r#"{"partitions":8}"#.to_owned()).await;
         for number in 1..=20_u32 {
             let text =
                 format!(r#"{{"handoff":{number},"partition":{},"to":"w","epoch":1,"result":"completed"}}"#, number % 2);
             let key =
                 keys().history_entry(PartitionId::new(number % 2), HandoffId::created_at(Revision::new(number.into())));
-            let then = vec![Op::Put { key, value: text.into(), lease: None }];
-            store.commit(Txn { then, ..Txn::default() }).await.unwrap();
+            put(key, text).await;
         }
-        let routes = routes(Arc::new(store), keys());
+        let routes = routes(Arc::new(store.clone()), keys());
         let numbers = async |query: &str| {
             let body = to_bytes(ask(&routes, query).await.into_body(), 1 << 20).await.unwrap();
             let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
@@ -346,6 +366,11 @@ mod tests {
         assert_eq!(numbers("").await, (1..=20).rev().collect::<Vec<_>>());
         assert_eq!(numbers("?partition=1&limit=2").await, [19, 17]);
         assert_eq!(numbers("?partition=7").await, [0; 0]);
+        let absent = ask(&routes, "?partition=8").await;
+        assert_eq!(absent.status(), StatusCode::NOT_FOUND);
+        let said = to_bytes(absent.into_body(), 1 << 10).await.unwrap();
+        let expected = json!({ "error": "there is no partition 8: the keyspace has 8", "reason": "not-found" });
+        assert_eq!(serde_json::from_slice::<serde_json::Value>(&said).unwrap(), expected);
         let refused = ask(&routes, "?limit=-1").await;
         assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
         assert_eq!(refused.headers()["content-type"], "application/json");

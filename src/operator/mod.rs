@@ -240,6 +240,11 @@ fn ensure_known(view: &View, pod: &str) -> Result<(), OperatorError> {
     Err(OperatorError::Refused(format!("no pod {pod} is registered or owns a partition; registered are: {pods}")))
 }
 
+/// Returns why nothing can be said of a partition that a keyspace of so many does not have.
+fn no_partition(partition: PartitionId, partitions: u32) -> String {
+    format!("there is no partition {partition}: the keyspace has {partitions}")
+}
+
 /// Returns a duration in milliseconds for people.
 fn lasting(millis: u64) -> String {
     readable(Duration::from_millis(millis))

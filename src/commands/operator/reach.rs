@@ -215,27 +215,20 @@ impl Reach {
         partition: Option<PartitionId>,
         limit: usize,
     ) -> Result<HandoffHistory, CommandFailure> {
-        let history = match self {
-            Reach::Store(link) => link.history(partition).await?.newest(limit),
+        match self {
+            Reach::Store(link) => {
+                let history = link.history(partition).await?;
+                if let Some(partition) = partition.filter(|_| history.handoffs.is_empty()) {
+                    // A partition that does not exist is refused.
+                    link.explain_partition(partition).await?;
+                }
+                Ok(history.newest(limit))
+            }
             Reach::Server(server) => {
                 let of = partition.map_or(String::new(), |partition| format!("&partition={partition}"));
-                read(server, server.get(&format!("/v1/history?limit={limit}{of}"), Duration::ZERO).await?)?
+                read(server, server.get(&format!("/v1/history?limit={limit}{of}"), Duration::ZERO).await?)
             }
-        };
-        // A partition that does not exist has no history either.
-        if let Some(partition) = partition.filter(|_| history.handoffs.is_empty()) {
-            self.ensure_exists(partition).await?;
         }
-        Ok(history)
-    }
-
-    /// Fails unless the keyspace has this partition.
-    async fn ensure_exists(&self, partition: PartitionId) -> Result<(), CommandFailure> {
-        match self {
-            Reach::Store(link) => drop(link.explain_partition(partition).await?),
-            Reach::Server(server) => drop(server.get(&format!("/v1/partitions/{partition}"), Duration::ZERO).await?),
-        }
-        Ok(())
     }
 
     /// Returns the settings of the keyspace by name.

@@ -252,6 +252,7 @@ fn every_process_tells_how_handoffs_ended() {
     let answer: Value = serde_json::from_str(&body).unwrap();
     assert_eq!((status, &answer["handoffs"]), (200, &serde_json::json!([last])));
     assert_eq!(get(admin, "/v1/history?partition=x").unwrap().0, 400);
+    assert_eq!(get(admin, "/v1/history?partition=99999").unwrap().0, 404);
 
     // A pod that never gets warm.
     cluster.put(|keys| keys.pod("w-9"), r#"{"pod_name":"w-9","address":"127.0.0.1:1"}"#, true);
