@@ -41,14 +41,14 @@ impl TroubleReporter {
     pub(super) async fn run(self) {
         let began = Instant::now();
         let (mut assessor, mut schedule) = (Assessor::default(), ReportSchedule::default());
-        let mut log = TroubleLog::default();
+        let (mut log, mut written) = (TroubleLog::default(), BTreeSet::new());
         let mut ticks = interval(WRITE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let now = ticks.tick().await - began;
             let mut troubles = assessor.assess(now, self.plane.sample());
             (troubles.router_name, troubles.incarnation) = (self.router.clone(), self.life.0);
-            log.follow(&troubles);
+            log.follow(&troubles, &written);
             self.observer.troubles(&troubles);
             let Some(step) = schedule.due(now, &troubles) else { continue };
             troubles.at = unix_millis();
@@ -58,6 +58,10 @@ impl TroubleReporter {
             }
             // The life whose key is gone has ended, so there is nothing more to write.
             schedule.written(began.elapsed(), &troubles, committed.is_ok());
+            if committed.is_ok() {
+                written = troubles.pods.iter().map(trouble).collect();
+                log.follow(&troubles, &written);
+            }
         }
     }
 
@@ -80,9 +84,13 @@ struct TroubleLog {
 }
 
 impl TroubleLog {
-    fn follow(&mut self, troubles: &RouterTroubles) {
-        let present: BTreeSet<_> = troubles.pods.iter().map(trouble).collect();
-        for pod in troubles.pods.iter().filter(|pod| !self.pods.contains(&trouble(pod))) {
+    /// Tells what has changed. `written`: the troubles that the store has. A pod refuses too when it cannot reach the store,
+    /// and is not blamed by a router that cannot reach it either.
+    fn follow(&mut self, troubles: &RouterTroubles, written: &BTreeSet<LoggedTrouble>) {
+        let is_certain = |one: &LoggedTrouble| one.2 != TroubleKind::Refuses || written.contains(one);
+        let present: BTreeSet<_> = troubles.pods.iter().map(trouble).filter(is_certain).collect();
+        let is_new = |one: &LoggedTrouble| present.contains(one) && !self.pods.contains(one);
+        for pod in troubles.pods.iter().filter(|pod| is_new(&trouble(pod))) {
             let PodTrouble { pod_name, kind, figures, held_requests, .. } = pod;
             warn!(pod = pod_name, trouble = kind.as_str(), figures, held = held_requests, "clients of a pod suffer");
         }
@@ -107,4 +115,32 @@ impl TroubleLog {
 
 fn trouble(pod: &PodTrouble) -> LoggedTrouble {
     (pod.pod_name.clone(), pod.incarnation, pod.kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use segue_protocol::ids::Revision;
+
+    use super::*;
+
+    #[test]
+    fn a_pod_that_refuses_is_blamed_only_by_a_router_that_reaches_the_store() {
+        let pod = |name: &str, kind| PodTrouble {
+            pod_name: name.to_owned(),
+            incarnation: Incarnation::registered_at(Revision::new(3)),
+            kind,
+            for_ms: 2_000,
+            figures: String::new(),
+            held_requests: 0,
+            oldest_held_ms: 0,
+        };
+        let pods = vec![pod("refuses", TroubleKind::Refuses), pod("gone", TroubleKind::Unreachable)];
+        let troubles = RouterTroubles { pods, ..RouterTroubles::default() };
+        let (mut log, mut written) = (TroubleLog::default(), BTreeSet::new());
+        log.follow(&troubles, &written);
+        assert_eq!(log.pods, BTreeSet::from([trouble(&troubles.pods[1])]));
+        written.extend(troubles.pods.iter().map(trouble));
+        log.follow(&troubles, &written);
+        assert_eq!(log.pods, written);
+    }
 }
