@@ -10,6 +10,7 @@ use super::explain::{AskedParticipant, held, keyspace_steps, obstacle, slow_warm
 use super::history::HandoffHistory;
 use super::no_partition;
 use super::partition_report::{Candidate, CheckpointReport, HandoffReport, PartitionReport, PlacementVerdict};
+use super::placement::Placing;
 use super::plan::{PlannedMove, moves};
 use super::standing::owned;
 use super::status::checkpoint_age;
@@ -28,12 +29,14 @@ pub(super) fn partition(
     history: HandoffHistory,
     refusal: Option<&str>,
 ) -> Result<PartitionReport, String> {
-    partition_report(view, &preview(view, policy), partition, history, refusal)
+    let plan = preview(view, policy);
+    partition_report(view, &plan, &Placing::of(view, policy, &plan), partition, history, refusal)
 }
 
 fn partition_report(
     view: &View,
     plan: &Plan,
+    placing: &Placing<'_>,
     partition: PartitionId,
     history: HandoffHistory,
     refusal: Option<&str>,
@@ -94,8 +97,9 @@ fn partition_report(
         next_steps: Vec::new(),
         doubt: Some("its routers were not asked".to_owned()),
     };
-    report.candidates = view.pods.keys().map(|pod| candidate(view, &report, pod)).collect();
+    report.candidates = view.pods.keys().map(|pod| candidate(view, placing, &report, pod)).collect();
     report.next_steps = partition_steps(view, &report, refusal);
+    report.next_steps.extend(placing.step(partition));
     Ok(report)
 }
 
@@ -145,7 +149,7 @@ fn resting_routers(view: &View) -> Vec<AskedParticipant> {
     asked.collect()
 }
 
-fn candidate(view: &View, report: &PartitionReport, pod: &str) -> Candidate {
+fn candidate(view: &View, placing: &Placing<'_>, report: &PartitionReport, pod: &str) -> Candidate {
     let owns = owned(view, pod);
     let pin = view.intentions.pin(report.partition).map(|pin| pin.value.to.as_str());
     let of_handoff = report.handoff.as_ref().filter(|handoff| handoff.to == pod);
@@ -168,7 +172,7 @@ fn candidate(view: &View, report: &PartitionReport, pod: &str) -> Candidate {
     } else if report.resting.iter().any(|rest| rest.of != BackOffSubject::Partition && rest.pod == pod) {
         (PlacementVerdict::No, "it rests after a failed move".to_owned())
     } else {
-        (PlacementVerdict::No, "the strategy places the partition elsewhere".to_owned())
+        (PlacementVerdict::No, placing.elsewhere(report.partition, pod))
     };
     Candidate { pod: pod.to_owned(), verdict, reason, owns }
 }

@@ -22,6 +22,7 @@ mod order;
 mod participants;
 mod partition_report;
 mod perform;
+mod placement;
 mod plan;
 mod process;
 mod process_status;

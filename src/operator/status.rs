@@ -103,6 +103,15 @@ pub struct PodLine {
     pub status: PodStatus,
     /// Number of partitions that the pod owns.
     pub partitions: usize,
+    /// The pod's share relative to the others'. `None` from an earlier version.
+    #[serde(default)]
+    pub weight: Option<f64>,
+    /// The zone that the pod runs in.
+    #[serde(default)]
+    pub zone: Option<String>,
+    /// The version of the pod's service.
+    #[serde(default)]
+    pub version: Option<String>,
     /// The pod's capabilities in a handoff.
     pub capabilities: Vec<String>,
     /// The load of the last heartbeat.
@@ -261,6 +270,9 @@ impl KeyspaceStatus {
                     address: pod.value.address.clone(),
                     status: if view.is_draining(name) { PodStatus::Draining } else { pod.value.status },
                     partitions: owned(name, pod.incarnation()).partitions,
+                    weight: Some(pod.value.weight.into()),
+                    zone: pod.value.zone.clone(),
+                    version: pod.value.version.clone(),
                     capabilities: pod.value.capabilities.into(),
                     load: view.load(name).map(|load| load.total.into()),
                     heartbeat_age_ms: heartbeat_age(view, name, now).map(|(age, _)| age),

@@ -83,6 +83,15 @@ impl KeyspaceStatus {
             let (name, status, owns) = (&pod.name, format!("{:?}", pod.status), pod.partitions);
             let can = or_none(&pod.capabilities.join(", ")).to_owned();
             write!(out, "  {name:width$}  {status:status_width$}  owns {owns:>4}  at {}  can {can}", pod.address)?;
+            if let Some(weight) = pod.weight.filter(|weight| *weight != 1.0) {
+                write!(out, "  weight {weight}")?;
+            }
+            if let Some(zone) = &pod.zone {
+                write!(out, "  zone {zone}")?;
+            }
+            if let Some(version) = &pod.version {
+                write!(out, "  version {version}")?;
+            }
             if let Some(load) = pod.load {
                 write!(out, "  load {load:.1}")?;
             }
