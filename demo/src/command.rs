@@ -35,8 +35,8 @@ pub struct DemoArgs {
     /// Number of clients that send one request at a time.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     clients: u32,
-    /// Requests per second, over all clients; 0 sends as fast as possible.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    /// Requests per second, over all clients; 0 sends as fast as possible, and shows the latencies of a saturated machine.
+    #[arg(long, value_name = "N", default_value_t = 2_000)]
     rate: u32,
     /// Seed for the choice of pods, keys and moments; the same seed makes the same choices. Default: random.
     #[arg(long, value_name = "N")]

@@ -15,7 +15,7 @@ use super::clock;
 use super::history::History;
 use super::load::Gauge;
 use super::options;
-use super::report::{micros, thousands};
+use super::report::{WIDTH, micros, thousands, wrapped};
 use super::timeline::{ScenarioStep, Timeline, changes};
 
 const FRAME: Duration = Duration::from_millis(100);
@@ -133,7 +133,7 @@ async fn show(screen: Screen, watched: DemoGauges) {
             finished += 1;
             let text = finished_step(step);
             match &screen {
-                Screen::Live(bars) => drop(bars.all.println(text)),
+                Screen::Live(bars) => drop(bars.all.println(wrapped(&text, WIDTH, 11))),
                 _ => line(&text),
             }
         }

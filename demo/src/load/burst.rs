@@ -38,6 +38,7 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Clie
     let mut sequences = vec![0_u64; partitions as usize];
     let (mut sent, mut id) = (0, u64::from(number) << 32);
     let (mut connection, mut place): (_, Arc<str>) = (None, "".into());
+    let (interval, mut due) = (settings.interval(), clock::now());
     while !common.stop.is_cancelled() {
         let Some(ClientConnection::Http2(sender, _)) = &mut connection else {
             let router = &settings.routers[random.random_range(0..settings.routers.len())];
@@ -55,6 +56,7 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Clie
         let partition = moving.unwrap_or_else(|| PartitionId::new(random.random_range(0..partitions)));
         let key = settings.clients * KEYS + number * partitions + partition.get();
         let sequence = &mut sequences[partition.index()];
+        let began = clock::now();
         let mut members = Vec::new();
         for _ in 0..random.random_range(2..=LENGTH) {
             (*sequence, sent) = (*sequence + 1, sent + 1);
@@ -86,8 +88,13 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Clie
         if taken_by.is_none() || answers.iter().any(broken) {
             connection = None;
         }
+        // A client that was held does not make up for it: its bursts would come one upon the other.
+        due = due.max(began) + interval * answers.len() as u64;
         exchanges.append(&mut answers);
-        let pause = Duration::from_micros(random.random_range(500..4_000));
+        let pause = match interval {
+            0 => Duration::from_micros(random.random_range(500..4_000)),
+            _ => Duration::from_nanos(due.saturating_sub(clock::now())),
+        };
         common.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
     exchanges

@@ -52,7 +52,7 @@ pub struct LoadSettings {
     pub clients: u32,
     /// The number of further burst clients.
     pub bursts: u32,
-    /// Requests per second, over all steady clients; 0 sends as fast as possible.
+    /// Requests per second, over all clients, those of bursts among them; 0 sends as fast as possible.
     pub rate: u32,
     /// How long a request may go without a response: longer than a router may take for one.
     pub patience: Duration,
@@ -245,6 +245,17 @@ fn understand(status: StatusCode, headers: &HeaderMap) -> Reply {
     let answered_by =
         text(&names::WRITER).zip(number(&names::EPOCH)).map(|(pod, epoch)| (pod.into(), Epoch::new(epoch)));
     Reply { outcome, answered_by, seen: number(&names::SEQUENCE).unwrap_or(0) }
+}
+
+impl LoadSettings {
+    /// Returns the time between two requests of a client; 0: none.
+    fn interval(&self) -> Nanos {
+        let clients = u64::from(self.clients) + u64::from(self.bursts);
+        match self.rate {
+            0 => 0,
+            rate => clock::nanos(Duration::from_secs(clients) / rate),
+        }
+    }
 }
 
 /// Returns when the next request of a client that sends every `interval` is due; 0: at once.

@@ -52,13 +52,9 @@ struct Writes {
 }
 
 pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<ClientExchange> {
-    let (stop, settings) = (common.stop.clone(), common.settings.clone());
+    let (stop, interval) = (common.stop.clone(), common.settings.interval());
     let mut client = Client::new(common, number, seed);
     let mut exchanges = Vec::new();
-    let interval = match settings.rate {
-        0 => 0,
-        rate => clock::nanos(Duration::from_secs(u64::from(settings.clients)) / rate),
-    };
     let mut due = clock::now() + if interval > 0 { client.random.random_range(0..interval) } else { 0 };
     let mut writes = [Writes::default(); KEYS as usize];
     let mut aside = JoinSet::new();

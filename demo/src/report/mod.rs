@@ -12,7 +12,7 @@ use super::check::Harm;
 use super::measure::{Distribution, Latencies};
 use super::record::{ClientExchange, Outcome};
 use super::timeline::ScenarioStep;
-pub(super) use text::{micros, thousands};
+pub(super) use text::{WIDTH, micros, thousands, wrapped};
 
 /// The findings of a run.
 #[derive(Debug, Clone, Serialize)]

@@ -6,6 +6,11 @@ use super::super::measure::Distribution;
 use super::super::timeline::ScenarioStep;
 use super::Report;
 
+/// Columns of the narrowest terminal that the text fits.
+pub(crate) const WIDTH: usize = 80;
+/// Column at which the values begin.
+const VALUES: usize = 24;
+
 impl Display for Report {
     fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
         writeln!(out)?;
@@ -68,7 +73,8 @@ impl Report {
             write!(out, "    lost {lost}, duplicated {duplicated}, misrouted {misrouted}, reordered {reordered}, ")?;
             writeln!(out, "two writers at once {dual_writer_overlaps}")?;
             for (name, examples) in &self.harm {
-                examples.iter().try_for_each(|example| writeln!(out, "    {name}: {example}"))?;
+                let lines = |example: &String| wrapped(&format!("    {name}: {example}"), WIDTH, 6);
+                examples.iter().try_for_each(|example| writeln!(out, "{}", lines(example)))?;
             }
             return Ok(());
         }
@@ -80,41 +86,65 @@ impl Report {
             );
         }
         let mark = if self.sound { "✔" } else { "✘" };
-        write!(out, "  {mark} nothing lost, doubled, misrouted or reordered: {} requests", thousands(self.requests))?;
+        let requests = thousands(self.requests);
+        let mut text = format!("  {mark} nothing lost, doubled, misrouted or reordered: {requests} requests");
         if self.cutovers > 0 {
             let pause = &self.cutover_pause_us;
             let [p50, p99, max] = [pause.p50, pause.p99, pause.max].map(micros);
-            write!(out, ", {} cutovers, pause p50 {p50} / p99 {p99} / max {max}", thousands(self.cutovers))?;
+            text += &format!(", {} cutovers, pause p50 {p50} / p99 {p99} / max {max}", thousands(self.cutovers));
         }
         if self.unsettled > 0 {
-            write!(out, "; but {} partitions had not found their place at the end", self.unsettled)?;
+            text += &format!("; but {} partitions had not found their place at the end", self.unsettled);
         }
-        writeln!(out)
+        writeln!(out, "{}", wrapped(&text, WIDTH, 4))
     }
 }
 
 fn steps(out: &mut Formatter<'_>, steps: &[ScenarioStep]) -> fmt::Result {
-    let widest = steps.iter().map(|step| step.what.chars().count()).max().unwrap_or(0);
-    writeln!(
-        out,
-        "  {:>7}  {:<widest$} {:>9} {:>10}  pause p50 / max",
-        "at", "what happened", "handoffs", "settled in"
-    )?;
+    let widest = steps.iter().map(|step| step.what.chars().count()).max().unwrap_or(0).min(WIDEST_STEP);
+    writeln!(out, "  {:>7}  {:<widest$}  handoffs  settled in  pause p50 / max", "at", "what happened")?;
     for step in steps {
         let at = format!("{:.1} s", step.at_ms as f64 / 1e3);
         let took = step.took_ms.map_or("never".to_owned(), |took| micros(took * 1_000));
-        write!(out, "  {at:>7}  {:<widest$} {:>9} {took:>10}", step.what, step.handoffs)?;
+        let what = wrapped(&step.what, widest, 0);
+        let mut lines = what.lines();
+        let first = lines.next().unwrap_or("");
+        write!(out, "  {at:>7}  {first:<widest$}  {:>8}  {took:>10}", step.handoffs)?;
         let [p50, max] = [step.pause_us.p50, step.pause_us.max].map(micros);
         match step.pause_us.count {
             0 => writeln!(out)?,
             _ => writeln!(out, "  {p50} / {max}")?,
         }
+        lines.try_for_each(|line| writeln!(out, "  {:7}  {line}", ""))?;
     }
     writeln!(out)
 }
 
+/// What of a line is left for a step beside the other columns.
+const WIDEST_STEP: usize = 29;
+
 fn row(out: &mut Formatter<'_>, name: &str, value: impl Display) -> fmt::Result {
-    writeln!(out, "  {name:<22}{value}")
+    let name = format!("  {name:<22}");
+    let lines = wrapped(&value.to_string(), WIDTH - VALUES, 0);
+    let indented = lines.replace('\n', &format!("\n{:VALUES$}", ""));
+    writeln!(out, "{name}{indented}")
+}
+
+/// Breaks a line between words, so that none is wider than `width` unless a word is. Further lines begin with `indent`
+/// spaces.
+pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> String {
+    let (mut lines, mut column) = (String::new(), 0);
+    for word in text.split_inclusive(' ') {
+        let length = word.trim_end().chars().count();
+        if column > indent && column + length > width && length > 0 {
+            lines.truncate(lines.trim_end().len());
+            lines += &format!("\n{:indent$}", "");
+            column = indent;
+        }
+        lines += word;
+        column += word.chars().count();
+    }
+    lines
 }
 
 struct Latency<'a>(&'a Distribution);
@@ -155,9 +185,41 @@ mod tests {
         assert!(!failed.proves(), "nothing was harmed, and nothing was tried");
         let said = failed.to_string();
         assert!(said.contains("✘ no request succeeded") && !said.contains("✔"), "{said}");
-        assert!(said.contains("3 × 501 unanswered") && said.contains("only if it was acknowledged"), "{said}");
+        assert!(said.contains("3 × 501 unanswered") && said.contains("a write is lost only if it"), "{said}");
         let said = Report { ok: 3, errors: Default::default(), ..failed }.to_string();
         assert!(said.contains("✔ nothing lost") && !said.contains("acknowledged"), "{said}");
+    }
+
+    #[test]
+    fn lines_fit_the_terminal() {
+        assert_eq!(wrapped("  one two three", 80, 4), "  one two three");
+        assert_eq!(wrapped("  one two three", 9, 4), "  one two\n    three");
+        assert_eq!(wrapped("a word-that-is-too-wide", 6, 0), "a\nword-that-is-too-wide");
+        let step = ScenarioStep { what: "writer-3, writer-4 and writer-5 leave, to begin again".into(), ..step() };
+        let distribution = Distribution { count: 1_234_567, p50: 8_700, p99: 35_000, p999: 250_000, max: 1_300_000 };
+        let report = Report::of_load(1, std::time::Duration::from_secs(1), &[], &crate::check::Harm::default());
+        let mut report = Report { steps: vec![step], ok: 1, cutovers: 1_234, requests: 1_234_567, ..report };
+        report.latency_us.steady = distribution;
+        report.latency_us.during_cutovers = distribution;
+        report.failover_pause_us = distribution;
+        report.cutover_pause_us = distribution;
+        let text = report.to_string();
+        for line in text.lines() {
+            assert!(line.chars().count() <= WIDTH, "{line:?}");
+        }
+        assert!(text.contains("writer-5 leave, to begin\n           again"), "{text}");
+    }
+
+    fn step() -> ScenarioStep {
+        ScenarioStep {
+            scenario: "scale-up",
+            what: String::new(),
+            at_ms: 123_400,
+            took_ms: Some(12_345),
+            handoffs: 123,
+            pauses: Vec::new(),
+            pause_us: Distribution { count: 9, p50: 8_700, p99: 35_000, p999: 250_000, max: 1_300_000 },
+        }
     }
 
     #[test]
