@@ -138,6 +138,7 @@ const GUIDES: &[CommandGuide] = &[
         &[
             ("segue explain 7", "Tell why partition 7 is where it is, and what its handoff waits for."),
             ("segue explain writer-1", "Tell what pod writer-1 has, gets, gives up and works on."),
+            ("segue explain --key 4711", "Tell which partition and pod the key 4711 belongs to."),
         ],
     )
     .reaching(),

@@ -126,7 +126,7 @@ enum Command {
     /// all moves, including those that would wait for a place in the budget. The leader delays moves that have failed;
     /// this command does not know them.
     Plan(operator::PlanArgs),
-    /// Explain the state of a partition or a pod: reasons, participants that it waits for, and next steps.
+    /// Explain the state of a partition, a pod or a key: reasons, participants that it waits for, and next steps.
     Explain(operator::ExplainArgs),
     /// Show the handoffs that have ended: result, duration of the phases, pauses, held and severed requests, reason.
     ///

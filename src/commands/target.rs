@@ -14,6 +14,9 @@ use super::store::{CONFIG_VARIABLE, CONNECTION, StoreArgs, variable};
 const SERVER_VARIABLE: &str = "SEGUE_SERVER";
 const TOKEN_FILE_VARIABLE: &str = "SEGUE_TOKEN_FILE";
 
+/// The option for the private key of the client certificate in `explain`, where `--key` is the key of a request.
+pub(super) const TLS_KEY: &str = "tls-key";
+
 /// The admin endpoints that are asked without any other choice: that of the package, and the default of `admin.listen`.
 pub(super) const LOCAL_ENDPOINTS: [&str; 2] = ["unix:/run/segue/admin.sock", "http://127.0.0.1:9090"];
 

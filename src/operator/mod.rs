@@ -13,6 +13,7 @@
 mod change;
 mod decision;
 mod explain;
+mod explain_key;
 mod explain_partition;
 mod explain_pod;
 mod forget;
@@ -55,6 +56,7 @@ use self::history::HandoffHistory;
 use self::troubles::TroubleReports;
 
 pub(crate) use self::explain::Explanation;
+pub(crate) use self::explain_key::KeyReport;
 pub(crate) use self::explain_pod::PodReport;
 pub(crate) use self::forget::RegistrationKind;
 pub(crate) use self::order::{Action, ActionOutcome, GivenOwners, OperationId, Order};

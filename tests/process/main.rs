@@ -15,6 +15,7 @@ mod demo_harm;
 mod explain_grpc_pod;
 mod hooks;
 mod hot_restart;
+mod keys;
 mod keyspace_limits;
 mod keyspaces;
 mod layered_router;

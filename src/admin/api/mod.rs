@@ -106,6 +106,7 @@ impl Api {
         Router::new()
             .route("/v1/partitions/{partition}", get(read::partition))
             .route("/v1/partitions/{partition}/pin", put(write::pin).delete(write::unpin))
+            .route("/v1/keys", get(read::key))
             .route("/v1/pods/{pod}", get(read::pod).delete(write::forget_pod))
             .route("/v1/pods/{pod}/drain", post(write::drain).delete(write::undrain))
             .route("/v1/routers", get(read::routers))

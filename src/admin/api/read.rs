@@ -79,6 +79,20 @@ pub(super) async fn partition(
     explained(&api, explain.await, ask).await
 }
 
+/// `key=KEY`, and whether to ask.
+#[derive(Debug, Deserialize)]
+pub(super) struct KeyQuery {
+    key: String,
+    #[serde(default)]
+    ask: bool,
+}
+
+pub(super) async fn key(State(api): State<Arc<Api>>, query: QueryOf<KeyQuery>) -> Answer {
+    let KeyQuery { key, ask } = of_query(query)?;
+    let explain = api.run(&api.control.questions, |link, _| async move { link.explain_key(&key).await });
+    explained(&api, explain.await, ask).await
+}
+
 pub(super) async fn routers(State(api): State<Arc<Api>>) -> Answer {
     let peers = api.control.peers.clone();
     let compare = |link: Link, _| async move { link.compare_routers(peers.as_ref()).await };

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::Reach;
 use crate::commands::bash_words::joined;
 use crate::commands::runtime;
-use crate::commands::target::ReachArgs;
+use crate::commands::target::{ReachArgs, TLS_KEY};
 use crate::operator::status::KeyspaceStatus;
 
 /// How long a shell waits.
@@ -87,9 +87,15 @@ fn status(words: Vec<OsString>) -> Option<KeyspaceStatus> {
 fn connection_options(words: Vec<OsString>) -> Vec<OsString> {
     let (words, _) = joined(words, 0);
     let mut found = vec![OsString::from("segue")];
+    let explains = words.get(1).is_some_and(|command| command == "explain");
     for (at, word) in words.iter().enumerate() {
         let Some(word) = word.to_str() else { continue };
         let (option, value) = word.split_once('=').map_or((word, None), |(option, value)| (option, Some(value)));
+        let option = match option {
+            "--key" if explains => continue,
+            option if explains && option.strip_prefix("--") == Some(TLS_KEY) => "--key",
+            option => option,
+        };
         if OPTIONS.contains(&option) {
             let next = || words.get(at + 1).cloned();
             let Some(value) = value.map(OsString::from).or_else(next) else { continue };
@@ -118,6 +124,8 @@ mod tests {
             assert_eq!(connection_options(words(line)), expected, "{line}");
         }
         assert_eq!(connection_options(words("segue|drain|--server")), words("segue"));
+        let line = "segue|explain|--key|a|--cert|c|--tls-key|k|7";
+        assert_eq!(connection_options(words(line)), words("segue|--cert|c|--key|k"), "the key of a request is none");
     }
 
     #[test]

@@ -20,8 +20,8 @@ use crate::commands::target::{LOCAL_ENDPOINTS, ReachArgs, Target};
 use crate::operator::history::HandoffHistory;
 use crate::operator::status::KeyspaceStatus;
 use crate::operator::{
-    Action, ActionOutcome, Condition, Explanation, Link, OperationId, OperatorError, Order, PartitionReport, PodReport,
-    Preview, RegistrationKind, RouterComparison, WaitProgress, perform, segment, until,
+    Action, ActionOutcome, Condition, Explanation, KeyReport, Link, OperationId, OperatorError, Order, PartitionReport,
+    PodReport, Preview, RegistrationKind, RouterComparison, WaitProgress, perform, segment, until,
 };
 
 /// How long the first request waits for a condition, and how long any. A longer wait asks again, which also shows the
@@ -177,6 +177,21 @@ impl Reach {
             }
             Reach::Server(server) => {
                 let path = format!("/v1/partitions/{partition}?ask=true");
+                read(server, server.get(&path, Duration::ZERO).await?)
+            }
+        }
+    }
+
+    /// Explains a key and its partition. The participants are asked as those of a partition are.
+    pub(super) async fn explain_key(&self, key: &str, tls: Option<&ClientTls>) -> Result<KeyReport, CommandFailure> {
+        match self {
+            Reach::Store(link) => {
+                let mut report = link.explain_key(key).await?;
+                report.ask(tls).await;
+                Ok(report)
+            }
+            Reach::Server(server) => {
+                let path = format!("/v1/keys?key={}&ask=true", segment(key));
                 read(server, server.get(&path, Duration::ZERO).await?)
             }
         }

@@ -10,6 +10,7 @@
 //! * A key maps to the partition that the producers compute ([`key_hash`](crate::routing::key_hash)).
 
 mod decoding;
+mod described;
 mod pairs;
 mod path;
 
@@ -95,16 +96,7 @@ impl PartitionSource {
                 Ok(RequestLocation { partition, order })
             }
             PartitionSource::Key { source, hash } => {
-                let key = match source {
-                    KeySource::Header(name) => Cow::Borrowed(only(head, name)?),
-                    KeySource::Path(template) => template.key(head.uri.path())?,
-                    KeySource::Query(name) => pairs::query(head.uri.query().unwrap_or_default(), name)?,
-                    KeySource::Cookie(name) => pairs::cookie(&head.headers, name)?,
-                    KeySource::Host => host(head)?,
-                };
-                if key.is_empty() {
-                    return Err(LocationError::Missing);
-                }
+                let key = source.key(head)?;
                 Ok(RequestLocation { partition: hash.partition(&key, partitions), order: Some(order_of(&key)) })
             }
         }
@@ -123,6 +115,20 @@ impl PartitionSource {
             KeySource::Host => "host".to_owned(),
         };
         Partitioner::Key { key, hash: hash.name().to_owned() }
+    }
+}
+
+impl KeySource {
+    /// Returns the key of a request with this head, which is not empty.
+    fn key<'head>(&self, head: &'head Parts) -> Result<Cow<'head, [u8]>, LocationError> {
+        let key = match self {
+            KeySource::Header(name) => Cow::Borrowed(only(head, name)?),
+            KeySource::Path(template) => template.key(head.uri.path())?,
+            KeySource::Query(name) => pairs::query(head.uri.query().unwrap_or_default(), name)?,
+            KeySource::Cookie(name) => pairs::cookie(&head.headers, name)?,
+            KeySource::Host => host(head)?,
+        };
+        if key.is_empty() { Err(LocationError::Missing) } else { Ok(key) }
     }
 }
 

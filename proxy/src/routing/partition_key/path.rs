@@ -119,6 +119,11 @@ impl PathTemplate {
         if std::str::from_utf8(&key).is_err() { Err(LocationError::Bad) } else { Ok(key) }
     }
 
+    /// Returns a path that matches, with this segment as the key's.
+    pub(super) fn with_key(&self, key: &str) -> String {
+        self.segments.iter().map(|segment| format!("/{}", segment.as_deref().unwrap_or(key))).collect()
+    }
+
     /// Returns the key's segment as written in the path.
     fn find<'path>(&self, path: &'path str) -> Option<&'path str> {
         let mut found = None;

@@ -1,0 +1,53 @@
+//! `segue explain --key`: the partition of a key, as routers map it.
+
+use segue_tests::http::{Request, get};
+use segue_tests::process::until;
+use serde_json::Value;
+
+use crate::site::service::serve;
+use crate::site::{Site, json, says};
+
+const PARTITIONS: u32 = 16;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_partition_of_a_key_is_the_one_that_its_service_sees() {
+    let service = serve(|call| async move { (200, call.text("segue-partition")) }).await;
+    tokio::task::spawn_blocking(move || {
+        let site = Site::with(|_, config| {
+            let config = config.coordinator("c-0", PARTITIONS);
+            config.with("router.partition", "key = { path = \"/persons/{key}\" }\nhash = \"crc32\"")
+        });
+        let server = format!("http://{}", site.admin);
+        until("a mapping", || says(&["explain", "--key", "a", "--server", &server]).0 == Some(0));
+        let _pod = site.pod("w-0", service);
+        site.settles_on("default", &[("w-0", u64::from(PARTITIONS))]);
+        let mut seen = Vec::new();
+        for (key, path) in [("4711", "4711"), ("jörg", "j%C3%B6rg"), ("a b", "a%20b"), ("-1", "-1")] {
+            let served = Request::get(&format!("/persons/{path}/orders?x=1")).send(site.router).unwrap();
+            assert_eq!(served.status, 200, "{served:?}");
+            let (code, said) = says(&["explain", "--key", key, "--server", &server]);
+            assert_eq!(code, Some(0), "{said}");
+            let head = format!("key         {key}\ntaken from  the path /persons/{{key}}, by its crc32 hash\n");
+            let owned = format!("{head}partition   {}\nowner       w-0 at epoch ", served.body);
+            assert!(said.starts_with(&owned), "{said}\n{owned}");
+            assert!(said.contains("router      r-0: the partition is open"), "{said}");
+            let by_store = says(&["explain", "--key", key, "--etcd", &site.etcd().endpoint()]).1;
+            assert!(by_store.starts_with(&owned), "{by_store}");
+            seen.push(served.body);
+        }
+        assert!(seen.iter().any(|partition| *partition != seen[0]), "one partition for all: {seen:?}");
+
+        let explained = json(site.admin, "/v1/keys?key=a%20b");
+        assert_eq!((&explained["key"], &explained["hash"]), (&"a b".into(), &"crc32".into()));
+        assert_eq!(explained["partition"], seen[2].parse::<Value>().unwrap());
+        assert_eq!(get(site.admin, "/v1/keys").map(|(status, _)| status), Some(400));
+        let (code, said) = says(&["explain", "--key", "a/b", "--server", &server]);
+        assert!(code == Some(1) && said.contains("no request has this key: routers refuse it in the path"), "{said}");
+        let refused = Request::get("/persons/a%2Fb").send(site.router).unwrap();
+        assert!(refused.status == 400 && refused.body.contains("bad-partition"), "{refused:?}");
+        assert_eq!(says(&["explain", "--key", "a", "7"]).0, Some(2), "one subject");
+        assert_eq!(says(&["explain"]).0, Some(2), "no subject");
+    })
+    .await
+    .unwrap();
+}
