@@ -55,6 +55,7 @@ use crate::message::client_body::ClientBody;
 use crate::message::local_reply::{LocalReply, is_grpc};
 use crate::metrics::WorkerMetrics;
 use crate::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatches};
+use crate::routing::partition_key::RequestLocation;
 use crate::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use crate::routing::table::Bounce;
 use crate::settings::ForwardSettings;
@@ -275,12 +276,22 @@ fn admit(shared: &WorkerContext, request: &mut ForwardRequest, partitions: u32) 
     if let Some(trace) = &request.trace {
         trace.located(located.partition);
     }
+    if shared.worker.counts_keys() {
+        note_key(shared, request, located);
+    }
     let claim = request.claim(&shared.reserved).ok_or(LocalReply::Overload)?;
     let mut admission = shared.worker.enter(located.partition, located.order, request.weight(), request.arrived)?;
     admission.keep(claim);
     match &admission {
         Admission::Admitted(permit) if !shared.load.has_room(permit.pod().slot) => Err(LocalReply::Overload),
         _ => Ok(admission),
+    }
+}
+
+#[cold]
+fn note_key(shared: &WorkerContext, request: &ForwardRequest, located: RequestLocation) {
+    if let Some(key) = shared.partition.order_key(&request.head) {
+        shared.worker.note_key(located, &key);
     }
 }
 

@@ -15,7 +15,7 @@
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use crate::routing::sync::AtomicU32;
+use crate::routing::sync::{AtomicU32, AtomicU64};
 
 /// The state of a gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -73,9 +73,14 @@ pub(crate) struct Gate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AbortGeneration(u32);
 
-/// The number of requests that entered through one worker and have not left.
+/// The number of requests that entered through one worker and have not left, in the lower half; in the upper half that of
+/// all that have ever tried to enter, which begins anew after 2^32. Both in one word, so that counting arrivals costs
+/// nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Inside(AtomicU32);
+pub(crate) struct Inside(AtomicU64);
+
+/// One arrival.
+const ARRIVAL: u64 = 1 << 32;
 
 impl Gate {
     /// Counts the caller in. Returns `None` if the gate was not open: then the caller must [`leave`](Self::leave)
@@ -83,7 +88,7 @@ impl Gate {
     #[inline]
     #[must_use]
     pub(crate) fn enter(&self, inside: &Inside) -> Option<AbortGeneration> {
-        inside.0.fetch_add(1, SeqCst);
+        inside.0.fetch_add(ARRIVAL + 1, SeqCst);
         let word = self.word.load(SeqCst);
         (word & STATE_MASK == GateState::Open as u32).then_some(AbortGeneration(word / SEVERED_ONCE))
     }
@@ -133,6 +138,32 @@ impl Gate {
 impl Inside {
     /// Returns the number of requests inside through this worker.
     pub(crate) fn count(&self) -> u32 {
-        self.0.load(SeqCst)
+        self.0.load(SeqCst) as u32
+    }
+
+    /// Returns the number of requests that have tried to enter through this worker.
+    pub(crate) fn arrivals(&self) -> u32 {
+        (self.0.load(Relaxed) / ARRIVAL) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_request_that_comes_is_an_arrival_once_whether_it_gets_in_or_not() {
+        let (gate, inside) = (Gate::default(), Inside::default());
+        let counts = || (inside.count(), inside.arrivals());
+        assert!(gate.enter(&inside).is_none(), "closed");
+        assert!(!gate.leave(&inside));
+        assert_eq!(counts(), (0, 1));
+        // The one that waited.
+        gate.admit(&inside);
+        gate.set(GateState::Open);
+        assert!(gate.enter(&inside).is_some());
+        assert_eq!(counts(), (2, 2));
+        assert!(!gate.leave(&inside) && !gate.leave(&inside));
+        assert_eq!(counts(), (0, 2));
     }
 }

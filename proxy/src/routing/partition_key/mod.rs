@@ -102,6 +102,14 @@ impl PartitionSource {
         }
     }
 
+    /// Returns the key that orders a request with this head, if it has one.
+    pub fn order_key<'head>(&self, head: &'head Parts) -> Option<Cow<'head, [u8]>> {
+        match self {
+            PartitionSource::Number { order_by, .. } => only(head, order_by.as_ref()?).ok().map(Cow::Borrowed),
+            PartitionSource::Key { source, .. } => source.key(head).ok(),
+        }
+    }
+
     /// Returns the mapping of requests to partitions in the form in which the routers of a keyspace compare theirs.
     pub fn partitioner(&self) -> Partitioner {
         let PartitionSource::Key { source, hash } = self else {

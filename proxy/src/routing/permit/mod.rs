@@ -4,6 +4,7 @@
 //! ends in any way leaves the gate. Each belongs to one worker thread.
 
 mod early;
+mod keys;
 mod lasting;
 
 use std::cell::Cell;

@@ -45,7 +45,7 @@ macro_rules! atomic {
 atomic! {
     AtomicBool holds bool:;
     AtomicU32 holds u32: fetch_add fetch_sub fetch_max;
-    AtomicU64 holds u64:;
+    AtomicU64 holds u64: fetch_add fetch_sub;
     AtomicUsize holds usize: fetch_add fetch_sub;
 }
 

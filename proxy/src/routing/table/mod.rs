@@ -3,7 +3,7 @@
 //! The request path reads it without a lock; `data_plane` changes it as the protocol says. It is a dense array by partition
 //! number with a cache line for each partition, and each worker has counters of its own.
 //! Elsewhere: the data (`state`), what the control side does (`cutover`), what requests do (`admission`), what is known of
-//! a closed gate (`hold`), and the exchanges that last (`lasting`, `lists`).
+//! a closed gate (`hold`), the exchanges that last (`lasting`, `lists`), and the most frequent keys (`hot_keys`).
 //!
 //! # Invariants
 //!
@@ -16,6 +16,9 @@ mod admission;
 mod bounce;
 mod cutover;
 mod hold;
+mod hot_keys;
+mod key_counts;
+mod key_sketch;
 mod lasting;
 mod limits;
 mod lists;
@@ -31,6 +34,8 @@ mod state;
 pub(crate) use self::admission::{Requeue, WaitOutcome};
 pub use self::bounce::Bounce;
 pub(crate) use self::hold::POD_RETRY;
+pub use self::hot_keys::KeyMeasurement;
+pub use self::key_sketch::HotKey;
 pub(crate) use self::lasting::LastingId;
 pub use self::lasting::{ExchangeAges, OldestExchange};
 pub use self::limits::{AdmissionError, StashLimits, StashTotal};

@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::hold::ClosedGate;
+use super::key_counts::KeyCounts;
 use super::lasting::LastingExchanges;
 use super::limits::{LimitsInForce, StashLimits, StashTotal};
 use super::pods::{Pod, Pods};
@@ -69,6 +70,7 @@ pub struct Table {
     pub(super) inside: Vec<Segments<Inside>>,
     /// For each worker, its exchanges that last.
     pub(super) lasting: Vec<Mutex<LastingExchanges>>,
+    pub(super) key_counts: KeyCounts,
     pub(super) pods: Pods,
     pub(super) expected: PreconnectChannels,
     pub(super) limits: LimitsInForce,
@@ -116,6 +118,7 @@ impl Table {
             partitions: AtomicU32::new(0),
             inside: (0..workers).map(|_| Segments::new()).collect(),
             lasting: (0..workers).map(|_| Mutex::default()).collect(),
+            key_counts: KeyCounts::new(workers),
             pods: Pods::new(workers),
             expected: PreconnectChannels::new(workers),
             limits: LimitsInForce::new(limits),
@@ -231,6 +234,17 @@ impl Table {
     /// Returns how many requests of the partition are in flight.
     pub fn in_flight(&self, partition: PartitionId) -> u32 {
         (0..self.inside.len()).map(|worker| self.inside(worker, partition).count()).sum()
+    }
+
+    /// Returns how many requests have arrived for the partition. The number begins anew after 2^32.
+    pub fn arrivals(&self, partition: PartitionId) -> u32 {
+        let of_worker = |worker| self.inside(worker, partition).arrivals();
+        (0..self.inside.len()).map(of_worker).fold(0, u32::wrapping_add)
+    }
+
+    /// Returns the pod that the partition leads to or last led to.
+    pub fn leads_to(&self, partition: PartitionId) -> Option<&Arc<Pod>> {
+        self.slot(partition).map(|slot| self.pod(slot))
     }
 
     /// Returns how many requests wait for the partition, and their bytes.
