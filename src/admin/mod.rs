@@ -49,6 +49,7 @@ use self::page::feed::Feed;
 use self::troubles::TroubleReader;
 use crate::operator::Link;
 use crate::operator::history;
+use crate::operator::top::OwnRouter;
 use crate::process::socket_path::SocketPath;
 use crate::telemetry::exemplars::Exemplars;
 use crate::telemetry::metrics::process_registry;
@@ -71,6 +72,10 @@ pub trait StatusSource: Send + Sync + 'static {
     /// Returns the figures of the current state that the live page shows, if there are any.
     fn summary(&self) -> Option<Value> {
         None
+    }
+    /// Returns the routers of the source, each with its name and its table.
+    fn routers(&self) -> Vec<OwnRouter> {
+        Vec::new()
     }
     /// Updates gauges that nothing else updates.
     fn refresh(&self) {}
@@ -200,7 +205,8 @@ impl Admin {
             let wanted = troubles.clone();
             let looks = Box::new(move || wanted.want());
             let feed = Arc::new(Feed::new(board, summary(sources.clone()), looks, end.clone()));
-            let api = Arc::new(Api::new(link.clone(), control.clone()));
+            let routers = sources.iter().flat_map(|source| source.routers()).collect();
+            let api = Arc::new(Api::new(link.clone(), control.clone(), routers));
             let status = Arc::new(StatusPage { name: name.clone(), sources, troubles, page: Page::default() });
             let own = Router::new()
                 .route("/status", get(status_of_keyspace))

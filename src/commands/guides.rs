@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 /// The commands in groups.
 const GROUPS: [(&str, &[&str]); 5] = [
     ("Processes", &["run", "restart", "demo"]),
-    ("State of a keyspace", &["status", "explain", "plan", "history", "wait"]),
+    ("State of a keyspace", &["status", "top", "explain", "plan", "history", "wait"]),
     (
         "Changes of a keyspace",
         &[
@@ -139,6 +139,16 @@ const GUIDES: &[CommandGuide] = &[
             ("segue explain 7", "Tell why partition 7 is where it is, and what its handoff waits for."),
             ("segue explain writer-1", "Tell what pod writer-1 has, gets, gives up and works on."),
             ("segue explain --key 4711", "Tell which partition and pod the key 4711 belongs to."),
+        ],
+    )
+    .reaching(),
+    CommandGuide::of(
+        "top",
+        ["it was printed, and every router responded", "a router is silent"],
+        &[
+            ("segue top", "Follow the pods: requests, errors and latency, from all routers."),
+            ("segue top --partitions --once", "Show the busiest partitions."),
+            ("segue top --keys --json", "Print the most frequent keys, a line of JSON for each measurement."),
         ],
     )
     .reaching(),

@@ -128,6 +128,12 @@ enum Command {
     Plan(operator::PlanArgs),
     /// Explain the state of a partition, a pod or a key: reasons, participants that it waits for, and next steps.
     Explain(operator::ExplainArgs),
+    /// Show what goes through the routers now: pods, partitions or keys by requests, errors and latency.
+    ///
+    /// Asks all routers at their admin endpoints, which measure for two seconds, and adds their answers up; again and again
+    /// until it is interrupted, or once with --once. A router that does not respond is named. With --server that process
+    /// asks the routers.
+    Top(operator::TopArgs),
     /// Show the handoffs that have ended: result, duration of the phases, pauses, held and severed requests, reason.
     ///
     /// The store keeps the last 16 handoffs of each partition and 4096 in all. Durations are differences between the
@@ -253,6 +259,7 @@ impl Cli {
             Command::Remap(args) => operator::remap(&args),
             Command::Plan(args) => operator::plan(&args),
             Command::Explain(args) => operator::explain(&args),
+            Command::Top(args) => operator::top(&args),
             Command::History(args) => operator::history(&args),
             Command::Wait(args) => operator::wait(&args),
             Command::Demo(args) => demo::demo(&args),

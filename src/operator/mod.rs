@@ -33,6 +33,7 @@ mod settings;
 mod standing;
 pub mod status;
 mod status_text;
+pub(crate) mod top;
 pub mod troubles;
 mod wait;
 pub mod waits;

@@ -1,4 +1,4 @@
-//! Asks a process of the keyspace for its status, at the admin address that it has put into the store.
+//! Asks a process of the keyspace, such as for its status, at the admin address that it has put into the store.
 //!
 //! # Invariants
 //!
@@ -49,13 +49,37 @@ pub(super) async fn status<T: DeserializeOwned + Send + 'static>(
     keyspace: Option<&str>,
     within: Duration,
 ) -> anyhow::Result<T> {
+    ask(admin, tls, Question { path: "/status", keyspace, within, most_bytes: MAX_RESPONSE }, &PLACES).await
+}
+
+/// What a process is asked.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Question<'a> {
+    /// The path, which may have a query.
+    pub(super) path: &'a str,
+    /// The keyspace. `None`: the only one of the process.
+    pub(super) keyspace: Option<&'a str>,
+    pub(super) within: Duration,
+    /// Most bytes of the response.
+    pub(super) most_bytes: usize,
+}
+
+/// Asks the process at an admin address `HOST:PORT`, once one of these places is free.
+pub(super) async fn ask<T: DeserializeOwned + Send + 'static>(
+    admin: Option<&str>,
+    tls: Option<&ClientTls>,
+    question: Question<'_>,
+    places: &'static Semaphore,
+) -> anyhow::Result<T> {
+    let Question { path, within, .. } = question;
     let admin = admin.context(NO_ADDRESS)?;
     let until = Instant::now() + within;
     let busy = |_| anyhow!("not asked within {within:?}: this process is asking too many others; try again");
-    let place = timeout_at(until, PLACES.acquire()).await.map_err(busy)??;
-    let asked = timeout_at(until, ask(admin, tls, keyspace)).await;
+    let place = timeout_at(until, places.acquire()).await.map_err(busy)??;
+    let asked = timeout_at(until, request(admin, tls, question)).await;
     let response = asked.map_err(|_| anyhow!("no response within {within:?}"))??;
-    ensure!(response.status() == StatusCode::OK, "/status is answered with {}", response.status());
+    let of_path = path.split_once('?').map_or(path, |(path, _)| path).to_owned();
+    ensure!(response.status() == StatusCode::OK, "{of_path} is answered with {}", response.status());
     let bytes = response.into_body();
     // Apart from the tasks of this thread, one of which may renew a lease. The place is kept until the bytes are gone.
     let parse = move || {
@@ -64,7 +88,7 @@ pub(super) async fn status<T: DeserializeOwned + Send + 'static>(
         parsed
     };
     let parsed = tokio::task::spawn_blocking(parse).await?;
-    parsed.map_err(|error| anyhow!("/status cannot be read ({})", in_words(error.classify())))
+    parsed.map_err(|error| anyhow!("{of_path} cannot be read ({})", in_words(error.classify())))
 }
 
 /// Returns what is wrong with JSON. The error's own text quotes values of the response.
@@ -77,9 +101,14 @@ fn in_words(category: Category) -> &'static str {
     }
 }
 
-async fn ask(admin: &str, tls: Option<&ClientTls>, keyspace: Option<&str>) -> anyhow::Result<Response<Bytes>> {
-    let keyspace = keyspace.map_or(String::new(), |keyspace| format!("?keyspace={}", segment(keyspace)));
-    let request = Request::get(format!("/status{keyspace}")).header(header::HOST, admin).body(Body::empty())?;
+async fn request(
+    admin: &str,
+    tls: Option<&ClientTls>,
+    Question { path, keyspace, most_bytes, .. }: Question<'_>,
+) -> anyhow::Result<Response<Bytes>> {
+    let mark = if path.contains('?') { '&' } else { '?' };
+    let keyspace = keyspace.map_or(String::new(), |keyspace| format!("{mark}keyspace={}", segment(keyspace)));
+    let request = Request::get(format!("{path}{keyspace}")).header(header::HOST, admin).body(Body::empty())?;
     let stream = TcpStream::connect(admin).await.context("cannot connect")?;
     let stream = match tls {
         None => Either::Left(stream),
@@ -87,7 +116,7 @@ async fn ask(admin: &str, tls: Option<&ClientTls>, keyspace: Option<&str>) -> an
     };
     let sent = send(stream, request).await;
     let (response, _connection) = if tls.is_none() { sent.context(NO_HTTP)? } else { sent? };
-    receive(response).await
+    receive(response, most_bytes).await
 }
 
 /// Sends a request over a new connection, and returns the response.
@@ -96,7 +125,7 @@ pub(crate) async fn exchange(
     request: Request<Body>,
 ) -> anyhow::Result<Response<Bytes>> {
     let (response, _connection) = send(stream, request).await?;
-    receive(response).await
+    receive(response, MAX_RESPONSE).await
 }
 
 /// Sends a request over a new connection. The body arrives as long as the returned connection is not dropped.
@@ -111,10 +140,10 @@ async fn send(
 }
 
 /// Reads a response to its end.
-async fn receive(response: Response<Incoming>) -> anyhow::Result<Response<Bytes>> {
+async fn receive(response: Response<Incoming>, most_bytes: usize) -> anyhow::Result<Response<Bytes>> {
     let (head, body) = response.into_parts();
-    let incomplete = || format!("the response is larger than {} MiB or was cut off", MAX_RESPONSE >> 20);
-    let bytes = to_bytes(Body::new(body), MAX_RESPONSE).await.with_context(incomplete)?;
+    let incomplete = || format!("the response is larger than {} MiB or was cut off", most_bytes >> 20);
+    let bytes = to_bytes(Body::new(body), most_bytes).await.with_context(incomplete)?;
     Ok(Response::from_parts(head, bytes))
 }
 

@@ -50,6 +50,12 @@ fn put_on_one_line(value: &mut Value) {
     }
 }
 
+/// Returns bytes of others as text of one line without escapes: what is no text or would control a terminal is replaced.
+pub(crate) fn shown(bytes: &[u8]) -> String {
+    let replaced = |c: char| if is_control(c) { char::REPLACEMENT_CHARACTER } else { c };
+    String::from_utf8_lossy(bytes).chars().map(replaced).collect()
+}
+
 /// Returns whether a terminal obeys a character instead of showing it: control characters, and those that turn the direction
 /// of a line.
 fn is_control(c: char) -> bool {
@@ -82,6 +88,7 @@ mod tests {
         assert_eq!(printable("drained by ann (naïve)\nnext"), "drained by ann (naïve)\nnext");
         assert_eq!(printable("a\u{1b}[2Jb\rc\u{9b}d\u{202e}e"), "a\\u{1b}[2Jb\\rc\\u{9b}d\\u{202e}e");
         assert_eq!(on_one_line("ann\nleader evil"), "ann\\nleader evil");
+        assert_eq!(shown(b"j\xc3\xb6rg\x1b[2J\n\xff"), "jörg\u{fffd}[2J\u{fffd}\u{fffd}");
     }
 
     #[test]

@@ -25,6 +25,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::admin::StatusSource;
+use crate::operator::top::OwnRouter;
 use crate::process::certificates::Certificates;
 use crate::roles::keyspace::RoleKeyspace;
 use crate::roles::{exchanges, progress};
@@ -286,6 +287,10 @@ impl StatusSource for RouterStatusSource {
         let mut summary = table_summary(&self.name, self.state.table());
         summary["not_ready"] = json!(self.state.status().not_ready);
         Some(summary)
+    }
+
+    fn routers(&self) -> Vec<OwnRouter> {
+        vec![(self.name.clone(), self.state.table().clone())]
     }
 
     fn refresh(&self) {

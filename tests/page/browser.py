@@ -27,6 +27,7 @@ return {
   notices: [...document.querySelectorAll('#notices li')].map((one) => one.textContent),
   handoffs: rows('moves').filter((row) => row.className !== 'past').map(cells),
   pods: rows('pods').map((row) => [row.querySelector('button').textContent, row.querySelector('.owned').textContent]),
+  rates: rows('pods').map((row) => cells(row).slice(3, 6)),
   draining: rows('pods').filter((row) => row.querySelector('.tag')).map((row) => row.querySelector('button').textContent),
   routers: rows('routers').map(cells),
   log: [...document.querySelectorAll('#log li span')].map((one) => one.textContent),

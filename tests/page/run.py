@@ -106,6 +106,7 @@ def pictures(run):
 
 CHECKS = [
     shown.the_page_equals_status_through_moves,
+    shown.pods_show_what_goes_through_the_routers,
     shown.keys_alone_reach_everything,
     shown.the_page_fits_its_window,
     shown.the_page_reconnects_after_a_restart,

@@ -1,6 +1,7 @@
 """Checks of what the page shows, compared with what `segue` reports."""
 
 import random
+import re
 import signal
 import threading
 import urllib.request
@@ -29,6 +30,17 @@ def the_page_equals_status_through_moves(run):
     assert "p50" in page["pauses"] and "p50 0.0 ms" not in page["pauses"], page["pauses"]
     assert any(" moved from " in entry for entry in page["log"]), page
     run.notes.append(f"{len(revisions)} revisions and {len(owners)} placements compared")
+
+
+def pods_show_what_goes_through_the_routers(run):
+    demo = run.demo()
+    run.browser.open(demo.admin.url)
+    rated = until(lambda: [row for row in run.browser.read()["rates"] if row[0] not in ("–", "0")], "the rates of pods")
+    assert all(re.fullmatch(r"[\d.,]+", row[0]) and row[1] == "0" for row in rated), rated
+    assert all(re.fullmatch(r"[\d.]+ m?s|–", row[2]) for row in rated), rated
+    top = demo.admin.get("/v1/top")
+    assert not [router for router in top["routers"] if router["error"]] and top["requests_per_s"] > 0, top
+    run.notes.append(f"{top['requests_per_s']:.0f} requests/s; shown {rated}")
 
 
 def a_stuck_handoff_names_its_router(run):

@@ -35,6 +35,7 @@ mod sidecar;
 mod site;
 mod store_in_trouble;
 mod tls;
+mod top;
 mod traces;
 mod two_keyspaces;
 mod writers;

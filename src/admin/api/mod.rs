@@ -15,6 +15,7 @@ mod keyspaces;
 mod own_pod;
 mod problem;
 mod read;
+mod traffic;
 mod write;
 
 use std::sync::Arc;
@@ -32,6 +33,8 @@ pub(crate) use self::keyspaces::KeyspaceRoutes;
 pub use self::own_pod::OwnPod;
 pub(crate) use self::own_pod::OwnProcess;
 pub(crate) use self::problem::ApiProblem;
+use self::traffic::TrafficMeasurements;
+use crate::operator::top::OwnRouter;
 use crate::operator::{Explanation, Link, OperatorError, WaitProgress};
 
 /// Most questions, waits, actions and drains of the own pod at a time. Questions and waits need no right to write, so they
@@ -55,6 +58,7 @@ const MAX_WAIT: Duration = Duration::from_secs(50);
 pub(crate) struct Api {
     link: Link,
     control: Arc<WriteControl>,
+    traffic: TrafficMeasurements,
 }
 
 /// Who may change something, and the places of those who ask. All keyspaces of a process share them.
@@ -91,9 +95,9 @@ impl WriteControl {
 }
 
 impl Api {
-    /// Returns the interface to the keyspace of this link.
-    pub(crate) fn new(link: Link, control: Arc<WriteControl>) -> Self {
-        Api { link, control }
+    /// Returns the interface to the keyspace of this link, for which these routers of the process route.
+    pub(crate) fn new(link: Link, control: Arc<WriteControl>, routers: Vec<OwnRouter>) -> Self {
+        Api { link, control, traffic: TrafficMeasurements::new(routers) }
     }
 
     /// Returns the name of the keyspace.
@@ -115,6 +119,8 @@ impl Api {
             .route("/v1/moves", post(write::moves))
             .route("/v1/planner", post(write::planner))
             .route("/v1/wanted", put(write::wanted))
+            .route("/v1/top", get(traffic::of_keyspace))
+            .route("/v1/traffic", get(traffic::of_process))
             .route("/v1/config", get(read::config).put(write::config))
             .route("/v1/mapping", put(write::mapping))
             .route("/v1/plan", get(read::plan))

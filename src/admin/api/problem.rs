@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::operator::OperatorError;
 
 /// Why a request was not fulfilled: the status, a name for programs, and a sentence.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct ApiProblem {
     status: StatusCode,
     reason: &'static str,

@@ -17,15 +17,15 @@ use super::{Api, COMPARISON_TIMEOUT, DEFAULT_WAIT, MAX_WAIT};
 use crate::operator::{Condition, Explanation, Link, until};
 
 type PathOf<T> = Result<Path<T>, PathRejection>;
-type QueryOf<T> = Result<Query<T>, QueryRejection>;
-type Answer = Result<Response, ApiProblem>;
+pub(super) type QueryOf<T> = Result<Query<T>, QueryRejection>;
+pub(super) type Answer = Result<Response, ApiProblem>;
 
 /// Returns the value of a path, or the problem with it.
 pub(super) fn of_path<T>(path: PathOf<T>) -> Result<T, ApiProblem> {
     path.map(|Path(value)| value).map_err(|error| ApiProblem::bad_request(error.body_text()))
 }
 
-fn of_query<T>(query: QueryOf<T>) -> Result<T, ApiProblem> {
+pub(super) fn of_query<T>(query: QueryOf<T>) -> Result<T, ApiProblem> {
     query.map(|Query(value)| value).map_err(|error| ApiProblem::bad_request(error.body_text()))
 }
 

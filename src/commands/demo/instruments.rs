@@ -19,6 +19,7 @@ use crate::admin::api::WritePermission;
 use crate::admin::keyspace::KeyspaceStatusSource;
 use crate::admin::{Admin, AdminKeyspace, StatusSource};
 use crate::operator::Link;
+use crate::operator::top::OwnRouter;
 use crate::roles::router::table_summary;
 use crate::telemetry::metrics::{CoordinatorMetrics, ParticipantMetrics, RouterMetrics};
 use segue_demo::instruments::{Instruments, Status};
@@ -103,6 +104,10 @@ impl StatusSource for DemoStatusSource {
 
     fn status(&self) -> Value {
         (self.status)()
+    }
+
+    fn routers(&self) -> Vec<OwnRouter> {
+        self.tables.clone()
     }
 
     fn summary(&self) -> Option<Value> {

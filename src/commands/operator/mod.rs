@@ -13,6 +13,7 @@ mod plan;
 mod progress;
 mod reach;
 mod remap;
+mod top;
 mod wait;
 mod wanted;
 
@@ -23,7 +24,7 @@ use segue_protocol::ids::PartitionId;
 use segue_protocol::records::Origin;
 use serde_json::json;
 
-use super::output::{print_report, remark};
+use super::output::{self, Reader, print_report, remark};
 use super::target::ReachArgs;
 use super::{CommandFailure, runtime};
 use crate::operator::{Action, ActionOutcome, Condition, OperationId, Order};
@@ -39,6 +40,7 @@ pub(super) use self::pause::{PauseArgs, ResumeArgs, pause, resume};
 pub(super) use self::plan::{PlanArgs, plan};
 pub(super) use self::reach::Reach;
 pub(super) use self::remap::{RemapArgs, remap};
+pub(super) use self::top::{TopArgs, top};
 pub(super) use self::wait::{WaitArgs, wait};
 pub(super) use self::wanted::{WantedArgs, wanted};
 

@@ -19,6 +19,7 @@ use crate::commands::server::{AdminServer, read_token};
 use crate::commands::target::{LOCAL_ENDPOINTS, ReachArgs, Target};
 use crate::operator::history::HandoffHistory;
 use crate::operator::status::KeyspaceStatus;
+use crate::operator::top::{KeyspaceTraffic, MEASURED_FOR, TrafficQuestion};
 use crate::operator::{
     Action, ActionOutcome, Condition, Explanation, KeyReport, Link, OperationId, OperatorError, Order, PartitionReport,
     PodReport, Preview, RegistrationKind, RouterComparison, WaitProgress, perform, segment, until,
@@ -206,6 +207,14 @@ impl Reach {
         match self {
             Reach::Store(link) => Ok(link.compare_routers(tls).await?),
             Reach::Server(server) => read(server, server.get("/v1/routers", LONGEST_COMPARISON).await?),
+        }
+    }
+
+    /// Measures the traffic of all routers. They are asked as for a comparison.
+    pub(super) async fn traffic(&self, keys: bool, tls: Option<&ClientTls>) -> Result<KeyspaceTraffic, CommandFailure> {
+        match self {
+            Reach::Store(link) => Ok(link.traffic(TrafficQuestion { keys, tls, own: &[] }).await?),
+            Reach::Server(server) => read(server, server.get(&format!("/v1/top?keys={keys}"), MEASURED_FOR).await?),
         }
     }
 

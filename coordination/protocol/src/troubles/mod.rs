@@ -84,13 +84,14 @@ impl Durations {
     }
 
     /// Returns those that have been added since `earlier`.
-    fn since(&self, earlier: &Durations) -> Durations {
+    pub fn since(&self, earlier: &Durations) -> Durations {
         let before = earlier.counts.iter().copied().chain(std::iter::repeat(0));
         let counts = self.counts.iter().zip(before).map(|(now, before)| now.saturating_sub(before)).collect();
         Durations { bounds: self.bounds, counts }
     }
 
-    fn add(&mut self, others: &Durations) {
+    /// Adds others, which have the same bounds.
+    pub fn add(&mut self, others: &Durations) {
         if self.counts.len() < others.counts.len() {
             self.counts.resize(others.counts.len(), 0);
             self.bounds = others.bounds;
@@ -99,7 +100,7 @@ impl Durations {
     }
 
     /// Returns the quantile `of` 1, interpolated within its bucket. `None` if there are no durations.
-    fn quantile(&self, of: f64) -> Option<Duration> {
+    pub fn quantile(&self, of: f64) -> Option<Duration> {
         let wanted = of * self.count() as f64;
         let mut below = 0.0;
         for (index, count) in self.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
