@@ -19,6 +19,7 @@ use segue_protocol::ids::PartitionId;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
+use super::shared_histogram::SharedHistogram;
 use super::under_way::{ExchangeNumber, Exchanges};
 use crate::routing::request_summary::RequestSummary;
 use crate::runtime::log_interval::LogInterval;
@@ -38,6 +39,8 @@ pub struct Traffic {
     answered: [AtomicU64; STATUSES],
     /// How many responses the service broke off.
     cut_off: AtomicU64,
+    /// How long exchanges lasted.
+    durations: SharedHistogram,
     http2_noted: Mutex<LogInterval>,
 }
 
@@ -55,6 +58,7 @@ impl Default for Traffic {
             refused: Arc::default(),
             answered: std::array::from_fn(|_| AtomicU64::new(0)),
             cut_off: AtomicU64::new(0),
+            durations: SharedHistogram::default(),
             http2_noted: Mutex::default(),
         }
     }
@@ -69,7 +73,9 @@ pub(super) struct UnderWay {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.traffic.exchanges.end(self.number);
+        if let Some(lasted) = self.traffic.exchanges.end(self.number) {
+            self.traffic.durations.observe(lasted);
+        }
         if self.traffic.under_way.fetch_sub(1, SeqCst) == 1 {
             self.traffic.idle.notify_waiters();
         }
@@ -136,6 +142,11 @@ impl Traffic {
     /// Returns how many responses the service broke off.
     pub fn responses_cut_off(&self) -> u64 {
         self.cut_off.load(Relaxed)
+    }
+
+    /// Returns how long exchanges lasted, from before their first byte was sent until the service had ended them.
+    pub fn durations(&self) -> &SharedHistogram {
+        &self.durations
     }
 
     /// Returns how often each status was answered.
@@ -209,5 +220,6 @@ mod tests {
         assert!(!waits.is_finished());
         drop(other);
         waits.await.unwrap();
+        assert_eq!(traffic.durations().buckets().map(|(_, count)| count).sum::<u64>(), 2);
     }
 }

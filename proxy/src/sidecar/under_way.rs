@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use segue_protocol::ids::PartitionId;
 use tokio::time::Instant;
@@ -46,10 +47,11 @@ impl Exchanges {
         number
     }
 
-    pub(super) fn end(&self, number: ExchangeNumber) {
-        let ended = self.lock().exchanges.remove(&number);
+    /// Takes an exchange off the list. Returns how long it lasted.
+    pub(super) fn end(&self, number: ExchangeNumber) -> Option<Duration> {
         // Freed after the lock has been released.
-        drop(ended);
+        let ended = self.lock().exchanges.remove(&number);
+        ended.map(|exchange| exchange.since.elapsed())
     }
 
     /// Returns the oldest exchange of each partition that has any, and since when it has lasted.

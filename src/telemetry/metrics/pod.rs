@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use axum::http::StatusCode;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet};
-use prometheus_client::metrics::MetricType::{Counter, Gauge};
+use prometheus_client::metrics::MetricType::{Counter, Gauge, Histogram as HistogramKind};
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
@@ -89,6 +89,13 @@ impl Collector for PodRequests {
         let help = "Responses that the service began and broke off";
         let cut_off = self.traffic.responses_cut_off();
         encoder.encode_descriptor("pod_responses_cut_off", help, None, Counter)?.encode_counter(&cut_off, none)?;
+        let durations = self.traffic.durations();
+        let buckets: Vec<(f64, u64)> = durations.buckets().collect();
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        let help = "From before a request's first byte was sent to the service until the service had ended it";
+        encoder
+            .encode_descriptor("pod_request_duration_seconds", help, None, HistogramKind)?
+            .encode_histogram::<[(&str, &str); 0]>(durations.seconds(), count, &buckets, None)?;
         let in_flight = self.traffic.under_way() as i64;
         let help = "Requests that the service has not ended";
         encoder.encode_descriptor("pod_requests_in_flight", help, None, Gauge)?.encode_gauge(&in_flight)?;
@@ -210,6 +217,7 @@ mod tests {
                 r#"segue_pod_refused_total{reason="not_owner"} 0"#,
                 r#"segue_pod_refused_total{reason="stale_epoch"} 0"#,
                 "segue_pod_responses_cut_off_total 0",
+                "segue_pod_request_duration_seconds_count 0",
                 "segue_pod_requests_in_flight 0",
                 "segue_pod_partitions_owned 0",
                 r#"segue_lease_trusted_until_timestamp_seconds{role="pod"} 0.0"#,
@@ -263,7 +271,7 @@ mod tests {
             &[r#"segue_pod_requests_total{code="204"} 1"#, r#"segue_pod_requests_total{code="421"} 1"#],
         );
         traffic.ended().await;
-        assert_shown(&registry, &["segue_pod_requests_in_flight 0"]);
+        assert_shown(&registry, &["segue_pod_requests_in_flight 0", "segue_pod_request_duration_seconds_count 1"]);
     }
 
     /// Fails to warm, never drains, and never ends a release.
