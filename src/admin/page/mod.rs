@@ -31,13 +31,14 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; st
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The files of the page: path, content type, content.
-const FILES: [(&str, &str, &str); 9] = [
+const FILES: [(&str, &str, &str); 10] = [
     ("/", "text/html; charset=utf-8", include_str!("page.html")),
     ("/page.css", "text/css; charset=utf-8", include_str!("page.css")),
     ("/page.js", "text/javascript; charset=utf-8", include_str!("page.js")),
     ("/actions.js", "text/javascript; charset=utf-8", include_str!("actions.js")),
     ("/explain.js", "text/javascript; charset=utf-8", include_str!("explain.js")),
     ("/resting.js", "text/javascript; charset=utf-8", include_str!("resting.js")),
+    ("/traffic.js", "text/javascript; charset=utf-8", include_str!("traffic.js")),
     ("/keyspace.js", "text/javascript; charset=utf-8", include_str!("keyspace.js")),
     ("/dom.js", "text/javascript; charset=utf-8", include_str!("dom.js")),
     ("/page.svg", "image/svg+xml", include_str!("page.svg")),

@@ -8,6 +8,7 @@ import { byId, element, plural, setText } from './dom.js';
 import { explained, inWords } from './explain.js';
 import { named, shown, start as startKeyspaces } from './keyspace.js';
 import { resting } from './resting.js';
+import { traffic } from './traffic.js';
 
 const PHASES = ['Warming', 'Ready', 'Syncing', 'Switching', 'Complete'];
 // Time in a phase, in milliseconds, after which a handoff counts as stuck. Only copying state may take long.
@@ -452,7 +453,8 @@ function drawPods() {
   // Names of pods are free text: one may be that of a method which every object has.
   const shareOf = (pod) => (Object.hasOwn(state.shares, pod.name) ? state.shares[pod.name] : undefined);
   const most = Math.max(1, ...pods.map((pod) => Math.max(pod.partitions, shareOf(pod) ?? 0)));
-  setText('pods-count', String(pods.length));
+  const { pods: rates, silent } = state.connected ? traffic(draw) : { pods: new Map(), silent: [] };
+  setText('pods-count', `${pods.length}${silent.length > 0 ? `, without what goes through ${silent.join(' and ')}` : ''}`);
   list(byId('pods').querySelector('tbody'), pods, (pod) => pod.name, (pod) => {
     const share = shareOf(pod);
     const fill = element('i');
@@ -467,6 +469,8 @@ function drawPods() {
     const owned = element('td', { class: 'number' }, element('strong', { class: 'owned' }, String(pod.partitions)),
       element('span', { class: 'faint' }, share === undefined ? '' : ` / ${share.toFixed(share % 1 && share < 1_000 ? 1 : 0)}`));
     const [gets, gives] = [handoffs.filter(({ to }) => to === pod.name).length, handoffs.filter(({ from }) => from === pod.name).length];
+    const moving = [gets && `+${gets}`, gives && `−${gives}`].filter(Boolean).join(' ');
+    if (moving) owned.append(' ', element('span', { class: 'moving', title: 'arriving and leaving' }, moving));
     const tag = pod.status === 'Ready' ? [] : [element('span', { class: 'tag' }, pod.status)];
     const can = pod.capabilities.join(', ') || 'none';
     const name = element('button', {
@@ -477,9 +481,20 @@ function drawPods() {
     const acts = isDrained ? button('undrain', pod.name, 'Undrain …', `End the drain of pod ${pod.name}`)
       : button('drain', pod.name, 'Drain …', `Drain pod ${pod.name}`);
     return element('tr', {}, element('td', {}, element('span', { class: 'name' }, swatch(pod.name), name), ...tag), element('td', {}, bar), owned,
-      element('td', { class: 'number' }, [gets && `+${gets}`, gives && `−${gives}`].filter(Boolean).join(' ') || '–'),
+      ...ratesOf(rates.get(pod.name)),
       ...(mayAct() ? [element('td', { class: 'acts' }, acts)] : []));
   });
+}
+
+const perSecond = (rate) => rate.toLocaleString('en', { maximumFractionDigits: rate < 10 ? 1 : 0 });
+
+// The cells of a pod's requests and errors per second and of its p99.
+function ratesOf(rate) {
+  const cell = (content, kind = '') => element('td', { class: `number ${kind}`.trim() }, content);
+  if (!rate) return [1, 2, 3].map(() => cell('–', 'faint'));
+  const errors = rate.errors_per_s;
+  return [cell(perSecond(rate.requests_per_s)), cell(perSecond(errors), errors > 0 ? 'late' : 'faint'),
+    rate.p99_ms === null ? cell('–', 'faint') : cell(span(rate.p99_ms))];
 }
 
 function drawRouters() {
