@@ -15,7 +15,7 @@ use crate::telemetry::metrics::StoreHealth;
 
 /// A followed keyspace.
 #[derive(Debug)]
-pub struct KeyspaceStatusSource {
+pub(crate) struct KeyspaceStatusSource {
     board: Arc<Board>,
     troubles: Arc<TroubleReader>,
     health: Arc<StoreHealth>,
@@ -24,7 +24,7 @@ pub struct KeyspaceStatusSource {
 
 impl KeyspaceStatusSource {
     /// Follows a keyspace by its watcher. Without heartbeats, the load of pods is unknown.
-    pub fn start(store: Arc<dyn Store>, keys: Keyspace, mut watcher: Watcher, health: Arc<StoreHealth>) -> Self {
+    pub(crate) fn start(store: Arc<dyn Store>, keys: Keyspace, mut watcher: Watcher, health: Arc<StoreHealth>) -> Self {
         let board = Arc::new(Board::new(keys.clone(), unix_millis()));
         let troubles = Arc::new(TroubleReader::new());
         let (reader, shown) = (troubles.clone(), board.clone());
@@ -39,7 +39,7 @@ impl KeyspaceStatusSource {
     }
 
     /// Returns the board that the live page reads.
-    pub fn board(&self) -> Arc<Board> {
+    pub(crate) fn board(&self) -> Arc<Board> {
         self.board.clone()
     }
 

@@ -10,13 +10,13 @@
 //! * Who names another host than this endpoint is shown nothing (`hosts`).
 //! * Readers share a page: frequent requests make no more pages, however many partitions these list.
 
-pub mod api;
+pub(crate) mod api;
 mod connections;
 mod exposition;
 mod hosts;
-pub mod keyspace;
-pub mod page;
-pub mod token_file;
+pub(crate) mod keyspace;
+pub(crate) mod page;
+pub(crate) mod token_file;
 mod troubles;
 
 use std::io;
@@ -62,7 +62,7 @@ const MAX_PAGE_AGE: Duration = Duration::from_secs(1);
 pub(crate) const SOCKET_KEY: &str = "admin.socket";
 
 /// A role of this process, as the admin endpoint sees it.
-pub trait StatusSource: Send + Sync + 'static {
+pub(crate) trait StatusSource: Send + Sync + 'static {
     /// Returns the source's name in `/status`: the name of its section of the file.
     fn name(&self) -> &'static str;
     /// Returns whether the role can do its work; otherwise the reason in words.
@@ -82,7 +82,7 @@ pub trait StatusSource: Send + Sync + 'static {
 }
 
 /// A keyspace of this process, as the admin endpoint shows it.
-pub struct AdminKeyspace {
+pub(crate) struct AdminKeyspace {
     /// The sources of its status, beginning with the keyspace itself.
     pub(crate) sources: Vec<Arc<dyn StatusSource>>,
     /// What the live page shows.
@@ -124,7 +124,7 @@ impl StatusPage {
 
 /// A bound admin endpoint.
 #[derive(Debug)]
-pub struct Admin {
+pub(crate) struct Admin {
     listener: StdListener,
     tls: Option<ServerTls>,
     socket: Option<SocketPath>,
@@ -136,7 +136,7 @@ pub struct Admin {
 impl Admin {
     /// Binds the address, so that one in use is found before anything is started. With `taken_over`, adopts that
     /// listener instead.
-    pub fn bind(address: SocketAddr, taken_over: Option<StdListener>) -> anyhow::Result<Self> {
+    pub(crate) fn bind(address: SocketAddr, taken_over: Option<StdListener>) -> anyhow::Result<Self> {
         let bind = || StdListener::bind(address).with_context(|| format!("admin.listen: cannot listen on {address}"));
         let listener = taken_over.map_or_else(bind, Ok)?;
         listener.set_nonblocking(true)?;
@@ -151,17 +151,17 @@ impl Admin {
     }
 
     /// Answers to these names of hosts, beside addresses and `localhost`.
-    pub fn with_hosts(self, names: Vec<String>) -> Self {
+    pub(crate) fn with_hosts(self, names: Vec<String>) -> Self {
         Admin { hosts: Hosts::new(names), ..self }
     }
 
     /// Serves by TLS.
-    pub fn with_tls(self, tls: Option<ServerTls>) -> Self {
+    pub(crate) fn with_tls(self, tls: Option<ServerTls>) -> Self {
         Admin { tls, ..self }
     }
 
     /// Asks the admin endpoints of other processes by TLS.
-    pub fn with_peers(self, peers: Option<ClientTls>) -> Self {
+    pub(crate) fn with_peers(self, peers: Option<ClientTls>) -> Self {
         Admin { peers, ..self }
     }
 
@@ -171,7 +171,7 @@ impl Admin {
     }
 
     /// Listens at a Unix socket as well, unless it does already. Replaces a socket that is there.
-    pub fn open_socket(&mut self, path: &Path) -> anyhow::Result<()> {
+    pub(crate) fn open_socket(&mut self, path: &Path) -> anyhow::Result<()> {
         if self.socket.is_none() {
             self.socket = Some(SocketPath::claim(SOCKET_KEY, path)?);
         }
@@ -179,13 +179,8 @@ impl Admin {
     }
 
     /// Returns a duplicate of the listener, for a process that takes it over.
-    pub fn duplicate(&self) -> io::Result<StdListener> {
+    pub(crate) fn duplicate(&self) -> io::Result<StdListener> {
         self.listener.try_clone()
-    }
-
-    /// Returns the listener's address.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
     }
 
     /// Serves these keyspaces, on a thread of its own, until `shutdown` or until this is dropped. Those whom `write` names
@@ -386,7 +381,8 @@ mod tests {
 
     fn start() -> (SocketAddr, Arc<Slow>, tokio::task::JoinHandle<io::Result<()>>, CancellationToken) {
         let admin = Admin::bind(SocketAddr::from(([127, 0, 0, 1], 0)), None).unwrap();
-        let (address, source, end) = (admin.local_addr().unwrap(), Arc::<Slow>::default(), CancellationToken::new());
+        let (address, source, end) =
+            (admin.listener.local_addr().unwrap(), Arc::<Slow>::default(), CancellationToken::new());
         let serving = {
             let keys = Keyspace::new("/segue/", "default");
             let board = Arc::new(Board::new(keys.clone(), 0));

@@ -15,11 +15,11 @@ const MAX_TOKEN: u64 = 4096;
 
 /// The file of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TokenFile(PathBuf);
+pub(crate) struct TokenFile(PathBuf);
 
 impl TokenFile {
     /// Returns the token in this file.
-    pub fn new(file: impl Into<PathBuf>) -> Self {
+    pub(crate) fn new(file: impl Into<PathBuf>) -> Self {
         TokenFile(file.into())
     }
 
@@ -28,7 +28,7 @@ impl TokenFile {
     /// # Errors
     ///
     /// Why the file cannot be used, without its content.
-    pub fn is_token(&self, presented: &[u8]) -> Result<bool, String> {
+    pub(crate) fn is_token(&self, presented: &[u8]) -> Result<bool, String> {
         Ok(self.read()?.trim_ascii().ct_eq(presented.trim_ascii()).into())
     }
 
@@ -45,7 +45,7 @@ impl TokenFile {
 }
 
 /// Returns a problem for each file of a token that cannot be used now, at the place in the configuration that names it.
-pub fn problems(located: &LocatedConfig) -> Vec<Problem> {
+pub(crate) fn problems(located: &LocatedConfig) -> Vec<Problem> {
     let Config { admin, coordinator, .. } = &located.config;
     let admin = admin.as_ref().and_then(|admin| match &admin.write {
         AdminWrite::Token(file) => Some(("admin.token_file", file)),

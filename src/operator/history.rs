@@ -46,7 +46,7 @@ const MAX_RESPONSES: usize = 8;
 
 /// The finished handoffs that the store still has.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct HandoffHistory {
+pub(crate) struct HandoffHistory {
     /// The handoffs, the newest first.
     pub handoffs: Vec<HistoryEntry>,
     /// Number of entries that this version cannot read.
@@ -58,7 +58,11 @@ pub struct HandoffHistory {
 
 impl HandoffHistory {
     /// Reads the history of a keyspace, or that of one partition.
-    pub async fn read(store: &dyn Store, keys: &Keyspace, partition: Option<PartitionId>) -> Result<Self, StoreError> {
+    pub(crate) async fn read(
+        store: &dyn Store,
+        keys: &Keyspace,
+        partition: Option<PartitionId>,
+    ) -> Result<Self, StoreError> {
         let range = partition.map_or_else(|| keys.history(), |partition| keys.history_of(partition));
         let entries = store.snapshot(&range).await?.entries;
         let read = entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok());
@@ -69,13 +73,13 @@ impl HandoffHistory {
     }
 
     /// Keeps the newest `count` handoffs.
-    pub fn newest(mut self, count: usize) -> Self {
+    pub(crate) fn newest(mut self, count: usize) -> Self {
         self.handoffs.truncate(count);
         self
     }
 
     /// Returns a table, with ages as of `now` in Unix milliseconds.
-    pub fn table(&self, now: u64) -> String {
+    pub(crate) fn table(&self, now: u64) -> String {
         let head = ["AGE", "PARTITION", "MOVE", "RESULT", "TOOK", "PAUSE", "HELD", "SEVERED", "WHY"].map(str::to_owned);
         let lines: Vec<[String; 9]> = self.handoffs.iter().map(|handoff| line(handoff, now)).collect();
         let rows = || std::iter::once(&head).chain(&lines);
@@ -116,7 +120,7 @@ fn line(handoff: &HistoryEntry, now: u64) -> [String; 9] {
 }
 
 /// Returns a handoff in one line, for a list that names its partition elsewhere.
-pub fn in_words(handoff: &HistoryEntry, now: u64) -> String {
+pub(crate) fn in_words(handoff: &HistoryEntry, now: u64) -> String {
     let from = handoff.from.as_deref().unwrap_or("nobody");
     let pause = pause(handoff).map_or(String::new(), |pause| format!(", longest pause {pause}"));
     let (to, result, age) = (&handoff.to, handoff.result.as_str(), lasting(now.saturating_sub(handoff.ended_at)));
@@ -169,7 +173,7 @@ struct HistoryQuery {
 }
 
 /// Returns the route `GET /v1/history?partition=N&limit=N`. Must be called within the runtime that calls the store.
-pub fn routes(store: Arc<dyn Store>, keys: Keyspace) -> Router {
+pub(crate) fn routes(store: Arc<dyn Store>, keys: Keyspace) -> Router {
     let places = Arc::new(Semaphore::new(MAX_RESPONSES));
     let reader = HistoryReader { store, keys, runtime: Handle::current(), places, last: Mutex::default() };
     let routes = Router::new().route("/v1/history", get(answer));

@@ -14,7 +14,7 @@ const MOST: usize = 64;
 
 /// A back-off that has not ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ActiveBackOff {
+pub(crate) struct ActiveBackOff {
     /// Whom it concerns.
     pub of: BackOffSubject,
     /// The partition whose move failed last.
@@ -46,14 +46,14 @@ impl ActiveBackOff {
     }
 
     /// Returns it in words. `now` is in Unix milliseconds.
-    pub fn in_words(&self, now: u64) -> String {
+    pub(crate) fn in_words(&self, now: u64) -> String {
         let rest = super::lasting(self.until.saturating_sub(now));
         format!("{} for {rest}: {}", self.what, self.why)
     }
 }
 
 /// Returns the back-offs that have not ended at `now`, in Unix milliseconds. `handoffs` are in order, the newest first.
-pub fn resting(handoffs: &[HistoryEntry], now: u64) -> Vec<ActiveBackOff> {
+pub(crate) fn resting(handoffs: &[HistoryEntry], now: u64) -> Vec<ActiveBackOff> {
     let (mut known, mut found) = (HashSet::new(), Vec::new());
     for past in handoffs {
         let subject = |of| match of {

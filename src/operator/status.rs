@@ -20,7 +20,7 @@ const MOST_WAITS: usize = 16;
 
 /// The keyspace at one revision.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct KeyspaceStatus {
+pub(crate) struct KeyspaceStatus {
     /// The revision of the store.
     pub revision: Revision,
     /// Why this may not be the present state. `None` while the process that reports it follows the store.
@@ -74,7 +74,7 @@ pub struct KeyspaceStatus {
 
 /// Since when a process does not follow the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stale {
+pub(crate) struct Stale {
     /// Unix milliseconds, by the clock of the process.
     pub since: u64,
     /// The time since then.
@@ -85,14 +85,14 @@ pub struct Stale {
 
 impl Stale {
     /// Returns what has been so since `since`, as of `now`, both in Unix milliseconds.
-    pub fn new(since: u64, reason: String, now: u64) -> Self {
+    pub(crate) fn new(since: u64, reason: String, now: u64) -> Self {
         Stale { since, age_ms: now.saturating_sub(since), reason }
     }
 }
 
 /// A pod in an [`KeyspaceStatus`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct PodLine {
+pub(crate) struct PodLine {
     /// The pod's name.
     pub name: String,
     /// The life of the pod.
@@ -129,7 +129,7 @@ pub struct PodLine {
 }
 
 /// Returns the age of a partition's newest checkpoint, by the clocks of two machines. `now` is in Unix milliseconds.
-pub fn checkpoint_age(view: &View, partition: PartitionId, now: u64) -> Option<u64> {
+pub(crate) fn checkpoint_age(view: &View, partition: PartitionId, now: u64) -> Option<u64> {
     let record = &view.checkpoints.get(&partition)?.value;
     record.checkpoint.as_ref().map(|_| now.saturating_sub(record.taken_at))
 }
@@ -146,7 +146,7 @@ struct PodHoldings {
 
 /// Returns the age of a pod's last heartbeat, and whether the pod has missed as many as make it suspected. `now` is in
 /// Unix milliseconds.
-pub fn heartbeat_age(view: &View, pod: &str, now: u64) -> Option<(u64, bool)> {
+pub(crate) fn heartbeat_age(view: &View, pod: &str, now: u64) -> Option<(u64, bool)> {
     let load = view.load(pod)?;
     let age = now.saturating_sub(load.at);
     Some((age, age >= load.interval_ms.saturating_mul(u64::from(MISSED_BEFORE_SUSPECTED))))
@@ -154,7 +154,7 @@ pub fn heartbeat_age(view: &View, pod: &str, now: u64) -> Option<(u64, bool)> {
 
 /// A partition in a [`KeyspaceStatus`] that an operator has placed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct PinLine {
+pub(crate) struct PinLine {
     /// The partition.
     pub partition: PartitionId,
     /// The pod that it belongs on. `None` if the pin cannot be read: the partition stays where it is.
@@ -178,7 +178,7 @@ impl PinLine {
 
 /// A handoff in an [`KeyspaceStatus`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct HandoffLine {
+pub(crate) struct HandoffLine {
     /// The handoff.
     pub id: HandoffId,
     /// The partition.
@@ -222,7 +222,7 @@ impl HandoffLine {
 
 impl KeyspaceStatus {
     /// Notes in which words the store refuses writes, if it does. Each handoff waits for that first.
-    pub fn store_refuses(mut self, words: Option<String>) -> Self {
+    pub(crate) fn store_refuses(mut self, words: Option<String>) -> Self {
         for handoff in &mut self.handoffs {
             handoff.waits.retain(|wait| !wait.is_for_store());
             if let Some(words) = &words {
@@ -235,12 +235,12 @@ impl KeyspaceStatus {
     }
 
     /// Adds what the routers report of their clients. `view` is that of the status, and `now` in Unix milliseconds.
-    pub fn with_troubles(self, reports: &TroubleReports, view: &View, now: u64) -> Self {
+    pub(crate) fn with_troubles(self, reports: &TroubleReports, view: &View, now: u64) -> Self {
         KeyspaceStatus { troubles: reports.lines(view, now), ..self }
     }
 
     /// Returns the status of `view`. `now` is in Unix milliseconds.
-    pub fn of(view: &View, now: u64) -> Self {
+    pub(crate) fn of(view: &View, now: u64) -> Self {
         let mut owned: HashMap<(&str, Incarnation), PodHoldings> = HashMap::new();
         for (partition, at) in &view.assignments {
             let owned = owned.entry((&at.value.owner, at.value.incarnation)).or_default();

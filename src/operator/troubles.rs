@@ -24,7 +24,7 @@ const MOST_NAMED: usize = 5;
 
 /// A trouble of clients.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TroubleLine {
+pub(crate) struct TroubleLine {
     /// The pod in trouble. `None` for requests that wait for no pod in trouble.
     pub pod: Option<String>,
     /// The kind of trouble: `unreachable`, `refuses`, `silent`, `fails`, `slow` or `held`.
@@ -47,7 +47,7 @@ pub struct TroubleLine {
 
 /// The requests that wait for a partition, at all routers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeldLine {
+pub(crate) struct HeldLine {
     /// How many wait.
     pub requests: u64,
     /// At how many routers.
@@ -58,11 +58,11 @@ pub struct HeldLine {
 
 /// The reports of a keyspace's routers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TroubleReports(Vec<RouterTroubles>);
+pub(crate) struct TroubleReports(Vec<RouterTroubles>);
 
 impl TroubleReports {
     /// Reads the reports. One that cannot be read counts as none.
-    pub async fn read(store: &dyn Store, keys: &Keyspace) -> Result<Self, StoreError> {
+    pub(crate) async fn read(store: &dyn Store, keys: &Keyspace) -> Result<Self, StoreError> {
         let entries = store.snapshot(&keys.troubles()).await?.entries;
         let reports = entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok());
         Ok(TroubleReports(reports.collect()))
@@ -76,7 +76,7 @@ impl TroubleReports {
     }
 
     /// Returns the troubles, those of pods first. `now` is in Unix milliseconds.
-    pub fn lines(&self, view: &View, now: u64) -> Vec<TroubleLine> {
+    pub(crate) fn lines(&self, view: &View, now: u64) -> Vec<TroubleLine> {
         let mut by_pod: BTreeMap<&str, PodTroubles<'_>> = BTreeMap::new();
         for report in self.of_living(view) {
             let age = now.saturating_sub(report.at);
@@ -94,7 +94,7 @@ impl TroubleReports {
     }
 
     /// Returns the requests that wait for a partition.
-    pub fn held(&self, view: &View, partition: PartitionId, now: u64) -> Option<HeldLine> {
+    pub(crate) fn held(&self, view: &View, partition: PartitionId, now: u64) -> Option<HeldLine> {
         let mut line = HeldLine::default();
         for report in self.of_living(view) {
             for held in report.held.iter().filter(|held| held.partition == partition) {

@@ -12,7 +12,7 @@ const STORE: &str = "store";
 
 /// Something that a handoff waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WaitLine {
+pub(crate) struct WaitLine {
     /// `router`, `pod`, `key` for a key that has to be repaired, or `store` for one that refuses writes.
     pub kind: String,
     /// The participant, or the key; empty for the store.
@@ -27,7 +27,7 @@ pub struct WaitLine {
 
 impl WaitLine {
     /// Returns all that the partition's handoff waits for. `now` is in Unix milliseconds.
-    pub fn all(view: &View, partition: PartitionId, now: u64) -> Vec<Self> {
+    pub(crate) fn all(view: &View, partition: PartitionId, now: u64) -> Vec<Self> {
         let line = |wait: segue_protocol::handoff::waits::HandoffWait| {
             let ((kind, name), what) = (wait.on.party(), wait.on.to_string());
             let age_ms = wait.since.map(|since| now.saturating_sub(since));
@@ -37,12 +37,12 @@ impl WaitLine {
     }
 
     /// Returns whether it is a wait for the store.
-    pub fn is_for_store(&self) -> bool {
+    pub(crate) fn is_for_store(&self) -> bool {
         self.kind == STORE
     }
 
     /// Returns the wait for a store that refuses writes in these words. Nobody can write what the others wait for.
-    pub fn for_store(words: &str) -> Self {
+    pub(crate) fn for_store(words: &str) -> Self {
         let what = format!("the store, which refuses writes: {words}");
         WaitLine { kind: STORE.to_owned(), name: String::new(), what, since: None, age_ms: None }
     }

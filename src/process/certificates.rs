@@ -30,7 +30,7 @@ const SOON: Duration = Duration::from_secs(SOON_DAYS * 24 * 3600);
 
 /// All certificates of a process, by their use.
 #[derive(Debug, Clone, Default)]
-pub struct Certificates {
+pub(crate) struct Certificates {
     /// `router.tls`.
     pub router: Option<ServerTls>,
     /// `router.upstream.tls`.
@@ -61,7 +61,7 @@ impl Certificates {
     /// # Errors
     ///
     /// A problem for every unusable file, at the place in the configuration that names it.
-    pub fn load(located: &LocatedConfig) -> Result<Self, Vec<Problem>> {
+    pub(crate) fn load(located: &LocatedConfig) -> Result<Self, Vec<Problem>> {
         let Config { store, router, pod, coordinator, admin, .. } = &located.config;
         let server = |files: &ServerFiles| ServerTls::load(files.clone());
         let client = |files: &ClientFiles| ClientTls::load(files.clone());
@@ -92,7 +92,7 @@ impl Certificates {
 
     /// Returns a problem for each expired certificate. A process starts with them all the same: they may be renewed at
     /// any moment.
-    pub fn expired(&self, located: &LocatedConfig, now: SystemTime) -> Vec<Problem> {
+    pub(crate) fn expired(&self, located: &LocatedConfig, now: SystemTime) -> Vec<Problem> {
         let expired = self.all().into_iter().filter(|(_, material)| is_over(material.as_ref(), now));
         let problem = |(section, material): (&str, Arc<dyn Material>)| {
             let fact = format!("its certificate was valid until {}", material.valid_until().unwrap_or_default());
@@ -102,7 +102,7 @@ impl Certificates {
     }
 
     /// Returns a warning for each certificate that expires soon.
-    pub fn expiring(&self, located: &LocatedConfig, now: SystemTime) -> Vec<Problem> {
+    pub(crate) fn expiring(&self, located: &LocatedConfig, now: SystemTime) -> Vec<Problem> {
         let soon = now + SOON;
         let is_soon = |material: &dyn Material| is_over(material, soon) && !is_over(material, now);
         let expiring = self.all().into_iter().filter(|(_, material)| is_soon(material.as_ref()));
@@ -130,7 +130,7 @@ impl Certificates {
     }
 
     /// Checks the files periodically and on request.
-    pub fn watch(&self, registry: &mut Registry) -> CertificateWatch {
+    pub(crate) fn watch(&self, registry: &mut Registry) -> CertificateWatch {
         let watch = WatchedMaterial { all: self.all(), ends: Family::default() };
         registry.register(
             "certificate_not_after_seconds",
@@ -176,14 +176,14 @@ pub(crate) fn trusting(ca: &Path) -> Result<ClientTls, TlsError> {
 
 /// A watch of the files. Dropping it ends the watch.
 #[derive(Debug)]
-pub struct CertificateWatch {
+pub(crate) struct CertificateWatch {
     now: Arc<Notify>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl CertificateWatch {
     /// Checks the files at once.
-    pub fn look(&self) {
+    pub(crate) fn look(&self) {
         self.now.notify_one();
     }
 }

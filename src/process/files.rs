@@ -20,12 +20,12 @@ const ADMIN_FILES: usize = 88;
 const MAX_CONNECTIONS: &str = "router.limits.max_connections";
 
 /// Returns how many of these files a router, or a pod, may use: half of them if both are in one process.
-pub fn share(config: &Config, files: usize) -> usize {
+pub(crate) fn share(config: &Config, files: usize) -> usize {
     if config.router.is_some() && config.pod.is_some() { files / 2 } else { files }
 }
 
 /// Lowers `max_connections` to what this many open files allow.
-pub fn fit(config: &mut Config, files: usize) -> anyhow::Result<()> {
+pub(crate) fn fit(config: &mut Config, files: usize) -> anyhow::Result<()> {
     let (has_admin, keyspaces) = (config.admin.is_some(), config.keyspaces.len());
     let files = share(config, files);
     let Some(router) = &mut config.router else { return Ok(()) };
@@ -52,7 +52,7 @@ pub fn fit(config: &mut Config, files: usize) -> anyhow::Result<()> {
 }
 
 /// Returns the warning of `segue check`: the machine it runs on may not be the one that will run the file.
-pub fn doubt(located: &LocatedConfig) -> Option<Problem> {
+pub(crate) fn doubt(located: &LocatedConfig) -> Option<Problem> {
     let router = located.config.router.as_ref()?;
     let (wanted, files) = (router.limits.max_connections, open_files::most());
     let is_doubtful = located.is_given(MAX_CONNECTIONS) && is_far_too_much(wanted, files);

@@ -1,12 +1,12 @@
 //! What a process has to do with its host: files, sockets, certificates, its service, and the process after it.
 
 pub(crate) mod any_address;
-pub mod certificates;
-pub mod files;
-pub mod hot_restart;
+pub(crate) mod certificates;
+pub(crate) mod files;
+pub(crate) mod hot_restart;
 pub mod last_words;
 pub(crate) mod printable;
 pub(crate) mod secret_files;
 pub(crate) mod socket_path;
-pub mod supervise;
+pub(crate) mod supervise;
 pub(crate) mod surroundings;

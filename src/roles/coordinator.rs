@@ -28,7 +28,7 @@ use crate::telemetry::metrics::{CoordinatorMetrics, PodsServiceMetrics};
 
 /// A coordinator that does not run yet. The socket of its pods' service is bound, if it has one.
 #[derive(Debug)]
-pub struct BoundCoordinator {
+pub(crate) struct BoundCoordinator {
     section: config::Coordinator,
     listener: Option<TcpListener>,
     tls: Option<PodsTls>,
@@ -37,7 +37,7 @@ pub struct BoundCoordinator {
 
 impl BoundCoordinator {
     /// Binds the address of the pods' service. `admin` is where others reach the admin endpoint.
-    pub async fn bind(
+    pub(crate) async fn bind(
         section: &config::Coordinator,
         admin: Option<String>,
         certificates: &Certificates,
@@ -54,7 +54,7 @@ impl BoundCoordinator {
     }
 
     /// Starts a coordinator in each keyspace, and the pods' service of all.
-    pub fn start(
+    pub(crate) fn start(
         self,
         store: &Arc<dyn Store>,
         keyspaces: &[RoleKeyspace],
@@ -104,7 +104,7 @@ impl BoundCoordinator {
 
 /// The running coordinators.
 #[derive(Debug)]
-pub struct CoordinatorRole {
+pub(crate) struct CoordinatorRole {
     /// In the order of the keyspaces.
     sources: Vec<Arc<CoordinatorStatusSource>>,
     shutdown: CancellationToken,
@@ -114,12 +114,12 @@ pub struct CoordinatorRole {
 
 impl CoordinatorRole {
     /// Returns the coordinator's part of the admin endpoint, for each keyspace in the order of the file.
-    pub fn status_sources(&self) -> Vec<Arc<dyn StatusSource>> {
+    pub(crate) fn status_sources(&self) -> Vec<Arc<dyn StatusSource>> {
         self.sources.iter().map(|source| Arc::clone(source) as Arc<dyn StatusSource>).collect()
     }
 
     /// Resigns in all keyspaces and ends.
-    pub async fn stop(self) {
+    pub(crate) async fn stop(self) {
         self.shutdown.cancel();
         // The tasks end by themselves now. The runtime has reported any panic in them.
         let _ = join_all(self.tasks).await;

@@ -22,7 +22,7 @@ use crate::telemetry::metrics::{ParticipantMetrics, StoreHealth};
 
 /// A keyspace that roles of this process take part in.
 #[derive(Debug)]
-pub struct RoleKeyspace {
+pub(crate) struct RoleKeyspace {
     /// Its settings.
     pub section: KeyspaceSection,
     /// Its place in the store.
@@ -34,7 +34,7 @@ pub struct RoleKeyspace {
 
 impl RoleKeyspace {
     /// Returns the keyspaces of a configuration, and registers the metrics of their participants.
-    pub fn all(config: &Config, registry: &mut Registry) -> Vec<Self> {
+    pub(crate) fn all(config: &Config, registry: &mut Registry) -> Vec<Self> {
         let is_labelled = config.lists_keyspaces;
         let served = |section: &KeyspaceSection| RoleKeyspace {
             section: section.clone(),
@@ -46,13 +46,13 @@ impl RoleKeyspace {
     }
 
     /// Returns where the series of this keyspace are registered.
-    pub fn registry<'a>(&self, registry: &'a mut Registry) -> &'a mut Registry {
+    pub(crate) fn registry<'a>(&self, registry: &'a mut Registry) -> &'a mut Registry {
         labelled(registry, self.is_labelled, &self.section.name)
     }
 
     /// Returns what the admin endpoint shows of it, beside what it shows of the roles. Only a process that plans anyway
     /// follows the pods' heartbeats.
-    pub fn shown(
+    pub(crate) fn shown(
         self,
         (store, health): (&Arc<dyn Store>, &Arc<StoreHealth>),
         roles: Vec<Arc<dyn StatusSource>>,
@@ -67,7 +67,7 @@ impl RoleKeyspace {
     }
 
     /// Returns the span of the log lines about this keyspace.
-    pub fn span(&self) -> Span {
+    pub(crate) fn span(&self) -> Span {
         if self.is_labelled { error_span!("keyspace", name = self.section.name) } else { Span::none() }
     }
 }

@@ -1,9 +1,9 @@
 //! The roles of a process, each assembled from its parts: `segue run` starts them and the admin endpoint shows them.
 
-pub mod coordinator;
+pub(crate) mod coordinator;
 mod exchanges;
-pub mod keyspace;
-pub mod pod;
+pub(crate) mod keyspace;
+pub(crate) mod pod;
 mod progress;
-pub mod router;
-pub mod running;
+pub(crate) mod router;
+pub(crate) mod running;

@@ -34,7 +34,7 @@ use crate::telemetry::metrics::RouterMetrics;
 
 /// The role with bound sockets, before it runs.
 #[derive(Debug)]
-pub struct BoundRouterRole {
+pub(crate) struct BoundRouterRole {
     router: BoundRouter,
     is_labelled: bool,
     section: config::Router,
@@ -45,7 +45,7 @@ pub struct BoundRouterRole {
 
 /// The role while it takes part in the protocol and has no clients yet.
 #[derive(Debug)]
-pub struct JoiningRouterRole {
+pub(crate) struct JoiningRouterRole {
     router: JoiningRouter,
     forward: Vec<ForwardSettings>,
     is_labelled: bool,
@@ -55,7 +55,7 @@ pub struct JoiningRouterRole {
 
 /// The running role.
 #[derive(Debug)]
-pub struct RouterRole {
+pub(crate) struct RouterRole {
     router: Router,
     sources: Vec<Arc<RouterStatusSource>>,
     drain_timeout: Duration,
@@ -64,7 +64,7 @@ pub struct RouterRole {
 impl BoundRouterRole {
     /// Binds the address that clients connect to, or adopts listeners that have it. `admin` is the address that others use for
     /// this process's admin endpoint.
-    pub fn bind(
+    pub(crate) fn bind(
         config: &Config,
         section: &config::Router,
         admin: Option<String>,
@@ -87,23 +87,23 @@ impl BoundRouterRole {
     }
 
     /// Records requests and cutovers by this tracer.
-    pub fn traced(self, tracer: Option<&Tracer>) -> Self {
+    pub(crate) fn traced(self, tracer: Option<&Tracer>) -> Self {
         BoundRouterRole { tracer: tracer.cloned(), ..self }
     }
 
     /// Returns the table of each keyspace, in the order of the configuration.
-    pub fn tables(&self) -> impl Iterator<Item = &Arc<Table>> {
+    pub(crate) fn tables(&self) -> impl Iterator<Item = &Arc<Table>> {
         self.router.keyspaces().iter().map(|keyspace| &keyspace.table)
     }
 
     /// Returns duplicates of the listeners, for a process that takes them over.
-    pub fn duplicates(&self) -> std::io::Result<Vec<TcpListener>> {
+    pub(crate) fn duplicates(&self) -> std::io::Result<Vec<TcpListener>> {
         self.router.duplicates()
     }
 
     /// Starts the router's side of the protocol in these keyspaces, those of the configuration. `hot_restart` is the text about
     /// a hot restart in its status.
-    pub fn start(
+    pub(crate) fn start(
         self,
         store: &Arc<dyn Store>,
         keyspaces: &[RoleKeyspace],
@@ -150,12 +150,12 @@ impl BoundRouterRole {
 impl JoiningRouterRole {
     /// Waits until the router could serve every keyspace: it is registered, has seen the keyspace since, and its routes are
     /// open.
-    pub async fn ready(&self) {
+    pub(crate) async fn ready(&self) {
         join_all(self.router.states().map(RouterState::ready)).await;
     }
 
     /// Returns why the router could not serve now.
-    pub fn not_ready(&self) -> Option<String> {
+    pub(crate) fn not_ready(&self) -> Option<String> {
         let states = self.router.states().zip(&self.forward);
         let mut reasons = states.filter_map(|(state, forward)| Some((&forward.keyspace, state.not_ready()?)));
         let (keyspace, reason) = reasons.next()?;
@@ -163,20 +163,20 @@ impl JoiningRouterRole {
     }
 
     /// Accepts clients. Requests that arrive before their keyspace is ready wait.
-    pub async fn accept(self) -> anyhow::Result<RouterRole> {
+    pub(crate) async fn accept(self) -> anyhow::Result<RouterRole> {
         let router = self.router.accept(self.forward).await?;
         Ok(RouterRole { router, sources: self.sources, drain_timeout: self.drain_timeout })
     }
 
     /// Ends without having served.
-    pub async fn give_up(self) {
+    pub(crate) async fn give_up(self) {
         self.router.give_up().await;
     }
 }
 
 /// The process that serves the router's clients from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Succession {
+pub(crate) enum Succession {
     /// None: idle connections are closed.
     Ends,
     /// Another process, which has the listeners: a connection is closed with its next response, not before.
@@ -185,13 +185,13 @@ pub enum Succession {
 
 impl RouterRole {
     /// Returns the router's part of the admin endpoint for each keyspace.
-    pub fn status_sources(&self) -> impl Iterator<Item = Arc<dyn StatusSource>> {
+    pub(crate) fn status_sources(&self) -> impl Iterator<Item = Arc<dyn StatusSource>> {
         self.sources.iter().map(|source| source.clone() as Arc<dyn StatusSource>)
     }
 
     /// Stops accepting, finishes the requests in progress, refuses those that are still held, and only then
     /// deregisters.
-    pub async fn stop(self, leaving: Succession) {
+    pub(crate) async fn stop(self, leaving: Succession) {
         let deadline = Instant::now() + self.drain_timeout;
         match leaving {
             Succession::Ends => self.router.stop(deadline).await,

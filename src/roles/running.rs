@@ -16,7 +16,7 @@ use crate::admin::StatusSource;
 
 /// The roles that run.
 #[derive(Debug, Default)]
-pub struct RunningRoles {
+pub(crate) struct RunningRoles {
     /// The sidecar of a pod.
     pub pod: Option<PodRole>,
     /// The router of all keyspaces.
@@ -27,7 +27,7 @@ pub struct RunningRoles {
 
 impl RunningRoles {
     /// Returns the roles' parts of the admin endpoint in the keyspace of this number.
-    pub fn sources(&self, keyspace: usize) -> Vec<Arc<dyn StatusSource>> {
+    pub(crate) fn sources(&self, keyspace: usize) -> Vec<Arc<dyn StatusSource>> {
         let roles = [
             self.router.as_ref().map(|router| router.status_sources().collect()),
             self.coordinator.as_ref().map(CoordinatorRole::status_sources),
@@ -38,7 +38,7 @@ impl RunningRoles {
 
     /// Stops the roles, those of all keyspaces side by side. `service_ended` states that the pod's service has ended by
     /// itself.
-    pub async fn stop(self, service_ended: bool, leaving: Succession) {
+    pub(crate) async fn stop(self, service_ended: bool, leaving: Succession) {
         if let Some(pod) = self.pod {
             info!("handing partitions over");
             pod.stop(service_ended).await;

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 /// Records the handoffs of a keyspace, as one participant sees them.
 #[derive(Debug)]
-pub struct HandoffTraces {
+pub(crate) struct HandoffTraces {
     tracer: Tracer,
     keys: Keyspace,
     participant: String,
@@ -25,12 +25,12 @@ pub struct HandoffTraces {
 
 impl HandoffTraces {
     /// Records as the participant of this name.
-    pub fn new(tracer: Tracer, keys: Keyspace, participant: String) -> Self {
+    pub(crate) fn new(tracer: Tracer, keys: Keyspace, participant: String) -> Self {
         HandoffTraces { tracer, keys, participant }
     }
 
     /// Notes by which handoff a router is about to stop or switch a partition, if by any.
-    pub fn cuts_over(&self, partition: PartitionId, handoff: Option<&Versioned<Handoff>>) {
+    pub(crate) fn cuts_over(&self, partition: PartitionId, handoff: Option<&Versioned<Handoff>>) {
         let context = |handoff: &Versioned<Handoff>| {
             SpanContext::of_handoff(&self.keys, partition, handoff.id(), handoff.value.started_at)
         };
@@ -38,7 +38,7 @@ impl HandoffTraces {
     }
 
     /// Records a router's cutover that has just ended, with its drain, the wait for the switch, and its flush.
-    pub fn cut_over(&self, cutover: &Cutover) {
+    pub(crate) fn cut_over(&self, cutover: &Cutover) {
         let Some(handoff) = self.tracer.end_cutover(cutover.partition) else { return };
         let (times, flowed) = (cutover.times, Instant::now());
         let stopped = flowed.checked_sub(times.pause + times.flush).unwrap_or(flowed);
@@ -61,7 +61,7 @@ impl HandoffTraces {
     }
 
     /// Records a phase that has just ended, and with the last one the handoff.
-    pub fn phase_ended(&self, ended: &EndedPhase<'_>) {
+    pub(crate) fn phase_ended(&self, ended: &EndedPhase<'_>) {
         let (record, now) = (ended.record, Instant::now());
         let handoff = SpanContext::of_handoff(&self.keys, record.partition, ended.handoff, record.started_at);
         let since = |lasted: Duration| now.checked_sub(lasted).unwrap_or(now);

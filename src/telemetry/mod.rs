@@ -1,6 +1,6 @@
 //! What a process says of itself: metrics, exemplars and traces.
 
 pub(crate) mod exemplars;
-pub mod handoff_traces;
-pub mod metrics;
-pub mod otlp;
+pub(crate) mod handoff_traces;
+pub(crate) mod metrics;
+pub(crate) mod otlp;

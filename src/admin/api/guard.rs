@@ -16,7 +16,7 @@ use crate::admin::token_file::TokenFile;
 
 /// Who may change something by TCP. By the Unix socket everybody may who can connect to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WritePermission {
+pub(crate) enum WritePermission {
     /// Nobody.
     Nobody,
     /// Those who present the token in this file. It is read for each request, so that it can be replaced.
@@ -27,7 +27,7 @@ pub enum WritePermission {
 
 /// The client of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AdminPeer {
+pub(crate) enum AdminPeer {
     /// A client by TCP.
     Tcp {
         /// The client's address.

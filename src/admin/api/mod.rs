@@ -28,9 +28,9 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-pub use self::guard::{AdminPeer, WritePermission};
+pub(crate) use self::guard::{AdminPeer, WritePermission};
 pub(crate) use self::keyspaces::KeyspaceRoutes;
-pub use self::own_pod::OwnPod;
+pub(crate) use self::own_pod::OwnPod;
 pub(crate) use self::own_pod::OwnProcess;
 pub(crate) use self::problem::ApiProblem;
 use self::traffic::TrafficMeasurements;

@@ -27,7 +27,7 @@ use crate::operator::ConditionState;
 
 /// The pod of this process.
 #[derive(Debug, Clone)]
-pub struct OwnPod {
+pub(crate) struct OwnPod {
     name: String,
     /// By keyspace.
     handles: Vec<(String, PodHandle)>,

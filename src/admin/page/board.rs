@@ -24,7 +24,7 @@ const MAX_CHANGED: usize = 4096;
 
 /// A keyspace that a follower writes and the admin endpoint reads. One stream takes the changes.
 #[derive(Debug)]
-pub struct Board(Mutex<FollowedKeyspace>);
+pub(crate) struct Board(Mutex<FollowedKeyspace>);
 
 #[derive(Debug)]
 struct FollowedKeyspace {
@@ -64,7 +64,7 @@ pub(super) struct BoardChanges {
 
 impl Board {
     /// Returns the board of a keyspace that has not been read yet. `now` is in Unix milliseconds.
-    pub fn new(keys: Keyspace, now: u64) -> Self {
+    pub(crate) fn new(keys: Keyspace, now: u64) -> Self {
         let lost = Some((now, "the keyspace has not been read yet".to_owned()));
         Board(Mutex::new(FollowedKeyspace {
             view: View::empty(keys),
@@ -76,7 +76,7 @@ impl Board {
     }
 
     /// Applies an update of the watch. `now` is in Unix milliseconds.
-    pub fn update(&self, update: Update, now: u64) {
+    pub(crate) fn update(&self, update: Update, now: u64) {
         let mut guard = self.lock();
         let followed = &mut *guard;
         match update {
@@ -110,7 +110,7 @@ impl Board {
     }
 
     /// Returns the status of the keyspace.
-    pub fn status(&self, now: u64) -> KeyspaceStatus {
+    pub(crate) fn status(&self, now: u64) -> KeyspaceStatus {
         self.lock().status(now)
     }
 

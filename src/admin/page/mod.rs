@@ -9,7 +9,7 @@
 //!   may frame the page.
 //! * The number of readers of the stream and the memory for each of them are bounded (`feed`).
 
-pub mod board;
+pub(crate) mod board;
 pub(crate) mod feed;
 mod journal;
 #[cfg(test)]

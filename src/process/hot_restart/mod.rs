@@ -43,7 +43,7 @@ use self::message::Message;
 use crate::process::socket_path::{self, SocketPath};
 use crate::telemetry::metrics::HotRestartMetrics;
 
-pub use self::server::{Exit, HotRestartServer, Successor};
+pub(crate) use self::server::{Exit, HotRestartServer};
 
 /// The configuration key of the socket's path.
 const SOCKET_KEY: &str = "router.hot_restart_socket";
@@ -55,7 +55,7 @@ const STORE_MARGIN: Duration = Duration::from_secs(20);
 
 /// A starting process, possibly the successor of a running one.
 #[derive(Debug)]
-pub struct Startup {
+pub(crate) struct Startup {
     /// `None` if this process takes part in no hot restart.
     path: Option<PathBuf>,
     /// How long this process may take to become ready.
@@ -73,7 +73,7 @@ pub struct Startup {
 impl Startup {
     /// Looks for a running process. If there is one, receives its sockets and gives the router of the configuration a
     /// name that can be registered beside it. If `continues_log`, this process also asks for that one's standard error.
-    pub async fn begin(config: &mut Config, continues_log: bool) -> anyhow::Result<Self> {
+    pub(crate) async fn begin(config: &mut Config, continues_log: bool) -> anyhow::Result<Self> {
         let admin = config.admin.as_ref().map(|admin| admin.listen);
         let mut startup = Startup {
             path: None,
@@ -112,23 +112,23 @@ impl Startup {
     }
 
     /// Takes the adopted listeners of the router. If there are none, it has to bind its address.
-    pub fn router_listeners(&mut self) -> Vec<TcpListener> {
+    pub(crate) fn router_listeners(&mut self) -> Vec<TcpListener> {
         std::mem::take(&mut self.listeners.router)
     }
 
     /// Takes the adopted listener of the admin endpoint.
-    pub fn admin_listener(&mut self) -> Option<TcpListener> {
+    pub(crate) fn admin_listener(&mut self) -> Option<TcpListener> {
         self.listeners.admin.take()
     }
 
     /// Returns whether this process takes over from a running one.
-    pub fn takes_over(&self) -> bool {
+    pub(crate) fn takes_over(&self) -> bool {
         self.predecessor.is_some()
     }
 
     /// Opens the socket for hot restarts of this process, unless its predecessor still has it. Must be called once the
     /// addresses are bound: the process that has them also owns the path.
-    pub fn open_socket(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn open_socket(&mut self) -> anyhow::Result<()> {
         if let (Some(path), None) = (&self.path, &self.predecessor) {
             self.socket = Some(SocketPath::claim(SOCKET_KEY, path)?);
         }
@@ -136,12 +136,12 @@ impl Startup {
     }
 
     /// Returns the text about the hot restart in `/status`.
-    pub fn status(&self) -> watch::Receiver<Option<String>> {
+    pub(crate) fn status(&self) -> watch::Receiver<Option<String>> {
         self.status.subscribe()
     }
 
     /// Waits until this process is ready, if another one still serves. After an error it must not serve.
-    pub async fn until(&mut self, ready: impl Future<Output = ()>) -> anyhow::Result<()> {
+    pub(crate) async fn until(&mut self, ready: impl Future<Output = ()>) -> anyhow::Result<()> {
         let Some(predecessor) = &mut self.predecessor else { return Ok(()) };
         let pid = predecessor.pid;
         tokio::select! {
@@ -165,7 +165,7 @@ impl Startup {
     }
 
     /// Announces that this process accepts. From now on another process can take over `sockets` from it.
-    pub async fn serving(mut self, sockets: Vec<TcpListener>, metrics: HotRestartMetrics) -> HotRestartServer {
+    pub(crate) async fn serving(mut self, sockets: Vec<TcpListener>, metrics: HotRestartMetrics) -> HotRestartServer {
         if let Some(predecessor) = &mut self.predecessor {
             metrics.taken();
             self.status.send_replace(Some(format!("taking over from process {}", predecessor.pid)));
@@ -179,7 +179,7 @@ impl Startup {
 /// Returns how long a new process may take to become ready.
 ///
 /// The name to register may be taken until its lease ends, and so may one whose registration is lost meanwhile.
-pub fn patience(lease_ttl: Duration) -> Duration {
+pub(crate) fn patience(lease_ttl: Duration) -> Duration {
     2 * lease_ttl + STORE_MARGIN
 }
 

@@ -32,7 +32,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Why a serving process has to leave.
 #[derive(Debug)]
-pub enum Exit {
+pub(crate) enum Exit {
     /// Another process accepts. It is told when this one is done.
     Replaced(Successor),
     /// The predecessor keeps serving, for this reason.
@@ -41,13 +41,13 @@ pub enum Exit {
 
 /// The process that has taken over.
 #[derive(Debug)]
-pub struct Successor {
+pub(crate) struct Successor {
     channel: Channel,
 }
 
 impl Successor {
     /// Tells the successor that this process is done.
-    pub async fn ended(mut self) {
+    pub(crate) async fn ended(mut self) {
         // A successor that is gone need not be told.
         let _ = self.channel.send(&Message::Ended).await;
     }
@@ -56,7 +56,7 @@ impl Successor {
 type Preparation = Pin<Box<dyn Future<Output = anyhow::Result<Successor>> + Send>>;
 
 /// The hot restart side of a serving process.
-pub struct HotRestartServer {
+pub(crate) struct HotRestartServer {
     /// `None` if no process can take over from this one.
     path: Option<PathBuf>,
     name: String,
@@ -88,7 +88,7 @@ impl HotRestartServer {
 
     /// Waits until the old process has left, if there is one, so that this one can take its other paths. Returns the exit
     /// if this process must not continue. An old process that does not respond is not waited for.
-    pub async fn succeed(&mut self) -> Option<Exit> {
+    pub(crate) async fn succeed(&mut self) -> Option<Exit> {
         let pid = self.predecessor.as_ref()?.pid;
         match timeout(STEP_TIMEOUT, receive(&mut self.predecessor)).await {
             Ok(message) => self.on_predecessor(message).map(Exit::Withdrawn),
@@ -101,7 +101,7 @@ impl HotRestartServer {
 
     /// Writes the log from now on where the predecessor writes its own, if this process has asked for that. Standard
     /// error so far is closed: whoever reads it to its end need not wait for the end of this process.
-    pub fn continue_log(&mut self) {
+    pub(crate) fn continue_log(&mut self) {
         if let Some(log) = self.log.take()
             && let Err(error) = rustix::stdio::dup2_stderr(log)
         {
@@ -110,7 +110,7 @@ impl HotRestartServer {
     }
 
     /// Responds to other processes until this one has to leave. Cancel-safe: it may be called again.
-    pub async fn run(&mut self) -> Exit {
+    pub(crate) async fn run(&mut self) -> Exit {
         loop {
             tokio::select! {
                 message = receive(&mut self.predecessor) => {
@@ -147,7 +147,7 @@ impl HotRestartServer {
     }
 
     /// Ends without a successor. A process that is preparing to take over notices, and starts alone.
-    pub fn shutdown(self) {
+    pub(crate) fn shutdown(self) {
         // Released before the new process learns of the end, because it then puts its own socket there.
         if let Some(socket) = self.socket {
             socket.release();

@@ -26,14 +26,14 @@ const KILLED_CODE: u8 = 128 + 9;
 
 /// The unrequested end of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct UnexpectedExit {
+pub(crate) struct UnexpectedExit {
     /// The exit code, as shells report it.
     pub code: u8,
 }
 
 /// A supervised service, which may be started repeatedly.
 #[derive(Debug)]
-pub struct Supervisor {
+pub(crate) struct Supervisor {
     command: Vec<String>,
     running: tokio::sync::Mutex<Option<RunningProcess>>,
     state: watch::Sender<ServiceState>,
@@ -58,7 +58,7 @@ enum ServiceState {
 
 impl Supervisor {
     /// Returns the supervisor of a service that runs `command`. [`start`](Self::start) starts it.
-    pub fn new(command: Vec<String>) -> anyhow::Result<Self> {
+    pub(crate) fn new(command: Vec<String>) -> anyhow::Result<Self> {
         // The descendants of a dead supervisor become children of this process.
         descendants::adopt().context("cannot become the subreaper of the service")?;
         Ok(Supervisor {
@@ -70,7 +70,7 @@ impl Supervisor {
     }
 
     /// Starts the service, unless it runs. A service that has ended by itself is not started again.
-    pub async fn start(self: &std::sync::Arc<Self>) -> anyhow::Result<()> {
+    pub(crate) async fn start(self: &std::sync::Arc<Self>) -> anyhow::Result<()> {
         let mut running = self.running.lock().await;
         if *self.state.borrow() != ServiceState::Stopped {
             return Ok(());
@@ -102,22 +102,22 @@ impl Supervisor {
     }
 
     /// Sets the deadline after which nothing that the service does may take effect.
-    pub fn lend(&self, until: Instant) {
+    pub(crate) fn lend(&self, until: Instant) {
         self.order(&format!("until {}\n", boottime_millis(until)));
     }
 
     /// Passes a signal on to the service.
-    pub fn signal(&self, number: i32) {
+    pub(crate) fn signal(&self, number: i32) {
         self.order(&format!("signal {number}\n"));
     }
 
     /// Returns once the service is not running.
-    pub async fn stopped(&self) {
+    pub(crate) async fn stopped(&self) {
         let _ = self.state.subscribe().wait_for(|state| *state != ServiceState::Runs).await;
     }
 
     /// Returns once the service has ended by itself.
-    pub async fn ended(&self) -> UnexpectedExit {
+    pub(crate) async fn ended(&self) -> UnexpectedExit {
         loop {
             let mut state = self.state.subscribe();
             let ended = state.wait_for(|state| matches!(state, ServiceState::Ended(_))).await.map(|state| *state);
@@ -128,7 +128,7 @@ impl Supervisor {
     }
 
     /// Ends the service: asks it to end until `by`, then kills it. Returns once all its processes are dead.
-    pub async fn end(&self, by: Instant) {
+    pub(crate) async fn end(&self, by: Instant) {
         if *self.state.borrow() == ServiceState::Runs && by > Instant::now() {
             self.signal(rustix::process::Signal::TERM.as_raw());
             let _ = timeout_at(by, self.stopped()).await;

@@ -21,5 +21,5 @@ mod descendants;
 mod handle;
 mod process;
 
-pub use handle::{Supervisor, UnexpectedExit};
+pub(crate) use handle::{Supervisor, UnexpectedExit};
 pub(crate) use process::{become_service, supervise};

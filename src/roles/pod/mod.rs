@@ -30,7 +30,7 @@ use self::process::ServiceProcess;
 use self::shares::{ProcessShare, SharedProcess};
 use self::status::PodStatusSource;
 use self::stream::StreamListener;
-pub use self::uncoordinated::uncoordinated;
+pub(crate) use self::uncoordinated::uncoordinated;
 use crate::admin::StatusSource;
 use crate::admin::api::OwnPod;
 use crate::process::certificates::Certificates;
@@ -39,7 +39,7 @@ use crate::roles::keyspace::RoleKeyspace;
 use crate::telemetry::metrics::{MeteredHooks, PodMetrics};
 
 /// Returns the capabilities of this section's pod.
-pub fn capabilities(section: &config::Pod) -> Capabilities {
+pub(crate) fn capabilities(section: &config::Pod) -> Capabilities {
     let by_hooks = section.hooks.capabilities(ServiceBackend::vouches(section).is_some());
     // By its stream a service gets every task. One that cannot do it does nothing, and says so at once.
     let by_stream = section.stream.is_some();
@@ -51,7 +51,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// A pod's sidecar with a bound socket that does not run yet.
 #[derive(Debug)]
-pub struct BoundPod {
+pub(crate) struct BoundPod {
     sidecar: Sidecar,
     listener: Option<StreamListener>,
     section: config::Pod,
@@ -60,7 +60,7 @@ pub struct BoundPod {
 
 /// A running sidecar.
 #[derive(Debug)]
-pub struct PodRole {
+pub(crate) struct PodRole {
     name: String,
     pods: Vec<KeyspacePod>,
     vouches: Option<&'static str>,
@@ -85,7 +85,7 @@ struct KeyspacePod {
 impl BoundPod {
     /// Binds the address that routers connect to. `files` is the number of files it may open. `admin` is the address
     /// that others use for this process's admin endpoint.
-    pub async fn bind(
+    pub(crate) async fn bind(
         section: &config::Pod,
         files: usize,
         admin: Option<String>,
@@ -101,7 +101,7 @@ impl BoundPod {
     }
 
     /// Starts the sidecar, with a pod in each keyspace.
-    pub fn start(
+    pub(crate) fn start(
         self,
         store: &Arc<dyn Store>,
         keyspaces: &[RoleKeyspace],
@@ -204,18 +204,18 @@ impl KeyspacePod {
 
 impl PodRole {
     /// Returns the sidecar's part of the admin endpoint, for each keyspace in the order of the file.
-    pub fn status_sources(&self) -> Vec<Arc<dyn StatusSource>> {
+    pub(crate) fn status_sources(&self) -> Vec<Arc<dyn StatusSource>> {
         self.pods.iter().map(|pod| pod.status_source(self.vouches)).collect()
     }
 
     /// Returns the pod for the admin endpoint.
-    pub fn own_pod(&self) -> OwnPod {
+    pub(crate) fn own_pod(&self) -> OwnPod {
         let handles = self.pods.iter().map(|pod| (pod.keyspace.clone(), pod.handle.clone()));
         OwnPod::new(self.name.clone(), handles.collect())
     }
 
     /// Returns once a supervised service has ended by itself.
-    pub async fn service_ended(&self) -> UnexpectedExit {
+    pub(crate) async fn service_ended(&self) -> UnexpectedExit {
         match self.pods.first() {
             // The process is that of all pods.
             Some(pod) => pod.behind.ended().await,
@@ -225,7 +225,7 @@ impl PodRole {
 
     /// Hands the partitions of all keyspaces over, then stops serving, then deregisters. `ended` states that there is no
     /// service any more, so nothing can be handed over.
-    pub async fn stop(self, ended: bool) {
+    pub(crate) async fn stop(self, ended: bool) {
         let timeout = if ended { Duration::ZERO } else { self.shutdown_timeout };
         join_all(self.pods.iter().map(|pod| pod.handle.shutdown(timeout))).await;
         self.shutdown.cancel();

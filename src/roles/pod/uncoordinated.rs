@@ -31,7 +31,7 @@ enum CoordinationState {
 
 /// Completes when nobody has coordinated any of these keyspaces for 30 s. Pending for ever once one has settings, and
 /// if there are none of them.
-pub async fn uncoordinated(store: &Arc<dyn Store>, keyspaces: &[Keyspace]) {
+pub(crate) async fn uncoordinated(store: &Arc<dyn Store>, keyspaces: &[Keyspace]) {
     if keyspaces.is_empty() {
         return std::future::pending().await;
     }

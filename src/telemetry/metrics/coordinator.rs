@@ -115,7 +115,7 @@ impl IntentionMetrics {
 
 /// The work of a leading coordinator.
 #[derive(Debug)]
-pub struct CoordinatorMetrics {
+pub(crate) struct CoordinatorMetrics {
     handoffs: Family<HandoffLabel, Counter>,
     phases: Family<PhaseLabel, Histogram>,
     in_flight: Family<PhaseLabel, Gauge>,
@@ -137,7 +137,7 @@ pub struct CoordinatorMetrics {
 
 impl CoordinatorMetrics {
     /// Creates and registers the series.
-    pub fn new(registry: &mut Registry, participants: ParticipantMetrics) -> Self {
+    pub(crate) fn new(registry: &mut Registry, participants: ParticipantMetrics) -> Self {
         let metrics = CoordinatorMetrics {
             handoffs: Family::default(),
             phases: Family::new_with_constructor(|| Histogram::new(PHASE_BUCKETS)),
@@ -195,12 +195,12 @@ impl CoordinatorMetrics {
     }
 
     /// Records the handoffs' traces, too.
-    pub fn with_traces(self, traces: Option<HandoffTraces>) -> Self {
+    pub(crate) fn with_traces(self, traces: Option<HandoffTraces>) -> Self {
         CoordinatorMetrics { traces, ..self }
     }
 
     /// Sets until when the leader's lease may be trusted, on the clock of `lease_now`; `None` while it does not lead.
-    pub fn set_trusted_until(&self, until: Option<Instant>) {
+    pub(crate) fn set_trusted_until(&self, until: Option<Instant>) {
         self.lease.set(until);
     }
 

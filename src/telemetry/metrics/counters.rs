@@ -10,13 +10,13 @@ use prometheus_client::registry::Registry;
 use segue_coordination::store::SharedHorizon;
 
 /// Registers `store_went_back_total`.
-pub fn register_store_went_back(registry: &mut Registry, horizon: SharedHorizon) {
+pub(crate) fn register_store_went_back(registry: &mut Registry, horizon: SharedHorizon) {
     let help = "Times that the store showed a revision below one that this process had seen";
     register(registry, "store_went_back", help, move || horizon.times());
 }
 
 /// Registers `log_lines_dropped_total`.
-pub fn register_dropped_lines(registry: &mut Registry, dropped: impl Fn() -> u64 + Send + Sync + 'static) {
+pub(crate) fn register_dropped_lines(registry: &mut Registry, dropped: impl Fn() -> u64 + Send + Sync + 'static) {
     let help = "Log lines dropped because standard error was not read or could not be written";
     register(registry, "log_lines_dropped", help, dropped);
 }

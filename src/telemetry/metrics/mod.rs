@@ -26,15 +26,15 @@ use segue_coordination::session::lease_now;
 use segue_coordination::store::StoreError;
 use tokio::time::Instant;
 
-pub use self::coordinator::CoordinatorMetrics;
-pub use self::counters::{register_dropped_lines, register_store_went_back};
-pub use self::outage::tell_outages;
-pub use self::pod::{MeteredHooks, PodMetrics};
-pub use self::pods_service::PodsServiceMetrics;
-pub use self::process::process_registry;
-pub use self::router::RouterMetrics;
-pub use self::spans::SpanMetrics;
-pub use self::store::{MeteredStore, StoreHealth};
+pub(crate) use self::coordinator::CoordinatorMetrics;
+pub(crate) use self::counters::{register_dropped_lines, register_store_went_back};
+pub(crate) use self::outage::tell_outages;
+pub(crate) use self::pod::{MeteredHooks, PodMetrics};
+pub(crate) use self::pods_service::PodsServiceMetrics;
+pub(crate) use self::process::process_registry;
+pub(crate) use self::router::RouterMetrics;
+pub(crate) use self::spans::SpanMetrics;
+pub(crate) use self::store::{MeteredStore, StoreHealth};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResultLabel {
@@ -52,7 +52,7 @@ struct CauseLabel {
 }
 
 /// Registers `build_info{version,revision}`. The revision is the value of `SEGUE_REVISION` at build time.
-pub fn register_build_info(registry: &mut Registry) {
+pub(crate) fn register_build_info(registry: &mut Registry) {
     let revision = option_env!("SEGUE_REVISION").unwrap_or("unknown");
     let labels = [("version", env!("CARGO_PKG_VERSION")), ("revision", revision)];
     registry.register("build", "The build of this process", Info::new(labels));
@@ -61,14 +61,14 @@ pub fn register_build_info(registry: &mut Registry) {
 /// Registers what every participant that follows the store has: `store_resyncs_total{cause}` and
 /// `lease_trusted_until_timestamp_seconds{role}`.
 #[derive(Debug, Clone, Default)]
-pub struct ParticipantMetrics {
+pub(crate) struct ParticipantMetrics {
     resyncs: Family<CauseLabel, Counter>,
     leases: Family<RoleLabel, Gauge<f64, AtomicU64>>,
 }
 
 impl ParticipantMetrics {
     /// Creates and registers the series.
-    pub fn new(registry: &mut Registry) -> Self {
+    pub(crate) fn new(registry: &mut Registry) -> Self {
         let metrics = ParticipantMetrics::default();
         for cause in ["unavailable", "compacted", "refused"] {
             drop(metrics.resyncs.get_or_create(&CauseLabel { cause }));
@@ -116,13 +116,13 @@ fn unix_seconds(moment: Instant) -> f64 {
 
 /// Counts `hot_restarts_total{result}`.
 #[derive(Debug, Clone, Default)]
-pub struct HotRestartMetrics {
+pub(crate) struct HotRestartMetrics {
     hot_restarts: Family<ResultLabel, Counter>,
 }
 
 impl HotRestartMetrics {
     /// Creates and registers the series.
-    pub fn new(registry: &mut Registry) -> Self {
+    pub(crate) fn new(registry: &mut Registry) -> Self {
         let metrics = HotRestartMetrics::default();
         for result in ["taken", "failed", "refused"] {
             drop(metrics.hot_restarts.get_or_create(&ResultLabel { result }));
@@ -134,17 +134,17 @@ impl HotRestartMetrics {
     }
 
     /// Counts that this process took over from another.
-    pub fn taken(&self) {
+    pub(crate) fn taken(&self) {
         self.count("taken");
     }
 
     /// Counts that a new process did not become ready.
-    pub fn failed(&self) {
+    pub(crate) fn failed(&self) {
         self.count("failed");
     }
 
     /// Counts that a new process came at the wrong moment.
-    pub fn refused(&self) {
+    pub(crate) fn refused(&self) {
         self.count("refused");
     }
 

@@ -48,7 +48,7 @@ impl Outage {
 }
 
 /// Tells of each outage, for as long as the process lives.
-pub async fn tell_outages(health: Arc<StoreHealth>) {
+pub(crate) async fn tell_outages(health: Arc<StoreHealth>) {
     let (mut outage, mut looks) = (Outage::default(), interval(LOOK_INTERVAL));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

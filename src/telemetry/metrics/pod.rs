@@ -35,14 +35,14 @@ struct HookLabel {
 
 /// The partitions that a pod owns, and the requests that it was sent.
 #[derive(Debug)]
-pub struct PodMetrics {
+pub(crate) struct PodMetrics {
     state: watch::Receiver<PodState>,
     lease: LeaseGauge,
 }
 
 impl PodMetrics {
     /// Creates and registers the series of a running pod and its sidecar.
-    pub fn new(
+    pub(crate) fn new(
         registry: &mut Registry,
         participants: &ParticipantMetrics,
         pod: &PodHandle,
@@ -56,7 +56,7 @@ impl PodMetrics {
     }
 
     /// Updates the series that nothing else updates.
-    pub fn refresh(&self) {
+    pub(crate) fn refresh(&self) {
         self.lease.set(self.state.borrow().trusted_until);
     }
 }
@@ -107,7 +107,7 @@ impl Collector for PodRequests {
 
 /// Hooks whose calls are timed.
 #[derive(Debug)]
-pub struct MeteredHooks<H> {
+pub(crate) struct MeteredHooks<H> {
     hooks: H,
     present: Vec<Callback>,
     durations: Family<HookLabel, Histogram>,
@@ -115,7 +115,7 @@ pub struct MeteredHooks<H> {
 
 impl<H> MeteredHooks<H> {
     /// Creates and registers the series. Only calls of the hooks in `present` are timed; the others have nothing to do.
-    pub fn new(hooks: H, present: Vec<Callback>, registry: &mut Registry) -> Self {
+    pub(crate) fn new(hooks: H, present: Vec<Callback>, registry: &mut Registry) -> Self {
         let durations = Family::<HookLabel, Histogram>::new_with_constructor(|| Histogram::new(HOOK_BUCKETS));
         for hook in Callback::ALL {
             for result in ["done", "failed", "permanent", "cancelled"] {

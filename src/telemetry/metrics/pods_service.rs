@@ -34,7 +34,7 @@ impl AckLabel {
 
 /// The streams, polls and acknowledgements of pods at this instance.
 #[derive(Debug, Clone, Default)]
-pub struct PodsServiceMetrics {
+pub(crate) struct PodsServiceMetrics {
     streams: Gauge,
     opened: Family<StartLabel, Counter>,
     polls: Counter,
@@ -44,7 +44,7 @@ pub struct PodsServiceMetrics {
 
 impl PodsServiceMetrics {
     /// Creates and registers the series.
-    pub fn new(registry: &mut Registry) -> Self {
+    pub(crate) fn new(registry: &mut Registry) -> Self {
         let metrics = PodsServiceMetrics::default();
         for start in ["new", "resumed"] {
             drop(metrics.opened.get_or_create(&StartLabel { start }));

@@ -16,7 +16,7 @@ use prometheus_client::registry::Registry;
 use rustix::process::{Resource, getrlimit};
 
 /// Returns a registry with the metrics of this process. They have no prefix.
-pub fn process_registry() -> Registry {
+pub(crate) fn process_registry() -> Registry {
     let mut registry = Registry::default();
     // Without `/proc` there is nothing to tell.
     if let Ok(process) = Process::myself() {

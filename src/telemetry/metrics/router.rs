@@ -49,7 +49,7 @@ impl Collector for PodTroubleSeries {
 
 /// The costs of a router's cutovers, and the pods in trouble.
 #[derive(Debug)]
-pub struct RouterMetrics {
+pub(crate) struct RouterMetrics {
     cutovers: Family<ResultLabel, Counter>,
     pause: Histogram,
     drain: Histogram,
@@ -63,7 +63,7 @@ pub struct RouterMetrics {
 
 impl RouterMetrics {
     /// Creates and registers the series.
-    pub fn new(registry: &mut Registry, participants: ParticipantMetrics) -> Self {
+    pub(crate) fn new(registry: &mut Registry, participants: ParticipantMetrics) -> Self {
         let metrics = RouterMetrics {
             cutovers: Family::default(),
             pause: Histogram::new(PAUSE_BUCKETS),
@@ -100,12 +100,12 @@ impl RouterMetrics {
     }
 
     /// Records the cutovers as parts of their handoffs' traces, too.
-    pub fn with_traces(self, traces: Option<HandoffTraces>) -> Self {
+    pub(crate) fn with_traces(self, traces: Option<HandoffTraces>) -> Self {
         RouterMetrics { traces, ..self }
     }
 
     /// Sets until when the lease may be trusted, on the clock of `lease_now`; `None` before the first lease.
-    pub fn set_trusted_until(&self, until: Option<Instant>) {
+    pub(crate) fn set_trusted_until(&self, until: Option<Instant>) {
         self.lease.set(until);
     }
 }

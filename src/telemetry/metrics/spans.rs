@@ -12,14 +12,14 @@ struct ReasonLabel {
 
 /// Counts spans: `spans_exported_total` and `spans_dropped_total{reason}`.
 #[derive(Debug, Clone)]
-pub struct SpanMetrics {
+pub(crate) struct SpanMetrics {
     exported: Counter,
     dropped: Family<ReasonLabel, Counter>,
 }
 
 impl SpanMetrics {
     /// Creates and registers the series.
-    pub fn new(registry: &mut Registry) -> Self {
+    pub(crate) fn new(registry: &mut Registry) -> Self {
         let metrics = SpanMetrics { exported: Counter::default(), dropped: Family::default() };
         for reason in ["queue_full", "failed", "rejected"] {
             drop(metrics.for_reason(reason));
@@ -34,22 +34,22 @@ impl SpanMetrics {
     }
 
     /// Returns the counter of spans for which the queue has no room.
-    pub fn overflow(&self) -> Counter {
+    pub(crate) fn overflow(&self) -> Counter {
         self.for_reason("queue_full")
     }
 
     /// Counts spans that the collector took.
-    pub fn exported(&self, spans: u64) {
+    pub(crate) fn exported(&self, spans: u64) {
         self.exported.inc_by(spans);
     }
 
     /// Counts spans that did not reach the collector.
-    pub fn failed(&self, spans: u64) {
+    pub(crate) fn failed(&self, spans: u64) {
         self.for_reason("failed").inc_by(spans);
     }
 
     /// Counts spans that the collector rejected.
-    pub fn rejected(&self, spans: u64) {
+    pub(crate) fn rejected(&self, spans: u64) {
         self.for_reason("rejected").inc_by(spans);
     }
 }

@@ -38,7 +38,7 @@ struct ErrorLabels {
 
 /// The health of the store, by what this process has last heard from it.
 #[derive(Debug, Default)]
-pub struct StoreHealth {
+pub(crate) struct StoreHealth {
     up: Gauge,
     refuses_writes: Gauge,
     heard: Mutex<StoreAnswers>,
@@ -60,14 +60,14 @@ struct StoreAnswers {
 
 impl StoreHealth {
     /// Returns in which words the store refused the last write of this process, if it did so lately.
-    pub fn write_refusal(&self) -> Option<String> {
+    pub(crate) fn write_refusal(&self) -> Option<String> {
         let heard = self.heard();
         let (_, words) = heard.refused_write.as_ref().filter(|(at, _)| at.elapsed() < REFUSAL_COUNTS_FOR)?;
         Some(words.clone())
     }
 
     /// Updates the gauges.
-    pub fn refresh(&self) {
+    pub(crate) fn refresh(&self) {
         let refuses_writes = self.write_refusal().is_some();
         let heard = self.heard();
         self.refuses_writes.set(i64::from(refuses_writes));
@@ -119,7 +119,7 @@ impl StoreHealth {
 
 /// A store whose requests are timed and whose errors are counted. A request that its caller gives up is not counted.
 #[derive(Debug)]
-pub struct MeteredStore {
+pub(crate) struct MeteredStore {
     store: Arc<dyn Store>,
     health: Arc<StoreHealth>,
     durations: Family<OpLabel, Histogram>,
@@ -128,7 +128,7 @@ pub struct MeteredStore {
 
 impl MeteredStore {
     /// Creates and registers the series.
-    pub fn new(store: Arc<dyn Store>, registry: &mut Registry) -> Self {
+    pub(crate) fn new(store: Arc<dyn Store>, registry: &mut Registry) -> Self {
         let durations = Family::<OpLabel, Histogram>::new_with_constructor(|| Histogram::new(REQUEST_BUCKETS));
         let errors = Family::<ErrorLabels, Counter>::default();
         for op in OPS {
@@ -151,7 +151,7 @@ impl MeteredStore {
     }
 
     /// Returns what is known of the store, for those who show it.
-    pub fn health(&self) -> Arc<StoreHealth> {
+    pub(crate) fn health(&self) -> Arc<StoreHealth> {
         self.health.clone()
     }
 

@@ -47,7 +47,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The export in progress.
 #[derive(Debug)]
-pub struct Exporter {
+pub(crate) struct Exporter {
     tracer: Tracer,
     task: JoinHandle<()>,
     ending: CancellationToken,
@@ -56,7 +56,7 @@ pub struct Exporter {
 
 impl Exporter {
     /// Registers the metrics, and begins to export if there is a collector. Requires a runtime.
-    pub fn start(config: &Config, registry: &mut Registry) -> Option<Self> {
+    pub(crate) fn start(config: &Config, registry: &mut Registry) -> Option<Self> {
         let metrics = SpanMetrics::new(registry);
         let section = config.tracing.as_ref()?;
         let (tracer, spans) = Tracer::new(section.sampling, QUEUE, metrics.overflow());
@@ -73,7 +73,7 @@ impl Exporter {
     }
 
     /// Returns what records spans.
-    pub fn tracer(&self) -> &Tracer {
+    pub(crate) fn tracer(&self) -> &Tracer {
         &self.tracer
     }
 
@@ -83,7 +83,7 @@ impl Exporter {
     }
 
     /// Exports what is queued, and ends.
-    pub async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         self.ending.cancel();
         if timeout(FLUSH_TIMEOUT, &mut self.task).await.is_err() {
             self.task.abort();
