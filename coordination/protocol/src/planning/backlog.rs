@@ -43,7 +43,9 @@ pub(super) struct Taker {
 /// The moves that the last placement left for later.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Backlog {
+    /// There is something for the next placement to try.
     open: bool,
+    /// A place has become free, so the next placement is due.
     ended: bool,
     /// A handoff has ended before its new owner took over.
     failed: bool,
@@ -51,14 +53,19 @@ pub(super) struct Backlog {
     full_pod: bool,
     /// A partition with a handoff is wanted on another pod than that handoff's.
     pinned: bool,
+    /// When the next placement is due at the latest.
     retry_at: Option<Duration>,
+    /// How many moves are wanted and have not begun.
     waiting: usize,
+    /// Some of them are from a dead owner, or may be.
     dead_owners: bool,
     /// The moves that wait for a place, the most urgent first.
     for_a_place: WaitingMoves,
     /// The pods that accept partitions, as of the last placement.
     takers: Vec<Taker>,
+    /// The pods that are wanted and not registered, each with the number of partitions.
     absent: BTreeMap<String, usize>,
+    /// The moves that wait for anything but the end of a handoff.
     held: HeldBack,
     /// The partitions that cannot move because no epoch is left for their next owner.
     spent: Vec<PartitionId>,
@@ -71,50 +78,50 @@ impl Backlog {
     }
 
     /// Records the partitions that cannot move because no epoch is left for their next owner.
-    pub(super) fn spent(&mut self, partitions: Vec<PartitionId>) {
+    pub(super) fn set_spent(&mut self, partitions: Vec<PartitionId>) {
         self.spent = partitions;
     }
 
     /// Records the pods that accept partitions.
-    pub(super) fn may_go_to(&mut self, takers: Vec<Taker>) {
+    pub(super) fn set_takers(&mut self, takers: Vec<Taker>) {
         self.takers = takers;
     }
 
     /// Records that a place in the budget is free, or that a partition is no longer pinned.
-    pub(super) fn a_handoff_ended(&mut self) {
+    pub(super) fn on_handoff_ended(&mut self) {
         self.ended = true;
     }
 
     /// Records that a partition stays where it is although the last placement counted it at its new owner.
-    pub(super) fn a_handoff_failed(&mut self) {
+    pub(super) fn on_handoff_failed(&mut self) {
         self.failed = true;
     }
 
     /// Records that a new owner has warmed a partition.
-    pub(super) fn a_handoff_warmed(&mut self) {
+    pub(super) fn on_handoff_warmed(&mut self) {
         self.ended |= self.full_pod;
     }
 
-    /// Schedules the next placement for this moment, or earlier if a handoff ends.
-    pub(super) fn try_again_at(&mut self, at: Duration) {
+    /// Makes the next placement due at this moment, or earlier if a handoff ends.
+    pub(super) fn place_by(&mut self, at: Duration) {
         self.open = true;
         self.retry_at = Some(self.retry_at.map_or(at, |retry_at| retry_at.min(at)));
     }
 
     /// Makes a placement due now. The moves that are left were those of an earlier authority.
-    pub(super) fn place_anew(&mut self) {
-        self.try_again_at(Duration::ZERO);
+    pub(super) fn place_now(&mut self) {
+        self.place_by(Duration::ZERO);
     }
 
     /// Records a move that waits until this moment.
-    pub(super) fn waits_until(&mut self, until: Duration, held: HeldMove) {
-        self.try_again_at(until);
+    pub(super) fn add_until(&mut self, until: Duration, held: HeldMove) {
+        self.place_by(until);
         self.waiting += 1;
         self.held.add(held);
     }
 
     /// Records a move that waits for a place.
-    pub(super) fn waits_for_a_place(&mut self, waiting: WaitingMove, full: Full) {
+    pub(super) fn add_for_place(&mut self, waiting: WaitingMove, full: Full) {
         self.open = true;
         self.full_pod |= full == Full::NewOwner;
         self.waiting += 1;
@@ -123,14 +130,14 @@ impl Backlog {
     }
 
     /// Records a move that waits for the end of its partition's present handoff.
-    pub(super) fn waits_for_its_handoff(&mut self, has_dead_owner: bool) {
+    pub(super) fn add_for_handoff(&mut self, has_dead_owner: bool) {
         (self.open, self.pinned) = (true, true);
         self.waiting += 1;
         self.dead_owners |= has_dead_owner;
     }
 
     /// Records that a move is wanted for this cause.
-    pub(super) fn wants(&mut self, cause: MoveCause) {
+    pub(super) fn add_wanted(&mut self, cause: MoveCause) {
         self.dead_owners |= cause == MoveCause::DeadOwner;
     }
 
@@ -182,14 +189,15 @@ impl Backlog {
         }
         let mut begun = Vec::new();
         let mut budget = MoveBudget::left(context.view, context.policy, self.takers.len(), context.authority.sharers());
-        // The most urgent moves come first. Those whose pod is full go elsewhere once all others have had their turn.
+        // In the first pass the urgent moves go to their own pods. In the second those whose pod is full go to another one, and
+        // the moves for balance follow.
         for goes_elsewhere in [false, true] {
             self.for_a_place.try_in_order(|next| {
-                // If one finds no place at all, those behind it find none either.
+                // Once a move finds no place at all, those behind it find none either.
                 if budget.is_spent(next.cause) || (!goes_elsewhere && !next.cause.is_urgent()) {
                     return Some(BeginOutcome::NoPlace);
                 }
-                // As the view names it: the budget refers to the name for longer than this move lives.
+                // The name as the view has it, because the budget keeps it for longer than this move lives.
                 let (pod, _) = context.view.pods.get_key_value(&next.to.pod)?;
                 match context.readiness(next) {
                     MoveReadiness::Ready => {}
@@ -227,7 +235,7 @@ impl Backlog {
         (self.ended, self.waiting) = (false, self.waiting.saturating_sub(begun.len()));
         self.held.begin(&begun);
         if !begun.is_empty() {
-            self.try_again_at(context.retry_at);
+            self.place_by(context.retry_at);
         }
         actions.append(&mut begun);
         Some(self)

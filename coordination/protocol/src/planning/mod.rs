@@ -134,7 +134,7 @@ impl Memory {
 
     /// Records that this process has another authority: moves that nobody has begun may be its own from now on.
     pub fn acts_anew(&mut self) {
-        self.backlog.place_anew();
+        self.backlog.place_now();
     }
 
     /// Takes in what this view shows.
@@ -147,13 +147,13 @@ impl Memory {
         self.heartbeats.observe(view, policy, now);
         let progress = self.phase_timeouts.observe(view, &mut self.backoffs, now);
         if progress.ended {
-            self.backlog.a_handoff_ended();
+            self.backlog.on_handoff_ended();
         }
         if progress.failed {
-            self.backlog.a_handoff_failed();
+            self.backlog.on_handoff_failed();
         }
         if !progress.warmed.is_empty() {
-            self.backlog.a_handoff_warmed();
+            self.backlog.on_handoff_warmed();
         }
         if self.store_refuses {
             self.phase_timeouts.store_refuses(view, &mut self.backoffs, now);
@@ -161,7 +161,7 @@ impl Memory {
         }
         // Whether a pod is slow decides which pods get partitions.
         if self.slow_warms.observe(view, &progress.warmed, now) {
-            self.backlog.place_anew();
+            self.backlog.place_now();
         }
         for partition in progress.moved {
             self.heartbeats.count_anew();
@@ -252,7 +252,7 @@ fn decide(
         }
     }
     if ending {
-        memory.backlog.try_again_at(retry_at);
+        memory.backlog.place_by(retry_at);
     }
     // A move that begins matters more than the deletion of a pin that has no effect any more.
     let busy: BTreeSet<_> = plan.actions.iter().filter_map(PlannedWrite::partition).collect();

@@ -74,7 +74,7 @@ impl Context<'_> {
         wanted.retain(|wanted| !pins::is_paused(view, wanted.partition, wanted.cause));
         // The partition stays where it is: an epoch that nobody can read would leave it without an owner.
         let spent = wanted.extract_if(.., |wanted| next_epoch(view, wanted.partition).is_none());
-        backlog.spent(spent.map(|wanted| wanted.partition).collect());
+        backlog.set_spent(spent.map(|wanted| wanted.partition).collect());
         wanted.sort_unstable_by_key(|wanted| (wanted.cause, wanted.partition));
 
         let counts = layout.counts();
@@ -107,7 +107,7 @@ impl Context<'_> {
             weight: member.weight,
             planned,
         });
-        backlog.may_go_to(takers.collect());
+        backlog.set_takers(takers.collect());
         let ends = |action: &PlannedWrite, partition| action.partition() == Some(partition);
         // Places that this process leaves to others are still free.
         for handoff in make_room(view, authority, needed.saturating_sub(budget.all_free())) {
@@ -118,12 +118,12 @@ impl Context<'_> {
                 let observed = ObservedHandoff { handoff: handoff.clone(), assignment };
                 let (reason, back_offs) = (CancelReason::MoreUrgent, Vec::new());
                 actions.push(PlannedWrite::Cancel { observed, reason, back_offs });
-                backlog.try_again_at(self.retry_at);
+                backlog.place_by(self.retry_at);
             }
         }
         // A pod that may be given partitions again changes the placement.
         if let Some(until) = backoffs.next_pod(now) {
-            backlog.try_again_at(until);
+            backlog.place_by(until);
         }
         backlog
     }
@@ -149,12 +149,12 @@ impl Context<'_> {
         draft: &mut MovesDraft<'a>,
         ProposedMove { cause, partition, to }: ProposedMove,
     ) -> Option<ProposedMove> {
-        draft.backlog.wants(cause);
+        draft.backlog.add_wanted(cause);
         let (to, barred_until) = self.around_barred(layout, &draft.planned, cause, partition, to);
         let member = &layout.members[to];
         let has_come_back = layout.slots[partition.index()].home.is_some();
         if let Some((until, what_for)) = self.waits(cause, partition, (member.name, has_come_back), barred_until) {
-            draft.backlog.waits_until(until, HeldMove::new(member.name, member.incarnation, what_for));
+            draft.backlog.add_until(until, HeldMove::new(member.name, member.incarnation, what_for));
             return None;
         }
         let wanted = ProposedMove { cause, partition, to };
@@ -180,10 +180,10 @@ impl Context<'_> {
             Ok(()) => {
                 draft.planned[to] += 1;
                 draft.actions.extend(begin(self.view, self.policy, &planned));
-                draft.backlog.try_again_at(self.retry_at);
+                draft.backlog.place_by(self.retry_at);
             }
             Err(full) => {
-                draft.backlog.waits_for_a_place(planned, full);
+                draft.backlog.add_for_place(planned, full);
                 draft.needed += usize::from(full == Full::InAll && cause.is_urgent());
             }
         }
@@ -253,7 +253,7 @@ fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, backlog: &mut Backl
         };
         if slot.mobility == Mobility::Pinned {
             if let Some(handoff) = view.handoffs.get(&partition) {
-                backlog.waits_for_its_handoff(handoff.value.old_owner.is_some() && !is_planned(view, handoff));
+                backlog.add_for_handoff(handoff.value.old_owner.is_some() && !is_planned(view, handoff));
             }
             continue;
         }
