@@ -19,7 +19,7 @@ use segue_demo::measure::Distribution;
 use segue_protocol::records::Capabilities;
 use segue_tests::etcd::Etcd;
 
-use measurement::{Measured, Moves, ending_after, measure, puts};
+use measurement::{Measurement, Moves, ending_after, measure, puts};
 use plot::{Curve, Panel};
 
 /// Capabilities of pods that only refuse what they do not own. A cutover waits for routers alone.
@@ -124,7 +124,7 @@ struct Cell {
     routers: u32,
     name: String,
     at_once: u32,
-    measured: Measured,
+    measured: Measurement,
 }
 
 impl Cell {
@@ -147,7 +147,7 @@ impl Bench {
             return Ok(());
         }
         let measured = measure(&self.etcd, options, moves).await.with_context(|| name.clone())?;
-        let Measured { pause, whole, .. } = &measured;
+        let Measurement { pause, whole, .. } = &measured;
         let asked = format!("{}/{}", measured.refused, measured.requests);
         let amid = measured.puts_amid;
         println!(
@@ -188,7 +188,7 @@ impl Bench {
     }
 
     fn panels(&self) -> Vec<Panel> {
-        let curve = |name: String, routers: u32, of: &dyn Fn(&Measured) -> u64| {
+        let curve = |name: String, routers: u32, of: &dyn Fn(&Measurement) -> u64| {
             let wanted = |cell: &&Cell| cell.name == format!("routers={routers} pods=sync");
             let points = self.done.iter().filter(wanted).map(|cell| (cell.at_once, of(&cell.measured))).collect();
             Curve { name, points }

@@ -1,11 +1,11 @@
 //! A single measurement: a cluster in this process against a real etcd, a checked load, and partitions that move.
 //!
-//! A cutover of one partition finds a store that has written nothing for some milliseconds. Before and after the moves, under
-//! the same load, the time of a put is measured that finds it so as well.
+//! A cutover of one partition finds a store that has written nothing for some milliseconds. To compare, the time of a put
+//! into such a store is measured under the same load, before and after the moves.
 //!
-//! The bench begins moves by writing their records, as the coordinator does. So the wanted number begins at once and no
-//! other move does. Everything after that is production code. The moves swap partitions between two pods, so the
-//! placement stays balanced and the coordinator plans none.
+//! The bench begins moves by writing their records, as the coordinator does, so that the wanted number begins at once.
+//! Everything after that is production code. The moves swap partitions between two pods: the placement stays balanced, and
+//! the coordinator plans no other move.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub(crate) enum Moves {
 
 /// The results of a measurement.
 #[derive(Debug)]
-pub(crate) struct Measured {
+pub(crate) struct Measurement {
     /// Time for which a router held a partition beyond the longest drain of any router, for each router and move.
     pub(crate) pause: Distribution,
     /// The same times including the drain.
@@ -93,7 +93,7 @@ impl segue_demo::etcd::Etcd for EtcdOfDemo {
 }
 
 /// Starts a cluster, measures the moves and stops the cluster.
-pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyhow::Result<Measured> {
+pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyhow::Result<Measurement> {
     let timeline = Arc::new(Timeline::default());
     let options = Options { etcd: Some(Arc::new(EtcdOfDemo(etcd.endpoint()))), pods: 2, ..options };
     let mut cluster = Cluster::start(&options, timeline.clone()).await?;
@@ -112,7 +112,7 @@ pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyh
             for round in 0..rounds {
                 let begun = Instant::now();
                 let moving = bystander.begin(at_once, round).await?;
-                bystander.over(&moving).await?;
+                bystander.wait_until_complete(&moving).await?;
                 moved_in = moved_in.max(begun.elapsed());
             }
         }
@@ -162,7 +162,7 @@ pub(crate) async fn measure(etcd: &Etcd, options: Options, moves: Moves) -> anyh
     }
     let own_puts = puts_amid.count as f64;
     let refused = |outcome: &Outcome| matches!(outcome, Outcome::Refused { .. });
-    Ok(Measured {
+    Ok(Measurement {
         pause: Distribution::of(beyond),
         whole: Distribution::of(events.holds.iter().map(|hold| clock::nanos(hold.times.pause))),
         latency: latencies(&evidence.exchanges, windows(&events)),
@@ -203,10 +203,10 @@ pub(crate) fn puts(
 /// Returns a token that is cancelled after this time.
 pub(crate) fn ending_after(time: Duration) -> CancellationToken {
     let token = CancellationToken::new();
-    let told = token.clone();
+    let cancelled = token.clone();
     tokio::spawn(async move {
         tokio::time::sleep(time).await;
-        told.cancel();
+        cancelled.cancel();
     });
     token
 }
@@ -260,8 +260,8 @@ impl Bystander {
         let mut owned: Vec<(String, Vec<PartitionId>)> =
             self.view.pods.keys().map(|pod| (pod.clone(), Vec::new())).collect();
         for (partition, assignment) in &self.view.assignments {
-            let of = owned.iter_mut().find(|(pod, _)| *pod == assignment.value.owner).context("a dead owner")?;
-            of.1.push(*partition);
+            let owner = owned.iter_mut().find(|(pod, _)| *pod == assignment.value.owner).context("a dead owner")?;
+            owner.1.push(*partition);
         }
         // The pod with more partitions comes first. It gives one more if `at_once` is odd.
         owned.sort_by_key(|(_, partitions)| std::cmp::Reverse(partitions.len()));
@@ -306,8 +306,8 @@ impl Bystander {
     }
 
     /// Waits until these moves are complete.
-    async fn over(&mut self, moving: &[(PartitionId, Epoch)]) -> anyhow::Result<()> {
-        let over = async {
+    async fn wait_until_complete(&mut self, moving: &[(PartitionId, Epoch)]) -> anyhow::Result<()> {
+        let complete = async {
             let mut left = moving.to_vec();
             loop {
                 left.retain(|(partition, epoch)| {
@@ -327,6 +327,6 @@ impl Bystander {
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, over).await.context("moves do not end")
+        tokio::time::timeout(PATIENCE, complete).await.context("moves do not end")
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use segue_config::parse;
-use segue_proxy::tls::{ClientFiles as ClientTls, IdentityFiles as Identity, ServerFiles as ServerTls};
+use segue_proxy::tls::{ClientFiles, IdentityFiles, ServerFiles};
 
 use crate::support::{assert_accepted, assert_refused, refused};
 
@@ -15,20 +15,20 @@ fn the_files_of_all_sections_are_understood() {
                 [pod]\ntls = { cert = \"h\", key = \"i\" }\n\
                 [coordinator]\nlisten = \"127.0.0.1:7070\"\ntls = { cert = \"j\", key = \"k\", client_ca = \"l\" }\n";
     let config = parse("f", text, [], "host-1").unwrap();
-    let identity = Some(Identity { cert: "b".into(), key: "c".into() });
-    assert_eq!(config.store.tls, Some(ClientTls { ca: "a".into(), identity, server_name: None }));
+    let identity = Some(IdentityFiles { cert: "b".into(), key: "c".into() });
+    assert_eq!(config.store.tls, Some(ClientFiles { ca: "a".into(), identity, server_name: None }));
     let router = config.router.unwrap();
     let tls =
-        ServerTls { cert: "d".into(), key: "e".into(), client_ca: Some("f".into()), client_cert_is_optional: false };
+        ServerFiles { cert: "d".into(), key: "e".into(), client_ca: Some("f".into()), client_cert_is_optional: false };
     assert_eq!(router.tls, Some(tls));
-    let tls = ClientTls { ca: "g".into(), identity: None, server_name: Some("pods.example".into()) };
+    let tls = ClientFiles { ca: "g".into(), identity: None, server_name: Some("pods.example".into()) };
     assert_eq!(router.upstream.tls, Some(tls));
     assert_eq!(
         config.pod.unwrap().tls,
-        Some(ServerTls { cert: "h".into(), key: "i".into(), client_ca: None, client_cert_is_optional: false })
+        Some(ServerFiles { cert: "h".into(), key: "i".into(), client_ca: None, client_cert_is_optional: false })
     );
     let tls =
-        ServerTls { cert: "j".into(), key: "k".into(), client_ca: Some("l".into()), client_cert_is_optional: false };
+        ServerFiles { cert: "j".into(), key: "k".into(), client_ca: Some("l".into()), client_cert_is_optional: false };
     assert_eq!(config.coordinator.unwrap().tls, Some(tls));
 }
 

@@ -64,7 +64,7 @@ impl History {
         match outcome {
             Ok(TxnOutcome { branch: Some(taken), .. }) => self.note(branch(txn, *taken), sent, Some(clock::now())),
             Ok(TxnOutcome { branch: None, .. }) => {}
-            // Whether carried out or not: a pod that it made an owner may be one.
+            // The store may have carried out any of its branches, so an owner that one of them names may be one.
             Err(_) => {
                 let mut next = Some(txn);
                 while let Some(txn) = next {
@@ -75,6 +75,7 @@ impl History {
         }
     }
 
+    /// Records writes. Without `answered`, nobody knows whether they were carried out: only owners are noted then.
     fn note(&self, writes: &[Op], sent: Nanos, answered: Option<Nanos>) {
         let mut seen = self.seen();
         for write in writes {

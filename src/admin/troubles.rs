@@ -1,7 +1,7 @@
 //! Reads what the routers report of their clients, while somebody looks.
 //!
-//! Every process can show it, and hundreds of them need not follow it: a report is written every few seconds while clients
-//! suffer, and each process would receive those of all routers.
+//! Any process can show the reports, and none follows them: while clients suffer, each router writes one every few seconds,
+//! and hundreds of processes would receive all of them.
 //!
 //! # Invariants
 //!
@@ -21,8 +21,9 @@ use crate::operator::troubles::TroubleReports;
 
 /// The shortest time between two reads, and the age up to which a read is shown without another one.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long a read may take, and how long somebody who looks waits for it.
+/// How long a read may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long somebody who looks waits for a read.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Puts the reports of a keyspace's routers on its board when somebody wants them.
@@ -53,7 +54,7 @@ impl TroubleReader {
         }
     }
 
-    /// Has the reports read again soon.
+    /// Asks for another read, without waiting for it.
     pub(super) fn want(&self) {
         self.wanted.notify_one();
     }
@@ -65,7 +66,7 @@ impl TroubleReader {
             return;
         }
         self.want();
-        // Without them, the last ones are shown.
+        // After the timeout, the reports of the last read are shown.
         let _ = timeout(PATIENCE, read.changed()).await;
     }
 }

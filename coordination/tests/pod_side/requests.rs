@@ -21,6 +21,7 @@ use super::fixture::{Fixture, Pod, whole};
 const E1: Epoch = Epoch::new(1);
 const P0: PartitionId = PartitionId::new(0);
 const P9: PartitionId = PartitionId::new(9);
+
 #[tokio::test(start_paused = true)]
 async fn a_request_of_an_earlier_epoch_is_refused_at_once() {
     let (fixture, _) = Fixture::new();

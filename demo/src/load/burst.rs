@@ -30,12 +30,14 @@ const LENGTH: u32 = 4;
 
 type Sender = SendRequest<Full<Bytes>>;
 
+/// Sends bursts until the load stops, and returns what became of each write.
 pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<ClientExchange> {
     let mut random = StdRng::seed_from_u64(seed);
     let settings = &common.settings;
     let mut exchanges = Vec::new();
     let partitions = settings.partitions.max(1);
     let mut sequences = vec![0_u64; partitions as usize];
+    // Ids of bursts differ between clients.
     let (mut sent, mut id) = (0, u64::from(number) << 32);
     let (mut connection, mut place): (_, Arc<str>) = (None, "".into());
     let (interval, mut due) = (settings.interval(), clock::now());
@@ -54,25 +56,26 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Clie
         id += 1;
         let moving = settings.snapshot.as_ref().and_then(|snapshot| snapshot.borrow().any_moving(&mut random));
         let partition = moving.unwrap_or_else(|| PartitionId::new(random.random_range(0..partitions)));
+        // Nobody else writes this key: the keys of steady clients come first, then those of each burst client by partition.
         let key = settings.clients * KEYS + number * partitions + partition.get();
         let sequence = &mut sequences[partition.index()];
         let began = clock::now();
-        let mut members = Vec::new();
+        let mut writes = Vec::new();
         for _ in 0..random.random_range(2..=LENGTH) {
             (*sequence, sent) = (*sequence + 1, sent + 1);
             let request = common.request_id(settings.clients + number, sent);
             let kind = RequestKind::Write { sequence: *sequence };
             // The request is handed to the connection here and not at the await, so the order is that of these lines.
             let answer = sender.send_request(common.request(key, &kind, request, true));
-            members.push((request, kind, clock::now(), answer));
+            writes.push((request, kind, clock::now(), answer));
             common.gauge.sent.fetch_add(1, Relaxed);
         }
         let sentinel = sentinel(sender);
-        let answers = members.into_iter().map(|(request, kind, sent_at, answer)| {
+        let answers = writes.into_iter().map(|(request, kind, sent_at, answer)| {
             let (common, place) = (common.clone(), place.clone());
             async move {
-                let said = timeout(common.settings.patience, heard(answer)).await;
-                let Reply { outcome, answered_by, .. } = said.unwrap_or_else(|_| unanswered(place));
+                let reply = timeout(common.settings.patience, reply_to(answer)).await;
+                let Reply { outcome, answered_by, .. } = reply.unwrap_or_else(|_| unanswered(place));
                 let ended_at = clock::now();
                 common.gauge.ended(&outcome);
                 let (due_at, burst) = (sent_at, None);
@@ -82,10 +85,10 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Clie
         let all = async { tokio::join!(sentinel, join_all(answers)) };
         let (taken_by, mut answers) = connection::answers_on(&mut connection, all).await;
         answers.iter_mut().for_each(|exchange| exchange.burst = Some(Burst { id, taken_by }));
-        let broken = |exchange: &ClientExchange| {
+        let shows_broken_connection = |exchange: &ClientExchange| {
             matches!(exchange.outcome, Outcome::Unknown { code: 0, .. } | Outcome::Unanswered { .. })
         };
-        if taken_by.is_none() || answers.iter().any(broken) {
+        if taken_by.is_none() || answers.iter().any(shows_broken_connection) {
             connection = None;
         }
         // A client that was held does not make up for it: its bursts would come one upon the other.
@@ -106,12 +109,12 @@ fn sentinel(sender: &mut Sender) -> impl Future<Output = Option<Nanos>> + use<> 
     let answer = sender.send_request(request);
     async move {
         let answered = timeout(Duration::from_secs(5), answer).await.ok()?.ok()?;
-        let said = connection::answer(answered).await;
-        matches!(said.outcome, Outcome::Refused { code: 400, .. }).then(clock::now)
+        let reply = connection::answer(answered).await;
+        matches!(reply.outcome, Outcome::Refused { code: 400, .. }).then(clock::now)
     }
 }
 
-async fn heard<F>(answer: F) -> Reply
+async fn reply_to<F>(answer: F) -> Reply
 where
     F: Future<Output = hyper::Result<http::Response<hyper::body::Incoming>>>,
 {

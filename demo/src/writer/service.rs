@@ -95,7 +95,7 @@ where
     if let Err(error) = writer.claim(partition, epoch) {
         return plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("the log failed: {error}"));
     }
-    // Not earlier: until the claim, an earlier epoch may still write.
+    // The time is taken after the claim: before it, an earlier epoch may still write.
     let accepted_at = clock::now();
     match head.method {
         Method::GET => {
@@ -134,6 +134,7 @@ fn put(writer: &Writer, write: KeyWrite) -> Answer {
     }
 }
 
+/// Waits for about half of the service time.
 async fn work(writer: &Writer) {
     let half = writer.settings().service_time / 2;
     if !half.is_zero() {
@@ -146,6 +147,7 @@ fn number<N: FromStr>(headers: &HeaderMap, name: &HeaderName) -> Option<N> {
     headers.get(name)?.to_str().ok()?.parse().ok()
 }
 
+/// Returns a response with the epoch, the highest sequence number of the key, and the value if there is one.
 fn stamped(writer: &Writer, epoch: Epoch, highest: u64, entry: Option<&KeyEntry>) -> Answer {
     let body = entry.map_or_else(String::new, |entry| entry.value.to_string());
     let mut answer = Response::new(Full::from(body));

@@ -22,10 +22,10 @@ use super::faults::Faults;
 use super::http2::Http2;
 use super::traffic::Traffic;
 
-/// As long as hyper-util's client keeps those by HTTP/1.1.
+/// How long a connection without an exchange is kept: as long as hyper-util's client keeps one by HTTP/1.1.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
-/// A connection to a process on the same machine is soon made again.
+/// Most connections without an exchange. One to a process on the same machine is soon made again.
 const MAX_IDLE: usize = 256;
 
 /// The connections of all partitions to one service.
@@ -40,7 +40,7 @@ struct ServiceConnections {
     partitions: Mutex<Partitions>,
 }
 
-/// A task sweeps them as long as there is one.
+/// The connections. A task ([`sweep`]) runs while there is at least one.
 #[derive(Debug, Default)]
 struct Partitions {
     connections: HashMap<Option<PartitionId>, PartitionConnection>,
@@ -56,7 +56,7 @@ struct PartitionConnection {
     used: Instant,
 }
 
-/// The connection of an exchange's partition, which has this exchange until this is dropped.
+/// A partition's connection, with one exchange more until this is dropped.
 #[derive(Debug)]
 pub(super) struct PartitionLease {
     pub(super) http2: Http2,
@@ -84,6 +84,7 @@ impl ByPartition {
                 tokio::spawn(sweep(Arc::downgrade(&shared)));
             }
             let connection = connections.entry(partition).or_insert_with(|| {
+                // It is idle until its exchange is counted below.
                 *idle += 1;
                 let http2 = Http2::new(shared.upstream.clone(), shared.traffic.clone(), shared.faults.clone());
                 PartitionConnection { http2, exchanges: 0, used: Instant::now() }
@@ -110,14 +111,14 @@ impl Drop for PartitionLease {
         connection.used = Instant::now();
         if connection.exchanges == 0 {
             partitions.idle += 1;
-            partitions.keep_few();
+            partitions.bound_idle();
         }
     }
 }
 
 impl Partitions {
     /// Forgets the connection that has been idle for the longest time if there are too many.
-    fn keep_few(&mut self) {
+    fn bound_idle(&mut self) {
         if self.idle <= MAX_IDLE {
             return;
         }
@@ -128,6 +129,7 @@ impl Partitions {
         }
     }
 
+    /// Forgets the connections that have been idle for [`IDLE_TIMEOUT`].
     fn forget_old(&mut self, now: Instant) {
         self.connections.retain(|_, connection| {
             connection.exchanges > 0 || now.saturating_duration_since(connection.used) < IDLE_TIMEOUT

@@ -61,7 +61,8 @@ impl Forwarder {
         Forwarder { upstream, http1, http2 }
     }
 
-    /// Begins an exchange and returns it along with its response. `lost` ends when the pod's lease is lost.
+    /// Begins an exchange and returns it along with its response. `abandoned` completes when the router has gone, and `lost`
+    /// when the pod has lost its lease.
     pub(super) fn exchange(
         &self,
         mut request: Request<Incoming>,
@@ -100,7 +101,7 @@ impl Service<Request<Incoming>> for Forwarder {
         let replies = LocalReplies { partition: owned.map(|owned| owned.partition), grpc: is_grpc(request.headers()) };
         let accepted = owned.and_then(|owned| Some((owned.partition, owned.hold()?, owned.abandoned())));
         let Some((partition, hold, abandoned)) = accepted else {
-            // Every request that the layer accepts carries an `Owned`.
+            // The layer gives every request that it accepts an `Owned`, but the pod may have given the partition up since.
             return Box::pin(std::future::ready(Ok(replies.not_owned())));
         };
         let summary = RequestSummary::new(request.method(), request.uri(), client(request.headers()));

@@ -49,7 +49,7 @@ impl Sampler {
     }
 }
 
-/// Records nothing that no caller records.
+/// Records only requests whose callers record them.
 impl Default for Sampler {
     fn default() -> Self {
         Sampler { share: 0.0 }

@@ -18,16 +18,12 @@ pub(crate) enum Hot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Step {
     /// All pods send a heartbeat, but for one that is silent, and one may report far too much.
-    Tick {
-        hot: Hot,
-        silent: Option<u8>,
-        boasts: Option<u8>,
-    },
+    Tick { hot: Hot, silent: Option<u8>, boasts: Option<u8> },
     /// A heartbeat of a pod's earlier life arrives.
-    Ghost {
-        pod: u8,
-    },
+    Ghost { pod: u8 },
+    /// The lease of the second pod ends.
     EndLease,
+    /// Another coordinator leads.
     Elect,
 }
 
