@@ -10,6 +10,7 @@
 pub mod coordinator;
 pub mod local_reply;
 pub mod pod;
+pub mod repeats;
 pub mod router;
 pub mod session;
 pub mod store;

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use segue_config::{Config, LogFormat, LogLevel};
-use tracing::warn;
+use tracing::{error, warn};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -22,6 +22,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer as _, reload};
 
 use super::service_manager;
+use crate::process::last_words;
 
 /// Most lines that wait to be written: some megabytes.
 const MAX_LINES: usize = 16 << 10;
@@ -107,6 +108,13 @@ pub(super) fn start_logging(config: &Config) -> Log {
         LogFormat::Text => layer.boxed(),
         LogFormat::Json => tracing_subscriber::fmt::layer().with_writer(writer).json().boxed(),
     };
+    last_words::speak_json_if(config.log.format == LogFormat::Json);
+    // A thread that panics says so in the log, and by its rules.
+    std::panic::set_hook(Box::new(|panic| {
+        let at = panic.location().map(ToString::to_string);
+        let text = panic.payload_as_str().unwrap_or("no text");
+        error!(at, "panicked: {text}");
+    }));
     // The filter is the innermost layer, so it also limits the logs of libraries.
     tracing_subscriber::registry().with(filter).with(layer).init();
     Log { level, dropped }

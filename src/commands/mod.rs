@@ -28,7 +28,7 @@ use segue_config::{LocatedConfig, Problem};
 
 use crate::admin::token_file;
 use crate::process::certificates::Certificates;
-use crate::process::supervise;
+use crate::process::{last_words, supervise};
 
 /// An L7 proxy that moves partitions between writer pods while clients keep sending, without losing a request.
 #[derive(Debug, Parser)]
@@ -172,6 +172,9 @@ enum Command {
     Supervise {
         #[arg(long)]
         files: Option<u64>,
+        /// What it says is JSON.
+        #[arg(long)]
+        json: bool,
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
@@ -181,6 +184,9 @@ enum Command {
         supervisor: i32,
         #[arg(long)]
         files: Option<u64>,
+        /// What it says is JSON.
+        #[arg(long)]
+        json: bool,
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
@@ -267,8 +273,12 @@ impl Cli {
             Command::Conformance(args) => conformance::conformance(&args),
             Command::Completions(args) => generate::completions(&args),
             Command::Man(args) => generate::man(&args),
-            Command::Supervise { files, command } => Err(CommandFailure::Exit(supervise::supervise(&command, files)?)),
-            Command::BecomeService { supervisor, files, command } => {
+            Command::Supervise { files, json, command } => {
+                last_words::speak_json_if(json);
+                Err(CommandFailure::Exit(supervise::supervise(&command, files)?))
+            }
+            Command::BecomeService { supervisor, files, json, command } => {
+                last_words::speak_json_if(json);
                 Err(CommandFailure::Exit(supervise::become_service(supervisor, &command, files)?))
             }
         }

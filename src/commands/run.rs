@@ -16,6 +16,7 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
 use super::logging::{self, Log, start_logging};
@@ -34,6 +35,7 @@ use crate::process::supervise::UnexpectedExit;
 use crate::roles::coordinator::BoundCoordinator;
 use crate::roles::keyspace::RoleKeyspace;
 use crate::roles::pod::{BoundPod, PodRole, uncoordinated};
+use crate::roles::readiness::tell_readiness;
 use crate::roles::router::{BoundRouterRole, JoiningRouterRole, RouterRole, Succession};
 use crate::roles::running::RunningRoles;
 use crate::telemetry::metrics::{
@@ -225,6 +227,11 @@ async fn serve(
     let admin = admin.filter(|_| withdrawn.is_none());
     let admin = admin.map(|admin| with_socket(admin, &config).with_exemplars(exemplars));
     let plans = config.coordinator.is_some();
+    let told = keyspaces
+        .iter()
+        .enumerate()
+        .flat_map(|(number, keyspace)| roles.sources(number).into_iter().map(|source| (keyspace.span(), source)));
+    let readiness = AbortOnDropHandle::new(tokio::spawn(tell_readiness(told.collect())));
     let shown = keyspaces.into_iter().enumerate();
     let shown =
         shown.map(|(number, keyspace)| keyspace.shown((&store, &health), roles.sources(number), plans)).collect();
@@ -236,6 +243,8 @@ async fn serve(
         None if is_ending => ExitCause::default(),
         None => wait_for_end(signals.ending(reloading, &watching), &mut hot_restart, &roles, (&config, &store)).await,
     };
+    // A role that ends is not ready.
+    drop(readiness);
     // This also closes the duplicates of the sockets: clients can connect while one is open.
     let_go(hot_restart, exit.is_some(), &end_admin);
     let leaving = if exit.is_some() { Succession::Replaced } else { Succession::Ends };

@@ -23,12 +23,14 @@ use segue_proxy::tls::ClientTls;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::Instrument as _;
 
 use crate::admin::StatusSource;
 use crate::operator::top::OwnRouter;
 use crate::process::certificates::Certificates;
 use crate::roles::keyspace::RoleKeyspace;
-use crate::roles::{exchanges, progress};
+use crate::roles::{exchanges, progress, refusal_log};
 use crate::telemetry::handoff_traces::HandoffTraces;
 use crate::telemetry::metrics::RouterMetrics;
 
@@ -51,6 +53,7 @@ pub(crate) struct JoiningRouterRole {
     is_labelled: bool,
     sources: Vec<Arc<RouterStatusSource>>,
     drain_timeout: Duration,
+    refusals: Vec<AbortOnDropHandle<()>>,
 }
 
 /// The running role.
@@ -59,6 +62,8 @@ pub(crate) struct RouterRole {
     router: Router,
     sources: Vec<Arc<RouterStatusSource>>,
     drain_timeout: Duration,
+    /// The tasks that tell of refusals.
+    _refusals: Vec<AbortOnDropHandle<()>>,
 }
 
 impl BoundRouterRole {
@@ -116,6 +121,7 @@ impl BoundRouterRole {
             self.router.listener_metrics().register_listener(registry);
         }
         let (mut metrics, mut memberships, mut forward) = (Vec::new(), Vec::new(), Vec::new());
+        let mut refusals = Vec::new();
         for ((keyspace, routing), bound) in keyspaces.iter().zip(&routings).zip(self.router.keyspaces()) {
             let series =
                 Series::new(keyspace, registry, &bound.metrics, !is_labelled, self.tracer.as_ref(), &self.section);
@@ -127,6 +133,8 @@ impl BoundRouterRole {
                 plane: None,
                 span: keyspace.span(),
             });
+            let told = refusal_log::tell_refusals(bound.metrics.clone()).instrument(keyspace.span());
+            refusals.push(AbortOnDropHandle::new(tokio::spawn(told)));
             let settings = self.section.forward_settings(&keyspace.section.name, routing, self.pods.clone());
             forward.push(ForwardSettings { tracer: self.tracer.clone(), ..settings });
             metrics.push(series);
@@ -143,7 +151,8 @@ impl BoundRouterRole {
             })
         };
         let sources = metrics.into_iter().zip(router.states()).map(source).collect();
-        JoiningRouterRole { router, forward, is_labelled, sources, drain_timeout: self.section.drain.timeout }
+        let drain_timeout = self.section.drain.timeout;
+        JoiningRouterRole { router, forward, is_labelled, sources, drain_timeout, refusals }
     }
 }
 
@@ -165,7 +174,8 @@ impl JoiningRouterRole {
     /// Accepts clients. Requests that arrive before their keyspace is ready wait.
     pub(crate) async fn accept(self) -> anyhow::Result<RouterRole> {
         let router = self.router.accept(self.forward).await?;
-        Ok(RouterRole { router, sources: self.sources, drain_timeout: self.drain_timeout })
+        let (sources, drain_timeout, _refusals) = (self.sources, self.drain_timeout, self.refusals);
+        Ok(RouterRole { router, sources, drain_timeout, _refusals })
     }
 
     /// Ends without having served.

@@ -177,6 +177,28 @@ fn the_page_lists_every_event_at_warn_and_error_and_no_other() {
     }
 }
 
+/// The names of types are no words for operators, and change with the code.
+#[test]
+fn no_event_above_debug_has_the_debug_output_of_a_type() {
+    let mut wrong = Vec::new();
+    for source in &sources() {
+        for call in ["info!(", "warn!(", "error!("] {
+            for arguments in source.split(call).skip(1) {
+                let end = arguments.find(");").unwrap_or(arguments.len());
+                let arguments = &arguments[..end];
+                let is_debug = |field: &str| {
+                    let field = field.trim();
+                    field.starts_with('?') || field.contains("= ?") || field.contains(":?}")
+                };
+                if arguments.split(',').any(is_debug) {
+                    wrong.push(format!("{call}{arguments})"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
 #[test]
 fn the_page_shows_every_command_and_no_other() {
     let shown = COMMANDS.lines().filter_map(|line| line.strip_prefix("$ segue ")?.split(' ').next());

@@ -6,7 +6,7 @@ use segue_protocol::handoff::remote_pod::{ReportVerdict, TaskReport, judge};
 use segue_protocol::ids::{HandoffId, PartitionId, Revision};
 use segue_protocol::records::one_line;
 use tokio::time::{Instant, timeout, timeout_at};
-use tracing::{info, warn};
+use tracing::{debug, warn};
 
 use crate::attach::tell_stream;
 use crate::checkpoints;
@@ -64,7 +64,8 @@ async fn fail(
     let (callback, failure) = (report.callback.as_str(), report.failure.as_deref());
     if is_permanent && report.can_fail() {
         let outcome = store(shared, token, report, deadline).await;
-        warn!(pod, partition, handoff, failure, ?outcome, "{callback} failed in a pod for good");
+        let stored = outcome.as_str_name();
+        warn!(pod, partition, handoff, failure, outcome = stored, "{callback} failed in a pod for good");
         return outcome;
     }
     warn!(pod, partition, handoff, failure, "{callback} failed in a pod; it stays due");
@@ -100,7 +101,7 @@ async fn store(shared: &KeyspaceService, token: &Token, report: &TaskReport, dea
                 Ok(Ok(outcome)) if outcome.committed() => {
                     if report.failure.is_none() {
                         let (pod, partition, handoff) = (&token.pod, report.partition.get(), report.handoff.get());
-                        info!(pod, partition, handoff, "{} done", report.callback.as_str());
+                        debug!(pod, partition, handoff, "{} done", report.callback.as_str());
                     }
                     return AckOutcome::Accepted;
                 }

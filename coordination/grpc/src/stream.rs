@@ -72,7 +72,13 @@ impl Stream {
         match self.serve(&mut heartbeats, &events).await {
             Ok(why) => debug!(pod, incarnation, why, "pod's stream ended"),
             Err(status) => {
-                info!(pod, incarnation, code = ?status.code(), why = status.message(), "pod's stream closed");
+                info!(
+                    pod,
+                    incarnation,
+                    code = status.code().description(),
+                    why = status.message(),
+                    "pod's stream closed"
+                );
                 fail(&events, status).await;
             }
         }

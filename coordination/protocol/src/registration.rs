@@ -5,9 +5,11 @@
 //! meet. Elsewhere: when to check (`participant` of `segue-coordination`), and what a key without a lease means to
 //! others ([`View`]).
 
+use std::time::Duration;
+
 use crate::ids::{Incarnation, LeaseId, Revision};
-use crate::keys::Keyspace;
-use crate::records::{KeyspaceConfig, PodLoad, PodRecord, encode};
+use crate::keys::{KeyName, Keyspace, RoundsKey};
+use crate::records::{KeyspaceConfig, Leader, PodLoad, PodRecord, RouterRecord, encode};
 use crate::txn::{Compare, Op, Txn};
 use crate::view::{Versioned, View};
 
@@ -31,6 +33,48 @@ pub struct ExistingKey {
     pub lease: Option<LeaseId>,
     /// An attempt of this process has put it without learning of it, so that nobody acts by it.
     pub is_forgotten: bool,
+}
+
+/// The process that has a key which another one waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeyHolder {
+    /// The leader: other coordinators wait for its key by design.
+    Leader {
+        /// Its name.
+        name: String,
+    },
+    /// A participant with the name of the one that waits.
+    Namesake {
+        /// The name.
+        name: String,
+        /// The key of the configuration file that sets it.
+        setting: &'static str,
+        /// An address of the process, if it tells one.
+        address: Option<String>,
+        /// The time of its lease; 0 if it tells none.
+        lease_ttl: Duration,
+    },
+}
+
+impl KeyHolder {
+    /// Returns the holder of a key with this value. `None` if nobody registers by the key.
+    pub fn of(keys: &Keyspace, key: &str, value: &[u8]) -> Option<Self> {
+        let namesake = |name, setting, address, lease_ttl| KeyHolder::Namesake { name, setting, address, lease_ttl };
+        Some(match keys.parse(key)? {
+            KeyName::Leader => KeyHolder::Leader { name: serde_json::from_slice::<Leader>(value).ok()?.holder },
+            KeyName::Pod(name) => {
+                let record = serde_json::from_slice::<PodRecord>(value).ok();
+                let ttl = record.as_ref().and_then(|record| record.lease_ttl_ms).unwrap_or(0);
+                namesake(name, "pod.name", record.map(|record| record.address), Duration::from_millis(ttl))
+            }
+            KeyName::Router(name) => {
+                let record = serde_json::from_slice::<RouterRecord>(value).ok();
+                namesake(name, "router.name", record.and_then(|record| record.admin), Duration::ZERO)
+            }
+            KeyName::Rounds(RoundsKey::Participant(name)) => namesake(name, "coordinator.name", None, Duration::ZERO),
+            _ => return None,
+        })
+    }
 }
 
 /// The state of a participant's own key.

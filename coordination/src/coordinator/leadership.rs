@@ -6,7 +6,9 @@
 //! * At most one write is in flight for each partition.
 //! * Nothing is decided on a view that lacks this process's own writes, or does not show its authority.
 
+mod lost_pods;
 mod observing;
+mod summary;
 mod writing;
 
 use std::collections::BTreeSet;
@@ -26,8 +28,9 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use self::lost_pods::SeenPods;
 use self::observing::{HandoffObservation, ViewShowing};
-use self::writing::{HeldMovesNotice, LeaderWrites};
+use self::writing::{HeldMovesNotice, LeaderWrites, Subject};
 use super::history::HistoryPruner;
 use super::seat::Seat;
 use super::upkeep::Upkeep;
@@ -37,17 +40,6 @@ use crate::store::{Store, StoreError};
 
 /// Shortest time between two plans, or two calls of the observer, while partitions move.
 const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(10);
-
-/// The subject of a write. At most one write is in flight for each partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Subject {
-    Keyspace,
-    /// Whether the store accepts writes.
-    Question,
-    /// The moves that are held back, in the key of the seat.
-    Held,
-    Partition(PartitionId),
-}
 
 /// Why a coordinator leaves its seat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +71,7 @@ pub(super) struct Leadership<'a> {
     membership: bool,
     showing: ViewShowing,
     handoffs: HandoffObservation,
+    pods: SeenPods,
     /// Partitions whose phase may be able to move on.
     pending: BTreeSet<PartitionId>,
     notices: Vec<Notice>,
@@ -136,6 +129,7 @@ impl<'a> Leadership<'a> {
             membership: false,
             showing: ViewShowing::default(),
             handoffs: HandoffObservation::default(),
+            pods: SeenPods::default(),
             pending: BTreeSet::new(),
             notices: Vec::new(),
             held: HeldMovesNotice::default(),
@@ -204,6 +198,7 @@ impl<'a> Leadership<'a> {
             self.memory.regained_sight();
         }
         self.writes.resting.clear();
+        self.pods.may_have_missed(was_blind);
         self.all_changed();
         self.status.send_modify(|status| status.not_ready = None);
     }
@@ -361,19 +356,26 @@ impl<'a> Leadership<'a> {
             self.observer.store_fills_up(upkeep.is_some());
         }
         self.tell(refused.into_iter().chain(upkeep).chain(plan.notices).collect());
+        let mut decided = Vec::new();
         for action in &plan.actions {
-            if let Some(txn) = txn(&self.view, action, &authority, millis) {
-                self.carry_out(action, txn);
+            if let Some(txn) = txn(&self.view, action, &authority, millis)
+                && self.carry_out(action, txn)
+            {
+                decided.push(action);
             }
+        }
+        if let Some(planned) = summary::planned(&decided) {
+            info!("{planned}");
         }
     }
 
-    fn carry_out(&mut self, action: &PlannedWrite, mut txn: Txn) {
+    /// Writes what was decided. Returns whether it is on its way.
+    fn carry_out(&mut self, action: &PlannedWrite, mut txn: Txn) -> bool {
         let partition = action.partition();
         if matches!(action, PlannedWrite::Create { .. })
             && partition.is_some_and(|partition| self.writes.refusals.lack(partition))
         {
-            return;
+            return false;
         }
         let mut late = None;
         if let PlannedWrite::Cancel { observed, reason, .. } = action {
@@ -383,12 +385,17 @@ impl<'a> Leadership<'a> {
                 late = deletions_alone(self.keys, partition, handoff, &mut txn).map(|entry| (partition, entry));
             }
         }
-        if self.write(partition.map_or(Subject::Keyspace, Subject::Partition), txn) {
-            info!("{action}");
-            if let Some((partition, entry)) = late {
-                self.writes.refusals.cancels(partition, entry);
-            }
+        if !self.write(partition.map_or(Subject::Keyspace, Subject::Partition), txn) {
+            return false;
         }
+        match summary::stands_alone(action) {
+            true => info!("{action}"),
+            false => debug!("{action}"),
+        }
+        if let Some((partition, entry)) = late {
+            self.writes.refusals.cancels(partition, entry);
+        }
+        true
     }
 
     /// Moves on the phases that no participant has moved on: the fallback of the fast commit.

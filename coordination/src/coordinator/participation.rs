@@ -85,8 +85,8 @@ impl Participation {
                 }
             }
             Ok(Err(error)) => {
-                if self.log.is_due(&error) {
-                    warn!(%error, "step of the assignment round failed; retrying");
+                if let Some(times) = self.log.note(&error) {
+                    warn!(%error, times, "step of the assignment round failed; retrying");
                 }
                 self.not_before = now + self.retry.next_after(&error);
             }

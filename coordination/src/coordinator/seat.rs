@@ -30,8 +30,11 @@ pub(super) async fn coordination(store: &Arc<dyn Store>, keys: &Keyspace, own: &
     loop {
         match store.snapshot(&Keys::One(keys.config())).await {
             Ok(settings) => return in_force(&View::from_snapshot(keys.clone(), settings), own).coordination,
-            Err(error) if log.is_due(&error) => warn!(%error, "keyspace settings cannot be read; retrying"),
-            Err(_) => {}
+            Err(error) => {
+                if let Some(times) = log.note(&error) {
+                    warn!(%error, times, "keyspace settings cannot be read; retrying");
+                }
+            }
         }
         sleep(retry.next()).await;
     }

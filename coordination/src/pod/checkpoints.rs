@@ -19,7 +19,7 @@ use segue_protocol::ids::{Epoch, HandoffId, PartitionId};
 use segue_protocol::records::CheckpointName;
 use segue_protocol::txn::Txn;
 use tokio::time::Instant;
-use tracing::{debug, info};
+use tracing::debug;
 
 use super::membership::Membership;
 use crate::session::{boottime, unix_millis};
@@ -121,7 +121,7 @@ pub(super) fn awaits_checkpoint(
     let now = boottime();
     let (number, handoff) = (partition.get(), task.handoff.get());
     let Some(until) = waits.until(&pod.view, partition, task.handoff, now) else {
-        info!(partition = number, handoff, pod = old, "no checkpoint in time; warming from the last one");
+        debug!(partition = number, handoff, pod = old, "no checkpoint in time; warming from the last one");
         return None;
     };
     debug!(partition = number, handoff, pod = old, "waiting for a checkpoint before warming");

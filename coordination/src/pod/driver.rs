@@ -17,7 +17,7 @@ use segue_protocol::keys::Keyspace;
 use segue_protocol::records::PodStatus;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::heartbeat::Heartbeat;
 use super::lease_window::ends_at;
@@ -164,6 +164,7 @@ impl PodDriver {
             self.publish(Some(lease));
             self.work.send_writes();
             let now = Instant::now();
+            self.work.tell_changes(now);
             let ends_at = self.may_end(now);
             if ends_at.is_some_and(|until| until <= now) {
                 self.service_watch.part(&mut self.work.pod);
@@ -290,8 +291,8 @@ impl PodDriver {
             state.stands_until = lease.map(|lease| lease.stands_until);
             if state.not_ready != before.0 {
                 match &state.not_ready {
-                    None => info!(incarnation = incarnation.get(), "ready"),
-                    Some(reason) => info!(reason, "not ready"),
+                    None => debug!(incarnation = incarnation.get(), "ready"),
+                    Some(reason) => debug!(reason, "not ready"),
                 }
             }
             facts(state) != before

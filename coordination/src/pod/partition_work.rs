@@ -11,7 +11,7 @@ use segue_protocol::ids::{HandoffId, PartitionId};
 use segue_protocol::records::CheckpointName;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::checkpoints::Checkpoints;
 use super::membership::Membership;
@@ -95,7 +95,7 @@ impl PartitionWork {
                 self.checkpoints.made(pod, partition, task.epoch, name);
             }
             Some(Ok(_)) => {
-                info!(
+                debug!(
                     partition = partition.get(),
                     epoch = task.epoch.get(),
                     handoff = task.handoff.get(),
@@ -116,13 +116,13 @@ impl PartitionWork {
                         warn!(partition = partition.get(), epoch = task.epoch.get(), handoff = task.handoff.get(), %error, "{callback} failed for good; asking for another pod");
                     }
                     None => {
-                        warn!(partition = partition.get(), epoch = task.epoch.get(), handoff = task.handoff.get(), %error, ?again, "{callback} failed; retrying");
+                        warn!(partition = partition.get(), epoch = task.epoch.get(), handoff = task.handoff.get(), %error, again_in_ms = again.as_millis() as u64, "{callback} failed; retrying");
                     }
                 }
                 self.failed = Some((task, Instant::now() + again));
             }
             None if task.callback == Callback::Checkpoint => debug!(partition = partition.get(), "checkpoint given up"),
-            None => info!(
+            None => debug!(
                 partition = partition.get(),
                 epoch = task.epoch.get(),
                 handoff = task.handoff.get(),

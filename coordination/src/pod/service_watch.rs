@@ -189,8 +189,8 @@ impl ServiceWatch {
             }
             (_, ServiceTurn::Answered(Err(error))) => {
                 self.unanswered.pause = self.unanswered.retry.next_after(&error);
-                if self.unanswered.log.is_due(&error) {
-                    warn!(%error, "the store does not say whether the pod may give its partitions up; going on");
+                if let Some(times) = self.unanswered.log.note(&error) {
+                    warn!(%error, times, "the store does not say whether the pod may give its partitions up; going on");
                 }
                 (ServicePhase::Spared, Reaction::GoOn)
             }

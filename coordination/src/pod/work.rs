@@ -38,6 +38,9 @@ use crate::store::Store;
 /// How long a write rests after one of its guards failed.
 const WRITE_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long changes of what the pod owns are added up for a line of the log.
+const CHANGES_PAUSE: Duration = Duration::from_secs(1);
+
 /// A write of the pod to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum PendingWrite {
@@ -71,6 +74,16 @@ pub(super) struct Work {
     /// When to look for checkpoints that have become due.
     next_look: Option<Instant>,
     waits: Waits,
+    changes: OwnedChanges,
+}
+
+/// The changes of what the pod owns since the log told of them.
+#[derive(Debug, Default)]
+struct OwnedChanges {
+    gained: usize,
+    lost: usize,
+    /// Until when further changes are added.
+    until: Option<Instant>,
 }
 
 impl Work {
@@ -92,7 +105,21 @@ impl Work {
             timers: BTreeSet::new(),
             next_look: None,
             waits: Waits::default(),
+            changes: OwnedChanges::default(),
         }
+    }
+
+    /// Tells the log how many partitions the pod has got and given up, a moment after the first of them.
+    pub(super) fn tell_changes(&mut self, now: Instant) {
+        let OwnedChanges { gained, lost, .. } = self.changes;
+        if gained + lost == 0 {
+            return;
+        }
+        if now < *self.changes.until.get_or_insert(now + CHANGES_PAUSE) {
+            return;
+        }
+        self.changes = OwnedChanges::default();
+        info!(gained, lost, owned = self.pod.state.borrow().owned.len(), "partitions of this pod have changed");
     }
 
     /// Returns whether nothing is left of any partition.
@@ -247,6 +274,7 @@ impl Work {
             self.service.accepts(partition);
         }
         self.ownership.set(partition, accept, known_epoch(accept, duty, assigned));
+        let changes = &mut self.changes;
         self.pod.state.send_if_modified(|state| {
             let before = match accept {
                 Some(epoch) => state.owned.insert(partition, epoch),
@@ -254,9 +282,13 @@ impl Work {
             };
             match (before, accept) {
                 (before, Some(epoch)) if before != accept => {
-                    info!(partition = partition.get(), epoch = epoch.get(), "serving")
+                    changes.gained += usize::from(before.is_none());
+                    debug!(partition = partition.get(), epoch = epoch.get(), "serving");
                 }
-                (Some(epoch), None) => info!(partition = partition.get(), epoch = epoch.get(), ?duty, "refusing"),
+                (Some(epoch), None) => {
+                    changes.lost += 1;
+                    debug!(partition = partition.get(), epoch = epoch.get(), ?duty, "refusing");
+                }
                 _ => {}
             }
             before != accept
@@ -354,7 +386,7 @@ impl Work {
                 Ok(outcome) if outcome.committed() && matches!(what, PendingWrite::Checkpoint(_)) => {
                     debug!(?what, "recorded");
                 }
-                Ok(outcome) if outcome.committed() => info!(?what, "said"),
+                Ok(outcome) if outcome.committed() => debug!(?what, "said"),
                 Ok(_) | Err(_) => {}
             }
         }

@@ -50,12 +50,12 @@ impl Mapping {
         let (mut back_off, mut log) = (StoreRetry::default(), RepeatedLog::default());
         let mut other = None;
         loop {
-            match self.try_to_agree(own, known, &mut other, &waits).await {
+            match self.try_to_agree(own, known, &mut other, &mut log, &waits).await {
                 Ok(true) => return,
                 Ok(false) => back_off.reset(),
                 Err(error) => {
-                    if log.is_due(&error) {
-                        warn!(%error, "keyspace settings cannot be read; retrying");
+                    if let Some(times) = log.note(&error) {
+                        warn!(%error, times, "keyspace settings cannot be read; retrying");
                     }
                     waits(format!("the keyspace's settings are not known: {error}"));
                     sleep(back_off.next()).await;
@@ -71,6 +71,7 @@ impl Mapping {
         own: &Partitioner,
         known: &View,
         other: &mut Option<Partitioner>,
+        log: &mut RepeatedLog,
         waits: impl Fn(String),
     ) -> Result<bool, StoreError> {
         let config = Keys::One(self.keys.config());
@@ -95,6 +96,9 @@ impl Mapping {
             }
             Agreement::Wait(reason) => reason,
         };
+        if other.is_some() && log.note_words(&reason).is_some() {
+            warn!(reason, "keyspace maps requests to partitions in another way than this router; holding requests");
+        }
         waits(reason);
         let mut changes = self.store.watch(&config, revision.next()).await?;
         match timeout(RECHECK_INTERVAL, changes.next()).await {

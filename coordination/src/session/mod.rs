@@ -9,6 +9,7 @@ mod follow;
 mod jitter;
 mod lease;
 mod leases;
+mod occupied;
 mod own_key;
 mod participant;
 mod patience;

@@ -1,6 +1,5 @@
 //! How a participant repeats what the store did not do: with growing pauses, and without filling the log.
 
-use std::collections::HashMap;
 use std::mem::{Discriminant, discriminant};
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use segue_protocol::back_off::BackOff;
 use tokio::time::Instant;
 
 use super::jitter::jittered;
+use crate::repeats::RepeatedCauses;
 use crate::store::StoreError;
 
 /// The waits before the store is retried, each shortened at random by up to a half: participants that lost the store
@@ -65,32 +65,23 @@ impl Sight {
     }
 }
 
-/// Limits a log line that repeats: one for each cause and half a minute.
+/// Limits the lines about failures of the store, each cause for itself.
 #[derive(Debug, Default)]
-pub(crate) struct RepeatedLog {
-    said: HashMap<String, Instant>,
-}
+pub(crate) struct RepeatedLog(RepeatedCauses);
 
 impl RepeatedLog {
-    const INTERVAL: Duration = Duration::from_secs(30);
-    /// Most causes that are told apart within an interval.
-    const MAX_CAUSES: usize = 16;
-
-    /// Returns whether a line about this cause is due. It counts as written.
-    pub(crate) fn is_due(&mut self, cause: &StoreError) -> bool {
+    /// Notes a failure. Returns how often it has happened since the last line, if a line is due.
+    pub(crate) fn note(&mut self, cause: &StoreError) -> Option<u64> {
         // The words of an outage change from one attempt to the next.
-        self.is_due_in_words(if let StoreError::Unavailable(_) = cause { String::new() } else { cause.to_string() })
+        match cause {
+            StoreError::Unavailable(_) => self.note_words(""),
+            cause => self.note_words(&cause.to_string()),
+        }
     }
 
-    /// As [`is_due`](Self::is_due), for a cause that is no error of the store.
-    pub(crate) fn is_due_in_words(&mut self, cause: String) -> bool {
-        let now = Instant::now();
-        self.said.retain(|_, at| now < *at + Self::INTERVAL);
-        if self.said.contains_key(&cause) || self.said.len() >= Self::MAX_CAUSES {
-            return false;
-        }
-        self.said.insert(cause, now);
-        true
+    /// As [`note`](Self::note), for a cause that is no error of the store.
+    pub(crate) fn note_words(&mut self, cause: &str) -> Option<u64> {
+        self.0.note(cause, Instant::now())
     }
 }
 
@@ -124,16 +115,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_cause_is_logged_once_in_half_a_minute() {
+    async fn an_outage_is_one_cause_in_whatever_words() {
         let mut log = RepeatedLog::default();
-        assert!(log.is_due(&refused("no space")) && log.is_due(&refused("permission denied")));
-        advance(Duration::from_secs(29)).await;
-        assert!(!log.is_due(&refused("no space")));
-        advance(Duration::from_secs(1)).await;
-        assert!(log.is_due(&refused("no space")));
+        assert!(log.note(&refused("no space")).is_some() && log.note(&refused("permission denied")).is_some());
         let away = |why: &str| StoreError::Unavailable(why.into());
-        assert!(log.is_due(&away("no response within 5s")) && !log.is_due(&away("connection refused")));
-        let lines = (0..100).filter(|number| log.is_due(&refused(&number.to_string()))).count();
-        assert!(lines <= RepeatedLog::MAX_CAUSES, "{lines} lines");
+        assert_eq!((log.note(&away("no response within 5s")), log.note(&away("connection refused"))), (Some(1), None));
+        advance(Duration::from_secs(10)).await;
+        assert_eq!(log.note(&away("connection reset")), Some(2));
     }
 }

@@ -22,10 +22,11 @@ use segue_protocol::horizon::raise;
 use segue_protocol::ids::{Epoch, Incarnation, LeaseId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::registration::{self, ExistingKey, OwnKeys, clear_obstacle, end};
-use segue_protocol::txn::{Compare, Keys};
+use segue_protocol::txn::{Compare, KeyValue, Keys};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
+use super::occupied::{Occupant, OccupiedKeyLog, look_interval};
 use super::{KeptLease, Leases, RepeatedLog, StoreRetry};
 use crate::store::{SharedHorizon, Store, StoreError};
 
@@ -132,7 +133,7 @@ impl Registration {
 pub async fn register(leases: &Leases, claim: &Claim, value: impl Fn(LeaseId) -> Vec<u8>) -> Registration {
     let key = &claim.keys.key;
     let mut back_off = StoreRetry::default();
-    let (mut told, mut log) = (false, RepeatedLog::default());
+    let (mut occupied, mut log) = (OccupiedKeyLog::default(), RepeatedLog::default());
     loop {
         match try_register(leases, claim, &value).await {
             Ok(RegistrationAttempt::Registered(registration)) => {
@@ -140,47 +141,39 @@ pub async fn register(leases: &Leases, claim: &Claim, value: impl Fn(LeaseId) ->
                 return registration;
             }
             Ok(RegistrationAttempt::Cleared) => {}
-            Ok(RegistrationAttempt::Taken(lease)) => {
-                if !std::mem::replace(&mut told, true) {
-                    match lease {
-                        Some(_) => {
-                            info!(key, "registration of an earlier incarnation exists; waiting until its lease ends")
-                        }
-                        None => warn!(
-                            key,
-                            "the registration of an earlier incarnation never ends by itself: another writer has detached it from its \
-                             lease. If its process is gone, delete it with `segue forget`"
-                        ),
-                    }
-                }
+            Ok(RegistrationAttempt::Taken(occupant)) => {
+                occupied.tell(&claim.keyspace, key, claim.ttl, &occupant);
                 if let Err(error) = changed(leases.store(), key, claim.ttl, false).await {
-                    if log.is_due(&error) {
-                        warn!(key, %error, "earlier registration cannot be watched; retrying");
+                    if let Some(times) = log.note(&error) {
+                        warn!(key, %error, times, "earlier registration cannot be watched; retrying");
                     }
                     sleep(back_off.next()).await;
                 }
             }
             Ok(RegistrationAttempt::NoSettings) => {
-                if log.is_due_in_words("no settings".to_owned()) {
+                if log.note_words("no settings").is_some() {
                     let service = claim.keyspace.service();
                     info!(key, service, "keyspace has no settings, so whose it is is not known; waiting for them");
                 }
                 if let Err(error) = changed(leases.store(), &claim.keyspace.config(), claim.ttl, true).await {
-                    if log.is_due(&error) {
-                        warn!(key, %error, "the keyspace's settings cannot be watched; retrying");
+                    if let Some(times) = log.note(&error) {
+                        warn!(key, %error, times, "the keyspace's settings cannot be watched; retrying");
                     }
                     sleep(back_off.next()).await;
                 }
             }
             Ok(RegistrationAttempt::OtherService(why)) => {
-                if log.is_due_in_words(why.clone()) {
-                    warn!(key, why, "not registered: choose another `keyspace`, or correct `service`; looking again");
+                if let Some(times) = log.note_words(&why) {
+                    warn!(
+                        key,
+                        why, times, "not registered: choose another `keyspace`, or correct `service`; looking again"
+                    );
                 }
                 sleep(SERVICE_INTERVAL).await;
             }
             Err(error) => {
-                if log.is_due(&error) {
-                    warn!(key, %error, "cannot register; retrying");
+                if let Some(times) = log.note(&error) {
+                    warn!(key, %error, times, "cannot register; retrying");
                 }
                 sleep(back_off.next_after(&error)).await;
             }
@@ -192,8 +185,8 @@ enum RegistrationAttempt {
     Registered(Registration),
     /// An obstacle was removed.
     Cleared,
-    /// Another life's key exists, with this lease.
-    Taken(Option<LeaseId>),
+    /// Another life's key exists.
+    Taken(Occupant),
     /// The keyspace has no settings, so it may belong to another service.
     NoSettings,
     /// The keyspace belongs to another service.
@@ -234,7 +227,8 @@ async fn try_register(
             is_forgotten,
         };
         let Some(clear) = clear_obstacle(key, standing, ended, claim.clears_leaseless) else {
-            return Ok(RegistrationAttempt::Taken(entry.lease));
+            let KeyValue { lease, value, .. } = entry;
+            return Ok(RegistrationAttempt::Taken(Occupant { incarnation: standing.incarnation, lease, value }));
         };
         store.commit(clear).await?;
         return Ok(RegistrationAttempt::Cleared);
@@ -303,7 +297,7 @@ async fn changed(store: &Arc<dyn Store>, key: &str, ttl: Duration, wanted: bool)
         return Ok(());
     }
     let mut watch = store.watch(&one, snapshot.revision.next()).await?;
-    match timeout(ttl.max(Duration::from_secs(1)), watch.next()).await {
+    match timeout(look_interval(ttl), watch.next()).await {
         Ok(batch) => batch.map(drop),
         Err(_) => Ok(()),
     }
@@ -356,7 +350,10 @@ mod tests {
         let ended = own.incarnation;
         own.withdraw().await.unwrap();
         let again = register_once(&leases, &claim("/key").after(ended)).await;
-        assert!(matches!(again, RegistrationAttempt::Taken(Some(_))), "it waits for the other one");
+        assert!(
+            matches!(again, RegistrationAttempt::Taken(Occupant { lease: Some(_), .. })),
+            "it waits for the other one"
+        );
         let left = empty.snapshot(&Keys::One("/key".to_owned())).await.unwrap().entries;
         assert_eq!(left[0].value, b"other");
     }

@@ -166,8 +166,8 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
             self.refused = matches!(error, StoreError::Refused(_));
             results.extend(std::mem::take(&mut self.due).into_iter().map(|item| (item, Err(error.clone()))));
         }
-        if self.log.is_due(&error) {
-            warn!(%error, "{}", self.cannot);
+        if let Some(times) = self.log.note(&error) {
+            warn!(%error, times, "{}", self.cannot);
         }
         results
     }

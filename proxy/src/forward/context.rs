@@ -11,7 +11,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::client_presence::Presence;
 use super::concurrency_limit::ConcurrencyLimit;
-use super::cut_off_log::CutOffLog;
 use super::error::InvalidName;
 use super::retry_budget::RetryBudgets;
 use crate::message::headers::{ClientLines, RouterIdentity};
@@ -24,6 +23,7 @@ use crate::routing::partition_key::PartitionSource;
 use crate::routing::permit::TableHandle;
 use crate::runtime::background::Background;
 use crate::runtime::coarse_timer::CoarseTimer;
+use crate::runtime::repeated_line::RepeatedLine;
 use crate::settings::ForwardSettings;
 use crate::spans::Tracer;
 use crate::upstream::Upstream;
@@ -37,7 +37,7 @@ pub(crate) struct WorkerContext {
     pub(crate) upstream: Upstream,
     pub(crate) load: ConcurrencyLimit,
     pub(crate) budgets: RetryBudgets,
-    pub(super) cut_off_log: CutOffLog,
+    pub(super) cut_off_log: RepeatedLine,
     pub(crate) request_timeout: Duration,
     pub(crate) idle_timeout: Duration,
     pub(crate) max_header_bytes_http2: usize,
@@ -71,7 +71,7 @@ impl WorkerContext {
             upstream: Upstream::new(settings.upstream.clone(), timer.clone()),
             load: ConcurrencyLimit::new(max_in_flight),
             budgets: RetryBudgets::default(),
-            cut_off_log: CutOffLog::default(),
+            cut_off_log: RepeatedLine::default(),
             request_timeout: settings.upstream.request_timeout,
             idle_timeout: settings.upstream.idle_timeout,
             max_header_bytes_http2: settings.upstream.max_header_bytes_http2,

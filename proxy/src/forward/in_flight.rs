@@ -201,7 +201,7 @@ impl InFlight {
         if matches!(cause, CutOffCause::Broken | CutOffCause::Idle) {
             let pod = self.pod();
             pod.health.broke_response();
-            if let Some(responses) = self.shared.cut_off_log.note(Instant::now()) {
+            if let Some(responses) = self.shared.cut_off_log.note() {
                 tracing::warn!(
                     pod = pod.name,
                     address = pod.address,

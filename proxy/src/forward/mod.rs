@@ -15,7 +15,6 @@ mod attempt;
 pub(crate) mod client_presence;
 mod concurrency_limit;
 mod context;
-mod cut_off_log;
 mod error;
 mod held;
 mod in_flight;

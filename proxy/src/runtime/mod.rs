@@ -7,6 +7,6 @@ pub(crate) mod background;
 pub(crate) mod coarse_timer;
 pub(crate) mod exchange_timeout;
 pub(crate) mod last_turn;
-pub(crate) mod log_interval;
+pub(crate) mod repeated_line;
 pub(crate) mod shortage;
 pub(crate) mod single_writer;

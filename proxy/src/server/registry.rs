@@ -28,7 +28,7 @@ use super::scratch::Scratch;
 use crate::message::local_reply::LocalReply;
 use crate::metrics::WorkerMetrics;
 use crate::routing::client_share::Addresses;
-use crate::runtime::log_interval::LogInterval;
+use crate::runtime::repeated_line::RepeatedLine;
 
 /// Number of clients that are examined to evict one. Examining all of them per accept would let an attacker keep the worker
 /// busy.
@@ -63,9 +63,9 @@ pub(super) struct ConnectionRegistry {
     limit: Cell<IdleLimit>,
     metrics: Arc<WorkerMetrics>,
     /// Of lines that a connection does not begin as configured.
-    misled: LogInterval,
+    misled: RepeatedLine,
     /// Of lines that requests were lost with a connection because of what its client sent.
-    broke_http2: LogInterval,
+    broke_http2: RepeatedLine,
 }
 
 /// Returns the age, give or take a tenth, so that connections which were made together are not closed together. `random`:
@@ -95,8 +95,8 @@ impl ConnectionRegistry {
             command: Cell::new(ConnectionCommand::Continue),
             limit: Cell::new(IdleLimit::serving()),
             metrics,
-            misled: LogInterval::default(),
-            broke_http2: LogInterval::default(),
+            misled: RepeatedLine::default(),
+            broke_http2: RepeatedLine::default(),
         }
     }
 
@@ -185,8 +185,8 @@ impl ConnectionRegistry {
 
     /// Notes a connection without a usable header of the PROXY protocol.
     pub(super) fn misled(&self, error: &HeaderError) {
-        if self.misled.is_due() {
-            tracing::warn!(%error, "closed a connection; router.limits.proxy_protocol is on");
+        if let Some(times) = self.misled.note() {
+            tracing::warn!(%error, times, "closed a connection; router.limits.proxy_protocol is on");
         }
     }
 
@@ -196,8 +196,11 @@ impl ConnectionRegistry {
         if reason != Reason::ENHANCE_YOUR_CALM {
             self.replied(LocalReply::Malformed);
         }
-        if requests > 0 && self.broke_http2.is_due() {
-            tracing::warn!(?address, %reason, requests, "client broke the rules of HTTP/2; the requests on its connection are lost");
+        if requests > 0
+            && let Some(times) = self.broke_http2.note()
+        {
+            let address = address.to_str().unwrap_or_default();
+            tracing::warn!(address, %reason, requests, times, "client broke the rules of HTTP/2; the requests on its connection are lost");
         }
     }
 

@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until};
 use super::shared_histogram::SharedHistogram;
 use super::under_way::{ExchangeNumber, Exchanges};
 use crate::routing::request_summary::RequestSummary;
-use crate::runtime::log_interval::LogInterval;
+use crate::runtime::repeated_line::RepeatedLine;
 
 /// The traffic of one service, in one keyspace.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub struct Traffic {
     cut_off: AtomicU64,
     /// How long exchanges lasted.
     durations: SharedHistogram,
-    http2_noted: Mutex<LogInterval>,
+    http2_noted: Mutex<RepeatedLine>,
 }
 
 /// Number of status codes, from 100 on, that are counted: all that three digits can say.
@@ -172,8 +172,8 @@ impl Traffic {
     /// Logs that the service answers HTTP/1.1 in HTTP/2.
     #[cold]
     pub(super) fn speaks_http2(&self, upstream: &Authority) {
-        if self.http2_noted.lock().unwrap_or_else(PoisonError::into_inner).is_due() {
-            tracing::warn!(%upstream, "service speaks HTTP/2 only; answering 502; set pod.protocol to http2");
+        if let Some(requests) = self.http2_noted.lock().unwrap_or_else(PoisonError::into_inner).note() {
+            tracing::warn!(%upstream, requests, "service speaks HTTP/2 only; answering 502; set pod.protocol to http2");
         }
     }
 }

@@ -28,7 +28,7 @@ use tokio::time::Instant;
 
 use crate::routing::table::Pod;
 use crate::runtime::coarse_timer::CoarseTimer;
-use crate::runtime::log_interval::LogInterval;
+use crate::runtime::repeated_line::RepeatedLine;
 use crate::runtime::shortage::is_shortage;
 use crate::settings::{UpstreamProtocol, UpstreamSettings};
 use crate::tls::{AlpnOffer, Stream};
@@ -64,9 +64,9 @@ pub(crate) struct Upstream {
     swept: RefCell<Instant>,
     /// Which of [`ConnectionKind::ALL`] requests have wanted so far.
     spoken: [Cell<bool>; 3],
-    shortage_noted: LogInterval,
-    http2_noted: LogInterval,
-    not_http2_noted: LogInterval,
+    shortage_noted: RepeatedLine,
+    http2_noted: RepeatedLine,
+    not_http2_noted: RepeatedLine,
 }
 
 impl Upstream {
@@ -77,9 +77,9 @@ impl Upstream {
             timer,
             pods: RefCell::default(),
             spoken: Default::default(),
-            shortage_noted: LogInterval::default(),
-            http2_noted: LogInterval::default(),
-            not_http2_noted: LogInterval::default(),
+            shortage_noted: RepeatedLine::default(),
+            http2_noted: RepeatedLine::default(),
+            not_http2_noted: RepeatedLine::default(),
         }
     }
 
@@ -218,26 +218,27 @@ impl Upstream {
     }
 
     fn note_shortage(&self, error: &io::Error) {
-        if self.shortage_noted.is_due() {
-            tracing::warn!(%error, "no files or ports left for connections to pods; responding 503 overload");
+        if let Some(times) = self.shortage_noted.note() {
+            tracing::warn!(%error, times, "no files or ports left for connections to pods; responding 503 overload");
         }
     }
 
     /// Logs that a pod does not speak HTTP/2, in which its requests have to be sent.
     #[cold]
     pub(crate) fn note_not_http2(&self, pod: &Pod) {
-        if self.not_http2_noted.is_due() {
-            tracing::warn!(pod = pod.name, address = pod.address, "pod does not speak HTTP/2; retrying");
+        if let Some(requests) = self.not_http2_noted.note() {
+            tracing::warn!(pod = pod.name, address = pod.address, requests, "pod does not speak HTTP/2; retrying");
         }
     }
 
     /// Logs that a pod answers HTTP/1.1 in HTTP/2.
     #[cold]
     pub(crate) fn note_http2(&self, pod: &Pod) {
-        if self.http2_noted.is_due() {
+        if let Some(requests) = self.http2_noted.note() {
             tracing::warn!(
                 pod = pod.name,
                 address = pod.address,
+                requests,
                 "pod speaks HTTP/2 only; responding 502; set router.upstream.protocol to http2"
             );
         }

@@ -52,6 +52,18 @@ struct AnyVersion {
 }
 
 impl Message {
+    /// Returns the name of the message, as on the wire.
+    pub(super) fn as_str(&self) -> &'static str {
+        match self {
+            Message::Hello { .. } => "hello",
+            Message::Offer { .. } => "offer",
+            Message::Ready => "ready",
+            Message::Leaving => "leaving",
+            Message::Ended => "ended",
+            Message::Refusal { .. } => "refusal",
+        }
+    }
+
     pub(super) fn encode(&self) -> anyhow::Result<String> {
         Ok(serde_json::to_string(&MessageLine { segue_hot_restart: VERSION, message: self.clone() })? + "\n")
     }

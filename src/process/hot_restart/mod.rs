@@ -154,7 +154,7 @@ impl Startup {
                     self.open_socket()
                 }
                 Some(Message::Refusal { reason }) => bail!("process {pid} keeps serving: {reason}"),
-                Some(other) => bail!("process {pid} sent {other:?} out of turn"),
+                Some(other) => bail!("process {pid} sent {} out of turn", other.as_str()),
             },
             () = ready => Ok(()),
             () = tokio::time::sleep(self.patience) => {

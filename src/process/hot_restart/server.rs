@@ -190,7 +190,9 @@ impl HotRestartServer {
             }
             Ok(Some(Message::Refusal { reason })) => return Some(reason),
             Ok(Some(Message::Ended)) => info!(pid, "hot restart complete: the old process has finished its requests"),
-            Ok(Some(other)) => warn!(pid, ?other, "hot restart: the old process sent a message out of turn"),
+            Ok(Some(other)) => {
+                warn!(pid, sent = other.as_str(), "hot restart: the old process sent a message out of turn")
+            }
             Ok(None) => warn!(pid, "hot restart: the old process is gone before it reported its end"),
             Err(error) => warn!(pid, "hot restart: the old process sent what cannot be read: {error:#}"),
         }

@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{error, info, warn};
 
 use super::descendants;
+use crate::process::last_words;
 
 /// How long a supervisor may take to kill a service before its sidecar does.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -80,6 +81,9 @@ impl Supervisor {
         command.arg0("segue").arg("supervise");
         if let Some(files) = open_files::found() {
             command.args(["--files", &files.to_string()]);
+        }
+        if last_words::is_json() {
+            command.arg("--json");
         }
         command.arg("--").args(&self.command);
         command.stdin(Stdio::from(OwnedFd::from(far))).process_group(0);
@@ -201,7 +205,8 @@ async fn kill_descendants() {
         }
         if warned.elapsed() >= KILL_TIMEOUT {
             warned = Instant::now();
-            error!(pids = ?left, "processes of the service cannot be killed; retrying");
+            let pids: Vec<String> = left.iter().map(ToString::to_string).collect();
+            error!(pids = pids.join(" "), "processes of the service cannot be killed; retrying");
         }
         sleep(descendants::RETRY_PAUSE).await;
     }

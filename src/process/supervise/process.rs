@@ -17,7 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::deadline::Deadline;
 use super::descendants;
-use crate::process::last_words::say;
+use crate::process::last_words::{self, say};
 
 /// The exit codes of shells for a program that cannot be run, or does not exist.
 const CANNOT_RUN: u8 = 126;
@@ -53,6 +53,7 @@ async fn run(command: &[String], files: Option<u64>) -> anyhow::Result<ExitCode>
     let started = Command::new("/proc/self/exe")
         .arg0("segue")
         .arg("become-service")
+        .args(last_words::is_json().then_some("--json"))
         .args(files.iter().flat_map(|files| ["--files".to_owned(), files.to_string()]))
         .arg(getpid().as_raw_nonzero().to_string())
         .arg("--")

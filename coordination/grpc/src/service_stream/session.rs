@@ -88,7 +88,7 @@ impl Session {
         match ended {
             Ok(why) => info!(why, "service's stream ended"),
             Err(status) => {
-                info!(code = ?status.code(), why = status.message(), "service's stream closed");
+                info!(code = status.code().description(), why = status.message(), "service's stream closed");
                 fail(&events, status).await;
             }
         }

@@ -17,7 +17,8 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::super::{EndedPhase, HandoffResult};
-use super::{Leadership, Throttle};
+use super::summary::EndedMoves;
+use super::{Leadership, Throttle, lost_pods};
 
 /// A handoff as last observed.
 #[derive(Debug, Clone)]
@@ -83,6 +84,8 @@ pub(super) struct HandoffObservation {
     seen: BTreeMap<PartitionId, SeenHandoff>,
     /// Why this leader has decided to cancel a handoff.
     pub(super) cancels: BTreeMap<PartitionId, (HandoffId, &'static str)>,
+    /// Those that have ended and were not told.
+    ended: EndedMoves,
 }
 
 impl HandoffObservation {
@@ -97,6 +100,12 @@ impl Leadership<'_> {
         let now = Instant::now();
         if self.showing.take(now, self.membership) && self.speaks() {
             self.observer.view_changed(&self.view);
+        }
+        if self.membership || self.pods.await_owners() {
+            let news = self.pods.news(&self.view, now);
+            if self.speaks() {
+                lost_pods::tell(news);
+            }
         }
         for partition in std::mem::take(&mut self.handoffs.changed) {
             let known = self.handoffs.seen.remove(&partition);
@@ -120,12 +129,16 @@ impl Leadership<'_> {
                 }
                 if let Some(result) = result {
                     self.observer.handoff_ended(partition, result);
+                    self.handoffs.ended.add(&known.record, result, known.began);
                 }
             }
             if let Some(seen) = seen {
                 self.handoffs.seen.insert(partition, seen);
             }
             self.pending.insert(partition);
+        }
+        if let Some(line) = self.handoffs.ended.line(self.handoffs.seen.len(), now) {
+            info!("{line}");
         }
     }
 

@@ -5,6 +5,7 @@
 //! * Nothing is put while the store refuses writes ([`refusals`](super::super::refusals)).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::Duration;
 
 use segue_protocol::authority::Authority;
@@ -18,7 +19,7 @@ use tracing::{info, warn};
 
 use super::super::refusals::{Learnt, StoreRefusals};
 use super::super::seat::Seat;
-use super::{Leadership, Subject};
+use super::Leadership;
 use crate::session::{RepeatedLog, StoreRetry};
 use crate::store::StoreError;
 
@@ -35,6 +36,28 @@ const MAX_HELD_PAUSES: u32 = 10;
 const MAX_WRITES: usize = 1024;
 /// Most writes in one request.
 const MAX_WRITES_PER_REQUEST: usize = 64;
+
+/// The subject of a write. At most one write is in flight for each partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Subject {
+    Keyspace,
+    /// Whether the store accepts writes.
+    Question,
+    /// The moves that are held back, in the key of the seat.
+    Held,
+    Partition(PartitionId),
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Subject::Keyspace => out.write_str("the keyspace"),
+            Subject::Question => out.write_str("whether the store accepts writes"),
+            Subject::Held => out.write_str("the moves that are held back"),
+            Subject::Partition(partition) => write!(out, "partition {partition}"),
+        }
+    }
+}
 
 /// The writes of a leader: decided, in flight, and put off.
 pub(super) struct LeaderWrites {
@@ -133,9 +156,9 @@ impl Leadership<'_> {
         }
         if let Err(error) = &result
             && !matches!(error, StoreError::Refused(_))
-            && self.writes.log.is_due(error)
+            && let Some(times) = self.writes.log.note(error)
         {
-            warn!(%error, ?subject, "store write failed; retrying");
+            warn!(%error, %subject, times, "store write failed; retrying");
         }
         let now = Instant::now();
         match result {
@@ -182,9 +205,9 @@ impl Leadership<'_> {
         if let Some((subject, error)) =
             self.writes.suspect.take_if(|_| self.writes.refusals.why().is_some() || !self.writes.refusals.stand())
             && !self.writes.refusals.stand()
-            && self.writes.log.is_due(&error)
+            && let Some(times) = self.writes.log.note(&error)
         {
-            warn!(%error, ?subject, "store write failed; retrying");
+            warn!(%error, %subject, times, "store write failed; retrying");
         }
         match learnt {
             Learnt::Nothing => return,

@@ -18,6 +18,7 @@ use super::EtcdOptions;
 use super::failure::EtcdFailure;
 use super::tls::TlsFiles;
 use super::token::CurrentToken;
+use crate::store::StoreError;
 
 /// Interval of HTTP/2 pings on a quiet connection. By default (`--grpc-keepalive-min-time`) etcd disconnects clients
 /// that ping more often than every 5 s, or without an open stream.
@@ -99,7 +100,8 @@ impl Endpoints {
             Err(failure) => EtcdFailure::NotSent(failure),
         };
         let Some(material) = last else { return Err(failure) };
-        tracing::warn!(?failure, "etcd certificates cannot be used; keeping the previous ones");
+        let error = StoreError::from(failure);
+        tracing::warn!(%error, "etcd certificates cannot be used; keeping the previous ones");
         self.open_with(endpoint, with(material)).await
     }
 
