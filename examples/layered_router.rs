@@ -31,7 +31,9 @@ use segue_proxy::router::{BoundRouter, Membership};
 use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
-use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
+use segue_proxy::settings::{
+    ClientLimits, ForwardSettings, LoggedRequests, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
+};
 use tokio::signal::unix::{SignalKind, signal};
 use tower::{Layer, Service, ServiceBuilder};
 use tower_http::set_header::SetResponseHeaderLayer;
@@ -85,6 +87,7 @@ async fn main() -> anyhow::Result<()> {
         limits: ClientLimits::default(),
         upload_grace: UPLOAD_GRACE,
         tracer: None,
+        requests: LoggedRequests::default(),
         upstream,
     };
     let served_by = HeaderName::from_static("x-served-by");

@@ -22,7 +22,7 @@ use segue_proxy::routing::keyspace_choice::KeyspaceMatch;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+    ClientLimits, ForwardSettings, LoggedRequests, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
 use segue_proxy::sidecar::Checks;
 use segue_proxy::spans::Sampler;
@@ -168,6 +168,7 @@ impl Router {
             limits: self.limits.clone(),
             upload_grace: UPLOAD_GRACE,
             tracer: None,
+            requests: LoggedRequests::default(),
             upstream: UpstreamSettings {
                 protocol: routing.protocol.unwrap_or(self.upstream.protocol),
                 ..self.upstream.clone().with_tls(pods)
@@ -319,6 +320,8 @@ pub struct Log {
     pub level: LogLevel,
     /// The format of a line.
     pub format: LogFormat,
+    /// Which requests of a router get a line.
+    pub requests: LoggedRequests,
 }
 
 /// The importance of a line.

@@ -13,7 +13,9 @@ use segue_protocol::planning::{Coordination, Policy, Strategy};
 use segue_protocol::records::Mode;
 use segue_proxy::routing::partition_key::{KeySource, PartitionSource as Partition};
 use segue_proxy::routing::table::StashLimits as Stash;
-use segue_proxy::settings::{ClientLimits as Limits, UpstreamProtocol as Protocol, UpstreamSettings as Upstream};
+use segue_proxy::settings::{
+    ClientLimits as Limits, LoggedRequests, UpstreamProtocol as Protocol, UpstreamSettings as Upstream,
+};
 use segue_proxy::sidecar::Checks as HealthCheck;
 
 const EXAMPLE: &str = include_str!("../segue.example.toml");
@@ -152,7 +154,7 @@ fn the_defaults_are_those_that_users_were_told() {
             tls: None,
             peers_tls: None,
         }),
-        log: Log { level: LogLevel::Info, format: LogFormat::Text },
+        log: Log { level: LogLevel::Info, format: LogFormat::Text, requests: LoggedRequests::Failed },
         tracing: None,
     };
     assert_eq!(accepted("example", EXAMPLE), told);

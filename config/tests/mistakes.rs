@@ -41,7 +41,7 @@ fn a_known_key_in_the_wrong_section_is_told_where_it_belongs() {
     assert_refused(
         "[log]\nmax_wait = \"1s\"\n[stash]\n[pod]\n",
         &[
-            "segue.toml:2:1: log.max_wait: unknown key; expected one of level, format; did you mean \
+            "segue.toml:2:1: log.max_wait: unknown key; expected one of level, format, requests; did you mean \
              router.stash.max_wait",
             "segue.toml:3:2: stash: unknown key; expected one of keyspace, service, store, router, coordinator, pod, admin, log, \
              tracing, keyspaces; did you mean router.stash",
@@ -145,7 +145,7 @@ fn columns_count_characters() {
     assert_refused(
         "log = { \"ü\" = 1, level = \"lóud\" }\n[pod]\n",
         &[
-            "segue.toml:1:9: log.\"ü\": unknown key; expected one of level, format",
+            "segue.toml:1:9: log.\"ü\": unknown key; expected one of level, format, requests",
             "segue.toml:1:26: log.level: \"lóud\" is not known; expected one of error, warn, info, debug, trace",
         ],
     );

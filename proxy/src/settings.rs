@@ -26,6 +26,27 @@ pub struct ForwardSettings {
     pub upstream: UpstreamSettings,
     /// Records sampled requests. `None`: no request is recorded, and trace contexts pass unread.
     pub tracer: Option<Tracer>,
+    /// Which requests get a line in the log.
+    pub requests: LoggedRequests,
+}
+
+/// Which requests get a line in the log (`[log] requests`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LoggedRequests {
+    /// None of them.
+    None,
+    /// Those that the router answers itself, those with a status of 500 to 599, and those whose response was cut off. Of too many
+    /// in a second some have none.
+    #[default]
+    Failed,
+    /// All of them.
+    All,
+}
+
+impl LoggedRequests {
+    /// All choices, by their names in the file.
+    pub const NAMES: &[(&str, Self)] =
+        &[("none", LoggedRequests::None), ("failed", LoggedRequests::Failed), ("all", LoggedRequests::All)];
 }
 
 /// The default time in which an upload may be as slow as it likes.

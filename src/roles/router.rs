@@ -17,7 +17,7 @@ use segue_proxy::metrics::{Metrics, PodSeries};
 use segue_proxy::router::{BoundRouter, JoiningRouter, Membership, Router, RouterState};
 use segue_proxy::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatches};
 use segue_proxy::routing::table::{ExchangeAges, StashLimits, Table};
-use segue_proxy::settings::ForwardSettings;
+use segue_proxy::settings::{ForwardSettings, LoggedRequests};
 use segue_proxy::spans::Tracer;
 use segue_proxy::tls::ClientTls;
 use serde_json::{Value, json};
@@ -43,6 +43,7 @@ pub(crate) struct BoundRouterRole {
     admin: Option<String>,
     pods: Option<ClientTls>,
     tracer: Option<Tracer>,
+    requests: LoggedRequests,
 }
 
 /// The role while it takes part in the protocol and has no clients yet.
@@ -88,6 +89,7 @@ impl BoundRouterRole {
             admin,
             pods: certificates.upstream.clone(),
             tracer: None,
+            requests: config.log.requests,
         })
     }
 
@@ -136,7 +138,7 @@ impl BoundRouterRole {
             let told = refusal_log::tell_refusals(bound.metrics.clone()).instrument(keyspace.span());
             refusals.push(AbortOnDropHandle::new(tokio::spawn(told)));
             let settings = self.section.forward_settings(&keyspace.section.name, routing, self.pods.clone());
-            forward.push(ForwardSettings { tracer: self.tracer.clone(), ..settings });
+            forward.push(ForwardSettings { tracer: self.tracer.clone(), requests: self.requests, ..settings });
             metrics.push(series);
         }
         let workers = self.router.listener_metrics().clone();

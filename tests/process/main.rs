@@ -20,6 +20,7 @@ mod keyspace_limits;
 mod keyspaces;
 mod layered_router;
 mod log;
+mod log_lines;
 mod operators;
 mod own_drain;
 mod pods_with_rounds;

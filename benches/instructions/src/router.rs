@@ -17,7 +17,7 @@ use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::server::{ServedKeyspace, ServedKeyspaces};
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+    ClientLimits, ForwardSettings, LoggedRequests, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
 use segue_proxy::spans::{Sampler, Tracer};
 use tokio::time::Instant;
@@ -49,6 +49,7 @@ pub(crate) fn serve(protocol: UpstreamProtocol, tracing: bool, pods: &[SocketAdd
         limits: ClientLimits::default(),
         upload_grace: UPLOAD_GRACE,
         tracer: tracing.then(|| Tracer::new(Sampler::default(), 1, Counter::default()).0),
+        requests: LoggedRequests::default(),
         upstream: UpstreamSettings { protocol, ..UpstreamSettings::default() },
     };
     // Closes its connections when it is dropped.

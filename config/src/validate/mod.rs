@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use http::Uri;
 use segue_coordination::pod::PodSettings;
-use segue_proxy::settings::UpstreamProtocol;
+use segue_proxy::settings::{LoggedRequests, UpstreamProtocol};
 use segue_proxy::sidecar::Checks;
 
 use crate::drain_time::drain_fits_into_a_phase;
@@ -369,7 +369,7 @@ fn uri(text: &str, schemes: &[&str], expected: &str) -> Result<Uri, Wrong> {
     })
 }
 
-const LOG_KEYS: &[&str] = &["log.level", "log.format"];
+const LOG_KEYS: &[&str] = &["log.level", "log.format", "log.requests"];
 
 fn log(r: &mut ConfigReader<'_>) -> Log {
     let levels = [
@@ -382,6 +382,7 @@ fn log(r: &mut ConfigReader<'_>) -> Log {
     Log {
         level: r.choice("log.level", &levels, LogLevel::Info),
         format: r.choice("log.format", &[("text", LogFormat::Text), ("json", LogFormat::Json)], LogFormat::Text),
+        requests: r.choice("log.requests", LoggedRequests::NAMES, LoggedRequests::default()),
     }
 }
 

@@ -10,7 +10,9 @@ use segue_proxy::router::{self, BoundKeyspace, BoundRouter, Membership};
 use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
-use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
+use segue_proxy::settings::{
+    ClientLimits, ForwardSettings, LoggedRequests, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
+};
 use tokio::time::Instant;
 
 use super::super::history::History;
@@ -85,6 +87,7 @@ fn forward(name: &str, member: &PodMembership) -> ForwardSettings {
         limits: ClientLimits { max_in_flight_per_client: 0, min_upload_rate: 0, ..ClientLimits::default() },
         upload_grace: UPLOAD_GRACE,
         tracer: None,
+        requests: LoggedRequests::None,
         trust_forwarded: false,
         partition: PartitionSource::Number { header: names::PARTITION, order_by: Some(names::KEY) },
         upstream: UpstreamSettings { request_timeout: REQUEST_TIMEOUT, ..UpstreamSettings::default() },

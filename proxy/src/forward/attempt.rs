@@ -122,7 +122,10 @@ pub(crate) async fn send(
                 which = Which::Exclusive;
                 continue;
             }
-            Err(why) => Err(failure(request, why, in_flight)),
+            Err(why) => {
+                request.tried = Some(in_flight.attempt());
+                Err(failure(request, why, in_flight))
+            }
         };
     }
 }
@@ -302,6 +305,8 @@ fn responded(
             Some(client) => {
                 let seat = request.peer.seat.upgrade();
                 in_flight.outlives(request);
+                in_flight.passed(response.status(), None);
+                in_flight.note_for_log(request);
                 Ok(switched(response, (client, seat), stream, read, in_flight))
             }
             None => Err(AttemptError::LocalReply(LocalReply::UpstreamFailed)),
@@ -370,6 +375,7 @@ fn pass_on(
     let has_reason = response.headers().keys().any(|name| *name == SEGUE_REASON);
     let reason = has_reason.then(|| response.headers().get(SEGUE_REASON).and_then(PodReason::of)).flatten();
     in_flight.passed(response.status(), reason);
+    in_flight.note_for_log(request);
     if response.body().is_stream() {
         in_flight.streams();
     }
@@ -381,9 +387,8 @@ fn switched(
     (client, seat): (ClientSwitch, Option<Rc<dyn Any>>),
     stream: Stream,
     read: BytesMut,
-    mut in_flight: Box<InFlight>,
+    in_flight: Box<InFlight>,
 ) -> Response<ResponseBody> {
-    in_flight.passed(response.status(), None);
     in_flight.streams();
     tunnel::join(client, seat, stream, read, in_flight, response.headers().get(UPGRADE));
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::client_presence::Presence;
 use super::concurrency_limit::ConcurrencyLimit;
 use super::error::InvalidName;
+use super::request_log::RequestLog;
 use super::retry_budget::RetryBudgets;
 use crate::message::headers::{ClientLines, RouterIdentity};
 use crate::message::interim::Interim;
@@ -38,6 +39,7 @@ pub(crate) struct WorkerContext {
     pub(crate) load: ConcurrencyLimit,
     pub(crate) budgets: RetryBudgets,
     pub(super) cut_off_log: RepeatedLine,
+    pub(super) request_log: RequestLog,
     pub(crate) request_timeout: Duration,
     pub(crate) idle_timeout: Duration,
     pub(crate) max_header_bytes_http2: usize,
@@ -72,6 +74,7 @@ impl WorkerContext {
             load: ConcurrencyLimit::new(max_in_flight),
             budgets: RetryBudgets::default(),
             cut_off_log: RepeatedLine::default(),
+            request_log: RequestLog::new(settings.requests),
             request_timeout: settings.upstream.request_timeout,
             idle_timeout: settings.upstream.idle_timeout,
             max_header_bytes_http2: settings.upstream.max_header_bytes_http2,

@@ -4,6 +4,7 @@
 //!
 //! * Dropping it leaves the gate, so whoever drops it has broken off or completed the exchange before.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::context::WorkerContext;
-use super::request::ForwardRequest;
+use super::request::{FailedAttempt, ForwardRequest};
+use super::request_log::RequestLine;
 use super::trace::AttemptTrace;
 use crate::message::local_reply::PodReason;
 use crate::metrics::CutOffCause;
@@ -43,6 +45,12 @@ pub(crate) struct InFlight {
     pub(super) trace: Option<Box<AttemptTrace>>,
     /// `None` while the request itself is at hand, and for an exchange that is over with its response's head.
     summary: Option<RequestSummary>,
+    /// The status of the response that is passed on; 0 without one.
+    status: u16,
+    /// Why the exchange ends early, or a pod's reason, for the log.
+    reason: Cell<&'static str>,
+    /// Whether the request gets a line in the log when it is over.
+    is_logged: Cell<bool>,
 }
 
 /// The properties of a request that its exchange depends on.
@@ -71,6 +79,9 @@ impl InFlight {
             is_safe: terms.is_safe,
             trace: None,
             summary: None,
+            status: 0,
+            reason: Cell::new(""),
+            is_logged: Cell::new(false),
         }
     }
 
@@ -155,14 +166,50 @@ impl InFlight {
     /// in place of the service.
     pub(crate) fn passed(&mut self, status: StatusCode, reason: Option<PodReason>) {
         self.delivered();
+        self.status = status.as_u16();
         self.permit().traffic().answered(status.into());
         match reason {
             None => self.shared.metrics.passed(status),
-            Some(reason) => self.shared.metrics.passed_reason(reason),
+            Some(reason) => {
+                self.reason.set(reason.as_str());
+                self.shared.metrics.passed_reason(reason);
+            }
         }
         if let Some(trace) = &self.trace {
             trace.responded(status, true);
         }
+    }
+
+    /// Keeps what the line of the log needs, if there will be one about the response that is passed on.
+    #[inline]
+    pub(super) fn note_for_log(&mut self, request: &ForwardRequest) {
+        let has_failed = self.status >= 500 || !self.reason.get().is_empty();
+        if self.shared.request_log.wants(has_failed) {
+            self.outlives(request);
+            self.is_logged.set(true);
+        }
+    }
+
+    /// Returns what the log names of this attempt.
+    #[cold]
+    pub(super) fn attempt(&self) -> Box<FailedAttempt> {
+        let held = self.admitted - self.started;
+        Box::new(FailedAttempt { pod: self.pod().clone(), epoch: self.epoch(), held })
+    }
+
+    /// Writes the line of the log.
+    #[cold]
+    fn write_line(&self, permit: &Permit, took: Duration) {
+        let Some(request) = &self.summary else { return };
+        self.shared.request_log.write(&RequestLine {
+            request,
+            partition: Some(permit.partition()),
+            pod: Some((&permit.pod().name, permit.epoch())),
+            status: (self.status > 0).then_some(self.status),
+            reason: self.reason.get(),
+            held: self.admitted - self.started,
+            took,
+        });
     }
 
     /// Records that the pod has failed the request without a response.
@@ -193,6 +240,10 @@ impl InFlight {
     #[cold]
     pub(super) fn cut_off(&self, cause: CutOffCause) {
         self.shared.metrics.cut_off(cause);
+        self.reason.set(cause.as_str());
+        if self.shared.request_log.wants(cause != CutOffCause::ClientGone) {
+            self.is_logged.set(true);
+        }
         if cause == CutOffCause::ClientGone {
             return;
         }
@@ -250,6 +301,9 @@ impl Drop for InFlight {
             let took = now - self.started;
             self.shared.metrics.took(took);
             // Most requests were not held, and need no second subtraction.
+            if self.is_logged.get() {
+                self.write_line(permit, took);
+            }
             permit.traffic().took(if self.admitted == self.started { took } else { now - self.admitted });
         }
     }

@@ -21,6 +21,7 @@ mod in_flight;
 mod keyspaces;
 mod read_on;
 mod request;
+mod request_log;
 pub mod response_body;
 mod response_head;
 mod retry_budget;
@@ -49,6 +50,7 @@ use self::held::{HeldRequest, table_is_there};
 use self::in_flight::{ExchangeTerms, InFlight};
 use self::keyspaces::Keyspaces;
 use self::request::ForwardRequest;
+use self::request_log::RequestLine;
 use self::response_body::ResponseBody;
 use crate::message::client_body::ClientBody;
 use crate::message::local_reply::{LocalReply, is_grpc};
@@ -174,6 +176,7 @@ impl Forward {
                     }
                     Err(RouteError::ClientGone) => {
                         shared.metrics.aborted();
+                        note_for_log(&shared, &request, None, CLIENT_GONE);
                         return Err(ClientGone);
                     }
                     Err(RouteError::LocalReply(own)) => own,
@@ -200,6 +203,7 @@ fn refuse<'a>(
         }
         shared.metrics.answered(own);
         shared.metrics.took(request.arrived.elapsed());
+        note_for_log(shared, request, Some(own.status().as_u16()), own.reason());
         if let Some(trace) = &request.trace {
             trace.answered(own);
         }
@@ -207,6 +211,29 @@ fn refuse<'a>(
         request.announce_close(&mut response);
         response
     })
+}
+
+/// Why a request without a response is over, in the log.
+const CLIENT_GONE: &str = "client-gone";
+
+/// Writes the line of a request that the router has answered itself, or whose client has left, unless it gets none.
+#[cold]
+fn note_for_log(shared: &WorkerContext, request: &ForwardRequest, status: Option<u16>, reason: &'static str) {
+    if !shared.request_log.wants(status.is_some()) {
+        return;
+    }
+    let took = request.arrived.elapsed();
+    let tried = request.tried.as_deref();
+    shared.request_log.write(&RequestLine {
+        request: &request.summary(&shared.reserved),
+        partition: request.partition,
+        pod: tried.map(|tried| (tried.pod.name.as_str(), tried.epoch)),
+        status,
+        reason,
+        // Without an attempt the request has waited for nothing else.
+        held: tried.map_or(took, |tried| tried.held),
+        took,
+    });
 }
 
 /// A request that has no response yet. Dropping it counts the request as aborted.

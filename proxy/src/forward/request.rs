@@ -1,12 +1,14 @@
 //! One request, and what the router knows of it before it is sent anywhere.
 
 use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{CONNECTION, COOKIE, HeaderMap, HeaderValue, MAX_FORWARDS};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
-use segue_protocol::ids::PartitionId;
+use segue_protocol::ids::{Epoch, PartitionId};
 use tokio::time::Instant;
 
 use super::context::{ClientInfo, WorkerContext};
@@ -22,6 +24,7 @@ use crate::message::reserved::{ReservedHeaders, forwarded_for};
 use crate::routing::client_share::ShareGuard;
 use crate::routing::keyspace_choice::NoKeyspace;
 use crate::routing::request_summary::RequestSummary;
+use crate::routing::table::Pod;
 use crate::upstream::ResponseHead;
 
 /// Most headers of a request, as many as the server takes by HTTP/1.1.
@@ -49,6 +52,16 @@ pub(crate) struct ForwardRequest {
     pub(crate) was_rejected: bool,
     /// `None` unless the request is sampled.
     pub(super) trace: Option<Rc<RequestTrace>>,
+    /// The attempt that has failed last. Boxed: few requests have one.
+    pub(super) tried: Option<Box<FailedAttempt>>,
+}
+
+/// An attempt that the log names.
+pub(super) struct FailedAttempt {
+    pub(super) pod: Arc<Pod>,
+    pub(super) epoch: Epoch,
+    /// How long the request was held before it.
+    pub(super) held: Duration,
 }
 
 impl ForwardRequest {
@@ -89,6 +102,7 @@ impl ForwardRequest {
             takes_lines,
             was_rejected: false,
             trace,
+            tried: None,
         }
     }
 

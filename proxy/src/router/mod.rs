@@ -20,7 +20,7 @@
 //! use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 //! use segue_proxy::routing::partition_key::PartitionSource;
 //! use segue_proxy::routing::table::StashLimits;
-//! use segue_proxy::settings::{ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
+//! use segue_proxy::settings::{ClientLimits, ForwardSettings, LoggedRequests, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
 //! use tokio::time::Instant;
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -47,6 +47,7 @@
 //!     limits: ClientLimits::default(),
 //!     upload_grace: UPLOAD_GRACE,
 //!     tracer: None,
+//!     requests: LoggedRequests::default(),
 //!     upstream,
 //! };
 //!

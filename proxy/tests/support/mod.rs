@@ -29,7 +29,7 @@ use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{ServedKeyspace, ServedKeyspaces, Server, ServerError, ServerHandle};
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+    ClientLimits, ForwardSettings, LoggedRequests, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -91,6 +91,7 @@ impl Default for Settings {
                 limits: ClientLimits { max_in_flight_per_client: 0, min_upload_rate: 0, ..ClientLimits::default() },
                 upload_grace: UPLOAD_GRACE,
                 tracer: None,
+                requests: LoggedRequests::default(),
                 upstream: UpstreamSettings::default(),
             },
             server: ServerSettings { listen: "127.0.0.1:0".to_owned(), workers: 1, tls: None },

@@ -27,7 +27,9 @@ use segue_proxy::fuzzing::serve_client;
 use segue_proxy::metrics::{Metrics, WorkerMetrics};
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
-use segue_proxy::settings::{ClientLimits, ForwardSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings};
+use segue_proxy::settings::{
+    ClientLimits, ForwardSettings, LoggedRequests, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -128,6 +130,7 @@ impl Router {
             limits: ClientLimits { min_upload_rate: 0, ..ClientLimits::default() },
             upload_grace: UPLOAD_GRACE,
             tracer: None,
+            requests: LoggedRequests::None,
             upstream: UpstreamSettings { protocol, ..UpstreamSettings::default() },
         };
         let forward = Forward::only((settings.clone(), table.worker(0), metrics.clone())).expect("names");
