@@ -58,6 +58,10 @@ impl StatusSource for KeyspaceStatusSource {
         Ok(())
     }
 
+    fn note(&self) -> Option<String> {
+        self.health.trouble()
+    }
+
     fn status(&self) -> Value {
         json!(self.board.status(unix_millis()).store_refuses(self.health.write_refusal()))
     }

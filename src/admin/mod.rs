@@ -19,6 +19,7 @@ pub(crate) mod page;
 pub(crate) mod token_file;
 mod troubles;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::path::Path;
@@ -67,6 +68,10 @@ pub(crate) trait StatusSource: Send + Sync + 'static {
     fn name(&self) -> &'static str;
     /// Returns whether the role can do its work; otherwise the reason in words.
     fn ready(&self) -> Result<(), String>;
+    /// Returns what whoever asks whether the role is ready should know, though it is.
+    fn note(&self) -> Option<String> {
+        None
+    }
     /// Returns the present state.
     fn status(&self) -> Value;
     /// Returns the figures of the current state that the live page shows, if there are any.
@@ -282,19 +287,20 @@ async fn without_sniffing(mut response: Response) -> Response {
 }
 
 async fn ready(State(shared): State<Arc<AdminState>>) -> Response {
-    let mut reasons = String::new();
+    let (mut reasons, mut notes) = (String::new(), BTreeSet::new());
     for keyspace in &shared.keyspaces {
         let of = if shared.keyspaces.len() > 1 { format!("keyspace {}: ", keyspace.name) } else { String::new() };
         for source in &keyspace.sources {
             if let Err(reason) = source.ready() {
                 reasons += &format!("{of}{}: {reason}\n", source.name());
             }
+            notes.extend(source.note());
         }
     }
-    match reasons.is_empty() {
-        true => "ready\n".into_response(),
-        false => (StatusCode::SERVICE_UNAVAILABLE, reasons).into_response(),
-    }
+    let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let first = if reasons.is_empty() { "ready\n".to_owned() } else { reasons };
+    let text = notes.iter().fold(first, |text, note| text + note + "\n");
+    (status, text).into_response()
 }
 
 async fn metrics(State(shared): State<Arc<AdminState>>, request: HeaderMap) -> Response {

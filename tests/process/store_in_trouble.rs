@@ -42,6 +42,9 @@ fn a_full_store_is_shown_by_status_explain_log_and_metrics_though_nothing_moves(
     assert!(value(refused) >= Some(1.0) && value("segue_store_up") == Some(0.0));
     coordinator
         .until("the notice", || get(leader, "/status").is_some_and(|(_, status)| status.contains("refuses writes")));
+    let (code, ready) = get(leader, "/ready").unwrap();
+    let note = ready.strip_prefix("ready\nthe store refuses writes: ");
+    assert!(code == 200 && note.is_some_and(|words| words.contains(WORDS)), "requests flow: {ready}");
     let log = cluster.output("c-0");
     let line = log.lines().find(|line| line.contains("the store refuses writes; no move begins")).expect(&log);
     assert!(line.contains(WORDS), "{line}");
@@ -101,6 +104,8 @@ fn an_outage_of_the_store_is_told_once() {
     cluster.etcd().pause();
     process.until("a line about it", || cluster.output("segue").contains("the store has not answered for"));
     process.until("the router's fence", || !is_ready(admin));
+    let ready = get(admin, "/ready").map(|(_, text)| text).unwrap_or_default();
+    assert!(ready.lines().any(|line| line.starts_with("the store has not answered for ")), "{ready}");
     assert!(ask().is_some_and(|answer| answer.head.contains("segue-reason: fenced")));
     let log = cluster.output("segue");
     let half_minutes = usize::try_from(begun.elapsed().as_secs()).unwrap() / 30;

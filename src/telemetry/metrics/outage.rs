@@ -7,10 +7,8 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{info, warn};
 
-use super::store::StoreHealth;
+use super::store::{OUTAGE_PATIENCE, StoreHealth};
 
-/// How long the store may be silent before that is told.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Time between two lines about one outage.
 const REPEAT: Duration = Duration::from_secs(30);
 /// Time between two checks.
@@ -38,7 +36,7 @@ impl Outage {
             return Some(OutageLine::Answers(now - since));
         };
         let since = self.told.map_or(since, |(since, _)| since);
-        let due = self.told.map_or(since + PATIENCE, |(_, at)| at + REPEAT);
+        let due = self.told.map_or(since + OUTAGE_PATIENCE, |(_, at)| at + REPEAT);
         if now < due {
             return None;
         }

@@ -22,6 +22,9 @@ const REQUEST_BUCKETS: [f64; 14] =
 /// How long a refusal of a write counts. Whoever still wants to write repeats it within half a minute.
 const REFUSAL_COUNTS_FOR: Duration = Duration::from_secs(60);
 
+/// How long the store may be silent before that is told.
+pub(super) const OUTAGE_PATIENCE: Duration = Duration::from_secs(5);
+
 /// The names of the requests.
 const OPS: [&str; 7] = ["snapshot", "survey", "watch", "commit", "grant", "keep_alive", "revoke"];
 
@@ -64,6 +67,18 @@ impl StoreHealth {
         let heard = self.heard();
         let (_, words) = heard.refused_write.as_ref().filter(|(at, _)| at.elapsed() < REFUSAL_COUNTS_FOR)?;
         Some(words.clone())
+    }
+
+    /// Returns what is wrong with the store, if something is: what the log says of it.
+    pub fn trouble(&self) -> Option<String> {
+        let silent = self.silence().map(|(since, error)| (since.elapsed(), error));
+        match silent.filter(|(time, _)| *time >= OUTAGE_PATIENCE) {
+            Some((time, error)) => {
+                let error = error.unwrap_or_else(|| "no response".to_owned());
+                Some(format!("the store has not answered for {} s: {error}", time.as_secs()))
+            }
+            None => self.write_refusal().map(|words| format!("the store refuses writes: {words}")),
+        }
     }
 
     /// Updates the gauges.
