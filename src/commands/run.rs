@@ -40,7 +40,7 @@ use crate::roles::router::{BoundRouterRole, JoiningRouterRole, RouterRole, Succe
 use crate::roles::running::RunningRoles;
 use crate::telemetry::metrics::{
     HotRestartMetrics, MeteredStore, StoreHealth, register_build_info, register_dropped_lines,
-    register_store_went_back, tell_outages,
+    register_failed_handshakes, register_store_went_back, tell_outages,
 };
 use crate::telemetry::otlp::Exporter;
 
@@ -197,6 +197,7 @@ async fn serve(
     register_build_info(&mut registry);
     let dropped = log.dropped.clone();
     register_dropped_lines(&mut registry, move || dropped.count());
+    register_failed_handshakes(&mut registry);
     tokio::spawn(logging::tell_dropped_lines(log.dropped.clone()));
     let (store, health) = metered(open(&config)?, &mut registry);
     let keyspaces = RoleKeyspace::all(&config, &mut registry);

@@ -52,6 +52,9 @@ pub(crate) struct KeyspaceStatus {
     /// Moves that the leader wants and holds back, by new owner and reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held: Vec<HeldMoves>,
+    /// The clocks that differ from the leader's, in words.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clocks: Vec<String>,
     /// The operator who has paused planned moves, and the reason.
     pub paused: Option<String>,
     /// The pods that operators drain, registered or not, each with the operator and the reason.
@@ -292,6 +295,7 @@ impl KeyspaceStatus {
                 .collect(),
             resting: Vec::new(),
             held: view.held(),
+            clocks: view.leader.iter().flat_map(|it| &it.value.clocks).map(ToString::to_string).collect(),
             paused: view.intentions.pause.as_ref().map(|pause| pause.value.origin.to_string()),
             drains: view
                 .intentions

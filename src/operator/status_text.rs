@@ -46,6 +46,9 @@ impl fmt::Display for KeyspaceStatus {
             write!(out, "{}", handoff.waits_in_words())?;
             writeln!(out, "  ({})", handoff.reason)?;
         }
+        for clock in &self.clocks {
+            writeln!(out, "clock       {clock}")?;
+        }
         for HeldMoves { to, partitions, why, .. } in &self.held {
             writeln!(out, "held        {partitions} to {to}: {why}")?;
         }

@@ -11,6 +11,7 @@ use segue_coordination::session::Leases;
 use segue_coordination::store::Store;
 use segue_grpc::{PodsKeyspace, PodsServer, PodsSettings, PodsStatus, PodsTls, PodsToken};
 use segue_proxy::spans::Tracer;
+use segue_proxy::tls::handshakes;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -49,7 +50,8 @@ impl BoundCoordinator {
             }
             None => None,
         };
-        let tls = certificates.coordinator.clone().map(|tls| PodsTls::new(move || tls.current()));
+        let tls = certificates.coordinator.clone();
+        let tls = tls.map(|tls| PodsTls::new(move || tls.current(), handshakes::note_failure));
         Ok(BoundCoordinator { section: section.clone(), listener, tls, admin })
     }
 

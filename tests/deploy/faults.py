@@ -1,9 +1,12 @@
 """Faults for the site. Each sets off the alerts that it names, and is repaired afterwards."""
 
 import contextlib
+import glob
+import http.client
 import os
 import resource
 import signal
+import socket
 import threading
 
 from harness.segue import at
@@ -21,6 +24,56 @@ def router_partitions(port):
 def nothing_at_all(_site):
     """The certificate of the site expires in five days."""
     yield
+
+
+@contextlib.contextmanager
+def a_forgotten_pause(site):
+    site.operate("pause", "--why", "an incident")
+    try:
+        yield
+    finally:
+        site.operate("resume")
+
+
+@contextlib.contextmanager
+def clients_that_speak_no_tls(site):
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", site.secure)) as client, contextlib.suppress(OSError):
+            client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            while client.recv(1024):
+                pass
+    yield
+
+
+@contextlib.contextmanager
+def a_clock_that_is_wrong(site):
+    """As `faketime` does, without a process of its own that would stay between."""
+    library = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")[0]
+    site.end_process("router")
+    site.begin("router", "env", f"LD_PRELOAD={library}", "FAKETIME=-600s", "DONT_FAKE_MONOTONIC=1")
+    try:
+        yield
+    finally:
+        site.end_process("router")
+        site.begin("router")
+
+
+@contextlib.contextmanager
+def a_service_that_breaks_responses_off(site):
+    with contextlib.suppress(http.client.HTTPException, OSError):
+        site.post(1, "/broken")
+    yield
+
+
+@contextlib.contextmanager
+def a_service_that_fails(site):
+    for service in site.services.values():
+        service.fails = True
+    try:
+        yield
+    finally:
+        for service in site.services.values():
+            service.fails = False
 
 
 @contextlib.contextmanager
@@ -126,9 +179,7 @@ def no_files_left(site):
 
 @contextlib.contextmanager
 def no_coordinator(site):
-    coordinator = site.processes["coordinator"]
-    coordinator.end()
-    coordinator.process.wait(30)
+    site.end_process("coordinator")
     try:
         yield
     finally:
@@ -203,6 +254,11 @@ def a_store_that_fails_again_and_again(site):
 # In an order in which none hides another.
 FAULTS = [
     (nothing_at_all, {"SegueCertificateExpires"}),
+    (a_forgotten_pause, {"SegueInterventionForgotten"}),
+    (clients_that_speak_no_tls, {"SegueHandshakesFail"}),
+    (a_clock_that_is_wrong, {"SegueClockOff"}),
+    (a_service_that_breaks_responses_off, {"SegueResponsesCutOff"}),
+    (a_service_that_fails, {"SegueServerErrors"}),
     (a_client_that_bypasses_the_routers, {"SeguePodBypassed"}),
     (a_pod_that_cannot_take_a_partition, {"SeguePodHookFails", "SegueHandoffsCancelled"}),
     (a_coordinator_of_another_keyspace, {"SegueTwoLeaders"}),
@@ -225,7 +281,5 @@ TOLD_ALONE = {a_full_store: {"SegueStoreRefusesWrites"}, no_store: {"SegueStoreD
 # Thresholds that a fault would reach only after minutes, each with the one that the rule has here.
 SHORTER = {"SegueHandoffOld": ("> 600", "> 10")}
 
-# What a live site cannot be brought to within seconds, or what several faults may set off. rules.test.yaml tests these alerts, and
-# those with a threshold.
-BY_RULE_TEST = {"SegueVersionsMixed", "SegueInterventionForgotten", "SegueServerErrors", "SegueResponsesCutOff",
-                "SegueStoreFillsUp", "SegueStoreWentBack"}
+# What a live site cannot be brought to within seconds. rules.test.yaml tests these alerts, and those with a threshold.
+BY_RULE_TEST = {"SegueVersionsMixed", "SegueStoreFillsUp", "SegueStoreWentBack"}

@@ -20,10 +20,11 @@ PARTITIONS = 8
 
 
 class Service:
-    """A writer behind a sidecar: `/slow` takes 20 s, and the hook `warm` can be made to fail for good or to go on for ever."""
+    """A writer behind a sidecar: `/slow` takes 20 s, `/broken` ends in the middle of its response, all requests can be made to
+    fail, and the hook `warm` to fail for good or to go on for ever."""
 
     def __init__(self):
-        self.port, self.refuses, self.warms_for_ever = free_port(), False, False
+        self.port, self.refuses, self.warms_for_ever, self.fails = free_port(), False, False, False
         service = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -36,10 +37,13 @@ class Service:
                 refused = service.refuses and self.path == "/warm"
                 warming = service.warms_for_ever and self.path == "/warm"
                 body = b'{"permanent":true,"reason":"told to"}' if refused else b'{"progress":0.1}' if warming else b"{}"
-                self.send_response(409 if refused else 202 if warming else 200)
-                self.send_header("content-length", str(len(body)))
+                failed = service.fails and self.path == "/"
+                self.send_response(409 if refused else 202 if warming else 500 if failed else 200)
+                broken = self.path == "/broken"
+                self.send_header("content-length", str(len(body) + broken))
                 self.end_headers()
                 self.wfile.write(body)
+                self.close_connection |= broken
 
             def log_message(self, *_):
                 pass
@@ -58,7 +62,7 @@ class Site(Segue):
     def __init__(self, segue, folder):
         super().__init__(segue, folder, Etcd(folder), "site")
         self.ports, self.configs, self.processes, self.services, self.pods = {}, {}, {}, {}, {}
-        self.router, self.stranger_port = free_port(), free_port()
+        self.router, self.secure, self.stranger_port = free_port(), free_port(), free_port()
         self.loading = threading.Event()
         self.loading.set()
         self.add("coordinator", {"coordinator": {
@@ -67,7 +71,7 @@ class Site(Segue):
         cert, key = self_signed(folder, days=5)
         tls = {"tls": {"cert": cert, "key": key}, "hot_restart_socket": os.path.join(folder, "hot-restart.sock")}
         # The second lease is long, so that a router that is stopped is waited for.
-        for name, listen, lease, more in (("router", self.router, "6s", {}), ("router-tls", free_port(), "60s", tls)):
+        for name, listen, lease, more in (("router", self.router, "6s", {}), ("router-tls", self.secure, "60s", tls)):
             self.add(name, {"router": {
                 "name": name, "listen": at(listen), "lease_ttl": lease, "workers": 1, "partition": {"header": "x-partition"},
                 "stash": {"max_wait": "4s"}, "drain": {"timeout": "2s", "on_timeout": "sever"},
@@ -91,8 +95,14 @@ class Site(Segue):
         self.configs[name] = self.configure(name, sections | {"admin": {"listen": at(self.ports[name])}})
         self.begin(name)
 
-    def begin(self, name):
-        self.processes[name] = self.start(name, self.configs[name])
+    def begin(self, name, *before):
+        """Starts a process, by the command `before` if there is one."""
+        command = [*before, self.program, "run", "--config", self.configs[name]]
+        self.processes[name] = Process(name, self.folder, command)
+
+    def end_process(self, name):
+        self.processes[name].end()
+        self.processes[name].process.wait(30)
 
     def stranger(self):
         """Starts a coordinator of another keyspace."""

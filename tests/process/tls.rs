@@ -1,6 +1,7 @@
 //! TLS on every connection: etcd, the router and the sidecar demand client certificates. The service is plain Python,
 //! and the client is curl.
-use std::net::SocketAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -8,7 +9,7 @@ use segue_tests::certificates::{Authority, Issued};
 use segue_tests::cluster::TestCluster;
 use segue_tests::config::Config;
 use segue_tests::etcd::Etcd;
-use segue_tests::http::get;
+use segue_tests::http::{get, is_ready, metric};
 use segue_tests::ports::free_address;
 use segue_tests::process::{Process, until};
 use tempfile::TempDir;
@@ -217,4 +218,30 @@ fn a_load_over_https_wants_to_know_whom_to_trust() {
     let output = segue(&["bench", "https://127.0.0.1:1", "--ca", "/no/ca.pem", "--duration", "10ms"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output).contains("--ca: /no/ca.pem: cannot be read"), "{}", text(&output));
+}
+
+#[test]
+fn handshakes_that_fail_are_counted_and_told_once_and_a_look_at_the_port_is_none() {
+    let cluster = TestCluster::start(SEGUE);
+    let own = Authority::new(cluster.path(), "ours").issue("router");
+    let (router, admin) = (free_address(), free_address());
+    let tls = format!("cert = {:?}\nkey = {:?}", own.cert, own.key);
+    let config =
+        cluster.config().coordinator("c-0", 2).router("r-0", router).admin(admin).with("router.tls", &tls).quick();
+    let mut process = cluster.run("segue", &config);
+    process.until("/ready", || is_ready(admin));
+    let failed = || metric(&get(admin, "/metrics")?.1, "segue_tls_handshakes_failed_total");
+    assert_eq!(failed(), Some(0.0));
+    // Balancers look in this way whether a port is open.
+    drop(TcpStream::connect(router).unwrap());
+    for _ in 0..3 {
+        let mut client = TcpStream::connect(router).unwrap();
+        client.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        // The router answers with an alert.
+        client.read_to_end(&mut Vec::new()).unwrap();
+    }
+    process.until("the failed handshakes", || failed() == Some(3.0));
+    let log = cluster.output("segue");
+    let lines = log.lines().filter(|line| line.contains("WARN") && line.contains("TLS handshakes of peers fail"));
+    assert_eq!(lines.count(), 1, "{log}");
 }

@@ -35,12 +35,16 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The TLS of a listener. Each connection asks for the configuration anew, because certificates are renewed.
 #[derive(Clone)]
-pub struct PodsTls(Arc<dyn Fn() -> Arc<ServerConfig> + Send + Sync>);
+pub struct PodsTls {
+    current: Arc<dyn Fn() -> Arc<ServerConfig> + Send + Sync>,
+    failed: fn(&io::Error),
+}
 
 impl PodsTls {
-    /// Returns the TLS with the configuration that `current` returns. It has to offer `h2`.
-    pub fn new(current: impl Fn() -> Arc<ServerConfig> + Send + Sync + 'static) -> Self {
-        PodsTls(Arc::new(current))
+    /// Returns the TLS with the configuration that `current` returns. It has to offer `h2`. `failed` is told of each handshake
+    /// that fails.
+    pub fn new(current: impl Fn() -> Arc<ServerConfig> + Send + Sync + 'static, failed: fn(&io::Error)) -> Self {
+        PodsTls { current: Arc::new(current), failed }
     }
 }
 
@@ -119,7 +123,8 @@ async fn accept(mut accepted: TcpIncoming, tls: PodsTls, sender: mpsc::Sender<io
                 None => return,
             },
         };
-        let (acceptor, sender) = (TlsAcceptor::from((tls.0)()), sender.clone());
+        let (acceptor, sender) = (TlsAcceptor::from((tls.current)()), sender.clone());
+        let failed = tls.failed;
         tokio::spawn(async move {
             match timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
                 Ok(Ok(stream)) => {
@@ -128,7 +133,7 @@ async fn accept(mut accepted: TcpIncoming, tls: PodsTls, sender: mpsc::Sender<io
                     let connection = Connection { io: Either::Right(Box::new(stream)), peer };
                     let _ = sender.send(Ok(connection)).await;
                 }
-                Ok(Err(error)) => debug!(%error, "TLS handshake of a pod failed"),
+                Ok(Err(error)) => failed(&error),
                 Err(_) => debug!("TLS handshake of a pod took too long"),
             }
             drop(permit);

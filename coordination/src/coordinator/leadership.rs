@@ -6,6 +6,7 @@
 //! * At most one write is in flight for each partition.
 //! * Nothing is decided on a view that lacks this process's own writes, or does not show its authority.
 
+mod clocks;
 mod lost_pods;
 mod observing;
 mod summary;
@@ -28,6 +29,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use self::clocks::Clocks;
 use self::lost_pods::SeenPods;
 use self::observing::{HandoffObservation, ViewShowing};
 use self::writing::{HeldMovesNotice, LeaderWrites, Subject};
@@ -72,6 +74,7 @@ pub(super) struct Leadership<'a> {
     showing: ViewShowing,
     handoffs: HandoffObservation,
     pods: SeenPods,
+    clocks: Clocks,
     /// Partitions whose phase may be able to move on.
     pending: BTreeSet<PartitionId>,
     notices: Vec<Notice>,
@@ -130,6 +133,7 @@ impl<'a> Leadership<'a> {
             showing: ViewShowing::default(),
             handoffs: HandoffObservation::default(),
             pods: SeenPods::default(),
+            clocks: Clocks::default(),
             pending: BTreeSet::new(),
             notices: Vec::new(),
             held: HeldMovesNotice::default(),
@@ -199,6 +203,7 @@ impl<'a> Leadership<'a> {
         }
         self.writes.resting.clear();
         self.pods.may_have_missed(was_blind);
+        self.clocks.resync(&self.view);
         self.all_changed();
         self.status.send_modify(|status| status.not_ready = None);
     }
@@ -281,6 +286,7 @@ impl<'a> Leadership<'a> {
 
     /// Notes what batches have changed in the view.
     fn applied(&mut self, delta: ViewDelta) {
+        self.clocks.compare(&self.view, &delta, unix_millis());
         self.showing.has_news |= delta.intentions || !delta.partitions.is_empty();
         for partition in delta.partitions {
             self.writes.resting.remove(&Subject::Partition(partition));
@@ -355,7 +361,8 @@ impl<'a> Leadership<'a> {
         if self.speaks() {
             self.observer.store_fills_up(upkeep.is_some());
         }
-        self.tell(refused.into_iter().chain(upkeep).chain(plan.notices).collect());
+        let clocks = self.clocks.wrong().into_iter().map(Notice::ClockDiffers);
+        self.tell(refused.into_iter().chain(upkeep).chain(clocks).chain(plan.notices).collect());
         let mut decided = Vec::new();
         for action in &plan.actions {
             if let Some(txn) = txn(&self.view, action, &authority, millis)

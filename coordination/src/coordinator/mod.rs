@@ -12,6 +12,7 @@ mod refusals;
 mod seat;
 mod upkeep;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -91,6 +92,8 @@ pub trait CoordinatorObserver: Send + Sync + 'static {
     fn handoff_ended(&self, partition: PartitionId, result: HandoffResult);
     /// The store fills up because nobody compacts it, or no longer does.
     fn store_fills_up(&self, _fills_up: bool) {}
+    /// By how many milliseconds the clocks of pods and routers are ahead of the leader's, by name.
+    fn clocks(&self, _offsets: &BTreeMap<String, i64>) {}
     /// The leader's view has changed.
     fn view_changed(&self, view: &View);
     /// The watch of the store was lost.

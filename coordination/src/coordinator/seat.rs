@@ -10,7 +10,7 @@ use segue_protocol::authority::Authority;
 use segue_protocol::ids::{Incarnation, LeaseId};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::{Coordination, Policy, in_force};
-use segue_protocol::records::{self, HeldMoves, Leader, encode};
+use segue_protocol::records::{self, ClockOffset, HeldMoves, Leader, encode};
 use segue_protocol::registration::put_back;
 use segue_protocol::rounds::Member;
 use segue_protocol::txn::{Keys, Txn};
@@ -114,13 +114,16 @@ impl Seat {
         participant.keep_key(view, seen.as_ref(), intact, value)
     }
 
-    /// Returns a write that adds to the key of the seat which moves its holder holds back, unless the key shows that.
-    pub(super) fn tell_held(&self, view: &View, held: &[HeldMoves]) -> Option<Txn> {
+    /// Returns a write that adds to the key of the seat which moves its holder holds back, and to that of a leader which clocks
+    /// differ from its own. `None` if the key shows that.
+    pub(super) fn tell(&self, view: &View, held: &[HeldMoves], clocks: &[ClockOffset]) -> Option<Txn> {
         if let SeatKind::Participant(participation) = &self.kind {
             return participation.member().tell_held(view, held);
         }
-        let seen = view.leader.as_ref().filter(|leader| leader.value.held != held)?;
-        let (key, value) = (view.keys().leader(), Leader { held: held.to_vec(), ..seen.value.clone() });
+        let is_old = |leader: &Leader| leader.held != held || leader.clocks != clocks;
+        let seen = view.leader.as_ref().filter(|leader| is_old(&leader.value))?;
+        let value = Leader { held: held.to_vec(), clocks: clocks.to_vec(), ..seen.value.clone() };
+        let key = view.keys().leader();
         let life = Incarnation::registered_at(seen.create_revision);
         Some(put_back(&key, life, seen.mod_revision, encode(&value), self.lease))
     }

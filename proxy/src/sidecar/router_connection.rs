@@ -55,7 +55,7 @@ pub(super) async fn secured(stream: TcpStream, tls: Option<ServerTls>, ending: C
     match ending.run_until_cancelled(shaken).await? {
         Ok(Ok(stream)) => Some(stream),
         Ok(Err(error)) => {
-            tracing::warn!(%error, "TLS handshake with a router failed");
+            tracing::debug!(%error, "no TLS with a router");
             None
         }
         Err(_) => None,

@@ -12,6 +12,7 @@
 mod alpn;
 mod counted;
 mod files;
+pub mod handshakes;
 mod reload;
 mod stream;
 
@@ -117,6 +118,7 @@ impl ServerTls {
         match acceptor.accept(CountingSocket::watched(stream, sealed)).into_fallible().await {
             Ok(stream) => Ok(Stream::secure(stream.into())),
             Err((error, stream)) => {
+                handshakes::note_failure(&error);
                 stream.close_gently().await;
                 Err(error)
             }
@@ -137,7 +139,8 @@ impl ServerTls {
     ) -> io::Result<(impl AsyncRead + AsyncWrite + Unpin + Send + 'static + use<>, bool)> {
         let mut config = ServerConfig::clone(&self.0.current());
         config.alpn_protocols = vec![HTTP1.to_vec()];
-        let stream = TlsAcceptor::from(Arc::new(config)).accept(stream).await?;
+        let accepted = TlsAcceptor::from(Arc::new(config)).accept(stream).await;
+        let stream = accepted.inspect_err(handshakes::note_failure)?;
         let has_certificate = stream.get_ref().1.peer_certificates().is_some();
         Ok((stream, has_certificate))
     }

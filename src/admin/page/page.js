@@ -211,6 +211,7 @@ function drawVerdict() {
     ...(state.lost && keyspace.revision ? [state.lost] : []),
     ...(keyspace.troubles ?? []).map(({ what, next_step: step }) => `${what}. Next step: ${step}`),
     ...(process.coordinator?.notices ?? []),
+    ...(process.coordinator?.leads ? [] : keyspace.clocks ?? []),
     ...['router', 'coordinator', 'pod'].filter((role) => process[role]?.not_ready).map((role) => `${role}: ${process[role].not_ready}`),
     ...(keyspace.paused ? [`planned moves are paused, by ${keyspace.paused}`] : []),
     ...keyspace.drains.map(drainInWords),

@@ -1,6 +1,6 @@
 //! The metrics of a leading coordinator.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
@@ -90,6 +90,33 @@ impl<Label: Clone + Hash + Eq> Listing<Label> {
     }
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ForLabel {
+    r#for: String,
+}
+
+/// The clocks of pods and routers.
+#[derive(Debug, Default)]
+struct ClockGauges {
+    series: Family<ForLabel, Gauge<f64, AtomicU64>>,
+    listed: Mutex<BTreeSet<String>>,
+}
+
+impl ClockGauges {
+    /// Takes the offsets in milliseconds, by name.
+    fn set(&self, offsets: &BTreeMap<String, i64>) {
+        let label = |name: &String| ForLabel { r#for: name.clone() };
+        for (name, offset) in offsets {
+            self.series.get_or_create(&label(name)).set(*offset as f64 / 1_000.0);
+        }
+        let mut listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);
+        for gone in listed.iter().filter(|name| !offsets.contains_key(*name)) {
+            self.series.remove(&label(gone));
+        }
+        *listed = offsets.keys().cloned().collect();
+    }
+}
+
 /// The intentions of operators that stand: pauses, drains and pins.
 #[derive(Debug, Default)]
 struct IntentionMetrics {
@@ -130,6 +157,7 @@ pub(crate) struct CoordinatorMetrics {
     intentions: IntentionMetrics,
     leader: Gauge,
     store_fills_up: Gauge,
+    clocks: ClockGauges,
     lease: LeaseGauge,
     participants: ParticipantMetrics,
     traces: Option<HandoffTraces>,
@@ -153,6 +181,7 @@ impl CoordinatorMetrics {
             intentions: IntentionMetrics::default(),
             leader: Gauge::default(),
             store_fills_up: Gauge::default(),
+            clocks: ClockGauges::default(),
             lease: participants.lease("coordinator"),
             participants,
             traces: None,
@@ -190,6 +219,8 @@ impl CoordinatorMetrics {
         metrics.intentions.register(registry);
         let help = "Whether the store's database is beyond half of its quota while nobody compacts it";
         registry.register("store_fills_up", help, metrics.store_fills_up.clone());
+        let help = "By how much the clock of this pod or router is ahead of the leader's, as of what it wrote last";
+        registry.register("clock_offset_seconds", help, metrics.clocks.series.clone());
         registry.register("leader", "Whether this coordinator leads", metrics.leader.clone());
         metrics
     }
@@ -223,6 +254,7 @@ impl CoordinatorObserver for CoordinatorMetrics {
             self.oldest_checkpoint.set(0.0);
             self.partitions_unowned.set(0);
             self.store_fills_up.set(0);
+            self.clocks.set(&BTreeMap::new());
             self.intentions.set(&Intentions::default());
         }
     }
@@ -233,6 +265,10 @@ impl CoordinatorObserver for CoordinatorMetrics {
 
     fn store_fills_up(&self, fills_up: bool) {
         self.store_fills_up.set(i64::from(fills_up));
+    }
+
+    fn clocks(&self, offsets: &BTreeMap<String, i64>) {
+        self.clocks.set(offsets);
     }
 
     fn phase_ended(&self, phase: Phase, lasted: Duration) {

@@ -8,6 +8,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
 use segue_coordination::store::SharedHorizon;
+use segue_proxy::tls::handshakes;
 
 /// Registers `store_went_back_total`.
 pub(crate) fn register_store_went_back(registry: &mut Registry, horizon: SharedHorizon) {
@@ -19,6 +20,12 @@ pub(crate) fn register_store_went_back(registry: &mut Registry, horizon: SharedH
 pub(crate) fn register_dropped_lines(registry: &mut Registry, dropped: impl Fn() -> u64 + Send + Sync + 'static) {
     let help = "Log lines dropped because standard error was not read or could not be written";
     register(registry, "log_lines_dropped", help, dropped);
+}
+
+/// Registers `tls_handshakes_failed_total`.
+pub(crate) fn register_failed_handshakes(registry: &mut Registry) {
+    let help = "TLS handshakes of peers that failed";
+    register(registry, "tls_handshakes_failed", help, handshakes::failed);
 }
 
 fn register(

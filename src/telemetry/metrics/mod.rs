@@ -27,7 +27,7 @@ use segue_coordination::store::StoreError;
 use tokio::time::Instant;
 
 pub(crate) use self::coordinator::CoordinatorMetrics;
-pub(crate) use self::counters::{register_dropped_lines, register_store_went_back};
+pub(crate) use self::counters::{register_dropped_lines, register_failed_handshakes, register_store_went_back};
 pub(crate) use self::outage::tell_outages;
 pub(crate) use self::pod::{MeteredHooks, PodMetrics};
 pub(crate) use self::pods_service::PodsServiceMetrics;
@@ -58,12 +58,13 @@ pub(crate) fn register_build_info(registry: &mut Registry) {
     registry.register("build", "The build of this process", Info::new(labels));
 }
 
-/// Registers what every participant that follows the store has: `store_resyncs_total{cause}` and
+/// Registers what every participant that follows the store has: `store_resyncs_total{cause}`, `lease_trusted{role}` and
 /// `lease_trusted_until_timestamp_seconds{role}`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ParticipantMetrics {
     resyncs: Family<CauseLabel, Counter>,
     leases: Family<RoleLabel, Gauge<f64, AtomicU64>>,
+    trusted: Family<RoleLabel, Gauge>,
 }
 
 impl ParticipantMetrics {
@@ -76,6 +77,8 @@ impl ParticipantMetrics {
         registry.register("store_resyncs", "Times the state was taken anew from the store", metrics.resyncs.clone());
         let help = "Until when this participant may trust its lease, as Unix time; 0 without a lease";
         registry.register("lease_trusted_until_timestamp_seconds", help, metrics.leases.clone());
+        let help = "Whether this participant trusts its lease, by its own clock";
+        registry.register("lease_trusted", help, metrics.trusted.clone());
         metrics
     }
 
@@ -90,18 +93,26 @@ impl ParticipantMetrics {
 
     /// Returns the series of a role's lease.
     fn lease(&self, role: &'static str) -> LeaseGauge {
-        LeaseGauge(self.leases.get_or_create(&RoleLabel { role }).clone())
+        let label = RoleLabel { role };
+        LeaseGauge {
+            until: self.leases.get_or_create(&label).clone(),
+            trusted: self.trusted.get_or_create(&label).clone(),
+        }
     }
 }
 
 /// Until when a role's lease may be trusted.
 #[derive(Debug)]
-struct LeaseGauge(Gauge<f64, AtomicU64>);
+struct LeaseGauge {
+    until: Gauge<f64, AtomicU64>,
+    trusted: Gauge,
+}
 
 impl LeaseGauge {
     /// Takes a moment on the clock of [`lease_now`]; `None` without a lease.
     fn set(&self, trusted_until: Option<Instant>) {
-        self.0.set(trusted_until.map_or(0.0, unix_seconds));
+        self.until.set(trusted_until.map_or(0.0, unix_seconds));
+        self.trusted.set(i64::from(trusted_until.is_some_and(|until| lease_now() < until)));
     }
 }
 
@@ -180,6 +191,8 @@ mod tests {
         coordinator.set(Some(lease_now()));
         assert!((99.0..160.0).contains(&(value(&registry, &series("router")) - now)));
         assert!((-1.0..60.0).contains(&(value(&registry, &series("coordinator")) - now)));
+        let trusted = |role: &str| value(&registry, &format!("segue_lease_trusted{{role=\"{role}\"}}"));
+        assert_eq!((trusted("router"), trusted("coordinator")), (1.0, 0.0));
         coordinator.set(None);
         assert_eq!(value(&registry, &series("coordinator")), 0.0);
     }

@@ -261,7 +261,7 @@ mod tests {
                 "segue_pod_partitions_owned 1",
             ],
         );
-        assert!(metrics.lease.0.get() > 0.0);
+        assert!(metrics.lease.until.get() > 0.0);
         connection.write_all(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n").await.unwrap();
         drop(connection);
         stamped.read_to_string(&mut answer).await.unwrap();

@@ -70,7 +70,7 @@ impl StoreHealth {
     }
 
     /// Returns what is wrong with the store, if something is: what the log says of it.
-    pub fn trouble(&self) -> Option<String> {
+    pub(crate) fn trouble(&self) -> Option<String> {
         let silent = self.silence().map(|(since, error)| (since.elapsed(), error));
         match silent.filter(|(time, _)| *time >= OUTAGE_PATIENCE) {
             Some((time, error)) => {

@@ -50,7 +50,7 @@ impl Certificates {
         let mut config = config.unwrap();
         config.alpn_protocols = vec![b"h2".to_vec()];
         let config = Arc::new(config);
-        PodsTls::new(move || config.clone())
+        PodsTls::new(move || config.clone(), |_| {})
     }
 
     /// Connects with a certificate for this name, or with none.

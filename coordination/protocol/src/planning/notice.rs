@@ -11,7 +11,7 @@ use super::notice_settings::{config_missing, growth_refused, number_changed, shr
 use crate::handoff::advance::PendingOn;
 use crate::ids::{Epoch, PartitionId};
 use crate::keys::KeyName;
-use crate::records::{KeyspaceConfig, Mode, Origin, Partitioner, Phase};
+use crate::records::{ClockOffset, KeyspaceConfig, Mode, Origin, Partitioner, Phase};
 use crate::view::View;
 
 /// Most pods that one notice names.
@@ -183,6 +183,8 @@ pub enum Notice {
         /// The pods that have not come back.
         pods: BTreeSet<String>,
     },
+    /// The clock of a pod or router differs from this coordinator's.
+    ClockDiffers(ClockOffset),
     /// A pod has missed heartbeats, and gets no more partitions until it sends one.
     Suspected {
         /// The pod.
@@ -269,6 +271,7 @@ impl fmt::Display for Notice {
             Notice::DiesEarly { pod, failures } => notice_pods::dies_early(out, pod, *failures),
             Notice::OwnersDie { partition, deaths, last } => notice_pods::owners_die(out, *partition, *deaths, last),
             Notice::CutOff { pods } => notice_pods::cut_off(out, pods),
+            Notice::ClockDiffers(clock) => clock.fmt(out),
             Notice::Suspected { pod } => notice_pods::suspected(out, pod),
             Notice::TooManyKeys { partition, pod, keys, most } => {
                 write!(out, "partition {partition} on {pod} has {keys} keys, above max_keys_per_partition = {most}")

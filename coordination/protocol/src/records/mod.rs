@@ -25,7 +25,8 @@ pub use self::keyspace::{CheckpointTimes, KeyspaceConfig, MAX_PARTITIONS, Partit
 pub use self::load::{MAX_LISTED, PartitionLoad, PodLoad};
 pub use self::operator::{Answer, Drain, Operation, Origin, Pause, Pin, Request};
 pub use self::participants::{
-    Capabilities, HeldMoves, Leader, PodRecord, PodStatus, PodStream, RouterRecord, Thousandths, canonical_address,
+    Capabilities, ClockOffset, HeldMoves, Leader, PodRecord, PodStatus, PodStream, RouterRecord, Thousandths,
+    canonical_address,
 };
 pub use self::rounds::{GatheringRound, Participant, Round};
 pub use self::troubles::{HeldRequests, MAX_TROUBLES_LISTED, PodTrouble, RouterTroubles, TroubleKind};

@@ -1,5 +1,6 @@
 //! The registrations of pods, routers and the leader. Each is attached to the lease of the process that it describes.
 
+use std::fmt;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
@@ -236,12 +237,36 @@ pub struct Leader {
     /// Moves that the leader wants and has not begun, as of a moment ago. Informational.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held: Vec<HeldMoves>,
+    /// The clocks that differ from the leader's. Informational.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clocks: Vec<ClockOffset>,
+}
+
+/// A clock that differs from another one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ClockOffset {
+    /// The pod or router that has the clock.
+    pub name: String,
+    /// By how many seconds it is ahead, or behind if this is negative.
+    pub seconds: i64,
+}
+
+impl fmt::Display for ClockOffset {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let way = if self.seconds > 0 { "ahead of" } else { "behind" };
+        write!(
+            out,
+            "{}: its clock is {} s {way} the leader's; times in history and logs are wrong until both are synchronised",
+            self.name,
+            self.seconds.unsigned_abs()
+        )
+    }
 }
 
 impl Leader {
     /// Returns the record of a leader that holds nothing back.
     pub fn new(holder: impl Into<String>, lease_id: LeaseId) -> Self {
-        Leader { holder: holder.into(), lease_id, held: Vec::new() }
+        Leader { holder: holder.into(), lease_id, held: Vec::new(), clocks: Vec::new() }
     }
 }
 

@@ -100,6 +100,7 @@ impl Leadership<'_> {
         let now = Instant::now();
         if self.showing.take(now, self.membership) && self.speaks() {
             self.observer.view_changed(&self.view);
+            self.observer.clocks(&self.clocks.offsets());
         }
         if self.membership || self.pods.await_owners() {
             let news = self.pods.news(&self.view, now);

@@ -235,7 +235,7 @@ impl Leadership<'_> {
         if self.authority.is_none() || self.writes.is_pausing(&self.view, now) {
             return;
         }
-        let Some(txn) = seat.tell_held(&self.view, &self.held.moves) else {
+        let Some(txn) = seat.tell(&self.view, &self.held.moves, &self.clocks.wrong()) else {
             self.held.tell_at = None;
             return;
         };
