@@ -16,7 +16,6 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
 use super::logging::{self, Log, start_logging};
@@ -35,7 +34,6 @@ use crate::process::supervise::UnexpectedExit;
 use crate::roles::coordinator::BoundCoordinator;
 use crate::roles::keyspace::RoleKeyspace;
 use crate::roles::pod::{BoundPod, PodRole, uncoordinated};
-use crate::roles::readiness::tell_readiness;
 use crate::roles::router::{BoundRouterRole, JoiningRouterRole, RouterRole, Succession};
 use crate::roles::running::RunningRoles;
 use crate::telemetry::metrics::{
@@ -194,11 +192,7 @@ async fn serve(
     let mut signals = Signals::new()?;
 
     let mut registry = Registry::with_prefix("segue");
-    register_build_info(&mut registry);
-    let dropped = log.dropped.clone();
-    register_dropped_lines(&mut registry, move || dropped.count());
-    register_failed_handshakes(&mut registry);
-    tokio::spawn(logging::tell_dropped_lines(log.dropped.clone()));
+    register_of_process(log, &mut registry);
     let (store, health) = metered(open(&config)?, &mut registry);
     let keyspaces = RoleKeyspace::all(&config, &mut registry);
     let hot_restarts = HotRestartMetrics::new(&mut registry);
@@ -228,11 +222,7 @@ async fn serve(
     let admin = admin.filter(|_| withdrawn.is_none());
     let admin = admin.map(|admin| with_socket(admin, &config).with_exemplars(exemplars));
     let plans = config.coordinator.is_some();
-    let told = keyspaces
-        .iter()
-        .enumerate()
-        .flat_map(|(number, keyspace)| roles.sources(number).into_iter().map(|source| (keyspace.span(), source)));
-    let readiness = AbortOnDropHandle::new(tokio::spawn(tell_readiness(told.collect())));
+    let readiness = roles.tell_readiness(&keyspaces);
     let shown = keyspaces.into_iter().enumerate();
     let shown =
         shown.map(|(number, keyspace)| keyspace.shown((&store, &health), roles.sources(number), plans)).collect();
@@ -264,6 +254,15 @@ async fn serve(
     }
     info!("ended");
     Ok(service.map_or(0, |ended| ended.code))
+}
+
+/// Registers what every process has, and begins to tell of lines that its log lacks.
+fn register_of_process(log: &Log, registry: &mut Registry) {
+    register_build_info(registry);
+    register_failed_handshakes(registry);
+    let dropped = log.dropped.clone();
+    register_dropped_lines(registry, move || dropped.count());
+    tokio::spawn(logging::tell_dropped_lines(log.dropped.clone()));
 }
 
 /// Returns the store with its metrics, and what is known of it. From now on its outages are told, and that it goes back.

@@ -5,7 +5,7 @@ mod exchanges;
 pub(crate) mod keyspace;
 pub(crate) mod pod;
 mod progress;
-pub(crate) mod readiness;
+mod readiness;
 mod refusal_log;
 pub(crate) mod router;
 pub(crate) mod running;

@@ -62,7 +62,7 @@ impl RoleReadiness {
 }
 
 /// Tells of these roles, each in the span of its keyspace, until it is dropped.
-pub(crate) async fn tell_readiness(roles: Vec<(Span, Arc<dyn StatusSource>)>) {
+pub(super) async fn tell_readiness(roles: Vec<(Span, Arc<dyn StatusSource>)>) {
     let mut looks = interval(LOOK_INTERVAL);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut roles: Vec<_> = roles.into_iter().map(|(span, role)| (span, role, RoleReadiness::default())).collect();

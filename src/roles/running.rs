@@ -7,10 +7,13 @@
 
 use std::sync::Arc;
 
+use tokio_util::task::AbortOnDropHandle;
 use tracing::info;
 
 use super::coordinator::CoordinatorRole;
+use super::keyspace::RoleKeyspace;
 use super::pod::PodRole;
+use super::readiness::tell_readiness;
 use super::router::{RouterRole, Succession};
 use crate::admin::StatusSource;
 
@@ -34,6 +37,16 @@ impl RunningRoles {
             self.pod.as_ref().map(PodRole::status_sources),
         ];
         roles.into_iter().flatten().filter_map(|sources| sources.into_iter().nth(keyspace)).collect()
+    }
+
+    /// Tells the log of each role that is not ready, until the handle is dropped.
+    pub(crate) fn tell_readiness(&self, keyspaces: &[RoleKeyspace]) -> AbortOnDropHandle<()> {
+        let sources = |(number, keyspace): (usize, &RoleKeyspace)| {
+            let span = keyspace.span();
+            self.sources(number).into_iter().map(move |source| (span.clone(), source)).collect::<Vec<_>>()
+        };
+        let told = keyspaces.iter().enumerate().flat_map(sources).collect();
+        AbortOnDropHandle::new(tokio::spawn(tell_readiness(told)))
     }
 
     /// Stops the roles, those of all keyspaces side by side. `service_ended` states that the pod's service has ended by
