@@ -17,6 +17,7 @@ use super::checkpoints::Checkpoints;
 use super::membership::Membership;
 use super::ownership::Ownership;
 use super::{HandlerError, HandoffContext, HandoffHandler, PermanentFailure};
+use crate::repeats::RepeatedCauses;
 use crate::session::StoreRetry;
 
 /// The result of a callback: of a checkpoint its name, of any other nothing.
@@ -85,8 +86,14 @@ impl PartitionWork {
         self.running = Some(RunningTask { task, since: Instant::now(), abort });
     }
 
-    /// Notes the result of the callback that ran, or that it was aborted.
-    pub(super) fn ended(&mut self, pod: &Membership, partition: PartitionId, result: Option<CallbackResult>) {
+    /// Notes the result of the callback that ran, or that it was aborted. `failures`: those of all partitions that were told.
+    pub(super) fn ended(
+        &mut self,
+        pod: &Membership,
+        partition: PartitionId,
+        result: Option<CallbackResult>,
+        failures: &mut RepeatedCauses,
+    ) {
         let Some(RunningTask { task, since, .. }) = self.running.take() else { return };
         let (callback, took) = (task.callback.as_str(), since.elapsed());
         match result {
@@ -116,7 +123,11 @@ impl PartitionWork {
                         warn!(partition = partition.get(), epoch = task.epoch.get(), handoff = task.handoff.get(), %error, "{callback} failed for good; asking for another pod");
                     }
                     None => {
-                        warn!(partition = partition.get(), epoch = task.epoch.get(), handoff = task.handoff.get(), %error, again_in_ms = again.as_millis() as u64, "{callback} failed; retrying");
+                        let (partition, again_in_ms) = (partition.get(), again.as_millis() as u64);
+                        if let Some(times) = failures.note(&format!("{callback}: {error}"), Instant::now()) {
+                            warn!(partition, handoff = task.handoff.get(), %error, times, "{callback} failed; retrying");
+                        }
+                        debug!(partition, handoff = task.handoff.get(), %error, again_in_ms, "{callback} failed");
                     }
                 }
                 self.failed = Some((task, Instant::now() + again));

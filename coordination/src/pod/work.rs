@@ -32,6 +32,7 @@ use super::membership::Membership;
 use super::ownership::Ownership;
 use super::partition_work::{CallbackResult, PartitionWork, call};
 use super::service::Service;
+use crate::repeats::RepeatedCauses;
 use crate::session::{WriteQueue, WriteResults, boottime, unix_millis};
 use crate::store::Store;
 
@@ -75,6 +76,8 @@ pub(super) struct Work {
     next_look: Option<Instant>,
     waits: Waits,
     changes: OwnedChanges,
+    /// The failures of callbacks that the log has told.
+    failures: RepeatedCauses,
 }
 
 /// The changes of what the pod owns since the log told of them.
@@ -106,6 +109,7 @@ impl Work {
             next_look: None,
             waits: Waits::default(),
             changes: OwnedChanges::default(),
+            failures: RepeatedCauses::default(),
         }
     }
 
@@ -322,7 +326,7 @@ impl Work {
             Err(error) => (error.id(), Some(Err("it panicked".into()))),
         };
         let Some(partition) = self.running.remove(&id) else { return };
-        self.partitions.entry(partition).or_default().ended(&self.pod, partition, result);
+        self.partitions.entry(partition).or_default().ended(&self.pod, partition, result, &mut self.failures);
         self.reconcile(partition);
     }
 
