@@ -101,7 +101,11 @@ impl EndedMoves {
             return None;
         }
         let EndedMoves { moved, cancelled, .. } = std::mem::take(self);
-        let mut line = format!("moved {} partitions in {:.1} s", moved.total(), took.as_secs_f64());
+        let number = match moved.total() {
+            1 => "1 partition".to_owned(),
+            number => format!("{number} partitions"),
+        };
+        let mut line = format!("moved {number} in {:.1} s", took.as_secs_f64());
         if moved.total() > 0 {
             let _ = write!(line, ": {}", moved.in_words());
         }
@@ -153,7 +157,7 @@ mod tests {
         assert_eq!(ended.line(5, began + Duration::from_secs(1)), None);
         let line = ended.line(5, began + MAX_AGE).unwrap();
         let cancelled = "1 moves were cancelled: warm_timeout (1)";
-        assert_eq!(line, format!("moved 1 partitions in 10.0 s: a → b (1); {cancelled}; 5 go on"));
+        assert_eq!(line, format!("moved 1 partition in 10.0 s: a → b (1); {cancelled}; 5 go on"));
         assert_eq!(ended.line(0, began + MAX_AGE), None);
     }
 }
