@@ -139,7 +139,10 @@ mod tests {
     fn a_wanted_owner_that_is_not_registered_is_named_with_the_next_step() {
         let wanted = |owners: &str| {
             let wanted = format!(r#"{{"generation":7,"owners":{owners}}}"#);
-            reason(&view(&[("config", r#"{"partitions":3,"strategy":"external"}"#), ("wanted", &wanted)]), "light")
+            reason(
+                &view(&[("config", r#"{"partitions":3,"planning":{"strategy":"external"}}"#), ("wanted", &wanted)]),
+                "light",
+            )
         };
         let (why, step) = wanted(r#"{"0":"ghost"}"#);
         assert_eq!(why, "wanted owners of generation 7 name ghost, which is not registered");

@@ -255,9 +255,11 @@ async fn a_service_that_leaves_by_its_stream_of_one_keyspace_goes_on_in_the_othe
         until("the end of a's registration", || registered(world.site.admin, "persons").len() == 1);
     });
     assert_eq!(*service.wrong.lock().unwrap(), []);
-    for what in ["service takes part", "service leaves", "warm done"] {
-        assert!(names_keyspace(&world.site.output("a"), what, "orders"), "{}", world.site.output("a"));
-    }
+    tokio::task::block_in_place(|| {
+        for what in ["service takes part", "service leaves", "partitions of this pod have changed"] {
+            until(&format!("{what} in orders"), || names_keyspace(&world.site.output("a"), what, "orders"));
+        }
+    });
 }
 
 /// Returns whether the log has a line of this keyspace that says so.
@@ -273,10 +275,9 @@ async fn a_coordinator_logs_the_keyspace_of_a_pod_by_grpc() {
         tokio::spawn(service.clone().take_part(world.pods, keyspace, watch::Sender::default()));
     }
     tokio::task::block_in_place(|| {
-        for (what, keyspace) in
-            ["pod registered", "warm done"].into_iter().flat_map(|what| KEYSPACES.map(|it| (what, it)))
-        {
-            until(&format!("{what} in {keyspace}"), || names_keyspace(&world.site.output("control"), what, keyspace));
+        for keyspace in KEYSPACES {
+            let is_told = || names_keyspace(&world.site.output("control"), "pod registered", keyspace);
+            until(&format!("the registration in {keyspace}"), is_told);
         }
     });
 }
