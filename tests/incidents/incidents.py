@@ -2,7 +2,8 @@
 
 A surface is what an operator looks at: `status`, `explain` (the incident says of what), `top`, `check` (`segue check --store`),
 `page` (its headline and what stands below it), `log` (of any process, at `warn` and `error`), `ready`, `metric`, `alert`, and
-`pending`: an alert that only has to last. What is left out here cannot know of the incident, or is no incident there.
+`pending`: an alert that only has to last. What is left out here cannot know of the incident, or is no incident there. A pattern may come with the seconds that
+are allowed, if they are others than usual.
 """
 
 import contextlib
@@ -88,7 +89,7 @@ def the_store_stops(site):
     with stopped_by_signal(site.etcd.process.process, signal.SIGSTOP, signal.SIGCONT):
         yield {
             "page": r"the store",
-            "log": r"the store has not answered",
+            "log": r"the store (is unavailable|has not answered)",
             "ready": r"the store",
             "metric": r"segue_store_up(\{.*\})? 0",
             "alert": r"SegueStoreDown",
@@ -100,9 +101,10 @@ def the_store_is_full(site):
     site.etcd.alarm("ACTIVATE", "NOSPACE")
     try:
         yield {
-            "status": r"the store refuses writes",
+            "status": r"store +refuses writes",
             "page": r"refuses writes",
-            "log": r"the store refuses writes",
+            # The leader writes, or tries to, every 20 s.
+            "log": (r"the store refuses writes", 25),
             "metric": r"segue_store_refuses_writes(\{.*\})? 1",
             "alert": r"SegueStoreRefusesWrites",
         }
@@ -183,6 +185,8 @@ def a_bad_deploy(site):
     """The new build of a pod cannot warm anything."""
     site.end("writer-2")
     site.begin("writer-2", exec=site.service("writer-2", "warm=fails"))
+    # It is one once the pod has registered and is to have partitions.
+    until(lambda: "→ writer-2" in site.says("status"), "moves to the new build")
     try:
         yield {
             "status": r"writer-2",
@@ -193,7 +197,8 @@ def a_bad_deploy(site):
             "alert": r"SeguePodHookFails .*writer-2",
         }
     finally:
-        site.have("writer-2", warm="works")
+        site.end("writer-2")
+        site.begin("writer-2")
 
 
 # In an order in which no alert that still fires hides another one.

@@ -5,6 +5,7 @@ minutes: whatever is said to be wrong then is false.
 """
 
 import argparse
+import concurrent.futures
 import os
 import re
 import sys
@@ -22,7 +23,6 @@ from site_of_incidents import LogReader, Site  # noqa: E402
 
 # Seconds.
 LIMIT, ALERT_LIMIT, QUIET = 5, 20, 120
-# A look that comes late counts from the time of its question.
 INTERVAL = 0.2
 
 
@@ -104,19 +104,22 @@ def play(operator, incident):
     named, shown = {}, {}
     with incident(operator.site) as expected:
         began = time.monotonic()
+        limits = {one: ALERT_LIMIT if one in ("alert", "pending") else LIMIT for one in expected}
+        limits |= {one: pattern[1] for one, pattern in expected.items() if isinstance(pattern, tuple)}
+        expected = {one: pattern[0] if isinstance(pattern, tuple) else pattern for one, pattern in expected.items()}
 
-        def limit(surface):
-            return ALERT_LIMIT if surface in ("alert", "pending") else LIMIT
-
-        # Each is looked at for longer than allowed, to tell late from never.
-        while waited := [one for one in expected if one not in named and time.monotonic() - began < 2 * limit(one) + 5]:
-            for surface in waited:
-                asked = time.monotonic() - began
+        def look(surface):
+            # For longer than allowed, to tell late from never. A look counts from its question on.
+            while (asked := time.monotonic() - began) < 2 * limits[surface] + 5:
                 shown[surface] = operator.sees(surface)
                 if re.search(expected[surface], shown[surface]):
                     named[surface] = asked
-            time.sleep(INTERVAL)
-    late = [one for one in expected if named.get(one, 1e9) > limit(one)]
+                    return
+                time.sleep(INTERVAL)
+
+        with concurrent.futures.ThreadPoolExecutor(len(expected)) as looks:
+            list(looks.map(look, expected))
+    late = [one for one in expected if named.get(one, 1e9) > limits[one]]
     times = ", ".join(f"{one} {named[one]:.1f} s" if one in named else f"{one} NEVER" for one in expected)
     print(f"{incident.__name__} | {times} | {'FAILED: ' + ', '.join(late) if late else 'named'}", flush=True)
     for surface in late:
