@@ -256,7 +256,7 @@ async fn a_service_that_leaves_by_its_stream_of_one_keyspace_goes_on_in_the_othe
     });
     assert_eq!(*service.wrong.lock().unwrap(), []);
     tokio::task::block_in_place(|| {
-        for what in ["service takes part", "service leaves", "partitions of this pod have changed"] {
+        for what in ["service takes part", "service leaves", "service takes no part by its stream"] {
             until(&format!("{what} in orders"), || names_keyspace(&world.site.output("a"), what, "orders"));
         }
     });
