@@ -136,7 +136,9 @@ class Site(Segue):
         connection = http.client.HTTPConnection("127.0.0.1", self.router, timeout=timeout)
         try:
             connection.request("POST", path, b"{}", {"x-partition": str(partition)})
-            return connection.getresponse().status
+            response = connection.getresponse()
+            response.read()
+            return response.status
         finally:
             connection.close()
 
