@@ -10,7 +10,7 @@ use super::explain::{AskedParticipant, held, keyspace_steps, obstacle, slow_warm
 use super::history::HandoffHistory;
 use super::no_partition;
 use super::partition_report::{Candidate, CheckpointReport, HandoffReport, PartitionReport, PlacementVerdict};
-use super::placement::Placing;
+use super::placement::PlacementReasons;
 use super::plan::{PlannedMove, moves};
 use super::standing::owned;
 use super::status::checkpoint_age;
@@ -30,13 +30,13 @@ pub(super) fn partition(
     refusal: Option<&str>,
 ) -> Result<PartitionReport, String> {
     let plan = preview(view, policy);
-    partition_report(view, &plan, &Placing::of(view, policy, &plan), partition, history, refusal)
+    partition_report(view, &plan, &PlacementReasons::of(view, policy, &plan), partition, history, refusal)
 }
 
 fn partition_report(
     view: &View,
     plan: &Plan,
-    placing: &Placing<'_>,
+    reasons: &PlacementReasons<'_>,
     partition: PartitionId,
     history: HandoffHistory,
     refusal: Option<&str>,
@@ -97,9 +97,9 @@ fn partition_report(
         next_steps: Vec::new(),
         doubt: Some("its routers were not asked".to_owned()),
     };
-    report.candidates = view.pods.keys().map(|pod| candidate(view, placing, &report, pod)).collect();
+    report.candidates = view.pods.keys().map(|pod| candidate(view, reasons, &report, pod)).collect();
     report.next_steps = partition_steps(view, &report, refusal);
-    report.next_steps.extend(placing.step(partition));
+    report.next_steps.extend(reasons.step(partition));
     Ok(report)
 }
 
@@ -149,7 +149,7 @@ fn resting_routers(view: &View) -> Vec<AskedParticipant> {
     asked.collect()
 }
 
-fn candidate(view: &View, placing: &Placing<'_>, report: &PartitionReport, pod: &str) -> Candidate {
+fn candidate(view: &View, reasons: &PlacementReasons<'_>, report: &PartitionReport, pod: &str) -> Candidate {
     let owns = owned(view, pod);
     let pin = view.intentions.pin(report.partition).map(|pin| pin.value.to.as_str());
     let of_handoff = report.handoff.as_ref().filter(|handoff| handoff.to == pod);
@@ -172,7 +172,7 @@ fn candidate(view: &View, placing: &Placing<'_>, report: &PartitionReport, pod: 
     } else if report.resting.iter().any(|rest| rest.of != BackOffSubject::Partition && rest.pod == pod) {
         (PlacementVerdict::No, "it rests after a failed move".to_owned())
     } else {
-        (PlacementVerdict::No, placing.elsewhere(report.partition, pod))
+        (PlacementVerdict::No, reasons.elsewhere(report.partition, pod))
     };
     Candidate { pod: pod.to_owned(), verdict, reason, owns }
 }
@@ -209,25 +209,13 @@ fn partition_steps(view: &View, report: &PartitionReport, refusal: Option<&str>)
 
 #[cfg(test)]
 mod tests {
-    use segue_protocol::ids::{LeaseId, Revision};
-    use segue_protocol::keys::Keyspace;
-    use segue_protocol::txn::{KeyValue, Snapshot};
-
     use super::super::explain::Explanation as _;
+    use super::super::test_view;
     use super::*;
 
     /// A keyspace of one partition, whose pods were registered at revision 3.
     fn view_of(entries: &[(&str, &str)]) -> View {
-        let entry = |(key, value): &(&str, &str)| KeyValue {
-            key: format!("/segue/default/{key}"),
-            value: value.as_bytes().to_vec(),
-            create_revision: Revision::new(3),
-            mod_revision: Revision::new(8),
-            lease: Some(LeaseId::new(1)).filter(|_| !key.starts_with("assignments/")),
-        };
-        let always = [("config", r#"{"partitions":1}"#), A, B];
-        let entries = always.iter().chain(entries).map(entry).collect();
-        View::from_snapshot(Keyspace::new("/segue/", "default"), Snapshot { revision: Revision::new(9), entries })
+        test_view::view(&[&[("config", r#"{"partitions":1}"#), A, B], entries].concat())
     }
 
     const A: (&str, &str) = ("pods/a", r#"{"pod_name":"a","address":"127.0.0.1:1"}"#);

@@ -33,6 +33,8 @@ mod settings;
 mod standing;
 pub(crate) mod status;
 mod status_text;
+#[cfg(test)]
+mod test_view;
 pub(crate) mod top;
 pub(crate) mod troubles;
 mod wait;

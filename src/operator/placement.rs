@@ -14,14 +14,14 @@ use super::plan::moves;
 use super::standing::owned;
 
 /// The strategy that is in force, and what it gives each pod.
-pub(super) struct Placing<'view> {
+pub(super) struct PlacementReasons<'view> {
     view: &'view View,
     strategy: Strategy,
     /// Partitions that each pod gains by moves in flight and planned ones, less those that it loses.
     gains: BTreeMap<String, i64>,
 }
 
-impl<'view> Placing<'view> {
+impl<'view> PlacementReasons<'view> {
     /// `plan` is the plan of a dry run on the view.
     pub(super) fn of(view: &'view View, policy: &Policy, plan: &Plan) -> Self {
         let in_flight = view.handoffs.values().map(|handoff| &handoff.value);
@@ -34,7 +34,7 @@ impl<'view> Placing<'view> {
             }
             *gains.entry(to).or_default() += 1;
         }
-        Placing { view, strategy: in_force(view, policy).strategy, gains }
+        PlacementReasons { view, strategy: in_force(view, policy).strategy, gains }
     }
 
     /// Returns why the partition is not placed on this pod.
@@ -95,22 +95,13 @@ fn traits(view: &View, pod: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use segue_protocol::ids::{LeaseId, Revision};
-    use segue_protocol::keys::Keyspace;
     use segue_protocol::planning::preview;
-    use segue_protocol::txn::{KeyValue, Snapshot};
 
+    use super::super::test_view;
     use super::*;
 
     /// Three partitions, two of which `heavy` has with twice the weight of `light`.
     fn view(entries: &[(&str, &str)]) -> View {
-        let entry = |(key, value): &(&str, &str)| KeyValue {
-            key: format!("/segue/default/{key}"),
-            value: value.as_bytes().to_vec(),
-            create_revision: Revision::new(3),
-            mod_revision: Revision::new(8),
-            lease: Some(LeaseId::new(1)).filter(|_| key.starts_with("pods/")),
-        };
         let always = [
             ("pods/heavy", r#"{"pod_name":"heavy","address":"127.0.0.1:1","weight":2.0}"#),
             ("pods/light", r#"{"pod_name":"light","address":"127.0.0.1:2","zone":"b"}"#),
@@ -118,14 +109,13 @@ mod tests {
             ("assignments/1", r#"{"partition":1,"owner":"heavy","incarnation":3,"epoch":1}"#),
             ("assignments/2", r#"{"partition":2,"owner":"light","incarnation":3,"epoch":1}"#),
         ];
-        let entries = always.iter().chain(entries).map(entry).collect();
-        View::from_snapshot(Keyspace::new("/segue/", "default"), Snapshot { revision: Revision::new(9), entries })
+        test_view::view(&[&always, entries].concat())
     }
 
     fn reason(view: &View, pod: &str) -> (String, Option<String>) {
         let policy = Policy { partitions: 3, ..Policy::default() };
-        let placing = Placing::of(view, &policy, &preview(view, &policy));
-        (placing.elsewhere(PartitionId::new(0), pod), placing.step(PartitionId::new(0)))
+        let reasons = PlacementReasons::of(view, &policy, &preview(view, &policy));
+        (reasons.elsewhere(PartitionId::new(0), pod), reasons.step(PartitionId::new(0)))
     }
 
     #[test]

@@ -263,28 +263,16 @@ pub(super) fn arriving(view: &View, policy: &Policy, pod: &str) -> Vec<Partition
 
 #[cfg(test)]
 mod tests {
-    use segue_protocol::ids::{LeaseId, Revision};
-    use segue_protocol::keys::Keyspace;
     use segue_protocol::planning::Strategy;
-    use segue_protocol::txn::{KeyValue, Snapshot};
 
+    use super::super::test_view;
     use super::*;
 
     const P0: PartitionId = PartitionId::new(0);
 
     /// A keyspace of two partitions. Pods were registered at revision 3.
     fn view(entries: &[(&str, &str)]) -> View {
-        let entry = |(key, value): &(&str, &str)| KeyValue {
-            key: format!("/segue/default/{key}"),
-            value: value.as_bytes().to_vec(),
-            create_revision: Revision::new(3),
-            mod_revision: Revision::new(8),
-            lease: key.starts_with("pods/").then(|| LeaseId::new(1)),
-        };
-        let mut all = vec![("config", r#"{"partitions":2}"#)];
-        all.extend(entries);
-        let entries = all.iter().map(entry).collect();
-        View::from_snapshot(Keyspace::new("/segue/", "default"), Snapshot { revision: Revision::new(9), entries })
+        test_view::view(&[&[("config", r#"{"partitions":2}"#)], entries].concat())
     }
 
     const A: (&str, &str) = ("pods/a", r#"{"pod_name":"a","address":"127.0.0.1:1"}"#);
