@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 /// Least time from the first line to the second, and so on. The last one is that of all later lines.
 const PAUSES: [Duration; 3] = [Duration::from_secs(10), Duration::from_secs(60), Duration::from_secs(600)];
-/// What has not happened for so long counts as new.
+/// An event that has not happened for so long counts as new.
 const QUIET: Duration = Duration::from_secs(120);
 /// Most causes that are told apart at a time.
 const MAX_CAUSES: usize = 16;

@@ -24,7 +24,7 @@ pub(super) struct Occupant {
     pub(super) value: Vec<u8>,
 }
 
-/// What was told of the occupants of a key.
+/// The lines that were told of the occupants of a key.
 #[derive(Debug, Default)]
 pub(super) struct OccupiedKeyLog {
     /// The life that was seen last, and since when.

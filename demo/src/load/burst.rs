@@ -56,7 +56,7 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Clie
         id += 1;
         let moving = settings.snapshot.as_ref().and_then(|snapshot| snapshot.borrow().any_moving(&mut random));
         let partition = moving.unwrap_or_else(|| PartitionId::new(random.random_range(0..partitions)));
-        // Nobody else writes this key: the keys of steady clients come first, then those of each burst client by partition.
+        // The key is this client's alone: those of steady clients come first, then those of each burst client by partition.
         let key = settings.clients * KEYS + number * partitions + partition.get();
         let sequence = &mut sequences[partition.index()];
         let began = clock::now();

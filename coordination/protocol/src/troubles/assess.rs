@@ -29,7 +29,7 @@ const SILENT_REQUESTS: u32 = 3;
 const FACTOR: u32 = 5;
 /// A pod whose usual response is quicker is not slow.
 const SLOW: Duration = Duration::from_millis(500);
-/// What takes this long is no hiccup, and is told at once. Lesser slowness, and errors, have to be seen twice.
+/// A response that takes this long is no hiccup, and its pod is named at once. Lesser slowness, and errors, have to be seen twice.
 const LONG: Duration = Duration::from_secs(2);
 /// A trouble ends once it has not been seen for so long.
 const OVER_AFTER: Duration = Duration::from_secs(5);

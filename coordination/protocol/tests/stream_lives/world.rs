@@ -19,7 +19,7 @@ use super::{PARTITIONS, PODS, Step};
 /// The state of a partition that a pod has: the epoch that it was warmed for, and the number of writes.
 type Held = BTreeMap<PartitionId, (Epoch, u64)>;
 
-/// What a pod's process knows.
+/// The knowledge of a pod's process.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Client {
     pub(super) owned: BTreeMap<PartitionId, Epoch>,
@@ -185,7 +185,7 @@ impl World {
         let client = &mut self.clients[pod];
         if is_full {
             client.owned.clear();
-            // What is not due any more is not repeated.
+            // A report that is no longer due is not repeated.
             client.tasks.clear();
         }
         changes.gone.iter().for_each(|partition| _ = client.owned.remove(partition));

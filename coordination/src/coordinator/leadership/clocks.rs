@@ -21,7 +21,7 @@ const MAX_BEHIND_MS: i64 = 10_000;
 /// The clocks of a keyspace.
 #[derive(Debug, Default)]
 pub(super) struct Clocks {
-    /// What has come up to here was compared, or cannot be.
+    /// Times up to this revision were compared, or cannot be.
     seen: Revision,
     by_name: BTreeMap<String, ComparedClock>,
 }
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(clocks.offsets(), BTreeMap::from([("r".to_owned(), -600_000)]));
         let words = clocks.wrong().pop().unwrap().to_string();
         assert!(words.starts_with("r: its clock is 600 s behind the leader's"), "{words}");
-        // It is set right, and its next acknowledgement shows that. The same one says nothing later.
+        // The clock is set right, and the next acknowledgement shows that. The same one says nothing later.
         for (revision, now) in [(6, NOW), (7, NOW + 30_000)] {
             let delta = put(&mut view, revision, "handoff_drains/0/r", ack(NOW));
             clocks.compare(&view, &delta, now);

@@ -18,7 +18,7 @@ impl Streams {
         }
         if is_full {
             client.owned = None;
-            // What is not due any more is not repeated.
+            // A report that is no longer due is not repeated.
             client.tasks.clear();
         }
         if !changes.gone.is_empty() {
