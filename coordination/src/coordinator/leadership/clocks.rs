@@ -23,7 +23,14 @@ const MAX_BEHIND_MS: i64 = 10_000;
 pub(super) struct Clocks {
     /// Times up to this revision were compared, or cannot be.
     seen: Revision,
-    by_name: BTreeMap<String, ComparedClock>,
+    compared: BTreeMap<Role, BTreeMap<String, ComparedClock>>,
+}
+
+/// What a process registers as. A pod and a router may have the same name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Role {
+    Pod,
+    Router,
 }
 
 /// The clock of one process.
@@ -39,68 +46,91 @@ struct ComparedClock {
 impl Clocks {
     /// Continues from a snapshot.
     pub(super) fn resync(&mut self, view: &View) {
-        self.take(view, view.acks.values(), None);
+        self.take_registrations(view, None);
+        self.take_acks(view, view.acks.values(), None);
     }
 
     /// Compares what these changes have brought. `now` is in Unix milliseconds.
     pub(super) fn compare(&mut self, view: &View, delta: &ViewDelta, now: u64) {
-        if delta.membership || !delta.partitions.is_empty() {
-            let acks = delta.partitions.iter().filter_map(|partition: &PartitionId| view.acks.get(partition));
-            self.take(view, acks, Some(now));
+        if delta.membership {
+            self.take_registrations(view, Some(now));
+        }
+        let acks = delta.partitions.iter().filter_map(|partition: &PartitionId| view.acks.get(partition));
+        self.take_acks(view, acks, Some(now));
+    }
+
+    fn take_registrations(&mut self, view: &View, now: Option<u64>) {
+        for (role, clocks) in &mut self.compared {
+            clocks.retain(|name, clock| life(view, *role, name) == Some(clock.life));
+        }
+        let seen = std::mem::replace(&mut self.seen, view.revision);
+        for (name, pod) in view.pods.iter().filter(|(_, pod)| is_new(pod, seen)) {
+            let life = Incarnation::registered_at(pod.create_revision);
+            self.take(Role::Pod, name, life, pod.value.registered_at, now);
+        }
+        for (name, router) in view.routers.iter().filter(|(_, router)| is_new(router, seen)) {
+            let life = Incarnation::registered_at(router.create_revision);
+            self.take(Role::Router, name, life, router.value.registered_at, now);
         }
     }
 
-    fn take<'a>(&mut self, view: &'a View, acks: impl Iterator<Item = &'a Acks>, now: Option<u64>) {
-        let lives: BTreeMap<&str, Incarnation> = lives(view).collect();
-        self.by_name.retain(|name, clock| lives.get(name.as_str()) == Some(&clock.life));
-        // A registration that was put back by somebody has an old time.
-        let pods = view.pods.iter().filter_map(|(name, pod)| Some((name, self.is_new(pod)?, pod.value.registered_at)));
-        let routers =
-            view.routers.iter().filter_map(|(name, it)| Some((name, self.is_new(it)?, it.value.registered_at)));
-        let acked = acks.flat_map(|acks| {
-            let drained = acks.drained.values().map(|ack| (&ack.router_name, ack.acked_at));
-            let cutover = acks.cutover.values().map(|ack| (&ack.router_name, ack.acked_at));
-            drained.chain(cutover).chain(acks.pods.values().map(|ack| (&ack.pod_name, ack.acked_at)))
+    fn take_acks<'a>(&mut self, view: &View, acks: impl Iterator<Item = &'a Acks>, now: Option<u64>) {
+        let times = acks.flat_map(|acks| {
+            let drained = acks.drained.values().map(|ack| (Role::Router, &ack.router_name, ack.acked_at));
+            let cutover = acks.cutover.values().map(|ack| (Role::Router, &ack.router_name, ack.acked_at));
+            drained.chain(cutover).chain(acks.pods.values().map(|ack| (Role::Pod, &ack.pod_name, ack.acked_at)))
         });
-        let acked = acked.filter_map(|(name, at)| Some((name, *lives.get(name.as_str())?, at)));
-        let times: Vec<(String, Incarnation, u64)> =
-            pods.chain(routers).chain(acked).map(|(name, life, at)| (name.clone(), life, at)).collect();
-        for (name, life, written) in times {
-            let known = self.by_name.get(&name).copied();
-            // 0: the process does not tell. Anything not later than before may have been written long ago.
-            if written == 0 || known.is_some_and(|known| known.written >= written) {
-                continue;
+        for (role, name, at) in times {
+            if let Some(life) = life(view, role, name) {
+                self.take(role, name, life, at, now);
             }
-            let offset_ms = now.map(|now| written as i64 - now as i64).or(known.and_then(|known| known.offset_ms));
-            self.by_name.insert(name, ComparedClock { life, written, offset_ms });
         }
-        self.seen = view.revision;
     }
 
-    /// Returns the life of a registration that has come since the last look, and was put once.
-    fn is_new<T>(&self, record: &Versioned<T>) -> Option<Incarnation> {
-        let is_new = record.create_revision > self.seen && record.mod_revision == record.create_revision;
-        is_new.then(|| Incarnation::registered_at(record.create_revision))
+    fn take(&mut self, role: Role, name: &str, life: Incarnation, written: u64, now: Option<u64>) {
+        let clocks = self.compared.entry(role).or_default();
+        let known = clocks.get(name).copied();
+        // 0: the process does not tell. Anything not later than before may have been written long ago.
+        if written == 0 || known.is_some_and(|known| known.written >= written) {
+            return;
+        }
+        let offset_ms = now.map(|now| written as i64 - now as i64).or(known.and_then(|known| known.offset_ms));
+        clocks.insert(name.to_owned(), ComparedClock { life, written, offset_ms });
     }
 
-    /// Returns by how many milliseconds each clock that was compared is ahead of this process's.
+    /// Returns by how many milliseconds each clock that was compared is ahead of this process's. Of a pod and a router of one
+    /// name the one that is further off counts.
     pub(super) fn offsets(&self) -> BTreeMap<String, i64> {
-        self.by_name.iter().filter_map(|(name, clock)| Some((name.clone(), clock.offset_ms?))).collect()
+        let mut offsets = BTreeMap::new();
+        for (name, clock) in self.compared.values().flatten() {
+            let Some(offset) = clock.offset_ms else { continue };
+            let entry: &mut i64 = offsets.entry(name.clone()).or_default();
+            if offset.abs() > entry.abs() {
+                *entry = offset;
+            }
+        }
+        offsets
     }
 
     /// Returns those that are wrong, unless this process's own is.
     pub(super) fn wrong(&self) -> Vec<ClockOffset> {
-        let is_wrong = |offset: &i64| *offset > MAX_AHEAD_MS || *offset < -MAX_BEHIND_MS;
-        let wrong = self.by_name.iter().filter_map(|(name, clock)| Some((name, clock.offset_ms.filter(is_wrong)?)));
+        let wrong = self.offsets().into_iter().filter(|(_, offset)| *offset > MAX_AHEAD_MS || *offset < -MAX_BEHIND_MS);
         let seconds = |offset: i64| (offset as f64 / 1_000.0).round() as i64;
-        wrong.map(|(name, offset)| ClockOffset { name: name.clone(), seconds: seconds(offset) }).collect()
+        wrong.map(|(name, offset)| ClockOffset { name, seconds: seconds(offset) }).collect()
     }
 }
 
-fn lives(view: &View) -> impl Iterator<Item = (&str, Incarnation)> {
-    let pods = view.pods.iter().map(|(name, pod)| (name.as_str(), pod.create_revision));
-    let routers = view.routers.iter().map(|(name, router)| (name.as_str(), router.create_revision));
-    pods.chain(routers).map(|(name, created)| (name, Incarnation::registered_at(created)))
+/// Returns whether a registration has come after `seen`. One that somebody has put back has an old time.
+fn is_new<T>(record: &Versioned<T>, seen: Revision) -> bool {
+    record.create_revision > seen && record.mod_revision == record.create_revision
+}
+
+fn life(view: &View, role: Role, name: &str) -> Option<Incarnation> {
+    let created = match role {
+        Role::Pod => view.pods.get(name)?.create_revision,
+        Role::Router => view.routers.get(name)?.create_revision,
+    };
+    Some(Incarnation::registered_at(created))
 }
 
 #[cfg(test)]
@@ -162,5 +192,18 @@ mod tests {
             Snapshot { revision: Revision::new(10), entries: vec![] },
         ));
         assert!(clocks.offsets().is_empty());
+    }
+
+    #[test]
+    fn a_pod_and_a_router_of_one_name_have_two_clocks() {
+        let (mut view, mut clocks) = (View::empty(Keyspace::new("/segue/", "test")), Clocks::default());
+        let delta = put(&mut view, 5, "routers/r", router(NOW + 5_000));
+        clocks.compare(&view, &delta, NOW);
+        let pod = format!(r#"{{"pod_name":"r","address":"127.0.0.1:1","registered_at":{NOW}}}"#);
+        let delta = put(&mut view, 6, "pods/r", pod);
+        clocks.compare(&view, &delta, NOW);
+        assert_eq!(view.pods.len(), 1);
+        assert_eq!(clocks.offsets(), BTreeMap::from([("r".to_owned(), 5_000)]));
+        assert_eq!(clocks.wrong().len(), 1);
     }
 }
