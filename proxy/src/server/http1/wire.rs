@@ -239,6 +239,9 @@ impl WireState {
     /// Returns what has arrived of a next request, unless that goes on.
     fn next(&mut self, most: usize) -> Option<NextInput> {
         self.skip_empty_lines();
+        if self.input.is_empty() {
+            return None;
+        }
         let parsed = std::mem::replace(&mut self.parsed, self.input.len());
         if parsed == self.input.len() || (parsed > 0 && !may_end(&self.input, parsed, most)) {
             return None;
@@ -260,7 +263,7 @@ impl WireState {
             self.input.advance(2);
             self.parsed = 0;
         }
-        if self.input.is_empty() {
+        if self.input.is_empty() && self.input.capacity() > 0 {
             self.input = BytesMut::new();
         }
     }
