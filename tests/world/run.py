@@ -10,8 +10,8 @@ service's own that fails. WebSockets and streams may be severed by moves, and th
 
 Three faults show that harm is noticed. With `--sabotage acknowledge-early` the services with logs (gRPC, WebSocket,
 front) respond before they store. With `past-router` clients of `front` send past the routers to some pod. With
-`no-drain-hook` the service of WebSockets lacks its hook `drain` and is slow: the library closes a severed connection
-before its last message is worked on.
+`no-drain-hook` two services lack their hook `drain`: that of WebSockets is slow, and its library closes a severed
+connection before its last message is worked on; that of SQLite keeps its databases locked.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from clients.git import Git  # noqa: E402
 from clients.grpc_log import Grpc  # noqa: E402
 from clients.radicale_dav import Radicale  # noqa: E402
 from clients.remote_write import RemoteWrite  # noqa: E402
+from clients.sqlite_asgi import Sqlite  # noqa: E402
 from clients.websocket_log import WebSocket  # noqa: E402
 from faults import Faults  # noqa: E402
 from harm import Harm  # noqa: E402
@@ -36,7 +37,7 @@ from harness.processes import folder_of_processes  # noqa: E402
 from site_of_services import Site  # noqa: E402
 from work import journals  # noqa: E402
 
-SERVICES = [Git, Grpc, WebSocket, Radicale, RemoteWrite, Front]
+SERVICES = [Git, Grpc, WebSocket, Radicale, RemoteWrite, Sqlite, Front]
 SABOTAGES = ("acknowledge-early", "past-router", "no-drain-hook")
 PROGRESS = 10
 # How long clients may take for what they have begun.

@@ -15,12 +15,13 @@ def socket_of(folder, pod):
     return os.path.join(folder, f"{pod}.sock")
 
 
-async def serve(folder, pod, work):
-    """Serves the hook at the pod's socket for as long as the process lives."""
+async def serve(folder, pod, work, drained=lambda partition: None):
+    """Serves the hook at the pod's socket for as long as the process lives. `drained` is called before it responds."""
     async def drain(request):
         partition = (await request.json())["partition"]
         while work.is_at(partition):
             await asyncio.sleep(0.005)
+        drained(partition)
         return web.Response()
 
     app = web.Application()
