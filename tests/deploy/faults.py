@@ -59,6 +59,24 @@ def a_clock_that_is_wrong(site):
 
 
 @contextlib.contextmanager
+def a_router_that_maps_keys_in_another_way(site):
+    site.end_process("router")
+    path = site.configs["router"]
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text.replace('"header" = "x-partition"', '"key" = { "header" = "x-key" }'))
+    site.begin("router")
+    try:
+        yield
+    finally:
+        site.end_process("router")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        site.begin("router")
+
+
+@contextlib.contextmanager
 def a_service_that_breaks_responses_off(site):
     with contextlib.suppress(http.client.HTTPException, OSError):
         site.post(1, "/broken")
@@ -257,6 +275,7 @@ FAULTS = [
     (a_forgotten_pause, {"SegueInterventionForgotten"}),
     (clients_that_speak_no_tls, {"SegueHandshakesFail"}),
     (a_clock_that_is_wrong, {"SegueClockOff"}),
+    (a_router_that_maps_keys_in_another_way, {"SegueMappingDiffers"}),
     (a_service_that_breaks_responses_off, {"SegueResponsesCutOff"}),
     (a_service_that_fails, {"SegueServerErrors"}),
     (a_client_that_bypasses_the_routers, {"SeguePodBypassed"}),

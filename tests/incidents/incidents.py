@@ -142,6 +142,8 @@ def a_router_maps_keys_in_another_way(site):
             "check": r"hash",
             "log": r"router-1: .*maps requests to partitions in another way",
             "ready": r"router-1: .*(map|partition)",
+            "metric": r"segue_mapping_differs.* 1",
+            "alert": r"SegueMappingDiffers.*router-1",
         }
     finally:
         site.end("router-1")

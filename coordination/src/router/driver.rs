@@ -101,7 +101,7 @@ impl RouterDriver {
         let (key, ttl) = (self.keys.router(&self.settings.name), self.settings.lease_ttl);
         let claim = Claim::new(&self.keys, key, ttl).with(self.keys.trouble(&self.settings.name));
         let claim = claim.awaiting_settings().after(self.incarnation);
-        self.mapping.agree(&self.view, |reason| self.publish(Some(reason))).await;
+        self.mapping.agree(&self.view, &*self.observer, |reason| self.publish(Some(reason))).await;
         register(leases, &claim, |_| self.record()).await
     }
 

@@ -12,6 +12,7 @@ use segue_protocol::view::View;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
+use super::RouterObserver;
 use crate::session::{RepeatedLog, StoreRetry};
 use crate::store::{Store, StoreError};
 
@@ -45,14 +46,19 @@ impl Mapping {
 
     /// Returns once the settings contain this router's own mapping; `waits` is told why not until then. The router is not
     /// registered meanwhile, so that no handoff waits for a router that routes nothing. `known` is the last view. Cancel-safe.
-    pub(super) async fn agree(&self, known: &View, waits: impl Fn(String)) {
+    pub(super) async fn agree(&self, known: &View, observer: &dyn RouterObserver, waits: impl Fn(String)) {
         let Some(own) = &self.own else { return };
         let (mut back_off, mut log) = (StoreRetry::default(), RepeatedLog::default());
         let mut other = None;
         loop {
             match self.try_to_agree(own, known, &mut other, &mut log, &waits).await {
-                Ok(true) => return,
-                Ok(false) => back_off.reset(),
+                Ok(agrees) => {
+                    observer.mapping_differs(!agrees && other.is_some());
+                    if agrees {
+                        return;
+                    }
+                    back_off.reset();
+                }
                 Err(error) => {
                     if let Some(times) = log.note(&error) {
                         warn!(%error, times, "keyspace settings cannot be read; retrying");

@@ -190,6 +190,8 @@ pub trait RouterObserver: Send + Sync + 'static {
     fn cutover(&self, cutover: &Cutover);
     /// The watch of the store was lost.
     fn resync(&self, cause: &StoreError);
+    /// The router has compared its mapping of keys with the keyspace's, before it registers.
+    fn mapping_differs(&self, _differs: bool) {}
     /// What clients suffer has been looked at.
     fn troubles(&self, _troubles: &RouterTroubles) {}
 }

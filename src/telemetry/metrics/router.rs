@@ -9,6 +9,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use segue_coordination::router::{Cutover, RouterObserver};
@@ -55,6 +56,7 @@ pub(crate) struct RouterMetrics {
     drain: Histogram,
     flush: Histogram,
     exchanges_severed: Counter,
+    mapping_differs: Gauge,
     pod_trouble: PodTroubleSeries,
     lease: LeaseGauge,
     participants: ParticipantMetrics,
@@ -70,6 +72,7 @@ impl RouterMetrics {
             drain: Histogram::new(PAUSE_BUCKETS),
             flush: Histogram::new(PAUSE_BUCKETS),
             exchanges_severed: Counter::default(),
+            mapping_differs: Gauge::default(),
             pod_trouble: PodTroubleSeries::default(),
             lease: participants.lease("router"),
             participants,
@@ -94,6 +97,11 @@ impl RouterMetrics {
             "exchanges_severed",
             "Exchanges that the end of a drain severed",
             metrics.exchanges_severed.clone(),
+        );
+        registry.register(
+            "mapping_differs",
+            "1 while the router does not register because the keyspace maps keys in another way",
+            metrics.mapping_differs.clone(),
         );
         registry.register_collector(Box::new(metrics.pod_trouble.clone()));
         metrics
@@ -131,6 +139,10 @@ impl RouterObserver for RouterMetrics {
 
     fn resync(&self, cause: &StoreError) {
         self.participants.count_resync(cause);
+    }
+
+    fn mapping_differs(&self, differs: bool) {
+        self.mapping_differs.set(differs.into());
     }
 
     fn troubles(&self, troubles: &RouterTroubles) {
