@@ -23,6 +23,55 @@ async fn a_pod_that_dies_with_the_request_is_never_asked_twice() {
     fixture.in_flight(P0, 0).await;
 }
 
+/// As many servers do whose idle time ends at the moment at which a request arrives.
+#[tokio::test]
+async fn a_safe_request_whose_idle_connection_the_pod_closes_is_sent_once_more_and_no_other_is() {
+    let request = |method: &str| format!("{method} / HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n");
+    for method in ["GET", "HEAD", "OPTIONS", "POST", "DELETE"] {
+        let fixture = Fixture::new();
+        let pod = fixture.scripted_pod().await;
+        let mut client = fixture.client().await;
+        let mut connection = pod.accept_from(&mut client, GET).await;
+        connection.write(OK).await;
+        assert_eq!(client.answer().await.status, 200);
+        client.write(request(method)).await;
+        connection.head().await;
+        drop(connection);
+        if matches!(method, "GET" | "HEAD" | "OPTIONS") {
+            let mut connection = pod.accept_request().await;
+            connection.write(OK).await;
+            assert_eq!(client.head().await.status, 200, "{method}");
+        } else {
+            assert_eq!(client.answer().await.reason(), (502, "upstream-failed"), "{method}");
+        }
+        fixture.in_flight(P0, 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_safe_request_is_sent_once_more_at_most_and_not_behind_the_beginning_of_a_response() {
+    for (begins, closes) in [("", 2), ("HTTP/1.1 2", 1), ("HTTP/1.1 103 Early Hints\r\n\r\n", 1)] {
+        let fixture = Fixture::new();
+        let pod = fixture.scripted_pod().await;
+        let mut client = fixture.client().await;
+        let mut connection = pod.accept_from(&mut client, GET).await;
+        connection.write(OK).await;
+        assert_eq!(client.answer().await.status, 200);
+        client.write(GET).await;
+        connection.head().await;
+        connection.write(begins).await;
+        drop(connection);
+        if closes > 1 {
+            drop(pod.accept_request().await);
+        }
+        let mut answer = client.answer().await;
+        if answer.status == 103 {
+            answer = client.answer().await;
+        }
+        assert_eq!(answer.reason(), (502, "upstream-failed"), "{begins:?}");
+    }
+}
+
 #[tokio::test]
 async fn an_answer_that_the_pod_breaks_off_is_broken_off_for_the_client() {
     let fixture = Fixture::new();

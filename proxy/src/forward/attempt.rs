@@ -7,6 +7,7 @@
 //! # Invariants
 //!
 //! * [`AttemptError::Bounced`] is returned only if it is certain that no pod acted on the request.
+//! * A request on which a pod may have acted is sent again only if its method is safe and it has no body, and only once.
 //! * A pod's "not mine" is never passed on to the client.
 
 use std::any::Any;
@@ -111,6 +112,13 @@ pub(crate) async fn send(
                 if which == Which::Any || shared.budgets.may_try_again(in_flight.pod().slot, Instant::now()) =>
             {
                 request.body.take_back();
+                which = Which::New;
+                continue;
+            }
+            // The pod may have closed the connection because it had been idle.
+            Err(NoResponse::Unanswered) if request.may_be_repeated() => {
+                tracing::debug!(pod = in_flight.pod().name, "a pod closed an idle connection; sending once more");
+                request.was_repeated = true;
                 which = Which::New;
                 continue;
             }
@@ -349,6 +357,7 @@ fn failure(request: &ForwardRequest, why: NoResponse, in_flight: Box<InFlight>) 
             AttemptError::LocalReply(LocalReply::PodSpeaksHttp2)
         }
         NoResponse::Send(SendError::Failed(Broken::CutOff)) => AttemptError::ClientGone,
+        NoResponse::Unanswered => failure(request, NoResponse::Send(SendError::Failed(Broken::Unanswered)), in_flight),
         NoResponse::Send(SendError::Failed(error)) => {
             tracing::debug!(pod = in_flight.pod().name, %error, "an exchange has failed");
             in_flight.unanswered();

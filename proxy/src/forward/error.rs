@@ -39,6 +39,8 @@ impl From<AdmissionError> for RouteError {
 pub(crate) enum NoResponse {
     /// The connection had closed while it was idle: nothing was sent.
     Stale,
+    /// The connection had been idle, and the pod closed it without a byte of a response. It may have read the request.
+    Unanswered,
     Send(SendError),
     Ended(EndCause),
 }
@@ -49,7 +51,7 @@ impl NoResponse {
         match self {
             NoResponse::Stale | NoResponse::Send(SendError::NotSent(_)) => "refused",
             NoResponse::Send(SendError::Rejected(_)) => "rejected",
-            NoResponse::Send(SendError::Failed(_)) => "broken",
+            NoResponse::Unanswered | NoResponse::Send(SendError::Failed(_)) => "broken",
             NoResponse::Ended(EndCause::Severed) => "severed",
             NoResponse::Ended(EndCause::TimedOut) => "timeout",
         }

@@ -50,6 +50,8 @@ pub(crate) struct ForwardRequest {
     pub(super) takes_lines: bool,
     /// Whether a pod has ended a connection with an error, possibly because of this request.
     pub(crate) was_rejected: bool,
+    /// Whether it was sent again because a pod had closed its connection unanswered.
+    pub(super) was_repeated: bool,
     /// `None` unless the request is sampled.
     pub(super) trace: Option<Rc<RequestTrace>>,
     /// The attempt that has failed last. Boxed: few requests have one.
@@ -101,9 +103,16 @@ impl ForwardRequest {
             partition: None,
             takes_lines,
             was_rejected: false,
+            was_repeated: false,
             trace,
             tried: None,
         }
+    }
+
+    /// Returns whether it may be sent again although a pod may have acted on it: it asks for nothing but a response, and has
+    /// not been sent again before.
+    pub(super) fn may_be_repeated(&self) -> bool {
+        self.head.method.is_safe() && self.body.is_empty() && self.switch.is_none() && !self.was_repeated
     }
 
     /// Adds `Connection: close` to a response that precedes the end of its request's body: the rest of the body stands

@@ -16,7 +16,7 @@ use super::in_flight::InFlight;
 use super::read_on::see_through;
 use super::request::ForwardRequest;
 use crate::runtime::exchange_timeout::ExchangeTimeout;
-use crate::upstream::{Exchange, ExchangeGuard as _, PodResponse, SendError};
+use crate::upstream::{Broken, Exchange, ExchangeGuard as _, PodResponse, SendError};
 
 /// An exchange until its response begins. If it is dropped because the client has left, the exchange goes on in the
 /// background.
@@ -54,6 +54,9 @@ impl Future for AwaitResponse<'_> {
         let outcome = match exchange.poll_response(context, &mut |head| request.send_interim(head)) {
             Poll::Ready(Ok(outcome)) => Ok(outcome),
             Poll::Ready(Err(SendError::NotSent(_))) if !this.made_for_this => Err(NoResponse::Stale),
+            Poll::Ready(Err(SendError::Failed(Broken::Unanswered))) if !this.made_for_this => {
+                Err(NoResponse::Unanswered)
+            }
             Poll::Ready(Err(error)) => Err(NoResponse::Send(error)),
             Poll::Pending => {
                 if in_flight.holds_place() {

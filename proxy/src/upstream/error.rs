@@ -29,6 +29,10 @@ pub(crate) enum Broken {
     /// The request's trailers are larger than pods take.
     #[error("the request's trailers are too large")]
     TrailersTooLarge,
+    /// The pod closed the connection without a byte of a response. If the connection had been idle before, the pod may have
+    /// closed it for that, and not have read the request.
+    #[error("the pod closed the connection and sent no response")]
+    Unanswered,
     /// The pod closed the connection before the end.
     #[error("the pod closed the connection before the end of the exchange")]
     Closed,

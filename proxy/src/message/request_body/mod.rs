@@ -87,6 +87,11 @@ impl RequestBody {
         }
     }
 
+    /// Returns whether there is no body.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.source.is_none()
+    }
+
     /// Returns whether its length is known, or there is no body.
     pub(crate) fn is_sized(&self) -> bool {
         self.source.as_ref().is_none_or(|source| source.borrow().length.is_some())

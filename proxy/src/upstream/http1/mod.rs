@@ -92,6 +92,8 @@ struct Live {
     /// Number of bytes that the kernel had taken when the exchange began.
     begun_at: u64,
     progress: SendProgress,
+    /// Whether a byte of a response has arrived.
+    is_answered: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -125,7 +127,7 @@ impl Exchange {
         upload.withheld = expects;
         let begun_at = connection.stream.handed_over();
         Exchange {
-            live: Some(Live { connection, begun_at, progress: SendProgress::AwaitResponse }),
+            live: Some(Live { connection, begun_at, progress: SendProgress::AwaitResponse, is_answered: false }),
             to_head: head.method == Method::HEAD,
             pool,
             wanted,
@@ -245,9 +247,10 @@ impl Live {
                     return Poll::Ready(Err(SendError::NotSent(error)));
                 }
                 Poll::Ready(Ok(0)) | Poll::Ready(Err(_)) => {
-                    return Poll::Ready(Err(SendError::Failed(Broken::Closed)));
+                    let broken = if self.is_answered { Broken::Closed } else { Broken::Unanswered };
+                    return Poll::Ready(Err(SendError::Failed(broken)));
                 }
-                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Ok(_)) => self.is_answered = true,
             }
         }
     }
