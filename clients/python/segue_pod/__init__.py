@@ -8,6 +8,7 @@ only requests of partitions that the pod owns. Not for: services that a sidecar 
 * Its `asgi` and `admit` admit requests. An admitted request has an `Owned`: its partition, its epoch, and whether it may still write.
   Every other one gets 421, and the router sends it again.
 * Its `take_part` registers the pod, and hands all partitions over before the process ends.
+* `partition_of` tells the partition of a key, as routers compute it.
 * `Participant` and `Ownership` are the parts that need no coordinator, for those who take part otherwise.
 """
 
@@ -15,6 +16,7 @@ from .callbacks import Callbacks, HandoffContext, PermanentFailure
 from .membership import Membership
 from .ownership import Owned, Ownership, lease_now
 from .participant import Participant
+from .partitions import partition_of
 
 __all__ = [
     "Callbacks",
@@ -25,4 +27,5 @@ __all__ = [
     "Participant",
     "PermanentFailure",
     "lease_now",
+    "partition_of",
 ]

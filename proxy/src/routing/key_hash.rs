@@ -183,6 +183,32 @@ mod tests {
         }
     }
 
+    /// The packages in `clients/` compute partitions by themselves, and their tests read this file.
+    /// `SEGUE_PUBLISH_PARTITIONS=1` writes it.
+    #[test]
+    fn the_packages_in_other_languages_are_tested_against_these_partitions() {
+        const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../clients/partitions.json");
+        const PARTITIONS: [u32; 4] = [1, 7, 64, 1000];
+        let texts = ["", "21", "foobar", "kafka", "giberish123456789", "1234", "team:person", "käse", "/a b?c"];
+        let keys = texts.map(|text| text.as_bytes().to_vec()).into_iter().chain((1..20).chain([255]).map(pattern));
+        let line = |key: Vec<u8>| {
+            let of = |hash: KeyHash| PARTITIONS.map(|partitions| hash.partition(&key, partitions).get());
+            let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+            let [murmur2, crc32, fnv1a] = [KeyHash::Murmur2, KeyHash::Crc32, KeyHash::Fnv1a].map(of);
+            format!(r#"{{"key":"{hex}","murmur2":{murmur2:?},"crc32":{crc32:?},"fnv1a":{fnv1a:?}}}"#)
+        };
+        let lines: Vec<String> = keys.map(line).collect();
+        let text = format!("{{\"partitions\":{PARTITIONS:?},\"keys\":[\n{}\n]}}\n", lines.join(",\n"));
+        if std::env::var_os("SEGUE_PUBLISH_PARTITIONS").is_some() {
+            std::fs::write(FILE, &text).unwrap();
+        }
+        assert_eq!(
+            std::fs::read_to_string(FILE).unwrap_or_default(),
+            text,
+            "set SEGUE_PUBLISH_PARTITIONS=1 to write it"
+        );
+    }
+
     #[test]
     fn every_hash_stays_within_the_partitions() {
         for hash in [KeyHash::Murmur2, KeyHash::Crc32, KeyHash::Fnv1a, KeyHash::Xxh3] {
