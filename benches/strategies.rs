@@ -54,7 +54,11 @@ fn layout(names: &[String], partitions: usize) -> Layout<'_> {
         eligibility: Eligibility::Open,
     };
     let slot = PartitionSlot { owner: None, home: None, wanted: None, mobility: Mobility::Free };
-    Layout { members: names.iter().map(|name| member(name.as_str())).collect(), slots: vec![slot; partitions] }
+    Layout {
+        keyspace: "default",
+        members: names.iter().map(|name| member(name.as_str())).collect(),
+        slots: vec![slot; partitions],
+    }
 }
 
 /// Makes the moves of a placement. Returns how many there were.

@@ -3,7 +3,8 @@
 //! For deployments that want a partition's place to follow from the pods' names alone. When the last name in the order
 //! comes or goes, the fewest partitions possible move. When one in the middle does, nearly all partitions of the names
 //! behind it move too, so the strategy suits numbered pods (a StatefulSet). It ignores weights and zones, and balances
-//! only on average: where those matter use [`sticky`](super::sticky).
+//! only on average: where those matter use [`sticky`](super::sticky). A partition's place does not depend on the keyspace,
+//! so that equal partitions of several keyspaces are on one pod.
 //!
 //! J. Lamping, E. Veach: *A Fast, Minimal Memory, Consistent Hash Algorithm*, 2014, arXiv:1406.2294.
 

@@ -80,6 +80,8 @@ pub struct PartitionSlot {
 /// Members and partitions: a strategy's only input.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Layout<'a> {
+    /// The name of the keyspace. A strategy that breaks ties by it spreads what is odd in many keyspaces over all pods.
+    pub keyspace: &'a str,
     /// The members, ordered by name.
     pub members: Vec<Member<'a>>,
     /// The slots, by partition.
@@ -219,7 +221,7 @@ pub(super) fn layout<'a>(
         }
     };
     let slots = PartitionId::all(partitions).map(slot).collect();
-    Layout { members, slots }
+    Layout { keyspace: view.keys().name(), members, slots }
 }
 
 fn mobility(pinned: bool, reluctant: bool) -> Mobility {

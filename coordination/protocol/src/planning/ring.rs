@@ -4,7 +4,8 @@
 //! goes. A pod has 128 points on the ring for a weight of 1.0. A partition belongs to the pod of the first point behind
 //! its own that is not full: no pod takes more than 1.25 times its share. When a pod comes or goes, about its share of
 //! the partitions moves, and somewhat more where a pod fills up or empties. The ring ignores zones and moves more than
-//! [`sticky`](super::sticky) does, which balances to within one partition.
+//! [`sticky`](super::sticky) does, which balances to within one partition. A partition's place does not depend on the
+//! keyspace, so that equal partitions of several keyspaces are on one pod.
 //!
 //! D. Karger and others: *Consistent Hashing and Random Trees*, 1997. V. Mirrokni, M. Thorup, M. Zadimoghaddam:
 //! *Consistent Hashing with Bounded Loads*, 2016, arXiv:1608.01350.
@@ -102,7 +103,7 @@ fn due(layout: &Layout<'_>, weights: &[u64], points: &[(u64, usize)]) -> Vec<Opt
 }
 
 /// Returns the hash of a name: FNV-1a with 64 bits (G. Fowler, L. C. Noll, K.-P. Vo).
-fn fnv1a(bytes: &[u8]) -> u64 {
+pub(super) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
@@ -123,7 +124,11 @@ mod tests {
             eligibility: Eligibility::Open,
         };
         let slot = PartitionSlot { owner: None, home: None, wanted: None, mobility: Mobility::Free };
-        Layout { members: names.iter().map(|name| member(name.as_str())).collect(), slots: vec![slot; slots] }
+        Layout {
+            keyspace: "default",
+            members: names.iter().map(|name| member(name.as_str())).collect(),
+            slots: vec![slot; slots],
+        }
     }
 
     fn names(count: usize) -> Vec<String> {

@@ -3,8 +3,10 @@
 //! A pod's *fair share* is `partitions × weight / sum of weights`; its quota is the share rounded down or up. The pods
 //! that round up are chosen so that the fewest partitions move: first pods that already have one more than their
 //! rounded-down share, then those with the largest remainder, then those of the newest version, then those in the zone
-//! that is furthest below its own share, then by name. Versions and zones are only tie-breaks: they never cost a move
-//! or a pod's balance. Zones are even if the sum of the squares of what each has above or below its share is small. During a rolling restart, partitions that have to move go to pods of the newest version first.
+//! that is furthest below its own share, then by a hash of keyspace and name, which differs from keyspace to keyspace: the
+//! odd partitions of many keyspaces would otherwise all go to the same pods. These are only tie-breaks: they never cost a
+//! move or a pod's balance. Zones are even if the sum of the squares of what each has above or below its share is small.
+//! During a rolling restart, partitions that have to move go to pods of the newest version first.
 //!
 //! No balanced placement moves fewer. With `have[i]` partitions on pod `i` now and `gets[i]` afterwards, at least
 //! `have[i] - gets[i]` must leave it, and no more do. The sum is smallest when odd partitions go to pods with `have >
@@ -16,7 +18,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
+use super::jump::mix;
 use super::placement::{Eligibility, Layout, Mobility, Placement};
+use super::ring::fnv1a;
 
 /// The default strategy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -122,7 +126,8 @@ fn quotas(layout: &Layout<'_>) -> Vec<u32> {
             let zone_is_below = below.get(&layout.members[**member].zone).copied().unwrap_or(0);
             let remainder = shares.remainder(**member);
             let is_old = !layout.members[**member].newest;
-            (!has_one_more, Reverse(remainder), is_old, Reverse(zone_is_below), **member)
+            let tie = tie_break(layout.keyspace, layout.members[**member].name);
+            (!has_one_more, Reverse(remainder), is_old, Reverse(zone_is_below), tie, **member)
         });
         let Some((at, _)) = best else { break };
         let member = candidates.swap_remove(at);
@@ -130,6 +135,11 @@ fn quotas(layout: &Layout<'_>) -> Vec<u32> {
         *below.entry(layout.members[member].zone).or_default() -= shares.sum as i128;
     }
     gets
+}
+
+/// Returns the rank of a pod among pods that are alike in a keyspace. The least comes first.
+fn tie_break(keyspace: &str, pod: &str) -> u64 {
+    mix(fnv1a(keyspace.as_bytes()) ^ mix(fnv1a(pod.as_bytes())))
 }
 
 /// The exact shares of a total, as fractions of one denominator, so that rounding never decides.

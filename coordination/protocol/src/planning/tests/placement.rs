@@ -44,6 +44,7 @@ fn layouts_with(
             eligibility,
         };
         Layout {
+            keyspace: "default",
             members: members.into_iter().enumerate().map(member).collect(),
             slots: slots.into_iter().map(slot).collect(),
         }
@@ -194,7 +195,7 @@ pub(super) fn has_takers(layout: &Layout<'_>) -> bool {
 fn placed<'a>(layout: &Layout<'a>, places: &[Option<usize>]) -> Layout<'a> {
     let slots = layout.slots.iter().zip(places);
     let slots = slots.map(|(slot, place)| PartitionSlot { owner: *place, home: None, ..*slot });
-    Layout { members: layout.members.clone(), slots: slots.collect() }
+    Layout { keyspace: layout.keyspace, members: layout.members.clone(), slots: slots.collect() }
 }
 
 proptest! {
@@ -358,7 +359,32 @@ pub(super) fn even(members: usize, slots: usize) -> Layout<'static> {
         eligibility: Eligibility::Open,
     };
     let slot = PartitionSlot { owner: None, home: None, wanted: None, mobility: Mobility::Free };
-    Layout { members: (0..members).map(member).collect(), slots: vec![slot; slots] }
+    Layout { keyspace: "default", members: (0..members).map(member).collect(), slots: vec![slot; slots] }
+}
+
+/// Each has a partition more than its pods can share evenly.
+#[test]
+fn the_odd_partitions_of_many_small_keyspaces_are_spread_over_all_pods() {
+    let names: Vec<String> = (0..300).map(|number| format!("topic-{number}")).collect();
+    let mut total = [0u32; 3];
+    for name in &names {
+        let layout = Layout { keyspace: name, ..even(3, 4) };
+        let loads = loads(&layout, &Name::Sticky.placement().place(&layout));
+        total.iter_mut().zip(loads).for_each(|(total, load)| *total += load);
+    }
+    assert!(total.iter().all(|load| (375..=425).contains(load)), "{total:?}");
+}
+
+#[test]
+fn the_name_of_a_keyspace_moves_no_partition_that_is_placed() {
+    for odd in 0..3 {
+        for keyspace in ["a", "b", "c", "d", "e", "f"] {
+            let mut layout = Layout { keyspace, ..even(3, 4) };
+            let owners = [0, 1, 2, odd];
+            layout.slots.iter_mut().zip(owners).for_each(|(slot, owner)| slot.owner = Some(owner));
+            assert_eq!(moves(&layout, &Name::Sticky.placement().place(&layout)), 0, "{keyspace}, {odd}");
+        }
+    }
 }
 
 #[test]
