@@ -34,8 +34,8 @@ pub use deployment::{ComparisonFindings, compare};
 pub use error::{Errors, InvalidText, LoadError, Problem};
 pub use located::{LocatedConfig, WrittenValues};
 pub use validated::{
-    Admin, AdminWrite, Config, Coordinator, Credentials, KeyspaceSection, Log, LogFormat, LogLevel, Pod, Router,
-    Routing, Store, StoreKind, StreamListen, Tracing,
+    Admin, AdminWrite, Config, Coordinator, Credentials, Exec, ExecUser, KeyspaceSection, Log, LogFormat, LogLevel,
+    Pod, Router, Routing, Store, StoreKind, StreamListen, Tracing,
 };
 
 use std::path::Path;

@@ -426,6 +426,7 @@ pub(crate) fn show(value: &RawValue) -> String {
         RawValue::Float(number) => number.to_string(),
         RawValue::Boolean(value) => value.to_string(),
         RawValue::List(_) => "a list".to_owned(),
+        RawValue::Table(_) => "a table".to_owned(),
         RawValue::Other(what) => what.clone(),
     }
 }

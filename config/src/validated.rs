@@ -8,9 +8,11 @@
 //!
 //! * Nothing here needs to be parsed again, except host names, which are resolved when connecting.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
 use http::Uri;
@@ -24,7 +26,7 @@ use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{
     ClientLimits, ForwardSettings, LoggedRequests, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
-use segue_proxy::sidecar::Checks;
+use segue_proxy::sidecar::{Checks, ServiceAddress};
 use segue_proxy::spans::Sampler;
 use segue_proxy::tls::{ClientFiles, ClientTls, ServerFiles, ServerTls};
 
@@ -245,8 +247,10 @@ pub struct Pod {
     pub tls: Option<ServerFiles>,
     /// The address that routers are told to connect to, `host:port`; never an unspecified address or port 0.
     pub advertise: String,
-    /// The service's address, `host:port`; never `listen`.
-    pub upstream: String,
+    /// The service's address; never `listen`.
+    pub upstream: ServiceAddress,
+    /// The TLS files towards the service; `None` for clear text.
+    pub upstream_tls: Option<ClientFiles>,
     /// The version of HTTP towards the service.
     pub protocol: UpstreamProtocol,
     /// The TTL of the registration; whole seconds, at least two.
@@ -263,14 +267,71 @@ pub struct Pod {
     pub stream: Option<StreamListen>,
     /// The hooks of the service.
     pub hooks: HookSettings,
-    /// The service's command line, if the sidecar starts and supervises it. The first word is the program.
-    pub exec: Option<Vec<String>>,
+    /// How the sidecar starts and supervises the service; `None` if it does not.
+    pub exec: Option<Exec>,
     /// The bound on a request's work in the service, counted from the request's last byte.
     pub work_ends_within: Option<Duration>,
     /// The health checks of the service; at least one failure makes it unhealthy.
     pub health: Checks,
     /// How long the pod waits to be emptied when it is told to stop.
     pub shutdown_timeout: Duration,
+}
+
+/// A service that its sidecar starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exec {
+    /// The command line. The first word is the program.
+    pub command: Vec<String>,
+    /// The folder that the service runs in; `None`: that of the sidecar.
+    pub cwd: Option<PathBuf>,
+    /// Variables beside those of the sidecar, or in place of them.
+    pub env: Vec<(String, String)>,
+    /// The user that the service runs as; `None`: that of the sidecar.
+    pub user: Option<ExecUser>,
+}
+
+/// A user of the machine, who is not looked up yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExecUser {
+    /// By name.
+    Name(String),
+    /// By number. Without a group, the user's own.
+    Id {
+        /// The number of the user.
+        uid: u32,
+        /// The number of the group.
+        gid: Option<u32>,
+    },
+}
+
+impl FromStr for ExecUser {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        // To the kernel, the largest number means nobody.
+        let number = |text: &str| text.parse().ok().filter(|number| *number != u32::MAX).ok_or(());
+        if text.is_empty() || text.contains(['\0', '/', ' ']) {
+            return Err(());
+        }
+        match text.split_once(':') {
+            Some((uid, gid)) => Ok(ExecUser::Id { uid: number(uid)?, gid: Some(number(gid)?) }),
+            None if text.starts_with(|c: char| c.is_ascii_digit()) => {
+                Ok(ExecUser::Id { uid: number(text)?, gid: None })
+            }
+            None if text.starts_with('-') => Err(()),
+            None => Ok(ExecUser::Name(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for ExecUser {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ExecUser::Name(name) => out.write_str(name),
+            ExecUser::Id { uid, gid: None } => write!(out, "{uid}"),
+            ExecUser::Id { uid, gid: Some(gid) } => write!(out, "{uid}:{gid}"),
+        }
+    }
 }
 
 /// Health, metrics and status over HTTP.

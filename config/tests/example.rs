@@ -131,7 +131,8 @@ fn the_defaults_are_those_that_users_were_told() {
             name: "host-1".to_owned(),
             listen: "127.0.0.1:8181".parse().unwrap(),
             advertise: "127.0.0.1:8181".to_owned(),
-            upstream: "127.0.0.1:8182".to_owned(),
+            upstream: "127.0.0.1:8182".parse().unwrap(),
+            upstream_tls: None,
             protocol: Protocol::Auto,
             lease_ttl: seconds(15),
             weight: 1.0,
@@ -178,6 +179,9 @@ fn each_commented_key_of_the_example_is_accepted() {
         if bare.starts_with("ambiguous_paths = ") {
             text = text.replace("\n# key = { path", "\nkey = { path");
         }
+        if bare.starts_with("exec_") {
+            text = text.replace("\n# exec = ", "\nexec = ");
+        }
         if bare.starts_with("username = ") || bare.starts_with("password_file = ") {
             text = text.replace("\n# username", "\nusername").replace("\n# password_file", "\npassword_file");
         }
@@ -210,7 +214,7 @@ fn each_commented_key_of_the_example_is_accepted() {
         }
         tried += 1;
     }
-    assert_eq!(tried, 51);
+    assert_eq!(tried, 55);
 }
 
 #[test]

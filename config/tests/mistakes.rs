@@ -1,6 +1,8 @@
 //! The exact text of each mistake in a key or a value, with its place.
 
-use crate::support::{assert_accepted, assert_refused, refused};
+use segue_config::ExecUser;
+
+use crate::support::{accepted, assert_accepted, assert_refused, refused};
 
 #[test]
 fn an_unknown_key_names_the_nearest_known_one() {
@@ -332,6 +334,67 @@ fn a_services_command_line_is_a_list_with_a_program() {
     refused_for("[]", "no command");
     refused_for("[\"\", \"x\"]", "the program has no name");
     refused_for("[\"a\\u0000\"]", "a word holds a zero byte");
+}
+
+#[test]
+fn a_service_is_started_in_a_folder_with_variables_as_a_user() {
+    let exec = |more: &str| accepted(&format!("[pod]\nexec = [\"a\"]\n{more}\n")).pod.unwrap().exec.unwrap();
+    let whole = exec("exec_cwd = \"/srv\"\nexec_env = { A = \"b=c\", B = \"\" }\nexec_user = \"app\"");
+    assert_eq!(whole.cwd.as_deref(), Some(std::path::Path::new("/srv")));
+    assert_eq!(whole.env, [("A".to_owned(), "b=c".to_owned()), ("B".to_owned(), String::new())]);
+    assert_eq!(whole.user, Some(ExecUser::Name("app".to_owned())));
+    assert_eq!(exec("[pod.exec_env]\nA = \"b\"").env, [("A".to_owned(), "b".to_owned())]);
+    let ids = |uid, gid| Some(ExecUser::Id { uid, gid });
+    for (written, user) in [("1000", ids(1000, None)), ("\"1000\"", ids(1000, None)), ("\"7:8\"", ids(7, Some(8)))] {
+        assert_eq!(exec(&format!("exec_user = {written}")).user, user);
+    }
+    let bad = |more: &str, told: &str| {
+        let text = refused(&format!("[pod]\nexec = [\"a\"]\n{more}\n"));
+        assert!(text.contains(told), "{text}");
+    };
+    bad(
+        "exec_cwd = \"srv\"",
+        "segue.toml:3:12: pod.exec_cwd: \"srv\" is not an absolute path; expected the absolute path",
+    );
+    bad("exec_env = [\"A=b\"]", "segue.toml:3:12: pod.exec_env: a list is not a table; expected variables, such as {");
+    bad("exec_env = { A = 1 }", "segue.toml:3:12: pod.exec_env: 1 is not a string; expected variables");
+    bad(
+        "exec_env = { \"A=\" = \"1\" }",
+        "segue.toml:3:12: pod.exec_env: \"A=\" cannot be a variable; expected variables",
+    );
+    for user in ["\"\"", "-1", "4294967295", "\"7:\"", "\"app:app\"", "\"a b\"", "\"7x\""] {
+        bad(&format!("exec_user = {user}"), "is not a user; expected the name of a user, or a number such as");
+    }
+    for key in ["exec_cwd = \"/\"", "exec_env = {}", "exec_user = \"a\""] {
+        let text = refused(&format!("[pod]\n{key}\n"));
+        let name = key.split(' ').next().unwrap();
+        assert_eq!(text, format!("segue.toml:2:1: pod.{name}: given without pod.exec; expected both"));
+    }
+}
+
+#[test]
+fn a_service_is_at_a_port_or_a_unix_socket() {
+    for good in ["127.0.0.1:1", "service:80", "[::1]:1", "unix:/run/a.sock", "unix:///run/a.sock"] {
+        assert_accepted(&format!("[pod]\nupstream = \"{good}\"\n"));
+    }
+    let long = format!("unix:/{}", "x".repeat(107));
+    for (bad, told) in [
+        ("unix:a.sock", "\"unix:a.sock\" does not name a socket by an absolute path; expected a host and a port"),
+        (&*long, "names a socket by too long a path"),
+        ("https://a:1", "is a URL; expected the host and the port alone, and upstream_tls; did you mean \"a:1\""),
+        ("http://a:1/", "is a URL; expected a host and a port"),
+        ("service", "\"service\" is not a host and a port"),
+    ] {
+        let text = refused(&format!("[pod]\nupstream = \"{bad}\"\n"));
+        assert!(text.starts_with("segue.toml:2:12: pod.upstream: ") && text.contains(told), "{text}");
+    }
+    assert_refused(
+        "[pod]\nupstream = \"unix:/a\"\nupstream_tls = { ca = \"a\" }\n",
+        &[
+            "segue.toml:3:1: pod.upstream_tls: given for a service that listens on a Unix socket (segue.toml:2:1); expected \
+           TLS only towards a host and a port",
+        ],
+    );
 }
 
 #[test]

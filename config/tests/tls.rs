@@ -12,7 +12,7 @@ fn the_files_of_all_sections_are_understood() {
     let text = "[store]\nendpoints = [\"https://etcd:2379\"]\ntls = { ca = \"a\", cert = \"b\", key = \"c\" }\n\
                 [router]\ntls = { cert = \"d\", key = \"e\", client_ca = \"f\" }\n\
                 [router.upstream.tls]\nca = \"g\"\nserver_name = \"pods.example\"\n\
-                [pod]\ntls = { cert = \"h\", key = \"i\" }\n\
+                [pod]\ntls = { cert = \"h\", key = \"i\" }\nupstream_tls = { ca = \"m\", server_name = \"app\" }\n\
                 [coordinator]\nlisten = \"127.0.0.1:7070\"\ntls = { cert = \"j\", key = \"k\", client_ca = \"l\" }\n";
     let config = parse("f", text, [], "host-1").unwrap();
     let identity = Some(IdentityFiles { cert: "b".into(), key: "c".into() });
@@ -23,8 +23,11 @@ fn the_files_of_all_sections_are_understood() {
     assert_eq!(router.tls, Some(tls));
     let tls = ClientFiles { ca: "g".into(), identity: None, server_name: Some("pods.example".into()) };
     assert_eq!(router.upstream.tls, Some(tls));
+    let pod = config.pod.unwrap();
+    let tls = ClientFiles { ca: "m".into(), identity: None, server_name: Some("app".into()) };
+    assert_eq!(pod.upstream_tls, Some(tls));
     assert_eq!(
-        config.pod.unwrap().tls,
+        pod.tls,
         Some(ServerFiles { cert: "h".into(), key: "i".into(), client_ca: None, client_cert_is_optional: false })
     );
     let tls =

@@ -54,6 +54,20 @@ fn a_list_is_toml_or_items_between_commas() {
 }
 
 #[test]
+fn a_table_is_toml_or_names_and_values_between_commas() {
+    let pod = |written: &str| with(&[("SEGUE__POD__EXEC_ENV", written)], "[pod]\nexec = [\"a\"]\n");
+    for written in ["{ A = \"b\", C = \"d=e\" }", "A=b, C=d=e"] {
+        let env = pod(written).unwrap().pod.unwrap().exec.unwrap().env;
+        assert_eq!(env, [("A".to_owned(), "b".to_owned()), ("C".to_owned(), "d=e".to_owned())], "{written}");
+    }
+    assert_eq!(pod("").unwrap().pod.unwrap().exec.unwrap().env, []);
+    for (written, fact) in [("A", "\"A\" has no ="), ("{ A", "\"{ A\" is not a table")] {
+        let told = pod(written).unwrap_err().to_string();
+        assert!(told.starts_with(&format!("SEGUE__POD__EXEC_ENV: pod.exec_env: {fact}; expected variables")), "{told}");
+    }
+}
+
+#[test]
 fn a_variable_that_names_no_key_is_refused_with_the_nearest() {
     assert_refused(
         &[

@@ -37,6 +37,8 @@ pub(crate) struct Certificates {
     pub upstream: Option<ClientTls>,
     /// `pod.tls`.
     pub pod: Option<ServerTls>,
+    /// `pod.upstream_tls`.
+    pub service: Option<ClientTls>,
     /// `coordinator.tls`.
     pub coordinator: Option<ServerTls>,
     /// `store.tls`.
@@ -50,6 +52,7 @@ pub(crate) struct Certificates {
 const ROUTER: &str = "router.tls";
 const UPSTREAM: &str = "router.upstream.tls";
 const POD: &str = "pod.tls";
+const SERVICE: &str = "pod.upstream_tls";
 const COORDINATOR: &str = "coordinator.tls";
 const STORE: &str = "store.tls";
 const ADMIN: &str = "admin.tls";
@@ -69,6 +72,7 @@ impl Certificates {
             Some(router) => (router.upstream.tls.as_ref(), router.tls.as_ref()),
             None => (None, None),
         };
+        let service = pod.as_ref().and_then(|pod| pod.upstream_tls.as_ref());
         let pod = pod.as_ref().and_then(|pod| pod.tls.as_ref());
         let coordinator = coordinator.as_ref().and_then(|coordinator| coordinator.tls.as_ref());
         let peers = admin.as_ref().and_then(|admin| admin.peers_tls.as_ref());
@@ -78,6 +82,7 @@ impl Certificates {
             router: keep(ROUTER, router.map(server), &mut faults),
             upstream: keep(UPSTREAM, upstream.map(client), &mut faults),
             pod: keep(POD, pod.map(server), &mut faults),
+            service: keep(SERVICE, service.map(client), &mut faults),
             coordinator: keep(COORDINATOR, coordinator.map(server), &mut faults),
             store: keep(STORE, store.tls.as_ref().map(client), &mut faults),
             admin: keep(ADMIN, admin.map(server), &mut faults),
@@ -121,6 +126,7 @@ impl Certificates {
             server(ROUTER, &self.router),
             client(UPSTREAM, &self.upstream),
             server(POD, &self.pod),
+            client(SERVICE, &self.service),
             server(COORDINATOR, &self.coordinator),
             client(STORE, &self.store),
             server(ADMIN, &self.admin),

@@ -10,3 +10,4 @@ pub(crate) mod secret_files;
 pub(crate) mod socket_path;
 pub(crate) mod supervise;
 pub(crate) mod surroundings;
+pub(crate) mod users;

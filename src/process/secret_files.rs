@@ -42,6 +42,7 @@ fn secrets(config: &Config) -> Vec<(&'static str, &Path)> {
     }
     if let Some(pod) = pod {
         found.push(("pod.tls.key", server_key(pod.tls.as_ref())));
+        found.push(("pod.upstream_tls.key", client_key(pod.upstream_tls.as_ref())));
     }
     if let Some(admin) = admin {
         let token = if let AdminWrite::Token(file) = &admin.write { Some(file.as_path()) } else { None };
@@ -102,7 +103,8 @@ mod tests {
             listen = \"127.0.0.1:1\"\ntoken_file = \"/pods\"\ntls = { cert = \"/c\", key = \"/coordinator\" }\n\
             [router]\ntls = { cert = \"/c\", key = \"/router\" }\n[router.upstream]\n\
             tls = { ca = \"/c\", cert = \"/c\", key = \"/upstream\" }\n[admin]\nlisten = \"127.0.0.1:2\"\n\
-            write = \"token\"\ntoken_file = \"/admin\"\n[pod]\ntls = { cert = \"/c\", key = \"/pod\" }\n";
+            write = \"token\"\ntoken_file = \"/admin\"\n[pod]\ntls = { cert = \"/c\", key = \"/pod\" }\n\
+            upstream_tls = { ca = \"/c\", cert = \"/c\", key = \"/service\" }\n";
         let config = segue_config::parse("segue.toml", text, [], "h").unwrap();
         let named = secrets(&config).into_iter().map(|(key, file)| (key, file.to_str().unwrap()));
         let expected = [
@@ -112,6 +114,7 @@ mod tests {
             ("coordinator.tls.key", "/coordinator"),
             ("coordinator.token_file", "/pods"),
             ("pod.tls.key", "/pod"),
+            ("pod.upstream_tls.key", "/service"),
             ("admin.token_file", "/admin"),
         ];
         assert_eq!(named.collect::<Vec<_>>(), expected);

@@ -1,4 +1,5 @@
-//! What a configuration needs of the machine beside files to read: folders for its sockets, and the program of its service.
+//! What a configuration needs of the machine beside files to read: folders for its sockets, and the program, folder and user
+//! of its service.
 //!
 //! `segue check` warns of what is missing. It refuses nothing, as the machine and the user may not be those that will run the
 //! file, and systemd creates folders only when a unit starts. Not here: what happens when a socket cannot be placed
@@ -11,9 +12,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 use rustix::process::geteuid;
-use segue_config::{Config, LocatedConfig, Problem};
+use segue_config::{Config, Exec, LocatedConfig, Problem};
 
 use super::socket_path::folder_of;
+use super::users::Account;
 
 /// Returns a warning for each socket that could not be placed here, and for a service that could not be started.
 pub(crate) fn lacking(located: &LocatedConfig) -> Vec<Problem> {
@@ -21,12 +23,31 @@ pub(crate) fn lacking(located: &LocatedConfig) -> Vec<Problem> {
         let (fact, expected) = of_socket(path)?;
         Some(located.problem(key, fact, expected))
     };
-    let program = located.config.pod.iter().flat_map(|pod| pod.exec.iter().flatten().next());
-    let program = program.filter_map(|program| {
-        let (fact, expected) = of_program(program)?;
-        Some(located.problem("pod.exec", fact, expected))
+    let service = located.config.pod.iter().filter_map(|pod| pod.exec.as_ref()).flat_map(of_service);
+    let service = service.map(|(key, fact, expected)| located.problem(key, fact, expected));
+    sockets(&located.config).into_iter().filter_map(socket).chain(service).collect()
+}
+
+/// Returns what keeps a service from being started: each with its key, the fact and what was expected.
+fn of_service(exec: &Exec) -> Vec<(&'static str, String, &'static str)> {
+    let cwd = exec.cwd.as_deref();
+    let program = exec.command.first().and_then(|program| of_program(program, cwd));
+    let program = program.map(|(fact, expected)| ("pod.exec", fact, expected));
+    let folder = cwd
+        .filter(|cwd| !cwd.is_dir())
+        .map(|cwd| ("pod.exec_cwd", format!("{} is no folder here", cwd.display()), "expected a folder that exists"));
+    let user = exec.user.as_ref().and_then(|user| match Account::of(user) {
+        Err(unknown) => {
+            Some(("pod.exec_user", unknown.to_string(), "expected a user of this machine, or a number with its group"))
+        }
+        Ok(account) if account.may_be_assumed() => None,
+        Ok(_) => Some((
+            "pod.exec_user",
+            format!("this process may not start processes of {user} and end them"),
+            "expected root, or CAP_SETUID, CAP_SETGID and CAP_KILL",
+        )),
     });
-    sockets(&located.config).into_iter().filter_map(socket).chain(program).collect()
+    program.into_iter().chain(folder).chain(user).collect()
 }
 
 /// Returns the paths of sockets, each with its key.
@@ -63,12 +84,13 @@ fn of_socket(path: &Path) -> Option<(String, &'static str)> {
     is_other.then(|| (format!("{} is not a socket", path.display()), "expected a path of its own; remove the file"))
 }
 
-/// Returns why this program cannot be started, and what was expected. `None` if it can, as far as it shows.
-fn of_program(program: &str) -> Option<(String, &'static str)> {
+/// Returns why this program cannot be started in a folder, and what was expected. `None` if it can, as far as it shows.
+fn of_program(program: &str, cwd: Option<&Path>) -> Option<(String, &'static str)> {
     let may_run = |path: &Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
     if program.contains('/') {
         let fact = || format!("{program} does not exist here, or this user cannot execute it");
-        return (!may_run(Path::new(program))).then(|| (fact(), "expected a program"));
+        let path = cwd.map_or_else(|| program.into(), |cwd| cwd.join(program));
+        return (!may_run(&path)).then(|| (fact(), "expected a program"));
     }
     let folders: Vec<PathBuf> = env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default();
     let is_found = folders.iter().any(|folder| may_run(&folder.join(program)));
@@ -122,7 +144,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("service");
         fs::write(&program, "").unwrap();
-        let runs = |program: &str| of_program(program).is_none();
+        let runs = |program: &str| of_program(program, None).is_none();
         assert!(!runs(program.to_str().unwrap()), "it is no program");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         assert!(runs(program.to_str().unwrap()) && runs("sh") && !runs("segue-has-no-such-program"));
@@ -133,5 +155,13 @@ mod tests {
             warning[0].contains("segue.toml:4:8: pod.exec") && warning[0].contains("/nowhere/service"),
             "{warning:?}"
         );
+        let (cwd, name) = (folder.path().to_str().unwrap(), "./service");
+        assert!(of_program(name, Some(folder.path())).is_none() && of_program(name, None).is_some());
+        let with = |more: &str| said(&format!("[pod]\nexec = [\"sh\"]\n{more}\n"));
+        assert_eq!(with(&format!("exec_cwd = \"{cwd}\"\nexec_user = \"{}\"", geteuid().as_raw())), [""; 0]);
+        let warning = with("exec_cwd = \"/nowhere\"\nexec_user = \"segue-nobody\"");
+        assert!(warning[0].starts_with("segue.toml:3:12: pod.exec_cwd: /nowhere is no folder here"), "{warning:?}");
+        assert!(warning[1].starts_with("segue.toml:4:13: pod.exec_user: there is no user segue-nobody"), "{warning:?}");
+        assert_eq!(with("exec_user = \"0:0\"").is_empty(), geteuid().is_root());
     }
 }

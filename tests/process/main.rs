@@ -18,6 +18,7 @@ mod hot_restart;
 mod keys;
 mod keyspace_limits;
 mod keyspaces;
+mod launch;
 mod layered_router;
 mod log;
 mod log_lines;

@@ -120,6 +120,38 @@ async fn a_service_that_knows_nothing_of_segue_is_fenced_and_handed_over() {
     drop(b);
 }
 
+/// Its hooks are on the same socket.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_on_a_unix_socket_is_waited_for_serves_and_gets_its_hooks() {
+    let fixture = Site::start(1);
+    let socket = fixture.path().join("service.sock");
+    let at = format!("unix:{}", socket.display());
+    let config = fixture.config().pod("a", free_address(), free_address()).quick();
+    let config = config.set("pod.upstream", at.clone()).set("pod.warm_url", format!("{at}:/warm"));
+    let mut command = std::process::Command::new(fixture.segue());
+    command.arg("run").env("SEGUE__LOG__LEVEL", "debug");
+    let a = fixture.run_with("a", &config, &mut command);
+    eventually("attempt to connect", async || a.output().contains("a health check failed")).await;
+    let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+    let warmed = Arc::new(Notify::new());
+    let warms = warmed.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let warms = warms.clone();
+            let service = hyper::service::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+                if request.uri().path() == "/warm" {
+                    warms.notify_one();
+                }
+                std::future::ready(Ok::<_, hyper::Error>(hyper::Response::new("by a socket".to_owned())))
+            });
+            let stream = hyper_util::rt::TokioIo::new(stream);
+            tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(stream, service));
+        }
+    });
+    eventually("answer", async || ask(fixture.router, "/").await == Some((200, "by a socket".to_owned()))).await;
+    warmed.notified().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_of_protocols_passes_through_the_sidecar() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

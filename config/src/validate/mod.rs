@@ -16,6 +16,7 @@ mod partition;
 mod placement;
 mod pods_service;
 mod router;
+mod service;
 mod stream;
 mod tls;
 mod tracing;
@@ -215,7 +216,11 @@ const POD_KEYS: &[&str] = &[
     "pod.tls.key",
     "pod.tls.client_ca",
     "pod.advertise",
-    "pod.upstream",
+    service::UPSTREAM,
+    "pod.upstream_tls.ca",
+    "pod.upstream_tls.cert",
+    "pod.upstream_tls.key",
+    "pod.upstream_tls.server_name",
     "pod.protocol",
     "pod.lease_ttl",
     "pod.weight",
@@ -225,7 +230,10 @@ const POD_KEYS: &[&str] = &[
     "pod.warm_url",
     "pod.sync_url",
     "pod.release_url",
-    "pod.exec",
+    service::EXEC,
+    service::EXEC_CWD,
+    service::EXEC_ENV,
+    service::EXEC_USER,
     "pod.work_ends_within",
     stream::KEY,
     "pod.health.path",
@@ -256,10 +264,10 @@ fn pod(r: &mut ConfigReader<'_>) -> Pod {
         let fact = format!("not given, and no router could connect to pod.listen, {listen}");
         r.report(None, "pod.advertise", Wrong::new(fact, EXPECTED_ADDRESS));
     }
-    let upstream = r.read("pod.upstream", host_and_port).unwrap_or_else(|| local(8182).to_string());
-    if upstream.parse() == Ok(listen) {
+    let (upstream, upstream_tls) = service::upstream(r, &local(8182).to_string());
+    if upstream.to_string().parse() == Ok(listen) {
         let fact = format!("the same as pod.listen ({})", r.origin("pod.listen"));
-        r.report_value("pod.upstream", Wrong::new(fact, "expected the address of the service itself"));
+        r.report_value(service::UPSTREAM, Wrong::new(fact, "expected the address of the service itself"));
     }
     Pod {
         name: r.role_name("pod.name"),
@@ -268,6 +276,7 @@ fn pod(r: &mut ConfigReader<'_>) -> Pod {
         tls: tls::server(r, &TLS),
         advertise: advertise.unwrap_or_else(|| listen.to_string()),
         upstream,
+        upstream_tls,
         protocol: r.choice("pod.protocol", UpstreamProtocol::NAMES, UpstreamProtocol::default()),
         lease_ttl: r.lease("pod.lease_ttl", default.lease_ttl),
         weight: r.weight("pod.weight", default.weight),
@@ -277,7 +286,7 @@ fn pod(r: &mut ConfigReader<'_>) -> Pod {
         zone: r.text("pod.zone"),
         version: r.text("pod.version"),
         hooks: hooks::read(r),
-        exec: r.read("pod.exec", command),
+        exec: service::exec(r),
         work_ends_within: r.is_given("pod.work_ends_within").then(|| r.duration("pod.work_ends_within", seconds(10))),
         health: health(r),
         shutdown_timeout: r.duration("pod.shutdown_timeout", seconds(60)),
@@ -294,19 +303,6 @@ fn health(r: &mut ConfigReader<'_>) -> Checks {
         }),
         every: r.duration("pod.health.every", seconds(1)),
         unhealthy_after: r.integer("pod.health.unhealthy_after", 1..=1000, 3),
-    }
-}
-
-/// Reads a command line: the program and its arguments.
-fn command(value: &RawValue) -> Result<Vec<String>, Wrong> {
-    const EXPECTED: &str = "expected a list of words, such as [\"/usr/bin/service\", \"--port\", \"8182\"]";
-    let words = reader::list(value, EXPECTED)?;
-    let wrong = |fact| Err(Wrong::new(fact, EXPECTED));
-    match words.first() {
-        None => wrong("no command"),
-        Some(program) if program.is_empty() => wrong("the program has no name"),
-        Some(_) if words.iter().any(|word| word.contains('\0')) => wrong("a word holds a zero byte"),
-        Some(_) => Ok(words),
     }
 }
 

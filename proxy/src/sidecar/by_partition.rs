@@ -14,13 +14,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use http::uri::Authority;
 use segue_protocol::ids::PartitionId;
 use tokio::time::{Instant, sleep};
 
 use super::faults::Faults;
 use super::http2::Http2;
-use super::traffic::Traffic;
+use super::upstream::Upstream;
 
 /// How long a connection without an exchange is kept: as long as hyper-util's client keeps one by HTTP/1.1.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
@@ -34,8 +33,7 @@ pub(super) struct ByPartition(Arc<ServiceConnections>);
 
 #[derive(Debug)]
 struct ServiceConnections {
-    upstream: Authority,
-    traffic: Arc<Traffic>,
+    upstream: Upstream,
     faults: Faults,
     partitions: Mutex<Partitions>,
 }
@@ -65,13 +63,8 @@ pub(super) struct PartitionLease {
 }
 
 impl ByPartition {
-    pub(super) fn new(upstream: Authority, traffic: Arc<Traffic>) -> Self {
-        ByPartition(Arc::new(ServiceConnections {
-            upstream,
-            traffic,
-            faults: Faults::default(),
-            partitions: Mutex::default(),
-        }))
+    pub(super) fn new(upstream: Upstream) -> Self {
+        ByPartition(Arc::new(ServiceConnections { upstream, faults: Faults::default(), partitions: Mutex::default() }))
     }
 
     /// Returns the connection for an exchange of the partition.
@@ -86,7 +79,7 @@ impl ByPartition {
             let connection = connections.entry(partition).or_insert_with(|| {
                 // It is idle until its exchange is counted below.
                 *idle += 1;
-                let http2 = Http2::new(shared.upstream.clone(), shared.traffic.clone(), shared.faults.clone());
+                let http2 = Http2::new(shared.upstream.clone(), shared.faults.clone());
                 PartitionConnection { http2, exchanges: 0, used: Instant::now() }
             });
             *idle -= usize::from(connection.exchanges == 0);
@@ -156,7 +149,7 @@ mod tests {
     use super::*;
 
     fn by_partition() -> ByPartition {
-        ByPartition::new("127.0.0.1:1".parse().unwrap(), Arc::default())
+        ByPartition::new(Upstream::at("127.0.0.1:1".parse().unwrap()))
     }
 
     fn leases(connections: &ByPartition, partitions: std::ops::Range<u32>) -> Vec<PartitionLease> {

@@ -12,11 +12,15 @@
 //! * A service that answers in another protocol than it is spoken to in, and the bound on heads that it announces, are noted
 //!   before the library learns of the answer.
 //! * [`ServiceConnection::closed`] returns after the service has closed the connection, never before.
+//! * A connection counts as unanswered only if nothing has been read since something was written.
 
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -25,16 +29,17 @@ use futures_util::task::AtomicWaker;
 use http::Uri;
 use hyper_util::client::legacy::connect::{CaptureConnection, Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
-use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
-use tower::Service;
+use tower::{BoxError, Service};
 
+use super::service_address::ServiceAddress;
+use super::service_socket::ServiceSocket;
 use super::traffic::Traffic;
 use crate::message::frame_follower::{CONTINUATION, DATA, FrameFollower, HEADERS};
+use crate::tls::{AlpnOffer, ClientTls, Stream};
 use crate::upstream::{SettingsReader, is_settings};
 
 /// Time for the service to accept a connection.
@@ -43,8 +48,11 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const LINGER_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A connection to the service as its exchanges see it. Each has it from the moment on that it has the connection.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ServiceConnection {
+    made: Instant,
+    /// Whether something has been read since the last write.
+    answered: AtomicBool,
     finish: AtomicBool,
     reset: AtomicBool,
     reader: AtomicWaker,
@@ -63,6 +71,26 @@ impl ServiceConnection {
         let mut extras = http::Extensions::new();
         captured.connection_metadata().as_ref()?.get_extras(&mut extras);
         extras.remove::<Arc<ServiceConnection>>()
+    }
+
+    fn new() -> Self {
+        ServiceConnection {
+            made: Instant::now(),
+            answered: AtomicBool::default(),
+            finish: AtomicBool::default(),
+            reset: AtomicBool::default(),
+            reader: AtomicWaker::default(),
+            closed: CancellationToken::default(),
+            foreign: AtomicBool::default(),
+            speaks_http2: AtomicBool::default(),
+            most_head: OnceLock::default(),
+        }
+    }
+
+    /// Returns whether it was idle before `begun`, and nothing has been read since the last write. The service may have closed
+    /// it because it was idle.
+    pub(super) fn was_idle_and_is_unanswered(&self, begun: Instant) -> bool {
+        self.made < begun && !self.answered.load(Relaxed)
     }
 
     /// Closes this side of the connection: the service learns that its response is not awaited any more.
@@ -102,7 +130,7 @@ impl ServiceConnection {
 #[derive(Debug)]
 pub(super) struct ServiceStream {
     /// `None` once this is dropped.
-    stream: Option<TcpStream>,
+    stream: Option<ServiceSocket>,
     handle: Arc<ServiceConnection>,
     traffic: Arc<Traffic>,
     /// `None` for HTTP/1.1, where every byte belongs to a request.
@@ -110,35 +138,43 @@ pub(super) struct ServiceStream {
     announced: SettingsReader,
     /// Whether anything has been read.
     heard: bool,
+    /// Whether a part of a request may not have reached the kernel yet.
+    held_back: bool,
 }
 
 impl ServiceStream {
-    pub(super) fn http1(stream: TcpStream, traffic: Arc<Traffic>) -> Self {
+    pub(super) fn http1(stream: ServiceSocket, traffic: Arc<Traffic>) -> Self {
         ServiceStream {
             stream: Some(stream),
-            handle: Arc::default(),
+            handle: Arc::new(ServiceConnection::new()),
             traffic,
             frames: None,
             announced: SettingsReader::default(),
             heard: false,
+            held_back: false,
         }
     }
 
-    pub(super) fn http2(stream: TcpStream, traffic: Arc<Traffic>) -> Self {
+    pub(super) fn http2(stream: ServiceSocket, traffic: Arc<Traffic>) -> Self {
         let mut this = ServiceStream::http1(stream, traffic);
         this.frames = Some(FrameFollower::of_client());
         this
     }
 
-    /// Notes what the kernel has taken.
+    /// Notes what the kernel, or TLS before it, has taken.
     fn note(&mut self, bytes: &[u8]) {
+        self.handle.answered.store(false, Relaxed);
         if self.frames.as_mut().map_or(!bytes.is_empty(), |frames| are_of_request(frames, bytes)) {
             self.traffic.sent();
+            self.held_back = self.stream.as_ref().is_some_and(ServiceSocket::holds_back);
         }
     }
 
     /// Notes what the service says of itself.
     fn hear(&mut self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.handle.answered.store(true, Relaxed);
+        }
         if self.frames.is_some() {
             if let Some(most) = self.announced.read(bytes) {
                 let _ = self.handle.most_head.set(most);
@@ -155,7 +191,7 @@ impl ServiceStream {
         self.handle.clone()
     }
 
-    fn stream(&mut self) -> Pin<&mut TcpStream> {
+    fn stream(&mut self) -> Pin<&mut ServiceSocket> {
         Pin::new(self.stream.as_mut().expect("taken by drop alone"))
     }
 }
@@ -173,16 +209,14 @@ impl Drop for ServiceStream {
     fn drop(&mut self) {
         let (Some(stream), Ok(runtime)) = (self.stream.take(), Handle::try_current()) else { return };
         if self.handle.reset.load(SeqCst) {
-            // Without it the kernel would send the end of the stream, which the service has been told and overlooks.
-            let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
-            drop(stream);
+            stream.reset();
             return self.handle.closed.cancel();
         }
         runtime.spawn(linger(stream, self.handle.clone()));
     }
 }
 
-async fn linger(mut stream: TcpStream, handle: Arc<ServiceConnection>) {
+async fn linger(mut stream: ServiceSocket, handle: Arc<ServiceConnection>) {
     let _ = stream.shutdown().await;
     let mut unread = [0; 4096];
     let mut check = Instant::now() + LINGER_CHECK_INTERVAL;
@@ -203,10 +237,13 @@ impl AsyncRead for ServiceStream {
         if self.handle.reset.load(SeqCst) {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }
-        if self.handle.finish.swap(false, SeqCst)
-            && let Poll::Ready(Err(error)) = self.stream().poll_shutdown(context)
+        if self.handle.finish.load(SeqCst)
+            && let Poll::Ready(closed) = self.stream().poll_shutdown(context)
         {
-            tracing::debug!(%error, "cannot close a side of a connection to the service");
+            self.handle.finish.store(false, SeqCst);
+            let _ = closed.inspect_err(|error| {
+                tracing::debug!(%error, "cannot close a side of a connection to the service");
+            });
         }
         let before = into.filled().len();
         ready!(self.stream().poll_read(context, into))?;
@@ -242,7 +279,11 @@ impl AsyncWrite for ServiceStream {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream().poll_flush(context)
+        let flushed = self.stream().poll_flush(context);
+        if flushed.is_ready() && std::mem::take(&mut self.held_back) {
+            self.traffic.sent();
+        }
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -256,31 +297,44 @@ impl Connection for ServiceStream {
     }
 }
 
-/// Makes [`ServiceStream`]s.
+/// Makes [`ServiceStream`]s by HTTP/1.1.
 #[derive(Debug, Clone)]
 pub(super) struct ServiceConnector {
-    pub(super) connector: HttpConnector,
+    pub(super) tcp: HttpConnector,
+    pub(super) address: ServiceAddress,
+    pub(super) tls: Option<ClientTls>,
     pub(super) traffic: Arc<Traffic>,
 }
 
 impl Service<Uri> for ServiceConnector {
     type Response = TokioIo<ServiceStream>;
-    type Error = <HttpConnector as Service<Uri>>::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
 
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        Service::<Uri>::poll_ready(&mut self.connector, context)
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Service::<Uri>::poll_ready(&mut self.tcp, context).map_err(Into::into)
     }
 
     fn call(&mut self, to: Uri) -> Self::Future {
-        let (connecting, traffic) = (self.connector.call(to), self.traffic.clone());
-        Box::pin(async move { Ok(TokioIo::new(ServiceStream::http1(connecting.await?.into_inner(), traffic))) })
+        let traffic = self.traffic.clone();
+        if matches!(self.address, ServiceAddress::Tcp(_)) && self.tls.is_none() {
+            let connecting = self.tcp.call(to);
+            return Box::pin(async move {
+                let socket = ServiceSocket::Tcp(Stream::Plain(connecting.await?.into_inner()));
+                Ok(TokioIo::new(ServiceStream::http1(socket, traffic)))
+            });
+        }
+        let (address, tls) = (self.address.clone(), self.tls.clone());
+        Box::pin(async move {
+            let socket = address.dial(tls.as_ref(), AlpnOffer::Http1, CONNECT_TIMEOUT).await?;
+            Ok(TokioIo::new(ServiceStream::http1(socket, traffic)))
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
     use tokio::time::timeout;
 
     use super::*;
@@ -288,6 +342,7 @@ mod tests {
     async fn pair() -> (ServiceStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let near = ServiceSocket::Tcp(Stream::Plain(near));
         (ServiceStream::http1(near, Arc::default()), listener.accept().await.unwrap().0)
     }
 

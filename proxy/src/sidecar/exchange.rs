@@ -7,13 +7,14 @@
 //!
 //! * An exchange lasts until the service has ended it, whether its router is still there or not.
 //! * A request of which nothing was sent gets `421` with the mark.
+//! * A request that may have been processed is sent again only if its method is safe and it has no body, and only once.
 
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use futures_util::future::{Either, select};
-use http::{Request, Response, StatusCode};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -54,58 +55,103 @@ pub(super) struct Exchange {
     pub(super) to_router: oneshot::Sender<Response<SidecarBody>>,
 }
 
+/// The clients of a service by HTTP/1.1.
+#[derive(Debug, Clone)]
+pub(super) struct Http1Clients {
+    /// The client that uses idle connections.
+    pub(super) reused: Client<ServiceConnector, ServiceRequestBody>,
+    /// The client that makes a connection for each request.
+    pub(super) anew: Client<ServiceConnector, ServiceRequestBody>,
+}
+
+/// A request that can be sent once more: it asks for nothing but a response.
+struct RepeatableRequest {
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    begun: Instant,
+}
+
+impl RepeatableRequest {
+    /// Returns what can be sent once more of a request with a safe method and without a body, unless it asks for another
+    /// protocol.
+    fn of(request: &Request<ServiceRequestBody>, asks_for_switch: bool) -> Option<Self> {
+        let may_be_repeated = request.method().is_safe() && !asks_for_switch && request.body().is_end_stream();
+        may_be_repeated.then(|| RepeatableRequest {
+            method: request.method().clone(),
+            uri: request.uri().clone(),
+            headers: request.headers().clone(),
+            begun: Instant::now(),
+        })
+    }
+
+    /// Returns the request, if the service has closed an idle connection without a byte of a response.
+    fn if_unanswered(self, failure: &ConnectFailure, service: &ServiceSide) -> Option<Request<ServiceRequestBody>> {
+        let RepeatableRequest { method, uri, headers, begun } = self;
+        if !matches!(failure, ConnectFailure::Broken(_)) || !service.was_idle_and_is_unanswered(begun) {
+            return None;
+        }
+        tracing::debug!("the service closed an idle connection; sending a request once more");
+        let mut request = Request::new(ServiceRequestBody::none());
+        (*request.method_mut(), *request.uri_mut(), *request.headers_mut()) = (method, uri, headers);
+        Some(request)
+    }
+}
+
+/// Sends a request by HTTP/1.1.
+async fn send(
+    client: Client<ServiceConnector, ServiceRequestBody>,
+    request: Request<ServiceRequestBody>,
+) -> Result<Response<Incoming>, ConnectFailure> {
+    client.request(request).await.map_err(|error| {
+        let unsent = |error: &hyper_util::client::legacy::Error| {
+            let source = std::error::Error::source(error)?;
+            Some(source.downcast_ref::<hyper::Error>()?.is_canceled())
+        };
+        match error.is_connect() {
+            true => ConnectFailure::Unreachable(error.into()),
+            false if unsent(&error) == Some(true) => ConnectFailure::Unprocessed,
+            false => ConnectFailure::Broken(error.into()),
+        }
+    })
+}
+
 impl Exchange {
     pub(super) async fn over_http1(
         self,
-        client: Client<ServiceConnector, ServiceRequestBody>,
+        clients: Http1Clients,
         mut request: Request<ServiceRequestBody>,
         switch: Option<OnUpgrade>,
     ) {
-        let captured = capture_connection(&mut request);
-        let sending = async {
-            client.request(request).await.map_err(|error| {
-                let unsent = |error: &hyper_util::client::legacy::Error| {
-                    let source = std::error::Error::source(error)?;
-                    Some(source.downcast_ref::<hyper::Error>()?.is_canceled())
-                };
-                match error.is_connect() {
-                    true => ConnectFailure::Unreachable(error.into()),
-                    false if unsent(&error) == Some(true) => ConnectFailure::Unprocessed,
-                    false => ConnectFailure::Broken(error.into()),
-                }
-            })
-        };
-        let service = ServiceSide::Http1(captured);
-        self.see_through(sending, service, switch).await;
+        let service = ServiceSide::Http1(capture_connection(&mut request));
+        let repeatable = RepeatableRequest::of(&request, switch.is_some());
+        let mut abandoned = pin!(self.abandoned);
+        let sending = send(clients.reused, request);
+        let Some(mut head) = response_head(sending, abandoned.as_mut(), &service, &self.upstream).await else { return };
+        let mut service = service;
+        if let ((Err(failure), None), Some(repeatable)) = (&head, repeatable)
+            && let Some(mut request) = repeatable.if_unanswered(failure, &service)
+        {
+            service = ServiceSide::Http1(capture_connection(&mut request));
+            let sending = send(clients.anew, request);
+            let again = response_head(sending, abandoned, &service, &self.upstream).await;
+            let Some(again) = again else { return };
+            head = again;
+        }
+        let Exchange { upstream, replies, is_safe, upload, to_router, .. } = self;
+        let (result, until) = head;
+        let responding = ExchangeResponse { upstream, replies, is_safe, to_router, service, until };
+        responding.go_on(result, upload, switch).await;
     }
 
     pub(super) async fn over_http2(self, connection: PartitionLease, request: Request<ServiceRequestBody>) {
+        let Exchange { upstream, replies, is_safe, abandoned, upload, to_router } = self;
         let used = Arc::default();
         let service = ServiceSide::Http2(connection.http2.clone(), Arc::clone(&used));
-        self.see_through(connection.http2.request(request, &used), service, None).await;
-    }
-
-    /// Sends the request, responds to the router, and returns once the service has ended the exchange.
-    async fn see_through(
-        self,
-        sending: impl Future<Output = Result<Response<Incoming>, ConnectFailure>>,
-        service: ServiceSide,
-        switch: Option<OnUpgrade>,
-    ) {
-        let Exchange { upstream, replies, is_safe, abandoned, upload, to_router } = self;
-        let Some((result, until)) = response_head(sending, abandoned, &service, &upstream).await else { return };
+        let sending = connection.http2.request(request, &used);
+        let Some((result, until)) = response_head(sending, pin!(abandoned), &service, &upstream).await else { return };
         let responding = ExchangeResponse { upstream, replies, is_safe, to_router, service, until };
-        match result {
-            Err(failure) => responding.fail(failure).await,
-            Ok(mut response) => {
-                response.headers_mut().remove(SEGUE_REASON);
-                if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-                    responding.switch_protocols(response, switch).await;
-                } else {
-                    responding.relay(response, upload).await;
-                }
-            }
-        }
+        responding.go_on(result, upload, None).await;
     }
 }
 
@@ -113,12 +159,12 @@ impl Exchange {
 /// router has gone. Returns `None` if the exchange is over.
 async fn response_head(
     sending: impl Future<Output = Result<Response<Incoming>, ConnectFailure>>,
-    abandoned: WaitForCancellationFutureOwned,
+    abandoned: Pin<&mut WaitForCancellationFutureOwned>,
     service: &ServiceSide,
     upstream: &Upstream,
 ) -> Option<(Result<Response<Incoming>, ConnectFailure>, Option<Instant>)> {
     let mut sending = pin!(sending);
-    match select(sending.as_mut(), pin!(abandoned)).await {
+    match select(sending.as_mut(), abandoned).await {
         Either::Left((result, _)) => Some((result, None)),
         // The service was sent nothing, and will be sent nothing.
         Either::Right(_) if !service.is_used() => None,
@@ -143,10 +189,30 @@ struct ExchangeResponse {
 }
 
 impl ExchangeResponse {
+    /// Responds to the router, and returns once the service has ended the exchange.
+    async fn go_on(
+        self,
+        result: Result<Response<Incoming>, ConnectFailure>,
+        upload: oneshot::Receiver<Upload>,
+        switch: Option<OnUpgrade>,
+    ) {
+        match result {
+            Err(failure) => self.fail(failure).await,
+            Ok(mut response) => {
+                response.headers_mut().remove(SEGUE_REASON);
+                if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                    self.switch_protocols(response, switch).await;
+                } else {
+                    self.relay(response, upload).await;
+                }
+            }
+        }
+    }
+
     /// Responds in place of the service, and returns once the service has ended what it was sent.
     async fn fail(self, failure: ConnectFailure) {
         let ExchangeResponse { upstream, replies, to_router, service, until, .. } = self;
-        if service.speaks_http2() {
+        if service.speaks_http2() || (!service.is_told_by_reset() && failure.is_refused_protocol()) {
             upstream.traffic.speaks_http2(&upstream.address);
             return drop(to_router.send(replies.speaks_http2()));
         }

@@ -43,11 +43,13 @@ pub(super) enum Upload {
 }
 
 pub(super) struct ServiceRequestBody {
-    incoming: Incoming,
+    /// `None` if there is no body.
+    incoming: Option<Incoming>,
     http2: bool,
     /// Resolves once the service has sent `100 Continue`, or has had the time to.
     asked_for: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    lost: Pin<Box<WaitForCancellationFutureOwned>>,
+    /// `None` if there is no body.
+    lost: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     /// The outcome if this is dropped now.
     outcome: Upload,
     ended: Option<oneshot::Sender<Upload>>,
@@ -65,10 +67,10 @@ impl ServiceRequestBody {
         let expects = !http2 && request.version() != Version::HTTP_2 && expects_continue(request.headers());
         let (ended, upload) = oneshot::channel();
         let mut request = request.map(|incoming| ServiceRequestBody {
-            incoming,
+            incoming: Some(incoming),
             http2,
             asked_for: None,
-            lost: Box::pin(lost),
+            lost: Some(Box::pin(lost)),
             outcome: Upload::Refused,
             ended: Some(ended),
         });
@@ -88,9 +90,23 @@ impl ServiceRequestBody {
     }
 }
 
+impl ServiceRequestBody {
+    /// Returns the body of a request that has none.
+    pub(super) fn none() -> Self {
+        ServiceRequestBody {
+            incoming: None,
+            http2: false,
+            asked_for: None,
+            lost: None,
+            outcome: Upload::Whole,
+            ended: None,
+        }
+    }
+}
+
 impl Drop for ServiceRequestBody {
     fn drop(&mut self) {
-        let outcome = if self.incoming.is_end_stream() { Upload::Whole } else { self.outcome };
+        let outcome = if self.is_end_stream() { Upload::Whole } else { self.outcome };
         let _ = self.ended.take().map(|ended| ended.send(outcome));
     }
 }
@@ -100,7 +116,9 @@ impl Body for ServiceRequestBody {
     type Error = BoxError;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if self.lost.as_mut().poll(context).is_ready() {
+        if let Some(lost) = &mut self.lost
+            && lost.as_mut().poll(context).is_ready()
+        {
             self.outcome = Upload::CutOff;
             return Poll::Ready(Some(Err(UploadCutOff.into())));
         }
@@ -108,9 +126,9 @@ impl Body for ServiceRequestBody {
             ready!(asked_for.as_mut().poll(context));
             self.asked_for = None;
         }
-        let frame = ready!(Pin::new(&mut self.incoming).poll_frame(context));
-        let frame = match frame {
-            None if self.http2 && !self.incoming.is_end_stream() => Some(Err(UploadCutOff.into())),
+        let Some(incoming) = &mut self.incoming else { return Poll::Ready(None) };
+        let frame = match ready!(Pin::new(incoming).poll_frame(context)) {
+            None if self.http2 && !self.is_end_stream() => Some(Err(UploadCutOff.into())),
             frame => frame.map(|frame| frame.map_err(Into::into)),
         };
         match &frame {
@@ -122,10 +140,10 @@ impl Body for ServiceRequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
+        self.incoming.as_ref().is_none_or(Incoming::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
+        self.incoming.as_ref().map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint)
     }
 }

@@ -9,9 +9,9 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use http::uri::Authority;
 use tokio::time::Instant;
 
+use super::service_address::ServiceAddress;
 use crate::upstream::{SharingPolicy, h2_cause, is_odd_response};
 
 /// The faults that a service has shown so far.
@@ -29,7 +29,7 @@ struct ServiceFaults {
 
 impl Faults {
     /// Notes an answer in another protocol than HTTP/2.
-    pub(super) fn note_foreign(&self, upstream: &Authority) {
+    pub(super) fn note_foreign(&self, upstream: &ServiceAddress) {
         if !self.0.foreign.swap(true, Relaxed) {
             tracing::warn!(%upstream, "service answers HTTP/2 in another protocol; giving its requests back");
         }
@@ -48,7 +48,7 @@ impl Faults {
     }
 
     /// Notes why an exchange or a connection has ended.
-    pub(super) fn note_end(&self, upstream: &Authority, error: &hyper::Error) {
+    pub(super) fn note_end(&self, upstream: &ServiceAddress, error: &hyper::Error) {
         if !h2_cause(error).is_some_and(is_odd_response) {
             return;
         }

@@ -25,9 +25,9 @@ use tower::Service;
 use super::body::SidecarBody;
 use super::by_partition::ByPartition;
 use super::connection::{CONNECT_TIMEOUT, ServiceConnector};
-use super::exchange::Exchange;
+use super::exchange::{Exchange, Http1Clients};
 use super::expect::ServiceRequestBody;
-use super::heads::{client, prepare};
+use super::heads::{ServiceTarget, client, prepare};
 use super::local_reply::LocalReplies;
 use super::upstream::Upstream;
 use crate::message::headers::wants_upgrade;
@@ -41,23 +41,27 @@ const MAX_RESPONSE_HEADERS: usize = 128;
 #[derive(Debug, Clone)]
 pub(super) struct Forwarder {
     upstream: Upstream,
-    http1: Client<ServiceConnector, ServiceRequestBody>,
+    http1: Http1Clients,
     http2: ByPartition,
 }
 
 impl Forwarder {
     pub(super) fn new(upstream: Upstream) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        let mut tcp = HttpConnector::new();
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        let Upstream { address, tls, traffic, .. } = upstream.clone();
+        let connector = ServiceConnector { tcp, address, tls, traffic };
         // Retries only requests that hyper hands back unsent because the service has just closed the connection.
-        let http1 = Client::builder(TokioExecutor::new())
+        let mut builder = Client::builder(TokioExecutor::new());
+        builder
             .retry_canceled_requests(true)
             .http1_max_headers(MAX_RESPONSE_HEADERS)
             .timer(TokioTimer::new())
-            .pool_timer(TokioTimer::new())
-            .build(ServiceConnector { connector, traffic: upstream.traffic.clone() });
-        let http2 = ByPartition::new(upstream.address.clone(), upstream.traffic.clone());
+            .pool_timer(TokioTimer::new());
+        let reused = builder.build(connector.clone());
+        let http1 = Http1Clients { reused, anew: builder.pool_max_idle_per_host(0).build(connector) };
+        let http2 = ByPartition::new(upstream.clone());
         Forwarder { upstream, http1, http2 }
     }
 
@@ -73,7 +77,8 @@ impl Forwarder {
         let switch = wants_upgrade(request.version(), request.headers()).then(|| hyper::upgrade::on(&mut request));
         let came_by_http2 = request.version() == Version::HTTP_2;
         let by_http2 = switch.is_none() && self.upstream.protocol.is_http2(|| is_grpc(request.headers()));
-        prepare(&mut request, &self.upstream.address, by_http2, switch.is_some());
+        let target = ServiceTarget { address: &self.upstream.address, is_secure: self.upstream.tls.is_some() };
+        prepare(&mut request, target, by_http2, switch.is_some());
         let (request, upload) = ServiceRequestBody::of(request, came_by_http2, lost);
         let partition = replies.partition;
         let (to_router, response) = oneshot::channel();

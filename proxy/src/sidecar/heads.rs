@@ -10,20 +10,28 @@ use http::uri::{Authority, Scheme};
 use http::{Request, Uri, Version};
 use hyper::body::Incoming;
 
+use super::service_address::ServiceAddress;
 use crate::message::header_names::{X_FORWARDED_FOR, is_hop_by_hop};
+
+/// The service that a request is for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ServiceTarget<'a> {
+    pub(super) address: &'a ServiceAddress,
+    pub(super) is_secure: bool,
+}
 
 /// Rewrites a router's request for the service, `by_http2` or by HTTP/1.1. With `upgrade` it keeps what asks for another
 /// protocol.
-pub(super) fn prepare(request: &mut Request<Incoming>, upstream: &Authority, by_http2: bool, upgrade: bool) {
+pub(super) fn prepare(request: &mut Request<Incoming>, target: ServiceTarget<'_>, by_http2: bool, upgrade: bool) {
     let path = request.uri().path_and_query().cloned();
     let authority = request.uri().authority().cloned().or_else(|| {
         let host = request.headers().get(HOST).filter(|_| by_http2)?;
         Authority::try_from(host.as_bytes()).ok()
     });
     let mut parts = http::uri::Parts::default();
-    parts.scheme = Some(Scheme::HTTP);
+    parts.scheme = Some(if by_http2 && target.is_secure { Scheme::HTTPS } else { Scheme::HTTP });
     // By HTTP/1.1 this is the address to connect to, and the host is a header.
-    parts.authority = authority.clone().filter(|_| by_http2).or_else(|| Some(upstream.clone()));
+    parts.authority = authority.clone().filter(|_| by_http2).or_else(|| Some(target.address.authority()));
     parts.path_and_query = Some(path.unwrap_or_else(|| http::uri::PathAndQuery::from_static("/")));
     if let Ok(uri) = Uri::from_parts(parts) {
         *request.uri_mut() = uri;

@@ -15,20 +15,21 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::HOST;
-use http::uri::{Authority, PathAndQuery};
+use http::uri::{PathAndQuery, Scheme, Uri};
 use http::{Request, StatusCode};
 use http_body_util::Empty;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::connection::CONNECT_TIMEOUT;
+use super::service_socket::ServiceSocket;
 use super::traffic::Traffic;
 use super::upstream::Upstream;
-use crate::upstream::connect;
+use crate::settings::UpstreamProtocol;
+use crate::tls::AlpnOffer;
 
 /// Interval between two attempts to reach a service that is not up.
 const STARTUP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -126,7 +127,7 @@ async fn run(upstream: Upstream, checks: Checks, known: Arc<watch::Sender<Servic
     let (mut failures, mut unreachable) = (0_u32, 0_u32);
     loop {
         let (begun, stops) = (Instant::now(), known.borrow().stops);
-        let failure = check(&upstream.address, checks.path.as_ref(), begun + checks.every).await.err();
+        let failure = check(&upstream, checks.path.as_ref(), begun + checks.every).await.err();
         match failure {
             None => {
                 (failures, unreachable) = (0, 0);
@@ -188,18 +189,38 @@ enum HealthFailure {
     Request(#[from] http::Error),
 }
 
-async fn check(address: &Authority, path: Option<&PathAndQuery>, by: Instant) -> Result<(), HealthFailure> {
+async fn check(upstream: &Upstream, path: Option<&PathAndQuery>, by: Instant) -> Result<(), HealthFailure> {
     let limit = CONNECT_TIMEOUT.min(by.saturating_duration_since(Instant::now()));
-    let stream = timeout(limit, connect(address.as_str(), limit)).await.map_err(std::io::Error::from)??;
+    let by_http2 = upstream.protocol == UpstreamProtocol::Http2;
+    let offer = if by_http2 { AlpnOffer::Http2 } else { AlpnOffer::Either };
+    let socket = upstream.address.dial(upstream.tls.as_ref(), offer, limit).await?;
     let Some(path) = path else { return Ok(()) };
-    timeout_at(by, ask(stream, address, path)).await.unwrap_or(Err(HealthFailure::Late))
+    let asked = ask(socket, upstream, path, by_http2);
+    timeout_at(by, asked).await.unwrap_or(Err(HealthFailure::Late))
 }
 
-async fn ask(stream: TcpStream, address: &Authority, path: &PathAndQuery) -> Result<(), HealthFailure> {
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
-    let request = Request::get(path.as_str()).header(HOST, address.as_str()).body(Empty::<Bytes>::new())?;
-    match sender.send_request(request).await?.status() {
+/// Asks for a path, `by_http2` unless the service has chosen another version.
+async fn ask(
+    socket: ServiceSocket,
+    upstream: &Upstream,
+    path: &PathAndQuery,
+    by_http2: bool,
+) -> Result<(), HealthFailure> {
+    let (by_http2, host) = (socket.agreed_on_http2().unwrap_or(by_http2), upstream.address.authority());
+    let request = Request::get(path.as_str());
+    let (status, _connection) = if by_http2 {
+        let (mut sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(socket)).await?;
+        let connection = AbortOnDropHandle::new(tokio::spawn(connection));
+        let scheme = if upstream.tls.is_some() { Scheme::HTTPS } else { Scheme::HTTP };
+        let uri = Uri::builder().scheme(scheme).authority(host).path_and_query(path.clone()).build()?;
+        (sender.send_request(request.uri(uri).body(Empty::<Bytes>::new())?).await?.status(), connection)
+    } else {
+        let (mut sender, connection) = http1::handshake(TokioIo::new(socket)).await?;
+        let connection = AbortOnDropHandle::new(tokio::spawn(connection));
+        let request = request.header(HOST, host.as_str()).body(Empty::<Bytes>::new())?;
+        (sender.send_request(request).await?.status(), connection)
+    };
+    match status {
         status if status.is_success() || status.is_redirection() => Ok(()),
         status => Err(HealthFailure::Answer(status)),
     }
@@ -209,13 +230,12 @@ async fn ask(stream: TcpStream, address: &Authority, path: &PathAndQuery) -> Res
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
+    use tokio::time::timeout;
 
     use super::*;
-    use crate::settings::UpstreamProtocol;
 
     fn upstream(listener: &TcpListener) -> Upstream {
-        let address = listener.local_addr().unwrap().to_string().parse().unwrap();
-        Upstream { address, protocol: UpstreamProtocol::Auto, work_ends_within: None, traffic: Arc::default() }
+        Upstream::at(listener.local_addr().unwrap().to_string().parse().unwrap())
     }
 
     fn checks() -> Checks {

@@ -13,32 +13,31 @@
 //! * A request whose connection the service has ended with an error gets one of its own when its router sends it again, and
 //!   is given back no more once the service has ended that one as well.
 
+use std::error::Error;
 use std::pin::pin;
 use std::sync::{Arc, PoisonError};
 
-use http::uri::Authority;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::sync::Mutex;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tower::BoxError;
 
 use super::connection::{CONNECT_TIMEOUT, ServiceConnection, ServiceStream};
 use super::expect::ServiceRequestBody;
 use super::faults::Faults;
-use super::traffic::Traffic;
+use super::upstream::Upstream;
+use crate::tls::{AlpnOffer, refuses_protocol};
 use crate::upstream::{
-    CONNECTION_WINDOW_BYTES, MAX_HEAD_BYTES, RefusalScope, SharingPolicy, connect, end_without_peer, head_size,
-    says_unprocessed,
+    CONNECTION_WINDOW_BYTES, MAX_HEAD_BYTES, RefusalScope, SharingPolicy, head_size, says_unprocessed,
 };
 
 #[derive(Debug, Clone)]
 pub(super) struct Http2 {
-    upstream: Authority,
-    traffic: Arc<Traffic>,
+    upstream: Upstream,
     session: Arc<Mutex<ConnectionState>>,
     faults: Faults,
 }
@@ -87,9 +86,24 @@ pub(super) enum ConnectFailure {
     Broken(BoxError),
 }
 
+impl ConnectFailure {
+    /// Returns whether the service has refused, by TLS, the version of HTTP that it was offered.
+    pub(super) fn is_refused_protocol(&self) -> bool {
+        let ConnectFailure::Unreachable(error) = self else { return false };
+        let mut cause: Option<&(dyn Error + 'static)> = Some(&**error);
+        while let Some(error) = cause {
+            if error.downcast_ref().is_some_and(refuses_protocol) {
+                return true;
+            }
+            cause = error.source();
+        }
+        false
+    }
+}
+
 impl Http2 {
-    pub(super) fn new(upstream: Authority, traffic: Arc<Traffic>, faults: Faults) -> Self {
-        Http2 { upstream, traffic, session: Arc::default(), faults }
+    pub(super) fn new(upstream: Upstream, faults: Faults) -> Self {
+        Http2 { upstream, session: Arc::default(), faults }
     }
 
     pub(super) async fn request(
@@ -128,7 +142,7 @@ impl Http2 {
                 Err(error) => error,
             };
             if handle.is_foreign() {
-                self.faults.note_foreign(&self.upstream);
+                self.faults.note_foreign(&self.upstream.address);
             }
             match error.take_message() {
                 Some(unsent) if !fresh => {
@@ -144,7 +158,7 @@ impl Http2 {
 
     /// Returns why an exchange that was sent got no response.
     async fn failure(&self, error: hyper::Error, is_too_large: bool, was_shared: bool) -> ConnectFailure {
-        self.faults.note_end(&self.upstream, &error);
+        self.faults.note_end(&self.upstream.address, &error);
         match says_unprocessed(&error) {
             None => ConnectFailure::Broken(error.into()),
             Some(RefusalScope::Alone) => ConnectFailure::Unprocessed,
@@ -188,10 +202,14 @@ impl Http2 {
     }
 
     async fn connect(&self, is_shared: bool) -> Result<SharedConnection, BoxError> {
-        let stream = timeout(CONNECT_TIMEOUT, connect(self.upstream.as_str(), CONNECT_TIMEOUT)).await??;
-        stream.set_nodelay(true)?;
-        end_without_peer(&stream);
-        let stream = ServiceStream::http2(stream, self.traffic.clone());
+        let Upstream { address, tls, traffic, .. } = &self.upstream;
+        let dialled = address.dial(tls.as_ref(), AlpnOffer::Http2, CONNECT_TIMEOUT).await;
+        let socket = dialled.inspect_err(|error| {
+            if refuses_protocol(error) {
+                self.faults.note_foreign(address);
+            }
+        })?;
+        let stream = ServiceStream::http2(socket, traffic.clone());
         let handle = stream.handle();
         let mut builder = Builder::new(TokioExecutor::new());
         builder.timer(TokioTimer::new()).initial_connection_window_size(CONNECTION_WINDOW_BYTES);
@@ -199,7 +217,7 @@ impl Http2 {
         let (sender, connection) = builder.handshake(TokioIo::new(stream)).await?;
         let ended = CancellationToken::new();
         let end = ended.clone().drop_guard();
-        let (faults, upstream) = (self.faults.clone(), self.upstream.clone());
+        let (faults, upstream) = (self.faults.clone(), address.clone());
         tokio::spawn(async move {
             let _end = end;
             if let Err(error) = connection.await {
@@ -230,9 +248,12 @@ mod tests {
     use tokio::io::AsyncWriteExt as _;
     use tokio::net::{TcpListener, TcpStream};
     use tokio::sync::mpsc;
+    use tokio::time::timeout;
 
     use super::*;
+    use crate::sidecar::service_socket::ServiceSocket;
     use crate::sidecar::tests::deaf;
+    use crate::tls::Stream;
 
     /// Returns a request as a router sends it, and its connection.
     async fn request() -> (Request<ServiceRequestBody>, impl Sized) {
@@ -256,8 +277,9 @@ mod tests {
     async fn an_exchange_keeps_no_sender_of_a_connection_that_has_ended() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let client = Http2::new(address.to_string().parse().unwrap(), Arc::default(), Faults::default());
-        let stream = ServiceStream::http2(TcpStream::connect(address).await.unwrap(), Arc::default());
+        let client = Http2::new(Upstream::at(address.to_string().parse().unwrap()), Faults::default());
+        let socket = ServiceSocket::Tcp(Stream::Plain(TcpStream::connect(address).await.unwrap()));
+        let stream = ServiceStream::http2(socket, Arc::default());
         let handle = stream.handle();
         let (sender, connection) = Builder::new(TokioExecutor::new()).handshake(TokioIo::new(stream)).await.unwrap();
         let ended = CancellationToken::new();
@@ -273,7 +295,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_attempt_to_connect_fails_for_all_who_wait_for_it() {
         let (_listener, _queued, address) = deaf().await;
-        let client = Http2::new(address.to_string().parse().unwrap(), Arc::default(), Faults::default());
+        let client = Http2::new(Upstream::at(address.to_string().parse().unwrap()), Faults::default());
         let begun = Instant::now();
         let all = futures_util::future::join_all((0..5).map(|_| client.session())).await;
         assert!(all.iter().all(Result::is_err));

@@ -43,6 +43,13 @@ impl ServiceSide {
         }
     }
 
+    /// Returns whether the connection was idle before `begun`, and the service has sent nothing on it since. Not by HTTP/2,
+    /// where a server says what it has not processed.
+    pub(super) fn was_idle_and_is_unanswered(&self, begun: Instant) -> bool {
+        let ServiceSide::Http1(captured) = self else { return false };
+        ServiceConnection::of(captured).is_some_and(|connection| connection.was_idle_and_is_unanswered(begun))
+    }
+
     /// Returns whether the service has answered HTTP/1.1 in HTTP/2.
     pub(super) fn speaks_http2(&self) -> bool {
         let ServiceSide::Http1(captured) = self else { return false };

@@ -14,11 +14,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::StatusCode;
-use http::uri::Authority;
 use segue_protocol::ids::PartitionId;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
+use super::service_address::ServiceAddress;
 use super::shared_histogram::SharedHistogram;
 use super::under_way::{ExchangeNumber, Exchanges};
 use crate::routing::request_summary::RequestSummary;
@@ -171,7 +171,7 @@ impl Traffic {
 
     /// Logs that the service answers HTTP/1.1 in HTTP/2.
     #[cold]
-    pub(super) fn speaks_http2(&self, upstream: &Authority) {
+    pub(super) fn speaks_http2(&self, upstream: &ServiceAddress) {
         if let Some(requests) = self.http2_noted.lock().unwrap_or_else(PoisonError::into_inner).note() {
             tracing::warn!(%upstream, requests, "service speaks HTTP/2 only; answering 502; set pod.protocol to http2");
         }

@@ -37,7 +37,7 @@ use reload::{Files, ReloadedFiles};
 pub use reload::{Material, RefreshOutcome};
 #[cfg(test)]
 pub(crate) use stream::tests::pair;
-pub(crate) use stream::{ReadHalf, Stream, WriteHalf, forget, refuses_certificate, throw_away};
+pub(crate) use stream::{ReadHalf, Stream, WriteHalf, forget, refuses_certificate, refuses_protocol, throw_away};
 
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())

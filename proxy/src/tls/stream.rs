@@ -173,6 +173,13 @@ pub(crate) fn throw_away(half: WriteHalf) {
     }
 }
 
+/// Returns whether the peer speaks none of the versions of HTTP that it was offered.
+pub(crate) fn refuses_protocol(error: &io::Error) -> bool {
+    use rustls::AlertDescription::NoApplicationProtocol;
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    matches!(cause, Some(rustls::Error::AlertReceived(NoApplicationProtocol)))
+}
+
 /// Returns whether the peer has rejected this side's certificate. It does so before it reads anything that is sent
 /// after the handshake.
 pub(crate) fn refuses_certificate(error: &io::Error) -> bool {

@@ -26,7 +26,7 @@ use segue_protocol::ids::PartitionId;
 use segue_protocol::planning::Policy;
 use segue_protocol::records::Capabilities;
 use segue_proxy::settings::UpstreamProtocol;
-use segue_proxy::sidecar::{Sidecar, Traffic, Upstream};
+use segue_proxy::sidecar::{Sidecar, Upstream};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
@@ -102,12 +102,7 @@ impl Site {
         let sidecar = Sidecar::bind("127.0.0.1:0".parse().unwrap(), None, 100).await.unwrap();
         let address = sidecar.local_addr().unwrap();
         let pod = pod(&stored, "w", address);
-        let upstream = Upstream {
-            address: service.to_string().parse().unwrap(),
-            protocol,
-            work_ends_within: None,
-            traffic: Arc::new(Traffic::default()),
-        };
+        let upstream = Upstream { protocol, ..Upstream::at(service.to_string().parse().unwrap()) };
         tokio::spawn(sidecar.serve(vec![(pod.layer(), upstream)], stop.clone(), LONG));
         soon(pod.status().wait_for(|state| state.owned.len() == PARTITIONS as usize)).await.unwrap();
         let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());

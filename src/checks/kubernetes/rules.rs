@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use segue_config::{Admin, Config, Pod};
+use segue_proxy::sidecar::ServiceAddress;
 
 use super::ManifestFindings;
 use super::hook::{Ends, drains, lasts};
@@ -68,7 +69,10 @@ impl Process<'_> {
 
     /// The service must not get SIGTERM before the sidecar has handed its partitions over.
     fn service(&self, pod: &Pod, found: &mut ManifestFindings) {
-        let port = pod.upstream.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+        let port = match &pod.upstream {
+            ServiceAddress::Tcp(authority) => authority.port_u16(),
+            ServiceAddress::Unix(_) => None,
+        };
         let others: Vec<_> = self.others().filter(|other| other.stage != ContainerStage::Before).collect();
         let named = others.iter().find(|other| other.ports.values().any(|other| Some(*other) == port));
         let service = match (named, others.as_slice()) {

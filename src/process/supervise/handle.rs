@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use segue_config::Exec;
 use segue_coordination::pod::boottime_millis;
 use segue_proxy::open_files;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -18,6 +19,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{error, info, warn};
 
 use super::descendants;
+use super::launch::Launch;
 use crate::process::last_words;
 
 /// How long a supervisor may take to kill a service before its sidecar does.
@@ -36,6 +38,7 @@ pub(crate) struct UnexpectedExit {
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     command: Vec<String>,
+    launch: Launch,
     running: tokio::sync::Mutex<Option<RunningProcess>>,
     state: watch::Sender<ServiceState>,
     /// The pipe to the supervisor, for orders that cannot wait for `running`.
@@ -58,12 +61,13 @@ enum ServiceState {
 }
 
 impl Supervisor {
-    /// Returns the supervisor of a service that runs `command`. [`start`](Self::start) starts it.
-    pub(crate) fn new(command: Vec<String>) -> anyhow::Result<Self> {
+    /// Returns the supervisor of this service. [`start`](Self::start) starts it.
+    pub(crate) fn new(exec: Exec) -> anyhow::Result<Self> {
         // The descendants of a dead supervisor become children of this process.
         descendants::adopt().context("cannot become the subreaper of the service")?;
         Ok(Supervisor {
-            command,
+            launch: Launch::of(&exec),
+            command: exec.command,
             running: tokio::sync::Mutex::new(None),
             state: watch::channel(ServiceState::Stopped).0,
             orders: Mutex::new(None),
@@ -86,6 +90,7 @@ impl Supervisor {
             command.arg("--json");
         }
         command.arg("--").args(&self.command);
+        self.launch.give(&mut command);
         command.stdin(Stdio::from(OwnedFd::from(far))).process_group(0);
         let process = command.spawn().context("pod.exec: cannot start the supervisor")?;
         let id = process.id();

@@ -19,6 +19,7 @@
 mod deadline;
 mod descendants;
 mod handle;
+mod launch;
 mod process;
 
 pub(crate) use handle::{Supervisor, UnexpectedExit};

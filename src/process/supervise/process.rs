@@ -17,6 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::deadline::Deadline;
 use super::descendants;
+use super::launch::Launch;
 use crate::process::last_words::{self, say};
 
 /// The exit codes of shells for a program that cannot be run, or does not exist.
@@ -118,6 +119,15 @@ fn exit_code(status: WaitStatus) -> u8 {
 /// only if that fails. `files` is the soft limit of open files that the sidecar had before it raised it, for programs
 /// that cannot handle descriptors above 1,024.
 pub(crate) fn become_service(supervisor: i32, command: &[String], files: Option<u64>) -> anyhow::Result<ExitCode> {
+    let Some((program, arguments)) = command.split_first() else { return Ok(ExitCode::from(CANNOT_RUN)) };
+    let mut service = Command::new(program);
+    service.args(arguments);
+    let launch = Launch::received().context("cannot read how the service starts")?;
+    if let Err(error) = launch.become_user(&mut service) {
+        say(&format!("segue: pod.exec_user: {error:#}"));
+        return Ok(ExitCode::from(CANNOT_RUN));
+    }
+    // Only now: a process that becomes another user's forgets the signal.
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot have the service die with its supervisor")?;
     if getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(supervisor) {
         // The supervisor died before the signal was requested.
@@ -128,8 +138,11 @@ pub(crate) fn become_service(supervisor: i32, command: &[String], files: Option<
         let limit = Rlimit { current: files, ..getrlimit(Resource::Nofile) };
         setrlimit(Resource::Nofile, limit).context("cannot set the limit of open files back")?;
     }
-    let Some((program, arguments)) = command.split_first() else { return Ok(ExitCode::from(CANNOT_RUN)) };
-    let error = Command::new(program).args(arguments).exec();
+    if let Err(error) = launch.enter() {
+        say(&format!("segue: pod.exec_cwd: {error:#}"));
+        return Ok(ExitCode::from(CANNOT_RUN));
+    }
+    let error = service.exec();
     say(&format!("segue: pod.exec: cannot run {program}: {error}"));
     Ok(ExitCode::from(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { CANNOT_RUN }))
 }

@@ -21,6 +21,7 @@ use segue_grpc::{ServiceStream, ServiceStreamSettings};
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::records::Capabilities;
 use segue_proxy::sidecar::{Sidecar, Traffic, Upstream};
+use segue_proxy::tls::ClientTls;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -55,6 +56,7 @@ pub(crate) struct BoundPod {
     sidecar: Sidecar,
     listener: Option<StreamListener>,
     section: config::Pod,
+    service_tls: Option<ClientTls>,
     admin: Option<String>,
 }
 
@@ -97,7 +99,8 @@ impl BoundPod {
             Some(listen) => Some(StreamListener::bind(listen).await?),
             None => None,
         };
-        Ok(BoundPod { sidecar, listener, section: section.clone(), admin })
+        let service_tls = certificates.service.clone();
+        Ok(BoundPod { sidecar, listener, section: section.clone(), service_tls, admin })
     }
 
     /// Starts the sidecar, with a pod in each keyspace.
@@ -107,7 +110,7 @@ impl BoundPod {
         keyspaces: &[RoleKeyspace],
         registry: &mut Registry,
     ) -> anyhow::Result<PodRole> {
-        let BoundPod { sidecar, listener, section, admin } = self;
+        let BoundPod { sidecar, listener, section, service_tls, admin } = self;
         let vouches = ServiceBackend::vouches(&section);
         match vouches {
             Some(way) => info!(by = way, "the end of the service's work is guaranteed; the pod has fence"),
@@ -117,9 +120,9 @@ impl BoundPod {
                  pod.work_ends_within and pod.stream"
             ),
         }
-        let address = section.upstream.parse().context("pod.upstream")?;
         let service = Upstream {
-            address,
+            address: section.upstream.clone(),
+            tls: service_tls,
             protocol: section.protocol,
             work_ends_within: section.work_ends_within,
             traffic: Arc::default(),

@@ -174,7 +174,6 @@ mod tests {
     use segue_protocol::ids::HandoffId;
     use segue_protocol::keys::Keyspace;
     use segue_protocol::txn::{Op, Txn};
-    use segue_proxy::settings::UpstreamProtocol;
     use segue_proxy::sidecar::{Sidecar, Upstream};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::{TcpListener, TcpStream};
@@ -235,12 +234,7 @@ mod tests {
         let sidecar = Sidecar::bind("127.0.0.1:0".parse().unwrap(), None, 8).await.unwrap();
         let address = sidecar.local_addr().unwrap();
         let behind = service.local_addr().unwrap().to_string().parse().unwrap();
-        let upstream = Upstream {
-            address: behind,
-            protocol: UpstreamProtocol::Auto,
-            work_ends_within: None,
-            traffic: traffic.clone(),
-        };
+        let upstream = Upstream { traffic: traffic.clone(), ..Upstream::at(behind) };
         tokio::spawn(sidecar.serve(vec![(pod.layer(), upstream)], CancellationToken::new(), Duration::ZERO));
         let mut unstamped = TcpStream::connect(address).await.unwrap();
         unstamped.write_all(b"GET / HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n").await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use http::Request;
@@ -26,6 +26,8 @@ use crate::message::PREFACE;
 use crate::settings::UpstreamProtocol;
 
 mod http2;
+mod repeated;
+mod sockets;
 
 /// More than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -45,12 +47,10 @@ impl World {
     }
 
     fn of(service: SocketAddr, protocol: UpstreamProtocol) -> Self {
-        let upstream = Upstream {
-            address: service.to_string().parse().unwrap(),
-            protocol,
-            work_ends_within: None,
-            traffic: Arc::default(),
-        };
+        World::before(Upstream { protocol, ..Upstream::at(service.to_string().parse().unwrap()) })
+    }
+
+    fn before(upstream: Upstream) -> Self {
         let (router, sidecar) = tokio::io::duplex(1 << 20);
         let (abandoned, lost) = (CancellationToken::new(), CancellationToken::new());
         let (begun, exchange) = oneshot::channel();
