@@ -195,7 +195,8 @@ fn a_path_has_exactly_one_key() {
         ("/persons", "has no segment {key}"),
         ("/persons/x{key}", "has no segment {key}"),
         ("/{key}/{key}", "has more than one segment {key}"),
-        ("/{tenant}/{key}", "has a segment that no path has"),
+        ("/{tenant}", "has no segment {key}"),
+        ("/{a b}/{key}", "has a segment that no path has"),
         ("//{key}", "has a segment that no path has"),
         ("/{key}/", "has a segment that no path has"),
         ("/{key}/a?b", "has a segment that no path has"),
@@ -207,6 +208,101 @@ fn a_path_has_exactly_one_key() {
                  such as \"/persons/{{key}}\""
             )],
         );
+    }
+}
+
+#[test]
+fn a_star_in_a_path_matches_nothing_else_and_is_refused() {
+    assert_refused(
+        "[router.partition.key]\npath = \"/teams/*/persons/{key}\"\n",
+        &["segue.toml:2:8: router.partition.key.path: \"/teams/*/persons/{key}\" has a '*', which would match itself \
+           alone; expected a path with one segment {key}, such as \"/persons/{key}\"; did you mean \
+           \"/teams/{}/persons/{key}\""],
+    );
+    let text = refused("[router]\n[[keyspaces]]\nname = \"a\"\nmatch = { path_prefix = \"/a/*\" }\n");
+    assert!(text.contains("segue.toml:4:25: keyspaces.match.path_prefix: \"/a/*\" has a '*', which would"), "{text}");
+}
+
+#[test]
+fn mistakes_in_a_key_of_several_parts_are_named() {
+    let expected = "expected paths with named segments, such as [\"/teams/{team}/persons/{person}\"]";
+    for (rest, problem) in [
+        ("paths = []", format!("2:9: router.partition.key.paths: empty; {expected}")),
+        ("paths = [7]", format!("2:9: router.partition.key.paths: 7 is not a string; {expected}")),
+        ("paths = \"/{key}\"", format!("2:9: router.partition.key.paths: \"/{{key}}\" is not a list; {expected}")),
+        (
+            "paths = [\"/a/{key}\", \"/b\"]",
+            format!("2:9: router.partition.key.paths: \"/b\" has no segment {{key}}; {expected}"),
+        ),
+        (
+            "paths = [\"/a/{b}/{b}/{key}\"]",
+            format!("2:9: router.partition.key.paths: \"/a/{{b}}/{{b}}/{{key}}\" has more than one segment {{b}}; {expected}"),
+        ),
+        (
+            "paths = [\"/{team}\", \"/x/{b}\"]\nof = [\"team\", \"person\"]",
+            format!("2:9: router.partition.key.paths: \"/x/{{b}}\" has no segment {{team}} or {{person}}; {expected}"),
+        ),
+        (
+            "paths = [\"/{x}/{key}\", \"/a/{key}/b\"]",
+            "2:9: router.partition.key.paths: \"/a/{key}/b\" stands behind \"/{x}/{key}\", which matches the same paths: it \
+             is never reached; expected it in front, or not at all"
+                .to_owned(),
+        ),
+        (
+            "paths = [\"/{team}\"]\nof = [\"team\", \"persn\"]",
+            "3:6: router.partition.key.of: \"persn\" is a segment of no path; expected the names of segments in \
+             router.partition.key.paths"
+                .to_owned(),
+        ),
+        (
+            "paths = [\"/{a}\"]\nof = [\"a\", \"a\"]",
+            "3:6: router.partition.key.of: names \"a\" twice; expected each part once".to_owned(),
+        ),
+        ("paths = [\"/{a}\"]\nof = []", "3:6: router.partition.key.of: has 0 names; expected 1 to 8".to_owned()),
+        (
+            "paths = [\"/{a}\"]\nof = [\"{a}\"]",
+            "3:6: router.partition.key.of: \"{a}\" is not the name of a segment; expected names of segments, such as \
+             [\"team\", \"person\"]"
+                .to_owned(),
+        ),
+        (
+            "paths = [\"/{key}\"]\njoin = \"-\"",
+            "3:1: router.partition.key.join: the key has one part; expected it only with a key of several parts".to_owned(),
+        ),
+        (
+            "headers = [\"x-a\", \"x-b\"]\njoin = \"\"",
+            "3:8: router.partition.key.join: empty; expected text that is not empty".to_owned(),
+        ),
+        (
+            "headers = [\"x-a\", \"X-A\"]",
+            "2:11: router.partition.key.headers: names \"X-A\" twice; expected each header once".to_owned(),
+        ),
+        (
+            "headers = [\"x a\"]",
+            "2:11: router.partition.key.headers: \"x a\" is not the name of a header; expected the names of headers, such as \
+             [\"x-team\", \"x-person\"]"
+                .to_owned(),
+        ),
+        (
+            "headers = [\"host\", \"x-a\"]",
+            "2:11: router.partition.key.headers: \"host\" is a header by HTTP/1.1 alone; expected key = { host = true }, which \
+             is the host by HTTP/2 too"
+                .to_owned(),
+        ),
+        (
+            "header = \"x-a\"\nof = [\"a\"]",
+            "3:1: router.partition.key.of: given without router.partition.key.paths; no segment has a name; expected it only \
+             with key.paths"
+                .to_owned(),
+        ),
+        (
+            "header = \"x-a\"\njoin = \":\"",
+            "3:1: router.partition.key.join: given without router.partition.key.paths or router.partition.key.headers; the key \
+             has one part; expected it only with a key of several parts"
+                .to_owned(),
+        ),
+    ] {
+        assert_refused(&format!("[router.partition.key]\n{rest}\n"), &[&format!("segue.toml:{problem}")]);
     }
 }
 

@@ -5,7 +5,7 @@
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::Partitioner;
 use segue_protocol::view::View;
-use segue_proxy::routing::partition_key::{KeySource, LocationError, PartitionSource};
+use segue_proxy::routing::partition_key::{JoinedHeaders, KeySource, LocationError, PartitionSource};
 use segue_proxy::tls::ClientTls;
 use serde::{Deserialize, Serialize};
 
@@ -69,7 +69,11 @@ fn in_words(mapping: &PartitionSource) -> (String, Option<String>) {
         PartitionSource::Key { source, hash } => {
             let place = match source {
                 KeySource::Header(name) => format!("the header {name}"),
-                KeySource::Path(template) => format!("the path {template}"),
+                KeySource::Headers(JoinedHeaders { names, join }) => {
+                    let names: Vec<_> = names.iter().map(|name| name.as_str()).collect();
+                    format!("the headers {}, joined by {join:?}", names.join(" and "))
+                }
+                KeySource::Path(templates) => format!("the path {templates}"),
                 KeySource::Query(name) => format!("the query parameter {name}"),
                 KeySource::Cookie(name) => format!("the cookie {name}"),
                 KeySource::Host => "the host, in lower case and without its port".to_owned(),
@@ -103,6 +107,7 @@ mod tests {
     use segue_protocol::ids::Revision;
     use segue_protocol::keys::Keyspace;
     use segue_protocol::txn::{KeyValue, Snapshot};
+    use segue_proxy::routing::key_hash::KeyHash;
 
     use super::*;
 
@@ -123,6 +128,11 @@ mod tests {
     fn a_key_is_located_by_the_mapping_in_the_settings() {
         let keyed = r#"{"partitions":64,"partitioner":{"key":"path:/persons/{key}","hash":"murmur2"}}"#;
         assert_eq!(located(Some(keyed), "foobar"), Ok(("the path /persons/{key}".to_owned(), 62)));
+        let several = r#"{"partitions":64,"partitioner":{"key":"headers:x-a x-b joined by :","hash":"murmur2"}}"#;
+        let (taken_from, partition) = located(Some(several), "foo:bar").unwrap();
+        assert_eq!(taken_from, "the headers x-a and x-b, joined by \":\"");
+        assert_eq!(PartitionId::new(partition), KeyHash::Murmur2.partition(b"foo:bar", 64));
+        assert!(located(Some(several), "foo").unwrap_err().starts_with("no request has this key"));
         let numbered = r#"{"partitions":64,"partitioner":{"number":true}}"#;
         assert_eq!(located(Some(numbered), "63").map(|(_, partition)| partition), Ok(63));
     }

@@ -7,10 +7,13 @@
 use http::HeaderName;
 use http::header::HOST;
 use segue_proxy::routing::key_hash::KeyHash;
-use segue_proxy::routing::partition_key::{AmbiguousPaths, KeySource, PartitionSource, PathTemplate};
+use segue_proxy::routing::partition_key::{
+    AmbiguousPaths, JoinedHeaders, KeySource, MAX_KEY_PARTS, PartitionSource, PathTemplate, PathTemplateError,
+    PathTemplates, TemplatesError, is_part_name,
+};
 
 use crate::error::{Wrong, quoted};
-use crate::reader::{ConfigReader, text};
+use crate::reader::{ConfigReader, list, text};
 
 /// The keys of such a section.
 pub(super) struct PartitionKeys {
@@ -21,7 +24,11 @@ pub(super) struct PartitionKeys {
     hash: &'static str,
     key: &'static str,
     key_header: &'static str,
+    key_headers: &'static str,
     key_path: &'static str,
+    key_paths: &'static str,
+    key_of: &'static str,
+    key_join: &'static str,
     key_query: &'static str,
     key_cookie: &'static str,
     key_host: &'static str,
@@ -38,7 +45,11 @@ macro_rules! keys_of {
             hash: concat!($section, ".hash"),
             key: concat!($section, ".key"),
             key_header: concat!($section, ".key.header"),
+            key_headers: concat!($section, ".key.headers"),
             key_path: concat!($section, ".key.path"),
+            key_paths: concat!($section, ".key.paths"),
+            key_of: concat!($section, ".key.of"),
+            key_join: concat!($section, ".key.join"),
             key_query: concat!($section, ".key.query"),
             key_cookie: concat!($section, ".key.cookie"),
             key_host: concat!($section, ".key.host"),
@@ -54,8 +65,9 @@ pub(super) const KEYSPACE: PartitionKeys = keys_of!("keyspaces.partition");
 
 impl PartitionKeys {
     /// Returns the keys of the sources, of which a section has one.
-    fn sources(&self) -> [&'static str; 6] {
-        [self.header, self.key_header, self.key_path, self.key_query, self.key_cookie, self.key_host]
+    fn sources(&self) -> [&'static str; 8] {
+        let [header, query, cookie, host] = [self.header, self.key_query, self.key_cookie, self.key_host];
+        [header, self.key_header, self.key_headers, self.key_path, self.key_paths, query, cookie, host]
     }
 }
 
@@ -65,10 +77,15 @@ pub(super) fn read(r: &mut ConfigReader<'_>, keys: &PartitionKeys) -> PartitionS
     let order_by = r.header(keys.order_by);
     let hash = r.choice(keys.hash, KeyHash::NAMES, KeyHash::default());
     let ambiguous = r.choice(keys.ambiguous_paths, AmbiguousPaths::NAMES, AmbiguousPaths::default());
+    let join = join(r, keys.key_join);
+    let headers = headers(r, keys, &join);
+    let paths = paths(r, keys, &join, ambiguous).map(KeySource::Path);
     // Each is read before the number of sources is checked, so that a mistake in any is found.
     let found = [
         key_header(r, keys.key_header).map(KeySource::Header),
-        r.read(keys.key_path, |value| path_template(text(value, EXPECTED_TEMPLATE)?, ambiguous)).map(KeySource::Path),
+        headers,
+        r.read(keys.key_path, |value| one_path(text(value, EXPECTED_TEMPLATE)?, ambiguous)).map(KeySource::Path),
+        paths,
         r.text(keys.key_query).map(KeySource::Query),
         cookie(r, keys.key_cookie).map(KeySource::Cookie),
         host(r, keys.key_host).then_some(KeySource::Host),
@@ -90,8 +107,10 @@ fn one_source(r: &mut ConfigReader<'_>, keys: &PartitionKeys) {
             r.report_key(other, Wrong::new(fact, "expected exactly one"));
         }
     }
-    let sections =
-        [(keys.key, "expected one of header, path, query, cookie, host"), (keys.order_by_section, "expected header")];
+    let sections = [
+        (keys.key, "expected one of header, headers, path, paths, query, cookie, host"),
+        (keys.order_by_section, "expected header"),
+    ];
     for (section, expected) in sections {
         if let Some(place) = r.empty_section(section) {
             r.report(Some(place), section, Wrong::new("empty", expected));
@@ -105,9 +124,17 @@ fn one_source(r: &mut ConfigReader<'_>, keys: &PartitionKeys) {
         let fact = format!("given without {}; the header's number is the partition, and nothing is hashed", keys.key);
         r.report_key(keys.hash, Wrong::new(fact, "expected a key, or no hash"));
     }
-    if r.is_given(keys.ambiguous_paths) && !r.is_given(keys.key_path) {
+    if r.is_given(keys.ambiguous_paths) && !r.is_given(keys.key_path) && !r.is_given(keys.key_paths) {
         let fact = format!("given without {}; no path is looked at", keys.key_path);
         r.report_key(keys.ambiguous_paths, Wrong::new(fact, "expected it only with a key in the path"));
+    }
+    if r.is_given(keys.key_of) && !r.is_given(keys.key_paths) {
+        let fact = format!("given without {}; no segment has a name", keys.key_paths);
+        r.report_key(keys.key_of, Wrong::new(fact, "expected it only with key.paths"));
+    }
+    if r.is_given(keys.key_join) && !r.is_given(keys.key_paths) && !r.is_given(keys.key_headers) {
+        let fact = format!("given without {} or {}; the key has one part", keys.key_paths, keys.key_headers);
+        r.report_key(keys.key_join, Wrong::new(fact, "expected it only with a key of several parts"));
     }
     if r.is_given(keys.order_by) && is_keyed {
         let fact = format!("given beside {}, which is what requests are ordered by", keys.key);
@@ -116,10 +143,130 @@ fn one_source(r: &mut ConfigReader<'_>, keys: &PartitionKeys) {
 }
 
 const EXPECTED_TEMPLATE: &str = "expected a path with one segment {key}, such as \"/persons/{key}\"";
+const EXPECTED_TEMPLATES: &str = "expected paths with named segments, such as [\"/teams/{team}/persons/{person}\"]";
+/// Most templates. A request is compared with each.
+const MAX_TEMPLATES: usize = 32;
 
-fn path_template(text: &str, ambiguous: AmbiguousPaths) -> Result<PathTemplate, Wrong> {
-    let wrong = |why| Wrong::new(format!("{} {why}", quoted(text)), EXPECTED_TEMPLATE);
-    PathTemplate::new(text, ambiguous).map_err(wrong)
+fn one_path(text: &str, ambiguous: AmbiguousPaths) -> Result<PathTemplates, Wrong> {
+    PathTemplates::only(text, ambiguous).map_err(|why| no_template(text, &why, EXPECTED_TEMPLATE))
+}
+
+fn no_template(text: &str, why: &PathTemplateError, expected: &str) -> Wrong {
+    let wrong = Wrong::new(format!("{} {why}", quoted(text)), expected);
+    let segments = || text.split('/').map(|segment| if segment.contains('*') { "{}" } else { segment });
+    let near = || quoted(&segments().collect::<Vec<_>>().join("/"));
+    wrong.did_you_mean((*why == PathTemplateError::Star).then(near))
+}
+
+/// Reads several templates, whose segments may be the parts of a key.
+fn paths(
+    r: &mut ConfigReader<'_>,
+    keys: &PartitionKeys,
+    join: &str,
+    ambiguous: AmbiguousPaths,
+) -> Option<PathTemplates> {
+    let of = r.read(keys.key_of, |value| names_of_parts(&list(value, EXPECTED_PARTS)?));
+    let texts = r.read(keys.key_paths, |value| match list(value, EXPECTED_TEMPLATES)? {
+        texts if texts.is_empty() => Err(Wrong::new("empty", EXPECTED_TEMPLATES)),
+        texts if texts.len() > MAX_TEMPLATES => {
+            Err(Wrong::new(format!("has {} paths", texts.len()), format!("expected at most {MAX_TEMPLATES}")))
+        }
+        texts => Ok(texts),
+    });
+    if r.is_refused(keys.key_of) {
+        return None;
+    }
+    let of = of.unwrap_or_else(|| vec!["key".to_owned()]);
+    let texts = texts?;
+    one_part_has_no_joiner(r, keys, of.len());
+    let templates = texts.iter().map(|text| {
+        let template = PathTemplate::new(text, &of, ambiguous);
+        template.map_err(|why| no_template(text, &why, EXPECTED_TEMPLATES))
+    });
+    let (templates, wrong): (Vec<_>, Vec<_>) = templates.partition(Result::is_ok);
+    if !wrong.is_empty() {
+        wrong.into_iter().filter_map(Result::err).for_each(|wrong| r.report_value(keys.key_paths, wrong));
+        return None;
+    }
+    let templates = templates.into_iter().filter_map(Result::ok).collect();
+    let found = PathTemplates::new(templates, of.len(), join, ambiguous);
+    found.map_err(|why| unfit(r, keys, &why, &texts, &of)).ok()
+}
+
+fn unfit(r: &mut ConfigReader<'_>, keys: &PartitionKeys, why: &TemplatesError, texts: &[String], of: &[String]) {
+    match why {
+        TemplatesError::Covered { later, earlier } => {
+            let (later, earlier) = (quoted(&texts[*later]), quoted(&texts[*earlier]));
+            let fact = format!("{later} stands behind {earlier}, which matches the same paths: it is never reached");
+            r.report_value(keys.key_paths, Wrong::new(fact, "expected it in front, or not at all"));
+        }
+        TemplatesError::Unused(part) => {
+            let fact = format!("{} is a segment of no path", quoted(&of[*part]));
+            r.report_value(
+                keys.key_of,
+                Wrong::new(fact, format!("expected the names of segments in {}", keys.key_paths)),
+            );
+        }
+    }
+}
+
+const EXPECTED_PARTS: &str = "expected names of segments, such as [\"team\", \"person\"]";
+
+fn names_of_parts(names: &[String]) -> Result<Vec<String>, Wrong> {
+    if names.is_empty() || names.len() > MAX_KEY_PARTS {
+        return Err(Wrong::new(format!("has {} names", names.len()), format!("expected 1 to {MAX_KEY_PARTS}")));
+    }
+    for (index, name) in names.iter().enumerate() {
+        if !is_part_name(name) {
+            return Err(Wrong::new(format!("{} is not the name of a segment", quoted(name)), EXPECTED_PARTS));
+        }
+        if names[..index].contains(name) {
+            return Err(Wrong::new(format!("names {} twice", quoted(name)), "expected each part once"));
+        }
+    }
+    Ok(names.to_vec())
+}
+
+/// Reads what stands between the parts of a key.
+fn join(r: &mut ConfigReader<'_>, key: &'static str) -> String {
+    r.text(key).unwrap_or_else(|| ":".to_owned())
+}
+
+fn one_part_has_no_joiner(r: &mut ConfigReader<'_>, keys: &PartitionKeys, parts: usize) {
+    if parts == 1 && r.is_given(keys.key_join) {
+        r.report_key(keys.key_join, Wrong::new("the key has one part", "expected it only with a key of several parts"));
+    }
+}
+
+const EXPECTED_HEADERS: &str = "expected the names of headers, such as [\"x-team\", \"x-person\"]";
+
+/// Reads the headers that are the parts of a key.
+fn headers(r: &mut ConfigReader<'_>, keys: &PartitionKeys, join: &str) -> Option<KeySource> {
+    let names = r.read(keys.key_headers, |value| names_of_headers(&list(value, EXPECTED_HEADERS)?))?;
+    one_part_has_no_joiner(r, keys, names.len());
+    Some(match &*names {
+        [only] => KeySource::Header(only.clone()),
+        _ => KeySource::Headers(JoinedHeaders { names, join: join.to_owned() }),
+    })
+}
+
+fn names_of_headers(texts: &[String]) -> Result<Vec<HeaderName>, Wrong> {
+    if texts.is_empty() || texts.len() > MAX_KEY_PARTS {
+        return Err(Wrong::new(format!("has {} headers", texts.len()), format!("expected 1 to {MAX_KEY_PARTS}")));
+    }
+    let mut names: Vec<HeaderName> = Vec::new();
+    for text in texts {
+        let wrong = |_| Wrong::new(format!("{} is not the name of a header", quoted(text)), EXPECTED_HEADERS);
+        let name = HeaderName::try_from(text).map_err(wrong)?;
+        if name == HOST {
+            return Err(host_is_no_header());
+        }
+        if names.contains(&name) {
+            return Err(Wrong::new(format!("names {} twice", quoted(text)), "expected each header once"));
+        }
+        names.push(name);
+    }
+    Ok(names)
 }
 
 fn cookie(r: &mut ConfigReader<'_>, key: &'static str) -> Option<String> {
@@ -137,11 +284,15 @@ fn cookie(r: &mut ConfigReader<'_>, key: &'static str) -> Option<String> {
 fn key_header(r: &mut ConfigReader<'_>, key: &'static str) -> Option<HeaderName> {
     let name = r.header(key)?;
     if name == HOST {
-        let fact = "\"host\" is a header by HTTP/1.1 alone";
-        r.report_value(key, Wrong::new(fact, "expected key = { host = true }, which is the host by HTTP/2 too"));
+        r.report_value(key, host_is_no_header());
         return None;
     }
     Some(name)
+}
+
+fn host_is_no_header() -> Wrong {
+    let fact = "\"host\" is a header by HTTP/1.1 alone";
+    Wrong::new(fact, "expected key = { host = true }, which is the host by HTTP/2 too")
 }
 
 fn host(r: &mut ConfigReader<'_>, key: &'static str) -> bool {

@@ -36,12 +36,13 @@ pub(crate) struct ReservedHeaders {
 
 impl ReservedHeaders {
     pub(crate) fn new(partition: &PartitionSource, trusts_forwarded: bool) -> Self {
-        let (source, order_by) = match partition {
-            PartitionSource::Number { header, order_by } => (Some(header), order_by.as_ref()),
-            PartitionSource::Key { source: KeySource::Header(name), .. } => (Some(name), None),
-            PartitionSource::Key { .. } => (None, None),
+        let locating: Vec<&HeaderName> = match partition {
+            PartitionSource::Number { header, order_by } => [header].into_iter().chain(order_by).collect(),
+            PartitionSource::Key { source: KeySource::Header(name), .. } => vec![name],
+            PartitionSource::Key { source: KeySource::Headers(headers), .. } => headers.names.iter().collect(),
+            PartitionSource::Key { .. } => Vec::new(),
         };
-        ReservedHeaders { trusts_forwarded, locating: source.into_iter().chain(order_by).cloned().collect() }
+        ReservedHeaders { trusts_forwarded, locating: locating.into_iter().cloned().collect() }
     }
 
     /// Returns whether the client's `x-forwarded-for` is kept and appended to.

@@ -11,7 +11,7 @@
 use http::{HeaderMap, Uri};
 
 use super::host::{host_of, without_port, without_root};
-use super::partition_key::{decode, is_ambiguous};
+use super::partition_key::{decode, has_empty_segment, is_ambiguous};
 
 /// The requests that are for a keyspace (`[[keyspaces]] match`).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +48,9 @@ pub enum InvalidMatch {
     /// A segment is empty.
     #[error("has an empty segment")]
     EmptySegment,
+    /// A segment has a `*`, which would match nothing but itself.
+    #[error("has a '*', which would match itself alone; longer paths match in any case")]
+    Star,
     /// A segment has characters that a path cannot have, or that not all servers read alike.
     #[error("has a segment that not all servers read alike")]
     Ambiguous,
@@ -91,6 +94,9 @@ impl PathPrefix {
         for segment in path.split('/') {
             if segment.is_empty() {
                 return Err(InvalidMatch::EmptySegment);
+            }
+            if segment.contains('*') {
+                return Err(InvalidMatch::Star);
             }
             if matches!(segment, "." | "..") || !segment.chars().all(is_plain) {
                 return Err(InvalidMatch::Ambiguous);
@@ -195,11 +201,6 @@ impl KeyspaceMatches {
     }
 }
 
-/// Returns whether merging slashes would change the first `depth` segments.
-fn has_empty_segment(path: &str, depth: usize) -> bool {
-    path.find("//").and_then(|at| path.get(..=at)).is_some_and(|before| before.matches('/').count() <= depth)
-}
-
 #[cfg(test)]
 mod tests {
     use http::header::HOST;
@@ -297,6 +298,7 @@ mod tests {
             ("/", EveryPath),
             ("/a/", EmptySegment),
             ("//a", EmptySegment),
+            ("/a/*", Star),
             ("/a/..", Ambiguous),
             ("/a%20b", Ambiguous),
             ("/{key}", Ambiguous),

@@ -3,7 +3,10 @@
 use http::Response;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::routing::key_hash::KeyHash;
-use segue_proxy::routing::partition_key::{KeySource, PartitionSource};
+use segue_proxy::routing::partition_key::{
+    AmbiguousPaths, JoinedHeaders, KeySource, PartitionSource, PathTemplate, PathTemplates,
+};
+use segue_proxy::settings::UpstreamProtocol;
 
 use super::recorder::Recorder;
 use crate::support::client::{Answer, empty};
@@ -219,4 +222,76 @@ async fn a_host_is_the_key_by_both_versions() {
         of_http2.abort();
         until(|| held(1).is_none() && held(2).is_none(), "their end").await;
     }
+}
+
+/// Returns the partition that a pod was told, with the status, of requests by HTTP/1.1, HTTP/2 and gRPC.
+async fn told_by_all_versions(source: KeySource, target: &str, lines: &[(&str, &str)]) -> [(u16, String); 3] {
+    let mut settings = by(source);
+    settings.forward.upstream.protocol = UpstreamProtocol::Http2;
+    let fixture = Fixture::with(settings);
+    let pod = fixture.pod(Speaks::Http2, |request| async move {
+        let partition = request.headers().get("segue-partition").cloned().unwrap();
+        Response::builder().header("told", partition).header("grpc-status", "0").body(empty()).unwrap()
+    });
+    let pod = pod.await;
+    PartitionId::all(8).for_each(|partition| fixture.route(partition, pod.address, 1));
+    let told = |answer: Answer| (answer.status, answer.header("told").to_owned() + answer.header("segue-reason"));
+    let head: String = lines.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let of_http1 = fixture.ask(format!("GET {target} HTTP/1.1\r\nhost: h\r\n{head}\r\n")).await;
+    let http2 = fixture.http2_client().await;
+    let request =
+        |method| lines.iter().fold(http2.request(method, target), |request, line| request.header(line.0, line.1));
+    let of_http2 = http2.ask(request("GET").body(empty()).unwrap()).await;
+    let call = request("POST").header("content-type", "application/grpc").body(empty()).unwrap();
+    let of_grpc = http2.ask(call).await;
+    [of_http1, of_http2, of_grpc].map(told)
+}
+
+fn murmur2(key: &str) -> [(u16, String); 3] {
+    [(); 3].map(|()| (200, KeyHash::Murmur2.partition(key.as_bytes(), 8).to_string()))
+}
+
+#[tokio::test]
+async fn segments_of_a_path_are_one_key_by_all_versions() {
+    let source = || {
+        let parse = |text| PathTemplate::new(text, &["team", "person"], AmbiguousPaths::Reject).unwrap();
+        let templates = ["/teams/{team}/persons/{person}", "/p/{person}", "/acme.Persons/{person}"].map(parse);
+        KeySource::Path(PathTemplates::new(templates.to_vec(), 2, ":", AmbiguousPaths::Reject).unwrap())
+    };
+    for (target, key) in [("/teams/2/persons/7/events?x=1", "2:7"), ("/p/7", "7"), ("/acme.Persons/Get", "Get")] {
+        assert_eq!(told_by_all_versions(source(), target, &[]).await, murmur2(key), "{target}");
+    }
+    for (target, reason) in
+        [("/teams/2", "no-partition"), ("/teams/2//persons/7", "bad-partition"), ("/%70/7", "bad-partition")]
+    {
+        let [of_http1, of_http2, of_grpc] = told_by_all_versions(source(), target, &[]).await;
+        assert_eq!([of_http1, of_http2], [(); 2].map(|()| (400, reason.to_owned())), "{target}");
+        assert_eq!(of_grpc, (200, reason.to_owned()), "{target}");
+    }
+}
+
+#[tokio::test]
+async fn several_headers_are_one_key_by_all_versions() {
+    let names = ["x-team", "x-person"].map(|name| name.parse().unwrap()).to_vec();
+    let source = || KeySource::Headers(JoinedHeaders { names: names.clone(), join: "/".to_owned() });
+    let told = told_by_all_versions(source(), "/acme.Persons/Get", &[("x-person", "7"), ("x-team", "2")]).await;
+    assert_eq!(told, murmur2("2/7"));
+    for lines in [&[("x-team", "2")][..], &[("x-team", "2"), ("x-person", "")]] {
+        let [of_http1, of_http2, of_grpc] = told_by_all_versions(source(), "/", lines).await;
+        assert_eq!([of_http1, of_http2], [(); 2].map(|()| (400, "no-partition".to_owned())), "{lines:?}");
+        assert_eq!(of_grpc, (200, "no-partition".to_owned()), "{lines:?}");
+    }
+}
+
+#[tokio::test]
+async fn no_header_of_a_key_can_be_disguised_or_declared_away() {
+    let names = ["x-team", "x-person"].map(|name| name.parse().unwrap()).to_vec();
+    let (fixture, pod) = led(by(KeySource::Headers(JoinedHeaders { names, join: ":".to_owned() }))).await;
+    let key = "x-team: 2\nx-person: 7";
+    let away = ask(&fixture, &format!("GET / HTTP/1.1\nhost: h\n{key}\nconnection: x-person")).await;
+    assert_eq!(away, (400, "ambiguous".to_owned()));
+    assert_eq!(ask(&fixture, &format!("GET / HTTP/1.1\nhost: h\n{key}\nx_team: 3")).await, served());
+    let requests = pod.requests().await;
+    assert_eq!(requests.len(), 1);
+    assert!(!requests[0].fields.iter().any(|(name, _)| name == "x_team"));
 }

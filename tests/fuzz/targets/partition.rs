@@ -9,7 +9,8 @@ use http::header::{COOKIE, HeaderName, HeaderValue};
 use segue_protocol::ids::PartitionId;
 use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{
-    AmbiguousPaths, KeySource, LocationError, PartitionSource, PathTemplate, RequestLocation,
+    AmbiguousPaths, JoinedHeaders, KeySource, LocationError, PartitionSource, PathTemplate, PathTemplates,
+    RequestLocation,
 };
 
 use crate::Outcome;
@@ -34,7 +35,9 @@ fn check(input: &[u8]) -> Option<()> {
     match place {
         b'n' => number(text, partitions)?,
         b'h' => header(text, hash, partitions)?,
+        b'j' => headers(text, hash, partitions)?,
         b'p' => path(text, hash)?,
+        b't' => templates(text, hash)?,
         b'q' => query(text, hash)?,
         b'c' => cookie(text, hash)?,
         _ => {}
@@ -91,9 +94,89 @@ fn header(text: &[u8], hash: KeyHash, partitions: u32) -> Option<()> {
     Some(())
 }
 
+/// The key of two headers: every other line is of the second one.
+fn headers(text: &[u8], hash: KeyHash, partitions: u32) -> Option<()> {
+    let names = [NAME, "x-other"].map(HeaderName::from_static);
+    let (mut head, ()) = http::Request::new(()).into_parts();
+    for (index, line) in text.split(|byte| *byte == b'\n').enumerate() {
+        head.headers.append(&names[index % 2], HeaderValue::from_bytes(line).ok()?);
+    }
+    let source = KeySource::Headers(JoinedHeaders { names: names.to_vec(), join: ":".to_owned() });
+    let found = key(source, hash).locate(&head, partitions);
+    let lines = names.each_ref().map(|name| head.headers.get_all(name).iter().collect::<Vec<_>>());
+    let is_spaced = |value: &HeaderValue| value.as_bytes().trim_ascii() != value.as_bytes();
+    let expected = if lines.iter().any(|lines| lines.len() > 1 || lines.iter().any(|value| is_spaced(value))) {
+        Err(LocationError::Bad)
+    } else if lines.iter().any(|lines| lines.is_empty() || lines[0].is_empty()) {
+        Err(LocationError::Missing)
+    } else {
+        let joined = [lines[0][0].as_bytes(), b":", lines[1][0].as_bytes()].concat();
+        Ok(hash.partition(&joined, partitions))
+    };
+    agrees(found, expected);
+    Some(())
+}
+
+/// Returns the key that a server would find by the templates of [`templates`], the first that matches.
+fn dispatched<S: AsRef<[u8]>>(segments: &[S]) -> Option<Vec<u8>> {
+    let segments: Vec<&[u8]> = segments.iter().map(AsRef::as_ref).collect();
+    match &segments[..] {
+        [b"a", team, b"b", person, ..] if !team.is_empty() && !person.is_empty() => {
+            Some([*team, b":", *person].concat())
+        }
+        [b"a", person, ..] | [_, b"c", person, ..] if !segments[0].is_empty() && !person.is_empty() => {
+            Some(person.to_vec())
+        }
+        _ => None,
+    }
+}
+
+/// The key of several templates, of which longer and shorter ones overlap.
+fn templates(text: &[u8], hash: KeyHash) -> Option<()> {
+    let head = target(text)?;
+    let source = |ambiguous| {
+        let parse = |text| PathTemplate::new(text, &["team", "person"], ambiguous).expect("a template");
+        let templates = ["/a/{team}/b/{person}", "/a/{person}", "/{x}/c/{person}"].map(parse).to_vec();
+        KeySource::Path(PathTemplates::new(templates, 2, ":", ambiguous).expect("templates"))
+    };
+    let path = head.uri.path();
+    let raw: Vec<&[u8]> = path.as_bytes().split(|byte| *byte == b'/').skip(1).collect();
+    let is_rooted = path.starts_with('/');
+    // Whatever becomes of escapes within a part, the joiner is not one of them.
+    let written = match dispatched(&raw).filter(|_| is_rooted) {
+        Some(key) => decoded(&key).ok_or(LocationError::Bad),
+        None => Err(LocationError::Missing),
+    };
+    let written = written.map(|key| hash.partition(&key, MANY));
+    agrees(key(source(AmbiguousPaths::Pass), hash).locate(&head, MANY), written);
+
+    let found = key(source(AmbiguousPaths::Reject), hash).locate(&head, MANY);
+    let readings = SERVERS.iter().filter_map(|(server, read)| Some((server, read(path.as_bytes())?)));
+    match found {
+        Ok(at) => {
+            agrees(found, written);
+            for (server, segments) in readings {
+                let seen = dispatched(&segments).map(|key| hash.partition(&key, MANY));
+                assert_eq!(seen, Some(at.partition), "{server} reads {path:?} as {segments:?}");
+            }
+        }
+        // What has no key has none for anybody: such a request may go to any pod.
+        Err(LocationError::Missing) => {
+            for (server, segments) in readings {
+                assert_eq!(dispatched(&segments), None, "{server} reads {path:?} as {segments:?}");
+            }
+        }
+        Err(LocationError::Bad) => {
+            let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_~=,:@!$&'()*+".contains(&byte);
+            assert!(!path.bytes().all(is_usual) || path.contains("//"), "{path:?} was refused");
+        }
+    }
+    Some(())
+}
+
 fn path(text: &[u8], hash: KeyHash) -> Option<()> {
     let head = target(text)?;
-    let template = |ambiguous| KeySource::Path(PathTemplate::new("/a/{key}/b", ambiguous).expect("a template"));
+    let template = |ambiguous| KeySource::Path(PathTemplates::only("/a/{key}/b", ambiguous).expect("a template"));
     let path = head.uri.path();
     let segments: Vec<&str> = path.split('/').collect();
     let written = match segments[..] {

@@ -8,7 +8,7 @@ use http::header::{COOKIE, HOST, HeaderName, HeaderValue};
 use http::request::Parts;
 use segue_protocol::records::Partitioner;
 
-use super::{AmbiguousPaths, KeySource, LocationError, PartitionSource, PathTemplate, RequestLocation};
+use super::{JoinedHeaders, KeySource, LocationError, PartitionSource, PathTemplates, RequestLocation};
 use crate::routing::key_hash::KeyHash;
 
 impl PartitionSource {
@@ -28,9 +28,14 @@ impl PartitionSource {
             Some(("header", name)) => KeySource::Header(HeaderName::from_bytes(name.as_bytes()).ok()?),
             Some(("query", name)) => KeySource::Query(name.to_owned()),
             Some(("cookie", name)) => KeySource::Cookie(name.to_owned()),
-            Some(("path", text)) => {
-                let strict = PathTemplate::new(text, AmbiguousPaths::Reject);
-                KeySource::Path(strict.or_else(|_| PathTemplate::new(text, AmbiguousPaths::Pass)).ok()?)
+            Some(("headers", text)) => {
+                let (names, join) = text.split_once(" joined by ")?;
+                let names = names.split(' ').map(|name| HeaderName::from_bytes(name.as_bytes()).ok());
+                KeySource::Headers(JoinedHeaders { names: names.collect::<Option<_>>()?, join: join.to_owned() })
+            }
+            Some((kind @ ("path" | "paths"), text)) => {
+                let templates = PathTemplates::described(text)?;
+                KeySource::Path(Some(templates).filter(|found| found.is_only() == (kind == "path"))?)
             }
             _ => return None,
         };
@@ -38,39 +43,65 @@ impl PartitionSource {
     }
 
     /// Returns the location of a request with this key, among `partitions` (at least 1). The key of a mapping by number is
-    /// the number.
+    /// the number, and that of several parts the parts with their joiner.
     ///
     /// # Errors
     ///
     /// Fails if routers would refuse every request with this key, or would find another key in it.
     pub fn locate_key(&self, key: &str, partitions: u32) -> Result<RequestLocation, LocationError> {
-        let head = self.head_with(key).ok_or(LocationError::Bad)?;
-        let location = self.locate(&head, partitions)?;
-        let is_as_written = match self {
-            // A host is one key however it is written.
-            PartitionSource::Number { .. } | PartitionSource::Key { source: KeySource::Host, .. } => true,
-            PartitionSource::Key { source, .. } => source.key(&head)?.as_ref() == key.as_bytes(),
-        };
-        if is_as_written { Ok(location) } else { Err(LocationError::Bad) }
+        if let PartitionSource::Key { .. } = self
+            && key.is_empty()
+        {
+            return Err(LocationError::Missing);
+        }
+        let mut refusal = LocationError::Bad;
+        for head in self.heads_with(key) {
+            match self.locate(&head, partitions) {
+                Ok(location) if self.is_as_written(key, &head) => return Ok(location),
+                Ok(_) => {}
+                Err(why) => refusal = why,
+            }
+        }
+        Err(refusal)
     }
 
-    /// Returns the head of a request that has this key. `None` if none can.
-    fn head_with(&self, key: &str) -> Option<Parts> {
-        let request = Request::builder();
-        let with_header = |name: &HeaderName, value: &str| {
-            Some(Request::builder().header(name, HeaderValue::from_bytes(value.as_bytes()).ok()?))
+    /// Returns whether a request with this head has this very key.
+    fn is_as_written(&self, key: &str, head: &Parts) -> bool {
+        match self {
+            // A host is one key however it is written.
+            PartitionSource::Number { .. } | PartitionSource::Key { source: KeySource::Host, .. } => true,
+            PartitionSource::Key { source, .. } => source.key(head).is_ok_and(|found| *found == *key.as_bytes()),
+        }
+    }
+
+    /// Returns the heads of requests that have this key, one for each way to write it.
+    fn heads_with(&self, key: &str) -> Vec<Parts> {
+        let of = |request: http::request::Builder| Some(request.body(()).ok()?.into_parts().0);
+        let with_headers = |lines: &[(&HeaderName, &str)]| {
+            let add = |request: http::request::Builder, (name, value): &(&HeaderName, &str)| {
+                Some(request.header(*name, HeaderValue::from_bytes(value.as_bytes()).ok()?))
+            };
+            of(lines.iter().try_fold(Request::builder(), add)?)
         };
-        let request = match self {
-            PartitionSource::Number { header, .. } => with_header(header, key)?,
+        let only = match self {
+            PartitionSource::Number { header, .. } => with_headers(&[(header, key)]),
             PartitionSource::Key { source, .. } => match source {
-                KeySource::Header(name) => with_header(name, key)?,
-                KeySource::Path(template) => request.uri(template.with_key(&escaped(key))),
-                KeySource::Query(name) => request.uri(format!("/?{}={}", escaped(name), escaped(key))),
-                KeySource::Cookie(name) => with_header(&COOKIE, &format!("{name}={key}"))?,
-                KeySource::Host => with_header(&HOST, key)?,
+                KeySource::Header(name) => with_headers(&[(name, key)]),
+                KeySource::Headers(JoinedHeaders { names, join }) => {
+                    let parts: Vec<&str> = key.splitn(names.len(), join).collect();
+                    let lines: Vec<_> = names.iter().zip(parts).collect();
+                    with_headers(&lines).filter(|_| lines.len() == names.len())
+                }
+                KeySource::Path(templates) => {
+                    let paths = templates.paths_with(key, escaped);
+                    return paths.into_iter().filter_map(|path| of(Request::builder().uri(path))).collect();
+                }
+                KeySource::Query(name) => of(Request::builder().uri(format!("/?{}={}", escaped(name), escaped(key)))),
+                KeySource::Cookie(name) => with_headers(&[(&COOKIE, &format!("{name}={key}"))]),
+                KeySource::Host => with_headers(&[(&HOST, key)]),
             },
         };
-        Some(request.body(()).ok()?.into_parts().0)
+        only.into_iter().collect()
     }
 }
 
@@ -99,7 +130,15 @@ mod tests {
 
     #[test]
     fn a_key_is_where_a_request_with_it_is_wherever_the_mapping_looks_for_it() {
-        for source in ["header:x-key", "path:/persons/{key}/x", "query:id", "query:a b", "cookie:sid"] {
+        for source in [
+            "header:x-key",
+            "path:/persons/{key}/x",
+            "path:/teams/{}/persons/{key}",
+            "paths:/p/{key}/x /q/{key}",
+            "query:id",
+            "query:a b",
+            "cookie:sid",
+        ] {
             for key in ["4711", "jörg", "a b", "a+b", "x.y", "100%"] {
                 let at = described(source).locate_key(key, 64).map(|at| at.partition);
                 assert_eq!(at, Ok(KeyHash::Murmur2.partition(key.as_bytes(), 64)), "{source} {key}");
@@ -109,6 +148,24 @@ mod tests {
         for key in ["tenant.example", "Tenant.Example:8080"] {
             let expected = KeyHash::Murmur2.partition(b"tenant.example", 64);
             assert_eq!(host.locate_key(key, 64).map(|at| at.partition), Ok(expected), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_key_of_several_parts_is_its_parts_with_the_joiner() {
+        for (source, keys, none) in [
+            ("paths:/teams/{1}/persons/{2} /p/{2} joined by :", &["2:7", "a:b:c", "7", "2:"][..], &[""][..]),
+            ("paths:/{2}/{1} joined by  joined by ", &["a joined by b"], &["a", "a joined by "]),
+            ("headers:x-team x-person joined by /", &["2/7", "a/b/c"], &["2", "2/", "/7", "/", "2/ 7"]),
+        ] {
+            let source = described(source);
+            for key in keys {
+                let at = source.locate_key(key, 64).map(|at| at.partition);
+                assert_eq!(at, Ok(KeyHash::Murmur2.partition(key.as_bytes(), 64)), "{source:?} {key}");
+            }
+            for key in none {
+                assert!(source.locate_key(key, 64).is_err(), "{source:?} {key}");
+            }
         }
     }
 
@@ -140,7 +197,12 @@ mod tests {
 
     #[test]
     fn a_mapping_of_another_version_is_not_guessed() {
-        for (key, hash) in [("paths:/a/{key}", "murmur2"), ("host:x", "murmur2"), ("header:x-key", "sha1")] {
+        for (key, hash) in [
+            ("moon:/a/{key}", "murmur2"),
+            ("paths:/a/{key}", "murmur2"),
+            ("host:x", "murmur2"),
+            ("header:x-key", "sha1"),
+        ] {
             let partitioner = Partitioner::Key { key: key.to_owned(), hash: hash.to_owned() };
             assert_eq!(PartitionSource::described(&partitioner), None, "{key} {hash}");
         }

@@ -13,6 +13,7 @@ mod decoding;
 mod described;
 mod pairs;
 mod path;
+mod templates;
 
 use std::borrow::Cow;
 
@@ -26,8 +27,9 @@ use crate::routing::key_hash::{KeyHash, order_of};
 
 pub use decoding::LocationError;
 pub(super) use decoding::decode;
-pub(super) use path::is_ambiguous;
-pub use path::{AmbiguousPaths, PathTemplate, PathTemplateError};
+pub use path::{AmbiguousPaths, MAX_KEY_PARTS, PathTemplate, PathTemplateError, is_part_name};
+pub(super) use path::{has_empty_segment, is_ambiguous};
+pub use templates::{PathTemplates, TemplatesError};
 
 /// Where a request names its partition (`[router.partition]`).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,14 +55,28 @@ pub enum PartitionSource {
 pub enum KeySource {
     /// The value of this header.
     Header(HeaderName),
-    /// A segment of the path.
-    Path(PathTemplate),
+    /// The values of several headers, joined.
+    Headers(JoinedHeaders),
+    /// A segment of the path, or several, joined.
+    Path(PathTemplates),
     /// The query parameter of this name.
     Query(String),
     /// The cookie of this name.
     Cookie(String),
     /// The host that the request is for, in lower case and without its port.
     Host,
+}
+
+/// Headers whose values are the parts of a key.
+///
+/// A joiner within a part is not escaped, so `a:b` and `c` are the key of `a` and `b:c`. That is a key as producers write it,
+/// and harms nothing: requests with one key share a partition and an order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JoinedHeaders {
+    /// The headers, in the order of the parts. Each occurs once.
+    pub names: Vec<HeaderName>,
+    /// What stands between two parts.
+    pub join: String,
 }
 
 /// The partition and the order of a request, as far as its head says.
@@ -119,7 +135,12 @@ impl PartitionSource {
             KeySource::Header(name) => format!("header:{name}"),
             KeySource::Query(name) => format!("query:{name}"),
             KeySource::Cookie(name) => format!("cookie:{name}"),
-            KeySource::Path(template) => format!("path:{template}"),
+            KeySource::Headers(JoinedHeaders { names, join }) => {
+                let names: Vec<&str> = names.iter().map(HeaderName::as_str).collect();
+                format!("headers:{} joined by {join}", names.join(" "))
+            }
+            KeySource::Path(templates) if templates.is_only() => format!("path:{templates}"),
+            KeySource::Path(templates) => format!("paths:{templates}"),
             KeySource::Host => "host".to_owned(),
         };
         Partitioner::Key { key, hash: hash.name().to_owned() }
@@ -131,12 +152,34 @@ impl KeySource {
     fn key<'head>(&self, head: &'head Parts) -> Result<Cow<'head, [u8]>, LocationError> {
         let key = match self {
             KeySource::Header(name) => Cow::Borrowed(only(head, name)?),
-            KeySource::Path(template) => template.key(head.uri.path())?,
+            KeySource::Headers(headers) => headers.key(head)?,
+            KeySource::Path(templates) => templates.key(head.uri.path())?,
             KeySource::Query(name) => pairs::query(head.uri.query().unwrap_or_default(), name)?,
             KeySource::Cookie(name) => pairs::cookie(&head.headers, name)?,
             KeySource::Host => host(head)?,
         };
         if key.is_empty() { Err(LocationError::Missing) } else { Ok(key) }
+    }
+}
+
+impl JoinedHeaders {
+    fn key(&self, head: &Parts) -> Result<Cow<'static, [u8]>, LocationError> {
+        let mut key = Vec::new();
+        let mut is_missing = false;
+        for name in &self.names {
+            match only(head, name) {
+                Err(LocationError::Missing) | Ok(b"") => is_missing = true,
+                Err(LocationError::Bad) => return Err(LocationError::Bad),
+                Ok(_) if is_missing => {}
+                Ok(part) => {
+                    if !key.is_empty() {
+                        key.extend_from_slice(self.join.as_bytes());
+                    }
+                    key.extend_from_slice(part);
+                }
+            }
+        }
+        if is_missing { Err(LocationError::Missing) } else { Ok(Cow::Owned(key)) }
     }
 }
 
@@ -286,6 +329,22 @@ mod tests {
         let nested = by(KeySource::Path("/v1/{key}/events".parse().unwrap()));
         assert_eq!(nested.locate(&head("/v1/7/events/9", &[]), 64), of_key(b"7"));
         assert_eq!(nested.locate(&head("/v1/7/other", &[]), 64), Err(LocationError::Missing));
+    }
+
+    #[test]
+    fn a_key_of_several_headers_has_all_of_them_once() {
+        let names = ["x-team", "x-person"].map(HeaderName::from_static).to_vec();
+        let joined = by(KeySource::Headers(JoinedHeaders { names, join: ":".to_owned() }));
+        let found = |lines: &[(&'static str, &str)]| joined.locate(&head("/", lines), 64);
+        assert_eq!(found(&[("x-person", "7"), ("x-team", "2")]), of_key(b"2:7"));
+        assert_eq!(found(&[("x-team", "a:b"), ("x-person", "c")]), found(&[("x-team", "a"), ("x-person", "b:c")]));
+        for missing in [&[("x-team", "2")][..], &[("x-person", "7")], &[("x-team", ""), ("x-person", "7")], &[]] {
+            assert_eq!(found(missing), Err(LocationError::Missing), "{missing:?}");
+        }
+        for bad in [[("x-team", "2"), ("x-team", "2")], [("x-person", "7 "), ("x-person", "7")]] {
+            assert_eq!(found(&bad), Err(LocationError::Bad), "{bad:?}");
+        }
+        assert_eq!(found(&[("x-person", "7 ")]), Err(LocationError::Bad));
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! Keys in the path.
+//! A template of a path, and which paths servers may read differently.
 //!
-//! Pure.
+//! Pure. Not here: the key of several templates ([`templates`](super::templates)).
 //!
 //! # Invariants
 //!
@@ -8,15 +8,25 @@
 //!   for `/` or drops parameters, in any order, finds the same key as the router or refuses the path as well.
 //!   (`tests/fuzz/targets/partition.rs` models the rules of five servers.)
 
-use std::borrow::Cow;
+use std::fmt;
 
-use super::decoding::{LocationError, decode};
+use super::decoding::decode;
 
-/// A path with one segment `{key}`, such as `/persons/{key}`. Longer paths that begin with it match as well.
+/// Most parts of a key.
+pub const MAX_KEY_PARTS: usize = 8;
+
+/// A path with segments `{name}`, such as `/teams/{team}/persons/{person}`. Longer paths that begin with it match as well.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PathTemplate {
-    segments: Vec<Option<String>>,
-    ambiguous: AmbiguousPaths,
+pub struct PathTemplate(Vec<TemplateSegment>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum TemplateSegment {
+    /// This very text.
+    Plain(String),
+    /// Any text, which is this part of the key.
+    Part(usize),
+    /// Any text.
+    Any,
 }
 
 /// The treatment of a path whose key a pod may read differently from the router: one with dot segments, escaped
@@ -36,17 +46,20 @@ impl AmbiguousPaths {
 }
 
 /// Why a text is no path template. Each message continues a sentence about that text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PathTemplateError {
     /// The text is no absolute path.
     #[error("does not begin with '/'")]
     NotAbsolute,
-    /// No segment is the key.
-    #[error("has no segment {{key}}")]
-    NoKey,
-    /// Two segments are the key.
-    #[error("has more than one segment {{key}}")]
-    ManyKeys,
+    /// No segment is a part of the key. The parts that there are.
+    #[error("has no segment {0}")]
+    NoKey(String),
+    /// Two segments have this name.
+    #[error("has more than one segment {{{0}}}")]
+    Twice(String),
+    /// A segment has a `*`, which would match nothing but itself.
+    #[error("has a '*', which would match itself alone")]
+    Star,
     /// A segment is empty, or has characters that a path cannot have.
     #[error("has a segment that no path has")]
     NoSegment,
@@ -55,90 +68,139 @@ pub enum PathTemplateError {
     Ambiguous,
 }
 
-impl std::str::FromStr for PathTemplate {
-    type Err = PathTemplateError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::new(text, AmbiguousPaths::default())
-    }
+/// Whether a path is one of a template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TemplateMatch {
+    Yes,
+    /// As a server reads it that decodes the path first.
+    Escaped,
+    No,
 }
-
-impl std::fmt::Display for PathTemplate {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.segments.iter().try_for_each(|segment| write!(out, "/{}", segment.as_deref().unwrap_or(KEY)))
-    }
-}
-
-/// The segment of a template that stands for the key.
-const KEY: &str = "{key}";
 
 impl PathTemplate {
-    /// Parses a template.
+    /// Parses a template. `of` are the names of the key's parts, of which it has to have one.
     ///
     /// # Errors
     ///
     /// Returns the first reason why the text is no template.
-    pub fn new(text: &str, ambiguous: AmbiguousPaths) -> Result<Self, PathTemplateError> {
+    pub fn new<S: AsRef<str>>(text: &str, of: &[S], ambiguous: AmbiguousPaths) -> Result<Self, PathTemplateError> {
         let path = text.strip_prefix('/').ok_or(PathTemplateError::NotAbsolute)?;
-        let segments: Vec<_> = path.split('/').map(|segment| (segment != KEY).then_some(segment)).collect();
-        match segments.iter().filter(|segment| segment.is_none()).count() {
-            0 => return Err(PathTemplateError::NoKey),
-            1 => {}
-            _ => return Err(PathTemplateError::ManyKeys),
+        let mut names: Vec<&str> = Vec::new();
+        let mut segments = Vec::new();
+        for segment in path.split('/') {
+            let Some(name) = name_of(segment) else {
+                segments.push(TemplateSegment::Plain(segment.to_owned()));
+                continue;
+            };
+            if !name.is_empty() && names.contains(&name) {
+                return Err(PathTemplateError::Twice(name.to_owned()));
+            }
+            names.push(name);
+            let part = of.iter().position(|part| part.as_ref() == name);
+            segments.push(part.map_or(TemplateSegment::Any, TemplateSegment::Part));
         }
-        let is_plain = |segment: &&str| {
-            let is_plain = |c: char| c.is_ascii_graphic() && !matches!(c, '{' | '}' | '?' | '#');
-            !segment.is_empty() && segment.chars().all(is_plain)
-        };
-        if !segments.iter().flatten().all(is_plain) {
+        if !segments.iter().any(|segment| matches!(segment, TemplateSegment::Part(_))) {
+            let parts: Vec<String> = of.iter().map(|part| format!("{{{}}}", part.as_ref())).collect();
+            return Err(PathTemplateError::NoKey(parts.join(" or ")));
+        }
+        let template = PathTemplate(segments);
+        let is_plain = |c: char| c.is_ascii_graphic() && !matches!(c, '{' | '}' | '?' | '#');
+        if template.plain().any(|segment| segment.is_empty() || !segment.chars().all(is_plain)) {
             return Err(PathTemplateError::NoSegment);
         }
-        let is_ambiguous = |segment: &&str| matches!(*segment, "." | "..") || segment.contains([';', '\\']);
-        if ambiguous == AmbiguousPaths::Reject && segments.iter().flatten().any(is_ambiguous) {
+        if template.plain().any(|segment| segment.contains('*')) {
+            return Err(PathTemplateError::Star);
+        }
+        let is_ambiguous = |segment: &str| matches!(segment, "." | "..") || segment.contains([';', '\\']);
+        if ambiguous == AmbiguousPaths::Reject && template.plain().any(is_ambiguous) {
             return Err(PathTemplateError::Ambiguous);
         }
-        let segments = segments.into_iter().map(|segment| segment.map(str::to_owned)).collect();
-        Ok(PathTemplate { segments, ambiguous })
+        Ok(template)
     }
 
-    /// Returns the key that the path names.
-    pub(super) fn key<'path>(&self, path: &'path str) -> Result<Cow<'path, [u8]>, LocationError> {
-        if self.ambiguous == AmbiguousPaths::Pass {
-            let raw = self.find(path).ok_or(LocationError::Missing)?;
-            return decode(raw.as_bytes(), false).ok_or(LocationError::Bad);
-        }
-        if is_ambiguous(path, self.segments.len()) {
-            return Err(LocationError::Bad);
-        }
-        let Some(raw) = self.find(path) else {
-            // Merging slashes could make it match.
-            return Err(if path.contains("//") { LocationError::Bad } else { LocationError::Missing });
+    fn plain(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter_map(|segment| match segment {
+            TemplateSegment::Plain(text) => Some(text.as_str()),
+            TemplateSegment::Part(_) | TemplateSegment::Any => None,
+        })
+    }
+
+    /// Returns the number of segments.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns the numbers of the key's parts that it has, from the least.
+    pub(super) fn parts(&self) -> Vec<usize> {
+        let part = |segment: &TemplateSegment| match segment {
+            TemplateSegment::Part(part) => Some(*part),
+            TemplateSegment::Plain(_) | TemplateSegment::Any => None,
         };
-        let key = decode(raw.as_bytes(), false).ok_or(LocationError::Bad)?;
-        // Many decoders replace what is not UTF-8, so that different keys become the same.
-        if std::str::from_utf8(&key).is_err() { Err(LocationError::Bad) } else { Ok(key) }
+        let mut parts: Vec<usize> = self.0.iter().filter_map(part).collect();
+        parts.sort_unstable();
+        parts
     }
 
-    /// Returns a path that matches, with this segment as the key's.
-    pub(super) fn with_key(&self, key: &str) -> String {
-        self.segments.iter().map(|segment| format!("/{}", segment.as_deref().unwrap_or(key))).collect()
+    /// Returns whether every path of `other` is one of this template as well.
+    pub(super) fn covers(&self, other: &PathTemplate) -> bool {
+        let covers = |(own, other): (&TemplateSegment, &TemplateSegment)| match own {
+            TemplateSegment::Plain(_) => own == other,
+            TemplateSegment::Part(_) | TemplateSegment::Any => true,
+        };
+        self.0.len() <= other.0.len() && self.0.iter().zip(&other.0).all(covers)
     }
 
-    /// Returns the key's segment as written in the path.
-    fn find<'path>(&self, path: &'path str) -> Option<&'path str> {
-        let mut found = None;
-        let mut path_segments = path.strip_prefix('/')?.split('/');
-        for segment in &self.segments {
-            let actual = path_segments.next()?;
+    /// Returns whether a path matches, and passes each part of the key to `found`, as it is written in the path.
+    #[inline]
+    pub(super) fn find<'path>(&self, path: &'path str, mut found: impl FnMut(usize, &'path str)) -> TemplateMatch {
+        let Some(path) = path.strip_prefix('/') else { return TemplateMatch::No };
+        let mut actual = path.split('/');
+        let mut matched = TemplateMatch::Yes;
+        for segment in &self.0 {
+            let Some(actual) = actual.next() else { return TemplateMatch::No };
             match segment {
-                Some(plain) if plain == actual => {}
-                Some(_) => return None,
-                None => found = Some(actual),
+                TemplateSegment::Plain(text) if text == actual => {}
+                TemplateSegment::Plain(text) if is_escaped(text, actual) => matched = TemplateMatch::Escaped,
+                TemplateSegment::Plain(_) => return TemplateMatch::No,
+                // `/persons/` has a segment there, but an empty one is no key.
+                TemplateSegment::Part(_) | TemplateSegment::Any if actual.is_empty() => return TemplateMatch::No,
+                TemplateSegment::Part(part) => found(*part, actual),
+                TemplateSegment::Any => {}
             }
         }
-        // `/persons/` has a segment there, but an empty one is no key.
-        found.filter(|key| !key.is_empty())
+        matched
     }
+
+    /// Writes the template with these texts for the key's parts, and this one for any other segment.
+    pub(super) fn write(
+        &self,
+        out: &mut impl fmt::Write,
+        mut part: impl FnMut(usize) -> String,
+        any: &str,
+    ) -> fmt::Result {
+        self.0.iter().try_for_each(|segment| match segment {
+            TemplateSegment::Plain(text) => write!(out, "/{text}"),
+            TemplateSegment::Part(number) => write!(out, "/{}", part(*number)),
+            TemplateSegment::Any => write!(out, "/{any}"),
+        })
+    }
+}
+
+/// Returns the name of a segment `{name}`.
+fn name_of(segment: &str) -> Option<&str> {
+    let name = segment.strip_prefix('{')?.strip_suffix('}')?;
+    is_part_name(name).then_some(name).or((name.is_empty()).then_some(""))
+}
+
+/// Returns whether a text may be the name of a segment.
+pub fn is_part_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+}
+
+/// Returns whether a segment of a path is this text with escapes.
+#[cold]
+fn is_escaped(text: &str, actual: &str) -> bool {
+    actual.contains('%') && decode(actual.as_bytes(), false).is_some_and(|decoded| *decoded == *text.as_bytes())
 }
 
 /// Returns whether another server may read the first `segments` segments differently.
@@ -179,6 +241,11 @@ fn is_doubtful(segment: &[u8], within_template: bool) -> bool {
     is_dots(dots, others)
 }
 
+/// Returns whether merging slashes would change the first `depth` segments.
+pub(in crate::routing) fn has_empty_segment(path: &str, depth: usize) -> bool {
+    path.find("//").and_then(|at| path.get(..=at)).is_some_and(|before| before.matches('/').count() <= depth)
+}
+
 fn is_dots(dots: usize, others: bool) -> bool {
     !others && (dots == 1 || dots == 2)
 }
@@ -192,80 +259,45 @@ fn hexadecimal(digits: &[u8]) -> Option<u8> {
 mod tests {
     use super::*;
 
-    fn key<'path>(template: &str, path: &'path str) -> Result<Cow<'path, [u8]>, LocationError> {
-        template.parse::<PathTemplate>().unwrap().key(path)
+    fn template(text: &str) -> Result<PathTemplate, PathTemplateError> {
+        PathTemplate::new(text, &["team", "person"], AmbiguousPaths::Reject)
     }
 
     #[test]
-    fn a_path_template_has_exactly_one_key() {
+    fn a_template_has_a_part_of_the_key_and_no_name_twice() {
         use PathTemplateError::*;
         for (text, error) in [
-            ("persons/{key}", NotAbsolute),
-            ("/persons", NoKey),
-            ("/p-{key}", NoKey),
-            ("/{key}/{key}", ManyKeys),
-            ("/{tenant}/{key}", NoSegment),
-            ("//{key}", NoSegment),
-            ("/a;b/{key}", Ambiguous),
+            ("p/{team}", NotAbsolute),
+            ("/p", NoKey("{team} or {person}".to_owned())),
+            ("/p-{team}", NoKey("{team} or {person}".to_owned())),
+            ("/{other}", NoKey("{team} or {person}".to_owned())),
+            ("/{team}/{team}", Twice("team".to_owned())),
+            ("/{team}/{x}/{x}", Twice("x".to_owned())),
+            ("/{team}/p-{person}", NoSegment),
+            ("/{team}/{a b}", NoSegment),
+            ("//{team}", NoSegment),
+            ("/*/{team}", Star),
+            ("/a*/{team}", Star),
+            ("/a;b/{team}", Ambiguous),
         ] {
-            assert_eq!(text.parse::<PathTemplate>(), Err(error), "{text}");
+            assert_eq!(template(text), Err(error), "{text}");
+        }
+        for text in ["/{team}", "/{}/{}/{team}", "/teams/{team}/persons/{person}", "/{person}/{x}/{team}"] {
+            assert!(template(text).is_ok(), "{text}");
         }
     }
 
     #[test]
-    fn doubts_matter_up_to_the_last_segment_of_the_template() {
-        for (doubtful, within) in [
-            ("%2f", true),
-            ("%5C", true),
-            ("\\", true),
-            (";", true),
-            // No server takes an escaped `;` for a parameter.
-            ("%3b", false),
-            ("%25", false),
+    fn a_template_covers_those_whose_paths_are_all_its_own() {
+        for (earlier, later, covers) in [
+            ("/a/{team}", "/a/{team}", true),
+            ("/a/{team}", "/a/{team}/b", true),
+            ("/{x}/{team}", "/a/{person}/c", true),
+            ("/a/{team}/b", "/a/{team}", false),
+            ("/a/{team}", "/{x}/{team}", false),
+            ("/a/{team}", "/b/{team}", false),
         ] {
-            let within_key = format!("/a/x{doubtful}y/b");
-            assert_eq!(key("/a/{key}/b", &within_key).is_err(), within, "{within_key}");
-            let behind = format!("/a/x/b/c{doubtful}d");
-            assert_eq!(key("/a/{key}/b", &behind).as_deref(), Ok(&b"x"[..]), "{behind}");
-        }
-    }
-
-    #[test]
-    fn a_dot_segment_is_refused_wherever_it_stands_and_however_it_is_written() {
-        for dots in [".", "..", "%2e", "%2E.", ".%2e", "..;a", ".%3ba", "x%2f..", "..%5cx", "\\..", "a/../..\\b;c"] {
-            for path in [format!("/a/x/{dots}"), format!("/a/x/b/{dots}/c"), format!("/{dots}/a/x")] {
-                assert_eq!(key("/a/{key}", &path), Err(LocationError::Bad), "{path}");
-            }
-        }
-        for plain in ["...", ".a", "a.", "..a", "%2e%2ea", ";..", "%252e%252e", "%2e%2"] {
-            let path = format!("/a/x/{plain}");
-            assert_eq!(key("/a/{key}", &path).as_deref(), Ok(&b"x"[..]), "{path}");
-        }
-    }
-
-    #[test]
-    fn an_empty_segment_is_refused_where_merging_slashes_could_make_a_key() {
-        for path in ["//a/x", "/a//x", "/a//"] {
-            assert_eq!(key("/a/{key}", path), Err(LocationError::Bad), "{path}");
-        }
-        assert_eq!(key("/a/{key}", "/a/"), Err(LocationError::Missing));
-        assert_eq!(key("/a/{key}", "/a/x//").as_deref(), Ok(&b"x"[..]));
-    }
-
-    #[test]
-    fn a_key_that_is_not_text_is_refused() {
-        for path in ["/a/%ff", "/a/%c0%ae", "/a/%00", "/a/x%2"] {
-            assert_eq!(key("/a/{key}", path), Err(LocationError::Bad), "{path}");
-        }
-    }
-
-    #[test]
-    fn who_asks_for_it_has_ambiguous_paths_routed_as_they_are_written() {
-        let template = PathTemplate::new("/a/{key}", AmbiguousPaths::Pass).unwrap();
-        for (path, found) in
-            [("/a/x/../y", &b"x"[..]), ("/a/x;v=1", b"x;v=1"), ("/a/x%2fy", b"x/y"), ("/a/%ff", b"\xff")]
-        {
-            assert_eq!(template.key(path).as_deref(), Ok(found), "{path}");
+            assert_eq!(template(earlier).unwrap().covers(&template(later).unwrap()), covers, "{earlier} {later}");
         }
     }
 }
