@@ -48,6 +48,23 @@ async fn a_safe_request_whose_idle_connection_the_pod_closes_is_sent_once_more_a
     }
 }
 
+/// It may have ended because of the request, and so might the next owner.
+#[tokio::test]
+async fn a_safe_request_whose_pod_ends_without_a_response_goes_to_no_other_pod() {
+    let fixture = Fixture::new();
+    let pod = fixture.scripted_pod().await;
+    let mut client = fixture.client().await;
+    let mut connection = pod.accept_from(&mut client, GET).await;
+    connection.write(OK).await;
+    assert_eq!(client.answer().await.status, 200);
+    client.write(GET).await;
+    connection.head().await;
+    drop(pod);
+    drop(connection);
+    assert_eq!(client.answer().await.reason(), (502, "upstream-failed"));
+    fixture.in_flight(P0, 0).await;
+}
+
 #[tokio::test]
 async fn a_safe_request_is_sent_once_more_at_most_and_not_behind_the_beginning_of_a_response() {
     for (begins, closes) in [("", 2), ("HTTP/1.1 2", 1), ("HTTP/1.1 103 Early Hints\r\n\r\n", 1)] {

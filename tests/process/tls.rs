@@ -1,4 +1,4 @@
-//! TLS on every connection: etcd, the router and the sidecar demand client certificates. The service is plain Python,
+//! TLS on every connection: etcd, the router, the sidecar and the service demand client certificates. The service is Python,
 //! and the client is curl.
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use crate::site::SEGUE;
 
 const SERVICE: &str = "
-import http.server, sys
+import http.server, ssl, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
     def do_GET(self):
@@ -27,8 +27,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
     def log_message(self, *_): pass
-host, port = sys.argv[1].split(':')
-http.server.ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
+address, cert, key, authority = sys.argv[1:]
+host, port = address.split(':')
+server = http.server.ThreadingHTTPServer((host, int(port)), Handler)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(cert, key)
+context.load_verify_locations(authority)
+context.verify_mode = ssl.CERT_REQUIRED
+server.socket = context.wrap_socket(server.socket, server_side=True)
+server.serve_forever()
 ";
 
 /// A cluster whose etcd, routers and pods want certificates of one authority.
@@ -107,13 +114,13 @@ fn a_cluster_behind_tls_serves_moves_and_takes_new_certificates_over() {
     let control = secured.run("control", &config);
     let pod = |name: &str| {
         let (listen, upstream) = (free_address(), free_address());
-        let service = Process::start(
-            "service",
-            secured.path(),
-            Command::new("python3").args(["-c", SERVICE, &upstream.to_string()]),
-        );
+        let own = secured.ours.issue("service");
+        let mut command = Command::new("python3");
+        command.args(["-c", SERVICE, &upstream.to_string()]).args([&own.cert, &own.key, &secured.ours.file]);
+        let service = Process::start("service", secured.path(), &mut command);
         let tls = secured.server(&secured.ours.issue(name));
         let config = secured.config().pod(name, listen, upstream).with("pod.tls", &tls).quick();
+        let config = config.with("pod.upstream_tls", &secured.client());
         (service, secured.run(name, &config), listen)
     };
     let (_service_a, a, a_listen) = pod("a");

@@ -200,6 +200,11 @@ async fn begin_after_waiting<'request>(
             if is_shortage(&error) {
                 return Err(AttemptError::LocalReply(LocalReply::Overload));
             }
+            if request.was_repeated && which == Which::New {
+                // The pod that it was sent to before may have ended because of it.
+                in_flight.unanswered();
+                return Err(AttemptError::LocalReply(LocalReply::UpstreamFailed));
+            }
             let bounce = if is_backing_off(&error) { Bounce::BackedOff } else { Bounce::Unreachable };
             return Err(AttemptError::Bounced(in_flight.undo(), bounce));
         }

@@ -38,8 +38,9 @@ use tower::{BoxError, Service};
 use super::service_address::ServiceAddress;
 use super::service_socket::ServiceSocket;
 use super::traffic::Traffic;
+use super::upstream::Upstream;
 use crate::message::frame_follower::{CONTINUATION, DATA, FrameFollower, HEADERS};
-use crate::tls::{AlpnOffer, ClientTls, Stream};
+use crate::tls::{AlpnOffer, Stream};
 use crate::upstream::{SettingsReader, is_settings};
 
 /// Time for the service to accept a connection.
@@ -301,9 +302,7 @@ impl Connection for ServiceStream {
 #[derive(Debug, Clone)]
 pub(super) struct ServiceConnector {
     pub(super) tcp: HttpConnector,
-    pub(super) address: ServiceAddress,
-    pub(super) tls: Option<ClientTls>,
-    pub(super) traffic: Arc<Traffic>,
+    pub(super) upstream: Arc<Upstream>,
 }
 
 impl Service<Uri> for ServiceConnector {
@@ -316,18 +315,17 @@ impl Service<Uri> for ServiceConnector {
     }
 
     fn call(&mut self, to: Uri) -> Self::Future {
-        let traffic = self.traffic.clone();
-        if matches!(self.address, ServiceAddress::Tcp(_)) && self.tls.is_none() {
+        let upstream = self.upstream.clone();
+        if matches!(upstream.address, ServiceAddress::Tcp(_)) && upstream.tls.is_none() {
             let connecting = self.tcp.call(to);
             return Box::pin(async move {
                 let socket = ServiceSocket::Tcp(Stream::Plain(connecting.await?.into_inner()));
-                Ok(TokioIo::new(ServiceStream::http1(socket, traffic)))
+                Ok(TokioIo::new(ServiceStream::http1(socket, upstream.traffic.clone())))
             });
         }
-        let (address, tls) = (self.address.clone(), self.tls.clone());
         Box::pin(async move {
-            let socket = address.dial(tls.as_ref(), AlpnOffer::Http1, CONNECT_TIMEOUT).await?;
-            Ok(TokioIo::new(ServiceStream::http1(socket, traffic)))
+            let socket = upstream.address.dial(upstream.tls.as_ref(), AlpnOffer::Http1, CONNECT_TIMEOUT).await?;
+            Ok(TokioIo::new(ServiceStream::http1(socket, upstream.traffic.clone())))
         })
     }
 }

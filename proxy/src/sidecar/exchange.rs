@@ -56,7 +56,7 @@ pub(super) struct Exchange {
 }
 
 /// The clients of a service by HTTP/1.1.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Http1Clients {
     /// The client that uses idle connections.
     pub(super) reused: Client<ServiceConnector, ServiceRequestBody>,
@@ -100,7 +100,7 @@ impl RepeatableRequest {
 
 /// Sends a request by HTTP/1.1.
 async fn send(
-    client: Client<ServiceConnector, ServiceRequestBody>,
+    client: &Client<ServiceConnector, ServiceRequestBody>,
     request: Request<ServiceRequestBody>,
 ) -> Result<Response<Incoming>, ConnectFailure> {
     client.request(request).await.map_err(|error| {
@@ -119,24 +119,24 @@ async fn send(
 impl Exchange {
     pub(super) async fn over_http1(
         self,
-        clients: Http1Clients,
+        clients: Arc<Http1Clients>,
         mut request: Request<ServiceRequestBody>,
         switch: Option<OnUpgrade>,
     ) {
         let service = ServiceSide::Http1(capture_connection(&mut request));
         let repeatable = RepeatableRequest::of(&request, switch.is_some());
         let mut abandoned = pin!(self.abandoned);
-        let sending = send(clients.reused, request);
+        let sending = send(&clients.reused, request);
         let Some(mut head) = response_head(sending, abandoned.as_mut(), &service, &self.upstream).await else { return };
         let mut service = service;
         if let ((Err(failure), None), Some(repeatable)) = (&head, repeatable)
             && let Some(mut request) = repeatable.if_unanswered(failure, &service)
         {
             service = ServiceSide::Http1(capture_connection(&mut request));
-            let sending = send(clients.anew, request);
+            let sending = send(&clients.anew, request);
             let again = response_head(sending, abandoned, &service, &self.upstream).await;
-            let Some(again) = again else { return };
-            head = again;
+            let Some((result, until)) = again else { return };
+            head = (result.map_err(ConnectFailure::after_another), until);
         }
         let Exchange { upstream, replies, is_safe, upload, to_router, .. } = self;
         let (result, until) = head;

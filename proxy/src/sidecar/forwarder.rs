@@ -9,6 +9,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::future::{Either, select};
@@ -41,7 +42,7 @@ const MAX_RESPONSE_HEADERS: usize = 128;
 #[derive(Debug, Clone)]
 pub(super) struct Forwarder {
     upstream: Upstream,
-    http1: Http1Clients,
+    http1: Arc<Http1Clients>,
     http2: ByPartition,
 }
 
@@ -50,8 +51,7 @@ impl Forwarder {
         let mut tcp = HttpConnector::new();
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        let Upstream { address, tls, traffic, .. } = upstream.clone();
-        let connector = ServiceConnector { tcp, address, tls, traffic };
+        let connector = ServiceConnector { tcp, upstream: Arc::new(upstream.clone()) };
         // Retries only requests that hyper hands back unsent because the service has just closed the connection.
         let mut builder = Client::builder(TokioExecutor::new());
         builder
@@ -60,7 +60,8 @@ impl Forwarder {
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new());
         let reused = builder.build(connector.clone());
-        let http1 = Http1Clients { reused, anew: builder.pool_max_idle_per_host(0).build(connector) };
+        let anew = builder.pool_max_idle_per_host(0).build(connector);
+        let http1 = Arc::new(Http1Clients { reused, anew });
         let http2 = ByPartition::new(upstream.clone());
         Forwarder { upstream, http1, http2 }
     }

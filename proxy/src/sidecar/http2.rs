@@ -87,6 +87,15 @@ pub(super) enum ConnectFailure {
 }
 
 impl ConnectFailure {
+    /// Returns the failure of a request that was sent before: the service may have acted on it then.
+    pub(super) fn after_another(self) -> Self {
+        match self {
+            ConnectFailure::Unreachable(error) => ConnectFailure::Broken(error),
+            unprocessed @ ConnectFailure::Unprocessed => ConnectFailure::Broken(unprocessed.into()),
+            other => other,
+        }
+    }
+
     /// Returns whether the service has refused, by TLS, the version of HTTP that it was offered.
     pub(super) fn is_refused_protocol(&self) -> bool {
         let ConnectFailure::Unreachable(error) = self else { return false };

@@ -89,6 +89,18 @@ async fn a_request_that_meets_a_second_closing_connection_or_may_change_somethin
     }
 }
 
+/// It may have ended because of the request, and so might that of the next owner.
+#[tokio::test]
+async fn a_safe_request_whose_service_ends_is_not_given_back() {
+    let mut on_reused = OnReused::new("GET").await;
+    drop(on_reused.listener);
+    drop(on_reused.service);
+    let (listener, address) = listen().await;
+    (on_reused.service, on_reused.listener) = (TcpStream::connect(address).await.unwrap(), listener);
+    let told = on_reused.told().await;
+    assert!(told.starts_with("HTTP/1.1 502 "), "{told}");
+}
+
 /// A service that closes a new connection has failed: asking it again would not help.
 #[tokio::test]
 async fn a_safe_request_on_a_connection_of_its_own_is_not_sent_again() {
