@@ -7,10 +7,10 @@ use segue_tests::process::{Process, until};
 use crate::service;
 use crate::site::SEGUE;
 
-/// Starts a sidecar whose service is this script.
-fn sidecar(cluster: &TestCluster, script: &str, more: &str) -> Process {
+/// Starts a sidecar of this name, whose service is this script.
+fn sidecar(cluster: &TestCluster, name: &str, script: &str, more: &str) -> Process {
     let exec = format!("exec = [\"sh\", \"-c\", '''{script}''']\n{more}");
-    cluster.run("a", &cluster.config().pod("a", free_address(), free_address()).with("pod", &exec))
+    cluster.run(name, &cluster.config().pod(name, free_address(), free_address()).with("pod", &exec))
 }
 
 /// Returns the words that the service has printed between `launched` and `end`.
@@ -43,7 +43,7 @@ fn a_service_starts_in_its_folder_with_its_variables_and_nobody_else_has_them() 
     let cluster = TestCluster::start(SEGUE);
     let script = "echo launched $PWD $GREETING ${SEGUE_LAUNCH:-none} end; exec sleep 600";
     let more = "exec_cwd = \"/usr\"\nexec_env = { GREETING = \"hello, \\\"world\\\"\" }\n";
-    let mut a = sidecar(&cluster, script, more);
+    let mut a = sidecar(&cluster, "a", script, more);
     assert_eq!(printed(&mut a), ["/usr", "hello,", "\"world\"", "none"]);
     for pid in service::children(a.id()) {
         let read =
@@ -59,14 +59,14 @@ fn a_service_runs_as_its_user_with_that_users_groups_and_dies_with_its_superviso
     }
     let cluster = TestCluster::start(SEGUE);
     let script = "echo launched $$ $HOME $USER $(id -u) $(id -g) $(id -G) end; exec sleep 600";
-    for (user, expected) in [
-        ("nobody", &["/nonexistent", "nobody", "65534", "65534", "65534"][..]),
-        ("4242:4343", &["/kept", "4242", "4343", "4343"]),
+    for (name, user, expected) in [
+        ("a", "nobody", &["/nonexistent", "nobody", "65534", "65534", "65534"][..]),
+        ("b", "4242:4343", &["/kept", "4242", "4343", "4343"]),
     ] {
         let more = format!("exec_user = \"{user}\"\n");
         let more =
             if user == "nobody" { more } else { format!("{more}exec_env = {{ HOME = \"/kept\", USER = \"\" }}\n") };
-        let mut a = sidecar(&cluster, script, &more);
+        let mut a = sidecar(&cluster, name, script, &more);
         let printed = printed(&mut a);
         assert_eq!(printed[1..], *expected, "{user}");
         let pid = printed[0].parse().unwrap();
@@ -82,16 +82,16 @@ fn a_service_runs_as_its_user_with_that_users_groups_and_dies_with_its_superviso
 #[test]
 fn a_service_that_cannot_be_started_as_its_file_says_ends_its_sidecar() {
     let cluster = TestCluster::start(SEGUE);
-    for (more, told) in [
-        ("exec_user = \"segue-nobody\"\n", "segue: pod.exec_user: there is no user segue-nobody here"),
-        ("exec_cwd = \"/nowhere\"\n", "segue: pod.exec_cwd: cannot enter /nowhere: No such file"),
+    for (name, more, told) in [
+        ("a", "exec_user = \"segue-nobody\"\n", "segue: pod.exec_user: there is no user segue-nobody here"),
+        ("b", "exec_cwd = \"/nowhere\"\n", "segue: pod.exec_cwd: cannot enter /nowhere: No such file"),
     ] {
-        let mut a = sidecar(&cluster, "exec sleep 600", more);
+        let mut a = sidecar(&cluster, name, "exec sleep 600", more);
         assert_eq!(a.wait().code(), Some(126), "{}", a.output());
         assert!(a.output().contains(told), "{}", a.output());
     }
     if !is_root() {
-        let mut a = sidecar(&cluster, "exec sleep 600", "exec_user = \"0:0\"\n");
+        let mut a = sidecar(&cluster, "c", "exec sleep 600", "exec_user = \"0:0\"\n");
         assert_eq!(a.wait().code(), Some(126), "{}", a.output());
         assert!(a.output().contains("segue: pod.exec_user: cannot become 0:0: permission denied"), "{}", a.output());
     }
