@@ -325,7 +325,7 @@ fn a_service_opens_its_stream_from_the_same_host_and_has_no_hooks_beside_it() {
     ] {
         assert!(refused(&format!("[pod]\nstream = \"{address}\"\n")).contains(fact), "{address}");
     }
-    for hook in ["warm_url", "hooks.drain.url", "hooks.checkpoint.url"] {
+    for hook in ["warm_url", "hooks.drain.url", "hooks.checkpoint.url", "hooks.load.url"] {
         let hooked = format!("[pod]\nstream = \"[::1]:7071\"\n{hook} = \"http://127.0.0.1:8182/hook\"\n");
         let fact = format!("pod.{hook}: given in addition to pod.stream (segue.toml:2:1)");
         assert!(refused(&hooked).contains(&fact), "{hooked}");

@@ -11,9 +11,9 @@ type HandoffContext struct {
 	Partition uint32
 	// Epoch begins (Warm, Sync), ends (Leaving, Drain, Release) or lasts (Checkpoint).
 	Epoch uint64
-	// FromAddress is for Warm the address of the old owner, if one is alive.
+	// FromAddress is for Warm and Sync the address of the old owner, if one is alive.
 	FromAddress string
-	// ToAddress is for Leaving the address of the new owner, if it is alive.
+	// ToAddress is for Leaving, Drain and Release the address of the new owner, if there is one and it is alive.
 	ToAddress string
 	// Checkpoint is for Warm the name of the newest checkpoint, from which the state can start.
 	Checkpoint string
@@ -35,6 +35,9 @@ type Callbacks struct {
 	Release func(part HandoffContext)
 	// Checkpoint makes a checkpoint while requests continue. It returns its name, or "" if nothing is newer than the last one.
 	Checkpoint func(ctx context.Context, part HandoffContext) (string, error)
+	// Keys returns the number of keys of partitions, for max_keys_per_partition. It is called for each heartbeat, so it must not
+	// block.
+	Keys func() map[uint32]uint64
 }
 
 var errPermanent = errors.New("it fails for good")

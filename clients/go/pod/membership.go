@@ -193,7 +193,7 @@ func (m *Membership) follow(ctx context.Context, client pb.PodsClient) error {
 		case <-beats:
 			seq++
 			sent[seq] = leaseNow()
-			if err := stream.Send(&pb.Heartbeat{Seq: seq, Seen: seen}); err != nil {
+			if err := stream.Send(&pb.Heartbeat{Seq: seq, Seen: seen, Load: m.load()}); err != nil {
 				beats = nil // the stream has ended: the reason follows the events that came before it
 			}
 		case err := <-failed:
@@ -220,10 +220,19 @@ func receive(ctx context.Context, stream pb.Pods_RegisterClient, events chan<- *
 	}
 }
 
+// load returns what the service reports of its partitions, if it reports anything.
+func (m *Membership) load() *pb.Load {
+	if m.callbacks.Keys == nil {
+		return nil
+	}
+	return &pb.Load{Keys: m.callbacks.Keys()}
+}
+
 func (m *Membership) firstHeartbeat() *pb.Heartbeat {
+	load := m.load()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	first := &pb.Heartbeat{Seq: 1, Hello: m.hello()}
+	first := &pb.Heartbeat{Seq: 1, Hello: m.hello(), Load: load}
 	for partition, running := range m.running {
 		// Another instance may have told the Warm, and would wait anew for a checkpoint.
 		if running.kind == pb.AckKind_READY && !running.isDone() {

@@ -345,7 +345,13 @@ func TestCallbacksLearnWhatTheirTaskSays(t *testing.T) {
 	m := with(Callbacks{
 		Warm:    func(_ context.Context, part HandoffContext) error { parts <- part; return nil },
 		Leaving: func(part HandoffContext) { parts <- part },
+		Sync:    func(_ context.Context, part HandoffContext) error { parts <- part; return nil },
+		Drain:   func(_ context.Context, part HandoffContext) error { parts <- part; return nil },
+		Release: func(part HandoffContext) { parts <- part },
 	})
+	sync := &pb.Task{Id: id(5, 9), Epoch: 9, Kind: &pb.Task_Sync{Sync: &pb.Sync{FromAddress: "a:2"}}}
+	drain := &pb.Task{Id: id(6, 9), Epoch: 9, Kind: &pb.Task_Drain{Drain: &pb.Drain{ToAddress: "b:3"}}}
+	release := &pb.Task{Id: id(7, 9), Epoch: 9, Kind: &pb.Task_Release{Release: &pb.Release{ToAddress: "b:4"}}}
 	due := warm(3, 8)
 	due.GetWarm().FromAddress, due.GetWarm().Checkpoint = "a:1", []byte("3@7")
 	leaving := &pb.Task{Id: id(4, 9), Epoch: 9, Kind: &pb.Task_Leaving{Leaving: &pb.Leaving{ToAddress: "b:2"}}}
@@ -355,11 +361,24 @@ func TestCallbacksLearnWhatTheirTaskSays(t *testing.T) {
 	}{
 		{due, HandoffContext{Partition: 3, Epoch: 8, FromAddress: "a:1", Checkpoint: "3@7"}},
 		{leaving, HandoffContext{Partition: 4, Epoch: 9, ToAddress: "b:2"}},
+		{sync, HandoffContext{Partition: 5, Epoch: 9, FromAddress: "a:2"}},
+		{drain, HandoffContext{Partition: 6, Epoch: 9, ToAddress: "b:3"}},
+		{release, HandoffContext{Partition: 7, Epoch: 9, ToAddress: "b:4"}},
 	} {
 		m.apply(&pb.Event{Tasks: []*pb.Task{expected.task}}, nil)
 		if part := <-parts; part != expected.part {
 			t.Errorf("the callback gets %v, not %v", part, expected.part)
 		}
+	}
+}
+
+func TestHeartbeatsReportTheKeysOfPartitions(t *testing.T) {
+	m := with(Callbacks{Keys: func() map[uint32]uint64 { return map[uint32]uint64{3: 40} }})
+	if keys := m.firstHeartbeat().GetLoad().GetKeys(); len(keys) != 1 || keys[3] != 40 {
+		t.Errorf("the heartbeat reports %v", keys)
+	}
+	if load := with(Callbacks{}).firstHeartbeat().GetLoad(); load != nil {
+		t.Errorf("a service without keys reports %v", load)
 	}
 }
 

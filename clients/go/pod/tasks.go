@@ -154,13 +154,16 @@ func (m *Membership) call(ctx context.Context, kind pb.AckKind, task *pb.Task) (
 		part.FromAddress, part.Checkpoint = task.GetWarm().GetFromAddress(), string(task.GetWarm().GetCheckpoint())
 		return "", m.warm(ctx, part)
 	case pb.AckKind_SYNCED:
+		part.FromAddress = task.GetSync().GetFromAddress()
 		return "", callIfSet(ctx, m.callbacks.Sync, part)
 	case pb.AckKind_DRAINED:
+		part.ToAddress = task.GetDrain().GetToAddress()
 		if !m.untilIdle(ctx, part.Partition) {
 			return "", ctx.Err()
 		}
 		return "", callIfSet(ctx, m.callbacks.Drain, part)
 	case pb.AckKind_RELEASED:
+		part.ToAddress = task.GetRelease().GetToAddress()
 		if m.untilIdle(ctx, part.Partition) && m.letGo(part) {
 			m.callbacks.release(part)
 		}

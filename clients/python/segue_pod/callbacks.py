@@ -10,9 +10,9 @@ class HandoffContext(NamedTuple):
     epoch: int
     """The epoch that begins (`warm`, `sync`), ends (`leaving`, `drain`, `release`) or lasts (`checkpoint`)."""
     from_address: str = ""
-    """For `warm`: the address of the old owner, if one is alive."""
+    """For `warm` and `sync`: the address of the old owner, if one is alive."""
     to_address: str = ""
-    """For `leaving`: the address of the new owner, if it is alive."""
+    """For `leaving`, `drain` and `release`: the address of the new owner, if there is one and it is alive."""
     checkpoint: str = ""
     """For `warm`: the name of the newest checkpoint, from which the state can start."""
 
@@ -22,7 +22,7 @@ class PermanentFailure(Exception):
 
 
 class Callbacks(Protocol):
-    """The callbacks of a handoff, all of them optional: a service is any object that has some of these coroutines.
+    """The callbacks of a handoff, all of them optional: a service is any object that has some of these.
 
     A pod registers the capability `sync` if its service has `sync`, and `checkpoint` if it has `checkpoint`. A callback that raises is
     called again while it is due. One that is no longer due is cancelled, except `release`.
@@ -45,6 +45,9 @@ class Callbacks(Protocol):
 
     async def checkpoint(self, part: HandoffContext) -> str:
         """Makes a checkpoint while requests continue. Returns its name, or "" if nothing is newer than the last one."""
+
+    def keys(self) -> dict[int, int]:
+        """Returns the number of keys of partitions, for `max_keys_per_partition`. Called for each heartbeat, so it must not block."""
 
 
 def provides(service, name):

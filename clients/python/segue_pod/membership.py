@@ -114,14 +114,24 @@ class Membership(Participant):
         hello.resume = self.coordinator.resume
         hello.holdings.extend(pb.Holding(partition=partition, epoch=epoch) for partition, epoch in self.tasks.held.items())
         # Another instance may have told the warms, and would wait anew for a checkpoint.
-        return pb.Heartbeat(seq=1, hello=hello, progress=self.tasks.progress())
+        return pb.Heartbeat(seq=1, hello=hello, progress=self.tasks.progress(), load=self.load())
+
+    def load(self):
+        """Returns what the service reports of its partitions, if it reports anything."""
+        if not provides(self.service, "keys"):
+            return None
+        try:
+            return pb.Load(keys=self.service.keys())
+        except Exception:  # noqa: BLE001: without heartbeats the lease would end
+            log.exception("keys failed")
+            return None
 
     async def beat(self, call, every, sent, seen):
         for seq in itertools.count(2):
             await asyncio.sleep(every)
             sent[seq] = lease_now()
             try:
-                await call.write(pb.Heartbeat(seq=seq, seen=seen[0]))
+                await call.write(pb.Heartbeat(seq=seq, seen=seen[0], load=self.load()))
             except BROKEN:
                 return  # the reader notices as well
 

@@ -132,7 +132,7 @@ class Tasks:
         self.acks.add(pb.Ack(id=task.id, kind=ACKS[kind], **made))
 
     async def do(self, kind, task):
-        partition, warm = task.id.partition, task.warm
+        partition, told = task.id.partition, getattr(task, kind)
         if kind == "warm" and self.held.get(partition) == task.epoch:
             return None
         if kind in ("drain", "release"):
@@ -142,9 +142,10 @@ class Tasks:
             if 0 < task.epoch < self.held.get(partition, 0):
                 return None
             self.held.pop(partition, None)
-        context = HandoffContext(partition, task.epoch)
-        if kind == "warm":
-            context = context._replace(from_address=warm.from_address, checkpoint=warm.checkpoint.decode())
+        context = HandoffContext(
+            partition, task.epoch, from_address=getattr(told, "from_address", ""), to_address=getattr(told, "to_address", ""),
+            checkpoint=told.checkpoint.decode() if kind == "warm" else "",
+        )
         result = await self.call(kind, context)
         if kind == "warm":
             self.held[partition] = task.epoch

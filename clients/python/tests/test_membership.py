@@ -90,6 +90,19 @@ def membership(*coordinators, service=None, **settings):
 
 
 class Registrations(unittest.IsolatedAsyncioTestCase):
+    async def test_heartbeats_report_the_keys_of_partitions_and_outlive_a_report_that_fails(self):
+        class Counts(Callbacks):
+            def keys(self):
+                return {3: 40}
+
+        class Fails(Callbacks):
+            def keys(self):
+                raise OSError("no disk")
+
+        self.assertEqual(dict(membership(service=Counts()).first_heartbeat().load.keys), {3: 40})
+        for service in (Fails(), Service()):
+            self.assertFalse(membership(service=service).first_heartbeat().HasField("load"))
+
     async def test_a_pod_claims_what_its_service_can(self):
         class Able(Callbacks):
             async def sync(self, part):

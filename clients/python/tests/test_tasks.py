@@ -159,17 +159,21 @@ class Handoffs(unittest.IsolatedAsyncioTestCase):
         async def noted(part):
             parts.append(part)
 
-        service = types.SimpleNamespace(warm=noted, leaving=noted)
+        service = types.SimpleNamespace(warm=noted, sync=noted, leaving=noted, drain=noted, release=noted)
         tasks = Tasks(service, self.ownership, self.acks)
-        warm, leaving = task("warm", 7), task("leaving", 8)
-        warm.warm.from_address, warm.warm.checkpoint, leaving.leaving.to_address = "a:1", b"0@6", "b:2"
-        for it in (warm, leaving):
+        due = [task(kind, 7 + at) for at, kind in enumerate(("warm", "sync", "leaving", "drain", "release"))]
+        warm, sync, leaving, drain, release = due
+        warm.warm.from_address, warm.warm.checkpoint, sync.sync.from_address = "a:1", b"0@6", "a:2"
+        leaving.leaving.to_address, drain.drain.to_address, release.release.to_address = "b:1", "b:2", "b:3"
+        for it in due:
             tasks.begin(it)
             await until_idle()
         self.assertEqual(parts, [
-            HandoffContext(0, 7, from_address="a:1", checkpoint="0@6"), HandoffContext(0, 8, to_address="b:2"),
+            HandoffContext(0, 7, from_address="a:1", checkpoint="0@6"), HandoffContext(0, 8, from_address="a:2"),
+            HandoffContext(0, 9, to_address="b:1"), HandoffContext(0, 10, to_address="b:2"), HandoffContext(0, 11, to_address="b:3"),
         ])
-        self.assertEqual(self.acked(), [pb.READY])  # nobody waits for the other one
+        # Nobody waits for `leaving`.
+        self.assertEqual(self.acked(), [pb.READY, pb.SYNCED, pb.DRAINED, pb.RELEASED])
 
     async def test_a_task_whose_callback_the_service_lacks_is_done(self):
         tasks = Tasks(object(), self.ownership, self.acks)

@@ -54,6 +54,7 @@ const CHECKPOINT: HookKeys = HookKeys {
     short: None,
 };
 
+const LOAD_URL: &str = "pod.hooks.load.url";
 const LEASE_URL: &str = "pod.hooks.lease.url";
 const SECRET_FILE: &str = "pod.hooks.secret_file";
 
@@ -65,11 +66,13 @@ pub(super) fn read(r: &mut ConfigReader<'_>) -> HookSettings {
         drain: hook(r, &DRAIN),
         release: hook(r, &RELEASE),
         checkpoint: hook(r, &CHECKPOINT),
+        load: url(r, LOAD_URL),
         lease: url(r, LEASE_URL),
         secret_file: r.text(SECRET_FILE).map(PathBuf::from),
     };
     let hooks = [&WARM, &SYNC, &LEAVING, &DRAIN, &RELEASE, &CHECKPOINT];
-    let mut urls = hooks.into_iter().flat_map(|keys| [Some(keys.url), keys.short]).flatten().chain([LEASE_URL]);
+    let mut urls =
+        hooks.into_iter().flat_map(|keys| [Some(keys.url), keys.short]).flatten().chain([LOAD_URL, LEASE_URL]);
     if r.is_given(SECRET_FILE) && !urls.any(|key| r.is_given(key)) {
         r.report_key(SECRET_FILE, Wrong::new("given without a hook", "expected a hook that is called with the secret"));
     }

@@ -251,6 +251,7 @@ const POD_KEYS: &[&str] = &[
     "pod.hooks.release.timeout",
     "pod.hooks.checkpoint.url",
     "pod.hooks.checkpoint.timeout",
+    "pod.hooks.load.url",
     "pod.hooks.lease.url",
     "pod.hooks.secret_file",
     "pod.shutdown_timeout",

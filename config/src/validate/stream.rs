@@ -14,13 +14,14 @@ use crate::validated::StreamListen;
 pub(super) const KEY: &str = "pod.stream";
 
 /// The hooks that the stream's tasks replace.
-const HOOKS: [&str; 9] = [
+const HOOKS: [&str; 10] = [
     "pod.hooks.warm.url",
     "pod.hooks.sync.url",
     "pod.hooks.leaving.url",
     "pod.hooks.drain.url",
     "pod.hooks.release.url",
     "pod.hooks.checkpoint.url",
+    "pod.hooks.load.url",
     "pod.warm_url",
     "pod.sync_url",
     "pod.release_url",

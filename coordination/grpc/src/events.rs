@@ -8,6 +8,7 @@ use segue_protocol::handoff::remote_pod::{PodMessages, RemoteTask};
 use segue_protocol::ids::{HandoffId, PartitionId};
 use segue_protocol::lease::keepalive_interval;
 use segue_protocol::planning::{Policy, in_force};
+use segue_protocol::records::PodRecord;
 use segue_protocol::view::View;
 
 use crate::attach::AttachedPod;
@@ -59,22 +60,32 @@ pub(crate) fn welcome(attached: &AttachedPod, view: &View) -> Welcome {
 fn task(view: &View, policy: &Policy, due: RemoteTask) -> Task {
     let RemoteTask { partition, callback, handoff, epoch, cancelled } = due;
     let record = view.handoffs.get(&partition).filter(|record| record.id() == handoff).map(|record| &record.value);
+    let named = |pod: &PodRecord| (pod.pod_name.clone(), pod.address.clone());
+    let from = || record.and_then(|record| view.live_old_owner(record)).map(named).unwrap_or_default();
+    let to = || record.and_then(|record| view.live_new_owner(record)).map(named).unwrap_or_default();
     let (within, kind) = match callback {
         Callback::Warm => {
-            let from = record.and_then(|record| view.live_old_owner(record));
-            let (from_pod, from_address) =
-                from.map_or_else(Default::default, |from| (from.pod_name.clone(), from.address.clone()));
+            let (from_pod, from_address) = from();
             let checkpoint = newest(view, partition).map_or_else(Vec::new, |name| name.as_str().into());
             (Some(policy.warm_timeout), Kind::Warm(Warm { from_pod, from_address, checkpoint }))
         }
-        Callback::Sync => (Some(policy.phase_timeout), Kind::Sync(Sync {})),
+        Callback::Sync => {
+            let (from_pod, from_address) = from();
+            (Some(policy.phase_timeout), Kind::Sync(Sync { from_pod, from_address }))
+        }
         Callback::Leaving => {
-            let to = record.and_then(|record| view.live_new_owner(record));
-            let (to_pod, to_address) = to.map_or_else(Default::default, |to| (to.pod_name.clone(), to.address.clone()));
+            let (to_pod, to_address) = to();
             (Some(policy.phase_timeout), Kind::Leaving(Leaving { to_pod, to_address }))
         }
-        Callback::Drain => (Some(policy.phase_timeout), Kind::Drain(Drain {})),
-        Callback::Release => (None, Kind::Release(Release { cancelled })),
+        Callback::Drain => {
+            let (to_pod, to_address) = to();
+            (Some(policy.phase_timeout), Kind::Drain(Drain { to_pod, to_address }))
+        }
+        Callback::Release => {
+            // The new owner releases what it has copied once the handoff is cancelled.
+            let (to_pod, to_address) = if cancelled { Default::default() } else { to() };
+            (None, Kind::Release(Release { cancelled, to_pod, to_address }))
+        }
         Callback::Checkpoint => (None, Kind::Checkpoint(Checkpoint {})),
     };
     Task {

@@ -11,6 +11,7 @@ use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use segue_coordination::pod::LoadReport;
 use segue_coordination::session::unix_millis;
 use segue_coordination::store::Store;
 use segue_protocol::ids::Incarnation;
@@ -68,9 +69,12 @@ impl LoadReports {
 }
 
 fn record(life: Incarnation, interval: Duration, load: &ReportedLoad) -> PodLoad {
-    let share = |(partition, share): (&_, &f64)| (*partition, PartitionLoad { load: (*share).into(), keys: None });
+    let listed = load.partitions().map(|partition| {
+        let LoadReport { load, keys } = load.of(partition);
+        (partition, PartitionLoad { load: load.unwrap_or_default().into(), keys })
+    });
     let interval = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX);
-    let listed = PodLoad::new(life, interval, load.by_partition.iter().map(share).collect());
+    let listed = PodLoad::new(life, interval, listed.collect());
     // The pod's total may include what it does not attribute to a partition.
     PodLoad { at: unix_millis(), total: Thousandths::from(load.total), ..listed }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use segue_coordination::pod::LoadReport;
 use segue_protocol::handoff::remote_pod::RemoteTask;
 use segue_protocol::ids::{HandoffId, PartitionId};
 use segue_protocol::records::{MAX_PARTITIONS, one_line};
@@ -60,6 +61,9 @@ pub struct ReportedLoad {
     pub total: f64,
     /// The shares of partitions.
     pub by_partition: BTreeMap<PartitionId, f64>,
+    /// The number of keys of partitions, where the pod knows it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub keys: BTreeMap<PartitionId, u64>,
 }
 
 impl ReportedLoad {
@@ -69,20 +73,35 @@ impl ReportedLoad {
     }
 
     fn read(load: &proto::Load) -> Result<Self, Status> {
-        let shares = load.by_partition.iter();
+        let (shares, keys) = (load.by_partition.iter(), load.keys.iter());
         let read = ReportedLoad {
             total: load.total,
             by_partition: shares.map(|(&partition, &share)| (PartitionId::new(partition), share)).collect(),
+            keys: keys.map(|(&partition, &keys)| (PartitionId::new(partition), keys)).collect(),
         };
         let is_amount = |amount: &f64| amount.is_finite() && *amount >= 0.0;
         if !is_amount(&read.total) || !read.by_partition.values().all(is_amount) {
             return Err(Status::invalid_argument("`load`: expected finite numbers, not below 0"));
         }
-        if let Some((partition, _)) = read.by_partition.range(PartitionId::new(MAX_PARTITIONS)..).next() {
+        if let Some(partition) =
+            read.partitions().max().filter(|partition| *partition >= PartitionId::new(MAX_PARTITIONS))
+        {
             let text = format!("`load`: partition {partition}; no keyspace has more than {MAX_PARTITIONS}");
             return Err(Status::invalid_argument(text));
         }
         Ok(read)
+    }
+
+    /// Returns each partition of which the pod reports something.
+    pub(crate) fn partitions(&self) -> impl Iterator<Item = PartitionId> {
+        self.by_partition.keys().chain(self.keys.keys()).copied()
+    }
+
+    /// Returns what the pod reports of a partition. One that reports keys alone leaves the load to others.
+    pub(crate) fn of(&self, partition: PartitionId) -> LoadReport {
+        let measures = self.total > 0.0 || !self.by_partition.is_empty() || self.keys.is_empty();
+        let load = measures.then(|| self.by_partition.get(&partition).copied().unwrap_or_default());
+        LoadReport { load, keys: self.keys.get(&partition).copied() }
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use segue_coordination::pod::{
-    HandoffContext, HandoffHandler as _, Hook, HookSettings, HookUrl, Hooks, PermanentFailure, PodAddress, PodHandle,
-    PodSettings,
+    HandoffContext, HandoffHandler as _, Hook, HookSettings, HookUrl, Hooks, LoadReport, PermanentFailure, PodAddress,
+    PodHandle, PodSettings,
 };
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::ids::{Epoch, HandoffId, PartitionId, Revision};
@@ -36,8 +36,12 @@ fn hook(url: HookUrl, timeout: Duration) -> Option<Hook> {
     Some(Hook { url, timeout })
 }
 
+fn hooks_of(settings: HookSettings) -> Hooks {
+    Hooks::new(settings, "orders")
+}
+
 fn warms(port: u16, timeout: Duration) -> Hooks {
-    Hooks::new(HookSettings { warm: hook(url(port, "/warm"), timeout), ..HookSettings::default() })
+    hooks_of(HookSettings { warm: hook(url(port, "/warm"), timeout), ..HookSettings::default() })
 }
 
 fn part() -> HandoffContext {
@@ -148,7 +152,7 @@ async fn a_hook_gets_the_move_as_json_and_any_2xx_means_done() {
     };
     let capabilities = settings.capabilities(true);
     assert!(!capabilities.sync && capabilities.drained && capabilities.fence);
-    let hooks = Hooks::new(settings);
+    let hooks = hooks_of(settings);
     hooks.warm(&part()).await.unwrap();
     hooks.drain(&part()).await.unwrap();
     let error = hooks.release(&part()).await.unwrap_err();
@@ -276,7 +280,7 @@ async fn garbage_in_a_202_is_a_failure_that_says_what_was_expected() {
 async fn only_a_new_owner_can_fail_for_good() {
     let (port, _task) = script(vec![(409, r#"{"permanent":true,"reason":"no disk"}"#); 4]).await;
     let each = hook(url(port, "/"), LONG);
-    let hooks = Hooks::new(HookSettings {
+    let hooks = hooks_of(HookSettings {
         warm: each.clone(),
         sync: each.clone(),
         drain: each.clone(),
@@ -305,12 +309,12 @@ async fn a_hook_is_called_on_a_unix_socket() {
         request
     });
     let url: HookUrl = format!("unix:{}:/segue/warm?a=b", socket.display()).parse().unwrap();
-    Hooks::new(HookSettings { warm: hook(url, LONG), ..HookSettings::default() }).warm(&part()).await.unwrap();
+    hooks_of(HookSettings { warm: hook(url, LONG), ..HookSettings::default() }).warm(&part()).await.unwrap();
     let request = service.await.unwrap();
     assert!(request.starts_with("POST /segue/warm?a=b HTTP/1.1\r\n"), "{request}");
     assert!(request.contains("host: localhost\r\n"), "{request}");
     let url: HookUrl = format!("unix:{}/gone.sock", folder.path().display()).parse().unwrap();
-    let hooks = Hooks::new(HookSettings { warm: hook(url, LONG), ..HookSettings::default() });
+    let hooks = hooks_of(HookSettings { warm: hook(url, LONG), ..HookSettings::default() });
     let error = hooks.warm(&part()).await.unwrap_err().to_string();
     assert!(error.contains("gone.sock cannot be reached") && error.contains("No such file"), "{error}");
 }
@@ -320,7 +324,7 @@ async fn each_call_carries_the_secret_that_its_file_has_by_then() {
     let folder = tempfile::tempdir().unwrap();
     let file: PathBuf = folder.path().join("secret");
     let (port, task) = service(vec![200, 200]).await;
-    let hooks = Hooks::new(HookSettings {
+    let hooks = hooks_of(HookSettings {
         warm: hook(url(port, "/"), LONG),
         secret_file: Some(file.clone()),
         ..HookSettings::default()
@@ -351,7 +355,7 @@ async fn warming(fixture: &Fixture, port: u16) -> (PodHandle, Pod, HandoffId) {
     let settings = HookSettings { warm: hook(url(port, "/warm"), LONG), ..HookSettings::default() };
     let capabilities = settings.capabilities(true);
     let pod = PodSettings { capabilities, ..PodSettings::new("w", "127.0.0.1:1") };
-    let hooks = Arc::new(Hooks::new(settings));
+    let hooks = Arc::new(hooks_of(settings));
     let handle = PodHandle::start(fixture.store.clone(), "default", fixture.keys.clone(), pod, hooks);
     handle.status().wait_for(|state| state.not_ready.is_none()).await.unwrap();
     // The record needs a name and a life, not a service of the test's.
@@ -404,7 +408,7 @@ async fn the_hook_checkpoint_returns_what_the_service_names_and_warm_is_told_the
     let (port, _) = script(vec![(200, r#"{"checkpoint":"at 42"}"#), (200, ""), (200, bad), (503, "busy")]).await;
     let settings = HookSettings { checkpoint: hook(url(port, "/checkpoint"), LONG), ..HookSettings::default() };
     assert!(settings.capabilities(false).checkpoint && !HookSettings::default().capabilities(false).checkpoint);
-    let hooks = Hooks::new(settings);
+    let hooks = hooks_of(settings);
     assert_eq!(hooks.checkpoint(&part()).await.unwrap().as_deref(), Some("at 42"));
     assert_eq!(hooks.checkpoint(&part()).await.unwrap(), None);
     for expected in ["a body that is not JSON; expected nothing, or", "503 Service Unavailable: busy"] {
@@ -418,4 +422,24 @@ async fn the_hook_checkpoint_returns_what_the_service_names_and_warm_is_told_the
     hooks.warm(&HandoffContext { checkpoint: Some("at 42".to_owned()), ..part() }).await.unwrap();
     let seen = seen.await.unwrap();
     assert!(!seen[0].contains("checkpoint") && seen[1].contains(r#""checkpoint":"at 42""#), "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_service_reports_the_keys_of_its_partitions_for_later_heartbeats() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let hooks = hooks_of(HookSettings { load: Some(url(port, "/load")), ..HookSettings::default() });
+    assert_eq!(hooks.load(P7), LoadReport::default(), "it is asked first");
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let request = read_request(&mut stream).await.unwrap();
+    assert!(
+        request.starts_with("POST /load HTTP/1.1\r\n") && request.ends_with(r#"{"keyspace":"orders"}"#),
+        "{request}"
+    );
+    write_answer(&mut stream, 200, r#"{"partitions":{"7":{"keys":1200}}}"#).await;
+    let expected = LoadReport { load: None, keys: Some(1200) };
+    while hooks.load(P7) != expected {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(hooks.load(P1), LoadReport::default());
 }

@@ -172,7 +172,7 @@ impl KeyspacePod {
         let traffic = upstream.traffic.clone();
         let behind = ServiceBackend::new(process, upstream, stream.clone());
         let present = Callback::ALL.into_iter().filter(|callback| section.hooks.of(*callback).is_some()).collect();
-        let hooks = Hooks::new(section.hooks.clone());
+        let hooks = Hooks::new(section.hooks.clone(), keyspace);
         let reports = hooks.reports().clone();
         let settings = PodSettings {
             name: section.name.clone(),

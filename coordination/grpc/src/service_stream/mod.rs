@@ -235,6 +235,6 @@ impl CallbackHandler for ServiceStream {
     }
 
     fn load_of(&self, partition: PartitionId) -> LoadReport {
-        LoadReport { load: self.shared.state.borrow().load_of(partition), keys: None }
+        self.shared.state.borrow().load_of(partition).unwrap_or_default()
     }
 }

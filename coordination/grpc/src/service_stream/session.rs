@@ -279,7 +279,7 @@ impl Session {
             lease_ttl: span(term),
             trust: span(term * 2 / 3),
             heartbeat_every: span(heartbeats_every(term)),
-            // The service learns of its own partitions; their number is the keyspace's.
+            // The pod may have registered before it has seen the keyspace's settings.
             partitions: 0,
             window: u32::try_from(WINDOW).unwrap_or(u32::MAX),
         }
@@ -311,9 +311,19 @@ fn task(DueCall { task: due, checkpoint, from, to, .. }: &DueCall) -> Task {
             let (to_pod, to_address) = named(to);
             Kind::Leaving(Leaving { to_pod, to_address })
         }
-        Callback::Sync => Kind::Sync(Sync {}),
-        Callback::Drain => Kind::Drain(Drain {}),
-        Callback::Release => Kind::Release(Release { cancelled: due.cancelled }),
+        Callback::Sync => {
+            let (from_pod, from_address) = named(from);
+            Kind::Sync(Sync { from_pod, from_address })
+        }
+        Callback::Drain => {
+            let (to_pod, to_address) = named(to);
+            Kind::Drain(Drain { to_pod, to_address })
+        }
+        Callback::Release => {
+            let cancelled = due.cancelled;
+            let (to_pod, to_address) = if cancelled { Default::default() } else { named(to) };
+            Kind::Release(Release { cancelled, to_pod, to_address })
+        }
         Callback::Checkpoint => Kind::Checkpoint(Checkpoint {}),
     };
     Task { id: Some(id(due)), epoch: due.epoch.get(), kind: Some(kind), ..Task::default() }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ring::digest::{SHA256, digest};
-use segue_coordination::pod::HandoffContext;
+use segue_coordination::pod::{HandoffContext, LoadReport};
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::handoff::remote_pod::RemoteTask;
 use segue_protocol::ids::{Epoch, PartitionId};
@@ -340,9 +340,8 @@ impl StreamRecord {
         self.calls.remove(partition, number);
     }
 
-    pub(super) fn load_of(&self, partition: PartitionId) -> Option<f64> {
-        let load = self.status.as_ref()?.load.as_ref()?;
-        Some(load.by_partition.get(&partition).copied().unwrap_or_default())
+    pub(super) fn load_of(&self, partition: PartitionId) -> Option<LoadReport> {
+        Some(self.status.as_ref()?.load.as_ref()?.of(partition))
     }
 }
 

@@ -274,3 +274,16 @@ pub(crate) async fn acknowledge(address: SocketAddr, token: Vec<u8>, mut acks: V
         acks.retain(|_| outcomes.next() == Some(AckOutcome::Again));
     }
 }
+
+/// Returns the other pod of a task's handoff, as the task names it.
+pub(crate) fn other_side(task: &Task) -> (&str, &str) {
+    let (pod, address) = match task.kind.as_ref().unwrap() {
+        Kind::Warm(warm) => (&warm.from_pod, &warm.from_address),
+        Kind::Sync(sync) => (&sync.from_pod, &sync.from_address),
+        Kind::Leaving(leaving) => (&leaving.to_pod, &leaving.to_address),
+        Kind::Drain(drain) => (&drain.to_pod, &drain.to_address),
+        Kind::Release(release) => (&release.to_pod, &release.to_address),
+        Kind::Checkpoint(_) => return ("", ""),
+    };
+    (pod, address)
+}

@@ -18,7 +18,8 @@ impl Site {
 }
 
 fn load(total: f64) -> Option<Load> {
-    Some(Load { total, by_partition: [(0, total / 2.0), (3, total / 4.0)].into() })
+    let keys = [(3, 30), (4, 40)].into();
+    Some(Load { total, by_partition: [(0, total / 2.0), (3, total / 4.0)].into(), keys })
 }
 
 /// Returns the total that planning reads, and the load of partition 3.
@@ -42,7 +43,10 @@ async fn planning_reads_the_load_of_a_pod_with_a_stream_while_it_uses_it() {
     site.until("the load", |view| planned(view, "a") == Some((8.0, 2.0))).await;
     let view = site.view().await;
     assert_eq!(view.loads["a"].lease, view.pods["a"].lease, "it ends with its pod");
-    assert_eq!(view.load("a").unwrap().total, Thousandths(8000));
+    let record = view.load("a").unwrap();
+    assert_eq!(record.total, Thousandths(8000));
+    let keys = [0, 3, 4].map(|partition| record.partitions[&PartitionId::new(partition)].keys);
+    assert_eq!(keys, [None, Some(30), Some(40)]);
     site.balance_load(false).await;
     site.until("no heartbeat, so that the pod is not suspected", |view| view.loads.is_empty()).await;
 }

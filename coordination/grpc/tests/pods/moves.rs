@@ -9,7 +9,7 @@ use segue_grpc::proto::{Ack, AckKind, AckOutcome, Heartbeat, LeaveRequest, Load,
 
 use tokio::time::timeout;
 
-use super::client::{Pod, ack, connect, hello, name, register};
+use super::client::{Pod, ack, connect, hello, name, other_side, register};
 use super::site::{Site, WARM_TIMEOUT};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -28,12 +28,14 @@ async fn partitions_are_placed_and_move_between_two_pods_through_every_task() {
     assert_eq!(known.counts(), BTreeMap::from([("warm", 2), ("sync", 2)]));
     for task in &known.tasks {
         assert!(!task.why.is_empty() && task.within.is_some(), "{task:?}");
-        if let Some(Kind::Warm(warm)) = &task.kind {
-            assert_eq!((warm.from_pod.as_str(), warm.from_address.as_str()), ("a", "127.0.0.1:1"));
-        }
+        assert_eq!(other_side(task), ("a", "127.0.0.1:1"), "{task:?}");
     }
     let known = a.until("two are released", |known| known.counts().get("release") == Some(&2)).await;
     assert_eq!(known.counts(), BTreeMap::from([("warm", 4), ("drain", 2), ("release", 2)]));
+    for task in &known.tasks {
+        let other = if name(task) == "warm" { ("", "") } else { ("b", "127.0.0.1:1") };
+        assert_eq!(other_side(task), other, "{task:?}");
+    }
     assert_eq!((known.owned.len(), known.held.len()), (2, 2));
     site.until("the moves are over", |view| view.handoffs.is_empty()).await;
     let owners = site.owners().await;
@@ -171,7 +173,7 @@ async fn operators_see_the_progress_and_the_load_that_a_pod_reports() {
         seq: 2,
         seen,
         progress: vec![progress(Some(id), 0.75), progress(unknown, 0.5), progress(None, 0.5)],
-        load: Some(Load { total: 7.5, by_partition: [(id.partition, 7.0)].into() }),
+        load: Some(Load { total: 7.5, by_partition: [(id.partition, 7.0)].into(), ..Load::default() }),
         ..Heartbeat::default()
     };
     beats.send(heartbeat).await.unwrap();

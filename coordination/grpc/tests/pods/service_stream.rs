@@ -16,7 +16,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Code;
 
-use super::client::{Pod, ack, beat, connect, hello, register};
+use super::client::{Pod, ack, beat, connect, hello, name, other_side, register};
 use super::site::Site;
 
 pub(crate) const TTL: Duration = Duration::from_secs(8);
@@ -87,6 +87,10 @@ async fn a_service_gets_every_task_by_its_stream_and_partitions_come_and_go() {
     assert!(connect(site.address(0)).await.leave(request).await.unwrap().into_inner().empty);
     let known = service.owns(4).await;
     assert_eq!((known.counts()["warm"], known.counts()["sync"]), (6, 2));
+    let others: Vec<_> = known.tasks.iter().map(|task| (name(task), other_side(task).0)).collect();
+    let alone = others.iter().filter(|other| **other == ("warm", "")).count();
+    let with_b = others.iter().filter(|(_, other)| *other == "b").count();
+    assert_eq!((alone, with_b), (4, others.len() - 4), "{others:?}");
     let owners = site.owners().await;
     assert_eq!(known.owned, owners.into_iter().map(|(partition, (_, epoch))| (partition, epoch)).collect());
 }

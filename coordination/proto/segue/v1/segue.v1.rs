@@ -29,6 +29,9 @@ pub struct Load {
     /// The shares of partitions. A partition that is not listed has none.
     #[prost(map = "uint32, double", tag = "2")]
     pub by_partition: ::std::collections::HashMap<u32, f64>,
+    /// The number of keys of partitions, for `max_keys_per_partition`. That of a partition that is not listed is unknown.
+    #[prost(map = "uint32, uint64", tag = "3")]
+    pub keys: ::std::collections::HashMap<u32, u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Progress {
@@ -224,8 +227,14 @@ pub struct Warm {
     pub checkpoint: ::prost::alloc::vec::Vec<u8>,
 }
 /// The log is at rest: read what was written since Warm, then acknowledge SYNCED.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Sync {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Sync {
+    /// The old owner, if it is alive.
+    #[prost(string, tag = "1")]
+    pub from_pod: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub from_address: ::prost::alloc::string::String,
+}
 /// Routers have stopped sending requests of the partition, or are about to, and wait for those in flight. End its streams:
 /// their clients come back to the new owner. Go on serving. Sent once for each handoff, and again after a reconnect. It is
 /// not acknowledged, replaces no task and is not dropped. If the handoff is cancelled, nothing more is said: requests come
@@ -240,15 +249,26 @@ pub struct Leaving {
 }
 /// Refuse requests of the partition, finish those in flight, then acknowledge DRAINED. If the task is dropped, the pod
 /// serves the partition again.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Drain {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Drain {
+    /// The new owner, if it is alive.
+    #[prost(string, tag = "1")]
+    pub to_pod: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub to_address: ::prost::alloc::string::String,
+}
 /// Release the state, then acknowledge RELEASED. The state of a later epoch than the task's is kept: a Warm of the stream
 /// before has brought it since the pod sent its holdings. The epoch 0 stands for whatever state there is.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Release {
     /// The epoch never took effect. The state may be copied in part only.
     #[prost(bool, tag = "1")]
     pub cancelled: bool,
+    /// The new owner, if the handoff has not been cancelled and the pod is alive.
+    #[prost(string, tag = "2")]
+    pub to_pod: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub to_address: ::prost::alloc::string::String,
 }
 /// Make a checkpoint of the partition, while requests continue, and acknowledge CHECKPOINTED with its name. `id.handoff` is
 /// 0. Only pods with the capability `checkpoint` are asked. A checkpoint that is no longer due is not dropped: the pod may

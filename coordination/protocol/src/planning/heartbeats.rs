@@ -26,6 +26,8 @@ use crate::view::{Versioned, View};
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// Number of heartbeats in a row that show an overload before a partition moves for it.
 pub const OVERLOADS_BEFORE_MOVE: u32 = 3;
+/// How long pods may take to report keys, once they are bounded.
+const KEYS_MISSED_AFTER: Duration = Duration::from_secs(60);
 /// A pod is overloaded with more than this percentage of its share of the load.
 const OVERLOAD_PERCENT: u128 = 125;
 /// The interval of a pod that announces a shorter one.
@@ -56,6 +58,8 @@ struct Beat {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Heartbeats {
     beats: BTreeMap<String, Beat>,
+    /// Since when keys are bounded, there are pods, and none reports keys.
+    without_keys_since: Option<Duration>,
 }
 
 impl Heartbeats {
@@ -82,6 +86,16 @@ impl Heartbeats {
             };
             self.beats.insert(pod.clone(), beat);
         }
+        let reports =
+            |load: &Versioned<PodLoad>| load.value.partitions.values().any(|partition| partition.keys.is_some());
+        let is_awaited = policy.max_keys_per_partition > 0 && !view.pods.is_empty();
+        let is_missed = is_awaited && !view.loads.values().any(reports);
+        self.without_keys_since = is_missed.then(|| self.without_keys_since.unwrap_or(now));
+    }
+
+    /// Returns when it counts that no pod reports keys.
+    fn keys_missed_at(&self) -> Option<Duration> {
+        self.without_keys_since.map(|since| since.saturating_add(KEYS_MISSED_AFTER))
     }
 
     /// Counts overloads anew, because partitions move: earlier heartbeats do not show the load that follows.
@@ -99,20 +113,23 @@ impl Heartbeats {
         self.beats.get(pod).is_some_and(|beat| beat.overloads >= OVERLOADS_BEFORE_MOVE)
     }
 
-    /// Returns when the next pod becomes suspected.
+    /// Returns when the next pod becomes suspected, or it counts that none reports keys.
     pub(super) fn next_wake(&self, now: Duration) -> Option<Duration> {
-        self.beats.values().map(|beat| beat.suspected_at).filter(|at| *at > now).min()
+        let suspected = self.beats.values().map(|beat| beat.suspected_at);
+        suspected.chain(self.keys_missed_at()).filter(|at| *at > now).min()
     }
 
-    /// Returns a notice for each suspected pod, and for each pod with a partition of too many keys.
+    /// Returns a notice for each suspected pod, for each pod with a partition of too many keys, and one if no pod reports keys.
     pub(super) fn notices(&self, policy: &Policy, now: Duration) -> impl Iterator<Item = Notice> {
         let most = policy.max_keys_per_partition;
-        self.beats.iter().flat_map(move |(pod, beat)| {
+        let named = self.beats.iter().flat_map(move |(pod, beat)| {
             let suspected = (beat.suspected_at <= now).then(|| Notice::Suspected { pod: pod.clone() });
             let large = beat.too_many_keys.filter(|(_, keys)| most > 0 && *keys > most);
             let large = large.map(|(partition, keys)| Notice::TooManyKeys { partition, pod: pod.clone(), keys, most });
             suspected.into_iter().chain(large)
-        })
+        });
+        let missed = self.keys_missed_at().is_some_and(|at| at <= now);
+        named.chain(missed.then_some(Notice::NoKeys { most }))
     }
 }
 

@@ -201,6 +201,11 @@ pub enum Notice {
         /// The largest number that one should have.
         most: u64,
     },
+    /// The keyspace bounds the keys of a partition, and no pod reports any.
+    NoKeys {
+        /// The bound.
+        most: u64,
+    },
     /// A rolling restart is in progress, so moves for balance wait.
     Roll {
         /// The version of the pod that registered last, if it has one.
@@ -276,6 +281,10 @@ impl fmt::Display for Notice {
             Notice::TooManyKeys { partition, pod, keys, most } => {
                 write!(out, "partition {partition} on {pod} has {keys} keys, above max_keys_per_partition = {most}")
             }
+            Notice::NoKeys { most } => write!(
+                out,
+                "max_keys_per_partition = {most} is set, and no pod reports keys; have the service report them, or set it to 0"
+            ),
             Notice::Roll { newest } => notice_pods::roll(out, newest.as_deref()),
             Notice::SharedAddress { address, pods } => notice_pods::shared_address(out, address, pods),
             Notice::Assurance(assurance) => assurance.fmt(out),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Thousandths;
 use crate::ids::{Incarnation, PartitionId};
 
-/// Most partitions that a heartbeat lists: those with the largest load. It bounds the size of the record.
+/// Most partitions that a heartbeat lists: those with the largest load, and of these the most keys. It bounds the size of the record.
 pub const MAX_LISTED: usize = 1000;
 
 /// `~heartbeats/{pod}`, leased: a pod's last heartbeat.
@@ -50,7 +50,7 @@ impl PodLoad {
         let total = partitions.values().fold(0u32, |total, partition| total.saturating_add(partition.load.0));
         if partitions.len() > MAX_LISTED {
             let mut by_load: Vec<_> = partitions.into_iter().collect();
-            by_load.sort_by_key(|(_, partition)| Reverse(partition.load));
+            by_load.sort_by_key(|(_, partition)| Reverse((partition.load, partition.keys)));
             by_load.truncate(MAX_LISTED);
             partitions = by_load.into_iter().collect();
         }

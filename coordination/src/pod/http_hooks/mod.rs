@@ -2,7 +2,8 @@
 //!
 //! Each hook is a `POST` with `{"keyspace","partition","partitions","epoch","handoff","from","to"}`, and `warm` also with the
 //! newest `"checkpoint"` if there is one. [`HookAnswer`] lists what a response can mean: done, in progress, failed, failed for good.
-//! A failed call is repeated, so a hook must be idempotent. A hook that is not set counts as done.
+//! A failed call is repeated, so a hook must be idempotent. A hook that is not set counts as done. The hook `load` reports
+//! ([`LoadHook`]).
 //!
 //! Not here: the proxy in front of the service; `drained`, which the layer can acknowledge for a service that responds
 //! only when its work is done; the lease that a service is lent ([`LentLease`](super::LentLease)).
@@ -14,6 +15,7 @@
 
 mod answer;
 mod client;
+mod load;
 mod reports;
 mod settings;
 
@@ -30,13 +32,15 @@ use bytes::Bytes;
 use http::StatusCode;
 use segue_protocol::back_off::BackOff;
 use segue_protocol::handoff::pod_reconcile::Callback;
+use segue_protocol::ids::PartitionId;
 use segue_protocol::records::Capabilities;
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use self::answer::{HookAnswer, HookProgress, checkpoint_in};
+use self::load::LoadHook;
 use self::reports::CallReport;
-use super::{CallbackHandler, HandlerError, HandoffContext, PermanentFailure, PodAddress};
+use super::{CallbackHandler, HandlerError, HandoffContext, LoadReport, PermanentFailure, PodAddress};
 
 /// Pauses between two requests of a call in progress. They are short at first, because requests wait for `sync` and
 /// `drain`.
@@ -48,13 +52,15 @@ pub struct Hooks {
     settings: HookSettings,
     client: HookClient,
     reports: HookReports,
+    load: Option<LoadHook>,
 }
 
 impl Hooks {
-    /// Returns the hooks with these settings.
-    pub fn new(settings: HookSettings) -> Self {
+    /// Returns the hooks with these settings, for a pod of this keyspace.
+    pub fn new(settings: HookSettings, keyspace: &str) -> Self {
         let client = HookClient::new(settings.secret_file.clone(), ConnectionReuse::Reused);
-        Hooks { settings, client, reports: HookReports::default() }
+        let load = settings.load.clone().map(|url| LoadHook::new(url, client.clone(), keyspace));
+        Hooks { settings, client, reports: HookReports::default(), load }
     }
 
     /// Returns the reports of the calls that have not succeeded yet.
@@ -143,5 +149,9 @@ impl CallbackHandler for Hooks {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    fn load_of(&self, partition: PartitionId) -> LoadReport {
+        self.load.as_ref().map_or_else(LoadReport::default, |load| load.of(partition))
     }
 }

@@ -33,6 +33,8 @@ pub struct HookSettings {
     pub release: Option<Hook>,
     /// Make a checkpoint of a partition. With this hook the pod has the capability `checkpoint`.
     pub checkpoint: Option<Hook>,
+    /// Report the load and the keys of partitions; called for heartbeats.
+    pub load: Option<HookUrl>,
     /// Learn until when the service may write; called every few seconds.
     pub lease: Option<HookUrl>,
     /// The file with the secret that each call carries in the header [`SECRET_HEADER`]. Read for each call.

@@ -1,5 +1,7 @@
 //! Heartbeats with load: suspected pods, and moves that relieve an overloaded pod.
 
+use std::time::Duration;
+
 use super::world::{World, policy, secs};
 use crate::ids::{LeaseId, PartitionId};
 use crate::planning::heartbeats::Heartbeats;
@@ -228,6 +230,28 @@ fn a_partition_with_too_many_keys_is_named() {
         world.store.put_leased(world.keys.load("w-0"), encode(&record));
         assert_eq!(world.plan().notices.contains(&named), is_named);
     }
+}
+
+#[test]
+fn an_operator_is_told_that_no_pod_reports_keys() {
+    let mut world = World::settled(Policy { max_keys_per_partition: 2000, ..policy(2) }, &["w-0"]);
+    let missed = |world: &mut World| world.plan().notices.contains(&Notice::NoKeys { most: 2000 });
+    world.now += Duration::from_secs(60);
+    assert!(missed(&mut world));
+    let beat = |world: &mut World, keys| {
+        let load = PartitionLoad { load: Thousandths(0), keys };
+        let life = world.view().incarnation_of("w-0");
+        let record = PodLoad::new(life, 1_000_000, [(PartitionId::new(1), load)].into());
+        world.store.put_leased(world.keys.load("w-0"), encode(&record));
+    };
+    beat(&mut world, None);
+    assert!(missed(&mut world), "a heartbeat without them");
+    beat(&mut world, Some(0));
+    assert!(!missed(&mut world));
+    beat(&mut world, None);
+    assert!(!missed(&mut world), "pods have time to report them");
+    world.now += Duration::from_secs(60);
+    assert!(missed(&mut world));
 }
 
 #[test]
