@@ -83,6 +83,13 @@ impl Problem {
         Self { place, key: key.into(), wrong }
     }
 
+    /// Returns what was wrong, what was expected and what was probably meant, for a value that stood in no file.
+    pub fn in_words(&self) -> String {
+        let Wrong { fact, remedy, nearest } = &self.wrong;
+        let nearest = nearest.iter().map(|nearest| format!("; did you mean {nearest}")).collect::<String>();
+        format!("{fact}; {remedy}{nearest}")
+    }
+
     /// Returns whether the problem's place in the file is above line `before`.
     pub(crate) fn is_before(&self, before: usize) -> bool {
         matches!(self.place, Place::File { line, .. } if line < before)
@@ -91,12 +98,7 @@ impl Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Wrong { fact, remedy, nearest } = &self.wrong;
-        write!(f, "{}: {}: {fact}; {remedy}", self.place, self.key)?;
-        match nearest {
-            Some(nearest) => write!(f, "; did you mean {nearest}"),
-            None => Ok(()),
-        }
+        write!(f, "{}: {}: {}", self.place, self.key, self.in_words())
     }
 }
 
