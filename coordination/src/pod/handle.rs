@@ -128,7 +128,18 @@ impl PodHandle {
     /// over.
     pub async fn shutdown(&self, at_most: Duration) {
         let now = Instant::now();
-        self.inner.intent.send_replace(Intent::End { hand_over_until: now + at_most / 5 * 4, until: now + at_most });
+        self.end_by(now + at_most / 5 * 4, now + at_most).await;
+    }
+
+    /// Ends the pod without handing anything over: refuses what is left, lets its work end, and deregisters. Takes no longer
+    /// than `at_most`, plus a moment for the store's response.
+    pub async fn end(&self, at_most: Duration) {
+        let now = Instant::now();
+        self.end_by(now, now + at_most).await;
+    }
+
+    async fn end_by(&self, hand_over_until: Instant, until: Instant) {
+        self.inner.intent.send_replace(Intent::End { hand_over_until, until });
         let _ = self.status().wait_for(|_| false).await;
     }
 
