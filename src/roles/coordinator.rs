@@ -159,7 +159,8 @@ impl StatusSource for CoordinatorStatusSource {
 
     fn summary(&self) -> Option<Value> {
         let status = self.status.borrow();
-        Some(json!({ "leads": status.leads, "not_ready": status.not_ready, "notices": status.notices }))
+        let CoordinatorStatus { leads, not_ready, notices, warnings, .. } = &*status;
+        Some(json!({ "leads": leads, "not_ready": not_ready, "notices": notices, "warnings": warnings }))
     }
 
     fn refresh(&self) {

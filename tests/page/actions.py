@@ -179,6 +179,8 @@ def an_action_needs_no_mouse_and_shows_text_as_text(run):
     browser.press("ENTER")
     until(lambda: browser.focused() == "planner", "the focus where it was")
     until(lambda: any(markup in notice for notice in browser.read()["notices"]), "the pause on the page")
+    page = until(lambda: (page := browser.read())["tone"] == "warn" and page, "an amber headline")
+    assert "paused" in page["verdict"], page["verdict"]
     browser.press("ENTER")
     page = browser.read()
     assert markup in page["dialog"] and page["images"] == 0 and page["overflow"] <= 0, page
@@ -186,6 +188,7 @@ def an_action_needs_no_mouse_and_shows_text_as_text(run):
     until(lambda: browser.read()["answer"].startswith("Done: planned moves go on"), "the end of the pause")
     browser.press("ENTER")
     until(lambda: not cluster.admin.keyspace()["paused"], "no pause")
+    until(lambda: browser.read()["tone"] == "settled", "a headline without the pause")
 
 
 def a_handoff_is_cancelled(run):

@@ -119,6 +119,8 @@ pub struct CoordinatorStatus {
     pub not_ready: Option<String>,
     /// Notices for the operator, in words.
     pub notices: Vec<String>,
+    /// Those of them that are warnings.
+    pub warnings: Vec<String>,
     /// Until when a leader may trust its lease, on the clock of [`lease_now`]. `None` while it does not lead.
     pub trusted_until: Option<Instant>,
 }

@@ -180,6 +180,11 @@ function verdict() {
   if (unowned > 0) {
     return ['warn', `${plural(unowned, 'partition')} without a living owner${moves && `; ${moves}`}`];
   }
+  const warnings = state.process.coordinator?.warnings ?? [];
+  if (warnings.length > 0) {
+    const more = warnings.length > 1 ? `, and ${plural(warnings.length - 1, 'more notice')}` : '';
+    return ['warn', `${warnings[0]}${more}${moves && `; ${moves}`}`];
+  }
   if (moves) return ['moving', moves];
   return ['settled', 'Settled: every partition has its owner and none moves'];
 }

@@ -222,6 +222,13 @@ pub enum Notice {
     Assurance(Assurance),
 }
 
+impl Notice {
+    /// Returns whether the operator should act on it, or look for its cause. The other notices say how things stand.
+    pub fn is_warning(&self) -> bool {
+        !matches!(self, Notice::Assurance(_) | Notice::Roll { .. })
+    }
+}
+
 impl fmt::Display for Notice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

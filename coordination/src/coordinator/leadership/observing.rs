@@ -167,7 +167,10 @@ impl Leadership<'_> {
                 _ => warn!("{notice}"),
             }
         }
-        self.status.send_modify(|status| status.notices = notices.iter().map(ToString::to_string).collect());
+        self.status.send_modify(|status| {
+            status.notices = notices.iter().map(ToString::to_string).collect();
+            status.warnings = notices.iter().filter(|notice| notice.is_warning()).map(ToString::to_string).collect();
+        });
         self.notices = notices;
     }
 }
