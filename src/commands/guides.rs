@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 /// The commands in groups.
 const GROUPS: [(&str, &[&str]); 5] = [
-    ("Processes", &["run", "restart", "demo"]),
+    ("Processes", &["dev", "run", "restart", "demo"]),
     ("State of a keyspace", &["status", "top", "explain", "plan", "history", "wait"]),
     (
         "Changes of a keyspace",
@@ -95,6 +95,15 @@ const GUIDES: &[CommandGuide] = &[
         &[
             ("segue run --config router.toml", "Run the roles of the file until SIGTERM."),
             ("SEGUE__LOG__LEVEL=debug segue run --config router.toml", "Override a key of the file by a variable."),
+        ],
+    ),
+    CommandGuide::of(
+        "dev",
+        ["ended by Ctrl-C or SIGTERM", "no copy has come up, an address is in use, or a second signal"],
+        &[
+            ("segue dev -- python3 -m http.server {port}", "Three file servers; the key is the first part of a path."),
+            ("segue dev --pods 5 --key header:x-user -- ./service", "The service reads its port from PORT."),
+            ("segue dev --listen 127.0.0.1:8888 --admin 127.0.0.1:9999 -- ./service {port}", "Other addresses."),
         ],
     ),
     CommandGuide::of(

@@ -6,6 +6,7 @@ mod check;
 mod compare_store;
 mod conformance;
 mod demo;
+mod dev;
 mod generate;
 mod guides;
 mod logging;
@@ -50,6 +51,14 @@ enum Command {
     /// new process is ready it takes over the sockets of the running one, which finishes its requests and exits 0. A
     /// new process that does not become ready exits, and the running one keeps serving.
     Run(run::Args),
+    /// Run a whole site for a service on this machine: copies of a command, each a pod, behind a router.
+    ///
+    /// Runs an embedded store, a coordinator, a router and a sidecar for each copy, in one process; nothing has to be
+    /// installed. Each copy listens on the port that `{port}` in its arguments, or its variable PORT, names. A copy that
+    /// dies is started again, and its partitions move meanwhile. `segue status` and the other commands work on the site
+    /// without an option, and the live page shows it; on this machine both may change it. It is no place for data: the
+    /// store ends with the process. Variables SEGUE__SECTION__KEY override settings of the roles. Ctrl-C ends everything.
+    Dev(dev::Args),
     /// Replace the running router by a new process, without losing a request.
     ///
     /// Starts `segue run` in the background and returns once that has taken over from the process at
@@ -248,6 +257,7 @@ impl Cli {
     pub fn run(self) -> Result<(), CommandFailure> {
         match self.command {
             Command::Run(args) => run::run(&args),
+            Command::Dev(args) => dev::dev(&args),
             Command::Restart(args) => restart::restart(&args),
             Command::Check(args) => check::check(&args),
             Command::Status(args) => status::status(&args),
@@ -293,7 +303,11 @@ fn load(path: &std::path::Path) -> Result<LocatedConfig, CommandFailure> {
 /// Returns the configuration of a file and the certificates that it names. A file of a token that cannot be used is bad
 /// input, too.
 fn load_with_certificates(path: &std::path::Path) -> Result<(LocatedConfig, Certificates), CommandFailure> {
-    let located = load(path)?;
+    with_certificates(load(path)?)
+}
+
+/// Returns the configuration and the certificates that it names.
+fn with_certificates(located: LocatedConfig) -> Result<(LocatedConfig, Certificates), CommandFailure> {
     let tokens = token_file::problems(&located);
     match Certificates::load(&located) {
         Ok(certificates) if tokens.is_empty() => Ok((located, certificates)),

@@ -71,7 +71,7 @@ const LAST_WORK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs `work` to its end, and the runtime with it. A look-up of the collector's name may still be waiting for an
 /// answer then. The runtime would wait for it when dropped.
-fn run_to_end<T>(runtime: Runtime, work: impl Future<Output = T>) -> T {
+pub(super) fn run_to_end<T>(runtime: Runtime, work: impl Future<Output = T>) -> T {
     let result = runtime.block_on(work);
     runtime.shutdown_timeout(LAST_WORK_TIMEOUT);
     result
@@ -257,7 +257,7 @@ async fn serve(
 }
 
 /// Registers what every process has, and begins to tell of lines that its log lacks.
-fn register_of_process(log: &Log, registry: &mut Registry) {
+pub(super) fn register_of_process(log: &Log, registry: &mut Registry) {
     register_build_info(registry);
     register_failed_handshakes(registry);
     let dropped = log.dropped.clone();
@@ -266,7 +266,7 @@ fn register_of_process(log: &Log, registry: &mut Registry) {
 }
 
 /// Returns the store with its metrics, and what is known of it. From now on its outages are told, and that it goes back.
-fn metered(store: Arc<dyn Store>, registry: &mut Registry) -> (Arc<dyn Store>, Arc<StoreHealth>) {
+pub(super) fn metered(store: Arc<dyn Store>, registry: &mut Registry) -> (Arc<dyn Store>, Arc<StoreHealth>) {
     let store = MeteredStore::new(store, registry);
     let health = store.health();
     tokio::spawn(tell_outages(health.clone()));
@@ -339,7 +339,7 @@ async fn end_soon(end_admin: CancellationToken) {
 const ADMIN_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Waits for the end of the admin endpoint, but not for a client that stops in the middle of its request or response.
-async fn ended(admin: Option<JoinHandle<std::io::Result<()>>>) -> anyhow::Result<()> {
+pub(super) async fn ended(admin: Option<JoinHandle<std::io::Result<()>>>) -> anyhow::Result<()> {
     if let Some(admin) = admin
         && let Ok(ended) = tokio::time::timeout(ADMIN_END_TIMEOUT, admin).await
     {
@@ -369,7 +369,7 @@ async fn let_in(
 }
 
 /// Ends the process at the `number`th signal from now on.
-fn cut_off_at_signal(number: usize) {
+pub(super) fn cut_off_at_signal(number: usize) {
     tokio::spawn(async move {
         let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
         else {

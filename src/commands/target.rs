@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::CommandFailure;
 use super::store::{CONFIG_VARIABLE, CONNECTION, StoreArgs, variable};
 
-const SERVER_VARIABLE: &str = "SEGUE_SERVER";
+pub(super) const SERVER_VARIABLE: &str = "SEGUE_SERVER";
 const TOKEN_FILE_VARIABLE: &str = "SEGUE_TOKEN_FILE";
 
 /// The option for the private key of the client certificate in `explain`, where `--key` is the key of a request.

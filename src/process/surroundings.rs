@@ -85,7 +85,7 @@ fn of_socket(path: &Path) -> Option<(String, &'static str)> {
 }
 
 /// Returns why this program cannot be started in a folder, and what was expected. `None` if it can, as far as it shows.
-fn of_program(program: &str, cwd: Option<&Path>) -> Option<(String, &'static str)> {
+pub(crate) fn of_program(program: &str, cwd: Option<&Path>) -> Option<(String, &'static str)> {
     let may_run = |path: &Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
     if program.contains('/') {
         let fact = || format!("{program} does not exist here, or this user cannot execute it");

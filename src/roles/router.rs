@@ -201,6 +201,11 @@ impl RouterRole {
         self.sources.iter().map(|source| source.clone() as Arc<dyn StatusSource>)
     }
 
+    /// Bounds how long the requests in progress may take at the end.
+    pub(crate) fn ending_within(self, most: Duration) -> Self {
+        RouterRole { drain_timeout: self.drain_timeout.min(most), ..self }
+    }
+
     /// Stops accepting, finishes the requests in progress, refuses those that are still held, and only then
     /// deregisters.
     pub(crate) async fn stop(self, leaving: Succession) {

@@ -12,6 +12,7 @@ mod command_line;
 mod conformance;
 mod demo;
 mod demo_harm;
+mod dev;
 mod explain_grpc_pod;
 mod hooks;
 mod hot_restart;

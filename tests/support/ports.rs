@@ -39,15 +39,29 @@ static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
 /// # Panics
 /// When the temporary folder cannot be written.
 pub fn free_port() -> u16 {
+    free_ports(1)
+}
+
+/// Returns the first of so many successive ports, each as that of [`free_port`].
+///
+/// # Panics
+/// As [`free_port`].
+pub fn free_ports(count: u16) -> u16 {
     loop {
-        let port = PORTS.start + (random() % u64::from(PORTS.end - PORTS.start)) as u16;
-        let path = FOLDER.join(port.to_string());
-        let file = File::create(&path).unwrap_or_else(|error| panic!("cannot create {}: {error}", path.display()));
-        if file.try_lock().is_ok() && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-            KEPT.lock().unwrap_or_else(PoisonError::into_inner).push(file);
-            return port;
+        let first = PORTS.start + (random() % u64::from(PORTS.end - count - PORTS.start)) as u16;
+        let reserved: Option<Vec<File>> = (first..first + count).map(reserved).collect();
+        if let Some(reserved) = reserved {
+            KEPT.lock().unwrap_or_else(PoisonError::into_inner).extend(reserved);
+            return first;
         }
     }
+}
+
+/// Returns what reserves this port, unless another process has it.
+fn reserved(port: u16) -> Option<File> {
+    let path = FOLDER.join(port.to_string());
+    let file = File::create(&path).unwrap_or_else(|error| panic!("cannot create {}: {error}", path.display()));
+    (file.try_lock().is_ok() && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()).then_some(file)
 }
 
 /// Returns [`free_port`] on loopback.

@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //!
-//! * By TCP nothing is changed unless `admin.write` allows it.
+//! * By TCP nothing is changed unless `admin.write` allows it, or `segue dev` a client of its machine.
 //! * A page of another site changes nothing, whatever its reader's browser presents: it cannot set this content type, and
 //!   the browser names its origin.
 
@@ -23,6 +23,8 @@ pub(crate) enum WritePermission {
     Token(TokenFile),
     /// Those whose certificate the endpoint's authorities have issued.
     Certified,
+    /// Those who connect from this machine, to a site that is there to be tried out.
+    Local,
 }
 
 /// The client of a connection.
@@ -54,14 +56,23 @@ impl AdminPeer {
     }
 }
 
+/// Returns whether a client needs no token: it connects as `write` demands.
+fn is_entitled(write: &WritePermission, peer: Option<&AdminPeer>) -> bool {
+    match (peer, write) {
+        (Some(AdminPeer::Tcp { certified, .. }), WritePermission::Certified) => *certified,
+        (Some(AdminPeer::Tcp { address, .. }), WritePermission::Local) => address.ip().to_canonical().is_loopback(),
+        (Some(AdminPeer::Unix { .. }), _) => true,
+        _ => false,
+    }
+}
+
 /// Returns whether a client may change something (`allowed`), or what it lacks: `token`, or `none` if there is nothing
 /// that it could present in a request.
 pub(super) fn access(write: &WritePermission, peer: Option<&AdminPeer>) -> &'static str {
-    match (peer, write) {
-        (Some(AdminPeer::Unix { .. }), _)
-        | (Some(AdminPeer::Tcp { certified: true, .. }), WritePermission::Certified) => "allowed",
-        (_, WritePermission::Token(_)) => "token",
-        (_, WritePermission::Certified | WritePermission::Nobody) => "none",
+    match write {
+        _ if is_entitled(write, peer) => "allowed",
+        WritePermission::Token(_) => "token",
+        WritePermission::Certified | WritePermission::Local | WritePermission::Nobody => "none",
     }
 }
 
@@ -70,27 +81,30 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Refuses a request that may not change anything.
 pub(super) fn admit(write: &WritePermission, peer: Option<&AdminPeer>, request: &Parts) -> Result<(), ApiProblem> {
-    match (peer, write) {
-        (Some(AdminPeer::Unix { .. }), _) => {}
-        (Some(AdminPeer::Tcp { certified: true, .. }), WritePermission::Certified) if request.method != Method::GET => {
-        }
-        (Some(AdminPeer::Tcp { certified: true, .. }), WritePermission::Certified) => {
-            // A browser presents its certificate for any link that its user follows.
-            let text = "with a client certificate, POST is expected";
+    let is_by_tcp = matches!(peer, Some(AdminPeer::Tcp { .. }));
+    match write {
+        _ if is_entitled(write, peer) && is_by_tcp && request.method == Method::GET => {
+            // A browser presents its certificate, and its machine's address, for any link that its user follows.
+            let text = "without a token, POST is expected";
             return Err(ApiProblem::new(StatusCode::FORBIDDEN, "origin", text));
         }
-        (_, WritePermission::Token(file)) => {
+        _ if is_entitled(write, peer) => {}
+        WritePermission::Token(file) => {
             let token = bearer(&request.headers).ok_or_else(unauthorized)?;
             let unusable = |why| ApiProblem::failed(format!("admin.token_file cannot be used: {why}"));
             if !file.is_token(token).map_err(unusable)? {
                 return Err(unauthorized());
             }
         }
-        (_, WritePermission::Certified) => {
+        WritePermission::Certified => {
             let text = "this endpoint requires a client certificate of those who change something";
             return Err(ApiProblem::new(StatusCode::FORBIDDEN, "no-certificate", text));
         }
-        (_, WritePermission::Nobody) => {
+        WritePermission::Local => {
+            let text = "segue dev takes changes from clients of its own machine alone";
+            return Err(ApiProblem::new(StatusCode::FORBIDDEN, "read-only", text));
+        }
+        WritePermission::Nobody => {
             let text = "this endpoint is read-only: set admin.write to \"token\" or \"client_cert\", use its unix socket \
                         (admin.socket), or run the command with --config";
             return Err(ApiProblem::new(StatusCode::FORBIDDEN, "read-only", text));
@@ -141,4 +155,42 @@ fn foreign_page() -> ApiProblem {
 fn is_json(kind: &[u8]) -> bool {
     let kind = kind.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
     kind.eq_ignore_ascii_case(b"application/json")
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::response::IntoResponse as _;
+    use http::Request;
+
+    use super::*;
+
+    fn admitted(peer: &str, method: Method, headers: &[(&str, &str)]) -> Result<(), StatusCode> {
+        let peer = AdminPeer::Tcp { address: peer.parse().unwrap(), certified: false };
+        let request = Request::builder().method(method).header("host", "127.0.0.1:9090");
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let (request, ()) = request.body(()).unwrap().into_parts();
+        admit(&WritePermission::Local, Some(&peer), &request).map_err(|problem| problem.into_response().status())
+    }
+
+    #[test]
+    fn a_site_to_try_out_takes_changes_from_its_own_machine_and_from_no_page_of_another_site() {
+        const JSON: (&str, &str) = ("content-type", "application/json");
+        for (peer, method, headers, expected) in [
+            ("127.0.0.1:1", Method::POST, &[JSON][..], Ok(())),
+            ("[::1]:1", Method::DELETE, &[], Ok(())),
+            ("[::ffff:127.0.0.1]:1", Method::POST, &[JSON], Ok(())),
+            ("10.0.0.7:1", Method::POST, &[JSON], Err(StatusCode::FORBIDDEN)),
+            ("127.0.0.1:1", Method::GET, &[], Err(StatusCode::FORBIDDEN)),
+            ("127.0.0.1:1", Method::POST, &[], Err(StatusCode::UNSUPPORTED_MEDIA_TYPE)),
+            ("127.0.0.1:1", Method::POST, &[JSON, ("origin", "http://evil.example")], Err(StatusCode::FORBIDDEN)),
+            ("127.0.0.1:1", Method::POST, &[JSON, ("origin", "http://127.0.0.1:9090")], Ok(())),
+        ] {
+            assert_eq!(admitted(peer, method.clone(), headers), expected, "{peer} {method} {headers:?}");
+        }
+        let far = AdminPeer::Tcp { address: "10.0.0.7:1".parse().unwrap(), certified: true };
+        assert_eq!(access(&WritePermission::Local, Some(&far)), "none");
+        let near = AdminPeer::Tcp { address: "127.0.0.1:1".parse().unwrap(), certified: false };
+        assert_eq!(access(&WritePermission::Local, Some(&near)), "allowed");
+        assert_eq!(access(&WritePermission::Nobody, Some(&near)), "none");
+    }
 }

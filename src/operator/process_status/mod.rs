@@ -8,6 +8,8 @@ mod router;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context as _, anyhow};
 use segue_protocol::ids::{Epoch, PartitionId};
 use serde::Deserialize;
@@ -24,6 +26,8 @@ pub(super) struct ProcessStatus {
     coordinator: Option<CoordinatorPart>,
     router: Option<RouterPart>,
     pod: Option<PodPart>,
+    /// Those of `segue dev`, by their names.
+    pods: Option<BTreeMap<String, PodPart>>,
     keyspace: Option<KeyspacePart>,
     /// The names of the keyspaces, if the process has several and was asked of none.
     keyspaces: Option<Vec<String>>,
@@ -70,7 +74,8 @@ impl ProcessStatus {
             let part = status.coordinator.context("the process that served it runs no coordinator now")?;
             return part.activity(&pod.name);
         }
-        Ok(status.pod.context("the process at its admin address runs no sidecar")?.activity())
+        let part = status.pod.or_else(|| status.pods?.remove(&pod.name));
+        Ok(part.context("the process at its admin address runs no sidecar")?.activity())
     }
 
     fn one_keyspace(self) -> anyhow::Result<Self> {

@@ -34,9 +34,9 @@ pub(super) fn reap_only(pids: &BTreeSet<i32>) {
     }
 }
 
-/// Kills all descendants of this process, once. Returns those that are not reaped yet.
-pub(super) fn kill() -> BTreeSet<i32> {
-    let found = descendants(getpid().as_raw_nonzero().get());
+/// Kills all descendants of this process, once, but not those `spared` and theirs. Returns those that are not reaped yet.
+pub(super) fn kill(spared: &BTreeSet<i32>) -> BTreeSet<i32> {
+    let found = descendants(getpid().as_raw_nonzero().get(), spared);
     for pid in found.iter().filter_map(|pid| Pid::from_raw(*pid)) {
         let _ = kill_process(pid, Signal::KILL);
     }
@@ -46,7 +46,7 @@ pub(super) fn kill() -> BTreeSet<i32> {
 /// Kills all descendants and reaps them, until there are none.
 pub(super) async fn kill_all(mut of: impl FnMut(Pid, WaitStatus)) {
     loop {
-        kill();
+        kill(&BTreeSet::new());
         if !reap(&mut of) {
             return;
         }
@@ -54,7 +54,7 @@ pub(super) async fn kill_all(mut of: impl FnMut(Pid, WaitStatus)) {
     }
 }
 
-fn descendants(of: i32) -> BTreeSet<i32> {
+fn descendants(of: i32, spared: &BTreeSet<i32>) -> BTreeSet<i32> {
     let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     for pid in processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) {
@@ -66,7 +66,7 @@ fn descendants(of: i32) -> BTreeSet<i32> {
     let (mut found, mut next) = (BTreeSet::new(), vec![of]);
     while let Some(parent) = next.pop() {
         for child in children.remove(&parent).unwrap_or_default() {
-            if found.insert(child) {
+            if !spared.contains(&child) && found.insert(child) {
                 next.push(child);
             }
         }
@@ -90,10 +90,11 @@ mod tests {
     }
 
     #[test]
-    fn a_child_is_a_descendant() {
+    fn a_child_is_a_descendant_unless_it_is_spared() {
         let mut child = std::process::Command::new("/proc/self/exe").arg("--list").spawn().unwrap();
-        let me = std::process::id() as i32;
-        assert!(descendants(me).contains(&(child.id() as i32)));
+        let (me, pid) = (std::process::id() as i32, child.id() as i32);
+        assert!(descendants(me, &BTreeSet::new()).contains(&pid));
+        assert!(!descendants(me, &BTreeSet::from([pid])).contains(&pid));
         child.wait().unwrap();
     }
 }

@@ -7,8 +7,8 @@
 //!
 //! A sidecar that is stuck, stopped or dead can end nothing; its supervisor can. The two communicate over a socket
 //! pair, which is the supervisor's standard input. The sidecar writes `until MS` (milliseconds of `CLOCK_BOOTTIME`),
-//! `signal N` and `kill`, one per line. The supervisor writes `ended CODE`, or `killed` when it has killed the service
-//! itself. The end of the socket is the end of the sidecar.
+//! `signal N` and `kill`, one per line. The supervisor writes `runs PID`, then `ended CODE`, or `killed` when it has killed the
+//! service itself. The end of the socket is the end of the sidecar.
 //!
 //! # Invariants
 //!
@@ -20,7 +20,9 @@ mod deadline;
 mod descendants;
 mod handle;
 mod launch;
+mod output;
 mod process;
 
-pub(crate) use handle::{Supervisor, UnexpectedExit};
+pub(crate) use handle::{ServiceState, Supervisor, UnexpectedExit};
+pub(crate) use output::{OutputStream, ServiceOutput};
 pub(crate) use process::{become_service, supervise};

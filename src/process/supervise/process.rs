@@ -62,6 +62,7 @@ async fn run(command: &[String], files: Option<u64>) -> anyhow::Result<ExitCode>
         .stdin(Stdio::null())
         .spawn();
     let service = Pid::from_child(&started.context("cannot start the service")?);
+    let _ = replies.write_all(format!("runs {}\n", service.as_raw_nonzero()).as_bytes()).await;
     let mut code = None;
     let kill = loop {
         tokio::select! {

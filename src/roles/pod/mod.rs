@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use futures_util::future::join_all;
 use prometheus_client::registry::Registry;
 use segue_config as config;
-use segue_coordination::pod::{HandoffHandler, HookReports, Hooks, PodHandle, PodSettings};
+use segue_coordination::pod::{HandoffHandler, HookReports, Hooks, PodHandle, PodSettings, PodState};
 use segue_coordination::session::Leases;
 use segue_coordination::store::Store;
 use segue_grpc::{ServiceStream, ServiceStreamSettings};
@@ -22,6 +22,7 @@ use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::records::Capabilities;
 use segue_proxy::sidecar::{Sidecar, Traffic, Upstream};
 use segue_proxy::tls::ClientTls;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -35,7 +36,7 @@ pub(crate) use self::uncoordinated::uncoordinated;
 use crate::admin::StatusSource;
 use crate::admin::api::OwnPod;
 use crate::process::certificates::Certificates;
-use crate::process::supervise::UnexpectedExit;
+use crate::process::supervise::{Supervisor, UnexpectedExit};
 use crate::roles::keyspace::RoleKeyspace;
 use crate::telemetry::metrics::{MeteredHooks, PodMetrics};
 
@@ -58,6 +59,7 @@ pub(crate) struct BoundPod {
     section: config::Pod,
     service_tls: Option<ClientTls>,
     admin: Option<String>,
+    supervisor: Option<Arc<Supervisor>>,
 }
 
 /// A running sidecar.
@@ -100,7 +102,18 @@ impl BoundPod {
             None => None,
         };
         let service_tls = certificates.service.clone();
-        Ok(BoundPod { sidecar, listener, section: section.clone(), service_tls, admin })
+        Ok(BoundPod { sidecar, listener, section: section.clone(), service_tls, admin, supervisor: None })
+    }
+
+    /// Has routers connect to the address that was bound, whatever the section says.
+    pub(crate) fn advertising_itself(mut self) -> anyhow::Result<Self> {
+        self.section.advertise = self.sidecar.local_addr()?.to_string();
+        Ok(self)
+    }
+
+    /// Has this supervisor run the service of a section with `exec`.
+    pub(crate) fn supervised_by(self, supervisor: Arc<Supervisor>) -> Self {
+        BoundPod { supervisor: Some(supervisor), ..self }
     }
 
     /// Starts the sidecar, with a pod in each keyspace.
@@ -110,7 +123,7 @@ impl BoundPod {
         keyspaces: &[RoleKeyspace],
         registry: &mut Registry,
     ) -> anyhow::Result<PodRole> {
-        let BoundPod { sidecar, listener, section, service_tls, admin } = self;
+        let BoundPod { sidecar, listener, section, service_tls, admin, supervisor } = self;
         let vouches = ServiceBackend::vouches(&section);
         match vouches {
             Some(way) => info!(by = way, "the end of the service's work is guaranteed; the pod has fence"),
@@ -127,7 +140,7 @@ impl BoundPod {
             work_ends_within: section.work_ends_within,
             traffic: Arc::default(),
         };
-        let process = ServiceProcess::new(&section, service.clone())?;
+        let process = ServiceProcess::new(&section, service.clone(), supervisor)?;
         let shares = SharedProcess::of(process, keyspaces.len());
         // One lease for all: a process that dies is gone in all keyspaces at once.
         let leases = Leases::new(store.clone());
@@ -217,6 +230,11 @@ impl PodRole {
         OwnPod::new(self.name.clone(), handles.collect())
     }
 
+    /// Returns a channel with the pod's state in each keyspace.
+    pub(crate) fn states(&self) -> Vec<watch::Receiver<PodState>> {
+        self.pods.iter().map(|pod| pod.handle.status()).collect()
+    }
+
     /// Returns once a supervised service has ended by itself.
     pub(crate) async fn service_ended(&self) -> UnexpectedExit {
         match self.pods.first() {
@@ -231,6 +249,18 @@ impl PodRole {
     pub(crate) async fn stop(self, ended: bool) {
         let timeout = if ended { Duration::ZERO } else { self.shutdown_timeout };
         join_all(self.pods.iter().map(|pod| pod.handle.shutdown(timeout))).await;
+        self.close().await;
+    }
+
+    /// Ends the service, which has so long to end by itself, then stops serving and deregisters. Hands nothing over: the
+    /// whole site ends.
+    pub(crate) async fn end(self, within: Duration) {
+        join_all(self.pods.iter().map(|pod| pod.handle.end(within))).await;
+        self.close().await;
+    }
+
+    /// Stops serving.
+    async fn close(self) {
         self.shutdown.cancel();
         // The task ends by itself now. The runtime has reported any panic in it.
         let _ = self.server.await;

@@ -38,9 +38,14 @@ pub(super) struct ServiceProcess {
 }
 
 impl ServiceProcess {
-    /// Requires a runtime.
-    pub(super) fn new(section: &config::Pod, upstream: Upstream) -> anyhow::Result<Self> {
-        let supervisor = section.exec.clone().map(Supervisor::new).transpose()?.map(Arc::new);
+    /// Without a supervisor that is given, the service has one if the section says so. Requires a runtime.
+    pub(super) fn new(
+        section: &config::Pod,
+        upstream: Upstream,
+        given: Option<Arc<Supervisor>>,
+    ) -> anyhow::Result<Self> {
+        let own = section.exec.clone().filter(|_| given.is_none()).map(Supervisor::new).transpose()?;
+        let supervisor = given.or(own.map(Arc::new));
         if let Some(supervisor) = &supervisor {
             for kind in PASSED_ON {
                 let (mut signals, supervisor) = (signal(kind)?, supervisor.clone());
@@ -90,13 +95,19 @@ impl ServiceProcess {
 #[async_trait]
 impl Service for ServiceProcess {
     async fn up(&self) {
-        if let Some(supervisor) = &self.supervisor {
-            while let Err(error) = supervisor.start().await {
-                error!(%error, "cannot start the service; retrying");
-                sleep(START_RETRY_PAUSE).await;
-            }
+        match &self.supervisor {
+            None => self.health.up().await,
+            Some(supervisor) => loop {
+                while let Err(error) = supervisor.start().await {
+                    error!(%error, "cannot start the service; retrying");
+                    sleep(START_RETRY_PAUSE).await;
+                }
+                tokio::select! {
+                    () = self.health.up() => break,
+                    () = supervisor.awaits_restart() => {}
+                }
+            },
         }
-        self.health.up().await;
         if let Some(lent) = &self.lent {
             lent.ready().await;
         }
