@@ -23,6 +23,11 @@ demo: setup-build
 	@$(CARGO) run --profile demo --locked --bin segue -- demo $(ARGS)
 endif
 
+.PHONY: dev
+dev: setup-build ## A site for a service on this machine (ARGS='-- python3 -m http.server {port}')
+	@[ -e target/demo/segue ] || echo "building all of segue: 3 to 6 minutes on two cores, once" >&2
+	@$(CARGO) run --profile demo --locked --bin segue -- dev $(ARGS)
+
 .PHONY: release
 release: setup-build ## The optimised build: target/release/segue
 	@$(CARGO) build --release --locked --bin segue

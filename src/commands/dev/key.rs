@@ -51,7 +51,9 @@ impl RoutingKey {
 
     /// Returns the command line that sends the router at this address a request with the example's key.
     pub(super) fn request(&self, router: SocketAddr) -> String {
-        let Some(head) = self.source.request_with(self.example()) else { return format!("curl http://{router}/") };
+        let Some(head) = self.source.requests_with(self.example()).into_iter().next() else {
+            return format!("curl http://{router}/");
+        };
         let header = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
             let name = if *name == HOST { "host" } else { name.as_str() };
             format!(" -H {}", quoted(&format!("{name}: {}", value.to_str().unwrap_or_default())))

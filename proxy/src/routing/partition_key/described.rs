@@ -55,7 +55,7 @@ impl PartitionSource {
             return Err(LocationError::Missing);
         }
         let mut refusal = LocationError::Bad;
-        for head in self.heads_with(key) {
+        for head in self.requests_with(key) {
             match self.locate(&head, partitions) {
                 Ok(location) if self.is_as_written(key, &head) => return Ok(location),
                 Ok(_) => {}
@@ -75,7 +75,7 @@ impl PartitionSource {
     }
 
     /// Returns the heads of requests that have this key, one for each way to write it.
-    fn heads_with(&self, key: &str) -> Vec<Parts> {
+    pub fn requests_with(&self, key: &str) -> Vec<Parts> {
         let of = |request: http::request::Builder| Some(request.body(()).ok()?.into_parts().0);
         let with_headers = |lines: &[(&HeaderName, &str)]| {
             let add = |request: http::request::Builder, (name, value): &(&HeaderName, &str)| {
