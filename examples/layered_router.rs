@@ -32,7 +32,7 @@ use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, LoggedRequests, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
+    ClientLimits, ForwardSettings, LoggedRequests, OwnerExceptions, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tower::{Layer, Service, ServiceBuilder};
@@ -84,6 +84,7 @@ async fn main() -> anyhow::Result<()> {
         keyspace: arguments.keyspace,
         partition,
         trust_forwarded: false,
+        exceptions: OwnerExceptions::default(),
         limits: ClientLimits::default(),
         upload_grace: UPLOAD_GRACE,
         tracer: None,

@@ -268,6 +268,14 @@ impl ComparisonFindings {
             );
             let remedy = "expected the same in all routers of a keyspace";
             self.problems.push(other.file.table_problem(other.index, PARTITION, fact, remedy));
+        } else if first.exceptions != second.exceptions {
+            let fact = format!(
+                "requests without a key, or by routes, go elsewhere than at router {} ({})",
+                router.name,
+                one.file.file()
+            );
+            let remedy = "expected the same in all routers that the same clients use";
+            self.warnings.push(other.file.table_problem(other.index, PARTITION, fact, remedy));
         } else if first.matching != second.matching {
             let fact = format!(
                 "another choice of the requests of keyspace {} than router {} has ({})",

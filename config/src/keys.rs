@@ -15,12 +15,15 @@ use crate::error::nearest;
 #[derive(Debug)]
 pub(crate) struct ConfigKeys {
     pub(crate) sections: &'static [&'static [&'static str]],
-    /// The list of tables that the file may have, with the keys of each table.
-    pub(crate) tables: Option<(&'static str, &'static ConfigKeys)>,
+    /// The lists of tables that the file may have, by their paths, with the keys of each table.
+    pub(crate) tables: &'static [(&'static str, &'static ConfigKeys)],
 }
 
 /// Keys of earlier versions, each with its present name. Like unknown keys, they are errors.
 const RENAMED: &[(&str, &str)] = &[("router.handover", "router.hot_restart_socket")];
+
+/// The list of the tables of keyspaces.
+pub(crate) const KEYSPACES: &str = "keyspaces";
 
 /// The sections that start a role. Only the file can contain them.
 pub(crate) const ROLES: [&str; 3] = ["router", "coordinator", "pod"];
@@ -52,7 +55,8 @@ impl ConfigKeys {
                 names.push(name);
             }
         }
-        names.extend(self.tables.filter(|_| section.is_empty()).map(|(name, _)| name));
+        let of_section = |(list, _): &&(&'static str, _)| list.rsplit_once('.').map_or("", |(of, _)| of) == section;
+        names.extend(self.tables.iter().filter(of_section).filter_map(|(list, _)| list.rsplit('.').next()));
         names
     }
 
@@ -133,10 +137,19 @@ mod tests {
 
     #[test]
     fn the_example_shows_every_key() {
-        let is_list = |line: &&str| line.starts_with("# [[");
-        assert_eq!(shown(EXAMPLE.lines().take_while(|line| !is_list(line))), KEYS.all().map(str::to_owned).collect());
-        let (_, tables) = KEYS.tables.unwrap();
-        assert_eq!(shown(EXAMPLE.lines().skip_while(|line| !is_list(line))), tables.all().map(str::to_owned).collect());
+        // The part of each list begins with its first table.
+        let parts: Vec<&str> = EXAMPLE.split("\n# [[").collect();
+        assert_eq!(shown(parts[0].lines()), KEYS.all().map(str::to_owned).collect());
+        for (list, keys) in KEYS.tables {
+            let is_of_list = |part: &&str| part.starts_with(&format!("{list}]]"));
+            let tables = parts.iter().copied().filter(is_of_list).flat_map(|part| {
+                // What follows a table stands behind an empty line.
+                let table = part.split("\n\n").next().unwrap();
+                let header = format!("# [[{list}]]");
+                shown(std::iter::once(header.as_str()).chain(table.lines().skip(1)))
+            });
+            assert_eq!(tables.collect::<BTreeSet<_>>(), keys.all().map(str::to_owned).collect(), "{list}");
+        }
     }
 
     #[test]

@@ -19,9 +19,10 @@ pub struct LocatedConfig {
     written: WrittenValues,
 }
 
-/// The values of a configuration as they were written, and those of each table of the list of keyspaces.
+/// The values of a configuration as they were written, by the list and the number of their table. Those of no table have an
+/// empty name of a list.
 #[derive(Debug, Clone)]
-pub struct WrittenValues(Vec<BTreeMap<&'static str, RawValue>>);
+pub struct WrittenValues(BTreeMap<(&'static str, usize), BTreeMap<&'static str, RawValue>>);
 
 impl WrittenValues {
     /// Returns the keys whose values differ, or that only one of the two has, in the order of their names. A key of the
@@ -29,12 +30,12 @@ impl WrittenValues {
     pub fn differing(&self, other: &WrittenValues) -> Vec<String> {
         let empty = BTreeMap::new();
         let mut differing = Vec::new();
-        for at in 0..self.0.len().max(other.0.len()) {
-            let [one, two] = [self, other].map(|written| written.0.get(at).unwrap_or(&empty));
+        for (list, number) in self.0.keys().chain(other.0.keys()).collect::<BTreeSet<_>>() {
+            let [one, two] = [self, other].map(|written| written.0.get(&(*list, *number)).unwrap_or(&empty));
             let keys: BTreeSet<_> = one.keys().chain(two.keys()).filter(|key| one.get(*key) != two.get(*key)).collect();
-            differing.extend(keys.into_iter().map(|key| match at.checked_sub(1) {
-                None => (*key).to_owned(),
-                Some(table) => key.replacen('.', &format!(".{table}."), 1),
+            differing.extend(keys.into_iter().map(|key| match key.strip_prefix(list) {
+                Some(rest) if !list.is_empty() => format!("{list}.{number}{rest}"),
+                _ => (*key).to_owned(),
             }));
         }
         differing
@@ -55,9 +56,12 @@ impl LocatedConfig {
     /// Returns a configuration that was read from `raw`.
     pub(crate) fn new(config: Config, mut raw: Raw) -> Self {
         let file = Place::File { file: raw.file.clone(), line: 1, column: 1 };
-        let tables = raw.tables.take().map_or_else(Vec::new, |tables| tables.each);
         let values = |raw: &Raw| raw.values.iter().map(|(key, given)| (*key, given.value.clone())).collect();
-        let written = WrittenValues(std::iter::once(&raw).chain(&tables).map(values).collect());
+        let lists = raw.tables.iter().flat_map(|(list, tables)| {
+            tables.each.iter().enumerate().map(|(number, table)| ((*list, number), values(table)))
+        });
+        let written = WrittenValues(lists.chain([(("", 0), values(&raw))]).collect());
+        let tables = raw.tables.remove(keys::KEYSPACES).map_or_else(Vec::new, |tables| tables.each);
         let places = |raw: Raw| raw.values.into_iter().map(|(key, given)| (key, given.value_place)).collect();
         LocatedConfig { config, places: places(raw), tables: tables.into_iter().map(places).collect(), file, written }
     }
@@ -153,7 +157,8 @@ impl LocatedConfig {
     /// Returns the warning that clients choose the partition, although the file does not say so.
     pub fn unwritten_partition(&self) -> Option<Problem> {
         const PARTITION: &str = "router.partition";
-        let is_written = self.places.keys().any(|key| key.starts_with(PARTITION)) || !self.tables.is_empty();
+        let names_source = |key: &str| key.starts_with(PARTITION) && !key.contains("without_key");
+        let is_written = self.places.keys().any(|key| names_source(key)) || !self.tables.is_empty();
         (self.config.router.is_some() && !is_written).then(|| {
             let fact =
                 "not written, so the header x-partition names the partition: whoever may set it chooses the partition";

@@ -84,7 +84,7 @@ pub(crate) struct Section {
     pub(crate) is_empty: bool,
 }
 
-/// The list of tables that the file has.
+/// A list of tables that the file has.
 #[derive(Debug)]
 pub(crate) struct Tables {
     pub(crate) place: Place,
@@ -98,8 +98,8 @@ pub(crate) struct Raw {
     pub(crate) file: Arc<str>,
     pub(crate) values: BTreeMap<&'static str, RawEntry>,
     pub(crate) sections: BTreeMap<String, Section>,
-    /// The tables of the file's list, in its order. `None` if the file has no list.
-    pub(crate) tables: Option<Tables>,
+    /// The tables of each list that the file has, in its order.
+    pub(crate) tables: BTreeMap<&'static str, Tables>,
     /// The line from which on the file may have been misunderstood.
     pub(crate) doubtful_from: Option<usize>,
 }
@@ -121,7 +121,7 @@ impl Raw {
         }
         let doubtful_from = errors.iter().filter_map(|error| walk.doubtful_after(error)).min();
         walk.raw.doubtful_from = doubtful_from;
-        walk.raw.tables.iter_mut().flat_map(|it| &mut it.each).for_each(|table| table.doubtful_from = doubtful_from);
+        walk.raw.tables.values_mut().flat_map(|it| &mut it.each).for_each(|table| table.doubtful_from = doubtful_from);
         if let Some(line) = walk.raw.doubtful_from {
             walk.problems.retain(|problem| problem.is_before(line));
         }
@@ -130,8 +130,8 @@ impl Raw {
     }
 
     fn empty(keys: &'static ConfigKeys, file: Arc<str>) -> Self {
-        let (values, sections) = (BTreeMap::new(), BTreeMap::new());
-        Self { keys, file, values, sections, tables: None, doubtful_from: None }
+        let (values, sections, tables) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { keys, file, values, sections, tables, doubtful_from: None }
     }
 }
 
@@ -147,9 +147,9 @@ impl Walk<'_> {
             let name = key.get_ref().as_ref();
             let path = join(section, name);
             let key_place = self.lines.place(key.span());
-            if let Some((list, keys)) = self.raw.keys.tables.filter(|(list, _)| *list == path) {
+            if let Some((list, keys)) = self.raw.keys.tables.iter().find(|(list, _)| *list == path) {
                 self.list(list, keys, key_place, value);
-            } else if let Some(known) = self.raw.keys.known(&path) {
+            } else if let Some(known) = self.raw.keys.known(&path).filter(|_| !self.is_section(&path, value)) {
                 let value_place = self.lines.place(value.span());
                 let value = RawValue::new(value.get_ref());
                 self.raw.values.insert(known, RawEntry { value, key_place, value_place });
@@ -173,6 +173,11 @@ impl Walk<'_> {
         }
     }
 
+    /// Returns whether a value is the section of a key that may be either.
+    fn is_section(&self, path: &str, value: &Spanned<DeValue<'_>>) -> bool {
+        matches!(value.get_ref(), DeValue::Table(_)) && self.raw.keys.is_section(path)
+    }
+
     /// Reads each table of a list like a file of its own.
     fn list(&mut self, name: &'static str, keys: &'static ConfigKeys, place: Place, value: &Spanned<DeValue<'_>>) {
         let not_tables = || Wrong::new("not a list of tables", format!("expected [[{name}]] before each of them"));
@@ -192,7 +197,7 @@ impl Walk<'_> {
             self.table(name, table);
             each.push(std::mem::replace(&mut self.raw, outer));
         }
-        self.raw.tables = Some(Tables { place, each });
+        self.raw.tables.insert(name, Tables { place, each });
     }
 
     /// Returns the line from which on the document is in doubt after this error. `None` if the parser is known to have

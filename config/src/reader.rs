@@ -44,14 +44,14 @@ impl<'a> ConfigReader<'a> {
         self.problems
     }
 
-    /// Adds the problems of a table of the file's list.
+    /// Adds the problems of a table of a list.
     pub(crate) fn include(&mut self, table: ConfigReader<'_>) {
         self.problems.extend(table.into_problems());
     }
 
-    /// Returns the tables of the file's list and the list's place, if there is one.
-    pub(crate) fn tables(&self) -> Option<(Place, Vec<ConfigReader<'a>>)> {
-        let tables = self.raw.tables.as_ref()?;
+    /// Returns the tables of a list and the list's place, if the file has it.
+    pub(crate) fn tables(&self, list: &str) -> Option<(Place, Vec<ConfigReader<'a>>)> {
+        let tables = self.raw.tables.get(list)?;
         Some((tables.place.clone(), tables.each.iter().map(|table| ConfigReader::new(table, self.hostname)).collect()))
     }
 

@@ -24,7 +24,8 @@ use segue_proxy::routing::keyspace_choice::KeyspaceMatch;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, LoggedRequests, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+    ClientLimits, ForwardSettings, LoggedRequests, OwnerExceptions, ServerSettings, UPLOAD_GRACE, UpstreamProtocol,
+    UpstreamSettings,
 };
 use segue_proxy::sidecar::{Checks, ServiceAddress};
 use segue_proxy::spans::Sampler;
@@ -85,6 +86,8 @@ pub struct Routing {
     pub matching: Option<KeyspaceMatch>,
     /// The source of a request's partition.
     pub partition: PartitionSource,
+    /// The requests that do not go to the owner of their key's partition.
+    pub exceptions: OwnerExceptions,
     /// Limits of what is held during a cutover: at least one request, one byte and one of a flush; `max_bytes` at most
     /// `max_total_bytes`, which counts all keyspaces.
     pub stash: StashLimits,
@@ -166,6 +169,7 @@ impl Router {
             router: self.name.clone(),
             keyspace: keyspace.to_owned(),
             partition: routing.partition.clone(),
+            exceptions: routing.exceptions.clone(),
             trust_forwarded: self.trust_forwarded,
             limits: self.limits.clone(),
             upload_grace: UPLOAD_GRACE,

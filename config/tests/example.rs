@@ -11,10 +11,10 @@ use segue_coordination::router::DrainSettings as Drain;
 use segue_protocol::handoff::router::{OnDrainTimeout, OnStoreLoss};
 use segue_protocol::planning::{Coordination, Policy, Strategy};
 use segue_protocol::records::Mode;
-use segue_proxy::routing::partition_key::{KeySource, PartitionSource as Partition};
+use segue_proxy::routing::partition_key::{KeySource, PartitionSource as Partition, WithoutKey};
 use segue_proxy::routing::table::StashLimits as Stash;
 use segue_proxy::settings::{
-    ClientLimits as Limits, LoggedRequests, UpstreamProtocol as Protocol, UpstreamSettings as Upstream,
+    ClientLimits as Limits, LoggedRequests, OwnerExceptions, UpstreamProtocol as Protocol, UpstreamSettings as Upstream,
 };
 use segue_proxy::sidecar::Checks as HealthCheck;
 
@@ -37,6 +37,7 @@ fn default_keyspace() -> KeyspaceSection {
         routing: Some(Routing {
             matching: None,
             partition: Partition::Number { header: "x-partition".parse().unwrap(), order_by: None },
+            exceptions: OwnerExceptions::default(),
             stash: Stash {
                 max_requests: 10_000,
                 max_bytes: 64 << 20,
@@ -173,6 +174,9 @@ fn each_commented_key_of_the_example_is_accepted() {
         if ["key = ", "hash = ", "ambiguous_paths = "].iter().any(|key| bare.starts_with(key)) {
             text = text.replace("\nheader = \"x-partition\"\n", "\n");
         }
+        if bare.starts_with("without_key = ") {
+            text = text.replace("\nwithout_key = \"refuse\"\n", "\n");
+        }
         if bare.starts_with("hash = ") {
             text = text.replace("\n# key = { query", "\nkey = { query");
         }
@@ -214,7 +218,7 @@ fn each_commented_key_of_the_example_is_accepted() {
         }
         tried += 1;
     }
-    assert_eq!(tried, 58);
+    assert_eq!(tried, 60);
 }
 
 #[test]
@@ -229,7 +233,7 @@ fn each_commented_key_of_a_table_is_accepted() {
         accepted(line, &format!("[router]\n[coordinator]\n[[keyspaces]]\n{table}"));
         tried += 1;
     }
-    assert_eq!(tried, 22);
+    assert_eq!(tried, 23);
 }
 
 #[test]
@@ -240,6 +244,14 @@ fn the_examples_of_single_roles_are_accepted() {
     assert!(router.coordinator.is_none() && router.pod.is_none());
     let coordinator = accepted("coordinator", include_str!("../examples/coordinator.toml"));
     assert_eq!(coordinator.keyspaces[0].policy.as_ref().unwrap().partitions, 256);
+    let persons = accepted("persons", include_str!("../examples/person-service.toml"));
+    let routing = persons.keyspaces[0].routing.clone().unwrap();
+    assert_eq!(
+        routing.partition.partitioner().to_string(),
+        "the murmur2 hash of headers:x-team-id x-person-id joined by :"
+    );
+    assert_eq!((routing.exceptions.without_key, routing.exceptions.zone.as_deref()), (WithoutKey::Any, Some("a")));
+    assert!(!routing.exceptions.routes.is_empty());
     let several = accepted("keyspaces", include_str!("../examples/keyspaces.toml"));
     assert_eq!(several.keyspaces.len(), 3);
     let file = segue_config::locate("keyspaces", include_str!("../examples/keyspaces.toml"), [], "h").unwrap();

@@ -8,6 +8,7 @@ mod limits;
 mod mistakes;
 mod relations;
 mod robustness;
+mod routes;
 mod support;
 mod tls;
 mod variables;

@@ -307,6 +307,41 @@ fn mistakes_in_a_key_of_several_parts_are_named() {
 }
 
 #[test]
+fn what_becomes_of_a_request_without_a_key_is_a_choice_or_a_partition() {
+    let expected = "expected \"refuse\", \"any\" or { partition = 0 }";
+    let partition = "segue.toml:2:29: router.partition.without_key.partition";
+    for (value, problem) in [
+        ("\"nobody\"", format!("segue.toml:2:15: router.partition.without_key: \"nobody\" is not known; {expected}")),
+        ("\"ani\"", format!("segue.toml:2:15: router.partition.without_key: \"ani\" is not known; {expected}; did you mean any")),
+        ("0", format!("segue.toml:2:15: router.partition.without_key: 0 is not a string; {expected}")),
+        ("{}", format!("segue.toml:2:1: router.partition.without_key: empty; {expected}")),
+        ("{ partition = \"0\" }", format!("{partition}: \"0\" is not a whole number; expected a whole number from 0 to 7")),
+        ("{ partition = 8 }", format!("{partition}: 8 is out of range; expected a whole number from 0 to 7")),
+        (
+            "{ partitoin = 0 }",
+            "segue.toml:2:17: router.partition.without_key.partitoin: unknown key; expected one of partition; did you mean \
+             partition"
+                .to_owned(),
+        ),
+    ] {
+        assert_refused(
+            &format!("[router.partition]\nwithout_key = {value}\n[coordinator]\npartitions = 8\n"),
+            &[&problem],
+        );
+    }
+    for value in ["\"refuse\"", "\"any\"", "{ partition = 65535 }"] {
+        assert_accepted(&format!("[router.partition]\nwithout_key = {value}\n"));
+    }
+    assert_refused(
+        "[router]\n[coordinator]\n[[keyspaces]]\nname = \"a\"\npartitions = 4\n[keyspaces.partition]\n\
+         header = \"x-partition\"\nwithout_key = { partition = 4 }\n",
+        &[
+            "segue.toml:8:29: keyspaces.partition.without_key.partition: 4 is out of range; expected a whole number from 0 to 3",
+        ],
+    );
+}
+
+#[test]
 fn names_of_headers_and_cookies_are_checked() {
     assert_refused(
         "[router.partition]\nheader = \"x partition\"\n",

@@ -69,8 +69,8 @@
 
 pub use async_trait::async_trait;
 pub use segue_coordination::pod::{
-    HandlerError, HandoffContext, HandoffHandler, InFlight, LoadReport, Owned, OwnedBody, OwnershipLayer,
-    OwnershipService, PermanentFailure, PodHandle, PodSettings, PodState,
+    HandlerError, HandoffContext, HandoffHandler, InFlight, KeylessRequest, LoadReport, Owned, OwnedBody,
+    OwnershipLayer, OwnershipService, PermanentFailure, PodHandle, PodSettings, PodState,
 };
 pub use segue_coordination::store::{ClientIdentity, EtcdOptions, EtcdStore, EtcdTls, MemoryStore, Store, StoreError};
 pub use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId};

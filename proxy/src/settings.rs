@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use crate::routing::partition_key::PartitionSource;
+use crate::routing::partition_key::{PartitionSource, WithoutKey};
+use crate::routing::route_rules::RouteRules;
 use crate::spans::Tracer;
 use crate::tls::{ClientTls, ServerTls};
 
@@ -16,6 +17,8 @@ pub struct ForwardSettings {
     pub keyspace: String,
     /// Where requests name their partition.
     pub partition: PartitionSource,
+    /// The requests that do not go to the owner of their key's partition.
+    pub exceptions: OwnerExceptions,
     /// Whether the `x-forwarded-*` and `forwarded` headers of clients are trusted.
     pub trust_forwarded: bool,
     /// The limits of clients.
@@ -28,6 +31,17 @@ pub struct ForwardSettings {
     pub tracer: Option<Tracer>,
     /// Which requests get a line in the log.
     pub requests: LoggedRequests,
+}
+
+/// The requests that do not go to the owner of their key's partition.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OwnerExceptions {
+    /// What becomes of requests that have no key.
+    pub without_key: WithoutKey,
+    /// The routes, which are asked before the key.
+    pub routes: RouteRules,
+    /// The router's zone.
+    pub zone: Option<String>,
 }
 
 /// Which requests get a line in the log (`[log] requests`).

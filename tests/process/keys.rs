@@ -10,6 +10,31 @@ use crate::site::{Site, json, says};
 const PARTITIONS: u32 = 16;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_of_several_parts_is_explained_as_its_parts_with_their_joiner() {
+    let service = serve(|call| async move { (200, call.text("segue-partition")) }).await;
+    tokio::task::spawn_blocking(move || {
+        let site = Site::with(|_, config| {
+            let key = "paths = [\"/teams/{team}/persons/{person}\", \"/p/{person}\"], of = [\"team\", \"person\"], join = \":\"";
+            config.coordinator("c-0", PARTITIONS).with("router.partition", &format!("key = {{ {key} }}"))
+        });
+        let server = format!("http://{}", site.admin);
+        until("a mapping", || says(&["explain", "--key", "a", "--server", &server]).0 == Some(0));
+        let _pod = site.pod("w-0", service);
+        site.settles_on("default", &[("w-0", u64::from(PARTITIONS))]);
+        for (key, path) in [("2:7", "/teams/2/persons/7"), ("7", "/p/7"), ("a b:\u{e9}", "/teams/a%20b/persons/%C3%A9/x")] {
+            let served = Request::get(path).send(site.router).unwrap();
+            assert_eq!(served.status, 200, "{served:?}");
+            let (_, said) = says(&["explain", "--key", key, "--server", &server]);
+            let taken_from = "the path /teams/{1}/persons/{2} /p/{2} joined by :, by its murmur2 hash";
+            let expected = format!("key         {key}\ntaken from  {taken_from}\npartition   {}\n", served.body);
+            assert!(said.starts_with(&expected), "{said}\n{expected}");
+        }
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_partition_of_a_key_is_the_one_that_its_service_sees() {
     let service = serve(|call| async move { (200, call.text("segue-partition")) }).await;
     tokio::task::spawn_blocking(move || {

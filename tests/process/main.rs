@@ -41,4 +41,5 @@ mod tls;
 mod top;
 mod traces;
 mod two_keyspaces;
+mod without_key;
 mod writers;

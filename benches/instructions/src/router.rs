@@ -17,7 +17,8 @@ use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::server::{ServedKeyspace, ServedKeyspaces};
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, LoggedRequests, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+    ClientLimits, ForwardSettings, LoggedRequests, OwnerExceptions, ServerSettings, UPLOAD_GRACE, UpstreamProtocol,
+    UpstreamSettings,
 };
 use segue_proxy::spans::{Sampler, Tracer};
 use tokio::time::Instant;
@@ -46,6 +47,7 @@ pub(crate) fn serve(protocol: UpstreamProtocol, tracing: bool, pods: &[SocketAdd
         keyspace: "default".to_owned(),
         partition: PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None },
         trust_forwarded: false,
+        exceptions: OwnerExceptions::default(),
         limits: ClientLimits::default(),
         upload_grace: UPLOAD_GRACE,
         tracer: tracing.then(|| Tracer::new(Sampler::default(), 1, Counter::default()).0),

@@ -10,20 +10,18 @@
 
 use segue_protocol::planning::Policy;
 use segue_proxy::routing::keyspace_choice::{HostName, KeyspaceMatch, PathPrefix};
-use segue_proxy::routing::partition_key::PartitionSource;
+use segue_proxy::routing::partition_key::{PartitionSource, WithoutKey};
+use segue_proxy::routing::route_rules::{RouteRule, RouteRules};
 use segue_proxy::routing::table::StashLimits;
-use segue_proxy::settings::UpstreamProtocol;
+use segue_proxy::settings::{OwnerExceptions, UpstreamProtocol};
 
 use super::partition::{self, PartitionKeys};
-use super::{coordinator, placement, router};
+use super::{coordinator, placement, router, routes};
 use crate::error::{Place, Wrong, quoted};
-use crate::keys::ConfigKeys;
+use crate::keys::{ConfigKeys, KEYSPACES};
 use crate::reader::{ConfigReader, text};
 use crate::units::show_size;
 use crate::validated::{KeyspaceSection, Routing};
-
-/// The name of the list.
-pub(super) const LIST: &str = "keyspaces";
 
 const NAME: &str = "keyspaces.name";
 const SERVICE: &str = "keyspaces.service";
@@ -54,6 +52,8 @@ pub(crate) static KEYS: ConfigKeys = ConfigKeys {
         "keyspaces.partition.hash",
         "keyspaces.partition.order_by.header",
         "keyspaces.partition.ambiguous_paths",
+        "keyspaces.partition.without_key",
+        "keyspaces.partition.without_key.partition",
         "keyspaces.stash.max_requests",
         MAX_BYTES,
         "keyspaces.stash.max_wait",
@@ -66,7 +66,7 @@ pub(crate) static KEYS: ConfigKeys = ConfigKeys {
         "keyspaces.balance_load",
         "keyspaces.max_keys_per_partition",
     ]],
-    tables: None,
+    tables: &[],
 };
 
 /// The keys of a table that belong to a role.
@@ -91,6 +91,15 @@ struct Defaults {
     service: Option<String>,
     stash: Option<StashLimits>,
     policy: Option<Policy>,
+    /// The routes and the zone of the router.
+    routes: (Vec<RouteRule>, Option<String>),
+}
+
+impl Defaults {
+    fn exceptions(&self, without_key: WithoutKey) -> OwnerExceptions {
+        let (routes, zone) = self.routes.clone();
+        OwnerExceptions { without_key, routes: RouteRules::new(routes), zone }
+    }
 }
 
 /// Returns the keyspaces; at least one, unless there are problems.
@@ -99,16 +108,21 @@ pub(super) fn read(r: &mut ConfigReader<'_>) -> Vec<KeyspaceSection> {
         service: r.name("service"),
         stash: r.has_section("router").then(|| router::stash(r)),
         policy: r.has_section("coordinator").then(|| coordinator::policy(r)),
+        routes: routes::read(r),
     };
-    let Some((place, mut tables)) = r.tables() else {
+    let Some((place, mut tables)) = r.tables(KEYSPACES) else {
         let name = r.name("keyspace").unwrap_or_else(|| "default".to_owned());
-        let Defaults { service, stash, policy } = defaults;
-        let routing = stash.map(|stash| Routing { matching: None, partition: one_partition(r), stash, protocol: None });
+        let number = defaults.policy.as_ref().map(|policy| policy.partitions);
+        let routing = defaults.stash.map(|stash| {
+            let exceptions = defaults.exceptions(partition::without_key(r, &partition::ROUTER, number));
+            Routing { matching: None, partition: one_partition(r), exceptions, stash, protocol: None }
+        });
+        let Defaults { service, policy, .. } = defaults;
         return vec![KeyspaceSection { name, service, routing, policy }];
     };
     nothing_beside_the_list(r, &place);
     if tables.is_empty() {
-        r.report(Some(place), LIST, Wrong::new("empty", "expected at least one table"));
+        r.report(Some(place), KEYSPACES, Wrong::new("empty", "expected at least one table"));
     }
     let keyspaces: Vec<_> = tables.iter_mut().map(|table| keyspace(r, table, &defaults)).collect();
     are_apart(&mut tables, &keyspaces);
@@ -157,10 +171,12 @@ fn keyspace(r: &mut ConfigReader<'_>, table: &mut ConfigReader<'_>, defaults: &D
     let stash = stash(r, table, &defaults.stash.unwrap_or_default());
     let protocol = table.choice_if_given(PROTOCOL, UpstreamProtocol::NAMES);
     let policy = placement::read(table, &placement::KEYSPACE, &defaults.policy.clone().unwrap_or_default());
+    let number = defaults.policy.as_ref().map(|_| policy.partitions);
+    let exceptions = defaults.exceptions(partition::without_key(table, &partition::KEYSPACE, number));
     KeyspaceSection {
         name: name.unwrap_or_default(),
         service: table.name(SERVICE).or_else(|| defaults.service.clone()),
-        routing: defaults.stash.map(|_| Routing { matching, partition, stash, protocol }),
+        routing: defaults.stash.map(|_| Routing { matching, partition, exceptions, stash, protocol }),
         policy: defaults.policy.as_ref().map(|_| policy),
     }
 }
@@ -223,7 +239,7 @@ fn are_apart(tables: &mut [ConfigReader<'_>], keyspaces: &[KeyspaceSection]) {
             }
             match &routing.matching {
                 None => {
-                    let place = first.anything_in(LIST).map_or_else(String::new, |place| place.to_string());
+                    let place = first.anything_in(KEYSPACES).map_or_else(String::new, |place| place.to_string());
                     let fact = format!("not given, as in another keyspace ({place})");
                     let remedy = "expected one of host, path_prefix: only one keyspace can have the requests that no other \
                                   one matches";

@@ -16,6 +16,7 @@ mod partition;
 mod placement;
 mod pods_service;
 mod router;
+mod routes;
 mod service;
 mod stream;
 mod tls;
@@ -48,7 +49,7 @@ pub(crate) static KEYS: ConfigKeys = ConfigKeys {
         LOG_KEYS,
         tracing::KEYS,
     ],
-    tables: Some((keyspaces::LIST, &keyspaces::KEYS)),
+    tables: &[(keys::KEYSPACES, &keyspaces::KEYS), (routes::LIST, &routes::KEYS)],
 };
 
 /// Returns the configuration, which is valid only if there are no problems.
@@ -57,7 +58,7 @@ pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
     let r = &mut reader;
     let keyspaces = keyspaces::read(r);
     let config = Config {
-        lists_keyspaces: r.tables().is_some(),
+        lists_keyspaces: r.tables(keys::KEYSPACES).is_some(),
         store: store(r),
         router: r.has_section("router").then(|| router::router(r, &keyspaces)),
         coordinator: r.has_section("coordinator").then(|| coordinator::coordinator(r)),
@@ -408,7 +409,7 @@ mod tests {
             is_read(key, &format!("{key} = 1979-05-27\n{role}"));
         }
         for key in keyspaces::KEYS.all() {
-            let name = keys::within(key, keyspaces::LIST).unwrap();
+            let name = keys::within(key, keys::KEYSPACES).unwrap();
             is_read(key, &format!("[[keyspaces]]\n{name} = 1979-05-27\n[router]\n[coordinator]\n"));
         }
     }

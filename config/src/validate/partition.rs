@@ -6,14 +6,15 @@
 
 use http::HeaderName;
 use http::header::HOST;
+use segue_protocol::ids::PartitionId;
 use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{
     AmbiguousPaths, JoinedHeaders, KeySource, MAX_KEY_PARTS, PartitionSource, PathTemplate, PathTemplateError,
-    PathTemplates, TemplatesError, is_part_name,
+    PathTemplates, TemplatesError, WithoutKey, is_part_name,
 };
 
 use crate::error::{Wrong, quoted};
-use crate::reader::{ConfigReader, list, text};
+use crate::reader::{ConfigReader, choice, list, text};
 
 /// The keys of such a section.
 pub(super) struct PartitionKeys {
@@ -33,6 +34,8 @@ pub(super) struct PartitionKeys {
     key_cookie: &'static str,
     key_host: &'static str,
     ambiguous_paths: &'static str,
+    without_key: &'static str,
+    without_key_partition: &'static str,
 }
 
 macro_rules! keys_of {
@@ -54,6 +57,8 @@ macro_rules! keys_of {
             key_cookie: concat!($section, ".key.cookie"),
             key_host: concat!($section, ".key.host"),
             ambiguous_paths: concat!($section, ".ambiguous_paths"),
+            without_key: concat!($section, ".without_key"),
+            without_key_partition: concat!($section, ".without_key.partition"),
         }
     };
 }
@@ -95,6 +100,27 @@ pub(super) fn read(r: &mut ConfigReader<'_>, keys: &PartitionKeys) -> PartitionS
         Some(source) => PartitionSource::Key { source, hash },
         None => PartitionSource::Number { header: header.unwrap_or(PartitionSource::DEFAULT_HEADER), order_by },
     }
+}
+
+/// Returns what becomes of requests that have no key, in a keyspace with so many partitions, if the file says how many.
+pub(super) fn without_key(r: &mut ConfigReader<'_>, keys: &PartitionKeys, partitions: Option<u32>) -> WithoutKey {
+    const EXPECTED: &str = "expected \"refuse\", \"any\" or { partition = 0 }";
+    let by_name = r.read(keys.without_key, |value| {
+        let named = choice(value, WithoutKey::NAMES);
+        named.map_err(|wrong| Wrong { remedy: EXPECTED.to_owned(), ..wrong })
+    });
+    let number = r.is_given(keys.without_key_partition).then(|| {
+        let most = partitions.map_or(65_535, |partitions| i64::from(partitions.saturating_sub(1)));
+        r.integer(keys.without_key_partition, 0..=most, 0)
+    });
+    if let (Some(_), Some(_)) = (by_name, number) {
+        let fact = format!("given beside {} ({})", keys.without_key, r.origin(keys.without_key));
+        r.report_key(keys.without_key_partition, Wrong::new(fact, "expected one of the two"));
+    }
+    if let Some(place) = r.empty_section(keys.without_key) {
+        r.report(Some(place), keys.without_key, Wrong::new("empty", EXPECTED));
+    }
+    number.map(|number| WithoutKey::Partition(PartitionId::new(number))).or(by_name).unwrap_or_default()
 }
 
 fn one_source(r: &mut ConfigReader<'_>, keys: &PartitionKeys) {

@@ -15,6 +15,7 @@ use segue_proxy::tls::ClientFiles;
 
 use super::{local, seconds, tls};
 use crate::error::{Wrong, quoted};
+use crate::keys::KEYSPACES;
 use crate::reader::{ConfigReader, text};
 use crate::units::{show_duration, show_size};
 use crate::validated::{KeyspaceSection, Router};
@@ -26,6 +27,7 @@ pub(super) const KEYS: &[&str] = &[
     "router.on_store_loss",
     "router.workers",
     "router.hot_restart_socket",
+    "router.zone",
     "router.trust_forwarded",
     "router.tls.cert",
     "router.tls.key",
@@ -43,6 +45,8 @@ pub(super) const KEYS: &[&str] = &[
     "router.partition.hash",
     "router.partition.order_by.header",
     "router.partition.ambiguous_paths",
+    "router.partition.without_key",
+    "router.partition.without_key.partition",
     "router.stash.max_requests",
     "router.stash.max_bytes",
     "router.stash.max_total_bytes",
@@ -160,7 +164,7 @@ fn drain(r: &mut ConfigReader<'_>, keyspaces: &[KeyspaceSection]) -> DrainSettin
     let (max_wait, keyspace) = max_waits.min().unzip();
     let max_wait = max_wait.unwrap_or(StashLimits::default().max_wait);
     let timeout = r.duration(TIMEOUT, default.timeout.min(max_wait * 2 / 3));
-    if r.is_given(TIMEOUT) && r.tables().is_none() {
+    if r.is_given(TIMEOUT) && r.tables(KEYSPACES).is_none() {
         r.ordered((TIMEOUT, timeout), (MAX_WAIT, max_wait), true, show_duration);
     } else if r.is_given(TIMEOUT) && timeout >= max_wait && !r.is_refused(TIMEOUT) && !r.is_refused(MAX_WAIT) {
         let (timeout, bound) = (show_duration(timeout), show_duration(max_wait));

@@ -4,6 +4,8 @@
 
 /// The partition of a request, written by the router.
 pub const SEGUE_PARTITION: &str = "segue-partition";
+/// The value of [`SEGUE_PARTITION`] on a request without a key, which may go to any pod. It has no epoch.
+pub const NO_PARTITION: &str = "none";
 /// The epoch of the ownership that the router routes by.
 pub const SEGUE_EPOCH: &str = "segue-epoch";
 /// The name of the router.

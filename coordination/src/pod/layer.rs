@@ -4,6 +4,9 @@
 //! has ended, and stops it when the lease is over. Work that outlives the inner future and body has to be reported by
 //! the service ([`Owned::hold`](super::Owned::hold)) or ended in `drain`.
 //!
+//! A request that a router marks as one without a key passes as long as the lease is trusted, with a
+//! [`KeylessRequest`](super::KeylessRequest) in place of the ownership.
+//!
 //! # Invariants
 //!
 //! * A `421` is sent before the inner service is called, and without reading the body.
@@ -98,12 +101,25 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let now = Instant::now();
         let grpc = rejection::is_grpc(request.headers());
-        let Some((partition, epoch)) = stamps(request.headers(), self.ownership.keyspace(), self.needs_keyspace) else {
-            self.ownership.count_refused(Rejection::Unstamped);
-            return OwnershipFuture { state: State::Refused(Rejection::Unstamped), partition: None, grpc };
+        let (partition, epoch) = match stamps(request.headers(), self.ownership.keyspace(), self.needs_keyspace) {
+            Some(Stamps::Owned(partition, epoch)) => (partition, epoch),
+            stamps => {
+                let verdict = match stamps {
+                    None => Err(Rejection::Unstamped),
+                    Some(_) => self.ownership.enter_without_key(lease_now()),
+                };
+                let state = match verdict {
+                    Ok(in_flight) => State::running(&mut self.inner, request, None, in_flight),
+                    Err(why) => {
+                        self.ownership.count_refused(why);
+                        State::Refused(why)
+                    }
+                };
+                return OwnershipFuture { state, partition: None, grpc };
+            }
         };
         let state = match self.ownership.try_enter(partition, epoch, lease_now()) {
-            EntryVerdict::In(in_flight) => State::running(&mut self.inner, request, partition, in_flight),
+            EntryVerdict::In(in_flight) => State::running(&mut self.inner, request, Some(partition), in_flight),
             EntryVerdict::Refused(why) => {
                 self.ownership.count_refused(why);
                 State::Refused(why)
@@ -165,9 +181,12 @@ where
     S: Service<Request<B>>,
     S::Future: Send + 'static,
 {
-    fn running(inner: &mut S, mut request: Request<B>, partition: PartitionId, in_flight: InFlight) -> Self {
+    fn running(inner: &mut S, mut request: Request<B>, partition: Option<PartitionId>, in_flight: InFlight) -> Self {
         let abandoned = CancellationToken::new();
-        request.extensions_mut().insert(in_flight.owned(partition, abandoned.clone()));
+        match partition {
+            Some(partition) => drop(request.extensions_mut().insert(in_flight.owned(partition, abandoned.clone()))),
+            None => drop(request.extensions_mut().insert(in_flight.keyless(abandoned.clone()))),
+        }
         State::Running { lost: in_flight.lost(), call: TrackedCall::new(inner.call(request), in_flight, abandoned) }
     }
 }
@@ -186,7 +205,7 @@ where
             let next = match this.state.as_mut().project() {
                 StateProjection::Waiting { wait, call, ownership } => match ready!(wait.as_mut().poll(context)) {
                     Ok(in_flight) => match (call.take(), *this.partition) {
-                        (Some((mut inner, request)), Some(partition)) => {
+                        (Some((mut inner, request)), partition @ Some(_)) => {
                             State::running(&mut inner, request, partition, in_flight)
                         }
                         // Only a future that is polled after its end gets here.
@@ -234,14 +253,26 @@ where
     }
 }
 
+/// What a router has stamped a request with.
+enum Stamps {
+    Owned(PartitionId, Epoch),
+    /// It has no key.
+    Keyless,
+}
+
 /// Returns the router's partition and epoch. `None` if a header is absent, doubled or unreadable, or names another
 /// keyspace; if `is_needed` also if it names none.
-fn stamps(headers: &HeaderMap, keyspace: &str, is_needed: bool) -> Option<(PartitionId, Epoch)> {
+fn stamps(stamped: &HeaderMap, keyspace: &str, is_needed: bool) -> Option<Stamps> {
     let is_own = |stamp: &HeaderValue| stamp.as_bytes() == keyspace.as_bytes();
-    if !headers.get(KEYSPACE).map_or(!is_needed, is_own) {
+    if !stamped.get(KEYSPACE).map_or(!is_needed, is_own) {
         return None;
     }
-    Some((number(headers, PARTITION)?, number(headers, EPOCH)?))
+    let mut partitions = stamped.get_all(PARTITION).iter();
+    if partitions.next().is_some_and(|value| value == headers::NO_PARTITION) {
+        let is_alone = partitions.next().is_none() && !stamped.contains_key(EPOCH);
+        return is_alone.then_some(Stamps::Keyless);
+    }
+    Some(Stamps::Owned(number(stamped, PARTITION)?, number(stamped, EPOCH)?))
 }
 
 fn number<N: std::str::FromStr>(headers: &HeaderMap, name: HeaderName) -> Option<N> {

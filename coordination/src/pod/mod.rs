@@ -43,7 +43,7 @@ pub use http_hooks::{
 };
 pub use layer::{OwnershipFuture, OwnershipLayer, OwnershipService};
 pub use lent_lease::{LentLease, boottime_millis};
-pub use ownership::{InFlight, Owned, Ownership, Rejection};
+pub use ownership::{InFlight, KeylessRequest, Owned, Ownership, Rejection};
 pub use service::Service;
 
 use std::collections::BTreeMap;

@@ -24,6 +24,7 @@ use tracing::{Instrument as _, debug, warn};
 use super::acks::{AckId, AckKind, Acks};
 use super::drains::{DrainStep, Drains, EXCHANGE_CHECK_INTERVAL};
 use super::mapping::Mapping;
+use super::ready_pods::tell_ready_pods;
 use super::stop_limiter::StopLimiter;
 use super::troubles::TroubleReporter;
 use super::{Cutover, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus};
@@ -260,6 +261,9 @@ impl RouterDriver {
     /// Reconciles the partitions that changes affect.
     fn reconsider(&mut self, delta: &ViewDelta) {
         let Some(mut affected) = delta.affected(&self.view) else { return self.reconcile_all() };
+        if !delta.pods.is_empty() {
+            tell_ready_pods(&*self.plane, &self.view, self.settings.on_store_loss);
+        }
         if delta.membership {
             // Requests may be in flight to a pod that no record names any more.
             affected.extend(self.drains.partitions());
@@ -273,6 +277,7 @@ impl RouterDriver {
 
     fn reconcile_all(&mut self) {
         self.mapping.take_number(&self.view);
+        tell_ready_pods(&*self.plane, &self.view, self.settings.on_store_loss);
         self.plane.set_partitions(self.mapping.partitions());
         for partition in self.mapping.all() {
             self.plane.retry_now(partition);

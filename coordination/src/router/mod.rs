@@ -14,6 +14,7 @@ mod acks;
 mod drains;
 mod driver;
 mod mapping;
+mod ready_pods;
 mod stop_limiter;
 mod troubles;
 
@@ -75,6 +76,9 @@ pub trait DataPlane: Send + Sync + 'static {
     fn drain_ends(&self, _partition: PartitionId, _end: DrainEnd) {}
     /// Announces that requests will soon be sent to this pod.
     fn expect(&self, _target: &Target, _pod: &PodRecord, _without_lease: bool) {}
+    /// Sets the pods that requests without a key may go to, and whether each is sent to as in [`switch`](Self::switch) without
+    /// a lease. They are known before the number of partitions is.
+    fn set_ready_pods(&self, _pods: &[(Target, &PodRecord, bool)]) {}
     /// Sends requests to this pod, held ones first. `without_lease` allows that even when this router's lease may have
     /// ended.
     fn switch(&self, partition: PartitionId, target: &Target, pod: &PodRecord, without_lease: bool);

@@ -10,7 +10,7 @@ use http::{Request, Response};
 use http_body_util::{BodyExt as _, Empty, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
-use segue_coordination::pod::{ByKeyspace, Owned, Rejection};
+use segue_coordination::pod::{ByKeyspace, KeylessRequest, Owned, Rejection};
 use segue_protocol::ids::{Epoch, PartitionId};
 use segue_protocol::records::{Phase, PodAckKind};
 use tokio::time::{Instant, sleep};
@@ -89,6 +89,50 @@ async fn a_request_without_readable_stamps_or_of_another_keyspace_is_refused() {
         assert_eq!(response.status(), 421, "{stamps:?}");
     }
     assert_eq!(pod.handle.ownership().refused(Rejection::Unstamped), 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_a_router_marks_as_one_without_a_key_needs_the_lease_alone() {
+    let (fixture, _) = Fixture::new();
+    let pod = Pod::start(&fixture, "w").await;
+    let service = pod.handle.layer().layer(service_fn(async |request: Request<Empty<Bytes>>| {
+        let extensions = request.extensions();
+        assert!(extensions.get::<KeylessRequest>().is_some() && extensions.get::<Owned>().is_none());
+        if request.uri().path() == "/endless" {
+            std::future::pending::<()>().await;
+        }
+        Ok::<_, Infallible>(whole("served"))
+    }));
+    let ask = |path: &str, stamps: &[(&str, &str)]| {
+        let request = stamps.iter().fold(Request::get(path), |request, (name, value)| request.header(*name, *value));
+        service.clone().oneshot(request.body(Empty::new()).unwrap())
+    };
+    let none = ("segue-partition", "none");
+    for stamps in [&[none][..], &[none, ("segue-keyspace", "default")]] {
+        assert_eq!(ask("/", stamps).await.unwrap().status(), 200, "{stamps:?}");
+    }
+    for stamps in [
+        &[none, ("segue-epoch", "1")][..],
+        &[none, none],
+        &[none, ("segue-partition", "0")],
+        &[("segue-partition", "None")],
+        &[("segue-partition", "")],
+        &[none, ("segue-keyspace", "other")],
+    ] {
+        let refused = ask("/", stamps).await.unwrap();
+        assert_eq!((refused.status().as_u16(), &refused.headers()["segue-misdirected"]), (421, &"1".parse().unwrap()));
+    }
+    assert_eq!(pod.handle.ownership().refused(Rejection::Unstamped), 6);
+
+    let endless = tokio::spawn(ask("/endless", &[none]));
+    while pod.handle.ownership().total_in_flight() == 0 {
+        tokio::task::yield_now().await;
+    }
+    pod.handle.crash();
+    assert_eq!(endless.await.unwrap().unwrap().status(), 500);
+    assert_eq!(ask("/", &[none]).await.unwrap().status(), 421);
+    assert_eq!(pod.handle.ownership().refused(Rejection::Fenced), 1);
+    assert_eq!(pod.handle.ownership().total_in_flight(), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,7 +11,7 @@ use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, LoggedRequests, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
+    ClientLimits, ForwardSettings, LoggedRequests, OwnerExceptions, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
 };
 use tokio::time::Instant;
 
@@ -89,6 +89,7 @@ fn forward(name: &str, member: &PodMembership) -> ForwardSettings {
         tracer: None,
         requests: LoggedRequests::None,
         trust_forwarded: false,
+        exceptions: OwnerExceptions::default(),
         partition: PartitionSource::Number { header: names::PARTITION, order_by: Some(names::KEY) },
         upstream: UpstreamSettings { request_timeout: REQUEST_TIMEOUT, ..UpstreamSettings::default() },
     }

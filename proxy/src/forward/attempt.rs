@@ -25,6 +25,7 @@ use tokio::time::Instant;
 use super::context::WorkerContext;
 use super::error::NoResponse;
 use super::in_flight::InFlight;
+use super::passage::Passage;
 use super::request::ForwardRequest;
 use super::response_body::ResponseBody;
 use super::response_head::AwaitResponse;
@@ -35,7 +36,6 @@ use crate::message::header_names::SEGUE_REASON;
 use crate::message::headers::{self, RoutingHeaders};
 use crate::message::local_reply::{LocalReply, PodReason, is_grpc};
 use crate::message::request_body::BodyError;
-use crate::routing::permit::Permit;
 use crate::routing::table::{Bounce, Pod};
 use crate::runtime::exchange_timeout::EndCause;
 use crate::runtime::shortage::is_shortage;
@@ -48,9 +48,9 @@ use crate::upstream::{
 /// Why there is no response to pass on.
 pub(crate) enum AttemptError {
     /// No pod acted on the request: it is queued again.
-    Bounced(Permit, Bounce),
+    Bounced(Passage, Bounce),
     /// The router's lease expired while a connection was being made: nothing was sent.
-    Fenced(Permit),
+    Fenced(Passage),
     /// The router responds itself.
     LocalReply(LocalReply),
     ClientGone,
@@ -73,7 +73,7 @@ fn note_acceptance(shared: &WorkerContext, pod: &Pod) {
     pod.health.accepted();
 }
 
-/// Sends a request to the pod of its permit.
+/// Sends a request to the pod of its passage.
 pub(crate) async fn send(
     shared: &WorkerContext,
     request: &mut ForwardRequest,
@@ -84,7 +84,8 @@ pub(crate) async fn send(
     let mut which = if request.was_rejected { Which::Exclusive } else { Which::Any };
     loop {
         if let Some(trace) = &request.trace {
-            let attempt = trace.attempt(&mut request.head.headers, in_flight.pod(), in_flight.epoch());
+            let epoch = in_flight.ownership().map(|(_, epoch)| epoch);
+            let attempt = trace.attempt(&mut request.head.headers, in_flight.pod(), epoch);
             in_flight.trace = Some(attempt);
         }
         let wanted = if !by_http2 {
@@ -211,7 +212,8 @@ async fn begin_after_waiting<'request>(
     };
     // The last check before sending: a held request may have lost its client.
     if in_flight.was_held() && request.peer.presence.is_lost().await {
-        tracing::debug!(partition = in_flight.partition().get(), "the client of a held request is gone");
+        let partition = in_flight.ownership().map(|(partition, _)| partition.get());
+        tracing::debug!(partition, "the client of a held request is gone");
         return Err(AttemptError::ClientGone);
     }
     // The lease may have expired while this request made a connection, waited for another request's, or asked its
@@ -263,8 +265,7 @@ fn begin<'request>(
     let left = left.map(grpc_timeout::header);
     let routing = RoutingHeaders {
         reserved: &shared.reserved,
-        partition: in_flight.partition(),
-        epoch: in_flight.epoch(),
+        ownership: in_flight.ownership(),
         identity: &shared.identity,
         client: &request.peer.lines,
         grpc_timeout: left.as_ref(),

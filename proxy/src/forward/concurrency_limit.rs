@@ -43,6 +43,11 @@ impl ConcurrencyLimit {
             *with -= 1;
         }
     }
+
+    /// Returns the number of requests in flight to the pod.
+    pub(crate) fn in_flight(&self, slot: u32) -> usize {
+        self.pods.borrow().get(slot as usize).copied().unwrap_or_default()
+    }
 }
 
 #[cfg(test)]

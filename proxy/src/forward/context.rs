@@ -25,7 +25,7 @@ use crate::routing::permit::TableHandle;
 use crate::runtime::background::Background;
 use crate::runtime::coarse_timer::CoarseTimer;
 use crate::runtime::repeated_line::RepeatedLine;
-use crate::settings::ForwardSettings;
+use crate::settings::{ForwardSettings, OwnerExceptions};
 use crate::spans::Tracer;
 use crate::upstream::Upstream;
 
@@ -33,6 +33,7 @@ use crate::upstream::Upstream;
 pub(crate) struct WorkerContext {
     pub(crate) identity: RouterIdentity,
     pub(super) partition: PartitionSource,
+    pub(super) exceptions: OwnerExceptions,
     pub(crate) reserved: Rc<ReservedHeaders>,
     pub(crate) worker: TableHandle,
     pub(crate) upstream: Upstream,
@@ -68,7 +69,11 @@ impl WorkerContext {
         Ok(WorkerContext {
             identity: RouterIdentity::new(header_value(&settings.router)?, header_value(&settings.keyspace)?),
             partition: settings.partition.clone(),
-            reserved: Rc::new(ReservedHeaders::new(&settings.partition, settings.trust_forwarded)),
+            exceptions: settings.exceptions.clone(),
+            reserved: Rc::new(
+                ReservedHeaders::new(&settings.partition, settings.trust_forwarded)
+                    .and(settings.exceptions.routes.headers()),
+            ),
             worker,
             upstream: Upstream::new(settings.upstream.clone(), timer.clone()),
             load: ConcurrencyLimit::new(max_in_flight),

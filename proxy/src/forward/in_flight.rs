@@ -15,12 +15,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::context::WorkerContext;
+use super::passage::Passage;
 use super::request::{FailedAttempt, ForwardRequest};
 use super::request_log::RequestLine;
 use super::trace::AttemptTrace;
 use crate::message::local_reply::PodReason;
 use crate::metrics::CutOffCause;
-use crate::routing::permit::Permit;
 use crate::routing::request_summary::RequestSummary;
 use crate::routing::table::{CodeClass, Pod};
 use crate::runtime::background::Background;
@@ -29,9 +29,9 @@ use crate::upstream::ExchangeGuard;
 /// Time that a request may wait for its pod before its place in a flush goes to another key's request.
 const GIVE_WAY_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// A permit, and what is recorded about its exchange. It is passed from owner to owner, hence boxed.
+/// A passage, and what is recorded about its exchange. It is passed from owner to owner, hence boxed.
 pub(crate) struct InFlight {
-    permit: Option<Permit>,
+    passage: Option<Passage>,
     shared: Rc<WorkerContext>,
     started: Instant,
     /// When the request could be sent to its pod.
@@ -62,15 +62,23 @@ pub(crate) struct ExchangeTerms {
     pub(crate) is_safe: bool,
 }
 
+impl ExchangeTerms {
+    #[inline]
+    pub(super) fn of(request: &ForwardRequest) -> Self {
+        let is_safe = request.head.method.is_safe();
+        ExchangeTerms { arrived: request.arrived, deadline: request.deadline, is_safe }
+    }
+}
+
 impl InFlight {
-    pub(crate) fn begin(permit: Permit, shared: &Rc<WorkerContext>, terms: ExchangeTerms) -> Self {
+    pub(crate) fn begin(passage: Passage, shared: &Rc<WorkerContext>, terms: ExchangeTerms) -> Self {
         shared.metrics.begins();
-        shared.load.begin(permit.pod().slot);
+        shared.load.begin(passage.pod().slot);
         // A request that was not held is admitted at once. For others the clock is read once more.
-        let admitted = if permit.was_held() { Instant::now() } else { terms.arrived };
-        let departed = if permit.holds_place() { Instant::now() } else { shared.timer.now() };
+        let admitted = if passage.was_held() { Instant::now() } else { terms.arrived };
+        let departed = if passage.holds_place() { Instant::now() } else { shared.timer.now() };
         InFlight {
-            permit: Some(permit),
+            passage: Some(passage),
             shared: shared.clone(),
             started: terms.arrived,
             admitted,
@@ -85,21 +93,18 @@ impl InFlight {
         }
     }
 
-    fn permit(&self) -> &Permit {
+    fn passage(&self) -> &Passage {
         // Taken only by `undo`, which consumes the exchange.
-        self.permit.as_ref().expect("an exchange that was not undone")
+        self.passage.as_ref().expect("an exchange that was not undone")
     }
 
     pub(crate) fn pod(&self) -> &Arc<Pod> {
-        self.permit().pod()
+        self.passage().pod()
     }
 
-    pub(crate) fn partition(&self) -> PartitionId {
-        self.permit().partition()
-    }
-
-    pub(crate) fn epoch(&self) -> Epoch {
-        self.permit().epoch()
+    /// Returns the partition and the epoch. `None` for a request without a key.
+    pub(crate) fn ownership(&self) -> Option<(PartitionId, Epoch)> {
+        self.passage().ownership()
     }
 
     /// Returns whether the deadline has passed.
@@ -109,12 +114,12 @@ impl InFlight {
 
     /// Returns whether the request was held before it was sent.
     pub(crate) fn was_held(&self) -> bool {
-        self.permit().was_held()
+        self.passage().was_held()
     }
 
     /// Returns whether the request takes up one of the places of a flush.
     pub(crate) fn holds_place(&self) -> bool {
-        self.permit().holds_place()
+        self.passage().holds_place()
     }
 
     /// Returns when the request has waited for its pod for so long that its place goes to another.
@@ -129,21 +134,21 @@ impl InFlight {
 
     /// As [`sever_token`](ExchangeGuard::sever_token), while the request is at hand.
     pub(super) fn lasts(&self, request: &ForwardRequest) -> CancellationToken {
-        self.permit().lasts(|| Some(Arc::new(request.summary(&self.shared.reserved))))
+        self.passage().lasts(|| Some(Arc::new(request.summary(&self.shared.reserved))))
     }
 
     /// Records that the request is being sent.
     pub(crate) fn sent(&self) {
-        self.permit().sent();
+        self.passage().sent();
     }
 
     /// Gives the request's place in the flush to another key's request, because it waits.
     pub(crate) fn give_way(&self) {
-        self.permit().give_way();
+        self.passage().give_way();
     }
 
     pub(crate) fn may_still_go(&self) -> bool {
-        self.permit().may_still_go()
+        self.passage().may_still_go()
     }
 
     /// Returns whether the method of the request promises to change nothing (RFC 9110, 9.2.1).
@@ -157,8 +162,8 @@ impl InFlight {
 
     /// Records that the outcome is definite.
     pub(crate) fn delivered(&mut self) {
-        if let Some(permit) = &mut self.permit {
-            permit.delivered();
+        if let Some(passage) = &mut self.passage {
+            passage.delivered();
         }
     }
 
@@ -167,7 +172,7 @@ impl InFlight {
     pub(crate) fn passed(&mut self, status: StatusCode, reason: Option<PodReason>) {
         self.delivered();
         self.status = status.as_u16();
-        self.permit().traffic().answered(status.into());
+        self.passage().traffic().answered(status.into());
         match reason {
             None => self.shared.metrics.passed(status),
             Some(reason) => {
@@ -194,17 +199,18 @@ impl InFlight {
     #[cold]
     pub(super) fn attempt(&self) -> Box<FailedAttempt> {
         let held = self.admitted - self.started;
-        Box::new(FailedAttempt { pod: self.pod().clone(), epoch: self.epoch(), held })
+        Box::new(FailedAttempt { pod: self.pod().clone(), epoch: self.ownership().map(|(_, epoch)| epoch), held })
     }
 
     /// Writes the line of the log.
     #[cold]
-    fn write_line(&self, permit: &Permit, took: Duration) {
+    fn write_line(&self, passage: &Passage, took: Duration) {
         let Some(request) = &self.summary else { return };
+        let (partition, epoch) = passage.ownership().unzip();
         self.shared.request_log.write(&RequestLine {
             request,
-            partition: Some(permit.partition()),
-            pod: Some((&permit.pod().name, permit.epoch())),
+            partition,
+            pod: Some((&passage.pod().name, epoch)),
             status: (self.status > 0).then_some(self.status),
             reason: self.reason.get(),
             held: self.admitted - self.started,
@@ -215,12 +221,12 @@ impl InFlight {
     /// Records that the pod has failed the request without a response.
     #[cold]
     pub(super) fn unanswered(&self) {
-        self.permit().traffic().answered(CodeClass::NoResponse);
+        self.passage().traffic().answered(CodeClass::NoResponse);
     }
 
     /// Records that the exchange has become a stream.
     pub(crate) fn streams(&self) {
-        self.permit().streams();
+        self.passage().streams();
     }
 
     /// Records why the exchange ends early.
@@ -256,7 +262,7 @@ impl InFlight {
                 tracing::warn!(
                     pod = pod.name,
                     address = pod.address,
-                    partition = self.partition().get(),
+                    partition = self.ownership().map(|(partition, _)| partition.get()),
                     cause = cause.as_str(),
                     responses,
                     "a pod did not send all of a response; its client got a part of it"
@@ -265,12 +271,12 @@ impl InFlight {
         }
     }
 
-    /// Uncounts an exchange that has not taken place, and returns its permit.
-    pub(crate) fn undo(mut self: Box<Self>) -> Permit {
-        let permit = self.permit.take().expect("an exchange that was not undone");
+    /// Uncounts an exchange that has not taken place, and returns its passage.
+    pub(crate) fn undo(mut self: Box<Self>) -> Passage {
+        let passage = self.passage.take().expect("an exchange that was not undone");
         self.shared.metrics.ends();
-        self.shared.load.end(permit.pod().slot);
-        permit
+        self.shared.load.end(passage.pod().slot);
+        passage
     }
 }
 
@@ -284,7 +290,7 @@ impl ExchangeGuard for InFlight {
     }
 
     fn sever_token(&self) -> CancellationToken {
-        self.permit().lasts(|| self.summary.clone().map(Arc::new))
+        self.passage().lasts(|| self.summary.clone().map(Arc::new))
     }
 
     fn background(&self) -> &Background {
@@ -294,17 +300,17 @@ impl ExchangeGuard for InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        if let Some(permit) = &self.permit {
+        if let Some(passage) = &self.passage {
             self.shared.metrics.ends();
-            self.shared.load.end(permit.pod().slot);
+            self.shared.load.end(passage.pod().slot);
             let now = Instant::now();
             let took = now - self.started;
             self.shared.metrics.took(took);
             // Most requests were not held, and need no second subtraction.
             if self.is_logged.get() {
-                self.write_line(permit, took);
+                self.write_line(passage, took);
             }
-            permit.traffic().took(if self.admitted == self.started { took } else { now - self.admitted });
+            passage.traffic().took(if self.admitted == self.started { took } else { now - self.admitted });
         }
     }
 }

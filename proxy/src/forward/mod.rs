@@ -11,6 +11,7 @@
 //! * A request that may have been sent is completed even if its client has left.
 //! * A pod's "not mine" never reaches a client.
 
+mod any_pod;
 mod attempt;
 pub(crate) mod client_presence;
 mod concurrency_limit;
@@ -19,6 +20,7 @@ mod error;
 mod held;
 mod in_flight;
 mod keyspaces;
+mod passage;
 mod read_on;
 mod request;
 mod request_log;
@@ -40,6 +42,7 @@ use futures_util::future::Either;
 use http::{Request, Response, Version};
 use tokio::time::Instant;
 
+use self::any_pod::send_to_any;
 use self::attempt::{AttemptError, send};
 pub use self::context::ClientInfo;
 use self::context::WorkerContext;
@@ -49,6 +52,7 @@ pub use self::error::{ClientGone, InvalidName};
 use self::held::{HeldRequest, table_is_there};
 use self::in_flight::{ExchangeTerms, InFlight};
 use self::keyspaces::Keyspaces;
+use self::passage::Passage;
 use self::request::ForwardRequest;
 use self::request_log::RequestLine;
 use self::response_body::ResponseBody;
@@ -56,8 +60,9 @@ use crate::message::client_body::ClientBody;
 use crate::message::local_reply::{LocalReply, is_grpc};
 use crate::metrics::WorkerMetrics;
 use crate::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatches};
-use crate::routing::partition_key::RequestLocation;
+use crate::routing::partition_key::{LocationError, RequestLocation, WithoutKey};
 use crate::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
+use crate::routing::route_rules::Destination;
 use crate::routing::table::Bounce;
 use crate::settings::ForwardSettings;
 
@@ -257,7 +262,17 @@ async fn route(shared: &Rc<WorkerContext>, request: &mut ForwardRequest) -> Resu
         0 => Box::pin(table_is_there(&shared.worker, &shared.reserved, request)).await?,
         partitions => partitions,
     };
-    let mut admission = admit(shared, request, partitions)?;
+    if !shared.exceptions.routes.is_empty()
+        && let Some(zone) = elsewhere(shared, request)?
+    {
+        return send_to_any(shared, request, zone).await;
+    }
+    let mut admission = match admit(shared, request, partitions) {
+        Err(LocalReply::NoPartition) if shared.exceptions.without_key == WithoutKey::Any => {
+            return send_to_any(shared, request, None).await;
+        }
+        admission => admission?,
+    };
     loop {
         let waits = matches!(admission, Admission::Queued(_));
         if waits && let Some(trace) = &request.trace {
@@ -282,8 +297,10 @@ async fn route(shared: &Rc<WorkerContext>, request: &mut ForwardRequest) -> Resu
             Ok(response) => return Ok(response),
             Err(AttemptError::LocalReply(own)) => return Err(own.into()),
             Err(AttemptError::ClientGone) => return Err(RouteError::ClientGone),
-            Err(AttemptError::Bounced(permit, bounce)) => put_back(shared, permit, bounce)?,
-            Err(AttemptError::Fenced(permit)) => permit.put_back_fenced(),
+            Err(AttemptError::Bounced(Passage::Owned(permit), bounce)) => put_back(shared, permit, bounce)?,
+            Err(AttemptError::Fenced(Passage::Owned(permit))) => permit.put_back_fenced(),
+            // Only a request without a key has another passage.
+            Err(AttemptError::Bounced(..) | AttemptError::Fenced(_)) => return Err(LocalReply::NoOwner.into()),
         });
     }
 }
@@ -297,7 +314,10 @@ fn turn(admission: Admission, request: &mut ForwardRequest) -> impl Future<Outpu
 }
 
 fn admit(shared: &WorkerContext, request: &mut ForwardRequest, partitions: u32) -> Result<Admission, LocalReply> {
-    let located = shared.partition.locate(&request.head, partitions)?;
+    let located = match shared.partition.locate(&request.head, partitions) {
+        Ok(located) => located,
+        Err(why) => without_key(shared, why, partitions)?,
+    };
     request.partition = Some(located.partition);
     if let Some(trace) = &request.trace {
         trace.located(located.partition);
@@ -311,6 +331,28 @@ fn admit(shared: &WorkerContext, request: &mut ForwardRequest, partitions: u32) 
     match &admission {
         Admission::Admitted(permit) if !shared.load.has_room(permit.pod().slot) => Err(LocalReply::Overload),
         _ => Ok(admission),
+    }
+}
+
+/// Returns the zone to prefer if a route sends the request to any pod. `None`: it goes to its owner.
+#[cold]
+fn elsewhere<'a>(shared: &'a WorkerContext, request: &ForwardRequest) -> Result<Option<Option<&'a str>>, LocalReply> {
+    Ok(match shared.exceptions.routes.destination(&request.head)? {
+        Destination::Owner => None,
+        Destination::Any => Some(None),
+        Destination::Zone => Some(shared.exceptions.zone.as_deref()),
+    })
+}
+
+/// Returns the location of a request that names none, if the settings have one for it.
+#[cold]
+fn without_key(shared: &WorkerContext, why: LocationError, partitions: u32) -> Result<RequestLocation, LocationError> {
+    match (why, shared.exceptions.without_key) {
+        (LocationError::Missing, WithoutKey::Partition(partition)) if partition.get() < partitions => {
+            Ok(RequestLocation { partition, order: None })
+        }
+        (LocationError::Missing, WithoutKey::Partition(_)) => Err(LocationError::Bad),
+        _ => Err(why),
     }
 }
 
@@ -329,9 +371,7 @@ fn depart(shared: &Rc<WorkerContext>, request: &ForwardRequest, permit: Permit) 
     } else if !shared.budgets.may_try_again(pod, Instant::now()) {
         return Err(permit);
     }
-    let terms =
-        ExchangeTerms { arrived: request.arrived, deadline: request.deadline, is_safe: request.head.method.is_safe() };
-    Ok(Box::new(InFlight::begin(permit, shared, terms)))
+    Ok(Box::new(InFlight::begin(Passage::Owned(permit), shared, ExchangeTerms::of(request))))
 }
 
 /// Puts a request back that no pod acted on. Fails if its pod refuses this very request for good.

@@ -61,7 +61,8 @@ pub(crate) struct ForwardRequest {
 /// An attempt that the log names.
 pub(super) struct FailedAttempt {
     pub(super) pod: Arc<Pod>,
-    pub(super) epoch: Epoch,
+    /// `None` for a request without a key.
+    pub(super) epoch: Option<Epoch>,
     /// How long the request was held before it.
     pub(super) held: Duration,
 }

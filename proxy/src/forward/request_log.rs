@@ -30,7 +30,7 @@ pub(super) struct RequestLine<'a> {
     pub(super) request: &'a RequestSummary,
     pub(super) partition: Option<PartitionId>,
     /// The pod and the epoch of the last attempt.
-    pub(super) pod: Option<(&'a str, Epoch)>,
+    pub(super) pod: Option<(&'a str, Option<Epoch>)>,
     /// `None` if its client had left by then.
     pub(super) status: Option<u16>,
     /// The local reply, or why the response ended early. Empty if neither is the case.
@@ -84,7 +84,7 @@ impl RequestLog {
             reason = (!line.reason.is_empty()).then_some(line.reason),
             partition = line.partition.map(PartitionId::get),
             pod,
-            epoch = epoch.map(Epoch::get),
+            epoch = epoch.flatten().map(Epoch::get),
             held_ms = millis(line.held),
             took_ms = millis(line.took),
             left_out = (left_out > 0).then_some(left_out),

@@ -118,7 +118,12 @@ impl RequestTrace {
     }
 
     /// Begins an attempt, and names it in the request's headers as the parent of what the pod records.
-    pub(super) fn attempt(self: &Rc<Self>, headers: &mut HeaderMap, pod: &Arc<Pod>, epoch: Epoch) -> Box<AttemptTrace> {
+    pub(super) fn attempt(
+        self: &Rc<Self>,
+        headers: &mut HeaderMap,
+        pod: &Arc<Pod>,
+        epoch: Option<Epoch>,
+    ) -> Box<AttemptTrace> {
         let context = child(self.context);
         if let Ok(traceparent) = HeaderValue::try_from(context.to_string()) {
             headers.insert(TRACEPARENT, traceparent);
@@ -204,7 +209,7 @@ pub(crate) struct AttemptTrace {
     context: SpanContext,
     began: Instant,
     pod: Arc<Pod>,
-    epoch: Epoch,
+    epoch: Option<Epoch>,
     /// Number of attempts before.
     resent: u32,
     status: Cell<Option<StatusCode>>,
@@ -252,7 +257,9 @@ impl Drop for AttemptTrace {
         }
         request.set_partition(&mut span);
         span.set("segue.pod", self.pod.name.clone());
-        span.set("segue.epoch", self.epoch.get());
+        if let Some(epoch) = self.epoch {
+            span.set("segue.epoch", epoch.get());
+        }
         if self.resent > 0 {
             span.set("http.request.resend_count", self.resent);
         }

@@ -8,6 +8,7 @@ use http::header::{
     HeaderName, MAX_FORWARDS, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use segue_protocol::headers;
+pub(crate) use segue_protocol::headers::NO_PARTITION;
 
 pub(crate) const SEGUE_PARTITION: HeaderName = HeaderName::from_static(headers::SEGUE_PARTITION);
 pub(crate) const SEGUE_EPOCH: HeaderName = HeaderName::from_static(headers::SEGUE_EPOCH);

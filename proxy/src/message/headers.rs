@@ -71,8 +71,8 @@ impl ClientLines {
 /// The headers that the router writes on a request, and those that it removes.
 pub(crate) struct RoutingHeaders<'request> {
     pub(crate) reserved: &'request ReservedHeaders,
-    pub(crate) partition: PartitionId,
-    pub(crate) epoch: Epoch,
+    /// `None` for a request without a key.
+    pub(crate) ownership: Option<(PartitionId, Epoch)>,
     pub(crate) identity: &'request RouterIdentity,
     pub(crate) client: &'request ClientLines,
     /// What is left of a gRPC call's time; replaces the client's value.

@@ -30,7 +30,7 @@ pub(crate) fn forwarded_for(headers: &HeaderMap) -> Option<IpAddr> {
 /// The reserved names, as far as the configuration decides them.
 pub(crate) struct ReservedHeaders {
     trusts_forwarded: bool,
-    /// The headers that requests are routed and ordered by.
+    /// The headers that requests are routed and ordered by, and those that routes look at.
     locating: Vec<HeaderName>,
 }
 
@@ -43,6 +43,12 @@ impl ReservedHeaders {
             PartitionSource::Key { .. } => Vec::new(),
         };
         ReservedHeaders { trusts_forwarded, locating: locating.into_iter().cloned().collect() }
+    }
+
+    /// Adds headers that routes look at.
+    pub(crate) fn and<'a>(mut self, headers: impl IntoIterator<Item = &'a HeaderName>) -> Self {
+        self.locating.extend(headers.into_iter().cloned());
+        self
     }
 
     /// Returns whether the client's `x-forwarded-for` is kept and appended to.

@@ -20,7 +20,9 @@
 //! use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 //! use segue_proxy::routing::partition_key::PartitionSource;
 //! use segue_proxy::routing::table::StashLimits;
-//! use segue_proxy::settings::{ClientLimits, ForwardSettings, LoggedRequests, ServerSettings, UPLOAD_GRACE, UpstreamSettings};
+//! use segue_proxy::settings::{
+//!     ClientLimits, ForwardSettings, LoggedRequests, OwnerExceptions, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
+//! };
 //! use tokio::time::Instant;
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -44,6 +46,7 @@
 //!     keyspace: "default".to_owned(),
 //!     partition,
 //!     trust_forwarded: false,
+//!     exceptions: OwnerExceptions::default(),
 //!     limits: ClientLimits::default(),
 //!     upload_grace: UPLOAD_GRACE,
 //!     tracer: None,

@@ -54,6 +54,14 @@ impl DataPlane for Table {
         Table::expect(self, slot);
     }
 
+    fn set_ready_pods(&self, pods: &[(Target, &PodRecord, bool)]) {
+        let number = |(target, pod, without_lease): &(Target, &PodRecord, bool)| {
+            self.intern_pod(&target.pod, target.incarnation, &pod.address, *without_lease)
+        };
+        let pods: Vec<_> = pods.iter().map(|ready| (number(ready), ready.1.zone.as_deref())).collect();
+        Table::set_ready_pods(self, &pods);
+    }
+
     fn switch(&self, partition: PartitionId, target: &Target, pod: &PodRecord, without_lease: bool) {
         let slot = self.intern_pod(&target.pod, target.incarnation, &pod.address, without_lease);
         Table::switch(self, partition, slot, target.epoch);

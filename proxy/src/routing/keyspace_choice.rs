@@ -105,8 +105,13 @@ impl PathPrefix {
         Ok(PathPrefix(path.split('/').map(str::to_owned).collect()))
     }
 
+    /// Returns the number of segments.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Returns whether the path begins with these segments, escaped or not.
-    fn matches(&self, path: &str) -> bool {
+    pub(super) fn matches(&self, path: &str) -> bool {
         let mut actual = path.strip_prefix('/').unwrap_or_default().split('/');
         self.0.iter().all(|segment| {
             let is_same = |actual: &str| {

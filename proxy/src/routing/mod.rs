@@ -17,6 +17,7 @@ pub mod partition_key;
 pub mod partition_state;
 pub mod permit;
 pub mod request_summary;
+pub mod route_rules;
 mod segmented_vec;
 pub mod stash;
 mod sync;

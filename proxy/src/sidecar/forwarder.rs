@@ -18,7 +18,7 @@ use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use segue_coordination::pod::{InFlight, Owned};
+use segue_coordination::pod::{InFlight, KeylessRequest, Owned};
 use tokio::sync::oneshot;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tower::Service;
@@ -104,10 +104,14 @@ impl Service<Request<Incoming>> for Forwarder {
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let owned = request.extensions().get::<Owned>();
-        let replies = LocalReplies { partition: owned.map(|owned| owned.partition), grpc: is_grpc(request.headers()) };
-        let accepted = owned.and_then(|owned| Some((owned.partition, owned.hold()?, owned.abandoned())));
-        let Some((partition, hold, abandoned)) = accepted else {
-            // The layer gives every request that it accepts an `Owned`, but the pod may have given the partition up since.
+        let partition = owned.map(|owned| owned.partition);
+        let replies = LocalReplies { partition, grpc: is_grpc(request.headers()) };
+        let accepted = match owned {
+            Some(owned) => owned.hold().map(|hold| (hold, owned.abandoned())),
+            None => request.extensions().get::<KeylessRequest>().and_then(|it| Some((it.hold()?, it.abandoned()))),
+        };
+        let Some((hold, abandoned)) = accepted else {
+            // The layer gives every request that it accepts one of the two, but the pod may have given the partition up since.
             return Box::pin(std::future::ready(Ok(replies.not_owned())));
         };
         let summary = RequestSummary::new(request.method(), request.uri(), client(request.headers()));

@@ -156,7 +156,7 @@ impl Traffic {
             .filter_map(|(code, count)| Some((StatusCode::from_u16(code).ok()?, count.load(Relaxed))))
     }
 
-    pub(super) fn enter(self: &Arc<Self>, partition: PartitionId, request: RequestSummary) -> UnderWay {
+    pub(super) fn enter(self: &Arc<Self>, partition: Option<PartitionId>, request: RequestSummary) -> UnderWay {
         self.under_way.fetch_add(1, SeqCst);
         UnderWay { traffic: self.clone(), number: self.exchanges.begin(partition, request) }
     }
@@ -208,7 +208,7 @@ mod tests {
         let traffic = Arc::new(Traffic::default());
         let enter = || {
             let request = RequestSummary::new(&http::Method::GET, &http::Uri::from_static("/"), "");
-            traffic.enter(PartitionId::new(0), request)
+            traffic.enter(Some(PartitionId::new(0)), request)
         };
         let (one, other) = (enter(), enter());
         let waits = tokio::spawn({

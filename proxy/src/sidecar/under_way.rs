@@ -28,7 +28,8 @@ struct ByAge {
 
 #[derive(Debug)]
 struct RunningExchange {
-    partition: PartitionId,
+    /// `None` for a request without a key.
+    partition: Option<PartitionId>,
     since: Instant,
     request: RequestSummary,
 }
@@ -38,7 +39,7 @@ impl Exchanges {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn begin(&self, partition: PartitionId, request: RequestSummary) -> ExchangeNumber {
+    pub(super) fn begin(&self, partition: Option<PartitionId>, request: RequestSummary) -> ExchangeNumber {
         let exchange = RunningExchange { partition, since: Instant::now(), request };
         let mut by_age = self.lock();
         by_age.last.0 += 1;
@@ -58,7 +59,9 @@ impl Exchanges {
     pub(super) fn oldest(&self) -> BTreeMap<PartitionId, (Instant, RequestSummary)> {
         let mut oldest = BTreeMap::new();
         for RunningExchange { partition, since, request } in self.lock().exchanges.values() {
-            oldest.entry(*partition).or_insert_with(|| (*since, request.clone()));
+            if let Some(partition) = partition {
+                oldest.entry(*partition).or_insert_with(|| (*since, request.clone()));
+            }
         }
         oldest
     }
@@ -75,7 +78,7 @@ mod tests {
         let exchanges = Exchanges::default();
         let [p0, p1] = [0, 1].map(PartitionId::new);
         let begin = |partition, path: &str| {
-            exchanges.begin(partition, RequestSummary::new(&Method::GET, &path.parse().unwrap(), ""))
+            exchanges.begin(Some(partition), RequestSummary::new(&Method::GET, &path.parse().unwrap(), ""))
         };
         let oldest = || {
             let paths = exchanges.oldest().into_iter();

@@ -29,7 +29,8 @@ use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::server::{ServedKeyspace, ServedKeyspaces, Server, ServerError, ServerHandle};
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, LoggedRequests, ServerSettings, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+    ClientLimits, ForwardSettings, LoggedRequests, OwnerExceptions, ServerSettings, UPLOAD_GRACE, UpstreamProtocol,
+    UpstreamSettings,
 };
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -87,6 +88,7 @@ impl Default for Settings {
                     order_by: Some("x-key".parse().unwrap()),
                 },
                 trust_forwarded: false,
+                exceptions: OwnerExceptions::default(),
                 // All clients of a test have one address, and some upload slowly.
                 limits: ClientLimits { max_in_flight_per_client: 0, min_upload_rate: 0, ..ClientLimits::default() },
                 upload_grace: UPLOAD_GRACE,
@@ -287,6 +289,22 @@ impl Fixture {
     pub fn expect(&self, address: impl ToString, epoch: u64) {
         let (target, record) = named(&address.to_string(), epoch);
         DataPlane::expect(&*self.table, &target, &record, false);
+    }
+
+    /// Announces the pods that requests without a key may go to.
+    pub fn ready(&self, addresses: &[SocketAddr]) {
+        self.ready_in(&addresses.iter().map(|address| (*address, "")).collect::<Vec<_>>());
+    }
+
+    /// Does the same for pods in these zones.
+    pub fn ready_in(&self, pods: &[(SocketAddr, &str)]) {
+        let pods = pods.iter().map(|(address, zone)| {
+            let (target, record) = named(&address.to_string(), 0);
+            (target, PodRecord { zone: Some((*zone).to_owned()), ..record })
+        });
+        let pods: Vec<_> = pods.collect();
+        let told: Vec<_> = pods.iter().map(|(target, record)| (target.clone(), record, false)).collect();
+        DataPlane::set_ready_pods(&*self.table, &told);
     }
 
     /// Routes a partition to the pod at this address, as soon as nothing is in flight elsewhere.

@@ -28,7 +28,7 @@ use segue_proxy::metrics::{Metrics, WorkerMetrics};
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, LoggedRequests, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
+    ClientLimits, ForwardSettings, LoggedRequests, OwnerExceptions, UPLOAD_GRACE, UpstreamProtocol, UpstreamSettings,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -127,6 +127,7 @@ impl Router {
             keyspace: "k".to_owned(),
             partition: PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None },
             trust_forwarded: false,
+            exceptions: OwnerExceptions::default(),
             limits: ClientLimits { min_upload_rate: 0, ..ClientLimits::default() },
             upload_grace: UPLOAD_GRACE,
             tracer: None,

@@ -221,7 +221,8 @@ fn query(text: &[u8], hash: KeyHash) -> Option<()> {
                 assert_eq!(hash.partition(only, MANY), at.partition, "{query:?}");
             }
         }
-        Err(_) => {
+        Err(why) => {
+            nobody_finds_a_key(why, &readings);
             let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || b"&=-_.~+".contains(&byte);
             let is_plain = query.bytes().all(is_usual) && readings.iter().all(|values| is_one_key(values));
             assert!(!is_plain, "{query:?} was refused");
@@ -249,7 +250,8 @@ fn cookie(text: &[u8], hash: KeyHash) -> Option<()> {
                 }
             }
         }
-        Err(_) => {
+        Err(why) => {
+            nobody_finds_a_key(why, &readings);
             let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || b"; =-_.".contains(&byte);
             let is_plain = lines.concat().into_iter().all(is_usual) && readings.iter().all(|values| is_one_key(values));
             let spaced = lines.concat().windows(2).any(|pair| pair == b" =");
@@ -257,6 +259,12 @@ fn cookie(text: &[u8], hash: KeyHash) -> Option<()> {
         }
     }
     Some(())
+}
+
+/// What has no key for the router has none for anybody: it may go to any pod.
+fn nobody_finds_a_key<'a, V: AsRef<[u8]> + 'a>(why: LocationError, readings: impl IntoIterator<Item = &'a Vec<V>>) {
+    let mut found = readings.into_iter().flatten().filter(|value| !value.as_ref().is_empty());
+    assert!(why == LocationError::Bad || found.next().is_none(), "somebody reads a key where the router finds none");
 }
 
 /// Returns whether somebody reads one key. An empty one is none.

@@ -13,7 +13,7 @@
 use std::time::Duration;
 
 use crate::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
-use crate::records::{Capabilities, Handoff, Mode, Phase};
+use crate::records::{Capabilities, Handoff, Mode, Phase, PodRecord, PodStatus};
 use crate::view::View;
 
 /// The destination of a partition's requests: this life of a pod, under this epoch.
@@ -145,6 +145,15 @@ pub fn route(view: &View, partition: PartitionId, trust: Trust) -> Route {
         Trust::RunOut(policy) if !policy.serves_without_lease(capabilities) => Route::Hold(HoldCause::Fenced),
         _ => Route::To(target),
     }
+}
+
+/// Returns the pods that requests without a key may go to: those that accept partitions, or otherwise all that live.
+pub fn pods_without_key(view: &View) -> Vec<(Target, &PodRecord)> {
+    let accepts = |pod: &PodRecord| pod.status == PodStatus::Ready && !pod.gives_way;
+    let is_better = view.pods.values().any(|pod| accepts(&pod.value));
+    let pods = view.pods.iter().filter(|(_, pod)| !is_better || accepts(&pod.value));
+    let target = |name: &String, incarnation| Target { pod: name.clone(), incarnation, epoch: Epoch::default() };
+    pods.map(|(name, pod)| (target(name, pod.incarnation()), &pod.value)).collect()
 }
 
 /// Returns the next step of router `me` for a partition that is at `stage`.

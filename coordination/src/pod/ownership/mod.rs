@@ -73,6 +73,8 @@ struct OwnershipTable {
     slots: BTreeMap<PartitionId, Arc<Slot>>,
     /// The requests in flight when an ownership was lost, until its state has been released.
     lost: BTreeMap<PartitionId, Arc<Slot>>,
+    /// The requests without a key, which are for no partition.
+    keyless: Arc<Slot>,
     /// Nothing is ever accepted again.
     closed: bool,
 }
@@ -113,6 +115,7 @@ impl Ownership {
                 window: LeaseWindow::over(),
                 slots: BTreeMap::new(),
                 lost: BTreeMap::new(),
+                keyless: Arc::default(),
                 closed: false,
             }),
             grown: Arc::default(),
@@ -141,7 +144,7 @@ impl Ownership {
     /// Returns the number of requests in flight.
     pub fn total_in_flight(&self) -> u64 {
         let table = self.read();
-        table.slots.values().map(|slot| slot.lock().in_flight).sum()
+        table.slots.values().chain([&table.keyless]).map(|slot| slot.lock().in_flight).sum()
     }
 
     /// Returns the number of requests accepted so far of each partition that this pod accepts.
@@ -191,6 +194,17 @@ impl Ownership {
             EpochCheck::Stale => EntryVerdict::Refused(Rejection::Stale),
             EpochCheck::NotOwner => EntryVerdict::Refused(Rejection::NotOwner),
         }
+    }
+
+    /// Decides about a request without a key, for which the lease alone counts.
+    pub(super) fn enter_without_key(&self, now: Instant) -> Result<InFlight, Rejection> {
+        let table = self.read();
+        if !table.window.is_trusted(now) {
+            return Err(Rejection::Fenced);
+        }
+        let (window, slot) = (table.window.clone(), table.keyless.clone());
+        slot.lock().in_flight += 1;
+        Ok(InFlight { slot, window, epoch: Epoch::default(), is_hold: false })
     }
 
     /// Retries after each `change`, until this pod's view has caught up with the request or the time for that is up.
@@ -336,6 +350,10 @@ impl InFlight {
         self.window.ended()
     }
 
+    pub(super) fn keyless(&self, abandoned: CancellationToken) -> KeylessRequest {
+        KeylessRequest { slot: self.slot.clone(), window: self.window.clone(), abandoned }
+    }
+
     pub(super) fn owned(&self, partition: PartitionId, abandoned: CancellationToken) -> Owned {
         Owned { partition, epoch: self.epoch, slot: self.slot.clone(), window: self.window.clone(), abandoned }
     }
@@ -378,6 +396,35 @@ impl Owned {
         state.held += 1;
         drop(state);
         Some(InFlight { slot: self.slot.clone(), window: self.window.clone(), epoch: self.epoch, is_hold: true })
+    }
+}
+
+/// A request without a key; an extension of such requests, which have no [`Owned`]. Any pod may get them, so what they write
+/// is fenced by nothing.
+#[derive(Debug, Clone)]
+pub struct KeylessRequest {
+    slot: Arc<Slot>,
+    window: Arc<LeaseWindow>,
+    abandoned: CancellationToken,
+}
+
+impl KeylessRequest {
+    /// As [`Owned::abandoned`].
+    pub fn abandoned(&self) -> WaitForCancellationFutureOwned {
+        self.abandoned.clone().cancelled_owned()
+    }
+
+    /// Keeps the pod from ending while work goes on. `None` once its lease is over.
+    pub fn hold(&self) -> Option<InFlight> {
+        if self.window.is_over(lease_now()) {
+            return None;
+        }
+        let mut state = self.slot.lock();
+        state.in_flight += 1;
+        state.held += 1;
+        drop(state);
+        let (slot, window) = (self.slot.clone(), self.window.clone());
+        Some(InFlight { slot, window, epoch: Epoch::default(), is_hold: true })
     }
 }
 

@@ -50,6 +50,23 @@ pub enum PartitionSource {
     },
 }
 
+/// What becomes of a request that names no partition and has no key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WithoutKey {
+    /// It is refused.
+    #[default]
+    Refuse,
+    /// It goes to any pod, which is told that the request has no key. It waits for no cutover.
+    Any,
+    /// It is a request of this partition, in no order.
+    Partition(PartitionId),
+}
+
+impl WithoutKey {
+    /// The choices that have a name in the file.
+    pub const NAMES: &[(&str, Self)] = &[("refuse", WithoutKey::Refuse), ("any", WithoutKey::Any)];
+}
+
 /// Where a request has its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeySource {

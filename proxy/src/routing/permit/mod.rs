@@ -4,6 +4,7 @@
 //! ends in any way leaves the gate. Each belongs to one worker thread.
 
 mod early;
+mod keyless;
 mod keys;
 mod lasting;
 
@@ -19,6 +20,7 @@ use segue_protocol::ids::{Epoch, PartitionId};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
+pub(crate) use self::keyless::KeylessPermit;
 use crate::routing::client_share::ShareGuard;
 use crate::routing::stash::{Arrival, QueuePosition};
 use crate::routing::sync::oneshot;

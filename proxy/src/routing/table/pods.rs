@@ -7,6 +7,8 @@
 //! * A number is never reused, so a thread that has read one may look it up at any time.
 
 use std::sync::Arc;
+// Not loom's: it orders nothing.
+use std::sync::atomic::AtomicBool;
 
 use dashmap::DashMap;
 use segue_protocol::ids::Incarnation;
@@ -29,6 +31,8 @@ pub struct Pod {
     pub health: PodHealth,
     /// What the pod has answered.
     pub(crate) traffic: PodTraffic,
+    /// Whether it has got a request without a key.
+    pub(crate) is_asked: AtomicBool,
     /// Whether sending to it is safe even if this router's lease may have ended.
     pub(crate) serves_without_lease: bool,
 }
@@ -64,6 +68,7 @@ impl Pods {
                     address: address.to_owned(),
                     health: PodHealth::default(),
                     traffic: PodTraffic::new(self.workers),
+                    is_asked: AtomicBool::new(false),
                     serves_without_lease,
                 })
             }) as u32

@@ -23,6 +23,7 @@ use super::lasting::LastingExchanges;
 use super::limits::{LimitsInForce, StashLimits, StashTotal};
 use super::pods::{Pod, Pods};
 use super::preconnect::PreconnectChannels;
+use super::ready_pods::{ReadyPod, ReadyPods};
 use super::route::GateRoute;
 use crate::routing::gate::{AbortGeneration, Gate, GateState, Inside};
 use crate::routing::segmented_vec::Segments;
@@ -72,6 +73,7 @@ pub struct Table {
     pub(super) lasting: Vec<Mutex<LastingExchanges>>,
     pub(super) key_counts: KeyCounts,
     pub(super) pods: Pods,
+    pub(super) ready: ReadyPods,
     pub(super) expected: PreconnectChannels,
     pub(super) limits: LimitsInForce,
     /// Shared by the tables that share a total.
@@ -120,6 +122,7 @@ impl Table {
             lasting: (0..workers).map(|_| Mutex::default()).collect(),
             key_counts: KeyCounts::new(workers),
             pods: Pods::new(workers),
+            ready: ReadyPods::default(),
             expected: PreconnectChannels::new(workers),
             limits: LimitsInForce::new(limits),
             stashed_bytes: total.0.clone(),
@@ -193,6 +196,16 @@ impl Table {
         self.pods.get(slot)
     }
 
+    /// Sets the pods that requests without a key may go to, by their numbers and zones.
+    pub(crate) fn set_ready_pods(&self, pods: &[(u32, Option<&str>)]) {
+        self.ready.set(pods.iter().map(|(slot, zone)| (self.pod(*slot), *zone)));
+    }
+
+    /// Returns these pods.
+    pub(crate) fn ready_pods(&self) -> Arc<[ReadyPod]> {
+        self.ready.get()
+    }
+
     pub(super) fn cell(&self, partition: PartitionId) -> &Cell {
         // Partitions are checked against `partitions()` before they get here, and cells are made before that grows.
         self.cells.get(partition.index()).expect("a partition of the keyspace")
@@ -212,10 +225,10 @@ impl Table {
         cell.closed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the pods that partitions lead to or last led to.
+    /// Returns the pods that partitions lead to or last led to, and those that got requests without a key.
     pub(crate) fn pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
-        let slots: BTreeSet<u32> =
-            PartitionId::all(self.partitions()).filter_map(|partition| self.slot(partition)).collect();
+        let slots = PartitionId::all(self.partitions()).filter_map(|partition| self.slot(partition));
+        let slots: BTreeSet<u32> = slots.chain(self.ready.asked()).collect();
         slots.into_iter().map(|slot| self.pod(slot))
     }
 

@@ -11,7 +11,7 @@ use http::header::{CONTENT_LENGTH, COOKIE, HOST, HeaderName, UPGRADE, VIA};
 use http::request::Parts;
 
 use crate::message::grpc_timeout::GRPC_TIMEOUT;
-use crate::message::header_names::{X_FORWARDED_FOR, X_FORWARDED_PROTO};
+use crate::message::header_names::{NO_PARTITION, X_FORWARDED_FOR, X_FORWARDED_PROTO};
 use crate::message::header_scan::HeaderScan;
 use crate::message::headers::{ConnectionOptions, RoutingHeaders, continued, passes_to_pod, takes_trailers, via};
 
@@ -116,9 +116,14 @@ fn client_lines(out: &mut Vec<u8>, head: &Parts, scan: HeaderScan, routing: &Rou
 /// Writes the router's headers. `has_proto`: the client's `x-forwarded-proto` has been passed on.
 #[inline]
 fn routing_lines(out: &mut Vec<u8>, head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>, has_proto: bool) {
-    let mut digits = itoa::Buffer::new();
-    line(out, b"segue-partition", digits.format(routing.partition.get()).as_bytes());
-    line(out, b"segue-epoch", digits.format(routing.epoch.get()).as_bytes());
+    match routing.ownership {
+        Some((partition, epoch)) => {
+            let mut digits = itoa::Buffer::new();
+            line(out, b"segue-partition", digits.format(partition.get()).as_bytes());
+            line(out, b"segue-epoch", digits.format(epoch.get()).as_bytes());
+        }
+        None => line(out, b"segue-partition", NO_PARTITION.as_bytes()),
+    }
     out.extend_from_slice(&routing.identity.lines);
     if let Some(left) = routing.grpc_timeout {
         line(out, b"grpc-timeout", left.as_bytes());
@@ -221,8 +226,7 @@ mod tests {
         let client = ClientLines::new(HeaderValue::from_static("10.0.0.9"), false, Version::HTTP_11);
         let routing = RoutingHeaders {
             reserved,
-            partition: P7,
-            epoch: E3,
+            ownership: Some((P7, E3)),
             identity: &identity,
             client: &client,
             grpc_timeout: None,

@@ -13,7 +13,7 @@ use http::{Method, Request, Uri, Version};
 
 use crate::message::grpc_timeout::GRPC_TIMEOUT;
 use crate::message::header_names::{
-    SEGUE_EPOCH, SEGUE_KEYSPACE, SEGUE_PARTITION, SEGUE_ROUTER, X_FORWARDED_FOR, X_FORWARDED_PROTO,
+    NO_PARTITION, SEGUE_EPOCH, SEGUE_KEYSPACE, SEGUE_PARTITION, SEGUE_ROUTER, X_FORWARDED_FOR, X_FORWARDED_PROTO,
 };
 use crate::message::header_scan::HeaderScan;
 use crate::message::headers::{ConnectionOptions, RoutingHeaders, continued, passes_to_pod, takes_trailers, via};
@@ -98,8 +98,13 @@ fn pod_headers(head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>) -> 
             headers.append(name, value.clone());
         }
     }
-    headers.insert(SEGUE_PARTITION, HeaderValue::from(routing.partition.get()));
-    headers.insert(SEGUE_EPOCH, HeaderValue::from(routing.epoch.get()));
+    match routing.ownership {
+        Some((partition, epoch)) => {
+            headers.insert(SEGUE_PARTITION, HeaderValue::from(partition.get()));
+            headers.insert(SEGUE_EPOCH, HeaderValue::from(epoch.get()));
+        }
+        None => drop(headers.insert(SEGUE_PARTITION, HeaderValue::from_static(NO_PARTITION))),
+    }
     headers.insert(SEGUE_ROUTER, routing.identity.router.clone());
     headers.insert(SEGUE_KEYSPACE, routing.identity.keyspace.clone());
     if let Some(left) = routing.grpc_timeout {
@@ -148,8 +153,7 @@ mod tests {
         let partition = PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None };
         let routing = RoutingHeaders {
             reserved: &ReservedHeaders::new(&partition, true),
-            partition: P7,
-            epoch: E3,
+            ownership: Some((P7, E3)),
             identity: &identity,
             client: &client,
             grpc_timeout: None,
