@@ -66,7 +66,8 @@ fn mistakes_in_a_route_are_named_with_their_place() {
         ),
         (
             format!("match = {{ path = \"/a\", path_prefix = \"/b\" }}{any}"),
-            "4:24: router.route.match.path_prefix: given beside router.route.match.path (segue.toml:4:11); expected one of the two",
+            "4:24: router.route.match.path_prefix: given beside router.route.match.path (segue.toml:4:11); expected one of the \
+             two",
         ),
         (
             format!("match = {{ methods = [] }}{any}"),

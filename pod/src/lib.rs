@@ -9,7 +9,8 @@
 //! 2. [`PodHandle::start`] registers the pod and calls the handler when a partition comes or goes.
 //! 3. [`PodHandle::layer`] returns the [`OwnershipLayer`] to put in front of the service. A request that it admits has
 //!    [`Owned`] among its extensions: the partition and the epoch. Other requests get `421`, and the router retries
-//!    them.
+//!    them. Where routers send requests without a key to any pod (`without_key`, `[[router.route]]`), such a request has a
+//!    [`KeylessRequest`] instead: it must change no state of a partition.
 //! 4. [`PodHandle::shutdown`] hands all partitions over before the process ends.
 //!
 //! ```

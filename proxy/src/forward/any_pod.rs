@@ -79,7 +79,7 @@ fn chosen(
         return Err(LocalReply::NoOwner);
     }
     untried.retain(|ready| shared.load.has_room(ready.pod.slot));
-    let is_probe = rand::random::<u32>() % PROBES == 0;
+    let is_probe = rand::random::<u32>().is_multiple_of(PROBES);
     if !is_probe {
         prefer(&mut untried, |ready| !ready.pod.health.is_outlier());
     }
