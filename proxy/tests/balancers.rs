@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use http::Response;
+use segue_protocol::handoff::router::HoldCause;
 use segue_proxy::settings::UpstreamProtocol;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 
-use crate::support::client::{RawHttp1Client, empty, full};
+use crate::support::client::{Http2Client, RawHttp1Client, empty, full};
 use crate::support::pod::Speaks;
 use crate::support::{Fixture, GET, OK, P0, Settings, get_at, soon, until};
 
@@ -115,6 +117,72 @@ async fn requests_count_for_the_address_that_a_balancer_names() {
     let second = fixture.send(named(BINARY)).await;
     let _other = pod.accept_request().await;
     drop((first, second));
+}
+
+#[tokio::test]
+async fn held_requests_count_for_the_address_that_is_forwarded_or_named_by_each_version() {
+    for by_header in [true, false] {
+        let fixture = Fixture::with(Settings::with(|settings| {
+            settings.forward.trust_forwarded = by_header;
+            settings.forward.limits.proxy_protocol = !by_header;
+            settings.forward.limits.max_in_flight_per_client = 1;
+            settings.forward.limits.max_streams_per_connection = 1;
+        }));
+        fixture.hold(P0, HoldCause::Handoff);
+        let request = |last: u8| match by_header {
+            true => forwarded(&format!("198.51.100.{last}, 203.0.113.7")),
+            false => format!("{LINE}{}", forwarded(&format!("198.51.100.{last}"))),
+        };
+        let held = fixture.send(request(1)).await;
+        fixture.held(P0, 1).await;
+        assert_eq!(fixture.ask(request(2)).await.reason(), (503, "overload"), "{by_header}");
+        // By HTTP/2.
+        let mut stream = tokio::net::TcpStream::connect(fixture.address).await.unwrap();
+        if !by_header {
+            stream.write_all(LINE.as_bytes()).await.unwrap();
+        }
+        let client = Http2Client::over(stream, fixture.address).await;
+        let of = |address: &str| {
+            let request = client.request("GET", "/").header("x-forwarded-for", format!("198.51.100.3, {address}"));
+            client.ask(request.body(empty()).unwrap())
+        };
+        assert_eq!(of("203.0.113.7").await.reason(), (503, "overload"), "{by_header}");
+        drop(held);
+    }
+}
+
+/// The balancer has one address, and each client its own.
+#[tokio::test]
+async fn of_clients_that_a_balancer_names_one_of_the_address_with_most_connections_gives_way() {
+    let fixture = Fixture::with(Settings::with_limits(|limits| {
+        limits.proxy_protocol = true;
+        limits.max_connections = 4;
+        // Idle clients are looked for eight times in this time.
+        limits.header_read_timeout = Duration::from_millis(800);
+    }));
+    let _pod = fixture.quick_pod().await;
+    let mut clients = Vec::new();
+    // The one that has been idle for longest has its address to itself.
+    for header in [LINE.as_bytes(), BINARY, BINARY, BINARY] {
+        let mut client = fixture.send([header, GET.as_bytes()].concat()).await;
+        assert_eq!(client.answer().await.status, 200);
+        clients.push(client);
+    }
+    let newcomer = LINE.replace("203.0.113.7", "203.0.113.9") + GET;
+    soon(async {
+        // One that comes too early is sent away, and closed.
+        while fixture.send(&newcomer).await.head().await.status != 200 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert_eq!(clients.remove(0).ask(GET).await.status, 200, "the one that is alone stays");
+    let mut gone = 0;
+    for client in &mut clients {
+        let closed = tokio::time::timeout(Duration::from_millis(100), client.stream.read_u8()).await;
+        gone += usize::from(closed.is_ok());
+    }
+    assert!(gone > 0);
 }
 
 fn with_age(age: Duration) -> Settings {

@@ -104,6 +104,18 @@ async fn the_context_passes_unchanged_where_nothing_is_recorded() {
 }
 
 #[tokio::test]
+async fn a_span_names_the_client_that_a_trusted_proxy_forwards() {
+    for (trusts, client) in [(false, "127.0.0.1"), (true, "203.0.113.7")] {
+        let mut traced = Traced::with(1.0, Settings::with(|settings| settings.forward.trust_forwarded = trusts));
+        let _pod = traced.fixture.quick_pod().await;
+        let request = get_at(P0, "x-forwarded-for: 198.51.100.1, 203.0.113.7\r\n");
+        assert_eq!(traced.fixture.ask(request).await.status, 200);
+        let [request, _attempt] = traced.spans().await;
+        assert_eq!(*value(&request, "client.address"), text(client));
+    }
+}
+
+#[tokio::test]
 async fn a_pod_sees_its_attempt_as_the_parent() {
     for (speaks, protocol) in BOTH_VERSIONS {
         let mut traced_one = Traced::with(0.0, Settings::with_protocol(protocol));

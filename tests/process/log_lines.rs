@@ -1,7 +1,8 @@
 //! What a log tells: each refusal, each lost pod and each reason of not being ready once and then rarely, rounds in place of
 //! partitions, and requests as `[log] requests` says.
 
-use std::net::{SocketAddr, TcpListener};
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use segue_tests::cluster::TestCluster;
@@ -74,6 +75,34 @@ async fn refusals_lost_pods_and_moves_are_told_once_and_partitions_in_sums() {
     // Requests that succeed have no line.
     assert!(ask(router, 3).is_some_and(|answer| answer.status == 200));
     assert!(lines(&log(), &["INFO request", "status=200"]).is_empty());
+}
+
+#[test]
+fn a_request_is_logged_with_the_client_that_a_trusted_proxy_or_a_balancer_names() {
+    const HEADER: &str =
+        "GET / HTTP/1.1\r\nhost: h\r\nconnection: close\r\nx-forwarded-for: 198.51.100.1, 203.0.113.7\r\n\r\n";
+    let named = format!("PROXY TCP4 203.0.113.8 10.0.0.1 4711 80\r\n{HEADER}");
+    for (setting, request, client) in [
+        ("router.trust_forwarded", HEADER, "203.0.113.7"),
+        ("router.limits.proxy_protocol", &*named, "203.0.113.8"),
+        ("", HEADER, "127.0.0.1"),
+    ] {
+        let cluster = TestCluster::start(SEGUE);
+        let router = free_address();
+        let config = cluster.config().coordinator("c-0", 2).router("r-0", router).admin(free_address()).quick();
+        let config = if setting.is_empty() { config } else { config.set(setting, true) };
+        let mut process = cluster.run("segue", &config);
+        let log = || cluster.output("segue");
+        process.until("an answer", || {
+            let Ok(mut stream) = TcpStream::connect(router) else { return false };
+            let mut answer = String::new();
+            let _ = stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_string(&mut answer));
+            answer.starts_with("HTTP/1.1 400")
+        });
+        let line = ["INFO request", r#"reason="no-partition""#, &format!("client=\"{client}\"")];
+        process.until("its line", || !lines(&log(), &line).is_empty());
+        assert!(process.terminate().0.success());
+    }
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! State that outlives a request: what a worker's requests share, and the client that sends them.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::cell::Cell;
+use std::net::IpAddr;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,6 +110,16 @@ pub struct ClientInfo {
     pub(crate) unread_uploads: Cell<u32>,
     /// The guard of the connection. A tunnel keeps it after the connection has switched protocols.
     pub(crate) seat: Weak<dyn Any>,
+}
+
+impl ClientInfo {
+    /// Returns the address of the client, which may have come by a proxy's connection, as text.
+    pub(super) fn name(&self, forwarded: Option<IpAddr>) -> Cow<'_, str> {
+        match forwarded {
+            Some(ip) => Cow::Owned(ip.to_string()),
+            None => Cow::Borrowed(self.lines.address.to_str().unwrap_or_default()),
+        }
+    }
 }
 
 fn header_value(name: &str) -> Result<HeaderValue, InvalidName> {

@@ -20,7 +20,7 @@ use crate::message::header_scan::{HeaderScan, is_host};
 use crate::message::headers;
 use crate::message::local_reply::LocalReply;
 use crate::message::request_body::RequestBody;
-use crate::message::reserved::{ReservedHeaders, forwarded_for};
+use crate::message::reserved::ReservedHeaders;
 use crate::routing::client_share::ShareGuard;
 use crate::routing::keyspace_choice::NoKeyspace;
 use crate::routing::request_summary::RequestSummary;
@@ -87,7 +87,8 @@ impl ForwardRequest {
         let switch = if upgrades { request.body().on_switch() } else { None };
         let (mut head, incoming) = request.into_parts();
         let tracer = shared.tracer.as_ref().filter(|tracer| scan.traceparent || tracer.takes_others());
-        let trace = tracer.and_then(|tracer| RequestTrace::begin(tracer, &mut head, &peer, arrived));
+        let trace =
+            tracer.and_then(|tracer| RequestTrace::begin(tracer, &mut head, (&peer, &shared.reserved), arrived));
         let body =
             RequestBody::new(incoming, &head, shared.max_body_bytes, shared.pace, &shared.reserved, &shared.timer);
         let timeout = if scan.grpc_timeout { grpc_timeout::timeout(&head.headers) } else { None };
@@ -173,8 +174,7 @@ impl ForwardRequest {
     /// Counts the request towards its client, unless the client is at its limit. Whoever stands in front of the router says
     /// who the client is, if it is trusted.
     pub(super) fn claim(&self, reserved: &ReservedHeaders) -> Option<ShareGuard> {
-        let forwarded = reserved.trusts_forwarded().then(|| forwarded_for(&self.head.headers)).flatten();
-        match forwarded {
+        match reserved.forwarded_client(&self.head.headers) {
             None => self.peer.usage.claim(),
             Some(ip) => self.peer.addresses.usage(ip).claim(),
         }
@@ -182,10 +182,8 @@ impl ForwardRequest {
 
     /// Returns what operators see of the request while it lasts. Its client is the one that `claim` counts it towards.
     pub(super) fn summary(&self, reserved: &ReservedHeaders) -> RequestSummary {
-        let forwarded = reserved.trusts_forwarded().then(|| forwarded_for(&self.head.headers)).flatten();
-        let forwarded = forwarded.map(|ip| ip.to_string());
-        let client = forwarded.as_deref().or(self.peer.lines.address.to_str().ok()).unwrap_or_default();
-        RequestSummary::new(&self.head.method, &self.head.uri, client)
+        let client = self.peer.name(reserved.forwarded_client(&self.head.headers));
+        RequestSummary::new(&self.head.method, &self.head.uri, &client)
     }
 
     /// Returns about how many bytes the request takes up in memory.

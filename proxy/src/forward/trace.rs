@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use super::context::ClientInfo;
 use crate::message::local_reply::LocalReply;
+use crate::message::reserved::ReservedHeaders;
 use crate::routing::table::Pod;
 use crate::spans::{Span, SpanKind, TRACEPARENT, TRACESTATE, Tracer, bounded, child};
 
@@ -31,7 +32,7 @@ pub(crate) struct RequestTrace {
     path: String,
     version: Version,
     scheme: &'static str,
-    client: HeaderValue,
+    client: String,
     partition: Cell<Option<PartitionId>>,
     hold: RefCell<Option<StashTime>>,
     attempts: Cell<u32>,
@@ -60,7 +61,7 @@ impl RequestTrace {
     pub(super) fn begin(
         tracer: &Rc<Tracer>,
         head: &mut Parts,
-        peer: &ClientInfo,
+        (peer, reserved): (&ClientInfo, &ReservedHeaders),
         arrived: Instant,
     ) -> Option<Rc<Self>> {
         let (context, parent) = tracer.sample(&head.headers)?;
@@ -77,7 +78,7 @@ impl RequestTrace {
             path: bounded(head.uri.path()),
             version: head.version,
             scheme: peer.lines.scheme,
-            client: peer.lines.address.clone(),
+            client: peer.name(reserved.forwarded_client(&head.headers)).into_owned(),
             partition: Cell::new(None),
             hold: RefCell::new(None),
             attempts: Cell::new(0),
@@ -179,9 +180,7 @@ impl Drop for RequestTrace {
         span.set("url.path", std::mem::take(&mut self.path));
         span.set("url.scheme", self.scheme);
         span.set("network.protocol.version", protocol(self.version));
-        if let Ok(client) = self.client.to_str() {
-            span.set("client.address", client.to_owned());
-        }
+        span.set("client.address", std::mem::take(&mut self.client));
         self.set_partition(&mut span);
         match self.outcome.get() {
             TracedResponse::None => span.fail("client-gone"),

@@ -19,7 +19,7 @@ use crate::routing::partition_key::{KeySource, PartitionSource};
 
 /// Returns the address that the last `x-forwarded-for` names last: the client of the proxy that stands in front of the
 /// router. Earlier addresses are what that client has said.
-pub(crate) fn forwarded_for(headers: &HeaderMap) -> Option<IpAddr> {
+fn forwarded_for(headers: &HeaderMap) -> Option<IpAddr> {
     let last = headers.get_all(X_FORWARDED_FOR).iter().next_back()?.to_str().ok()?;
     let address = last.rsplit(',').next()?.trim();
     let with_port = || address.parse::<SocketAddr>().ok().map(|address| address.ip());
@@ -54,6 +54,11 @@ impl ReservedHeaders {
     /// Returns whether the client's `x-forwarded-for` is kept and appended to.
     pub(crate) fn trusts_forwarded(&self) -> bool {
         self.trusts_forwarded
+    }
+
+    /// Returns the client of a request by the proxy in front of the router, if that one is trusted.
+    pub(crate) fn forwarded_client(&self, headers: &HeaderMap) -> Option<IpAddr> {
+        if self.trusts_forwarded { forwarded_for(headers) } else { None }
     }
 
     /// Returns whether the header states something about the client that is not trusted.

@@ -82,7 +82,10 @@ pub(super) struct Client {
     /// Whether more of it may arrive behind its last response: the rest of that request, or a request that it had sent
     /// before it was told that the connection closes.
     pub(super) unread: Cell<bool>,
-    pub(super) address: AddressGuard,
+    /// The address that the connection comes from.
+    pub(super) peer: AddressGuard,
+    /// The client that a balancer has named.
+    pub(super) named: OnceCell<AddressGuard>,
     /// When it has reached the age of [`ClientTerms::max_age`].
     pub(super) retires_at: Option<Instant>,
     /// When it became idle, or began to send a head.
@@ -152,9 +155,14 @@ impl Client {
         idle && stays && now.saturating_duration_since(self.since.get()) > least
     }
 
+    /// Returns the address that it counts for.
+    pub(super) fn address(&self) -> &AddressGuard {
+        self.named.get().unwrap_or(&self.peer)
+    }
+
     /// Returns its place in the order of eviction, lowest first.
     pub(super) fn eviction_rank(&self) -> impl Ord + use<> {
-        (Reverse(self.address.of_address()), self.since.get())
+        (Reverse(self.address().of_address()), self.since.get())
     }
 
     /// Makes the connection ask the kernel for the client of a request by HTTP/1.1, once in each [`SEEK_INTERVAL`]. Bytes that

@@ -41,7 +41,6 @@ use crate::message::client_body::ClientBody;
 use crate::message::headers::ClientLines;
 use crate::message::interim::Interim;
 use crate::message::local_reply::LocalReply;
-use crate::routing::client_share::AddressGuard;
 use crate::runtime::background::LocalExecutor;
 use crate::tls::{SealedBytes, ServerTls, Stream};
 
@@ -76,8 +75,6 @@ struct ReadyConnection {
     stream: Stream,
     /// The client's address, as `x-forwarded-for` has it.
     peer: HeaderValue,
-    /// The client that a balancer has named, counted for as long as the connection lasts.
-    named: Option<AddressGuard>,
 }
 
 impl ConnectionGuard {
@@ -90,7 +87,7 @@ impl ConnectionGuard {
         // Bytes that a client does not read have left the server, and their exchange is over: only the kernel sees them.
         #[cfg(target_os = "linux")]
         let _ = socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(this.clients.terms.unread_timeout));
-        let Some(ReadyConnection { mut stream, peer, named }) = this.open(stream, peer).await else { return };
+        let Some(ReadyConnection { mut stream, peer }) = this.open(stream, peer).await else { return };
         let mut ahead = BytesMut::new();
         let agreed_on_http2 = stream.agreed_on_http2();
         let recognised = match agreed_on_http2 {
@@ -122,7 +119,7 @@ impl ConnectionGuard {
             ),
             interim: Interim::default(),
             presence,
-            usage: named.as_ref().unwrap_or(&client.address).usage().clone(),
+            usage: client.address().usage().clone(),
             addresses: this.clients.addresses.clone(),
             unread_uploads: Cell::new(0),
             seat,
@@ -143,13 +140,12 @@ impl ConnectionGuard {
 
     /// Reads what stands ahead of HTTP. Returns nothing if the connection ends there.
     async fn open(&self, mut stream: TcpStream, mut peer: HeaderValue) -> Option<ReadyConnection> {
-        let mut named = None;
         if self.clients.terms.proxy_protocol {
             // Boxed: otherwise every connection would reserve room for it.
             match Box::pin(name_client(&mut stream, &self.client, &self.clients)).await {
                 ProxyHeader::Names(ip) => {
                     peer = address_of(ip);
-                    named = Some(self.clients.addresses.connect(ip));
+                    let _ = self.client.named.set(self.clients.addresses.connect(ip));
                 }
                 ProxyHeader::NamesNobody => {}
                 ProxyHeader::Missing => return None,
@@ -160,7 +156,7 @@ impl ConnectionGuard {
             // Boxed: otherwise every task would reserve room for a handshake, also those in clear text.
             Some(tls) => Box::pin(shake_hands(tls, stream, &self.client, &self.clients)).await?,
         };
-        Some(ReadyConnection { stream, peer, named })
+        Some(ReadyConnection { stream, peer })
     }
 
     /// Waits for the end of what the client sends on a connection that is shut down on this side. Only a server that stops,

@@ -182,7 +182,11 @@ pub struct Http2Client {
 
 impl Http2Client {
     pub async fn connect(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).await.unwrap();
+        Self::over(TcpStream::connect(address).await.unwrap(), address).await
+    }
+
+    /// Begins HTTP/2 on a connection to this address.
+    pub async fn over(stream: TcpStream, address: SocketAddr) -> Self {
         stream.set_nodelay(true).unwrap();
         let executor = hyper_util::rt::TokioExecutor::new();
         let io = hyper_util::rt::TokioIo::new(stream);
