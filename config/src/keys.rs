@@ -119,6 +119,11 @@ mod tests {
             shown.insert(path.to_owned());
             return;
         };
+        // A list is a value, whatever is in it.
+        let table = match table.split_once('[').zip(table.rsplit_once(']')) {
+            Some(((before, _), (_, behind))) => format!("{before}[]{behind}"),
+            None => table.to_owned(),
+        };
         // No table of the example has more than one table within it, which stands first or last.
         let (outer, nested) = match table.split_once("{ ") {
             Some((before, rest)) => {
@@ -127,7 +132,7 @@ mod tests {
                 inner(&format!("{path}.{name}"), &format!("{{ {within} }}"), shown);
                 (before.strip_suffix(&format!("{name} = ")).unwrap(), behind)
             }
-            None => (table, ""),
+            None => (table.as_str(), ""),
         };
         let pairs = outer.split(", ").chain(nested.split(", "));
         shown.extend(pairs.filter_map(|pair| Some(format!("{path}.{}", pair.split_once(" = ")?.0))));

@@ -30,8 +30,8 @@ pub(crate) enum RawValue {
     Float(f64),
     Boolean(bool),
     List(Vec<RawValue>),
-    /// The names and values of a table that is a value as a whole.
-    Table(Vec<(String, RawValue)>),
+    /// A table that is a value as a whole, or in a list.
+    Table(BTreeMap<String, RawValue>),
     /// A value of a type that no key has, with its name for messages.
     Other(String),
     /// From a variable: text, or TOML where the key has another type.
@@ -54,11 +54,11 @@ impl RawValue {
             DeValue::Datetime(date) => Self::Other(date.to_string()),
             DeValue::Array(items) => Self::List(items.iter().map(|item| Self::new(item.get_ref())).collect()),
             DeValue::Table(table) => {
-                let named = |(name, value): (&Spanned<_>, &Spanned<_>)| {
-                    let name: &std::borrow::Cow<'_, str> = name.get_ref();
-                    (name.clone().into_owned(), Self::new(value.get_ref()))
+                let entry = |(key, value): (&Spanned<_>, &Spanned<DeValue<'_>>)| {
+                    let key: &std::borrow::Cow<'_, str> = key.get_ref();
+                    (key.clone().into_owned(), Self::new(value.get_ref()))
                 };
-                Self::Table(table.iter().map(named).collect())
+                Self::Table(table.iter().map(entry).collect())
             }
         }
     }

@@ -411,7 +411,7 @@ fn without_unit(number: i64, unit: &str, expected: &str) -> Wrong {
 }
 
 /// Parses a variable's content, for a key whose type is not text.
-fn toml(value: &RawValue) -> Option<RawValue> {
+pub(crate) fn toml(value: &RawValue) -> Option<RawValue> {
     match value {
         RawValue::Variable(text) => RawValue::from_toml(text),
         _ => None,

@@ -18,8 +18,13 @@ fn the_files_of_all_sections_are_understood() {
     let identity = Some(IdentityFiles { cert: "b".into(), key: "c".into() });
     assert_eq!(config.store.tls, Some(ClientFiles { ca: "a".into(), identity, server_name: None }));
     let router = config.router.unwrap();
-    let tls =
-        ServerFiles { cert: "d".into(), key: "e".into(), client_ca: Some("f".into()), client_cert_is_optional: false };
+    let tls = ServerFiles {
+        cert: "d".into(),
+        key: "e".into(),
+        client_ca: Some("f".into()),
+        client_cert_is_optional: false,
+        others: Vec::new(),
+    };
     assert_eq!(router.tls, Some(tls));
     let tls = ClientFiles { ca: "g".into(), identity: None, server_name: Some("pods.example".into()) };
     assert_eq!(router.upstream.tls, Some(tls));
@@ -28,11 +33,57 @@ fn the_files_of_all_sections_are_understood() {
     assert_eq!(pod.upstream_tls, Some(tls));
     assert_eq!(
         pod.tls,
-        Some(ServerFiles { cert: "h".into(), key: "i".into(), client_ca: None, client_cert_is_optional: false })
+        Some(ServerFiles {
+            cert: "h".into(),
+            key: "i".into(),
+            client_ca: None,
+            client_cert_is_optional: false,
+            others: Vec::new()
+        })
     );
-    let tls =
-        ServerFiles { cert: "j".into(), key: "k".into(), client_ca: Some("l".into()), client_cert_is_optional: false };
+    let tls = ServerFiles {
+        cert: "j".into(),
+        key: "k".into(),
+        client_ca: Some("l".into()),
+        client_cert_is_optional: false,
+        others: Vec::new(),
+    };
     assert_eq!(config.coordinator.unwrap().tls, Some(tls));
+}
+
+#[test]
+fn a_router_may_have_certificates_for_other_names() {
+    let others = [("b", "c"), ("d", "e")].map(|(cert, key)| IdentityFiles { cert: cert.into(), key: key.into() });
+    let inline = "[router]\ntls = { cert = \"a\", key = \"k\", certificates = [{ cert = \"b\", key = \"c\" }, \
+                  { key = \"e\", cert = \"d\" }] }\n";
+    let tables = "[router.tls]\ncert = \"a\"\nkey = \"k\"\n[[router.tls.certificates]]\ncert = \"b\"\nkey = \"c\"\n\
+                  [[router.tls.certificates]]\ncert = \"d\"\nkey = \"e\"\n[router]\n";
+    for text in [inline, tables] {
+        let tls = parse("f", text, [], "host-1").unwrap().router.unwrap().tls.unwrap();
+        assert_eq!(tls.others, others, "{text}");
+    }
+    let plain = "[router]\ntls = { cert = \"a\", key = \"k\" }\n";
+    let variable = "[{ cert = \"b\", key = \"c\" }, { cert = \"d\", key = \"e\" }]".to_owned();
+    let variable = [("SEGUE__ROUTER__TLS__CERTIFICATES".to_owned(), variable)];
+    assert_eq!(parse("f", plain, variable, "host-1").unwrap().router.unwrap().tls.unwrap().others, others);
+
+    for (list, fact) in [
+        ("\"b.pem\"", "\"b.pem\" is not a list of tables"),
+        ("{ cert = \"b\", key = \"c\" }", "a table is not a list of tables"),
+        ("[\"b.pem\"]", "\"b.pem\" is not a table"),
+        ("[{ cert = \"b\" }]", "a table without key"),
+        ("[{ cert = \"b\", key = \"\" }]", "key is empty"),
+        ("[{ cert = \"b\", key = 1 }]", "1 is not a string"),
+        ("[{ cert = \"b\", key = \"c\", sni = \"d\" }]", "unknown key \"sni\""),
+    ] {
+        let told = refused(&format!("[router]\ntls = {{ cert = \"a\", key = \"k\", certificates = {list} }}\n"));
+        let place =
+            format!("segue.toml:2:47: router.tls.certificates: {fact}; expected a list of certificates, such as");
+        assert!(told.starts_with(&place) && told.lines().count() == 1, "{told}");
+    }
+    // Certificates for other names are no use without one for all the others.
+    assert!(refused("[router]\ntls = { certificates = [] }\n").contains("router.tls: given without router.tls.cert"));
+    assert!(refused("[pod]\ntls = { cert = \"a\", key = \"k\", certificates = [] }\n").contains("unknown key"));
 }
 
 #[test]

@@ -17,7 +17,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use segue_config::{Config, LocatedConfig, Problem};
-use segue_proxy::tls::{ClientFiles, ClientTls, Material, RefreshOutcome, ServerFiles, ServerTls, TlsError};
+use segue_proxy::tls::{
+    ClientFiles, ClientTls, File, Material, RefreshOutcome, ServerFiles, ServerTls, TlsError, Validity,
+};
 use tokio::sync::Notify;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
@@ -98,10 +100,10 @@ impl Certificates {
     /// Returns a problem for each expired certificate. A process starts with them all the same: they may be renewed at
     /// any moment.
     pub(crate) fn expired(&self, located: &LocatedConfig, now: SystemTime) -> Vec<Problem> {
-        let expired = self.all().into_iter().filter(|(_, material)| is_over(material.as_ref(), now));
-        let problem = |(section, material): (&str, Arc<dyn Material>)| {
-            let fact = format!("its certificate was valid until {}", material.valid_until().unwrap_or_default());
-            located.problem(&format!("{section}.cert"), fact, "expected one that is valid")
+        let expired = self.validities().filter(|(_, validity)| validity.not_after <= now);
+        let problem = |(section, validity): (&str, Validity)| {
+            let fact = format!("{} was valid until {}", which(&validity), validity.until());
+            located.problem(&format!("{section}.{}", validity.file.key()), fact, "expected one that is valid")
         };
         expired.map(problem).collect()
     }
@@ -109,14 +111,18 @@ impl Certificates {
     /// Returns a warning for each certificate that expires soon.
     pub(crate) fn expiring(&self, located: &LocatedConfig, now: SystemTime) -> Vec<Problem> {
         let soon = now + SOON;
-        let is_soon = |material: &dyn Material| is_over(material, soon) && !is_over(material, now);
-        let expiring = self.all().into_iter().filter(|(_, material)| is_soon(material.as_ref()));
-        let problem = |(section, material): (&str, Arc<dyn Material>)| {
-            let until = material.valid_until().unwrap_or_default();
-            let fact = format!("its certificate is valid for less than {SOON_DAYS} days, until {until}");
-            located.problem(&format!("{section}.cert"), fact, "expected a renewal before")
+        let expiring = self.validities().filter(|(_, validity)| validity.not_after > now && validity.not_after <= soon);
+        let problem = |(section, validity): (&str, Validity)| {
+            let until = validity.until();
+            let fact = format!("{} is valid for less than {SOON_DAYS} days, until {until}", which(&validity));
+            located.problem(&format!("{section}.{}", validity.file.key()), fact, "expected a renewal before")
         };
         expiring.map(problem).collect()
+    }
+
+    fn validities(&self) -> impl Iterator<Item = (&'static str, Validity)> {
+        let all = self.all().into_iter();
+        all.flat_map(|(section, material)| material.validities().into_iter().map(move |validity| (section, validity)))
     }
 
     fn all(&self) -> Vec<(&'static str, Arc<dyn Material>)> {
@@ -171,8 +177,12 @@ fn keep<T>(
     loaded?.map_err(|error| faults.push((section, error))).ok()
 }
 
-fn is_over(material: &dyn Material, now: SystemTime) -> bool {
-    material.not_after().is_some_and(|end| end <= now)
+/// Returns what a problem calls a certificate whose key it stands at.
+fn which(validity: &Validity) -> String {
+    match validity.file {
+        File::OtherCert => validity.path.display().to_string(),
+        _ => "its certificate".to_owned(),
+    }
 }
 
 /// Returns the client of a command that is given an authority's file and nothing else.
@@ -218,15 +228,18 @@ impl WatchedMaterial {
     }
 
     fn in_use(&self, section: &'static str, material: &dyn Material) {
-        let Some((end, valid_until)) = material.not_after().zip(material.valid_until()) else {
+        let Some(first) = material.expires_first() else {
             return info!(section, "certificate authorities loaded");
         };
-        let seconds = end.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let seconds = first.not_after.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         self.ends.get_or_create(&SectionLabel { section }).set(i64::try_from(seconds).unwrap_or(i64::MAX));
-        if is_over(material, SystemTime::now()) {
-            warn!(section, valid_until, "certificate has expired");
-        } else {
-            info!(section, valid_until, "certificate loaded");
+        for validity in material.validities() {
+            let (valid_until, file) = (validity.until(), validity.path.display());
+            if validity.not_after <= SystemTime::now() {
+                warn!(section, %file, valid_until, "certificate has expired");
+            } else {
+                info!(section, %file, valid_until, "certificate loaded");
+            }
         }
     }
 }

@@ -34,6 +34,8 @@ fn secrets(config: &Config) -> Vec<(&'static str, &Path)> {
     ];
     if let Some(router) = router {
         found.push(("router.tls.key", server_key(router.tls.as_ref())));
+        let others = router.tls.iter().flat_map(|files| &files.others);
+        found.extend(others.map(|other| ("router.tls.certificates", Some(other.key.as_path()))));
         found.push(("router.upstream.tls.key", client_key(router.upstream.tls.as_ref())));
     }
     if let Some(coordinator) = coordinator {
@@ -101,7 +103,8 @@ mod tests {
     fn each_secret_is_named_by_its_key() {
         let text = "[store]\nusername = \"u\"\npassword_file = \"/password\"\n[coordinator]\n\
             listen = \"127.0.0.1:1\"\ntoken_file = \"/pods\"\ntls = { cert = \"/c\", key = \"/coordinator\" }\n\
-            [router]\ntls = { cert = \"/c\", key = \"/router\" }\n[router.upstream]\n\
+            [router]\ntls = { cert = \"/c\", key = \"/router\", certificates = [{ cert = \"/c\", key = \"/sni\" }] }\n\
+            [router.upstream]\n\
             tls = { ca = \"/c\", cert = \"/c\", key = \"/upstream\" }\n[admin]\nlisten = \"127.0.0.1:2\"\n\
             write = \"token\"\ntoken_file = \"/admin\"\n[pod]\ntls = { cert = \"/c\", key = \"/pod\" }\n\
             upstream_tls = { ca = \"/c\", cert = \"/c\", key = \"/service\" }\n";
@@ -110,6 +113,7 @@ mod tests {
         let expected = [
             ("store.password_file", "/password"),
             ("router.tls.key", "/router"),
+            ("router.tls.certificates", "/sni"),
             ("router.upstream.tls.key", "/upstream"),
             ("coordinator.tls.key", "/coordinator"),
             ("coordinator.token_file", "/pods"),

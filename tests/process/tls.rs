@@ -212,6 +212,31 @@ fn check_names_every_file_that_is_no_good_where_the_configuration_names_it() {
     let (code, told, _) = check(&tls(&good.cert, &good.key), "");
     assert_eq!(code, Some(0), "{told}");
     assert!(told.contains("router.tls.cert: its certificate is valid for less than 14 days, until 20"), "{told}");
+    // The same of certificates for other names, which have one place in the file.
+    let with = |cert: &Path, key: &Path| {
+        let more = format!(", certificates = [{{ cert = \"{}\", key = \"{}\" }}] }}", cert.display(), key.display());
+        tls(&good.cert, &good.key).replace(" }", &more)
+    };
+    let named = |name: &str| ours.issue_for(name, &["a.example"], &[]);
+    let (a, b, late) = (named("a"), named("b"), late.issue_expired("late"));
+    for (router, fact) in [
+        (
+            with(&a.cert, &b.key),
+            "/b.key.pem: it is not the key of the certificate in /a.cert.pem; expected the private key",
+        ),
+        (with(Path::new("/no/a.pem"), &a.key), "/no/a.pem: cannot be read: "),
+        (
+            with(&other.cert, &other.key),
+            "/other.cert.pem: it names \"localhost\", as /good.cert.pem does; expected names",
+        ),
+        (with(&late.cert, &late.key).replace("good", "a"), "/late.cert.pem was valid until 20"),
+    ] {
+        let (code, told, _) = check(&router, "");
+        let place = told.lines().find(|line| line.contains("router.tls.certificates: ")).unwrap_or_default();
+        assert!(code == Some(2) && place.contains(fact), "{told}");
+    }
+    let (code, told, _) = check(&with(&a.cert, &a.key), "");
+    assert!(code == Some(0) && told.contains("certificates: /a.cert.pem is valid for less than 14 days"), "{told}");
     // It may be renewed any moment, so `run` accepts it; `check` reports it.
     let (code, told, _) = check(&tls(&expired.cert, &expired.key), "");
     assert_eq!(code, Some(2));

@@ -6,7 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+pub use rcgen::DnType;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, SanType,
+};
 
 /// Somebody who issues certificates.
 pub struct Authority {
@@ -41,13 +44,31 @@ impl Authority {
         self.issue_until(name, SystemTime::now() + Duration::from_secs(3600))
     }
 
+    /// A certificate of these names alone, by DNS or, if they have a colon, by URI. `subject` are further parts of its subject.
+    pub fn issue_for(&self, file: &str, names: &[&str], subject: &[(DnType, &str)]) -> Issued {
+        let mut params = CertificateParams::default();
+        params.subject_alt_names = names
+            .iter()
+            .map(|name| match name.contains(':') {
+                true => SanType::URI((*name).try_into().unwrap()),
+                false => SanType::DnsName((*name).try_into().unwrap()),
+            })
+            .collect();
+        params.distinguished_name = DistinguishedName::new();
+        subject.iter().for_each(|(kind, value)| params.distinguished_name.push(kind.clone(), *value));
+        self.sign(file, params, SystemTime::now() + Duration::from_secs(3600))
+    }
+
     /// A certificate that was valid until a minute ago.
     pub fn issue_expired(&self, name: &str) -> Issued {
         self.issue_until(name, SystemTime::now() - Duration::from_secs(60))
     }
 
     fn issue_until(&self, name: &str, end: SystemTime) -> Issued {
-        let mut params = params(name);
+        self.sign(name, params(name), end)
+    }
+
+    fn sign(&self, name: &str, mut params: CertificateParams, end: SystemTime) -> Issued {
         params.not_before = (end - Duration::from_secs(7200)).into();
         params.not_after = end.into();
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];

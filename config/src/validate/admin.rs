@@ -29,8 +29,13 @@ const TOKEN_FILE: &str = "admin.token_file";
 const CLIENT_CA: &str = "admin.tls.client_ca";
 const PEERS: &str = "admin.peers_tls";
 const PEERS_CA: &str = "admin.peers_tls.ca";
-const TLS: tls::ServerKeys =
-    tls::ServerKeys { section: "admin.tls", cert: "admin.tls.cert", key: "admin.tls.key", client_ca: CLIENT_CA };
+const TLS: tls::ServerKeys = tls::ServerKeys {
+    section: "admin.tls",
+    cert: "admin.tls.cert",
+    key: "admin.tls.key",
+    client_ca: CLIENT_CA,
+    certificates: None,
+};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WriteAccess {

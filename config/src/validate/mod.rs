@@ -308,8 +308,13 @@ fn health(r: &mut ConfigReader<'_>) -> Checks {
     }
 }
 
-const TLS: tls::ServerKeys =
-    tls::ServerKeys { section: "pod.tls", cert: "pod.tls.cert", key: "pod.tls.key", client_ca: "pod.tls.client_ca" };
+const TLS: tls::ServerKeys = tls::ServerKeys {
+    section: "pod.tls",
+    cert: "pod.tls.cert",
+    key: "pod.tls.key",
+    client_ca: "pod.tls.client_ca",
+    certificates: None,
+};
 
 const EXPECTED_ADDRESS: &str = "expected a host and a port, such as \"10.0.0.7:8181\" or \"writer-0:8181\"";
 

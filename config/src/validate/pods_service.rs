@@ -16,6 +16,7 @@ const TLS: tls::ServerKeys = tls::ServerKeys {
     cert: "coordinator.tls.cert",
     key: "coordinator.tls.key",
     client_ca: "coordinator.tls.client_ca",
+    certificates: None,
 };
 
 pub(super) struct PodsService {

@@ -32,6 +32,7 @@ pub(super) const KEYS: &[&str] = &[
     "router.tls.cert",
     "router.tls.key",
     "router.tls.client_ca",
+    "router.tls.certificates",
     "router.partition.header",
     "router.partition.key.header",
     "router.partition.key.headers",
@@ -101,6 +102,7 @@ const TLS: tls::ServerKeys = tls::ServerKeys {
     cert: "router.tls.cert",
     key: "router.tls.key",
     client_ca: "router.tls.client_ca",
+    certificates: Some("router.tls.certificates"),
 };
 const UPSTREAM_TLS: tls::ClientKeys = tls::ClientKeys {
     section: "router.upstream.tls",

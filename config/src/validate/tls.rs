@@ -12,8 +12,9 @@ use std::net::IpAddr;
 use segue_proxy::tls::{ClientFiles, IdentityFiles, ServerFiles};
 
 use super::is_host_name;
-use crate::error::{Wrong, quoted};
-use crate::reader::{ConfigReader, text};
+use crate::error::{Wrong, nearest, quoted};
+use crate::raw::RawValue;
+use crate::reader::{ConfigReader, show, text, toml};
 
 /// The keys of a section for a listener.
 pub(super) struct ServerKeys {
@@ -21,6 +22,8 @@ pub(super) struct ServerKeys {
     pub(super) cert: &'static str,
     pub(super) key: &'static str,
     pub(super) client_ca: &'static str,
+    /// The list of further certificates, where clients may ask for one by its name.
+    pub(super) certificates: Option<&'static str>,
 }
 
 /// The keys of a section for outgoing connections.
@@ -43,13 +46,40 @@ pub(super) const STORE: ClientKeys = ClientKeys {
 /// Reads the certificates of a listener, and what it requires of its clients.
 pub(super) fn server(r: &mut ConfigReader<'_>, keys: &ServerKeys) -> Option<ServerFiles> {
     let (cert, key, client_ca) = (r.text(keys.cert), r.text(keys.key), r.text(keys.client_ca));
+    let others = keys.certificates.and_then(|key| r.read(key, certificates)).unwrap_or_default();
     let place = r.anything_in(keys.section)?;
     for missing in [keys.cert, keys.key].into_iter().filter(|key| !r.is_given(key)).collect::<Vec<_>>() {
         let remedy = "expected the files cert and key, and client_ca if clients must have certificates";
         r.report(Some(place.clone()), keys.section, Wrong::new(format!("given without {missing}"), remedy));
     }
     let client_ca = client_ca.map(Into::into);
-    Some(ServerFiles { cert: cert?.into(), key: key?.into(), client_ca, client_cert_is_optional: false })
+    Some(ServerFiles { cert: cert?.into(), key: key?.into(), client_ca, client_cert_is_optional: false, others })
+}
+
+/// Returns the files of a list of certificates. A variable contains TOML.
+fn certificates(value: &RawValue) -> Result<Vec<IdentityFiles>, Wrong> {
+    let parsed = toml(value);
+    let RawValue::List(items) = parsed.as_ref().unwrap_or(value) else {
+        return Err(Wrong::new(format!("{} is not a list of tables", show(value)), EXPECTED_LIST));
+    };
+    items.iter().map(certificate).collect()
+}
+
+fn certificate(item: &RawValue) -> Result<IdentityFiles, Wrong> {
+    const KEYS: [&str; 2] = ["cert", "key"];
+    let RawValue::Table(table) = item else {
+        return Err(Wrong::new(format!("{} is not a table", show(item)), EXPECTED_LIST));
+    };
+    if let Some(unknown) = table.keys().find(|key| !KEYS.contains(&key.as_str())) {
+        let near = nearest(unknown, KEYS).map(str::to_owned);
+        return Err(Wrong::new(format!("unknown key {}", quoted(unknown)), EXPECTED_LIST).did_you_mean(near));
+    }
+    let [cert, key] = KEYS.map(|key| match table.get(key).map(|value| text(value, EXPECTED_LIST)) {
+        None => Err(Wrong::new(format!("a table without {key}"), EXPECTED_LIST)),
+        Some(Ok("")) => Err(Wrong::new(format!("{key} is empty"), EXPECTED_LIST)),
+        Some(given) => given.map(Into::into),
+    });
+    Ok(IdentityFiles { cert: cert?, key: key? })
 }
 
 /// Reads the authorities that a client trusts, and its own certificate.
@@ -92,6 +122,8 @@ pub(super) fn endpoints_agree(r: &mut ConfigReader<'_>, endpoints: &[String]) {
     }
 }
 
+const EXPECTED_LIST: &str =
+    "expected a list of certificates, such as [{ cert = \"/etc/segue/b.pem\", key = \"/etc/segue/b.key\" }]";
 const EXPECTED_HTTPS: &str = "expected store.endpoints with https:// URLs";
 const EXPECTED_CA: &str =
     "expected the file ca with the authorities to trust (those of the system: /etc/ssl/certs/ca-certificates.crt)";

@@ -14,8 +14,8 @@ use http::{HeaderMap, StatusCode, Version};
 use segue_protocol::ids::{Epoch, PartitionId};
 
 use super::header_names::{
-    SEGUE_KEYSPACE, SEGUE_MISDIRECTED, SEGUE_REASON, SEGUE_ROUTER, X_FORWARDED_FOR, X_FORWARDED_PROTO,
-    ends_up_in_a_head, is_hop_by_hop, is_said_by_the_router,
+    SEGUE_KEYSPACE, SEGUE_MISDIRECTED, SEGUE_REASON, SEGUE_ROUTER, X_FORWARDED_CLIENT_CERT, X_FORWARDED_FOR,
+    X_FORWARDED_PROTO, ends_up_in_a_head, is_hop_by_hop, is_said_by_the_router,
 };
 use super::header_scan::HeaderScan;
 use super::local_reply::{LocalReply, PodReason};
@@ -48,23 +48,30 @@ pub(crate) struct ClientLines {
     pub(crate) address: HeaderValue,
     /// The scheme that the client used: `http` or `https`.
     pub(crate) scheme: &'static str,
+    /// What `x-forwarded-client-cert` says of a client that has shown a certificate.
+    pub(crate) certificate: Option<HeaderValue>,
     /// The version of nearly all of its requests.
     pub(crate) version: Version,
-    /// `x-forwarded-for`, `x-forwarded-proto` and `via` as header lines of HTTP/1.1, for requests of this version that have
-    /// none of them.
+    /// `x-forwarded-for`, `x-forwarded-proto`, `x-forwarded-client-cert` and `via` as header lines of HTTP/1.1, for requests of
+    /// this version that have none of them.
     pub(crate) lines: Box<[u8]>,
 }
 
 impl ClientLines {
-    pub(crate) fn new(address: HeaderValue, secure: bool, version: Version) -> Self {
+    pub(crate) fn new(address: HeaderValue, secure: bool, certificate: Option<HeaderValue>, version: Version) -> Self {
         let scheme = if secure { "https" } else { "http" };
         let lines = [
-            (&X_FORWARDED_FOR, address.as_bytes()),
-            (&X_FORWARDED_PROTO, scheme.as_bytes()),
-            (&VIA, via(version).as_bytes()),
+            (&X_FORWARDED_FOR, Some(address.as_bytes())),
+            (&X_FORWARDED_PROTO, Some(scheme.as_bytes())),
+            (&X_FORWARDED_CLIENT_CERT, certificate.as_ref().map(HeaderValue::as_bytes)),
+            (&VIA, Some(via(version).as_bytes())),
         ];
-        let lines = lines.map(|(name, value)| [name.as_str().as_bytes(), b": ", value, b"\r\n"].concat()).concat();
-        ClientLines { address, scheme, version, lines: lines.into_boxed_slice() }
+        let line = |(name, value): (&HeaderName, Option<&[u8]>)| match value {
+            Some(value) => [name.as_str().as_bytes(), b": ", value, b"\r\n"].concat(),
+            None => Vec::new(),
+        };
+        let lines = lines.map(line).concat().into_boxed_slice();
+        ClientLines { lines, address, scheme, certificate, version }
     }
 }
 

@@ -14,7 +14,9 @@ use std::net::{IpAddr, SocketAddr};
 use http::HeaderMap;
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, COOKIE, FORWARDED, HOST, HeaderName, VIA};
 
-use super::header_names::{X_FORWARDED_FOR, ends_up_in_a_head, has_quote, is_hop_by_hop, is_said_by_the_router};
+use super::header_names::{
+    X_FORWARDED_CLIENT_CERT, X_FORWARDED_FOR, ends_up_in_a_head, has_quote, is_hop_by_hop, is_said_by_the_router,
+};
 use crate::routing::partition_key::{KeySource, PartitionSource};
 
 /// Returns the address that the last `x-forwarded-for` names last: the client of the proxy that stands in front of the
@@ -84,7 +86,7 @@ impl ReservedHeaders {
             || is_said_by_the_router(&dashed)
             || self.is_unbelieved(&dashed)
             || self.locating.contains(&dashed)
-            || [CONTENT_LENGTH, HOST, VIA, X_FORWARDED_FOR].contains(&dashed)
+            || [CONTENT_LENGTH, HOST, VIA, X_FORWARDED_FOR, X_FORWARDED_CLIENT_CERT].contains(&dashed)
     }
 
     /// Removes from a request's trailers what a pod may read as if it had been in the head, or could not read at all.

@@ -75,6 +75,8 @@ struct ReadyConnection {
     stream: Stream,
     /// The client's address, as `x-forwarded-for` has it.
     peer: HeaderValue,
+    /// What `x-forwarded-client-cert` says of a client with a certificate.
+    certificate: Option<HeaderValue>,
 }
 
 impl ConnectionGuard {
@@ -87,7 +89,7 @@ impl ConnectionGuard {
         // Bytes that a client does not read have left the server, and their exchange is over: only the kernel sees them.
         #[cfg(target_os = "linux")]
         let _ = socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(this.clients.terms.unread_timeout));
-        let Some(ReadyConnection { mut stream, peer }) = this.open(stream, peer).await else { return };
+        let Some(ReadyConnection { mut stream, peer, certificate }) = this.open(stream, peer).await else { return };
         let mut ahead = BytesMut::new();
         let agreed_on_http2 = stream.agreed_on_http2();
         let recognised = match agreed_on_http2 {
@@ -115,6 +117,7 @@ impl ConnectionGuard {
             lines: ClientLines::new(
                 peer,
                 stream.is_secure(),
+                certificate,
                 if is_http2 { Version::HTTP_2 } else { Version::HTTP_11 },
             ),
             interim: Interim::default(),
@@ -151,12 +154,12 @@ impl ConnectionGuard {
                 ProxyHeader::Missing => return None,
             }
         }
-        let stream = match &self.clients.terms.tls {
-            None => Stream::Plain(stream),
+        let (stream, certificate) = match &self.clients.terms.tls {
+            None => (Stream::Plain(stream), None),
             // Boxed: otherwise every task would reserve room for a handshake, also those in clear text.
             Some(tls) => Box::pin(shake_hands(tls, stream, &self.client, &self.clients)).await?,
         };
-        Some(ReadyConnection { stream, peer })
+        Some(ReadyConnection { stream, peer, certificate })
     }
 
     /// Waits for the end of what the client sends on a connection that is shut down on this side. Only a server that stops,
@@ -286,13 +289,13 @@ async fn shake_hands(
     stream: TcpStream,
     client: &Client,
     clients: &ConnectionRegistry,
-) -> Option<Stream> {
+) -> Option<(Stream, Option<HeaderValue>)> {
     client.arrived.set_in_head(true);
     let sealed = client.sealed.get_or_init(SealedBytes::default).clone();
-    let shaken = until_told(clients, client, tls.accept(stream, sealed)).await;
+    let shaken = until_told(clients, client, tls.accept_client(stream, sealed)).await;
     client.arrived.set_in_head(false);
     match shaken {
-        Ok(Ok(stream)) => Some(stream),
+        Ok(Ok(accepted)) => Some(accepted),
         Ok(Err(error)) => {
             tracing::debug!(%error, "no TLS with a client");
             None

@@ -10,9 +10,11 @@
 //! * An error names the file, the fact and what was expected.
 
 mod alpn;
+mod by_name;
 mod counted;
 mod files;
 pub mod handshakes;
+mod names;
 mod reload;
 mod stream;
 
@@ -20,6 +22,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use http::HeaderValue;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::ServerName;
 use rustls::server::WebPkiClientVerifier;
@@ -29,10 +32,12 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use alpn::{HTTP1, HTTP2};
+use by_name::CertificatesByName;
 use counted::CountingSocket;
 pub(crate) use counted::SealedBytes;
 use files::{CertificateIdentity, authorities};
-pub use files::{File, TlsError};
+pub use files::{File, TlsError, Validity};
+use names::describe_client;
 use reload::{Files, ReloadedFiles};
 pub use reload::{Material, RefreshOutcome};
 #[cfg(test)]
@@ -43,7 +48,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// The certificate that a listener shows to its clients, and the ones that it requires of them.
+/// The certificates that a listener shows to its clients, and the ones that it requires of them.
 #[derive(Debug, Clone)]
 pub struct ServerTls(Arc<ReloadedFiles<ServerFiles>>);
 
@@ -58,23 +63,42 @@ pub struct ServerFiles {
     pub client_ca: Option<PathBuf>,
     /// Whether a client without a certificate is accepted nevertheless, for listeners that distinguish their clients.
     pub client_cert_is_optional: bool,
+    /// Further certificates. A client that asks for a name in one of them is shown that one.
+    pub others: Vec<IdentityFiles>,
+}
+
+/// The configuration of a listener.
+#[derive(Debug)]
+pub struct ServerSide {
+    config: Arc<ServerConfig>,
+    certificates: Arc<CertificatesByName>,
 }
 
 impl Files for ServerFiles {
-    type Config = Arc<ServerConfig>;
+    type Config = Arc<ServerSide>;
 
     fn paths(&self) -> Vec<(File, PathBuf)> {
         let own = [(File::Cert, self.cert.clone()), (File::Key, self.key.clone())];
-        own.into_iter().chain(self.client_ca.clone().map(|path| (File::ClientCa, path))).collect()
+        let others = self.others.iter();
+        let others =
+            others.flat_map(|other| [(File::OtherCert, other.cert.clone()), (File::OtherKey, other.key.clone())]);
+        own.into_iter().chain(others).chain(self.client_ca.clone().map(|path| (File::ClientCa, path))).collect()
     }
 
-    fn build(&self, contents: &[Vec<u8>]) -> Result<(Self::Config, Option<CertificateIdentity>), TlsError> {
-        let (cert, key, client_ca) = (&contents[0], &contents[1], contents.get(2));
-        let identity = CertificateIdentity::read((&self.cert, cert), (&self.key, key))?;
+    fn build(&self, contents: &[Vec<u8>]) -> Result<(Self::Config, Vec<CertificateIdentity>), TlsError> {
+        let (own, rest) = contents.split_at(2);
+        let (others, client_ca) = rest.split_at(2 * self.others.len());
+        let identity = CertificateIdentity::read((File::Cert, File::Key), (&self.cert, &own[0]), (&self.key, &own[1]))?;
+        let others = self.others.iter().zip(others.chunks_exact(2)).map(|(files, contents)| {
+            let (cert, key) = ((&*files.cert, &*contents[0]), (&*files.key, &*contents[1]));
+            CertificateIdentity::read((File::OtherCert, File::OtherKey), cert, key)
+        });
+        let others = others.collect::<Result<Vec<_>, _>>()?;
+        let certificates = Arc::new(CertificatesByName::new(&identity, &others)?);
         let builder = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .map_err(|error| identity.unusable(&error))?;
-        let builder = match self.client_ca.as_ref().zip(client_ca) {
+        let builder = match self.client_ca.as_ref().zip(client_ca.first()) {
             Some((path, text)) => {
                 let roots = Arc::new(authorities(File::ClientCa, path, text)?);
                 let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
@@ -84,10 +108,10 @@ impl Files for ServerFiles {
             }
             None => builder.with_no_client_auth(),
         };
-        let config = builder.with_single_cert(identity.chain.clone(), identity.key.clone_key());
-        let mut config = config.map_err(|error| identity.unusable(&error))?;
+        let mut config = builder.with_cert_resolver(certificates.clone());
         config.alpn_protocols = vec![HTTP2.to_vec(), HTTP1.to_vec()];
-        Ok((Arc::new(config), Some(identity)))
+        let identities = std::iter::once(identity).chain(others).collect();
+        Ok((Arc::new(ServerSide { config: Arc::new(config), certificates }), identities))
     }
 }
 
@@ -108,20 +132,46 @@ impl ServerTls {
 
     /// Returns the configuration in use, for a listener that is not one of this crate.
     pub fn current(&self) -> Arc<ServerConfig> {
-        self.0.current()
+        self.0.current().config.clone()
     }
 
     /// Shakes hands with a client. A client that does not speak TLS, or lacks a required certificate, gets an alert and
     /// is disconnected. `sealed` counts what has arrived and TLS cannot open yet, also behind the handshake.
     pub(crate) async fn accept(&self, stream: TcpStream, sealed: SealedBytes) -> io::Result<Stream> {
-        let acceptor = TlsAcceptor::from(self.0.current());
-        match acceptor.accept(CountingSocket::watched(stream, sealed)).into_fallible().await {
-            Ok(stream) => Ok(Stream::secure(stream.into())),
-            Err((error, stream)) => {
-                handshakes::note_failure(&error);
-                stream.close_gently().await;
-                Err(error)
-            }
+        let accepted = accept(self.current(), stream, sealed).await?;
+        Ok(Stream::secure(accepted.into()))
+    }
+
+    /// As [`accept`](Self::accept). Also returns what `x-forwarded-client-cert` says of a client that has shown a certificate of
+    /// the authorities.
+    pub(crate) async fn accept_client(
+        &self,
+        stream: TcpStream,
+        sealed: SealedBytes,
+    ) -> io::Result<(Stream, Option<HeaderValue>)> {
+        let side = self.0.current();
+        let accepted = accept(side.config.clone(), stream, sealed).await?;
+        let connection = accepted.get_ref().1;
+        // In a resumed session it is the one that was verified in the first.
+        let shown = connection.peer_certificates().and_then(<[_]>::first);
+        let described =
+            shown.and_then(|client| describe_client(client, side.certificates.names(connection.server_name())));
+        Ok((Stream::secure(accepted.into()), described))
+    }
+}
+
+async fn accept(
+    config: Arc<ServerConfig>,
+    stream: TcpStream,
+    sealed: SealedBytes,
+) -> io::Result<tokio_rustls::server::TlsStream<CountingSocket>> {
+    let accepting = TlsAcceptor::from(config).accept(CountingSocket::watched(stream, sealed));
+    match accepting.into_fallible().await {
+        Ok(stream) => Ok(stream),
+        Err((error, stream)) => {
+            handshakes::note_failure(&error);
+            stream.close_gently().await;
+            Err(error)
         }
     }
 }
@@ -137,7 +187,7 @@ impl ServerTls {
         &self,
         stream: TcpStream,
     ) -> io::Result<(impl AsyncRead + AsyncWrite + Unpin + Send + 'static + use<>, bool)> {
-        let mut config = ServerConfig::clone(&self.0.current());
+        let mut config = ServerConfig::clone(&self.current());
         config.alpn_protocols = vec![HTTP1.to_vec()];
         let accepted = TlsAcceptor::from(Arc::new(config)).accept(stream).await;
         let stream = accepted.inspect_err(handshakes::note_failure)?;
@@ -161,7 +211,7 @@ pub struct ClientFiles {
     pub server_name: Option<String>,
 }
 
-/// The files of a client's own certificate, PEM.
+/// The files of a certificate, PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdentityFiles {
     /// The certificate, and its intermediates.
@@ -195,10 +245,12 @@ impl Files for ClientFiles {
         [(File::Ca, self.ca.clone())].into_iter().chain(own).collect()
     }
 
-    fn build(&self, contents: &[Vec<u8>]) -> Result<(Self::Config, Option<CertificateIdentity>), TlsError> {
+    fn build(&self, contents: &[Vec<u8>]) -> Result<(Self::Config, Vec<CertificateIdentity>), TlsError> {
         let roots = authorities(File::Ca, &self.ca, &contents[0])?;
         let identity = match (&self.identity, contents) {
-            (Some(own), [_, cert, key]) => Some(CertificateIdentity::read((&own.cert, cert), (&own.key, key))?),
+            (Some(own), [_, cert, key]) => {
+                Some(CertificateIdentity::read((File::Cert, File::Key), (&own.cert, cert), (&own.key, key))?)
+            }
             _ => None,
         };
         let unusable = |error: rustls::Error| TlsError::unusable(File::Ca, &self.ca, &error);
@@ -208,7 +260,7 @@ impl Files for ClientFiles {
             .with_root_certificates(roots);
         let config = match &identity {
             Some(identity) => {
-                let config = builder.with_client_auth_cert(identity.chain.clone(), identity.key.clone_key());
+                let config = builder.with_client_auth_cert(identity.certified.cert.clone(), identity.key.clone_key());
                 config.map_err(|error| identity.unusable(&error))?
             }
             None => builder.with_no_client_auth(),
@@ -220,7 +272,7 @@ impl Files for ClientFiles {
         };
         let configs =
             ClientConfigs { http1: offering(&[HTTP1]), http2: offering(&[HTTP2]), either: offering(&[HTTP2, HTTP1]) };
-        Ok((Arc::new(configs), identity))
+        Ok((Arc::new(configs), identity.into_iter().collect()))
     }
 }
 

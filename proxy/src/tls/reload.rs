@@ -11,9 +11,8 @@
 use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::SystemTime;
 
-use super::files::{CertificateIdentity, File, TlsError, show};
+use super::files::{CertificateIdentity, File, TlsError, Validity};
 
 /// Files that make up a configuration together.
 pub(super) trait Files: Debug + Send + Sync + 'static {
@@ -23,7 +22,7 @@ pub(super) trait Files: Debug + Send + Sync + 'static {
     fn paths(&self) -> Vec<(File, PathBuf)>;
 
     /// Makes the configuration. `contents` are in the order of `paths`.
-    fn build(&self, contents: &[Vec<u8>]) -> Result<(Self::Config, Option<CertificateIdentity>), TlsError>;
+    fn build(&self, contents: &[Vec<u8>]) -> Result<(Self::Config, Vec<CertificateIdentity>), TlsError>;
 }
 
 /// Files that can be checked for changes.
@@ -31,12 +30,12 @@ pub trait Material: Debug + Send + Sync {
     /// Reads the files and uses them if they have changed. Blocks.
     fn refresh(&self) -> RefreshOutcome;
 
-    /// Returns when the certificate in use expires, or `None` if there are only authorities.
-    fn not_after(&self) -> Option<SystemTime>;
+    /// Returns how long each certificate in use is valid; nothing if there are only authorities.
+    fn validities(&self) -> Vec<Validity>;
 
-    /// Returns the same as text, such as `2027-01-31T12:00:00Z`.
-    fn valid_until(&self) -> Option<String> {
-        self.not_after().map(show)
+    /// Returns the one that expires first.
+    fn expires_first(&self) -> Option<Validity> {
+        self.validities().into_iter().min_by_key(|validity| validity.not_after)
     }
 }
 
@@ -61,7 +60,13 @@ pub(super) struct ReloadedFiles<F: Files> {
 #[derive(Debug)]
 struct CurrentConfig<C> {
     config: C,
-    not_after: Option<SystemTime>,
+    validities: Vec<Validity>,
+}
+
+impl<C> CurrentConfig<C> {
+    fn new((config, identities): (C, Vec<CertificateIdentity>)) -> Self {
+        CurrentConfig { config, validities: identities.into_iter().map(|identity| identity.validity).collect() }
+    }
 }
 
 /// The result of the last read, to tell whether the next one differs.
@@ -77,13 +82,8 @@ impl Debug for LastRead {
 impl<F: Files> ReloadedFiles<F> {
     pub(super) fn load(files: F) -> Result<Self, TlsError> {
         let contents = read(&files)?;
-        let (config, identity) = files.build(&contents)?;
-        let not_after = identity.map(|identity| identity.not_after);
-        Ok(ReloadedFiles {
-            files,
-            current: RwLock::new(CurrentConfig { config, not_after }),
-            seen: Mutex::new(LastRead(Ok(contents))),
-        })
+        let current = RwLock::new(CurrentConfig::new(files.build(&contents)?));
+        Ok(ReloadedFiles { files, current, seen: Mutex::new(LastRead(Ok(contents))) })
     }
 
     pub(super) fn files(&self) -> &F {
@@ -109,17 +109,16 @@ impl<F: Files> Material for ReloadedFiles<F> {
         seen.0 = found;
         let built = seen.0.as_ref().map_err(Clone::clone).and_then(|contents| self.files.build(contents));
         match built {
-            Ok((config, identity)) => {
-                let not_after = identity.map(|identity| identity.not_after);
-                *self.current.write().unwrap_or_else(PoisonError::into_inner) = CurrentConfig { config, not_after };
+            Ok(built) => {
+                *self.current.write().unwrap_or_else(PoisonError::into_inner) = CurrentConfig::new(built);
                 RefreshOutcome::Replaced
             }
             Err(error) => RefreshOutcome::Refused(error),
         }
     }
 
-    fn not_after(&self) -> Option<SystemTime> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).not_after
+    fn validities(&self) -> Vec<Validity> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).validities.clone()
     }
 }
 

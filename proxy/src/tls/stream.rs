@@ -273,6 +273,7 @@ pub(super) mod tests {
             key: own.key,
             client_ca: None,
             client_cert_is_optional: false,
+            others: Vec::new(),
         })
         .unwrap();
         let client = ClientFiles { ca: authority.file, identity: None, server_name: None };

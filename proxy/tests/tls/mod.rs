@@ -1,7 +1,9 @@
 //! TLS on both sides of a router, with curl, OpenSSL and Python as clients, and Python and hyper as pods.
 
 mod behind;
+mod client_certificate;
 mod front;
+mod names;
 mod reload;
 mod sealed;
 
@@ -56,7 +58,13 @@ impl Authorities {
 }
 
 fn server(own: Issued, client_ca: Option<PathBuf>) -> ServerTls {
-    ServerTls::load(ServerFiles { cert: own.cert, key: own.key, client_ca, client_cert_is_optional: false }).unwrap()
+    ServerTls::load(files(own, client_ca, [])).unwrap()
+}
+
+/// Returns the files of a listener with these further certificates.
+fn files(own: Issued, client_ca: Option<PathBuf>, others: impl IntoIterator<Item = Issued>) -> ServerFiles {
+    let others = others.into_iter().map(|other| IdentityFiles { cert: other.cert, key: other.key }).collect();
+    ServerFiles { cert: own.cert, key: own.key, client_ca, client_cert_is_optional: false, others }
 }
 
 fn fixture(front: Option<ServerTls>, behind: Option<ClientTls>, change: impl FnOnce(&mut Settings)) -> Fixture {

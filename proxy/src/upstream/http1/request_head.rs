@@ -11,7 +11,7 @@ use http::header::{CONTENT_LENGTH, COOKIE, HOST, HeaderName, UPGRADE, VIA};
 use http::request::Parts;
 
 use crate::message::grpc_timeout::GRPC_TIMEOUT;
-use crate::message::header_names::{NO_PARTITION, X_FORWARDED_FOR, X_FORWARDED_PROTO};
+use crate::message::header_names::{NO_PARTITION, X_FORWARDED_CLIENT_CERT, X_FORWARDED_FOR, X_FORWARDED_PROTO};
 use crate::message::header_scan::HeaderScan;
 use crate::message::headers::{ConnectionOptions, RoutingHeaders, continued, passes_to_pod, takes_trailers, via};
 
@@ -35,7 +35,7 @@ pub(crate) fn encode_request(
     request_line(out, head);
     line(out, b"host", host(head));
     let said = client_lines(out, head, scan, routing);
-    routing_lines(out, head, scan, routing, said.proto);
+    routing_lines(out, head, scan, routing, &said);
     connection_lines(out, head, scan, upgrade);
     framing_line(out, head, framing, said.length);
     out.extend_from_slice(b"\r\n");
@@ -73,6 +73,8 @@ fn host(head: &Parts) -> &[u8] {
 struct ClientHeaders {
     /// Whether there was an `x-forwarded-proto`; it was passed on.
     proto: bool,
+    /// Whether there was an `x-forwarded-client-cert` that the router adds to; it was not passed on.
+    certificate: bool,
     /// Whether there was a `content-length`; it was not passed on.
     length: bool,
 }
@@ -80,7 +82,7 @@ struct ClientHeaders {
 /// Writes the client's headers that pass to the pod.
 #[inline]
 fn client_lines(out: &mut Vec<u8>, head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>) -> ClientHeaders {
-    let mut said = ClientHeaders { proto: false, length: false };
+    let mut said = ClientHeaders { proto: false, certificate: false, length: false };
     if scan.routine {
         for (name, value) in &head.headers {
             if *name == CONTENT_LENGTH {
@@ -102,6 +104,8 @@ fn client_lines(out: &mut Vec<u8>, head: &Parts, scan: HeaderScan, routing: &Rou
             // Clients may not send this one to pods.
         } else if scan.cookies && *name == COOKIE {
             cookies = true;
+        } else if routing.client.certificate.is_some() && *name == X_FORWARDED_CLIENT_CERT {
+            said.certificate = true;
         } else {
             said.proto |= *name == X_FORWARDED_PROTO;
             line(out, name.as_str().as_bytes(), value.as_bytes());
@@ -113,9 +117,15 @@ fn client_lines(out: &mut Vec<u8>, head: &Parts, scan: HeaderScan, routing: &Rou
     said
 }
 
-/// Writes the router's headers. `has_proto`: the client's `x-forwarded-proto` has been passed on.
+/// Writes the router's headers.
 #[inline]
-fn routing_lines(out: &mut Vec<u8>, head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>, has_proto: bool) {
+fn routing_lines(
+    out: &mut Vec<u8>,
+    head: &Parts,
+    scan: HeaderScan,
+    routing: &RoutingHeaders<'_>,
+    said: &ClientHeaders,
+) {
     match routing.ownership {
         Some((partition, epoch)) => {
             let mut digits = itoa::Buffer::new();
@@ -129,13 +139,16 @@ fn routing_lines(out: &mut Vec<u8>, head: &Parts, scan: HeaderScan, routing: &Ro
         line(out, b"grpc-timeout", left.as_bytes());
     }
     let forwarded = scan.x_forwarded_for && routing.reserved.trusts_forwarded();
-    if !forwarded && !has_proto && !scan.via && head.version == routing.client.version {
+    if !forwarded && !said.proto && !said.certificate && !scan.via && head.version == routing.client.version {
         out.extend_from_slice(&routing.client.lines);
         return;
     }
     list(out, head, forwarded, &X_FORWARDED_FOR, routing.client.address.as_bytes());
-    if !has_proto {
+    if !said.proto {
         line(out, b"x-forwarded-proto", routing.client.scheme.as_bytes());
+    }
+    if let Some(certificate) = &routing.client.certificate {
+        list(out, head, said.certificate, &X_FORWARDED_CLIENT_CERT, certificate.as_bytes());
     }
     list(out, head, scan.via, &VIA, via(head.version).as_bytes());
 }
@@ -223,7 +236,7 @@ mod tests {
         let reserved = &ReservedHeaders::new(&partition, trust);
         let (head, ()) = request.body(()).unwrap().into_parts();
         let identity = RouterIdentity::new(HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
-        let client = ClientLines::new(HeaderValue::from_static("10.0.0.9"), false, Version::HTTP_11);
+        let client = ClientLines::new(HeaderValue::from_static("10.0.0.9"), false, None, Version::HTTP_11);
         let routing = RoutingHeaders {
             reserved,
             ownership: Some((P7, E3)),

@@ -13,7 +13,8 @@ use http::{Method, Request, Uri, Version};
 
 use crate::message::grpc_timeout::GRPC_TIMEOUT;
 use crate::message::header_names::{
-    NO_PARTITION, SEGUE_EPOCH, SEGUE_KEYSPACE, SEGUE_PARTITION, SEGUE_ROUTER, X_FORWARDED_FOR, X_FORWARDED_PROTO,
+    NO_PARTITION, SEGUE_EPOCH, SEGUE_KEYSPACE, SEGUE_PARTITION, SEGUE_ROUTER, X_FORWARDED_CLIENT_CERT, X_FORWARDED_FOR,
+    X_FORWARDED_PROTO,
 };
 use crate::message::header_scan::HeaderScan;
 use crate::message::headers::{ConnectionOptions, RoutingHeaders, continued, passes_to_pod, takes_trailers, via};
@@ -115,6 +116,12 @@ fn pod_headers(head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>) -> 
         if forwarded { list(head, &X_FORWARDED_FOR, &routing.client.address) } else { routing.client.address.clone() };
     headers.insert(X_FORWARDED_FOR, peer);
     headers.entry(X_FORWARDED_PROTO).or_insert_with(|| HeaderValue::from_static(routing.client.scheme));
+    if let Some(certificate) = &routing.client.certificate {
+        // What a trusted proxy says of its own client has passed.
+        let before = headers.contains_key(X_FORWARDED_CLIENT_CERT);
+        let value = if before { list(head, &X_FORWARDED_CLIENT_CERT, certificate) } else { certificate.clone() };
+        headers.insert(X_FORWARDED_CLIENT_CERT, value);
+    }
     headers.insert(VIA, list(head, &VIA, &HeaderValue::from_static(via(head.version))));
     if scan.te && takes_trailers(&head.headers) {
         headers.insert(TE, HeaderValue::from_static("trailers"));
@@ -149,7 +156,7 @@ mod tests {
     fn made(builder: http::request::Builder, most: usize) -> Result<Request<()>, LocalReply> {
         let (head, ()) = builder.body(()).unwrap().into_parts();
         let identity = RouterIdentity::new(HeaderValue::from_static("r0"), HeaderValue::from_static("default"));
-        let client = ClientLines::new(HeaderValue::from_static("10.0.0.9"), false, Version::HTTP_11);
+        let client = ClientLines::new(HeaderValue::from_static("10.0.0.9"), false, None, Version::HTTP_11);
         let partition = PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None };
         let routing = RoutingHeaders {
             reserved: &ReservedHeaders::new(&partition, true),
