@@ -86,6 +86,7 @@ async fn main() -> anyhow::Result<()> {
         trust_forwarded: false,
         exceptions: OwnerExceptions::default(),
         limits: ClientLimits::default(),
+        key_limit: None,
         upload_grace: UPLOAD_GRACE,
         tracer: None,
         requests: LoggedRequests::default(),

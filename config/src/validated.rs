@@ -20,6 +20,7 @@ use segue_coordination::pod::HookSettings;
 use segue_coordination::router::{DrainSettings, RouterSettings};
 use segue_protocol::handoff::router::OnStoreLoss;
 use segue_protocol::planning::Policy;
+use segue_proxy::routing::key_limit::KeyLimits;
 use segue_proxy::routing::keyspace_choice::KeyspaceMatch;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
@@ -93,6 +94,9 @@ pub struct Routing {
     pub stash: StashLimits,
     /// The version of HTTP towards the keyspace's pods; `None`: that of the router's `upstream`.
     pub protocol: Option<UpstreamProtocol>,
+    /// Limits of each key, of which at least one is set; `None` without any. What is limited is a header if requests of the
+    /// keyspace have no key.
+    pub key_limits: Option<KeyLimits>,
 }
 
 /// The store of the cluster's state.
@@ -172,6 +176,7 @@ impl Router {
             exceptions: routing.exceptions.clone(),
             trust_forwarded: self.trust_forwarded,
             limits: self.limits.clone(),
+            key_limit: None,
             upload_grace: UPLOAD_GRACE,
             tracer: None,
             requests: LoggedRequests::default(),

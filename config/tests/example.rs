@@ -46,6 +46,7 @@ fn default_keyspace() -> KeyspaceSection {
                 flush_concurrency: 64,
             },
             protocol: None,
+            key_limits: None,
         }),
         policy: Some(Policy {
             partitions: 64,
@@ -218,7 +219,7 @@ fn each_commented_key_of_the_example_is_accepted() {
         }
         tried += 1;
     }
-    assert_eq!(tried, 61);
+    assert_eq!(tried, 62);
 }
 
 #[test]
@@ -233,7 +234,7 @@ fn each_commented_key_of_a_table_is_accepted() {
         accepted(line, &format!("[router]\n[coordinator]\n[[keyspaces]]\n{table}"));
         tried += 1;
     }
-    assert_eq!(tried, 23);
+    assert_eq!(tried, 24);
 }
 
 #[test]

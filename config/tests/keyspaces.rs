@@ -266,7 +266,7 @@ fn a_table_takes_the_same_values_as_the_coordinators_section() {
         &[
             "segue.toml:4:27: keyspaces.max_concurrent_handoffs: 0 is out of range; expected a whole number of at least 1",
             "segue.toml:5:1: keyspaces.max_warming_per_pods: unknown key; expected one of name, service, match, partition, stash, \
-             upstream, partitions, strategy, max_concurrent_handoffs, max_warming_per_pod, cool_down, balance_load, \
+             upstream, limits, partitions, strategy, max_concurrent_handoffs, max_warming_per_pod, cool_down, balance_load, \
              max_keys_per_partition; did you mean max_warming_per_pod",
         ],
     );

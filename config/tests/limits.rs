@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use segue_config::parse;
+use segue_proxy::routing::key_limit::{KeyLimits, LimitedBy};
 
 use crate::support::{assert_accepted, assert_refused, refused};
 
@@ -102,6 +103,73 @@ fn a_head_has_no_more_headers_than_a_map_of_them() {
         assert!(text.contains(&format!("{key}: {fact}")) && text.contains("expected at most 512KiB"), "{text}");
     }
     assert_accepted(&file(key, "\"512KiB\""));
+}
+
+#[test]
+fn limits_of_keys_have_a_number_and_a_key() {
+    let limited =
+        |limits: &str| format!("[router]\npartition = {{ key = {{ header = \"x-key\" }} }}\nlimits.key = {limits}\n");
+    let of = |text: &str| {
+        let config = parse("segue.toml", text, [], "h").unwrap_or_else(|errors| panic!("{errors}"));
+        config.keyspaces[0].routing.clone().unwrap().key_limits
+    };
+    let rate = KeyLimits { requests_per_second: 100, ..KeyLimits::default() };
+    assert_eq!(of(&limited("{ requests_per_second = 100 }")), Some(rate.clone()));
+    let all = "{ requests_per_second = 100, burst = 7, max_in_flight = 3, by = { header = \"X-Tenant\" } }";
+    let by = LimitedBy::Header("x-tenant".parse().unwrap());
+    assert_eq!(of(&limited(all)), Some(KeyLimits { by, burst: 7, max_in_flight: 3, ..rate }));
+    assert_eq!(of("[router]\n"), None);
+    for (limits, key, fact) in [
+        ("{}", "", "limits nothing; expected requests_per_second or max_in_flight"),
+        ("{ by = { header = \"a\" } }", "", "limits nothing"),
+        ("{ requests_per_second = 0, max_in_flight = 0 }", "", "limits nothing"),
+        ("{ burst = 5, max_in_flight = 1 }", ".burst", "given without router.limits.key.requests_per_second"),
+        ("{ requests_per_second = 1000001 }", ".requests_per_second", "1000001 is out of range"),
+        ("{ requests_per_second = 0.5 }", ".requests_per_second", "0.5 is not a whole number"),
+        ("{ requests_per_second = 1, burst = 0 }", ".burst", "0 is out of range"),
+        ("{ max_in_flight = -1 }", ".max_in_flight", "-1 is out of range"),
+        ("{ max_in_flight = 1, by = {} }", ".by", "empty; expected header"),
+    ] {
+        let told = refused(&limited(limits));
+        assert!(
+            told.contains(&format!("router.limits.key{key}: {fact}")) && told.lines().count() == 1,
+            "{limits}: {told}"
+        );
+    }
+    // A partition's number alone is no key.
+    let numbered = |more: &str| format!("[router]\n{more}\nlimits.key = {{ max_in_flight = 1 }}\n");
+    let told = refused(&numbered("partition = { header = \"x-partition\" }"));
+    assert!(
+        told.contains("segue.toml:3:8: router.limits.key: given without a key: router.partition has a number alone"),
+        "{told}"
+    );
+    assert!(refused(&numbered("")).contains("given without a key"));
+    assert_accepted(&numbered("partition = { header = \"x-partition\", order_by = { header = \"x-key\" } }"));
+    assert_accepted(&numbered("").replace("max_in_flight = 1", "max_in_flight = 1, by = { header = \"x-tenant\" }"));
+}
+
+#[test]
+fn a_keyspace_has_the_routers_limits_of_keys_or_its_own_or_none() {
+    let text = "[router.limits.key]\nrequests_per_second = 10\n\
+        [[keyspaces]]\nname = \"a\"\nmatch = { host = \"a\" }\npartition.key.header = \"x-key\"\n\
+        [[keyspaces]]\nname = \"b\"\nmatch = { host = \"b\" }\npartition.key.header = \"x-key\"\nlimits.key.max_in_flight = 5\n\
+        [[keyspaces]]\nname = \"c\"\nmatch = { host = \"c\" }\npartition.header = \"x-p\"\nlimits.key.requests_per_second = 0\n";
+    let config = parse("segue.toml", text, [], "h").unwrap_or_else(|errors| panic!("{errors}"));
+    let limits = config.keyspaces.iter().map(|keyspace| keyspace.routing.as_ref().unwrap().key_limits.clone());
+    let rate = KeyLimits { requests_per_second: 10, ..KeyLimits::default() };
+    assert_eq!(limits.collect::<Vec<_>>(), [Some(rate.clone()), Some(KeyLimits { max_in_flight: 5, ..rate }), None]);
+    // The mistake stands where the limits do.
+    let told = refused(&text.replace("limits.key.requests_per_second = 0\n", ""));
+    assert!(told.contains("segue.toml:1:16: router.limits.key: given without a key"), "{told}");
+    let told = refused(&text.replace("limits.key.requests_per_second = 0\n", "limits.key.max_in_flight = 1\n"));
+    assert!(
+        told.contains("keyspaces.limits.key: given without a key: keyspaces.partition has a number alone"),
+        "{told}"
+    );
+    assert!(
+        refused("[coordinator]\n[[keyspaces]]\nname = \"a\"\nlimits.key.max_in_flight = 1\n")
+            .contains("without [router]")
+    );
 }
 
 proptest! {

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::routing::key_limit::KeyLimiter;
 use crate::routing::partition_key::{PartitionSource, WithoutKey};
 use crate::routing::route_rules::RouteRules;
 use crate::spans::Tracer;
@@ -23,6 +24,8 @@ pub struct ForwardSettings {
     pub trust_forwarded: bool,
     /// The limits of clients.
     pub limits: ClientLimits,
+    /// The limits of each key. `None`: there are none.
+    pub key_limit: Option<KeyLimiter>,
     /// Time that a pod may wait for an upload in all before the minimum rate applies.
     pub upload_grace: Duration,
     /// Settings of the connections to pods.

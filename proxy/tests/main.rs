@@ -19,6 +19,7 @@ mod http1_responses;
 mod http1_stopping;
 mod http2_clients;
 mod http2_pods;
+mod key_limits;
 mod layers;
 mod long_exchanges;
 mod malformed;

@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use segue_config::{Config, LocatedConfig, WrittenValues};
+use segue_proxy::routing::key_limit::{KeyLimiter, KeyLimits};
 use segue_proxy::routing::table::{StashLimits, Table};
 use segue_proxy::spans::Tracer;
 use tracing::{info, warn};
@@ -33,6 +34,8 @@ pub(super) struct Reloader<'a> {
 pub(super) struct Changeable {
     /// The table of each of the router's keyspaces, by name.
     pub(super) tables: Vec<(String, Arc<Table>)>,
+    /// What limits the keys of each of the router's keyspaces that has such limits, by name.
+    pub(super) key_limiters: Vec<(String, KeyLimiter)>,
     /// The router's `drain.timeout`, which has to be below each `stash.max_wait`.
     pub(super) drain_timeout: Option<Duration>,
     pub(super) tracer: Option<Tracer>,
@@ -68,6 +71,11 @@ impl Changeable {
 
     fn apply(&self, config: &Config) {
         self.limits(config).for_each(|(_, table, limits)| table.set_limits(limits));
+        for (name, limiter) in &self.key_limiters {
+            if let Some(limits) = key_limits(config, name) {
+                limiter.set(limits);
+            }
+        }
         if let (Some(tracer), Some(section)) = (&self.tracer, &config.tracing) {
             tracer.set_sampling(section.sampling);
         }
@@ -79,6 +87,9 @@ impl Changeable {
             "log.level" => true,
             "tracing.sample" => self.tracer.is_some() && config.tracing.is_some(),
             _ if key.starts_with("router.stash.") => !self.tables.is_empty() && config.router.is_some(),
+            _ if is_number_of_key_limits(key.strip_prefix("router.")) => {
+                !self.tables.is_empty() && self.tables.iter().all(|(name, _)| self.takes_key_limits(config, name))
+            }
             _ => self.takes_of_table(key, config).unwrap_or(false),
         }
     }
@@ -88,8 +99,27 @@ impl Changeable {
     fn takes_of_table(&self, key: &str, config: &Config) -> Option<bool> {
         let (number, rest) = key.strip_prefix("keyspaces.")?.split_once('.')?;
         let keyspace = config.keyspaces.get(number.parse::<usize>().ok()?)?;
-        Some(rest.starts_with("stash.") && self.tables.iter().any(|(name, _)| *name == keyspace.name))
+        let is_served = self.tables.iter().any(|(name, _)| *name == keyspace.name);
+        let of_key_limits = is_number_of_key_limits(Some(rest)) && self.takes_key_limits(config, &keyspace.name);
+        Some(is_served && (rest.starts_with("stash.") || of_key_limits))
     }
+
+    /// Returns whether a keyspace's limits of keys can become those of the configuration: it has some, or none, as before.
+    fn takes_key_limits(&self, config: &Config, keyspace: &str) -> bool {
+        self.key_limiters.iter().any(|(name, _)| name == keyspace) == key_limits(config, keyspace).is_some()
+    }
+}
+
+/// Returns the limits of a keyspace's keys that a configuration has.
+fn key_limits<'a>(config: &'a Config, name: &str) -> Option<&'a KeyLimits> {
+    let keyspace = config.keyspaces.iter().find(|keyspace| keyspace.name == name)?;
+    keyspace.routing.as_ref()?.key_limits.as_ref()
+}
+
+/// Returns whether a key, without the section of its role, is a number in the limits of keys. What is limited stays.
+fn is_number_of_key_limits(key: Option<&str>) -> bool {
+    let name = key.and_then(|key| key.strip_prefix("limits.key."));
+    name.is_some_and(|name| !name.starts_with("by."))
 }
 
 impl<'a> Reloader<'a> {

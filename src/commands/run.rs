@@ -279,7 +279,10 @@ pub(super) fn metered(store: Arc<dyn Store>, registry: &mut Registry) -> (Arc<dy
 fn changeable(config: &Config, router: Option<&BoundRouterRole>, tracer: Option<&Tracer>) -> Changeable {
     let names = config.keyspaces.iter().filter(|keyspace| keyspace.routing.is_some()).map(|it| it.name.clone());
     let tables = router.into_iter().flat_map(BoundRouterRole::tables);
+    let key_limiters = router.into_iter().flat_map(BoundRouterRole::key_limiters);
+    let limiter = |(name, limiter): (String, Option<_>)| Some((name, limiter?));
     Changeable {
+        key_limiters: names.clone().zip(key_limiters).filter_map(limiter).collect(),
         tables: names.zip(tables.cloned()).collect(),
         drain_timeout: config.router.as_ref().map(|section| section.drain.timeout),
         tracer: tracer.cloned(),

@@ -15,6 +15,7 @@ use segue_protocol::handoff::router::GateStage;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::metrics::{Metrics, PodSeries};
 use segue_proxy::router::{BoundRouter, JoiningRouter, Membership, Router, RouterState};
+use segue_proxy::routing::key_limit::KeyLimiter;
 use segue_proxy::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatches};
 use segue_proxy::routing::table::{ExchangeAges, StashLimits, Table};
 use segue_proxy::settings::{ForwardSettings, LoggedRequests};
@@ -38,6 +39,8 @@ use crate::telemetry::metrics::RouterMetrics;
 #[derive(Debug)]
 pub(crate) struct BoundRouterRole {
     router: BoundRouter,
+    /// One for each keyspace.
+    key_limiters: Vec<Option<KeyLimiter>>,
     is_labelled: bool,
     section: config::Router,
     admin: Option<String>,
@@ -84,6 +87,7 @@ impl BoundRouterRole {
         let choice = if config.lists_keyspaces { KeyspaceChoice::Among(matches()) } else { KeyspaceChoice::Only };
         Ok(BoundRouterRole {
             router: BoundRouter::adopt(settings, listeners, choice, &stashes)?,
+            key_limiters: routings.iter().map(|routing| routing.key_limits.as_ref().map(KeyLimiter::new)).collect(),
             is_labelled: config.lists_keyspaces,
             section: section.clone(),
             admin,
@@ -101,6 +105,11 @@ impl BoundRouterRole {
     /// Returns the table of each keyspace, in the order of the configuration.
     pub(crate) fn tables(&self) -> impl Iterator<Item = &Arc<Table>> {
         self.router.keyspaces().iter().map(|keyspace| &keyspace.table)
+    }
+
+    /// Returns what limits the keys of each keyspace, in the order of the configuration.
+    pub(crate) fn key_limiters(&self) -> impl Iterator<Item = Option<KeyLimiter>> {
+        self.key_limiters.iter().cloned()
     }
 
     /// Returns duplicates of the listeners, for a process that takes them over.
@@ -124,7 +133,8 @@ impl BoundRouterRole {
         }
         let (mut metrics, mut memberships, mut forward) = (Vec::new(), Vec::new(), Vec::new());
         let mut refusals = Vec::new();
-        for ((keyspace, routing), bound) in keyspaces.iter().zip(&routings).zip(self.router.keyspaces()) {
+        let each = keyspaces.iter().zip(&routings).zip(&self.key_limiters);
+        for (((keyspace, routing), key_limit), bound) in each.zip(self.router.keyspaces()) {
             let series =
                 Series::new(keyspace, registry, &bound.metrics, !is_labelled, self.tracer.as_ref(), &self.section);
             PodSeries::register(bound.table.clone(), keyspace.registry(registry));
@@ -138,7 +148,8 @@ impl BoundRouterRole {
             let told = refusal_log::tell_refusals(bound.metrics.clone()).instrument(keyspace.span());
             refusals.push(AbortOnDropHandle::new(tokio::spawn(told)));
             let settings = self.section.forward_settings(&keyspace.section.name, routing, self.pods.clone());
-            forward.push(ForwardSettings { tracer: self.tracer.clone(), requests: self.requests, ..settings });
+            let (tracer, requests, key_limit) = (self.tracer.clone(), self.requests, key_limit.clone());
+            forward.push(ForwardSettings { tracer, requests, key_limit, ..settings });
             metrics.push(series);
         }
         let workers = self.router.listener_metrics().clone();

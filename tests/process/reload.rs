@@ -97,6 +97,53 @@ fn a_hang_up_takes_the_limits_of_the_stash_over_unless_they_do_not_go_with_what_
 }
 
 #[test]
+fn a_hang_up_takes_the_numbers_of_the_limits_of_keys_over_and_names_the_rest() {
+    let folder = TempDir::new().unwrap();
+    let (router, admin) = (free_address(), free_address());
+    let text = |limits: &str| {
+        format!(
+            "[store]\nkind = \"memory\"\n[router]\nlisten = \"{router}\"\nstash = {{ max_wait = \"10m\" }}\n\
+             drain = {{ timeout = \"5s\" }}\npartition = {{ key = {{ header = \"x-key\" }} }}\n{limits}\n\
+             [coordinator]\n[admin]\nlisten = \"{admin}\"\n"
+        )
+    };
+    let path = file(&folder, &text("limits.key = { max_in_flight = 1 }"));
+    let log = || std::fs::read_to_string(folder.path().join("segue.log")).unwrap();
+    let mut process = start(folder.path(), &path);
+    process.until("/ready", || is_ready(admin));
+    let of_key = || Request::get("/").header("x-key", "a").timeout(Duration::from_secs(600));
+    let mut held = Vec::new();
+    let mut hold = |process: &mut Process, count: f64| {
+        let request = of_key();
+        held.push(std::thread::spawn(move || request.send(router)));
+        let counted = || metric(&get(admin, "/metrics").unwrap_or_default().1, "segue_stash_requests");
+        process.until("the requests that are held", || counted() == Some(count));
+        let refused = of_key().send(router).unwrap();
+        assert!(refused.status == 429 && refused.body.contains("\"rate\""), "{refused:?}");
+    };
+    let reload = |process: &mut Process, limits: &str, outcome: &str| {
+        let before = log().matches(outcome).count();
+        std::fs::write(&path, text(limits)).unwrap();
+        process.signal("HUP");
+        process.until(outcome, || log().matches(outcome).count() > before);
+    };
+    hold(&mut process, 1.0);
+    reload(&mut process, "limits.key = { max_in_flight = 2 }", "configuration reloaded");
+    hold(&mut process, 2.0);
+    assert!(!log().contains("take effect with a restart"), "{}", log());
+    let waiting = |key: &str| format!("take effect with a restart keys=\"{key}\"");
+    let by = "limits.key = { max_in_flight = 3, by = { header = \"x-tenant\" } }";
+    reload(&mut process, by, &waiting("router.limits.key.by.header"));
+    hold(&mut process, 3.0);
+    reload(&mut process, "", &waiting("router.limits.key.max_in_flight"));
+    assert_eq!(of_key().send(router).unwrap().status, 429, "they stay");
+    assert!(process.terminate().0.success());
+    for request in held {
+        assert!(request.join().unwrap().unwrap().body.contains("\"shutdown\""), "it was held to the end");
+    }
+}
+
+#[test]
 fn a_hang_up_names_a_default_that_follows_from_a_setting_and_waits_for_a_restart() {
     let folder = TempDir::new().unwrap();
     let (router, admin) = (free_address(), free_address());

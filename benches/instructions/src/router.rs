@@ -49,6 +49,7 @@ pub(crate) fn serve(protocol: UpstreamProtocol, tracing: bool, pods: &[SocketAdd
         trust_forwarded: false,
         exceptions: OwnerExceptions::default(),
         limits: ClientLimits::default(),
+        key_limit: None,
         upload_grace: UPLOAD_GRACE,
         tracer: tracing.then(|| Tracer::new(Sampler::default(), 1, Counter::default()).0),
         requests: LoggedRequests::default(),

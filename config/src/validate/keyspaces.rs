@@ -9,6 +9,7 @@
 //! * A table has no setting of a role that the file does not have.
 
 use segue_protocol::planning::Policy;
+use segue_proxy::routing::key_limit::KeyLimits;
 use segue_proxy::routing::keyspace_choice::{HostName, KeyspaceMatch, PathPrefix};
 use segue_proxy::routing::partition_key::{PartitionSource, WithoutKey};
 use segue_proxy::routing::route_rules::{RouteRule, RouteRules};
@@ -16,7 +17,7 @@ use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{OwnerExceptions, UpstreamProtocol};
 
 use super::partition::{self, PartitionKeys};
-use super::{coordinator, placement, router, routes};
+use super::{coordinator, key_limits, placement, router, routes};
 use crate::error::{Place, Wrong, quoted};
 use crate::keys::{ConfigKeys, KEYSPACES};
 use crate::reader::{ConfigReader, text};
@@ -58,6 +59,10 @@ pub(crate) static KEYS: ConfigKeys = ConfigKeys {
         MAX_BYTES,
         "keyspaces.stash.max_wait",
         PROTOCOL,
+        "keyspaces.limits.key.requests_per_second",
+        "keyspaces.limits.key.burst",
+        "keyspaces.limits.key.max_in_flight",
+        "keyspaces.limits.key.by.header",
         "keyspaces.partitions",
         "keyspaces.strategy",
         "keyspaces.max_concurrent_handoffs",
@@ -71,7 +76,7 @@ pub(crate) static KEYS: ConfigKeys = ConfigKeys {
 
 /// The keys of a table that belong to a role.
 const OF_ROLES: [(&str, &[&str]); 2] = [
-    ("router", &[MATCH, "keyspaces.partition", "keyspaces.stash", "keyspaces.upstream"]),
+    ("router", &[MATCH, "keyspaces.partition", "keyspaces.stash", "keyspaces.upstream", "keyspaces.limits"]),
     (
         "coordinator",
         &[
@@ -90,6 +95,7 @@ const OF_ROLES: [(&str, &[&str]); 2] = [
 struct Defaults {
     service: Option<String>,
     stash: Option<StashLimits>,
+    key_limits: Option<KeyLimits>,
     policy: Option<Policy>,
     /// The routes and the zone of the router.
     routes: (Vec<RouteRule>, Option<String>),
@@ -107,6 +113,7 @@ pub(super) fn read(r: &mut ConfigReader<'_>) -> Vec<KeyspaceSection> {
     let defaults = Defaults {
         service: r.name("service"),
         stash: r.has_section("router").then(|| router::stash(r)),
+        key_limits: r.has_section("router").then(|| key_limits::read(r, &key_limits::ROUTER, None)).flatten(),
         policy: r.has_section("coordinator").then(|| coordinator::policy(r)),
         routes: routes::read(r),
     };
@@ -115,7 +122,10 @@ pub(super) fn read(r: &mut ConfigReader<'_>) -> Vec<KeyspaceSection> {
         let number = defaults.policy.as_ref().map(|policy| policy.partitions);
         let routing = defaults.stash.map(|stash| {
             let exceptions = defaults.exceptions(partition::without_key(r, &partition::ROUTER, number));
-            Routing { matching: None, partition: one_partition(r), exceptions, stash, protocol: None }
+            let partition = one_partition(r);
+            let key_limits = defaults.key_limits.clone();
+            key_limits::check_key(r, &key_limits::ROUTER, key_limits.as_ref(), &partition);
+            Routing { matching: None, partition, exceptions, stash, protocol: None, key_limits }
         });
         let Defaults { service, policy, .. } = defaults;
         return vec![KeyspaceSection { name, service, routing, policy }];
@@ -170,15 +180,33 @@ fn keyspace(r: &mut ConfigReader<'_>, table: &mut ConfigReader<'_>, defaults: &D
     }
     let stash = stash(r, table, &defaults.stash.unwrap_or_default());
     let protocol = table.choice_if_given(PROTOCOL, UpstreamProtocol::NAMES);
+    let key_limits = key_limits(r, table, &partition, defaults.key_limits.as_ref());
     let policy = placement::read(table, &placement::KEYSPACE, &defaults.policy.clone().unwrap_or_default());
     let number = defaults.policy.as_ref().map(|_| policy.partitions);
     let exceptions = defaults.exceptions(partition::without_key(table, &partition::KEYSPACE, number));
     KeyspaceSection {
         name: name.unwrap_or_default(),
         service: table.name(SERVICE).or_else(|| defaults.service.clone()),
-        routing: defaults.stash.map(|_| Routing { matching, partition, exceptions, stash, protocol }),
+        routing: defaults
+            .stash
+            .map(|_| Routing { matching, partition, exceptions, stash, protocol, key_limits }),
         policy: defaults.policy.as_ref().map(|_| policy),
     }
+}
+
+fn key_limits(
+    r: &mut ConfigReader<'_>,
+    table: &mut ConfigReader<'_>,
+    partition: &PartitionSource,
+    default: Option<&KeyLimits>,
+) -> Option<KeyLimits> {
+    let limits = key_limits::read(table, &key_limits::KEYSPACE, default);
+    // Where the table says nothing of it, the mistake is the router's.
+    match table.has_section("keyspaces.limits.key") {
+        true => key_limits::check_key(table, &key_limits::KEYSPACE, limits.as_ref(), partition),
+        false => key_limits::check_key(r, &key_limits::ROUTER, limits.as_ref(), partition),
+    }
+    limits
 }
 
 fn matching(table: &mut ConfigReader<'_>) -> Option<KeyspaceMatch> {

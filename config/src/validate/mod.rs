@@ -11,6 +11,7 @@
 mod admin;
 mod coordinator;
 mod hooks;
+mod key_limits;
 mod keyspaces;
 mod partition;
 mod placement;

@@ -77,6 +77,10 @@ pub(super) const KEYS: &[&str] = &[
     "router.limits.max_connection_age",
     "router.limits.proxy_protocol",
     "router.limits.max_body_bytes",
+    "router.limits.key.requests_per_second",
+    "router.limits.key.burst",
+    "router.limits.key.max_in_flight",
+    "router.limits.key.by.header",
 ];
 
 /// Reads the section. The keyspaces have been read before.

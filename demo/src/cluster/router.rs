@@ -85,6 +85,7 @@ fn forward(name: &str, member: &PodMembership) -> ForwardSettings {
         keyspace: member.keyspace.clone(),
         // All clients share one address, and none may be refused.
         limits: ClientLimits { max_in_flight_per_client: 0, min_upload_rate: 0, ..ClientLimits::default() },
+        key_limit: None,
         upload_grace: UPLOAD_GRACE,
         tracer: None,
         requests: LoggedRequests::None,

@@ -238,7 +238,7 @@ fn understand(status: StatusCode, headers: &HeaderMap) -> Reply {
     let outcome = match code {
         _ if by_router.is_none() && status.is_success() => Outcome::Ok,
         // The router responds with these before anything was sent to a pod, or instead of it.
-        400 | 408 | 413 | 431 | 503 if by_router.is_some() => Outcome::Refused { code, reason },
+        400 | 408 | 413 | 429 | 431 | 503 if by_router.is_some() => Outcome::Refused { code, reason },
         421 => Outcome::Refused { code, reason },
         _ => Outcome::Unknown { code, reason },
     };

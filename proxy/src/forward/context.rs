@@ -22,6 +22,7 @@ use crate::message::request_body::Pace;
 use crate::message::reserved::ReservedHeaders;
 use crate::metrics::WorkerMetrics;
 use crate::routing::client_share::{AddressUse, Addresses};
+use crate::routing::key_limit::KeyLimiter;
 use crate::routing::partition_key::PartitionSource;
 use crate::routing::permit::TableHandle;
 use crate::runtime::background::Background;
@@ -36,6 +37,7 @@ pub(crate) struct WorkerContext {
     pub(crate) identity: RouterIdentity,
     pub(super) partition: PartitionSource,
     pub(super) exceptions: OwnerExceptions,
+    pub(super) key_limit: Option<KeyLimiter>,
     pub(crate) reserved: Rc<ReservedHeaders>,
     pub(crate) worker: TableHandle,
     pub(crate) upstream: Upstream,
@@ -72,6 +74,7 @@ impl WorkerContext {
             identity: RouterIdentity::new(header_value(&settings.router)?, header_value(&settings.keyspace)?),
             partition: settings.partition.clone(),
             exceptions: settings.exceptions.clone(),
+            key_limit: settings.key_limit.clone(),
             reserved: Rc::new(
                 ReservedHeaders::new(&settings.partition, settings.trust_forwarded)
                     .and(settings.exceptions.routes.headers()),

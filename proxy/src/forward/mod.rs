@@ -59,6 +59,7 @@ use self::response_body::ResponseBody;
 use crate::message::client_body::ClientBody;
 use crate::message::local_reply::{LocalReply, is_grpc};
 use crate::metrics::WorkerMetrics;
+use crate::routing::key_limit::OverKeyLimit;
 use crate::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatches};
 use crate::routing::partition_key::{LocationError, RequestLocation, WithoutKey};
 use crate::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
@@ -326,8 +327,15 @@ fn admit(shared: &WorkerContext, request: &mut ForwardRequest, partitions: u32) 
         note_key(shared, request, located);
     }
     let claim = request.claim(&shared.reserved).ok_or(LocalReply::Overload)?;
+    let of_key = match &shared.key_limit {
+        None => None,
+        Some(limiter) => {
+            let claimed = limiter.claim(&request.head, &shared.partition, request.arrived);
+            claimed.map_err(|OverKeyLimit| LocalReply::Rate)?
+        }
+    };
     let mut admission = shared.worker.enter(located.partition, located.order, request.weight(), request.arrived)?;
-    admission.keep(claim);
+    admission.keep(claim, of_key);
     match &admission {
         Admission::Admitted(permit) if !shared.load.has_room(permit.pod().slot) => Err(LocalReply::Overload),
         _ => Ok(admission),

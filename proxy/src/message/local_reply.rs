@@ -97,6 +97,8 @@ pub enum LocalReply {
     Trace,
     /// The request is an OPTIONS that may be forwarded no further.
     LastHop,
+    /// The key, or what else requests are limited by, has too many requests.
+    Rate,
     /// No keyspace matches the request, so it names no partition.
     NoKeyspace,
     /// The request's body is not framed as its head says.
@@ -107,7 +109,7 @@ pub enum LocalReply {
 
 impl LocalReply {
     /// All replies that are counted apart, in the order in which [`index`](Self::index) numbers them.
-    pub const ALL: [LocalReply; 19] = [
+    pub const ALL: [LocalReply; 20] = [
         LocalReply::NoPartition,
         LocalReply::BadPartition,
         LocalReply::Ambiguous,
@@ -127,6 +129,7 @@ impl LocalReply {
         LocalReply::TooSlow,
         LocalReply::Trace,
         LocalReply::LastHop,
+        LocalReply::Rate,
     ];
 
     /// Returns the index in [`ALL`](Self::ALL).
@@ -162,6 +165,7 @@ impl LocalReply {
             LocalReply::TooSlow => StatusCode::REQUEST_TIMEOUT,
             LocalReply::Trace => StatusCode::METHOD_NOT_ALLOWED,
             LocalReply::LastHop => StatusCode::OK,
+            LocalReply::Rate => StatusCode::TOO_MANY_REQUESTS,
         }
     }
 
@@ -185,6 +189,7 @@ impl LocalReply {
             LocalReply::HeadTooLarge | LocalReply::BodyTooLarge | LocalReply::TooSlow => "limit",
             LocalReply::Trace => "trace",
             LocalReply::LastHop => "max-forwards",
+            LocalReply::Rate => "rate",
         }
     }
 
@@ -224,6 +229,7 @@ impl LocalReply {
             LocalReply::TooSlow => "the request took too long to arrive",
             LocalReply::Trace => "a TRACE would show its client the headers that the router adds",
             LocalReply::LastHop => "this router is the last that the request may reach, because of its Max-Forwards",
+            LocalReply::Rate => "there are too many requests of this key; not forwarded",
             LocalReply::MalformedBody => {
                 "the request's body is not framed as its head says; a pod may have received a part of it"
             }
@@ -250,7 +256,7 @@ impl LocalReply {
             | LocalReply::Fenced
             | LocalReply::Shutdown
             | LocalReply::Overload => "14",
-            LocalReply::HeadTooLarge | LocalReply::BodyTooLarge => "8",
+            LocalReply::HeadTooLarge | LocalReply::BodyTooLarge | LocalReply::Rate => "8",
         }
     }
 
@@ -259,8 +265,9 @@ impl LocalReply {
         let (status, grpc_status) = (self.status(), self.grpc_status());
         let cause = Cause { status, grpc_status, reason: self.reason(), error: self.error() };
         let mut response = cause.response(partition, grpc);
-        if status == StatusCode::SERVICE_UNAVAILABLE {
-            // A handoff takes milliseconds; a second is the smallest value that the header can hold.
+        if matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
+            // A handoff takes milliseconds, and no rate is below one in a second; that is the smallest value that the header
+            // can hold.
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if matches!(self, LocalReply::Trace | LocalReply::LastHop) {

@@ -48,6 +48,7 @@
 //!     trust_forwarded: false,
 //!     exceptions: OwnerExceptions::default(),
 //!     limits: ClientLimits::default(),
+//!     key_limit: None,
 //!     upload_grace: UPLOAD_GRACE,
 //!     tracer: None,
 //!     requests: LoggedRequests::default(),

@@ -12,6 +12,7 @@ mod data_plane;
 pub mod gate;
 mod host;
 pub mod key_hash;
+pub mod key_limit;
 pub mod keyspace_choice;
 pub mod partition_key;
 pub mod partition_state;

@@ -91,6 +91,7 @@ impl Default for Settings {
                 exceptions: OwnerExceptions::default(),
                 // All clients of a test have one address, and some upload slowly.
                 limits: ClientLimits { max_in_flight_per_client: 0, min_upload_rate: 0, ..ClientLimits::default() },
+                key_limit: None,
                 upload_grace: UPLOAD_GRACE,
                 tracer: None,
                 requests: LoggedRequests::default(),

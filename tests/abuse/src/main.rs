@@ -18,6 +18,7 @@ mod few_files;
 mod gauge;
 mod good;
 mod held;
+mod hot_key;
 mod judge;
 mod memory;
 mod overload;
@@ -58,7 +59,8 @@ const CALM: Duration = Duration::from_secs(4);
 #[derive(Debug, Parser)]
 #[command(name = "segue-abuse", version)]
 struct Arguments {
-    /// Only those whose name contains this; `few-files`, `held-uploads`, `overload`, `outage` and `memory` are among them.
+    /// Only those whose name contains this; `few-files`, `hot-key`, `held-uploads`, `overload`, `outage` and `memory` are among
+    /// them.
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
     #[command(subcommand)]
@@ -192,6 +194,9 @@ async fn abuse(only: Option<&str>) -> anyhow::Result<bool> {
     }
     if chosen("few-files") {
         count(few_files::run(&cluster).await?);
+    }
+    if chosen("hot-key") {
+        count(undisturbed(async || hot_key::run(&cluster).await).await?);
     }
     if chosen("held-uploads") {
         count(held::run(&mut cluster).await?);

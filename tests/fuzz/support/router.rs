@@ -129,6 +129,7 @@ impl Router {
             trust_forwarded: false,
             exceptions: OwnerExceptions::default(),
             limits: ClientLimits { min_upload_rate: 0, ..ClientLimits::default() },
+            key_limit: None,
             upload_grace: UPLOAD_GRACE,
             tracer: None,
             requests: LoggedRequests::None,

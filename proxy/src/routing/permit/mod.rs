@@ -22,6 +22,7 @@ use tokio::time::Instant;
 
 pub(crate) use self::keyless::KeylessPermit;
 use crate::routing::client_share::ShareGuard;
+use crate::routing::key_limit::KeyShare;
 use crate::routing::stash::{Arrival, QueuePosition};
 use crate::routing::sync::oneshot;
 use crate::routing::sync::time::{Sleep, sleep_until};
@@ -66,12 +67,13 @@ pub enum Admission {
 }
 
 impl Admission {
-    /// Keeps the share for as long as the request waits or is in flight.
+    /// Keeps the shares of its client's and its key's limit for as long as the request waits or is in flight.
     #[inline]
-    pub(crate) fn keep(&mut self, share: ShareGuard) {
+    pub(crate) fn keep(&mut self, share: ShareGuard, of_key: Option<Box<KeyShare>>) {
         let (Admission::Admitted(Permit { request, .. }) | Admission::Queued(QueuedPermit { request, .. })) = self;
         if let Some(request) = request {
             request.share = Some(share);
+            request.of_key = of_key;
         }
     }
 }
@@ -155,6 +157,7 @@ impl TableHandle {
             held_until: None,
             refusals: None,
             share: None,
+            of_key: None,
         };
         match self.inner.table.try_pass(self.inner.index, partition, at) {
             Some(route) => Ok(Admission::Admitted(Permit::new(request, route, false))),
@@ -189,6 +192,8 @@ struct ArrivingRequest {
     refusals: Option<Box<OwnerRefusals>>,
     /// The request's count against its client's limit.
     share: Option<ShareGuard>,
+    /// Its count against its key's limit. Boxed: few sites have one.
+    of_key: Option<Box<KeyShare>>,
 }
 
 impl ArrivingRequest {
