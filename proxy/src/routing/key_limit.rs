@@ -101,7 +101,7 @@ impl KeyLimiter {
         head: &Parts,
         partition: &PartitionSource,
         now: Instant,
-    ) -> Result<Option<Box<KeyShare>>, OverKeyLimit> {
+    ) -> Result<Option<KeyShare>, OverKeyLimit> {
         let key = match &self.0.by {
             LimitedBy::Key => partition.order_key(head).filter(|key| !key.is_empty()),
             LimitedBy::Header(name) => Some(Cow::Borrowed(last(head, name))),
@@ -110,7 +110,7 @@ impl KeyLimiter {
         self.claim_at(&key, nanos(now.saturating_duration_since(self.0.began).as_nanos()))
     }
 
-    fn claim_at(&self, key: &[u8], now: u64) -> Result<Option<Box<KeyShare>>, OverKeyLimit> {
+    fn claim_at(&self, key: &[u8], now: u64) -> Result<Option<KeyShare>, OverKeyLimit> {
         let terms = self.0.terms.get();
         // Zero stands for no key.
         let hash = self.0.hasher.hash_one(key).max(1);
@@ -118,7 +118,7 @@ impl KeyLimiter {
         let Some(place) = set.place(hash) else { return Ok(None) };
         place.claim(&terms, now)?;
         drop(set);
-        Ok((terms.max_in_flight > 0).then(|| Box::new(KeyShare { limiter: self.clone(), hash })))
+        Ok((terms.max_in_flight > 0).then(|| KeyShare { limiter: self.clone(), hash }))
     }
 
     fn set_of(&self, hash: u64) -> &Mutex<Set> {

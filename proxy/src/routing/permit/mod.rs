@@ -69,11 +69,13 @@ pub enum Admission {
 impl Admission {
     /// Keeps the shares of its client's and its key's limit for as long as the request waits or is in flight.
     #[inline]
-    pub(crate) fn keep(&mut self, share: ShareGuard, of_key: Option<Box<KeyShare>>) {
+    pub(crate) fn keep(&mut self, share: ShareGuard, of_key: Option<KeyShare>) {
         let (Admission::Admitted(Permit { request, .. }) | Admission::Queued(QueuedPermit { request, .. })) = self;
         if let Some(request) = request {
             request.share = Some(share);
-            request.of_key = of_key;
+            if of_key.is_some() {
+                request.seldom.get_or_insert_default().of_key = of_key;
+            }
         }
     }
 }
@@ -155,9 +157,8 @@ impl TableHandle {
             arrival,
             bytes,
             held_until: None,
-            refusals: None,
+            seldom: None,
             share: None,
-            of_key: None,
         };
         match self.inner.table.try_pass(self.inner.index, partition, at) {
             Some(route) => Ok(Admission::Admitted(Permit::new(request, route, false))),
@@ -188,12 +189,18 @@ struct ArrivingRequest {
     bytes: usize,
     /// When it stops waiting, if it was ever held. A reload of the limits does not change it.
     held_until: Option<Instant>,
-    /// Boxed: few requests are refused, and each would carry the room for it.
-    refusals: Option<Box<OwnerRefusals>>,
+    /// Boxed: each request would carry the room for it.
+    seldom: Option<Box<SeldomState>>,
     /// The request's count against its client's limit.
     share: Option<ShareGuard>,
-    /// Its count against its key's limit. Boxed: few sites have one.
-    of_key: Option<Box<KeyShare>>,
+}
+
+/// What few requests have.
+#[derive(Debug, Default)]
+struct SeldomState {
+    refusals: Option<OwnerRefusals>,
+    /// The request's count against its key's limit.
+    of_key: Option<KeyShare>,
 }
 
 impl ArrivingRequest {
@@ -384,7 +391,8 @@ impl Permit {
 
     /// Returns whether the pod that the request goes to has refused it before.
     pub(crate) fn was_refused_here(&self) -> bool {
-        self.request().refusals.as_ref().is_some_and(|refusals| refusals.are_of(self.route.slot, self.route.epoch))
+        let refusals = self.request().seldom.as_ref().and_then(|seldom| seldom.refusals.as_ref());
+        refusals.is_some_and(|refusals| refusals.are_of(self.route.slot, self.route.epoch))
     }
 
     /// Puts a request back into the stash that no pod has acted on. It keeps its deadline. Fails if its pod refuses this
@@ -420,10 +428,12 @@ impl Permit {
             position: request.position(),
             is_tried: self.is_tried,
             bytes: request.bytes,
-            refusals: request.refusals.take().map(|refusals| *refusals),
+            refusals: request.seldom.as_mut().and_then(|seldom| seldom.refusals.take()),
         };
         let (grant, refusals) = request.table().put_back(request.partition, requeue, self.route, bounce);
-        request.refusals = refusals.map(Box::new);
+        if refusals.is_some() {
+            request.seldom.get_or_insert_default().refusals = refusals;
+        }
         QueuedPermit::new(request, grant)
     }
 }
