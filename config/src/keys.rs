@@ -95,6 +95,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::raw::RawValue;
     use crate::validate::KEYS;
 
     /// Returns the paths of the keys in `lines` of the example, commented out or not.
@@ -106,36 +107,25 @@ mod tests {
                 section = header.trim_matches(['[', ']']);
             } else if let Some((name, value)) = line.trim_start_matches("# ").split_once(" = ") {
                 let path = if section.is_empty() { name.to_owned() } else { format!("{section}.{name}") };
-                inner(&path, value, &mut shown);
+                let value = RawValue::from_toml(value).unwrap_or_else(|| RawValue::Other(value.to_owned()));
+                inner(&path, &value, &mut shown);
             }
         }
         shown
     }
 
     /// Adds the paths of the keys in the value of `path`, or `path` itself.
-    fn inner(path: &str, value: &str, shown: &mut BTreeSet<String>) {
-        let table = value.strip_prefix("{ ").and_then(|rest| rest.strip_suffix(" }"));
-        let Some(table) = table.filter(|_| KEYS.known(path).is_none()) else {
-            shown.insert(path.to_owned());
-            return;
+    fn inner(path: &str, value: &RawValue, shown: &mut BTreeSet<String>) {
+        let is_section = || {
+            let keys = KEYS.tables.iter().flat_map(|(_, keys)| keys.all()).chain(KEYS.all());
+            keys.into_iter().any(|key| within(key, path).is_some())
         };
-        // A list is a value, whatever is in it.
-        let table = match table.split_once('[').zip(table.rsplit_once(']')) {
-            Some(((before, _), (_, behind))) => format!("{before}[]{behind}"),
-            None => table.to_owned(),
-        };
-        // No table of the example has more than one table within it, which stands first or last.
-        let (outer, nested) = match table.split_once("{ ") {
-            Some((before, rest)) => {
-                let (within, behind) = rest.split_once(" }").unwrap();
-                let name = before.trim_end_matches(" = ").rsplit(", ").next().unwrap();
-                inner(&format!("{path}.{name}"), &format!("{{ {within} }}"), shown);
-                (before.strip_suffix(&format!("{name} = ")).unwrap(), behind)
+        match value {
+            RawValue::Table(items) if is_section() => {
+                items.iter().for_each(|(name, value)| inner(&format!("{path}.{name}"), value, shown));
             }
-            None => (table.as_str(), ""),
-        };
-        let pairs = outer.split(", ").chain(nested.split(", "));
-        shown.extend(pairs.filter_map(|pair| Some(format!("{path}.{}", pair.split_once(" = ")?.0))));
+            _ => drop(shown.insert(path.to_owned())),
+        }
     }
 
     const EXAMPLE: &str = include_str!("../segue.example.toml");

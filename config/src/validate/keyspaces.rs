@@ -187,9 +187,7 @@ fn keyspace(r: &mut ConfigReader<'_>, table: &mut ConfigReader<'_>, defaults: &D
     KeyspaceSection {
         name: name.unwrap_or_default(),
         service: table.name(SERVICE).or_else(|| defaults.service.clone()),
-        routing: defaults
-            .stash
-            .map(|_| Routing { matching, partition, exceptions, stash, protocol, key_limits }),
+        routing: defaults.stash.map(|_| Routing { matching, partition, exceptions, stash, protocol, key_limits }),
         policy: defaults.policy.as_ref().map(|_| policy),
     }
 }

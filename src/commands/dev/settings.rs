@@ -78,6 +78,7 @@ name = "router"
 listen = "{listen}"
 [router.partition]
 key = {key}
+without_key = "any"
 [coordinator]
 name = "coordinator"
 partitions = {partitions}

@@ -3,6 +3,7 @@
 //! Both undo themselves when dropped: a held request whose client disconnects leaves the stash, and an exchange that
 //! ends in any way leaves the gate. Each belongs to one worker thread.
 
+mod admission;
 mod early;
 mod keyless;
 mod keys;
@@ -20,6 +21,7 @@ use segue_protocol::ids::{Epoch, PartitionId};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
+pub use self::admission::Admission;
 pub(crate) use self::keyless::KeylessPermit;
 use crate::routing::client_share::ShareGuard;
 use crate::routing::key_limit::KeyShare;
@@ -54,29 +56,6 @@ impl Inner {
         let at = now.max(self.last_arrival.get() + 1);
         self.last_arrival.set(at);
         Arrival { at, worker: self.index as u32 }
-    }
-}
-
-/// The outcome of a request's arrival at the gate.
-#[derive(Debug)]
-pub enum Admission {
-    /// The request may go to the pod.
-    Admitted(Permit),
-    /// The request waits.
-    Queued(QueuedPermit),
-}
-
-impl Admission {
-    /// Keeps the shares of its client's and its key's limit for as long as the request waits or is in flight.
-    #[inline]
-    pub(crate) fn keep(&mut self, share: ShareGuard, of_key: Option<KeyShare>) {
-        let (Admission::Admitted(Permit { request, .. }) | Admission::Queued(QueuedPermit { request, .. })) = self;
-        if let Some(request) = request {
-            request.share = Some(share);
-            if of_key.is_some() {
-                request.seldom.get_or_insert_default().of_key = of_key;
-            }
-        }
     }
 }
 

@@ -41,7 +41,13 @@ fn over_unix() -> (Upstream, UnixListener, TempDir) {
 fn certificates(folder: &TempDir) -> (ServerTls, ClientTls) {
     let authority = Authority::new(folder.path(), "ours");
     let own = authority.issue("service");
-    let files = ServerFiles { cert: own.cert, key: own.key, client_ca: None, client_cert_is_optional: false };
+    let files = ServerFiles {
+        cert: own.cert,
+        key: own.key,
+        client_ca: None,
+        client_cert_is_optional: false,
+        others: Vec::new(),
+    };
     let client = ClientFiles { ca: authority.file, identity: None, server_name: None };
     (ServerTls::load(files).unwrap(), ClientTls::load(client).unwrap())
 }
