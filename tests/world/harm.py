@@ -10,6 +10,8 @@ import time
 
 # Within this time after a kill a request may still be sent on a connection whose end nobody has noticed.
 NOTICED = 2.0
+# The key of requests that have none, which any pod may have got.
+ANY = "any"
 # How many are printed, and how long a description may be. A service that keeps nothing does harm with each request.
 SHOWN, LONGEST = 30, 1000
 
@@ -78,4 +80,5 @@ class Harm:
 
     @staticmethod
     def excuses(kill, failure, partition):
-        return partition in kill.partitions and failure.began - NOTICED <= kill.at <= failure.ended
+        is_of_pod = partition in kill.partitions or failure.key == ANY
+        return is_of_pod and failure.began - NOTICED <= kill.at <= failure.ended

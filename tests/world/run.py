@@ -28,6 +28,7 @@ from clients.front import Front  # noqa: E402
 from clients.git import Git  # noqa: E402
 from clients.grpc_log import Grpc  # noqa: E402
 from clients.radicale_dav import Radicale  # noqa: E402
+from clients.registry import Registry  # noqa: E402
 from clients.remote_write import RemoteWrite  # noqa: E402
 from clients.sqlite_asgi import Sqlite  # noqa: E402
 from clients.websocket_log import WebSocket  # noqa: E402
@@ -37,7 +38,7 @@ from harness.processes import folder_of_processes  # noqa: E402
 from site_of_services import Site  # noqa: E402
 from work import journals  # noqa: E402
 
-SERVICES = [Git, Grpc, WebSocket, Radicale, RemoteWrite, Sqlite, Front]
+SERVICES = [Git, Grpc, WebSocket, Radicale, RemoteWrite, Registry, Sqlite, Front]
 SABOTAGES = ("acknowledge-early", "past-router", "no-drain-hook")
 PROGRESS = 10
 # How long clients may take for what they have begun.
@@ -55,7 +56,7 @@ async def report(services, faults, view, harm):
 
 def check_work(service, harm):
     """Checks what the pods noted of their work. Returns by key the partition that its requests had."""
-    partitions = {}
+    partitions = dict(service.partitions_of_keys())
     for key, notes in journals(service.folder).items():
         epoch = 0
         for note in notes:

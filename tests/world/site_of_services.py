@@ -43,7 +43,7 @@ class Pod:
 
     def processes_of_service(self):
         """Returns the ids of the processes that run its service."""
-        command = ["pgrep", "--full", "--exact", re.escape(" ".join(self.command))]
+        command = ["pgrep", "--full", "--exact", re.escape(self.service.command_of(self))]
         return [int(line) for line in subprocess.run(command, capture_output=True, check=False).stdout.split()]
 
 
@@ -61,8 +61,8 @@ class Site(Segue):
             "coordinator": {"name": "coordinator", "partitions": PARTITIONS, "lease_ttl": "5s", **QUICK, "settle": "200ms"},
             "keyspaces": [{"name": service.name} for service in services],
         })
-        routes = [{"name": service.name, "match": {"path_prefix": service.prefix}, "partition": {"key": service.key}}
-                  for service in services]
+        routes = [{"name": service.name, "match": {"path_prefix": service.prefix},
+                   "partition": {"key": service.key, "without_key": service.without_key}} for service in services]
         tls = {"tls": {"cert": self.certificate, "key": self.key}}
         for name, port, more in (("router", self.port, {}), ("router-tls", self.tls_port, tls)):
             router = {"name": name, "listen": at(port), "lease_ttl": "5s", "workers": 1} | more

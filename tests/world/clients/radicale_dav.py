@@ -9,7 +9,7 @@ import time
 import aiohttp
 import caldav
 
-from harm import says_broken
+from harm import ANY, says_broken
 
 from .service import Service
 
@@ -30,6 +30,8 @@ END:VCALENDAR
 
 class Radicale(Service):
     name, program, prefix, key = "radicale", "radicale_dav.py", "/dav", {"path": "/dav/{key}"}
+    # Clients find their calendars at `/dav/`.
+    without_key = "any"
     clients = 6
 
     def __init__(self, *rest):
@@ -37,9 +39,10 @@ class Radicale(Service):
         self.events = {}  # by user and event: the changes of which one has to be there, and the ETag of the last
 
     def calendar(self, user):
-        """Returns the calendar as the package `caldav` has it."""
-        client = caldav.DAVClient(url=f"{self.site.url}/dav/{user}/", username=user, password="any", timeout=60)
-        return caldav.Calendar(client=client, url=f"{self.site.url}/dav/{user}/calendar/")
+        """Returns the calendar that the package `caldav` finds for the user."""
+        client = caldav.DAVClient(url=f"{self.site.url}/dav/", username=user, password="any", timeout=60)
+        (calendar,) = client.principal().calendars()
+        return calendar
 
     async def client(self, number):
         random, user = self.random_of(number), f"user-{number}"
@@ -90,14 +93,23 @@ class Radicale(Service):
         self.failed(user, began, f"{method} {url}: {what}", is_broken)
         return None
 
+    @staticmethod
+    def is_broken(error):
+        return any(text in repr(error) for text in ("502", "lease-lost", "onnection"))
+
     async def list(self, user):
         """Compares the calendar with what was acknowledged. Nobody changes it meanwhile."""
         began = time.time()
         try:
-            found = await asyncio.to_thread(self.calendar(user).events)
+            calendar = await asyncio.to_thread(self.calendar, user)
+        except Exception as error:
+            # It was for no user, so any pod that was killed may have had it.
+            self.failed(ANY, began, f"PROPFIND: {error!r}", self.is_broken(error))
+            return
+        try:
+            found = await asyncio.to_thread(calendar.events)
         except Exception as error:  # those of the package and of its own HTTP client
-            is_broken = any(text in repr(error) for text in ("502", "lease-lost", "onnection"))
-            self.failed(user, began, f"REPORT: {error!r}", is_broken)
+            self.failed(user, began, f"REPORT: {error!r}", self.is_broken(error))
             return
         self.succeeded(began)
         texts = [event.data for event in found]

@@ -12,6 +12,7 @@ class Service:
     `client(number)`, which does one thing at a time until `self.is_over()`, and `check()`."""
 
     clients = 4
+    without_key = "refuse"
     has_drain_hook = False
 
     def __init__(self, site, harm, seed, sabotage):
@@ -21,6 +22,14 @@ class Service:
         self.options = ["--acknowledge-early"] if sabotage == "acknowledge-early" else []
         self.requests, self.acknowledged, self.reconnects, self.slowest = 0, 0, 0, 0.0
         self.over = asyncio.Event()
+
+    def command_of(self, pod):
+        """Returns the command line of the pod's service."""
+        return " ".join(pod.command)
+
+    def partitions_of_keys(self):
+        """Returns the partitions of keys, where the pods' notes do not tell them."""
+        return {}
 
     async def prepare(self):
         """Makes what is there before the first request."""

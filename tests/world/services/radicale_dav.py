@@ -1,5 +1,6 @@
 """Radicale, by its own server, below /dav/: CalDAV with its own storage of files. Each user is a key."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -21,7 +22,9 @@ class Application(radicale.app.Application):
         path = environ["PATH_INFO"].removeprefix(PREFIX)
         environ = environ | {"SCRIPT_NAME": PREFIX, "PATH_INFO": path}
         headers = {f"segue-{name}": environ.get(f"HTTP_SEGUE_{name.upper()}") for name in ("epoch", "partition")}
-        with WORK.on(path.split("/")[1], headers):
+        user = path.split("/")[1]
+        # A request of no user, such as the search for one's calendars, goes to any pod.
+        with WORK.on(user, headers) if user else contextlib.nullcontext():
             return super().__call__(environ, start_response)
 
 
