@@ -24,7 +24,7 @@ use super::passage::Passage;
 use super::request::ForwardRequest;
 use super::response_body::ResponseBody;
 use crate::message::local_reply::LocalReply;
-use crate::routing::table::{Pod, ReadyPod};
+use crate::routing::table::{Bounce, Pod, ReadyPod};
 
 /// One of so many requests may go to a pod that fails: without any it would never be seen to have recovered.
 const PROBES: u32 = 16;
@@ -54,7 +54,9 @@ pub(super) fn send_to_any<'a>(
                 Err(AttemptError::Bounced(passage, bounce)) => (passage, bounce),
             };
             shared.metrics.bounced(bounce);
-            if let Some(refusal) = bounce.consequences().refusal {
+            // A pod that is well may take no requests without a key.
+            let refusal = bounce.consequences().refusal.filter(|_| !matches!(bounce, Bounce::Misdirected));
+            if let Some(refusal) = refusal {
                 shared.budgets.refused(pod.slot, Instant::now());
                 pod.health.refused(refusal);
             }
