@@ -25,7 +25,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, info, warn};
 
 /// Time between two checks of the files.
-const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// A certificate that expires within this time deserves a warning. The alert SegueCertificateExpires has the same time.
 const SOON_DAYS: u64 = 14;
 const SOON: Duration = Duration::from_secs(SOON_DAYS * 24 * 3600);

@@ -85,6 +85,7 @@ def pictures(run):
         for dark in (False, True):
             browser.open(demo.admin.url, width, dark)
             where = f"{width}-{'dark' if dark else 'light'}"
+            until(lambda: any(row[0] not in ("–", "0") for row in browser.read()["rates"]), "the rates of pods")
             until(lambda: (page := browser.read())["tone"] == "moving" and len(page["handoffs"]) >= 4, "moves")
             run.picture(f"moving-{where}")
             until(lambda: browser.read()["tone"] == "settled", "no moves")
