@@ -138,7 +138,7 @@ mod tests {
         for (list, keys) in KEYS.tables {
             let is_of_list = |part: &&str| part.starts_with(&format!("{list}]]"));
             let tables = parts.iter().copied().filter(is_of_list).flat_map(|part| {
-                // What follows a table stands behind an empty line.
+                // An empty line ends a table.
                 let table = part.split("\n\n").next().unwrap();
                 let header = format!("# [[{list}]]");
                 shown(std::iter::once(header.as_str()).chain(table.lines().skip(1)))

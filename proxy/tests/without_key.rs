@@ -23,11 +23,11 @@ fn settings(without_key: WithoutKey) -> Settings {
 }
 
 /// The heads of the requests that a pod got.
-type Seen = Arc<Mutex<Vec<HeaderMap>>>;
+type SeenHeads = Arc<Mutex<Vec<HeaderMap>>>;
 
 /// Starts a pod that answers with its name.
-async fn named(speaks: Speaks, name: &'static str) -> (Pod, Seen) {
-    let seen = Seen::default();
+async fn named(speaks: Speaks, name: &'static str) -> (Pod, SeenHeads) {
+    let seen = SeenHeads::default();
     let sees = seen.clone();
     let pod = Pod::start(speaks, move |request| {
         sees.lock().unwrap().push(request.headers().clone());
@@ -37,8 +37,8 @@ async fn named(speaks: Speaks, name: &'static str) -> (Pod, Seen) {
 }
 
 /// Starts a pod that refuses everything, and returns how often it was asked.
-async fn refusing() -> (Pod, Seen) {
-    let seen = Seen::default();
+async fn refusing() -> (Pod, SeenHeads) {
+    let seen = SeenHeads::default();
     let sees = seen.clone();
     let pod = Pod::start(Speaks::Http1, move |request| {
         sees.lock().unwrap().push(request.headers().clone());

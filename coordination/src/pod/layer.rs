@@ -253,7 +253,7 @@ where
     }
 }
 
-/// What a router has stamped a request with.
+/// The stamps that a router has put on a request.
 enum Stamps {
     Owned(PartitionId, Epoch),
     /// It has no key.

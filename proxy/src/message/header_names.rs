@@ -18,7 +18,7 @@ pub(crate) const SEGUE_MISDIRECTED: HeaderName = HeaderName::from_static(headers
 pub(crate) const SEGUE_REASON: HeaderName = HeaderName::from_static(headers::SEGUE_REASON);
 pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-/// Whose certificate a client has shown, as Envoy writes it.
+/// The certificate that a client has shown, in the form of Envoy.
 pub(crate) const X_FORWARDED_CLIENT_CERT: HeaderName = HeaderName::from_static("x-forwarded-client-cert");
 /// How each hop handled a response, for its client (RFC 9209).
 const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");

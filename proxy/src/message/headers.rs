@@ -48,7 +48,7 @@ pub(crate) struct ClientLines {
     pub(crate) address: HeaderValue,
     /// The scheme that the client used: `http` or `https`.
     pub(crate) scheme: &'static str,
-    /// What `x-forwarded-client-cert` says of a client that has shown a certificate.
+    /// The value of `x-forwarded-client-cert`, if the client has shown a certificate.
     pub(crate) certificate: Option<HeaderValue>,
     /// The version of nearly all of its requests.
     pub(crate) version: Version,

@@ -32,7 +32,7 @@ const PLACES_PER_SET: usize = 8;
 /// Limits of each key (`[router.limits.key]`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct KeyLimits {
-    /// What is limited.
+    /// The part of a request that has the limits.
     pub by: LimitedBy,
     /// Most requests in a second, on average; 0: no limit.
     pub requests_per_second: u32,
@@ -42,7 +42,7 @@ pub struct KeyLimits {
     pub max_in_flight: u32,
 }
 
-/// What of a request is limited.
+/// The part of a request that has limits.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum LimitedBy {
     /// The key that it is routed or ordered by. A request without one is not limited.

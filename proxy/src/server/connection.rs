@@ -75,7 +75,7 @@ struct ReadyConnection {
     stream: Stream,
     /// The client's address, as `x-forwarded-for` has it.
     peer: HeaderValue,
-    /// What `x-forwarded-client-cert` says of a client with a certificate.
+    /// The value of `x-forwarded-client-cert`, if the client has shown a certificate.
     certificate: Option<HeaderValue>,
 }
 

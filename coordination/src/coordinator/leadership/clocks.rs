@@ -26,7 +26,7 @@ pub(super) struct Clocks {
     compared: BTreeMap<Role, BTreeMap<String, ComparedClock>>,
 }
 
-/// What a process registers as. A pod and a router may have the same name.
+/// The kind of a registration. A pod and a router may have the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Role {
     Pod,

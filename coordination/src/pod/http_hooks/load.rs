@@ -27,7 +27,7 @@ const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a call may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a service reports.
+/// The hook, and the last report of its service.
 #[derive(Debug, Clone)]
 pub(super) struct LoadHook {
     url: HookUrl,
