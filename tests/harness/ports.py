@@ -1,5 +1,6 @@
 """Free ports on loopback for processes that a test or a comparison starts. `tests/support/ports.rs` says why they are what they are."""
 
+import errno
 import fcntl
 import os
 import random
@@ -19,10 +20,11 @@ def free_port():
         lock = open(os.path.join(folder, str(port)), "w", encoding="utf-8")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with socket.socket() as tried:
-                tried.bind(("127.0.0.1", port))
         except OSError:
             lock.close()
             continue
-        KEPT.append(lock)
-        return port
+        with socket.socket() as tried:
+            if tried.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED:
+                KEPT.append(lock)
+                return port
+        lock.close()

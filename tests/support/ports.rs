@@ -10,10 +10,12 @@
 use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
 use std::hash::BuildHasher;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::io::ErrorKind::ConnectionRefused;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::Duration;
 
 const FIRST_PORT: u16 = 10_000;
 const MIN_PORTS: u16 = 1_000;
@@ -61,7 +63,16 @@ pub fn free_ports(count: u16) -> u16 {
 fn reserved(port: u16) -> Option<File> {
     let path = FOLDER.join(port.to_string());
     let file = File::create(&path).unwrap_or_else(|error| panic!("cannot create {}: {error}", path.display()));
-    (file.try_lock().is_ok() && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()).then_some(file)
+    (file.try_lock().is_ok() && nobody_listens(port)).then_some(file)
+}
+
+/// Returns whether connections to this port are refused.
+///
+/// To bind it would tell as well. But a process that another thread starts meanwhile inherits the listener, and the
+/// port would stay taken until that process runs its own program.
+fn nobody_listens(port: u16) -> bool {
+    let connected = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), Duration::from_secs(1));
+    matches!(connected, Err(error) if error.kind() == ConnectionRefused)
 }
 
 /// Returns [`free_port`] on loopback.
@@ -74,4 +85,37 @@ pub fn free_address() -> SocketAddr {
 
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::process::Command;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_port_stays_free_while_other_threads_start_processes() {
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !done.load(Relaxed) {
+                        Command::new("true").status().expect("true is a program");
+                    }
+                });
+            }
+            let failed = (0..200).find_map(|_| TcpListener::bind(free_address()).err());
+            done.store(true, Relaxed);
+            assert!(failed.is_none(), "{failed:?}");
+        });
+    }
+
+    #[test]
+    fn a_port_with_a_listener_is_not_free() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        assert!(!nobody_listens(listener.local_addr().unwrap().port()));
+    }
 }
