@@ -365,12 +365,12 @@ fn size(value: &RawValue) -> Result<usize, Wrong> {
     }
 }
 
-pub(crate) fn choice<T: Copy>(value: &RawValue, choices: &[(&str, T)]) -> Result<T, Wrong> {
+pub(crate) fn choice<T: Clone>(value: &RawValue, choices: &[(&str, T)]) -> Result<T, Wrong> {
     let names = || choices.iter().map(|(name, _)| *name);
     let expected = format!("expected one of {}", names().collect::<Vec<_>>().join(", "));
     let text = text(value, &expected)?;
     let chosen = choices.iter().find(|(name, _)| *name == text);
-    chosen.map(|(_, choice)| *choice).ok_or_else(|| {
+    chosen.map(|(_, choice)| choice.clone()).ok_or_else(|| {
         let near = nearest(&text.to_lowercase(), names()).map(str::to_owned);
         Wrong::new(format!("{} is not known", quoted(text)), expected).did_you_mean(near)
     })

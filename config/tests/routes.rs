@@ -49,11 +49,27 @@ fn mistakes_in_a_route_are_named_with_their_place() {
         ),
         (
             "match = { path = \"/a\" }".to_owned(),
-            "3:1: router.route.to: not given; expected one of owner, any, pod-of-zone",
+            "3:1: router.route.to: not given; expected \"owner\", \"any\", \"pod-of-zone\" or { upstream = \"127.0.0.1:9000\" }",
         ),
         (
             "match = { path = \"/a\" }\nto = \"all\"".to_owned(),
-            "5:6: router.route.to: \"all\" is not known; expected one of owner, any, pod-of-zone",
+            "5:6: router.route.to: \"all\" is not known; expected \"owner\", \"any\", \"pod-of-zone\" or { upstream = \"127.0.0.1:9000\" }",
+        ),
+        (
+            "match = { path = \"/a\" }\nto = {}".to_owned(),
+            "5:1: router.route.to: not given; expected \"owner\", \"any\", \"pod-of-zone\" or { upstream = \"127.0.0.1:9000\" }",
+        ),
+        (
+            "match = { path = \"/a\" }\nto = { upstream = \"replica\" }".to_owned(),
+            "5:19: router.route.to.upstream: \"replica\" is not a host and a port; expected a host and a port, such as \"10.0.0.7:8181\" or \"writer-0:8181\"",
+        ),
+        (
+            "match = { path = \"/a\" }\nto = { upstream = \"unix:/run/app.sock\" }".to_owned(),
+            "5:19: router.route.to.upstream: \"unix:/run/app.sock\" is not a host and a port; expected a host and a port, such as \"10.0.0.7:8181\" or \"writer-0:8181\"",
+        ),
+        (
+            "match = { path = \"/a\" }\nto = { upstream = \"0.0.0.0:9000\" }".to_owned(),
+            "5:19: router.route.to.upstream: \"0.0.0.0:9000\" is no address that the router could connect to; expected a host and a port, such as \"10.0.0.7:8181\" or \"writer-0:8181\"",
         ),
         (
             format!("match = {{ path = \"a\" }}{any}"),
@@ -102,6 +118,39 @@ fn mistakes_in_a_route_are_named_with_their_place() {
         text.contains("router.route.match.pth: unknown key; expected one of path, path_prefix, methods, header"),
         "{text}"
     );
+    let text = refused(&routed("match = { path = \"/a\" }\nto = { upstrem = \"replica:9000\" }"));
+    assert!(
+        text.contains("router.route.to.upstrem: unknown key; expected one of upstream; did you mean upstream"),
+        "{text}"
+    );
+    assert!(!text.contains("not given"), "{text}");
     let text = refused("[router]\nroute = 7\n");
     assert!(text.contains("router.route: not a list of tables; expected [[router.route]]"), "{text}");
+}
+
+#[test]
+fn a_route_may_lead_to_a_service_by_its_address_or_name_and_not_back_to_the_router() {
+    for address in ["127.0.0.1:9000", "replica.persons:9000", "[::1]:9000"] {
+        let config =
+            accepted(&routed(&format!("match = {{ path_prefix = \"/a\" }}\nto = {{ upstream = \"{address}\" }}")));
+        let routes = config.keyspaces[0].routing.clone().unwrap().exceptions.routes;
+        assert_eq!(routes.upstreams().map(|upstream| &**upstream).collect::<Vec<_>>(), [address]);
+    }
+    let back = |listen: &str| {
+        format!(
+            "[router]\nlisten = \"{listen}\"\n[[router.route]]\nmatch = {{ path = \"/a\" }}\nto = {{ upstream = \"127.0.0.1:9000\" }}\n"
+        )
+    };
+    for listen in ["127.0.0.1:9000", "0.0.0.0:9000"] {
+        assert_refused(
+            &back(listen),
+            &[&format!(
+                "segue.toml:2:1: router.listen: {listen} is router.route.to.upstream of a route, too: the router would send \
+                 itself its requests; expected the address of another service in the route"
+            )],
+        );
+    }
+    for listen in ["127.0.0.1:9001", "127.0.0.2:9000"] {
+        assert_accepted(&back(listen));
+    }
 }

@@ -10,6 +10,7 @@ mod early_answers;
 mod edge;
 mod failing;
 mod fairness;
+mod fixed_upstream;
 mod flushing;
 mod handoff;
 mod holding;

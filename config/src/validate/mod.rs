@@ -72,6 +72,7 @@ pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
     a_role_is_there(r);
     drain_fits_into_a_phase(r, &config);
     listeners_are_apart(r, &config);
+    routes::lead_elsewhere(r, &config);
     socket_paths_are_apart(r, &config);
     hot_restart_is_possible(r, &config);
     (config, reader.into_problems())

@@ -9,9 +9,11 @@ use http::{HeaderValue, Method};
 use segue_proxy::routing::keyspace_choice::PathPrefix;
 use segue_proxy::routing::route_rules::{Destination, HeaderMatch, PathMatch, RouteRule};
 
+use super::{overlap, reachable};
 use crate::error::{Wrong, quoted};
 use crate::keys::ConfigKeys;
-use crate::reader::{ConfigReader, list, text};
+use crate::reader::{ConfigReader, choice, list, text};
+use crate::validated::Config;
 
 /// The name of the list.
 pub(super) const LIST: &str = "router.route";
@@ -23,11 +25,13 @@ const HEADER: &str = "router.route.match.header";
 const VALUE: &str = "router.route.match.value";
 const MATCH: &str = "router.route.match";
 const TO: &str = "router.route.to";
+const UPSTREAM: &str = "router.route.to.upstream";
+const LISTEN: &str = "router.listen";
 const ZONE: &str = "router.zone";
 
 /// The keys of a table.
 pub(crate) static KEYS: ConfigKeys =
-    ConfigKeys { sections: &[&[PATH, PATH_PREFIX, METHODS, HEADER, VALUE, TO]], tables: &[] };
+    ConfigKeys { sections: &[&[PATH, PATH_PREFIX, METHODS, HEADER, VALUE, TO, UPSTREAM]], tables: &[] };
 
 /// Returns the routes in the order of the file, and the router's zone.
 pub(super) fn read(r: &mut ConfigReader<'_>) -> (Vec<RouteRule>, Option<String>) {
@@ -54,15 +58,39 @@ fn rule(table: &mut ConfigReader<'_>, has_zone: bool) -> RouteRule {
         let place = table.empty_section(MATCH);
         table.report(place, MATCH, Wrong::new("not given", remedy));
     }
-    let to = table.choice_if_given(TO, Destination::NAMES);
-    if !table.is_given(TO) {
-        table.report(None, TO, Wrong::new("not given", "expected one of owner, any, pod-of-zone"));
+    RouteRule { path: exact.or(prefix), methods, header, to: destination(table, has_zone) }
+}
+
+/// Refuses a route that leads back to the router.
+pub(super) fn lead_elsewhere(r: &mut ConfigReader<'_>, config: &Config) {
+    let Some(router) = &config.router else { return };
+    let routing = config.keyspaces.iter().filter_map(|keyspace| keyspace.routing.as_ref()).next();
+    let upstreams = routing.into_iter().flat_map(|routing| routing.exceptions.routes.upstreams());
+    if upstreams.filter_map(|address| address.parse().ok()).any(|address| overlap(router.listen, address)) {
+        let fact =
+            format!("{} is {UPSTREAM} of a route, too: the router would send itself its requests", router.listen);
+        let place = r.given_at(LISTEN);
+        r.report(place, LISTEN, Wrong::new(fact, "expected the address of another service in the route"));
     }
-    if to == Some(Destination::Zone) && !has_zone {
+}
+
+fn destination(table: &mut ConfigReader<'_>, has_zone: bool) -> Destination {
+    const EXPECTED: &str = "expected \"owner\", \"any\", \"pod-of-zone\" or { upstream = \"127.0.0.1:9000\" }";
+    let named = table.read(TO, |value| {
+        let named = choice(value, Destination::NAMES);
+        named.map_err(|wrong| Wrong { remedy: EXPECTED.to_owned(), ..wrong })
+    });
+    let upstream = table.read(UPSTREAM, |value| reachable(value, "the router"));
+    let is_empty = !table.has_section(TO) || table.empty_section(TO).is_some();
+    if !table.is_given(TO) && is_empty {
+        let place = table.empty_section(TO);
+        table.report(place, TO, Wrong::new("not given", EXPECTED));
+    }
+    if named == Some(Destination::Zone) && !has_zone {
         let fact = format!("\"pod-of-zone\" without {ZONE}");
         table.report_value(TO, Wrong::new(fact, "expected the router's zone there"));
     }
-    RouteRule { path: exact.or(prefix), methods, header, to: to.unwrap_or_default() }
+    upstream.map(|address| Destination::Upstream(address.into())).or(named).unwrap_or_default()
 }
 
 fn path(table: &mut ConfigReader<'_>, key: &'static str, expected: &'static str) -> Option<PathPrefix> {

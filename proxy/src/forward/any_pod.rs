@@ -1,7 +1,7 @@
 //! Requests that go to any pod: those without a key, and those that a route sends there.
 //!
-//! They pass no gate, wait for no cutover, and take the attempt, its connections and what is recorded of a pod from the
-//! others. Not here: which pods there are ([`table`](crate::routing::table)).
+//! They pass no gate and wait for no cutover. Not here: an attempt ([`keyless`](super::keyless)), and which pods there are
+//! ([`table`](crate::routing::table)).
 //!
 //! # Invariants
 //!
@@ -14,17 +14,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use http::Response;
-use tokio::time::Instant;
 
-use super::attempt::{AttemptError, send};
 use super::context::WorkerContext;
 use super::error::RouteError;
-use super::in_flight::{ExchangeTerms, InFlight};
-use super::passage::Passage;
+use super::keyless::{KeylessError, attempt};
 use super::request::ForwardRequest;
 use super::response_body::ResponseBody;
 use crate::message::local_reply::LocalReply;
-use crate::routing::table::{Bounce, Pod, ReadyPod};
+use crate::routing::table::{Pod, ReadyPod};
 
 /// One of so many requests may go to a pod that fails: without any it would never be seen to have recovered.
 const PROBES: u32 = 16;
@@ -43,26 +40,10 @@ pub(super) fn send_to_any<'a>(
             let pod = chosen(shared, &shared.worker.ready_pods(), &tried, zone)?;
             tried.push(pod.slot);
             shared.budgets.first_try(pod.slot);
-            let passage = Passage::Keyless(shared.worker.permit_keyless(&pod, share));
-            let in_flight = Box::new(InFlight::begin(passage, shared, ExchangeTerms::of(request)));
-            let (passage, bounce) = match send(shared, request, in_flight).await {
+            share = match attempt(shared, request, &pod, share).await {
                 Ok(response) => return Ok(response),
-                Err(AttemptError::LocalReply(own)) => return Err(own.into()),
-                Err(AttemptError::ClientGone) => return Err(RouteError::ClientGone),
-                // Without a partition no lease of the router's counts.
-                Err(AttemptError::Fenced(_)) => return Err(LocalReply::NoOwner.into()),
-                Err(AttemptError::Bounced(passage, bounce)) => (passage, bounce),
-            };
-            shared.metrics.bounced(bounce);
-            // A pod that is well may take no requests without a key.
-            let refusal = bounce.consequences().refusal.filter(|_| !matches!(bounce, Bounce::Misdirected));
-            if let Some(refusal) = refusal {
-                shared.budgets.refused(pod.slot, Instant::now());
-                pod.health.refused(refusal);
-            }
-            share = match passage {
-                Passage::Keyless(permit) => permit.into_share(),
-                Passage::Owned(_) => return Err(LocalReply::NoOwner.into()),
+                Err(KeylessError::Ended(error)) => return Err(error),
+                Err(KeylessError::Bounced(share, _)) => share,
             };
         }
     })

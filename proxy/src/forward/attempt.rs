@@ -33,7 +33,7 @@ use super::tunnel;
 use crate::message::client_body::ClientSwitch;
 use crate::message::grpc_timeout;
 use crate::message::header_names::SEGUE_REASON;
-use crate::message::headers::{self, RoutingHeaders};
+use crate::message::headers::RoutingHeaders;
 use crate::message::local_reply::{LocalReply, PodReason, is_grpc};
 use crate::message::request_body::BodyError;
 use crate::routing::table::{Bounce, Pod};
@@ -265,7 +265,7 @@ fn begin<'request>(
     let left = left.map(grpc_timeout::header);
     let routing = RoutingHeaders {
         reserved: &shared.reserved,
-        ownership: in_flight.ownership(),
+        stamp: in_flight.stamp(),
         identity: &shared.identity,
         client: &request.peer.lines,
         grpc_timeout: left.as_ref(),
@@ -295,7 +295,7 @@ fn responded(
     let body = &request.body;
     match outcome {
         PodResponse::Response(mut response) => {
-            if !headers::take_misdirected(response.status(), response.headers_mut()) {
+            if !in_flight.take_refusal(&mut response) {
                 note_acceptance(shared, in_flight.pod());
                 body.settle();
                 return Ok(pass_on(response, in_flight, request));

@@ -25,6 +25,7 @@ use crate::routing::client_share::{AddressUse, Addresses};
 use crate::routing::key_limit::KeyLimiter;
 use crate::routing::partition_key::PartitionSource;
 use crate::routing::permit::TableHandle;
+use crate::routing::table::Pod;
 use crate::runtime::background::Background;
 use crate::runtime::coarse_timer::CoarseTimer;
 use crate::runtime::repeated_line::RepeatedLine;
@@ -37,6 +38,8 @@ pub(crate) struct WorkerContext {
     pub(crate) identity: RouterIdentity,
     pub(super) partition: PartitionSource,
     pub(super) exceptions: OwnerExceptions,
+    /// The services that routes lead to and that are no pods.
+    pub(super) upstreams: Box<[Arc<Pod>]>,
     pub(super) key_limit: Option<KeyLimiter>,
     pub(crate) reserved: Rc<ReservedHeaders>,
     pub(crate) worker: TableHandle,
@@ -74,6 +77,7 @@ impl WorkerContext {
             identity: RouterIdentity::new(header_value(&settings.router)?, header_value(&settings.keyspace)?),
             partition: settings.partition.clone(),
             exceptions: settings.exceptions.clone(),
+            upstreams: settings.exceptions.routes.upstreams().map(|address| worker.upstream(address)).collect(),
             key_limit: settings.key_limit.clone(),
             reserved: Rc::new(
                 ReservedHeaders::new(&settings.partition, settings.trust_forwarded)

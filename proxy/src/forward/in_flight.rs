@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::StatusCode;
+use http::{Response, StatusCode};
 use segue_protocol::ids::{Epoch, PartitionId};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -19,6 +19,7 @@ use super::passage::Passage;
 use super::request::{FailedAttempt, ForwardRequest};
 use super::request_log::RequestLine;
 use super::trace::AttemptTrace;
+use crate::message::headers::{self, Stamp};
 use crate::message::local_reply::PodReason;
 use crate::metrics::CutOffCause;
 use crate::routing::request_summary::RequestSummary;
@@ -105,6 +106,22 @@ impl InFlight {
     /// Returns the partition and the epoch. `None` for a request without a key.
     pub(crate) fn ownership(&self) -> Option<(PartitionId, Epoch)> {
         self.passage().ownership()
+    }
+
+    /// Returns what the pod is told of them.
+    pub(super) fn stamp(&self) -> Stamp {
+        self.passage().stamp()
+    }
+
+    /// Returns whether a response is a pod's refusal, and removes from it what says so. What only pods can say counts for
+    /// nothing if a service says it that is no pod.
+    #[inline]
+    pub(super) fn take_refusal<B>(&self, response: &mut Response<B>) -> bool {
+        if self.passage().is_outside() {
+            headers::clean_foreign_response(response.headers_mut());
+            return false;
+        }
+        headers::take_misdirected(response.status(), response.headers_mut())
     }
 
     /// Returns whether the deadline has passed.

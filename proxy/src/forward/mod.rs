@@ -17,8 +17,10 @@ pub(crate) mod client_presence;
 mod concurrency_limit;
 mod context;
 mod error;
+mod fixed_upstream;
 mod held;
 mod in_flight;
+mod keyless;
 mod keyspaces;
 mod passage;
 mod read_on;
@@ -49,6 +51,7 @@ use self::context::WorkerContext;
 pub(crate) use self::context::check;
 use self::error::RouteError;
 pub use self::error::{ClientGone, InvalidName};
+use self::fixed_upstream::send_to_upstream;
 use self::held::{HeldRequest, table_is_there};
 use self::in_flight::{ExchangeTerms, InFlight};
 use self::keyspaces::Keyspaces;
@@ -64,7 +67,7 @@ use crate::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatches};
 use crate::routing::partition_key::{LocationError, RequestLocation, WithoutKey};
 use crate::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use crate::routing::route_rules::Destination;
-use crate::routing::table::Bounce;
+use crate::routing::table::{Bounce, Pod};
 use crate::settings::ForwardSettings;
 
 /// One worker's data path.
@@ -259,13 +262,15 @@ impl Drop for UnansweredRequest<'_> {
 async fn route(shared: &Rc<WorkerContext>, request: &mut ForwardRequest) -> Result<Response<ResponseBody>, RouteError> {
     request.check(&shared.reserved)?;
     request.limit_forwarding()?;
+    let elsewhere = if shared.exceptions.routes.is_empty() { None } else { elsewhere(shared, request)? };
+    if let Some(Elsewhere::Upstream(upstream)) = elsewhere {
+        return send_to_upstream(shared, request, upstream).await;
+    }
     let partitions = match shared.worker.partitions_at_once() {
         0 => Box::pin(table_is_there(&shared.worker, &shared.reserved, request)).await?,
         partitions => partitions,
     };
-    if !shared.exceptions.routes.is_empty()
-        && let Some(zone) = elsewhere(shared, request)?
-    {
+    if let Some(Elsewhere::Pod(zone)) = elsewhere {
         return send_to_any(shared, request, zone).await;
     }
     let mut admission = match admit(shared, request, partitions) {
@@ -342,13 +347,26 @@ fn admit(shared: &WorkerContext, request: &mut ForwardRequest, partitions: u32) 
     }
 }
 
-/// Returns the zone to prefer if a route sends the request to any pod. `None`: it goes to its owner.
+/// Where a route sends a request, if not to its owner.
+#[derive(Clone, Copy)]
+enum Elsewhere<'a> {
+    /// To any pod, if possible of this zone.
+    Pod(Option<&'a str>),
+    /// To a service that is no pod.
+    Upstream(&'a Arc<Pod>),
+}
+
+/// Returns where a route sends the request. `None`: it goes to its owner.
 #[cold]
-fn elsewhere<'a>(shared: &'a WorkerContext, request: &ForwardRequest) -> Result<Option<Option<&'a str>>, LocalReply> {
+fn elsewhere<'a>(shared: &'a WorkerContext, request: &ForwardRequest) -> Result<Option<Elsewhere<'a>>, LocalReply> {
     Ok(match shared.exceptions.routes.destination(&request.head)? {
         Destination::Owner => None,
-        Destination::Any => Some(None),
-        Destination::Zone => Some(shared.exceptions.zone.as_deref()),
+        Destination::Any => Some(Elsewhere::Pod(None)),
+        Destination::Zone => Some(Elsewhere::Pod(shared.exceptions.zone.as_deref())),
+        Destination::Upstream(address) => {
+            let mut upstreams = shared.upstreams.iter();
+            upstreams.find(|upstream| *upstream.address == **address).map(Elsewhere::Upstream)
+        }
     })
 }
 

@@ -1,4 +1,5 @@
-//! The right to send a request to its pod: a permit of its partition, or that of a request without a key.
+//! The right to send a request to its pod: a permit of its partition, or that of a request without a key, which may also go to
+//! a service that is no pod.
 //!
 //! # Invariants
 //!
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use segue_protocol::ids::{Epoch, PartitionId};
 use tokio_util::sync::CancellationToken;
 
+use crate::message::headers::Stamp;
 use crate::routing::permit::{KeylessPermit, Permit};
 use crate::routing::request_summary::RequestSummary;
 use crate::routing::table::{Pod, WorkerTraffic};
@@ -18,7 +20,7 @@ use crate::routing::table::{Pod, WorkerTraffic};
 pub(crate) enum Passage {
     /// By its partition.
     Owned(Permit),
-    /// To any pod.
+    /// To any pod, or to a service that is none.
     Keyless(KeylessPermit),
 }
 
@@ -50,6 +52,22 @@ impl Passage {
     #[inline]
     pub(super) fn ownership(&self) -> Option<(PartitionId, Epoch)> {
         self.permit().map(|permit| (permit.partition(), permit.epoch()))
+    }
+
+    /// Returns what the pod is told of them.
+    #[inline]
+    pub(super) fn stamp(&self) -> Stamp {
+        match self {
+            Passage::Owned(permit) => Stamp::Partition(permit.partition(), permit.epoch()),
+            Passage::Keyless(permit) if permit.pod().is_upstream => Stamp::Nothing,
+            Passage::Keyless(_) => Stamp::NoPartition,
+        }
+    }
+
+    /// Returns whether the request goes to a service that is no pod.
+    #[inline]
+    pub(super) fn is_outside(&self) -> bool {
+        matches!(self, Passage::Keyless(permit) if permit.pod().is_upstream)
     }
 
     #[inline]

@@ -15,7 +15,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::NoResponse;
 use super::in_flight::InFlight;
-use crate::message::headers;
 use crate::metrics::CutOffCause;
 use crate::runtime::exchange_timeout::EndCause;
 use crate::upstream::{Exchange, ExchangeGuard as _, PodResponse, ResponseStream};
@@ -53,7 +52,7 @@ pub(super) fn see_through(mut exchange: Exchange, mut in_flight: Box<InFlight>) 
                 if let Some(trace) = &in_flight.trace {
                     trace.responded(response.status(), false);
                 }
-                if !headers::take_misdirected(response.status(), response.headers_mut()) {
+                if !in_flight.take_refusal(&mut response) {
                     in_flight.delivered();
                 }
                 if response.body().is_stream() {

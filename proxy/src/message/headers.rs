@@ -78,12 +78,22 @@ impl ClientLines {
 /// The headers that the router writes on a request, and those that it removes.
 pub(crate) struct RoutingHeaders<'request> {
     pub(crate) reserved: &'request ReservedHeaders,
-    /// `None` for a request without a key.
-    pub(crate) ownership: Option<(PartitionId, Epoch)>,
+    pub(crate) stamp: Stamp,
     pub(crate) identity: &'request RouterIdentity,
     pub(crate) client: &'request ClientLines,
     /// What is left of a gRPC call's time; replaces the client's value.
     pub(crate) grpc_timeout: Option<&'request HeaderValue>,
+}
+
+/// What a request tells its pod of the partition that it is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stamp {
+    /// The partition, and the epoch of its owner.
+    Partition(PartitionId, Epoch),
+    /// That it is for none.
+    NoPartition,
+    /// Nothing, not even the router and the keyspace: it goes to a service that is no pod.
+    Nothing,
 }
 
 /// The most options that a message's `Connection` lines may have together. Each declares a header that the message could
@@ -170,6 +180,12 @@ pub(crate) fn clean_response(headers: &mut HeaderMap) {
     for name in declared.into_iter().chain(others) {
         headers.remove(name);
     }
+}
+
+/// Removes from the response of a service that is no pod what only a pod can say.
+pub(crate) fn clean_foreign_response(headers: &mut HeaderMap) {
+    headers.remove(SEGUE_MISDIRECTED);
+    headers.remove(SEGUE_REASON);
 }
 
 /// Removes from trailers what may only stand in a head.

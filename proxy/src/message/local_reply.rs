@@ -99,6 +99,8 @@ pub enum LocalReply {
     LastHop,
     /// The key, or what else requests are limited by, has too many requests.
     Rate,
+    /// The service that a route leads to, which is no pod, takes no request.
+    NoUpstream,
     /// No keyspace matches the request, so it names no partition.
     NoKeyspace,
     /// The request's body is not framed as its head says.
@@ -109,7 +111,7 @@ pub enum LocalReply {
 
 impl LocalReply {
     /// All replies that are counted apart, in the order in which [`index`](Self::index) numbers them.
-    pub const ALL: [LocalReply; 20] = [
+    pub const ALL: [LocalReply; 21] = [
         LocalReply::NoPartition,
         LocalReply::BadPartition,
         LocalReply::Ambiguous,
@@ -130,6 +132,7 @@ impl LocalReply {
         LocalReply::Trace,
         LocalReply::LastHop,
         LocalReply::Rate,
+        LocalReply::NoUpstream,
     ];
 
     /// Returns the index in [`ALL`](Self::ALL).
@@ -159,7 +162,8 @@ impl LocalReply {
             | LocalReply::NoOwner
             | LocalReply::Fenced
             | LocalReply::Shutdown
-            | LocalReply::Overload => StatusCode::SERVICE_UNAVAILABLE,
+            | LocalReply::Overload
+            | LocalReply::NoUpstream => StatusCode::SERVICE_UNAVAILABLE,
             LocalReply::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             LocalReply::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             LocalReply::TooSlow => StatusCode::REQUEST_TIMEOUT,
@@ -190,6 +194,7 @@ impl LocalReply {
             LocalReply::Trace => "trace",
             LocalReply::LastHop => "max-forwards",
             LocalReply::Rate => "rate",
+            LocalReply::NoUpstream => "no-upstream",
         }
     }
 
@@ -230,6 +235,9 @@ impl LocalReply {
             LocalReply::Trace => "a TRACE would show its client the headers that the router adds",
             LocalReply::LastHop => "this router is the last that the request may reach, because of its Max-Forwards",
             LocalReply::Rate => "there are too many requests of this key; not forwarded",
+            LocalReply::NoUpstream => {
+                "the service that this route leads to cannot be reached or takes no requests; not forwarded"
+            }
             LocalReply::MalformedBody => {
                 "the request's body is not framed as its head says; a pod may have received a part of it"
             }
@@ -255,7 +263,8 @@ impl LocalReply {
             | LocalReply::NoOwner
             | LocalReply::Fenced
             | LocalReply::Shutdown
-            | LocalReply::Overload => "14",
+            | LocalReply::Overload
+            | LocalReply::NoUpstream => "14",
             LocalReply::HeadTooLarge | LocalReply::BodyTooLarge | LocalReply::Rate => "8",
         }
     }

@@ -1,8 +1,9 @@
-//! The series of each pod.
+//! The series of each pod, and of each service that routes lead to and that is no pod.
 //!
 //! # Invariants
 //!
-//! * The series of a pod go once no partition leads there, so their number follows that of the pods.
+//! * The series of a pod go once no partition leads there, so their number follows that of the pods. Those of other services
+//!   stay.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,10 +28,10 @@ impl PodSeries {
         registry.register_collector(Box::new(PodSeries(table)));
     }
 
-    /// Returns the traffic of each pod, over all its lives to which partitions lead.
+    /// Returns the traffic of each service that is no pod, and of each pod, over all its lives to which partitions lead.
     fn by_name(&self) -> BTreeMap<&str, TrafficTotal> {
         let mut by_name: BTreeMap<&str, TrafficTotal> = BTreeMap::new();
-        for pod in self.0.pods() {
+        for pod in self.0.pods().chain(self.0.upstreams()) {
             by_name.entry(&pod.name).or_default().add(&pod.traffic.total());
         }
         by_name

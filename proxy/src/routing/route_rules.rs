@@ -1,12 +1,14 @@
 //! The routes of a router's file (`[[router.route]]`): which requests do not go to the owner of their key's partition.
 //!
-//! Pure. Not here: the pod that such a request goes to (`forward`).
+//! Pure. Not here: the pod, or the other service, that such a request goes to (`forward`).
 //!
 //! # Invariants
 //!
 //! * The first rule that matches counts. A request that none matches goes to the owner.
 //! * Where a rule looks at the path, a path that a pod may read as another one is refused, and so is a request whose lines of
 //!   a header that a rule looks at contradict each other.
+
+use std::sync::Arc;
 
 use http::header::{HeaderName, HeaderValue};
 use http::request::Parts;
@@ -16,7 +18,7 @@ use super::keyspace_choice::PathPrefix;
 use super::partition_key::{LocationError, has_empty_segment, is_ambiguous};
 
 /// Where a request goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Destination {
     /// To the owner of its key's partition.
     #[default]
@@ -25,10 +27,12 @@ pub enum Destination {
     Any,
     /// To any pod that is ready in the router's zone, or otherwise to any.
     Zone,
+    /// To the service at this `host:port`, which is no pod of the keyspace.
+    Upstream(Arc<str>),
 }
 
 impl Destination {
-    /// All choices, by their names in the file.
+    /// The choices without an address, by their names in the file.
     pub const NAMES: &[(&str, Self)] =
         &[("owner", Destination::Owner), ("any", Destination::Any), ("pod-of-zone", Destination::Zone)];
 }
@@ -90,22 +94,30 @@ impl RouteRules {
         self.rules.iter().filter_map(|rule| Some(&rule.header.as_ref()?.name))
     }
 
+    /// Returns the addresses of the services that are no pods.
+    pub fn upstreams(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.rules.iter().filter_map(|rule| match &rule.to {
+            Destination::Upstream(address) => Some(address),
+            Destination::Owner | Destination::Any | Destination::Zone => None,
+        })
+    }
+
     /// Returns where a request with this head goes.
     ///
     /// # Errors
     ///
     /// Fails if a pod may read another path, or another value of a header, than the router.
-    pub fn destination(&self, head: &Parts) -> Result<Destination, LocationError> {
+    pub fn destination(&self, head: &Parts) -> Result<&Destination, LocationError> {
         let path = head.uri.path();
         if self.depth > 0 && (is_ambiguous(path, self.depth) || has_empty_segment(path, self.depth)) {
             return Err(LocationError::Bad);
         }
         for rule in &self.rules {
             if rule.matches(head)? {
-                return Ok(rule.to);
+                return Ok(&rule.to);
             }
         }
-        Ok(Destination::Owner)
+        Ok(&Destination::Owner)
     }
 }
 
@@ -177,7 +189,7 @@ mod tests {
         let request =
             lines.iter().fold(http::Request::builder(), |request, (name, value)| request.header(*name, *value));
         let (head, ()) = request.method(method).uri(uri).body(()).unwrap().into_parts();
-        RouteRules::new(rules.to_vec()).destination(&head)
+        RouteRules::new(rules.to_vec()).destination(&head).cloned()
     }
 
     #[test]

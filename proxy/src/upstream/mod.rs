@@ -195,7 +195,7 @@ impl Upstream {
                 connections.whole.forget_choice();
                 connections.uploading.forget_choice();
                 if connections.failed() {
-                    tracing::warn!(pod = pod.name, address = pod.address, %error, "pod cannot be reached; retrying");
+                    note_unreachable(pod, error);
                 }
             }
         }
@@ -262,5 +262,15 @@ impl Upstream {
                 *slot = None;
             }
         }
+    }
+}
+
+/// Logs that a pod, or a service that is none, cannot be reached.
+#[cold]
+fn note_unreachable(pod: &Pod, error: &io::Error) {
+    if pod.is_upstream {
+        tracing::warn!(address = pod.address, %error, "the service of a route cannot be reached; retrying");
+    } else {
+        tracing::warn!(pod = pod.name, address = pod.address, %error, "pod cannot be reached; retrying");
     }
 }

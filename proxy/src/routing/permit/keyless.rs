@@ -1,4 +1,4 @@
-//! A request without a key on its way to a pod. It passes no gate, and no drain waits for it.
+//! A request without a key on its way to a pod, or to a service that is none. It passes no gate, and no drain waits for it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,6 +22,11 @@ impl TableHandle {
     /// Returns the pods that a request without a key may go to.
     pub(crate) fn ready_pods(&self) -> Arc<[ReadyPod]> {
         self.inner.table.ready_pods()
+    }
+
+    /// Returns the service at this address, which is no pod.
+    pub(crate) fn upstream(&self, address: &str) -> Arc<Pod> {
+        self.inner.table.upstream(address).clone()
     }
 
     /// Lets a request without a key go to this pod.

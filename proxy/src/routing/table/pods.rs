@@ -11,17 +11,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use dashmap::DashMap;
-use segue_protocol::ids::Incarnation;
+use segue_protocol::ids::{Incarnation, Revision};
 
 use super::pod_health::PodHealth;
 use super::pod_traffic::PodTraffic;
 
-/// One incarnation of a pod at one address.
+/// One incarnation of a pod at one address, or a service that is no pod and that routes lead to.
 #[derive(Debug)]
 pub struct Pod {
     /// A dense number, never reused for another pod.
     pub slot: u32,
-    /// The pod's name.
+    /// The pod's name. That of a service is `upstream:host:port`, which no pod can have.
     pub name: String,
     /// The incarnation.
     pub incarnation: Incarnation,
@@ -35,6 +35,8 @@ pub struct Pod {
     pub(crate) is_asked: AtomicBool,
     /// Whether sending to it is safe even if this router's lease may have ended.
     pub(crate) serves_without_lease: bool,
+    /// Whether it is a service that knows nothing of the keyspace.
+    pub(crate) is_upstream: bool,
 }
 
 /// All pods that partitions have ever led to.
@@ -58,6 +60,23 @@ impl Pods {
         address: &str,
         serves_without_lease: bool,
     ) -> u32 {
+        self.slot(name, incarnation, address, serves_without_lease, false)
+    }
+
+    /// Returns the number of the service at this address, the same one each time.
+    pub(super) fn intern_upstream(&self, address: &str) -> u32 {
+        let never = Incarnation::registered_at(Revision::new(0));
+        self.slot(&format!("upstream:{address}"), never, address, true, true)
+    }
+
+    fn slot(
+        &self,
+        name: &str,
+        incarnation: Incarnation,
+        address: &str,
+        serves_without_lease: bool,
+        is_upstream: bool,
+    ) -> u32 {
         let key = (name.to_owned(), incarnation, address.to_owned(), serves_without_lease);
         *self.slots.entry(key).or_insert_with(|| {
             self.pods.push_with(|slot| {
@@ -70,9 +89,15 @@ impl Pods {
                     traffic: PodTraffic::new(self.workers),
                     is_asked: AtomicBool::new(false),
                     serves_without_lease,
+                    is_upstream,
                 })
             }) as u32
         })
+    }
+
+    /// Returns the services that are no pods.
+    pub(super) fn upstreams(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.pods.iter().map(|(_, pod)| pod).filter(|pod| pod.is_upstream)
     }
 
     #[inline]

@@ -182,6 +182,16 @@ impl Table {
         self.pods.intern(name, incarnation, address, serves_without_lease)
     }
 
+    /// Returns the service at this address, which is no pod. It is counted as pods are.
+    pub(crate) fn upstream(&self, address: &str) -> &Arc<Pod> {
+        self.pod(self.pods.intern_upstream(address))
+    }
+
+    /// Returns all such services.
+    pub(crate) fn upstreams(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.pods.upstreams()
+    }
+
     /// Has every worker connect to the pod unless it is connected already, because requests will go there.
     pub(crate) fn expect(&self, slot: u32) {
         self.expected.tell(slot);

@@ -13,7 +13,9 @@ use http::request::Parts;
 use crate::message::grpc_timeout::GRPC_TIMEOUT;
 use crate::message::header_names::{NO_PARTITION, X_FORWARDED_CLIENT_CERT, X_FORWARDED_FOR, X_FORWARDED_PROTO};
 use crate::message::header_scan::HeaderScan;
-use crate::message::headers::{ConnectionOptions, RoutingHeaders, continued, passes_to_pod, takes_trailers, via};
+use crate::message::headers::{
+    ConnectionOptions, RoutingHeaders, Stamp, continued, passes_to_pod, takes_trailers, via,
+};
 
 /// How the body of a request is delimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,15 +128,18 @@ fn routing_lines(
     routing: &RoutingHeaders<'_>,
     said: &ClientHeaders,
 ) {
-    match routing.ownership {
-        Some((partition, epoch)) => {
+    match routing.stamp {
+        Stamp::Partition(partition, epoch) => {
             let mut digits = itoa::Buffer::new();
             line(out, b"segue-partition", digits.format(partition.get()).as_bytes());
             line(out, b"segue-epoch", digits.format(epoch.get()).as_bytes());
         }
-        None => line(out, b"segue-partition", NO_PARTITION.as_bytes()),
+        Stamp::NoPartition => line(out, b"segue-partition", NO_PARTITION.as_bytes()),
+        Stamp::Nothing => {}
     }
-    out.extend_from_slice(&routing.identity.lines);
+    if routing.stamp != Stamp::Nothing {
+        out.extend_from_slice(&routing.identity.lines);
+    }
     if let Some(left) = routing.grpc_timeout {
         line(out, b"grpc-timeout", left.as_bytes());
     }
@@ -239,7 +244,7 @@ mod tests {
         let client = ClientLines::new(HeaderValue::from_static("10.0.0.9"), false, None, Version::HTTP_11);
         let routing = RoutingHeaders {
             reserved,
-            ownership: Some((P7, E3)),
+            stamp: Stamp::Partition(P7, E3),
             identity: &identity,
             client: &client,
             grpc_timeout: None,

@@ -17,7 +17,9 @@ use crate::message::header_names::{
     X_FORWARDED_PROTO,
 };
 use crate::message::header_scan::HeaderScan;
-use crate::message::headers::{ConnectionOptions, RoutingHeaders, continued, passes_to_pod, takes_trailers, via};
+use crate::message::headers::{
+    ConnectionOptions, RoutingHeaders, Stamp, continued, passes_to_pod, takes_trailers, via,
+};
 use crate::message::local_reply::LocalReply;
 
 /// Bytes that HTTP/2 counts for each header beside its text (RFC 9113, 6.5.2).
@@ -99,15 +101,18 @@ fn pod_headers(head: &Parts, scan: HeaderScan, routing: &RoutingHeaders<'_>) -> 
             headers.append(name, value.clone());
         }
     }
-    match routing.ownership {
-        Some((partition, epoch)) => {
+    match routing.stamp {
+        Stamp::Partition(partition, epoch) => {
             headers.insert(SEGUE_PARTITION, HeaderValue::from(partition.get()));
             headers.insert(SEGUE_EPOCH, HeaderValue::from(epoch.get()));
         }
-        None => drop(headers.insert(SEGUE_PARTITION, HeaderValue::from_static(NO_PARTITION))),
+        Stamp::NoPartition => drop(headers.insert(SEGUE_PARTITION, HeaderValue::from_static(NO_PARTITION))),
+        Stamp::Nothing => {}
     }
-    headers.insert(SEGUE_ROUTER, routing.identity.router.clone());
-    headers.insert(SEGUE_KEYSPACE, routing.identity.keyspace.clone());
+    if routing.stamp != Stamp::Nothing {
+        headers.insert(SEGUE_ROUTER, routing.identity.router.clone());
+        headers.insert(SEGUE_KEYSPACE, routing.identity.keyspace.clone());
+    }
     if let Some(left) = routing.grpc_timeout {
         headers.insert(GRPC_TIMEOUT, left.clone());
     }
@@ -160,7 +165,7 @@ mod tests {
         let partition = PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None };
         let routing = RoutingHeaders {
             reserved: &ReservedHeaders::new(&partition, true),
-            ownership: Some((P7, E3)),
+            stamp: Stamp::Partition(P7, E3),
             identity: &identity,
             client: &client,
             grpc_timeout: None,
