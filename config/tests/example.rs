@@ -238,6 +238,19 @@ fn each_commented_key_of_a_table_is_accepted() {
 }
 
 #[test]
+fn each_commented_key_of_a_route_is_accepted() {
+    let (_, table) = EXAMPLE.split_once("# [[router.route]]\n").unwrap();
+    let lines = || table.lines().take_while(|line| line.starts_with('#')).filter_map(|line| line.strip_prefix("# "));
+    let of = |key: &'static str| lines().filter(move |line| line.starts_with(key));
+    let mut tried = 0;
+    for (matching, to) in of("match = ").flat_map(|matching| of("to = ").map(move |to| (matching, to))) {
+        accepted(to, &format!("[router]\nlisten = \"127.0.0.1:8080\"\n[[router.route]]\n{matching}\n{to}\n"));
+        tried += 1;
+    }
+    assert_eq!(tried, 4);
+}
+
+#[test]
 fn the_examples_of_single_roles_are_accepted() {
     let router = accepted("router", include_str!("../examples/router.toml"));
     let partition = router.keyspaces[0].routing.clone().unwrap().partition;
@@ -251,8 +264,8 @@ fn the_examples_of_single_roles_are_accepted() {
         routing.partition.partitioner().to_string(),
         "the murmur2 hash of headers:x-team-id x-person-id joined by :"
     );
-    assert_eq!((routing.exceptions.without_key, routing.exceptions.zone.as_deref()), (WithoutKey::Any, Some("a")));
-    assert!(!routing.exceptions.routes.is_empty());
+    assert_eq!((routing.exceptions.without_key, routing.exceptions.zone.as_deref()), (WithoutKey::Refuse, Some("a")));
+    assert_eq!(routing.exceptions.routes.upstreams().map(|it| &**it).collect::<Vec<_>>(), ["127.0.0.1:50052"]);
     let several = accepted("keyspaces", include_str!("../examples/keyspaces.toml"));
     assert_eq!(several.keyspaces.len(), 3);
     let file = segue_config::locate("keyspaces", include_str!("../examples/keyspaces.toml"), [], "h").unwrap();

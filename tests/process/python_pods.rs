@@ -52,6 +52,7 @@ fn pod(cluster: &mut WriterCluster, folder: &str, name: &str, whom: &[&str]) {
 /// Runs the unit tests of a module in this folder.
 fn unit_tests(folder: &str, module: &str) {
     let (folder, mut command) = python(folder);
+    command.env("SEGUE", env!("CARGO_BIN_EXE_segue"));
     let output = command.args(["-m", "unittest", module]).current_dir(folder).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
@@ -66,6 +67,11 @@ fn the_package_for_python_admits_acknowledges_and_resumes_as_the_protocol_has_it
 #[test]
 fn the_forwarder_in_front_of_pods_ends_all_its_connections() {
     unit_tests("tests/pods", "test_breaker");
+}
+
+#[test]
+fn persons_are_routed_as_the_example_says_while_they_move_and_pods_are_killed() {
+    unit_tests("tests/pods", "test_person_service");
 }
 
 #[test]
