@@ -219,7 +219,7 @@ fn each_commented_key_of_the_example_is_accepted() {
         }
         tried += 1;
     }
-    assert_eq!(tried, 62);
+    assert_eq!(tried, 66);
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn each_commented_key_of_a_table_is_accepted() {
         accepted(line, &format!("[router]\n[coordinator]\n[[keyspaces]]\n{table}"));
         tried += 1;
     }
-    assert_eq!(tried, 24);
+    assert_eq!(tried, 26);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The exact text of each mistake in a key or a value, with its place.
 
 use segue_config::ExecUser;
+use segue_proxy::routing::partition_key::PartitionSource;
 
 use crate::support::{accepted, assert_accepted, assert_refused, refused};
 
@@ -297,12 +298,91 @@ fn mistakes_in_a_key_of_several_parts_are_named() {
         ),
         (
             "header = \"x-a\"\njoin = \":\"",
-            "3:1: router.partition.key.join: given without router.partition.key.paths or router.partition.key.headers; the key \
-             has one part; expected it only with a key of several parts"
+            "3:1: router.partition.key.join: given without router.partition.key.paths, headers, json or grpc; the key has one \
+             part; expected it only with a key of several parts"
                 .to_owned(),
         ),
     ] {
         assert_refused(&format!("[router.partition.key]\n{rest}\n"), &[&format!("segue.toml:{problem}")]);
+    }
+}
+
+#[test]
+fn mistakes_in_a_key_of_the_body_are_named() {
+    let members = "expected members, such as \"person.id\" or [\"team\", \"person.id\"]";
+    let fields = "expected numbers of fields, such as 1 or [\"1\", \"3.1\"]";
+    let no_name = "has a member without a name, or with a space, a comma or a control character in its name";
+    let no_number = "is not the number of a field, or several with dots between them";
+    let deep = "a.".repeat(16) + "a";
+    for (rest, problem) in [
+        ("json = 7", format!("2:8: router.partition.key.json: 7 is not a list; {members}")),
+        ("json = [7]", format!("2:8: router.partition.key.json: 7 is not a string; {members}")),
+        ("json = []", "2:8: router.partition.key.json: has 0 parts; expected 1 to 8".to_owned()),
+        ("json = \"\"", format!("2:8: router.partition.key.json: \"\" {no_name}; {members}")),
+        ("json = \"person..id\"", format!("2:8: router.partition.key.json: \"person..id\" {no_name}; {members}")),
+        ("json = [\"a\", \"b c\"]", format!("2:8: router.partition.key.json: \"b c\" {no_name}; {members}")),
+        (&format!("json = \"{deep}\""), format!("2:8: router.partition.key.json: \"{deep}\" has more than 16 steps; {members}")),
+        (
+            "json = [\"person.id\", \"person\"]",
+            "2:8: router.partition.key.json: \"person\" leads to the same field as \"person.id\", or through it; expected each \
+             part once"
+                .to_owned(),
+        ),
+        (
+            "json = \"id\"\njoin = \":\"",
+            "3:1: router.partition.key.join: the key has one part; expected it only with a key of several parts".to_owned(),
+        ),
+        ("grpc = \"person\"", format!("2:8: router.partition.key.grpc: \"person\" {no_number}; {fields}")),
+        ("grpc = 0", format!("2:8: router.partition.key.grpc: \"0\" {no_number}; {fields}")),
+        ("grpc = -1", format!("2:8: router.partition.key.grpc: \"-1\" {no_number}; {fields}")),
+        ("grpc = 536870912", format!("2:8: router.partition.key.grpc: \"536870912\" {no_number}; {fields}")),
+        ("grpc = 3.1", format!("2:8: router.partition.key.grpc: 3.1 is not a list; {fields}")),
+        ("grpc = [1, 3.1]", format!("2:8: router.partition.key.grpc: 3.1 is not a string; {fields}")),
+        ("grpc = [1, \"01\"]", format!("2:8: router.partition.key.grpc: \"01\" {no_number}; {fields}")),
+        ("grpc = true", format!("2:8: router.partition.key.grpc: true is not a list; {fields}")),
+        ("grpc = [1, 2, 3, 4, 5, 6, 7, 8, 9]", "2:8: router.partition.key.grpc: has 9 parts; expected 1 to 8".to_owned()),
+        (
+            "grpc = [1, \"1\"]",
+            "2:8: router.partition.key.grpc: \"1\" leads to the same field as \"1\", or through it; expected each part once"
+                .to_owned(),
+        ),
+        (
+            "grpc = [1]\njoin = \":\"",
+            "3:1: router.partition.key.join: the key has one part; expected it only with a key of several parts".to_owned(),
+        ),
+        (
+            "json = \"id\"\ngrpc = 1",
+            "3:1: router.partition.key.grpc: a second source of the partition beside router.partition.key.json \
+             (segue.toml:2:1); expected exactly one"
+                .to_owned(),
+        ),
+        (
+            "json = \"id\"\nof = [\"id\"]",
+            "3:1: router.partition.key.of: given without router.partition.key.paths; no segment has a name; expected it only \
+             with key.paths"
+                .to_owned(),
+        ),
+    ] {
+        assert_refused(&format!("[router.partition.key]\n{rest}\n"), &[&format!("segue.toml:{problem}")]);
+    }
+}
+
+#[test]
+fn a_key_of_the_body_is_one_field_or_several() {
+    for (key, told) in [
+        ("json = \"person.id\"", "json:person.id"),
+        ("json = [\"person.id\"]", "json:person.id"),
+        ("json = [\"team\", \"person.id\"]\njoin = \"/\"", "json:team,person.id joined by /"),
+        ("grpc = 1", "grpc:1"),
+        ("grpc = \"3.1\"", "grpc:3.1"),
+        ("grpc = [1, 2]", "grpc:1,2 joined by :"),
+        ("grpc = [\"1\", \"3.1\"]\njoin = \"-\"", "grpc:1,3.1 joined by -"),
+    ] {
+        let config = accepted(&format!("[router.partition.key]\n{key}\n"));
+        let partition = &config.keyspaces[0].routing.as_ref().unwrap().partition;
+        assert_eq!(partition.partitioner().to_string(), format!("the murmur2 hash of {told}"), "{key}");
+        let described = PartitionSource::described(&partition.partitioner());
+        assert_eq!(described.as_ref(), Some(partition), "{key}");
     }
 }
 

@@ -32,7 +32,8 @@ fn a_key_or_an_order_that_names_nothing_is_refused() {
     assert_refused(
         "[router.partition]\nkey = {}\norder_by = {}\n",
         &[
-            "segue.toml:2:1: router.partition.key: empty; expected one of header, headers, path, paths, query, cookie, host",
+            "segue.toml:2:1: router.partition.key: empty; expected one of header, headers, path, paths, query, cookie, host, \
+             json, grpc",
             "segue.toml:3:1: router.partition.order_by: empty; expected header",
         ],
     );

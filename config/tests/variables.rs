@@ -54,6 +54,23 @@ fn a_list_is_toml_or_items_between_commas() {
 }
 
 #[test]
+fn fields_of_a_body_are_toml_or_items_between_commas() {
+    for (key, written, told) in [
+        ("JSON", "person.id", "json:person.id"),
+        ("JSON", "team,person.id", "json:team,person.id joined by :"),
+        ("GRPC", "3.1", "grpc:3.1"),
+        ("GRPC", "1", "grpc:1"),
+        ("GRPC", "1, 3.1", "grpc:1,3.1 joined by :"),
+        ("GRPC", "[1, \"3.1\"]", "grpc:1,3.1 joined by :"),
+    ] {
+        let name = format!("SEGUE__ROUTER__PARTITION__KEY__{key}");
+        let config = with(&[(&name, written)], "[router]\n").unwrap();
+        let routing = config.keyspaces[0].routing.as_ref().unwrap();
+        assert_eq!(routing.partition.partitioner().to_string(), format!("the murmur2 hash of {told}"), "{written}");
+    }
+}
+
+#[test]
 fn a_table_is_toml_or_names_and_values_between_commas() {
     let pod = |written: &str| with(&[("SEGUE__POD__EXEC_ENV", written)], "[pod]\nexec = [\"a\"]\n");
     for written in ["{ A = \"b\", C = \"d=e\" }", "A=b, C=d=e"] {

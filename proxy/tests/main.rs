@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod balancers;
+mod body_keys;
 mod bounds;
 mod cut_off;
 mod early_answers;

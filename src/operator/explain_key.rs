@@ -52,10 +52,10 @@ fn locate(view: &View, key: &str) -> Result<(PartitionSource, PartitionId), Stri
     match mapping.locate_key(key, partitions) {
         Ok(location) => Ok((mapping, location.partition)),
         Err(LocationError::Missing) => Err("an empty key is no key: routers refuse its requests".to_owned()),
-        Err(LocationError::Bad) if *partitioner == Partitioner::NUMBER => {
+        Err(_) if *partitioner == Partitioner::NUMBER => {
             Err(format!("requests name their partition by its number, and {key} is none of the {partitions}"))
         }
-        Err(LocationError::Bad) => {
+        Err(_) => {
             let (taken_from, _) = in_words(&mapping);
             Err(format!("no request has this key: routers refuse it in {taken_from}, or read another key in it"))
         }
@@ -77,6 +77,7 @@ fn in_words(mapping: &PartitionSource) -> (String, Option<String>) {
                 KeySource::Query(name) => format!("the query parameter {name}"),
                 KeySource::Cookie(name) => format!("the cookie {name}"),
                 KeySource::Host => "the host, in lower case and without its port".to_owned(),
+                KeySource::Body(fields) => format!("the body, {fields}"),
             };
             (place, Some(hash.name().to_owned()))
         }
@@ -133,6 +134,9 @@ mod tests {
         assert_eq!(taken_from, "the headers x-a and x-b, joined by \":\"");
         assert_eq!(PartitionId::new(partition), KeyHash::Murmur2.partition(b"foo:bar", 64));
         assert!(located(Some(several), "foo").unwrap_err().starts_with("no request has this key"));
+        let body = r#"{"partitions":64,"partitioner":{"key":"grpc:1,2 joined by :","hash":"murmur2"}}"#;
+        let (taken_from, in_body) = located(Some(body), "foo:bar").unwrap();
+        assert_eq!((taken_from.as_str(), in_body), ("the body, grpc:1,2 joined by :", partition));
         let numbered = r#"{"partitions":64,"partitioner":{"number":true}}"#;
         assert_eq!(located(Some(numbered), "63").map(|(_, partition)| partition), Ok(63));
     }

@@ -50,6 +50,8 @@ pub(crate) static KEYS: ConfigKeys = ConfigKeys {
         "keyspaces.partition.key.query",
         "keyspaces.partition.key.cookie",
         "keyspaces.partition.key.host",
+        "keyspaces.partition.key.json",
+        "keyspaces.partition.key.grpc",
         "keyspaces.partition.hash",
         "keyspaces.partition.order_by.header",
         "keyspaces.partition.ambiguous_paths",

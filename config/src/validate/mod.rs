@@ -9,6 +9,7 @@
 //! * A setting that can be parsed but is not implemented yet is refused as well, with that reason.
 
 mod admin;
+mod body_key;
 mod coordinator;
 mod hooks;
 mod key_limits;

@@ -13,6 +13,7 @@ use segue_proxy::routing::partition_key::{
     PathTemplates, TemplatesError, WithoutKey, is_part_name,
 };
 
+use super::body_key;
 use crate::error::{Wrong, quoted};
 use crate::reader::{ConfigReader, choice, list, text};
 
@@ -33,6 +34,8 @@ pub(super) struct PartitionKeys {
     key_query: &'static str,
     key_cookie: &'static str,
     key_host: &'static str,
+    key_json: &'static str,
+    key_grpc: &'static str,
     ambiguous_paths: &'static str,
     without_key: &'static str,
     without_key_partition: &'static str,
@@ -56,6 +59,8 @@ macro_rules! keys_of {
             key_query: concat!($section, ".key.query"),
             key_cookie: concat!($section, ".key.cookie"),
             key_host: concat!($section, ".key.host"),
+            key_json: concat!($section, ".key.json"),
+            key_grpc: concat!($section, ".key.grpc"),
             ambiguous_paths: concat!($section, ".ambiguous_paths"),
             without_key: concat!($section, ".without_key"),
             without_key_partition: concat!($section, ".without_key.partition"),
@@ -70,9 +75,10 @@ pub(super) const KEYSPACE: PartitionKeys = keys_of!("keyspaces.partition");
 
 impl PartitionKeys {
     /// Returns the keys of the sources, of which a section has one.
-    fn sources(&self) -> [&'static str; 8] {
+    fn sources(&self) -> [&'static str; 10] {
         let [header, query, cookie, host] = [self.header, self.key_query, self.key_cookie, self.key_host];
-        [header, self.key_header, self.key_headers, self.key_path, self.key_paths, query, cookie, host]
+        let [json, grpc] = [self.key_json, self.key_grpc];
+        [header, self.key_header, self.key_headers, self.key_path, self.key_paths, query, cookie, host, json, grpc]
     }
 }
 
@@ -85,6 +91,12 @@ pub(super) fn read(r: &mut ConfigReader<'_>, keys: &PartitionKeys) -> PartitionS
     let join = join(r, keys.key_join);
     let headers = headers(r, keys, &join);
     let paths = paths(r, keys, &join, ambiguous).map(KeySource::Path);
+    let [json, grpc] = [body_key::json(r, keys.key_json, &join), body_key::grpc(r, keys.key_grpc, &join)];
+    let in_body = [(keys.key_json, json), (keys.key_grpc, grpc)].map(|(key, found)| {
+        let parts = if r.is_refused(key) { 0 } else { found.as_ref().map_or(0, |(_, parts)| *parts) };
+        one_part_has_no_joiner(r, keys, parts);
+        found.map(|(fields, _)| KeySource::Body(fields))
+    });
     // Each is read before the number of sources is checked, so that a mistake in any is found.
     let found = [
         key_header(r, keys.key_header).map(KeySource::Header),
@@ -96,7 +108,7 @@ pub(super) fn read(r: &mut ConfigReader<'_>, keys: &PartitionKeys) -> PartitionS
         host(r, keys.key_host).then_some(KeySource::Host),
     ];
     one_source(r, keys);
-    match found.into_iter().flatten().next() {
+    match found.into_iter().chain(in_body).flatten().next() {
         Some(source) => PartitionSource::Key { source, hash },
         None => PartitionSource::Number { header: header.unwrap_or(PartitionSource::DEFAULT_HEADER), order_by },
     }
@@ -134,7 +146,7 @@ fn one_source(r: &mut ConfigReader<'_>, keys: &PartitionKeys) {
         }
     }
     let sections = [
-        (keys.key, "expected one of header, headers, path, paths, query, cookie, host"),
+        (keys.key, "expected one of header, headers, path, paths, query, cookie, host, json, grpc"),
         (keys.order_by_section, "expected header"),
     ];
     for (section, expected) in sections {
@@ -158,8 +170,9 @@ fn one_source(r: &mut ConfigReader<'_>, keys: &PartitionKeys) {
         let fact = format!("given without {}; no segment has a name", keys.key_paths);
         r.report_key(keys.key_of, Wrong::new(fact, "expected it only with key.paths"));
     }
-    if r.is_given(keys.key_join) && !r.is_given(keys.key_paths) && !r.is_given(keys.key_headers) {
-        let fact = format!("given without {} or {}; the key has one part", keys.key_paths, keys.key_headers);
+    let of_parts = [keys.key_paths, keys.key_headers, keys.key_json, keys.key_grpc];
+    if r.is_given(keys.key_join) && !of_parts.iter().any(|key| r.is_given(key)) {
+        let fact = format!("given without {}, headers, json or grpc; the key has one part", keys.key_paths);
         r.report_key(keys.key_join, Wrong::new(fact, "expected it only with a key of several parts"));
     }
     if r.is_given(keys.order_by) && is_keyed {

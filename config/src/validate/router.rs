@@ -43,6 +43,8 @@ pub(super) const KEYS: &[&str] = &[
     "router.partition.key.query",
     "router.partition.key.cookie",
     "router.partition.key.host",
+    "router.partition.key.json",
+    "router.partition.key.grpc",
     "router.partition.hash",
     "router.partition.order_by.header",
     "router.partition.ambiguous_paths",

@@ -1,6 +1,8 @@
 //! Reasons why a request gets no response, or none from a pod, and why a data path cannot be built.
 
 use crate::message::local_reply::LocalReply;
+use crate::message::request_body::BodyError;
+use crate::routing::partition_key::LocationError;
 use crate::routing::table::AdmissionError;
 use crate::runtime::exchange_timeout::EndCause;
 use crate::upstream::SendError;
@@ -32,6 +34,22 @@ impl From<LocalReply> for RouteError {
 impl From<AdmissionError> for RouteError {
     fn from(refusal: AdmissionError) -> Self {
         RouteError::LocalReply(refusal.into())
+    }
+}
+
+impl From<LocationError> for RouteError {
+    fn from(unlocated: LocationError) -> Self {
+        RouteError::LocalReply(unlocated.into())
+    }
+}
+
+impl From<BodyError> for RouteError {
+    fn from(error: BodyError) -> Self {
+        match error {
+            BodyError::TooLarge => RouteError::LocalReply(LocalReply::BodyTooLarge),
+            BodyError::Malformed => RouteError::LocalReply(LocalReply::MalformedBody),
+            BodyError::CutOff | BodyError::TakenBack => RouteError::ClientGone,
+        }
     }
 }
 

@@ -16,7 +16,6 @@ use super::error::RouteError;
 use super::request::ForwardRequest;
 use crate::message::detach::compact;
 use crate::message::local_reply::LocalReply;
-use crate::message::request_body::BodyError;
 use crate::message::reserved::ReservedHeaders;
 use crate::routing::permit::{Permit, QueuedPermit, TableHandle};
 use crate::routing::table::AdmissionError;
@@ -60,11 +59,7 @@ impl Future for HeldRequest<'_> {
             match this.request.body.poll_read_ahead(context) {
                 Poll::Pending => {}
                 Poll::Ready(Ok(())) => this.reads = false,
-                Poll::Ready(Err(BodyError::TooLarge)) => return Poll::Ready(Err(LocalReply::BodyTooLarge.into())),
-                Poll::Ready(Err(BodyError::Malformed)) => return Poll::Ready(Err(LocalReply::MalformedBody.into())),
-                Poll::Ready(Err(BodyError::CutOff | BodyError::TakenBack)) => {
-                    return Poll::Ready(Err(RouteError::ClientGone));
-                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
             }
             if let Err(refusal) = this.queued.weigh(this.request.weight()) {
                 return Poll::Ready(Err(refusal.into()));

@@ -13,6 +13,7 @@
 
 mod any_pod;
 mod attempt;
+mod body_key;
 pub(crate) mod client_presence;
 mod concurrency_limit;
 mod context;
@@ -46,6 +47,7 @@ use tokio::time::Instant;
 
 use self::any_pod::send_to_any;
 use self::attempt::{AttemptError, send};
+use self::body_key::read_key;
 pub use self::context::ClientInfo;
 use self::context::WorkerContext;
 pub(crate) use self::context::check;
@@ -265,6 +267,11 @@ async fn route(shared: &Rc<WorkerContext>, request: &mut ForwardRequest) -> Resu
     let elsewhere = if shared.exceptions.routes.is_empty() { None } else { elsewhere(shared, request)? };
     if let Some(Elsewhere::Upstream(upstream)) = elsewhere {
         return send_to_upstream(shared, request, upstream).await;
+    }
+    if elsewhere.is_none()
+        && let Some(key) = shared.partition.body_key()
+    {
+        read_key(shared, request, key).await?;
     }
     let partitions = match shared.worker.partitions_at_once() {
         0 => Box::pin(table_is_there(&shared.worker, &shared.reserved, request)).await?,

@@ -107,6 +107,14 @@ pub enum LocalReply {
     MalformedBody,
     /// The pod answered HTTP/1.1 in HTTP/2, so it has read no request.
     PodSpeaksHttp2,
+    /// The key is in the body, of which more would have to be there than is read ahead.
+    KeyTooFar,
+    /// The key is in the body, which is compressed.
+    KeyCompressed,
+    /// The key is in the body, which is not what its type says.
+    KeyUnreadable,
+    /// The key is in the body, where parsers find different ones.
+    KeyUnclear,
 }
 
 impl LocalReply {
@@ -140,6 +148,9 @@ impl LocalReply {
         match self {
             // One reason has one series.
             LocalReply::NoKeyspace => LocalReply::NoPartition as usize,
+            LocalReply::KeyTooFar | LocalReply::KeyCompressed | LocalReply::KeyUnreadable | LocalReply::KeyUnclear => {
+                LocalReply::BadPartition as usize
+            }
             LocalReply::MalformedBody => LocalReply::Malformed as usize,
             LocalReply::PodSpeaksHttp2 => LocalReply::UpstreamFailed as usize,
             own => own as usize,
@@ -152,6 +163,10 @@ impl LocalReply {
             LocalReply::NoPartition
             | LocalReply::NoKeyspace
             | LocalReply::BadPartition
+            | LocalReply::KeyTooFar
+            | LocalReply::KeyCompressed
+            | LocalReply::KeyUnreadable
+            | LocalReply::KeyUnclear
             | LocalReply::Ambiguous
             | LocalReply::Malformed
             | LocalReply::MalformedBody => StatusCode::BAD_REQUEST,
@@ -177,7 +192,11 @@ impl LocalReply {
     pub fn reason(self) -> &'static str {
         match self {
             LocalReply::NoPartition | LocalReply::NoKeyspace => "no-partition",
-            LocalReply::BadPartition => "bad-partition",
+            LocalReply::BadPartition
+            | LocalReply::KeyTooFar
+            | LocalReply::KeyCompressed
+            | LocalReply::KeyUnreadable
+            | LocalReply::KeyUnclear => "bad-partition",
             LocalReply::Ambiguous => "ambiguous",
             LocalReply::Malformed | LocalReply::MalformedBody => "malformed",
             LocalReply::UpstreamFailed | LocalReply::PodSpeaksHttp2 => "upstream-failed",
@@ -204,6 +223,19 @@ impl LocalReply {
             LocalReply::NoKeyspace => "no keyspace matches this host and path",
             LocalReply::BadPartition => {
                 "the request names a partition that does not exist, or two, or a key that pods may read differently"
+            }
+            LocalReply::KeyTooFar => {
+                "the key is in the body, and this body or its first gRPC message is longer than the 64 KiB that are read ahead"
+            }
+            LocalReply::KeyCompressed => {
+                "the key is in the body, and this body or its first gRPC message is compressed"
+            }
+            LocalReply::KeyUnreadable => {
+                "the key is in the body, and this one is no JSON object in UTF-8, or begins with no gRPC message of protobuf"
+            }
+            LocalReply::KeyUnclear => {
+                "the key is in the body, where its field occurs twice or under a similar name, or is neither text nor a whole \
+                 number of 64 bits"
             }
             LocalReply::Ambiguous => {
                 "the request names no host or two, a target that is none, or a transfer coding other than chunked, or has a \
@@ -251,6 +283,10 @@ impl LocalReply {
             LocalReply::NoPartition
             | LocalReply::NoKeyspace
             | LocalReply::BadPartition
+            | LocalReply::KeyTooFar
+            | LocalReply::KeyCompressed
+            | LocalReply::KeyUnreadable
+            | LocalReply::KeyUnclear
             | LocalReply::Ambiguous
             | LocalReply::Malformed
             | LocalReply::MalformedBody => "3",
@@ -306,6 +342,10 @@ impl From<LocationError> for LocalReply {
         match unlocated {
             LocationError::Missing => LocalReply::NoPartition,
             LocationError::Bad => LocalReply::BadPartition,
+            LocationError::TooFar => LocalReply::KeyTooFar,
+            LocationError::Compressed => LocalReply::KeyCompressed,
+            LocationError::Unreadable => LocalReply::KeyUnreadable,
+            LocationError::Unclear => LocalReply::KeyUnclear,
         }
     }
 }
@@ -327,6 +367,7 @@ pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::request_body::KEPT_BYTES;
 
     const P1: PartitionId = PartitionId::new(1);
     const P7: PartitionId = PartitionId::new(7);
@@ -360,6 +401,25 @@ mod tests {
         assert_eq!((own.status().as_u16(), &body["reason"]), (400, &"no-partition".into()));
         assert_eq!(body["error"], "no keyspace matches this host and path");
         assert_eq!(own.index(), LocalReply::NoPartition.index());
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_read_counts_as_a_bad_partition_and_says_why() {
+        let replies = [
+            (LocationError::TooFar, "64 KiB"),
+            (LocationError::Compressed, "compressed"),
+            (LocationError::Unreadable, "no JSON object"),
+            (LocationError::Unclear, "twice"),
+        ];
+        for (why, word) in replies {
+            let own = LocalReply::from(why);
+            let body: serde_json::Value = serde_json::from_slice(own.response(None, false).body()).unwrap();
+            assert_eq!((own.status().as_u16(), &body["reason"]), (400, &"bad-partition".into()));
+            assert!(body["error"].as_str().is_some_and(|error| error.contains(word)), "{body}");
+            assert_eq!(own.index(), LocalReply::BadPartition.index());
+            assert_eq!(own.response(None, true).headers()["grpc-status"], "3");
+        }
+        assert_eq!(KEPT_BYTES, 64 << 10, "the bound in the text");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use http::header::{AUTHORIZATION, CONTENT_LENGTH, COOKIE, FORWARDED, HOST, Heade
 use super::header_names::{
     X_FORWARDED_CLIENT_CERT, X_FORWARDED_FOR, ends_up_in_a_head, has_quote, is_hop_by_hop, is_said_by_the_router,
 };
-use crate::routing::partition_key::{KeySource, PartitionSource};
+use crate::routing::partition_key::{BODY_HEADERS, KeySource, PartitionSource};
 
 /// Returns the address that the last `x-forwarded-for` names last: the client of the proxy that stands in front of the
 /// router. Earlier addresses are what that client has said.
@@ -42,6 +42,7 @@ impl ReservedHeaders {
             PartitionSource::Number { header, order_by } => [header].into_iter().chain(order_by).collect(),
             PartitionSource::Key { source: KeySource::Header(name), .. } => vec![name],
             PartitionSource::Key { source: KeySource::Headers(headers), .. } => headers.names.iter().collect(),
+            PartitionSource::Key { source: KeySource::Body(_), .. } => BODY_HEADERS.iter().collect(),
             PartitionSource::Key { .. } => Vec::new(),
         };
         ReservedHeaders { trusts_forwarded, locating: locating.into_iter().cloned().collect() }

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::shell::quoted;
 
-const EXPECTED: &str = "expected path:/persons/{key}, header:NAME, query:NAME, cookie:NAME or host";
+const EXPECTED: &str = "expected path:/persons/{key}, header:NAME, query:NAME, cookie:NAME, json:NAME or host";
 
 /// The source of a request's key.
 #[derive(Debug, Clone)]
@@ -59,7 +59,12 @@ impl RoutingKey {
             format!(" -H {}", quoted(&format!("{name}: {}", value.to_str().unwrap_or_default())))
         };
         let headers: String = head.headers.iter().map(header).collect();
-        format!("curl{headers} {}", quoted(&format!("http://{router}{}", head.uri)))
+        let body = match &self.source {
+            PartitionSource::Key { source: KeySource::Body(fields), .. } => fields.body_with(self.example()),
+            _ => None,
+        };
+        let body = body.map_or(String::new(), |body| format!(" -d {}", quoted(&String::from_utf8_lossy(&body))));
+        format!("curl{headers}{body} {}", quoted(&format!("http://{router}{}", head.uri)))
     }
 }
 
@@ -70,7 +75,7 @@ fn value(text: &str) -> Option<String> {
         // By HTTP/2 there is no such header: `host` is its source.
         Some(("header", name)) if name.eq_ignore_ascii_case("host") => None,
         // A string of JSON is one of TOML.
-        Some((kind @ ("path" | "header" | "query" | "cookie"), what)) => {
+        Some((kind @ ("path" | "header" | "query" | "cookie" | "json"), what)) => {
             Some(format!("{{ {kind} = {} }}", json!(what)))
         }
         _ => None,
@@ -90,6 +95,10 @@ mod tests {
             ("header:X-Key", "curl -H 'x-key: 42' http://127.0.0.1:8080/"),
             ("query:id", "curl 'http://127.0.0.1:8080/?id=42'"),
             ("cookie:sid", "curl -H 'cookie: sid=42' http://127.0.0.1:8080/"),
+            (
+                "json:person.id",
+                "curl -H 'content-type: application/json' -d '{\"person\":{\"id\":\"42\"}}' http://127.0.0.1:8080/",
+            ),
             ("host", "curl -H 'host: ann.example' http://127.0.0.1:8080/"),
         ] {
             assert_eq!(RoutingKey::parse(written).unwrap().request(router), request, "{written}");
@@ -103,7 +112,8 @@ mod tests {
             ("path:/persons/{id}", "has no segment {key}"),
             ("path:/persons", "has no segment {key}"),
             ("header:a b", "a b"),
-            ("header:Host", "cookie:NAME or host"),
+            ("header:Host", "cookie:NAME, json:NAME or host"),
+            ("json:a..b", "has a member without a name"),
             ("cookie:a=b", "cookie"),
             ("path:\"}\nx = 1", "does not begin"),
         ] {

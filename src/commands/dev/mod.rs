@@ -48,8 +48,8 @@ pub(super) struct Args {
     /// Copies of the command, each a pod: dev-1, dev-2 and so on.
     #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=32))]
     pods: u16,
-    /// What of a request is its key: path:/persons/{key}, header:x-key, query:id, cookie:sid or host. Requests of one key go to
-    /// one pod; longer paths that begin so have it as well.
+    /// What of a request is its key: path:/persons/{key}, header:x-key, query:id, cookie:sid, json:person.id or host. Requests of
+    /// one key go to one pod; longer paths that begin so have it as well.
     #[arg(long, value_name = "SOURCE", default_value = "path:/{key}", value_parser = RoutingKey::parse)]
     key: RoutingKey,
     /// Address of the router, for clients.

@@ -1,6 +1,6 @@
 //! Fuzzes the mapping of requests to partitions. Hashes and extraction are compared with twins that were written from
 //! the producers' sources and from RFC 3986 and 6265. The key that the router finds is compared with the keys that
-//! other servers find, whatever they resolve, decode, merge or drop.
+//! other servers find, whatever they resolve, decode, merge or drop, and in bodies whichever of two members they take.
 //!
 //! An input is a byte that selects the source of the key, one for the hash, four for the number of partitions, and
 //! text.
@@ -9,11 +9,12 @@ use http::header::{COOKIE, HeaderName, HeaderValue};
 use segue_protocol::ids::PartitionId;
 use segue_proxy::routing::key_hash::KeyHash;
 use segue_proxy::routing::partition_key::{
-    AmbiguousPaths, JoinedHeaders, KeySource, LocationError, PartitionSource, PathTemplate, PathTemplates,
+    AmbiguousPaths, BodyKey, JoinedHeaders, KeySource, LocationError, PartitionSource, PathTemplate, PathTemplates,
     RequestLocation,
 };
 
 use crate::Outcome;
+use crate::support::bodies::{self, Pick};
 use crate::support::hashes;
 use crate::support::servers::{SERVERS, cookies, decoded, parameters};
 
@@ -40,6 +41,8 @@ fn check(input: &[u8]) -> Option<()> {
         b't' => templates(text, hash)?,
         b'q' => query(text, hash)?,
         b'c' => cookie(text, hash)?,
+        b'o' => object(text),
+        b'g' => message(text),
         _ => {}
     }
     Some(())
@@ -170,8 +173,59 @@ fn templates(text: &[u8], hash: KeyHash) -> Option<()> {
             let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_~=,:@!$&'()*+".contains(&byte);
             assert!(!path.bytes().all(is_usual) || path.contains("//"), "{path:?} was refused");
         }
+        Err(why) => panic!("{why:?} of a path"),
     }
     Some(())
+}
+
+/// Returns the key of two parts, unless one is missing or empty.
+fn joined(parts: [Option<Vec<u8>>; 2]) -> Option<Vec<u8>> {
+    let [Some(team), Some(person)] = parts else { return None };
+    (!team.is_empty() && !person.is_empty()).then(|| [team, b":".to_vec(), person].concat())
+}
+
+/// The key of two members of a JSON object.
+fn object(text: &[u8]) {
+    let paths = ["team", "person.id"].map(|path| path.parse().expect("a path"));
+    let found = BodyKey::json(paths.to_vec(), ":").expect("a key").key(text);
+    let Some(tree) = bodies::json(text) else {
+        let expected = if text.is_empty() { LocationError::Missing } else { LocationError::Unreadable };
+        // A body that goes wrong later may be refused for what comes before.
+        assert!(found == Err(expected) || (!text.is_empty() && found == Err(LocationError::Unclear)), "{found:?}");
+        return;
+    };
+    let readings = [Pick::First, Pick::Last, Pick::LastInAnyCase].map(|pick| {
+        let part = |way: &[&str]| bodies::member(&tree, way, pick);
+        joined([part(&["team"]), part(&["person", "id"])])
+    });
+    match found {
+        Ok(key) => readings.iter().for_each(|read| assert_eq!(read.as_ref(), Some(&key))),
+        Err(LocationError::Missing) => assert_eq!(readings, [None, None, None]),
+        Err(why) => {
+            assert!(matches!(why, LocationError::Unreadable | LocationError::Unclear), "{why:?}");
+            assert!(!bodies::is_plain(&tree), "refused: {why:?}");
+        }
+    }
+}
+
+/// The key of two fields of a gRPC message, of which one is in another message.
+fn message(text: &[u8]) {
+    let paths = ["1", "3.1"].map(|path| path.parse().expect("a path"));
+    let key = BodyKey::grpc(paths.to_vec(), ":").expect("a key");
+    // As the whole body it has any prefix.
+    let _ = key.key(text);
+    let prefixed = [&[0][..], &(text.len() as u32).to_be_bytes(), text].concat();
+    let found = key.key(&prefixed);
+    let parts = bodies::message(text).and_then(|fields| {
+        let within = bodies::merged(&fields, 3)?;
+        Some([bodies::part(&fields, 1)?, bodies::part(&within, 1)?])
+    });
+    match (found, parts) {
+        (Ok(key), Some(parts)) => assert_eq!(Some(key), joined(parts)),
+        (Err(LocationError::Missing), Some(parts)) => assert_eq!(joined(parts), None),
+        (Err(LocationError::Unreadable | LocationError::Unclear), None) => {}
+        (found, parts) => panic!("{found:?}, not {parts:?}"),
+    }
 }
 
 fn path(text: &[u8], hash: KeyHash) -> Option<()> {

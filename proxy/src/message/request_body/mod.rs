@@ -168,15 +168,54 @@ impl RequestBody {
                 SourceState::Open if source.kept_bytes >= KEPT_BYTES || source.partial => return Poll::Ready(Ok(())),
                 SourceState::Open => {}
             }
-            if let Some(frame) = ready!(source.poll_incoming(context)) {
-                match frame.map(Frame::into_data)? {
-                    Ok(data) => {
-                        source.kept_bytes += data.len();
-                        source.ahead.extend_from_slice(&data);
-                    }
-                    Err(frame) => source.trailers = frame.into_trailers().ok().map(Box::new),
-                }
+            let frame = ready!(source.poll_incoming(context)).transpose()?;
+            source.read_ahead(frame);
+        }
+    }
+
+    /// Reads ahead until as many bytes are there as `needed` asks for by those that are, or all of them. Returns whether that is
+    /// within the bound. To be called before an attempt.
+    pub(crate) fn poll_needed(
+        &self,
+        context: &mut Context<'_>,
+        needed: impl Fn(&[u8]) -> Option<usize>,
+    ) -> Poll<Result<bool, BodyError>> {
+        let Some(source) = &self.source else {
+            return Poll::Ready(Ok(true));
+        };
+        let source = &mut *source.borrow_mut();
+        source.ends_waiting();
+        loop {
+            let here = source.ahead.len();
+            let wanted = needed(&source.ahead).or_else(|| usize::try_from(source.length?).ok());
+            match source.reading {
+                SourceState::Broken => return Poll::Ready(Err(BodyError::CutOff)),
+                SourceState::Malformed => return Poll::Ready(Err(BodyError::Malformed)),
+                SourceState::TooLarge => return Poll::Ready(Err(BodyError::TooLarge)),
+                SourceState::Open | SourceState::Ended => {}
             }
+            if wanted.is_some_and(|wanted| here >= wanted && wanted <= KEPT_BYTES) {
+                return Poll::Ready(Ok(true));
+            }
+            if here.max(wanted.unwrap_or(0)) > KEPT_BYTES {
+                return Poll::Ready(Ok(false));
+            }
+            if source.reading == SourceState::Ended {
+                return Poll::Ready(Ok(true));
+            }
+            let Poll::Ready(frame) = source.poll_incoming(context) else {
+                source.begins_waiting();
+                return Poll::Pending;
+            };
+            source.read_ahead(frame.transpose()?);
+        }
+    }
+
+    /// Calls `with` with what has been read ahead.
+    pub(crate) fn ahead<T>(&self, with: impl FnOnce(&[u8]) -> T) -> T {
+        match &self.source {
+            Some(source) => with(&source.borrow().ahead),
+            None => with(&[]),
         }
     }
 

@@ -137,6 +137,18 @@ impl Source {
         }
     }
 
+    /// Adds a frame to what has been read ahead.
+    pub(super) fn read_ahead(&mut self, frame: Option<Frame<Bytes>>) {
+        match frame.map(Frame::into_data) {
+            Some(Ok(data)) => {
+                self.kept_bytes += data.len();
+                self.ahead.extend_from_slice(&data);
+            }
+            Some(Err(frame)) => self.trailers = frame.into_trailers().ok().map(Box::new),
+            None => {}
+        }
+    }
+
     pub(super) fn keep(&mut self, data: Bytes) {
         self.kept_bytes += data.len().max(MIN_FRAME_BYTES);
         self.kept.push(data);

@@ -11,6 +11,14 @@ pub enum LocationError {
     Missing,
     /// The request names a partition that does not exist, or two.
     Bad,
+    /// Its key is in the body, of which more would have to be there than is read ahead.
+    TooFar,
+    /// Its key is in the body, which is compressed.
+    Compressed,
+    /// Its key is in the body, which is not what its type says.
+    Unreadable,
+    /// Its key is in the body, where parsers find different ones.
+    Unclear,
 }
 
 /// Decodes percent escapes; `plus` makes `+` a space, as forms do. Returns `None` if a `%` has no two digits after it:

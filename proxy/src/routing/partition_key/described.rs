@@ -4,11 +4,13 @@
 //! answer is that of the routers, and so are the refusals.
 
 use http::Request;
-use http::header::{COOKIE, HOST, HeaderName, HeaderValue};
+use http::header::{CONTENT_TYPE, COOKIE, HOST, HeaderName, HeaderValue};
 use http::request::Parts;
 use segue_protocol::records::Partitioner;
 
-use super::{JoinedHeaders, KeySource, LocationError, PartitionSource, PathTemplates, RequestLocation};
+use super::{
+    BodyKey, FoundKey, JoinedHeaders, KeySource, LocationError, PartitionSource, PathTemplates, RequestLocation,
+};
 use crate::routing::key_hash::KeyHash;
 
 impl PartitionSource {
@@ -37,6 +39,7 @@ impl PartitionSource {
                 let templates = PathTemplates::described(text)?;
                 KeySource::Path(Some(templates).filter(|found| found.is_only() == (kind == "path"))?)
             }
+            Some(("json" | "grpc", _)) => KeySource::Body(BodyKey::described(key)?),
             _ => return None,
         };
         Some(PartitionSource::Key { source, hash })
@@ -99,6 +102,11 @@ impl PartitionSource {
                 KeySource::Query(name) => of(Request::builder().uri(format!("/?{}={}", escaped(name), escaped(key)))),
                 KeySource::Cookie(name) => with_headers(&[(&COOKIE, &format!("{name}={key}"))]),
                 KeySource::Host => with_headers(&[(&HOST, key)]),
+                KeySource::Body(fields) => fields.body_with(key).and_then(|body| {
+                    let mut head = with_headers(&[(&CONTENT_TYPE, fields.content_type())])?;
+                    head.extensions.insert(FoundKey(fields.key(&body).ok()?.into()));
+                    Some(head)
+                }),
             },
         };
         only.into_iter().collect()
@@ -138,6 +146,8 @@ mod tests {
             "query:id",
             "query:a b",
             "cookie:sid",
+            "json:person.id",
+            "grpc:3.1",
         ] {
             for key in ["4711", "jörg", "a b", "a+b", "x.y", "100%"] {
                 let at = described(source).locate_key(key, 64).map(|at| at.partition);
@@ -157,6 +167,8 @@ mod tests {
             ("paths:/teams/{1}/persons/{2} /p/{2} joined by :", &["2:7", "a:b:c", "7", "2:"][..], &[""][..]),
             ("paths:/{2}/{1} joined by  joined by ", &["a joined by b"], &["a", "a joined by "]),
             ("headers:x-team x-person joined by /", &["2/7", "a/b/c"], &["2", "2/", "/7", "/", "2/ 7"]),
+            ("json:team,person.id joined by /", &["2/7", "a/b/c", "2/ 7"], &["2", "2/", "/7", "/", "2/a\0b"]),
+            ("grpc:1,3.1 joined by :", &["2:7", "a:b:c"], &["2", "2:", ":7", ":"]),
         ] {
             let source = described(source);
             for key in keys {
@@ -181,6 +193,8 @@ mod tests {
             ("cookie:sid", "a;b=c", LocationError::Bad),
             ("cookie:sid", "%41", LocationError::Bad),
             ("query:id", "a\0b", LocationError::Bad),
+            ("json:id", "", LocationError::Missing),
+            ("json:id", "a\0b", LocationError::Bad),
         ] {
             assert_eq!(described(source).locate_key(key, 64), Err(error), "{source} {key:?}");
         }

@@ -1,6 +1,7 @@
-//! Finds the partition that a request is for, and the order that it must keep, from its head alone.
+//! Finds the partition that a request is for, and the order that it must keep, from its head. The key of a body is in the head's
+//! extensions by then.
 //!
-//! Pure. Not here: whether the partition has an owner, and the response to a request that names no partition
+//! Pure. Not here: reading bodies ahead ([`forward`](crate::forward)), whether the partition has an owner, and the response to a request that names no partition
 //! ([`local_reply`](crate::message::local_reply)).
 //!
 //! # Invariants
@@ -9,6 +10,7 @@
 //! * The key that a request is routed by is the key that its pod finds, however the pod normalises what it reads.
 //! * A key maps to the partition that the producers compute ([`key_hash`](crate::routing::key_hash)).
 
+mod body;
 mod decoding;
 mod described;
 mod pairs;
@@ -25,6 +27,8 @@ use segue_protocol::records::Partitioner;
 use crate::routing::host::host_of;
 use crate::routing::key_hash::{KeyHash, order_of};
 
+pub(crate) use body::{BODY_HEADERS, FoundKey};
+pub use body::{BodyKey, FieldNumber, FieldPath, FieldPathError, MemberName, OverlappingPaths};
 pub use decoding::LocationError;
 pub(super) use decoding::decode;
 pub use path::{AmbiguousPaths, MAX_KEY_PARTS, PathTemplate, PathTemplateError, is_part_name};
@@ -82,6 +86,8 @@ pub enum KeySource {
     Cookie(String),
     /// The host that the request is for, in lower case and without its port.
     Host,
+    /// Fields of the body.
+    Body(BodyKey),
 }
 
 /// Headers whose values are the parts of a key.
@@ -143,6 +149,15 @@ impl PartitionSource {
         }
     }
 
+    /// Returns the fields of the body that are the key, if it is there.
+    #[inline]
+    pub(crate) fn body_key(&self) -> Option<&BodyKey> {
+        match self {
+            PartitionSource::Key { source: KeySource::Body(key), .. } => Some(key),
+            PartitionSource::Key { .. } | PartitionSource::Number { .. } => None,
+        }
+    }
+
     /// Returns the mapping of requests to partitions in the form in which the routers of a keyspace compare theirs.
     pub fn partitioner(&self) -> Partitioner {
         let PartitionSource::Key { source, hash } = self else {
@@ -159,6 +174,7 @@ impl PartitionSource {
             KeySource::Path(templates) if templates.is_only() => format!("path:{templates}"),
             KeySource::Path(templates) => format!("paths:{templates}"),
             KeySource::Host => "host".to_owned(),
+            KeySource::Body(key) => key.to_string(),
         };
         Partitioner::Key { key, hash: hash.name().to_owned() }
     }
@@ -174,6 +190,10 @@ impl KeySource {
             KeySource::Query(name) => pairs::query(head.uri.query().unwrap_or_default(), name)?,
             KeySource::Cookie(name) => pairs::cookie(&head.headers, name)?,
             KeySource::Host => host(head)?,
+            KeySource::Body(_) => {
+                let found = head.extensions.get::<FoundKey>().ok_or(LocationError::Missing)?;
+                Cow::Borrowed(&*found.0)
+            }
         };
         if key.is_empty() { Err(LocationError::Missing) } else { Ok(key) }
     }
@@ -186,7 +206,7 @@ impl JoinedHeaders {
         for name in &self.names {
             match only(head, name) {
                 Err(LocationError::Missing) | Ok(b"") => is_missing = true,
-                Err(LocationError::Bad) => return Err(LocationError::Bad),
+                Err(why) => return Err(why),
                 Ok(_) if is_missing => {}
                 Ok(part) => {
                     if !key.is_empty() {
