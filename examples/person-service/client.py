@@ -21,30 +21,24 @@ class Client:
     async def update(self, team, person, properties):
         set_properties = json.dumps(properties).encode()
         request = pb.UpdatePersonPropertiesRequest(team_id=team, person_id=person, event_name="$set", set_properties=set_properties)
-        response, by = await self.call("UpdatePersonProperties", request, self.key(team, person))
+        response, by = await self.call("UpdatePersonProperties", request)
         return json.loads(response.person.properties), by
 
     async def get(self, team, person, strong):
         request = pb.GetPersonRequest(team_id=team, person_id=person)
         request.read_options.consistency = STRONG if strong else EVENTUAL
-        metadata = self.key(team, person) + (("x-read-consistency", "strong"),) * strong
-        response, by = await self.call("GetPerson", request, metadata)
+        response, by = await self.call("GetPerson", request, (("x-read-consistency", "strong"),) * strong)
         return json.loads(response.person.properties), by
 
     async def group(self, team, key):
         request = pb.GetGroupRequest(team_id=team, group_type_index=0, group_key=key)
-        response, by = await self.call("GetGroup", request, ())
+        response, by = await self.call("GetGroup", request)
         return json.loads(response.group.group_properties), by
 
     async def is_serving(self):
         return await self.check(b"") == SERVING
 
-    @staticmethod
-    def key(team, person):
-        """Returns the metadata that routers find the owner by. With `key = { grpc = … }` they read the message, and need none."""
-        return (("x-team-id", str(team)), ("x-person-id", str(person)))
-
-    async def call(self, method, request, metadata):
+    async def call(self, method, request, metadata=()):
         call = self.calls[method](request, metadata=metadata, timeout=60)
         response = await call
         return response, dict(await call.initial_metadata())["x-answered-by"]

@@ -188,8 +188,9 @@ class PersonService(unittest.IsolatedAsyncioTestCase):
         forged = (("segue-partition", "3"), ("segue-epoch", "9"), ("segue-misdirected", "1"))
         response, by = await client.call("GetGroup", pb.GetGroupRequest(team_id=TEAM), forged)
         self.assertEqual((response.group.group_properties, by), (b'{"told": []}', "replica"))
-        request = pb.UpdatePersonPropertiesRequest(team_id=TEAM, person_id=1, set_properties=b"{}")
-        for metadata in ((), client.key(TEAM, 2)):
+        # A write that names no person is nobody's, whatever its metadata say.
+        request = pb.UpdatePersonPropertiesRequest(team_id=TEAM, set_properties=b"{}")
+        for metadata in ((), (("x-team-id", "7"), ("x-person-id", "1"))):
             with self.assertRaises(grpc.aio.AioRpcError) as refused:
                 await client.call("UpdatePersonProperties", request, metadata)
             self.assertEqual(refused.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)

@@ -22,7 +22,6 @@ use super::error::RouteError;
 use super::request::ForwardRequest;
 use crate::message::local_reply::LocalReply;
 use crate::routing::partition_key::{BodyKey, FoundKey, LocationError};
-use crate::routing::route_rules::Destination;
 
 /// Finds the key, if there is one, and keeps it with the head. Not for requests that a route sends elsewhere. Boxed: other
 /// requests need no room for it.
@@ -33,9 +32,7 @@ pub(super) fn read_key<'a>(
     key: &'a BodyKey,
 ) -> Pin<Box<dyn Future<Output = Result<(), RouteError>> + 'a>> {
     Box::pin(async move {
-        let goes_elsewhere = !shared.exceptions.routes.is_empty()
-            && shared.exceptions.routes.destination(&request.head)? != Destination::Owner;
-        if goes_elsewhere || request.body.is_empty() || !key.may_be_in(&request.head.headers)? {
+        if request.body.is_empty() || !key.may_be_in(&request.head.headers)? {
             return Ok(());
         }
         let needed = |begun: &[u8]| key.needed(begun);
