@@ -32,7 +32,8 @@ use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, LoggedRequests, OwnerExceptions, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
+    ClientLimits, CommonSettings, ForwardSettings, LoggedRequests, OwnerExceptions, ServerSettings, UPLOAD_GRACE,
+    UpstreamSettings,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tower::{Layer, Service, ServiceBuilder};
@@ -101,7 +102,7 @@ async fn main() -> anyhow::Result<()> {
     let router = BoundRouter::bind(server, KeyspaceChoice::Only, &[StashLimits::default()])?;
     let router = router.join(store, vec![Membership::new(keys, settings)]);
     router.state().ready().await;
-    let router = router.accept_with_layer(vec![forward], layers).await?;
+    let router = router.accept_with_layer(CommonSettings::from(&forward), vec![forward], layers).await?;
 
     signal(SignalKind::terminate())?.recv().await;
     router.stop(tokio::time::Instant::now() + DrainSettings::default().timeout).await;

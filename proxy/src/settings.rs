@@ -9,7 +9,7 @@ use crate::routing::route_rules::RouteRules;
 use crate::spans::Tracer;
 use crate::tls::{ClientTls, ServerTls};
 
-/// Settings of the path of a request (`[router]`).
+/// Settings of the path of a keyspace's requests (`[router]`).
 #[derive(Debug, Clone)]
 pub struct ForwardSettings {
     /// This router's name, stamped on requests.
@@ -34,6 +34,37 @@ pub struct ForwardSettings {
     pub tracer: Option<Tracer>,
     /// Which requests get a line in the log.
     pub requests: LoggedRequests,
+}
+
+/// Settings of a server that hold whichever keyspace a request is for, and for requests that are for none.
+#[derive(Debug, Clone)]
+pub struct CommonSettings {
+    /// The router's name.
+    pub router: String,
+    /// Whether the `x-forwarded-*` and `forwarded` headers of clients are trusted.
+    pub trust_forwarded: bool,
+    /// The limits of clients. Those of a keyspace's own settings hold for the bodies of its requests.
+    pub limits: ClientLimits,
+    /// How long a client may read nothing of what was sent to it.
+    pub unread_timeout: Duration,
+    /// Records sampled requests, as in [`ForwardSettings`].
+    pub tracer: Option<Tracer>,
+    /// Which requests get a line in the log.
+    pub requests: LoggedRequests,
+}
+
+/// The settings of a server with an only keyspace.
+impl From<&ForwardSettings> for CommonSettings {
+    fn from(only: &ForwardSettings) -> Self {
+        CommonSettings {
+            router: only.router.clone(),
+            trust_forwarded: only.trust_forwarded,
+            limits: only.limits.clone(),
+            unread_timeout: only.upstream.idle_timeout,
+            tracer: only.tracer.clone(),
+            requests: only.requests,
+        }
+    }
 }
 
 /// The requests that do not go to the owner of their key's partition.

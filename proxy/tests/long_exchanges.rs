@@ -63,7 +63,7 @@ impl Site {
             .unwrap()
             .join(store, vec![Membership::new(keys, settings)]);
         soon(joining.state().ready()).await;
-        let router = joining.accept(vec![forward]).await.unwrap();
+        let router = joining.accept((&forward).into(), vec![forward]).await.unwrap();
         Site { stored, old, new, lives, router }
     }
 

@@ -16,9 +16,9 @@ use segue_protocol::ids::PartitionId;
 use segue_proxy::metrics::{Metrics, PodSeries};
 use segue_proxy::router::{BoundRouter, JoiningRouter, Membership, Router, RouterState};
 use segue_proxy::routing::key_limit::KeyLimiter;
-use segue_proxy::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatches};
+use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 use segue_proxy::routing::table::{ExchangeAges, StashLimits, Table};
-use segue_proxy::settings::{ForwardSettings, LoggedRequests};
+use segue_proxy::settings::{CommonSettings, ForwardSettings, LoggedRequests};
 use segue_proxy::spans::Tracer;
 use segue_proxy::tls::ClientTls;
 use serde_json::{Value, json};
@@ -83,7 +83,7 @@ impl BoundRouterRole {
         let settings = section.server_settings(certificates.router.clone());
         let routings: Vec<_> = config.keyspaces.iter().filter_map(|keyspace| keyspace.routing.as_ref()).collect();
         let stashes: Vec<StashLimits> = routings.iter().map(|routing| routing.stash).collect();
-        let matches = || KeyspaceMatches::new(routings.iter().map(|routing| routing.matching.as_ref()));
+        let matches = || routings.iter().map(|routing| routing.matching.clone()).collect();
         let choice = if config.lists_keyspaces { KeyspaceChoice::Among(matches()) } else { KeyspaceChoice::Only };
         Ok(BoundRouterRole {
             router: BoundRouter::adopt(settings, listeners, choice, &stashes)?,
@@ -186,7 +186,8 @@ impl JoiningRouterRole {
 
     /// Accepts clients. Requests that arrive before their keyspace is ready wait.
     pub(crate) async fn accept(self) -> anyhow::Result<RouterRole> {
-        let router = self.router.accept(self.forward).await?;
+        let common = CommonSettings::from(&self.forward[0]);
+        let router = self.router.accept(common, self.forward).await?;
         let (sources, drain_timeout, _refusals) = (self.sources, self.drain_timeout, self.refusals);
         Ok(RouterRole { router, sources, drain_timeout, _refusals })
     }

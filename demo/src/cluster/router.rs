@@ -11,7 +11,8 @@ use segue_proxy::routing::keyspace_choice::KeyspaceChoice;
 use segue_proxy::routing::partition_key::PartitionSource;
 use segue_proxy::routing::table::StashLimits;
 use segue_proxy::settings::{
-    ClientLimits, ForwardSettings, LoggedRequests, OwnerExceptions, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
+    ClientLimits, CommonSettings, ForwardSettings, LoggedRequests, OwnerExceptions, ServerSettings, UPLOAD_GRACE,
+    UpstreamSettings,
 };
 use tokio::time::Instant;
 
@@ -56,7 +57,8 @@ impl Router {
         let observer = observers::router(number, timeline, options);
         let (leases, keys) = (member.processes.leases(&settings.name), member.keys.clone());
         let membership = Membership { observer, plane, ..Membership::new(keys, settings) };
-        Ok(Router(router.join(leases, vec![membership]).accept(vec![forward]).await?))
+        let joining = router.join(leases, vec![membership]);
+        Ok(Router(joining.accept(CommonSettings::from(&forward), vec![forward]).await?))
     }
 
     pub(super) fn address(&self) -> SocketAddr {

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::HeaderValue;
-use tokio_util::sync::CancellationToken;
 
 use super::client_presence::Presence;
 use super::concurrency_limit::ConcurrencyLimit;
 use super::error::InvalidName;
+use super::keyspaces::{KeyspaceLife, LifeShare};
 use super::request_log::RequestLog;
 use super::retry_budget::RetryBudgets;
 use crate::message::headers::{ClientLines, RouterIdentity};
@@ -55,8 +55,7 @@ pub(crate) struct WorkerContext {
     pub(super) max_body_bytes: u64,
     pub(crate) timer: CoarseTimer,
     pub(crate) background: Background,
-    /// Cancelled when the router shuts down, to close connections that would stay open for ever.
-    pub(crate) ending: CancellationToken,
+    pub(crate) life: LifeShare,
     pub(crate) metrics: Arc<WorkerMetrics>,
     pub(super) tracer: Option<Rc<Tracer>>,
 }
@@ -68,6 +67,7 @@ impl WorkerContext {
         settings: &ForwardSettings,
         worker: TableHandle,
         metrics: Arc<WorkerMetrics>,
+        life: &KeyspaceLife,
     ) -> Result<Self, InvalidName> {
         // Short time-outs need a finer timer; differences below a millisecond are not noticed.
         let shortest = settings.upstream.request_timeout.min(settings.upstream.idle_timeout);
@@ -96,7 +96,7 @@ impl WorkerContext {
             max_body_bytes: settings.limits.max_body_bytes.map_or(u64::MAX, |bytes| bytes as u64),
             timer,
             background: Background::start(),
-            ending: CancellationToken::new(),
+            life: life.begin(),
             metrics,
             tracer: settings.tracer.clone().map(Rc::new),
         })

@@ -5,30 +5,149 @@
 //! * A keyspace has a table, connections to pods, retry budgets and counters of its own. No request waits for another
 //!   keyspace.
 //! * A request for no keyspace reaches no table. It counts for the listener.
+//! * A request keeps the keyspace that it was for when it arrived. The list changes between two requests, never during the
+//!   choice, as both happen on the worker's thread without an `await`.
+//! * What the worker has of a keyspace that was removed is dropped with the last request of that keyspace.
 
-use std::rc::Rc;
+use std::cell::{Ref, RefCell};
+use std::rc::{Rc, Weak};
 
 use http::Request;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::context::WorkerContext;
 use crate::message::client_body::ClientBody;
-use crate::routing::keyspace_choice::{KeyspaceChoice, NoKeyspace};
+use crate::routing::keyspace_choice::{KeyspaceMatch, KeyspaceMatches, NoKeyspace};
 
 /// The keyspaces of a worker, and which requests are for which.
-pub(super) struct Keyspaces {
-    pub(super) choice: KeyspaceChoice,
-    pub(super) each: Vec<Rc<WorkerContext>>,
-    /// The state for requests that are for none. Their table is never asked. With an only keyspace there
-    /// are none, and this is that keyspace.
-    pub(super) none: Rc<WorkerContext>,
+pub(super) enum Keyspaces {
+    /// An only keyspace, which gets every request.
+    Only(Rc<WorkerContext>),
+    /// A list of keyspaces, which changes while the worker serves.
+    Among(KeyspaceList),
+}
+
+/// The list of a worker's keyspaces.
+pub(super) struct KeyspaceList {
+    listed: RefCell<Listed>,
+    /// Keyspaces that were removed. Their requests keep them.
+    removed: RefCell<Vec<Weak<WorkerContext>>>,
+    /// The state for requests that are for none. Its table is never asked.
+    none: Rc<WorkerContext>,
+}
+
+#[derive(Default)]
+struct Listed {
+    matches: KeyspaceMatches,
+    each: Vec<ListedKeyspace>,
+}
+
+/// A keyspace, and the requests that are for it.
+struct ListedKeyspace {
+    name: String,
+    matching: Option<KeyspaceMatch>,
+    context: Rc<WorkerContext>,
 }
 
 impl Keyspaces {
     /// Returns the state of the keyspace that a request is for.
     pub(super) fn of(&self, request: &Request<ClientBody>) -> (Rc<WorkerContext>, Option<NoKeyspace>) {
-        match self.choice.of(request.uri(), request.headers()) {
-            Ok(index) => (self.each[index].clone(), None),
-            Err(why) => (self.none.clone(), Some(why)),
+        match self {
+            Keyspaces::Only(only) => (only.clone(), None),
+            Keyspaces::Among(list) => {
+                let listed = list.listed.borrow();
+                match listed.matches.of(request.uri(), request.headers()) {
+                    Ok(index) => (listed.each[index].context.clone(), None),
+                    Err(why) => (list.none.clone(), Some(why)),
+                }
+            }
         }
     }
+
+    /// Returns the state for requests that are for no keyspace, which is that of an only one.
+    pub(super) fn none(&self) -> &WorkerContext {
+        match self {
+            Keyspaces::Only(only) => only,
+            Keyspaces::Among(list) => &list.none,
+        }
+    }
+
+    /// Returns the state of each keyspace, including those that were removed and still have requests.
+    pub(super) fn all(&self) -> Vec<Rc<WorkerContext>> {
+        match self {
+            Keyspaces::Only(only) => vec![only.clone()],
+            Keyspaces::Among(list) => {
+                let listed = Ref::map(list.listed.borrow(), |listed| &listed.each);
+                let removed = list.removed.borrow();
+                let listed = listed.iter().map(|keyspace| keyspace.context.clone());
+                listed.chain(removed.iter().filter_map(Weak::upgrade)).collect()
+            }
+        }
+    }
+}
+
+impl KeyspaceList {
+    /// Returns an empty list.
+    pub(super) fn new(none: Rc<WorkerContext>) -> Self {
+        KeyspaceList { listed: RefCell::default(), removed: RefCell::default(), none }
+    }
+
+    /// Has the next request find this keyspace.
+    pub(super) fn add(&self, name: String, matching: Option<KeyspaceMatch>, context: Rc<WorkerContext>) {
+        let mut listed = self.listed.borrow_mut();
+        listed.each.push(ListedKeyspace { name, matching, context });
+        listed.find_matches();
+    }
+
+    /// Has no further request find the keyspace of this name.
+    pub(super) fn remove(&self, name: &str) {
+        let mut listed = self.listed.borrow_mut();
+        let Some(index) = listed.each.iter().position(|keyspace| keyspace.name == name) else { return };
+        let keyspace = listed.each.remove(index);
+        listed.find_matches();
+        let mut removed = self.removed.borrow_mut();
+        removed.retain(|context| context.strong_count() > 0);
+        removed.push(Rc::downgrade(&keyspace.context));
+    }
+}
+
+impl Listed {
+    fn find_matches(&mut self) {
+        self.matches = KeyspaceMatches::new(self.each.iter().map(|keyspace| keyspace.matching.as_ref()));
+    }
+}
+
+/// The time of a keyspace in a server: from when the first worker has it until no worker has anything left of it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct KeyspaceLife {
+    ending: CancellationToken,
+    contexts: TaskTracker,
+}
+
+impl KeyspaceLife {
+    /// Returns what a worker's state of the keyspace holds.
+    pub(super) fn begin(&self) -> LifeShare {
+        LifeShare { ending: self.ending.child_token(), _counted: self.contexts.token() }
+    }
+
+    /// Closes connections that would stay open for ever.
+    pub(crate) fn end_websockets(&self) {
+        self.ending.cancel();
+    }
+
+    /// Waits until no worker has anything left of the keyspace. All of them must have been told to remove it.
+    pub(crate) async fn over(&self) {
+        self.contexts.close();
+        self.contexts.wait().await;
+    }
+}
+
+/// A worker's share in the life of a keyspace.
+#[derive(Debug)]
+pub(crate) struct LifeShare {
+    /// Cancelled when the router shuts down or leaves the keyspace, to close connections that would stay open for ever.
+    pub(crate) ending: CancellationToken,
+    _counted: TaskTrackerToken,
 }

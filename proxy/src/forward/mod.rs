@@ -56,7 +56,8 @@ pub use self::error::{ClientGone, InvalidName};
 use self::fixed_upstream::send_to_upstream;
 use self::held::{HeldRequest, table_is_there};
 use self::in_flight::{ExchangeTerms, InFlight};
-use self::keyspaces::Keyspaces;
+pub(crate) use self::keyspaces::KeyspaceLife;
+use self::keyspaces::{KeyspaceList, Keyspaces};
 use self::passage::Passage;
 use self::request::ForwardRequest;
 use self::request_log::RequestLine;
@@ -65,7 +66,7 @@ use crate::message::client_body::ClientBody;
 use crate::message::local_reply::{LocalReply, is_grpc};
 use crate::metrics::WorkerMetrics;
 use crate::routing::key_limit::OverKeyLimit;
-use crate::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatches};
+use crate::routing::keyspace_choice::KeyspaceMatch;
 use crate::routing::partition_key::{LocationError, RequestLocation, WithoutKey};
 use crate::routing::permit::{Admission, Permit, QueuedPermit, TableHandle};
 use crate::routing::route_rules::Destination;
@@ -83,7 +84,7 @@ pub type WorkerKeyspace = (ForwardSettings, TableHandle, Arc<WorkerMetrics>);
 
 impl std::fmt::Debug for Forward {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Forward").field("router", &self.keyspaces.none.identity.router).finish_non_exhaustive()
+        out.debug_struct("Forward").field("router", &self.keyspaces.none().identity.router).finish_non_exhaustive()
     }
 }
 
@@ -95,28 +96,48 @@ impl Forward {
     ///
     /// Fails if the name of the router or of the keyspace cannot be the value of a header.
     pub fn only(keyspace: WorkerKeyspace) -> Result<Self, InvalidName> {
-        let only = Self::keyspace(keyspace)?;
-        Ok(Forward {
-            keyspaces: Rc::new(Keyspaces { choice: KeyspaceChoice::Only, each: vec![only.clone()], none: only }),
-        })
+        let only = Self::keyspace(keyspace, &KeyspaceLife::default())?;
+        Ok(Forward { keyspaces: Rc::new(Keyspaces::Only(only)) })
     }
 
-    /// Does the same for a worker with several keyspaces, among which `matches` finds that of a request. `none` counts the
-    /// requests that are for none. It has the settings of the first one.
-    pub(crate) fn among(
-        matches: KeyspaceMatches,
-        each: impl IntoIterator<Item = WorkerKeyspace>,
-        none: WorkerKeyspace,
-    ) -> Result<Self, InvalidName> {
-        let each = each.into_iter().map(Self::keyspace).collect::<Result<_, _>>()?;
-        let (settings, worker, metrics) = none;
-        let none = Rc::new(WorkerContext::new(&settings, worker, metrics)?);
-        Ok(Forward { keyspaces: Rc::new(Keyspaces { choice: KeyspaceChoice::Among(matches), each, none }) })
+    /// Does the same for a worker that has no keyspace yet and may get several. `none` is the state for requests that are for
+    /// none of them.
+    pub(crate) fn among((settings, worker, metrics): WorkerKeyspace) -> Result<Self, InvalidName> {
+        let none = Rc::new(WorkerContext::new(&settings, worker, metrics, &KeyspaceLife::default())?);
+        Ok(Forward { keyspaces: Rc::new(Keyspaces::Among(KeyspaceList::new(none))) })
+    }
+
+    /// Has the next request that matches find this keyspace. For a worker that may have several.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the name of the router or of the keyspace cannot be the value of a header.
+    pub(crate) fn add(
+        &self,
+        keyspace: WorkerKeyspace,
+        matching: Option<KeyspaceMatch>,
+        life: &KeyspaceLife,
+    ) -> Result<(), InvalidName> {
+        if let Keyspaces::Among(list) = &*self.keyspaces {
+            let name = keyspace.0.keyspace.clone();
+            list.add(name, matching, Self::keyspace(keyspace, life)?);
+        }
+        Ok(())
+    }
+
+    /// Has no further request find the keyspace of this name. For a worker that may have several.
+    pub(crate) fn remove(&self, keyspace: &str) {
+        if let Keyspaces::Among(list) = &*self.keyspaces {
+            list.remove(keyspace);
+        }
     }
 
     /// Returns the state of one keyspace, and starts what keeps it up.
-    fn keyspace((settings, worker, metrics): WorkerKeyspace) -> Result<Rc<WorkerContext>, InvalidName> {
-        let shared = Rc::new(WorkerContext::new(&settings, worker, metrics)?);
+    fn keyspace(
+        (settings, worker, metrics): WorkerKeyspace,
+        life: &KeyspaceLife,
+    ) -> Result<Rc<WorkerContext>, InvalidName> {
+        let shared = Rc::new(WorkerContext::new(&settings, worker, metrics, life)?);
         if let Some(mut expected) = shared.worker.expected() {
             let weak = Rc::downgrade(&shared);
             tokio::task::spawn_local(async move {
@@ -145,22 +166,22 @@ impl Forward {
 
     #[cfg(feature = "fuzzing")]
     pub(crate) fn idle_timeout(&self) -> Duration {
-        self.keyspaces.none.idle_timeout
+        self.keyspaces.none().idle_timeout
     }
 
     /// Closes all WebSockets with a close frame.
     pub(crate) fn end_websockets(&self) {
-        self.keyspaces.each.iter().for_each(|shared| shared.ending.cancel());
+        self.keyspaces.all().iter().for_each(|shared| shared.life.ending.cancel());
     }
 
     /// Closes idle connections to pods, for lack of files. Returns their number.
     pub(crate) fn close_idle(&self) -> usize {
-        self.keyspaces.each.iter().map(|shared| shared.upstream.close_idle()).sum()
+        self.keyspaces.all().iter().map(|shared| shared.upstream.close_idle()).sum()
     }
 
     /// Returns the number of requests in flight to pods.
     pub(crate) fn requests_in_flight(&self) -> u64 {
-        self.keyspaces.each.iter().map(|shared| shared.metrics.requests_in_flight()).sum()
+        self.keyspaces.all().iter().map(|shared| shared.metrics.requests_in_flight()).sum()
     }
 
     /// Returns the response to one request of a client. `takes_lines`: the headers of the response may be lines that come with

@@ -73,7 +73,7 @@ pub(crate) fn join(
                     return drop((tunnel, in_flight));
                 }
                 () = severed.cancelled() => break CloseCause::Severed,
-                () = shared.ending.cancelled(), if websocket => break CloseCause::Severed,
+                () = shared.life.ending.cancelled(), if websocket => break CloseCause::Severed,
                 () = tokio::time::sleep_until(due) => {}
             }
             if progress + idle + timer.tick() <= Instant::now() {

@@ -140,10 +140,10 @@ impl ControlTask {
         &self.state
     }
 
-    /// Deregisters.
-    pub(super) async fn leave(self) {
+    /// Deregisters. To be awaited to its end once.
+    pub(super) async fn leave(&mut self) {
         self.control.shut_down();
         // The task ends by itself now. The runtime has reported any panic in it.
-        let _ = self.run.await;
+        let _ = (&mut self.run).await;
     }
 }

@@ -6,7 +6,8 @@
 //! serve, while the old one still does.
 //!
 //! Most routers have one keyspace. Several share the listener, the limits of clients, one lease, and the total of what is held.
-//! Each has a table, connections to pods and counters of its own.
+//! Each has a table, connections to pods and counters of its own. A running router with a list of keyspaces, which may be empty,
+//! takes further ones and gives them up ([`Router::add`], [`Router::remove`]).
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -21,7 +22,8 @@
 //! use segue_proxy::routing::partition_key::PartitionSource;
 //! use segue_proxy::routing::table::StashLimits;
 //! use segue_proxy::settings::{
-//!     ClientLimits, ForwardSettings, LoggedRequests, OwnerExceptions, ServerSettings, UPLOAD_GRACE, UpstreamSettings,
+//!     ClientLimits, CommonSettings, ForwardSettings, LoggedRequests, OwnerExceptions, ServerSettings, UPLOAD_GRACE,
+//!     UpstreamSettings,
 //! };
 //! use tokio::time::Instant;
 //!
@@ -58,7 +60,7 @@
 //! let server = ServerSettings { listen: "127.0.0.1:8080".to_owned(), workers: 0, tls: None };
 //! let router = BoundRouter::bind(server, KeyspaceChoice::Only, &[stash])?.join(store, vec![Membership::new(keys, settings)]);
 //! router.state().ready().await;
-//! let router = router.accept(vec![forward]).await?;
+//! let router = router.accept(CommonSettings::from(&forward), vec![forward]).await?;
 //!
 //! tokio::signal::ctrl_c().await?;
 //! router.stop(Instant::now() + Duration::from_secs(20)).await;
@@ -69,29 +71,31 @@
 //! # Invariants
 //!
 //! * An address that cannot be bound is reported before the router takes part in the protocol.
-//! * A router deregisters only when the last request of all its keyspaces is done, so that handoffs wait for it until then.
+//! * A router that stops deregisters only when the last request of all its keyspaces is done, and in a keyspace that it gives up
+//!   when the last request of that one is, so that handoffs wait for it until then.
 //! * A router that is dropped is one that crashed: its connections close, and its registration ends with its lease.
 //! * A keyspace that is not ready delays or refuses its own requests only, until what it holds takes up what they share.
 
 mod membership;
+mod running;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::Arc;
 
-use futures_util::future::join_all;
 use segue_coordination::session::Leases;
-use tokio::time::Instant;
-use tokio_util::task::AbortOnDropHandle;
 use tower::Layer;
 
 use self::membership::ControlTask;
 pub use self::membership::{Membership, Notices, RouterControl, RouterState};
+use self::running::leave;
+pub use self::running::{AddError, Router};
+use crate::forward::KeyspaceLife;
 use crate::forward::service::ClientService;
 use crate::metrics::Metrics;
 use crate::routing::keyspace_choice::KeyspaceChoice;
 use crate::routing::table::{StashLimits, StashTotal, Table};
-use crate::server::{AroundDataPath, ServedKeyspace, ServedKeyspaces, Server, ServerError, ServerHandle};
-use crate::settings::{ForwardSettings, ServerSettings};
+use crate::server::{AroundDataPath, ListedKeyspace, ServedKeyspace, ServedKeyspaces, Server, ServerError};
+use crate::settings::{CommonSettings, ForwardSettings, ServerSettings};
 
 /// A router whose sockets are bound. It takes no part in the protocol and accepts no clients.
 #[derive(Debug)]
@@ -99,6 +103,7 @@ pub struct BoundRouter {
     server: Server,
     choice: KeyspaceChoice,
     listener: Metrics,
+    stash_total: StashTotal,
     keyspaces: Vec<BoundKeyspace>,
 }
 
@@ -111,6 +116,13 @@ pub struct BoundKeyspace {
     pub notices: Notices,
     /// The counters of the data path.
     pub metrics: Metrics,
+}
+
+impl BoundKeyspace {
+    fn new(workers: usize, stash: StashLimits, total: &StashTotal) -> Self {
+        let (table, notices) = Table::sharing(workers, stash, total);
+        BoundKeyspace { table, notices, metrics: Metrics::new(workers) }
+    }
 }
 
 impl BoundRouter {
@@ -143,16 +155,22 @@ impl BoundRouter {
     }
 
     /// Makes the tables and the counters for a bound server.
+    ///
+    /// # Panics
+    ///
+    /// If there is not an element of `stashes` for each keyspace of `choice`.
     pub fn of(server: Server, choice: KeyspaceChoice, stashes: &[StashLimits]) -> Self {
-        let (workers, total) = (server.workers(), StashTotal::default());
-        let keyspaces = stashes.iter().map(|stash| {
-            let (table, notices) = Table::sharing(workers, *stash, &total);
-            BoundKeyspace { table, notices, metrics: Metrics::new(workers) }
-        });
+        let count = match &choice {
+            KeyspaceChoice::Only => 1,
+            KeyspaceChoice::Among(matches) => matches.len(),
+        };
+        assert_eq!(stashes.len(), count, "limits for each keyspace");
+        let (workers, stash_total) = (server.workers(), StashTotal::default());
+        let keyspaces = stashes.iter().map(|stash| BoundKeyspace::new(workers, *stash, &stash_total));
         let keyspaces: Vec<_> = keyspaces.collect();
         let only = keyspaces.first().filter(|_| choice == KeyspaceChoice::Only);
         let listener = only.map_or_else(|| Metrics::new(workers), |only| only.metrics.clone());
-        BoundRouter { server, choice, listener, keyspaces }
+        BoundRouter { server, choice, listener, stash_total, keyspaces }
     }
 
     /// Duplicates the listeners for a process that takes them over.
@@ -183,16 +201,17 @@ impl BoundRouter {
     ///
     /// # Panics
     ///
-    /// If there is not a membership for each keyspace, or no keyspace.
+    /// If there is not a membership for each keyspace.
     pub fn join(self, leases: impl Into<Leases>, memberships: Vec<Membership>) -> JoiningRouter {
-        assert!(!memberships.is_empty() && memberships.len() == self.keyspaces.len(), "a membership for each keyspace");
+        let BoundRouter { server, choice, listener, stash_total, keyspaces } = self;
+        assert_eq!(memberships.len(), keyspaces.len(), "a membership for each keyspace");
         let leases = leases.into();
         let join = |(bound, membership): (BoundKeyspace, Membership)| {
             let BoundKeyspace { table, notices, metrics } = bound;
             (ControlTask::begin(table, notices, leases.clone(), membership), metrics)
         };
-        let joined = self.keyspaces.into_iter().zip(memberships).map(join).collect();
-        JoiningRouter { server: self.server, choice: self.choice, listener: self.listener, joined }
+        let joined = keyspaces.into_iter().zip(memberships).map(join).collect();
+        JoiningRouter { server, choice, listener, leases, stash_total, joined }
     }
 }
 
@@ -202,11 +221,26 @@ pub struct JoiningRouter {
     server: Server,
     choice: KeyspaceChoice,
     listener: Metrics,
+    leases: Leases,
+    stash_total: StashTotal,
     joined: Vec<(ControlTask, Metrics)>,
+}
+
+/// The parts of a joining router that a running one goes on with.
+struct JoiningParts {
+    leases: Leases,
+    stash_total: StashTotal,
+    /// Whether the router has one keyspace, which gets every request.
+    is_only: bool,
+    joined: Vec<(ListedKeyspace, ControlTask)>,
 }
 
 impl JoiningRouter {
     /// Returns the router's state in its first keyspace, which is the only one of most routers.
+    ///
+    /// # Panics
+    ///
+    /// If the router has no keyspace.
     pub fn state(&self) -> &RouterState {
         self.joined[0].0.state()
     }
@@ -216,8 +250,8 @@ impl JoiningRouter {
         self.joined.iter().map(|(joined, _)| joined.state())
     }
 
-    /// Accepts clients. `forward` has the settings of each keyspace; the limits of clients are those of the first. Requests that
-    /// arrive before their keyspace is ready wait. If the workers cannot be started, the router deregisters.
+    /// Accepts clients. `common` holds for all keyspaces, and `forward` has the settings of each. Requests that arrive before
+    /// their keyspace is ready wait. If the workers cannot be started, the router deregisters.
     ///
     /// # Errors
     ///
@@ -227,9 +261,9 @@ impl JoiningRouter {
     /// # Panics
     ///
     /// If there are not settings for each keyspace.
-    pub async fn accept(self, forward: Vec<ForwardSettings>) -> Result<Router, ServerError> {
-        let (server, keyspaces, joined) = self.served(forward);
-        Router::started(server.start(keyspaces), joined).await
+    pub async fn accept(self, common: CommonSettings, forward: Vec<ForwardSettings>) -> Result<Router, ServerError> {
+        let (server, keyspaces, parts) = self.served(common, forward);
+        Router::started(server.start(keyspaces), parts).await
     }
 
     /// Accepts clients as [`accept`](Self::accept) does, with `layer` around the data path ([`Server::start_with_layer`]).
@@ -241,91 +275,44 @@ impl JoiningRouter {
     /// # Panics
     ///
     /// If there are not settings for each keyspace.
-    pub async fn accept_with_layer<L>(self, forward: Vec<ForwardSettings>, layer: L) -> Result<Router, ServerError>
+    pub async fn accept_with_layer<L>(
+        self,
+        common: CommonSettings,
+        forward: Vec<ForwardSettings>,
+        layer: L,
+    ) -> Result<Router, ServerError>
     where
         L: Layer<ClientService, Service: AroundDataPath> + Clone + Send + 'static,
     {
-        let (server, keyspaces, joined) = self.served(forward);
-        Router::started(server.start_with_layer(keyspaces, layer), joined).await
+        let (server, keyspaces, parts) = self.served(common, forward);
+        Router::started(server.start_with_layer(keyspaces, layer), parts).await
     }
 
-    fn served(self, forward: Vec<ForwardSettings>) -> (Server, ServedKeyspaces, Vec<ControlTask>) {
-        let JoiningRouter { server, choice, listener, joined } = self;
+    fn served(self, common: CommonSettings, forward: Vec<ForwardSettings>) -> (Server, ServedKeyspaces, JoiningParts) {
+        let JoiningRouter { server, choice, listener, leases, stash_total, joined } = self;
         assert_eq!(forward.len(), joined.len(), "settings for each keyspace");
-        let (joined, served) = joined
-            .into_iter()
-            .zip(forward)
-            .map(|((joined, metrics), forward)| {
-                let table = joined.state().table().clone();
-                (joined, ServedKeyspace { forward, table, metrics })
-            })
-            .unzip();
-        (server, ServedKeyspaces { choice, each: served, listener }, joined)
+        let (is_only, matches) = match choice {
+            KeyspaceChoice::Only => (true, vec![None]),
+            KeyspaceChoice::Among(matches) => (false, matches),
+        };
+        let joined = joined.into_iter().zip(forward).zip(matches).map(|(((task, metrics), forward), matching)| {
+            let table = task.state().table().clone();
+            let served = ServedKeyspace { forward, table, metrics };
+            (ListedKeyspace { served, matching, life: KeyspaceLife::default() }, task)
+        });
+        let joined: Vec<_> = joined.collect();
+        let keyspaces = match &*joined {
+            [(only, _)] if is_only => ServedKeyspaces::only_with(common, only.served.clone()),
+            _ => {
+                let each = joined.iter().map(|(keyspace, _)| keyspace.clone()).collect();
+                ServedKeyspaces::among(common, each, listener, server.workers())
+            }
+        };
+        (server, keyspaces, JoiningParts { leases, stash_total, is_only, joined })
     }
 
     /// Deregisters without having served.
     pub async fn give_up(self) {
         leave(self.joined.into_iter().map(|(joined, _)| joined)).await;
     }
-}
-
-/// A running router.
-#[derive(Debug)]
-pub struct Router {
-    server: ServerHandle,
-    joined: Vec<ControlTask>,
-}
-
-impl Router {
-    async fn started(server: Result<ServerHandle, ServerError>, joined: Vec<ControlTask>) -> Result<Self, ServerError> {
-        match server {
-            Ok(server) => Ok(Router { server, joined }),
-            Err(error) => {
-                leave(joined).await;
-                Err(error)
-            }
-        }
-    }
-
-    /// Returns the address that clients connect to.
-    pub fn local_addr(&self) -> SocketAddr {
-        self.server.local_addr()
-    }
-
-    /// Returns the router's state in its first keyspace.
-    pub fn state(&self) -> &RouterState {
-        self.joined[0].state()
-    }
-
-    /// Stops accepting, finishes the requests in progress until the deadline, and deregisters when the last one is done.
-    /// Requests that are still held when a tenth of the time is left are refused.
-    pub async fn stop(self, deadline: Instant) {
-        self.stop_server(deadline, ServerHandle::shutdown).await;
-    }
-
-    /// Does the same for a router whose listeners another process serves by now. An idle connection stays open until its
-    /// next response.
-    pub async fn stop_replaced(self, deadline: Instant) {
-        self.stop_server(deadline, ServerHandle::shutdown_replaced).await;
-    }
-
-    async fn stop_server(self, deadline: Instant, shut_down: impl AsyncFnOnce(ServerHandle, Instant)) {
-        let tables = self.joined.iter().map(|joined| joined.state().table().clone()).collect();
-        let refusing = refuse_held_at_last(tables, deadline);
-        shut_down(self.server, deadline).await;
-        drop(refusing);
-        leave(self.joined).await;
-    }
-}
-
-/// Refuses the requests that still wait when a tenth of the time until the deadline is left.
-fn refuse_held_at_last(tables: Vec<Arc<Table>>, deadline: Instant) -> AbortOnDropHandle<()> {
-    AbortOnDropHandle::new(tokio::spawn(async move {
-        tokio::time::sleep_until(deadline - (deadline - Instant::now()) / 10).await;
-        tables.iter().for_each(|table| table.shut_down());
-    }))
-}
-
-async fn leave(joined: impl IntoIterator<Item = ControlTask>) {
-    join_all(joined.into_iter().map(ControlTask::leave)).await;
 }

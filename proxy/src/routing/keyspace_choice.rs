@@ -132,32 +132,18 @@ pub enum NoKeyspace {
     Ambiguous,
 }
 
-/// Finds the keyspace that a request is for.
+/// How a router finds the keyspace that a request is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyspaceChoice {
     /// The router has one keyspace, which gets every request.
     Only,
-    /// The file lists keyspaces, of which a request may match one.
-    Among(KeyspaceMatches),
-}
-
-impl KeyspaceChoice {
-    /// Returns the index of the keyspace that a request with this target and these headers is for.
-    ///
-    /// # Errors
-    ///
-    /// Fails if no keyspace matches the request, or a pod may read its path as one of another keyspace.
-    pub fn of(&self, uri: &Uri, headers: &HeaderMap) -> Result<usize, NoKeyspace> {
-        match self {
-            KeyspaceChoice::Only => Ok(0),
-            KeyspaceChoice::Among(matches) => matches.of(uri, headers),
-        }
-    }
+    /// The router has a list of keyspaces, which may be empty and changes while it runs. A request may match one of them.
+    Among(Vec<Option<KeyspaceMatch>>),
 }
 
 /// The matches of a router's keyspaces.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct KeyspaceMatches {
+pub(crate) struct KeyspaceMatches {
     hosts: Vec<(HostName, usize)>,
     /// Longest first.
     prefixes: Vec<(PathPrefix, usize)>,
@@ -167,7 +153,7 @@ pub struct KeyspaceMatches {
 impl KeyspaceMatches {
     /// Returns the matches of keyspaces. The one without a match gets the requests that no other one
     /// matches.
-    pub fn new<'a>(matches: impl IntoIterator<Item = Option<&'a KeyspaceMatch>>) -> Self {
+    pub(crate) fn new<'a>(matches: impl IntoIterator<Item = Option<&'a KeyspaceMatch>>) -> Self {
         let mut all = KeyspaceMatches::default();
         for (index, matching) in matches.into_iter().enumerate() {
             match matching {
@@ -185,7 +171,7 @@ impl KeyspaceMatches {
     /// # Errors
     ///
     /// Fails if no keyspace matches the request, or a pod may read its path as one of another keyspace.
-    pub fn of(&self, uri: &Uri, headers: &HeaderMap) -> Result<usize, NoKeyspace> {
+    pub(crate) fn of(&self, uri: &Uri, headers: &HeaderMap) -> Result<usize, NoKeyspace> {
         if !self.hosts.is_empty()
             && let Some(host) = host_of(uri, headers)
             && let Some((_, index)) = self.hosts.iter().find(|(name, _)| name.0.eq_ignore_ascii_case(host))

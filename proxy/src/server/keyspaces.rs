@@ -1,17 +1,25 @@
-//! The keyspaces that a server serves, each with its settings, its table and its counters.
+//! The keyspaces that a server serves, each with its settings, its table and its counters, and how a running server is told
+//! that they change.
+//!
+//! # Invariants
+//!
+//! * All workers are told of the same changes in the same order.
 
 use std::sync::Arc;
 
-use crate::forward::{Forward, InvalidName, WorkerKeyspace, check};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::forward::{Forward, InvalidName, KeyspaceLife, WorkerKeyspace, check};
 use crate::metrics::Metrics;
-use crate::routing::keyspace_choice::KeyspaceChoice;
-use crate::routing::table::Table;
-use crate::settings::ForwardSettings;
+use crate::routing::keyspace_choice::KeyspaceMatch;
+use crate::routing::partition_key::PartitionSource;
+use crate::routing::table::{StashLimits, Table};
+use crate::settings::{CommonSettings, ForwardSettings, OwnerExceptions, UPLOAD_GRACE, UpstreamSettings};
 
 /// One keyspace. The table and the counters have been made for as many workers as the server has.
 #[derive(Debug, Clone)]
 pub struct ServedKeyspace {
-    /// The settings of its requests' path. The limits of clients are the same in all keyspaces of a server.
+    /// The settings of its requests' path.
     pub forward: ForwardSettings,
     /// The table that the workers share.
     pub table: Arc<Table>,
@@ -19,45 +27,165 @@ pub struct ServedKeyspace {
     pub metrics: Metrics,
 }
 
-/// All keyspaces of a server.
+/// One keyspace among several.
+#[derive(Debug, Clone)]
+pub(crate) struct ListedKeyspace {
+    pub(crate) served: ServedKeyspace,
+    /// The requests that are for it.
+    pub(crate) matching: Option<KeyspaceMatch>,
+    pub(crate) life: KeyspaceLife,
+}
+
+/// The keyspaces that a server starts with.
 #[derive(Debug, Clone)]
 pub struct ServedKeyspaces {
-    pub(crate) choice: KeyspaceChoice,
-    /// At least one.
-    pub(crate) each: Vec<ServedKeyspace>,
+    pub(super) common: CommonSettings,
     /// The counters of connections and of requests for no keyspace.
-    pub(crate) listener: Metrics,
+    pub(super) listener: Metrics,
+    each: Served,
+}
+
+#[derive(Debug, Clone)]
+enum Served {
+    Only(ServedKeyspace),
+    Among {
+        each: Vec<ListedKeyspace>,
+        /// Has no partitions, for requests that are for no keyspace.
+        empty: Arc<Table>,
+    },
+}
+
+impl ServedKeyspace {
+    /// Returns the keyspace as a worker serves it. To be called on that worker's thread.
+    fn of_worker(&self, worker: usize) -> WorkerKeyspace {
+        (self.forward.clone(), self.table.worker(worker), self.metrics.worker(worker))
+    }
+}
+
+impl ListedKeyspace {
+    fn add_to(&self, forward: &Forward, worker: usize) -> Result<(), InvalidName> {
+        forward.add(self.served.of_worker(worker), self.matching.clone(), &self.life)
+    }
 }
 
 impl ServedKeyspaces {
     /// Returns one keyspace, which gets every request.
     pub fn only(keyspace: ServedKeyspace) -> Self {
-        let listener = keyspace.metrics.clone();
-        ServedKeyspaces { choice: KeyspaceChoice::Only, each: vec![keyspace], listener }
+        Self::only_with(CommonSettings::from(&keyspace.forward), keyspace)
     }
 
-    /// Returns the settings that hold for the whole server.
-    pub(super) fn common(&self) -> &ForwardSettings {
-        &self.each[0].forward
+    /// Does the same with these settings for the whole server.
+    pub(crate) fn only_with(common: CommonSettings, keyspace: ServedKeyspace) -> Self {
+        let listener = keyspace.metrics.clone();
+        ServedKeyspaces { common, listener, each: Served::Only(keyspace) }
+    }
+
+    /// Returns any number of keyspaces, for a server of so many workers.
+    pub(crate) fn among(common: CommonSettings, each: Vec<ListedKeyspace>, listener: Metrics, workers: usize) -> Self {
+        let (empty, _) = Table::new(workers, StashLimits::default());
+        ServedKeyspaces { common, listener, each: Served::Among { each, empty } }
     }
 
     /// Returns an error for settings that [`data_path`](Self::data_path) would reject.
     pub(super) fn check(&self) -> Result<(), InvalidName> {
-        self.each.iter().try_for_each(|keyspace| check(&keyspace.forward))
+        match &self.each {
+            Served::Only(only) => check(&only.forward),
+            Served::Among { each, .. } => {
+                check(&for_no_keyspace(&self.common))?;
+                each.iter().try_for_each(|keyspace| check(&keyspace.served.forward))
+            }
+        }
     }
 
     /// Returns the data path of a worker. To be called on that worker's thread, inside its set of local tasks.
     pub(super) fn data_path(&self, worker: usize) -> Result<Forward, InvalidName> {
-        let of_worker = |keyspace: &ServedKeyspace, metrics: &Metrics| -> WorkerKeyspace {
-            (keyspace.forward.clone(), keyspace.table.worker(worker), metrics.worker(worker))
-        };
-        let first = &self.each[0];
-        match &self.choice {
-            KeyspaceChoice::Only => Forward::only(of_worker(first, &first.metrics)),
-            KeyspaceChoice::Among(matches) => {
-                let each = self.each.iter().map(|keyspace| of_worker(keyspace, &keyspace.metrics));
-                Forward::among(matches.clone(), each, of_worker(first, &self.listener))
+        match &self.each {
+            Served::Only(only) => Forward::only(only.of_worker(worker)),
+            Served::Among { each, empty } => {
+                let none = (for_no_keyspace(&self.common), empty.worker(worker), self.listener.worker(worker));
+                let forward = Forward::among(none)?;
+                each.iter().try_for_each(|keyspace| keyspace.add_to(&forward, worker))?;
+                Ok(forward)
             }
+        }
+    }
+}
+
+/// Returns the settings for requests that are for no keyspace. They reach no pod.
+fn for_no_keyspace(common: &CommonSettings) -> ForwardSettings {
+    ForwardSettings {
+        router: common.router.clone(),
+        keyspace: "none".to_owned(),
+        partition: PartitionSource::Number { header: PartitionSource::DEFAULT_HEADER, order_by: None },
+        exceptions: OwnerExceptions::default(),
+        trust_forwarded: common.trust_forwarded,
+        limits: common.limits.clone(),
+        key_limit: None,
+        upload_grace: UPLOAD_GRACE,
+        upstream: UpstreamSettings::default(),
+        tracer: common.tracer.clone(),
+        requests: common.requests,
+    }
+}
+
+/// A change to the keyspaces of a running server that has several.
+#[derive(Debug, Clone)]
+pub(crate) enum KeyspaceChange {
+    /// One more, whose settings have been checked.
+    Add(Box<ListedKeyspace>),
+    /// The one of this name gets no further requests.
+    Remove(String),
+}
+
+/// A change for one worker, and where the worker confirms it.
+type WorkerChange = (KeyspaceChange, oneshot::Sender<()>);
+
+/// The channels by which the workers of a server are told of changes.
+#[derive(Debug, Default)]
+pub(super) struct KeyspaceChanges(Vec<mpsc::UnboundedSender<WorkerChange>>);
+
+/// The end of a worker's channel.
+pub(super) struct WorkerChanges(mpsc::UnboundedReceiver<WorkerChange>);
+
+impl KeyspaceChanges {
+    /// Returns the end for one more worker.
+    pub(super) fn next_worker(&mut self) -> WorkerChanges {
+        let (changes, changed) = mpsc::unbounded_channel();
+        self.0.push(changes);
+        WorkerChanges(changed)
+    }
+
+    /// Returns the number of workers.
+    pub(super) fn workers(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Tells all workers at once. The future completes when each of them has made the change or has ended.
+    pub(super) fn tell(&self, change: &KeyspaceChange) -> impl Future<Output = ()> + use<> {
+        let told = self.0.iter().filter_map(|worker| {
+            let (confirm, confirmed) = oneshot::channel();
+            worker.send((change.clone(), confirm)).is_ok().then_some(confirmed)
+        });
+        let told: Vec<_> = told.collect();
+        async move {
+            for confirmed in told {
+                let _ = confirmed.await;
+            }
+        }
+    }
+}
+
+impl WorkerChanges {
+    /// Makes each change as it comes, as long as the server runs.
+    pub(super) async fn follow(mut self, forward: Forward, worker: usize) {
+        while let Some((change, confirm)) = self.0.recv().await {
+            match change {
+                KeyspaceChange::Add(keyspace) => {
+                    keyspace.add_to(&forward, worker).expect("names that were checked");
+                }
+                KeyspaceChange::Remove(name) => forward.remove(&name),
+            }
+            let _ = confirm.send(());
         }
     }
 }

@@ -42,6 +42,8 @@ use crate::settings::{ClientLimits, ServerSettings};
 use client::ClientTerms;
 pub use data_path::AroundDataPath;
 use data_path::{Bare, Layers, TowerLayers};
+use keyspaces::KeyspaceChanges;
+pub(crate) use keyspaces::{KeyspaceChange, ListedKeyspace};
 pub use keyspaces::{ServedKeyspace, ServedKeyspaces};
 use worker::{StopMode, Worker};
 
@@ -189,15 +191,15 @@ impl Server {
 
     fn start_workers(mut self, keyspaces: ServedKeyspaces, layers: impl Layers) -> Result<ServerHandle, ServerError> {
         keyspaces.check()?;
-        let forward = keyspaces.common().clone();
         for socket in self.silent {
             socket.listen(BACKLOG).map_err(|source| ServerError::Bind { address: self.address, source })?;
             self.listeners.push(socket.into());
         }
         let (stop, stopped) = watch::channel(None);
-        let most = forward.limits.max_connections.div_ceil(self.workers).max(1);
-        let most_requests = max_requests(&forward.limits, self.workers);
-        let mut workers = Vec::new();
+        let common = &keyspaces.common;
+        let most = common.limits.max_connections.div_ceil(self.workers).max(1);
+        let most_requests = max_requests(&common.limits, self.workers);
+        let (mut workers, mut changes) = (Vec::new(), KeyspaceChanges::default());
         for (index, listeners) in deal(self.listeners, self.workers).into_iter().enumerate() {
             let (ended, end) = oneshot::channel();
             let plan = Worker {
@@ -206,9 +208,10 @@ impl Server {
                 layers: layers.clone(),
                 metrics: keyspaces.listener.worker(index),
                 keyspaces: keyspaces.clone(),
+                changes: changes.next_worker(),
                 max_connections: most,
                 max_requests: most_requests,
-                terms: terms(&forward.limits, &self.settings, forward.upstream.idle_timeout),
+                terms: terms(&common.limits, &self.settings, common.unread_timeout),
                 stop: stopped.clone(),
             };
             let runtime = move || {
@@ -225,7 +228,7 @@ impl Server {
                 .map_err(ServerError::Worker)?;
             workers.push((thread, end));
         }
-        Ok(ServerHandle { address: self.address, stop, workers })
+        Ok(ServerHandle { address: self.address, stop, changes, workers })
     }
 }
 
@@ -289,6 +292,7 @@ fn socket(address: SocketAddr, shared: bool) -> std::io::Result<Socket> {
 pub struct ServerHandle {
     address: SocketAddr,
     stop: watch::Sender<Option<StopMode>>,
+    changes: KeyspaceChanges,
     workers: Vec<(JoinHandle<()>, oneshot::Receiver<()>)>,
 }
 
@@ -296,6 +300,17 @@ impl ServerHandle {
     /// Returns the address that clients connect to.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Returns the number of workers.
+    pub(crate) fn workers(&self) -> usize {
+        self.changes.workers()
+    }
+
+    /// Changes the keyspaces of a server that may have several: tells all workers at once. The future completes when each of
+    /// them has made the change.
+    pub(crate) fn change(&self, change: &KeyspaceChange) -> impl Future<Output = ()> + use<> {
+        self.changes.tell(change)
     }
 
     /// Stops accepting, lets requests in flight end, and closes the rest at the deadline. An idle connection stays open for

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::client::ClientTerms;
 use super::data_path::{DataPath, Layers};
-use super::keyspaces::ServedKeyspaces;
+use super::keyspaces::{ServedKeyspaces, WorkerChanges};
 use super::overload::Overload;
 use super::registry::ConnectionRegistry;
 use crate::forward::Forward;
@@ -59,7 +59,9 @@ impl StopMode {
 pub(super) struct Worker<M> {
     pub(super) index: usize,
     pub(super) listeners: Vec<std::net::TcpListener>,
+    /// Those that it starts with.
     pub(super) keyspaces: ServedKeyspaces,
+    pub(super) changes: WorkerChanges,
     /// The layers around its data path.
     pub(super) layers: M,
     /// The counters of the listener.
@@ -74,12 +76,15 @@ impl<M: Layers> Worker<M> {
     /// Serves until the server stops and everything in flight has ended, or its deadline has passed.
     pub(super) async fn run(self) {
         let forward = self.keyspaces.data_path(self.index);
+        // What the worker keeps of a keyspace must go with that keyspace.
+        drop(self.keyspaces);
         let listeners: std::io::Result<Vec<_>> = self.listeners.into_iter().map(TcpListener::from_std).collect();
         let (forward, listeners) = match (forward, listeners) {
             (Ok(forward), Ok(listeners)) => (forward, listeners),
             (Err(error), _) => return tracing::error!(%error, "worker cannot start"),
             (_, Err(error)) => return tracing::error!(%error, "worker cannot listen"),
         };
+        tokio::task::spawn_local(self.changes.follow(forward.clone(), self.index));
         let path = DataPath { forward, layers: self.layers };
         let look_every = (self.terms.header_read_timeout / 8).clamp(Duration::from_millis(10), Duration::from_secs(1));
         let secure = self.terms.tls.is_some();

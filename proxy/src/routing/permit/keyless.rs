@@ -45,9 +45,10 @@ impl KeylessPermit {
         self.pod.traffic.of(self.worker.inner.index)
     }
 
-    /// Returns the token that nothing cancels: the exchange belongs to no partition, so no cutover severs it.
+    /// Returns the token that is cancelled when the router gives the keyspace up: the exchange belongs to no partition, so no
+    /// cutover severs it.
     pub(crate) fn sever_token(&self) -> CancellationToken {
-        CancellationToken::new()
+        self.worker.inner.table.keyless.child_token()
     }
 
     /// Ends the attempt.

@@ -179,6 +179,14 @@ impl Table {
         severed
     }
 
+    /// Ends every exchange, with a key or without one.
+    pub(crate) fn sever_all(&self) {
+        for partition in PartitionId::all(self.partitions()) {
+            self.sever(partition);
+        }
+        self.keyless.cancel();
+    }
+
     /// Refuses all requests that wait, and those that would have to wait from here on.
     pub fn shut_down(&self) {
         self.shutting_down.store(true, Relaxed);

@@ -16,6 +16,7 @@ use segue_coordination::session::{boottime, lease_now};
 use segue_protocol::ids::{Epoch, Incarnation, PartitionId};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::hold::ClosedGate;
 use super::key_counts::KeyCounts;
@@ -84,6 +85,8 @@ pub struct Table {
     pub(super) trusted_until_boottime: AtomicU64,
     pub(super) base: Instant,
     pub(super) shutting_down: AtomicBool,
+    /// Cancelled to sever requests without a key, which are in no partition.
+    pub(in crate::routing) keyless: CancellationToken,
     pub(super) notices: mpsc::UnboundedSender<PartitionId>,
 }
 
@@ -130,6 +133,7 @@ impl Table {
             trusted_until_boottime: AtomicU64::new(0),
             base: Instant::now(),
             shutting_down: AtomicBool::new(false),
+            keyless: CancellationToken::new(),
             notices,
         });
         (table, noticed)

@@ -1,5 +1,10 @@
 //! A whole router over the embedded store: when it is registered, and when it answers.
+//!
+//! Elsewhere: keyspaces that come and go while it runs ([`keyspaces`]).
 
+mod keyspaces;
+
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +14,7 @@ use segue_coordination::test_util::StoredKeyspace;
 use segue_protocol::handoff::router::OnStoreLoss;
 use segue_protocol::ids::PartitionId;
 use segue_proxy::router::{BoundRouter, JoiningRouter, Membership, Router};
-use segue_proxy::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatch, KeyspaceMatches, PathPrefix};
+use segue_proxy::routing::keyspace_choice::{KeyspaceChoice, KeyspaceMatch, PathPrefix};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -37,8 +42,8 @@ impl Site {
     }
 
     /// Gives the partition to a pod.
-    async fn assign(&self, pod: &ScriptedPod) {
-        let record = format!(r#"{{"pod_name":"w","address":"{}"}}"#, pod.address);
+    async fn assign(&self, pod: SocketAddr) {
+        let record = format!(r#"{{"pod_name":"w","address":"{pod}"}}"#);
         self.0.put_leased(self.0.keys.pod("w"), record).await;
         let incarnation = self.0.get(self.0.keys.pod("w")).await.unwrap().create_revision;
         let assignment = format!(r#"{{"partition":0,"owner":"w","incarnation":{incarnation},"epoch":7}}"#);
@@ -66,12 +71,17 @@ impl Site {
     async fn router(&self) -> Router {
         let router = self.join("r");
         soon(router.state().ready()).await;
-        router.accept(vec![Settings::default().forward]).await.unwrap()
+        accept(router).await
     }
 
     async fn is_registered(&self, name: &str) -> bool {
         self.0.get(self.0.keys.router(name)).await.is_some()
     }
+}
+
+async fn accept(router: JoiningRouter) -> Router {
+    let forward = Settings::default().forward;
+    router.accept((&forward).into(), vec![forward]).await.unwrap()
 }
 
 fn bound() -> BoundRouter {
@@ -106,7 +116,7 @@ async fn the_workers_of_an_only_keyspace_count_where_the_listener_does() {
     let router = bound();
     let listener = router.listener_metrics().clone();
     let joining = router.join(site.0.store.clone(), vec![site.membership("r")]);
-    let router = joining.accept(vec![Settings::default().forward]).await.unwrap();
+    let router = accept(joining).await;
     crate::support::until(|| listener.longest_silence().is_some(), "a worker's first turn").await;
     soon(router.stop(Instant::now())).await;
 }
@@ -119,16 +129,16 @@ async fn a_router_of_two_keyspaces_serves_each_from_its_own_pods_and_leaves_both
     for site in [&orders, &persons] {
         site.0.put(site.0.keys.config(), r#"{"partitions":1}"#).await;
     }
-    orders.assign(&pod).await;
+    orders.assign(pod.address).await;
     let Settings { server, stash, forward, .. } = Settings::default();
     let prefixes = ["/orders", "/persons"].map(|path| KeyspaceMatch::PathPrefix(PathPrefix::new(path).unwrap()));
-    let choice = KeyspaceChoice::Among(KeyspaceMatches::new(prefixes.iter().map(Some)));
+    let choice = KeyspaceChoice::Among(prefixes.map(Some).into());
     let router = BoundRouter::bind(server, choice, &[stash, stash]).unwrap();
     let joining = router.join(store, vec![orders.membership("r"), persons.membership("r")]);
     for state in joining.states() {
         soon(state.ready()).await;
     }
-    let router = joining.accept(vec![forward.clone(), forward]).await.unwrap();
+    let router = joining.accept((&forward).into(), vec![forward.clone(), forward]).await.unwrap();
     let get = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: h\r\nx-partition: 0\r\n\r\n");
     let client = async || RawHttp1Client::connect(router.local_addr()).await;
     // The second keyspace has no owner: its request waits, and no other one with it.
@@ -149,7 +159,7 @@ async fn a_router_of_two_keyspaces_serves_each_from_its_own_pods_and_leaves_both
 async fn a_router_that_stops_deregisters_only_after_its_last_request() {
     let site = Site::new().await;
     let pod = ScriptedPod::new().await;
-    site.assign(&pod).await;
+    site.assign(pod.address).await;
     let router = site.router().await;
     let address = router.local_addr();
     let mut client = RawHttp1Client::connect(address).await;
@@ -186,7 +196,7 @@ async fn a_router_that_cannot_start_its_workers_deregisters() {
     soon(router.state().ready()).await;
     let mut forward = Settings::default().forward;
     forward.router = "not a\nheader".to_owned();
-    soon(router.accept(vec![forward])).await.unwrap_err();
+    soon(router.accept((&forward).into(), vec![forward])).await.unwrap_err();
     assert!(!site.is_registered("r").await);
 }
 
