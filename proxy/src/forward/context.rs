@@ -13,7 +13,7 @@ use http::header::HeaderValue;
 use super::client_presence::Presence;
 use super::concurrency_limit::ConcurrencyLimit;
 use super::error::InvalidName;
-use super::keyspaces::{KeyspaceLife, LifeShare};
+use super::keyspace_life::{KeyspaceLife, LifeShare};
 use super::request_log::RequestLog;
 use super::retry_budget::RetryBudgets;
 use crate::message::headers::{ClientLines, RouterIdentity};

@@ -13,9 +13,6 @@ use std::cell::{Ref, RefCell};
 use std::rc::{Rc, Weak};
 
 use http::Request;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::context::WorkerContext;
 use crate::message::client_body::ClientBody;
@@ -31,7 +28,7 @@ pub(super) enum Keyspaces {
 
 /// The list of a worker's keyspaces.
 pub(super) struct KeyspaceList {
-    listed: RefCell<Listed>,
+    listed: RefCell<Listing>,
     /// Keyspaces that were removed. Their requests keep them.
     removed: RefCell<Vec<Weak<WorkerContext>>>,
     /// The state for requests that are for none. Its table is never asked.
@@ -39,7 +36,7 @@ pub(super) struct KeyspaceList {
 }
 
 #[derive(Default)]
-struct Listed {
+struct Listing {
     matches: KeyspaceMatches,
     each: Vec<ListedKeyspace>,
 }
@@ -113,41 +110,8 @@ impl KeyspaceList {
     }
 }
 
-impl Listed {
+impl Listing {
     fn find_matches(&mut self) {
         self.matches = KeyspaceMatches::new(self.each.iter().map(|keyspace| keyspace.matching.as_ref()));
     }
-}
-
-/// The time of a keyspace in a server: from when the first worker has it until no worker has anything left of it.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct KeyspaceLife {
-    ending: CancellationToken,
-    contexts: TaskTracker,
-}
-
-impl KeyspaceLife {
-    /// Returns what a worker's state of the keyspace holds.
-    pub(super) fn begin(&self) -> LifeShare {
-        LifeShare { ending: self.ending.child_token(), _counted: self.contexts.token() }
-    }
-
-    /// Closes connections that would stay open for ever.
-    pub(crate) fn end_websockets(&self) {
-        self.ending.cancel();
-    }
-
-    /// Waits until no worker has anything left of the keyspace. All of them must have been told to remove it.
-    pub(crate) async fn over(&self) {
-        self.contexts.close();
-        self.contexts.wait().await;
-    }
-}
-
-/// A worker's share in the life of a keyspace.
-#[derive(Debug)]
-pub(crate) struct LifeShare {
-    /// Cancelled when the router shuts down or leaves the keyspace, to close connections that would stay open for ever.
-    pub(crate) ending: CancellationToken,
-    _counted: TaskTrackerToken,
 }

@@ -42,12 +42,12 @@ pub struct ServedKeyspaces {
     pub(super) common: CommonSettings,
     /// The counters of connections and of requests for no keyspace.
     pub(super) listener: Metrics,
-    each: Served,
+    each: KeyspaceSet,
 }
 
 #[derive(Debug, Clone)]
-enum Served {
-    Only(ServedKeyspace),
+enum KeyspaceSet {
+    Only(Box<ServedKeyspace>),
     Among {
         each: Vec<ListedKeyspace>,
         /// Has no partitions, for requests that are for no keyspace.
@@ -77,20 +77,20 @@ impl ServedKeyspaces {
     /// Does the same with these settings for the whole server.
     pub(crate) fn only_with(common: CommonSettings, keyspace: ServedKeyspace) -> Self {
         let listener = keyspace.metrics.clone();
-        ServedKeyspaces { common, listener, each: Served::Only(keyspace) }
+        ServedKeyspaces { common, listener, each: KeyspaceSet::Only(Box::new(keyspace)) }
     }
 
     /// Returns any number of keyspaces, for a server of so many workers.
     pub(crate) fn among(common: CommonSettings, each: Vec<ListedKeyspace>, listener: Metrics, workers: usize) -> Self {
         let (empty, _) = Table::new(workers, StashLimits::default());
-        ServedKeyspaces { common, listener, each: Served::Among { each, empty } }
+        ServedKeyspaces { common, listener, each: KeyspaceSet::Among { each, empty } }
     }
 
     /// Returns an error for settings that [`data_path`](Self::data_path) would reject.
     pub(super) fn check(&self) -> Result<(), InvalidName> {
         match &self.each {
-            Served::Only(only) => check(&only.forward),
-            Served::Among { each, .. } => {
+            KeyspaceSet::Only(only) => check(&only.forward),
+            KeyspaceSet::Among { each, .. } => {
                 check(&for_no_keyspace(&self.common))?;
                 each.iter().try_for_each(|keyspace| check(&keyspace.served.forward))
             }
@@ -100,8 +100,8 @@ impl ServedKeyspaces {
     /// Returns the data path of a worker. To be called on that worker's thread, inside its set of local tasks.
     pub(super) fn data_path(&self, worker: usize) -> Result<Forward, InvalidName> {
         match &self.each {
-            Served::Only(only) => Forward::only(only.of_worker(worker)),
-            Served::Among { each, empty } => {
+            KeyspaceSet::Only(only) => Forward::only(only.of_worker(worker)),
+            KeyspaceSet::Among { each, empty } => {
                 let none = (for_no_keyspace(&self.common), empty.worker(worker), self.listener.worker(worker));
                 let forward = Forward::among(none)?;
                 each.iter().try_for_each(|keyspace| keyspace.add_to(&forward, worker))?;

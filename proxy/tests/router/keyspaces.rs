@@ -83,6 +83,13 @@ fn is_refused(answer: &Answer) {
     assert_eq!(answer.reason(), (400, "no-partition"));
 }
 
+/// Waits until the worker of this connection finds no keyspace for the path. The request names a partition that no keyspace
+/// has, so it is refused in any case.
+async fn until_unmatched(client: &mut RawHttp1Client, path: &str) {
+    let asked = get(path).replace("x-partition: 0", "x-partition: 9");
+    soon(async { while client.ask(&asked).await.header("segue-reason") != "no-partition" {} }).await;
+}
+
 /// Returns connections to every worker, by HTTP/1.1 and HTTP/2. The kernel spreads them at random.
 async fn clients(router: &Router) -> (Vec<RawHttp1Client>, Vec<Http2Client>) {
     let (mut http1, mut http2) = (Vec::new(), Vec::new());
@@ -237,7 +244,8 @@ async fn a_removed_keyspace_ends_its_requests_before_it_is_left_and_closes_its_c
         (router, orders)
     });
     let mut newcomer = RawHttp1Client::connect(address).await;
-    soon(async { while newcomer.ask(get("/orders/3")).await.header("segue-reason") != "no-partition" {} }).await;
+    until_unmatched(&mut newcomer, "/orders/3").await;
+    until_unmatched(&mut idle, "/orders/3").await;
     is_refused(&idle.ask(get("/orders/1")).await);
     assert_eq!(newcomer.ask(get("/other/1")).await.text(), "other");
     assert!(!was_removed.load(Relaxed) && table.strong_count() > 0, "a request is in flight");
@@ -332,6 +340,23 @@ async fn a_keyspace_that_comes_and_goes_leaves_nothing_behind() {
 }
 
 #[tokio::test]
+async fn nothing_is_left_of_a_keyspace_that_a_router_was_started_with() {
+    let store = store();
+    let (orders, _pod) = served(&store, "orders").await;
+    let Settings { server, stash, forward, .. } = Settings::default();
+    let forward = ForwardSettings { keyspace: "orders".to_owned(), ..forward };
+    let choice = KeyspaceChoice::Among(vec![prefix("/orders")]);
+    let joining = BoundRouter::bind(server, choice, &[stash]).unwrap().join(store, vec![orders.membership("r")]);
+    let table = Arc::downgrade(joining.state().table());
+    let mut router = joining.accept((&forward).into(), vec![forward]).await.unwrap();
+    let mut client = RawHttp1Client::connect(router.local_addr()).await;
+    assert_eq!(client.ask(get("/orders/1")).await.text(), "orders");
+    remove(&mut router, &orders).await;
+    assert_eq!(table.strong_count(), 0);
+    is_refused(&client.ask(get("/orders/1")).await);
+}
+
+#[tokio::test]
 async fn a_router_takes_no_keyspace_that_it_could_not_tell_from_another() {
     let store = store();
     let [one, two] = [site(&store, "one").await, site(&store, "two").await];
@@ -367,7 +392,7 @@ async fn a_removal_that_is_no_longer_awaited_is_completed_by_the_next_or_by_a_st
         let removal = router.remove("orders", Instant::now() + TEST_TIMEOUT);
         assert!(tokio::time::timeout(Duration::from_millis(200), removal).await.is_err(), "a request is in flight");
         let mut other = RawHttp1Client::connect(router.local_addr()).await;
-        is_refused(&other.ask(get("/orders/2")).await);
+        until_unmatched(&mut other, "/orders/2").await;
         assert!(orders.is_registered("r").await);
         assert!(matches!(add(&mut router, &orders, "/orders").await, Err(AddError::Present(_))));
         let ending = tokio::spawn(async move {
