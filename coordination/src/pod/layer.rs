@@ -63,7 +63,7 @@ impl OwnershipLayer {
     }
 
     /// Returns the keyspace of the requests that pass.
-    pub(super) fn keyspace(&self) -> &str {
+    pub fn keyspace(&self) -> &str {
         self.ownership.keyspace()
     }
 }
@@ -74,6 +74,11 @@ impl<S> Layer<S> for OwnershipLayer {
     fn layer(&self, inner: S) -> Self::Service {
         OwnershipService { inner, ownership: self.ownership.clone(), needs_keyspace: self.needs_keyspace }
     }
+}
+
+/// Returns the `421` of a request that is for none of the pods behind its listener, as a layer refuses it.
+pub fn refuse_unstamped<R: Body>(request: &HeaderMap) -> Response<OwnedBody<R>> {
+    rejection::refused(Rejection::Unstamped, None, rejection::is_grpc(request)).map(OwnedBody::own)
 }
 
 /// Forwards the requests of partitions that this pod owns, with an [`Owned`](super::Owned) among their extensions.

@@ -41,7 +41,7 @@ pub use http_hooks::{
     Hook, HookError, HookReport, HookReports, HookSettings, HookUrl, HookUrlError, Hooks, MAX_SOCKET_PATH,
     SECRET_HEADER,
 };
-pub use layer::{OwnershipFuture, OwnershipLayer, OwnershipService};
+pub use layer::{OwnershipFuture, OwnershipLayer, OwnershipService, refuse_unstamped};
 pub use lent_lease::{LentLease, boottime_millis};
 pub use ownership::{InFlight, KeylessRequest, Owned, Ownership, Rejection};
 pub use service::Service;

@@ -1,7 +1,8 @@
-//! The proxy in front of a writer pod: one listener, an [`OwnershipLayer`] for each keyspace, and the service behind it.
+//! The proxy in front of a writer pod: one listener, an [`OwnershipLayer`](segue_coordination::pod::OwnershipLayer) for each
+//! keyspace, and the service behind it.
 //!
 //! The layer decides which requests are accepted, and the sidecar forwards those. This file binds the listener and accepts
-//! routers; `forwarder` takes their requests and `exchange` sees each one through.
+//! routers; `pods` finds the keyspace of a request, `forwarder` takes it and `exchange` sees it through.
 //! Not here: registration and handoffs (`segue_coordination::pod`), and what ends a service that must stop.
 //!
 //! # Invariants
@@ -27,6 +28,7 @@ mod heads;
 mod health;
 mod http2;
 mod local_reply;
+mod pods;
 mod relayed_body;
 mod router_connection;
 mod service_address;
@@ -46,18 +48,15 @@ use std::time::Duration;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
-use segue_coordination::pod::{ByKeyspace, OwnershipLayer};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tower::layer::Layer as _;
 
-use self::count_answers::CountAnswers;
-use self::forwarder::Forwarder;
 pub use self::health::{Checks, HealthCheck};
+use self::pods::ServePods;
+pub use self::pods::SidecarPods;
 use self::router_connection::{ROUTER_IDLE_TIMEOUT, bounded, recognising, secured};
 pub use self::service_address::{ServiceAddress, ServiceAddressError};
 pub use self::service_side::UNREAD_TIMEOUT;
@@ -105,13 +104,9 @@ impl Sidecar {
         self.listener.local_addr()
     }
 
-    /// Forwards the requests that a pod's layer accepts to the service, with the traffic of that pod's keyspace, until
-    /// `shutdown`. Then requests in flight have `grace` to end.
-    pub async fn serve(self, pods: Vec<(OwnershipLayer, Upstream)>, shutdown: CancellationToken, grace: Duration) {
-        let service = ByKeyspace::new(pods, |layer, upstream: Upstream| {
-            let traffic = upstream.traffic.clone();
-            CountAnswers { inner: layer.layer(Forwarder::new(upstream)), traffic }
-        });
+    /// Forwards the requests that the layer of one of the pods accepts to the service, until `shutdown`. Then requests in
+    /// flight have `grace` to end. The pods may change meanwhile.
+    pub async fn serve(self, pods: SidecarPods, shutdown: CancellationToken, grace: Duration) {
         let connections = GracefulShutdown::new();
         let mut builder = auto::Builder::new(TokioExecutor::new());
         // hyper's timer also runs between requests.
@@ -138,7 +133,7 @@ impl Sidecar {
             let _ = stream.set_nodelay(true);
             let pings = TcpKeepalive::new().with_time(ROUTER_PING_INTERVAL).with_interval(ROUTER_PING_TIMEOUT);
             let _ = SockRef::from(&stream).set_tcp_keepalive(&pings.with_retries(ROUTER_PINGS));
-            let (builder, service) = (builder.clone(), TowerToHyperService::new(service.clone()));
+            let (builder, service) = (builder.clone(), ServePods(pods.clone()));
             let (tls, watcher, ending) = (self.tls.clone(), connections.watcher(), shutdown.clone());
             tokio::spawn(async move {
                 let _place = place;

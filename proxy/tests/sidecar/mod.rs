@@ -1,8 +1,9 @@
 //! Sidecars whose partitions move while their service has HTTP/2 streams that do not end.
 //!
-//! Elsewhere: services whose faults others must not suffer from ([`faults`]).
+//! Elsewhere: services whose faults others must not suffer from ([`faults`]), keyspaces that come and go ([`keyspaces`]).
 
 mod faults;
+mod keyspaces;
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -103,7 +104,7 @@ impl Site {
         let address = sidecar.local_addr().unwrap();
         let pod = pod(&stored, "w", address);
         let upstream = Upstream { protocol, ..Upstream::at(service.to_string().parse().unwrap()) };
-        tokio::spawn(sidecar.serve(vec![(pod.layer(), upstream)], stop.clone(), LONG));
+        tokio::spawn(sidecar.serve([(pod.layer(), upstream)].into_iter().collect(), stop.clone(), LONG));
         soon(pod.status().wait_for(|state| state.owned.len() == PARTITIONS as usize)).await.unwrap();
         let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
         let (router, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
@@ -144,7 +145,8 @@ impl Site {
 
 fn pod(stored: &StoredKeyspace, name: &str, address: SocketAddr) -> PodHandle {
     let settings = PodSettings { capabilities: Capabilities::ALL, ..PodSettings::new(name, address.to_string()) };
-    PodHandle::start(stored.store.clone(), "default", stored.keys.clone(), settings, Arc::new(()))
+    let keyspace = stored.keys.name();
+    PodHandle::start(stored.store.clone(), keyspace, stored.keys.clone(), settings, Arc::new(()))
 }
 
 #[tokio::test]

@@ -235,7 +235,8 @@ mod tests {
         let address = sidecar.local_addr().unwrap();
         let behind = service.local_addr().unwrap().to_string().parse().unwrap();
         let upstream = Upstream { traffic: traffic.clone(), ..Upstream::at(behind) };
-        tokio::spawn(sidecar.serve(vec![(pod.layer(), upstream)], CancellationToken::new(), Duration::ZERO));
+        let pods = [(pod.layer(), upstream)].into_iter().collect();
+        tokio::spawn(sidecar.serve(pods, CancellationToken::new(), Duration::ZERO));
         let mut unstamped = TcpStream::connect(address).await.unwrap();
         unstamped.write_all(b"GET / HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n").await.unwrap();
         let mut answer = String::new();
