@@ -26,6 +26,8 @@ mod keys;
 mod located;
 mod raw;
 mod reader;
+mod source;
+mod stored;
 mod units;
 mod validate;
 mod validated;
@@ -33,6 +35,8 @@ mod validated;
 pub use deployment::{ComparisonFindings, compare};
 pub use error::{Errors, InvalidText, LoadError, Problem};
 pub use located::{LocatedConfig, WrittenValues};
+pub use source::ConfigSource;
+pub use stored::{InvalidKeyspace, StoredKeyspace};
 pub use validated::{
     Admin, AdminWrite, Config, Coordinator, Credentials, Exec, ExecUser, KeyspaceSection, Log, LogFormat, LogLevel,
     Pod, Router, Routing, Store, StoreKind, StreamListen, Tracing,
@@ -69,13 +73,7 @@ pub fn locate(
     env: impl IntoIterator<Item = (String, String)>,
     hostname: &str,
 ) -> Result<LocatedConfig, Errors> {
-    let (raw, mut problems) = raw::Raw::read(&validate::KEYS, file_name, text, env);
-    let (config, invalid) = validate::config(&raw, hostname);
-    problems.extend(invalid);
-    if !problems.is_empty() {
-        return Err(Errors::new(problems));
-    }
-    Ok(LocatedConfig::new(config, raw))
+    source::located(raw::Raw::read(&validate::KEYS, file_name, text, env), hostname)
 }
 
 /// Reads the file at `path`, with this process's environment and this host's name, and checks it like [`parse`].
@@ -84,13 +82,7 @@ pub fn locate(
 ///
 /// The file cannot be read, is not UTF-8, or contains mistakes.
 pub fn load(path: impl AsRef<Path>) -> Result<LocatedConfig, LoadError> {
-    let path = path.as_ref();
-    let text = std::fs::read_to_string(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
-    // Lossy: a variable of Segue that is not UTF-8 is reported like any other bad value, and `std::env::vars` would
-    // panic on an unrelated one.
-    let env = std::env::vars_os()
-        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
-    Ok(locate(&path.display().to_string(), &text, env, &hostname())?)
+    Ok(ConfigSource::read(path)?.locate(&[])?)
 }
 
 /// Returns the host's name. Empty if the host has none.

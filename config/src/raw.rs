@@ -129,6 +129,28 @@ impl Raw {
         (walk.raw, walk.problems)
     }
 
+    /// Adds a table to a list, after those of the file.
+    pub(crate) fn add_table(&mut self, list: &'static str, table: Raw) {
+        let place = Place::File { file: table.file.clone(), line: 1, column: 1 };
+        self.tables.entry(list).or_insert_with(|| Tables { place, each: Vec::new() }).each.push(table);
+    }
+
+    /// Adds the sections of roles that each keyspace has settings of.
+    pub(crate) fn add_roles(&mut self) {
+        for role in keys::ROLES {
+            let place = Place::File { file: self.file.clone(), line: 1, column: 1 };
+            self.sections.entry(role.to_owned()).or_insert(Section { place, is_empty: true });
+        }
+    }
+
+    /// Takes out these keys, and what stands in these sections.
+    pub(crate) fn without(&mut self, sections: &[&str]) {
+        let is_kept =
+            |key: &str| !sections.iter().any(|section| key == *section || keys::within(key, section).is_some());
+        self.values.retain(|key, _| is_kept(key));
+        self.sections.retain(|key, _| is_kept(key));
+    }
+
     fn empty(keys: &'static ConfigKeys, file: Arc<str>) -> Self {
         let (values, sections, tables) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         Self { keys, file, values, sections, tables, doubtful_from: None }

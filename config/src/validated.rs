@@ -35,11 +35,13 @@ use segue_proxy::tls::{ClientFiles, ClientTls, ServerFiles, ServerTls};
 /// All settings of a file, with defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// The keyspaces that all roles of this process serve; at least one, each with a name of its own. A file with
-    /// `keyspace` in place of the list has one, without a match.
+    /// The keyspaces that all roles of this process serve, each with a name of its own; at least one, unless it follows those
+    /// of the store. A file with `keyspace` in place of the list has one, without a match.
     pub keyspaces: Vec<KeyspaceSection>,
-    /// Whether the file has a list of keyspaces. Metrics then name the keyspace.
+    /// Whether the file has a list of keyspaces, or the store. Metrics then name the keyspace.
     pub lists_keyspaces: bool,
+    /// Whether the process also serves the keyspaces that the store lists, while it runs.
+    pub follow_keyspaces: bool,
     /// The store of the cluster's state.
     pub store: Store,
     /// This process routes requests.

@@ -133,6 +133,28 @@ fn a_list_stands_in_place_of_the_single_keyspace() {
 }
 
 #[test]
+fn a_file_that_follows_the_list_of_the_store_has_tables_or_no_keyspace() {
+    let alone = config("follow_keyspaces = true\n[router]\n[coordinator]\n[pod]\n");
+    assert!(alone.keyspaces.is_empty() && alone.lists_keyspaces && alone.follow_keyspaces);
+    let beside = config(&format!("follow_keyspaces = true\n{SITE}"));
+    assert_eq!(beside.keyspaces.len(), 3);
+    assert_refused(
+        "keyspace = \"x\"\nfollow_keyspaces = true\n[router]\n",
+        &[
+            "segue.toml:2:1: follow_keyspaces: given beside keyspace (segue.toml:1:1), which is the only one; expected tables \
+           [[keyspaces]], or none",
+        ],
+    );
+    assert_refused(
+        "follow_keyspaces = true\n[router]\n[router.partition]\nheader = \"x-partition\"\n",
+        &[
+            "segue.toml:3:9: router.partition: given beside follow_keyspaces (segue.toml:1:1); expected [keyspaces.partition] \
+           in each of them instead",
+        ],
+    );
+}
+
+#[test]
 fn variables_do_not_reach_into_tables() {
     let variable = [("SEGUE__KEYSPACES__NAME".to_owned(), "x".to_owned())];
     let errors = parse("segue.toml", "[pod]\n[[keyspaces]]\nname = \"a\"\n", variable, "host-1").unwrap_err();

@@ -33,7 +33,7 @@ fn an_unknown_section_names_the_nearest_known_one() {
     assert_refused(
         "[router]\n[cordinator]\n",
         &[
-            "segue.toml:2:2: cordinator: unknown key; expected one of keyspace, service, store, router, coordinator, pod, admin, \
+            "segue.toml:2:2: cordinator: unknown key; expected one of keyspace, follow_keyspaces, service, store, router, coordinator, pod, admin, \
            log, tracing, keyspaces; did you mean coordinator",
         ],
     );
@@ -46,7 +46,7 @@ fn a_known_key_in_the_wrong_section_is_told_where_it_belongs() {
         &[
             "segue.toml:2:1: log.max_wait: unknown key; expected one of level, format, requests; did you mean \
              router.stash.max_wait",
-            "segue.toml:3:2: stash: unknown key; expected one of keyspace, service, store, router, coordinator, pod, admin, log, \
+            "segue.toml:3:2: stash: unknown key; expected one of keyspace, follow_keyspaces, service, store, router, coordinator, pod, admin, log, \
              tracing, keyspaces; did you mean router.stash",
         ],
     );

@@ -38,7 +38,7 @@ use futures_util::future::join_all;
 use prometheus_client::registry::Registry;
 use segue_proxy::tls::{ClientTls, ServerTls};
 use serde_json::{Map, Value, json};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -51,6 +51,7 @@ use self::troubles::TroubleReader;
 use crate::operator::Link;
 use crate::operator::history;
 use crate::operator::top::OwnRouter;
+use crate::process::shared_list::SharedList;
 use crate::process::socket_path::SocketPath;
 use crate::telemetry::exemplars::Exemplars;
 use crate::telemetry::metrics::process_registry;
@@ -96,12 +97,35 @@ pub(crate) struct AdminKeyspace {
     pub(crate) troubles: Arc<TroubleReader>,
     /// What operators use.
     pub(crate) link: Link,
+    /// Its series, unless they are among those of the process.
+    pub(crate) registry: Option<Registry>,
+}
+
+/// The keyspaces that an endpoint shows, at first and from then on.
+pub(crate) struct AdminKeyspaces {
+    pub(crate) first: Vec<AdminKeyspace>,
+    pub(crate) changes: mpsc::UnboundedReceiver<AdminChange>,
+}
+
+impl From<Vec<AdminKeyspace>> for AdminKeyspaces {
+    /// Returns keyspaces that stay.
+    fn from(first: Vec<AdminKeyspace>) -> Self {
+        AdminKeyspaces { first, changes: mpsc::unbounded_channel().1 }
+    }
+}
+
+/// A change of the keyspaces that a running endpoint shows.
+pub(crate) enum AdminChange {
+    /// Shows one more.
+    Add(Box<AdminKeyspace>),
+    /// No longer shows this one.
+    Remove(String),
 }
 
 /// What the endpoint shows of all keyspaces.
 struct AdminState {
-    keyspaces: Vec<Arc<StatusPage>>,
-    by_keyspace: Arc<KeyspaceRoutes>,
+    keyspaces: SharedList<Arc<StatusPage>>,
+    routes: SharedList<(String, Router)>,
     registries: [Registry; 2],
     exemplars: Exemplars,
     classic: Page,
@@ -116,6 +140,61 @@ struct StatusPage {
     sources: Vec<Arc<dyn StatusSource>>,
     troubles: Arc<TroubleReader>,
     page: Page,
+    registry: Option<Registry>,
+}
+
+/// What changes with the keyspaces that are shown.
+struct ShownKeyspaces {
+    statuses: SharedList<Arc<StatusPage>>,
+    routes: SharedList<(String, Router)>,
+    apis: SharedList<Arc<Api>>,
+    control: Arc<WriteControl>,
+    end: CancellationToken,
+    /// The feed of each page, and what ends its readers.
+    feeds: Vec<(String, CancellationToken, AbortOnDropHandle<()>)>,
+}
+
+impl ShownKeyspaces {
+    fn apply(&mut self, change: AdminChange) {
+        match change {
+            AdminChange::Add(keyspace) => self.add(*keyspace),
+            AdminChange::Remove(name) => self.remove(&name),
+        }
+    }
+
+    /// Shows a keyspace. Requires the runtime of the endpoint.
+    fn add(&mut self, AdminKeyspace { sources, board, troubles, link, registry }: AdminKeyspace) {
+        let name = link.keys().name().to_owned();
+        let (wanted, end) = (troubles.clone(), self.end.child_token());
+        let looks = Box::new(move || wanted.want());
+        let feed = Arc::new(Feed::new(board, summary(sources.clone()), looks, end.clone()));
+        let routers = sources.iter().flat_map(|source| source.routers()).collect();
+        let api = Arc::new(Api::new(link.clone(), self.control.clone(), routers));
+        let status = Arc::new(StatusPage { name: name.clone(), sources, troubles, page: Page::default(), registry });
+        let own = Router::new()
+            .route("/status", get(status_of_keyspace))
+            .with_state(status.clone())
+            .merge(page::stream(feed.clone()))
+            .merge(api.clone().routes())
+            .merge(history::routes(link.store().clone(), link.keys().clone()));
+        self.routes.push((name.clone(), own));
+        self.feeds.push((name, end, AbortOnDropHandle::new(tokio::spawn(async move { feed.run().await }))));
+        self.apis.push(api);
+        self.statuses.push(status);
+    }
+
+    fn remove(&mut self, name: &str) {
+        self.routes.retain(|(shown, _)| shown != name);
+        self.apis.retain(|api| api.keyspace() != name);
+        self.statuses.retain(|status| status.name != name);
+        self.feeds.retain(|(shown, end, _)| {
+            let is_kept = shown != name;
+            if !is_kept {
+                end.cancel();
+            }
+            is_kept
+        });
+    }
 }
 
 impl StatusPage {
@@ -188,54 +267,36 @@ impl Admin {
         self.listener.try_clone()
     }
 
-    /// Serves these keyspaces, on a thread of its own, until `shutdown` or until this is dropped. Those whom `write` names
-    /// may change something. `pod` is that of this process, if it is a sidecar.
+    /// Serves these keyspaces and those that come and go, on a thread of its own, until `shutdown` or until this is dropped.
+    /// Those whom `write` names may change something. `pod` is that of this process, if it is a sidecar.
     pub(crate) async fn serve(
         mut self,
-        keyspaces: Vec<AdminKeyspace>,
+        keyspaces: impl Into<AdminKeyspaces>,
         registry: Registry,
         (write, pod): (WritePermission, Option<OwnPod>),
         shutdown: CancellationToken,
     ) -> io::Result<()> {
+        let AdminKeyspaces { first, mut changes } = keyspaces.into();
         let end = shutdown.child_token();
         let control = Arc::new(WriteControl::new(write, self.peers.take()));
-        let (mut feeds, mut apis, mut statuses, mut routes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for AdminKeyspace { sources, board, troubles, link } in keyspaces {
-            let name = link.keys().name().to_owned();
-            let wanted = troubles.clone();
-            let looks = Box::new(move || wanted.want());
-            let feed = Arc::new(Feed::new(board, summary(sources.clone()), looks, end.clone()));
-            let routers = sources.iter().flat_map(|source| source.routers()).collect();
-            let api = Arc::new(Api::new(link.clone(), control.clone(), routers));
-            let status = Arc::new(StatusPage { name: name.clone(), sources, troubles, page: Page::default() });
-            let own = Router::new()
-                .route("/status", get(status_of_keyspace))
-                .with_state(status.clone())
-                .merge(page::stream(feed.clone()))
-                .merge(api.clone().routes())
-                .merge(history::routes(link.store().clone(), link.keys().clone()));
-            routes.push((name, own));
-            feeds.push(feed);
-            apis.push(api);
-            statuses.push(status);
-        }
+        let (statuses, routes, apis) = (SharedList::default(), SharedList::default(), SharedList::default());
         let shared = AdminState {
-            keyspaces: statuses,
-            by_keyspace: KeyspaceRoutes::new(routes),
+            keyspaces: statuses.clone(),
+            routes: routes.clone(),
             registries: [registry, process_registry()],
             exemplars: std::mem::take(&mut self.exemplars),
             classic: Page::default(),
             open_metrics: Page::default(),
             status: Page::default(),
         };
-        let routes = Router::new()
+        let all = Router::new()
             .route("/health", get(|| async { "alive\n" }))
             .route("/ready", get(ready))
             .route("/metrics", get(metrics))
             .fallback(of_keyspace)
             .with_state(Arc::new(shared))
             .merge(page::files())
-            .merge(OwnProcess::new(control, apis, pod).routes())
+            .merge(OwnProcess::new(control.clone(), apis.clone(), pod).routes())
             .layer(middleware::from_fn_with_state(std::mem::take(&mut self.hosts), hosts::admit))
             .layer(middleware::map_response(without_sniffing));
         let _end_when_dropped = end.clone().drop_guard();
@@ -243,11 +304,15 @@ impl Admin {
         std::thread::Builder::new().name("segue-admin".to_owned()).spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let serving = async {
-                let _feeding: Vec<_> = feeds
-                    .into_iter()
-                    .map(|feed| AbortOnDropHandle::new(tokio::spawn(async move { feed.run().await })))
-                    .collect();
-                connections::accept(self, routes, end).await
+                let mut shown = ShownKeyspaces { statuses, routes, apis, control, end: end.clone(), feeds: Vec::new() };
+                first.into_iter().for_each(|keyspace| shown.add(keyspace));
+                let mut accepting = std::pin::pin!(connections::accept(self, all, end));
+                loop {
+                    tokio::select! {
+                        accepted = &mut accepting => break accepted,
+                        Some(change) = changes.recv() => shown.apply(change),
+                    }
+                }
             };
             let _ = done.send(runtime.and_then(|runtime| runtime.block_on(serving)));
         })?;
@@ -287,9 +352,9 @@ async fn without_sniffing(mut response: Response) -> Response {
 }
 
 async fn ready(State(shared): State<Arc<AdminState>>) -> Response {
-    let (mut reasons, mut notes) = (String::new(), BTreeSet::new());
-    for keyspace in &shared.keyspaces {
-        let of = if shared.keyspaces.len() > 1 { format!("keyspace {}: ", keyspace.name) } else { String::new() };
+    let (mut reasons, mut notes, keyspaces) = (String::new(), BTreeSet::new(), shared.keyspaces.all());
+    for keyspace in &keyspaces {
+        let of = if keyspaces.len() > 1 { format!("keyspace {}: ", keyspace.name) } else { String::new() };
         for source in &keyspace.sources {
             if let Err(reason) = source.ready() {
                 reasons += &format!("{of}{}: {reason}\n", source.name());
@@ -310,9 +375,12 @@ async fn metrics(State(shared): State<Arc<AdminState>>, request: HeaderMap) -> R
         Format::OpenMetrics => &shared.open_metrics,
     };
     let body = page.get(|| {
-        shared.keyspaces.iter().flat_map(|keyspace| &keyspace.sources).for_each(|source| source.refresh());
+        let keyspaces = shared.keyspaces.all();
+        keyspaces.iter().flat_map(|keyspace| &keyspace.sources).for_each(|source| source.refresh());
         let [own, process] = &shared.registries;
-        format.page(&[own, process], &shared.exemplars).into_bytes()
+        let of_keyspaces = keyspaces.iter().filter_map(|keyspace| keyspace.registry.as_ref());
+        let registries: Vec<_> = [own].into_iter().chain(of_keyspaces).chain([process]).collect();
+        format.page(&registries, &shared.exemplars).into_bytes()
     });
     ([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")], body).into_response()
 }
@@ -324,16 +392,16 @@ async fn status_of_keyspace(State(status): State<Arc<StatusPage>>) -> Response {
 
 /// Responds to a request about a keyspace, or about the status of all of several.
 async fn of_keyspace(State(shared): State<Arc<AdminState>>, request: Request) -> Response {
-    if request.uri().path() != "/status" || !shared.by_keyspace.means_all(request.uri()) {
-        return shared.by_keyspace.pass(request).await;
+    let routes = KeyspaceRoutes::new(shared.routes.all());
+    if request.uri().path() != "/status" || !routes.means_all(request.uri()) {
+        return routes.pass(request).await;
     }
-    join_all(shared.keyspaces.iter().map(|status| status.troubles.fresh())).await;
+    let statuses = shared.keyspaces.all();
+    join_all(statuses.iter().map(|status| status.troubles.fresh())).await;
     let body = shared.status.get(|| {
-        let names = json!(shared.by_keyspace.names());
-        let parts = shared
-            .keyspaces
-            .iter()
-            .map(|status| [json!(status.name).to_string().as_bytes(), b":", &status.get()].concat());
+        let names = json!(routes.names());
+        let parts =
+            statuses.iter().map(|status| [json!(status.name).to_string().as_bytes(), b":", &status.get()].concat());
         let parts: Vec<Vec<u8>> = parts.collect();
         [format!("{{\"keyspaces\":{names},\"by_keyspace\":{{").as_bytes(), &parts.join(&b','), b"}}"].concat()
     });
@@ -396,7 +464,7 @@ mod tests {
             let troubles = Arc::new(TroubleReader::new());
             let (reader, store, shown) = (troubles.clone(), link.store().clone(), board.clone());
             tokio::spawn(async move { reader.run(store, keys, shown).await });
-            let keyspace = AdminKeyspace { sources: vec![source.clone()], board, troubles, link };
+            let keyspace = AdminKeyspace { sources: vec![source.clone()], board, troubles, link, registry: None };
             tokio::spawn(admin.serve(vec![keyspace], Registry::default(), (WritePermission::Nobody, None), end.clone()))
         };
         (address, source, serving, end)

@@ -15,7 +15,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
         "Changes of a keyspace",
         &[
             "move", "pin", "unpin", "cancel", "drain", "undrain", "pause", "resume", "forget", "config", "remap",
-            "wanted",
+            "wanted", "keyspace",
         ],
     ),
     ("Checks", &["check", "conformance", "bench"]),
@@ -266,6 +266,33 @@ const GUIDES: &[CommandGuide] = &[
         "config set",
         ["the setting has the value", "refused"],
         &[("segue config set settle 2s --why \"slow rollouts\"", "Change one setting.")],
+    )
+    .reaching(),
+    CommandGuide::of(
+        "keyspace",
+        CHANGED,
+        &[
+            ("segue keyspace list", "Show the list."),
+            ("segue keyspace add orders.toml", "Add the tables of a file to it."),
+        ],
+    )
+    .reaching(),
+    CommandGuide::of(
+        "keyspace list",
+        ["it was printed", "the store refused"],
+        &[("segue keyspace list --etcd http://127.0.0.1:2379", "Show what processes follow.")],
+    )
+    .reaching(),
+    CommandGuide::of(
+        "keyspace add",
+        ["they are in the list", "one of them was already, or the store refused"],
+        &[("segue keyspace add orders.toml --config router.toml", "Add the tables [[keyspaces]] of a file.")],
+    )
+    .reaching(),
+    CommandGuide::of(
+        "keyspace remove",
+        ["it is out of the list", "it was not in it, or --yes was missing"],
+        &[("segue keyspace remove orders --yes --config router.toml", "End the part of all processes in it.")],
     )
     .reaching(),
     CommandGuide::of(

@@ -9,6 +9,7 @@ mod demo;
 mod dev;
 mod generate;
 mod guides;
+mod keyspace;
 mod logging;
 mod measure_store;
 mod operator;
@@ -123,6 +124,11 @@ enum Command {
     Wanted(operator::WantedArgs),
     /// Show or change the settings of the keyspace.
     Config(operator::ConfigArgs),
+    /// Show or change the list of keyspaces that processes with follow_keyspaces = true take part in.
+    ///
+    /// Coordinators, routers and sidecars begin their part in a keyspace that is added, and end it in one that is removed, while
+    /// they run and without touching others.
+    Keyspace(keyspace::Args),
     /// Replace the mapping of keys to partitions by that of a router's file.
     ///
     /// A router never replaces the keyspace's mapping: with another `[router.partition]` it stays not ready. Under
@@ -272,6 +278,7 @@ impl Cli {
             Command::Cancel(args) => operator::cancel(&args),
             Command::Wanted(args) => operator::wanted(&args),
             Command::Config(args) => operator::config(&args),
+            Command::Keyspace(args) => keyspace::keyspace(&args),
             Command::Remap(args) => operator::remap(&args),
             Command::Plan(args) => operator::plan(&args),
             Command::Explain(args) => operator::explain(&args),

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use prometheus_client::registry::Registry;
-use segue_config::{AdminWrite, Config};
+use segue_config::{AdminWrite, Config, ConfigSource, LoadError};
 use segue_coordination::store::{HorizonStore, Store};
 use segue_protocol::keys::Keyspace;
 use segue_proxy::open_files;
 use segue_proxy::spans::Tracer;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -21,19 +22,19 @@ use tracing::{error, info, warn};
 use super::logging::{self, Log, start_logging};
 use super::reload::{Changeable, Reloader};
 use super::store::open;
-use super::{CommandFailure, load_with_certificates, runtime, service_manager};
+use super::{CommandFailure, runtime, service_manager, with_certificates};
 use crate::admin::api::WritePermission;
 use crate::admin::token_file::TokenFile;
-use crate::admin::{Admin, SOCKET_KEY};
+use crate::admin::{Admin, AdminKeyspaces};
 use crate::process::any_address;
 use crate::process::certificates::{CertificateWatch, Certificates};
 use crate::process::files;
 use crate::process::hot_restart::{Exit, HotRestartServer as HotRestart, Startup};
-use crate::process::socket_path::ensure_nobody_listens;
 use crate::process::supervise::UnexpectedExit;
-use crate::roles::coordinator::BoundCoordinator;
+use crate::roles::bound::{BoundRoles, bind};
+use crate::roles::following::{Following, ShownChanges};
 use crate::roles::keyspace::RoleKeyspace;
-use crate::roles::pod::{BoundPod, PodRole, uncoordinated};
+use crate::roles::pod::{PodRole, uncoordinated};
 use crate::roles::router::{BoundRouterRole, JoiningRouterRole, RouterRole, Succession};
 use crate::roles::running::RunningRoles;
 use crate::telemetry::metrics::{
@@ -51,7 +52,10 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), CommandFailure> {
-    let (mut located, certificates) = load_with_certificates(&args.config)?;
+    let bad_input = |error: LoadError| CommandFailure::BadInput(error.to_string());
+    let source = ConfigSource::read(&args.config).map_err(bad_input)?;
+    let located = source.locate(&[]).map_err(|errors| bad_input(errors.into()))?;
+    let (mut located, certificates) = with_certificates(located)?;
     let log = start_logging(&located.config);
     if let Some(doubt) = located.unnamed_keyspace() {
         warn!("{doubt}");
@@ -60,7 +64,8 @@ pub(super) fn run(args: &Args) -> Result<(), CommandFailure> {
     let files = open_files::raise_limit();
     files::fit(&mut located.config, files)?;
     any_address::fit(&mut located.config);
-    match run_to_end(runtime()?, serve(located.config, files, certificates, (&reloading, &log)))? {
+    let following = located.config.follow_keyspaces.then(|| Following::new(source, &located.config));
+    match run_to_end(runtime()?, serve((located.config, following), files, certificates, (&reloading, &log)))? {
         0 => Ok(()),
         code => Err(CommandFailure::Exit(ExitCode::from(code))),
     }
@@ -77,56 +82,6 @@ pub(super) fn run_to_end<T>(runtime: Runtime, work: impl Future<Output = T>) -> 
     result
 }
 
-/// What of a configuration listens before anything runs.
-struct BoundRoles {
-    admin: Option<Admin>,
-    coordinator: Option<BoundCoordinator>,
-    router: Option<BoundRouterRole>,
-    pod: Option<BoundPod>,
-}
-
-/// Binds all sockets of a configuration, or adopts those that another process hands over.
-async fn bind(
-    config: &Config,
-    startup: &mut Startup,
-    files: usize,
-    certificates: &Certificates,
-) -> anyhow::Result<BoundRoles> {
-    let mut admin = match &config.admin {
-        Some(section) => {
-            let admin = Admin::bind(section.listen, startup.admin_listener())?;
-            let admin = admin.with_tls(certificates.admin.clone()).with_peers(certificates.peers.clone());
-            Some(admin.with_hosts(section.hosts.clone()))
-        }
-        None => None,
-    };
-    let advertised = config.admin.as_ref().and_then(|section| section.advertise.clone());
-    let coordinator = match &config.coordinator {
-        Some(section) => Some(BoundCoordinator::bind(section, advertised.clone(), certificates).await?),
-        None => None,
-    };
-    let listeners = startup.router_listeners();
-    let router = match &config.router {
-        Some(section) => Some(BoundRouterRole::bind(config, section, advertised.clone(), certificates, listeners)?),
-        None => None,
-    };
-    let pod = match &config.pod {
-        Some(section) => {
-            let files = files::share(config, files);
-            Some(BoundPod::bind(section, files, advertised, certificates).await?)
-        }
-        None => None,
-    };
-    // Last, because a process that cannot start must not take the path from one that serves. In a hot restart that one
-    // keeps it until it has left.
-    let socket = config.admin.as_ref().and_then(|section| section.socket.as_ref());
-    if let (Some(admin), Some(path), false) = (&mut admin, socket, startup.takes_over()) {
-        ensure_nobody_listens(SOCKET_KEY, path).await?;
-        admin.open_socket(path)?;
-    }
-    Ok(BoundRoles { admin, coordinator, router, pod })
-}
-
 /// Why a process ends that was not told to.
 #[derive(Default)]
 struct ExitCause {
@@ -140,20 +95,14 @@ struct ExitCause {
 async fn wait_for_end(
     signalled: impl Future<Output = ()>,
     hot_restart: &mut HotRestart,
-    roles: &RunningRoles,
+    service_ended: impl Future<Output = UnexpectedExit>,
     (config, store): (&Config, &Arc<dyn Store>),
 ) -> ExitCause {
     let names: Vec<_> = config.keyspaces.iter().map(|keyspace| &*keyspace.name).collect();
     info!(keyspace = names.join(","), "running");
     service_manager::serves();
     hot_restart.continue_log();
-    let service_ended = async {
-        match &roles.pod {
-            Some(pod) => pod.service_ended().await,
-            None => std::future::pending().await,
-        }
-    };
-    let waits_for_others = config.pod.is_some() && config.coordinator.is_none();
+    let waits_for_others = config.pod.is_some() && config.coordinator.is_none() && !config.follow_keyspaces;
     let keyspaces = config.keyspaces.iter().filter(|_| waits_for_others);
     let keyspaces: Vec<_> = keyspaces.map(|keyspace| Keyspace::new(&config.store.prefix, &keyspace.name)).collect();
     tokio::select! {
@@ -178,11 +127,15 @@ async fn wait_for_end(
 
 /// Returns the code to exit with.
 async fn serve(
-    mut config: Config,
+    (mut config, mut following): (Config, Option<Following>),
     files: usize,
     certificates: Certificates,
     (reloading, log): (&Reloader<'_>, &Log),
 ) -> anyhow::Result<u8> {
+    let store = open(&config)?;
+    if let Some(following) = &mut following {
+        following.begin(&mut config, &store).await;
+    }
     // Everything that can be refused is refused before anything runs.
     let mut startup = Startup::begin(&mut config, service_manager::is_successor()).await?;
     let BoundRoles { admin, coordinator, router, pod } = bind(&config, &mut startup, files, &certificates).await?;
@@ -193,16 +146,16 @@ async fn serve(
 
     let mut registry = Registry::with_prefix("segue");
     register_of_process(log, &mut registry);
-    let (store, health) = metered(open(&config)?, &mut registry);
+    let (store, health) = metered(store, &mut registry);
     let keyspaces = RoleKeyspace::all(&config, &mut registry);
     let hot_restarts = HotRestartMetrics::new(&mut registry);
     let watching = certificates.watch(&mut registry);
     let exporter = Exporter::start(&config, &mut registry);
     let tracer = exporter.as_ref().map(Exporter::tracer);
     reloading.reach(changeable(&config, router.as_ref(), tracer));
-    let mut roles = RunningRoles::default();
+    let (mut roles, grows) = (RunningRoles::default(), following.is_some());
     if let Some(coordinator) = coordinator {
-        roles.coordinator = Some(coordinator.start(&store, &keyspaces, &mut registry, tracer));
+        roles.coordinator = Some(coordinator.start(&store, (&keyspaces, grows), &mut registry, tracer));
     }
     if let Some(router) = router {
         let router = router.traced(tracer).start(&store, &keyspaces, &mut registry, &startup.status());
@@ -214,7 +167,7 @@ async fn serve(
             }
         }
     }
-    roles.pod = pod.map(|pod| pod.start(&store, &keyspaces, &mut registry)).transpose()?;
+    roles.pod = pod.map(|pod| pod.start(&store, (&keyspaces, grows), &mut registry)).transpose()?;
 
     let mut hot_restart = startup.serving(sockets, hot_restarts).await;
     let (withdrawn, is_ending) = succeed(&mut hot_restart, signals.ending(reloading, &watching)).await;
@@ -222,17 +175,41 @@ async fn serve(
     let admin = admin.filter(|_| withdrawn.is_none());
     let admin = admin.map(|admin| with_socket(admin, &config).with_exemplars(exemplars));
     let plans = config.coordinator.is_some();
-    let readiness = roles.tell_readiness(&keyspaces);
-    let shown = keyspaces.into_iter().enumerate();
-    let shown =
-        shown.map(|(number, keyspace)| keyspace.shown((&store, &health), roles.sources(number), plans)).collect();
+    let readiness: Vec<_> = keyspaces.iter().map(|keyspace| roles.tell_readiness(keyspace)).collect();
+    let shown = |keyspace: RoleKeyspace| {
+        let sources = roles.sources(&keyspace.section.name);
+        keyspace.shown((&store, &health), sources, plans, None)
+    };
+    let (changes, changing) = mpsc::unbounded_channel();
+    let shown = AdminKeyspaces { first: keyspaces.into_iter().map(shown).collect(), changes: changing };
     let operators = (write(&config), roles.pod.as_ref().map(PodRole::own_pod));
     let end_admin = CancellationToken::new();
     let admin = admin.map(|admin| tokio::spawn(admin.serve(shown, registry, operators, end_admin.clone())));
+    let changes =
+        ShownChanges { store: (store.clone(), health.clone()), plans, admin: admin.as_ref().map(|_| changes) };
     let ExitCause { exit, service, error } = match withdrawn {
         Some(exit) => ExitCause { exit: Some(exit), ..ExitCause::default() },
         None if is_ending => ExitCause::default(),
-        None => wait_for_end(signals.ending(reloading, &watching), &mut hot_restart, &roles, (&config, &store)).await,
+        None => {
+            let service_ended = roles.pod.as_ref().map(PodRole::service_ended);
+            let service_ended = async {
+                match service_ended {
+                    Some(ended) => ended.await,
+                    None => std::future::pending().await,
+                }
+            };
+            let following = async {
+                match following {
+                    Some(following) => following.run(&mut roles, &changes).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let signalled = signals.ending(reloading, &watching);
+            tokio::select! {
+                cause = wait_for_end(signalled, &mut hot_restart, service_ended, (&config, &store)) => cause,
+                never = following => match never {},
+            }
+        }
     };
     // A role that ends is not ready.
     drop(readiness);

@@ -95,6 +95,16 @@ impl StoreArgs {
 
     /// Connects to the store. Returns it and the keyspace.
     pub(super) async fn connect(&self) -> Result<(Arc<dyn Store>, Keyspace), CommandFailure> {
+        let (store, prefix) = self.open()?;
+        let name = match &self.file() {
+            Some(path) => self.chosen(path, &load(path)?.config)?.name.clone(),
+            None => self.keyspace().unwrap_or_else(|| "default".to_owned()),
+        };
+        Ok((store, Keyspace::new(&prefix, &name)))
+    }
+
+    /// Connects to the store. Returns it and the prefix of all keyspaces. Requires a runtime.
+    pub(super) fn open(&self) -> Result<(Arc<dyn Store>, String), CommandFailure> {
         if let Some(path) = &self.file() {
             if self.ca.is_some() {
                 let text = format!("segue: --ca is for --etcd and --server; {CONFIG_VARIABLE} names a file");
@@ -108,9 +118,7 @@ impl StoreArgs {
                 );
                 return Err(CommandFailure::BadInput(text));
             }
-            let keyspace = self.chosen(path, &config)?;
-            let keys = Keyspace::new(&config.store.prefix, &keyspace.name);
-            return Ok((open(&config)?, keys));
+            return Ok((open(&config)?, config.store.prefix));
         }
         if !self.has_etcd() {
             let text = format!("segue: expected --config FILE, --etcd URL or the variable {CONFIG_VARIABLE}");
@@ -123,7 +131,7 @@ impl StoreArgs {
             return Err(CommandFailure::BadInput(text));
         }
         let store = Arc::new(EtcdStore::connect(options).map_err(anyhow::Error::new)?);
-        Ok((store, Keyspace::new(&self.prefix, self.keyspace().as_deref().unwrap_or("default"))))
+        Ok((store, self.prefix.clone()))
     }
 
     /// Returns the policy of the configuration file's coordinator, or `None` without a file or a coordinator in it.

@@ -18,6 +18,7 @@ mod explain_partition;
 mod explain_pod;
 mod forget;
 pub(crate) mod history;
+pub(crate) mod keyspace_list;
 mod operation;
 mod order;
 mod participants;

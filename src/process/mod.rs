@@ -7,6 +7,7 @@ pub(crate) mod hot_restart;
 pub mod last_words;
 pub(crate) mod printable;
 pub(crate) mod secret_files;
+pub(crate) mod shared_list;
 pub(crate) mod socket_path;
 pub(crate) mod supervise;
 pub(crate) mod surroundings;

@@ -9,7 +9,7 @@ use segue_config as config;
 use segue_coordination::coordinator::{CoordinatorSettings, CoordinatorStatus, run_coordinator};
 use segue_coordination::session::Leases;
 use segue_coordination::store::Store;
-use segue_grpc::{PodsKeyspace, PodsServer, PodsSettings, PodsStatus, PodsTls, PodsToken};
+use segue_grpc::{PodsKeyspace, PodsKeyspaces, PodsServer, PodsSettings, PodsStatus, PodsTls, PodsToken};
 use segue_proxy::spans::Tracer;
 use segue_proxy::tls::handshakes;
 use serde_json::{Value, json};
@@ -55,76 +55,142 @@ impl BoundCoordinator {
         Ok(BoundCoordinator { section: section.clone(), listener, tls, admin })
     }
 
-    /// Starts a coordinator in each keyspace, and the pods' service of all.
+    /// Starts a coordinator in each keyspace, and the pods' service of all. With `grows`, keyspaces may be added while it
+    /// runs.
     pub(crate) fn start(
         self,
         store: &Arc<dyn Store>,
-        keyspaces: &[RoleKeyspace],
+        (keyspaces, grows): (&[RoleKeyspace], bool),
         registry: &mut Registry,
         tracer: Option<&Tracer>,
     ) -> CoordinatorRole {
+        let BoundCoordinator { section, listener, tls, admin } = self;
         let shutdown = CancellationToken::new();
-        let mut served = Vec::new();
-        // One lease for all: a process that dies gives all its seats up at once.
-        let leases = Leases::new(store.clone());
-        let (mut tasks, mut sources) = (Vec::new(), Vec::new());
-        for keyspace in keyspaces {
-            let (registry, keys) = (keyspace.registry(registry), keyspace.keys.clone());
-            let policy = keyspace.section.policy.clone().unwrap_or_default();
-            let pods = self.listener.is_some().then(|| {
-                let (keyspace_name, admin) = (keyspace.section.name.clone(), self.admin.clone());
-                let settings = PodsSettings { keyspace: keyspace_name, policy: policy.clone(), admin };
-                let metrics = Arc::new(PodsServiceMetrics::new(registry));
-                keyspace.span().in_scope(|| PodsKeyspace::new(store.clone(), keys.clone(), settings, metrics))
-            });
-            let (name, lease_ttl) = (self.section.name.clone(), self.section.lease_ttl);
-            let traces = tracer.map(|tracer| HandoffTraces::new(tracer.clone(), keys.clone(), name.clone()));
-            let metrics = CoordinatorMetrics::new(registry, keyspace.participants.clone());
-            let metrics = Arc::new(metrics.with_traces(traces));
-            let (sender, status) = watch::channel(CoordinatorStatus::default());
-            let settings = CoordinatorSettings { name, lease_ttl, policy };
-            let run = run_coordinator(leases.clone(), keys, settings, metrics.clone(), sender, shutdown.clone());
-            tasks.push(tokio::spawn(run.instrument(keyspace.span())));
-            let pods_status = pods.as_ref().map(PodsKeyspace::status);
-            sources.push(Arc::new(CoordinatorStatusSource { status, pods: pods_status, metrics }));
-            served.extend(pods);
-        }
-        let pods = self.listener.map(|listener| {
-            let token = self.section.token_file.as_ref().map(TokenFile::new);
+        let site = CoordinatorSite {
+            store: store.clone(),
+            // One lease for all: a process that dies gives all its seats up at once.
+            leases: Leases::new(store.clone()),
+            section,
+            admin,
+            serves_pods: listener.is_some(),
+            tracer: tracer.cloned(),
+            shutdown: shutdown.clone(),
+        };
+        let started: Vec<_> = keyspaces.iter().map(|keyspace| site.start(keyspace, registry)).collect();
+        let (keyspaces, served): (Vec<_>, Vec<_>) = started.into_iter().unzip();
+        let mut pods_keyspaces = None;
+        let pods = listener.map(|listener| {
+            let token = site.section.token_file.as_ref().map(TokenFile::new);
             let token = token.map(|file| PodsToken::new(move |presented| file.is_token(presented)));
-            let server = token.into_iter().fold(PodsServer::new(served), PodsServer::with_token);
-            let serving = server.serve(listener, self.tls, shutdown.clone());
+            let mut server =
+                token.into_iter().fold(PodsServer::new(served.into_iter().flatten()), PodsServer::with_token);
+            if grows {
+                let (growing, keyspaces) = server.growing();
+                (server, pods_keyspaces) = (growing, Some(keyspaces));
+            }
+            let serving = server.serve(listener, tls, shutdown.clone());
             tokio::spawn(async move {
                 if let Err(error) = serving.await {
                     error!(%error, "the pods' service failed");
                 }
             })
         });
-        CoordinatorRole { sources, shutdown, tasks, pods }
+        CoordinatorRole { site, keyspaces, pods_keyspaces, pods }
     }
+}
+
+/// What the coordinators of all keyspaces have in common.
+#[derive(Debug)]
+struct CoordinatorSite {
+    store: Arc<dyn Store>,
+    leases: Leases,
+    section: config::Coordinator,
+    admin: Option<String>,
+    serves_pods: bool,
+    tracer: Option<Tracer>,
+    shutdown: CancellationToken,
+}
+
+impl CoordinatorSite {
+    /// Starts the coordinator of a keyspace. Returns it, and the pods' service of the keyspace.
+    fn start(&self, keyspace: &RoleKeyspace, registry: &mut Registry) -> (KeyspaceCoordinator, Option<PodsKeyspace>) {
+        let (registry, keys) = (keyspace.registry(registry), keyspace.keys.clone());
+        let policy = keyspace.section.policy.clone().unwrap_or_default();
+        let keyspace_name = keyspace.section.name.clone();
+        let pods = self.serves_pods.then(|| {
+            let settings =
+                PodsSettings { keyspace: keyspace_name.clone(), policy: policy.clone(), admin: self.admin.clone() };
+            let metrics = Arc::new(PodsServiceMetrics::new(registry));
+            keyspace.span().in_scope(|| PodsKeyspace::new(self.store.clone(), keys.clone(), settings, metrics))
+        });
+        let (name, lease_ttl) = (self.section.name.clone(), self.section.lease_ttl);
+        let traces = self.tracer.as_ref();
+        let traces = traces.map(|tracer| HandoffTraces::new(tracer.clone(), keys.clone(), name.clone()));
+        let metrics = CoordinatorMetrics::new(registry, keyspace.participants.clone());
+        let metrics = Arc::new(metrics.with_traces(traces));
+        let (sender, status) = watch::channel(CoordinatorStatus::default());
+        let settings = CoordinatorSettings { name, lease_ttl, policy };
+        let shutdown = self.shutdown.child_token();
+        let run = run_coordinator(self.leases.clone(), keys, settings, metrics.clone(), sender, shutdown.clone());
+        let task = tokio::spawn(run.instrument(keyspace.span()));
+        let pods_status = pods.as_ref().map(PodsKeyspace::status);
+        let source = Arc::new(CoordinatorStatusSource { status, pods: pods_status, metrics });
+        (KeyspaceCoordinator { keyspace: keyspace_name, source, shutdown, task }, pods)
+    }
+}
+
+/// The coordinator of one keyspace.
+#[derive(Debug)]
+struct KeyspaceCoordinator {
+    keyspace: String,
+    source: Arc<CoordinatorStatusSource>,
+    shutdown: CancellationToken,
+    task: JoinHandle<()>,
 }
 
 /// The running coordinators.
 #[derive(Debug)]
 pub(crate) struct CoordinatorRole {
-    /// In the order of the keyspaces.
-    sources: Vec<Arc<CoordinatorStatusSource>>,
-    shutdown: CancellationToken,
-    tasks: Vec<JoinHandle<()>>,
+    site: CoordinatorSite,
+    keyspaces: Vec<KeyspaceCoordinator>,
+    /// Those of the pods' service, if it takes in others.
+    pods_keyspaces: Option<PodsKeyspaces>,
     pods: Option<JoinHandle<()>>,
 }
 
 impl CoordinatorRole {
-    /// Returns the coordinator's part of the admin endpoint, for each keyspace in the order of the file.
-    pub(crate) fn status_sources(&self) -> Vec<Arc<dyn StatusSource>> {
-        self.sources.iter().map(|source| Arc::clone(source) as Arc<dyn StatusSource>).collect()
+    /// Returns the coordinator's part of the admin endpoint in a keyspace.
+    pub(crate) fn status_source(&self, keyspace: &str) -> Option<Arc<dyn StatusSource>> {
+        let found = self.keyspaces.iter().find(|coordinator| coordinator.keyspace == keyspace)?;
+        Some(found.source.clone())
+    }
+
+    /// Takes part in one more keyspace.
+    pub(crate) fn add(&mut self, keyspace: &RoleKeyspace, registry: &mut Registry) {
+        let (coordinator, pods) = self.site.start(keyspace, registry);
+        self.keyspaces.push(coordinator);
+        if let (Some(served), Some(pods)) = (&self.pods_keyspaces, pods) {
+            served.add(pods);
+        }
+    }
+
+    /// Resigns in a keyspace.
+    pub(crate) async fn remove(&mut self, keyspace: &str) {
+        if let Some(served) = &self.pods_keyspaces {
+            served.remove(keyspace);
+        }
+        if let Some(index) = self.keyspaces.iter().position(|coordinator| coordinator.keyspace == keyspace) {
+            let KeyspaceCoordinator { shutdown, task, .. } = self.keyspaces.remove(index);
+            shutdown.cancel();
+            let _ = task.await;
+        }
     }
 
     /// Resigns in all keyspaces and ends.
     pub(crate) async fn stop(self) {
-        self.shutdown.cancel();
+        self.site.shutdown.cancel();
         // The tasks end by themselves now. The runtime has reported any panic in them.
-        let _ = join_all(self.tasks).await;
+        let _ = join_all(self.keyspaces.into_iter().map(|coordinator| coordinator.task)).await;
         if let Some(pods) = self.pods {
             let _ = pods.await;
         }

@@ -35,14 +35,23 @@ pub(crate) struct RoleKeyspace {
 impl RoleKeyspace {
     /// Returns the keyspaces of a configuration, and registers the metrics of their participants.
     pub(crate) fn all(config: &Config, registry: &mut Registry) -> Vec<Self> {
-        let is_labelled = config.lists_keyspaces;
-        let served = |section: &KeyspaceSection| RoleKeyspace {
+        let (prefix, is_labelled) = (&config.store.prefix, config.lists_keyspaces);
+        config.keyspaces.iter().map(|section| Self::new(section, prefix, is_labelled, registry)).collect()
+    }
+
+    /// Returns one of several keyspaces below `prefix`, and a registry with its metrics alone.
+    pub(crate) fn apart(section: &KeyspaceSection, prefix: &str) -> (Self, Registry) {
+        let mut registry = Registry::with_prefix("segue");
+        (Self::new(section, prefix, true, &mut registry), registry)
+    }
+
+    fn new(section: &KeyspaceSection, prefix: &str, is_labelled: bool, registry: &mut Registry) -> Self {
+        RoleKeyspace {
             section: section.clone(),
-            keys: Keyspace::new(&config.store.prefix, &section.name).of_service(section.service.clone()),
+            keys: Keyspace::new(prefix, &section.name).of_service(section.service.clone()),
             participants: ParticipantMetrics::new(labelled(registry, is_labelled, &section.name)),
             is_labelled,
-        };
-        config.keyspaces.iter().map(served).collect()
+        }
     }
 
     /// Returns where the series of this keyspace are registered.
@@ -51,19 +60,20 @@ impl RoleKeyspace {
     }
 
     /// Returns what the admin endpoint shows of it, beside what it shows of the roles. Only a process that plans anyway
-    /// follows the pods' heartbeats.
+    /// follows the pods' heartbeats. `registry` has its series, if those of the process do not.
     pub(crate) fn shown(
         self,
         (store, health): (&Arc<dyn Store>, &Arc<StoreHealth>),
         roles: Vec<Arc<dyn StatusSource>>,
         plans: bool,
+        registry: Option<Registry>,
     ) -> AdminKeyspace {
         let RoleKeyspace { section, keys, .. } = self;
         let watcher = Watcher::start_beside(store.clone(), keys.clone(), plans);
         let followed = KeyspaceStatusSource::start(store.clone(), keys.clone(), watcher, health.clone());
         let (board, troubles) = (followed.board(), followed.troubles());
         let sources = once(Arc::new(followed) as Arc<dyn StatusSource>).chain(roles).collect();
-        AdminKeyspace { sources, board, troubles, link: Link::new(store.clone(), keys, section.policy) }
+        AdminKeyspace { sources, board, troubles, link: Link::new(store.clone(), keys, section.policy), registry }
     }
 
     /// Returns the span of the log lines about this keyspace.

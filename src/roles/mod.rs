@@ -1,7 +1,9 @@
 //! The roles of a process, each assembled from its parts: `segue run` starts them and the admin endpoint shows them.
 
+pub(crate) mod bound;
 pub(crate) mod coordinator;
 mod exchanges;
+pub(crate) mod following;
 pub(crate) mod keyspace;
 pub(crate) mod pod;
 mod progress;

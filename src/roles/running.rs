@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use prometheus_client::registry::Registry;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::info;
 
@@ -29,24 +30,48 @@ pub(crate) struct RunningRoles {
 }
 
 impl RunningRoles {
-    /// Returns the roles' parts of the admin endpoint in the keyspace of this number.
-    pub(crate) fn sources(&self, keyspace: usize) -> Vec<Arc<dyn StatusSource>> {
+    /// Returns the roles' parts of the admin endpoint in a keyspace.
+    pub(crate) fn sources(&self, keyspace: &str) -> Vec<Arc<dyn StatusSource>> {
         let roles = [
-            self.router.as_ref().map(|router| router.status_sources().collect()),
-            self.coordinator.as_ref().map(CoordinatorRole::status_sources),
-            self.pod.as_ref().map(PodRole::status_sources),
+            self.router.as_ref().and_then(|router| router.status_source(keyspace)),
+            self.coordinator.as_ref().and_then(|coordinator| coordinator.status_source(keyspace)),
+            self.pod.as_ref().and_then(|pod| pod.status_source(keyspace)),
         ];
-        roles.into_iter().flatten().filter_map(|sources| sources.into_iter().nth(keyspace)).collect()
+        roles.into_iter().flatten().collect()
     }
 
-    /// Tells the log of each role that is not ready, until the handle is dropped.
-    pub(crate) fn tell_readiness(&self, keyspaces: &[RoleKeyspace]) -> AbortOnDropHandle<()> {
-        let sources = |(number, keyspace): (usize, &RoleKeyspace)| {
-            let span = keyspace.span();
-            self.sources(number).into_iter().map(move |source| (span.clone(), source)).collect::<Vec<_>>()
-        };
-        let told = keyspaces.iter().enumerate().flat_map(sources).collect();
+    /// Tells the log of each role that is not ready in a keyspace, until the handle is dropped.
+    pub(crate) fn tell_readiness(&self, keyspace: &RoleKeyspace) -> AbortOnDropHandle<()> {
+        let sources = self.sources(&keyspace.section.name);
+        let told = sources.into_iter().map(|source| (keyspace.span(), source)).collect();
         AbortOnDropHandle::new(tokio::spawn(tell_readiness(told)))
+    }
+
+    /// Takes part in one more keyspace, with every role.
+    pub(crate) async fn add(&mut self, keyspace: &RoleKeyspace, registry: &mut Registry) -> anyhow::Result<()> {
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.add(keyspace, registry);
+        }
+        if let Some(pod) = &mut self.pod {
+            pod.add(keyspace, registry);
+        }
+        match &mut self.router {
+            Some(router) => router.add(keyspace, registry).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the part in a keyspace. Its requests end while its partitions still move.
+    pub(crate) async fn remove(&mut self, keyspace: &str) {
+        if let Some(router) = &mut self.router {
+            router.remove(keyspace).await;
+        }
+        if let Some(pod) = &mut self.pod {
+            pod.remove(keyspace);
+        }
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.remove(keyspace).await;
+        }
     }
 
     /// Stops the roles, those of all keyspaces side by side. `service_ended` states that the pod's service has ended by

@@ -14,6 +14,7 @@ mod demo;
 mod demo_harm;
 mod dev;
 mod explain_grpc_pod;
+mod followed_keyspaces;
 mod hooks;
 mod hot_restart;
 mod keys;

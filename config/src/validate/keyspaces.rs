@@ -20,10 +20,13 @@ use super::partition::{self, PartitionKeys};
 use super::{coordinator, key_limits, placement, router, routes};
 use crate::error::{Place, Wrong, quoted};
 use crate::keys::{ConfigKeys, KEYSPACES};
+use crate::raw::Raw;
 use crate::reader::{ConfigReader, text};
 use crate::units::show_size;
 use crate::validated::{KeyspaceSection, Routing};
 
+/// Whether the process also takes part in the keyspaces that the store lists.
+pub(super) const FOLLOW: &str = "follow_keyspaces";
 const NAME: &str = "keyspaces.name";
 const SERVICE: &str = "keyspaces.service";
 const HOST: &str = "keyspaces.match.host";
@@ -110,8 +113,25 @@ impl Defaults {
     }
 }
 
-/// Returns the keyspaces; at least one, unless there are problems.
-pub(super) fn read(r: &mut ConfigReader<'_>) -> Vec<KeyspaceSection> {
+/// Returns the settings of a table that belong to roles which a file does not have.
+pub(crate) fn settings_of_absent_roles(file: &Raw) -> Vec<&'static str> {
+    let absent = OF_ROLES.iter().filter(|(role, _)| !file.sections.contains_key(*role));
+    absent.flat_map(|(_, parts)| parts.iter().copied()).collect()
+}
+
+/// Returns whether the process follows the keyspaces of the store.
+pub(super) fn follow(r: &mut ConfigReader<'_>) -> bool {
+    let follows = r.boolean(FOLLOW, false);
+    if follows && r.is_given("keyspace") {
+        let fact = format!("given beside keyspace ({}), which is the only one", r.origin("keyspace"));
+        r.report_key(FOLLOW, Wrong::new(fact, "expected tables [[keyspaces]], or none"));
+        return false;
+    }
+    follows
+}
+
+/// Returns the keyspaces; at least one, unless there are problems or the process follows those of the store.
+pub(super) fn read(r: &mut ConfigReader<'_>, follows: bool) -> Vec<KeyspaceSection> {
     let defaults = Defaults {
         service: r.name("service"),
         stash: r.has_section("router").then(|| router::stash(r)),
@@ -119,7 +139,9 @@ pub(super) fn read(r: &mut ConfigReader<'_>) -> Vec<KeyspaceSection> {
         policy: r.has_section("coordinator").then(|| coordinator::policy(r)),
         routes: routes::read(r),
     };
-    let Some((place, mut tables)) = r.tables(KEYSPACES) else {
+    let list = r.tables(KEYSPACES).map(|(place, tables)| ("[[keyspaces]]", place, tables));
+    let list = list.or_else(|| Some((FOLLOW, r.given_at(FOLLOW).filter(|_| follows)?, Vec::new())));
+    let Some((list, place, mut tables)) = list else {
         let name = r.name("keyspace").unwrap_or_else(|| "default".to_owned());
         let number = defaults.policy.as_ref().map(|policy| policy.partitions);
         let routing = defaults.stash.map(|stash| {
@@ -132,8 +154,8 @@ pub(super) fn read(r: &mut ConfigReader<'_>) -> Vec<KeyspaceSection> {
         let Defaults { service, policy, .. } = defaults;
         return vec![KeyspaceSection { name, service, routing, policy }];
     };
-    nothing_beside_the_list(r, &place);
-    if tables.is_empty() {
+    nothing_beside_the_list(r, list, &place);
+    if tables.is_empty() && !follows {
         r.report(Some(place), KEYSPACES, Wrong::new("empty", "expected at least one table"));
     }
     let keyspaces: Vec<_> = tables.iter_mut().map(|table| keyspace(r, table, &defaults)).collect();
@@ -147,8 +169,8 @@ fn one_partition(r: &mut ConfigReader<'_>) -> PartitionSource {
 }
 
 /// Refuses what stands in the tables if there are any.
-fn nothing_beside_the_list(r: &mut ConfigReader<'_>, list: &Place) {
-    let fact = format!("given beside [[keyspaces]] ({list})");
+fn nothing_beside_the_list(r: &mut ConfigReader<'_>, list: &str, place: &Place) {
+    let fact = format!("given beside {list} ({place})");
     // Read in any case, so that its value counts as looked at.
     if r.name("keyspace").is_some() {
         r.report_key("keyspace", Wrong::new(&*fact, "expected one of the two"));

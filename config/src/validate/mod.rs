@@ -42,7 +42,7 @@ use crate::validated::{Config, Credentials, Log, LogFormat, LogLevel, Pod, Store
 /// Every key that a file may have. Each section's keys are listed where they are read.
 pub(crate) static KEYS: ConfigKeys = ConfigKeys {
     sections: &[
-        &["keyspace", "service"],
+        &["keyspace", keyspaces::FOLLOW, "service"],
         STORE_KEYS,
         router::KEYS,
         coordinator::KEYS,
@@ -58,9 +58,11 @@ pub(crate) static KEYS: ConfigKeys = ConfigKeys {
 pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
     let mut reader = ConfigReader::new(raw, hostname);
     let r = &mut reader;
-    let keyspaces = keyspaces::read(r);
+    let follow_keyspaces = keyspaces::follow(r);
+    let keyspaces = keyspaces::read(r, follow_keyspaces);
     let config = Config {
-        lists_keyspaces: r.tables(keys::KEYSPACES).is_some(),
+        lists_keyspaces: follow_keyspaces || r.tables(keys::KEYSPACES).is_some(),
+        follow_keyspaces,
         store: store(r),
         router: r.has_section("router").then(|| router::router(r, &keyspaces)),
         coordinator: r.has_section("coordinator").then(|| coordinator::coordinator(r)),
@@ -78,6 +80,8 @@ pub(crate) fn config(raw: &Raw, hostname: &str) -> (Config, Vec<Problem>) {
     hot_restart_is_possible(r, &config);
     (config, reader.into_problems())
 }
+
+pub(crate) use self::keyspaces::settings_of_absent_roles;
 
 fn a_role_is_there(r: &mut ConfigReader<'_>) {
     if !keys::ROLES.iter().any(|role| r.has_section(role)) {

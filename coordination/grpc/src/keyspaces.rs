@@ -3,15 +3,56 @@
 //! A first heartbeat and a `Poll` name theirs in `hello`. `Ack` and `Leave` carry the token of a registration, which
 //! belongs to one keyspace.
 
+use std::sync::{Arc, PoisonError, RwLock};
+
 use tonic::Status;
+
+/// The number of keyspaces that a connection has room for, if keyspaces may be added while it is served.
+pub(crate) const GROWING_ROOM: usize = 64;
 
 /// A keyspace that a listener serves.
 pub(crate) trait NamedKeyspace {
     fn name(&self) -> &str;
 }
 
+/// The keyspaces of a listener, which may change while it serves. Clones are the same list.
+#[derive(Debug)]
+pub(crate) struct ServedKeyspaces<T>(Arc<RwLock<Vec<T>>>);
+
+impl<T> Clone for ServedKeyspaces<T> {
+    fn clone(&self) -> Self {
+        ServedKeyspaces(self.0.clone())
+    }
+}
+
+impl<T: NamedKeyspace + Clone> ServedKeyspaces<T> {
+    pub(crate) fn new(keyspaces: Vec<T>) -> Self {
+        ServedKeyspaces(Arc::new(RwLock::new(keyspaces)))
+    }
+
+    pub(crate) fn all(&self) -> Vec<T> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn add(&self, keyspace: T) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).push(keyspace);
+    }
+
+    /// Takes a keyspace out, if it is there.
+    pub(crate) fn remove(&self, name: &str) -> Option<T> {
+        let mut served = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let index = served.iter().position(|keyspace| keyspace.name() == name)?;
+        Some(served.remove(index))
+    }
+
+    /// Returns the keyspace that a call is about, as [`choose`] finds it.
+    pub(crate) fn choose(&self, wanted: &str) -> Result<T, Status> {
+        choose(&self.0.read().unwrap_or_else(PoisonError::into_inner), wanted).cloned()
+    }
+}
+
 /// Returns the keyspace with this name. An empty name stands for the only keyspace.
-pub(crate) fn choose<'a, T: NamedKeyspace>(served: &'a [T], wanted: &str) -> Result<&'a T, Status> {
+fn choose<'a, T: NamedKeyspace>(served: &'a [T], wanted: &str) -> Result<&'a T, Status> {
     if let [only] = served
         && wanted.is_empty()
     {
@@ -23,6 +64,7 @@ pub(crate) fn choose<'a, T: NamedKeyspace>(served: &'a [T], wanted: &str) -> Res
     let names: Vec<_> = served.iter().map(|keyspace| format!("{:?}", keyspace.name())).collect();
     let names = names.join(", ");
     Err(match (served.len(), wanted) {
+        (0, _) => Status::failed_precondition(format!("this server has no keyspace yet, the pod is of {wanted:?}")),
         (1, _) => Status::failed_precondition(format!("this server is of keyspace {names}, the pod of {wanted:?}")),
         (_, "") => Status::invalid_argument(format!("the call names no keyspace; expected one of {names}")),
         _ => Status::failed_precondition(format!("this server is of keyspaces {names}, the pod of {wanted:?}")),

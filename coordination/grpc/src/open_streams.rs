@@ -24,7 +24,7 @@ pub(crate) struct OpenStreams {
 
 impl OpenStreams {
     /// Tells all streams to end.
-    fn end(&self) {
+    pub(crate) fn end(&self) {
         self.ending.cancel();
         self.tasks.close();
     }
@@ -36,11 +36,11 @@ pub(crate) fn per_keyspace(calls: u32, keyspaces: usize) -> u32 {
     calls.saturating_mul(u32::try_from(keyspaces).unwrap_or(u32::MAX))
 }
 
-/// Serves connections until `shutdown`, and then tells the streams to end. Calls that stay open are aborted.
+/// Serves connections until `shutdown`, and then tells the streams that there are to end. Calls that stay open are aborted.
 pub(crate) async fn serve<IO, E>(
     calls: Router,
     connections: impl Stream<Item = Result<IO, E>>,
-    streams: Vec<OpenStreams>,
+    streams: impl FnOnce() -> Vec<OpenStreams>,
     shutdown: CancellationToken,
 ) -> Result<(), tonic::transport::Error>
 where
@@ -49,6 +49,7 @@ where
 {
     let ended = async {
         shutdown.cancelled().await;
+        let streams = streams();
         streams.iter().for_each(OpenStreams::end);
         let _ = timeout(GO_AWAY_WITHIN, join_all(streams.iter().map(|streams| streams.tasks.wait()))).await;
     };

@@ -21,7 +21,7 @@ use crate::connection::{Peer, PodsTls, incoming};
 use crate::event_stream::{EventStream, first_heartbeat, hello_in, no_hello};
 use crate::hello::agree;
 use crate::hub::Hub;
-use crate::keyspaces::choose;
+use crate::keyspaces::{GROWING_ROOM, ServedKeyspaces};
 use crate::leave::leave;
 use crate::load_reports::LoadReports;
 use crate::observer::PodsObserver;
@@ -47,13 +47,31 @@ const ACKS_AT_A_TIME: usize = 64;
 /// The service `segue.v1.Pods` of one instance: one listener for all of its keyspaces.
 #[derive(Debug)]
 pub struct PodsServer {
-    keyspaces: Vec<Arc<KeyspaceService>>,
+    keyspaces: ServedKeyspaces<Arc<KeyspaceService>>,
+    /// The number of keyspaces that a pod's connection has room for.
+    room: usize,
     access: Access,
 }
 
 /// A keyspace of the service.
 #[derive(Debug)]
 pub struct PodsKeyspace(Arc<KeyspaceService>);
+
+/// The keyspaces of a service that runs, to be changed.
+#[derive(Debug, Clone)]
+pub struct PodsKeyspaces(ServedKeyspaces<Arc<KeyspaceService>>);
+
+impl PodsKeyspaces {
+    /// Serves one more keyspace.
+    pub fn add(&self, PodsKeyspace(shared): PodsKeyspace) {
+        self.0.add(shared);
+    }
+
+    /// Takes a keyspace out. Its pods are told to connect to another instance.
+    pub fn remove(&self, name: &str) {
+        self.0.remove(name).iter().for_each(|shared| shared.streams.end());
+    }
+}
 
 /// The pods that have a stream at this instance or poll it, of one keyspace.
 #[derive(Debug, Clone)]
@@ -98,10 +116,14 @@ impl PodsKeyspace {
 impl PodsServer {
     /// Returns the service of these keyspaces.
     pub fn new(keyspaces: impl IntoIterator<Item = PodsKeyspace>) -> Self {
-        PodsServer {
-            keyspaces: keyspaces.into_iter().map(|PodsKeyspace(shared)| shared).collect(),
-            access: Access(None),
-        }
+        let keyspaces: Vec<_> = keyspaces.into_iter().map(|PodsKeyspace(shared)| shared).collect();
+        PodsServer { room: keyspaces.len(), keyspaces: ServedKeyspaces::new(keyspaces), access: Access(None) }
+    }
+
+    /// Leaves room for keyspaces that are added while it serves, and returns what adds them.
+    pub fn growing(self) -> (Self, PodsKeyspaces) {
+        let keyspaces = PodsKeyspaces(self.keyspaces.clone());
+        (PodsServer { room: self.room.max(GROWING_ROOM), ..self }, keyspaces)
     }
 
     /// Returns the service for calls that present this token, and no others.
@@ -121,18 +143,19 @@ impl PodsServer {
         shutdown: CancellationToken,
     ) -> Result<(), tonic::transport::Error> {
         let keyspaces = self.keyspaces.clone();
-        let streams = keyspaces.iter().map(|shared| shared.streams.clone()).collect();
+        let streams = move || keyspaces.all().iter().map(|shared| shared.streams.clone()).collect();
+        let keyspaces = self.keyspaces;
         let calls = Server::builder()
             .http2_keepalive_interval(Some(PING))
             .http2_keepalive_timeout(Some(PING))
-            .max_concurrent_streams(Some(per_keyspace(MAX_CALLS, keyspaces.len())))
+            .max_concurrent_streams(Some(per_keyspace(MAX_CALLS, self.room)))
             .add_service(GeneratedServer::with_interceptor(Calls { keyspaces }, self.access));
         serve(calls, incoming(listener, tls), streams, shutdown).await
     }
 }
 
 struct Calls {
-    keyspaces: Vec<Arc<KeyspaceService>>,
+    keyspaces: ServedKeyspaces<Arc<KeyspaceService>>,
 }
 
 #[tonic::async_trait]
@@ -144,7 +167,7 @@ impl Pods for Calls {
         let mut heartbeats = request.into_inner();
         let first = first_heartbeat(&mut heartbeats).await?;
         let hello = hello_in(&first)?;
-        let shared = self.of_hello(hello)?;
+        let shared = &self.of_hello(hello)?;
         peer.speaks_for(&hello.pod)?;
         let attached =
             attach(shared, hello, AttachMode::Stream, Revision::ZERO).instrument(shared.span.clone()).await?;
@@ -159,7 +182,7 @@ impl Pods for Calls {
         let AckRequest { resume: token, acks } = request.into_inner();
         check_count(&acks)?;
         let token = Token::parse(&token)?;
-        let shared = choose(&self.keyspaces, &token.keyspace)?;
+        let shared = &self.keyspaces.choose(&token.keyspace)?;
         peer.speaks_for(&token.pod)?;
         let token = proven(shared, token).await?;
         // One deadline for all chunks: with one each, a chunk of early acknowledgements would delay those after it by
@@ -179,7 +202,7 @@ impl Pods for Calls {
         let PollRequest { heartbeat, after_revision, wait } = request.into_inner();
         let heartbeat = heartbeat.ok_or_else(no_hello)?;
         let hello = hello_in(&heartbeat)?;
-        let shared = self.of_hello(hello)?;
+        let shared = &self.of_hello(hello)?;
         peer.speaks_for(&hello.pod)?;
         let wait = wait.and_then(|wait| Duration::try_from(wait).ok()).unwrap_or_default();
         let polled = poll(shared, &heartbeat, hello, (after_revision.into(), wait));
@@ -190,7 +213,7 @@ impl Pods for Calls {
         let peer = Peer::of(request.extensions());
         let LeaveRequest { resume: token, now } = request.into_inner();
         let token = Token::parse(&token)?;
-        let shared = choose(&self.keyspaces, &token.keyspace)?;
+        let shared = &self.keyspaces.choose(&token.keyspace)?;
         peer.speaks_for(&token.pod)?;
         let leaving = leave(shared, token, now).instrument(shared.span.clone());
         let left = shared.streams.ending.run_until_cancelled(leaving).await;
@@ -200,9 +223,9 @@ impl Pods for Calls {
 
 impl Calls {
     /// Returns the keyspace that the pod takes part in.
-    fn of_hello(&self, hello: &Hello) -> Result<&Arc<KeyspaceService>, Status> {
+    fn of_hello(&self, hello: &Hello) -> Result<Arc<KeyspaceService>, Status> {
         agree(hello)?;
-        choose(&self.keyspaces, &hello.keyspace)
+        self.keyspaces.choose(&hello.keyspace)
     }
 }
 

@@ -49,6 +49,7 @@ pub mod holders;
 pub mod horizon;
 pub mod ids;
 pub mod keys;
+pub mod keyspace_list;
 pub mod lease;
 pub mod mapping;
 pub mod planning;

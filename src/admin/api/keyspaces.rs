@@ -5,8 +5,6 @@
 //! * A request that names no keyspace is about the only one. With several it is refused, so that no action takes effect
 //!   in another keyspace than the one that was meant.
 
-use std::sync::Arc;
-
 use axum::Router;
 use axum::extract::{Query, Request};
 use axum::http::{StatusCode, Uri};
@@ -28,8 +26,8 @@ struct KeyspaceQuery {
 }
 
 impl KeyspaceRoutes {
-    pub(crate) fn new(routes: Vec<(String, Router)>) -> Arc<Self> {
-        Arc::new(KeyspaceRoutes { routes })
+    pub(crate) fn new(routes: Vec<(String, Router)>) -> Self {
+        KeyspaceRoutes { routes }
     }
 
     /// Returns the names, in the order of the file.
@@ -66,6 +64,7 @@ impl KeyspaceRoutes {
         found.ok_or_else(|| {
             let names = self.names().join(", ");
             ApiProblem::bad_request(match wanted {
+                _ if names.is_empty() => "this process has no keyspace yet".to_owned(),
                 None => format!("this process has several keyspaces; expected keyspace=NAME, one of {names}"),
                 Some(wanted) => format!("this process has no keyspace {wanted}; expected one of {names}"),
             })

@@ -24,19 +24,25 @@ use super::problem::{self, ApiProblem};
 use super::read::WaitQuery;
 use super::{AdminPeer, Api, WriteControl, guard};
 use crate::operator::ConditionState;
+use crate::process::shared_list::SharedList;
 
 /// The pod of this process.
 #[derive(Debug, Clone)]
 pub(crate) struct OwnPod {
     name: String,
-    /// By keyspace.
-    handles: Vec<(String, PodHandle)>,
+    /// By keyspace. Clones have the same ones.
+    handles: SharedList<(String, PodHandle)>,
 }
 
 impl OwnPod {
     /// Returns the pod `name` in these keyspaces. It runs as long as this value exists, unless it is shut down.
-    pub(crate) fn new(name: String, handles: Vec<(String, PodHandle)>) -> Self {
-        OwnPod { name, handles }
+    pub(crate) fn new(name: String, handles: impl IntoIterator<Item = (String, PodHandle)>) -> Self {
+        OwnPod { name, handles: handles.into_iter().collect() }
+    }
+
+    /// Adds the pod of one more keyspace.
+    pub(crate) fn add(&self, handle: (String, PodHandle)) {
+        self.handles.push(handle);
     }
 }
 
@@ -44,13 +50,13 @@ impl OwnPod {
 #[derive(Debug)]
 pub(crate) struct OwnProcess {
     control: Arc<WriteControl>,
-    apis: Vec<Arc<Api>>,
+    apis: SharedList<Arc<Api>>,
     pod: Option<OwnPod>,
 }
 
 impl OwnProcess {
     /// Returns a process with these keyspaces and, if it is a sidecar, this pod.
-    pub(crate) fn new(control: Arc<WriteControl>, apis: Vec<Arc<Api>>, pod: Option<OwnPod>) -> Self {
+    pub(crate) fn new(control: Arc<WriteControl>, apis: SharedList<Arc<Api>>, pod: Option<OwnPod>) -> Self {
         OwnProcess { control, apis, pod }
     }
 
@@ -75,8 +81,9 @@ impl OwnProcess {
 
     /// Refuses a request that names one of several keyspaces, and one that names another.
     fn ensure_about_all(&self, uri: &Uri) -> Result<(), ApiProblem> {
+        let apis = self.apis.all();
         match named(uri)? {
-            Some(name) if self.apis.len() > 1 || self.apis.iter().any(|api| api.keyspace() != name) => {
+            Some(name) if apis.len() > 1 || apis.iter().any(|api| api.keyspace() != name) => {
                 let text = format!(
                     "{} is about the pod in all keyspaces of this process; expected it without keyspace={name}",
                     uri.path()
@@ -89,7 +96,7 @@ impl OwnProcess {
 
     /// Returns what distinguishes a text about one of several keyspaces.
     fn of(&self, keyspace: &str) -> String {
-        if self.apis.len() > 1 { format!("keyspace {keyspace}: ") } else { String::new() }
+        if self.apis.all().len() > 1 { format!("keyspace {keyspace}: ") } else { String::new() }
     }
 }
 
@@ -105,7 +112,8 @@ async fn access(State(process): State<Arc<OwnProcess>>, peer: Option<Extension<A
 
 /// Responds with the names of the keyspaces.
 async fn keyspaces(State(process): State<Arc<OwnProcess>>) -> Json<Value> {
-    let names: Vec<_> = process.apis.iter().map(|api| api.keyspace()).collect();
+    let apis = process.apis.all();
+    let names: Vec<_> = apis.iter().map(|api| api.keyspace()).collect();
     Json(json!({ "keyspaces": names }))
 }
 
@@ -118,7 +126,8 @@ async fn drain(
     let (parts, _) = request.into_parts();
     guard::admit(&process.control.write, parts.extensions.get::<AdminPeer>(), &parts)?;
     process.ensure_about_all(&parts.uri)?;
-    let (time, OwnPod { name, handles }) = (WaitQuery::time(wait)?, process.pod()?);
+    let (time, pod) = (WaitQuery::time(wait)?, process.pod()?);
+    let (name, handles) = (&pod.name, pod.handles.all());
     let Ok(_place) = process.control.drains.try_acquire() else { return Err(ApiProblem::busy()) };
     if !handles.iter().all(|(_, handle)| handle.status().borrow().draining) {
         info!(pod = name, "told to drain");
@@ -148,14 +157,16 @@ async fn emptied(handle: &PodHandle) -> bool {
 /// Responds whether the pod has what the plans of all keyspaces give it.
 async fn settled(State(process): State<Arc<OwnProcess>>, uri: Uri) -> Result<Response, ApiProblem> {
     process.ensure_about_all(&uri)?;
-    let OwnPod { name, handles } = process.pod()?;
+    let pod = process.pod()?;
+    let name = &pod.name;
     let mut texts = Vec::new();
-    for (keyspace, handle) in handles {
+    for (keyspace, handle) in &pod.handles.all() {
         let of = process.of(keyspace);
         if let Some(reason) = handle.status().borrow().not_ready.clone() {
             return Err(not_yet(format!("{of}pod {name} is not ready: {reason}")));
         }
-        let Some(api) = process.apis.iter().find(|api| api.keyspace() == keyspace) else { continue };
+        let apis = process.apis.all();
+        let Some(api) = apis.iter().find(|api| api.keyspace() == keyspace) else { continue };
         let pod = name.clone();
         let standing =
             api.run(&process.control.questions, |link, _| async move { link.has_its_share(&pod).await }).await?;

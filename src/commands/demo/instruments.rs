@@ -77,7 +77,7 @@ impl Instruments for AdminInstruments {
             vec![Arc::new(followed), Arc::new(DemoStatusSource { status, tables })];
         let registry = std::mem::take(&mut *self.registry());
         let serving = async move {
-            let keyspace = AdminKeyspace { sources, board, troubles, link };
+            let keyspace = AdminKeyspace { sources, board, troubles, link, registry: None };
             let serving =
                 admin.serve(vec![keyspace], registry, (WritePermission::Nobody, None), CancellationToken::new());
             if let Err(error) = serving.await {

@@ -120,7 +120,7 @@ impl BoundSite {
         let exporter = Exporter::start(config, &mut registry);
         let tracer = exporter.as_ref().map(Exporter::tracer);
         let mut roles = RunningRoles {
-            coordinator: Some(coordinator.start(&store, &keyspaces, &mut registry, tracer)),
+            coordinator: Some(coordinator.start(&store, (&keyspaces, false), &mut registry, tracer)),
             ..RunningRoles::default()
         };
         let router = router.traced(tracer).start(&store, &keyspaces, &mut registry, &watch::channel(None).1);
@@ -131,21 +131,22 @@ impl BoundSite {
             let supervisor = Arc::new(supervisor(section, output.clone())?);
             let registry = registry.sub_registry_with_label(("pod".into(), section.name.clone().into()));
             let span = error_span!("pod", name = section.name);
-            let pod = span.in_scope(|| pod.supervised_by(supervisor.clone()).start(&store, &keyspaces, registry))?;
+            let pod =
+                span.in_scope(|| pod.supervised_by(supervisor.clone()).start(&store, (&keyspaces, false), registry))?;
             let state = pod.states().pop().context("a pod without a keyspace")?;
             let (name, port) = (section.name.clone(), port(section));
             copies.push(Copy { name, port, service: supervisor.state(), pod: state, output });
             running.push(pod);
         }
-        let pods_status = PodsStatusSource(
-            copies.iter().map(|copy| copy.name.clone()).zip(running.iter().flat_map(PodRole::status_sources)).collect(),
-        );
-        let sources = roles.sources(0).into_iter().chain([Arc::new(pods_status) as Arc<dyn StatusSource>]).collect();
+        let name = &keyspaces.first().context("a site without a keyspace")?.section.name;
+        let of_pods = running.iter().filter_map(|pod| pod.status_source(name));
+        let pods_status = PodsStatusSource(copies.iter().map(|copy| copy.name.clone()).zip(of_pods).collect());
+        let sources = roles.sources(name).into_iter().chain([Arc::new(pods_status) as Arc<dyn StatusSource>]).collect();
         let shown = keyspaces
             .into_iter()
             .take(1)
-            .map(|keyspace| keyspace.shown((&store, &health), Vec::clone(&sources), true))
-            .collect();
+            .map(|keyspace| keyspace.shown((&store, &health), Vec::clone(&sources), true, None))
+            .collect::<Vec<_>>();
         let exemplars = exporter.as_ref().map(Exporter::exemplars).unwrap_or_default();
         let end_admin = CancellationToken::new();
         let serving =

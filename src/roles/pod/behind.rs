@@ -21,7 +21,6 @@ use tracing::warn;
 
 use super::process::ServiceProcess;
 use super::shares::ProcessShare;
-use crate::process::supervise::UnexpectedExit;
 
 #[derive(Debug)]
 pub(super) struct ServiceBackend {
@@ -70,11 +69,6 @@ impl ServiceBackend {
     /// Returns the stream of a service that has one.
     pub(super) fn stream(&self) -> Option<&ServiceStream> {
         self.stream.as_ref()
-    }
-
-    /// Returns once a supervised service has ended by itself.
-    pub(super) async fn ended(&self) -> UnexpectedExit {
-        self.process.process().ended().await
     }
 }
 

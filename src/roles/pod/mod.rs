@@ -14,13 +14,13 @@ use anyhow::Context as _;
 use futures_util::future::join_all;
 use prometheus_client::registry::Registry;
 use segue_config as config;
-use segue_coordination::pod::{HandoffHandler, HookReports, Hooks, PodHandle, PodSettings, PodState};
+use segue_coordination::pod::{HandoffHandler, HookReports, Hooks, OwnershipLayer, PodHandle, PodSettings, PodState};
 use segue_coordination::session::Leases;
 use segue_coordination::store::Store;
-use segue_grpc::{ServiceStream, ServiceStreamSettings};
+use segue_grpc::{ServiceStream, ServiceStreamSettings, ServiceStreams};
 use segue_protocol::handoff::pod_reconcile::Callback;
 use segue_protocol::records::Capabilities;
-use segue_proxy::sidecar::{Sidecar, Traffic, Upstream};
+use segue_proxy::sidecar::{Sidecar, SidecarPods, Traffic, Upstream};
 use segue_proxy::tls::ClientTls;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -65,14 +65,28 @@ pub(crate) struct BoundPod {
 /// A running sidecar.
 #[derive(Debug)]
 pub(crate) struct PodRole {
-    name: String,
+    site: PodSite,
     pods: Vec<KeyspacePod>,
-    vouches: Option<&'static str>,
-    shutdown: CancellationToken,
-    shutdown_timeout: Duration,
+    /// The pod in each keyspace, for the admin endpoint.
+    own: OwnPod,
     server: JoinHandle<()>,
-    /// Serves the service's streams.
-    streams: Option<JoinHandle<()>>,
+    /// The list that routers' requests are for.
+    served: SidecarPods,
+    /// The service's streams, if it has some, and what serves them.
+    streams: Option<(ServiceStreams, JoinHandle<()>)>,
+}
+
+/// What the pods of all keyspaces have in common.
+#[derive(Debug)]
+struct PodSite {
+    section: config::Pod,
+    admin: Option<String>,
+    vouches: Option<&'static str>,
+    /// The service, with the traffic of no keyspace.
+    service: Upstream,
+    process: Arc<SharedProcess<ServiceProcess>>,
+    leases: Leases,
+    shutdown: CancellationToken,
 }
 
 /// The pod in one keyspace.
@@ -84,6 +98,8 @@ struct KeyspacePod {
     traffic: Arc<Traffic>,
     behind: Arc<ServiceBackend>,
     reports: HookReports,
+    /// The keyspace was taken out of the list that the process follows.
+    is_taken_out: bool,
 }
 
 impl BoundPod {
@@ -116,11 +132,11 @@ impl BoundPod {
         BoundPod { supervisor: Some(supervisor), ..self }
     }
 
-    /// Starts the sidecar, with a pod in each keyspace.
+    /// Starts the sidecar, with a pod in each keyspace. With `grows`, keyspaces may be added while it runs.
     pub(crate) fn start(
         self,
         store: &Arc<dyn Store>,
-        keyspaces: &[RoleKeyspace],
+        (keyspaces, grows): (&[RoleKeyspace], bool),
         registry: &mut Registry,
     ) -> anyhow::Result<PodRole> {
         let BoundPod { sidecar, listener, section, service_tls, admin, supervisor } = self;
@@ -140,36 +156,43 @@ impl BoundPod {
             work_ends_within: section.work_ends_within,
             traffic: Arc::default(),
         };
-        let process = ServiceProcess::new(&section, service.clone(), supervisor)?;
-        let shares = SharedProcess::of(process, keyspaces.len());
+        let process = SharedProcess::new(ServiceProcess::new(&section, service.clone(), supervisor)?);
         // One lease for all: a process that dies is gone in all keyspaces at once.
         let leases = Leases::new(store.clone());
-        let start = |(share, keyspace)| {
-            let service = Upstream { traffic: Arc::new(service.traffic.beside()), ..service.clone() };
-            KeyspacePod::start(&leases, (keyspace, &mut *registry), &section, admin.clone(), (share, service))
-        };
-        let pods: Vec<KeyspacePod> = shares.into_iter().zip(keyspaces).map(start).collect();
         let shutdown = CancellationToken::new();
-        let upstream = |pod: &KeyspacePod| Upstream { traffic: pod.traffic.clone(), ..service.clone() };
-        let served = pods.iter().map(|pod| (pod.handle.layer(), upstream(pod))).collect();
-        let server = tokio::spawn(sidecar.serve(served, shutdown.clone(), GRACE));
+        let site = PodSite { section, admin, vouches, service, process, leases, shutdown: shutdown.clone() };
+        // A pod that comes up looks at the shares of all.
+        let shares: Vec<_> = keyspaces.iter().map(|_| site.process.share()).collect();
+        let start = |(keyspace, share)| KeyspacePod::start(&site, (keyspace, &mut *registry), share);
+        let pods: Vec<KeyspacePod> = keyspaces.iter().zip(shares).map(start).collect();
+        let served: SidecarPods = pods.iter().map(|pod| site.served(pod)).collect();
+        let server = tokio::spawn(sidecar.serve(served.clone(), shutdown.clone(), GRACE));
         let streams = listener.map(|listener| {
             let stream = |pod: &KeyspacePod| Some((pod.behind.stream()?.clone(), pod.handle.clone()));
-            tokio::spawn(listener.serve(pods.iter().filter_map(stream).collect(), shutdown.clone()))
+            let streams = ServiceStreams::new(pods.iter().filter_map(stream));
+            let streams = if grows { streams.growing() } else { streams };
+            (streams.clone(), tokio::spawn(listener.serve(streams, shutdown)))
         });
-        let (name, shutdown_timeout) = (section.name, section.shutdown_timeout);
-        Ok(PodRole { name, pods, vouches, shutdown, shutdown_timeout, server, streams })
+        let own = OwnPod::new(site.section.name.clone(), pods.iter().map(KeyspacePod::own));
+        Ok(PodRole { site, pods, own, server, served, streams })
+    }
+}
+
+impl PodSite {
+    /// Returns what serves the requests for a pod.
+    fn served(&self, pod: &KeyspacePod) -> (OwnershipLayer, Upstream) {
+        (pod.handle.layer(), Upstream { traffic: pod.traffic.clone(), ..self.service.clone() })
     }
 }
 
 impl KeyspacePod {
     fn start(
-        leases: &Leases,
+        site: &PodSite,
         (keyspace, registry): (&RoleKeyspace, &mut Registry),
-        section: &config::Pod,
-        admin: Option<String>,
-        (process, upstream): (ProcessShare<ServiceProcess>, Upstream),
+        process: ProcessShare<ServiceProcess>,
     ) -> Self {
+        let section = &site.section;
+        let upstream = Upstream { traffic: Arc::new(site.service.traffic.beside()), ..site.service.clone() };
         let (registry, keys, participants) =
             (keyspace.registry(registry), keyspace.keys.clone(), &keyspace.participants);
         let (span, keyspace) = (keyspace.span(), &keyspace.section.name);
@@ -194,7 +217,7 @@ impl KeyspacePod {
             weight: section.weight,
             zone: section.zone.clone(),
             capabilities: capabilities(section),
-            admin,
+            admin: site.admin.clone(),
             version: section.version.clone(),
             work_ends_within: section.work_ends_within,
             load_interval: section.load_interval,
@@ -203,10 +226,16 @@ impl KeyspacePod {
             Some(stream) => Arc::new(MeteredHooks::new(stream, Callback::ALL.to_vec(), registry)),
             None => Arc::new(MeteredHooks::new(hooks, present, registry)),
         };
-        let handle = span
-            .in_scope(|| PodHandle::start_before(leases.clone(), keyspace, keys, settings, handler, behind.clone()));
+        let leases = site.leases.clone();
+        let handle =
+            span.in_scope(|| PodHandle::start_before(leases, keyspace, keys, settings, handler, behind.clone()));
         let metrics = Arc::new(PodMetrics::new(registry, participants, &handle, traffic.clone()));
-        KeyspacePod { keyspace: keyspace.clone(), handle, metrics, traffic, behind, reports }
+        let keyspace = keyspace.clone();
+        KeyspacePod { keyspace, handle, metrics, traffic, behind, reports, is_taken_out: false }
+    }
+
+    fn own(&self) -> (String, PodHandle) {
+        (self.keyspace.clone(), self.handle.clone())
     }
 
     fn status_source(&self, vouches: Option<&'static str>) -> Arc<dyn StatusSource> {
@@ -219,15 +248,39 @@ impl KeyspacePod {
 }
 
 impl PodRole {
-    /// Returns the sidecar's part of the admin endpoint, for each keyspace in the order of the file.
-    pub(crate) fn status_sources(&self) -> Vec<Arc<dyn StatusSource>> {
-        self.pods.iter().map(|pod| pod.status_source(self.vouches)).collect()
+    /// Returns the sidecar's part of the admin endpoint in a keyspace.
+    pub(crate) fn status_source(&self, keyspace: &str) -> Option<Arc<dyn StatusSource>> {
+        let found = self.pods.iter().find(|pod| pod.keyspace == keyspace)?;
+        Some(found.status_source(self.site.vouches))
     }
 
     /// Returns the pod for the admin endpoint.
     pub(crate) fn own_pod(&self) -> OwnPod {
-        let handles = self.pods.iter().map(|pod| (pod.keyspace.clone(), pod.handle.clone()));
-        OwnPod::new(self.name.clone(), handles.collect())
+        self.own.clone()
+    }
+
+    /// Takes part in one more keyspace, or again in one that was taken out.
+    pub(crate) fn add(&mut self, keyspace: &RoleKeyspace, registry: &mut Registry) {
+        if let Some(known) = self.pods.iter_mut().find(|pod| pod.keyspace == keyspace.section.name) {
+            known.is_taken_out = false;
+            return;
+        }
+        let pod = KeyspacePod::start(&self.site, (keyspace, registry), self.site.process.share());
+        let (layer, upstream) = self.site.served(&pod);
+        self.served.add(layer, upstream);
+        if let (Some((streams, _)), Some(stream)) = (&self.streams, pod.behind.stream()) {
+            streams.add(stream.clone(), pod.handle.clone());
+        }
+        self.own.add(pod.own());
+        self.pods.push(pod);
+    }
+
+    /// Notes that a keyspace was taken out. The pod stays in it until it ends: nobody would take its partitions over, and
+    /// whoever adds the keyspace again finds them as they were.
+    pub(crate) fn remove(&mut self, keyspace: &str) {
+        if let Some(pod) = self.pods.iter_mut().find(|pod| pod.keyspace == keyspace) {
+            pod.is_taken_out = true;
+        }
     }
 
     /// Returns a channel with the pod's state in each keyspace.
@@ -235,20 +288,20 @@ impl PodRole {
         self.pods.iter().map(|pod| pod.handle.status()).collect()
     }
 
-    /// Returns once a supervised service has ended by itself.
-    pub(crate) async fn service_ended(&self) -> UnexpectedExit {
-        match self.pods.first() {
-            // The process is that of all pods.
-            Some(pod) => pod.behind.ended().await,
-            None => std::future::pending().await,
-        }
+    /// Completes once a supervised service has ended by itself.
+    pub(crate) fn service_ended(&self) -> impl Future<Output = UnexpectedExit> + use<> {
+        // The process is that of all pods.
+        let process = self.site.process.clone();
+        async move { process.process().ended().await }
     }
 
     /// Hands the partitions of all keyspaces over, then stops serving, then deregisters. `ended` states that there is no
     /// service any more, so nothing can be handed over.
     pub(crate) async fn stop(self, ended: bool) {
-        let timeout = if ended { Duration::ZERO } else { self.shutdown_timeout };
-        join_all(self.pods.iter().map(|pod| pod.handle.shutdown(timeout))).await;
+        let timeout = |pod: &KeyspacePod| {
+            if ended || pod.is_taken_out { Duration::ZERO } else { self.site.section.shutdown_timeout }
+        };
+        join_all(self.pods.iter().map(|pod| pod.handle.shutdown(timeout(pod)))).await;
         self.close().await;
     }
 
@@ -261,11 +314,11 @@ impl PodRole {
 
     /// Stops serving.
     async fn close(self) {
-        self.shutdown.cancel();
+        self.site.shutdown.cancel();
         // The task ends by itself now. The runtime has reported any panic in it.
         let _ = self.server.await;
-        if let Some(streams) = self.streams {
-            let _ = streams.await;
+        if let Some((_, serving)) = self.streams {
+            let _ = serving.await;
         }
     }
 }

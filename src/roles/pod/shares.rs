@@ -91,12 +91,27 @@ impl ProcessState {
     }
 }
 
+impl<S> SharedProcess<S> {
+    /// Returns the process itself.
+    pub(super) fn process(&self) -> &S {
+        &self.process
+    }
+}
+
 impl<S: Service> SharedProcess<S> {
-    /// Returns the shares of `count` pods.
-    pub(super) fn of(process: S, count: usize) -> Vec<ProcessShare<S>> {
-        let state = ProcessState { parts: vec![PodTurn::default(); count], ..ProcessState::default() };
-        let shares = Arc::new(SharedProcess { process, turn: Mutex::default(), state: watch::Sender::new(state) });
-        (0..count).map(|number| ProcessShare { shares: shares.clone(), number }).collect()
+    /// Returns a process that nobody has a share of.
+    pub(super) fn new(process: S) -> Arc<Self> {
+        Arc::new(SharedProcess { process, turn: Mutex::default(), state: watch::Sender::default() })
+    }
+
+    /// Returns the share of one more pod.
+    pub(super) fn share(self: &Arc<Self>) -> ProcessShare<S> {
+        let mut number = 0;
+        self.state.send_modify(|state| {
+            number = state.parts.len();
+            state.parts.push(PodTurn::default());
+        });
+        ProcessShare { shares: self.clone(), number }
     }
 
     async fn until(&self, holds: impl Fn(&ProcessState) -> bool + Send) {
@@ -108,7 +123,7 @@ impl<S: Service> SharedProcess<S> {
 impl<S> ProcessShare<S> {
     /// Returns the process.
     pub(super) fn process(&self) -> &S {
-        &self.shares.process
+        self.shares.process()
     }
 
     /// Gives up the pod's part. What ends its work is not the end of the process.
@@ -255,7 +270,8 @@ mod tests {
     }
 
     fn two() -> [ProcessShare<Process>; 2] {
-        SharedProcess::of(Process::default(), 2).try_into().unwrap_or_else(|_| panic!("two shares"))
+        let process = SharedProcess::new(Process::default());
+        [(); 2].map(|()| process.share())
     }
 
     impl ProcessShare<Process> {

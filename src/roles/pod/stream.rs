@@ -3,8 +3,7 @@
 use anyhow::Context as _;
 use futures_util::stream::unfold;
 use segue_config::StreamListen;
-use segue_coordination::pod::PodHandle;
-use segue_grpc::ServiceStream;
+use segue_grpc::ServiceStreams;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
@@ -35,18 +34,18 @@ impl StreamListener {
     }
 
     /// Serves the service's streams, one for each keyspace, until `shutdown`.
-    pub(super) async fn serve(self, streams: Vec<(ServiceStream, PodHandle)>, shutdown: CancellationToken) {
+    pub(super) async fn serve(self, streams: ServiceStreams, shutdown: CancellationToken) {
         let served = match self {
             StreamListener::Tcp(listener) => {
                 let connections = Box::pin(unfold(listener, async |listener| {
                     let accepted = listener.accept().await.map(|(connection, _)| connection);
                     Some((accepted, listener))
                 }));
-                ServiceStream::serve(streams, connections, shutdown).await
+                streams.serve(connections, shutdown).await
             }
             StreamListener::Unix(mut socket) => {
                 let connections = Box::pin(unfold(&mut socket, async |socket| Some((socket.accept().await, socket))));
-                let served = ServiceStream::serve(streams, connections, shutdown).await;
+                let served = streams.serve(connections, shutdown).await;
                 socket.release();
                 served
             }

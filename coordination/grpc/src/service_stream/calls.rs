@@ -17,7 +17,7 @@ use super::state::{Abilities, StreamRecord};
 use crate::ack::reported;
 use crate::event_stream::{EventStream, first_heartbeat, hello_in, no_hello};
 use crate::hello::agree;
-use crate::keyspaces::{NamedKeyspace, choose};
+use crate::keyspaces::{NamedKeyspace, ServedKeyspaces};
 use crate::open_streams::OpenStreams;
 use crate::proto::pods_server::Pods;
 use crate::proto::{
@@ -33,7 +33,7 @@ pub(super) struct ServedPod {
 }
 
 pub(super) struct Calls {
-    pub(super) pods: Vec<ServedPod>,
+    pub(super) pods: ServedKeyspaces<Arc<ServedPod>>,
     pub(super) streams: OpenStreams,
 }
 
@@ -101,23 +101,23 @@ impl Calls {
     /// Opens the stream of the service that sends this first heartbeat.
     fn open(&self, first: &Heartbeat, hello: &Hello) -> Result<Session, Status> {
         agree(hello)?;
-        let pod = choose(&self.pods, &hello.keyspace)?;
+        let pod = self.pods.choose(&hello.keyspace)?;
         pod.check(hello)?;
         let abilities = Abilities::of(&hello.capabilities);
         Session::open(&pod.shared, &pod.handle, first, (&hello.resume, abilities))
     }
 
     /// Returns the pod whose service's present life this token belongs to.
-    fn living(&self, token: &[u8]) -> Result<&ServedPod, Status> {
+    fn living(&self, token: &[u8]) -> Result<Arc<ServedPod>, Status> {
         self.pod(|state| state.is_living(token))
     }
 
-    fn pod(&self, is_it: impl Fn(&StreamRecord) -> bool) -> Result<&ServedPod, Status> {
-        self.pods.iter().find(|pod| is_it(&pod.shared.state.borrow())).ok_or_else(over)
+    fn pod(&self, is_it: impl Fn(&StreamRecord) -> bool) -> Result<Arc<ServedPod>, Status> {
+        self.pods.all().into_iter().find(|pod| is_it(&pod.shared.state.borrow())).ok_or_else(over)
     }
 }
 
-impl NamedKeyspace for ServedPod {
+impl NamedKeyspace for Arc<ServedPod> {
     fn name(&self) -> &str {
         &self.shared.settings.keyspace
     }

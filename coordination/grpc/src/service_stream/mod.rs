@@ -41,6 +41,7 @@ use tracing::Span;
 
 use self::calls::{Calls, ServedPod};
 use self::state::{Moment, StreamRecord};
+use crate::keyspaces::{GROWING_ROOM, ServedKeyspaces};
 use crate::open_streams::{OpenStreams, per_keyspace, serve};
 use crate::proto::pods_server::PodsServer as GeneratedServer;
 use crate::status::StreamStatus;
@@ -65,6 +66,60 @@ pub struct ServiceStreamSettings {
     pub lease_ttl: Duration,
     /// Whether nothing but the service itself ends its work with the lease. It then has to have the capability `fence`.
     pub needs_fence: bool,
+}
+
+/// The streams of a service, one for each keyspace, and with each the pod whose callbacks it is the handler of. Clones are
+/// the same list.
+#[derive(Clone)]
+pub struct ServiceStreams {
+    pods: ServedKeyspaces<Arc<ServedPod>>,
+    /// The number of keyspaces that a connection has room for.
+    room: usize,
+}
+
+impl fmt::Debug for ServiceStreams {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("ServiceStreams").field("room", &self.room).finish_non_exhaustive()
+    }
+}
+
+impl ServiceStreams {
+    /// Returns a list with these streams.
+    pub fn new(streams: impl IntoIterator<Item = (ServiceStream, PodHandle)>) -> Self {
+        let pod = |(stream, handle): (ServiceStream, PodHandle)| Arc::new(ServedPod { shared: stream.shared, handle });
+        let pods: Vec<_> = streams.into_iter().map(pod).collect();
+        ServiceStreams { room: pods.len(), pods: ServedKeyspaces::new(pods) }
+    }
+
+    /// Leaves room for streams that are added while they are served.
+    pub fn growing(self) -> Self {
+        ServiceStreams { room: self.room.max(GROWING_ROOM), ..self }
+    }
+
+    /// Adds the stream of one more keyspace.
+    pub fn add(&self, stream: ServiceStream, handle: PodHandle) {
+        self.pods.add(Arc::new(ServedPod { shared: stream.shared, handle }));
+    }
+
+    /// Serves the service's connections until `shutdown`. The service opens a stream for each keyspace.
+    ///
+    /// # Errors
+    ///
+    /// Reports what ends tonic's server. A connection that breaks, or cannot be accepted, is no error.
+    pub async fn serve<IO>(
+        self,
+        connections: impl Stream<Item = io::Result<IO>>,
+        shutdown: CancellationToken,
+    ) -> Result<(), tonic::transport::Error>
+    where
+        IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    {
+        let streams = OpenStreams::default();
+        let calls = Calls { pods: self.pods, streams: streams.clone() };
+        let max_calls = Some(per_keyspace(MAX_CALLS, self.room));
+        let calls = Server::builder().max_concurrent_streams(max_calls).add_service(GeneratedServer::new(calls));
+        serve(calls, connections, || vec![streams], shutdown).await
+    }
 }
 
 struct StreamState {
@@ -133,28 +188,6 @@ impl ServiceStream {
         let term = settings.lease_ttl / 2;
         let (state, span) = (watch::Sender::new(StreamRecord::default()), Span::current());
         ServiceStream { shared: Arc::new(StreamState { settings, term, state, span }) }
-    }
-
-    /// Serves the service's connections until `shutdown`. The service opens a stream for each keyspace. Each stream comes
-    /// with the pod whose callbacks it is the handler of.
-    ///
-    /// # Errors
-    ///
-    /// Reports what ends tonic's server. A connection that breaks, or cannot be accepted, is no error.
-    pub async fn serve<IO>(
-        streams: Vec<(ServiceStream, PodHandle)>,
-        connections: impl Stream<Item = io::Result<IO>>,
-        shutdown: CancellationToken,
-    ) -> Result<(), tonic::transport::Error>
-    where
-        IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
-    {
-        let max_calls = per_keyspace(MAX_CALLS, streams.len());
-        let pods = streams.into_iter().map(|(stream, handle)| ServedPod { shared: stream.shared, handle }).collect();
-        let streams = OpenStreams::default();
-        let calls = Calls { pods, streams: streams.clone() };
-        let calls = Server::builder().max_concurrent_streams(Some(max_calls)).add_service(GeneratedServer::new(calls));
-        serve(calls, connections, vec![streams], shutdown).await
     }
 
     /// Returns why the service takes no part.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::stream::unfold;
 use segue_coordination::pod::{PodHandle, PodSettings};
 use segue_grpc::proto::{Ack, AckKind, AckOutcome, AckRequest, Heartbeat, Hello, LeaveRequest, PollRequest, TaskId};
-use segue_grpc::{ServiceStream, ServiceStreamSettings};
+use segue_grpc::{ServiceStream, ServiceStreamSettings, ServiceStreams};
 use segue_protocol::ids::PartitionId;
 use segue_protocol::records::Capabilities;
 use segue_protocol::view::View;
@@ -45,7 +45,7 @@ impl Sidecar {
             let accepted = listener.accept().await.map(|(connection, _)| connection);
             Some((accepted, listener))
         });
-        tokio::spawn(ServiceStream::serve(streams, Box::pin(connections), shutdown.clone()));
+        tokio::spawn(ServiceStreams::new(streams).serve(Box::pin(connections), shutdown.clone()));
         Sidecar { name: name.to_owned(), address, stream, handle, _guard: shutdown.drop_guard() }
     }
 
