@@ -267,7 +267,7 @@ fn the_examples_of_single_roles_are_accepted() {
     assert_eq!(coordinator.keyspaces[0].policy.as_ref().unwrap().partitions, 256);
     let persons = accepted("persons", include_str!("../examples/person-service.toml"));
     let routing = persons.keyspaces[0].routing.clone().unwrap();
-    assert_eq!(routing.partition.partitioner().to_string(), "the murmur2 hash of grpc:1 2 joined by :");
+    assert_eq!(routing.partition.partitioner().to_string(), "the murmur2 hash of grpc:1,2 joined by :");
     assert_eq!((routing.exceptions.without_key, routing.exceptions.zone.as_deref()), (WithoutKey::Refuse, Some("a")));
     assert_eq!(routing.exceptions.routes.upstreams().map(|it| &**it).collect::<Vec<_>>(), ["127.0.0.1:50052"]);
     let several = accepted("keyspaces", include_str!("../examples/keyspaces.toml"));
