@@ -321,7 +321,7 @@ async fn requests_behind_each_other_on_a_connection_stay_in_their_order() {
     let fixture = Fixture::with(by_json());
     let pod = ScriptedPod::new().await;
     PartitionId::all(8).for_each(|partition| fixture.route(partition, pod.address, 1));
-    let bodies = ["7", "\"anna\"", "7"].map(|id| person(id));
+    let bodies = ["7", "\"anna\"", "7"].map(person);
     let all: String = bodies.iter().map(|body| sized(body)).collect();
     let mut client = fixture.send(all).await;
     let mut connection = pod.accept().await;

@@ -280,8 +280,8 @@ pub fn merged(fields: &[(u64, Field)], number: u64) -> Option<Vec<(u64, Field)>>
 #[allow(clippy::option_option, reason = "no value, or none that all read alike")]
 pub fn part(fields: &[(u64, Field)], number: u64) -> Option<Option<Vec<u8>>> {
     let of_kind = |kind: fn(&Field) -> Option<Vec<u8>>| {
-        let values = fields.iter().filter(|(other, _)| *other == number).filter_map(|(_, field)| kind(field));
-        values.last()
+        let mut values = fields.iter().filter(|(other, _)| *other == number).filter_map(|(_, field)| kind(field));
+        values.next_back()
     };
     let varint =
         of_kind(|field| if let Field::Varint(number) = field { Some(number.to_string().into()) } else { None });

@@ -81,12 +81,12 @@ impl Node<'_, '_> {
                 self.search.found[part] = Some(text.to_vec());
                 Ok(())
             }
-            _ => self.is_odd(),
+            _ => self.refuse(),
         }
     }
 
     /// Refuses a value of a kind that cannot stand here.
-    fn is_odd<E: serde::de::Error>(self) -> Result<(), E> {
+    fn refuse<E: serde::de::Error>(self) -> Result<(), E> {
         let why = if self.depth == 0 { LocationError::Unreadable } else { LocationError::Unclear };
         Err(self.search.refuse(why))
     }
@@ -109,7 +109,7 @@ impl<'de> Visitor<'de> for Node<'_, '_> {
 
     fn visit_map<M: MapAccess<'de>>(self, mut members: M) -> Result<(), M::Error> {
         if self.part().is_some() {
-            return self.is_odd();
+            return self.refuse();
         }
         let Node { search, depth, led_by } = self;
         let mut seen = 0;
@@ -141,19 +141,19 @@ impl<'de> Visitor<'de> for Node<'_, '_> {
 
     /// A number with a point or an exponent, a negative zero, or one of more than 64 bits.
     fn visit_f64<E: serde::de::Error>(self, _: f64) -> Result<(), E> {
-        self.is_odd()
+        self.refuse()
     }
 
     fn visit_bool<E: serde::de::Error>(self, _: bool) -> Result<(), E> {
-        self.is_odd()
+        self.refuse()
     }
 
     fn visit_unit<E: serde::de::Error>(self) -> Result<(), E> {
-        if self.depth == 0 { self.is_odd() } else { Ok(()) }
+        if self.depth == 0 { self.refuse() } else { Ok(()) }
     }
 
     fn visit_seq<S: SeqAccess<'de>>(self, _: S) -> Result<(), S::Error> {
-        self.is_odd()
+        self.refuse()
     }
 }
 
