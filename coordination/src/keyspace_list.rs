@@ -5,7 +5,7 @@
 //! # Invariants
 //!
 //! * While the store does not respond, the list is what it was.
-//! * A change that the watch has missed is seen after [`RESYNC_INTERVAL`] at the latest.
+//! * A change that the watch has missed is seen a minute later at the latest.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

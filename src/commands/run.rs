@@ -125,6 +125,45 @@ async fn wait_for_end(
     }
 }
 
+/// Takes the keyspaces that the store lists into the configuration of a process that follows them.
+async fn begin_to_follow(config: &mut Config, following: &mut Option<Following>, store: &Arc<dyn Store>) {
+    if let Some(following) = following {
+        following.begin(config, store).await;
+    }
+}
+
+/// Follows the keyspaces of the store, if the process does, until `ends` completes.
+async fn follow_until<T>(
+    ends: impl Future<Output = T>,
+    following: Option<Following>,
+    roles: &mut RunningRoles,
+    changes: &ShownChanges,
+) -> T {
+    match following {
+        None => ends.await,
+        Some(following) => tokio::select! {
+            ended = ends => ended,
+            never = following.run(roles, changes) => match never {},
+        },
+    }
+}
+
+/// Returns what the admin endpoint shows of the keyspaces, and how it is told of others.
+fn shown(
+    keyspaces: Vec<RoleKeyspace>,
+    roles: &RunningRoles,
+    store: (Arc<dyn Store>, Arc<StoreHealth>),
+    plans: bool,
+) -> (AdminKeyspaces, ShownChanges) {
+    let (admin, changes) = mpsc::unbounded_channel();
+    let shown = |keyspace: RoleKeyspace| {
+        let sources = roles.sources(&keyspace.section.name);
+        keyspace.shown((&store.0, &store.1), sources, plans, None)
+    };
+    let first = keyspaces.into_iter().map(shown).collect();
+    (AdminKeyspaces { first, changes }, ShownChanges { store, plans, admin })
+}
+
 /// Returns the code to exit with.
 async fn serve(
     (mut config, mut following): (Config, Option<Following>),
@@ -133,9 +172,7 @@ async fn serve(
     (reloading, log): (&Reloader<'_>, &Log),
 ) -> anyhow::Result<u8> {
     let store = open(&config)?;
-    if let Some(following) = &mut following {
-        following.begin(&mut config, &store).await;
-    }
+    begin_to_follow(&mut config, &mut following, &store).await;
     // Everything that can be refused is refused before anything runs.
     let mut startup = Startup::begin(&mut config, service_manager::is_successor()).await?;
     let BoundRoles { admin, coordinator, router, pod } = bind(&config, &mut startup, files, &certificates).await?;
@@ -174,41 +211,18 @@ async fn serve(
     let exemplars = exporter.as_ref().map(Exporter::exemplars).unwrap_or_default();
     let admin = admin.filter(|_| withdrawn.is_none());
     let admin = admin.map(|admin| with_socket(admin, &config).with_exemplars(exemplars));
-    let plans = config.coordinator.is_some();
     let readiness: Vec<_> = keyspaces.iter().map(|keyspace| roles.tell_readiness(keyspace)).collect();
-    let shown = |keyspace: RoleKeyspace| {
-        let sources = roles.sources(&keyspace.section.name);
-        keyspace.shown((&store, &health), sources, plans, None)
-    };
-    let (changes, changing) = mpsc::unbounded_channel();
-    let shown = AdminKeyspaces { first: keyspaces.into_iter().map(shown).collect(), changes: changing };
+    let (shown, changes) = shown(keyspaces, &roles, (store.clone(), health), config.coordinator.is_some());
     let operators = (write(&config), roles.pod.as_ref().map(PodRole::own_pod));
     let end_admin = CancellationToken::new();
     let admin = admin.map(|admin| tokio::spawn(admin.serve(shown, registry, operators, end_admin.clone())));
-    let changes =
-        ShownChanges { store: (store.clone(), health.clone()), plans, admin: admin.as_ref().map(|_| changes) };
     let ExitCause { exit, service, error } = match withdrawn {
         Some(exit) => ExitCause { exit: Some(exit), ..ExitCause::default() },
         None if is_ending => ExitCause::default(),
         None => {
-            let service_ended = roles.pod.as_ref().map(PodRole::service_ended);
-            let service_ended = async {
-                match service_ended {
-                    Some(ended) => ended.await,
-                    None => std::future::pending().await,
-                }
-            };
-            let following = async {
-                match following {
-                    Some(following) => following.run(&mut roles, &changes).await,
-                    None => std::future::pending().await,
-                }
-            };
             let signalled = signals.ending(reloading, &watching);
-            tokio::select! {
-                cause = wait_for_end(signalled, &mut hot_restart, service_ended, (&config, &store)) => cause,
-                never = following => match never {},
-            }
+            let ends = wait_for_end(signalled, &mut hot_restart, roles.service_ended(), (&config, &store));
+            follow_until(ends, following, &mut roles, &changes).await
         }
     };
     // A role that ends is not ready.

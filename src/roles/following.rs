@@ -45,8 +45,8 @@ pub(crate) struct ShownChanges {
     pub store: (Arc<dyn Store>, Arc<StoreHealth>),
     /// Whether the process plans.
     pub plans: bool,
-    /// To the admin endpoint, if there is one.
-    pub admin: Option<UnboundedSender<AdminChange>>,
+    /// To the admin endpoint. Closed if there is none.
+    pub admin: UnboundedSender<AdminChange>,
 }
 
 impl Following {
@@ -118,21 +118,19 @@ impl Following {
         }
         info!(keyspace = name, "keyspace added");
         let readiness = roles.tell_readiness(&keyspace);
-        if let Some(admin) = &shown.admin {
+        if !shown.admin.is_closed() {
             let (store, health) = &shown.store;
             let sources = roles.sources(&name);
             let added = keyspace.shown((store, health), sources, shown.plans, Some(registry));
             // Its reader ends with the process.
-            let _ = admin.send(AdminChange::Add(Box::new(added)));
+            let _ = shown.admin.send(AdminChange::Add(Box::new(added)));
         }
         Some(readiness)
     }
 
     async fn remove(&mut self, name: &str, roles: &mut RunningRoles, shown: &ShownChanges) {
         self.served.remove(name);
-        if let Some(admin) = &shown.admin {
-            let _ = admin.send(AdminChange::Remove(name.to_owned()));
-        }
+        let _ = shown.admin.send(AdminChange::Remove(name.to_owned()));
         roles.remove(name).await;
         info!(keyspace = name, "keyspace removed");
     }

@@ -17,6 +17,7 @@ use super::pod::PodRole;
 use super::readiness::tell_readiness;
 use super::router::{RouterRole, Succession};
 use crate::admin::StatusSource;
+use crate::process::supervise::UnexpectedExit;
 
 /// The roles that run.
 #[derive(Debug, Default)]
@@ -45,6 +46,17 @@ impl RunningRoles {
         let sources = self.sources(&keyspace.section.name);
         let told = sources.into_iter().map(|source| (keyspace.span(), source)).collect();
         AbortOnDropHandle::new(tokio::spawn(tell_readiness(told)))
+    }
+
+    /// Completes once the supervised service of the pod has ended by itself.
+    pub(crate) fn service_ended(&self) -> impl Future<Output = UnexpectedExit> + use<> {
+        let ended = self.pod.as_ref().map(PodRole::service_ended);
+        async {
+            match ended {
+                Some(ended) => ended.await,
+                None => std::future::pending().await,
+            }
+        }
     }
 
     /// Takes part in one more keyspace, with every role.
