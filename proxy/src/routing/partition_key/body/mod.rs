@@ -123,7 +123,7 @@ impl BodyKey {
         }
     }
 
-    /// Returns the key of a body that begins like this. As much of it has to be there as [`needed`](Self::needed) says, or all.
+    /// Returns the key of a body that begins like this. As much of it has to be there as `needed` says, or all.
     ///
     /// # Errors
     ///
