@@ -218,6 +218,8 @@ fn load_settings(options: &Options, cluster: &Cluster) -> LoadSettings {
         clients: options.clients,
         bursts: options.clients.div_ceil(8),
         rate: options.rate,
+        // Bursts press on the partitions that move, so that hardly a cutover is without a request in flight.
+        paces_bursts: false,
         patience: PATIENCE,
         seed: options.seed,
         partition_header: Some(names::PARTITION),

@@ -95,6 +95,7 @@ pub async fn bench(options: BenchOptions) -> anyhow::Result<Report> {
         clients: options.clients.max(1),
         bursts: options.bursts,
         rate: options.rate,
+        paces_bursts: true,
         patience: options.patience,
         seed: options.seed,
         partition_header: options.partition_header,

@@ -192,6 +192,7 @@ fn load_settings(options: &Options, cluster: &Cluster, random: &mut StdRng) -> L
         clients: options.clients,
         bursts: options.clients.div_ceil(8),
         rate: options.rate,
+        paces_bursts: true,
         patience: cluster::MAX_WAIT + cluster::REQUEST_TIMEOUT + MARGIN,
         seed: rand::RngExt::random(random),
         partition_header: Some(names::PARTITION),

@@ -40,7 +40,7 @@ pub(super) async fn run(common: Arc<Common>, number: u32, seed: u64) -> Vec<Clie
     // Ids of bursts differ between clients.
     let (mut sent, mut id) = (0, u64::from(number) << 32);
     let (mut connection, mut place): (_, Arc<str>) = (None, "".into());
-    let (interval, mut due) = (settings.interval(), clock::now());
+    let (interval, mut due) = (settings.interval() * u64::from(settings.paces_bursts), clock::now());
     while !common.stop.is_cancelled() {
         let Some(ClientConnection::Http2(sender, _)) = &mut connection else {
             let router = &settings.routers[random.random_range(0..settings.routers.len())];

@@ -52,8 +52,10 @@ pub struct LoadSettings {
     pub clients: u32,
     /// The number of further burst clients.
     pub bursts: u32,
-    /// Requests per second, over all clients, those of bursts among them; 0 sends as fast as possible.
+    /// Requests per second; 0 sends as fast as possible.
     pub rate: u32,
+    /// Whether the rate is that of all clients, those of bursts among them.
+    pub paces_bursts: bool,
     /// How long a request may go without a response: longer than a router may take for one.
     pub patience: Duration,
     /// The seed of all choices.
@@ -248,9 +250,9 @@ fn understand(status: StatusCode, headers: &HeaderMap) -> Reply {
 }
 
 impl LoadSettings {
-    /// Returns the time between two requests of a client; 0: none.
+    /// Returns the time between two requests of a client that the rate counts; 0: none.
     fn interval(&self) -> Nanos {
-        let clients = u64::from(self.clients) + u64::from(self.bursts);
+        let clients = u64::from(self.clients) + u64::from(self.bursts) * u64::from(self.paces_bursts);
         match self.rate {
             0 => 0,
             rate => clock::nanos(Duration::from_secs(clients) / rate),

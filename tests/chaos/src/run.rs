@@ -151,6 +151,8 @@ fn one(
             clients: 32,
             bursts: 2,
             rate: RATE,
+            // Few requests meet a move otherwise.
+            paces_bursts: false,
             // Past it a request counts as lost: every wait of a router is bounded.
             patience: MAX_WAIT + REQUEST_TIMEOUT + LONGEST_STOP + Duration::from_secs(5),
             seed: random.random(),

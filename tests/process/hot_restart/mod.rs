@@ -197,6 +197,7 @@ async fn no_request_is_lost_while_a_router_restarts_and_partitions_move() {
         clients: 16,
         bursts: 0,
         rate: 1500,
+        paces_bursts: false,
         patience: Duration::from_secs(60),
         seed: 7,
         partition_header: Some("x-partition".parse().unwrap()),

@@ -42,6 +42,7 @@ impl CheckedLoad {
             clients,
             bursts,
             rate: 0,
+            paces_bursts: false,
             patience: PATIENCE,
             seed,
             partition_header: Some("x-partition".parse().unwrap()),
