@@ -31,6 +31,8 @@ use crate::process::send_signal;
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(10);
+/// Bytes in memory for the data of many etcds at once. Each allocates 128 MB for its log.
+const ROOM_IN_MEMORY: u64 = 8 << 30;
 
 const MISSING: &str = "no etcd found. These tests need a real one (3.4 or later): install it with `apt-get install \
      etcd-server`, or put the binary of https://github.com/etcd-io/etcd/releases at .tools/etcd, or name it in SEGUE_ETCD";
@@ -119,7 +121,7 @@ impl Etcd {
             tls: None,
             syncs: false,
             joins: true,
-            data: tempfile::Builder::new().prefix("segue-etcd-").tempdir().unwrap(),
+            data: data_folder(false),
             process: Mutex::new(None),
         };
         let member = format!(r#"{{"peerURLs":["{}"],"isLearner":true}}"#, learner.peer_url());
@@ -154,7 +156,7 @@ impl Etcd {
                 syncs,
                 members: String::new(),
                 joins: false,
-                data: tempfile::Builder::new().prefix("segue-etcd-").tempdir().unwrap(),
+                data: data_folder(syncs),
                 process: Mutex::new(None),
             });
             let all = members.each_ref().map(|member| format!("{}={}", member.name, member.peer_url())).join(",");
@@ -371,6 +373,18 @@ fn binary() -> PathBuf {
     let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools");
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path).chain([tools]).map(|folder| folder.join("etcd")).find(|file| file.is_file()).expect(MISSING)
+}
+
+/// Returns an empty folder for the data. An etcd that has no flag to save the disk gets one in memory, if there is room: it syncs
+/// each write, and beside builds that takes seconds.
+fn data_folder(syncs: bool) -> TempDir {
+    let has_room = |path: &&str| {
+        rustix::fs::statvfs(*path).is_ok_and(|system| system.f_bavail * system.f_frsize >= ROOM_IN_MEMORY)
+    };
+    let in_memory = Some("/dev/shm").filter(|_| !syncs && unsafe_no_fsync().is_none()).filter(has_room);
+    let mut folder = tempfile::Builder::new();
+    folder.prefix("segue-etcd-");
+    in_memory.map_or_else(|| folder.tempdir(), |memory| folder.tempdir_in(memory)).unwrap()
 }
 
 /// The flag that saves the disk, for an etcd that has it (3.5 and later).
