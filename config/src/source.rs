@@ -1,4 +1,4 @@
-//! What a configuration is read from: the file, the variables and the host's name, as they were when the process started.
+//! The source of a configuration: the file, the variables and the host's name, as they were when the process started.
 //!
 //! For: checking them again together with keyspaces that the store lists. Not for: the form of those keyspaces (`stored`).
 //!

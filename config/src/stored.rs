@@ -1,12 +1,12 @@
 //! A keyspace whose settings are in the store: the table of a list `[[keyspaces]]`, as JSON.
 //!
 //! For: its form, its mistakes, and its place in the list of a file that follows the store. Not for: where in the store it
-//! is (`segue_protocol::keys`), and who follows it.
+//! is (`segue_protocol::keyspace_list`), and who follows it.
 //!
 //! # Invariants
 //!
 //! * One text serves every role: a process leaves the settings of roles that it does not have unread.
-//! * What is written has been read back as a file with every role would read it.
+//! * A keyspace of a file has been checked as a file with every role would be.
 
 use toml::{Table, Value};
 
@@ -34,7 +34,7 @@ pub enum InvalidKeyspace {
     Form {
         /// The keyspace.
         name: String,
-        /// What is wrong.
+        /// The mistake.
         reason: String,
     },
     /// A file is no TOML, or has more than tables of keyspaces.
@@ -42,7 +42,7 @@ pub enum InvalidKeyspace {
     File {
         /// The file.
         file: String,
-        /// What is wrong.
+        /// The mistake.
         reason: String,
     },
     /// Its settings have mistakes.

@@ -50,8 +50,8 @@ impl KeyspaceListWatcher {
         loop {
             if let Err(error) = self.step().await {
                 self.watch = None;
-                if let Some(failures) = self.log.note(&error) {
-                    warn!(%error, failures, "cannot follow the list of keyspaces; retrying");
+                if let Some(times) = self.log.note(&error) {
+                    warn!(%error, times, "cannot follow the list of keyspaces; retrying");
                 }
                 sleep(self.retry.next_after(&error)).await;
             } else if self.watch.is_some() && !self.is_told {

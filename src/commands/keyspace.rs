@@ -72,7 +72,7 @@ struct Place {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Listing {
+struct KeyspaceReport {
     keyspaces: Vec<ListedKeyspace>,
 }
 
@@ -88,8 +88,8 @@ pub(super) fn keyspace(args: &Args) -> Result<(), CommandFailure> {
         let link = ListLink { store, prefix };
         match &args.act {
             Act::List(_) => {
-                let listing = Listing { keyspaces: link.all().await? };
-                print_report(&listing, place.json, |listing| in_words(listing, &link.prefix))?;
+                let report = KeyspaceReport { keyspaces: link.all().await? };
+                print_report(&report, place.json, |report| in_words(report, &link.prefix))?;
             }
             Act::Add(add) => {
                 let outcome = link.add(&add.file.display().to_string(), &read(&add.file)?).await?;
@@ -114,12 +114,12 @@ fn read(path: &PathBuf) -> Result<String, CommandFailure> {
     Ok(text)
 }
 
-fn in_words(listing: &Listing, prefix: &str) -> String {
-    if listing.keyspaces.is_empty() {
+fn in_words(report: &KeyspaceReport, prefix: &str) -> String {
+    if report.keyspaces.is_empty() {
         return format!("no keyspace is listed below {}\n", KeyspaceList::new(prefix).key(""));
     }
     let mut text = String::new();
-    for keyspace in &listing.keyspaces {
+    for keyspace in &report.keyspaces {
         let ListedKeyspace { name, settings, partitions, owned, pods, routers } = keyspace;
         let state = match partitions {
             Some(partitions) => format!("{owned} of {partitions} partitions owned, pods {pods}, routers {routers}"),

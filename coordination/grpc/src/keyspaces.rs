@@ -17,17 +17,17 @@ pub(crate) trait NamedKeyspace {
 
 /// The keyspaces of a listener, which may change while it serves. Clones are the same list.
 #[derive(Debug)]
-pub(crate) struct ServedKeyspaces<T>(Arc<RwLock<Vec<T>>>);
+pub(crate) struct SharedKeyspaces<T>(Arc<RwLock<Vec<T>>>);
 
-impl<T> Clone for ServedKeyspaces<T> {
+impl<T> Clone for SharedKeyspaces<T> {
     fn clone(&self) -> Self {
-        ServedKeyspaces(self.0.clone())
+        SharedKeyspaces(self.0.clone())
     }
 }
 
-impl<T: NamedKeyspace + Clone> ServedKeyspaces<T> {
+impl<T: NamedKeyspace + Clone> SharedKeyspaces<T> {
     pub(crate) fn new(keyspaces: Vec<T>) -> Self {
-        ServedKeyspaces(Arc::new(RwLock::new(keyspaces)))
+        SharedKeyspaces(Arc::new(RwLock::new(keyspaces)))
     }
 
     pub(crate) fn all(&self) -> Vec<T> {

@@ -21,7 +21,7 @@ use crate::connection::{Peer, PodsTls, incoming};
 use crate::event_stream::{EventStream, first_heartbeat, hello_in, no_hello};
 use crate::hello::agree;
 use crate::hub::Hub;
-use crate::keyspaces::{GROWING_ROOM, ServedKeyspaces};
+use crate::keyspaces::{GROWING_ROOM, SharedKeyspaces};
 use crate::leave::leave;
 use crate::load_reports::LoadReports;
 use crate::observer::PodsObserver;
@@ -47,7 +47,7 @@ const ACKS_AT_A_TIME: usize = 64;
 /// The service `segue.v1.Pods` of one instance: one listener for all of its keyspaces.
 #[derive(Debug)]
 pub struct PodsServer {
-    keyspaces: ServedKeyspaces<Arc<KeyspaceService>>,
+    keyspaces: SharedKeyspaces<Arc<KeyspaceService>>,
     /// The number of keyspaces that a pod's connection has room for.
     room: usize,
     access: Access,
@@ -59,7 +59,7 @@ pub struct PodsKeyspace(Arc<KeyspaceService>);
 
 /// The keyspaces of a service that runs, to be changed.
 #[derive(Debug, Clone)]
-pub struct PodsKeyspaces(ServedKeyspaces<Arc<KeyspaceService>>);
+pub struct PodsKeyspaces(SharedKeyspaces<Arc<KeyspaceService>>);
 
 impl PodsKeyspaces {
     /// Serves one more keyspace.
@@ -117,7 +117,7 @@ impl PodsServer {
     /// Returns the service of these keyspaces.
     pub fn new(keyspaces: impl IntoIterator<Item = PodsKeyspace>) -> Self {
         let keyspaces: Vec<_> = keyspaces.into_iter().map(|PodsKeyspace(shared)| shared).collect();
-        PodsServer { room: keyspaces.len(), keyspaces: ServedKeyspaces::new(keyspaces), access: Access(None) }
+        PodsServer { room: keyspaces.len(), keyspaces: SharedKeyspaces::new(keyspaces), access: Access(None) }
     }
 
     /// Leaves room for keyspaces that are added while it serves, and returns what adds them.
@@ -155,7 +155,7 @@ impl PodsServer {
 }
 
 struct Calls {
-    keyspaces: ServedKeyspaces<Arc<KeyspaceService>>,
+    keyspaces: SharedKeyspaces<Arc<KeyspaceService>>,
 }
 
 #[tonic::async_trait]

@@ -1,6 +1,6 @@
 //! The key of a request whose body has it: reads the body ahead as far as the key needs, before the request enters a gate.
 //!
-//! What is read ahead is kept as for a request that is held, and the pod gets it unchanged. Not here: where in a body the key is
+//! The bytes read ahead are kept as for a request that is held, and the pod gets them unchanged. Not here: where in a body the key is
 //! ([`partition_key`](crate::routing::partition_key)).
 //!
 //! # Invariants

@@ -47,7 +47,7 @@ pub(super) fn send_to_upstream<'a>(
             };
         }
         outcome.map_err(|error| match error {
-            // What was refused cannot be sent again if a part of its body is gone.
+            // A refused request cannot be sent again if a part of its body is gone.
             KeylessError::Bounced(..) | KeylessError::Ended(RouteError::LocalReply(LocalReply::NoOwner)) => {
                 let tried = FailedAttempt { pod: upstream.clone(), epoch: None, held: Duration::ZERO };
                 request.tried = Some(Box::new(tried));

@@ -22,7 +22,7 @@ use crate::routing::table::{Bounce, Pod};
 
 /// Why an attempt has no response to pass on.
 pub(super) enum KeylessError {
-    /// Nobody acted on the request. The share is its count against its client's limit.
+    /// The request was not acted on. The share is its count against its client's limit.
     Bounced(ShareGuard, Bounce),
     /// The request is over.
     Ended(RouteError),

@@ -28,7 +28,7 @@ pub(super) enum Keyspaces {
 
 /// The list of a worker's keyspaces.
 pub(super) struct KeyspaceList {
-    listed: RefCell<Listing>,
+    listed: RefCell<KeyspaceIndex>,
     /// Keyspaces that were removed. Their requests keep them.
     removed: RefCell<Vec<Weak<WorkerContext>>>,
     /// The state for requests that are for none. Its table is never asked.
@@ -36,13 +36,13 @@ pub(super) struct KeyspaceList {
 }
 
 #[derive(Default)]
-struct Listing {
+struct KeyspaceIndex {
     matches: KeyspaceMatches,
-    each: Vec<ListedKeyspace>,
+    each: Vec<IndexedKeyspace>,
 }
 
 /// A keyspace, and the requests that are for it.
-struct ListedKeyspace {
+struct IndexedKeyspace {
     name: String,
     matching: Option<KeyspaceMatch>,
     context: Rc<WorkerContext>,
@@ -94,7 +94,7 @@ impl KeyspaceList {
     /// Has the next request find this keyspace.
     pub(super) fn add(&self, name: String, matching: Option<KeyspaceMatch>, context: Rc<WorkerContext>) {
         let mut listed = self.listed.borrow_mut();
-        listed.each.push(ListedKeyspace { name, matching, context });
+        listed.each.push(IndexedKeyspace { name, matching, context });
         listed.find_matches();
     }
 
@@ -110,7 +110,7 @@ impl KeyspaceList {
     }
 }
 
-impl Listing {
+impl KeyspaceIndex {
     fn find_matches(&mut self) {
         self.matches = KeyspaceMatches::new(self.each.iter().map(|keyspace| keyspace.matching.as_ref()));
     }

@@ -17,7 +17,7 @@ use super::state::{Abilities, StreamRecord};
 use crate::ack::reported;
 use crate::event_stream::{EventStream, first_heartbeat, hello_in, no_hello};
 use crate::hello::agree;
-use crate::keyspaces::{NamedKeyspace, ServedKeyspaces};
+use crate::keyspaces::{NamedKeyspace, SharedKeyspaces};
 use crate::open_streams::OpenStreams;
 use crate::proto::pods_server::Pods;
 use crate::proto::{
@@ -33,7 +33,7 @@ pub(super) struct ServedPod {
 }
 
 pub(super) struct Calls {
-    pub(super) pods: ServedKeyspaces<Arc<ServedPod>>,
+    pub(super) pods: SharedKeyspaces<Arc<ServedPod>>,
     pub(super) streams: OpenStreams,
 }
 

@@ -41,7 +41,7 @@ use tracing::Span;
 
 use self::calls::{Calls, ServedPod};
 use self::state::{Moment, StreamRecord};
-use crate::keyspaces::{GROWING_ROOM, ServedKeyspaces};
+use crate::keyspaces::{GROWING_ROOM, SharedKeyspaces};
 use crate::open_streams::{OpenStreams, per_keyspace, serve};
 use crate::proto::pods_server::PodsServer as GeneratedServer;
 use crate::status::StreamStatus;
@@ -72,7 +72,7 @@ pub struct ServiceStreamSettings {
 /// the same list.
 #[derive(Clone)]
 pub struct ServiceStreams {
-    pods: ServedKeyspaces<Arc<ServedPod>>,
+    pods: SharedKeyspaces<Arc<ServedPod>>,
     /// The number of keyspaces that a connection has room for.
     room: usize,
 }
@@ -88,7 +88,7 @@ impl ServiceStreams {
     pub fn new(streams: impl IntoIterator<Item = (ServiceStream, PodHandle)>) -> Self {
         let pod = |(stream, handle): (ServiceStream, PodHandle)| Arc::new(ServedPod { shared: stream.shared, handle });
         let pods: Vec<_> = streams.into_iter().map(pod).collect();
-        ServiceStreams { room: pods.len(), pods: ServedKeyspaces::new(pods) }
+        ServiceStreams { room: pods.len(), pods: SharedKeyspaces::new(pods) }
     }
 
     /// Leaves room for streams that are added while they are served.

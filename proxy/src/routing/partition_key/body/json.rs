@@ -164,7 +164,7 @@ struct NameSeed<'a> {
     led_by: u8,
 }
 
-/// What the name of a member means for the paths.
+/// The meaning of a member's name for the paths.
 struct Name {
     /// A bit for each path whose next step it is.
     leads: u8,
