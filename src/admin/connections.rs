@@ -27,8 +27,9 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::Admin;
 use super::api::AdminPeer;
-use super::{Admin, MAX_PAGE_AGE};
+use super::shown::MAX_PAGE_AGE;
 use crate::process::socket_path::SocketPath;
 
 /// Most connections by TCP at a time. A few of those above the limit are told so; the others are closed without a

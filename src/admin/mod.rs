@@ -16,6 +16,7 @@ mod exposition;
 mod hosts;
 pub(crate) mod keyspace;
 pub(crate) mod page;
+mod shown;
 pub(crate) mod token_file;
 mod troubles;
 
@@ -23,12 +24,10 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use axum::Router;
-use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware;
@@ -37,29 +36,21 @@ use axum::routing::get;
 use futures_util::future::join_all;
 use prometheus_client::registry::Registry;
 use segue_proxy::tls::{ClientTls, ServerTls};
-use serde_json::{Map, Value, json};
-use tokio::sync::{mpsc, oneshot};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
-use self::api::{Api, KeyspaceRoutes, OwnPod, OwnProcess, WriteControl, WritePermission};
+use self::api::{KeyspaceRoutes, OwnPod, OwnProcess, WriteControl, WritePermission};
 use self::exposition::Format;
 use self::hosts::Hosts;
-use self::page::board::Board;
-use self::page::feed::Feed;
-use self::troubles::TroubleReader;
-use crate::operator::Link;
-use crate::operator::history;
+pub(crate) use self::shown::{AdminChange, AdminKeyspace, AdminKeyspaces};
+use self::shown::{Page, ShownKeyspaces, StatusPage};
 use crate::operator::top::OwnRouter;
 use crate::process::shared_list::SharedList;
 use crate::process::socket_path::SocketPath;
 use crate::telemetry::exemplars::Exemplars;
 use crate::telemetry::metrics::process_registry;
 
-/// Age, in multiples of the time it took to make, at which a page is made again, but at the latest after
-/// [`MAX_PAGE_AGE`]. Making pages takes at most a twentieth of the thread's time.
-const PAGE_AGE_FACTOR: u32 = 20;
-const MAX_PAGE_AGE: Duration = Duration::from_secs(1);
 /// The configuration key of the endpoint's Unix socket.
 pub(crate) const SOCKET_KEY: &str = "admin.socket";
 
@@ -87,41 +78,6 @@ pub(crate) trait StatusSource: Send + Sync + 'static {
     fn refresh(&self) {}
 }
 
-/// A keyspace of this process, as the admin endpoint shows it.
-pub(crate) struct AdminKeyspace {
-    /// The sources of its status, beginning with the keyspace itself.
-    pub(crate) sources: Vec<Arc<dyn StatusSource>>,
-    /// What the live page shows.
-    pub(crate) board: Arc<Board>,
-    /// What puts the routers' reports on the board.
-    pub(crate) troubles: Arc<TroubleReader>,
-    /// What operators use.
-    pub(crate) link: Link,
-    /// Its series, unless they are among those of the process.
-    pub(crate) registry: Option<Registry>,
-}
-
-/// The keyspaces that an endpoint shows, at first and from then on.
-pub(crate) struct AdminKeyspaces {
-    pub(crate) first: Vec<AdminKeyspace>,
-    pub(crate) changes: mpsc::UnboundedReceiver<AdminChange>,
-}
-
-impl From<Vec<AdminKeyspace>> for AdminKeyspaces {
-    /// Returns keyspaces that stay.
-    fn from(first: Vec<AdminKeyspace>) -> Self {
-        AdminKeyspaces { first, changes: mpsc::unbounded_channel().1 }
-    }
-}
-
-/// A change of the keyspaces that a running endpoint shows.
-pub(crate) enum AdminChange {
-    /// Shows one more.
-    Add(Box<AdminKeyspace>),
-    /// No longer shows this one.
-    Remove(String),
-}
-
 /// What the endpoint shows of all keyspaces.
 struct AdminState {
     keyspaces: SharedList<Arc<StatusPage>>,
@@ -132,78 +88,6 @@ struct AdminState {
     open_metrics: Page,
     /// The status of several keyspaces.
     status: Page,
-}
-
-/// The status of a keyspace.
-struct StatusPage {
-    name: String,
-    sources: Vec<Arc<dyn StatusSource>>,
-    troubles: Arc<TroubleReader>,
-    page: Page,
-    registry: Option<Registry>,
-}
-
-/// What changes with the keyspaces that are shown.
-struct ShownKeyspaces {
-    statuses: SharedList<Arc<StatusPage>>,
-    routes: SharedList<(String, Router)>,
-    apis: SharedList<Arc<Api>>,
-    control: Arc<WriteControl>,
-    end: CancellationToken,
-    /// The feed of each page, and what ends its readers.
-    feeds: Vec<(String, CancellationToken, AbortOnDropHandle<()>)>,
-}
-
-impl ShownKeyspaces {
-    fn apply(&mut self, change: AdminChange) {
-        match change {
-            AdminChange::Add(keyspace) => self.add(*keyspace),
-            AdminChange::Remove(name) => self.remove(&name),
-        }
-    }
-
-    /// Shows a keyspace. Requires the runtime of the endpoint.
-    fn add(&mut self, AdminKeyspace { sources, board, troubles, link, registry }: AdminKeyspace) {
-        let name = link.keys().name().to_owned();
-        let (wanted, end) = (troubles.clone(), self.end.child_token());
-        let looks = Box::new(move || wanted.want());
-        let feed = Arc::new(Feed::new(board, summary(sources.clone()), looks, end.clone()));
-        let routers = sources.iter().flat_map(|source| source.routers()).collect();
-        let api = Arc::new(Api::new(link.clone(), self.control.clone(), routers));
-        let status = Arc::new(StatusPage { name: name.clone(), sources, troubles, page: Page::default(), registry });
-        let own = Router::new()
-            .route("/status", get(status_of_keyspace))
-            .with_state(status.clone())
-            .merge(page::stream(feed.clone()))
-            .merge(api.clone().routes())
-            .merge(history::routes(link.store().clone(), link.keys().clone()));
-        self.routes.push((name.clone(), own));
-        self.feeds.push((name, end, AbortOnDropHandle::new(tokio::spawn(async move { feed.run().await }))));
-        self.apis.push(api);
-        self.statuses.push(status);
-    }
-
-    fn remove(&mut self, name: &str) {
-        self.routes.retain(|(shown, _)| shown != name);
-        self.apis.retain(|api| api.keyspace() != name);
-        self.statuses.retain(|status| status.name != name);
-        self.feeds.retain(|(shown, end, _)| {
-            let is_kept = shown != name;
-            if !is_kept {
-                end.cancel();
-            }
-            is_kept
-        });
-    }
-}
-
-impl StatusPage {
-    fn get(&self) -> Bytes {
-        self.page.get(|| {
-            let sources = self.sources.iter().map(|source| (source.name().to_owned(), source.status()));
-            Value::Object(sources.collect::<Map<String, Value>>()).to_string().into_bytes()
-        })
-    }
 }
 
 /// A bound admin endpoint.
@@ -320,31 +204,6 @@ impl Admin {
     }
 }
 
-/// A page that is made for one reader and serves the next ones while it is fresh.
-#[derive(Default)]
-struct Page(Mutex<Option<CachedExposition>>);
-
-struct CachedExposition {
-    at: Instant,
-    took: Duration,
-    body: Bytes,
-}
-
-impl Page {
-    fn get(&self, make: impl FnOnce() -> Vec<u8>) -> Bytes {
-        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(made) =
-            made.as_ref().filter(|made| made.at.elapsed() < (made.took * PAGE_AGE_FACTOR).min(MAX_PAGE_AGE))
-        {
-            return made.body.clone();
-        }
-        let began = Instant::now();
-        let body = Bytes::from(make());
-        *made = Some(CachedExposition { at: Instant::now(), took: began.elapsed(), body: body.clone() });
-        body
-    }
-}
-
 /// Tells browsers to take no text for a page.
 async fn without_sniffing(mut response: Response) -> Response {
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -385,11 +244,6 @@ async fn metrics(State(shared): State<Arc<AdminState>>, request: HeaderMap) -> R
     ([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")], body).into_response()
 }
 
-async fn status_of_keyspace(State(status): State<Arc<StatusPage>>) -> Response {
-    status.troubles.fresh().await;
-    ([(header::CONTENT_TYPE, "application/json")], status.get()).into_response()
-}
-
 /// Responds to a request about a keyspace, or about the status of all of several.
 async fn of_keyspace(State(shared): State<Arc<AdminState>>, request: Request) -> Response {
     let routes = KeyspaceRoutes::new(shared.routes.all());
@@ -408,17 +262,10 @@ async fn of_keyspace(State(shared): State<Arc<AdminState>>, request: Request) ->
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// Returns a function that reads the figures of all roles for the live page.
-fn summary(sources: Vec<Arc<dyn StatusSource>>) -> page::feed::Summary {
-    Box::new(move || {
-        let numbers = sources.iter().filter_map(|source| Some((source.name().to_owned(), source.summary()?)));
-        Value::Object(numbers.collect())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use std::time::{Duration, Instant};
 
     use segue_coordination::store::MemoryStore;
     use segue_protocol::keys::Keyspace;
@@ -427,7 +274,10 @@ mod tests {
     use tokio::task::JoinSet;
 
     use super::connections::{IO_TIMEOUT, MAX_CONNECTIONS};
+    use super::page::board::Board;
+    use super::troubles::TroubleReader;
     use super::*;
+    use crate::operator::Link;
 
     /// A source whose status takes long to make.
     #[derive(Default)]
