@@ -32,8 +32,8 @@ use crate::process::files;
 use crate::process::hot_restart::{Exit, HotRestartServer as HotRestart, Startup};
 use crate::process::supervise::UnexpectedExit;
 use crate::roles::bound::{BoundRoles, bind};
-use crate::roles::following::{Following, ShownChanges};
 use crate::roles::keyspace::RoleKeyspace;
+use crate::roles::keyspace_follower::{KeyspaceFollower, ShownChanges};
 use crate::roles::pod::{PodRole, uncoordinated};
 use crate::roles::router::{BoundRouterRole, JoiningRouterRole, RouterRole, Succession};
 use crate::roles::running::RunningRoles;
@@ -64,8 +64,8 @@ pub(super) fn run(args: &Args) -> Result<(), CommandFailure> {
     let files = open_files::raise_limit();
     files::fit(&mut located.config, files)?;
     any_address::fit(&mut located.config);
-    let following = located.config.follow_keyspaces.then(|| Following::new(source, &located.config));
-    match run_to_end(runtime()?, serve((located.config, following), files, certificates, (&reloading, &log)))? {
+    let follower = located.config.follow_keyspaces.then(|| KeyspaceFollower::new(source, &located.config));
+    match run_to_end(runtime()?, serve((located.config, follower), files, certificates, (&reloading, &log)))? {
         0 => Ok(()),
         code => Err(CommandFailure::Exit(ExitCode::from(code))),
     }
@@ -126,24 +126,24 @@ async fn wait_for_end(
 }
 
 /// Takes the keyspaces that the store lists into the configuration of a process that follows them.
-async fn begin_to_follow(config: &mut Config, following: &mut Option<Following>, store: &Arc<dyn Store>) {
-    if let Some(following) = following {
-        following.begin(config, store).await;
+async fn begin_to_follow(config: &mut Config, follower: &mut Option<KeyspaceFollower>, store: &Arc<dyn Store>) {
+    if let Some(follower) = follower {
+        follower.begin(config, store).await;
     }
 }
 
 /// Follows the keyspaces of the store, if the process does, until `ends` completes.
 async fn follow_until<T>(
     ends: impl Future<Output = T>,
-    following: Option<Following>,
+    follower: Option<KeyspaceFollower>,
     roles: &mut RunningRoles,
     changes: &ShownChanges,
 ) -> T {
-    match following {
+    match follower {
         None => ends.await,
-        Some(following) => tokio::select! {
+        Some(follower) => tokio::select! {
             ended = ends => ended,
-            never = following.run(roles, changes) => match never {},
+            never = follower.run(roles, changes) => match never {},
         },
     }
 }
@@ -158,7 +158,7 @@ fn shown(
     let (admin, changes) = mpsc::unbounded_channel();
     let shown = |keyspace: RoleKeyspace| {
         let sources = roles.sources(&keyspace.section.name);
-        keyspace.shown((&store.0, &store.1), sources, plans, None)
+        keyspace.shown((&store.0, &store.1), sources, plans)
     };
     let first = keyspaces.into_iter().map(shown).collect();
     (AdminKeyspaces { first, changes }, ShownChanges { store, plans, admin })
@@ -166,13 +166,13 @@ fn shown(
 
 /// Returns the code to exit with.
 async fn serve(
-    (mut config, mut following): (Config, Option<Following>),
+    (mut config, mut follower): (Config, Option<KeyspaceFollower>),
     files: usize,
     certificates: Certificates,
     (reloading, log): (&Reloader<'_>, &Log),
 ) -> anyhow::Result<u8> {
     let store = open(&config)?;
-    begin_to_follow(&mut config, &mut following, &store).await;
+    begin_to_follow(&mut config, &mut follower, &store).await;
     // Everything that can be refused is refused before anything runs.
     let mut startup = Startup::begin(&mut config, service_manager::is_successor()).await?;
     let BoundRoles { admin, coordinator, router, pod } = bind(&config, &mut startup, files, &certificates).await?;
@@ -184,18 +184,18 @@ async fn serve(
     let mut registry = Registry::with_prefix("segue");
     register_of_process(log, &mut registry);
     let (store, health) = metered(store, &mut registry);
-    let keyspaces = RoleKeyspace::all(&config, &mut registry);
+    let mut keyspaces = RoleKeyspace::all(&config, &mut registry);
     let hot_restarts = HotRestartMetrics::new(&mut registry);
     let watching = certificates.watch(&mut registry);
     let exporter = Exporter::start(&config, &mut registry);
     let tracer = exporter.as_ref().map(Exporter::tracer);
     reloading.reach(changeable(&config, router.as_ref(), tracer));
-    let (mut roles, grows) = (RunningRoles::default(), following.is_some());
+    let (mut roles, grows) = (RunningRoles::default(), follower.is_some());
     if let Some(coordinator) = coordinator {
-        roles.coordinator = Some(coordinator.start(&store, (&keyspaces, grows), &mut registry, tracer));
+        roles.coordinator = Some(coordinator.start(&store, (&mut keyspaces, grows), &mut registry, tracer));
     }
     if let Some(router) = router {
-        let router = router.traced(tracer).start(&store, &keyspaces, &mut registry, &startup.status());
+        let router = router.traced(tracer).start(&store, &mut keyspaces, &mut registry, &startup.status());
         match let_in(router, &mut startup, signals.ending(reloading, &watching)).await {
             Ok(router) => roles.router = Some(router),
             Err(error) => {
@@ -204,14 +204,14 @@ async fn serve(
             }
         }
     }
-    roles.pod = pod.map(|pod| pod.start(&store, (&keyspaces, grows), &mut registry)).transpose()?;
+    roles.pod = pod.map(|pod| pod.start(&store, (&mut keyspaces, grows), &mut registry)).transpose()?;
 
     let mut hot_restart = startup.serving(sockets, hot_restarts).await;
     let (withdrawn, is_ending) = succeed(&mut hot_restart, signals.ending(reloading, &watching)).await;
     let exemplars = exporter.as_ref().map(Exporter::exemplars).unwrap_or_default();
     let admin = admin.filter(|_| withdrawn.is_none());
     let admin = admin.map(|admin| with_socket(admin, &config).with_exemplars(exemplars));
-    let readiness: Vec<_> = keyspaces.iter().map(|keyspace| roles.tell_readiness(keyspace)).collect();
+    keyspaces.iter().for_each(|keyspace| roles.tell_readiness(keyspace));
     let (shown, changes) = shown(keyspaces, &roles, (store.clone(), health), config.coordinator.is_some());
     let operators = (write(&config), roles.pod.as_ref().map(PodRole::own_pod));
     let end_admin = CancellationToken::new();
@@ -222,11 +222,9 @@ async fn serve(
         None => {
             let signalled = signals.ending(reloading, &watching);
             let ends = wait_for_end(signalled, &mut hot_restart, roles.service_ended(), (&config, &store));
-            follow_until(ends, following, &mut roles, &changes).await
+            follow_until(ends, follower, &mut roles, &changes).await
         }
     };
-    // A role that ends is not ready.
-    drop(readiness);
     // This also closes the duplicates of the sockets: clients can connect while one is open.
     let_go(hot_restart, exit.is_some(), &end_admin);
     let leaving = if exit.is_some() { Succession::Replaced } else { Succession::Ends };

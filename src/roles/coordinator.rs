@@ -60,7 +60,7 @@ impl BoundCoordinator {
     pub(crate) fn start(
         self,
         store: &Arc<dyn Store>,
-        (keyspaces, grows): (&[RoleKeyspace], bool),
+        (keyspaces, grows): (&mut [RoleKeyspace], bool),
         registry: &mut Registry,
         tracer: Option<&Tracer>,
     ) -> CoordinatorRole {
@@ -76,7 +76,7 @@ impl BoundCoordinator {
             tracer: tracer.cloned(),
             shutdown: shutdown.clone(),
         };
-        let started: Vec<_> = keyspaces.iter().map(|keyspace| site.start(keyspace, registry)).collect();
+        let started: Vec<_> = keyspaces.iter_mut().map(|keyspace| site.start(keyspace, registry)).collect();
         let (keyspaces, served): (Vec<_>, Vec<_>) = started.into_iter().unzip();
         let mut pods_keyspaces = None;
         let pods = listener.map(|listener| {
@@ -99,7 +99,7 @@ impl BoundCoordinator {
     }
 }
 
-/// What the coordinators of all keyspaces have in common.
+/// The common part of the coordinators of all keyspaces.
 #[derive(Debug)]
 struct CoordinatorSite {
     store: Arc<dyn Store>,
@@ -113,26 +113,32 @@ struct CoordinatorSite {
 
 impl CoordinatorSite {
     /// Starts the coordinator of a keyspace. Returns it, and the pods' service of the keyspace.
-    fn start(&self, keyspace: &RoleKeyspace, registry: &mut Registry) -> (KeyspaceCoordinator, Option<PodsKeyspace>) {
-        let (registry, keys) = (keyspace.registry(registry), keyspace.keys.clone());
+    fn start(
+        &self,
+        keyspace: &mut RoleKeyspace,
+        registry: &mut Registry,
+    ) -> (KeyspaceCoordinator, Option<PodsKeyspace>) {
+        let (span, participants) = (keyspace.span(), keyspace.participants.clone());
+        let keys = keyspace.keys.clone();
         let policy = keyspace.section.policy.clone().unwrap_or_default();
         let keyspace_name = keyspace.section.name.clone();
+        let registry = keyspace.registry(registry);
         let pods = self.serves_pods.then(|| {
             let settings =
                 PodsSettings { keyspace: keyspace_name.clone(), policy: policy.clone(), admin: self.admin.clone() };
             let metrics = Arc::new(PodsServiceMetrics::new(registry));
-            keyspace.span().in_scope(|| PodsKeyspace::new(self.store.clone(), keys.clone(), settings, metrics))
+            span.in_scope(|| PodsKeyspace::new(self.store.clone(), keys.clone(), settings, metrics))
         });
         let (name, lease_ttl) = (self.section.name.clone(), self.section.lease_ttl);
         let traces = self.tracer.as_ref();
         let traces = traces.map(|tracer| HandoffTraces::new(tracer.clone(), keys.clone(), name.clone()));
-        let metrics = CoordinatorMetrics::new(registry, keyspace.participants.clone());
+        let metrics = CoordinatorMetrics::new(registry, participants);
         let metrics = Arc::new(metrics.with_traces(traces));
         let (sender, status) = watch::channel(CoordinatorStatus::default());
         let settings = CoordinatorSettings { name, lease_ttl, policy };
         let shutdown = self.shutdown.child_token();
         let run = run_coordinator(self.leases.clone(), keys, settings, metrics.clone(), sender, shutdown.clone());
-        let task = tokio::spawn(run.instrument(keyspace.span()));
+        let task = tokio::spawn(run.instrument(span));
         let pods_status = pods.as_ref().map(PodsKeyspace::status);
         let source = Arc::new(CoordinatorStatusSource { status, pods: pods_status, metrics });
         (KeyspaceCoordinator { keyspace: keyspace_name, source, shutdown, task }, pods)
@@ -166,7 +172,7 @@ impl CoordinatorRole {
     }
 
     /// Takes part in one more keyspace.
-    pub(crate) fn add(&mut self, keyspace: &RoleKeyspace, registry: &mut Registry) {
+    pub(crate) fn add(&mut self, keyspace: &mut RoleKeyspace, registry: &mut Registry) {
         let (coordinator, pods) = self.site.start(keyspace, registry);
         self.keyspaces.push(coordinator);
         if let (Some(served), Some(pods)) = (&self.pods_keyspaces, pods) {

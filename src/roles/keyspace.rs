@@ -27,61 +27,61 @@ pub(crate) struct RoleKeyspace {
     pub section: KeyspaceSection,
     /// Its place in the store.
     pub keys: Keyspace,
-    /// What its participants count.
+    /// The counters of its participants.
     pub participants: ParticipantMetrics,
-    is_labelled: bool,
+    /// The registry of its series, which ends with it, if it is one of a list. An only keyspace has that of the process.
+    own: Option<Registry>,
 }
 
 impl RoleKeyspace {
     /// Returns the keyspaces of a configuration, and registers the metrics of their participants.
-    pub(crate) fn all(config: &Config, registry: &mut Registry) -> Vec<Self> {
-        let (prefix, is_labelled) = (&config.store.prefix, config.lists_keyspaces);
-        config.keyspaces.iter().map(|section| Self::new(section, prefix, is_labelled, registry)).collect()
+    pub(crate) fn all(config: &Config, process: &mut Registry) -> Vec<Self> {
+        let prefix = &config.store.prefix;
+        match config.only_keyspace() {
+            Some(only) if !config.lists_keyspaces => vec![Self::new(only, prefix, None, process)],
+            _ => config.keyspaces.iter().map(|section| Self::of_list(section, prefix)).collect(),
+        }
     }
 
-    /// Returns one of several keyspaces below `prefix`, and a registry with its metrics alone.
-    pub(crate) fn apart(section: &KeyspaceSection, prefix: &str) -> (Self, Registry) {
-        let mut registry = Registry::with_prefix("segue");
-        (Self::new(section, prefix, true, &mut registry), registry)
+    /// Returns one of a list of keyspaces below `prefix`.
+    pub(crate) fn of_list(section: &KeyspaceSection, prefix: &str) -> Self {
+        let label = ("keyspace".into(), section.name.clone().into());
+        let own = Registry::with_prefix_and_labels("segue", once(label));
+        Self::new(section, prefix, Some(own), &mut Registry::default())
     }
 
-    fn new(section: &KeyspaceSection, prefix: &str, is_labelled: bool, registry: &mut Registry) -> Self {
+    fn new(section: &KeyspaceSection, prefix: &str, mut own: Option<Registry>, process: &mut Registry) -> Self {
         RoleKeyspace {
             section: section.clone(),
             keys: Keyspace::new(prefix, &section.name).of_service(section.service.clone()),
-            participants: ParticipantMetrics::new(labelled(registry, is_labelled, &section.name)),
-            is_labelled,
+            participants: ParticipantMetrics::new(own.as_mut().unwrap_or(process)),
+            own,
         }
     }
 
     /// Returns where the series of this keyspace are registered.
-    pub(crate) fn registry<'a>(&self, registry: &'a mut Registry) -> &'a mut Registry {
-        labelled(registry, self.is_labelled, &self.section.name)
+    pub(crate) fn registry<'a>(&'a mut self, process: &'a mut Registry) -> &'a mut Registry {
+        self.own.as_mut().unwrap_or(process)
     }
 
     /// Returns what the admin endpoint shows of it, beside what it shows of the roles. Only a process that plans anyway
-    /// follows the pods' heartbeats. `registry` has its series, if those of the process do not.
+    /// follows the pods' heartbeats.
     pub(crate) fn shown(
         self,
         (store, health): (&Arc<dyn Store>, &Arc<StoreHealth>),
         roles: Vec<Arc<dyn StatusSource>>,
         plans: bool,
-        registry: Option<Registry>,
     ) -> AdminKeyspace {
-        let RoleKeyspace { section, keys, .. } = self;
+        let RoleKeyspace { section, keys, own, .. } = self;
         let watcher = Watcher::start_beside(store.clone(), keys.clone(), plans);
         let followed = KeyspaceStatusSource::start(store.clone(), keys.clone(), watcher, health.clone());
         let (board, troubles) = (followed.board(), followed.troubles());
         let sources = once(Arc::new(followed) as Arc<dyn StatusSource>).chain(roles).collect();
-        AdminKeyspace { sources, board, troubles, link: Link::new(store.clone(), keys, section.policy), registry }
+        AdminKeyspace { sources, board, troubles, link: Link::new(store.clone(), keys, section.policy), registry: own }
     }
 
     /// Returns the span of the log lines about this keyspace.
     pub(crate) fn span(&self) -> Span {
-        if self.is_labelled { error_span!("keyspace", name = self.section.name) } else { Span::none() }
+        if self.own.is_some() { error_span!("keyspace", name = self.section.name) } else { Span::none() }
     }
-}
-
-fn labelled<'a>(registry: &'a mut Registry, is_labelled: bool, name: &str) -> &'a mut Registry {
-    if is_labelled { registry.sub_registry_with_label(("keyspace".into(), name.to_owned().into())) } else { registry }
 }

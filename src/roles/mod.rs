@@ -3,8 +3,8 @@
 pub(crate) mod bound;
 pub(crate) mod coordinator;
 mod exchanges;
-pub(crate) mod following;
 pub(crate) mod keyspace;
+pub(crate) mod keyspace_follower;
 pub(crate) mod pod;
 mod progress;
 mod readiness;

@@ -5,6 +5,7 @@
 //! * They end in the order that loses nothing: pods hand over while routers and coordinators run, and the router ends with
 //!   its last request before the coordinators stop.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use prometheus_client::registry::Registry;
@@ -28,6 +29,8 @@ pub(crate) struct RunningRoles {
     pub router: Option<RouterRole>,
     /// The coordinators of all keyspaces.
     pub coordinator: Option<CoordinatorRole>,
+    /// Tells of their readiness, by keyspace.
+    pub readiness: BTreeMap<String, AbortOnDropHandle<()>>,
 }
 
 impl RunningRoles {
@@ -41,11 +44,11 @@ impl RunningRoles {
         roles.into_iter().flatten().collect()
     }
 
-    /// Tells the log of each role that is not ready in a keyspace, until the handle is dropped.
-    pub(crate) fn tell_readiness(&self, keyspace: &RoleKeyspace) -> AbortOnDropHandle<()> {
-        let sources = self.sources(&keyspace.section.name);
-        let told = sources.into_iter().map(|source| (keyspace.span(), source)).collect();
-        AbortOnDropHandle::new(tokio::spawn(tell_readiness(told)))
+    /// Tells the log of each role that is not ready in a keyspace, until the part in it ends.
+    pub(crate) fn tell_readiness(&mut self, keyspace: &RoleKeyspace) {
+        let name = &keyspace.section.name;
+        let told = self.sources(name).into_iter().map(|source| (keyspace.span(), source)).collect();
+        self.readiness.insert(name.clone(), AbortOnDropHandle::new(tokio::spawn(tell_readiness(told))));
     }
 
     /// Completes once the supervised service of the pod has ended by itself.
@@ -59,27 +62,28 @@ impl RunningRoles {
         }
     }
 
-    /// Takes part in one more keyspace, with every role.
-    pub(crate) async fn add(&mut self, keyspace: &RoleKeyspace, registry: &mut Registry) -> anyhow::Result<()> {
+    /// Takes part in one more keyspace of a list, with every role.
+    pub(crate) async fn add(&mut self, keyspace: &mut RoleKeyspace) -> anyhow::Result<()> {
+        // A keyspace of a list registers nothing here.
+        let process = &mut Registry::default();
         if let Some(coordinator) = &mut self.coordinator {
-            coordinator.add(keyspace, registry);
+            coordinator.add(keyspace, process);
         }
         if let Some(pod) = &mut self.pod {
-            pod.add(keyspace, registry);
+            pod.add(keyspace, process);
         }
-        match &mut self.router {
-            Some(router) => router.add(keyspace, registry).await,
-            None => Ok(()),
+        if let Some(router) = &mut self.router {
+            router.add(keyspace, process).await?;
         }
+        self.tell_readiness(keyspace);
+        Ok(())
     }
 
-    /// Ends the part in a keyspace. Its requests end while its partitions still move.
+    /// Ends the part of the router and of the coordinator in a keyspace. Its requests end while its partitions still move.
     pub(crate) async fn remove(&mut self, keyspace: &str) {
+        self.readiness.remove(keyspace);
         if let Some(router) = &mut self.router {
             router.remove(keyspace).await;
-        }
-        if let Some(pod) = &mut self.pod {
-            pod.remove(keyspace);
         }
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.remove(keyspace).await;
@@ -89,6 +93,8 @@ impl RunningRoles {
     /// Stops the roles, those of all keyspaces side by side. `service_ended` states that the pod's service has ended by
     /// itself.
     pub(crate) async fn stop(self, service_ended: bool, leaving: Succession) {
+        // A role that ends is not ready.
+        drop(self.readiness);
         if let Some(pod) = self.pod {
             info!("handing partitions over");
             pod.stop(service_ended).await;

@@ -1,10 +1,9 @@
-//! The pods whose requests a sidecar forwards, one for each keyspace. They may change while it serves.
+//! The pods whose requests a sidecar forwards, one for each keyspace. Others may be added while it serves.
 //!
 //! # Invariants
 //!
-//! * A request goes to one of the pods that are there when it arrives, and ends there even if they change.
-//! * A request for a keyspace that is not there, or not any more, is refused as one that names no keyspace of the listener.
-//! * Of a pod that was removed nothing is kept but what its requests in progress need.
+//! * A request goes to one of the pods that are there when it arrives.
+//! * A request for a keyspace that is not there yet is refused as one that names no keyspace of the listener.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -24,7 +23,7 @@ use super::forwarder::Forwarder;
 use super::traffic::Traffic;
 use super::upstream::Upstream;
 
-/// What serves the requests of one pod.
+/// The service of one pod.
 type PodService = CountAnswers<OwnershipService<Forwarder>>;
 
 /// A pod with its way to the service.
@@ -42,31 +41,17 @@ struct Pods {
 }
 
 impl SidecarPods {
-    /// Forwards the requests that this layer accepts to the service, with the traffic of that pod's keyspace. Takes the place
-    /// of the keyspace's last pod.
+    /// Forwards the requests that this layer accepts to the service, with the traffic of that pod's keyspace.
     pub fn add(&self, layer: OwnershipLayer, upstream: Upstream) {
         let traffic = upstream.traffic.clone();
         let pod = (layer, (Forwarder::new(upstream), traffic));
-        self.change(|pods| {
-            pods.retain(|(layer, _)| layer.keyspace() != pod.0.keyspace());
-            pods.push(pod);
-        });
-    }
-
-    /// Takes no further requests for the keyspace. Those in progress end as they would.
-    pub fn remove(&self, keyspace: &str) {
-        self.change(|pods| pods.retain(|(layer, _)| layer.keyspace() != keyspace));
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Vec<Pod>)) {
         let mut pods = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        change(&mut pods.each);
-        pods.service = (!pods.each.is_empty()).then(|| {
-            ByKeyspace::new(pods.each.clone(), |layer, (forwarder, traffic)| CountAnswers {
-                inner: layer.layer(forwarder),
-                traffic,
-            })
-        });
+        pods.each.push(pod);
+        let each = pods.each.clone();
+        pods.service = Some(ByKeyspace::new(each, |layer, (forwarder, traffic)| CountAnswers {
+            inner: layer.layer(forwarder),
+            traffic,
+        }));
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Pods> {
@@ -82,7 +67,7 @@ impl FromIterator<(OwnershipLayer, Upstream)> for SidecarPods {
     }
 }
 
-/// What serves the requests of each of the sidecar's connections.
+/// The service of each of the sidecar's connections.
 #[derive(Debug, Clone)]
 pub(super) struct ServePods(pub(super) SidecarPods);
 

@@ -14,8 +14,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::pod;
 use crate::support::client::{Answer, Http2Client, RawHttp1Client, empty, full};
-use crate::support::pod::{Pod, ScriptedPod, Speaks};
-use crate::support::{OK, P0, soon, until};
+use crate::support::pod::{Pod, Speaks};
+use crate::support::{P0, soon, until};
 
 /// A pod of one keyspace, which owns the only partition at epoch 7.
 async fn owner(store: &Arc<dyn Store>, keyspace: &str, address: SocketAddr) -> PodHandle {
@@ -74,51 +74,28 @@ fn is_refused(answer: &Answer) {
 }
 
 #[tokio::test]
-async fn open_connections_find_a_pod_once_it_is_added_and_no_longer_once_it_is_removed() {
+async fn open_connections_find_a_pod_once_it_is_added() {
     let site = Site::start().await;
     let (orders, persons) = (named("orders").await, named("persons").await);
     let mut http1 = RawHttp1Client::connect(site.address).await;
     let http2 = Http2Client::connect(site.address).await;
-    for _ in 0..3 {
-        is_refused(&http1.ask(stamped("orders")).await);
-        is_refused(&by_http2(&http2, "orders").await);
-        site.pods.add(site.orders.layer(), service(orders.address));
-        assert_eq!(http1.ask(stamped("orders")).await.text(), "orders");
-        assert_eq!(by_http2(&http2, "orders").await.text(), "orders");
-        let nameless = stamped("orders").replace("segue-keyspace: orders\r\n", "");
-        assert_eq!(http1.ask(&nameless).await.text(), "orders", "no other can be meant");
-        is_refused(&http1.ask(stamped("persons")).await);
-        site.pods.add(site.persons.layer(), service(persons.address));
-        assert_eq!(http1.ask(stamped("persons")).await.text(), "persons");
-        assert_eq!(by_http2(&http2, "persons").await.text(), "persons");
-        is_refused(&http1.ask(&nameless).await);
-        site.pods.remove("orders");
-        is_refused(&http1.ask(stamped("orders")).await);
-        assert_eq!(http1.ask(stamped("persons")).await.text(), "persons");
-        site.pods.remove("persons");
-    }
-}
-
-#[tokio::test]
-async fn a_request_in_progress_ends_although_its_pod_was_removed() {
-    let site = Site::start().await;
-    let scripted = ScriptedPod::new().await;
-    site.pods.add(site.orders.layer(), service(scripted.address));
-    let mut client = RawHttp1Client::connect(site.address).await;
-    client.write(stamped("orders")).await;
-    let mut connection = scripted.accept_request().await;
-    site.pods.remove("orders");
-    is_refused(&RawHttp1Client::connect(site.address).await.ask(stamped("orders")).await);
-    assert!(site.orders.ownership().total_in_flight() > 0);
-    connection.write(OK).await;
-    assert_eq!(client.answer().await.status, 200);
-    until(|| site.orders.ownership().total_in_flight() == 0, "the request to end").await;
-    assert_eq!(connection.rest().await, "");
-    is_refused(&client.ask(stamped("orders")).await);
+    is_refused(&http1.ask(stamped("orders")).await);
+    is_refused(&by_http2(&http2, "orders").await);
+    site.pods.add(site.orders.layer(), service(orders.address));
+    assert_eq!(http1.ask(stamped("orders")).await.text(), "orders");
+    assert_eq!(by_http2(&http2, "orders").await.text(), "orders");
+    let nameless = stamped("orders").replace("segue-keyspace: orders\r\n", "");
+    assert_eq!(http1.ask(&nameless).await.text(), "orders", "no other can be meant");
+    is_refused(&http1.ask(stamped("persons")).await);
+    site.pods.add(site.persons.layer(), service(persons.address));
+    assert_eq!(http1.ask(stamped("persons")).await.text(), "persons");
+    assert_eq!(by_http2(&http2, "persons").await.text(), "persons");
+    is_refused(&http1.ask(&nameless).await);
+    assert_eq!(http1.ask(stamped("orders")).await.text(), "orders");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_request_of_another_keyspace_fails_while_a_pod_comes_and_goes() {
+async fn no_request_of_another_keyspace_fails_while_a_pod_is_added() {
     let site = Site::start().await;
     let (orders, persons) = (named("orders").await, named("persons").await);
     site.pods.add(site.persons.layer(), service(persons.address));
@@ -135,13 +112,14 @@ async fn no_request_of_another_keyspace_fails_while_a_pod_comes_and_goes() {
             }
         })
     });
-    for _ in 0..50 {
-        site.pods.add(site.orders.layer(), service(orders.address));
-        assert_eq!(RawHttp1Client::connect(site.address).await.ask(stamped("orders")).await.text(), "orders");
-        site.pods.remove("orders");
+    let flows = async || {
         let before = answered.load(Relaxed);
-        until(|| answered.load(Relaxed) > before || loads.iter().any(|load| load.is_finished()), "load").await;
-    }
+        until(|| answered.load(Relaxed) > before + 8 || loads.iter().any(|load| load.is_finished()), "load").await;
+    };
+    flows().await;
+    site.pods.add(site.orders.layer(), service(orders.address));
+    assert_eq!(RawHttp1Client::connect(site.address).await.ask(stamped("orders")).await.text(), "orders");
+    flows().await;
     over.store(true, Relaxed);
     for load in loads {
         soon(load).await.unwrap();

@@ -116,14 +116,14 @@ impl BoundSite {
         let mut registry = Registry::with_prefix("segue");
         register_of_process(log, &mut registry);
         let (store, health) = metered(open(config)?, &mut registry);
-        let keyspaces = RoleKeyspace::all(config, &mut registry);
+        let mut keyspaces = RoleKeyspace::all(config, &mut registry);
         let exporter = Exporter::start(config, &mut registry);
         let tracer = exporter.as_ref().map(Exporter::tracer);
         let mut roles = RunningRoles {
-            coordinator: Some(coordinator.start(&store, (&keyspaces, false), &mut registry, tracer)),
+            coordinator: Some(coordinator.start(&store, (&mut keyspaces, false), &mut registry, tracer)),
             ..RunningRoles::default()
         };
-        let router = router.traced(tracer).start(&store, &keyspaces, &mut registry, &watch::channel(None).1);
+        let router = router.traced(tracer).start(&store, &mut keyspaces, &mut registry, &watch::channel(None).1);
         roles.router = Some(router.accept().await?.ending_within(REQUESTS_TIMEOUT));
         let (mut running, mut copies) = (Vec::new(), Vec::new());
         for (pod, section) in pods.into_iter().zip(&settings.pods) {
@@ -131,8 +131,8 @@ impl BoundSite {
             let supervisor = Arc::new(supervisor(section, output.clone())?);
             let registry = registry.sub_registry_with_label(("pod".into(), section.name.clone().into()));
             let span = error_span!("pod", name = section.name);
-            let pod =
-                span.in_scope(|| pod.supervised_by(supervisor.clone()).start(&store, (&keyspaces, false), registry))?;
+            let pod = span
+                .in_scope(|| pod.supervised_by(supervisor.clone()).start(&store, (&mut keyspaces, false), registry))?;
             let state = pod.states().pop().context("a pod without a keyspace")?;
             let (name, port) = (section.name.clone(), port(section));
             copies.push(Copy { name, port, service: supervisor.state(), pod: state, output });
@@ -145,7 +145,7 @@ impl BoundSite {
         let shown = keyspaces
             .into_iter()
             .take(1)
-            .map(|keyspace| keyspace.shown((&store, &health), Vec::clone(&sources), true, None))
+            .map(|keyspace| keyspace.shown((&store, &health), Vec::clone(&sources), true))
             .collect::<Vec<_>>();
         let exemplars = exporter.as_ref().map(Exporter::exemplars).unwrap_or_default();
         let end_admin = CancellationToken::new();

@@ -76,7 +76,7 @@ pub(crate) struct PodRole {
     streams: Option<(ServiceStreams, JoinHandle<()>)>,
 }
 
-/// What the pods of all keyspaces have in common.
+/// The common part of the pods of all keyspaces.
 #[derive(Debug)]
 struct PodSite {
     section: config::Pod,
@@ -136,7 +136,7 @@ impl BoundPod {
     pub(crate) fn start(
         self,
         store: &Arc<dyn Store>,
-        (keyspaces, grows): (&[RoleKeyspace], bool),
+        (keyspaces, grows): (&mut [RoleKeyspace], bool),
         registry: &mut Registry,
     ) -> anyhow::Result<PodRole> {
         let BoundPod { sidecar, listener, section, service_tls, admin, supervisor } = self;
@@ -164,7 +164,7 @@ impl BoundPod {
         // A pod that comes up looks at the shares of all.
         let shares: Vec<_> = keyspaces.iter().map(|_| site.process.share()).collect();
         let start = |(keyspace, share)| KeyspacePod::start(&site, (keyspace, &mut *registry), share);
-        let pods: Vec<KeyspacePod> = keyspaces.iter().zip(shares).map(start).collect();
+        let pods: Vec<KeyspacePod> = keyspaces.iter_mut().zip(shares).map(start).collect();
         let served: SidecarPods = pods.iter().map(|pod| site.served(pod)).collect();
         let server = tokio::spawn(sidecar.serve(served.clone(), shutdown.clone(), GRACE));
         let streams = listener.map(|listener| {
@@ -188,17 +188,17 @@ impl PodSite {
 impl KeyspacePod {
     fn start(
         site: &PodSite,
-        (keyspace, registry): (&RoleKeyspace, &mut Registry),
+        (keyspace, registry): (&mut RoleKeyspace, &mut Registry),
         process: ProcessShare<ServiceProcess>,
     ) -> Self {
         let section = &site.section;
         let upstream = Upstream { traffic: Arc::new(site.service.traffic.beside()), ..site.service.clone() };
-        let (registry, keys, participants) =
-            (keyspace.registry(registry), keyspace.keys.clone(), &keyspace.participants);
-        let (span, keyspace) = (keyspace.span(), &keyspace.section.name);
+        let (keys, participants, span) = (keyspace.keys.clone(), keyspace.participants.clone(), keyspace.span());
+        let name = keyspace.section.name.clone();
+        let registry = keyspace.registry(registry);
         let stream = section.stream.is_some().then(|| {
             let settings = ServiceStreamSettings {
-                keyspace: keyspace.clone(),
+                keyspace: name.clone(),
                 pod: section.name.clone(),
                 lease_ttl: section.lease_ttl,
                 needs_fence: ServiceBackend::vouches(section) == Some(behind::STREAM),
@@ -208,7 +208,7 @@ impl KeyspacePod {
         let traffic = upstream.traffic.clone();
         let behind = ServiceBackend::new(process, upstream, stream.clone());
         let present = Callback::ALL.into_iter().filter(|callback| section.hooks.of(*callback).is_some()).collect();
-        let hooks = Hooks::new(section.hooks.clone(), keyspace);
+        let hooks = Hooks::new(section.hooks.clone(), &name);
         let reports = hooks.reports().clone();
         let settings = PodSettings {
             name: section.name.clone(),
@@ -227,11 +227,9 @@ impl KeyspacePod {
             None => Arc::new(MeteredHooks::new(hooks, present, registry)),
         };
         let leases = site.leases.clone();
-        let handle =
-            span.in_scope(|| PodHandle::start_before(leases, keyspace, keys, settings, handler, behind.clone()));
-        let metrics = Arc::new(PodMetrics::new(registry, participants, &handle, traffic.clone()));
-        let keyspace = keyspace.clone();
-        KeyspacePod { keyspace, handle, metrics, traffic, behind, reports, is_taken_out: false }
+        let handle = span.in_scope(|| PodHandle::start_before(leases, &name, keys, settings, handler, behind.clone()));
+        let metrics = Arc::new(PodMetrics::new(registry, &participants, &handle, traffic.clone()));
+        KeyspacePod { keyspace: name, handle, metrics, traffic, behind, reports, is_taken_out: false }
     }
 
     fn own(&self) -> (String, PodHandle) {
@@ -259,12 +257,8 @@ impl PodRole {
         self.own.clone()
     }
 
-    /// Takes part in one more keyspace, or again in one that was taken out.
-    pub(crate) fn add(&mut self, keyspace: &RoleKeyspace, registry: &mut Registry) {
-        if let Some(known) = self.pods.iter_mut().find(|pod| pod.keyspace == keyspace.section.name) {
-            known.is_taken_out = false;
-            return;
-        }
+    /// Takes part in one more keyspace.
+    pub(crate) fn add(&mut self, keyspace: &mut RoleKeyspace, registry: &mut Registry) {
         let pod = KeyspacePod::start(&self.site, (keyspace, registry), self.site.process.share());
         let (layer, upstream) = self.site.served(&pod);
         self.served.add(layer, upstream);
@@ -275,11 +269,11 @@ impl PodRole {
         self.pods.push(pod);
     }
 
-    /// Notes that a keyspace was taken out. The pod stays in it until it ends: nobody would take its partitions over, and
+    /// Sets whether a keyspace was taken out. The pod stays in it until it ends: nobody would take its partitions over, and
     /// whoever adds the keyspace again finds them as they were.
-    pub(crate) fn remove(&mut self, keyspace: &str) {
+    pub(crate) fn set_taken_out(&mut self, keyspace: &str, is_taken_out: bool) {
         if let Some(pod) = self.pods.iter_mut().find(|pod| pod.keyspace == keyspace) {
-            pod.is_taken_out = true;
+            pod.is_taken_out = is_taken_out;
         }
     }
 

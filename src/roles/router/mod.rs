@@ -64,7 +64,7 @@ pub(crate) struct RouterRole {
     drain_timeout: Duration,
 }
 
-/// What the router has in common for all keyspaces.
+/// The common part of the router in all keyspaces.
 #[derive(Debug)]
 struct RouterSite {
     section: config::Router,
@@ -88,7 +88,7 @@ struct KeyspaceRouter {
     _refusals: AbortOnDropHandle<()>,
 }
 
-/// What a keyspace of the router begins with.
+/// A keyspace of the router that begins.
 struct JoinedKeyspace {
     membership: Membership,
     forward: ForwardSettings,
@@ -148,7 +148,7 @@ impl BoundRouterRole {
     pub(crate) fn start(
         self,
         store: &Arc<dyn Store>,
-        keyspaces: &[RoleKeyspace],
+        keyspaces: &mut [RoleKeyspace],
         registry: &mut Registry,
         hot_restart: &watch::Receiver<Option<String>>,
     ) -> JoiningRouterRole {
@@ -158,9 +158,11 @@ impl BoundRouterRole {
         }
         let (workers, hot_restart) = (router.listener_metrics().clone(), hot_restart.clone());
         let site = RouterSite { section, admin, pods, tracer, requests, is_labelled, workers, hot_restart };
-        let routings = keyspaces.iter().filter_map(|keyspace| Some((keyspace, keyspace.section.routing.as_ref()?)));
-        let each = routings.zip(key_limiters).zip(router.keyspaces());
-        let joined = each.map(|((keyspace, key_limit), bound)| site.begin(keyspace, bound, key_limit, registry));
+        let routed = keyspaces.iter_mut().filter_map(|keyspace| Some((keyspace.section.routing.clone()?, keyspace)));
+        let each = routed.zip(key_limiters).zip(router.keyspaces());
+        let joined = each.map(|(((routing, keyspace), key_limit), bound)| {
+            site.begin((keyspace, &routing), bound, key_limit, registry)
+        });
         let (mut memberships, mut forward, mut begun) = (Vec::new(), Vec::new(), Vec::new());
         for joined in joined.collect::<Vec<_>>() {
             memberships.push(joined.membership);
@@ -182,7 +184,7 @@ impl RouterSite {
     /// Registers the series of a keyspace, and returns its settings.
     fn begin(
         &self,
-        (keyspace, routing): (&RoleKeyspace, &config::Routing),
+        (keyspace, routing): (&mut RoleKeyspace, &config::Routing),
         bound: &BoundKeyspace,
         key_limit: Option<KeyLimiter>,
         registry: &mut Registry,
@@ -272,13 +274,13 @@ impl RouterRole {
     }
 
     /// Routes requests to one more keyspace.
-    pub(crate) async fn add(&mut self, keyspace: &RoleKeyspace, registry: &mut Registry) -> anyhow::Result<()> {
-        let Some(routing) = &keyspace.section.routing else { return Ok(()) };
+    pub(crate) async fn add(&mut self, keyspace: &mut RoleKeyspace, registry: &mut Registry) -> anyhow::Result<()> {
+        let Some(routing) = keyspace.section.routing.clone() else { return Ok(()) };
         let bound = self.router.bind_keyspace(routing.stash);
         let key_limit = routing.key_limits.as_ref().map(KeyLimiter::new);
         let JoinedKeyspace { membership, forward, series, refusals } =
-            self.site.begin((keyspace, routing), &bound, key_limit, registry);
-        let state = self.router.add(bound, membership, forward, routing.matching.clone()).await?;
+            self.site.begin((keyspace, &routing), &bound, key_limit, registry);
+        let state = self.router.add(bound, membership, forward, routing.matching).await?;
         let (keyspace, source) = (keyspace.section.name.clone(), self.site.source(series, &state));
         self.keyspaces.push(KeyspaceRouter { keyspace, source, _refusals: refusals });
         Ok(())

@@ -23,22 +23,22 @@ pub(super) struct Series {
 impl Series {
     /// Registers the series. `counters` are those of the data path, including connections if `is_only`.
     pub(super) fn new(
-        keyspace: &RoleKeyspace,
+        keyspace: &mut RoleKeyspace,
         registry: &mut Registry,
         counters: &Metrics,
         is_only: bool,
         tracer: Option<&Tracer>,
         section: &config::Router,
     ) -> Self {
+        let (keys, participants) = (keyspace.keys.clone(), keyspace.participants.clone());
         let registry = keyspace.registry(registry);
         if is_only {
             counters.register(registry);
         } else {
             counters.register_keyspace(registry);
         }
-        let traces =
-            tracer.map(|tracer| HandoffTraces::new(tracer.clone(), keyspace.keys.clone(), section.name.clone()));
-        let metrics = RouterMetrics::new(registry, keyspace.participants.clone()).with_traces(traces);
+        let traces = tracer.map(|tracer| HandoffTraces::new(tracer.clone(), keys, section.name.clone()));
+        let metrics = RouterMetrics::new(registry, participants).with_traces(traces);
         let (stash_requests, stash_bytes) = (Gauge::default(), Gauge::default());
         registry.register("stash_requests", "Requests that wait", stash_requests.clone());
         registry.register("stash_bytes", "Memory that waiting requests take", stash_bytes.clone());
