@@ -110,6 +110,8 @@ fn a_keyspace_comes_and_goes_while_processes_run_and_others_notice_nothing() {
     assert_eq!(world.remove("persons", &["--yes"]).0, Some(0));
     world.refuses("persons");
     until("its page to go", || world.shown() == ["orders"]);
+    let is_told = || get(world.site.admin, "/metrics").unwrap().1.contains("keyspace=\"persons\"");
+    until("its series to go", || !is_told());
 
     // Whoever adds it again finds it as it was.
     let epochs = |keyspace: &str| world.site.stored(keyspace)["partitions"].clone();
@@ -167,4 +169,7 @@ fn a_keyspace_that_nobody_can_read_or_that_clashes_is_told_and_changes_nothing_f
     world.serves("persons");
     world.serves("orders");
     assert_eq!(world.shown(), ["orders", "persons"]);
+    put_by_hand(world.site.etcd(), list.key("persons"), "{", false);
+    until("a word about persons", || world.site.control.output().contains("its settings have changed in the list"));
+    assert_eq!(world.ask("persons"), Some((200, "persons".to_owned())));
 }
