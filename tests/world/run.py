@@ -10,8 +10,8 @@ service's own that fails. WebSockets and streams may be severed by moves, and th
 
 Three faults show that harm is noticed. With `--sabotage acknowledge-early` the services with logs (gRPC, WebSocket,
 front) respond before they store. With `past-router` clients of `front` send past the routers to some pod. With
-`no-drain-hook` two services lack their hook `drain`: that of WebSockets is slow, and its library closes a severed
-connection before its last message is worked on; that of SQLite keeps its databases locked.
+`no-drain-hook` three services lack their hook `drain`: that of WebSockets is slow, and its library closes a severed
+connection before its last message is worked on; those of SQLite and InfluxDB keep their databases locked.
 """
 
 import argparse
@@ -27,6 +27,7 @@ sys.path += [os.path.dirname(HERE), os.path.join(HERE, "services")]
 from clients.front import Front  # noqa: E402
 from clients.git import Git  # noqa: E402
 from clients.grpc_log import Grpc  # noqa: E402
+from clients.influxdb import InfluxDb  # noqa: E402
 from clients.radicale_dav import Radicale  # noqa: E402
 from clients.registry import Registry  # noqa: E402
 from clients.remote_write import RemoteWrite  # noqa: E402
@@ -38,7 +39,7 @@ from harness.processes import folder_of_processes  # noqa: E402
 from site_of_services import Site  # noqa: E402
 from work import journals  # noqa: E402
 
-SERVICES = [Git, Grpc, WebSocket, Radicale, RemoteWrite, Registry, Sqlite, Front]
+SERVICES = [Git, Grpc, WebSocket, Radicale, RemoteWrite, InfluxDb, Registry, Sqlite, Front]
 SABOTAGES = ("acknowledge-early", "past-router", "no-drain-hook")
 PROGRESS = 10
 # How long clients may take for what they have begun.

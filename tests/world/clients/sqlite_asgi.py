@@ -48,12 +48,15 @@ class Sqlite(Appends):
             self.failed(key, began, f"{method} {url}: {error!r}", not isinstance(error, httpx.TimeoutException))
             return None
         if response.status_code != 200:
-            is_broken = says_broken(response.status_code, response.text)
-            self.failed(key, began, f"{method} {url}: {response.status_code} {response.text[:200]}", is_broken)
+            self.refused(key, began, f"{method} {url}", response)
             return None
         if method == "GET":
             self.succeeded(began)
         return response.json()
+
+    def refused(self, key, began, what, response):
+        is_broken = says_broken(response.status_code, response.text)
+        self.failed(key, began, f"{what}: {response.status_code} {response.text[:200]}", is_broken)
 
     async def finish(self):
         # The pods have the databases locked, so that nobody else can read them.

@@ -15,13 +15,17 @@ def socket_of(folder, pod):
     return os.path.join(folder, f"{pod}.sock")
 
 
-async def serve(folder, pod, work, drained=lambda partition: None):
-    """Serves the hook at the pod's socket for as long as the process lives. `drained` is called before it responds."""
+async def nothing(partition):
+    """Does nothing more with a partition that has drained."""
+
+
+async def serve(folder, pod, work, drained=nothing):
+    """Serves the hook at the pod's socket for as long as the process lives. `drained` is awaited before it responds."""
     async def drain(request):
         partition = (await request.json())["partition"]
         while work.is_at(partition):
             await asyncio.sleep(0.005)
-        drained(partition)
+        await drained(partition)
         return web.Response()
 
     app = web.Application()

@@ -35,7 +35,7 @@ def database(key, partition):
     return opened[key][1]
 
 
-def close(partition):
+async def close(partition):
     """Closes the databases of a partition that has drained."""
     for key in [key for key, (of, _) in opened.items() if of == partition]:
         opened.pop(key)[1].close()
