@@ -29,11 +29,12 @@ fn axum(cluster: &TestCluster, name: &str, folder: &Path) -> Command {
     command
 }
 
-fn python(coordinator: SocketAddr, name: &str, folder: &Path) -> Command {
+/// Returns the command of a pod in Python that counts in this folder.
+pub(crate) fn python(coordinator: SocketAddr, keyspace: &str, name: &str, folder: &Path) -> Command {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new(root.join(".tools/pods/bin/python"));
     command.env("PYTHONDONTWRITEBYTECODE", "1").arg(root.join("clients/python/example.py"));
-    command.args([&coordinator.to_string(), "default", name, &free_address().to_string()]).arg(folder);
+    command.args([&coordinator.to_string(), keyspace, name, &free_address().to_string()]).arg(folder);
     command
 }
 
@@ -47,7 +48,7 @@ fn counters_move_between_axum_and_python_pods_and_miss_nothing() {
     let folder = cluster.path().join("counters");
     std::fs::create_dir(&folder).unwrap();
     let start = |name: &str, mut command: Command| Process::start(name, cluster.path(), &mut command);
-    let first = start("pod-1", python(coordinator, "pod-1", &folder));
+    let first = start("pod-1", python(coordinator, "default", "pod-1", &folder));
     control.until("an answer", || count(router, 0) == Some(1));
     let (over, counts) = (AtomicBool::new(false), [const { AtomicU64::new(0) }; PARTITIONS]);
     counts[0].store(1, SeqCst);
@@ -70,8 +71,8 @@ fn counters_move_between_axum_and_python_pods_and_miss_nothing() {
         // From Python to axum, from there to Python, and among pods in Python.
         for (name, command) in [
             ("pod-2", axum(&cluster, "pod-2", &folder)),
-            ("pod-3", python(coordinator, "pod-3", &folder)),
-            ("pod-4", python(coordinator, "pod-4", &folder)),
+            ("pod-3", python(coordinator, "default", "pod-3", &folder)),
+            ("pod-4", python(coordinator, "default", "pod-4", &folder)),
         ] {
             let (leaving, process) = std::mem::replace(&mut last, (name, start(name, command)));
             cluster.settles(PARTITIONS as u32, &[leaving, name]);

@@ -4,14 +4,15 @@ use std::net::SocketAddr;
 
 use segue_protocol::keyspace_list::KeyspaceList;
 use segue_tests::config::Config;
-use segue_tests::http::{get, is_ready};
+use segue_tests::http::{Request, get, is_ready};
 use segue_tests::ports::free_address;
 use segue_tests::process::{Process, until};
 use tokio::runtime::Runtime;
 
+use crate::axum_pod::python;
 use crate::site::load::Load;
 use crate::site::service::serve;
-use crate::site::{Site, ask, json, put_by_hand, says};
+use crate::site::{LONGEST_REQUEST, Site, ask, json, put_by_hand, says};
 
 const PARTITIONS: u64 = 4;
 
@@ -34,6 +35,14 @@ fn table(name: &str) -> String {
     )
 }
 
+/// Adds a keyspace to the list.
+fn add(site: &Site, name: &str) {
+    let file = site.path().join("added.toml");
+    std::fs::write(&file, table(name)).unwrap();
+    let (code, said) = says(&["keyspace", "add", file.to_str().unwrap(), "--etcd", &site.etcd().endpoint()]);
+    assert_eq!(code, Some(0), "{said}");
+}
+
 impl World {
     fn start() -> Self {
         let site = Site::with_keyspaces(&["orders"], PARTITIONS, |_, config| following(config));
@@ -49,14 +58,6 @@ impl World {
         let world = World { site, pods, _runtime: runtime };
         world.site.settles_on("orders", &[("a", 2), ("b", 2)]);
         world
-    }
-
-    /// Adds a keyspace to the list.
-    fn add(&self, name: &str) {
-        let file = self.site.path().join("added.toml");
-        std::fs::write(&file, table(name)).unwrap();
-        let (code, said) = says(&["keyspace", "add", file.to_str().unwrap(), "--etcd", &self.site.etcd().endpoint()]);
-        assert_eq!(code, Some(0), "{said}");
     }
 
     fn remove(&self, name: &str, more: &[&str]) -> (Option<i32>, String) {
@@ -93,7 +94,7 @@ fn a_keyspace_comes_and_goes_while_processes_run_and_others_notice_nothing() {
     let world = World::start();
     world.refuses("persons");
     let others = load(world.site.router, "/orders/x");
-    world.add("persons");
+    add(&world.site, "persons");
     world.serves("persons");
     world.site.settles_on("persons", &[("a", 2), ("b", 2)]);
     assert_eq!(world.shown(), ["orders", "persons"]);
@@ -116,7 +117,7 @@ fn a_keyspace_comes_and_goes_while_processes_run_and_others_notice_nothing() {
     // Whoever adds it again finds it as it was.
     let epochs = |keyspace: &str| world.site.stored(keyspace)["partitions"].clone();
     let before = epochs("persons");
-    world.add("persons");
+    add(&world.site, "persons");
     world.serves("persons");
     assert_eq!(epochs("persons"), before);
     others.goes_on(100);
@@ -128,7 +129,7 @@ fn a_keyspace_comes_and_goes_while_processes_run_and_others_notice_nothing() {
 #[test]
 fn a_process_that_starts_has_the_keyspaces_of_the_list_from_the_beginning() {
     let mut world = World::start();
-    world.add("persons");
+    add(&world.site, "persons");
     world.serves("persons");
     let router = free_address();
     let admin = free_address();
@@ -165,11 +166,40 @@ fn a_keyspace_that_nobody_can_read_or_that_clashes_is_told_and_changes_nothing_f
             output.lines().any(|line| line.contains(name) && line.contains(why))
         });
     }
-    world.add("persons");
+    add(&world.site, "persons");
     world.serves("persons");
     world.serves("orders");
     assert_eq!(world.shown(), ["orders", "persons"]);
     put_by_hand(world.site.etcd(), list.key("persons"), "{", false);
     until("a word about persons", || world.site.control.output().contains("its settings have changed in the list"));
     assert_eq!(world.ask("persons"), Some((200, "persons".to_owned())));
+}
+
+#[test]
+fn a_pod_by_grpc_takes_part_in_a_keyspace_whenever_the_list_has_it() {
+    let service = free_address();
+    let site = Site::with_keyspaces(&["orders"], PARTITIONS, |_, config| {
+        following(config).set("coordinator.listen", service.to_string())
+    });
+    let folder = site.path().join("counters");
+    std::fs::create_dir(&folder).unwrap();
+    // The pod is there first.
+    let mut command = python(service, "counters", "p", &folder);
+    let pod = Process::start("p", site.path(), &mut command);
+    let mut last = 0;
+    for _ in 0..3 {
+        add(&site, "counters");
+        let mut count = 0;
+        until("a count", || {
+            let request = Request::post("/counters/x", "").header("x-partition", 0).timeout(LONGEST_REQUEST);
+            let counted = request.send(site.router).filter(|response| response.status == 200);
+            count = counted.map_or(0, |response| response.body.parse().unwrap());
+            count > 0
+        });
+        assert!(count > last, "{count} after {last}: {}", pod.output());
+        last = count;
+        let (code, said) = says(&["keyspace", "remove", "counters", "--yes", "--etcd", &site.etcd().endpoint()]);
+        assert_eq!(code, Some(0), "{said}");
+        until("counters to be refused", || site.ask("/counters/x").is_some_and(|(status, _)| status == 400));
+    }
 }

@@ -1,17 +1,13 @@
 //! `segue explain --key`: the partition of a key, as routers map it.
 
-use std::io::Write as _;
 use std::net::SocketAddr;
-use std::process::{Command, Stdio};
 
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::service::TowerToHyperService;
 use segue_tests::http::{Request, get};
 use segue_tests::process::until;
 use serde_json::Value;
-use tokio::net::TcpListener;
 
-use crate::site::service::serve;
+use crate::site::curl::Protocol;
+use crate::site::service::{serve, serve_both_versions};
 use crate::site::{Site, json, says};
 
 const PARTITIONS: u32 = 16;
@@ -84,23 +80,6 @@ async fn the_partition_of_a_key_is_the_one_that_its_service_sees() {
     .unwrap();
 }
 
-/// Returns what curl prints of the response to a request with this body, by HTTP/1.1 or HTTP/2.
-fn posted(router: SocketAddr, version: &str, content_type: &str, body: &[u8]) -> String {
-    let mut curl = Command::new("curl")
-        .args(["--silent", "--show-error", "--max-time", "60", version, "--header"])
-        .arg(format!("content-type: {content_type}"))
-        .args(["--header", "te: trailers", "--data-binary", "@-"])
-        .arg(format!("http://{router}/acme.Persons/Set"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    curl.stdin.take().unwrap().write_all(body).unwrap();
-    let output = curl.wait_with_output().unwrap();
-    assert!(output.status.success(), "{content_type}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
 /// Starts a service that speaks both versions and responds with the partition that it is told and the bytes of the body.
 async fn echo() -> SocketAddr {
     let respond = async |request: axum::extract::Request| {
@@ -109,18 +88,7 @@ async fn echo() -> SocketAddr {
         let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
         ([("grpc-status", "0"), ("content-type", "application/grpc")], format!("{partition} {body:?}"))
     };
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let service = TowerToHyperService::new(axum::Router::new().fallback(respond));
-            tokio::spawn(async move {
-                let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-                let _ = builder.serve_connection(TokioIo::new(stream), service).await;
-            });
-        }
-    });
-    address
+    serve_both_versions(axum::Router::new().fallback(respond)).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -128,22 +96,21 @@ async fn a_key_in_the_body_is_explained_and_reaches_its_service_through_router_a
     let service = echo().await;
     tokio::task::spawn_blocking(move || {
         let message = |bytes: &[u8]| [&[0, 0, 0, 0, bytes.len() as u8][..], bytes].concat();
-        let json = "application/json";
         for (key, taken_from, requests) in [
             (
                 "json = [\"team\", \"person.id\"], join = \":\"",
                 "json:team,person.id joined by :",
                 vec![
-                    ("--http1.1", json, "2:7", br#"{"team":2,"person":{"id":7}}"#.to_vec()),
-                    ("--http2-prior-knowledge", json, "2:anna", br#"{"person":{"id":"anna"},"team":"2"}"#.to_vec()),
+                    (Protocol::Http1, "2:7", br#"{"team":2,"person":{"id":7}}"#.to_vec()),
+                    (Protocol::Http2, "2:anna", br#"{"person":{"id":"anna"},"team":"2"}"#.to_vec()),
                 ],
             ),
             (
                 "grpc = [1, 2]",
                 "grpc:1,2 joined by :",
                 vec![
-                    ("--http2-prior-knowledge", "application/grpc", "2:7", message(b"\x08\x02\x10\x07")),
-                    ("--http2-prior-knowledge", "application/grpc", "2:anna", message(b"\x12\x04anna\x08\x02")),
+                    (Protocol::Grpc, "2:7", message(b"\x08\x02\x10\x07")),
+                    (Protocol::Grpc, "2:anna", message(b"\x12\x04anna\x08\x02")),
                 ],
             ),
         ] {
@@ -154,17 +121,19 @@ async fn a_key_in_the_body_is_explained_and_reaches_its_service_through_router_a
             until("a mapping", || says(&["explain", "--key", "a:b", "--server", &server]).0 == Some(0));
             let _pod = site.pod("w-0", service);
             site.settles_on("default", &[("w-0", u64::from(PARTITIONS))]);
-            for (version, content_type, key, body) in requests {
-                let served = posted(site.router, version, content_type, &body);
-                let (partition, got) = served.split_once(' ').unwrap_or_else(|| panic!("{key}: {served:?}"));
+            let url = format!("http://{}/acme.Persons/Set", site.router);
+            let json = ["--header", "content-type: application/json"];
+            for (protocol, key, body) in requests {
+                let served = protocol.post(&url, if protocol == Protocol::Grpc { &[] } else { &json }, &body);
+                let (partition, got) = served.body().split_once(' ').unwrap_or_else(|| panic!("{key}: {served:?}"));
                 assert_eq!(got, format!("{:?}", bytes::Bytes::from(body)), "{key}");
                 let (_, said) = says(&["explain", "--key", key, "--server", &server]);
                 let expected =
                     format!("key         {key}\ntaken from  the body, {taken_from}, by its murmur2 hash\npartition   {partition}\n");
                 assert!(said.starts_with(&expected), "{said}\n{expected}");
             }
-            let refused = posted(site.router, "--http1.1", json, b"[]");
-            assert!(refused.contains(if key.starts_with("json") { "no JSON object" } else { "no-partition" }), "{refused}");
+            let refused = Protocol::Http1.post(&url, &json, b"[]");
+            assert!(refused.text.contains(if key.starts_with("json") { "no JSON object" } else { "no-partition" }), "{refused:?}");
         }
     })
     .await

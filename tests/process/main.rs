@@ -28,6 +28,7 @@ mod operators;
 mod own_drain;
 mod pods_with_rounds;
 mod processes;
+mod protocols;
 mod python_pods;
 mod readme;
 mod reload;

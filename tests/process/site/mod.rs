@@ -1,6 +1,7 @@
 //! What tests with processes share: a router and a coordinator, services in the test's own process and in others, a load,
 //! and questions to all of them.
 
+pub(crate) mod curl;
 pub(crate) mod load;
 pub(crate) mod service;
 pub(crate) mod supervised;

@@ -6,7 +6,8 @@ use axum::Router;
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode};
 use hyper::server::conn::http1::Builder;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -81,6 +82,22 @@ pub(crate) async fn serve_routes(routes: Router) -> SocketAddr {
             let mut builder = Builder::new();
             let service = TowerToHyperService::new(routes.clone());
             tokio::spawn(builder.half_close(true).serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    address
+}
+
+/// Starts a service with these routes that speaks HTTP/1.1 and HTTP/2.
+pub(crate) async fn serve_both_versions(routes: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let service = TowerToHyperService::new(routes.clone());
+            tokio::spawn(async move {
+                let builder = auto::Builder::new(TokioExecutor::new());
+                let _ = builder.serve_connection(TokioIo::new(stream), service).await;
+            });
         }
     });
     address
