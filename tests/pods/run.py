@@ -122,6 +122,7 @@ async def play(site, arguments):
 
     if arguments.kafka:
         await site.copy_topic()
+        await site.settled()
     kinds = ["lost", "duplicated", "misrouted", "reordered", "dual_writer_overlaps", "unsettled"]
     harm = sum(report[kind] for kind in kinds)
     for kind in kinds:

@@ -159,8 +159,12 @@ class Site(Segue):
         return [Pod(f"python-kafka-{number}", "python", command) for number in range(4)]
 
     async def copy_topic(self):
-        """Copies the records that have an effect from Kafka to the folder of the logs."""
-        topic = await asyncio.to_thread(whole_topic, KafkaLog(self.kafka, TOPIC, LEASE).consumer, self.partitions)
+        """Copies the records that have an effect from Kafka to the folder of the logs. Minutes pass, in which the breakers of this
+        process forward little: pods may have lost their leases in the end."""
+        await asyncio.to_thread(self.copy_records, KafkaLog(self.kafka, TOPIC, LEASE).consumer)
+
+    def copy_records(self, consumer):
+        topic = whole_topic(consumer, self.partitions)
         os.makedirs(self.logs, exist_ok=True)
         for partition, records in enumerate(topic):
             newest = 0
