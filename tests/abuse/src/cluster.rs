@@ -25,8 +25,6 @@ pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 pub(crate) const CONNECTIONS: usize = 1_000;
 pub(crate) const IN_FLIGHT: usize = 10_000;
 const KEYSPACE: &str = "default";
-/// The keyspace of the router that finds keys in paths: all routers of one keyspace have the same mapping.
-const KEYED: &str = "keyed";
 /// What one address may have in flight by default.
 pub(crate) const PER_CLIENT: usize = 1_000;
 const START: Duration = Duration::from_secs(40);
@@ -68,7 +66,7 @@ pub(crate) struct Cluster {
     pub(crate) pod: Option<Pod>,
 }
 
-/// A router that finds the key in the path, with the coordinator and the pod of its keyspace.
+/// A router that finds the partition by a key, with the coordinator and the pod of its keyspace.
 pub(crate) struct Keyed {
     pub(crate) router: Router,
     _coordinator: Process,
@@ -104,14 +102,13 @@ impl Cluster {
         self.start_router(name, config, files.command(self.shared.segue()).arg("run")).await
     }
 
-    /// Starts a router that finds the key in the path, in a keyspace of its own.
-    pub(crate) async fn keyed_router(&self, name: &str) -> anyhow::Result<Keyed> {
-        let coordinator = coordinator(&self.shared, KEYED, "c-keys");
-        let pod = self.pods.in_keyspace(KEYED).start("p-keys").await?;
-        let config = config(&self.shared, KEYED);
-        let config = config.with("router.partition", "key = { path = \"/persons/{key}\" }");
+    /// Starts a router that finds this key, in a keyspace of its own: all routers of one keyspace have the same mapping.
+    pub(crate) async fn keyed_router(&self, keyspace: &'static str, key: &str) -> anyhow::Result<Keyed> {
+        let coordinator = coordinator(&self.shared, keyspace, &format!("c-{keyspace}"));
+        let pod = self.pods.in_keyspace(keyspace).start(&format!("p-{keyspace}")).await?;
+        let config = config(&self.shared, keyspace).with("router.partition", &format!("key = {{ {key} }}"));
         let mut program = FileLimits::as_started().command(self.shared.segue());
-        let router = self.start_router(name, config, program.arg("run")).await?;
+        let router = self.start_router(&format!("r-{keyspace}"), config, program.arg("run")).await?;
         Ok(Keyed { router, _coordinator: coordinator, _pod: pod })
     }
 

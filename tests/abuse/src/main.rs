@@ -187,7 +187,7 @@ async fn abuse(only: Option<&str>) -> anyhow::Result<bool> {
         harmless += usize::from(verdict.harm.is_none());
     };
     if !attacks.is_empty() || !shared.is_empty() {
-        let keyed = cluster.keyed_router("r-keys").await?;
+        let keyed = cluster.keyed_router("keys", "path = \"/persons/{key}\"").await?;
         for (protocol, attacks) in [("auto", attacks), ("http2", shared)] {
             play_all(&cluster, protocol, keyed.router.address, &attacks, &mut count).await?;
         }
@@ -213,6 +213,7 @@ async fn abuse(only: Option<&str>) -> anyhow::Result<bool> {
             count(line);
         }
         count(memory::crumbs(&mut cluster).await?);
+        count(memory::awaited_keys(&cluster).await?);
     }
     ensure!(played > 0, "no attack is called {only:?}");
     say(&format!("abuse: attacks={played} harmless={harmless}"));

@@ -35,7 +35,7 @@ pub(crate) async fn run(cluster: &mut Cluster, files: FileLimits) -> anyhow::Res
     );
     let router = cluster.router_with(files, "r-memory", &keys).await?;
     let before = rss_kib(router.pid());
-    let mut clients = connect(router.address).await?;
+    let mut clients = connect(router.address, MANY).await?;
     // Each has been served once: what a connection keeps, it has by then.
     let served = ask(&mut clients, "GET", true).await;
     ensure!(served == MANY, "only {served} of {MANY} were served");
@@ -106,6 +106,47 @@ pub(crate) async fn crumbs(cluster: &mut Cluster) -> anyhow::Result<Verdict> {
     Ok(line(fits, "memory-crumbs", what))
 }
 
+/// Requests whose key is in bodies that arrive byte by byte must not cost more than these, and no more is awaited than is kept.
+pub(crate) async fn awaited_keys(cluster: &Cluster) -> anyhow::Result<Verdict> {
+    let keyed = cluster.keyed_router("bodies", "json = \"person\"").await?;
+    let router = &keyed.router;
+    let head = "POST /echo HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    let mut clients = connect(router.address, CRUMBLING + 1).await?;
+    let mut endless = clients.pop().context("a client")?;
+    let before = rss_kib(router.pid());
+    let (crumbs, end) = ("1\r\nx\r\n".repeat(CRUMBS), "13\r\n\",\"person\": \"anna\"}\r\n0\r\n\r\n");
+    let begin = bytes::Bytes::from(format!("{head}6\r\n{{\"a\":\"\r\n{crumbs}"));
+    let written = clients.iter_mut().map(async |client| client.write_all(&begin).await.is_ok());
+    let written = stream::iter(written).buffer_unordered(CRUMBLING).filter(|ok| std::future::ready(*ok)).count().await;
+    // Nothing tells what has been read of them but the memory that it takes.
+    let mut held = rss_kib(router.pid());
+    loop {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let now = rss_kib(router.pid());
+        if now <= held {
+            break;
+        }
+        held = now;
+    }
+    let each = (held.saturating_sub(before) << 10) / CRUMBLING as u64;
+    let mut answered = 0;
+    for client in &mut clients {
+        client.write_all(end.as_bytes()).await?;
+        let (status, body) = tokio::time::timeout(PATIENCE, answer(client)).await.context("no answer")??;
+        answered += usize::from(status == 200 && body.len() == CRUMBS + 25);
+    }
+    endless.write_all(&begin).await?;
+    endless.write_all(crumbs.as_bytes()).await?;
+    let (refused, why) = tokio::time::timeout(PATIENCE, answer(&mut endless)).await.context("no answer")??;
+    let is_refused = refused == 400 && String::from_utf8_lossy(&why).contains("bad-partition");
+    let fits = each <= CRUMBLING_BYTES && written == CRUMBLING && answered == CRUMBLING && is_refused;
+    let what = format!(
+        "{CRUMBLING} bodies of {CRUMBS} chunks of a byte before their key: {before} → {held} KiB, {each} bytes each (bound \
+         {CRUMBLING_BYTES}); {answered} answered whole; twice as many got {refused}"
+    );
+    Ok(line(fits, "memory-awaited-keys", what))
+}
+
 async fn until(what: &str, condition: impl Fn() -> bool) -> anyhow::Result<()> {
     let begun = Instant::now();
     while !condition() {
@@ -127,8 +168,8 @@ fn depth(router: &Router) -> f64 {
     router.metric("segue_stash_requests")
 }
 
-async fn connect(router: SocketAddr) -> anyhow::Result<Vec<TcpStream>> {
-    let made: Vec<_> = stream::iter(0..MANY).map(|_| TcpStream::connect(router)).buffer_unordered(200).collect().await;
+async fn connect(router: SocketAddr, count: usize) -> anyhow::Result<Vec<TcpStream>> {
+    let made: Vec<_> = stream::iter(0..count).map(|_| TcpStream::connect(router)).buffer_unordered(200).collect().await;
     made.into_iter().collect::<Result<_, _>>().context("connections")
 }
 
