@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
+use axum::Router;
 use axum::extract::Request;
 use segue_tests::certificates::Authority;
 use segue_tests::config::Config;
@@ -16,7 +17,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 
 use crate::site::curl::{CurlOutput, Protocol};
-use crate::site::service::serve_both_versions;
+use crate::site::service::{serve_both_versions, serve_both_versions_at};
 use crate::site::{Site, says};
 
 const PARTITIONS: u64 = 16;
@@ -31,6 +32,11 @@ struct HeldRequests {
 
 /// Starts a service that responds with its name, the headers that it got, and the length of the body.
 fn service(runtime: &Runtime, name: &'static str) -> (SocketAddr, Arc<HeldRequests>) {
+    let (routes, held) = routes(name);
+    (runtime.block_on(serve_both_versions(routes)), held)
+}
+
+fn routes(name: &'static str) -> (Router, Arc<HeldRequests>) {
     let held = Arc::new(HeldRequests { arrived: AtomicUsize::new(0), ends: Semaphore::new(0) });
     let waits = held.clone();
     let respond = async move |request: Request| {
@@ -47,7 +53,7 @@ fn service(runtime: &Runtime, name: &'static str) -> (SocketAddr, Arc<HeldReques
         let seen = json!({ "name": name, "headers": headers, "bytes": body.len() });
         ([("grpc-status", "0"), ("content-type", "application/grpc")], seen.to_string())
     };
-    (runtime.block_on(serve_both_versions(axum::Router::new().fallback(respond))), held)
+    (Router::new().fallback(respond), held)
 }
 
 /// Returns what the service has seen of the request, from its response.
@@ -231,4 +237,21 @@ fn a_service_learns_who_its_client_is_by_each_protocol() {
     let [certificate] = &certificates[..] else { panic!("{certificates:?}") };
     let hash = certificate.strip_prefix("Hash=").and_then(|rest| rest.split(';').next()).unwrap();
     assert!(hash.len() == 64 && certificate.contains("Subject="), "{certificate}");
+}
+
+#[test]
+fn a_service_at_a_unix_socket_and_a_balancer_in_front_are_no_matter_of_the_protocol() {
+    let runtime = Runtime::new().unwrap();
+    let site = Site::with(|_, config| config.coordinator("c-0", 1).set("router.limits.proxy_protocol", true));
+    let socket = site.path().join("service.sock");
+    runtime.block_on(serve_both_versions_at(&socket, routes("w-0").0));
+    let config = site.config().pod("w-0", free_address(), free_address());
+    let _pod = site.run("w-0", &config.set("pod.upstream", format!("unix:{}", socket.display())).quick());
+    site.settles_on("default", &[("w-0", 1)]);
+    for protocol in Protocol::ALL {
+        // As a balancer, curl names its own address.
+        let words = ["--haproxy-protocol", "--interface", "127.0.0.7", "--header", "x-partition: 0"];
+        let seen = seen(&protocol.post(&format!("http://{}/x", site.router), &words, b"x"));
+        assert_eq!((header(&seen, "x-forwarded-for"), header(&seen, "segue-partition")), ("127.0.0.7", "0"));
+    }
 }

@@ -1,6 +1,7 @@
 //! Services in the test's own process, which respond as the test says.
 
 use std::net::SocketAddr;
+use std::path::Path;
 
 use axum::Router;
 use axum::extract::Request;
@@ -10,7 +11,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use serde_json::Value;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
 
 /// A partition in its keyspace, under an epoch.
 pub(crate) type Owned = (String, u64, u64);
@@ -93,12 +95,23 @@ pub(crate) async fn serve_both_versions(routes: Router) -> SocketAddr {
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let service = TowerToHyperService::new(routes.clone());
-            tokio::spawn(async move {
-                let builder = auto::Builder::new(TokioExecutor::new());
-                let _ = builder.serve_connection(TokioIo::new(stream), service).await;
-            });
+            tokio::spawn(serve_connection(stream, routes.clone()));
         }
     });
     address
+}
+
+/// Does the same at a Unix socket.
+pub(crate) async fn serve_both_versions_at(socket: &Path, routes: Router) {
+    let listener = UnixListener::bind(socket).unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(serve_connection(stream, routes.clone()));
+        }
+    });
+}
+
+async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, routes: Router) {
+    let (builder, service) = (auto::Builder::new(TokioExecutor::new()), TowerToHyperService::new(routes));
+    let _ = builder.serve_connection(TokioIo::new(stream), service).await;
 }
