@@ -238,7 +238,7 @@ setup-foreign: # curl, nghttp2, nginx, Chromium with its store of certificates, 
 	@scripts/setup foreign
 
 .PHONY: setup-world
-setup-world: # git, curl, openssl, Prometheus, HAProxy, and Python packages with radicale, grpcio and websockets
+setup-world: # git, curl, openssl, Prometheus, InfluxDB, HAProxy, a registry of images, and Python packages with radicale, grpcio and websockets
 	@scripts/setup world
 
 .PHONY: setup-browser

@@ -33,11 +33,11 @@ pub(super) const MAX_PAGE_AGE: Duration = Duration::from_secs(1);
 pub(crate) struct AdminKeyspace {
     /// The sources of its status, beginning with the keyspace itself.
     pub(crate) sources: Vec<Arc<dyn StatusSource>>,
-    /// What the live page shows.
+    /// The contents of the live page.
     pub(crate) board: Arc<Board>,
-    /// What puts the routers' reports on the board.
+    /// The reader that puts the routers' reports on the board.
     pub(crate) troubles: Arc<TroubleReader>,
-    /// What operators use.
+    /// The operators' way to the store.
     pub(crate) link: Link,
     /// Its series, unless they are among those of the process.
     pub(crate) registry: Option<Registry>,
@@ -73,7 +73,7 @@ pub(super) struct StatusPage {
     pub(super) registry: Option<Registry>,
 }
 
-/// What changes with the keyspaces that are shown.
+/// The parts of the endpoint that change with the keyspaces that are shown.
 pub(super) struct ShownKeyspaces {
     pub(super) statuses: SharedList<Arc<StatusPage>>,
     pub(super) routes: SharedList<(String, Router)>,

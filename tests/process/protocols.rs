@@ -71,7 +71,7 @@ fn header<'a>(seen: &'a Value, name: &str) -> &'a str {
 }
 
 /// A keyspace that finds its key in a place of its own.
-struct Keyed {
+struct KeyedKeyspace {
     name: &'static str,
     key: &'static str,
     protocols: &'static [Protocol],
@@ -80,38 +80,38 @@ struct Keyed {
 }
 
 const WEB: &[Protocol] = &[Protocol::Http1, Protocol::Http2];
-const KEYED: [Keyed; 6] = [
-    Keyed {
+const KEYSPACES: [KeyedKeyspace; 6] = [
+    KeyedKeyspace {
         name: "paths",
         key: "paths = [\"/paths/teams/{team}/persons/{person}\", \"/paths/p/{person}\"], of = [\"team\", \"person\"]",
         protocols: &Protocol::ALL,
         requests: &[("/teams/2/persons/7/orders?x=1", &[], b"", "2:7"), ("/p/j%C3%B6rg", &[], b"", "jörg")],
     },
-    Keyed {
+    KeyedKeyspace {
         name: "headers",
         key: "headers = [\"x-team\", \"x-person\"], join = \"/\"",
         protocols: &Protocol::ALL,
         requests: &[("/acme.Persons/Get", &["x-team: 2", "x-person: anna"], b"", "2/anna")],
     },
-    Keyed {
+    KeyedKeyspace {
         name: "query",
         key: "query = \"id\"",
         protocols: &Protocol::ALL,
         requests: &[("/x?a=1&id=a%20b", &[], b"", "a b")],
     },
-    Keyed {
+    KeyedKeyspace {
         name: "cookie",
         key: "cookie = \"sid\"",
         protocols: &Protocol::ALL,
         requests: &[("/x", &["cookie: a=1; sid=4711"], b"", "4711")],
     },
-    Keyed {
+    KeyedKeyspace {
         name: "json",
         key: "json = [\"team\", \"person.id\"]",
         protocols: WEB,
         requests: &[("/x", &["content-type: application/json"], br#"{"person":{"id":"anna"},"team":2}"#, "2:anna")],
     },
-    Keyed {
+    KeyedKeyspace {
         name: "grpc",
         key: "grpc = [1, 2]",
         protocols: &[Protocol::Grpc],
@@ -124,15 +124,15 @@ fn a_key_is_of_the_same_partition_by_each_protocol_wherever_it_stands() {
     let runtime = Runtime::new().unwrap();
     let (service, _) = service(&runtime, "w-0");
     let site = Site::with(|_, config| {
-        let add = |config: Config, Keyed { name, key, .. }: &Keyed| {
+        let add = |config: Config, KeyedKeyspace { name, key, .. }: &KeyedKeyspace| {
             let matching = format!("match = {{ path_prefix = \"/{name}\" }}\npartitions = {PARTITIONS}");
             config.keyspace(name, &format!("{matching}\npartition = {{ key = {{ {key} }} }}"))
         };
-        let config = KEYED.iter().fold(config, add).set("coordinator.name", "c-0");
+        let config = KEYSPACES.iter().fold(config, add).set("coordinator.name", "c-0");
         let by_host = format!("partitions = {PARTITIONS}\npartition = {{ key = {{ host = true }} }}");
         config.keyspace("host", &by_host)
     });
-    let names = KEYED.iter().map(|keyed| keyed.name).chain(["host"]);
+    let names = KEYSPACES.iter().map(|keyed| keyed.name).chain(["host"]);
     let config = names.clone().fold(site.config(), |config, name| config.keyspace(name, ""));
     let _pod = site.run("w-0", &config.pod("w-0", free_address(), service).quick());
     for name in names {
@@ -148,7 +148,7 @@ fn a_key_is_of_the_same_partition_by_each_protocol_wherever_it_stands() {
         assert_eq!((header(&seen, "segue-keyspace"), seen["bytes"].as_u64()), (keyspace, Some(body.len() as u64)));
         asked += 1;
     };
-    for Keyed { name, protocols, requests, .. } in &KEYED {
+    for KeyedKeyspace { name, protocols, requests, .. } in &KEYSPACES {
         for (path, headers, body, key) in *requests {
             let words: Vec<&str> = headers.iter().flat_map(|header| ["--header", header]).collect();
             for protocol in *protocols {

@@ -1,4 +1,4 @@
-//! What a new reading of the list of keyspaces changes for a process. Pure.
+//! The changes that a new reading of the list of keyspaces makes for a process. Pure.
 //!
 //! # Invariants
 //!

@@ -23,7 +23,7 @@ ARGUMENTS, WORK = options.parse()
 FOLDER = os.path.join(ARGUMENTS.folder, "databases")
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
-# It starts within a tenth of a second, and rests for a second as it ends.
+# Seconds in which one has to come up.
 START = 30
 databases = {}  # by partition: the task that starts its `influxd`
 
@@ -87,14 +87,17 @@ async def forward(request):
     with WORK.on(request.query["db"], request.headers):
         if partition not in databases:
             databases[partition] = asyncio.create_task(Database().start(partition))
+        starting = databases[partition]
         try:
-            database = await asyncio.shield(databases[partition])
+            database = await asyncio.shield(starting)
             url, body = f"http://influxd/{request.match_info['call']}", await request.read()
             head = {"content-type": request.content_type}
             async with database.session.post(url, params=request.query, data=body, headers=head) as response:
                 head = {"content-type": response.headers.get("content-type", "text/plain")}
                 return web.Response(status=response.status, body=await response.read(), headers=head)
         except (OSError, aiohttp.ClientError) as error:
+            if starting.done() and starting.exception():
+                databases.pop(partition, None)
             return web.Response(status=500, text=repr(error))
 
 
