@@ -64,9 +64,10 @@ impl HandoffTraces {
     pub(crate) fn phase_ended(&self, ended: &EndedPhase<'_>) {
         let (record, now) = (ended.record, Instant::now());
         let handoff = SpanContext::of_handoff(&self.keys, record.partition, ended.handoff, record.started_at);
-        let since = |lasted: Duration| now.checked_sub(lasted).unwrap_or(now);
-        let (name, start) = (ended.phase.as_str(), since(ended.lasted));
-        let part = HandoffPart { context: child(handoff), parent: handoff.span, name, start, end: now };
+        let since = |age: Duration| now.checked_sub(age).unwrap_or(now);
+        let (start, end) = (since(ended.ago + ended.lasted), since(ended.ago));
+        let part =
+            HandoffPart { context: child(handoff), parent: handoff.span, name: ended.phase.as_str(), start, end };
         self.tracer.record(self.span(&part, record.partition));
         let Some(result) = ended.result else { return };
         let mut span = Span::new(handoff, None, SpanKind::Internal, "handoff", since(ended.age));

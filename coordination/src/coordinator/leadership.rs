@@ -9,6 +9,7 @@
 mod clocks;
 mod lost_pods;
 mod observing;
+mod phase_clock;
 mod summary;
 mod writing;
 
@@ -292,6 +293,8 @@ impl<'a> Leadership<'a> {
             self.writes.resting.remove(&Subject::Partition(partition));
             self.handoffs.changed.insert(partition);
         }
+        delta.ended.iter().for_each(|ended| self.memory.handoff_ended(ended));
+        self.handoffs.gone.extend(delta.ended);
         if delta.membership {
             self.all_changed();
         }

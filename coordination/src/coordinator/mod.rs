@@ -70,8 +70,10 @@ pub struct EndedPhase<'a> {
     pub record: &'a Handoff,
     /// The phase.
     pub phase: Phase,
-    /// How long this leader has seen the phase.
+    /// How long the phase lasted. Of phases that pass between two looks at the store, by what the record says.
     pub lasted: Duration,
+    /// How long ago it ended.
+    pub ago: Duration,
     /// How long this leader has seen the handoff.
     pub age: Duration,
     /// The end of the handoff, if it has ended with this phase.

@@ -125,6 +125,14 @@ impl Fixture {
             .await;
     }
 
+    /// Returns once the partition is assigned and its first placement over.
+    pub(crate) async fn assigned(&self, partition: PartitionId) {
+        let is_over = |view: &segue_protocol::view::View| {
+            view.assignments.contains_key(&partition) && !view.handoffs.contains_key(&partition)
+        };
+        self.until("assigned", is_over).await;
+    }
+
     fn moved(&self, record: Handoff, phase: Phase) -> Op {
         let key = self.keys.handoff(record.partition);
         Op::put(key, encode(&Handoff { phase, ..record }))
@@ -165,9 +173,6 @@ impl Fixture {
     pub(crate) async fn place(&self, partition: PartitionId, on: &Pod, epoch: impl Into<Epoch>) {
         let epoch = epoch.into();
         self.begin(partition, None, on, epoch).await;
-        self.in_phase(partition, Phase::Ready).await;
-        self.flip(partition, Phase::Switching).await;
-        self.delete(partition).await;
         on.until("the partition is served", |state| state.owned.get(&partition) == Some(&epoch)).await;
     }
 }

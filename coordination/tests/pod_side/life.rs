@@ -151,6 +151,7 @@ async fn a_pod_whose_key_is_deleted_fences_at_once_lets_go_and_registers_again()
 
     // It takes part again, with fresh state.
     assert!(matches!(pod.call().await, Call::Ended("release", _)));
+    fixture.commit(vec![], vec![Op::Delete(Keys::One(fixture.keys.assignment(P0)))]).await;
     fixture.place(P0, &pod, 2).await;
     assert_eq!(pod.status_of(P0, 2).await, 200);
     assert!(matches!(pod.call().await, Call::Began("warm", HandoffContext { epoch: E2, .. })));
@@ -163,14 +164,15 @@ async fn a_service_that_does_not_let_go_keeps_the_next_life_from_warming_that_pa
     fixture.place(P0, &pod, 1).await;
     let before = pod.incarnation();
     pod.service.let_it("release", Conduct::Fail);
-    fixture.commit(vec![], vec![Op::Delete(Keys::One(fixture.keys.pod("w")))]).await;
+    let gone = [fixture.keys.pod("w"), fixture.keys.assignment(P0)];
+    fixture.commit(vec![], gone.map(|key| Op::Delete(Keys::One(key))).into()).await;
     pod.until("it is ready", |state| state.incarnation > before && state.not_ready.is_none()).await;
     fixture.begin(P0, None, &pod, 2).await;
     fixture.place(P1, &pod, 1).await;
     sleep(Duration::from_secs(30)).await;
     assert_eq!(fixture.handoff(P0).await.unwrap().phase, Phase::Warming);
     pod.service.let_it("release", Conduct::Succeed);
-    fixture.in_phase(P0, Phase::Ready).await;
+    fixture.assigned(P0).await;
     while let Ok(call) = pod.calls.try_recv() {
         if matches!(call, Call::Began("warm", HandoffContext { partition: P0, epoch: E2, .. })) {
             return;

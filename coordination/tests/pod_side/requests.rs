@@ -18,7 +18,6 @@ use tower::{Layer as _, ServiceExt as _, service_fn};
 
 use super::fixture::{Fixture, Pod, whole};
 
-const E1: Epoch = Epoch::new(1);
 const P0: PartitionId = PartitionId::new(0);
 const P9: PartitionId = PartitionId::new(9);
 
@@ -41,16 +40,17 @@ async fn a_request_of_an_earlier_epoch_is_refused_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_request_ahead_of_the_view_waits_for_it_and_is_served() {
     let (fixture, _) = Fixture::new();
+    let old = Pod::start(&fixture, "old").await;
     let mut pod = Pod::start(&fixture, "w").await;
-    // A partition that the pod does not know, and one whose epoch is about to change.
-    fixture.begin(P0, None, &pod, 1).await;
+    fixture.place(P0, &old, 1).await;
+    fixture.begin(P0, Some(&old), &pod, 2).await;
     fixture.in_phase(P0, Phase::Ready).await;
-    let early = pod.send(P0, 1);
+    let early = pod.send(P0, 2);
     sleep(Duration::from_millis(200)).await;
     assert!(!early.is_finished() && pod.arrived.try_recv().is_err());
     fixture.flip(P0, Phase::Switching).await;
     let arrival = pod.arrival().await;
-    assert_eq!((arrival.owned.partition, arrival.owned.epoch), (P0, E1));
+    assert_eq!((arrival.owned.partition, arrival.owned.epoch), (P0, Epoch::new(2)));
     assert!(arrival.answer.send(whole("done")).is_ok());
     assert_eq!(early.await.unwrap().status(), 200);
     assert_eq!(pod.handle.ownership().refused(Rejection::NotOwner), 0);

@@ -377,7 +377,7 @@ async fn a_sidecar_moves_its_handoff_when_the_service_has_warmed_at_last() {
     let (fixture, _) = Fixture::new();
     let (port, task) = service(vec![503, 503, 200]).await;
     let _pods = warming(&fixture, port).await;
-    fixture.in_phase(P0, Phase::Ready).await;
+    fixture.assigned(P0).await;
     assert_eq!(task.await.unwrap().len(), 3);
 }
 
@@ -398,7 +398,7 @@ async fn a_sidecar_whose_service_fails_for_good_says_so_once_and_does_not_try_ag
     fixture.delete(P0).await;
     record.epoch = record.epoch.next();
     fixture.put(fixture.keys.handoff(P0), segue_protocol::records::encode(&record)).await;
-    fixture.in_phase(P0, Phase::Ready).await;
+    fixture.assigned(P0).await;
     assert!(task.await.unwrap() > 0);
 }
 

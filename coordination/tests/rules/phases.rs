@@ -214,8 +214,51 @@ async fn the_very_first_placement_needs_no_acks_and_routers_hold_meanwhile() {
     let view = fixture.view().await;
     assert!(is_held(&view));
     assert_eq!(next_step(&view, "r", P0, Trust::Held, &GateStage::Closed, false), None);
+    // By a new owner that does not know that it may end the handoff itself.
     assert!(fixture.advance_seen(&view).await);
-    assert_eq!(route(&fixture.view().await, P0, Trust::Held), Route::To(at("b", b, 1)));
+    let view = fixture.view().await;
+    assert_eq!(route(&view, P0, Trust::Held), Route::To(at("b", b, 1)));
+    assert!(view.handoffs.is_empty() && !fixture.advance_seen(&view).await);
+    assert_eq!(fixture.history().await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_first_placement_is_over_once_its_owner_has_warmed_unless_somebody_was_assigned_or_it_died() {
+    enum Meanwhile {
+        Nothing,
+        Assigned,
+        Unassigned,
+        Died,
+        Ready,
+    }
+    use Meanwhile::*;
+    for (meanwhile, ends) in [(Nothing, true), (Assigned, false), (Unassigned, true), (Died, false), (Ready, false)] {
+        let fixture = Fixture::new(Capabilities::ALL, Capabilities::ALL, &["r"]).await;
+        let assignment = fixture.view().await.assignments[&P0].value.clone();
+        fixture.delete(fixture.keys.assignment(P0)).await;
+        let b = fixture.view().await.incarnation_of("b");
+        let record = Handoff::new(P0, "b", b, E5);
+        fixture.put(fixture.keys.handoff(P0), encode(&record)).await;
+        let view = fixture.view().await;
+        let report = warmed(&view, "b", b, view.handoffs[&P0].id(), P0, 7).unwrap();
+        match meanwhile {
+            Nothing => {}
+            Assigned => drop(fixture.put(fixture.keys.assignment(P0), encode(&assignment)).await),
+            Unassigned => {
+                fixture.put(fixture.keys.assignment(P0), encode(&assignment)).await;
+                fixture.delete(fixture.keys.assignment(P0)).await;
+            }
+            Died => fixture.delete(fixture.keys.pod("b")).await,
+            Ready => drop(fixture.put(fixture.keys.handoff(P0), encode(&record.entering(Phase::Ready, 3))).await),
+        }
+        assert_eq!(fixture.commit(report).await.is_some(), ends);
+        let view = fixture.view().await;
+        assert_eq!((view.handoffs.is_empty(), fixture.history().await.len()), (ends, usize::from(ends)));
+        if ends {
+            assert_eq!(route(&view, P0, Trust::Held), Route::To(at("b", b, 5)));
+            assert_eq!(duty(&view, "b", b, P0), Duty::Serve { epoch: E5 });
+        }
+    }
 }
 
 #[tokio::test]

@@ -207,10 +207,9 @@ impl Player<'_> {
 
     async fn first_placement(&self) -> SceneResult {
         self.stage.forget(P0).await?;
+        // A pod that warms at once owns the partition at once.
         let play = self.stage.begin(P0, &self.registered().await?).await?;
-        self.refuses(P0, play.epoch, "before it owns the partition").await?;
         self.is_ready(play).await?;
-        self.refuses(P0, play.epoch, "before the routers have drained").await?;
         self.takes_over(play).await
     }
 
@@ -229,19 +228,26 @@ impl Player<'_> {
 
     async fn comes_back(&self) -> SceneResult {
         let before = self.owned_by_other(P0).await?;
-        let play = self.stage.begin(P0, &self.registered().await?).await?;
+        self.arrives(&self.registered().await?).await?;
+        self.refuses(P0, before, "at the epoch of the old owner").await
+    }
+
+    /// Plays a handoff of the first partition to the pod from its owner: this program's pod, or a dead one.
+    async fn arrives(&self, pod: &Party) -> SceneResult {
+        let play = self.stage.begin(P0, pod).await?;
         self.is_ready(play).await?;
+        self.refuses(P0, play.epoch, "before the routers have drained").await?;
         self.stage.router(play, Phase::Ready).await?;
         let view = self.stage.view().await?;
-        if view.pod_ack(P0, &self.name, PodAckKind::Synced, play.handoff).is_some() {
+        let waits_for_drain = view.handoffs.get(&P0).is_some_and(|it| view.live_old_owner(&it.value).is_some());
+        if waits_for_drain && view.pod_ack(P0, &self.name, PodAckKind::Synced, play.handoff).is_some() {
             return Err(SceneEnd::Fault("SYNCED before the old owner has drained: it may lack writes".to_owned()));
         }
         self.stage.own_pod(play, PodAckKind::Drained).await?;
         if self.capabilities.sync {
             self.says(play, PodAckKind::Synced).await?;
         }
-        self.takes_over(play).await?;
-        self.refuses(P0, before, "at the epoch of the old owner").await
+        self.takes_over(play).await
     }
 
     async fn cancelled_departure(&self) -> SceneResult {

@@ -287,7 +287,7 @@ async fn each_flaw_of_a_pod_in_handoffs_is_found_and_nothing_else_is() {
     let cluster = start_cluster();
     let flaws: [(Flaw, &[&str]); 14] = [
         (Flaw::Nothing, &[]),
-        (Flaw::ServesWhatItWarms, &[PLACED, COMING_CANCELLED]),
+        (Flaw::ServesWhatItWarms, &[COMES, COMING_CANCELLED]),
         (Flaw::IsNeverReady, &ALL),
         (Flaw::NeverReadsTheTail, &[COMES, LEASE_LOST]),
         (Flaw::NeverDrains, &[LEAVES, LEAVING_CANCELLED]),

@@ -7,7 +7,7 @@
 //!
 //! * The transaction's guards carry all of its safety: any participant may commit it, from a view of any age. It fails
 //!   if a router has registered since, if a record has changed, or if the old owner has come back.
-//! * Only the assignment that the handoff started from is flipped (`starts_from`). The leader cancels a handoff whose
+//! * Only the assignment that the handoff started from is flipped (`flip`). The leader cancels a handoff whose
 //!   assignment somebody has written or deleted meanwhile.
 //! * One condition is in no guard: a dead old owner's bound on its work ([`pending_bound`]). A participant that commits
 //!   such a move has seen the owner's key gone for that long ([`advance_past_bound`]).
@@ -15,11 +15,10 @@
 use std::time::Duration;
 
 use super::checkpoint::awaited;
+use super::flip::{flip, place};
 use super::history::{HandoffEnding, end_handoff};
-use crate::ids::{HandoffId, Incarnation, PartitionId, Revision};
-use crate::records::{
-    Assignment, Handoff, Mode, Phase, PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck, encode,
-};
+use crate::ids::{HandoffId, Incarnation, PartitionId};
+use crate::records::{Handoff, Mode, Phase, PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck, encode};
 use crate::txn::{Compare, Field, Keys, Op, Relation, Txn};
 use crate::view::{PodLife, Versioned, View};
 
@@ -231,7 +230,9 @@ fn moved(view: &View, handoff: &Versioned<Handoff>, now: u64) -> Option<Advance>
     let to = match (record.phase, record.mode) {
         // Only the new owner knows when it is warm.
         (Phase::Warming, _) => return None,
-        (Phase::Ready, _) if record.old_owner.is_none() => Some(Phase::Switching),
+        (from @ Phase::Ready, _) if record.old_owner.is_none() => {
+            return place(view, handoff, now).map(|txn| Advance { from, to: None, txn });
+        }
         (Phase::Ready, Mode::Independent) => Some(Phase::Complete),
         (Phase::Ready, Mode::Barrier) if needs_syncing(view, record) => Some(Phase::Syncing),
         (Phase::Ready, Mode::Barrier) | (Phase::Syncing, _) => Some(Phase::Switching),
@@ -270,45 +271,6 @@ fn unchanged(view: &View, handoff: &Versioned<Handoff>) -> Vec<Compare> {
         when.push(Compare::unchanged_since(keys.pod(old), view.pod_revision(old)));
     }
     when
-}
-
-/// Returns whether the partition's assignment is the one that the handoff started from: the old owner's life, at an
-/// epoch below the new one, or none in a first placement. `true` while the assignment cannot be read.
-pub(crate) fn starts_from(view: &View, handoff: &Handoff) -> bool {
-    let Some(assignment) = view.assignments.get(&handoff.partition) else {
-        return handoff.old_owner.is_none() || view.is_malformed(handoff.partition);
-    };
-    let assigned = &assignment.value;
-    handoff.old_owner.as_deref() == Some(&assigned.owner)
-        && handoff.old_incarnation == assigned.incarnation
-        && handoff.epoch > assigned.epoch
-}
-
-/// Returns whether the partition's assignment is the one that the handoff has written.
-pub(crate) fn has_flipped(view: &View, handoff: &Handoff) -> bool {
-    view.assignments.get(&handoff.partition).map(|assignment| &assignment.value).is_some_and(|assigned| {
-        (&assigned.owner, assigned.incarnation, assigned.epoch)
-            == (&handoff.new_owner, handoff.new_incarnation, handoff.epoch)
-    })
-}
-
-/// Returns the write that changes the owner, and the guard that the assignment is still the one that the view shows. A
-/// first placement requires that there is no assignment. `None` if the handoff did not start from that assignment: a
-/// newer owner would lose the partition to an older epoch.
-pub(crate) fn flip(view: &View, handoff: &Handoff) -> Option<(Compare, Op)> {
-    if !starts_from(view, handoff) {
-        return None;
-    }
-    let key = view.keys().assignment(handoff.partition);
-    let seen = match &handoff.old_owner {
-        Some(_) => view.assignment_revision(handoff.partition),
-        None => Revision::ZERO,
-    };
-    let assignment = Assignment {
-        work_ends_within_ms: view.live_new_owner(handoff).and_then(|pod| pod.work_ends_within_ms),
-        ..Assignment::new(handoff.partition, handoff.new_owner.clone(), handoff.new_incarnation, handoff.epoch)
-    };
-    Some((Compare::unchanged_since(key.clone(), seen), Op::put(key, encode(&assignment))))
 }
 
 /// Returns whether `Syncing` has anything to wait for.

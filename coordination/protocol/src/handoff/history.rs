@@ -57,11 +57,15 @@ impl HandoffEnding {
 /// Returns the writes that end a handoff: they delete its record and all of its acks, and put its history entry. `now`
 /// is informational.
 pub(crate) fn end_handoff(view: &View, handoff: &Versioned<Handoff>, ending: HandoffEnding, now: u64) -> Vec<Op> {
+    let acks = view.keys().acks_of(handoff.value.partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
+    acks.into_iter().chain(end_without_acks(view, handoff, ending, now)).collect()
+}
+
+/// Like [`end_handoff`], of a handoff that nobody had to acknowledge.
+pub(super) fn end_without_acks(view: &View, handoff: &Versioned<Handoff>, ending: HandoffEnding, now: u64) -> [Op; 2] {
     let (keys, partition) = (view.keys(), handoff.value.partition);
     let key = keys.history_entry(partition, handoff.id());
-    let acks = keys.acks_of(partition).map(|prefix| Op::Delete(Keys::Prefix(prefix)));
-    let put = Op::put(key, encode(&entry(view, handoff, ending, now)));
-    [Op::delete(keys.handoff(partition))].into_iter().chain(acks).chain([put]).collect()
+    [Op::delete(keys.handoff(partition)), Op::put(key, encode(&entry(view, handoff, ending, now)))]
 }
 
 /// The entry of a handoff that was cancelled by deletions alone. It is put once the store accepts puts.

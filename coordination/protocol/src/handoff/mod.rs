@@ -4,6 +4,7 @@
 //! | --- | --- | --- |
 //! | [`advance`] | coordinator, acknowledging participants | what is waited for; the transaction that moves the phase on |
 //! | [`waits`] | status, explanations | nothing: since when a handoff waits for whom |
+//! | `flip` | `advance`, `pod`, planning | what changes the owner; what ends a first placement |
 //! | [`checkpoint`] | pods | when a checkpoint is due, and from which one a new owner starts |
 //! | [`history`] | whoever ends a handoff, the coordinator | what a handoff leaves behind, and for how long |
 //! | [`router`] | routers | where a partition's requests go; the next step towards that |
@@ -34,6 +35,7 @@
 pub mod advance;
 pub mod checkpoint;
 pub mod epoch_fence;
+pub(crate) mod flip;
 pub mod history;
 pub mod parties;
 pub mod pod;

@@ -10,7 +10,8 @@
 //! * A new owner is told to read the tail, or to serve before the flip, only while the assignment is the one that its
 //!   handoff started from.
 
-use super::advance::{in_need_of_repair, old_confirms, pending_bound, starts_from};
+use super::advance::{in_need_of_repair, old_confirms, pending_bound};
+use super::flip::{place, starts_from};
 use crate::ids::{Epoch, HandoffId, Incarnation, PartitionId};
 use crate::records::{Handoff, Mode, Phase, PodAckKind};
 use crate::txn::{Compare, Op, Txn};
@@ -120,8 +121,8 @@ pub fn leaving(view: &View, me: &str, incarnation: Incarnation, partition: Parti
     (record.phase == Phase::Ready && is_old && owns).then_some((standing.id(), assignment.epoch))
 }
 
-/// Returns the transaction by which a new owner reports that it is warm: `Warming` → `Ready`. `None` if there is no
-/// such handoff, or if one of its parties cannot be read.
+/// Returns the transaction by which a new owner reports that it is warm: `Warming` → `Ready`. A first placement ends with it
+/// (`place`). `None` if there is no such handoff, or if one of its parties cannot be read.
 pub fn warmed(
     view: &View,
     me: &str,
@@ -134,13 +135,16 @@ pub fn warmed(
     if record.value.phase != Phase::Warming || !in_need_of_repair(view, &record.value).is_empty() {
         return None;
     }
+    if record.value.old_owner.is_none() {
+        return place(view, record, now);
+    }
     let ready = record.value.clone().entering(Phase::Ready, now);
     let key = view.keys().handoff(partition);
     let mut when = vec![
         Compare::unchanged_since(key.clone(), record.mod_revision),
         Compare::created_at(view.keys().pod(me), incarnation.revision()),
     ];
-    if record.value.mode == Mode::Independent && record.value.old_owner.is_some() {
+    if record.value.mode == Mode::Independent {
         // A router that registers later would still send to the old owner after the first router has switched. The
         // coordinator cancels such a move.
         when.push(Compare::none_created_after(view.keys().routers(), handoff.revision()));

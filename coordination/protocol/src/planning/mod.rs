@@ -28,8 +28,8 @@ use std::time::Duration;
 use self::context::Context;
 use crate::authority::Authority;
 use crate::ids::{Incarnation, PartitionId};
-use crate::records::HeldMoves;
-use crate::view::{PodLife, View};
+use crate::records::{Handoff, HeldMoves};
+use crate::view::{PodLife, Versioned, View};
 
 mod actions;
 mod answers;
@@ -125,6 +125,11 @@ impl Memory {
     /// Records that this process did not see the store for a while. Lives that ended meanwhile may have been cut off like it.
     pub fn regained_sight(&mut self) {
         self.departures.regained_sight();
+    }
+
+    /// Takes in a handoff that has ended, whether or not a view has shown it.
+    pub fn handoff_ended(&mut self, handoff: &Versioned<Handoff>) {
+        self.phase_timeouts.has_ended(handoff);
     }
 
     /// Records whether the store refuses writes, as far as this process knows.

@@ -17,7 +17,8 @@ use super::backoff::{BackOffSnapshot, BackOffs};
 use super::notice::Notice;
 use super::wishes::failed_move;
 use super::{Policy, is_dead};
-use crate::handoff::advance::{PendingOn, has_flipped, pending_bound, starts_from, waiting_for};
+use crate::handoff::advance::{PendingOn, pending_bound, waiting_for};
+use crate::handoff::flip::{has_flipped, starts_from};
 use crate::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
 use crate::records::{Handoff, Mode, Phase, PodAckKind};
 use crate::view::{Versioned, View};
@@ -36,6 +37,24 @@ struct PhaseTimer {
     epoch: Epoch,
     new_incarnation: Incarnation,
     has_old_owner: bool,
+}
+
+impl PhaseTimer {
+    /// Returns the timer of a handoff that is seen for the first time, at the beginning of time.
+    fn new(handoff: &Versioned<Handoff>) -> Self {
+        let record = &handoff.value;
+        PhaseTimer {
+            id: handoff.id(),
+            mod_revision: handoff.mod_revision,
+            phase: record.phase,
+            since: Duration::ZERO,
+            ready_for: Duration::ZERO,
+            given_up: None,
+            epoch: record.epoch,
+            new_incarnation: record.new_incarnation,
+            has_old_owner: record.old_owner.is_some(),
+        }
+    }
 }
 
 /// Changes to the handoffs in flight since the last call.
@@ -100,22 +119,24 @@ impl PhaseTimeouts {
             let pauses = |phase| matches!(phase, Phase::Ready | Phase::Syncing);
             let goes_on = known.filter(|seen| pauses(seen.phase) && pauses(record.phase));
             let seen = PhaseTimer {
-                id: handoff.id(),
-                mod_revision: handoff.mod_revision,
-                phase: record.phase,
                 since: goes_on.map_or(now, |seen| seen.since),
                 ready_for: goes_on.map_or(Duration::ZERO, |seen| match seen.phase {
                     Phase::Ready => now.saturating_sub(seen.since),
                     _ => seen.ready_for,
                 }),
-                given_up: None,
-                epoch: record.epoch,
-                new_incarnation: record.new_incarnation,
-                has_old_owner: record.old_owner.is_some(),
+                ..PhaseTimer::new(handoff)
             };
             self.seen.insert(*partition, seen);
         }
         progress
+    }
+
+    /// Takes in a handoff that has ended. Its end counts also if no view has shown it.
+    pub(super) fn has_ended(&mut self, handoff: &Versioned<Handoff>) {
+        let known = self.seen.get(&handoff.value.partition).filter(|seen| seen.id == handoff.id());
+        if known.is_none() {
+            self.seen.insert(handoff.value.partition, PhaseTimer::new(handoff));
+        }
     }
 
     /// Returns whether the partition's handoff has been in its phase for longer than it may.

@@ -11,7 +11,7 @@
 use super::actions::{CancelReason, ObservedHandoff, PlannedWrite, all};
 use super::{answers, checkpoints};
 use crate::authority::Authority;
-use crate::handoff::advance::flip;
+use crate::handoff::flip::flip;
 use crate::handoff::history::{HandoffEnding, end_handoff};
 use crate::ids::Revision;
 use crate::records::{Handoff, HandoffEnd, Mode, Phase, encode};

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use super::View;
+use super::{Versioned, View};
 use crate::ids::PartitionId;
 use crate::keys::{KeyName, RoundsKey};
+use crate::records::Handoff;
 
 /// The subjects of one batch of changes, so that a shell reconsiders only what may have changed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -19,17 +20,20 @@ pub struct ViewDelta {
     pub membership: bool,
     /// An operator's key, the wanted owners, the leader or the assignment round changed: only planning depends on them.
     pub intentions: bool,
+    /// The handoffs whose records were deleted, as they stood last. Some may have begun since the shell last looked.
+    pub ended: Vec<Versioned<Handoff>>,
 }
 
 impl ViewDelta {
     /// Adds the changes of a later batch.
     pub fn extend(&mut self, later: ViewDelta) {
-        let ViewDelta { partitions, pods, settings, membership, intentions } = later;
+        let ViewDelta { partitions, pods, settings, membership, intentions, ended } = later;
         self.partitions.extend(partitions);
         self.pods.extend(pods);
         self.settings |= settings;
         self.membership |= membership;
         self.intentions |= intentions;
+        self.ended.extend(ended);
     }
 
     /// Returns the partitions about which a router or a pod may decide otherwise after these changes, given the view

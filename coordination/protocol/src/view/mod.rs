@@ -318,7 +318,7 @@ impl View {
             KeyName::Load(pod) => return drop(self.loads.remove(&pod)),
             KeyName::Router(router) => return drop(self.routers.remove(&router)),
             KeyName::Assignment(partition) => return self.owned.remove(self.assignments.remove(&partition).as_ref()),
-            KeyName::Handoff(partition) => return drop(self.handoffs.remove(&partition)),
+            KeyName::Handoff(partition) => return touched.ended.extend(self.handoffs.remove(&partition)),
             KeyName::Checkpoint(partition) => return drop(self.checkpoints.remove(&partition)),
             KeyName::RouterDrained(partition, router) => {
                 self.acks.entry(partition).or_default().drained.remove(&router);

@@ -263,7 +263,10 @@ impl World {
             ReportVerdict::Commit(txn) => {
                 let committed = self.commit(&txn);
                 if committed && report.callback == Callback::Warm && report.failure.is_none() {
-                    let epoch = self.view().handoffs[&report.partition].value.epoch;
+                    // A first placement ends with this report.
+                    let (view, at) = (self.view(), &report.partition);
+                    let ready = view.handoffs.get(at).map(|handoff| handoff.value.epoch);
+                    let epoch = ready.unwrap_or_else(|| view.assignments[at].value.epoch);
                     let held = self.clients[pod].held.get(&report.partition).map(|(held, _)| *held);
                     assert_eq!(held, Some(epoch), "it is ready without the state");
                 }

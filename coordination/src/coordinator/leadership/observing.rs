@@ -11,12 +11,13 @@ use std::sync::Arc;
 
 use segue_protocol::ids::{HandoffId, PartitionId};
 use segue_protocol::planning::{Assurance, MoveCause, Notice, Strategy};
-use segue_protocol::records::{Handoff, Phase};
+use segue_protocol::records::Handoff;
 use segue_protocol::view::{Versioned, View};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::super::{EndedPhase, HandoffResult};
+use super::phase_clock::{PhaseClock, PhaseTimes};
 use super::summary::EndedMoves;
 use super::{Leadership, Throttle, lost_pods};
 
@@ -27,8 +28,7 @@ struct SeenHandoff {
     /// The record, as first observed.
     record: Arc<Handoff>,
     began: Instant,
-    phase: Phase,
-    since: Instant,
+    phases: PhaseClock,
     /// Why it was planned, as of when it was first observed.
     cause: MoveCause,
 }
@@ -36,12 +36,7 @@ struct SeenHandoff {
 impl SeenHandoff {
     fn new(handoff: &Versioned<Handoff>, cause: MoveCause, now: Instant) -> Self {
         let record = Arc::new(handoff.value.clone());
-        SeenHandoff { id: handoff.id(), began: now, phase: record.phase, since: now, record, cause }
-    }
-
-    fn in_phase(&self, phase: Phase, now: Instant) -> Self {
-        let since = if phase == self.phase { self.since } else { now };
-        SeenHandoff { phase, since, ..self.clone() }
+        SeenHandoff { id: handoff.id(), began: now, phases: PhaseClock::new(now), record, cause }
     }
 }
 
@@ -81,6 +76,8 @@ impl ViewShowing {
 pub(super) struct HandoffObservation {
     /// Partitions that have changed since they were last observed.
     pub(super) changed: BTreeSet<PartitionId>,
+    /// Handoffs that have ended since then, as they stood last.
+    pub(super) gone: Vec<Versioned<Handoff>>,
     seen: BTreeMap<PartitionId, SeenHandoff>,
     /// Why this leader has decided to cancel a handoff.
     pub(super) cancels: BTreeMap<PartitionId, (HandoffId, &'static str)>,
@@ -108,32 +105,35 @@ impl Leadership<'_> {
                 lost_pods::tell(news);
             }
         }
+        let begun = |view: &View, handoff: &Versioned<Handoff>| {
+            SeenHandoff::new(handoff, MoveCause::of(view, strategy, &handoff.value), now)
+        };
+        for last in std::mem::take(&mut self.handoffs.gone) {
+            let partition = last.value.partition;
+            let known = self.handoffs.seen.remove(&partition).filter(|known| known.id == last.id());
+            // It may have begun and ended since the view was last looked at.
+            let known = known.unwrap_or_else(|| begun(&self.view, &last));
+            self.handoff_ended(partition, known, &last.value, now);
+        }
         for partition in std::mem::take(&mut self.handoffs.changed) {
             let known = self.handoffs.seen.remove(&partition);
-            let seen = self.view.handoffs.get(&partition).map(|handoff| match &known {
-                Some(known) if known.id == handoff.id() => known.in_phase(handoff.value.phase, now),
-                _ => SeenHandoff::new(handoff, MoveCause::of(&self.view, strategy, &handoff.value), now),
-            });
-            let goes_on = |known: &SeenHandoff| seen.as_ref().is_some_and(|seen| seen.id == known.id);
-            if known.as_ref().is_some_and(|known| !goes_on(known)) {
-                self.duties.iter().for_each(|duties| duties.history.handoff_ended());
-            }
-            // The process that acts for the partition reports the end of a handoff; no other process does.
-            if let Some(known) = known.filter(|_| self.acts_for(Some(partition))) {
-                let same = seen.as_ref().filter(|seen| seen.id == known.id);
-                let result = same.is_none().then(|| self.result(partition, &known));
-                if same.is_none_or(|seen| seen.phase != known.phase) {
-                    let SeenHandoff { id, phase, ref record, .. } = known;
-                    let (lasted, age) = (now - known.since, now - known.began);
-                    self.observer.phase_ended(phase, lasted);
-                    self.observer.traced_phase(&EndedPhase { handoff: id, record, phase, lasted, age, result });
+            let standing = self.view.handoffs.get(&partition).cloned();
+            let (same, other) = match known {
+                Some(known) if standing.as_ref().is_some_and(|standing| standing.id() == known.id) => {
+                    (Some(known), None)
                 }
-                if let Some(result) = result {
-                    self.observer.handoff_ended(partition, result);
-                    self.handoffs.ended.add(&known.record, result, known.began);
-                }
+                other => (None, other),
+            };
+            if let Some(other) = other {
+                // A snapshot does not tell how it stood last.
+                let last = other.record.clone();
+                self.handoff_ended(partition, other, &last, now);
             }
-            if let Some(seen) = seen {
+            if let Some(standing) = standing {
+                let mut seen = same.unwrap_or_else(|| begun(&self.view, &standing));
+                for ended in seen.phases.ended(&standing.value, now) {
+                    self.phase_ended(&seen, ended, now, None);
+                }
                 self.handoffs.seen.insert(partition, seen);
             }
             self.pending.insert(partition);
@@ -141,6 +141,32 @@ impl Leadership<'_> {
         if let Some(line) = self.handoffs.ended.line(self.handoffs.seen.len(), now) {
             info!("{line}");
         }
+    }
+
+    /// Tells the end of a handoff that stood last as `last`. The process that acts for the partition does; no other process.
+    fn handoff_ended(&mut self, partition: PartitionId, mut known: SeenHandoff, last: &Handoff, now: Instant) {
+        self.duties.iter().for_each(|duties| duties.history.handoff_ended());
+        if !self.acts_for(Some(partition)) {
+            return;
+        }
+        let result = self.result(partition, &known);
+        let mut phases = known.phases.all(last, now);
+        let with_last = phases.pop();
+        phases.into_iter().for_each(|ended| self.phase_ended(&known, ended, now, None));
+        with_last.into_iter().for_each(|ended| self.phase_ended(&known, ended, now, Some(result)));
+        self.observer.handoff_ended(partition, result);
+        self.handoffs.ended.add(&known.record, result, known.began);
+    }
+
+    fn phase_ended(&self, seen: &SeenHandoff, ended: PhaseTimes, now: Instant, result: Option<HandoffResult>) {
+        let SeenHandoff { id, ref record, began, .. } = *seen;
+        if !self.acts_for(Some(record.partition)) {
+            return;
+        }
+        let PhaseTimes { phase, lasted, ago } = ended;
+        self.observer.phase_ended(phase, lasted);
+        let age = (now - began).max(lasted + ago);
+        self.observer.traced_phase(&EndedPhase { handoff: id, record, phase, lasted, ago, age, result });
     }
 
     /// Returns how a handoff that is gone has ended.

@@ -20,7 +20,7 @@ const WARMS_FOR: Duration = Duration::from_millis(100);
 impl Player<'_> {
     pub(super) async fn killed_while_it_warms(&mut self) -> SceneResult {
         let before = self.registered().await?;
-        self.stage.forget(P0).await?;
+        self.owned_by_other(P0).await?;
         let begun = self.stage.begin(P0, &before).await?;
         let phase = |view: &View| view.handoffs.get(&P0).map(|record| record.value.phase);
         let deadline = Instant::now() + WARMS_FOR;
@@ -34,7 +34,7 @@ impl Player<'_> {
         self.refuses(P0, begun.epoch, "at the epoch of a handoff to the process that was killed").await?;
 
         // Once it is ready for a handoff of its own, it has seen the older one as well.
-        self.stage.forget(P1).await?;
+        self.owned_by_other(P1).await?;
         let own = self.stage.begin(P1, &again).await?;
         self.is_ready(own).await?;
         if phase(&self.stage.view().await?) != killed_in {
@@ -43,7 +43,7 @@ impl Player<'_> {
         }
         self.stage.cancel(own).await?;
         self.stage.cancel(begun).await?;
-        self.is_placed(&again).await
+        self.arrives(&again).await
     }
 
     pub(super) async fn killed_while_it_owns(&mut self) -> SceneResult {
@@ -53,7 +53,7 @@ impl Player<'_> {
         self.start_again()?;
         let again = self.registers_anew(&before).await?;
         self.refuses(P0, epoch, "at the epoch of the process that was killed").await?;
-        self.is_placed(&again).await
+        self.arrives(&again).await
     }
 
     /// Waits until the new process has registered. Until then it must serve nothing of the one before.
@@ -90,15 +90,6 @@ impl Player<'_> {
             }
             sleep(ASK_EVERY).await;
         }
-    }
-
-    /// Plays a handoff of the first partition to the pod, which has to warm before it owns.
-    async fn is_placed(&self, pod: &Party) -> SceneResult {
-        let play = self.stage.begin(P0, pod).await?;
-        self.refuses(P0, play.epoch, "before it owns the partition").await?;
-        self.is_ready(play).await?;
-        self.refuses(P0, play.epoch, "before the routers have drained").await?;
-        self.takes_over(play).await
     }
 
     fn kill(&mut self) {

@@ -97,7 +97,10 @@ impl Streams {
         match judge(view, PODS[pod], life, &TaskReport { handoff: names, ..report.clone() }, 0) {
             ReportVerdict::Commit(txn) => {
                 let is_accepted = self.commit(state, *txn);
-                let epoch = self.store.view(state.now).handoffs.get(&PARTITION).map(|record| record.value.epoch);
+                let now = self.store.view(state.now);
+                let ready = now.handoffs.get(&PARTITION).map(|record| record.value.epoch);
+                // A first placement ends with this report.
+                let epoch = ready.or_else(|| Some(now.assignments.get(&PARTITION)?.value.epoch));
                 let held = state.clients[pod].held.map(|(epoch, _)| epoch);
                 if is_accepted && report.callback == Callback::Warm && held != epoch {
                     // It is said to be ready, and has not the state.

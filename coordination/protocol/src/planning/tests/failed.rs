@@ -4,7 +4,7 @@ use super::world::{World, policy, secs};
 use crate::handoff::advance::{Ack, acknowledge};
 use crate::ids::PartitionId;
 use crate::planning::{CancelReason, FIRST_BACK_OFF, PlannedWrite};
-use crate::records::{PodAck, PodAckKind};
+use crate::records::{Phase, PodAck, PodAckKind};
 
 const P0: PartitionId = PartitionId::new(0);
 
@@ -102,12 +102,15 @@ fn a_partition_without_an_owner_goes_to_a_shunned_pod_if_no_other_can_take_it() 
 
 #[test]
 fn a_failure_past_the_point_of_no_return_cancels_nothing() {
-    let mut world = World::new(policy(1));
+    let mut world = World::settled(policy(1), &["w-0", "w-1"]);
     world.join_router("r-0");
-    world.join_pod("w-0");
+    let owner = world.owner(P0);
+    world.kill_pod(&owner);
+    world.wait(secs(1));
+    while world.handoff(P0).phase < Phase::Switching {
+        assert!(world.participate(P0));
+    }
     world.silent.insert("r-0".to_owned());
-    world.wait(secs(2));
-    while world.participate_all() {}
     fail(&mut world, Some("too late"));
     assert!(
         !world

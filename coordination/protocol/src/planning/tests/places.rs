@@ -27,6 +27,22 @@ fn the_rest_of_a_round_is_begun_as_handoffs_end() {
 }
 
 #[test]
+fn a_handoff_that_no_view_has_shown_frees_its_place_when_it_ends() {
+    let mut world = World::new(policy(3));
+    world.policy.max_concurrent_handoffs = 1;
+    world.join_pod("w-0");
+    let mut left = 3;
+    while left > 0 {
+        let plans = if left == 3 { world.wait(secs(2)) } else { vec![world.lead()] };
+        assert_eq!((all_begun(&plans).len(), plans.last().unwrap().waiting), (1, left - 1));
+        let gone = world.view().handoffs.values().next().unwrap().clone();
+        while world.participate_all() {}
+        world.memory.handoff_ended(&gone);
+        left -= 1;
+    }
+}
+
+#[test]
 fn a_rebalance_under_a_budget_moves_no_more_than_one_without() {
     let mut world = World::settled(policy(40), &["w-0", "w-1", "w-2"]);
     world.join_pod("w-3");
