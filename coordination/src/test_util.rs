@@ -82,7 +82,7 @@ impl StoredKeyspace {
 
     /// Waits until the store shows this. Returns the keyspace as it is then.
     pub async fn until(&self, what: &str, shows: impl Fn(&View) -> bool) -> View {
-        let mut watcher = Watcher::start_with_heartbeats(self.store.clone(), self.keys.clone());
+        let mut watcher = Watcher::start_planning(self.store.clone(), self.keys.clone());
         let (mut view, mut is_known) = (View::empty(self.keys.clone()), false);
         let seen = async {
             // The condition may depend on more than the store.

@@ -9,33 +9,38 @@ use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::StatusSource;
+use super::on_demand::OnDemandReader;
 use super::page::board::Board;
-use super::troubles::TroubleReader;
 use crate::telemetry::metrics::StoreHealth;
 
 /// A followed keyspace.
 #[derive(Debug)]
 pub(crate) struct KeyspaceStatusSource {
     board: Arc<Board>,
-    troubles: Arc<TroubleReader>,
+    on_demand: Arc<OnDemandReader>,
     health: Arc<StoreHealth>,
     _tasks: [AbortOnDropHandle<()>; 2],
 }
 
 impl KeyspaceStatusSource {
-    /// Follows a keyspace by its watcher. Without heartbeats, the load of pods is unknown.
-    pub(crate) fn start(store: Arc<dyn Store>, keys: Keyspace, mut watcher: Watcher, health: Arc<StoreHealth>) -> Self {
+    /// Follows a keyspace by its watcher, which is one that `plans` or not. If not, the load of pods is unknown.
+    pub(crate) fn start(
+        store: Arc<dyn Store>,
+        keys: Keyspace,
+        (mut watcher, plans): (Watcher, bool),
+        health: Arc<StoreHealth>,
+    ) -> Self {
         let board = Arc::new(Board::new(keys.clone(), unix_millis()));
-        let troubles = Arc::new(TroubleReader::new());
-        let (reader, shown) = (troubles.clone(), board.clone());
-        let read = tokio::spawn(async move { reader.run(store, keys, shown).await });
+        let on_demand = Arc::new(OnDemandReader::new());
+        let (reader, shown) = (on_demand.clone(), board.clone());
+        let read = tokio::spawn(async move { reader.run(store, keys, shown, plans).await });
         let shared = board.clone();
         let task = tokio::spawn(async move {
             loop {
                 shared.update(watcher.next().await, unix_millis());
             }
         });
-        KeyspaceStatusSource { board, troubles, health, _tasks: [task, read].map(AbortOnDropHandle::new) }
+        KeyspaceStatusSource { board, on_demand, health, _tasks: [task, read].map(AbortOnDropHandle::new) }
     }
 
     /// Returns the board that the live page reads.
@@ -44,8 +49,8 @@ impl KeyspaceStatusSource {
     }
 
     /// Returns what puts the routers' reports on that board.
-    pub(crate) fn troubles(&self) -> Arc<TroubleReader> {
-        self.troubles.clone()
+    pub(crate) fn on_demand(&self) -> Arc<OnDemandReader> {
+        self.on_demand.clone()
     }
 }
 

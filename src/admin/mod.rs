@@ -15,10 +15,10 @@ mod connections;
 mod exposition;
 mod hosts;
 pub(crate) mod keyspace;
+mod on_demand;
 pub(crate) mod page;
 mod shown;
 pub(crate) mod token_file;
-mod troubles;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -251,7 +251,7 @@ async fn of_keyspace(State(shared): State<Arc<AdminState>>, request: Request) ->
         return routes.pass(request).await;
     }
     let statuses = shared.keyspaces.all();
-    join_all(statuses.iter().map(|status| status.troubles.fresh())).await;
+    join_all(statuses.iter().map(|status| status.on_demand.fresh())).await;
     let body = shared.status.get(|| {
         let names = json!(routes.names());
         let parts =
@@ -274,8 +274,8 @@ mod tests {
     use tokio::task::JoinSet;
 
     use super::connections::{IO_TIMEOUT, MAX_CONNECTIONS};
+    use super::on_demand::OnDemandReader;
     use super::page::board::Board;
-    use super::troubles::TroubleReader;
     use super::*;
     use crate::operator::Link;
 
@@ -311,10 +311,10 @@ mod tests {
             let keys = Keyspace::new("/segue/", "default");
             let board = Arc::new(Board::new(keys.clone(), 0));
             let link = Link::new(Arc::new(MemoryStore::new()), keys.clone(), None);
-            let troubles = Arc::new(TroubleReader::new());
-            let (reader, store, shown) = (troubles.clone(), link.store().clone(), board.clone());
-            tokio::spawn(async move { reader.run(store, keys, shown).await });
-            let keyspace = AdminKeyspace { sources: vec![source.clone()], board, troubles, link, registry: None };
+            let on_demand = Arc::new(OnDemandReader::new());
+            let (reader, store, shown) = (on_demand.clone(), link.store().clone(), board.clone());
+            tokio::spawn(async move { reader.run(store, keys, shown, true).await });
+            let keyspace = AdminKeyspace { sources: vec![source.clone()], board, on_demand, link, registry: None };
             tokio::spawn(admin.serve(vec![keyspace], Registry::default(), (WritePermission::Nobody, None), end.clone()))
         };
         (address, source, serving, end)

@@ -17,10 +17,10 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::StatusSource;
 use super::api::{Api, WriteControl};
+use super::on_demand::OnDemandReader;
 use super::page;
 use super::page::board::Board;
 use super::page::feed::Feed;
-use super::troubles::TroubleReader;
 use crate::operator::{Link, history};
 use crate::process::shared_list::SharedList;
 
@@ -36,7 +36,7 @@ pub(crate) struct AdminKeyspace {
     /// The contents of the live page.
     pub(crate) board: Arc<Board>,
     /// The reader that puts the routers' reports on the board.
-    pub(crate) troubles: Arc<TroubleReader>,
+    pub(crate) on_demand: Arc<OnDemandReader>,
     /// The operators' way to the store.
     pub(crate) link: Link,
     /// Its series, unless they are among those of the process.
@@ -68,7 +68,7 @@ pub(crate) enum AdminChange {
 pub(super) struct StatusPage {
     pub(super) name: String,
     pub(super) sources: Vec<Arc<dyn StatusSource>>,
-    pub(super) troubles: Arc<TroubleReader>,
+    pub(super) on_demand: Arc<OnDemandReader>,
     page: Page,
     pub(super) registry: Option<Registry>,
 }
@@ -93,14 +93,14 @@ impl ShownKeyspaces {
     }
 
     /// Shows a keyspace. Requires the runtime of the endpoint.
-    pub(super) fn add(&mut self, AdminKeyspace { sources, board, troubles, link, registry }: AdminKeyspace) {
+    pub(super) fn add(&mut self, AdminKeyspace { sources, board, on_demand, link, registry }: AdminKeyspace) {
         let name = link.keys().name().to_owned();
-        let (wanted, end) = (troubles.clone(), self.end.child_token());
+        let (wanted, end) = (on_demand.clone(), self.end.child_token());
         let looks = Box::new(move || wanted.want());
         let feed = Arc::new(Feed::new(board, summary(sources.clone()), looks, end.clone()));
         let routers = sources.iter().flat_map(|source| source.routers()).collect();
         let api = Arc::new(Api::new(link.clone(), self.control.clone(), routers));
-        let status = Arc::new(StatusPage { name: name.clone(), sources, troubles, page: Page::default(), registry });
+        let status = Arc::new(StatusPage { name: name.clone(), sources, on_demand, page: Page::default(), registry });
         let own = Router::new()
             .route("/status", get(status_of_keyspace))
             .with_state(status.clone())
@@ -162,7 +162,7 @@ impl Page {
 }
 
 async fn status_of_keyspace(State(status): State<Arc<StatusPage>>) -> Response {
-    status.troubles.fresh().await;
+    status.on_demand.fresh().await;
     ([(header::CONTENT_TYPE, "application/json")], status.get()).into_response()
 }
 

@@ -104,7 +104,7 @@ async fn look(reach: &Reach, args: &Args) -> Result<(), CommandFailure> {
 }
 
 async fn follow(store: Arc<dyn Store>, keys: Keyspace, args: &Args) -> Result<(), CommandFailure> {
-    let mut watcher = Watcher::start(store, keys.clone());
+    let mut watcher = Watcher::start_planning(store, keys.clone());
     let mut view = View::empty(keys);
     loop {
         match watcher.next().await {

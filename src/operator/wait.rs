@@ -62,7 +62,7 @@ pub(super) async fn watch(
     mut judge: impl FnMut(&View) -> ConditionState,
     said: &WaitProgress,
 ) -> Result<String, OperatorError> {
-    let mut watcher = Watcher::start(link.store.clone(), link.keys.clone());
+    let mut watcher = Watcher::start_planning(link.store.clone(), link.keys.clone());
     let deadline = Instant::now() + timeout;
     let mut view: Option<View> = None;
     loop {

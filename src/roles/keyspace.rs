@@ -65,7 +65,7 @@ impl RoleKeyspace {
     }
 
     /// Returns what the admin endpoint shows of it, beside what it shows of the roles. Only a process that plans anyway
-    /// follows the pods' heartbeats.
+    /// follows the pods' heartbeats and the acknowledgements of routers.
     pub(crate) fn shown(
         self,
         (store, health): (&Arc<dyn Store>, &Arc<StoreHealth>),
@@ -74,10 +74,10 @@ impl RoleKeyspace {
     ) -> AdminKeyspace {
         let RoleKeyspace { section, keys, own, .. } = self;
         let watcher = Watcher::start_beside(store.clone(), keys.clone(), plans);
-        let followed = KeyspaceStatusSource::start(store.clone(), keys.clone(), watcher, health.clone());
-        let (board, troubles) = (followed.board(), followed.troubles());
+        let followed = KeyspaceStatusSource::start(store.clone(), keys.clone(), (watcher, plans), health.clone());
+        let (board, on_demand) = (followed.board(), followed.on_demand());
         let sources = once(Arc::new(followed) as Arc<dyn StatusSource>).chain(roles).collect();
-        AdminKeyspace { sources, board, troubles, link: Link::new(store.clone(), keys, section.policy), registry: own }
+        AdminKeyspace { sources, board, on_demand, link: Link::new(store.clone(), keys, section.policy), registry: own }
     }
 
     /// Returns the span of the log lines about this keyspace.

@@ -100,7 +100,7 @@ impl Hub {
             changed: watch::Sender::new(Revision::ZERO),
             blind_since: Mutex::new(Some(boottime())),
         });
-        let task = follow(shared.clone(), Watcher::start_with_heartbeats(store, keys)).in_current_span();
+        let task = follow(shared.clone(), Watcher::start_planning(store, keys)).in_current_span();
         let task = AbortOnDropHandle::new(tokio::spawn(task));
         Hub { shared, waits: Mutex::default(), _task: task }
     }

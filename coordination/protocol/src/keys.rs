@@ -4,8 +4,15 @@ use crate::ids::{HandoffId, PartitionId, Revision};
 use crate::records::PodAckKind;
 use crate::txn::Keys;
 
-/// The folder of the pods' heartbeats. It sorts after every key that participants follow: only those who plan read a
-/// pod's load, and everybody else would receive it every few seconds.
+/// The beginning of every key that not all participants follow. It sorts after all other keys, so that one range has those.
+const APART: char = '~';
+
+/// The folder of the routers' acknowledgements. Only those who plan follow them: each move brings as many as there are
+/// routers, and nobody else has to know them.
+const ROUTER_ACKS: &str = "~acks/";
+
+/// The folder of the pods' heartbeats. Only those who plan read a pod's load, and everybody else would receive it every few
+/// seconds.
 const HEARTBEATS: &str = "~heartbeats/";
 
 /// The folder of the history. It sorts after every other key, so that one range has everything else: nobody watches the
@@ -35,9 +42,9 @@ pub enum KeyName {
     Assignment(PartitionId),
     /// `handoffs/{partition}`
     Handoff(PartitionId),
-    /// `handoff_drains/{partition}/{router}`
+    /// `~acks/handoff_drains/{partition}/{router}`
     RouterDrained(PartitionId, String),
-    /// `handoff_acks/{partition}/{router}`
+    /// `~acks/handoff_acks/{partition}/{router}`
     RouterCutover(PartitionId, String),
     /// `pod_acks/{partition}/{pod}/{ack}`
     PodAck(PartitionId, String, PodAckKind),
@@ -102,9 +109,15 @@ impl Keyspace {
         &self.root
     }
 
-    /// Returns the keys that participants follow: all but heartbeats and the history, which sort after them.
+    /// Returns the keys that routers and pods follow: all but routers' acknowledgements, heartbeats and the history, which
+    /// sort after them.
     pub fn followed(&self) -> Keys {
-        Keys::Between(self.root.clone(), format!("{}{HEARTBEATS}", self.root))
+        Keys::Between(self.root.clone(), format!("{}{APART}", self.root))
+    }
+
+    /// Returns the keys of all routers' acknowledgements.
+    pub fn router_acks(&self) -> Keys {
+        Keys::Prefix(format!("{}{ROUTER_ACKS}", self.root))
     }
 
     /// Returns the keys that those follow who plan: all but the history.
@@ -234,12 +247,12 @@ impl Keyspace {
 
     /// Returns the key of a router's ack that it has drained.
     pub fn router_drained(&self, partition: PartitionId, router: &str) -> String {
-        format!("{}handoff_drains/{partition}/{router}", self.root)
+        format!("{}{ROUTER_ACKS}handoff_drains/{partition}/{router}", self.root)
     }
 
     /// Returns the key of a router's ack that it has cut over.
     pub fn router_cutover(&self, partition: PartitionId, router: &str) -> String {
-        format!("{}handoff_acks/{partition}/{router}", self.root)
+        format!("{}{ROUTER_ACKS}handoff_acks/{partition}/{router}", self.root)
     }
 
     /// Returns the key of a pod's ack.
@@ -269,14 +282,13 @@ impl Keyspace {
 
     /// Returns the prefixes of all acks of a partition's handoff.
     pub fn acks_of(&self, partition: PartitionId) -> [String; 3] {
-        ["handoff_drains", "handoff_acks", "pod_acks"].map(|kind| format!("{}{kind}/{partition}/", self.root))
+        let [drains, cutovers] = ["handoff_drains", "handoff_acks"].map(|kind| format!("{ROUTER_ACKS}{kind}"));
+        [drains, cutovers, "pod_acks".to_owned()].map(|kind| format!("{}{kind}/{partition}/", self.root))
     }
 
-    /// Returns the partition of an ack by its key. `None` if `key` is no ack.
-    pub(crate) fn acked_partition(&self, key: &str) -> Option<PartitionId> {
-        let (kind, rest) = key.strip_prefix(self.root.as_str())?.split_once('/')?;
-        let is_ack = matches!(kind, "handoff_drains" | "handoff_acks" | "pod_acks");
-        is_ack.then(|| number(rest.split('/').next()?))?
+    /// Returns the partition of a pod's ack by its key. `None` if `key` is none.
+    pub(crate) fn acked_by_pod(&self, key: &str) -> Option<PartitionId> {
+        number(key.strip_prefix(self.root.as_str())?.strip_prefix("pod_acks/")?.split('/').next()?)
     }
 
     /// Returns the meaning of `key`. `None` if it is not a key of this keyspace that this version knows.
@@ -293,8 +305,11 @@ impl Keyspace {
             "routers" => KeyName::Router(name(parts.next()?)?),
             "assignments" => KeyName::Assignment(number(parts.next()?)?),
             "handoffs" => KeyName::Handoff(number(parts.next()?)?),
-            "handoff_drains" => KeyName::RouterDrained(number(parts.next()?)?, name(parts.next()?)?),
-            "handoff_acks" => KeyName::RouterCutover(number(parts.next()?)?, name(parts.next()?)?),
+            "~acks" => match parts.next()? {
+                "handoff_drains" => KeyName::RouterDrained(number(parts.next()?)?, name(parts.next()?)?),
+                "handoff_acks" => KeyName::RouterCutover(number(parts.next()?)?, name(parts.next()?)?),
+                _ => return None,
+            },
             "pod_acks" => {
                 let partition = number(parts.next()?)?;
                 let pod = name(parts.next()?)?;
@@ -389,12 +404,18 @@ mod tests {
     }
 
     #[test]
-    fn only_those_who_plan_follow_heartbeats() {
+    fn only_those_who_plan_follow_heartbeats_and_the_acknowledgements_of_routers() {
         let keys = Keyspace::new("/segue/", "default");
-        for pod in ["0", "w-0", "~"] {
-            let heartbeat = keys.load(pod);
-            assert!(keys.planned().contains(&heartbeat) && !keys.followed().contains(&heartbeat), "{heartbeat}");
+        for name in ["0", "w-0", "~"] {
+            for key in [keys.load(name), keys.router_drained(P7, name), keys.router_cutover(P7, name)] {
+                assert!(keys.planned().contains(&key) && !keys.followed().contains(&key), "{key}");
+            }
+            assert!(keys.router_acks().contains(&keys.router_drained(P7, name)));
+            assert!(!keys.router_acks().contains(&keys.load(name)));
+            assert!(keys.followed().contains(&keys.pod_ack(P7, name, PodAckKind::Drained)));
         }
+        assert_eq!(keys.router_drained(P7, "r"), "/segue/default/~acks/handoff_drains/7/r");
+        assert_eq!(keys.router_cutover(P7, "r"), "/segue/default/~acks/handoff_acks/7/r");
         let trouble = keys.trouble("r");
         assert!(keys.troubles().contains(&trouble) && !keys.planned().contains(&trouble));
         for key in [keys.config(), keys.wanted(), keys.router("~"), keys.pod_stream("~")] {

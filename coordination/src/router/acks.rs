@@ -1,11 +1,14 @@
 //! The router's acknowledgements, what they report, and their results.
+//!
+//! No view shows a router which acknowledgements it has written, so the queue remembers it, until the next snapshot of the
+//! keyspace: somebody may have deleted one by hand.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use segue_protocol::handoff::advance::{Ack, acknowledge};
-use segue_protocol::ids::{HandoffId, Incarnation, PartitionId};
+use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::records::{RouterCutoverAck, RouterDrainedAck};
 use segue_protocol::txn::Txn;
 use segue_protocol::view::View;
@@ -41,12 +44,15 @@ pub(super) struct Acks {
     severed: HashMap<PartitionId, u64>,
     /// The times of a partition's last cutover.
     times: HashMap<PartitionId, CutoverTimes>,
+    /// The times that the last written ack of a cutover reports, while its handoff lasts.
+    reported: HashMap<PartitionId, (HandoffId, CutoverTimes)>,
 }
 
 impl Acks {
     pub(super) fn of(store: Arc<dyn Store>, router: &str) -> Self {
         let queue = WriteQueue::new(store, "acknowledgement cannot be written; retrying", REFUSED_PAUSE);
-        Acks { router: router.to_owned(), queue, severed: HashMap::new(), times: HashMap::new() }
+        let (severed, times, reported) = Default::default();
+        Acks { router: router.to_owned(), queue, severed, times, reported }
     }
 
     /// Adds to the exchanges that were severed for the cutover of this partition.
@@ -64,9 +70,16 @@ impl Acks {
         self.times.insert(partition, times);
     }
 
-    /// Queues an ack, unless it is already being written. Returns when to call again, if no result will trigger that.
-    pub(super) fn want(&mut self, id: AckId, view: &View) -> Option<Instant> {
-        self.queue.want(id, view.revision)
+    /// Queues an ack, unless it is written or being written. Returns when to call again, if no result will trigger that.
+    pub(super) fn want(&mut self, id: AckId) -> Option<Instant> {
+        self.queue.want(id, Revision::ZERO)
+    }
+
+    /// Returns whether this router has said that it drained for this handoff, or that it cannot.
+    pub(super) fn has_answered(&self, partition: PartitionId, handoff: HandoffId) -> bool {
+        [AckKind::Drained, AckKind::GaveUp]
+            .into_iter()
+            .any(|kind| self.queue.has_written(AckId { partition, handoff, kind }))
     }
 
     /// Sends the acks that are due, as those of this life of the router.
@@ -89,7 +102,8 @@ impl Acks {
                 Ack::RouterDrained(RouterDrainedAck { handoff, gave_up, router_name, partition, acked_at, severed })
             }
             AckKind::Cutover => {
-                let times = self.times.get(&partition).copied().unwrap_or_default();
+                let reported = self.reported.get(&partition).filter(|(of, _)| *of == handoff).map(|(_, times)| times);
+                let times = self.times.get(&partition).or(reported).copied().unwrap_or_default();
                 let micros = |duration: Duration| duration.as_micros() as u64;
                 Ack::RouterCutover(RouterCutoverAck {
                     router_name,
@@ -114,15 +128,19 @@ impl Acks {
     pub(super) fn written(&mut self, results: WriteResults<AckId>, view: &View) -> Vec<PartitionId> {
         for (id, result) in &results {
             if id.kind == AckKind::Cutover && result.as_ref().is_ok_and(|outcome| outcome.committed()) {
-                self.times.remove(&id.partition);
                 self.severed.remove(&id.partition);
+                if let Some(times) = self.times.remove(&id.partition) {
+                    self.reported.insert(id.partition, (id.handoff, times));
+                }
             }
         }
-        self.queue.forget(|id| view.handoffs.get(&id.partition).is_none_or(|record| record.id() != id.handoff));
+        let stands = |partition, handoff| view.handoffs.get(&partition).is_some_and(|record| record.id() == handoff);
+        self.queue.forget(|id| !stands(id.partition, id.handoff));
+        self.reported.retain(|partition, (handoff, _)| stands(*partition, *handoff));
         results.into_iter().map(|(id, _)| id.partition).collect()
     }
 
-    /// Forgets which acks are written: a new snapshot shows them.
+    /// Forgets which acks are written, so that those which are still due are written again.
     pub(super) fn resync(&mut self) {
         self.queue.forget(|_| true);
     }

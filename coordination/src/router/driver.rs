@@ -339,8 +339,7 @@ impl RouterDriver {
             if let Some(at) = backing_off {
                 self.timers.insert((at, partition));
             }
-            let me = &self.settings.name;
-            match next_step(&self.view, me, partition, self.trust, &stage, backing_off.is_some()) {
+            match next_step(&self.view, partition, self.trust, &stage, backing_off.is_some()) {
                 Some(RouteStep::Stop) => {
                     // Queried only where the stop may wait. Partitions that have their turn keep it.
                     let ready_since = may_stop_later(&self.view, partition, self.trust, &stage);
@@ -394,16 +393,15 @@ impl RouterDriver {
         if let Some(again) = again {
             self.timers.insert((again, partition));
         }
-        let said = |handoff| self.view.drained_ack(partition, &self.settings.name, handoff).is_some();
         let handoff = self.view.handoffs.get(&partition).map(|handoff| handoff.id()).filter(|_| gives_up);
-        if let Some(handoff) = handoff.filter(|handoff| !said(*handoff)) {
+        if let Some(handoff) = handoff.filter(|handoff| !self.acks.has_answered(partition, *handoff)) {
             self.ack(partition, handoff, AckKind::GaveUp);
         }
     }
 
-    /// Queues an ack, unless it is already being written.
+    /// Queues an ack, unless it is written or being written.
     fn ack(&mut self, partition: PartitionId, handoff: HandoffId, kind: AckKind) {
-        if let Some(again) = self.acks.want(AckId { partition, handoff, kind }, &self.view) {
+        if let Some(again) = self.acks.want(AckId { partition, handoff, kind }) {
             self.timers.insert((again, partition));
         }
     }

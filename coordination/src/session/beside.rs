@@ -240,7 +240,7 @@ mod tests {
     async fn a_reader_has_a_watch_of_its_own_while_nobody_follows_the_same_keys() {
         let store = tapped();
         // A planner follows other keys, so the reader gets no copies from it.
-        let planner = Watcher::start_with_heartbeats(store.clone(), keyspace());
+        let planner = Watcher::start_planning(store.clone(), keyspace());
         let mut reader = Watcher::start_beside(store.clone(), keyspace(), false);
         let mut shown = View::empty(keyspace());
         reach(&mut reader, &mut shown, put(&store).await).await;

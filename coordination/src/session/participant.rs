@@ -64,7 +64,7 @@ impl<'a> Participant<'a> {
 
     /// Like [`start`](Self::start), for those who plan, with the pods' heartbeats.
     pub(crate) fn start_planner(store: &Arc<dyn Store>, keys: &Keyspace, registration: &'a Registration) -> Self {
-        Self::with(Watcher::start_with_heartbeats(store.clone(), keys.clone()), store, registration)
+        Self::with(Watcher::start_planning(store.clone(), keys.clone()), store, registration)
     }
 
     fn with(watcher: Watcher, store: &Arc<dyn Store>, registration: &'a Registration) -> Self {

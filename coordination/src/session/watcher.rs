@@ -23,22 +23,23 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Begins with a snapshot that is taken after this call. The pods' heartbeats are left out.
+    /// Begins with a snapshot that is taken after this call. It has all that routers and pods need: the acknowledgements of
+    /// routers and the pods' heartbeats are left out.
     pub fn start(store: Arc<dyn Store>, keys: Keyspace) -> Self {
         let followed = keys.followed();
         Self::follow(store, keys, followed)
     }
 
-    /// Like [`start`](Self::start), with the pods' heartbeats, for those who plan.
-    pub fn start_with_heartbeats(store: Arc<dyn Store>, keys: Keyspace) -> Self {
+    /// Like [`start`](Self::start), with those, for whoever plans.
+    pub fn start_planning(store: Arc<dyn Store>, keys: Keyspace) -> Self {
         let planned = keys.planned();
         Self::follow(store, keys, planned)
     }
 
-    /// Like [`start`](Self::start), or with the pods' heartbeats, for a reader that only shows the keyspace. It needs no
-    /// watch of its own while a participant of this process follows the same keys by the same store.
-    pub fn start_beside(store: Arc<dyn Store>, keys: Keyspace, with_heartbeats: bool) -> Self {
-        let followed = if with_heartbeats { keys.planned() } else { keys.followed() };
+    /// Like [`start`](Self::start), or as one that plans, for a reader that only shows the keyspace. It needs no watch of its own
+    /// while a participant of this process follows the same keys by the same store.
+    pub fn start_beside(store: Arc<dyn Store>, keys: Keyspace, plans: bool) -> Self {
+        let followed = if plans { keys.planned() } else { keys.followed() };
         Self::spawn(|updates| follow_beside(store, keys, followed, updates))
     }
 

@@ -76,8 +76,8 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
         WriteQueue { store, cannot, rest, retry, not_before, refused, log, states, due, requests, round_trip }
     }
 
-    /// Queues an item that is due according to a view of revision `seen`. Returns when to call again, if no result will
-    /// trigger that.
+    /// Queues an item that is due according to a view of revision `seen`, or of revision 0 if no view shows that it is written.
+    /// Returns when to call again, if no result will trigger that.
     pub(crate) fn want(&mut self, item: W, seen: Revision) -> Option<Instant> {
         match self.states.get(&item) {
             Some(ItemState::Due) => return None,
@@ -91,6 +91,11 @@ impl<W: Copy + Eq + Hash + Send + 'static> WriteQueue<W> {
         self.states.insert(item, ItemState::Due);
         self.due.push(item);
         None
+    }
+
+    /// Returns whether the item has been written since it was last forgotten.
+    pub(crate) fn has_written(&self, item: W) -> bool {
+        matches!(self.states.get(&item), Some(ItemState::SeenAt(_)))
     }
 
     /// Takes the items to send now.

@@ -81,7 +81,7 @@ async fn a_partition_moves_between_two_pods_on_etcd_and_a_pod_survives_the_loss_
     assert_eq!(new.status_of(P0, 2).await, 200);
     assert_eq!(old.status_of(P0, 1).await, 421);
     fixture.move_to(P0, Phase::Complete).await;
-    fixture.until("released", |view| view.handoffs.is_empty() && view.acks.is_empty()).await;
+    fixture.end(P0).await;
 
     let before = new.incarnation();
     fixture.commit(vec![], vec![Op::Delete(Keys::One(fixture.keys.pod("new")))]).await;

@@ -19,6 +19,7 @@ use segue_coordination::pod::{
 use segue_coordination::session::{Leases, count_by_tokio};
 use segue_coordination::store::{Fault, FaultyStore, MemoryStore, Store, StoreCall};
 use segue_coordination::test_util::StoredKeyspace;
+use segue_protocol::handoff::advance::advance;
 use segue_protocol::ids::{Epoch, HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Assignment, Handoff, Mode, Phase, PodAckKind, encode};
@@ -123,6 +124,13 @@ impl Fixture {
     pub(crate) async fn in_phase(&self, partition: PartitionId, phase: Phase) {
         self.until(phase.as_str(), |view| view.handoffs.get(&partition).is_some_and(|it| it.value.phase == phase))
             .await;
+    }
+
+    /// Waits until a handoff waits for nobody, and ends it, as a coordinator does.
+    pub(crate) async fn end(&self, partition: PartitionId) {
+        let ends = |view: &segue_protocol::view::View| advance(view, partition, 0).filter(|next| next.to.is_none());
+        let view = self.until("released", |view| ends(view).is_some()).await;
+        self.stored.commit(ends(&view).unwrap().txn).await;
     }
 
     /// Returns once the partition is assigned and its first placement over.

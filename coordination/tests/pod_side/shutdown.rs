@@ -32,7 +32,7 @@ async fn a_shutdown_hands_over_then_deregisters() {
     assert!(fixture.view().await.pods.contains_key("old"));
     fixture.move_to(P0, Phase::Complete).await;
     assert!(!ending.is_finished());
-    fixture.until("released", |view| view.handoffs.is_empty()).await;
+    fixture.end(P0).await;
     ending.await.unwrap();
     assert!(began.elapsed() < Duration::from_secs(1), "and no longer than it takes");
     assert!(!fixture.view().await.pods.contains_key("old"), "the lease is revoked, not left to end");

@@ -1,6 +1,6 @@
 //! A handoff from phase to phase, and the ack that carries each move.
 
-use segue_protocol::handoff::advance::{Ack, PendingOn, acknowledge, waiting_for};
+use segue_protocol::handoff::advance::{Ack, PendingOn, acknowledge, advance, waiting_for};
 use segue_protocol::handoff::pod::{Duty, duty, warmed};
 use segue_protocol::handoff::router::{GateStage, Route, RouteStep, Trust, next_step, route};
 use segue_protocol::records::{
@@ -44,8 +44,26 @@ async fn a_handoff_goes_through_its_phases_and_each_last_ack_carries_the_move() 
 
     assert_eq!(duty(&fixture.view().await, "a", a, P0), Duty::Release { handoff: id });
     assert!(fixture.ack(&says("a", PodAckKind::Released, id)).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Complete), "the acks of routers are part of what it leaves behind");
+    assert!(fixture.advance_seen(&fixture.view().await).await);
     let view = fixture.view().await;
     assert!(view.handoffs.is_empty() && view.acks.is_empty(), "the record and all acks go together");
+}
+
+#[tokio::test]
+async fn a_handoff_from_an_owner_that_releases_nothing_ends_once_the_routers_have_switched() {
+    let fixture = Fixture::new(NONE, NONE, &["r", "s"]).await;
+    let id = fixture.handoff(Phase::Switching, Mode::Barrier).await;
+    assert!(fixture.ack(&cut_over("r", id)).await);
+    assert!(!fixture.advance_seen(&fixture.view().await).await, "s has not switched");
+    let before = fixture.view().await;
+    assert!(fixture.ack(&cut_over("s", id)).await);
+    assert_eq!(fixture.phase().await, Some(Phase::Switching));
+    assert!(!fixture.advance_seen(&before).await);
+    assert!(fixture.advance_seen(&fixture.view().await).await);
+    let view = fixture.view().await;
+    assert!(view.handoffs.is_empty() && view.acks.is_empty());
+    assert_eq!(fixture.history().await[0].routers.len(), 2);
 }
 
 #[tokio::test]
@@ -102,6 +120,8 @@ async fn a_handoff_leaves_its_phases_and_what_its_routers_did() {
         };
         fixture.commit(acknowledge(&view, &ack, key, incarnation, now)).await.unwrap();
     }
+    let end = advance(&fixture.view().await, P0, now).unwrap();
+    fixture.commit(end.txn).await.unwrap();
     let [entry] = &fixture.history().await[..] else { panic!("one handoff has ended") };
     assert_eq!((entry.handoff, entry.partition, entry.epoch), (id, P0, E5));
     assert_eq!((entry.from.as_deref(), entry.to.as_str(), entry.result), (Some("a"), "b", HandoffEnd::Completed));
@@ -129,7 +149,7 @@ async fn a_handoff_leaves_its_phases_and_what_its_routers_did() {
 
 #[tokio::test]
 async fn of_acks_that_cross_the_last_one_carries_the_move() {
-    let fixture = Fixture::new(NONE, NONE, &["r", "s", "t"]).await;
+    let fixture = Fixture::new(Capabilities { released: true, ..NONE }, NONE, &["r", "s", "t"]).await;
     let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
     let before = fixture.view().await;
     assert!(fixture.ack_seen(&before, &drained("r", id)).await);
@@ -213,7 +233,7 @@ async fn the_very_first_placement_needs_no_acks_and_routers_hold_meanwhile() {
     fixture.put(fixture.keys.handoff(P0), encode(&record)).await;
     let view = fixture.view().await;
     assert!(is_held(&view));
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &GateStage::Closed, false), None);
+    assert_eq!(next_step(&view, P0, Trust::Held, &GateStage::Closed, false), None);
     // By a new owner that does not know that it may end the handoff itself.
     assert!(fixture.advance_seen(&view).await);
     let view = fixture.view().await;
@@ -269,8 +289,8 @@ async fn independent_mode_lets_a_router_switch_by_itself_and_flips_with_its_ack(
     let b = view.incarnation_of("b");
     assert_eq!(duty(&view, "b", b, P0), Duty::Serve { epoch: E5 });
     let to = at("b", b, 5);
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &GateStage::Closed, false), Some(RouteStep::Switch(to.clone())));
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &GateStage::Open(to), false), Some(RouteStep::AckCutover(id)));
+    assert_eq!(next_step(&view, P0, Trust::Held, &GateStage::Closed, false), Some(RouteStep::Switch(to.clone())));
+    assert_eq!(next_step(&view, P0, Trust::Held, &GateStage::Open(to), false), Some(RouteStep::AckCutover(id)));
     assert!(fixture.ack(&cut_over("r", id)).await);
     let view = fixture.view().await;
     assert_eq!((fixture.phase().await, view.assignments[&P0].value.epoch), (Some(Phase::Complete), E5));

@@ -49,7 +49,7 @@ async fn a_router_stops_drains_acknowledges_and_reopens_when_the_handoff_is_canc
     let old = at("a", fixture.view().await.incarnation_of("a"), 4);
     let id = fixture.handoff(Phase::Ready, Mode::Barrier).await;
     let view = fixture.view().await;
-    let step = |view: &View, stage: &GateStage| next_step(view, "r", P0, Trust::Held, stage, false);
+    let step = |view: &View, stage: &GateStage| next_step(view, P0, Trust::Held, stage, false);
     assert_eq!(step(&view, &GateStage::Open(old.clone())), Some(RouteStep::Stop));
     assert_eq!(step(&view, &GateStage::Draining(old.clone())), None, "not before the last exchange has ended");
     assert_eq!(step(&view, &GateStage::Closed), Some(RouteStep::AckDrained(id)));
@@ -68,7 +68,7 @@ async fn a_change_of_owner_learnt_from_a_snapshot_is_a_cutover_too() {
     let fixture = Fixture::new(NONE, NONE, &["r"]).await;
     let view = fixture.view().await;
     let earlier = at("z", I1, 3);
-    let step = |stage: &GateStage| next_step(&view, "r", P0, Trust::Held, stage, false);
+    let step = |stage: &GateStage| next_step(&view, P0, Trust::Held, stage, false);
     assert_eq!(step(&GateStage::Open(earlier.clone())), Some(RouteStep::Stop));
     assert_eq!(step(&GateStage::Draining(earlier.clone())), None);
     assert_eq!(step(&GateStage::Flushing(earlier)), Some(RouteStep::Stop));
@@ -79,8 +79,8 @@ async fn a_refusing_pod_is_left_alone_until_the_back_off_is_over() {
     let fixture = Fixture::new(NONE, NONE, &["r"]).await;
     let view = fixture.view().await;
     let to = at("a", view.incarnation_of("a"), 4);
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &GateStage::Closed, true), None);
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &GateStage::Closed, false), Some(RouteStep::Switch(to)));
+    assert_eq!(next_step(&view, P0, Trust::Held, &GateStage::Closed, true), None);
+    assert_eq!(next_step(&view, P0, Trust::Held, &GateStage::Closed, false), Some(RouteStep::Switch(to)));
 }
 
 #[tokio::test]
@@ -109,7 +109,7 @@ async fn a_partition_is_held_from_the_moment_its_pod_is_gone() {
     fixture.pod("a", NONE).await;
     let view = fixture.view().await;
     assert_eq!(route(&view, P0, Trust::Held), Route::Hold(HoldCause::NoOwner), "its namesake owns nothing");
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &GateStage::Open(old), false), Some(RouteStep::Stop));
+    assert_eq!(next_step(&view, P0, Trust::Held, &GateStage::Open(old), false), Some(RouteStep::Stop));
     assert_eq!(duty(&view, "a", view.incarnation_of("a"), P0), Duty::Idle);
 }
 

@@ -72,7 +72,7 @@ async fn an_ack_that_cannot_be_read_was_not_given_and_is_written_again() {
     fixture.put(fixture.keys.router_drained(P0, "r"), b"{".to_vec()).await;
     let view = fixture.view().await;
     assert_eq!(waiting_for(&view, P0), [PendingOn::RouterDrained("r".into())]);
-    assert_eq!(next_step(&view, "r", P0, Trust::Held, &GateStage::Closed, false), Some(RouteStep::AckDrained(id)));
+    assert_eq!(next_step(&view, P0, Trust::Held, &GateStage::Closed, false), Some(RouteStep::AckDrained(id)));
     assert!(fixture.ack(&drained("r", id)).await);
     assert_eq!(fixture.phase().await, Some(Phase::Switching));
 }

@@ -12,7 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use segue_coordination::session::Update;
 use segue_protocol::ids::PartitionId;
 use segue_protocol::keys::Keyspace;
-use segue_protocol::records::PodStatus;
+use segue_protocol::records::{Phase, PodStatus};
+use segue_protocol::txn::KeyValue;
 use segue_protocol::view::{View, ViewDelta};
 
 use super::journal::{Cutover, Journal, JournalEntry};
@@ -31,7 +32,7 @@ struct FollowedKeyspace {
     view: View,
     journal: Journal,
     changed: ChangedPartitions,
-    /// What the routers report of their clients, and how often that has changed.
+    /// What the routers report of their clients, and how often that or what they have acknowledged was read anew.
     reports: (TroubleReports, u64),
     /// Since when the watch of the store is lost, in Unix milliseconds, and why.
     lost: Option<(u64, String)>,
@@ -107,6 +108,19 @@ impl Board {
         if followed.reports.0 != reports {
             followed.reports = (reports, followed.reports.1 + 1);
         }
+    }
+
+    /// Returns whether a handoff may wait for routers.
+    pub(crate) fn waits_for_routers(&self) -> bool {
+        let waits = |phase| matches!(phase, Phase::Ready | Phase::Switching);
+        self.lock().view.handoffs.values().any(|handoff| waits(handoff.value.phase))
+    }
+
+    /// Takes the acknowledgements of routers, which the board's watcher does not follow.
+    pub(crate) fn show_router_acks(&self, acks: Vec<KeyValue>) {
+        let mut followed = self.lock();
+        followed.view.show_router_acks(acks);
+        followed.reports.1 += 1;
     }
 
     /// Returns the status of the keyspace.

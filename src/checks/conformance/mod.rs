@@ -143,7 +143,7 @@ async fn try_case(authority: &str, path: &str, case: &Case) -> ObservedResponse 
 }
 
 async fn view(store: &dyn Store, keys: &Keyspace) -> anyhow::Result<View> {
-    let snapshot = store.snapshot(&keys.followed()).await.context("cannot read the keyspace")?;
+    let snapshot = store.snapshot(&keys.planned()).await.context("cannot read the keyspace")?;
     Ok(View::from_snapshot(keys.clone(), snapshot))
 }
 

@@ -70,14 +70,14 @@ impl Instruments for AdminInstruments {
         let admin = Admin::bind(self.address, None)?;
         let tables = std::mem::take(&mut *self.tables.lock().unwrap_or_else(PoisonError::into_inner));
         let link = Link::new(store.clone(), keys.clone(), None);
-        let watcher = Watcher::start_with_heartbeats(store, keys.clone());
-        let followed = KeyspaceStatusSource::start(link.store().clone(), keys, watcher, Arc::default());
-        let (board, troubles) = (followed.board(), followed.troubles());
+        let watcher = Watcher::start_planning(store, keys.clone());
+        let followed = KeyspaceStatusSource::start(link.store().clone(), keys, (watcher, true), Arc::default());
+        let (board, on_demand) = (followed.board(), followed.on_demand());
         let sources: Vec<Arc<dyn StatusSource>> =
             vec![Arc::new(followed), Arc::new(DemoStatusSource { status, tables })];
         let registry = std::mem::take(&mut *self.registry());
         let serving = async move {
-            let keyspace = AdminKeyspace { sources, board, troubles, link, registry: None };
+            let keyspace = AdminKeyspace { sources, board, on_demand, link, registry: None };
             let serving =
                 admin.serve(vec![keyspace], registry, (WritePermission::Nobody, None), CancellationToken::new());
             if let Err(error) = serving.await {

@@ -391,7 +391,7 @@ mod tests {
         ] {
             assert!(shown.contains(line), "{line} is missing in {shown}");
         }
-        entries.push(("handoff_drains/0/slow", said, None));
+        entries.push(("~acks/handoff_drains/0/slow", said, None));
         metrics.view_changed(&view(&entries));
         assert!(!text(&registry).contains(waiting), "it has said that it has drained");
         metrics.leads(false);

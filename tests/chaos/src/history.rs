@@ -15,7 +15,7 @@ use segue_demo::check::{OwnerSpan, Owners};
 use segue_demo::clock::{self, Nanos};
 use segue_protocol::ids::{PartitionId, Revision};
 use segue_protocol::keys::{KeyName, Keyspace};
-use segue_protocol::records::{Assignment, Phase};
+use segue_protocol::records::{Assignment, Handoff};
 use segue_protocol::txn::{Batch, Event, Keys, Op, Txn};
 use segue_protocol::view::View;
 use tokio::runtime::Handle;
@@ -182,8 +182,10 @@ impl Seen {
                 }
                 Event::Delete { key, .. } => {
                     if let Some(KeyName::Handoff(partition)) = before.keys().parse(&key) {
-                        let phase = before.handoffs.get(&partition).map(|handoff| handoff.value.phase);
-                        self.cancelled += u64::from(phase.is_some_and(|phase| phase < Phase::Switching));
+                        let epoch = self.view.assignments.get(&partition).map(|assignment| assignment.value.epoch);
+                        let has_moved = |handoff: &Handoff| epoch.is_some_and(|epoch| epoch >= handoff.epoch);
+                        let ended = before.handoffs.get(&partition).map(|handoff| &handoff.value);
+                        self.cancelled += u64::from(ended.is_some_and(|handoff| !has_moved(handoff)));
                     }
                 }
             }

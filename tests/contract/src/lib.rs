@@ -33,7 +33,8 @@ fn breach(rule: &'static str, what: String) -> Breach {
 ///   so, and whose new owner lives and has read the tail.
 /// * A handoff leaves `Ready` only once every router has drained that is registered at that revision, and `Switching` once each
 ///   has switched. A router that registers later sees that it must not route to the old owner.
-/// * No handoff is overwritten by another, goes back, or is cancelled once its new owner serves.
+/// * No handoff is overwritten by another, goes back, or is cancelled once its new owner serves. It then ends once each router
+///   has switched.
 /// * An ack is of the handoff that stands, a checkpoint of the owner. Every value can be read.
 pub fn breaches(before: &View, after: &View) -> Vec<Breach> {
     let mut found = Vec::new();
@@ -52,7 +53,7 @@ pub fn breaches(before: &View, after: &View) -> Vec<Breach> {
                 moved_on(before, after, handoff, now, &mut found);
             }
             Some(_) => found.push(breach("handoff", format!("the record of partition {partition} was replaced"))),
-            None => found.extend(cancelled_too_late(after, &handoff.value)),
+            None => found.extend(ended_too_early(before, after, handoff)),
         }
     }
     stale_acks(before, after, &mut found);
@@ -145,15 +146,35 @@ pub fn may_have_served(record: &Handoff) -> bool {
     record.phase == Phase::Switching || (record.mode == Mode::Independent && record.phase >= Phase::Ready)
 }
 
-fn cancelled_too_late(after: &View, record: &Handoff) -> Option<Breach> {
-    let is_late = record.phase != Phase::Complete
-        && may_have_served(record)
-        && record.old_owner.is_some()
-        && after.live_new_owner(record).is_some();
+/// Returns what a handoff breaks by its end: past the point of no return it ends once each router has switched, or with its new
+/// owner's life.
+fn ended_too_early(before: &View, after: &View, was: &Versioned<Handoff>) -> Option<Breach> {
+    let record = &was.value;
+    let serves = record.phase != Phase::Complete && may_have_served(record) && record.old_owner.is_some();
+    if !serves || after.live_new_owner(record).is_none() {
+        return None;
+    }
     let partition = record.partition;
-    is_late.then(|| {
-        breach("handoff", format!("the handoff of partition {partition} was cancelled past the point of no return"))
-    })
+    // The acks go with the record.
+    let unswitched: Vec<&String> =
+        after.routers.keys().filter(|router| before.cutover_ack(partition, router, was.id()).is_none()).collect();
+    let what = match &unswitched[..] {
+        [] if record.phase == Phase::Switching => {
+            let releases = before.live_old_owner(record).is_some_and(|old| old.capabilities.released);
+            return releases.then(|| {
+                breach(
+                    "handoff",
+                    format!("the handoff of partition {partition} ended before its old owner has released"),
+                )
+            });
+        }
+        [] => String::new(),
+        [router, ..] => format!(", and router {router} has not switched"),
+    };
+    Some(breach(
+        "handoff",
+        format!("the handoff of partition {partition} was cancelled past the point of no return{what}"),
+    ))
 }
 
 fn stale_acks(before: &View, after: &View, found: &mut Vec<Breach>) {

@@ -45,6 +45,16 @@ impl Fixture {
         self.step(Event::Put(KeyValue { key, value, create_revision, mod_revision, lease }))
     }
 
+    /// Puts another record of a pod in the same life.
+    fn change(&mut self, key: &str, value: &str) {
+        self.revision = self.revision.next();
+        let key = format!("/segue/default/{key}");
+        let KeyName::Pod(pod) = self.view.keys().parse(&key).unwrap() else { panic!("{key} is no pod's") };
+        let (create_revision, lease) = (self.view.pods[&pod].create_revision, Some(LeaseId::new(1)));
+        let (value, mod_revision) = (value.into(), self.revision);
+        self.step(Event::Put(KeyValue { key, value, create_revision, mod_revision, lease }));
+    }
+
     /// Deletes a record. Returns its breaches.
     fn delete(&mut self, key: &str) -> Vec<String> {
         self.revision = self.revision.next();
@@ -62,8 +72,8 @@ impl Fixture {
     fn up_to_the_flip(&mut self, but: &str) -> Vec<String> {
         let mut found = Vec::new();
         for (key, value) in [
-            ("handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":6}"#),
-            ("handoff_drains/3/b", r#"{"router_name":"b","partition":3,"handoff":6}"#),
+            ("~acks/handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":6}"#),
+            ("~acks/handoff_drains/3/b", r#"{"router_name":"b","partition":3,"handoff":6}"#),
             ("handoffs/3", &Self::HANDOFF.replace("Ready", "Syncing")),
             ("pod_acks/3/old/drained", r#"{"pod_name":"old","partition":3,"handoff":6,"ack":"drained"}"#),
             ("pod_acks/3/new/synced", r#"{"pod_name":"new","partition":3,"handoff":6,"ack":"synced"}"#),
@@ -86,7 +96,7 @@ fn a_flip_that_everyone_has_acknowledged_keeps_the_contract() {
 #[test]
 fn each_missing_ack_is_found() {
     for (but, said) in [
-        ("handoff_drains/3/b", "router b had not drained"),
+        ("~acks/handoff_drains/3/b", "router b had not drained"),
         ("pod_acks/3/old/drained", "old had not ended"),
         ("pod_acks/3/new/synced", "without having read the tail"),
     ] {
@@ -113,7 +123,7 @@ fn a_router_that_registers_in_ready_has_to_drain_and_one_that_registers_later_ne
 #[test]
 fn a_flip_that_skips_a_phase_needs_the_drains_all_the_same() {
     let mut fixture = Fixture::moving();
-    fixture.put("handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":6}"#);
+    fixture.put("~acks/handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":6}"#);
     let found = fixture.put("assignments/3", Fixture::FLIP);
     assert!(found.iter().any(|it| it.contains("router b had not drained")), "{found:?}");
 }
@@ -141,7 +151,7 @@ fn a_handoff_is_neither_completed_without_each_router_nor_cancelled_once_its_own
         assert_eq!(fixture.put("assignments/3", Fixture::FLIP), [""; 0]);
         for router in ["a", cutover] {
             let ack = format!(r#"{{"router_name":"{router}","partition":3,"handoff":6}}"#);
-            assert_eq!(fixture.put(&format!("handoff_acks/3/{router}"), &ack), [""; 0]);
+            assert_eq!(fixture.put(&format!("~acks/handoff_acks/3/{router}"), &ack), [""; 0]);
         }
         let found = fixture.put("handoffs/3", &Fixture::HANDOFF.replace("Ready", "Complete"));
         assert!(found.iter().all(|it| !what.is_empty() && it.contains(what)), "{found:?}");
@@ -155,6 +165,29 @@ fn a_handoff_is_neither_completed_without_each_router_nor_cancelled_once_its_own
 }
 
 #[test]
+fn a_handoff_ends_without_a_release_only_if_its_old_owner_releases_nothing_and_each_router_has_switched() {
+    let releases = r#"{"pod_name":"old","address":"h:1","capabilities":["drained","released"]}"#;
+    for (routers, old, what) in [
+        (&["a", "b"][..], releases.replace(r#","released""#, ""), ""),
+        (&["a"], releases.replace(r#","released""#, ""), "b has not switched"),
+        (&["a", "b"], releases.to_owned(), "before its old owner has released"),
+    ] {
+        let mut fixture = Fixture::moving();
+        fixture.up_to_the_flip("");
+        fixture.put("handoffs/3", &Fixture::HANDOFF.replace("Ready", "Switching"));
+        fixture.put("assignments/3", Fixture::FLIP);
+        fixture.change("pods/old", &old);
+        for router in routers {
+            let ack = format!(r#"{{"router_name":"{router}","partition":3,"handoff":6}}"#);
+            fixture.put(&format!("~acks/handoff_acks/3/{router}"), &ack);
+        }
+        let found = fixture.delete("handoffs/3");
+        assert!(found.iter().all(|it| !what.is_empty() && it.contains(what)), "{found:?}");
+        assert_eq!(found.is_empty(), what.is_empty());
+    }
+}
+
+#[test]
 fn a_handoff_may_be_cancelled_before_its_owner_serves() {
     let mut fixture = Fixture::moving();
     fixture.up_to_the_flip("");
@@ -164,8 +197,8 @@ fn a_handoff_may_be_cancelled_before_its_owner_serves() {
 #[test]
 fn acks_of_other_handoffs_checkpoints_of_others_and_values_that_cannot_be_read_are_found() {
     for (key, value, what) in [
-        ("handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":5}"#, "a acknowledges"),
-        ("handoff_drains/4/a", r#"{"router_name":"a","partition":4,"handoff":6}"#, "a acknowledges"),
+        ("~acks/handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":5}"#, "a acknowledges"),
+        ("~acks/handoff_drains/4/a", r#"{"router_name":"a","partition":4,"handoff":6}"#, "a acknowledges"),
         (
             "checkpoints/3",
             r#"{"partition":3,"pod_name":"new","epoch":7,"checkpoint":"eA==","taken_at":1}"#,

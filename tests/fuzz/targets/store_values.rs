@@ -330,9 +330,7 @@ fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) {
             assert!(waits.is_empty() && !view.is_malformed(partition));
             check(&advance.txn);
         }
-        for router in ROUTERS {
-            steps(view, router, partition);
-        }
+        steps(view, partition);
         for (pod, record) in &view.pods {
             duty(view, pod, record.incarnation(), partition);
         }
@@ -363,7 +361,7 @@ fn decide(view: &View, policy: &Policy, memory: &mut Memory, now: Duration) {
 }
 
 /// Checks that a router that follows its steps comes to rest in the state that the view asks for.
-fn steps(view: &View, router: &str, partition: PartitionId) {
+fn steps(view: &View, partition: PartitionId) {
     for trust in [Trust::Held, Trust::RunOut(OnStoreLoss::Auto), Trust::RunOut(OnStoreLoss::Serve), Trust::Gone] {
         let elsewhere =
             Target { pod: "elsewhere".to_owned(), incarnation: Incarnation::registered_at(1.into()), epoch: 1.into() };
@@ -372,7 +370,7 @@ fn steps(view: &View, router: &str, partition: PartitionId) {
         loop {
             turns += 1;
             assert!(turns < 10, "a router that never rests");
-            stage = match next_step(view, router, partition, trust, &stage, false) {
+            stage = match next_step(view, partition, trust, &stage, false) {
                 Some(RouteStep::Stop) => GateStage::Closed,
                 Some(RouteStep::Switch(target)) => GateStage::Open(target),
                 Some(RouteStep::AckDrained(_) | RouteStep::AckCutover(_)) | None => break,

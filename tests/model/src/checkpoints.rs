@@ -70,7 +70,7 @@ impl Cluster {
     /// What the view at `at` asks of a pod.
     pub(crate) fn asked(&self, at: StoreRef, pod: u8, incarnation: Incarnation, partition: u8) -> Asked {
         let asks = PodAsks { view: at.id(), pod, incarnation, partition };
-        self.remember(|memory| &mut memory.asked, asks, || self.asked_by(self.view(at), asks))
+        self.remember(|memory| &mut memory.asked, asks, || self.asked_by(self.followed(at), asks))
     }
 
     fn asked_by(&self, view: &View, asks: PodAsks) -> Asked {
@@ -140,7 +140,7 @@ impl Cluster {
         if accepts && it.hangs {
             return None;
         }
-        let view = self.view(it.view?);
+        let view = self.followed(it.view?);
         let writes = part.state & self.matter(state, partition);
         let stands =
             |it: &Versioned<Checkpoint>| (it.value.epoch, &it.value.checkpoint) == (epoch, &Some(name_of(writes)));
@@ -168,7 +168,7 @@ impl Cluster {
         let Some(taken) = it.parts[usize::from(partition)].made else { return };
         let due = self.asked_now(state, pod, partition).and_then(|asked| asked.at_once);
         let stands = if taken.writes.is_some() { accept } else { due };
-        let is_seen = |at| is_recorded(self.view(at), PartitionId::new(partition.into()), &taken.made());
+        let is_seen = |at| is_recorded(self.followed(at), PartitionId::new(partition.into()), &taken.made());
         if stands != Some(taken.epoch) || it.view.is_none_or(is_seen) {
             state.part(pod, partition).made = None;
         }
@@ -178,7 +178,7 @@ impl Cluster {
     fn checkpoint_write(&self, state: &State, pod: u8, partition: u8) -> Option<TxnRef> {
         let it = &state.pods[usize::from(pod)];
         let made = it.parts[usize::from(partition)].made?.made();
-        let (view, me, partition) = (self.view(it.view?), &self.pod_names[usize::from(pod)], partition.into());
+        let (view, me, partition) = (self.followed(it.view?), &self.pod_names[usize::from(pod)], partition.into());
         let partition = PartitionId::new(partition);
         if is_recorded(self.view(state.now()), partition, &made) {
             return None;

@@ -129,9 +129,17 @@ impl Cluster {
         self.scenario.pods[usize::from(pod)]
     }
 
-    /// The view as decisions see it.
+    /// The view as the decisions of those see it who plan.
     pub(crate) fn view(&self, at: StoreRef) -> &View {
-        let view = self.store.view(at);
+        self.as_decided(self.store.view(at), (at.id(), at.id()))
+    }
+
+    /// The view as the decisions of routers and pods see it.
+    pub(crate) fn followed(&self, at: StoreRef) -> &View {
+        self.as_decided(self.store.followed(at), (at.id(), u32::MAX))
+    }
+
+    fn as_decided<'a>(&'a self, view: &'a View, key: (u32, u32)) -> &'a View {
         match self.scenario.without {
             Some(
                 rule @ (Rule::Incarnation
@@ -139,7 +147,7 @@ impl Cluster {
                 | Rule::Barrier
                 | Rule::UnreadableIsNotAbsent
                 | Rule::CheckpointNamesHandoff),
-            ) => self.falsified((at.id(), at.id()), || falsify(view, rule).unwrap_or_else(|| view.clone())),
+            ) => self.falsified(key, || falsify(view, rule).unwrap_or_else(|| view.clone())),
             _ => view,
         }
     }
@@ -161,7 +169,7 @@ impl Cluster {
     /// What somebody sees who watches assignments by themselves.
     pub(crate) fn merged(&self, at: StoreRef, assignments: StoreRef) -> &View {
         self.falsified((at.id(), assignments.id()), || {
-            let mut view = self.store.view(at).clone();
+            let mut view = self.store.followed(at).clone();
             view.assignments = self.store.view(assignments).assignments.clone();
             view
         })

@@ -114,7 +114,7 @@ impl Cluster {
             |memory| &mut memory.duties,
             asks,
             || {
-                let (view, partition) = (self.view(at), PartitionId::new(partition.into()));
+                let (view, partition) = (self.followed(at), PartitionId::new(partition.into()));
                 let duty = duty_of(view, &self.pod_names[usize::from(pod)], asks.incarnation, partition);
                 let assigned = view.assignments.get(&partition).map(|assignment| assignment.value.epoch);
                 let has_tail = view.handoffs.get(&partition).is_some_and(|it| it.value.old_owner.is_some());
@@ -138,7 +138,7 @@ impl Cluster {
         let asks = PodAsks { view: at.id(), pod, incarnation: it.incarnation, partition };
         let local = it.parts[usize::from(partition)].local;
         let (txn, handoff, report) =
-            self.remember(|memory| &mut memory.reports, (asks, local), || self.report(self.view(at), asks, local))?;
+            self.remember(|memory| &mut memory.reports, (asks, local), || self.report(self.followed(at), asks, local))?;
         let stands = |kind| {
             let me = &self.pod_names[usize::from(pod)];
             self.view(state.now()).pod_ack(PartitionId::new(partition.into()), me, kind, handoff).is_some()

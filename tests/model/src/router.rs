@@ -35,7 +35,7 @@ impl Cluster {
         let at = router.view?;
         Some(match router.assignments {
             Some(assignments) => (self.merged(at, assignments), (at.id(), assignments.id())),
-            None => (self.view(at), (at.id(), at.id())),
+            None => (self.followed(at), (at.id(), at.id())),
         })
     }
 
@@ -91,7 +91,7 @@ impl Cluster {
         {
             return Some(RouterStep::Switch(self.numbered(&to)));
         }
-        match protocol::next_step(view, me, partition, trust, &stage, asks.backing_off)? {
+        match protocol::next_step(view, partition, trust, &stage, asks.backing_off)? {
             RouteStep::Stop => Some(RouterStep::Stop),
             RouteStep::Switch(target) => Some(RouterStep::Switch(self.numbered(&target))),
             RouteStep::AckDrained(handoff) => {
@@ -137,8 +137,8 @@ impl Cluster {
         }
     }
 
-    /// Whether what a router wants to say about the handoff that it sees stands in the store already: a router waits
-    /// for its view to show what it wrote before it writes again.
+    /// Whether what a router wants to say about the handoff that it sees stands in the store already: a router remembers what
+    /// it has written.
     fn has_acknowledged(&self, state: &State, router: u8, partition: u8) -> bool {
         let it = &state.routers[usize::from(router)];
         let me = &self.router_names[usize::from(router)];

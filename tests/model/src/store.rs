@@ -56,6 +56,8 @@ impl Hash for TxnRef {
 pub(crate) struct Content {
     entries: BTreeMap<String, KeyValue>,
     pub(crate) view: View,
+    /// The same without the acknowledgements of routers, if there are any: routers and pods do not follow them.
+    followed: Option<View>,
     /// Which life of each key that is asked for often stands; 0: none.
     pub(crate) lives: Vec<Revision>,
     /// The revisions by which something in it is known.
@@ -129,6 +131,12 @@ impl Store {
 
     pub(crate) fn view(&self, at: StoreRef) -> &View {
         &self.get(at).view
+    }
+
+    /// What routers and pods see of it.
+    pub(crate) fn followed(&self, at: StoreRef) -> &View {
+        let content = self.get(at);
+        content.followed.as_ref().unwrap_or(&content.view)
     }
 
     pub(crate) fn txn(&self, mut txn: Txn) -> TxnRef {
@@ -348,7 +356,12 @@ impl Store {
         known.extend(entries.get(&self.keys.round_heartbeat()).map(|entry| entry.mod_revision));
         let mut announced = Vec::new();
         epochs(&view, |epoch| announced.push(epoch));
-        let content = Content { entries, view, lives, identities: known, epochs: announced };
+        let apart = self.keys.router_acks();
+        let followed = entries.keys().any(|key| apart.contains(key)).then(|| {
+            let entries = entries.values().filter(|entry| !apart.contains(&entry.key)).cloned().collect();
+            as_asked(View::from_snapshot(self.keys.clone(), Snapshot { revision, entries }))
+        });
+        let content = Content { entries, view, followed, lives, identities: known, epochs: announced };
         let id = match self.known.entry(hash) {
             Entry::Occupied(known) => {
                 let id = *known.get();

@@ -171,7 +171,7 @@ impl Contract {
             match after.handoffs.get(partition) {
                 Some(now) => self.note_phase(handoff.value.phase, now.value.phase),
                 None => {
-                    self.note_end(&handoff.value);
+                    self.note_end(&handoff.value, after);
                     let entry = after.keys().history_entry(*partition, handoff.id());
                     let may_lack = inner.refuses && handoff.value.phase < Phase::Switching;
                     match inner.known.contains_key(&entry) {
@@ -210,14 +210,17 @@ impl Contract {
         });
     }
 
-    fn note_end(&self, record: &Handoff) {
-        match record.phase {
-            Phase::Complete => {}
-            _ if segue_contract::may_have_served(record) => {
-                self.trace.seen("a new owner died after it had taken over");
+    fn note_end(&self, record: &Handoff, after: &View) {
+        let owns = after.assignments.get(&record.partition).is_some_and(|at| at.value.epoch == record.epoch);
+        self.trace.seen(match record.phase {
+            Phase::Complete => return,
+            _ if segue_contract::may_have_served(record) && after.live_new_owner(record).is_none() => {
+                "a new owner died after it had taken over"
             }
-            _ => self.trace.seen("a handoff was cancelled"),
-        }
+            Phase::Switching => "a handoff completed",
+            _ if owns && record.old_owner.is_none() => "a partition got its first owner",
+            _ => "a handoff was cancelled",
+        });
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -86,7 +86,8 @@ impl Sabotage {
         }
         let one = |compare: &Compare, prefix: &str| matches!(&compare.keys, Keys::One(key) if key.starts_with(prefix));
         let (seats, handoffs) = ([keys.leader(), keys.round()], format!("{}handoffs/", keys.root()));
-        let acks = ["handoff_drains/", "handoff_acks/", "pod_acks/"].map(|kind| format!("{}{kind}", keys.root()));
+        let acks =
+            ["~acks/handoff_drains/", "~acks/handoff_acks/", "pod_acks/"].map(|kind| format!("{}{kind}", keys.root()));
         let is_ack = |op: &Op| matches!(op, Op::Put { key, .. } if acks.iter().any(|kind| key.starts_with(kind)));
         match self {
             Sabotage::LeaderGuard => {

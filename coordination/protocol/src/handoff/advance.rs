@@ -113,7 +113,7 @@ pub struct Advance {
 }
 
 /// Returns what the partition's handoff is waiting for. The list is empty when the phase can move on, and when there is
-/// no handoff.
+/// no handoff. A view without the acks of routers waits for all of them.
 pub fn waiting_for(view: &View, partition: PartitionId) -> Vec<PendingOn> {
     view.handoffs.get(&partition).map_or_else(Vec::new, |handoff| waiting(view, handoff, None, false))
 }
@@ -150,12 +150,11 @@ pub fn pending_bound(view: &View, partition: PartitionId) -> Option<Duration> {
     pending(view, view.handoffs.get(&partition)?)
 }
 
-/// Returns the transaction that writes `ack`, together with the transition that the ack completes. The ack that ends a
-/// handoff deletes its record and is not written itself.
+/// Returns the transaction that writes `ack`, together with the transition to the next phase that the ack completes. The end
+/// of a handoff is left to those who follow the acks of routers: its history entry has them.
 ///
-/// Routers acknowledge at about the same time, so the view often lacks acks that the store has by the time this one
-/// arrives. The transition is therefore also attempted when only acks of routers are missing, guarded by their
-/// presence. The last of several concurrent acks carries it.
+/// The view of a router or pod has no acks of routers. The transition is therefore also attempted when only those are missing,
+/// guarded by their presence. The last of several acks carries it.
 ///
 /// `writer` is the key of the acknowledging participant's registration, and `incarnation` its `create_revision`. A
 /// participant whose registration is gone cannot acknowledge. The ack also requires the very handoff record that it is
@@ -181,15 +180,13 @@ pub fn acknowledge(view: &View, ack: &Ack, writer: String, incarnation: Incarnat
     let record = view.handoffs.get(&partition).filter(|record| record.id() == handoff);
     let together = record.and_then(|record| {
         let assumed = stand(view, record, &waiting(view, record, Some(ack), false))?;
-        Some((moved(view, record, now)?, assumed))
+        let next = moved(view, record, now).filter(|next| next.to.is_some())?;
+        Some((next.txn, assumed))
     });
-    let Some((Advance { to, txn, .. }, assumed)) = together else { return alone };
-    // The move that ends a handoff deletes its acks. The last one need not be put for that, and cannot be: etcd refuses
-    // to put and delete a key in one transaction.
-    let own = to.map_or(&[][..], |_| &alone.then);
+    let Some((txn, assumed)) = together else { return alone };
     Txn {
         when: alone.when.iter().cloned().chain(txn.when).chain(assumed).collect(),
-        then: own.iter().cloned().chain(txn.then).collect(),
+        then: alone.then.iter().cloned().chain(txn.then).collect(),
         otherwise: Some(Box::new(alone)),
     }
 }
@@ -236,6 +233,8 @@ fn moved(view: &View, handoff: &Versioned<Handoff>, now: u64) -> Option<Advance>
         (Phase::Ready, Mode::Independent) => Some(Phase::Complete),
         (Phase::Ready, Mode::Barrier) if needs_syncing(view, record) => Some(Phase::Syncing),
         (Phase::Ready, Mode::Barrier) | (Phase::Syncing, _) => Some(Phase::Switching),
+        // Nobody has anything left to do.
+        (Phase::Switching, _) if !old_releases(view, record) => None,
         (Phase::Switching, _) => Some(Phase::Complete),
         (Phase::Complete, _) => None,
     };
@@ -281,6 +280,11 @@ fn needs_syncing(view: &View, handoff: &Handoff) -> bool {
 /// Returns whether the old owner lives and can acknowledge that its work has ended.
 pub(crate) fn old_confirms(view: &View, handoff: &Handoff) -> bool {
     view.live_old_owner(handoff).is_some_and(|pod| pod.capabilities.drained)
+}
+
+/// Returns whether the old owner lives and can acknowledge that it has released the state.
+fn old_releases(view: &View, handoff: &Handoff) -> bool {
+    view.live_old_owner(handoff).is_some_and(|pod| pod.capabilities.released)
 }
 
 /// Returns whether the new owner reads the tail before it gets the partition.
@@ -365,8 +369,7 @@ fn acks_missing(view: &View, handoff: &Versioned<Handoff>, id: HandoffId, plus: 
             waits
         }
         (Phase::Complete, _) => {
-            let releases = view.live_old_owner(record).is_some_and(|pod| pod.capabilities.released);
-            let old = record.old_owner.iter().filter(|_| releases);
+            let old = record.old_owner.iter().filter(|_| old_releases(view, record));
             old.filter(|old| !pod_has_said(view, record.partition, old, PodAckKind::Released, id, plus))
                 .map(|old| PendingOn::PodReleased(old.clone()))
                 .collect()

@@ -156,12 +156,14 @@ pub fn pods_without_key(view: &View) -> Vec<(Target, &PodRecord)> {
     pods.map(|(name, pod)| (target(name, pod.incarnation()), &pod.value)).collect()
 }
 
-/// Returns the next step of router `me` for a partition that is at `stage`.
+/// Returns the next step of a router for a partition that is at `stage`.
+///
+/// An acknowledgement stays due for as long as the view shows what it is for: the view has no acknowledgements of routers. The
+/// shell remembers which it has written, at most until its next snapshot, in case somebody else has changed one.
 ///
 /// `backing_off` states that the target has just refused the partition, so it is not retried yet.
 pub fn next_step(
     view: &View,
-    me: &str,
     partition: PartitionId,
     trust: Trust,
     stage: &GateStage,
@@ -169,7 +171,7 @@ pub fn next_step(
 ) -> Option<RouteStep> {
     match (route(view, partition, trust), stage) {
         (Route::To(to), GateStage::Open(at)) if to == *at => {
-            cutover_due(view, me, partition, at).map(RouteStep::AckCutover)
+            cutover_due(view, partition, at).map(RouteStep::AckCutover)
         }
         (Route::To(to), GateStage::Flushing(at)) if to == *at => None,
         (_, GateStage::Open(_) | GateStage::Flushing(_)) => Some(RouteStep::Stop),
@@ -179,7 +181,7 @@ pub fn next_step(
         (Route::To(to), GateStage::Draining(from)) if to == *from => (!backing_off).then_some(RouteStep::Switch(to)),
         (_, GateStage::Draining(_)) => None,
         (Route::To(to), GateStage::Closed) => (!backing_off).then_some(RouteStep::Switch(to)),
-        (Route::Hold(_), GateStage::Closed) => drained_due(view, me, partition).map(RouteStep::AckDrained),
+        (Route::Hold(_), GateStage::Closed) => drained_due(view, partition).map(RouteStep::AckDrained),
     }
 }
 
@@ -210,23 +212,22 @@ pub fn waits_for_exchange(oldest: Option<Duration>, waited: Duration, patience: 
     waited < patience && oldest.is_some_and(|age| age > LONG_EXCHANGE_AGE)
 }
 
-fn drained_due(view: &View, me: &str, partition: PartitionId) -> Option<HandoffId> {
+fn drained_due(view: &View, partition: PartitionId) -> Option<HandoffId> {
     let standing = view.handoffs.get(&partition)?;
-    let (id, handoff) = (standing.id(), &standing.value);
+    let handoff = &standing.value;
     let due = handoff.phase == Phase::Ready && handoff.mode == Mode::Barrier && handoff.old_owner.is_some();
-    let said = view.drained_ack(partition, me, id).is_some_and(|ack| !ack.gave_up);
-    (due && !said).then_some(id)
+    due.then(|| standing.id())
 }
 
-fn cutover_due(view: &View, me: &str, partition: PartitionId, at: &Target) -> Option<HandoffId> {
+fn cutover_due(view: &View, partition: PartitionId, at: &Target) -> Option<HandoffId> {
     let standing = view.handoffs.get(&partition)?;
-    let (id, handoff) = (standing.id(), &standing.value);
+    let handoff = &standing.value;
     let due = match handoff.mode {
         Mode::Barrier => handoff.phase == Phase::Switching,
         Mode::Independent => matches!(handoff.phase, Phase::Ready | Phase::Switching),
     };
     let switched = at.pod == handoff.new_owner && at.incarnation == handoff.new_incarnation;
-    (due && switched && view.cutover_ack(partition, me, id).is_none()).then_some(id)
+    (due && switched).then(|| standing.id())
 }
 
 /// A router's options when a drain has not ended in time.

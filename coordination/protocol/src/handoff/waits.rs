@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn a_cancel_is_waited_for_since_the_router_gave_up() {
         let gave_up = r#"{"handoff":5,"gave_up":true,"router_name":"r","partition":0,"acked_at":1300}"#;
-        let keys = [("routers/r", r#"{"router_name":"r"}"#), ("handoff_drains/0/r", gave_up)];
+        let keys = [("routers/r", r#"{"router_name":"r"}"#), ("~acks/handoff_drains/0/r", gave_up)];
         assert_eq!(shown(&view("Ready", &keys)), [one("a cancel: router r could not drain", 1300)]);
     }
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{HandoffId, PartitionId};
 
-/// `handoff_drains/{partition}/{router}`: no request of the partition is in flight through this router any more.
+/// `~acks/handoff_drains/{partition}/{router}`: no request of the partition is in flight through this router any more.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RouterDrainedAck {
     /// The handoff that the ack is for. First field, followed by `gave_up`: see [`starts_with`](Self::starts_with).
@@ -39,7 +39,7 @@ impl RouterDrainedAck {
     }
 }
 
-/// `handoff_acks/{partition}/{router}`: this router routes to the new owner and has flushed its stash.
+/// `~acks/handoff_acks/{partition}/{router}`: this router routes to the new owner and has flushed its stash.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RouterCutoverAck {
     /// The handoff that the ack is for. First field: see [`starts_with`](Self::starts_with).

@@ -17,6 +17,7 @@ mod operator;
 mod owned;
 mod reading;
 mod rounds;
+mod router_acks;
 #[cfg(test)]
 mod tests;
 

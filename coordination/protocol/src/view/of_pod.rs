@@ -1,7 +1,7 @@
 //! The view of one pod, which leaves out the acks of handoffs in which the pod takes no part.
 //!
-//! Most of what a move writes are acks, and the store sends each to every participant. A pod decides from the acks of its
-//! own handoffs alone. It recognises the others by their keys, before it reads their values.
+//! The store sends each pod's ack to every participant. A pod decides from the acks of its own handoffs alone. It recognises
+//! the others by their keys, before it reads their values.
 //!
 //! # Invariants
 //!
@@ -25,14 +25,14 @@ impl View {
 
     /// Returns whether this key is an ack that the view leaves out.
     pub(super) fn leaves_out(&self, key: &str) -> bool {
-        self.pod.is_some() && self.keys.acked_partition(key).is_some_and(|partition| self.is_between_others(partition))
+        self.pod.is_some() && self.keys.acked_by_pod(key).is_some_and(|partition| self.is_between_others(partition))
     }
 
     /// Returns whether this key is an ack that the view has left out, if it had existed. Its handoff may be gone by now.
     pub(super) fn has_left_out(&self, key: &str) -> bool {
         let is_absent = |partition| !self.acks.contains_key(&partition);
         let is_known = self.malformed.contains_key(key);
-        self.pod.is_some() && !is_known && self.keys.acked_partition(key).is_some_and(is_absent)
+        self.pod.is_some() && !is_known && self.keys.acked_by_pod(key).is_some_and(is_absent)
     }
 
     fn is_between_others(&self, partition: PartitionId) -> bool {

@@ -100,12 +100,12 @@ fn a_record_that_names_another_partition_than_its_key_is_malformed() {
 #[test]
 fn an_unreadable_ack_is_still_to_be_swept_when_the_last_readable_one_is_gone() {
     let ack = r#"{"router_name":"r","partition":0,"handoff":10}"#;
-    let entries = vec![entry("handoff_drains/0/r", ack, 11, 11), entry("handoff_acks/0/r", "{", 12, 12)];
+    let entries = vec![entry("~acks/handoff_drains/0/r", ack, 11, 11), entry("~acks/handoff_acks/0/r", "{", 12, 12)];
     let mut seen = view(entries, 12);
-    seen.apply(Batch { revision: Revision::new(13), events: vec![delete("handoff_drains/0/r", 13)] });
-    assert_eq!(seen, view(vec![entry("handoff_acks/0/r", "{", 12, 12)], 13));
+    seen.apply(Batch { revision: Revision::new(13), events: vec![delete("~acks/handoff_drains/0/r", 13)] });
+    assert_eq!(seen, view(vec![entry("~acks/handoff_acks/0/r", "{", 12, 12)], 13));
     assert!(seen.acks.contains_key(&P0));
-    seen.apply(Batch { revision: Revision::new(14), events: vec![delete("handoff_acks/0/r", 14)] });
+    seen.apply(Batch { revision: Revision::new(14), events: vec![delete("~acks/handoff_acks/0/r", 14)] });
     assert_eq!(seen, view(Vec::new(), 14));
 }
 
@@ -155,7 +155,7 @@ fn numbers_that_nobody_could_go_on_from_are_malformed() {
 #[test]
 fn an_ack_of_another_handoff_is_no_ack() {
     let ack = r#"{"router_name":"r","partition":0,"handoff":10}"#;
-    let seen = view(vec![entry("handoff_drains/0/r", ack, 11, 11)], 11);
+    let seen = view(vec![entry("~acks/handoff_drains/0/r", ack, 11, 11)], 11);
     assert!(seen.drained_ack(P0, "r", H10).is_some());
     assert!(seen.drained_ack(P0, "r", H12).is_none());
 }
@@ -199,9 +199,9 @@ fn handoff_of(partition: u32, old: &str, new: &str, phase: &str, create: u64, mo
     entry(&format!("handoffs/{partition}"), &text, create, modified)
 }
 
-fn drained(partition: u32, handoff: u64, revision: u64) -> KeyValue {
-    let text = format!(r#"{{"handoff":{handoff},"gave_up":false,"router_name":"r","partition":{partition}}}"#);
-    entry(&format!("handoff_drains/{partition}/r"), &text, revision, revision)
+fn said(partition: u32, pod: &str, kind: &str, revision: u64) -> KeyValue {
+    let text = format!(r#"{{"pod_name":"{pod}","partition":{partition},"handoff":10,"ack":"{kind}"}}"#);
+    entry(&format!("pod_acks/{partition}/{pod}/{kind}"), &text, revision, revision)
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn a_pods_view_leaves_out_the_acks_of_handoffs_between_others() {
         handoff_of(2, "null", "w", "Ready", 10, 11),
         entry("handoffs/3", "{", 10, 11),
     ];
-    let acks: Vec<_> = (0..5).map(|partition| drained(partition, 10, 12)).collect();
+    let acks: Vec<_> = (0..5).map(|partition| said(partition, "x", "drained", 12)).collect();
     // The second one belongs to a record that cannot be read, and the last one to none: either may be the pod's own.
     let kept = vec![1, 2, 3, 4];
     let together = acks.iter().chain(&handoffs).cloned().collect();
@@ -222,10 +222,10 @@ fn a_pods_view_leaves_out_the_acks_of_handoffs_between_others() {
     let events = acks.into_iter().map(Event::Put).collect();
     assert_eq!(ids(watched.apply(Batch { revision: Revision::new(12), events }).partitions), kept);
     assert_eq!(watched, from_snapshot);
-    let of_others = vec![delete("handoff_drains/0/r", 13)];
+    let of_others = vec![delete("pod_acks/0/x/drained", 13)];
     let delta = watched.apply(Batch { revision: Revision::new(13), events: of_others });
     assert_eq!(delta, ViewDelta::default(), "nothing that the view has is gone");
-    let ended = ["handoffs/1", "handoff_drains/1/r", "handoff_drains/4/r"].map(|key| delete(key, 14)).to_vec();
+    let ended = ["handoffs/1", "pod_acks/1/x/drained", "pod_acks/4/x/drained"].map(|key| delete(key, 14)).to_vec();
     let delta = watched.apply(Batch { revision: Revision::new(14), events: ended });
     assert_eq!((ids(delta.partitions), ids(watched.acks.keys().copied())), (vec![1, 4], vec![2, 3]));
 }
@@ -241,10 +241,6 @@ fn a_pod_decides_by_its_own_view_as_by_a_whole_one() {
         let text = format!(r#"{{"partition":{partition},"owner":"{owner}","incarnation":3,"epoch":9}}"#);
         entry(&format!("assignments/{partition}"), &text, 4, revision)
     };
-    let said = |partition: u32, pod: &str, kind: &str, revision: u64| {
-        let text = format!(r#"{{"pod_name":"{pod}","partition":{partition},"handoff":10,"ack":"{kind}"}}"#);
-        entry(&format!("pod_acks/{partition}/{pod}/{kind}"), &text, revision, revision)
-    };
     let router = KeyValue { lease: Some(L1), ..entry("routers/r", "{}", 3, 3) };
     let mut start: Vec<_> = ["v", "w", "x"].map(|pod| registered(pod, all)).into();
     start.extend([router, assigned(0, "v", 4), assigned(1, "v", 4)]);
@@ -256,13 +252,12 @@ fn a_pod_decides_by_its_own_view_as_by_a_whole_one() {
     let puts = [
         moves("Warming", 10),
         moves("Ready", 11),
-        both(&|partition| drained(partition, 10, 12)),
-        moves("Syncing", 13),
-        both(&|partition| said(partition, "v", "drained", 14)),
-        [said(0, "x", "synced", 15), said(1, "w", "synced", 15)],
-        moves("Switching", 16),
-        [assigned(0, "x", 17), assigned(1, "w", 17)],
-        moves("Complete", 18),
+        moves("Syncing", 12),
+        both(&|partition| said(partition, "v", "drained", 13)),
+        [said(0, "x", "synced", 14), said(1, "w", "synced", 14)],
+        moves("Switching", 15),
+        [assigned(0, "x", 16), assigned(1, "w", 16)],
+        moves("Complete", 17),
     ];
     for me in ["v", "w", "x"] {
         let mut whole = view(start.clone(), 9);

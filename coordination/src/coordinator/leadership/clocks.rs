@@ -171,7 +171,7 @@ mod tests {
         assert!(words.starts_with("r: its clock is 600 s behind the leader's"), "{words}");
         // The clock is set right, and the next acknowledgement shows that. The same one says nothing later.
         for (revision, now) in [(6, NOW), (7, NOW + 30_000)] {
-            let delta = put(&mut view, revision, "handoff_drains/0/r", ack(NOW));
+            let delta = put(&mut view, revision, "~acks/handoff_drains/0/r", ack(NOW));
             clocks.compare(&view, &delta, now);
             assert_eq!(clocks.offsets(), BTreeMap::from([("r".to_owned(), 0)]));
         }
@@ -179,7 +179,7 @@ mod tests {
         // A snapshot is of unknown age.
         let mut later = Clocks::default();
         later.resync(&view);
-        let delta = put(&mut view, 8, "handoff_drains/0/r", ack(NOW));
+        let delta = put(&mut view, 8, "~acks/handoff_drains/0/r", ack(NOW));
         later.compare(&view, &delta, NOW + 60_000);
         assert!(later.offsets().is_empty());
         // A new life of the name may run elsewhere.
