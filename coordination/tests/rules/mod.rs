@@ -1,6 +1,7 @@
 //! The rules that make a handoff safe, one by one: each decision, and the store's refusal of its transaction once the view
 //! is outdated. Over the embedded store, without tasks or clocks.
 mod bounds;
+mod costs;
 mod guards;
 mod phases;
 mod routers;
@@ -121,10 +122,11 @@ impl Fixture {
         self.view().await.handoffs.get(&P0).map(|handoff| handoff.value.phase)
     }
 
-    /// Has a router or pod acknowledge by its current view. Returns whether the store accepted that.
+    /// Has a router or pod acknowledge by its current view, which has no acknowledgements of routers. Returns whether the store
+    /// accepted that.
     async fn ack(&self, ack: &Ack) -> bool {
-        let view = self.view().await;
-        self.ack_seen(&view, ack).await
+        let snapshot = self.store.snapshot(&self.keys.followed()).await.unwrap();
+        self.ack_seen(&View::from_snapshot(self.keys.clone(), snapshot), ack).await
     }
 
     /// The same, by an earlier view.

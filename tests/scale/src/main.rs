@@ -18,6 +18,7 @@ mod users;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::ensure;
 use clap::Parser;
 
 use self::meters::{Cost, rss_mib};
@@ -103,7 +104,8 @@ async fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let moves = [&start, &join, &death].map(|cost| cost.moves).iter().sum::<u64>().max(1);
     let writes: f64 = [&start, &join, &death].map(|cost| cost.puts + cost.deletes).iter().sum();
     println!(
-        "scale: pods={} routers={} partitions={} start_s={:.1} join_s={:.1} death_s={:.1} writes_per_move={:.1}",
+        "scale: pods={} routers={} partitions={} start_s={:.1} join_s={:.1} death_s={:.1} writes_per_move={:.1} \
+         changes_per_move={:.0}",
         size.pods,
         size.routers,
         size.partitions,
@@ -111,12 +113,23 @@ async fn run(arguments: &Arguments) -> anyhow::Result<()> {
         join.took.as_secs_f64(),
         death.took.as_secs_f64(),
         writes / moves as f64,
+        join.changes / join.moves.max(1) as f64,
+    );
+    ensure!(
+        !arguments.short
+            || (writes / moves as f64 <= SHORT_WRITES && join.changes <= SHORT_CHANGES * join.moves as f64),
+        "a move costs more than {SHORT_WRITES} writes, or a move to a pod that joins more than {SHORT_CHANGES} changes"
     );
     Ok(())
 }
 
+/// Most writes a move with `--short`: 4 of each first placement, and some 18 of each other move.
+const SHORT_WRITES: f64 = 6.5;
+/// Most changes to the 15 watches that a move to a pod that joins brings with `--short`: 13 to each, and 8 to the coordinator.
+const SHORT_CHANGES: f64 = 225.0;
+
 const HEAD: &str = "\
-step                    time, s   moves  per move: txns   puts deletes  sent to each, KiB  watches  CPU, s: coordinator   router  harness     etcd";
+step                    time, s   moves  per move: txns   puts deletes  changes  sent to each, KiB  watches  CPU, s: coordinator   router  harness     etcd";
 
 async fn step(
     name: &str,
@@ -130,11 +143,12 @@ async fn step(
     let cost = site.meters().await?.since(&before, took, moves);
     let per_move = |count: f64| count / moves.max(1) as f64;
     println!(
-        "{name:20}{:11.1}{moves:8}{:16.1}{:7.1}{:8.1}{:19.2}{:9}{:21.1}{:9.1}{:9.1}{:9.1}",
+        "{name:20}{:11.1}{moves:8}{:16.1}{:7.1}{:8.1}{:9.1}{:19.2}{:9}{:21.1}{:9.1}{:9.1}{:9.1}",
         took.as_secs_f64(),
         per_move(cost.transactions),
         per_move(cost.puts),
         per_move(cost.deletes),
+        per_move(cost.changes),
         per_move(cost.sent_bytes) / 1024.0 / cost.watches.max(1.0),
         cost.watches,
         cost.coordinator_cpu.as_secs_f64(),

@@ -17,6 +17,7 @@ pub(crate) struct Reading {
     puts: f64,
     deletes: f64,
     sent_bytes: f64,
+    changes: f64,
     watches: f64,
     coordinator_cpu: Duration,
     /// Of all routers.
@@ -36,6 +37,8 @@ pub(crate) struct Cost {
     pub(crate) deletes: f64,
     /// Bytes that etcd sent to all its clients.
     pub(crate) sent_bytes: f64,
+    /// Changes that etcd sent to all watches.
+    pub(crate) changes: f64,
     /// Watches at the end of the step.
     pub(crate) watches: f64,
     pub(crate) coordinator_cpu: Duration,
@@ -63,6 +66,7 @@ impl Reading {
             puts: metric(&["etcd_mvcc_put_total", "etcd_debugging_mvcc_put_total"])?,
             deletes: metric(&["etcd_mvcc_delete_total", "etcd_debugging_mvcc_delete_total"])?,
             sent_bytes: metric(&["etcd_network_client_grpc_sent_bytes_total"])?,
+            changes: metric(&["etcd_debugging_mvcc_events_total"])?,
             watches: metric(&["etcd_debugging_mvcc_watcher_total"])?,
             coordinator_cpu: coordinator.map(cpu).unwrap_or_default(),
             router_cpu: routers.iter().copied().map(cpu).collect(),
@@ -81,6 +85,7 @@ impl Reading {
             puts: self.puts - before.puts,
             deletes: self.deletes - before.deletes,
             sent_bytes: self.sent_bytes - before.sent_bytes,
+            changes: self.changes - before.changes,
             watches: self.watches,
             coordinator_cpu: self.coordinator_cpu.saturating_sub(before.coordinator_cpu),
             router_cpu: routers.map(|(now, before)| now.saturating_sub(*before)).max().unwrap_or_default(),
