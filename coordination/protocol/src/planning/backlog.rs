@@ -10,8 +10,8 @@
 //!   handoff, the new owner. A move that has to wait for anything but a place is left to the next placement.
 //! * A remembered move for balance begins only while no handoff has failed: a partition that stays where it is changes how
 //!   many partitions each pod will have.
-//! * A partition without a living owner whose new owner may warm nothing more goes to another pod that may. Such a
-//!   move begins only after every urgent move whose own pod has room.
+//! * A partition without a living owner whose new owner may warm nothing more goes to another pod that may, in a first placement
+//!   only if its own makes no progress. Such a move begins only after every urgent move whose own pod has room.
 //! * While moves begin, a placement follows within the pause after which they are checked.
 
 use std::collections::BTreeMap;
@@ -218,7 +218,8 @@ impl Backlog {
                     Err(Full::InAll) => return Some(BeginOutcome::NoPlace),
                     Err(Full::NewOwner) => self.full_pod = true,
                 }
-                let other = Some(next).filter(|next| goes_elsewhere && next.cause.is_urgent());
+                let may_go = goes_elsewhere && context.has_second_choice(next.cause, next.to.incarnation);
+                let other = Some(next).filter(|_| may_go);
                 let Some(taker) = other.and_then(|next| context.second_choice_of(next, &mut self.takers, &budget))
                 else {
                     return Some(BeginOutcome::PodIsFull);

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use super::Policy;
 use super::backoff::BackOffs;
+use super::budget::MoveCause;
 use super::cool_downs::CoolDowns;
 use super::departures::Departures;
 use super::heartbeats::Heartbeats;
 use super::slow_warms::SlowWarms;
 use crate::authority::Authority;
+use crate::ids::Incarnation;
 use crate::view::View;
 
 /// Everything that the creation of moves depends on.
@@ -29,4 +31,18 @@ pub(super) struct Context<'a> {
     pub(super) now: Duration,
     /// When to check whether the moves that begin now exist.
     pub(super) retry_at: Duration,
+}
+
+/// How long a pod may warm without progress before first placements that wait for it go to other pods.
+const FIRST_CHOICE_HOLDS_FOR: Duration = Duration::from_secs(1);
+
+impl Context<'_> {
+    /// Returns whether an urgent move goes to another pod while its own, in this life, may warm nothing more. A first placement
+    /// stays while its pod makes progress: it would have to move again for balance.
+    pub(super) fn has_second_choice(&self, cause: MoveCause, own: Incarnation) -> bool {
+        match cause {
+            MoveCause::FirstPlacement => self.slow_warms.waited(own, self.now) >= FIRST_CHOICE_HOLDS_FOR,
+            _ => cause.is_urgent(),
+        }
+    }
 }

@@ -93,7 +93,8 @@ impl Context<'_> {
         }
         // A second choice takes only a place that is no urgent move's first choice.
         for ProposedMove { cause, partition, to } in crowded {
-            let to = self.second_choice(&layout, &draft, partition).unwrap_or(to);
+            let goes = self.has_second_choice(cause, layout.members[to].incarnation);
+            let to = goes.then(|| self.second_choice(&layout, &draft, partition)).flatten().unwrap_or(to);
             self.begin_or_leave(&layout, &mut draft, ProposedMove { cause, partition, to });
         }
         for wanted in others {

@@ -77,7 +77,7 @@ impl SlowWarms {
     }
 
     /// Returns how long this life of a pod has warmed without progress.
-    fn waited(&self, life: Incarnation, now: Duration) -> Duration {
+    pub(super) fn waited(&self, life: Incarnation, now: Duration) -> Duration {
         self.since.get(&life).map_or(Duration::ZERO, |since| now.saturating_sub(*since))
     }
 

@@ -43,6 +43,30 @@ fn a_handoff_that_no_view_has_shown_frees_its_place_when_it_ends() {
 }
 
 #[test]
+fn first_placements_wait_for_their_own_pod_while_it_makes_progress_and_nothing_moves_afterwards() {
+    let mut world = World::new(policy(40));
+    world.policy.max_concurrent_handoffs = 12;
+    world.policy.max_warming_per_pod = 4;
+    world.join_pod("w-0");
+    world.join_pod("w-1");
+    world.wait(secs(2));
+    while !world.view().handoffs.is_empty() {
+        // The first pod warms all that it has been given while the second warms one partition.
+        let of = |world: &World, pod: &str| -> Vec<PartitionId> {
+            let handoffs = world.view().handoffs;
+            let of_pod = handoffs.iter().filter(|(_, handoff)| handoff.value.new_owner == pod);
+            of_pod.map(|(partition, _)| *partition).collect()
+        };
+        for partition in of(&world, "w-0").into_iter().chain(of(&world, "w-1").into_iter().take(1)) {
+            while world.participate(partition) {}
+        }
+        let plan = world.lead();
+        assert!(begun(&plan).iter().all(|(_, cause)| *cause == MoveCause::FirstPlacement), "{plan:?}");
+    }
+    assert_eq!((world.view().assignments.len(), world.run_until_quiet()), (40, 0));
+}
+
+#[test]
 fn a_rebalance_under_a_budget_moves_no_more_than_one_without() {
     let mut world = World::settled(policy(40), &["w-0", "w-1", "w-2"]);
     world.join_pod("w-3");
