@@ -12,10 +12,10 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use segue_config::show_duration;
-use segue_protocol::ids::Epoch;
+use segue_protocol::ids::{Epoch, Revision};
 use segue_protocol::mapping::{Replacement, replace};
 use segue_protocol::planning::{or_none, stored_names, with_setting};
-use segue_protocol::records::{KeyspaceConfig, MAX_PARTITIONS, Partitioner, encode};
+use segue_protocol::records::{KeyspaceConfig, MAX_PARTITIONS, PROTOCOL, Partitioner, encode};
 use segue_protocol::txn::{Compare, Op, Txn};
 use segue_protocol::view::{Versioned, View};
 use serde_json::{Map, Value, json};
@@ -27,7 +27,10 @@ use super::{OperatorError, ensure_exists, partitions};
 const PARTITIONS: &str = "partitions";
 const EPOCH_FLOOR: &str = "epoch_floor";
 const SERVICE: &str = "service";
+const SPOKEN: &str = "protocol";
 const PARTITIONER: &str = "partitioner";
+/// Most names in a refusal.
+const MAX_NAMED: usize = 8;
 /// The end of the stored name of a duration.
 const MILLIS: &str = "_ms";
 
@@ -39,6 +42,7 @@ pub(super) fn all(view: &View) -> Result<Map<String, Value>, OperatorError> {
     all.insert(PARTITIONS.to_owned(), json!(config.partitions));
     all.insert(PARTITIONER.to_owned(), json!(config.partitioner));
     all.insert(EPOCH_FLOOR.to_owned(), json!(config.epoch_floor));
+    all.insert(SPOKEN.to_owned(), json!(config.protocol));
     all.insert(SERVICE.to_owned(), json!(config.service.as_deref().unwrap_or_default()));
     match &config.planning {
         Some(Value::Object(planning)) => {
@@ -80,6 +84,7 @@ pub(super) fn set(view: &View, key: &str, text: &str) -> Result<ChangeDecision, 
         PARTITIONS => set_partitions(view, config, text),
         EPOCH_FLOOR => set_epoch_floor(view, config, text),
         SERVICE => set_service(view, config, text),
+        SPOKEN => set_protocol(view, config, text),
         PARTITIONER => {
             Err(OperatorError::Refused("the mapping of keys is replaced by segue remap --to FILE".to_owned()))
         }
@@ -140,6 +145,37 @@ fn set_epoch_floor(
     Ok(decision)
 }
 
+/// Changes the version of the protocol that the keyspace's participants speak. Nobody may be registered: what one version writes
+/// means nothing to another.
+fn set_protocol(view: &View, config: &Versioned<KeyspaceConfig>, text: &str) -> Result<ChangeDecision, OperatorError> {
+    let version = text.parse().ok().filter(|version: &u32| *version > 0);
+    let version = version.ok_or_else(|| {
+        let why = format!("the number of a version; this build speaks {PROTOCOL}");
+        expected(SPOKEN, text, why)
+    })?;
+    let shown = |version: Option<u32>| version.map_or("any version".to_owned(), |version| version.to_string());
+    if config.value.protocol == Some(version) {
+        return Ok(as_it_was(SPOKEN, version));
+    }
+    let leader = view.leader.as_ref().map(|leader| &leader.value.holder);
+    let registered = view.pods.keys().chain(view.routers.keys()).chain(view.rounds.participants.keys()).chain(leader);
+    let registered: Vec<_> = registered.map(String::as_str).collect();
+    if !registered.is_empty() {
+        let named = registered.iter().take(MAX_NAMED).copied().collect::<Vec<_>>().join(", ");
+        let text = format!("{} registered ({named}): the version changes only while nobody is", registered.len());
+        return Err(OperatorError::Refused(text));
+    }
+    let words = (SPOKEN, shown(config.value.protocol), shown(Some(version)));
+    let (mut txn, mut outcome) = rewritten(view, config, words, |config| config.protocol = Some(version));
+    let keys = view.keys();
+    for prefix in [keys.pods(), keys.routers(), keys.participants()] {
+        txn.when.push(Compare::none_created_after(prefix, Revision::ZERO));
+    }
+    txn.when.push(Compare::created_at(keys.leader(), Revision::ZERO));
+    outcome.text += "; only builds that speak it register from now on";
+    Ok((txn, outcome))
+}
+
 /// Changes the service that the keyspace belongs to. An empty text removes it.
 fn set_service(view: &View, config: &Versioned<KeyspaceConfig>, text: &str) -> Result<ChangeDecision, OperatorError> {
     let service = match text {
@@ -172,7 +208,7 @@ fn set_planning(
         (key.to_owned(), serde_json::from_str(text).unwrap_or_else(|_| text.into()))
     } else {
         let names = known.iter().map(|name| name.strip_suffix(MILLIS).unwrap_or(name));
-        let names = [PARTITIONS, EPOCH_FLOOR, SERVICE].into_iter().chain(names).collect::<Vec<_>>().join(", ");
+        let names = [PARTITIONS, EPOCH_FLOOR, SPOKEN, SERVICE].into_iter().chain(names).collect::<Vec<_>>().join(", ");
         return Err(OperatorError::BadInput(format!("{key} is no setting of the keyspace; expected one of {names}")));
     };
     let planning = with_setting(&config.value, &name, value.clone());
@@ -247,7 +283,7 @@ fn rewritten<T: Display + serde::Serialize>(
 
 #[cfg(test)]
 mod tests {
-    use segue_protocol::ids::{LeaseId, Revision};
+    use segue_protocol::ids::LeaseId;
     use segue_protocol::keys::Keyspace;
     use segue_protocol::txn::{KeyValue, Snapshot};
 
@@ -275,8 +311,7 @@ mod tests {
         )
     }
 
-    const NUMBERED: &str =
-        r#"{"partitions":4,"partitioner":{"number":true},"epoch_floor":7,"later":1,"planning":{"settle_ms":1500}}"#;
+    const NUMBERED: &str = r#"{"partitions":4,"partitioner":{"number":true},"protocol":3,"epoch_floor":7,"later":1,"planning":{"settle_ms":1500}}"#;
     const HASHED: &str = r#"{"partitions":4,"partitioner":{"key":"header:a","hash":"murmur2"},"later":1}"#;
 
     fn changed(config: &str, key: &str, value: &str) -> Result<(KeyspaceConfig, String), String> {
@@ -301,6 +336,16 @@ mod tests {
         let missing = View::empty(Keyspace::new("/segue/", "default"));
         assert!(super::all(&missing).unwrap_err().to_string().contains("no coordinator has led"));
         assert!(super::all(&view("{", false)).unwrap_err().to_string().contains("cannot be read"));
+    }
+
+    #[test]
+    fn the_version_of_the_protocol_changes_only_while_nobody_is_registered() {
+        let set = |router| set(&view(NUMBERED, router), SPOKEN, "4").map_err(|error| error.to_string());
+        assert!(set(true).unwrap_err().contains("1 registered (r)"));
+        let (txn, outcome) = set(false).unwrap();
+        assert_eq!(txn.when.len(), 5, "nobody registers meanwhile");
+        assert!(outcome.text.starts_with("protocol is 4 in place of 3"), "{}", outcome.text);
+        assert!(changed(NUMBERED, SPOKEN, "three").unwrap_err().contains("this build speaks 3"));
     }
 
     #[test]

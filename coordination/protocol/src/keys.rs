@@ -225,6 +225,16 @@ impl Keyspace {
         format!("{}checkpoints/{partition}", self.root)
     }
 
+    /// Returns the prefix of all pods' registrations.
+    pub fn pods(&self) -> String {
+        format!("{}pods/", self.root)
+    }
+
+    /// Returns the prefix of the registrations of all processes that may take part in assignment rounds.
+    pub fn participants(&self) -> String {
+        format!("{}participants/", self.root)
+    }
+
     /// Returns the prefix of all routers' registrations.
     pub fn routers(&self) -> String {
         format!("{}routers/", self.root)

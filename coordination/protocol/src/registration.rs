@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::ids::{Incarnation, LeaseId, Revision};
 use crate::keys::{KeyName, Keyspace, RoundsKey};
-use crate::records::{KeyspaceConfig, Leader, PodLoad, PodRecord, RouterRecord, encode};
+use crate::records::{KeyspaceConfig, Leader, PROTOCOL, PodLoad, PodRecord, RouterRecord, encode};
 use crate::txn::{Compare, Op, Txn};
 use crate::view::{Versioned, View};
 
@@ -95,6 +95,14 @@ pub fn attachment<T>(seen: Option<&Versioned<T>>, incarnation: Incarnation, leas
         Some(seen) if seen.lease == Some(lease) => Attachment::Attached,
         Some(seen) => Attachment::Detached(seen.mod_revision),
     }
+}
+
+/// Returns why a participant of this build takes no part in a keyspace with these settings: it speaks another version of the
+/// protocol. `None` if it may.
+pub fn other_protocol(keys: &Keyspace, settings: &KeyspaceConfig) -> Option<String> {
+    let spoken = settings.protocol.filter(|spoken| *spoken != PROTOCOL)?;
+    let name = keys.name();
+    Some(format!("keyspace {name} speaks version {spoken} of the protocol, and this process version {PROTOCOL}"))
 }
 
 /// Returns why a participant does not register in a keyspace with these settings, which belongs to another service than the

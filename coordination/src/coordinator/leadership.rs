@@ -38,7 +38,7 @@ use super::history::HistoryPruner;
 use super::seat::Seat;
 use super::upkeep::Upkeep;
 use super::{CoordinatorObserver, CoordinatorSettings, CoordinatorStatus};
-use crate::session::{Event, Participant, Registration, unix_millis};
+use crate::session::{Event, LifeEnd, Participant, Registration, unix_millis};
 use crate::store::{Store, StoreError};
 
 /// Shortest time between two plans, or two calls of the observer, while partitions move.
@@ -152,12 +152,18 @@ impl<'a> Leadership<'a> {
         self.take(seat.authority(&self.view));
         let mut participant = Participant::start_planner(self.store, self.keys, elected);
         loop {
-            let Some(lease) = participant.turn() else {
-                match seat.coordination() {
-                    Coordination::Leader => warn!("leader lease lost; resigning"),
-                    Coordination::Rounds => warn!("participant's lease lost; registering again"),
+            let lease = match participant.turn() {
+                Ok(lease) => lease,
+                Err(end) => {
+                    match (end, seat.coordination()) {
+                        (LifeEnd::OtherProtocol(why), _) => warn!(why, "coordinator fenced; registering again"),
+                        (LifeEnd::LeaseLost, Coordination::Leader) => warn!("leader lease lost; resigning"),
+                        (LifeEnd::LeaseLost, Coordination::Rounds) => {
+                            warn!("participant's lease lost; registering again");
+                        }
+                    }
+                    return SeatEnd::Over;
                 }
-                return SeatEnd::Over;
             };
             self.status.send_if_modified(|status| {
                 status.trusted_until.replace(lease.trusted_until) != Some(lease.trusted_until)

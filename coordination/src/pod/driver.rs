@@ -27,7 +27,7 @@ use super::service::Service;
 use super::service_watch::{Reaction, ServiceWatch};
 use super::work::Work;
 use super::{HandoffHandler, PodSettings, PodState};
-use crate::session::{Event, LeaseState, Leases, Participant, Registration, lease_now, register, wakes_at};
+use crate::session::{Event, LeaseState, Leases, LifeEnd, Participant, Registration, lease_now, register, wakes_at};
 use crate::store::Store;
 
 /// How long a pod that was told to end waits for another one that could take over from it.
@@ -147,7 +147,11 @@ impl PodDriver {
         let mut heartbeat = Heartbeat::of(store, keys, pod.settings.name.clone(), interval, registration);
         let (mut lent, mut looks_at, mut event) = (None, None, Event::Turn);
         loop {
-            let Some(lease) = participant.turn() else { return self.registration_gone("pod lease lost") };
+            let lease = match participant.turn() {
+                Ok(lease) => lease,
+                Err(LifeEnd::LeaseLost) => return self.registration_gone("pod lease lost"),
+                Err(LifeEnd::OtherProtocol(why)) => return self.registration_gone(&why),
+            };
             self.lend(&mut lent, ends_at(lease));
             self.work.pod.synced = participant.is_synced();
             if participant.is_synced() {

@@ -29,7 +29,7 @@ use super::stop_limiter::StopLimiter;
 use super::troubles::TroubleReporter;
 use super::{Cutover, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus};
 use crate::session::{
-    Claim, Event, KeptLease, LeaseState, Leases, Participant, Registration, WriteResults, lease_now, register,
+    Claim, Event, KeptLease, LeaseState, Leases, LifeEnd, Participant, Registration, WriteResults, lease_now, register,
     unix_millis, wakes_at,
 };
 use crate::store::Store;
@@ -113,10 +113,16 @@ impl RouterDriver {
         let tick = self.settings.lease_ttl / 6;
         let mut event = Event::Turn;
         loop {
-            let Some(lease) = participant.turn() else {
-                warn!("router lease lost; holding requests and registering again");
-                self.fence();
-                return RouterEnd::RegistrationGone;
+            let lease = match participant.turn() {
+                Ok(lease) => lease,
+                Err(end) => {
+                    match end {
+                        LifeEnd::LeaseLost => warn!("router lease lost; holding requests and registering again"),
+                        LifeEnd::OtherProtocol(why) => warn!(why, "router fenced; registering again"),
+                    }
+                    self.fence();
+                    return RouterEnd::RegistrationGone;
+                }
             };
             if participant.is_synced() {
                 if !self.keep_key(&mut participant) {

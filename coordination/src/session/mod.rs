@@ -23,7 +23,7 @@ pub use follow::Update;
 pub use jitter::seed_jitter;
 pub use lease::KeptLease;
 pub use leases::Leases;
-pub(crate) use participant::{Event, Participant};
+pub(crate) use participant::{Event, LifeEnd, Participant};
 pub(crate) use patience::{RepeatedLog, StoreRetry};
 pub use registration::{Claim, Registration, raise_floor, register};
 pub use shares::LeaseState;

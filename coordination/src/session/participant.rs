@@ -10,6 +10,7 @@
 use std::sync::Arc;
 
 use segue_protocol::keys::Keyspace;
+use segue_protocol::registration::other_protocol;
 use segue_protocol::view::{Versioned, View, ViewDelta};
 use tokio::sync::watch;
 use tracing::warn;
@@ -42,8 +43,16 @@ pub(crate) struct Participant<'a> {
     pod: Option<String>,
     sight: Sight,
     is_synced: bool,
-    /// The lease is not kept any more.
-    is_over: bool,
+    is_over: Option<LifeEnd>,
+}
+
+/// Why a participant's life is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum LifeEnd {
+    /// The lease is lost, or not kept any more.
+    LeaseLost,
+    /// The keyspace speaks another version of the protocol, in words.
+    OtherProtocol(String),
 }
 
 impl<'a> Participant<'a> {
@@ -71,13 +80,19 @@ impl<'a> Participant<'a> {
         let lease = &registration.lease;
         let own_key = OwnKey::of(store.clone(), registration);
         let (lease_state, sight) = (lease.state(), Sight::default());
-        Participant { lease, lease_state, own_key, watcher, pod: None, sight, is_synced: false, is_over: false }
+        Participant { lease, lease_state, own_key, watcher, pod: None, sight, is_synced: false, is_over: None }
     }
 
-    /// Begins a turn of the participant's loop. Returns what is known of the lease, or nothing if it is lost.
-    pub(crate) fn turn(&mut self) -> Option<LeaseState> {
+    /// Begins a turn of the participant's loop. Returns what is known of the lease, or why this life is over: the participant must
+    /// fence.
+    pub(crate) fn turn(&mut self) -> Result<LeaseState, LifeEnd> {
         self.lease.turns(self.sight.is_clear());
-        Some(*self.lease_state.borrow_and_update()).filter(|state| !state.lost && !self.is_over)
+        let state = *self.lease_state.borrow_and_update();
+        match &self.is_over {
+            Some(end) => Err(end.clone()),
+            None if state.lost => Err(LifeEnd::LeaseLost),
+            None => Ok(state),
+        }
     }
 
     /// Returns whether the view includes a snapshot from after the registration.
@@ -100,10 +115,18 @@ impl<'a> Participant<'a> {
     pub(crate) async fn next(&mut self, view: &mut View) -> Event {
         tokio::select! {
             biased;
-            update = self.watcher.next() => self.updated(update, view),
+            update = self.watcher.next() => {
+                let event = self.updated(update, view);
+                if let Some(why) = view.settings().and_then(|settings| other_protocol(view.keys(), settings)) {
+                    self.is_over.get_or_insert(LifeEnd::OtherProtocol(why));
+                }
+                event
+            }
             () = self.own_key.written() => Event::Turn,
             changed = self.lease_state.changed() => {
-                self.is_over |= changed.is_err();
+                if changed.is_err() {
+                    self.is_over.get_or_insert(LifeEnd::LeaseLost);
+                }
                 Event::Turn
             }
         }
@@ -139,7 +162,8 @@ impl<'a> Participant<'a> {
 mod tests {
     use std::time::Duration;
 
-    use segue_protocol::txn::Keys;
+    use segue_protocol::records::{KeyspaceConfig, PROTOCOL, encode};
+    use segue_protocol::txn::{Keys, Op, Txn};
     use tokio::time::{Instant, timeout};
 
     use super::*;
@@ -152,8 +176,27 @@ mod tests {
     async fn run(participant: &mut Participant<'_>, view: &mut View) {
         let began = Instant::now();
         while began.elapsed() < 4 * TTL {
-            participant.turn();
+            let _ = participant.turn();
             let _ = timeout(TTL / 6, participant.next(view)).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_keyspace_that_begins_to_speak_another_version_ends_the_life() {
+        let (store, keys) = (MemoryStore::new(), Keyspace::new("/segue/", "test"));
+        let leases: Leases = Arc::new(store.clone()).into();
+        let claim = Claim::new(&keys, keys.router("a"), TTL);
+        let registration = register(&leases, &claim, |_| Vec::new()).await;
+        let mut participant = Participant::start(leases.store(), &keys, &registration);
+        let mut view = View::empty(keys.clone());
+        for spoken in [Some(PROTOCOL), None, Some(PROTOCOL + 1)] {
+            let settings = encode(&KeyspaceConfig { protocol: spoken, ..KeyspaceConfig::new(4) });
+            store.commit(Txn::guarded([], [Op::put(keys.config(), settings)])).await.unwrap();
+            while view.settings().is_none_or(|settings| settings.protocol != spoken) {
+                participant.next(&mut view).await;
+            }
+            let other = matches!(participant.turn(), Err(LifeEnd::OtherProtocol(_)));
+            assert_eq!(other, spoken == Some(PROTOCOL + 1), "{spoken:?}");
         }
     }
 

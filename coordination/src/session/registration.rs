@@ -21,6 +21,7 @@ use segue_protocol::holders::KeyState;
 use segue_protocol::horizon::raise;
 use segue_protocol::ids::{Epoch, Incarnation, LeaseId, Revision};
 use segue_protocol::keys::Keyspace;
+use segue_protocol::records::KeyspaceConfig;
 use segue_protocol::registration::{self, ExistingKey, OwnKeys, clear_obstacle, end};
 use segue_protocol::txn::{Compare, KeyValue, Keys};
 use tokio::time::{sleep, timeout};
@@ -171,6 +172,12 @@ pub async fn register(leases: &Leases, claim: &Claim, value: impl Fn(LeaseId) ->
                 }
                 sleep(SERVICE_INTERVAL).await;
             }
+            Ok(RegistrationAttempt::OtherProtocol(why)) => {
+                if let Some(times) = log.note_words(&why) {
+                    warn!(key, why, times, "not registered: run a build of the keyspace's version; looking again");
+                }
+                sleep(SERVICE_INTERVAL).await;
+            }
             Err(error) => {
                 if let Some(times) = log.note(&error) {
                     warn!(key, %error, times, "cannot register; retrying");
@@ -191,6 +198,8 @@ enum RegistrationAttempt {
     NoSettings,
     /// The keyspace belongs to another service.
     OtherService(String),
+    /// The keyspace speaks another version of the protocol.
+    OtherProtocol(String),
 }
 
 async fn try_register(
@@ -208,9 +217,14 @@ async fn try_register(
     }
     let seen = settings.as_ref().map_or(Revision::ZERO, |entry| entry.mod_revision);
     // Settings that cannot be read keep nobody out.
-    let settings = settings.and_then(|entry| serde_json::from_slice(&entry.value).ok());
-    if let Some(why) = settings.and_then(|settings| registration::other_service(&claim.keyspace, &settings)) {
-        return Ok(RegistrationAttempt::OtherService(why));
+    let settings: Option<KeyspaceConfig> = settings.and_then(|entry| serde_json::from_slice(&entry.value).ok());
+    if let Some(settings) = &settings {
+        if let Some(why) = registration::other_protocol(&claim.keyspace, settings) {
+            return Ok(RegistrationAttempt::OtherProtocol(why));
+        }
+        if let Some(why) = registration::other_service(&claim.keyspace, settings) {
+            return Ok(RegistrationAttempt::OtherService(why));
+        }
     }
     // Another process's life may have begun at the same revision since the store went back.
     let ended = if leases.horizon().times() > 0 { Incarnation::NONE } else { claim.ended };
@@ -305,7 +319,7 @@ async fn changed(store: &Arc<dyn Store>, key: &str, ttl: Duration, wanted: bool)
 
 #[cfg(test)]
 mod tests {
-    use segue_protocol::records::{KeyspaceConfig, encode};
+    use segue_protocol::records::{PROTOCOL, encode};
     use segue_protocol::txn::{Op, Txn};
     use tokio::time::Instant;
 
@@ -411,6 +425,27 @@ mod tests {
                 let began = Instant::now();
                 registering.await;
                 assert!(began.elapsed() < Duration::from_secs(1), "after {:?}", began.elapsed());
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_keyspace_that_speaks_another_version_is_left_alone_until_it_speaks_this_one() {
+        let (store, keys) = (MemoryStore::new(), Keyspace::new("/", "test"));
+        for (spoken, may) in [(None, true), (Some(PROTOCOL), true), (Some(PROTOCOL - 1), false), (Some(9), false)] {
+            let settings = |protocol| encode(&KeyspaceConfig { protocol, ..KeyspaceConfig::new(4) });
+            let put = async |value| {
+                store.commit(Txn::guarded([], [Op::put(keys.config(), value)])).await.unwrap();
+            };
+            put(settings(spoken)).await;
+            let claim = Claim::new(&keys, format!("/{spoken:?}"), Duration::from_secs(15));
+            let leases = Arc::new(store.clone()).into();
+            let mut registering = std::pin::pin!(register(&leases, &claim, |_| Vec::new()));
+            let at_once = timeout(3 * SERVICE_INTERVAL, registering.as_mut()).await;
+            assert_eq!(at_once.is_ok(), may, "{spoken:?}");
+            if !may {
+                put(settings(Some(PROTOCOL))).await;
+                registering.await;
             }
         }
     }

@@ -8,6 +8,9 @@ use serde_json::{Map, Value};
 
 use crate::ids::Epoch;
 
+/// The version of the handoff protocol that this build speaks. Builds of one version work side by side in any mixture.
+pub const PROTOCOL: u32 = 3;
+
 /// Most partitions of a keyspace. The configuration and the routing table have the same limit.
 pub const MAX_PARTITIONS: u32 = 65_536;
 
@@ -35,6 +38,10 @@ pub struct KeyspaceConfig {
     /// How requests map to partitions. The first router writes it.
     #[serde(default)]
     pub partitioner: Option<Partitioner>,
+    /// The version of the protocol that the participants of the keyspace speak. Whoever writes the settings first writes its own.
+    /// Participants of another version do not register. `None`: any version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<u32>,
     /// The service that the keyspace belongs to: participants of another one do not register. The first coordinator writes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
@@ -56,11 +63,13 @@ fn is_zero(epoch: &Epoch) -> bool {
 }
 
 impl KeyspaceConfig {
-    /// Returns settings with this many partitions, before a router has written how requests map to them.
+    /// Returns settings with this many partitions and this build's version, before a router has written how requests map to
+    /// them.
     pub fn new(partitions: u32) -> Self {
         KeyspaceConfig {
             partitions,
             partitioner: None,
+            protocol: Some(PROTOCOL),
             service: None,
             epoch_floor: Epoch::default(),
             planning: None,

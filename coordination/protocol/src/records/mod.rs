@@ -21,7 +21,7 @@ pub use self::acks::{PodAck, PodAckKind, RouterCutoverAck, RouterDrainedAck};
 pub use self::checkpoint::{Checkpoint, CheckpointName, CheckpointNameError, MAX_CHECKPOINT_NAME};
 pub use self::handoff::{Assignment, AssignmentStatus, Handoff, Mode, PastPhase, Phase};
 pub use self::history::{BackOffSubject, HandoffEnd, HistoryEntry, PastBackOff, RouterPart};
-pub use self::keyspace::{CheckpointTimes, KeyspaceConfig, MAX_PARTITIONS, Partitioner};
+pub use self::keyspace::{CheckpointTimes, KeyspaceConfig, MAX_PARTITIONS, PROTOCOL, Partitioner};
 pub use self::load::{MAX_LISTED, PartitionLoad, PodLoad};
 pub use self::operator::{Answer, Drain, Operation, Origin, Pause, Pin, Request};
 pub use self::participants::{
