@@ -296,11 +296,6 @@ impl Keyspace {
         [drains, cutovers, "pod_acks".to_owned()].map(|kind| format!("{}{kind}/{partition}/", self.root))
     }
 
-    /// Returns the partition of a pod's ack by its key. `None` if `key` is none.
-    pub(crate) fn acked_by_pod(&self, key: &str) -> Option<PartitionId> {
-        number(key.strip_prefix(self.root.as_str())?.strip_prefix("pod_acks/")?.split('/').next()?)
-    }
-
     /// Returns the meaning of `key`. `None` if it is not a key of this keyspace that this version knows.
     pub fn parse(&self, key: &str) -> Option<KeyName> {
         let mut parts = key.strip_prefix(self.root.as_str())?.split('/');

@@ -13,7 +13,6 @@ use segue_protocol::handoff::router::{
 };
 use segue_protocol::ids::{HandoffId, Incarnation, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::records::{RouterRecord, encode};
 use segue_protocol::view::{View, ViewDelta};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -30,7 +29,7 @@ use super::troubles::TroubleReporter;
 use super::{Cutover, DataPlane, RouterObserver, RouterPorts, RouterSettings, RouterStatus};
 use crate::session::{
     Claim, Event, KeptLease, LeaseState, Leases, LifeEnd, Participant, Registration, WriteResults, lease_now, register,
-    unix_millis, wakes_at,
+    wakes_at,
 };
 use crate::store::Store;
 
@@ -103,7 +102,7 @@ impl RouterDriver {
         let claim = Claim::new(&self.keys, key, ttl).with(self.keys.trouble(&self.settings.name));
         let claim = claim.awaiting_settings().after(self.incarnation);
         self.mapping.agree(&self.view, &*self.observer, |reason| self.publish(Some(reason))).await;
-        register(leases, &claim, |_| self.record()).await
+        register(leases, &claim, |_| self.settings.record()).await
     }
 
     pub(super) async fn live(&mut self, registration: &Registration, shutdown: &CancellationToken) -> RouterEnd {
@@ -165,21 +164,11 @@ impl RouterDriver {
         }
     }
 
-    /// Returns the value of this router's registration.
-    pub(super) fn record(&self) -> Vec<u8> {
-        let now = unix_millis();
-        let (router_name, admin) = (self.settings.name.clone(), self.settings.admin.clone());
-        let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-        let (patience_ms, max_wait_ms) = (millis(self.settings.drain.patience), millis(self.settings.max_wait));
-        let (registered_at, last_heartbeat) = (now, now);
-        encode(&RouterRecord { router_name, registered_at, last_heartbeat, admin, patience_ms, max_wait_ms })
-    }
-
     /// Keeps this router's key. Returns `false` if the registration is gone or another life's.
     fn keep_key(&self, participant: &mut Participant<'_>) -> bool {
         let name = &self.settings.name;
         let intact = !self.view.malformed.contains_key(&self.keys.router(name));
-        participant.keep_key(&self.view, self.view.routers.get(name), intact, || self.record())
+        participant.keep_key(&self.view, self.view.routers.get(name), intact, || self.settings.record())
     }
 
     /// Fences, and leaves once nothing is in flight or a drain's longest time has passed. Handoffs wait for this router

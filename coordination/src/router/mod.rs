@@ -24,7 +24,7 @@ use std::time::Duration;
 use segue_protocol::handoff::router::{GateStage, HoldCause, OnDrainTimeout, OnStoreLoss, Target};
 use segue_protocol::ids::{Incarnation, PartitionId};
 use segue_protocol::keys::Keyspace;
-use segue_protocol::records::{Handoff, Partitioner, PodRecord, RouterTroubles};
+use segue_protocol::records::{Handoff, Partitioner, PodRecord, RouterRecord, RouterTroubles, encode};
 use segue_protocol::troubles::TrafficSample;
 use segue_protocol::view::Versioned;
 use tokio::sync::{mpsc, watch};
@@ -33,9 +33,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use self::driver::{RouterDriver, RouterEnd};
-use crate::session::Leases;
 #[cfg(doc)]
 use crate::session::lease_now;
+use crate::session::{Leases, unix_millis};
 use crate::store::StoreError;
 
 /// The times of a partition's cutover.
@@ -121,6 +121,18 @@ pub struct RouterSettings {
     pub request_timeout: Duration,
     /// How long a request is held.
     pub max_wait: Duration,
+}
+
+impl RouterSettings {
+    /// Returns the value of this router's registration.
+    fn record(&self) -> Vec<u8> {
+        let now = unix_millis();
+        let (router_name, admin) = (self.name.clone(), self.admin.clone());
+        let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+        let (patience_ms, max_wait_ms) = (millis(self.drain.patience), millis(self.max_wait));
+        let (registered_at, last_heartbeat) = (now, now);
+        encode(&RouterRecord { router_name, registered_at, last_heartbeat, admin, patience_ms, max_wait_ms })
+    }
 }
 
 /// How long requests in flight may delay a cutover.

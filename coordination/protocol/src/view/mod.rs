@@ -24,6 +24,7 @@ mod tests;
 use std::collections::BTreeMap;
 
 pub use self::delta::ViewDelta;
+use self::of_pod::OwnPod;
 pub use self::operator::Intentions;
 use self::owned::OwnedPartitions;
 use self::reading::RecordReader;
@@ -136,7 +137,7 @@ pub struct View {
     /// The unreadable values by key: the keys exist all the same.
     unreadable: BTreeMap<String, Versioned<()>>,
     /// The pod whose view this is. `None` for all other participants.
-    pod: Option<String>,
+    pod: Option<Box<OwnPod>>,
 }
 
 /// One life of a pod as a view shows it.
@@ -217,9 +218,12 @@ impl View {
         for event in batch.events {
             match event {
                 event if event.mod_revision() <= self.revision => {}
-                Event::Put(entry) if self.leaves_out(&entry.key) => {}
-                Event::Put(entry) => self.put(entry, &mut touched),
-                Event::Delete { key, .. } if self.has_left_out(&key) => {}
+                Event::Put(entry) => {
+                    if let Some(entry) = self.leave_unread(entry) {
+                        self.put(entry, &mut touched);
+                    }
+                }
+                Event::Delete { key, .. } if self.was_unread(&key) => {}
                 Event::Delete { key, .. } => self.delete(&key, &mut touched),
             }
         }
@@ -232,8 +236,10 @@ impl View {
             return;
         };
         touched.note(&name);
-        self.malformed.remove(&entry.key);
-        self.unreadable.remove(&entry.key);
+        self.forget(&entry.key);
+        if let KeyName::Handoff(partition) = name {
+            self.read_for_handoff(partition, touched);
+        }
         let read = RecordReader { entry: &entry };
         let result = match name {
             KeyName::Config => self.put_config(&read),
@@ -296,6 +302,12 @@ impl View {
         }
     }
 
+    /// Forgets that this key could not be read.
+    fn forget(&mut self, key: &str) {
+        self.malformed.remove(key);
+        self.unreadable.remove(key);
+    }
+
     fn put_config(&mut self, read: &RecordReader<'_>) -> Result<(), String> {
         self.config = None;
         let config = read.config()?;
@@ -308,8 +320,7 @@ impl View {
     fn delete(&mut self, key: &str, touched: &mut ViewDelta) {
         let Some(name) = self.keys.parse(key) else { return };
         touched.note(&name);
-        self.malformed.remove(key);
-        self.unreadable.remove(key);
+        self.forget(key);
         let partition = match name {
             KeyName::Config => return self.config = None,
             KeyName::Leader => return self.leader = None,

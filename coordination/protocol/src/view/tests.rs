@@ -266,7 +266,6 @@ fn a_pod_decides_by_its_own_view_as_by_a_whole_one() {
             let batch = Batch { revision: Revision::new(revision), events: events.clone().map(Event::Put).into() };
             whole.apply(batch.clone());
             own.apply(batch);
-            assert_eq!(own, whole.clone().of_pod(me), "{me} at {revision}");
             for partition in [P0, P1] {
                 let duty = |view: &View| crate::handoff::pod::duty(view, me, I3, partition);
                 assert_eq!(duty(&own), duty(&whole), "{me} about {partition} at {revision}");
@@ -282,7 +281,46 @@ fn a_pod_decides_by_its_own_view_as_by_a_whole_one() {
             }
         }
         assert_eq!(own.acks.len(), whole.acks.len() - usize::from(me != "v"), "each takes part in one move, v in both");
+        let takes_part = |partition: &PartitionId| me == "v" || (me == "w") == (*partition == P1);
+        let (read, all) = (ids(own.handoffs.keys().copied()), whole.handoffs.keys().copied().filter(takes_part));
+        assert_eq!(read, ids(all), "{me} reads the handoffs that name it");
     }
+}
+
+#[test]
+fn a_pod_reads_the_assignment_that_its_handoff_started_from_and_whatever_replaces_what_names_it() {
+    let assigned = |owner: &str, revision: u64| {
+        let text = format!(r#"{{"partition":0,"owner":"{owner}","incarnation":3,"epoch":9}}"#);
+        entry("assignments/0", &text, 4, revision)
+    };
+    let mut own = view(Vec::new(), 3).of_pod("w");
+    let apply = |view: &mut View, revision: u64, event: Event| {
+        view.apply(Batch { revision: Revision::new(revision), events: vec![event] })
+    };
+    // Of no interest: another pod's partition, and a move between others.
+    assert_eq!(apply(&mut own, 4, Event::Put(assigned("v", 4))), ViewDelta::default());
+    assert_eq!(apply(&mut own, 5, Event::Put(handoff_of(0, r#""v""#, "x", "Ready", 5, 5))), ViewDelta::default());
+    assert!(own.assignments.is_empty() && own.handoffs.is_empty());
+    assert_eq!(apply(&mut own, 6, delete("handoffs/0", 6)), ViewDelta::default());
+    // A move to the pod itself.
+    assert!(apply(&mut own, 7, Event::Put(handoff_of(0, r#""v""#, "w", "Ready", 7, 7))).partitions.contains(&P0));
+    assert_eq!(own.assignments[&P0].value.owner, "v");
+    apply(&mut own, 8, Event::Put(assigned("w", 8)));
+    apply(&mut own, 9, delete("handoffs/0", 9));
+    // Garbage over its own assignment, and over a handoff of its partition.
+    for (key, revision) in [("assignments/0", 10), ("handoffs/0", 20)] {
+        apply(&mut own, revision, Event::Put(assigned("w", revision)));
+        assert!(!own.is_malformed(P0));
+        apply(&mut own, revision + 1, Event::Put(entry(key, "{", 4, revision + 1)));
+        assert!(own.is_malformed(P0), "{key}");
+        apply(&mut own, revision + 2, delete("handoffs/0", revision + 2));
+    }
+    // It is taken away by hand.
+    apply(&mut own, 32, Event::Put(assigned("w", 32)));
+    assert!(apply(&mut own, 33, Event::Put(assigned("v", 33))).partitions.contains(&P0));
+    assert_eq!(own.assigned_to("w").count(), 0);
+    assert_eq!(apply(&mut own, 34, Event::Put(assigned("x", 34))), ViewDelta::default());
+    assert_eq!(apply(&mut own, 35, delete("assignments/0", 35)), ViewDelta::default());
 }
 
 #[test]
