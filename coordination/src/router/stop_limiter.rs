@@ -2,7 +2,8 @@
 //!
 //! A pause lasts as long as the store takes for the writes within it, and that grows with the number of concurrent
 //! writes. A router therefore stops a few partitions at a time, in the order in which their new owners became ready,
-//! which is the same for all routers. Meanwhile the old owners serve the other partitions.
+//! which is the same for all routers. Meanwhile the old owners serve the other partitions. Where each write is slow, more are
+//! stopped together: what they write shares requests.
 //!
 //! A partition gives its place up when its requests flow again, which all routers learn from the same write. Places that are
 //! given up before that, because a handoff lasts too long, let one router run ahead of another, and its partitions then wait for
@@ -19,10 +20,13 @@ use std::time::Duration;
 use segue_protocol::ids::{PartitionId, Revision};
 use tokio::time::Instant;
 
-/// Most partitions stopped at a time. More make the pauses longer and the total hardly shorter.
+/// Most partitions stopped at a time while the store is fast. More make the pauses longer and the total hardly shorter.
 const MAX_STOPPED: usize = 2;
-/// Least and most time for which a stopped partition occupies its place. With [`MAX_STOPPED`] the least guarantees 250 stops
-/// in a second, however long the drains: 1,024 in 4 s.
+/// One more partition is stopped at a time for each so many milliseconds that a stopped one may occupy its place beyond the
+/// least: the acknowledgements of several share a slow write. Otherwise some 800 moves would outlast `phase_timeout`.
+const SLOWER_BY_MS: u128 = 4;
+/// Least and most time for which a stopped partition occupies its place. With the number of places this guarantees 125 stops
+/// in a second, however long the drains, and 200 where the store is slow.
 const STOP_TIME: RangeInclusive<Duration> = Duration::from_millis(8)..=Duration::from_millis(64);
 /// How many writes last as long as a stopped partition may occupy its place. A cutover takes up to three, one after the
 /// other, and each may have to wait for others.
@@ -83,10 +87,16 @@ impl StopLimiter {
     }
 
     fn has_place(&mut self, now: Instant) -> bool {
-        if self.taken.len() >= MAX_STOPPED {
+        let places = self.places();
+        if self.taken.len() >= places {
             self.taken.retain(|_, since| now < *since + self.stop_time);
         }
-        self.taken.len() < MAX_STOPPED
+        self.taken.len() < places
+    }
+
+    fn places(&self) -> usize {
+        let slower = self.stop_time.saturating_sub(*STOP_TIME.start()).as_millis() / SLOWER_BY_MS;
+        MAX_STOPPED.max(slower as usize)
     }
 }
 
@@ -142,7 +152,22 @@ mod tests {
             stop_limiter.write_takes(Duration::from_millis(write));
             assert_eq!(stop_limiter.due(), Some(now + Duration::from_millis(stop_time)), "{write} ms");
         }
+        for partition in PartitionId::all(14) {
+            stop_limiter.take(partition, since(100), now);
+        }
         assert_eq!(stop_limiter.next(now + Duration::from_millis(63)), None);
         assert_eq!(stop_limiter.next(now + Duration::from_millis(64)), Some(P77));
+    }
+
+    #[test]
+    fn the_slower_the_store_the_more_partitions_are_stopped_together() {
+        for (write, places) in [(0, 2), (1, 2), (2, 2), (3, 4), (4, 6), (8, 14), (5_000, 14)] {
+            let mut stop_limiter = StopLimiter::default();
+            stop_limiter.write_takes(Duration::from_millis(write));
+            let now = Instant::now();
+            let stopped =
+                PartitionId::all(100).filter(|partition| stop_limiter.take(*partition, since(1), now)).count();
+            assert_eq!(stopped, places, "{write} ms");
+        }
     }
 }
