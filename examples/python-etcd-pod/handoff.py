@@ -6,6 +6,9 @@ present nevertheless: an unreadable record keeps its partition where it is.
 
 from typing import NamedTuple
 
+# The version of the protocol that this pod speaks.
+PROTOCOL = 3
+
 
 class Pod(NamedTuple):
     """A life of a pod."""
@@ -20,6 +23,12 @@ class Task(NamedTuple):
     kind: str  # warm, sync, drain, release, forget
     epoch: int
     handoff: int = 0  # the record's create_revision; 0: the task belongs to no handoff
+
+
+def other_version(config):
+    """Returns the version of the protocol that the keyspace speaks by its settings, if this pod does not speak it, otherwise None."""
+    spoken = config and config.value and config.value.get("protocol")
+    return spoken if spoken not in (None, PROTOCOL) else None
 
 
 def owns(view, pod, partition):

@@ -19,7 +19,7 @@ import time
 
 from checkpoint import Checkpoints, newest, record
 from etcd import StoreError, created_at, delete, modified_at, put
-from handoff import Pod, Task, due, partitions, serves
+from handoff import PROTOCOL, Pod, Task, due, other_version, partitions, serves
 from horizon import Horizon
 from segue_pod import HandoffContext, Participant, lease_now
 
@@ -75,12 +75,19 @@ class Membership(Participant):
     async def live(self):
         """Lives one life, from its registration to its end."""
         await self.raise_floor()
+        config = self.horizon.config
+        if spoken := other_version(config):
+            log.error("not registered: the keyspace speaks version %s of the protocol, and this pod version %d", spoken, PROTOCOL)
+            await asyncio.sleep(self.ttl / 12)
+            return
         sent = lease_now()
         self.lease = await self.etcd.grant(self.ttl)
-        incarnation = await self.etcd.commit([created_at(self.key, 0)], [put(self.key, self.record(), self.lease)])
+        unchanged = modified_at(f"{self.prefix}config", config.mod_revision if config else 0)
+        guards = [created_at(self.key, 0), unchanged]
+        incarnation = await self.etcd.commit(guards, [put(self.key, self.record(), self.lease)])
         self.ownership.incarnation = incarnation or 0
         if not incarnation:
-            log.info("another life of %s is registered; waiting for its end", self.name)
+            log.info("another life of %s is registered, or the settings have just changed; trying again", self.name)
             await self.etcd.revoke(self.lease)
             await asyncio.sleep(self.ttl / 12)
             return
@@ -205,6 +212,9 @@ class Membership(Participant):
             return False
         if self.horizon.ends_life():
             log.error("the store went back; this life is over")
+            return False
+        if spoken := other_version(self.view.get("config")):
+            log.error("the keyspace speaks version %s of the protocol now, and this pod version %d", spoken, PROTOCOL)
             return False
         if own.lease != self.lease or own.value is None or own.value.get("status") != self.status:
             # A plain put by somebody else detaches the key from its lease.

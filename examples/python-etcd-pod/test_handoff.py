@@ -3,7 +3,7 @@
 import types
 import unittest
 
-from handoff import Pod, Task, due, partitions, serves
+from handoff import PROTOCOL, Pod, Task, due, other_version, partitions, serves
 
 OLD, NEW = Pod("a", 10), Pod("b", 20)
 BOTH = {"a": OLD, "b": NEW}
@@ -28,6 +28,13 @@ def world(phase=None, owner=OLD, epoch=5, acks=(), alive="ab", capabilities=("sy
 
 def task(view, pod, held, ended=False):
     return due(view, pod, 7, held, lambda pod, within: ended)
+
+
+class Versions(unittest.TestCase):
+    def test_only_another_version_of_the_protocol_keeps_the_pod_out(self):
+        settings = [{"partitions": 4}, {"protocol": PROTOCOL}, None, {"protocol": PROTOCOL + 1}, {"protocol": 2}]
+        spoken = [other_version(entry(value)) for value in settings]
+        self.assertEqual([other_version(None), *spoken], [None, None, None, None, PROTOCOL + 1, 2])
 
 
 class Requests(unittest.TestCase):

@@ -6,7 +6,7 @@ use segue_config::{KeyspaceSection, LocatedConfig, Problem};
 use segue_coordination::store::{Store, StoreError};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::planning::differences;
-use segue_protocol::registration::other_service;
+use segue_protocol::registration::{other_protocol, other_service};
 use segue_protocol::txn::Keys;
 use segue_protocol::view::View;
 
@@ -43,6 +43,11 @@ impl Differences {
             ));
         }
         let Some(settings) = view.settings() else { return };
+        if let Some(why) = other_protocol(view.keys(), settings) {
+            let remedy = "expected a build of that version; segue config set protocol changes the keyspace's while nobody is \
+                          registered";
+            self.problems.push(file.problem("keyspace", why, remedy));
+        }
         if let Some(why) = other_service(view.keys(), settings) {
             let remedy =
                 "expected another keyspace, or the same service; segue config set service changes the keyspace's";

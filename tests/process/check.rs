@@ -318,6 +318,9 @@ fn check_compares_the_files_with_their_keyspaces() {
     put(r#"{"partitions":64,"partitioner":{"number":true}}"#);
     let (code, said) = check(&coordinator("partitions = 128"));
     assert!(code == Some(0) && said.contains("the next leader with this file raises that to 128"), "{said}");
+    put(r#"{"partitions":64,"protocol":2}"#);
+    let (code, said) = check(&coordinator("partitions = 64"));
+    assert!(code == Some(2) && said.contains("speaks version 2 of the protocol, and this process version 3"), "{said}");
     put("{");
     let (code, said) = check(&coordinator(""));
     assert!(code == Some(2) && said.contains("cannot be read"), "{said}");
