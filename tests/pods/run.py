@@ -31,6 +31,7 @@ class Run:
         self.faults = collections.Counter()
         self.checkpoints = collections.Counter()  # by the name of the pod that made them
         self.killed = 0  # the last leadership that was ended
+        self.started = None  # the pod whose process was started last
         self.calm = asyncio.Event()
 
     async def every_second(self, act):
@@ -58,6 +59,9 @@ class Run:
         while not self.calm.is_set():
             pods = list(self.site.pods.values())
             self.random.shuffle(pods)
+            # A process that has only just begun may not know the signal yet.
+            if pods[0] is self.started:
+                pods.reverse()
             for number, pod in enumerate(pods):
                 if self.calm.is_set():
                     return
@@ -73,6 +77,7 @@ class Run:
                     assert code == 0, f"{pod.name} ended with {code}:\n{pod.process.tail()}"
                     self.faults["pods restarted"] += 1
                 pod.start(self.site.folder)
+                self.started = pod
                 await asyncio.sleep(self.random.uniform(0.5, 1.5))
 
     async def pause(self, pod):
