@@ -1,4 +1,4 @@
-//! What a move costs: the changes that the store sends to each router, pod and coordinator, however many routers there are.
+//! The cost of a move: the changes that the store sends to each router, pod and coordinator, however many routers there are.
 
 use segue_coordination::store::Store as _;
 use segue_protocol::handoff::pod::warmed;

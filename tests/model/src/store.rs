@@ -133,7 +133,7 @@ impl Store {
         &self.get(at).view
     }
 
-    /// What routers and pods see of it.
+    /// The view of routers and pods.
     pub(crate) fn followed(&self, at: StoreRef) -> &View {
         let content = self.get(at);
         content.followed.as_ref().unwrap_or(&content.view)

@@ -233,7 +233,7 @@ fn moved(view: &View, handoff: &Versioned<Handoff>, now: u64) -> Option<Advance>
         (Phase::Ready, Mode::Independent) => Some(Phase::Complete),
         (Phase::Ready, Mode::Barrier) if needs_syncing(view, record) => Some(Phase::Syncing),
         (Phase::Ready, Mode::Barrier) | (Phase::Syncing, _) => Some(Phase::Switching),
-        // Nobody has anything left to do.
+        // No participant has anything left to do.
         (Phase::Switching, _) if !old_releases(view, record) => None,
         (Phase::Switching, _) => Some(Phase::Complete),
         (Phase::Complete, _) => None,

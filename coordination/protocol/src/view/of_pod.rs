@@ -62,7 +62,7 @@ impl View {
         }
         let name = self.keys.parse(&entry.key);
         match name {
-            // What replaces a record that names the pod is read, however garbled it is.
+            // A pod reads whatever replaces a record that names it, however garbled.
             Some(KeyName::Assignment(partition)) if !self.concerns_pod(partition) => {
                 self.owned.remove(self.assignments.remove(&partition).as_ref());
                 self.pod.as_mut().map(|pod| pod.assignments.insert(partition, entry));

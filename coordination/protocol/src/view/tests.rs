@@ -288,6 +288,18 @@ fn a_pod_decides_by_its_own_view_as_by_a_whole_one() {
 }
 
 #[test]
+fn acks_of_routers_are_shown_in_a_view_that_does_not_follow_them_until_the_next_ones() {
+    let ack = |key: &str, value: &str| entry(&format!("~acks/handoff_drains/0/{key}"), value, 11, 11);
+    let drained = r#"{"router_name":"r","partition":0,"handoff":10}"#;
+    let followed = view(vec![said(0, "x", "drained", 12)], 12);
+    let mut shown = followed.clone();
+    shown.show_router_acks(vec![ack("r", drained), ack("s", "{"), entry("assignments/0", OWNED, 4, 4)]);
+    assert!(shown.drained_ack(P0, "r", H10).is_some() && shown.malformed.len() == 1 && shown.assignments.is_empty());
+    shown.show_router_acks(Vec::new());
+    assert_eq!(shown, followed);
+}
+
+#[test]
 fn a_pod_reads_the_assignment_that_its_handoff_started_from_and_whatever_replaces_what_names_it() {
     let assigned = |owner: &str, revision: u64| {
         let text = format!(r#"{{"partition":0,"owner":"{owner}","incarnation":3,"epoch":9}}"#);
@@ -315,7 +327,7 @@ fn a_pod_reads_the_assignment_that_its_handoff_started_from_and_whatever_replace
         assert!(own.is_malformed(P0), "{key}");
         apply(&mut own, revision + 2, delete("handoffs/0", revision + 2));
     }
-    // It is taken away by hand.
+    // An operator gives the partition to another pod.
     apply(&mut own, 32, Event::Put(assigned("w", 32)));
     assert!(apply(&mut own, 33, Event::Put(assigned("v", 33))).partitions.contains(&P0));
     assert_eq!(own.assigned_to("w").count(), 0);
