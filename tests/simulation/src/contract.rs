@@ -12,7 +12,7 @@ use segue_protocol::ids::{Epoch, PartitionId, Revision};
 use segue_protocol::keys::Keyspace;
 use segue_protocol::records::{Handoff, Phase};
 use segue_protocol::txn::{Batch, Event, Snapshot};
-use segue_protocol::view::View;
+use segue_protocol::view::{Versioned, View};
 
 use crate::causes::Causes;
 use crate::trace::Trace;
@@ -35,6 +35,8 @@ struct Inner {
     missing: BTreeMap<PartitionId, (String, Revision)>,
     /// The epochs of the handoffs that came back when the store went back: those may flip again.
     again: BTreeMap<PartitionId, Epoch>,
+    /// The store as it was when it went back last.
+    lost: Option<View>,
     causes: Causes,
 }
 
@@ -58,6 +60,7 @@ impl Contract {
             refuses: false,
             missing: BTreeMap::new(),
             again: BTreeMap::new(),
+            lost: None,
             causes,
         };
         Contract { trace, inner: Mutex::new(inner) }
@@ -94,7 +97,8 @@ impl Contract {
     pub(crate) fn begin_anew(&self, snapshot: Snapshot) {
         let mut inner = self.lock();
         inner.known = snapshot.entries.iter().map(|entry| (entry.key.clone(), entry.mod_revision)).collect();
-        inner.view = View::from_snapshot(inner.view.keys().clone(), snapshot);
+        let view = View::from_snapshot(inner.view.keys().clone(), snapshot);
+        inner.lost = Some(std::mem::replace(&mut inner.view, view));
         inner.again = inner.view.handoffs.iter().map(|(partition, it)| (*partition, it.value.epoch)).collect();
         inner.missing.clear();
         inner.causes.begin_anew();
@@ -152,7 +156,11 @@ impl Contract {
         if round(after) > round(before) {
             self.trace.seen("an assignment round closed");
         }
-        for breach in segue_contract::breaches(before, after) {
+        let breaches = match &inner.lost {
+            Some(lost) => segue_contract::breaches(&with_lost_acks(before, lost), &with_lost_acks(after, lost)),
+            None => segue_contract::breaches(before, after),
+        };
+        for breach in breaches {
             self.trace.violation(breach.rule, breach.what);
         }
         for (partition, assignment) in &after.assignments {
@@ -232,6 +240,33 @@ impl Contract {
 fn authority(view: &View) -> Revision {
     let leader = view.leader.as_ref().map(|leader| leader.create_revision);
     leader.or(view.rounds.current.as_ref().map(|round| round.mod_revision)).unwrap_or(Revision::ZERO)
+}
+
+/// Returns the view with the acks that went with the store, for handoffs and lives that have come back: what a participant has
+/// done stays done, and a transaction that relies on it may be under way.
+fn with_lost_acks(view: &View, lost: &View) -> View {
+    let mut view = view.clone();
+    for (partition, lost_acks) in &lost.acks {
+        let Some(id) = view.handoffs.get(partition).map(Versioned::id) else { continue };
+        let life = |view: &View, who: &str| {
+            let router = view.routers.get(who).map(|it| it.create_revision);
+            router.or_else(|| view.pods.get(who).map(|it| it.create_revision))
+        };
+        let stands =
+            |who: &str, handoff| handoff == id && life(&view, who).is_some_and(|now| life(lost, who) == Some(now));
+        let mut acks = view.acks.get(partition).cloned().unwrap_or_default();
+        add(&mut acks.drained, &lost_acks.drained, |router, ack| stands(router, ack.handoff));
+        add(&mut acks.cutover, &lost_acks.cutover, |router, ack| stands(router, ack.handoff));
+        add(&mut acks.pods, &lost_acks.pods, |(pod, _), ack| stands(pod, ack.handoff));
+        view.acks.insert(*partition, acks);
+    }
+    view
+}
+
+fn add<K: Ord + Clone, A: Clone>(acks: &mut BTreeMap<K, A>, lost: &BTreeMap<K, A>, stands: impl Fn(&K, &A) -> bool) {
+    for (who, ack) in lost.iter().filter(|(who, ack)| stands(who, ack)) {
+        acks.entry(who.clone()).or_insert_with(|| ack.clone());
+    }
 }
 
 /// Notes the newest epoch of each partition.
