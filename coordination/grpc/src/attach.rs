@@ -18,9 +18,12 @@ use tracing::{Instrument as _, info};
 use crate::hello;
 use crate::hold::RegistrationHold;
 use crate::proto::{AckOutcome, Hello};
-use crate::sessions::{LastPoll, UnrecordedAck};
+use crate::sessions::{Attendance, LastPoll, UnrecordedAck};
 use crate::shared::{KeyspaceService, unavailable};
 use crate::token::{Secret, Token};
+
+/// How long the view may take to show a change of this keyspace. It never shows the revision of a write elsewhere in the store.
+const VIEW_LAG: Duration = Duration::from_millis(100);
 
 /// How long the store may take to renew a lease or to restore a record.
 pub(crate) const STORE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -34,8 +37,7 @@ pub(crate) struct AttachedPod {
     pub(crate) hold: Arc<RegistrationHold>,
     /// The pod's last Poll here, if no other instance can have told the pod anything since.
     pub(crate) last: Option<LastPoll>,
-    /// Whether operators find this instance by the pod's mark.
-    pub(crate) is_marked: bool,
+    pub(crate) attendance: Attendance,
     record: PodRecord,
 }
 
@@ -249,11 +251,15 @@ async fn go_on(
     own: &PodRecord,
     (way, after): (AttachMode, Revision),
 ) -> Result<Option<AttachedPod>, Status> {
-    let last = shared.sessions.last_poll(&token).filter(|_| way == AttachMode::Poll);
-    let returns = last.as_ref().is_some_and(|last| last.told != after);
-    let attached = match last.filter(|last| last.told == after && last.is_marked) {
+    let mut last = shared.sessions.last_poll(&token).filter(|last| way == AttachMode::Poll && last.told == after);
+    // Another instance has told the pod the same since.
+    if let Some(last) = last.as_mut().filter(|_| token.given_by != shared.instance) {
+        last.attendance = Attendance::begin(last.attendance.is_marked);
+    }
+    let has_moved = last.as_ref().is_some_and(|last| last.attendance.has_moved_here(token.ttl()));
+    let attached = match last.filter(|_| !has_moved) {
         Some(last) => served_before(shared, token, last)?,
-        None => match resume(shared, token, own, (way, returns)).await? {
+        None => match resume(shared, token, own, (way, has_moved)).await? {
             Some(attached) => attached,
             None => return Ok(None),
         },
@@ -269,36 +275,42 @@ async fn go_on(
 /// Returns the registration of a pod that this instance was the last to tell something.
 fn served_before(shared: &Arc<KeyspaceService>, mut token: Token, last: LastPoll) -> Result<AttachedPod, Status> {
     token.proves(last.record.resume_digest.as_deref().unwrap_or_default())?;
-    token.keyspace.clone_from(&shared.keyspace);
+    given_by(shared, &mut token);
     let (hold, record) = (RegistrationHold::known(shared, &token), last.record.clone());
-    Ok(AttachedPod { token, resumed: true, seen: last.told, hold, last: Some(last), is_marked: true, record })
+    let attendance = last.attendance;
+    Ok(AttachedPod { token, resumed: true, seen: last.told, hold, last: Some(last), attendance, record })
+}
+
+/// Makes the token that the pod presents the one that it gets. A token of an instance that had one keyspace names no keyspace.
+fn given_by(shared: &KeyspaceService, token: &mut Token) {
+    token.keyspace.clone_from(&shared.keyspace);
+    token.given_by = shared.instance;
 }
 
 /// Resumes the registration of this token, and waits until the view is new enough. Returns `None` if it is over.
 ///
 /// Another instance may have told the pod more than this instance's view shows. A view that shows the revision at which the
-/// record was read is new enough, as after a Poll while nothing changes. Otherwise a write marks the present: a view that shows
-/// it is new enough. `returns` says that the pod polls several
-/// instances in turn; the mark of any other pod names this instance.
+/// record was read is new enough. For a pod that polls, that is all, unless it `has_moved` here: it may poll several instances in
+/// turn. Otherwise a write marks the present and names this instance: a view that shows it is new enough.
 async fn resume(
     shared: &Arc<KeyspaceService>,
     token: Token,
     own: &PodRecord,
-    (way, returns): (AttachMode, bool),
+    (way, has_moved): (AttachMode, bool),
 ) -> Result<Option<AttachedPod>, Status> {
     let Some(StoredRegistration { mut token, read, digest, record, .. }) = find(shared, token).await? else {
         return Ok(None);
     };
-    // A token of an instance that had one keyspace names no keyspace. The token that the pod gets now does.
-    token.keyspace.clone_from(&shared.keyspace);
+    given_by(shared, &mut token);
     let hold = RegistrationHold::known(shared, &token);
-    if returns
-        && shared.hub.view().revision >= read
+    if way == AttachMode::Poll
+        && !has_moved
+        && shared.hub.shows_within(read, VIEW_LAG).await
         && let Some(mark) = Mark::read(shared, &token.pod).await?.filter(|mark| mark.is_of_poll(&digest))
     {
-        let is_marked = mark.server.admin == shared.settings.admin;
+        let attendance = Attendance::begin(mark.server.admin == shared.settings.admin);
         let record = record.unwrap_or_else(|| PodRecord { resume_digest: Some(digest), ..own.clone() });
-        return Ok(Some(AttachedPod { token, resumed: true, seen: read, hold, last: None, is_marked, record }));
+        return Ok(Some(AttachedPod { token, resumed: true, seen: read, hold, last: None, attendance, record }));
     }
     let mark = Txn::guarded(
         [Compare::created_at(shared.keys.pod(&token.pod), token.incarnation().revision())],
@@ -314,7 +326,7 @@ async fn resume(
                 seen: outcome.revision,
                 hold,
                 last: None,
-                is_marked: true,
+                attendance: Attendance::begin(true),
                 record,
             }))
         }
@@ -353,9 +365,11 @@ async fn register(
         Ok(outcome) if outcome.committed() => {
             let incarnation = Incarnation::registered_at(outcome.revision);
             info!(pod = record.pod_name, incarnation = incarnation.get(), "pod registered");
-            let token = secret.token((&shared.keyspace, &record.pod_name), incarnation);
+            let mut token = secret.token((&shared.keyspace, &record.pod_name), incarnation);
+            given_by(shared, &mut token);
             let hold = RegistrationHold::new(shared, &token);
-            Ok(AttachedPod { token, resumed: false, seen: outcome.revision, hold, last: None, is_marked: true, record })
+            let (seen, attendance) = (outcome.revision, Attendance::begin(true));
+            Ok(AttachedPod { token, resumed: false, seen, hold, last: None, attendance, record })
         }
         refused => {
             let _ = shared.store.revoke(lease).await;

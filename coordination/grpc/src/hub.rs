@@ -4,7 +4,7 @@
 //!
 //! * A change of the membership costs a pod's stream a look at its own partitions, not at those of all pods.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
@@ -23,7 +23,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 use tracing::{Instrument as _, warn};
 
-/// Most notices that wait for a reader. A reader that misses some looks at every partition.
+/// Most notices that wait for a reader, or are remembered for one that comes. A reader that misses some looks at every partition.
 const NOTICES: usize = 256;
 
 /// How long a call waits until the view has reached a revision.
@@ -41,6 +41,7 @@ pub(crate) struct Hub {
 struct HubState {
     view: RwLock<IndexedView>,
     changes: broadcast::Sender<Change>,
+    recent: Mutex<RecentChanges>,
     revision: watch::Sender<Revision>,
     /// The revision that last changed a partition or the membership.
     changed: watch::Sender<Revision>,
@@ -48,7 +49,41 @@ struct HubState {
     blind_since: Mutex<Option<Duration>>,
 }
 
+/// The last changes. All that came after the revision `beyond` are among them.
+#[derive(Debug, Default)]
+struct RecentChanges {
+    beyond: Revision,
+    changes: VecDeque<(Revision, Arc<AffectedRecords>)>,
+}
+
+impl RecentChanges {
+    fn push(&mut self, revision: Revision, change: Change) {
+        let Some(affected) = change else {
+            *self = RecentChanges { beyond: revision, changes: VecDeque::new() };
+            return;
+        };
+        self.changes.push_back((revision, affected));
+        if self.changes.len() > NOTICES
+            && let Some((oldest, _)) = self.changes.pop_front()
+        {
+            self.beyond = oldest;
+        }
+    }
+}
+
 impl HubState {
+    fn recent(&self) -> MutexGuard<'_, RecentChanges> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells and remembers a change of the view, which shows this revision now.
+    fn tell(&self, revision: Revision, change: Change) {
+        let mut recent = self.recent();
+        recent.push(revision, change.clone());
+        // Without a receiver there is no pod to tell.
+        let _ = self.changes.send(change);
+    }
+
     fn blind_since(&self) -> MutexGuard<'_, Option<Duration>> {
         self.blind_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -96,6 +131,7 @@ impl Hub {
         let shared = Arc::new(HubState {
             view: RwLock::new(IndexedView { view: View::empty(keys.clone()), parties: Parties::default() }),
             changes: broadcast::Sender::new(NOTICES),
+            recent: Mutex::default(),
             revision: watch::Sender::new(Revision::ZERO),
             changed: watch::Sender::new(Revision::ZERO),
             blind_since: Mutex::new(Some(boottime())),
@@ -118,6 +154,19 @@ impl Hub {
         HubChanges { receiver: self.shared.changes.subscribe(), pod: pod.to_owned(), partitions: None }
     }
 
+    /// Subscribes to changes on behalf of a pod that was told the view of this revision.
+    pub(crate) fn changes_since(&self, pod: &str, revision: Revision) -> HubChanges {
+        // Nothing is told meanwhile.
+        let recent = self.shared.recent();
+        let mut changes = self.changes(pod);
+        if revision >= recent.beyond {
+            changes.take();
+            let missed = recent.changes.iter().filter(|(at, _)| *at > revision);
+            missed.for_each(|(_, affected)| changes.note(Some(affected.clone())));
+        }
+        changes
+    }
+
     /// Refuses to work for a pod with a lease of this TTL if the store has not been followed for half of it. The pod is to
     /// go to another instance: its lease stands for a loop that acts, and this one tells it nothing.
     pub(crate) fn ensure_sighted(&self, ttl: Duration) -> Result<(), Status> {
@@ -130,11 +179,13 @@ impl Hub {
 
     /// Waits until the view shows this revision.
     pub(crate) async fn shows(&self, revision: Revision) -> Result<(), Status> {
+        if self.shows_within(revision, CATCH_UP).await { Ok(()) } else { Err(cannot_follow()) }
+    }
+
+    /// Returns whether the view shows this revision within `patience`.
+    pub(crate) async fn shows_within(&self, revision: Revision, patience: Duration) -> bool {
         let mut seen = self.shared.revision.subscribe();
-        match timeout(CATCH_UP, seen.wait_for(|seen| *seen >= revision)).await {
-            Ok(Ok(_)) => Ok(()),
-            _ => Err(cannot_follow()),
-        }
+        matches!(timeout(patience, seen.wait_for(|seen| *seen >= revision)).await, Ok(Ok(_)))
     }
 
     /// Waits until the view is newer than this revision.
@@ -256,8 +307,7 @@ async fn follow(shared: Arc<HubState>, mut watcher: Watcher) {
         // Heartbeats and operators' keys concern no pod. They would wake every stream.
         if change.as_ref().is_none_or(|affected| !affected.partitions.is_empty() || !affected.pods.is_empty()) {
             shared.changed.send_replace(revision);
-            // Without a receiver there is no pod to tell.
-            let _ = shared.changes.send(change);
+            shared.tell(revision, change);
         }
     }
 }
@@ -300,5 +350,37 @@ mod tests {
         put(&*store, keys.pod("w"), r#"{"pod_name":"w","address":"127.0.0.1:3"}"#).await;
         changes.wait().await;
         assert_eq!(changes.take(), None, "the pod's own registration concerns all that it was told");
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_was_told_elsewhere_misses_the_changes_since_and_no_others() {
+        let (store, keys) = (Arc::new(MemoryStore::new()), Keyspace::new("/segue/", "default"));
+        let hub = Hub::start(store.clone(), keys.clone());
+        let pod = |name: &str| format!(r#"{{"pod_name":"{name}","address":"127.0.0.1:1"}}"#);
+        let first = put(&*store, keys.pod("w"), &pod("w")).await;
+        hub.shows(first).await.unwrap();
+        let mut told = first;
+        for partition in [1, 2] {
+            let owned = format!(r#"{{"partition":{partition},"owner":"x","incarnation":1,"epoch":{partition}}}"#);
+            let revision = put(&*store, keys.assignment(PartitionId::new(partition)), &owned).await;
+            hub.shows(revision).await.unwrap();
+            if partition == 1 {
+                told = revision;
+            }
+        }
+        let missed = |revision| hub.changes_since("w", revision).take();
+        let partitions = |numbers: &[u32]| Some(numbers.iter().copied().map(PartitionId::new).collect());
+        assert_eq!(missed(told), partitions(&[2]));
+        assert_eq!(missed(first), partitions(&[1, 2]));
+        assert_eq!(missed(Revision::ZERO), None, "it remembers nothing of before it began");
+        let again = put(&*store, keys.pod("w"), &pod("w")).await;
+        hub.shows(again).await.unwrap();
+        assert_eq!(missed(told), None, "the pod's own registration concerns all that it was told");
+        assert_eq!(missed(again), partitions(&[]));
+        for _ in 0..=NOTICES {
+            let revision = put(&*store, keys.pod("x"), &pod("x")).await;
+            hub.shows(revision).await.unwrap();
+        }
+        assert_eq!(missed(again), None, "it remembers no more than {NOTICES} changes");
     }
 }

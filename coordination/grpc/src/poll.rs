@@ -1,6 +1,5 @@
 //! The call by which a pod takes part without a stream.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use crate::hub::{HubChanges, micros};
 use crate::proto::{Event, Heartbeat, Hello};
 use crate::sessions::LastPoll;
 use crate::shared::KeyspaceService;
-use crate::status::ReportedLoad;
+use crate::status::{ReportedLoad, tasks_in};
 use crate::stream::remote_pod;
 
 /// Returns the full event of a pod, once there is something newer for it than the event of revision `after`, or after `wait`.
@@ -51,7 +50,8 @@ pub(crate) async fn poll(
         ..event(&view, &shared.settings, told, true)
     };
     let (record, until) = (attached.record().clone(), Instant::now() + ttl);
-    let last = LastPoll { told: view.revision, record, is_marked: attached.is_marked, partitions, changes, until };
+    let (told, attendance) = (view.revision, attached.attendance);
+    let last = LastPoll { told, record, attendance, partitions, changes, until };
     shared.sessions.told(attached.incarnation(), last);
     attached.told();
     shared.observer.polled();
@@ -68,12 +68,10 @@ async fn news(
 ) -> HubChanges {
     let (mut partitions, mut changes) = match attached.last.take() {
         Some(last) => (last.partitions, last.changes),
+        // Beside what the pod owns and holds, the instance that told it last may have told it to warm this.
         None => {
-            let mut changes = shared.hub.changes(attached.name());
-            if !shared.hub.has_changed_after(after) {
-                changes.take();
-            }
-            (BTreeSet::new(), changes)
+            let running = tasks_in(&heartbeat.progress).map(|(partition, _)| partition);
+            (running.collect(), shared.hub.changes_since(attached.name(), after))
         }
     };
     changes.catch_up();

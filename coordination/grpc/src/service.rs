@@ -93,6 +93,7 @@ impl PodsKeyspace {
         let (sessions, loads) = (Arc::default(), LoadReports::default());
         let (streams, span) = (OpenStreams::default(), Span::current());
         PodsKeyspace(Arc::new(KeyspaceService {
+            instance: rand::random(),
             store,
             horizon,
             keys,

@@ -52,6 +52,8 @@ pub(crate) struct KeyspaceService {
     pub(crate) horizon: SharedHorizon,
     pub(crate) keys: Keyspace,
     pub(crate) keyspace: String,
+    /// Tells this instance from all others, also from one that it replaces.
+    pub(crate) instance: u64,
     pub(crate) settings: PodsSettings,
     pub(crate) hub: Hub,
     pub(crate) observer: Arc<dyn PodsObserver>,

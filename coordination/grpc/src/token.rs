@@ -32,6 +32,9 @@ pub(crate) struct Token {
     /// life ends where the floor was ever raised: nobody can say whether it began before.
     #[serde(default)]
     floor: Epoch,
+    /// The instance that gave the pod this token last. 0 in that of an instance that does not say.
+    #[serde(default)]
+    pub(crate) given_by: u64,
     secret: String,
 }
 
@@ -55,7 +58,7 @@ impl Secret {
     pub(crate) fn token(self, (keyspace, pod): (&str, &str), incarnation: Incarnation) -> Token {
         let Secret { secret, lease, ttl_s, floor, .. } = self;
         let (keyspace, pod) = (keyspace.to_owned(), pod.to_owned());
-        Token { keyspace, pod, incarnation: incarnation.get(), lease, ttl_s, floor, secret }
+        Token { keyspace, pod, incarnation: incarnation.get(), lease, ttl_s, floor, given_by: 0, secret }
     }
 }
 

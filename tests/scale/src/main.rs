@@ -12,6 +12,8 @@
 #![allow(clippy::print_stdout, reason = "it reports on stdout")]
 
 mod meters;
+mod routers;
+mod service_pods;
 mod site;
 mod users;
 
@@ -22,6 +24,7 @@ use anyhow::ensure;
 use clap::Parser;
 
 use self::meters::{Cost, rss_mib};
+use self::service_pods::Way;
 use self::site::{Site, Size};
 
 /// Measures a large keyspace on a real etcd. The last line of the output is for programs.
@@ -49,6 +52,18 @@ struct Arguments {
     /// Instead: so many processes at an etcd with users, until all are ready after a start and after a restart of etcd.
     #[arg(long, value_name = "PROCESSES")]
     users: Option<u32>,
+    /// Routers without a data plane, all in this process: their store traffic alone.
+    #[arg(long)]
+    without_data_plane: bool,
+    /// Instead: so many pods that poll the pods' service, at rest and while some leave.
+    #[arg(long, value_name = "PODS")]
+    polled: Option<u32>,
+    /// The same with streams.
+    #[arg(long, value_name = "PODS", conflicts_with = "polled")]
+    streamed: Option<u32>,
+    /// With --polled or --streamed: the instances of the service.
+    #[arg(long, default_value_t = 2)]
+    instances: u32,
     /// 10 pods, 2 routers and 4,096 partitions.
     #[arg(long)]
     short: bool,
@@ -56,11 +71,11 @@ struct Arguments {
 
 impl Arguments {
     fn size(&self) -> Size {
-        let Arguments { pods, routers, partitions, at_once, .. } = *self;
+        let Arguments { pods, routers, partitions, at_once, without_data_plane, .. } = *self;
         let lease = Duration::from_secs(self.lease);
         match self.short {
-            true => Size { pods: 10, routers: 2, partitions: 4_096, at_once, lease },
-            false => Size { pods, routers, partitions, at_once, lease },
+            true => Size { pods: 10, routers: 2, partitions: 4_096, at_once, lease, without_data_plane },
+            false => Size { pods, routers, partitions, at_once, lease, without_data_plane },
         }
     }
 }
@@ -71,7 +86,16 @@ fn main() -> ExitCode {
         return ended(users::measure(processes, Duration::from_secs(arguments.patience)));
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let done = runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(run(&arguments)));
+    let done = runtime.map_err(Into::into).and_then(|runtime| {
+        runtime.block_on(async {
+            let patience = Duration::from_secs(arguments.patience);
+            match (arguments.polled, arguments.streamed) {
+                (Some(pods), _) => service_pods::measure(Way::Poll, pods, arguments.instances, patience).await,
+                (None, Some(pods)) => service_pods::measure(Way::Stream, pods, arguments.instances, patience).await,
+                (None, None) => run(&arguments).await,
+            }
+        })
+    });
     ended(done)
 }
 

@@ -96,7 +96,7 @@ impl Reading {
 }
 
 /// Returns the CPU time that a process has taken.
-fn cpu(pid: u32) -> Duration {
+pub(crate) fn cpu(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name of the program, in parentheses, may contain spaces. User and system time are the 12th and 13th after it.
     let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');

@@ -21,6 +21,7 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 
 use crate::meters::Reading;
+use crate::routers::LoneRouter;
 
 const KEYSPACE: &str = "default";
 /// The size of the keyspace.
@@ -32,6 +33,8 @@ pub(crate) struct Size {
     pub(crate) at_once: u32,
     /// The TTL of all leases. A pod's lease has ended before the time of its death is measured.
     pub(crate) lease: Duration,
+    /// Whether the routers are in this process, and forward nothing.
+    pub(crate) without_data_plane: bool,
 }
 
 /// The keyspace.
@@ -44,6 +47,7 @@ pub(crate) struct Site {
     view: View,
     coordinator: Option<Process>,
     routers: Vec<Process>,
+    lone_routers: Vec<LoneRouter>,
     pods: BTreeMap<String, PodHandle>,
     /// When the present step began.
     began: Instant,
@@ -62,11 +66,17 @@ impl Site {
         let watcher = Watcher::start(store.clone(), keys.clone());
         let view = View::empty(keys.clone());
         let (began, newest) = (Instant::now(), Epoch::default());
-        let (routers, pods) = (Vec::new(), BTreeMap::new());
+        let (routers, lone_routers, pods) = (Vec::new(), Vec::new(), BTreeMap::new());
+        let coordinator = None;
         let mut site =
-            Site { size, cluster, keys, store, watcher, view, coordinator: None, routers, pods, began, newest };
+            Site { size, cluster, keys, store, watcher, view, coordinator, routers, lone_routers, pods, began, newest };
         for number in 0..size.routers {
             let name = format!("router-{number}");
+            if size.without_data_plane {
+                let (store, keys) = (site.connect()?, site.keys.clone());
+                site.lone_routers.push(LoneRouter::start(store, keys, name, size.lease));
+                continue;
+            }
             let config = site.config().router(&name, free_address()).set("router.workers", 1);
             let config = config.set("router.lease_ttl", site.lease());
             site.routers.push(site.cluster.run(&name, &config));
@@ -74,8 +84,8 @@ impl Site {
         for number in 0..size.pods {
             site.add_pod(number)?;
         }
-        let all = |view: &View| view.pods.len() == size.pods as usize;
-        site.until(Duration::from_secs(120), all).await.context("the pods do not register")?;
+        let all = |view: &View| view.pods.len() == size.pods as usize && view.routers.len() == size.routers as usize;
+        site.until(Duration::from_secs(120), all).await.context("not all pods and routers register")?;
         Ok(site)
     }
 
@@ -90,12 +100,16 @@ impl Site {
 
     fn add_pod(&mut self, number: u32) -> anyhow::Result<()> {
         let name = format!("pod-{number:04}");
-        // A connection of its own, as a pod in a process of its own has.
-        let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(EtcdOptions::new([self.cluster.etcd().endpoint()]))?);
+        let store = self.connect()?;
         let settings = PodSettings { lease_ttl: self.size.lease, ..PodSettings::new(&name, "127.0.0.1:1") };
         let pod = PodHandle::start(store, KEYSPACE, self.keys.clone(), settings, Arc::new(()));
         self.pods.insert(name, pod);
         Ok(())
+    }
+
+    /// Returns a connection of its own, as a participant in a process of its own has.
+    fn connect(&self) -> anyhow::Result<Arc<dyn Store>> {
+        Ok(Arc::new(EtcdStore::connect(EtcdOptions::new([self.cluster.etcd().endpoint()]))?))
     }
 
     pub(crate) fn etcd(&self) -> &Etcd {

@@ -1,5 +1,6 @@
 //! Calls that are refused, and pods without a stream.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use segue_coordination::store::{MemoryStore, StoreCall};
@@ -194,8 +195,18 @@ async fn a_poll_waits_until_something_changes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn moves_of_other_pods_partitions_end_no_poll() {
     let site = Site::start().await;
+    moves_of_others_end_no_poll_at(&site, &[site.address(0)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn moves_of_other_pods_partitions_end_no_poll_at_another_instance() {
+    let site = Site::start().await;
+    moves_of_others_end_no_poll_at(&site, &[site.address(0), site.address(1)]).await;
+}
+
+async fn moves_of_others_end_no_poll_at(site: &Site, addresses: &[SocketAddr]) {
     let lease_ttl = Duration::from_secs(3600).try_into().ok();
-    let mut a = Polling::new([site.address(0)], Hello { lease_ttl, ..hello(&site.name, "a") });
+    let mut a = Polling::new(addresses.to_vec(), Hello { lease_ttl, ..hello(&site.name, "a") });
     let b = Pod::start(site.address(0), hello(&site.name, "b")).await;
     tokio::join!(a.owns(2), b.owns(2));
     while !site.view().await.handoffs.is_empty() {
@@ -205,12 +216,12 @@ async fn moves_of_other_pods_partitions_end_no_poll() {
     let poll = tokio::spawn(async move { a.poll(Duration::from_secs(600)).await.unwrap().revision });
     for _ in 0..5 {
         let told = b.known().tasks.len();
-        give_anew(&site, "b").await;
+        give_anew(site, "b").await;
         b.until("it is told", |known| known.tasks.len() > told).await;
     }
     // The instance has seen all of these.
     let seen = site.view().await.revision.get();
-    give_anew(&site, "a").await;
+    give_anew(site, "a").await;
     let ended_at = timeout(Duration::from_secs(60), poll).await.unwrap().unwrap();
     assert!(ended_at > seen, "it ended at revision {ended_at}, before its own partition changed, after {seen}");
 }
@@ -278,10 +289,13 @@ async fn polls_by_turns_write_nothing_while_nothing_changes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_is_renewed_only_for_a_pod_that_can_be_told_what_it_has_to_do() {
-    let mut site = Site::start().await;
+    let memory = MemoryStore::new();
+    let mut site = Site::start_in(&memory).await;
     let (address, store) = site.instance_on_faulty_store().await;
     let mut pod = Polling::new([site.address(0)], hello(&site.name, "a"));
     pod.owns(4).await;
+    // A write elsewhere in the store: no view of the keyspace shows that it is as new as the pod's.
+    site.put("/elsewhere".to_owned(), Vec::new()).await;
     store.refuse_puts();
     pod.move_to([address]);
     for _ in 0..3 {
