@@ -121,7 +121,8 @@ pub fn waiting_for(view: &View, partition: PartitionId) -> Vec<PendingOn> {
 /// Returns the next transition of the partition's handoff, unless the handoff still waits. `now` is informational.
 pub fn advance(view: &View, partition: PartitionId, now: u64) -> Option<Advance> {
     let handoff = view.handoffs.get(&partition)?;
-    if waiting(view, handoff, None, false).is_empty() { moved(view, handoff, now) } else { None }
+    let waits = routers_missing(view, &handoff.value) > 0 || !waiting(view, handoff, None, false).is_empty();
+    if waits { None } else { moved(view, handoff, now) }
 }
 
 /// Like [`advance`], for a caller that has itself seen the key of the dead old owner's incarnation gone for its
@@ -178,7 +179,9 @@ pub fn acknowledge(view: &View, ack: &Ack, writer: String, incarnation: Incarnat
         [Op::put(key, value)],
     );
     let record = view.handoffs.get(&partition).filter(|record| record.id() == handoff);
-    let together = record.and_then(|record| {
+    // Beside the writer.
+    let presumes = |record: &&Versioned<Handoff>| routers_missing(view, &record.value) <= MAX_ASSUMED_ACKS + 1;
+    let together = record.filter(presumes).and_then(|record| {
         let assumed = stand(view, record, &waiting(view, record, Some(ack), false))?;
         let next = moved(view, record, now).filter(|next| next.to.is_some())?;
         Some((next.txn, assumed))
@@ -375,6 +378,18 @@ fn acks_missing(view: &View, handoff: &Versioned<Handoff>, id: HandoffId, plus: 
                 .collect()
         }
     }
+}
+
+/// Returns how many routers' acks are missing at least. Whose they are takes a look at each router.
+fn routers_missing(view: &View, record: &Handoff) -> usize {
+    let acks = view.acks.get(&record.partition);
+    let there = match (record.phase, record.mode) {
+        _ if record.old_owner.is_none() => return 0,
+        (Phase::Ready, Mode::Barrier) => acks.map_or(0, |acks| acks.drained.len()),
+        (Phase::Ready, Mode::Independent) | (Phase::Switching, _) => acks.map_or(0, |acks| acks.cutover.len()),
+        _ => return 0,
+    };
+    view.routers.len().saturating_sub(there)
 }
 
 fn not_drained(

@@ -12,6 +12,8 @@ use crate::records::Handoff;
 pub struct ViewDelta {
     /// Partitions whose assignment, handoff, acks or checkpoint changed.
     pub partitions: BTreeSet<PartitionId>,
+    /// The participants whose acks of a partition changed, with that partition.
+    pub acks: Vec<(PartitionId, String)>,
     /// Pods whose registration changed.
     pub pods: BTreeSet<String>,
     /// The settings of the keyspace changed: every partition may be affected.
@@ -27,8 +29,9 @@ pub struct ViewDelta {
 impl ViewDelta {
     /// Adds the changes of a later batch.
     pub fn extend(&mut self, later: ViewDelta) {
-        let ViewDelta { partitions, pods, settings, membership, intentions, ended } = later;
+        let ViewDelta { partitions, acks, pods, settings, membership, intentions, ended } = later;
         self.partitions.extend(partitions);
+        self.acks.extend(acks);
         self.pods.extend(pods);
         self.settings |= settings;
         self.membership |= membership;
@@ -68,13 +71,14 @@ impl ViewDelta {
             KeyName::Rounds(_) => {}
             // Heartbeats are frequent, and nobody has to respond to one.
             KeyName::Load(_) => {}
-            KeyName::Assignment(partition)
-            | KeyName::Handoff(partition)
-            | KeyName::Checkpoint(partition)
-            | KeyName::RouterDrained(partition, _)
-            | KeyName::RouterCutover(partition, _)
-            | KeyName::PodAck(partition, ..) => {
+            KeyName::Assignment(partition) | KeyName::Handoff(partition) | KeyName::Checkpoint(partition) => {
                 self.partitions.insert(*partition);
+            }
+            KeyName::RouterDrained(partition, who)
+            | KeyName::RouterCutover(partition, who)
+            | KeyName::PodAck(partition, who, _) => {
+                self.partitions.insert(*partition);
+                self.acks.push((*partition, who.clone()));
             }
         }
     }

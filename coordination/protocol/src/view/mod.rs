@@ -91,6 +91,11 @@ pub struct Acks {
 }
 
 impl Acks {
+    /// Returns the acks of this pod.
+    pub fn pods_of(&self, pod: &str) -> impl Iterator<Item = &PodAck> {
+        self.pods.iter().filter(move |((name, _), _)| name == pod).map(|(_, ack)| ack)
+    }
+
     fn is_empty(&self) -> bool {
         self.drained.is_empty() && self.cutover.is_empty() && self.pods.is_empty()
     }

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use segue_protocol::ids::{Incarnation, PartitionId, Revision};
+use segue_protocol::ids::{Incarnation, Revision};
 use segue_protocol::records::ClockOffset;
 use segue_protocol::view::{Acks, Versioned, View, ViewDelta};
 
@@ -47,7 +47,12 @@ impl Clocks {
     /// Continues from a snapshot.
     pub(super) fn resync(&mut self, view: &View) {
         self.take_registrations(view, None);
-        self.take_acks(view, view.acks.values(), None);
+        for acks in view.acks.values() {
+            let routers = acks.drained.keys().chain(acks.cutover.keys());
+            for who in routers.chain(acks.pods.keys().map(|(pod, _)| pod)) {
+                self.take_acks(view, acks, who, None);
+            }
+        }
     }
 
     /// Compares what these changes have brought. `now` is in Unix milliseconds.
@@ -55,8 +60,10 @@ impl Clocks {
         if delta.membership {
             self.take_registrations(view, Some(now));
         }
-        let acks = delta.partitions.iter().filter_map(|partition: &PartitionId| view.acks.get(partition));
-        self.take_acks(view, acks, Some(now));
+        for (partition, who) in &delta.acks {
+            let Some(acks) = view.acks.get(partition) else { continue };
+            self.take_acks(view, acks, who, Some(now));
+        }
     }
 
     fn take_registrations(&mut self, view: &View, now: Option<u64>) {
@@ -74,15 +81,14 @@ impl Clocks {
         }
     }
 
-    fn take_acks<'a>(&mut self, view: &View, acks: impl Iterator<Item = &'a Acks>, now: Option<u64>) {
-        let times = acks.flat_map(|acks| {
-            let drained = acks.drained.values().map(|ack| (Role::Router, &ack.router_name, ack.acked_at));
-            let cutover = acks.cutover.values().map(|ack| (Role::Router, &ack.router_name, ack.acked_at));
-            drained.chain(cutover).chain(acks.pods.values().map(|ack| (Role::Pod, &ack.pod_name, ack.acked_at)))
-        });
-        for (role, name, at) in times {
-            if let Some(life) = life(view, role, name) {
-                self.take(role, name, life, at, now);
+    /// Takes the times that this participant has written into these acks.
+    fn take_acks(&mut self, view: &View, acks: &Acks, who: &str, now: Option<u64>) {
+        let drained = acks.drained.get(who).map(|ack| (Role::Router, ack.acked_at));
+        let cutover = acks.cutover.get(who).map(|ack| (Role::Router, ack.acked_at));
+        let pods = acks.pods_of(who).map(|ack| (Role::Pod, ack.acked_at));
+        for (role, at) in drained.into_iter().chain(cutover).chain(pods) {
+            if let Some(life) = life(view, role, who) {
+                self.take(role, who, life, at, now);
             }
         }
     }
