@@ -142,6 +142,11 @@ rollout: setup-build setup-etcd setup-deploy ## Rolling updates of what deploy/ 
 	$(BUILD)
 	@.tools/deploy/bin/python tests/rollout/run.py --segue target/debug/segue $(ARGS)
 
+.PHONY: upgrade
+upgrade: setup-build setup-etcd ## Replace routers, coordinators and pods of an earlier build by this one, in every order, and back, under load (ARGS=--short)
+	$(BUILD)
+	@CARGO=$(CARGO) python3 tests/upgrade/run.py --target target $(ARGS)
+
 .PHONY: scale
 scale: setup-build setup-etcd ## Many pods, routers and 65,536 partitions on a real etcd: times, writes, bytes, memory (ARGS=--short)
 	$(BUILD)

@@ -1,6 +1,5 @@
-"""Stand-ins for the controllers of workloads and for a Service: rolling updates, and connections to the pods that are ready."""
+"""Stand-ins for the controllers of workloads: rolling updates."""
 
-import asyncio
 import itertools
 import threading
 
@@ -35,16 +34,16 @@ class StatefulSet:
 class Deployment:
     """Starts a new pod before it ends an old one: `maxSurge: 1` and `maxUnavailable: 0`."""
 
-    def __init__(self, host, manifest, service=None):
+    def __init__(self, host, manifest, front=None):
         assert manifest["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
-        self.host, self.name, self.service = host, manifest["metadata"]["name"], service
+        self.host, self.name, self.front = host, manifest["metadata"]["name"], front
         self.made = itertools.count()
         self.pods = [self.make(manifest) for _ in range(manifest["spec"]["replicas"])]
 
     def make(self, manifest):
         pod = Pod(self.host, f"{self.name}-{next(self.made)}", manifest["spec"]["template"], {}).start()
-        if self.service:
-            self.service.pods.append(pod)
+        if self.front:
+            self.front.backends.append(pod)
         return pod
 
     def update(self, manifest):
@@ -60,46 +59,6 @@ class Deployment:
         return old
 
     def end(self, pod):
-        if self.service:
-            threading.Timer(LAG, self.service.pods.remove, [pod]).start()
+        if self.front:
+            threading.Timer(LAG, self.front.backends.remove, [pod]).start()
         pod.end()
-
-
-class Service:
-    """Passes each connection on to one of the pods that are ready, in turn. A connection stays where it is."""
-
-    def __init__(self, port):
-        self.target, self.pods, self.turn, self.connections = port, [], itertools.count(), set()
-        self.loop, started = asyncio.new_event_loop(), threading.Event()
-
-        async def listen():
-            server = await asyncio.start_server(self.connect, "127.0.0.1", 0)
-            self.port = server.sockets[0].getsockname()[1]
-            started.set()
-
-        self.loop.create_task(listen())
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        started.wait()
-
-    async def connect(self, reader, writer):
-        # The loop itself refers to its tasks only weakly.
-        self.connections.add(asyncio.current_task())
-        pods = [pod for pod in self.pods if pod.ready]
-        try:
-            pod = pods[next(self.turn) % len(pods)]
-            there_reader, there_writer = await asyncio.open_connection(pod.ip, self.target)
-            await asyncio.gather(self.pass_on(reader, there_writer), self.pass_on(there_reader, writer))
-        except (OSError, ZeroDivisionError):
-            # To the client it looks like a connection that no endpoint accepts.
-            writer.transport.abort()
-        finally:
-            self.connections.discard(asyncio.current_task())
-
-    async def pass_on(self, reader, writer):
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-            writer.write_eof()
-        except OSError:
-            writer.transport.abort()

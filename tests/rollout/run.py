@@ -12,8 +12,6 @@ import argparse
 import copy
 import json
 import os
-import signal
-import subprocess
 import sys
 import sysconfig
 import time
@@ -22,7 +20,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.normpath(os.path.join(HERE, "..", ".."))
 sys.path += [os.path.dirname(HERE), os.path.join(HERE, "..", "deploy")]
 
-from controllers import Deployment, Service, StatefulSet  # noqa: E402
+from controllers import Deployment, StatefulSet  # noqa: E402
+from harness.front import Front  # noqa: E402
+from harness.load import Load  # noqa: E402
 from harness.processes import folder_of_processes  # noqa: E402
 from harness.waiting import until  # noqa: E402
 from images import make_image  # noqa: E402
@@ -34,27 +34,6 @@ VALUES = {
     "router": {"config": '[router]\nlisten = "0.0.0.0:8080"\n[router.partition]\nheader = "x-partition"\n'},
 }
 PARTITIONS = 64
-RATE = 200
-HARM = ("lost", "duplicated", "misrouted", "reordered", "dual_writer_overlaps")
-
-
-class Load:
-    """`segue bench`: keys of which each has one write at a time, compared with the services' logs."""
-
-    def __init__(self, segue, port, log, folder):
-        self.report = os.path.join(folder, "report.json")
-        with open(self.report, "w", encoding="utf-8") as out:
-            self.process = subprocess.Popen([
-                segue, "bench", f"http://127.0.0.1:{port}", "--partitions", str(PARTITIONS), "--clients", "16",
-                "--rate", str(RATE), "--duration", "1h", "--log-dir", log, "--json",
-            ], stdout=out)
-
-    def end(self):
-        assert self.process.poll() is None, f"the load ended by itself with {self.process.returncode}"
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(120)
-        with open(self.report, encoding="utf-8") as report:
-            return json.load(report)
 
 
 def find(documents, kind, name):
@@ -90,7 +69,7 @@ class Site:
         else:
             make_image(images["segue"], folder, [self.segue], 'ENTRYPOINT ["segue"]')
         python, library = os.path.realpath(sys.executable), sysconfig.get_path("stdlib")
-        service = ["python3", "/srv/service.py"]
+        service = ["python3", "/srv/service.py", "--keyspace", "orders", "--log", "/log"]
         make_image(images["writer"], folder, [python, self.segue], "ENV PYTHONHOME=/usr", f"ENTRYPOINT {json.dumps(service)}", trees=[
             (python, "/usr/bin/python3"), (library, f"/usr/lib/{os.path.basename(library)}"),
             (os.path.join(HERE, "service.py"), "/srv/service.py"),
@@ -119,9 +98,9 @@ class Site:
             self.reversed_order = in_usual_order(self.reversed_order)
         elif sabotage == "router-no-pre-stop":
             self.router = without_pre_stop(self.router)
-        self.service = Service(8080)
+        self.front = Front(lambda pod: (pod.ip, 8080))
         self.coordinators = Deployment(self.host, self.coordinator)
-        self.routers = Deployment(self.host, self.router, self.service)
+        self.routers = Deployment(self.host, self.router, self.front)
         # The short form with a mistake has one update, which ends pods that were started with it.
         first = self.usual if sabotage == "no-pre-stop" else self.reversed_order
         self.writers = StatefulSet(self.host, first, replicas)
@@ -171,10 +150,10 @@ def run(site, arguments):
     began = time.monotonic()
     site.start(2 if arguments.short else 3, arguments.sabotage)
     print(f"started | {time.monotonic() - began:.1f}s", flush=True)
-    load = Load(site.segue, site.service.port, site.log, site.folder)
+    load = Load(site.segue, site.front.port, PARTITIONS, site.log, site.folder)
     faults, count = [], 0
     try:
-        until(lambda: any(entry.stat().st_size for entry in os.scandir(site.log)), "the first writes of the load")
+        until(load.has_written, "the first writes of the load")
         for what, update in updates(site, arguments.short, arguments.sabotage):
             began = time.monotonic()
             ended = update()
@@ -184,16 +163,12 @@ def run(site, arguments):
             print(f"{what} | {len(ended)} pods | {'; '.join(notes + found)} | {time.monotonic() - began:.1f}s", flush=True)
             faults += found
     except BaseException:
-        load.process.kill()
+        load.kill()
         raise
-    report = load.end()
-    errors = {text: number for by_text in report["errors"].values() for text, number in by_text.items()}
-    harm = {kind: report[kind] for kind in HARM if report[kind]}
-    lost = sum(errors.values()) + sum(harm.values())
-    assert report["checked"]["log_records"], "the load did not see the services' logs"
-    for text in (*faults, *(f"{number} × {text}" for text, number in errors.items()), *(f"{kind}: {report['harm']}" for kind in harm)):
+    requests, texts, lost = load.end()
+    for text in (*faults, *texts):
         print(f"    {text}")
-    print(f"rollout: updates={count} requests={report['requests']} lost={lost}")
+    print(f"rollout: updates={count} requests={requests} lost={lost}")
     return lost == 0 and not faults
 
 
