@@ -1,7 +1,7 @@
 //! A dry run of the planner on the current view.
 
 use segue_protocol::ids::{PartitionId, Revision};
-use segue_protocol::planning::{Plan, PlannedWrite, Policy, or_none, preview as run};
+use segue_protocol::planning::{MoveCause, Plan, PlannedWrite, Policy, or_none, preview as run};
 use segue_protocol::records::{Drain, Origin};
 use segue_protocol::view::{Versioned, View};
 use serde::{Deserialize, Serialize};
@@ -64,13 +64,20 @@ pub(super) fn moves(plan: &Plan) -> Vec<PlannedMove> {
             cause: cause.as_str().to_owned(),
             reason: handoff.reason.clone(),
         }),
+        PlannedWrite::Assign { assignment, .. } => Some(PlannedMove {
+            partition: assignment.partition,
+            from: None,
+            to: assignment.owner.clone(),
+            cause: MoveCause::FirstPlacement.as_str().to_owned(),
+            reason: "first placement, and it has nothing to warm".to_owned(),
+        }),
         _ => None,
     });
     creates.collect()
 }
 
 fn others(plan: &Plan) -> Vec<String> {
-    let is_move = |action: &&PlannedWrite| matches!(action, PlannedWrite::Create { .. });
+    let is_move = |action: &&PlannedWrite| matches!(action, PlannedWrite::Create { .. } | PlannedWrite::Assign { .. });
     plan.actions.iter().filter(|action| !is_move(action)).map(ToString::to_string).collect()
 }
 

@@ -56,12 +56,12 @@ async fn refusals_lost_pods_and_moves_are_told_once_and_partitions_in_sums() {
     };
     let (a, _b) = (pod("a"), pod("b"));
     cluster.settles(8, &["a", "b"]);
-    process.until("a sum of moves", || !lines(&log(), &["INFO moved ", " in "]).is_empty());
     a.kill();
     let gone =
         ["WARN a pod is gone; its partitions have no owner until they have moved", r#"pod="a""#, "its lease ended"];
     process.until("the loss of a pod", || !lines(&log(), &gone).is_empty());
     process.until("its end", || !lines(&log(), &["have owners again", r#"pod="a""#]).is_empty());
+    process.until("a sum of moves", || !lines(&log(), &["INFO moved ", " in "]).is_empty());
     assert_eq!(lines(&log(), &["WARN a pod is gone"]).len(), 1, "{}", log());
     for name in ["segue", "a", "b"] {
         let output = cluster.output(name);

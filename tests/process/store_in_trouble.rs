@@ -75,10 +75,18 @@ fn a_pod_whose_writes_alone_the_store_refuses_is_named_with_the_words_of_the_sto
     // One partition, so a report goes alone: this etcd does not check transactions within a transaction (GHSA-rfx7-8w68-q57q).
     let coordinator = config(etcd_admin::USER, "one").coordinator("c-0", 1).admin(leader).quick();
     let mut coordinator = cluster.run("c-0", &coordinator);
-    let pod = config("registrant", "other").pod("w-0", free_address(), service.local_addr().unwrap());
-    let _pod = cluster.run("w-0", &pod.admin(admin).quick());
+    let pod = |user: &str, password: &str, name: &str, admin: SocketAddr| {
+        let config = config(user, password).pod(name, free_address(), service.local_addr().unwrap());
+        cluster.run(name, &config.admin(admin).quick())
+    };
     let server = ["--server", &format!("http://{leader}")];
     let explained = |what: &str| says(&[&["explain", what][..], &server].concat());
+    let mut owner = pod(etcd_admin::USER, "one", "w-1", free_address());
+    owner.until("it owns the partition", || explained("0").contains("w-1"));
+    let mut refused = pod("registrant", "other", "w-0", admin);
+    refused.until("/ready", || is_ready(admin));
+    let file = cluster.path().join("c-0.toml");
+    says(&["move", "0", "--to", "w-0", "--no-wait", "--config", file.to_str().unwrap()]);
     let step = "next step   let the store accept the writes of pod w-0, which it refuses: ";
     for what in ["0", "w-0"] {
         coordinator.until("who is refused", || explained(what).contains(step));

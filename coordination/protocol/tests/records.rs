@@ -36,7 +36,7 @@ fn capabilities() -> impl Strategy<Value = Capabilities> {
 
 prop_compose! {
     fn pod()(
-        pod_name in name(), address in name(), draining: bool, times: (u64, u64), weight: u32,
+        pod_name in name(), address in name(), draining: bool, nothing_to_warm: bool, times: (u64, u64), weight: u32,
         zone in prop::option::of(name()), load in prop::option::of(any::<u32>()), capabilities in capabilities(),
         admin in prop::option::of(name()), version in prop::option::of(name()),
         work_ends_within_ms in prop::option::of(any::<u64>()), lease_ttl_ms in prop::option::of(any::<u64>()),
@@ -45,7 +45,7 @@ prop_compose! {
             pod_name, address, status: if draining { PodStatus::Draining } else { PodStatus::Ready },
             registered_at: times.0, last_heartbeat: times.1, weight: Thousandths(weight), zone,
             load: load.map(Thousandths), capabilities, admin, version, work_ends_within_ms, lease_ttl_ms,
-            resume_digest: None, gives_way: draining,
+            resume_digest: None, gives_way: draining, nothing_to_warm,
         }
     }
 }

@@ -272,6 +272,7 @@ impl<'a> Leadership<'a> {
             },
         });
         self.authority = authority;
+        self.writes.forget_queued();
         self.writes.refusals.forget_entries();
         self.memory.acts_anew();
         self.all_changed();
@@ -321,7 +322,7 @@ impl<'a> Leadership<'a> {
             return;
         }
         self.put_late_entries();
-        if self.writes.in_flight.is_empty() {
+        if self.writes.are_done() {
             match self.planning.take(now, self.membership) {
                 Some(due) => self.wake_at(due),
                 None => {
@@ -392,6 +393,10 @@ impl<'a> Leadership<'a> {
             && partition.is_some_and(|partition| self.writes.refusals.lack(partition))
         {
             return false;
+        }
+        if let (PlannedWrite::Assign { .. }, Some(partition)) = (action, partition) {
+            self.write_in_turn(Subject::Partition(partition), txn);
+            return true;
         }
         let mut late = None;
         if let PlannedWrite::Cancel { observed, reason, .. } = action {

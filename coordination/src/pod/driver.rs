@@ -68,7 +68,7 @@ impl PodDriver {
         intent: watch::Receiver<Intent>,
     ) -> Self {
         let store = leases.store().clone();
-        let pod = Membership::new(keys, settings, intent, state);
+        let pod = Membership::new(keys, settings, !handler.warms(), intent, state);
         PodDriver {
             service_watch: ServiceWatch::of(service.clone(), store.clone()),
             work: Work::new(store.clone(), pod, (handler.clone(), service.clone()), ownership.clone()),

@@ -30,6 +30,7 @@ pub(super) enum Intent {
 pub(super) struct Membership {
     pub(super) keys: Keyspace,
     pub(super) settings: PodSettings,
+    nothing_to_warm: bool,
     pub(super) intent: watch::Receiver<Intent>,
     pub(super) state: watch::Sender<PodState>,
     pub(super) view: View,
@@ -53,6 +54,7 @@ impl Membership {
     pub(super) fn new(
         keys: Keyspace,
         settings: PodSettings,
+        nothing_to_warm: bool,
         intent: watch::Receiver<Intent>,
         state: watch::Sender<PodState>,
     ) -> Self {
@@ -60,6 +62,7 @@ impl Membership {
             view: View::empty(keys.clone()),
             keys,
             settings,
+            nothing_to_warm,
             intent,
             state,
             incarnation: Incarnation::NONE,
@@ -81,8 +84,13 @@ impl Membership {
 
     /// Returns what writes the value of the pod's key.
     pub(super) fn record(&self) -> impl Fn() -> Vec<u8> + Send + use<> {
-        let own = record(&self.settings, self.is_draining());
+        let own = self.registration();
         move || encode(&timed(own.clone()))
+    }
+
+    /// Returns the registration with its times unset.
+    fn registration(&self) -> PodRecord {
+        PodRecord { nothing_to_warm: self.nothing_to_warm, ..record(&self.settings, self.is_draining()) }
     }
 
     /// Begins a life.
@@ -99,7 +107,7 @@ impl Membership {
 
     /// Keeps this pod's key. Returns `false` if the registration is gone or another life's.
     pub(super) fn keep_key(&self, participant: &mut Participant<'_>) -> bool {
-        let mut own = record(&self.settings, self.is_draining());
+        let mut own = self.registration();
         let key = self.view.pod_key(&self.settings.name);
         let is_attached = key.as_ref().is_some_and(|key| key.lease == self.lease);
         let seen = self.view.live_pod(&self.settings.name, self.incarnation);
@@ -222,6 +230,7 @@ fn record(settings: &PodSettings, draining: bool) -> PodRecord {
         lease_ttl_ms: Some(millis(settings.lease_ttl)),
         resume_digest: None,
         gives_way: false,
+        nothing_to_warm: false,
     }
 }
 

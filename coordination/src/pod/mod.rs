@@ -117,6 +117,12 @@ impl PermanentFailure {
 /// same handoff. At most one runs per partition. A callback that is no longer due is dropped at its next await.
 #[async_trait]
 pub trait HandoffHandler: Send + Sync + 'static {
+    /// Returns whether `warm` has anything to do. Partitions of a new keyspace are assigned at once to pods that have nothing to
+    /// warm, all together and without handoffs; `warm` is still called.
+    fn warms(&self) -> bool {
+        true
+    }
+
     /// Copy the partition's state while its old owner still serves. May take long; nothing is paused.
     async fn warm(&self, _context: &HandoffContext) -> Result<(), HandlerError> {
         Ok(())
@@ -164,11 +170,20 @@ pub trait HandoffHandler: Send + Sync + 'static {
 }
 
 /// A pod without state.
-impl HandoffHandler for () {}
+impl HandoffHandler for () {
+    fn warms(&self) -> bool {
+        false
+    }
+}
 
 /// A [`HandoffHandler`] that does the same with each of its callbacks, such as passing it on to another process.
 #[async_trait]
 pub trait CallbackHandler: Send + Sync + 'static {
+    /// Returns whether this callback has anything to do.
+    fn has(&self, _callback: Callback) -> bool {
+        true
+    }
+
     /// Runs a callback. Returns the checkpoint that was made, if it is for one.
     async fn call(&self, callback: Callback, context: &HandoffContext) -> Result<Option<String>, HandlerError>;
 
@@ -180,6 +195,10 @@ pub trait CallbackHandler: Send + Sync + 'static {
 
 #[async_trait]
 impl<H: CallbackHandler> HandoffHandler for H {
+    fn warms(&self) -> bool {
+        self.has(Callback::Warm)
+    }
+
     async fn warm(&self, context: &HandoffContext) -> Result<(), HandlerError> {
         self.call(Callback::Warm, context).await.map(drop)
     }

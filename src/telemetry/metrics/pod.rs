@@ -143,6 +143,10 @@ impl Drop for HookTimer<'_> {
 
 #[async_trait]
 impl<H: CallbackHandler> CallbackHandler for MeteredHooks<H> {
+    fn has(&self, callback: Callback) -> bool {
+        self.hooks.has(callback)
+    }
+
     async fn call(&self, hook: Callback, part: &HandoffContext) -> Result<Option<String>, HandlerError> {
         let call = self.hooks.call(hook, part);
         if !self.present.contains(&hook) {

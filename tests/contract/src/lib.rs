@@ -30,7 +30,7 @@ fn breach(rule: &'static str, what: String) -> Breach {
 /// Returns what a step breaks.
 ///
 /// * Epochs grow. An owner changes only by a handoff that stands, whose old owner has ended its work, if it lives and can say
-///   so, and whose new owner lives and has read the tail.
+///   so, and whose new owner lives and has read the tail. A first owner that has nothing to warm needs no handoff.
 /// * A handoff leaves `Ready` only once every router has drained that is registered at that revision, and `Switching` once each
 ///   has switched. A router that registers later sees that it must not route to the old owner.
 /// * No handoff is overwritten by another, goes back, or is cancelled once its new owner serves. It then ends once each router
@@ -71,6 +71,12 @@ fn assigned(before: &View, after: &View, was: Option<&Assignment>, new: &Assignm
     let fits = |it: &&Versioned<Handoff>| {
         (it.value.epoch, &it.value.new_owner, it.value.new_incarnation) == (*epoch, owner, *incarnation)
     };
+    // A partition that had no owner may be assigned to a pod that has nothing to warm.
+    let pod = after.pods.get(owner).filter(|pod| pod.incarnation() == *incarnation);
+    let is_first = was.is_none() && !before.handoffs.contains_key(partition);
+    if is_first && pod.is_some_and(|pod| pod.value.nothing_to_warm) {
+        return;
+    }
     let Some(handoff) = before.handoffs.get(partition).filter(fits) else {
         found.push(breach("handoff", format!("{subject} without a handoff")));
         return;

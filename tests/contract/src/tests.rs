@@ -8,6 +8,7 @@ use super::*;
 
 const P3: PartitionId = PartitionId::new(3);
 
+#[derive(Clone)]
 struct Fixture {
     view: View,
     revision: Revision,
@@ -126,6 +127,23 @@ fn a_flip_that_skips_a_phase_needs_the_drains_all_the_same() {
     fixture.put("~acks/handoff_drains/3/a", r#"{"router_name":"a","partition":3,"handoff":6}"#);
     let found = fixture.put("assignments/3", Fixture::FLIP);
     assert!(found.iter().any(|it| it.contains("router b had not drained")), "{found:?}");
+}
+
+#[test]
+fn a_first_owner_needs_no_handoff_if_it_has_nothing_to_warm() {
+    let mut fixture = Fixture::moving();
+    let assigned =
+        |incarnation: u64| format!(r#"{{"partition":4,"owner":"light","incarnation":{incarnation},"epoch":20}}"#);
+    let found = fixture.put("assignments/4", r#"{"partition":4,"owner":"new","incarnation":4,"epoch":19}"#);
+    assert!(found[0].contains("without a handoff"), "it has something to warm: {found:?}");
+    fixture.delete("assignments/4");
+    fixture.put("pods/light", r#"{"pod_name":"light","address":"h:1","nothing_to_warm":true}"#);
+    let life = fixture.revision.get();
+    let found = fixture.clone().put("assignments/4", &assigned(life - 1));
+    assert!(found[0].contains("without a handoff"), "another life: {found:?}");
+    assert_eq!(fixture.put("assignments/4", &assigned(life)), [""; 0]);
+    let again = assigned(life).replace("20", "21");
+    assert!(fixture.put("assignments/4", &again)[0].contains("without a handoff"), "it had an owner");
 }
 
 #[test]

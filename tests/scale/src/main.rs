@@ -52,6 +52,9 @@ struct Arguments {
     /// Instead: so many processes at an etcd with users, until all are ready after a start and after a restart of etcd.
     #[arg(long, value_name = "PROCESSES")]
     users: Option<u32>,
+    /// Pods that have something to warm, so that the first placement is one of handoffs.
+    #[arg(long)]
+    warms: bool,
     /// Routers without a data plane, all in this process: their store traffic alone.
     #[arg(long)]
     without_data_plane: bool,
@@ -71,11 +74,11 @@ struct Arguments {
 
 impl Arguments {
     fn size(&self) -> Size {
-        let Arguments { pods, routers, partitions, at_once, without_data_plane, .. } = *self;
+        let Arguments { pods, routers, partitions, at_once, warms, without_data_plane, .. } = *self;
         let lease = Duration::from_secs(self.lease);
         match self.short {
-            true => Size { pods: 10, routers: 2, partitions: 4_096, at_once, lease, without_data_plane },
-            false => Size { pods, routers, partitions, at_once, lease, without_data_plane },
+            true => Size { pods: 10, routers: 2, partitions: 4_096, at_once, lease, warms: true, without_data_plane },
+            false => Size { pods, routers, partitions, at_once, lease, warms, without_data_plane },
         }
     }
 }

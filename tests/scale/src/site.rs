@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use segue_coordination::pod::{PodHandle, PodSettings};
+use segue_coordination::pod::{HandoffHandler, PodHandle, PodSettings};
 use segue_coordination::session::{Update, Watcher};
 use segue_coordination::store::{EtcdOptions, EtcdStore, Store};
 use segue_protocol::ids::Epoch;
@@ -33,8 +33,21 @@ pub(crate) struct Size {
     pub(crate) at_once: u32,
     /// The TTL of all leases. A pod's lease has ended before the time of its death is measured.
     pub(crate) lease: Duration,
+    /// Whether the pods say that they have something to warm.
+    pub(crate) warms: bool,
     /// Whether the routers are in this process, and forward nothing.
     pub(crate) without_data_plane: bool,
+}
+
+/// A service whose callbacks return at once.
+struct Service {
+    warms: bool,
+}
+
+impl HandoffHandler for Service {
+    fn warms(&self) -> bool {
+        self.warms
+    }
 }
 
 /// The keyspace.
@@ -104,7 +117,13 @@ impl Site {
         let name = format!("pod-{number:04}");
         let store = self.connect()?;
         let settings = PodSettings { lease_ttl: self.size.lease, ..PodSettings::new(&name, "127.0.0.1:1") };
-        let pod = PodHandle::start(store, KEYSPACE, self.keys.clone(), settings, Arc::new(()));
+        let pod = PodHandle::start(
+            store,
+            KEYSPACE,
+            self.keys.clone(),
+            settings,
+            Arc::new(Service { warms: self.size.warms }),
+        );
         self.pods.insert(name, pod);
         Ok(())
     }

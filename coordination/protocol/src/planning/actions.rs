@@ -10,7 +10,7 @@ use super::answers::{AnsweredOperation, FailedMove};
 use super::budget::MoveCause;
 use crate::handoff::advance::PendingOn;
 use crate::ids::{PartitionId, Revision};
-use crate::records::{BackOffSubject, Handoff, KeyspaceConfig, Operation, PastBackOff, Phase, Pin};
+use crate::records::{Assignment, BackOffSubject, Handoff, KeyspaceConfig, Operation, PastBackOff, Phase, Pin};
 use crate::view::Versioned;
 
 /// A handoff as a decision saw it.
@@ -195,6 +195,13 @@ pub enum PlannedWrite {
         /// The revision of the view that the decision saw.
         seen: Revision,
     },
+    /// Assign a partition of a new keyspace to its first owner, which has nothing to warm.
+    Assign {
+        /// The assignment.
+        assignment: Assignment,
+        /// The revision of the view that the decision saw.
+        seen: Revision,
+    },
     /// Cancel a move; the old owner keeps the partition.
     Cancel {
         /// The handoff.
@@ -262,6 +269,7 @@ impl PlannedWrite {
             PlannedWrite::Answer { answered, .. } => answered.operation.request.partition(),
             PlannedWrite::DropPin { partition, .. } => Some(*partition),
             PlannedWrite::Create { handoff, .. } => Some(handoff.partition),
+            PlannedWrite::Assign { assignment, .. } => Some(assignment.partition),
             PlannedWrite::Cancel { observed, .. }
             | PlannedWrite::Abandon { observed }
             | PlannedWrite::Delete { observed, .. } => Some(observed.partition()),
@@ -281,6 +289,9 @@ impl fmt::Display for PlannedWrite {
                 let (partition, from, to) = (handoff.partition, &handoff.old_owner, &handoff.new_owner);
                 let from = from.as_deref().unwrap_or("nobody");
                 write!(out, "move partition {partition} from {from} to {to}: {}", handoff.reason)
+            }
+            PlannedWrite::Assign { assignment: Assignment { partition, owner, .. }, .. } => {
+                write!(out, "assign partition {partition} to {owner}, which has nothing to warm: first placement")
             }
             PlannedWrite::Cancel { observed, reason, .. } => {
                 let (partition, to) = (observed.partition(), &observed.handoff.value.new_owner);

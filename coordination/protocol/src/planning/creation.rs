@@ -31,6 +31,20 @@ pub(super) fn begin(view: &View, policy: &Policy, planned: &WaitingMove) -> Opti
     })
 }
 
+/// Returns the action that assigns a partition of a new keyspace at once, unless its owner has something to warm: that needs a
+/// handoff, which bounds what a pod warms at a time and goes to another pod if it fails.
+pub(super) fn assign_at_once(view: &View, partition: PartitionId, to: &str) -> Option<PlannedWrite> {
+    if !view.assignments.is_empty() || !view.handoffs.is_empty() || !view.malformed.is_empty() {
+        return None;
+    }
+    let pod = view.pods.get(to).filter(|pod| pod.value.nothing_to_warm)?;
+    let assignment = Assignment {
+        work_ends_within_ms: pod.value.work_ends_within_ms,
+        ..Assignment::new(partition, to.to_owned(), pod.incarnation(), next_epoch(view, partition)?)
+    };
+    Some(PlannedWrite::Assign { assignment, seen: view.revision })
+}
+
 /// Returns whether a move to this pod is safe without the barrier. It requires
 ///
 /// * a single router;

@@ -16,7 +16,7 @@ use super::actions::{CancelReason, ObservedHandoff, PlannedWrite};
 use super::backlog::{Backlog, Taker};
 use super::budget::{Full, MoveBudget, MoveCause, is_planned, make_room};
 use super::context::Context;
-use super::creation::{begin, beside_wanted, next_epoch, urgent_reason};
+use super::creation::{assign_at_once, begin, beside_wanted, next_epoch, urgent_reason};
 use super::held_back::HeldMove;
 use super::pins;
 use super::placement::{Eligibility, Layout, Mobility, is_less_loaded, layout};
@@ -156,6 +156,14 @@ impl Context<'_> {
         let has_come_back = layout.slots[partition.index()].home.is_some();
         if let Some((until, what_for)) = self.waits(cause, partition, (member.name, has_come_back), barred_until) {
             draft.backlog.add_until(until, HeldMove::new(member.name, member.incarnation, what_for));
+            return None;
+        }
+        if cause == MoveCause::FirstPlacement
+            && let Some(assigned) = assign_at_once(self.view, partition, member.name)
+        {
+            draft.planned[to] += 1;
+            draft.actions.push(assigned);
+            draft.backlog.place_by(self.retry_at);
             return None;
         }
         let wanted = ProposedMove { cause, partition, to };

@@ -14,7 +14,7 @@ use crate::authority::Authority;
 use crate::handoff::flip::flip;
 use crate::handoff::history::{HandoffEnding, end_handoff};
 use crate::ids::Revision;
-use crate::records::{Handoff, HandoffEnd, Mode, Phase, encode};
+use crate::records::{Assignment, Handoff, HandoffEnd, Mode, Phase, encode};
 use crate::txn::{Compare, Keys, Op, Txn};
 use crate::view::View;
 
@@ -47,6 +47,7 @@ pub fn txn(view: &View, action: &PlannedWrite, authority: &Authority, now_ms: u6
             let record = Handoff { started_at, phase_entered_at, cause, ..handoff.clone() };
             txn.then.push(Op::put(keys.handoff(handoff.partition), encode(&record)));
         }
+        PlannedWrite::Assign { assignment, seen } => assign(view, assignment, *seen, &mut txn),
         PlannedWrite::Cancel { observed, reason, back_offs } => {
             txn.when.extend(still(view, observed));
             if *reason == CancelReason::NewOwnerDead {
@@ -93,6 +94,16 @@ pub fn txn(view: &View, action: &PlannedWrite, authority: &Authority, now_ms: u6
         PlannedWrite::ForgetOperations { operations } => answers::forget(view, operations, &mut txn),
     }
     Some(txn)
+}
+
+/// Assigns a partition that has no owner, and has had none by a handoff since the decision: its epoch was given then.
+fn assign(view: &View, assignment: &Assignment, seen: Revision, txn: &mut Txn) {
+    let (keys, partition) = (view.keys(), assignment.partition);
+    txn.when.push(Compare::unchanged_since(keys.handoff(partition), Revision::ZERO));
+    txn.when.push(Compare::unchanged_since(keys.assignment(partition), Revision::ZERO));
+    txn.when.push(Compare::created_at(keys.pod(&assignment.owner), assignment.incarnation.revision()));
+    txn.when.push(Compare::none_created_after(keys.ended_handoffs(partition), seen));
+    txn.then.push(Op::put(keys.assignment(partition), encode(assignment)));
 }
 
 /// Returns the guards that record and assignment are those that the decision saw. The record includes its phase: a

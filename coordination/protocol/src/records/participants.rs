@@ -130,6 +130,9 @@ pub struct PodRecord {
     /// The pod's service says that it is unhealthy, and the pod gives way to others: to none that gives way itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gives_way: bool,
+    /// A partition costs the pod nothing to take: it copies no state, and so cannot fail to.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub nothing_to_warm: bool,
 }
 
 /// Returns one spelling for all of an address, a host and a port: names in lower case and without a dot at the end, `localhost`
@@ -164,6 +167,7 @@ impl PodRecord {
             lease_ttl_ms: None,
             resume_digest: None,
             gives_way: false,
+            nothing_to_warm: false,
         }
     }
 }

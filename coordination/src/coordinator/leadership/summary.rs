@@ -53,6 +53,7 @@ pub(super) fn planned(decided: &[&PlannedWrite]) -> Option<String> {
     for decision in decided {
         match decision {
             PlannedWrite::Create { handoff, .. } => moves.add(pods(handoff)),
+            PlannedWrite::Assign { assignment, .. } => moves.add(format!("nobody → {}", assignment.owner)),
             PlannedWrite::Cancel { reason, .. } => cancels.add(reason.as_str().to_owned()),
             PlannedWrite::Abandon { .. } => cancels.add("new_owner_dead".to_owned()),
             _ => continue,

@@ -4,7 +4,7 @@
 //!
 //! * Nothing is put while the store refuses writes ([`refusals`](super::super::refusals)).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
@@ -64,6 +64,8 @@ pub(super) struct LeaderWrites {
     pub(super) in_flight: JoinSet<Vec<(Subject, Result<TxnOutcome, StoreError>)>>,
     /// Decided writes that go to the store together.
     decided: Vec<(Subject, Txn)>,
+    /// Writes that were decided together and are too many to be in flight together. Nothing else is decided meanwhile.
+    queued: VecDeque<(Subject, Txn)>,
     /// Partitions with a write that is decided or in flight.
     pub(super) under_way: BTreeSet<PartitionId>,
     /// Subjects whose writes are put off, and until when.
@@ -84,6 +86,7 @@ impl LeaderWrites {
         LeaderWrites {
             in_flight: JoinSet::new(),
             decided: Vec::new(),
+            queued: VecDeque::new(),
             under_way: BTreeSet::new(),
             resting: BTreeMap::new(),
             refusals: StoreRefusals::new(now),
@@ -93,6 +96,16 @@ impl LeaderWrites {
             retry: StoreRetry::default(),
             log: RepeatedLog::default(),
         }
+    }
+
+    /// Returns whether nothing that was decided is left.
+    pub(super) fn are_done(&self) -> bool {
+        self.in_flight.is_empty() && self.queued.is_empty()
+    }
+
+    /// Forgets what was decided under an earlier authority and has not been sent.
+    pub(super) fn forget_queued(&mut self) {
+        self.queued.clear();
     }
 
     /// Returns whether nothing may be decided now. A view without this process's own writes would show moves in flight as
@@ -133,7 +146,17 @@ impl Leadership<'_> {
         true
     }
 
+    /// Queues a write that is sent once there is room, or is to be decided again.
+    pub(super) fn write_in_turn(&mut self, subject: Subject, txn: Txn) {
+        self.writes.queued.push_back((subject, txn));
+    }
+
     pub(super) fn send(&mut self) {
+        while self.writes.under_way.len() < MAX_WRITES
+            && let Some((subject, txn)) = self.writes.queued.pop_front()
+        {
+            self.write(subject, txn);
+        }
         let mut decided = std::mem::take(&mut self.writes.decided).into_iter().peekable();
         while decided.peek().is_some() {
             let (subjects, txns): (Vec<_>, Vec<_>) = decided.by_ref().take(MAX_WRITES_PER_REQUEST).unzip();

@@ -115,6 +115,10 @@ impl HookSettings {
 
 #[async_trait]
 impl CallbackHandler for Hooks {
+    fn has(&self, callback: Callback) -> bool {
+        self.settings.of(callback).is_some()
+    }
+
     async fn call(&self, callback: Callback, context: &HandoffContext) -> Result<Option<String>, HandlerError> {
         let hook = self.settings.of(callback);
         let running = self.reports.begin(callback, context);

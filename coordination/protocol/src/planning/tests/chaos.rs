@@ -176,6 +176,11 @@ fn check(view: &View, policy: &Policy, plan: &Plan) {
                 let may_warm = cause.is_urgent() || *warms <= policy.max_warming_per_pod;
                 assert!(may_warm, "{} warms {warms} partitions", handoff.new_owner);
             }
+            PlannedWrite::Assign { assignment, .. } => {
+                assert!(view.assignments.is_empty() && view.handoffs.is_empty(), "it is no new keyspace");
+                let pod = view.live_pod(&assignment.owner, assignment.incarnation).expect("the owner lives");
+                assert!(pod.nothing_to_warm && pod.status == PodStatus::Ready);
+            }
             PlannedWrite::Cancel { observed, reason, .. } => {
                 assert!(!observed.handoff.value.is_past_no_return());
                 assert!(CancelReason::NAMES.contains(&reason.as_str()), "{reason:?}");

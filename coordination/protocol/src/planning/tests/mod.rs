@@ -5,6 +5,7 @@ mod chaos;
 mod cut_off;
 mod external;
 mod failed;
+mod first_assignments;
 mod guards;
 mod in_force;
 mod load;
