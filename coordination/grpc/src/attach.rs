@@ -35,7 +35,7 @@ pub(crate) struct AttachedPod {
     pub(crate) resumed: bool,
     pub(crate) seen: Revision,
     pub(crate) hold: Arc<RegistrationHold>,
-    /// The pod's last Poll here, if no other instance can have told the pod anything since.
+    /// The pod's last Poll here, if no other instance can have told the pod anything newer.
     pub(crate) last: Option<LastPoll>,
     pub(crate) attendance: Attendance,
     record: PodRecord,
@@ -272,17 +272,17 @@ async fn go_on(
     }
 }
 
-/// Returns the registration of a pod that this instance was the last to tell something.
+/// Returns the registration of a pod that knows nothing newer than what this instance has told it.
 fn served_before(shared: &Arc<KeyspaceService>, mut token: Token, last: LastPoll) -> Result<AttachedPod, Status> {
     token.proves(last.record.resume_digest.as_deref().unwrap_or_default())?;
-    given_by(shared, &mut token);
+    reissue(shared, &mut token);
     let (hold, record) = (RegistrationHold::known(shared, &token), last.record.clone());
     let attendance = last.attendance;
     Ok(AttachedPod { token, resumed: true, seen: last.told, hold, last: Some(last), attendance, record })
 }
 
 /// Makes the token that the pod presents the one that it gets. A token of an instance that had one keyspace names no keyspace.
-fn given_by(shared: &KeyspaceService, token: &mut Token) {
+fn reissue(shared: &KeyspaceService, token: &mut Token) {
     token.keyspace.clone_from(&shared.keyspace);
     token.given_by = shared.instance;
 }
@@ -301,7 +301,7 @@ async fn resume(
     let Some(StoredRegistration { mut token, read, digest, record, .. }) = find(shared, token).await? else {
         return Ok(None);
     };
-    given_by(shared, &mut token);
+    reissue(shared, &mut token);
     let hold = RegistrationHold::known(shared, &token);
     if way == AttachMode::Poll
         && !has_moved
@@ -366,7 +366,7 @@ async fn register(
             let incarnation = Incarnation::registered_at(outcome.revision);
             info!(pod = record.pod_name, incarnation = incarnation.get(), "pod registered");
             let mut token = secret.token((&shared.keyspace, &record.pod_name), incarnation);
-            given_by(shared, &mut token);
+            reissue(shared, &mut token);
             let hold = RegistrationHold::new(shared, &token);
             let (seen, attendance) = (outcome.revision, Attendance::begin(true));
             Ok(AttachedPod { token, resumed: false, seen, hold, last: None, attendance, record })

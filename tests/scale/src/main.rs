@@ -24,7 +24,7 @@ use anyhow::ensure;
 use clap::Parser;
 
 use self::meters::{Cost, rss_mib};
-use self::service_pods::Way;
+use self::service_pods::ParticipationMode;
 use self::site::{Site, Size};
 
 /// Measures a large keyspace on a real etcd. The last line of the output is for programs.
@@ -93,8 +93,12 @@ fn main() -> ExitCode {
         runtime.block_on(async {
             let patience = Duration::from_secs(arguments.patience);
             match (arguments.polled, arguments.streamed) {
-                (Some(pods), _) => service_pods::measure(Way::Poll, pods, arguments.instances, patience).await,
-                (None, Some(pods)) => service_pods::measure(Way::Stream, pods, arguments.instances, patience).await,
+                (Some(pods), _) => {
+                    service_pods::measure(ParticipationMode::Poll, pods, arguments.instances, patience).await
+                }
+                (None, Some(pods)) => {
+                    service_pods::measure(ParticipationMode::Stream, pods, arguments.instances, patience).await
+                }
                 (None, None) => run(&arguments).await,
             }
         })

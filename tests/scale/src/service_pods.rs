@@ -46,15 +46,20 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// One in so many pods leaves.
 const LEAVERS: u32 = 20;
 
-/// How the pods take part.
+/// The calls by which the pods take part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum ParticipationMode {
     Poll,
     Stream,
 }
 
 /// Starts the pods, lets them rest, has some leave, and prints what that costs.
-pub(crate) async fn measure(way: Way, pods: u32, instances: u32, patience: Duration) -> anyhow::Result<()> {
+pub(crate) async fn measure(
+    way: ParticipationMode,
+    pods: u32,
+    instances: u32,
+    patience: Duration,
+) -> anyhow::Result<()> {
     let segue = std::env::current_exe()?.with_file_name("segue");
     ensure!(segue.is_file(), "{} is missing: build it in the same profile", segue.display());
     let cluster = TestCluster::new(segue, TempDir::new()?, Etcd::start_on_disk());
@@ -85,7 +90,7 @@ pub(crate) async fn measure(way: Way, pods: u32, instances: u32, patience: Durat
     println!(
         "service-pods: way={} pods={pods} instances={instances} placed_s={:.1} rest_revisions={} polls_at_rest_per_s={:.0} \
          leave_s={:.1} polls_per_move={:.1} lost_registrations={}",
-        if way == Way::Poll { "poll" } else { "stream" },
+        if way == ParticipationMode::Poll { "poll" } else { "stream" },
         placed.took.as_secs_f64(),
         rest.revisions,
         rest.polls / REST.as_secs_f64(),
@@ -110,7 +115,7 @@ struct Site {
 }
 
 /// A reading of the meters.
-struct Reading {
+struct MeterReading {
     at: Instant,
     revision: u64,
     polls: f64,
@@ -118,8 +123,8 @@ struct Reading {
     etcd: f64,
 }
 
-/// What a step took.
-struct Step {
+/// The cost of a step.
+struct StepCost {
     took: Duration,
     revisions: u64,
     polls: f64,
@@ -143,12 +148,12 @@ impl Site {
         Ok(Site { cluster, keys, store, watcher, view, coordinators, admins, listens })
     }
 
-    async fn reading(&self) -> anyhow::Result<Reading> {
+    async fn reading(&self) -> anyhow::Result<MeterReading> {
         let polls = self.admins.iter().map(|admin| {
             let page = http::get(*admin, "/metrics").map(|(_, page)| page).unwrap_or_default();
             http::metric(&page, "segue_pods_service_polls_total").unwrap_or(0.0)
         });
-        Ok(Reading {
+        Ok(MeterReading {
             at: Instant::now(),
             revision: self.store.snapshot(&Keys::One(self.keys.config())).await?.revision.get(),
             polls: polls.sum(),
@@ -157,9 +162,9 @@ impl Site {
         })
     }
 
-    async fn show(&self, name: &str, before: &Reading, moves: u32) -> anyhow::Result<Step> {
+    async fn show(&self, name: &str, before: &MeterReading, moves: u32) -> anyhow::Result<StepCost> {
         let now = self.reading().await?;
-        let step = Step {
+        let step = StepCost {
             took: now.at - before.at,
             revisions: now.revision - before.revision,
             polls: now.polls - before.polls,
@@ -212,7 +217,7 @@ struct Pod {
 }
 
 impl Pod {
-    fn start(way: Way, number: u32, listens: &[SocketAddr]) -> anyhow::Result<Self> {
+    fn start(way: ParticipationMode, number: u32, listens: &[SocketAddr]) -> anyhow::Result<Self> {
         let channels =
             listens.iter().map(|listen| Ok(Endpoint::from_shared(format!("http://{listen}"))?.connect_lazy()));
         let clients = channels.map(|channel: anyhow::Result<Channel>| Ok(PodsClient::new(channel?)));
@@ -233,7 +238,7 @@ impl Pod {
 
 struct Player {
     clients: Vec<PodsClient<Channel>>,
-    /// Whose turn it is.
+    /// The number of the instance that is called next, modulo their number.
     turn: usize,
     name: String,
     resume: Vec<u8>,
@@ -243,13 +248,13 @@ struct Player {
 }
 
 impl Player {
-    async fn play(mut self, way: Way, leaves: CancellationToken) {
+    async fn play(mut self, way: ParticipationMode, leaves: CancellationToken) {
         loop {
             let ended = {
                 let playing = async {
                     match way {
-                        Way::Poll => self.polls().await,
-                        Way::Stream => self.streams().await,
+                        ParticipationMode::Poll => self.polls().await,
+                        ParticipationMode::Stream => self.streams().await,
                     }
                 };
                 tokio::select! {
@@ -267,7 +272,7 @@ impl Player {
     }
 
     /// Hands everything over, while it goes on as before.
-    async fn leave(mut self, way: Way) {
+    async fn leave(mut self, way: ParticipationMode) {
         let (mut client, resume) = (self.client(), self.resume.clone());
         let leaving = async move {
             while client.leave(LeaveRequest { resume: resume.clone(), now: false }).await.is_err() {
@@ -277,8 +282,8 @@ impl Player {
         let going_on = async {
             loop {
                 let _: Status = match way {
-                    Way::Poll => self.polls().await,
-                    Way::Stream => self.streams().await,
+                    ParticipationMode::Poll => self.polls().await,
+                    ParticipationMode::Stream => self.streams().await,
                 };
                 sleep(PAUSE).await;
             }
