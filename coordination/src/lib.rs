@@ -8,6 +8,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod coordinator;
+pub mod jitter;
 pub mod keyspace_list;
 pub mod local_reply;
 pub mod pod;

@@ -6,36 +6,21 @@
 //! keys that are followed have changed while the watch was silent: handoffs wait for each participant and are cancelled
 //! before that interval ends.
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
 use segue_protocol::ids::Revision;
 use segue_protocol::keys::Keyspace;
-use segue_protocol::txn::{Batch, Event, KeyValue, Keys};
+use segue_protocol::txn::{Batch, KeyValue, Keys};
 use segue_protocol::view::View;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::debug;
 
 use super::StoreRetry;
-use super::jitter::jittered;
+use super::resync::{KeyspaceSize, RESYNC_INTERVAL, SILENCE_TIMEOUT};
+use crate::jitter;
 use crate::store::{CopiedUpdate, Copies, SharedHorizon, Store, StoreError, Tap};
-
-/// Shortest and longest time between two snapshots while the watch is healthy.
-const RESYNC_INTERVAL: RangeInclusive<Duration> = Duration::from_secs(60)..=Duration::from_secs(3600);
-
-/// Keys that a participant reads again per second while the watch is healthy. All participants of a large keyspace
-/// together would otherwise keep the store busy with snapshots.
-const RESYNC_RATE: usize = 100;
-
-/// Shortest time that a watch may be silent before the store is asked for changes. It doubles, up to the time between two
-/// snapshots, with each snapshot that shows nothing new, and halves with each interval without such a snapshot.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Keys that the store looks at per second to tell a participant whether any has changed. It looks at all of them each
-/// time that it has moved on while the watch was silent, if only by heartbeats and by writes of other keyspaces.
-const SURVEY_RATE: usize = 500;
 
 /// How long a participant may take no update before the reader of its copies gets a watch of its own.
 const STUCK_AFTER: Duration = Duration::from_secs(1);
@@ -73,7 +58,7 @@ pub(super) async fn follow(
         accepted: Copies::default(),
         back_off: StoreRetry::default(),
         patience: SILENCE_TIMEOUT,
-        keys_left: 0,
+        size: KeyspaceSize::default(),
         doubt: None,
     };
     loop {
@@ -89,29 +74,14 @@ pub(super) async fn follow(
     }
 }
 
-/// Returns the time between two snapshots of this many keys.
-fn resync_interval(keys: usize) -> Duration {
-    let read_slowly = Duration::from_secs((keys / RESYNC_RATE) as u64);
-    read_slowly.clamp(*RESYNC_INTERVAL.start(), *RESYNC_INTERVAL.end())
-}
-
 /// Returns a time between two snapshots that is longer by up to a quarter in a large keyspace: its participants start
 /// together, and are not to read it all together.
 fn spread(interval: Duration) -> Duration {
-    if interval > *RESYNC_INTERVAL.start() { interval + interval / 2 - jittered(interval / 2) } else { interval }
-}
-
-/// Returns the shortest time that a watch of this many keys may be silent before the store is asked for changes.
-fn least_patience(keys: usize) -> Duration {
-    SILENCE_TIMEOUT.max(Duration::from_secs((keys / SURVEY_RATE) as u64))
-}
-
-/// Returns the number of keys after these changes. The store reports no deletion of a key that does not exist.
-fn keys_after(keys: usize, batch: &Batch) -> usize {
-    batch.events.iter().fold(keys, |keys, event| match event {
-        Event::Put(entry) => keys + usize::from(entry.create_revision == entry.mod_revision),
-        Event::Delete { .. } => keys.saturating_sub(1),
-    })
+    if interval > *RESYNC_INTERVAL.start() {
+        interval + interval / 2 - jitter::shortened(interval / 2)
+    } else {
+        interval
+    }
 }
 
 struct WatcherTask {
@@ -127,8 +97,8 @@ struct WatcherTask {
     back_off: StoreRetry,
     /// How long the watch may be silent before the store is asked for changes.
     patience: Duration,
-    /// Number of keys according to the snapshot and the watch.
-    keys_left: usize,
+    /// Size of the keyspace according to the snapshot and the watch.
+    size: KeyspaceSize,
     /// Why the next snapshot is early: the watch brought nothing after the first of these revisions, although the store
     /// had shown changes at the second one for long enough.
     doubt: Option<(Revision, Revision)>,
@@ -139,21 +109,21 @@ impl WatcherTask {
     /// when the receiver is gone.
     async fn once(&mut self) -> Result<(), Option<StoreError>> {
         let snapshot = self.store.snapshot(&self.followed).await.map_err(Some)?;
-        let (keys, mut least) = (snapshot.entries.len(), least_patience(snapshot.entries.len()));
+        let size = KeyspaceSize::of(&snapshot.entries, &self.keys);
+        let (mut interval, mut least) = (size.resync_interval(), size.least_patience());
         if let Some((seen, reached)) = self.doubt.take() {
             let is_put = |entry: &KeyValue| seen < entry.mod_revision && entry.mod_revision <= reached;
-            if keys != self.keys_left || snapshot.entries.iter().any(is_put) {
+            if size.keys != self.size.keys || snapshot.entries.iter().any(is_put) {
                 self.patience = least;
                 let silent = StoreError::Unavailable(format!("the watch was silent after revision {seen}").into());
                 self.lost(silent).await?;
             } else {
-                self.patience = (self.patience * 2).min(resync_interval(keys));
+                self.patience = (self.patience * 2).min(interval);
             }
         }
-        self.keys_left = keys;
+        self.size = size;
         self.patience = self.patience.max(least);
         let mut seen = snapshot.revision;
-        let mut interval = resync_interval(keys);
         if !self.copies.are_read() {
             let accepted = std::mem::take(&mut self.accepted);
             let asked = || self.tap().map(|tap| tap.accept(&self.followed));
@@ -171,7 +141,7 @@ impl WatcherTask {
                 batch = watch.next() => {
                     let batch = batch.map_err(Some)?;
                     seen = seen.max(batch.revision);
-                    self.keys_left = keys_after(self.keys_left, &batch);
+                    self.size = self.size.after(&batch, &self.keys);
                     self.back_off.reset();
                     self.copies.give(|| CopiedUpdate::Batch(batch.clone()));
                     self.send(Update::Batch(batch)).await?;
@@ -188,11 +158,11 @@ impl WatcherTask {
                 () = sleep_until(resync_at) => {
                     // A keyspace that was almost empty at the snapshot may be large by now, and its participants, which
                     // started together, would read it all together.
-                    let grown = resync_interval(self.keys_left);
+                    let grown = self.size.resync_interval();
                     if grown > interval {
                         interval = grown;
                         resync_at = followed_since + spread(grown);
-                        least = least_patience(self.keys_left);
+                        least = self.size.least_patience();
                         self.patience = self.patience.max(least);
                         if resync_at > Instant::now() {
                             continue;
@@ -218,7 +188,7 @@ impl WatcherTask {
                 Err(error) => Err(error),
             };
             match survey {
-                Ok(survey) if survey.is_changed || survey.keys != self.keys_left => {
+                Ok(survey) if survey.is_changed || survey.keys != self.size.keys => {
                     sleep(ARRIVAL_TIMEOUT).await;
                     return survey.revision;
                 }
@@ -405,11 +375,9 @@ mod tests {
         assert!(timeout(Duration::from_secs(199), watcher.next()).await.is_err(), "20,000 keys at 100 a second");
         timeout(Duration::from_secs(52), snapshot(&mut watcher)).await.expect("the next snapshot");
         assert_eq!(snapshots(&store), 2);
-        assert_eq!((least_patience(20_000), least_patience(100)), (Duration::from_secs(40), SILENCE_TIMEOUT));
         let times: std::collections::BTreeSet<_> = (0..50).map(|_| spread(Duration::from_secs(200))).collect();
         assert!(times.len() > 1 && times.iter().all(|time| (200..=250).contains(&time.as_secs())), "{times:?}");
         assert_eq!(spread(*RESYNC_INTERVAL.start()), *RESYNC_INTERVAL.start());
-        assert_eq!(resync_interval(usize::MAX), Duration::from_secs(3600), "what no watch shows is repaired some day");
     }
 
     #[tokio::test(start_paused = true)]

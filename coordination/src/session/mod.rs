@@ -6,7 +6,6 @@
 mod beside;
 mod clock;
 mod follow;
-mod jitter;
 mod lease;
 mod leases;
 mod occupied;
@@ -14,13 +13,13 @@ mod own_key;
 mod participant;
 mod patience;
 mod registration;
+mod resync;
 mod shares;
 mod watcher;
 mod write_queue;
 
 pub use clock::{boottime, count_by_tokio, lease_now, suspend, wakes_at};
 pub use follow::Update;
-pub use jitter::seed_jitter;
 pub use lease::KeptLease;
 pub use leases::Leases;
 pub(crate) use participant::{Event, LifeEnd, Participant};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use segue_protocol::back_off::BackOff;
 use tokio::time::Instant;
 
-use super::jitter::jittered;
+use crate::jitter;
 use crate::repeats::RepeatedCauses;
 use crate::store::StoreError;
 
@@ -34,7 +34,7 @@ impl StoreRetry {
 
     fn after(&mut self, back_off: BackOff) -> Duration {
         self.failures = self.failures.saturating_add(1);
-        jittered(back_off.after(self.failures))
+        jitter::shortened(back_off.after(self.failures))
     }
 
     pub(crate) fn reset(&mut self) {

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use h2::Reason;
 use http::header::HeaderValue;
+use segue_coordination::jitter;
 use slab::Slab;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -227,7 +228,7 @@ impl ConnectionRegistry {
             unread: Cell::new(false),
             peer: self.addresses.connect(address),
             named: OnceCell::new(),
-            retires_at: self.terms.max_age.map(|age| Instant::now() + with_jitter(age, rand::random())),
+            retires_at: self.terms.max_age.map(|age| Instant::now() + with_jitter(age, jitter::unit())),
             since: Cell::new(Instant::now()),
             in_head: Cell::new(false),
             head_bytes: Cell::new(0),

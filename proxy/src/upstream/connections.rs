@@ -7,6 +7,7 @@ use std::io;
 use std::rc::Rc;
 
 use http::request::Parts;
+use segue_coordination::jitter;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -73,7 +74,7 @@ impl PodConnections {
 
     pub(super) fn may_connect(&self) -> io::Result<()> {
         let mut back_off = self.back_off.get();
-        let may = back_off.may_try(Instant::now(), rand::random());
+        let may = back_off.may_try(Instant::now(), jitter::unit());
         self.back_off.set(back_off);
         if may { Ok(()) } else { Err(BackingOff.into()) }
     }
@@ -81,7 +82,7 @@ impl PodConnections {
     /// Records a failure. Returns whether it is the first since the last success.
     pub(super) fn failed(&self) -> bool {
         let mut back_off = self.back_off.get();
-        let first = back_off.failed(Instant::now(), rand::random());
+        let first = back_off.failed(Instant::now(), jitter::unit());
         self.back_off.set(back_off);
         first
     }

@@ -11,7 +11,8 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use segue_coordination::session::{count_by_tokio, seed_jitter};
+use segue_coordination::jitter;
+use segue_coordination::session::count_by_tokio;
 use segue_protocol::ids::{Epoch, PartitionId};
 use segue_protocol::planning::{Coordination, Strategy};
 use segue_protocol::records::{Capabilities, Mode};
@@ -73,7 +74,7 @@ pub struct Step {
 /// Plays the steps one after the other. Must not be called inside a runtime.
 pub fn run_large(seed: u64, size: Size) -> io::Result<(Vec<Step>, Vec<Violation>)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
-    seed_jitter(seed);
+    jitter::seed(seed);
     Ok(LocalSet::new().block_on(&runtime, async move {
         count_by_tokio();
         let site = Site::start(World::all(seed, None, false, |setting| resize(setting, size)));

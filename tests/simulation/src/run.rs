@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use segue_coordination::jitter;
 use segue_coordination::router::DataPlane as _;
-use segue_coordination::session::{count_by_tokio, seed_jitter};
+use segue_coordination::session::count_by_tokio;
 use segue_protocol::handoff::router::GateStage;
 use segue_protocol::ids::PartitionId;
 use tokio::task::{LocalSet, spawn_local};
@@ -64,7 +65,7 @@ pub struct Outcome {
 pub fn run(scenario: Scenario) -> std::io::Result<Outcome> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
     let Scenario { seed, sabotage, keeps_lines } = scenario;
-    seed_jitter(seed);
+    jitter::seed(seed);
     let outcome = LocalSet::new().block_on(&runtime, async move {
         count_by_tokio();
         let began = Instant::now();
