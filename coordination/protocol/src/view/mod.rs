@@ -191,7 +191,7 @@ impl View {
         let mut view = View::empty(keys);
         let mut touched = ViewDelta::default();
         for entry in snapshot.entries {
-            view.put(entry, &mut touched);
+            view.apply_put(entry, &mut touched);
         }
         view.revision = snapshot.revision;
         view
@@ -223,23 +223,22 @@ impl View {
         for event in batch.events {
             match event {
                 event if event.mod_revision() <= self.revision => {}
-                Event::Put(entry) => {
-                    if let Some(entry) = self.leave_unread(entry) {
-                        self.put(entry, &mut touched);
-                    }
-                }
-                Event::Delete { key, .. } if self.was_unread(&key) => {}
-                Event::Delete { key, .. } => self.delete(&key, &mut touched),
+                Event::Put(entry) => self.apply_put(entry, &mut touched),
+                Event::Delete { key, .. } => self.apply_delete(&key, &mut touched),
             }
         }
         self.revision = batch.revision;
         touched
     }
 
-    fn put(&mut self, entry: KeyValue, touched: &mut ViewDelta) {
-        let Some(name) = self.keys.parse(&entry.key) else {
-            return;
-        };
+    fn apply_put(&mut self, entry: KeyValue, touched: &mut ViewDelta) {
+        let Some(name) = self.keys.parse(&entry.key) else { return };
+        if let Some(entry) = self.leave_unread(&name, entry) {
+            self.put(name, entry, touched);
+        }
+    }
+
+    fn put(&mut self, name: KeyName, entry: KeyValue, touched: &mut ViewDelta) {
         touched.note(&name);
         self.forget(&entry.key);
         if let KeyName::Handoff(partition) = name {
@@ -322,8 +321,11 @@ impl View {
         Ok(())
     }
 
-    fn delete(&mut self, key: &str, touched: &mut ViewDelta) {
+    fn apply_delete(&mut self, key: &str, touched: &mut ViewDelta) {
         let Some(name) = self.keys.parse(key) else { return };
+        if self.was_unread(&name, key) {
+            return;
+        }
         touched.note(&name);
         self.forget(key);
         let partition = match name {

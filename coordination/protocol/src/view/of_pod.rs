@@ -14,6 +14,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use memchr::{memchr, memmem};
+
 use super::{View, ViewDelta};
 use crate::ids::PartitionId;
 use crate::keys::KeyName;
@@ -34,7 +36,7 @@ pub(super) struct OwnPod {
 impl OwnPod {
     /// Returns whether a value may be about this pod. Somebody may have written the name with escapes.
     fn is_named_in(&self, value: &[u8]) -> bool {
-        value.contains(&b'\\') || value.windows(self.quoted.len()).any(|part| part == self.quoted)
+        memchr(b'\\', value).is_some() || memmem::find(value, &self.quoted).is_some()
     }
 }
 
@@ -55,25 +57,24 @@ impl View {
     }
 
     /// Takes a change that this view need not read. Returns it if it has to be read.
-    pub(super) fn leave_unread(&mut self, entry: KeyValue) -> Option<KeyValue> {
+    pub(super) fn leave_unread(&mut self, name: &KeyName, entry: KeyValue) -> Option<KeyValue> {
         let Some(pod) = &self.pod else { return Some(entry) };
         if pod.is_named_in(&entry.value) {
             return Some(entry);
         }
-        let name = self.keys.parse(&entry.key);
-        match name {
+        match *name {
             // A pod reads whatever replaces a record that names it, however garbled.
-            Some(KeyName::Assignment(partition)) if !self.concerns_pod(partition) => {
+            KeyName::Assignment(partition) if !self.concerns_pod(partition) => {
                 self.owned.remove(self.assignments.remove(&partition).as_ref());
                 self.pod.as_mut().map(|pod| pod.assignments.insert(partition, entry));
                 None
             }
-            Some(KeyName::Handoff(partition)) if !self.concerns_pod(partition) => {
+            KeyName::Handoff(partition) if !self.concerns_pod(partition) => {
                 self.handoffs.remove(&partition);
                 self.pod.as_mut().map(|pod| pod.handoffs.insert(partition));
                 None
             }
-            Some(KeyName::PodAck(partition, ..)) if self.is_between_others(partition) => None,
+            KeyName::PodAck(partition, ..) if self.is_between_others(partition) => None,
             _ => Some(entry),
         }
     }
@@ -83,20 +84,18 @@ impl View {
         let Some(pod) = &mut self.pod else { return };
         pod.handoffs.remove(&partition);
         if let Some(unread) = pod.assignments.remove(&partition) {
-            self.put(unread, touched);
+            self.put(KeyName::Assignment(partition), unread, touched);
         }
     }
 
     /// Returns whether a deletion is of something that the view has left out or not read.
-    pub(super) fn was_unread(&mut self, key: &str) -> bool {
+    pub(super) fn was_unread(&mut self, name: &KeyName, key: &str) -> bool {
         let Some(pod) = &mut self.pod else { return false };
-        match self.keys.parse(key) {
-            Some(KeyName::Assignment(partition)) => pod.assignments.remove(&partition).is_some(),
-            Some(KeyName::Handoff(partition)) => pod.handoffs.remove(&partition),
+        match *name {
+            KeyName::Assignment(partition) => pod.assignments.remove(&partition).is_some(),
+            KeyName::Handoff(partition) => pod.handoffs.remove(&partition),
             // Its handoff may be gone by now.
-            Some(KeyName::PodAck(partition, ..)) => {
-                !self.malformed.contains_key(key) && !self.acks.contains_key(&partition)
-            }
+            KeyName::PodAck(partition, ..) => !self.malformed.contains_key(key) && !self.acks.contains_key(&partition),
             _ => false,
         }
     }

@@ -14,6 +14,6 @@ impl View {
             !Acks::is_empty(acks)
         });
         let mut touched = ViewDelta::default();
-        acks.into_iter().filter(|ack| apart.contains(&ack.key)).for_each(|ack| self.put(ack, &mut touched));
+        acks.into_iter().filter(|ack| apart.contains(&ack.key)).for_each(|ack| self.apply_put(ack, &mut touched));
     }
 }
