@@ -5,4 +5,5 @@ mod documents;
 mod imports;
 mod names;
 mod operating;
+mod sabotage;
 mod structure;

@@ -129,6 +129,13 @@ impl Backlog {
         self.for_a_place.add(waiting);
     }
 
+    /// Makes the next placement due when moves that wait for places may find some although no handoff has ended.
+    pub(super) fn look_again(&mut self, budget: &MoveBudget<'_>, now: Duration) {
+        if let Some(at) = budget.free_again_at(now).filter(|_| !self.for_a_place.is_empty()) {
+            self.place_by(at);
+        }
+    }
+
     /// Records a move that waits for the end of its partition's present handoff.
     pub(super) fn add_for_handoff(&mut self, has_dead_owner: bool) {
         (self.open, self.pinned) = (true, true);
@@ -188,7 +195,7 @@ impl Backlog {
             return None;
         }
         let mut begun = Vec::new();
-        let mut budget = MoveBudget::left(context.view, context.policy, self.takers.len(), context.authority.sharers());
+        let mut budget = context.budget(self.takers.len(), context.authority.sharers());
         // In the first pass the urgent moves go to their own pods. In the second those whose pod is full go to another one, and
         // the moves for balance follow.
         for goes_elsewhere in [false, true] {
@@ -235,6 +242,7 @@ impl Backlog {
         }
         (self.ended, self.waiting) = (false, self.waiting.saturating_sub(begun.len()));
         self.held.begin(&begun);
+        self.look_again(&budget, context.now);
         if !begun.is_empty() {
             self.place_by(context.retry_at);
         }

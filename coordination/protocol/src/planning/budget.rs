@@ -7,6 +7,10 @@
 //! failover to few pods uses all places. If urgent moves still find no place, `make_room` cancels planned moves that are
 //! warming.
 //!
+//! A handoff waits twice for all routers, and each of its changes goes to all of them. With hundreds of routers, tens of moves at
+//! once are more than a store carries, and leases end. The more routers there are, the fewer moves are about to cut over at a
+//! time. One that warms for longer than a moment is not about to, nor is a first placement, which waits for no router.
+//!
 //! The processes of an assignment round decide at the same time. Each of them takes at most its share of the free places,
 //! rounded up, and none keeps places for moves that another one may never begin.
 //!
@@ -16,12 +20,23 @@
 //! * `n` processes that decide on one view exceed a limit by less than `n`.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::{Policy, Strategy, is_dead};
 use crate::authority::Authority;
-use crate::ids::Incarnation;
+use crate::ids::{Incarnation, PartitionId};
 use crate::records::{Handoff, Phase};
 use crate::view::{Versioned, View};
+
+/// With no more routers as many handoffs cut over at a time as there are places.
+const FEW_ROUTERS: usize = 128;
+/// With more, the routers of all handoffs that are about to cut over at a time. With 1,000 routers an etcd on two slow cores
+/// carries one move a second, and 64 at once starved its leases.
+const MOST_CUTOVERS: usize = 8_192;
+/// How many handoffs are about to cut over at a time, however many routers there are.
+const LEAST_CUTOVERS: usize = 4;
+/// A move that has begun to warm so long ago warms for longer than a moment.
+const MOMENT: Duration = Duration::from_secs(1);
 
 /// The name of the cause, and the beginning of the reason, of a move for load.
 const LOAD: &str = "load";
@@ -95,6 +110,33 @@ impl MoveCause {
     }
 }
 
+/// Free places of one process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Places {
+    free: usize,
+    /// How many of them planned moves may take.
+    planned: usize,
+}
+
+impl Places {
+    /// Returns the share of each of `sharers` processes if moves in flight have taken some of `limit` places.
+    fn left(limit: usize, taken: usize, taken_by_planned: usize, sharers: usize) -> Self {
+        Places {
+            free: limit.saturating_sub(taken).div_ceil(sharers),
+            planned: (limit / 2).max(1).saturating_sub(taken_by_planned).div_ceil(sharers),
+        }
+    }
+
+    fn are_spent(self, cause: MoveCause) -> bool {
+        self.free == 0 || (!cause.is_urgent() && self.planned == 0)
+    }
+
+    fn take(&mut self, cause: MoveCause) {
+        self.free -= 1;
+        self.planned -= usize::from(!cause.is_urgent());
+    }
+}
+
 /// The free places of one process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct MoveBudget<'a> {
@@ -103,9 +145,11 @@ pub(super) struct MoveBudget<'a> {
     /// Places that no handoff has taken.
     all_free: usize,
     /// This process's share of them.
-    free: usize,
-    /// How many places of its share planned moves may take.
-    planned: usize,
+    places: Places,
+    /// Its share of the moves that may be about to cut over.
+    cutovers: Places,
+    /// Some of those that are have begun to warm less than a moment ago.
+    has_new: bool,
     /// Warming handoffs to each incarnation of a pod.
     warming: BTreeMap<(&'a str, Incarnation), WarmingCount>,
     /// Most partitions that a pod warms at a time before a planned move waits, and before an urgent one does.
@@ -124,7 +168,7 @@ struct WarmingCount {
 /// The limit that a move has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Full {
-    /// The limit on all moves, or on all planned ones.
+    /// The limit on all moves, on all planned ones, or on those that are about to cut over.
     InAll,
     /// The limit on warming moves to the new owner.
     NewOwner,
@@ -132,22 +176,40 @@ pub(super) enum Full {
 
 impl<'a> MoveBudget<'a> {
     /// Returns the places that the handoffs in flight leave to each of `sharers` processes. `takers` is the number of
-    /// pods that accept partitions.
-    pub(super) fn left(view: &'a View, policy: &Policy, takers: usize, sharers: usize) -> Self {
-        let planned = view.handoffs.values().filter(|handoff| is_planned(view, handoff)).count();
+    /// pods that accept partitions. `age` tells how long a handoff has been in its phase.
+    pub(super) fn left(
+        view: &'a View,
+        policy: &Policy,
+        age: impl Fn(PartitionId) -> Duration,
+        takers: usize,
+        sharers: usize,
+    ) -> Self {
+        let warms = |handoff: &Versioned<Handoff>| handoff.value.phase == Phase::Warming;
+        let is_new = |handoff: &Versioned<Handoff>| age(handoff.value.partition) < MOMENT;
+        let about_to_cut_over =
+            |handoff: &&Versioned<Handoff>| handoff.value.old_owner.is_some() && (!warms(handoff) || is_new(handoff));
+        let cutovers = view.handoffs.values().filter(about_to_cut_over);
+        let has_new = cutovers.clone().any(warms);
+        let planned = |handoff: &&Versioned<Handoff>| is_planned(view, handoff);
         let limit = policy.max_concurrent_handoffs;
-        let (all_free, half) = (limit.saturating_sub(view.handoffs.len()), (limit / 2).max(1));
+        let all_free = limit.saturating_sub(view.handoffs.len());
         let mut warming: BTreeMap<_, WarmingCount> = BTreeMap::new();
         for handoff in view.handoffs.values().map(|handoff| &handoff.value) {
             if handoff.phase == Phase::Warming {
                 warming.entry((handoff.new_owner.as_str(), handoff.new_incarnation)).or_default().in_flight += 1;
             }
         }
-        let free = all_free.div_ceil(sharers);
-        let planned = half.saturating_sub(planned).div_ceil(sharers);
+        let places = Places::left(limit, view.handoffs.len(), view.handoffs.values().filter(planned).count(), sharers);
+        let most = match view.routers.len() {
+            ..=FEW_ROUTERS => limit,
+            // A preview has no limits.
+            _ if limit == usize::MAX => limit,
+            routers => (MOST_CUTOVERS / routers).max(LEAST_CUTOVERS),
+        };
+        let cutovers = Places::left(most, cutovers.clone().count(), cutovers.filter(planned).count(), sharers);
         let most_warming = policy.max_warming_per_pod;
         let most_urgent = most_warming.max(limit.div_ceil(takers.max(1)));
-        MoveBudget { sharers, all_free, free, planned, warming, most_warming, most_urgent }
+        MoveBudget { sharers, all_free, places, cutovers, has_new, warming, most_warming, most_urgent }
     }
 
     /// Returns whether this incarnation of a pod may warm one more urgent partition.
@@ -166,7 +228,7 @@ impl<'a> MoveBudget<'a> {
 
     /// Returns whether no move of this cause can begin, wherever it leads.
     pub(super) fn is_spent(&self, cause: MoveCause) -> bool {
-        self.free == 0 || (!cause.is_urgent() && self.planned == 0)
+        self.places.are_spent(cause) || (cuts_over(cause) && self.cutovers.are_spent(cause))
     }
 
     /// Takes a place for a move to this incarnation of a pod.
@@ -180,11 +242,26 @@ impl<'a> MoveBudget<'a> {
             return Err(Full::NewOwner);
         }
         self.warming.insert((to, life), WarmingCount { begun: warming.begun + 1, ..warming });
-        self.free -= 1;
         self.all_free -= 1;
-        self.planned -= usize::from(!cause.is_urgent());
+        self.places.take(cause);
+        if cuts_over(cause) {
+            self.cutovers.take(cause);
+            self.has_new = true;
+        }
         Ok(())
     }
+
+    /// Returns when moves that wait may find places although no handoff has ended: some may turn out to warm for longer.
+    pub(super) fn free_again_at(&self, now: Duration) -> Option<Duration> {
+        let waits = |cause| self.cutovers.are_spent(cause) && !self.places.are_spent(cause);
+        let any_waits = waits(MoveCause::DeadOwner) || waits(MoveCause::Balance);
+        (any_waits && self.has_new).then_some(now + MOMENT)
+    }
+}
+
+/// Returns whether routers drain and switch in such a move.
+fn cuts_over(cause: MoveCause) -> bool {
+    cause != MoveCause::FirstPlacement
 }
 
 /// Returns the planned moves that the holder of `authority` cancels in favour of `needed` urgent ones: those of its own

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use super::Policy;
 use super::backoff::BackOffs;
-use super::budget::MoveCause;
+use super::budget::{MoveBudget, MoveCause};
 use super::cool_downs::CoolDowns;
 use super::departures::Departures;
 use super::heartbeats::Heartbeats;
+use super::phase_timeouts::PhaseTimeouts;
 use super::slow_warms::SlowWarms;
 use crate::authority::Authority;
 use crate::ids::Incarnation;
@@ -26,6 +27,7 @@ pub(super) struct Context<'a> {
     pub(super) departures: &'a Departures,
     pub(super) heartbeats: &'a Heartbeats,
     pub(super) slow_warms: &'a SlowWarms,
+    pub(super) phase_timeouts: &'a PhaseTimeouts,
     /// Moves only the partitions of dead owners.
     pub(super) only_dead_owners: bool,
     pub(super) now: Duration,
@@ -36,7 +38,14 @@ pub(super) struct Context<'a> {
 /// How long a pod may warm without progress before first placements that wait for it go to other pods.
 const FIRST_CHOICE_HOLDS_FOR: Duration = Duration::from_secs(1);
 
-impl Context<'_> {
+impl<'a> Context<'a> {
+    /// Returns the places that the handoffs in flight leave to each of `sharers` processes, with so many pods that accept
+    /// partitions.
+    pub(super) fn budget(&self, takers: usize, sharers: usize) -> MoveBudget<'a> {
+        let age = |partition| self.phase_timeouts.age(partition, self.now);
+        MoveBudget::left(self.view, self.policy, age, takers, sharers)
+    }
+
     /// Returns whether an urgent move goes to another pod while its own, in this life, may warm nothing more. A first placement
     /// stays while its pod makes progress: it would have to move again for balance.
     pub(super) fn has_second_choice(&self, cause: MoveCause, own: Incarnation) -> bool {

@@ -142,6 +142,16 @@ impl Memory {
         self.backlog.place_now();
     }
 
+    /// Returns the notices about what is remembered.
+    fn notices(&self, view: &View, policy: &Policy, now: Duration) -> impl Iterator<Item = Notice> {
+        let newest = || rolls::newest(view).map(str::to_owned);
+        let rolls = self.rolls.balance_waits_until(now).map(|_| Notice::Roll { newest: newest() });
+        let moves = self.number.notice(view).into_iter().chain(self.backlog.notices(view));
+        let pods = self.backoffs.notices(now).chain(self.heartbeats.notices(policy, now));
+        let lives = self.slow_warms.notices(view).chain(self.departures.notices(view, now));
+        moves.chain(pods).chain(lives).chain(rolls)
+    }
+
     /// Takes in what this view shows.
     fn observe(&mut self, view: &View, policy: &Policy, now: Duration) {
         self.number.observe(view);
@@ -242,6 +252,7 @@ fn decide(
                     departures: &memory.departures,
                     heartbeats: &memory.heartbeats,
                     slow_warms: &memory.slow_warms,
+                    phase_timeouts: &memory.phase_timeouts,
                     only_dead_owners: is_settling,
                     now,
                     retry_at,
@@ -277,15 +288,7 @@ fn decide(
         }
     }
     (plan.waiting, plan.held) = (memory.backlog.waiting(), memory.backlog.held());
-    plan.notices.extend(memory.number.notice(view));
-    plan.notices.extend(memory.backlog.notices(view));
-    plan.notices.extend(memory.backoffs.notices(now));
-    plan.notices.extend(memory.heartbeats.notices(policy, now));
-    plan.notices.extend(memory.slow_warms.notices(view));
-    plan.notices.extend(memory.departures.notices(view, now));
-    plan.notices.extend(
-        memory.rolls.balance_waits_until(now).map(|_| Notice::Roll { newest: rolls::newest(view).map(str::to_owned) }),
-    );
+    plan.notices.extend(memory.notices(view, policy, now));
     plan.next_wake = next_wake(view, policy, memory, now, !plan.actions.is_empty());
     plan
 }

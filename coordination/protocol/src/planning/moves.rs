@@ -81,7 +81,7 @@ impl Context<'_> {
         let mut draft = MovesDraft {
             planned: counts.clone(),
             counts,
-            budget: MoveBudget::left(view, policy, takers, sharers),
+            budget: self.budget(takers, sharers),
             needed: 0,
             actions,
             backlog,
@@ -109,12 +109,12 @@ impl Context<'_> {
             planned,
         });
         backlog.set_takers(takers.collect());
-        let ends = |action: &PlannedWrite, partition| action.partition() == Some(partition);
+        backlog.look_again(&budget, now);
         // Places that this process leaves to others are still free.
         for handoff in make_room(view, authority, needed.saturating_sub(budget.all_free())) {
             let partition = handoff.value.partition;
             // A handoff that ends anyway makes room as well.
-            if !actions.iter().any(|action| ends(action, partition)) {
+            if !actions.iter().any(|action| action.partition() == Some(partition)) {
                 let assignment = view.assignment_revision(partition);
                 let observed = ObservedHandoff { handoff: handoff.clone(), assignment };
                 let (reason, back_offs) = (CancelReason::MoreUrgent, Vec::new());
@@ -274,6 +274,11 @@ fn wanted(view: &View, policy: &Policy, layout: &Layout<'_>, backlog: &mut Backl
             None if view.assignments.contains_key(&partition) => MoveCause::DeadOwner,
             None => MoveCause::FirstPlacement,
         };
+        // Strategies place what has to move on shunned pods if there are no others. What is served well stays.
+        let is_optional = matches!(cause, MoveCause::Balance | MoveCause::Wanted);
+        if is_optional && layout.members[to].eligibility == Eligibility::Shunned {
+            continue;
+        }
         wanted.push(ProposedMove { cause, partition, to });
     }
     wanted

@@ -66,6 +66,21 @@ fn only_the_partitions_that_are_wanted_elsewhere_move() {
 }
 
 #[test]
+fn a_partition_that_is_served_follows_no_wish_to_a_suspected_pod_although_all_are_suspected() {
+    let mut world = world(&["w-0", "w-1"]);
+    let elsewhere = if owners(&world)[&3] == "w-0" { "w-1" } else { "w-0" };
+    for pod in ["w-0", "w-1"] {
+        assert!(world.beat(pod, |_| 1));
+    }
+    world.lead();
+    world.wait(secs(60));
+    want(&mut world, 41, &[(3, elsewhere)]);
+    assert_eq!(begun(&world.wait(secs(60))), []);
+    assert!(world.beat(elsewhere, |_| 1));
+    assert_eq!(begun(&world.wait(secs(10))).len(), 1);
+}
+
+#[test]
 fn a_pod_that_joins_gets_nothing_until_it_is_wanted() {
     let mut world = world(&["w-0", "w-1"]);
     world.join_pod("w-2");

@@ -111,6 +111,27 @@ fn a_suspected_pod_keeps_its_partitions_and_gets_no_more() {
 }
 
 #[test]
+fn nothing_moves_for_balance_to_a_suspected_pod_although_all_are_suspected() {
+    let rounds = Policy { heartbeat: secs(INTERVAL), ..policy(8) };
+    let mut world = World::settled(rounds, &["w-0", "w-1"]);
+    world.drain_pod("w-0");
+    world.run_until_quiet();
+    assert_eq!(Vec::from_iter(world.balance().into_values()), [0, 8]);
+    world.beat("w-0", |_| 1);
+    world.beat("w-1", |_| 1);
+    world.lead();
+    world.wait(secs(SUSPECTED_AFTER));
+    world.join_pod("w-0");
+    world.wait(secs(60));
+    assert!(world.suspects("w-0") && world.suspects("w-1"));
+    assert!(world.view().handoffs.is_empty(), "what is served stays");
+    world.beat("w-0", |_| 1);
+    world.lead();
+    world.wait(secs(SUSPECTED_AFTER - 1));
+    assert!(!world.view().handoffs.is_empty(), "it is given its share again");
+}
+
+#[test]
 fn a_heartbeat_of_an_earlier_life_says_nothing() {
     let mut world = World::settled(policy(4), &["w-0", "w-1"]);
     let early = world.view();

@@ -5,11 +5,12 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::rounds::{E1, all_begun, begun};
 use super::world::{World, policy, secs};
-use crate::ids::PartitionId;
+use crate::ids::{Incarnation, PartitionId};
+use crate::planning::budget::MoveBudget;
 use crate::planning::placement::{Custom, Layout, Placement};
 use crate::planning::sticky::Sticky;
 use crate::planning::{CancelReason, MoveCause, PlannedWrite, Policy, Strategy};
-use crate::records::{Assignment, Phase, PodStatus, encode};
+use crate::records::{Assignment, Phase, PodStatus, RouterRecord, encode};
 
 #[test]
 fn the_rest_of_a_round_is_begun_as_handoffs_end() {
@@ -24,6 +25,73 @@ fn the_rest_of_a_round_is_begun_as_handoffs_end() {
     while world.participate(first) {}
     let plan = world.lead();
     assert_eq!((plan.round, begun(&plan).len(), plan.waiting), (None, 1, 3));
+}
+
+/// Adds routers until there are so many.
+fn join_routers(world: &mut World, routers: usize) {
+    for number in world.view().routers.len()..routers {
+        let name = format!("r-{number}");
+        let key = world.keys.router(&name);
+        world.store.put_leased(key, encode(&RouterRecord::new(&name)));
+    }
+}
+
+/// Returns how many handoffs stand soon after this pod has come, and later. It warms nothing.
+fn standing_after(world: &mut World, pod: &str) -> [usize; 2] {
+    world.policy.max_warming_per_pod = 64;
+    world.silent.insert(pod.to_owned());
+    world.join_pod(pod);
+    [secs(2), secs(40)].map(|span| {
+        world.wait(span);
+        world.view().handoffs.len()
+    })
+}
+
+#[test]
+fn the_more_routers_the_fewer_partitions_are_about_to_move_and_those_that_warm_for_long_do_not_count() {
+    let settled = World::settled(policy(128), &["w-0"]);
+    for (routers, at_once) in [(1, 32), (128, 32), (256, 16), (1_024, 4), (8_192, 2)] {
+        let mut world = settled.clone();
+        join_routers(&mut world, routers);
+        assert_eq!(standing_after(&mut world, "w-1"), [at_once, 32], "{routers} routers");
+    }
+}
+
+#[test]
+fn first_placements_take_all_places_however_many_routers_there_are() {
+    let mut world = World::new(policy(128));
+    world.join_router("r-0");
+    join_routers(&mut world, 1_024);
+    assert_eq!(standing_after(&mut world, "w-0"), [64, 64]);
+}
+
+#[test]
+fn of_a_dead_owner_twice_as_many_partitions_are_about_to_move() {
+    let mut world = World::settled(policy(128), &["w-0", "w-1"]);
+    join_routers(&mut world, 1_024);
+    world.policy.max_warming_per_pod = 64;
+    world.silent.insert("w-0".to_owned());
+    world.kill_pod("w-1");
+    let plans = world.wait(secs(5));
+    let first = plans.iter().map(begun).find(|begun| !begun.is_empty()).unwrap();
+    assert_eq!(first.len(), 8);
+    assert!(first.iter().all(|(_, cause)| *cause == MoveCause::DeadOwner));
+}
+
+#[test]
+fn a_dead_owners_partitions_are_looked_at_again_although_planned_moves_have_all_their_places() {
+    let mut world = World::new(policy(8));
+    join_routers(&mut world, 4_096);
+    world.policy.max_concurrent_handoffs = 5;
+    let view = world.view();
+    let mut budget = MoveBudget::left(&view, &world.policy, |_| secs(0), 1, 1);
+    for cause in [MoveCause::Balance, MoveCause::Balance, MoveCause::DeadOwner] {
+        budget.take(cause, "w-0", Incarnation::NONE).unwrap();
+        assert_eq!(budget.free_again_at(secs(7)), None, "there are places for partitions of dead owners");
+    }
+    budget.take(MoveCause::DeadOwner, "w-0", Incarnation::NONE).unwrap();
+    assert!(budget.is_spent(MoveCause::DeadOwner) && !budget.is_spent(MoveCause::FirstPlacement));
+    assert_eq!(budget.free_again_at(secs(7)), Some(secs(8)));
 }
 
 #[test]
