@@ -249,6 +249,7 @@ func (m *Membership) hello() *pb.Hello {
 	hello := &pb.Hello{
 		ProtocolMin: 1, ProtocolMax: 1, Keyspace: s.Keyspace, Pod: s.Name, Address: s.Address, Weight: s.Weight, Zone: s.Zone,
 		Version: s.Version, LeaseTtl: durationpb.New(s.LeaseTTL), Resume: m.resume, Capabilities: []string{"drained", "released"},
+		NothingToWarm: m.callbacks.Warm == nil,
 	}
 	for capability, is := range map[string]bool{
 		"sync": m.callbacks.Sync != nil, "checkpoint": m.callbacks.Checkpoint != nil, "fence": !s.WithoutFence,

@@ -300,6 +300,8 @@ func TestAStreamThatBreaksIsResumedAndARegistrationThatIsOverIsNot(t *testing.T)
 	first.Assignment = &pb.Assignment{Full: true, Owned: []*pb.Owned{{Partition: 0, Epoch: 5}}}
 	if hello, err := plays(m, codes.Unavailable, first); hello.GetResume() != nil || status.Code(err) != codes.Unavailable {
 		t.Fatalf("the first hello resumes %q, the stream ends with %v", hello.GetResume(), err)
+	} else if !hello.GetNothingToWarm() {
+		t.Fatal("a pod without Warm says that it has something to warm")
 	}
 	m.held[0] = 5
 	resumed := welcomed(7)

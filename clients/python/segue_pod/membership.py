@@ -44,7 +44,7 @@ class Membership(Participant):
         able = [can for can in ("sync", "checkpoint") if provides(service, can)]
         self.hello = pb.Hello(
             protocol_min=1, protocol_max=1, keyspace=keyspace, pod=name, address=address, weight=weight, zone=zone, version=version,
-            capabilities=["drained", "released", *able, *["fence"] * fence],
+            capabilities=["drained", "released", *able, *["fence"] * fence], nothing_to_warm=not provides(service, "warm"),
         )
         self.hello.lease_ttl.seconds = lease_ttl
         self.coordinator = Coordinator(token_file, credentials)

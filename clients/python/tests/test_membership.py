@@ -108,12 +108,12 @@ class Registrations(unittest.IsolatedAsyncioTestCase):
             async def sync(self, part):
                 pass
 
-        for service, fence, claimed in (
-            (Service(), True, ["drained", "released", "fence"]),
-            (Able(), False, ["drained", "released", "sync"]),
+        for service, fence, claimed, warms in (
+            (Service(), True, ["drained", "released", "fence"], True),
+            (Able(), False, ["drained", "released", "sync"], False),
         ):
-            pod = membership("127.0.0.1:1", service=service, fence=fence)
-            self.assertEqual(list(pod.hello.capabilities), claimed)
+            hello = membership("127.0.0.1:1", service=service, fence=fence).hello
+            self.assertEqual((list(hello.capabilities), hello.nothing_to_warm), (claimed, not warms))
 
     async def test_a_stream_that_breaks_is_resumed_with_the_token_and_what_the_pod_holds(self):
         async def breaks(hello, context):

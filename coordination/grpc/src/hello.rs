@@ -77,6 +77,7 @@ pub(crate) fn read(hello: &Hello) -> Result<(PodRecord, Duration), Status> {
         zone: text(&hello.zone),
         version: text(&hello.version),
         capabilities: Capabilities::from(hello.capabilities.clone()),
+        nothing_to_warm: hello.nothing_to_warm,
         ..PodRecord::new(hello.pod.clone(), hello.address.clone())
     };
     Ok((record, ttl))

@@ -90,7 +90,25 @@ impl Membership {
 
     /// Returns the registration with its times unset.
     fn registration(&self) -> PodRecord {
-        PodRecord { nothing_to_warm: self.nothing_to_warm, ..record(&self.settings, self.is_draining()) }
+        let settings = &self.settings;
+        PodRecord {
+            pod_name: settings.name.clone(),
+            address: settings.address.clone(),
+            status: if self.is_draining() { PodStatus::Draining } else { PodStatus::Ready },
+            registered_at: 0,
+            last_heartbeat: 0,
+            weight: settings.weight.into(),
+            zone: settings.zone.clone(),
+            load: None,
+            capabilities: settings.capabilities,
+            admin: settings.admin.clone(),
+            version: settings.version.clone(),
+            work_ends_within_ms: settings.work_ends_within.map(millis),
+            lease_ttl_ms: Some(millis(settings.lease_ttl)),
+            resume_digest: None,
+            gives_way: false,
+            nothing_to_warm: self.nothing_to_warm,
+        }
     }
 
     /// Begins a life.
@@ -209,28 +227,6 @@ impl Membership {
             then: vec![Op::Put { key, value: encode(&value), lease: self.lease }],
             otherwise: None,
         })
-    }
-}
-
-/// Returns a pod's registration with its times unset.
-fn record(settings: &PodSettings, draining: bool) -> PodRecord {
-    PodRecord {
-        pod_name: settings.name.clone(),
-        address: settings.address.clone(),
-        status: if draining { PodStatus::Draining } else { PodStatus::Ready },
-        registered_at: 0,
-        last_heartbeat: 0,
-        weight: settings.weight.into(),
-        zone: settings.zone.clone(),
-        load: None,
-        capabilities: settings.capabilities,
-        admin: settings.admin.clone(),
-        version: settings.version.clone(),
-        work_ends_within_ms: settings.work_ends_within.map(millis),
-        lease_ttl_ms: Some(millis(settings.lease_ttl)),
-        resume_digest: None,
-        gives_way: false,
-        nothing_to_warm: false,
     }
 }
 

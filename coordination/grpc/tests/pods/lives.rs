@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use segue_grpc::proto::{Heartbeat, Hello, LeaveRequest, PollRequest};
+use segue_grpc::proto::{Heartbeat, Hello, LeaveRequest, PollRequest, Task};
 use segue_protocol::records::{Phase, PodRecord, encode};
 use segue_protocol::txn::Keys;
 use tokio::sync::mpsc;
@@ -41,6 +41,18 @@ async fn a_stream_that_goes_on_at_another_instance_costs_no_move() {
     }
     assert_eq!(site.owners().await, owners);
     assert_eq!(b.known().incarnation(), site.view().await.incarnation_of("b").get());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_with_nothing_to_warm_gets_a_new_keyspace_at_once() {
+    let site = Site::start().await;
+    let a = Pod::start(site.address(0), Hello { nothing_to_warm: true, ..hello(&site.name, "a") }).await;
+    let known = a.owns(4).await;
+    let is_of_a_handoff = |task: &Task| task.id.unwrap().handoff > 0;
+    assert!(!known.tasks.is_empty() && !known.tasks.iter().any(is_of_a_handoff), "{:?}", known.tasks);
+    // Another one gets its share by handoffs.
+    let b = Pod::start(site.address(0), Hello { nothing_to_warm: true, ..hello(&site.name, "b") }).await;
+    assert!(b.owns(2).await.tasks.iter().any(is_of_a_handoff));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -84,6 +84,10 @@ pub struct Hello {
     /// is not listed is warmed again. A listed partition whose state is no longer needed gets a Release.
     #[prost(message, repeated, tag = "13")]
     pub holdings: ::prost::alloc::vec::Vec<Holding>,
+    /// A partition costs the pod nothing to take, so it gets those of a new keyspace at once, without handoffs. It is told of
+    /// each by a Warm all the same. A sidecar's stream ignores it.
+    #[prost(bool, tag = "31")]
+    pub nothing_to_warm: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Holding {
